@@ -1,0 +1,1 @@
+//! (opened with its first commit)

@@ -1,0 +1,93 @@
+//! Instants and spans in whole microseconds, and the clock of the memory store.
+//!
+//! Knows nothing of limiters. All limiter arithmetic is on [`Micros`]; it stays below 2^53, so that the
+//! Lua twin, whose numbers are doubles, computes the same values.
+
+use std::fmt;
+use std::ops::{Add, Sub};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::time::Instant;
+
+/// A number of microseconds: an instant of the store's clock (since the Unix epoch) or a span.
+///
+/// Sums saturate and differences stop at zero: an instant never wraps.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Micros(pub u64);
+
+impl Micros {
+    /// Zero.
+    pub const ZERO: Micros = Micros(0);
+    /// The shortest span.
+    pub const ONE: Micros = Micros(1);
+
+    /// A span of whole milliseconds.
+    pub const fn from_millis(millis: u64) -> Micros {
+        Micros(millis.saturating_mul(1000))
+    }
+
+    /// The same span as a [`Duration`].
+    pub const fn to_duration(self) -> Duration {
+        Duration::from_micros(self.0)
+    }
+
+    /// Milliseconds, rounded up.
+    pub const fn millis_up(self) -> u64 {
+        self.0.div_ceil(1000)
+    }
+}
+
+impl From<Duration> for Micros {
+    /// Rounded down; a duration over 584 000 years saturates.
+    fn from(duration: Duration) -> Micros {
+        Micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
+    }
+}
+
+impl Add for Micros {
+    type Output = Micros;
+    fn add(self, other: Micros) -> Micros {
+        Micros(self.0.saturating_add(other.0))
+    }
+}
+
+impl Sub for Micros {
+    type Output = Micros;
+    fn sub(self, other: Micros) -> Micros {
+        Micros(self.0.saturating_sub(other.0))
+    }
+}
+
+impl fmt::Debug for Micros {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}us", self.0)
+    }
+}
+
+/// The clock of this process: wall time at the start, carried on by the monotonic clock, so that a step of
+/// the wall clock changes nothing.
+///
+/// Under Tokio's paused time it stands still and advances with it.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    anchor: Instant,
+    anchor_wall: Micros,
+}
+
+impl Clock {
+    /// A clock that reads the wall once, now.
+    pub fn start() -> Clock {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Clock { anchor: Instant::now(), anchor_wall: Micros::from(wall) }
+    }
+
+    /// The present.
+    pub fn now(&self) -> Micros {
+        self.at(Instant::now())
+    }
+
+    /// What this clock shows at a monotonic instant.
+    pub fn at(&self, instant: Instant) -> Micros {
+        self.anchor_wall + Micros::from(instant.saturating_duration_since(self.anchor))
+    }
+}

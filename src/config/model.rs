@@ -1,0 +1,239 @@
+//! The configuration as the program uses it: parsed, checked, complete.
+//!
+//! Only [`super::validate`] builds these. Nothing here is a string that still has to be understood.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue, Method};
+use regex::Regex;
+
+use crate::limiter::limit::{Limiter, LimiterName, Permits};
+
+/// A text that must not be shown: its `Debug` and `Display` say `***`.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Secret(Arc<str>);
+
+impl Secret {
+    /// Wraps the text.
+    pub fn new(text: &str) -> Secret {
+        Secret(text.into())
+    }
+
+    /// The text itself, for the one place that needs it.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("***")
+    }
+}
+
+/// A whole configuration.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where applications send their calls.
+    pub listen: SocketAddr,
+    /// How connections of clients are treated.
+    pub server: Server,
+    /// Metrics, health and live state.
+    pub admin: Admin,
+    /// What is logged.
+    pub log: Log,
+    /// Where limiter state lives.
+    pub store: Store,
+    /// Every limiter, in the order of the file.
+    pub limiters: Vec<Arc<Limiter>>,
+    /// Every route, in the order of the file: the first match wins.
+    pub routes: Vec<Route>,
+    /// The first 16 hex digits of a SHA-256 over the file as written (before `${...}` is replaced).
+    pub hash: Arc<str>,
+}
+
+/// How connections of clients are treated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Server {
+    /// The most client connections at once.
+    pub max_connections: u32,
+    /// The longest time until a request's headers are complete.
+    pub header_timeout: Duration,
+    /// The longest time that a connection stays open without a request.
+    pub idle_timeout: Duration,
+    /// The most bytes of a request's headers.
+    pub max_header_bytes: u32,
+    /// After SIGTERM new requests are still taken this long.
+    pub drain_delay: Duration,
+    /// Then what is under way and waiting may finish, at most this long.
+    pub drain_timeout: Duration,
+}
+
+/// The admin listener.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Admin {
+    /// Its address, `127.0.0.1:9090` by default.
+    pub listen: SocketAddr,
+    /// Beyond loopback: needed for everything but health and metrics.
+    pub token: Option<Secret>,
+}
+
+/// What is logged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Log {
+    /// The lowest level that is shown.
+    pub level: tracing::Level,
+    /// As what.
+    pub format: LogFormat,
+    /// Whether each request is logged.
+    pub access: bool,
+}
+
+/// The form of a log line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// One JSON object a line.
+    Json,
+    /// For a person.
+    Text,
+}
+
+/// Where limiter state lives. Changing it needs a restart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Store {
+    /// In this process.
+    Memory,
+    /// In Redis, shared by all replicas.
+    Redis(RedisStore),
+}
+
+/// One Redis server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RedisStore {
+    /// `redis://` or `rediss://`, with user, password and database number.
+    pub url: Secret,
+    /// The address without user and password, for logs and pages.
+    pub address: String,
+    /// For `rediss://`: beyond the public roots, and the client's certificate.
+    pub tls: RedisTls,
+    /// The longest time that a call may take.
+    pub timeout: Duration,
+    /// The most connections.
+    pub pool_size: u32,
+    /// The first part of every key.
+    pub key_prefix: String,
+    /// Replicas to assume before the store has been seen.
+    pub fleet_size: u32,
+}
+
+/// PEM files, by path.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RedisTls {
+    /// Trusted in place of the public roots.
+    pub ca: Option<PathBuf>,
+    /// The client's certificate chain and its key.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+/// One route: what it matches, where it goes, what it takes.
+#[derive(Debug, Clone)]
+pub struct Route {
+    /// Its name, for metrics and logs.
+    pub name: Arc<str>,
+    /// What it matches.
+    pub matches: Match,
+    /// Where it goes.
+    pub upstream: Upstream,
+    /// Removed from the front of the path before it goes upstream.
+    pub strip_prefix: Option<String>,
+    /// Set on every request that goes upstream, in place of what the client sent. Values are marked sensitive.
+    pub set_headers: Vec<(HeaderName, HeaderValue)>,
+    /// Removed from every request that goes upstream.
+    pub remove_headers: Vec<HeaderName>,
+    /// Whether the client's `Host` goes upstream.
+    pub preserve_host: bool,
+    /// Whether `X-Forwarded-*` and `Via` go upstream.
+    pub forwarded_headers: bool,
+    /// The limiter that each request must satisfy.
+    pub limiter: Option<LimiterName>,
+    /// What a request costs.
+    pub cost: Permits,
+}
+
+/// What a route matches: everything that is given must hold.
+#[derive(Debug, Clone, Default)]
+pub struct Match {
+    /// The path.
+    pub path: PathMatch,
+    /// The host, in lower case and without a port; a leading `*.` stands for one or more labels.
+    pub host: Option<HostMatch>,
+    /// Any of these methods; all when empty.
+    pub methods: Vec<Method>,
+    /// Each header with exactly this value.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+/// How a path is matched.
+#[derive(Debug, Clone, Default)]
+pub enum PathMatch {
+    /// Any path.
+    #[default]
+    Any,
+    /// This prefix, on segment borders: `/a` matches `/a` and `/a/b`, not `/ab`.
+    Prefix(String),
+    /// This path alone.
+    Exact(String),
+    /// The whole path, anchored at both ends.
+    Pattern(Regex),
+}
+
+/// How a host is matched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HostMatch {
+    /// This name alone.
+    Exact(String),
+    /// Any name that ends in this suffix, which begins with a dot (`*.example.com` is `.example.com`).
+    Suffix(String),
+}
+
+/// Where a route goes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Upstream {
+    /// Whether TLS is spoken.
+    pub tls: bool,
+    /// Host name or address literal, without brackets.
+    pub host: Arc<str>,
+    /// The port, also where it is the scheme's own.
+    pub port: u16,
+    /// The authority for the `Host` header: without the port where it is the scheme's own.
+    pub authority: Arc<str>,
+    /// Put before every path; empty or `/x` without a trailing slash.
+    pub base_path: Arc<str>,
+    /// The longest time until a connection, TLS included, is open.
+    pub connect_timeout: Duration,
+    /// The longest time until the response headers.
+    pub timeout: Duration,
+    /// The longest time between two pieces of a body.
+    pub idle_timeout: Duration,
+    /// Whether HTTP/2 is spoken.
+    pub http2: Http2,
+    /// Trusted beside the public roots.
+    pub ca: Option<PathBuf>,
+}
+
+/// Whether HTTP/2 is spoken to an upstream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Http2 {
+    /// Where the upstream chooses it by ALPN.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+    /// Always, without asking.
+    PriorKnowledge,
+}
+
