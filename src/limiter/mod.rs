@@ -12,3 +12,6 @@ pub mod book;
 pub mod calendar;
 pub mod limit;
 pub mod reserve;
+pub mod registry;
+
+pub use registry::{LimiterState, Limiters};
