@@ -22,8 +22,8 @@ use self::screen::{Row, Screen, Setting};
 use self::traffic::{Totals, Traffic};
 use super::provider::{Books, Provider};
 use crate::app::{App, StartError};
-use crate::config::{self, Config, LoadError};
 use crate::config::model::{Http2, LogFormat, PathMatch, Upstream};
+use crate::config::{self, Config, LoadError};
 use crate::telemetry::Logging;
 use crate::telemetry::logging::LoggingError;
 
@@ -60,8 +60,13 @@ pub async fn run(seconds: Option<NonZeroU32>) -> Result<(), DemoError> {
     let limiter = config.limiters.first().cloned();
     let app = App::start(config, None).await?;
 
-    let setting =
-        Setting { proxy: app.proxy_address(), admin: app.admin_address(), provider: provider.address(), path, limiter };
+    let setting = Setting {
+        proxy: app.proxy_address(),
+        admin: app.admin_address(),
+        provider: provider.address(),
+        path,
+        limiter,
+    };
     let books = provider.books();
     let tasks = TaskTracker::new();
     let shutdown = CancellationToken::new();

@@ -55,11 +55,9 @@ pub enum Command {
     },
 
     /// Print the JSON Schema of the configuration, for editors
-    #[command(
-        after_help = "Examples:\n  weir schema > weir.schema.json\n\n\
+    #[command(after_help = "Examples:\n  weir schema > weir.schema.json\n\n\
                       and as the first line of the configuration:\n  \
-                      # yaml-language-server: $schema=weir.schema.json"
-    )]
+                      # yaml-language-server: $schema=weir.schema.json")]
     Schema,
 
     /// See it work: a provider with a quota, weir in front of it, and too much traffic

@@ -98,10 +98,8 @@ async fn connection(stream: TcpStream, judge: Arc<Mutex<Judge>>) {
         async move { Ok::<_, Infallible>(answer(allowed)) }
     });
     // How a connection ends is its client's affair.
-    let _ = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .serve_connection(TokioIo::new(stream), service)
-        .await;
+    let _ =
+        http1::Builder::new().timer(TokioTimer::new()).serve_connection(TokioIo::new(stream), service).await;
 }
 
 fn answer(allowed: bool) -> Response<Full<Bytes>> {

@@ -55,7 +55,8 @@ impl Screen {
         let Setting { proxy, admin, provider, path, limiter } = setting;
         let title = self.bold("weir demo");
         let limits = limiter.as_deref().map(describe).unwrap_or_default();
-        let head = self.dim("  time     sent  forwarded  per second  waiting  refused  provider's violations");
+        let head =
+            self.dim("  time     sent  forwarded  per second  waiting  refused  provider's violations");
         write!(
             self.out,
             "\n  {title}: applications want {RATE} requests/s, the provider allows {QUOTA}/s.\n\
@@ -160,7 +161,9 @@ mod tests {
         let mut screen = Screen { out: Box::new(paper.clone()), coloured: false };
         let address: SocketAddr = "127.0.0.1:65535".parse().unwrap();
         let path = "/api".to_owned();
-        screen.opening(&Setting { proxy: address, admin: address, provider: address, path, limiter: None }).unwrap();
+        screen
+            .opening(&Setting { proxy: address, admin: address, provider: address, path, limiter: None })
+            .unwrap();
         let totals = Counts { sent: 1_000_000, forwarded: 900_000, refused: 99_000, failed: 0 };
         let time = Duration::from_secs(40_000);
         screen.row(&Row { time, totals, forwarded_now: 10, violations: 0 }).unwrap();
