@@ -15,9 +15,8 @@ use clap::{Parser, Subcommand};
 #[command(
     name = "weir",
     version,
-    about = "An HTTP reverse proxy that keeps a whole fleet inside the rate limits of third-party APIs",
-    after_help = "Try it, with nothing to set up:\n  weir demo\n\n\
-                  Each command explains itself:\n  weir help serve",
+    about = "An HTTP reverse proxy that keeps a whole fleet inside the rate limits of\nthird-party APIs",
+    after_help = HELP,
     arg_required_else_help = true
 )]
 pub struct Cli {
@@ -30,13 +29,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the proxy
-    #[command(
-        after_help = "A change of the file, SIGHUP and `POST /api/reload` take up a new configuration; one that has \
-                      problems changes nothing.\nSIGTERM and SIGINT stop taking requests, let those under way and \
-                      waiting finish, and exit 0.\n\n\
-                      Examples:\n  weir serve --config config/quickstart.yaml\n  \
-                      GITHUB_TOKEN=... weir serve --config /etc/weir/weir.yaml"
-    )]
+    #[command(after_help = SERVE_HELP)]
     Serve {
         /// The configuration, in YAML
         #[arg(short, long, value_name = "FILE")]
@@ -44,10 +37,7 @@ pub enum Command {
     },
 
     /// Check a configuration: exit 0 and a summary, or 1 and every problem
-    #[command(
-        after_help = "Nothing is started and nothing is contacted. `${VAR}` and `${file:PATH}` are replaced, so they \
-                      must be there.\n\nExamples:\n  weir check --config config/weir.yaml"
-    )]
+    #[command(after_help = CHECK_HELP)]
     Check {
         /// The configuration, in YAML
         #[arg(short, long, value_name = "FILE")]
@@ -55,23 +45,56 @@ pub enum Command {
     },
 
     /// Print the JSON Schema of the configuration, for editors
-    #[command(after_help = "Examples:\n  weir schema > weir.schema.json\n\n\
-                      and as the first line of the configuration:\n  \
-                      # yaml-language-server: $schema=weir.schema.json")]
+    #[command(after_help = SCHEMA_HELP)]
     Schema,
 
-    /// See it work: a provider with a quota, weir in front of it, and too much traffic
-    #[command(
-        after_help = "Everything runs in this process, without Redis: a provider that allows 10 requests a second and \
-                      answers 429 beyond, weir with config/quickstart.yaml, and 25 requests a second. Ctrl-C ends \
-                      it.\n\nExamples:\n  weir demo\n  weir demo --seconds 10"
-    )]
+    /// See it work: a provider with a quota, weir before it, too much traffic
+    #[command(after_help = DEMO_HELP)]
     Demo {
         /// End after this many seconds
         #[arg(short, long, value_name = "N")]
         seconds: Option<NonZeroU32>,
     },
 }
+
+const HELP: &str = "\
+Try it, with nothing to set up:
+  weir demo
+
+Each command explains itself:
+  weir help serve";
+
+const SERVE_HELP: &str = "\
+A change of the file, SIGHUP and `POST /api/reload` take up a new configuration;
+one that has problems changes nothing. SIGTERM and SIGINT stop taking requests,
+let those under way and waiting finish, and exit 0.
+
+Examples:
+  weir serve --config config/quickstart.yaml
+  GITHUB_TOKEN=... weir serve --config /etc/weir/weir.yaml";
+
+const CHECK_HELP: &str = "\
+Nothing is started and nothing is contacted. `${VAR}` and `${file:PATH}` are
+replaced, so they must be there.
+
+Examples:
+  weir check --config config/weir.yaml";
+
+const SCHEMA_HELP: &str = "\
+Examples:
+  weir schema > weir.schema.json
+
+and as the first line of the configuration:
+  # yaml-language-server: $schema=weir.schema.json";
+
+const DEMO_HELP: &str = "\
+Everything runs in this process, without Redis: a provider that allows 10
+requests a second and answers 429 beyond, weir with config/quickstart.yaml, and
+25 requests a second. Ctrl-C ends it.
+
+Examples:
+  weir demo
+  weir demo --seconds 10";
 
 #[cfg(test)]
 mod tests {

@@ -99,9 +99,10 @@ impl Screen {
         let seconds = time.as_secs_f64();
         write!(
             self.out,
-            "\n  {sent} requests in {seconds:.1} s: {forwarded} forwarded, \
-             {refused} refused by weir with a Retry-After, {failed} failed.\
-             \n  The provider saw {requests} requests, {verdict} of them beyond its quota.\n\n"
+            "\n  In {seconds:.1} s the applications sent {sent} requests:\
+             \n    {forwarded:>8} forwarded; the provider saw {requests}, {verdict} of them beyond its quota\
+             \n    {refused:>8} refused by weir, with a Retry-After\
+             \n    {failed:>8} failed\n\n"
         )?;
         self.out.flush()
     }
