@@ -11,7 +11,4 @@ pub mod algorithm;
 pub mod book;
 pub mod calendar;
 pub mod limit;
-pub mod registry;
 pub mod reserve;
-
-pub use registry::{LimiterState, Limiters};
