@@ -25,6 +25,8 @@ pub mod calendar;
 mod lane;
 pub mod limit;
 pub mod memory;
+#[cfg(test)]
+mod oracle;
 pub mod permit;
 pub mod queue;
 pub mod refusal;
