@@ -236,4 +236,3 @@ pub enum Http2 {
     /// Always, without asking.
     PriorKnowledge,
 }
-
