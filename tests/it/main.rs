@@ -9,4 +9,14 @@
 
 mod support;
 
+mod bad_input;
+mod capacity;
+mod fleet;
 mod harness;
+mod limits;
+mod queue;
+mod reload;
+mod responses;
+mod shutdown;
+mod store;
+mod telemetry;

@@ -52,14 +52,13 @@ pub(crate) struct Reply {
     status: u16,
     headers: Vec<(String, String)>,
     body: Bytes,
-    delay: Duration,
     gate: Option<watch::Receiver<bool>>,
 }
 
 impl Reply {
     pub(crate) fn status(status: u16) -> Reply {
         let body = Bytes::from_static(b"upstream");
-        Reply { status, headers: Vec::new(), body, delay: Duration::ZERO, gate: None }
+        Reply { status, headers: Vec::new(), body, gate: None }
     }
 
     pub(crate) fn header(mut self, name: &str, value: &str) -> Reply {
@@ -69,11 +68,6 @@ impl Reply {
 
     pub(crate) fn body(mut self, body: impl Into<Bytes>) -> Reply {
         self.body = body.into();
-        self
-    }
-
-    pub(crate) fn delay(mut self, delay: Duration) -> Reply {
-        self.delay = delay;
         self
     }
 }
@@ -271,7 +265,6 @@ async fn answer(at: Instant, request: hyper::Request<Incoming>, shared: &Shared)
     if let Ok(body) = body.collect().await {
         locked(&shared.seen)[index].body = body.to_bytes();
     }
-    tokio::time::sleep(reply.delay).await;
     if let Some(mut gate) = reply.gate {
         // A dropped gate is an open one.
         gate.wait_for(|open| *open).await.ok();
