@@ -34,6 +34,8 @@ pub mod registry;
 pub mod reserve;
 pub mod store;
 pub mod store_clock;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 pub use permit::Permit;
