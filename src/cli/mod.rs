@@ -1,1 +1,4 @@
-//! (opened with its first commit)
+//! The command line: one file per command.
+
+pub mod check;
+pub mod schema;
