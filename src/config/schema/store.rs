@@ -14,7 +14,7 @@ pub(crate) enum Store {
     /// In this process: enough for one replica.
     Memory,
     /// In Redis 6.2 or newer, or Valkey, shared by all replicas.
-    Redis(Redis),
+    Redis(Box<Redis>),
 }
 
 /// One Redis server, or a topology of several.

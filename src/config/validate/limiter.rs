@@ -203,7 +203,7 @@ fn per(check: &mut Check<'_>, given: Per, algorithm: schema::Algorithm, at: &At<
         }
         Per::Span(span) => {
             let span = window(check, span, at)?;
-            if fixed && (span > DAY || DAY.as_millis() % span.as_millis() != 0) {
+            if fixed && (span > DAY || !DAY.as_millis().is_multiple_of(span.as_millis())) {
                 check.problem(at, "with fixed_window it must divide a day, or be 1d, 1w or 1mo");
             }
             Some(span)

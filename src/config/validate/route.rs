@@ -345,7 +345,7 @@ fn cost(
             return None;
         }
     };
-    let Some(cost) = permits(check, Some(given), at) else { return None };
+    let cost = permits(check, Some(given), at)?;
     let limiter = limiter.and_then(|name| known.limiters.iter().find(|limiter| limiter.name == *name));
     if let Some(limiter) = limiter.filter(|limiter| cost > limiter.cost_max()) {
         let tightest = limiter.limits.iter().min_by_key(|limit| limit.rate)?;

@@ -62,6 +62,7 @@ struct Target {
     base_path: Arc<str>,
 }
 
+#[derive(Clone, Copy)]
 struct Timeouts {
     connect: Duration,
     response: Duration,
