@@ -25,6 +25,8 @@ pub mod calendar;
 mod lane;
 pub mod limit;
 pub mod memory;
+#[cfg(test)]
+mod oracle;
 pub mod permit;
 pub mod queue;
 pub mod refusal;
@@ -32,6 +34,8 @@ pub mod registry;
 pub mod reserve;
 pub mod store;
 pub mod store_clock;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 pub use permit::Permit;
