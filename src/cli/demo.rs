@@ -9,6 +9,7 @@ mod traffic;
 use std::io;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -86,12 +87,8 @@ pub async fn run(seconds: Option<NonZeroU32>) -> Result<(), DemoError> {
     shutdown.cancel();
     tasks.close();
     tasks.wait().await;
-    let summary = shown.and_then(|time| screen.summary(time, &totals.read(), books.tally()));
-    match summary {
-        // A reader that has seen enough, such as `head`, is no failure.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => Ok(other?),
-    }
+    screen.summary(shown?, &totals.read(), books.tally())?;
+    Ok(())
 }
 
 /// One row a second until the end; for how long it went on.
@@ -142,7 +139,8 @@ fn ended() -> io::Result<impl Future<Output = ()>> {
 
 /// The quickstart configuration, with the provider as its upstream, on ports that are free.
 fn quickstart(provider: SocketAddr) -> Result<Config, LoadError> {
-    let mut config = config::from_text("config/quickstart.yaml", QUICKSTART)?;
+    let loaded = config::parse(Path::new("config/quickstart.yaml"), QUICKSTART)?;
+    let mut config = Config::clone(&loaded.config);
     config.listen = free(config.listen);
     config.admin.listen = free(config.admin.listen);
     // The rows are the output; only what goes wrong may stand between them.
