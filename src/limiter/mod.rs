@@ -12,3 +12,6 @@ pub mod book;
 pub mod calendar;
 pub mod limit;
 pub mod reserve;
+
+mod api_stub;
+pub use api_stub::{Demand, Entered, Limiters, Permit, Queue, Refusal, Ticket};
