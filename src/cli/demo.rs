@@ -24,7 +24,7 @@ use self::traffic::{Totals, Traffic};
 use super::provider::{Books, Provider};
 use crate::app::{App, StartError};
 use crate::config::model::{Http2, LogFormat, PathMatch, Upstream};
-use crate::config::{self, Config, LoadError};
+use crate::config::{self, Config, LoadError, Loaded};
 use crate::telemetry::Logging;
 use crate::telemetry::logging::LoggingError;
 
@@ -58,11 +58,12 @@ pub enum DemoError {
 pub async fn run(seconds: Option<NonZeroU32>) -> Result<(), DemoError> {
     let mut signals = Signals::listen().map_err(DemoError::Setup)?;
     let provider = Provider::bind().await.map_err(DemoError::Setup)?;
-    let config = quickstart(provider.address())?;
+    let loaded = quickstart(provider.address())?;
+    let config = Arc::clone(&loaded.config);
     Logging::init(&config.log)?;
     let path = example_path(&config);
     let limiter = config.limiters.first().cloned();
-    let app = App::start(config, None).await?;
+    let app = App::start(loaded, None).await?;
 
     let setting = Setting {
         proxy: app.proxy_address(),
@@ -155,7 +156,7 @@ impl Signals {
 }
 
 /// The quickstart configuration, with the provider as its upstream, on ports that are free.
-fn quickstart(provider: SocketAddr) -> Result<Config, LoadError> {
+fn quickstart(provider: SocketAddr) -> Result<Loaded, LoadError> {
     let loaded = config::parse(Path::new("config/quickstart.yaml"), QUICKSTART)?;
     let mut config = Config::clone(&loaded.config);
     config.listen = free(config.listen);
@@ -175,7 +176,7 @@ fn quickstart(provider: SocketAddr) -> Result<Config, LoadError> {
             ..route.upstream.clone()
         };
     }
-    Ok(config)
+    Ok(Loaded { config: Arc::new(config), ..loaded })
 }
 
 /// The address itself, or with a port that the system chooses where this one is taken. Always on loopback.

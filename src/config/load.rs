@@ -37,6 +37,15 @@ pub struct LoadError {
     pub problems: Vec<Problem>,
 }
 
+impl LoadError {
+    /// A problem of a valid file as a whole, found when it was to be used.
+    pub fn whole(path: &Path, message: impl Into<String>) -> LoadError {
+        let mut report = Report::new(path);
+        report.add_whole(message);
+        LoadError { problems: report.into_problems() }
+    }
+}
+
 impl fmt::Display for LoadError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, problem) in self.problems.iter().enumerate() {
@@ -75,6 +84,20 @@ pub fn load_with(
 /// Where relative paths of a file begin.
 pub(crate) fn base_of(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new(""))
+}
+
+/// Checks a configuration that is at hand; `path` is what problems name, and where relative paths begin.
+///
+/// # Errors
+/// Every problem at once, each with its place.
+pub fn parse(path: &Path, text: &str) -> Result<Loaded, LoadError> {
+    let variable = |name: &str| std::env::var(name);
+    let mut report = Report::new(path);
+    let sources = Sources { variable: &variable, base: base_of(path) };
+    match understand(text.as_bytes(), sources, &mut report) {
+        Some(loaded) if report.is_empty() => Ok(loaded),
+        _ => Err(LoadError { problems: report.into_problems() }),
+    }
 }
 
 fn read(path: &Path, report: &mut Report) -> Option<Vec<u8>> {
