@@ -1,0 +1,18 @@
+-- inspect.lua: what a limiter has left, without changing anything.
+-- KEYS[1]  the limiter's book
+-- ARGV[1]  now in microseconds; 0: this server's clock
+-- ARGV[2]  the caller's rules as text
+-- Returns  { now, the last booked slot or 0, available of each rule } integers only
+-- Atomic:  one key
+
+local now = tonumber(ARGV[1])
+if now == 0 then
+  local time = redis.call("TIME")
+  now = time[1] * 1000000 + time[2]
+end
+local book = book_load(redis.call("GET", KEYS[1]) or nil)
+local answer = { now, book.at[book.size] or 0 }
+for _, rule in ipairs(rules_of(ARGV[2])) do
+  answer[#answer + 1] = available(book, now, rule)
+end
+return answer

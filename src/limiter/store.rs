@@ -1,0 +1,82 @@
+//! Where limiter state lives, as the limiter sees it.
+//!
+//! A store carries out a [`Call`] atomically on its own clock. The limiter neither knows nor cares which store it is.
+
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+
+use crate::clock::Micros;
+use crate::limiter::calendar::Rule;
+use crate::limiter::limit::{Limiter, LimiterName};
+use crate::limiter::reserve::{Answer, Call};
+
+/// The part of a limiter that a store needs: where its state is, and its rules.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Subject {
+    /// The limiter.
+    pub name: LimiterName,
+    /// Its group: what is taken together lives together.
+    pub group: Arc<str>,
+    /// Its limits, widened by its guard.
+    pub rules: Arc<[Rule]>,
+}
+
+impl Subject {
+    /// The subject of a limiter.
+    pub fn new(limiter: &Limiter) -> Subject {
+        let guard = Micros::from(limiter.guard);
+        let rules = limiter.limits.iter().map(|limit| Rule::new(limit, guard)).collect();
+        Subject { name: limiter.name.clone(), group: limiter.group.clone(), rules }
+    }
+}
+
+/// What is left of a limiter.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Inspection {
+    /// The store's clock.
+    pub now: Micros,
+    /// The last booked slot; zero if nothing is booked.
+    pub last: Micros,
+    /// Permits that could be used at once, for each limit.
+    pub available: Vec<u64>,
+}
+
+/// Why a store did not answer.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StoreError {
+    /// No answer within the deadline. The call may have been carried out.
+    #[error("the store did not answer within {}ms", .0.as_millis())]
+    Timeout(std::time::Duration),
+    /// The store is known to be away; it was not asked.
+    #[error("the store is away")]
+    Away,
+    /// It could not be reached, or the connection broke.
+    #[error("cannot reach the store: {0}")]
+    Connection(String),
+    /// It answered with an error.
+    #[error("the store refused the call: {0}")]
+    Refused(String),
+    /// It answered with something that is not an answer.
+    #[error("the store's answer is not understood: {0}")]
+    Malformed(&'static str),
+}
+
+/// A place for limiter state.
+pub trait Store: Send + Sync + 'static {
+    /// Carries out a call for the queue that takes all of `subjects` at once.
+    fn reserve<'a>(
+        &'a self,
+        subjects: &'a [Subject],
+        call: &'a Call,
+    ) -> BoxFuture<'a, Result<Answer, StoreError>>;
+
+    /// Reads what is left, and changes nothing.
+    fn inspect<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>>;
+
+    /// For how long after its last answered call a caller may trust what it was told of changed limits.
+    fn lease(&self) -> Micros;
+
+    /// Whether the store answers, as far as is known.
+    fn is_up(&self) -> bool;
+}

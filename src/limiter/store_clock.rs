@@ -1,0 +1,66 @@
+//! What a replica knows of its store's clock: bounds from below and above, against its own monotonic clock.
+//!
+//! A call that was sent at one instant and answered at another was carried out in between, so each answer
+//! bounds the store's clock, the quick ones tightly. A slot counts as due when even the lower bound has
+//! reached it, and as late when the upper bound has passed it by the guard; what lies between is on time
+//! wherever the truth is.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::clock::Micros;
+
+/// How fast two clocks may drift apart: 200 millionths, twice what is tolerable in a machine's clock.
+const DRIFT_PER_MILLION: u64 = 200;
+
+/// Bounds of a store's clock.
+#[derive(Clone, Copy, Debug)]
+pub struct StoreClock {
+    anchor: Instant,
+    /// The least and the most that the store's clock showed at `anchor`.
+    earliest: Micros,
+    latest: Micros,
+}
+
+impl StoreClock {
+    /// The bounds that one call gives: sent and answered at these instants, carried out at `now` of the store.
+    pub fn new(sent: Instant, answered: Instant, now: Micros) -> StoreClock {
+        let took = Micros::from(answered.saturating_duration_since(sent));
+        StoreClock { anchor: answered, earliest: now, latest: now + took + Micros::ONE }
+    }
+
+    /// Adds what another call tells. Bounds that contradict each other mean that a clock was stepped: then
+    /// the new one counts alone.
+    pub fn learn(&mut self, sent: Instant, answered: Instant, now: Micros) {
+        let told = StoreClock::new(sent, answered, now);
+        let earliest = self.earliest(answered).max(told.earliest);
+        let latest = self.latest(answered).min(told.latest);
+        *self = if earliest <= latest { StoreClock { anchor: answered, earliest, latest } } else { told };
+    }
+
+    /// The least that the store's clock shows at an instant.
+    pub fn earliest(&self, instant: Instant) -> Micros {
+        let passed = Micros::from(instant.saturating_duration_since(self.anchor));
+        self.earliest + passed - drift(passed)
+    }
+
+    /// The most that the store's clock shows at an instant.
+    pub fn latest(&self, instant: Instant) -> Micros {
+        let passed = Micros::from(instant.saturating_duration_since(self.anchor));
+        self.latest + passed + drift(passed) + Micros::ONE
+    }
+
+    /// The instant from which a slot is due: the lower bound has reached it.
+    pub fn due(&self, slot: Micros) -> Instant {
+        let distance = (slot - self.earliest).0;
+        let slowed = distance
+            .saturating_add(distance.saturating_mul(DRIFT_PER_MILLION) / (1_000_000 - DRIFT_PER_MILLION));
+        let extra = u64::from(distance > 0);
+        self.anchor + Duration::from_micros(slowed + extra)
+    }
+}
+
+fn drift(passed: Micros) -> Micros {
+    Micros(passed.0 / 1_000_000 * DRIFT_PER_MILLION + passed.0 % 1_000_000 * DRIFT_PER_MILLION / 1_000_000)
+}
