@@ -1,5 +1,6 @@
 //! The `weir` binary: arguments, a runtime, the command, an exit code.
 
+use std::io;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -9,6 +10,7 @@ use weir::cli::{self, Cli, Command};
 fn main() -> ExitCode {
     match run(Cli::parse()) {
         Ok(code) => code,
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             #[expect(clippy::print_stderr, reason = "logging may be what failed")]
             {
@@ -21,8 +23,8 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
-        Command::Check { config } => Ok(cli::check::run(&config)),
-        Command::Schema => Ok(cli::schema::run()),
+        Command::Check { config } => Ok(cli::check::run(&config)?),
+        Command::Schema => Ok(cli::schema::run()?),
         Command::Serve { config } => {
             runtime()?.block_on(weir::app::serve(&config))?;
             Ok(ExitCode::SUCCESS)
@@ -32,6 +34,12 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+/// A reader that has seen enough, such as `head`, is no failure.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let mut kinds = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
+    kinds.any(|kind| kind == io::ErrorKind::BrokenPipe)
 }
 
 /// One runtime over all cores; docs/runtime.md tells why not one per core.

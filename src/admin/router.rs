@@ -65,7 +65,7 @@ pub(super) async fn respond(state: &AdminState, loopback: bool, request: &Parts)
         return refusal;
     }
     if !endpoint.is_public() {
-        let token = &state.config.running().admin.token;
+        let token = &state.config.config().admin.token;
         if let Err(denied) = access::check(loopback, token.as_ref(), &request.headers) {
             return turn_away(denied);
         }
@@ -117,8 +117,8 @@ mod tests {
     use super::super::{ReloadRequest, Reloader};
     use super::*;
     use crate::clock::Clock;
-    use crate::config::handle::ReloadOutcome;
     use crate::config::model::{self, Config, LogFormat, Secret, Store};
+    use crate::config::{Handle, Loaded, Outcome, Problem};
     use crate::limiter::Limiters;
     use crate::limiter::limit::{Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, Permits};
     use crate::limiter::memory::MemoryStore;
@@ -176,7 +176,8 @@ mod tests {
         limiters.apply(&config.limiters);
         let (reloader, reloads) = Reloader::channel();
         let (draining, is_draining) = watch::channel(false);
-        let config = Arc::new(crate::config::Handle::new(config));
+        let loaded = Loaded { config: Arc::new(config), masked: Arc::new(Value::Null) };
+        let config = Arc::new(Handle::new(loaded));
         let state = AdminState { metrics, limiters, config, reloader, draining: is_draining };
         Admin { state, draining, reloads }
     }
@@ -252,13 +253,19 @@ mod tests {
         assert!(admin.reloads.try_recv().is_err());
     }
 
+    fn problem(line: u32, message: &str) -> Problem {
+        let (path, message) = (String::new(), message.to_owned());
+        Problem { file: "weir.yaml".into(), line, column: 1, path, message }
+    }
+
     #[tokio::test]
     async fn a_reload_answers_with_every_problem() {
         let Admin { state, mut reloads, .. } = admin(None);
         let reload = request("POST", "/api/reload");
         let app = async {
-            for problems in [vec![], vec!["one".to_owned(), "two".to_owned()]] {
-                let outcome = ReloadOutcome { at_unix_seconds: 1, problems, restart_needed: vec!["listen"] };
+            let applied = Outcome::Applied { restart_needed: vec!["listen"] };
+            let refused = Outcome::Refused { problems: vec![problem(3, "one"), problem(7, "two")] };
+            for outcome in [applied, refused] {
                 reloads.recv().await.unwrap().send(outcome).unwrap();
             }
             // Then it goes away.
@@ -270,7 +277,8 @@ mod tests {
             assert_eq!(json(good).await["restart_needed"], serde_json::json!(["listen"]));
             let bad = respond(&state, true, &reload).await;
             assert_eq!(bad.status(), StatusCode::UNPROCESSABLE_ENTITY);
-            assert_eq!(json(bad).await["problems"], serde_json::json!(["one", "two"]));
+            let problems = json(bad).await["problems"].clone();
+            assert_eq!((&problems[0]["line"], &problems[1]["message"]), (&3.into(), &"two".into()));
         };
         tokio::join!(app, client);
         assert_eq!(respond(&state, true, &reload).await.status(), StatusCode::SERVICE_UNAVAILABLE);

@@ -9,11 +9,12 @@ mod traffic;
 use std::io;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use thiserror::Error;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -34,10 +35,10 @@ const QUICKSTART: &str = include_str!("../../config/quickstart.yaml");
 #[derive(Debug, Error)]
 pub enum DemoError {
     /// No port for the provider, or no signal handler.
-    #[error("cannot set up the demo: {0}")]
-    Setup(io::Error),
+    #[error("cannot set up the demo")]
+    Setup(#[source] io::Error),
     /// The terminal, or what the output was piped into, is gone.
-    #[error("cannot write: {0}")]
+    #[error("cannot write")]
     Output(#[from] io::Error),
     /// The built-in configuration.
     #[error(transparent)]
@@ -51,8 +52,11 @@ pub enum DemoError {
 }
 
 /// Runs until a signal, or for that many seconds.
+///
+/// # Errors
+/// When a port, a signal handler or the terminal is not to be had.
 pub async fn run(seconds: Option<NonZeroU32>) -> Result<(), DemoError> {
-    let end = ended().map_err(DemoError::Setup)?;
+    let mut signals = Signals::listen().map_err(DemoError::Setup)?;
     let provider = Provider::bind().await.map_err(DemoError::Setup)?;
     let config = quickstart(provider.address())?;
     Logging::init(&config.log)?;
@@ -77,21 +81,24 @@ pub async fn run(seconds: Option<NonZeroU32>) -> Result<(), DemoError> {
     let traffic = tasks.spawn(traffic.run(stop_traffic.clone()));
 
     let mut screen = Screen::stdout();
-    let shown = show(&mut screen, &setting, &totals, &books, seconds, end).await;
+    let shown = show(&mut screen, &setting, &totals, &books, seconds, &mut signals).await;
 
     // Those that wait may still have their turn: the applications stop first, then weir, then the provider.
-    stop_traffic.cancel();
-    let _ = traffic.await;
-    app.drain().await;
-    shutdown.cancel();
-    tasks.close();
-    tasks.wait().await;
-    let summary = shown.and_then(|time| screen.summary(time, &totals.read(), books.tally()));
-    match summary {
-        // A reader that has seen enough, such as `head`, is no failure.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => Ok(other?),
+    let finish = async {
+        stop_traffic.cancel();
+        let _ = traffic.await;
+        app.drain().await;
+        shutdown.cancel();
+        tasks.close();
+        tasks.wait().await;
+    };
+    tokio::select! {
+        () = finish => {}
+        // Whoever asks twice does not want to wait.
+        () = signals.next() => {}
     }
+    screen.summary(shown?, &totals.read(), books.tally())?;
+    Ok(())
 }
 
 /// One row a second until the end; for how long it went on.
@@ -101,7 +108,7 @@ async fn show(
     totals: &Totals,
     books: &Books,
     seconds: Option<NonZeroU32>,
-    end: impl Future<Output = ()>,
+    signals: &mut Signals,
 ) -> io::Result<Duration> {
     const SECOND: Duration = Duration::from_secs(1);
     screen.opening(setting)?;
@@ -109,10 +116,9 @@ async fn show(
     let mut ticks = interval_at(start + SECOND, SECOND);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut forwarded_before = 0;
-    tokio::pin!(end);
     loop {
         tokio::select! {
-            () = &mut end => break,
+            () = signals.next() => break,
             _ = ticks.tick() => {}
         }
         let now = totals.read();
@@ -128,21 +134,30 @@ async fn show(
     Ok(start.elapsed())
 }
 
-/// Ends with the first SIGINT or SIGTERM.
-fn ended() -> io::Result<impl Future<Output = ()>> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    Ok(async move {
+/// SIGINT and SIGTERM.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn listen() -> io::Result<Signals> {
+        let (interrupt, terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        Ok(Signals { interrupt, terminate })
+    }
+
+    async fn next(&mut self) {
         tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
         }
-    })
+    }
 }
 
 /// The quickstart configuration, with the provider as its upstream, on ports that are free.
 fn quickstart(provider: SocketAddr) -> Result<Config, LoadError> {
-    let mut config = config::from_text("config/quickstart.yaml", QUICKSTART)?;
+    let loaded = config::parse(Path::new("config/quickstart.yaml"), QUICKSTART)?;
+    let mut config = Config::clone(&loaded.config);
     config.listen = free(config.listen);
     config.admin.listen = free(config.admin.listen);
     // The rows are the output; only what goes wrong may stand between them.

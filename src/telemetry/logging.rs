@@ -24,7 +24,7 @@ pub const ACCESS: &str = "weir::access";
 
 /// Logging could not be set up.
 #[derive(Debug, Error)]
-#[error("cannot set up logging: {0}")]
+#[error("cannot set up logging")]
 pub struct LoggingError(#[from] tracing_subscriber::util::TryInitError);
 
 /// The logging of this process. Cheap to clone.
