@@ -26,7 +26,7 @@ mod yaml;
 
 pub use handle::{Handle, Outcome, Reload};
 pub use json_schema::json_schema;
-pub use load::{LoadError, Loaded, load, load_with};
+pub use load::{LoadError, Loaded, load, load_with, parse};
 pub use model::Config;
 pub use problem::Problem;
 pub use watch::Watch;
