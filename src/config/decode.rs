@@ -36,7 +36,7 @@ pub(crate) fn decode(root: &Node, struck: &mut HashSet<u32>, report: &mut Report
             let mark = if part == Part::Key { found.key_mark } else { found.node.mark };
             report.add(mark, found.path, error.to_string());
         }
-        if id == root.id || !struck.insert(id) {
+        if !struck.insert(id) || id == root.id {
             return None;
         }
     }
