@@ -1,8 +1,8 @@
 //! Tree to schema: a small serde deserializer over [`Node`] that keeps the place of every fault.
 //!
 //! Serde stops at the first fault. To report all of them, the faulty node is struck out and the tree is read
-//! again, until nothing faulty is left; the result is used only when nothing had to be struck. Knows serde's
-//! data model, and nothing of what the keys mean.
+//! again, until nothing faulty is left. What remains can still be judged for its meaning, so that a file's problems of
+//! both kinds are reported at once. Knows serde's data model, and nothing of what the keys mean.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -14,39 +14,41 @@ use serde::de::{
 };
 use serde::forward_to_deserialize_any;
 
-use super::problem::{Mark, Report, index_path, key_path, unknown};
+use super::problem::{Mark, Report, index_path, key_path, quoted, unknown};
 use super::schema;
 use super::yaml::{Entry, Kind, Node, Scalar, Value};
 
 /// The most readings, so the most faults of shape that are reported at once.
 const READINGS_MAX: usize = 100;
 
-/// Reads the tree as the schema says, or reports every fault of shape. Nodes in `struck` are known to be faulty.
-pub(crate) fn decode(root: &Node, mut struck: HashSet<u32>, report: &mut Report) -> Option<schema::File> {
+/// Reads the tree as the schema says, without what is struck out, and reports every fault of shape. Nodes in `struck` are
+/// known to be faulty, and those that turn out to be are added. `None` when there is nothing left to judge.
+pub(crate) fn decode(root: &Node, struck: &mut HashSet<u32>, report: &mut Report) -> Option<schema::File> {
     for _ in 0..READINGS_MAX {
-        let error = match schema::File::deserialize(Reader { node: root, struck: &struck }) {
-            Ok(file) if struck.is_empty() => return Some(file),
-            Ok(_) => return None,
-            Err(error) => error.or_at(root.id, Part::Value),
+        let error = match schema::File::deserialize(Reader { node: root, struck }) {
+            Ok(file) => return Some(file),
+            Err(error) => error.or_at(root, Part::Value),
         };
         let (id, part) = error.spot.unwrap_or((root.id, Part::Value));
         let found = locate(root, id, String::new(), root.mark)?;
         // A key that is struck out is not missing, and a misspelt one has been reported by its own name.
-        if !(error.missing && has_struck_child(found.node, &struck)) {
+        if !(error.missing && has_struck_child(found.node, struck)) {
             let mark = if part == Part::Key { found.key_mark } else { found.node.mark };
-            report.add(mark, found.path, error.message);
+            report.add(mark, found.path, error.to_string());
         }
-        if id == root.id || !struck.insert(id) {
+        if !struck.insert(id) || id == root.id {
             return None;
         }
     }
     None
 }
 
-/// A fault of shape. Its message never holds a value, which may be a secret.
+/// A fault of shape.
 #[derive(Debug)]
 struct Error {
     message: String,
+    /// The value itself, where its form is wrong. Never one that was interpolated: it may be a secret.
+    found: Option<String>,
     missing: bool,
     spot: Option<(u32, Part)>,
 }
@@ -60,19 +62,25 @@ enum Part {
 
 impl Error {
     fn new(message: impl Into<String>) -> Error {
-        Error { message: message.into(), missing: false, spot: None }
+        Error { message: message.into(), found: None, missing: false, spot: None }
     }
 
     /// Gives the fault its place, unless a deeper one is known.
-    fn or_at(mut self, id: u32, part: Part) -> Error {
-        self.spot.get_or_insert((id, part));
+    fn or_at(mut self, node: &Node, part: Part) -> Error {
+        if self.spot.is_none() {
+            self.spot = Some((node.id, part));
+            self.found.take_if(|_| node.is_interpolated());
+        }
         self
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.message)
+        match &self.found {
+            Some(found) => write!(formatter, "{}, found {}", self.message, quoted(found)),
+            None => formatter.write_str(&self.message),
+        }
     }
 }
 
@@ -95,8 +103,12 @@ impl de::Error for Error {
         Error::new(format!("expected {expected}, found {found}"))
     }
 
-    fn invalid_value(_: Unexpected<'_>, expected: &dyn Expected) -> Error {
-        Error::new(format!("expected {expected}"))
+    fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Error {
+        let found = match found {
+            Unexpected::Str(text) => Some(text.to_owned()),
+            _ => None,
+        };
+        Error { found, ..Error::new(format!("expected {expected}")) }
     }
 
     fn unknown_field(field: &str, expected: &'static [&'static str]) -> Error {
@@ -271,7 +283,7 @@ impl<'de> Deserializer<'de> for Reader<'_> {
             let inner = self.at(&entry.value);
             if !variants.contains(&entry.key.as_str()) {
                 let message = unknown("key", &entry.key, variants.iter().copied());
-                return Err(Error::new(message).or_at(inner.node.id, Part::Key));
+                return Err(Error::new(message).or_at(inner.node, Part::Key));
             }
             return visitor.visit_enum(Variant { name: &entry.key, inner: Some(inner) });
         }
@@ -316,7 +328,7 @@ impl<'de> SeqAccess<'de> for Items<'_> {
         let Some(item) = self.left.find(|item| !self.reader.struck.contains(&item.id)) else {
             return Ok(None);
         };
-        seed.deserialize(self.reader.at(item)).map(Some).map_err(|error| error.or_at(item.id, Part::Value))
+        seed.deserialize(self.reader.at(item)).map(Some).map_err(|error| error.or_at(item, Part::Value))
     }
 }
 
@@ -335,12 +347,12 @@ impl<'de> MapAccess<'de> for Entries<'_> {
         };
         self.value = Some(&entry.value);
         let key: StrDeserializer<'_, Error> = entry.key.as_str().into_deserializer();
-        seed.deserialize(key).map(Some).map_err(|error| error.or_at(entry.value.id, Part::Key))
+        seed.deserialize(key).map(Some).map_err(|error| error.or_at(&entry.value, Part::Key))
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Error> {
         let node = self.value.take().ok_or_else(|| Error::new("a value without its key"))?;
-        seed.deserialize(self.reader.at(node)).map_err(|error| error.or_at(node.id, Part::Value))
+        seed.deserialize(self.reader.at(node)).map_err(|error| error.or_at(node, Part::Value))
     }
 }
 
@@ -368,7 +380,7 @@ impl<'de> VariantAccess<'de> for Variant<'_> {
             None => Ok(()),
             Some(inner) => {
                 let message = format!("`{}` takes no settings; write it as the value itself", self.name);
-                Err(Error::new(message).or_at(inner.node.id, Part::Key))
+                Err(Error::new(message).or_at(inner.node, Part::Key))
             }
         }
     }
@@ -380,7 +392,7 @@ impl<'de> VariantAccess<'de> for Variant<'_> {
         if inner.struck.contains(&inner.node.id) {
             return Err(Error { missing: true, ..Error::new(format!("`{}` is missing", self.name)) });
         }
-        seed.deserialize(inner).map_err(|error| error.or_at(inner.node.id, Part::Value))
+        seed.deserialize(inner).map_err(|error| error.or_at(inner.node, Part::Value))
     }
 
     fn tuple_variant<V: Visitor<'de>>(self, _: usize, _: V) -> Result<V::Value, Error> {
@@ -402,8 +414,9 @@ mod tests {
     fn problems(text: &str) -> Vec<String> {
         let mut report = Report::new(Path::new("f"));
         let root = yaml::parse(text, &mut report).unwrap();
-        let file = decode(&root, HashSet::new(), &mut report);
-        assert_eq!(file.is_some(), report.is_empty(), "{text}");
+        let mut struck = HashSet::new();
+        decode(&root, &mut struck, &mut report);
+        assert_eq!(struck.is_empty(), report.is_empty(), "{text}");
         report.into_problems().iter().map(ToString::to_string).collect()
     }
 
@@ -461,7 +474,7 @@ routes:
 
     #[test]
     fn a_missing_key_is_placed_at_its_mapping() {
-        assert_eq!(problems("listen: 0.0.0.0:80\n"), ["f:1:1: the key `routes` is missing"]);
+        assert_eq!(problems("server:\n  tls: {cert: a}\n"), ["f:2:8: server.tls: the key `key` is missing"]);
         assert_eq!(
             problems("listen: a\nlimiters:\n  x:\n    queue: off\nroutes: []\n"),
             ["f:4:5: limiters.x: the key `limits` is missing"]

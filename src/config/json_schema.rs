@@ -138,7 +138,172 @@ fn reference() -> Value {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+    use std::path::Path;
+
     use super::*;
+    use crate::config::problem::Report;
+    use crate::config::yaml::{self, Kind, Node};
+    use crate::config::{decode::decode, interpolate, load};
+
+    const SHIPPED: [&str; 3] = [
+        include_str!("../../config/weir.yaml"),
+        include_str!("../../config/quickstart.yaml"),
+        include_str!("../../config/github.yaml"),
+    ];
+
+    /// What the shipped files do not hold: the keys of later versions, and other forms of the same.
+    const LATER: &str = "
+server:
+  tls: {cert: a, key: b, client_ca: c}
+  allow: [10.0.0.0/8]
+  trusted_proxies: [10.0.0.0/8]
+clients:
+  billing: {tokens: [abc], certificate: {san: reports.internal}}
+store:
+  redis:
+    cluster: ['redis://a']
+    sentinel: {nodes: ['redis://b'], master: m}
+    tls: {ca: a, cert: b, key: c}
+limiters:
+  a:
+    limits: [{rate: 1, per: 1mo, algorithm: fixed_window, timezone: UTC, burst: 5}, '${LIMIT:-5/s}']
+    queue: false
+    key: [host]
+    max_partitions: 5
+    group: g
+    pause: {on: [429], max: 5m, fallback: 1s}
+    mode: shadow
+routes:
+  - name: a
+    match: {}
+    upstream: {url: 'http://a', http2: false, ca: x, proxy: 'http://b'}
+    cost: {header: weir-cost, default: 1, max: 50}
+    clients: [billing]
+    preserve_host: off
+";
+
+    fn tree(text: &str) -> Node {
+        yaml::parse(text, &mut Report::new(Path::new("f"))).unwrap()
+    }
+
+    /// As an editor reads the file: references are texts.
+    fn json_of(node: &Node) -> Value {
+        match &node.value {
+            yaml::Value::List(items) => items.iter().map(json_of).collect(),
+            yaml::Value::Mapping(entries) => entries
+                .iter()
+                .map(|entry| (entry.key.clone(), json_of(&entry.value)))
+                .collect::<Map<_, _>>()
+                .into(),
+            yaml::Value::Scalar(scalar) => match scalar.resolve() {
+                Kind::Null => Value::Null,
+                Kind::Bool(value) => value.into(),
+                Kind::Int(value) => value.into(),
+                Kind::Float(value) => value.into(),
+                Kind::Text => scalar.text.clone().into(),
+            },
+        }
+    }
+
+    fn problems_of_shape(text: &str) -> Vec<String> {
+        let mut report = Report::new(Path::new("f"));
+        let mut root = yaml::parse(text, &mut report).unwrap();
+        let sources =
+            interpolate::Sources { variable: &|_| Err(std::env::VarError::NotPresent), base: Path::new("") };
+        assert!(interpolate::interpolate(&mut root, sources, &mut report).is_empty());
+        decode(&root, &mut HashSet::new(), &mut report);
+        report.into_problems().iter().map(ToString::to_string).collect()
+    }
+
+    /// The document with one change, for every place and every kind of change: each value becomes something
+    /// else, each mapping gets one key more and, in turn, loses each of its keys.
+    fn mutants(document: &Value) -> Vec<Value> {
+        let mut mutants = vec![
+            Value::Null,
+            json!(true),
+            json!(false),
+            json!(-1),
+            json!(0),
+            json!(7),
+            json!(1.5),
+            json!("off"),
+            json!("other"),
+            json!("5/10"),
+            json!([]),
+            json!([5]),
+            json!({}),
+        ];
+        match document {
+            Value::Object(object) => {
+                let changed = |change: &dyn Fn(&mut Map<String, Value>)| {
+                    let mut object = object.clone();
+                    change(&mut object);
+                    Value::Object(object)
+                };
+                mutants.push(changed(&|object| drop(object.insert("unheard-of".to_owned(), json!(1)))));
+                for (key, value) in object {
+                    mutants.push(changed(&|object| drop(object.remove(key))));
+                    for mutant in self::mutants(value) {
+                        mutants.push(changed(&|object| drop(object.insert(key.clone(), mutant.clone()))));
+                    }
+                }
+            }
+            Value::Array(items) => {
+                for (index, item) in items.iter().enumerate() {
+                    for mutant in self::mutants(item) {
+                        let mut items = items.clone();
+                        items[index] = mutant;
+                        mutants.push(Value::Array(items));
+                    }
+                }
+            }
+            _ => {}
+        }
+        mutants
+    }
+
+    #[test]
+    fn the_schema_accepts_every_shipped_file() {
+        let validator = jsonschema::validator_for(&json_schema()).unwrap();
+        for text in SHIPPED.into_iter().chain([LATER]) {
+            let document = json_of(&tree(text));
+            let errors: Vec<String> = validator
+                .iter_errors(&document)
+                .map(|error| format!("{}: {error}", error.instance_path()))
+                .collect();
+            assert_eq!(errors, [""; 0]);
+            assert_eq!(problems_of_shape(text), [""; 0]);
+        }
+    }
+
+    #[test]
+    fn the_schema_refuses_what_check_refuses_for_its_shape() {
+        let validator = jsonschema::validator_for(&json_schema()).unwrap();
+        for base in [LATER, SHIPPED[0]] {
+            for mutant in mutants(&json_of(&tree(base))) {
+                let problems = problems_of_shape(&mutant.to_string());
+                assert!(
+                    problems.is_empty() || !validator.is_valid(&mutant),
+                    "the schema accepts what check refuses: {problems:?}\n{mutant}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn check_refuses_what_the_schema_refuses() {
+        let validator = jsonschema::validator_for(&json_schema()).unwrap();
+        let base = json_of(&tree(SHIPPED[0]));
+        for mutant in mutants(&base) {
+            let checked = load::parse(Path::new("f"), &mutant.to_string());
+            assert!(
+                checked.is_err() || validator.is_valid(&mutant),
+                "check accepts what the schema refuses: {:?}\n{mutant}",
+                validator.iter_errors(&mutant).map(|error| error.to_string()).collect::<Vec<_>>()
+            );
+        }
+    }
 
     /// Every property of every object, with its path.
     fn properties(schema: &Value) -> Vec<(String, &Value)> {

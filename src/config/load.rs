@@ -15,7 +15,7 @@ use super::interpolate::{Sources, interpolate};
 use super::masked::masked;
 use super::model::Config;
 use super::problem::{Problem, Report};
-use super::validate::validate;
+use super::validate::{At, validate};
 use super::yaml;
 
 /// The largest configuration: thousands of routes fit, and a wrong file is noticed.
@@ -75,6 +75,21 @@ pub fn load_with(
     let mut report = Report::new(path);
     let loaded = read(path, &mut report)
         .and_then(|bytes| understand(&bytes, Sources { variable, base: base_of(path) }, &mut report));
+    finish(loaded, report)
+}
+
+/// Checks a text as if it were the content of a file; references are taken from this process's environment.
+///
+/// # Errors
+/// Every problem at once, each with its place.
+pub fn parse(path: &Path, text: &str) -> Result<Loaded, LoadError> {
+    let mut report = Report::new(path);
+    let sources = Sources { variable: &|name| std::env::var(name), base: base_of(path) };
+    let loaded = understand(text.as_bytes(), sources, &mut report);
+    finish(loaded, report)
+}
+
+fn finish(loaded: Option<Loaded>, report: Report) -> Result<Loaded, LoadError> {
     match loaded {
         Some(loaded) if report.is_empty() => Ok(loaded),
         _ => Err(LoadError { problems: report.into_problems() }),
@@ -117,12 +132,10 @@ fn read(path: &Path, report: &mut Report) -> Option<Vec<u8>> {
 fn understand(bytes: &[u8], sources: Sources<'_>, report: &mut Report) -> Option<Loaded> {
     let text = utf8(bytes, report)?;
     let mut tree = yaml::parse(text, report)?;
-    let failed = interpolate(&mut tree, sources, report);
-    let file = decode(&tree, failed, report)?;
-    if !report.is_empty() {
-        return None;
-    }
-    let config = validate(&file, &tree, sources.base, hash_of(bytes), report)?;
+    let mut struck = interpolate(&mut tree, sources, report);
+    let file = decode(&tree, &mut struck, report)?;
+    let root = At::root(&tree, &struck);
+    let config = validate(&file, &root, sources.base, hash_of(bytes), report)?;
     Some(Loaded { config: Arc::new(config), masked: Arc::new(masked(&tree)) })
 }
 

@@ -105,6 +105,11 @@ impl Node {
         }
     }
 
+    /// Whether it holds text from the environment or a file, which no message may repeat.
+    pub(crate) fn is_interpolated(&self) -> bool {
+        matches!(&self.value, Value::Scalar(scalar) if scalar.interpolated)
+    }
+
     /// Nodes in this tree.
     fn size(&self) -> usize {
         1 + match &self.value {
@@ -140,7 +145,7 @@ pub(crate) fn parse(text: &str, report: &mut Report) -> Option<Node> {
         }
     }
     if builder.root.is_none() {
-        report.add_whole("the file is empty; it needs at least `listen` and `routes`");
+        report.add_whole("the file is empty; it needs at least `routes`");
     }
     builder.root
 }

@@ -117,7 +117,7 @@ impl<'de, S: Deserialize<'de>, L: Deserialize<'de> + LongForm> Deserialize<'de> 
 
             fn visit_str<E: Error>(self, text: &str) -> Result<Form<S, L>, E> {
                 let short = S::deserialize(IntoDeserializer::<E>::into_deserializer(text));
-                short.map(Form::Short).map_err(|_| E::invalid_type(Unexpected::Str(text), &self))
+                short.map(Form::Short).map_err(|_| E::invalid_value(Unexpected::Str(text), &self))
             }
 
             fn visit_i64<E: Error>(self, number: i64) -> Result<Form<S, L>, E> {
@@ -205,18 +205,7 @@ impl<T: JsonSchema> JsonSchema for OffOr<T> {
 #[derive(Debug, Clone)]
 pub(crate) struct Named<T>(pub(crate) Vec<(String, T)>);
 
-impl<T> Default for Named<T> {
-    fn default() -> Named<T> {
-        Named(Vec::new())
-    }
-}
-
 impl<T> Named<T> {
-    /// The keys.
-    pub(crate) fn names(&self) -> impl Iterator<Item = &str> + Clone {
-        self.0.iter().map(|(name, _)| name.as_str())
-    }
-
     /// Keys and values.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &T)> {
         self.0.iter().map(|(name, value)| (name.as_str(), value))

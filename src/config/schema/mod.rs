@@ -30,8 +30,8 @@ pub(crate) use store::{Redis, RedisTls, Store};
 #[serde(deny_unknown_fields)]
 pub(crate) struct File {
     /// Where applications send their calls, in HTTP/1.1 or HTTP/2: an IP address and a port, such as
-    /// `0.0.0.0:8080` or `[::]:8080`. Required. A change needs a restart.
-    pub(crate) listen: String,
+    /// `127.0.0.1:8080` or `[::]:8080`. Default `0.0.0.0:8080`. A change needs a restart.
+    pub(crate) listen: Option<String>,
     /// How connections of clients are treated.
     pub(crate) server: Option<Server>,
     /// Metrics, health and live state.
@@ -48,8 +48,8 @@ pub(crate) struct File {
     #[schemars(extend("propertyNames" = {"pattern": NAME_PATTERN}))]
     pub(crate) limiters: Option<Named<Limiter>>,
     /// Which requests go where, and which limiter they take. The first match wins; no match is a 404. Required.
-    #[schemars(extend("minItems" = 1))]
-    pub(crate) routes: Vec<Route>,
+    #[schemars(required, extend("minItems" = 1))]
+    pub(crate) routes: Option<Vec<Route>>,
 }
 
 /// The names of limiters, routes, clients and groups.

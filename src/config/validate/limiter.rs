@@ -108,7 +108,7 @@ fn limits(
     given: &[Form<Text<Quota>, schema::Limit>],
     at: &At<'_>,
 ) -> Option<Vec<Limit>> {
-    if given.is_empty() || given.len() > LIMITS_MAX {
+    if !(1..=LIMITS_MAX).contains(&at.length()) {
         check.problem(at, format!("needs 1 to {LIMITS_MAX} limits, such as 900/1m"));
         return None;
     }
@@ -143,21 +143,15 @@ fn long(check: &mut Check<'_>, given: &schema::Limit, at: &At<'_>) -> Option<Lim
     let per = per(check, given.per.0, algorithm, &at.key("per"));
     let precision = check.count(given.precision, PRECISION_DEFAULT, 1..=PRECISION_MAX, &at.key("precision"));
     check.count(given.burst, 1, 1..=RATE_MAX, &at.key("burst"));
-    only_with(
-        check,
-        given.precision.is_some(),
-        algorithm,
-        schema::Algorithm::SlidingWindow,
-        &at.key("precision"),
-    );
-    only_with(check, given.burst.is_some(), algorithm, schema::Algorithm::TokenBucket, &at.key("burst"));
-    only_with(
-        check,
-        given.timezone.is_some(),
-        algorithm,
-        schema::Algorithm::FixedWindow,
-        &at.key("timezone"),
-    );
+    let only_with = |check: &mut Check<'_>, key: &str, needed: schema::Algorithm| {
+        if at.key(key).is_given() && algorithm != needed && !at.key("algorithm").is_faulty() {
+            let message = format!("only with `algorithm: {}`", algorithm_name(needed));
+            check.problem_of_key(&at.key(key), message);
+        }
+    };
+    only_with(check, "precision", schema::Algorithm::SlidingWindow);
+    only_with(check, "burst", schema::Algorithm::TokenBucket);
+    only_with(check, "timezone", schema::Algorithm::FixedWindow);
     if given.timezone.as_deref().is_some_and(|zone| !is_timezone(zone)) {
         check.problem(&at.key("timezone"), "expected the name of a time zone, such as UTC or Asia/Shanghai");
     }
@@ -208,18 +202,6 @@ fn per(check: &mut Check<'_>, given: Per, algorithm: schema::Algorithm, at: &At<
             }
             Some(span)
         }
-    }
-}
-
-fn only_with(
-    check: &mut Check<'_>,
-    given: bool,
-    algorithm: schema::Algorithm,
-    needed: schema::Algorithm,
-    at: &At<'_>,
-) {
-    if given && algorithm != needed {
-        check.problem_of_key(at, format!("only with `algorithm: {}`", algorithm_name(needed)));
     }
 }
 

@@ -24,8 +24,7 @@ use super::problem::Report;
 use super::schema;
 use super::schema::forms::Text;
 use super::units::show_duration;
-use super::yaml::Node;
-use place::At;
+pub(crate) use place::At;
 
 /// What a feature of a later version is answered with.
 const UNSUPPORTED: &str = "not supported yet";
@@ -37,17 +36,17 @@ const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Turns what was written into what is used. `tree` is the same file, for the places; relative paths begin at `base`.
+/// Turns what was written into what is used, or reports every problem. `root` is the same file, for the places;
+/// relative paths begin at `base`.
 pub(crate) fn validate(
     file: &schema::File,
-    tree: &Node,
+    root: &At<'_>,
     base: &Path,
     hash: Arc<str>,
     report: &mut Report,
 ) -> Option<Config> {
-    let root = At::root(tree);
     let mut check = Check { report, base };
-    let listen = server::listen(&mut check, &file.listen, &root.key("listen"));
+    let listen = server::listen(&mut check, file.listen.as_deref(), &root.key("listen"));
     let server = server::server(&mut check, file.server.as_ref(), &root.key("server"));
     let admin = server::admin(&mut check, file.admin.as_ref(), listen, &root.key("admin"));
     let log = server::log(file.log.as_ref());
@@ -55,8 +54,12 @@ pub(crate) fn validate(
     server::clients(&mut check, clients, &root.key("clients"));
     let store = store::store(&mut check, file.store.as_ref(), &root.key("store"));
     let limiters = limiter::limiters(&mut check, file.limiters.as_ref(), &root.key("limiters"));
-    let known = route::Known { limiters: &limiters, written: file.limiters.as_ref(), clients };
-    let routes = route::routes(&mut check, &file.routes, &known, &root.key("routes"));
+    let known = route::Known {
+        limiters: &limiters,
+        limiter_names: root.key("limiters").names(),
+        client_names: root.key("clients").names(),
+    };
+    let routes = route::routes(&mut check, file.routes.as_deref(), &known, &root.key("routes"));
     if !check.report.is_empty() {
         return None;
     }

@@ -40,29 +40,30 @@ pub(super) struct Known<'a> {
     /// The valid limiters.
     pub(super) limiters: &'a [Arc<Limiter>],
     /// All limiters of the file: one that is not valid is not unknown.
-    pub(super) written: Option<&'a Named<schema::Limiter>>,
-    pub(super) clients: Option<&'a Named<schema::Client>>,
+    pub(super) limiter_names: Vec<&'a str>,
+    pub(super) client_names: Vec<&'a str>,
 }
 
 /// Every valid route, in the order of the file.
 pub(super) fn routes(
     check: &mut Check<'_>,
-    given: &[schema::Route],
+    given: Option<&[schema::Route]>,
     known: &Known<'_>,
     at: &At<'_>,
 ) -> Vec<Route> {
-    if given.is_empty() {
+    if !at.is_given() {
+        check.problem(at, "the key `routes` is missing");
+    } else if at.length() == 0 && !at.is_faulty() {
         check.problem(at, "needs at least one route");
     }
-    let mut first_of: HashMap<&str, usize> = HashMap::new();
+    let mut first_of: HashMap<&str, String> = HashMap::new();
     let mut routes = Vec::new();
-    for (index, route) in given.iter().enumerate() {
+    for (index, route) in given.unwrap_or_default().iter().enumerate() {
         let at = at.index(index);
         if let Some(first) = first_of.get(route.name.as_str()) {
-            let message = format!("routes[{first}] already has the name {}", quoted(&route.name));
-            check.problem(&at.key("name"), message);
+            check.problem(&at.key("name"), format!("{first} already has this name"));
         }
-        first_of.entry(&route.name).or_insert(index);
+        first_of.entry(&route.name).or_insert_with(|| at.path.clone());
         routes.extend(one(check, route, known, &at));
     }
     routes
@@ -75,7 +76,9 @@ fn one(check: &mut Check<'_>, given: &schema::Route, known: &Known<'_>, at: &At<
     let matches = matches(check, &given.matches, &at.key("match"));
     let upstream = upstream(check, &given.upstream, &at.key("upstream"));
     let prefix = given.strip_prefix.as_deref();
-    let strip_prefix = prefix.map(|prefix| strip_prefix(check, prefix, given, &at.key("strip_prefix")));
+    let (at_match, at_prefix) = (at.key("match"), at.key("strip_prefix"));
+    let strip_prefix =
+        prefix.map(|prefix| strip_prefix(check, prefix, &given.matches, &at_match, &at_prefix));
     let set_headers = headers(check, given.set_headers.as_ref(), &at.key("set_headers"), Use::Set);
     let remove_headers = header_names(check, given.remove_headers.as_deref(), &at.key("remove_headers"));
     let limiter = limiter(check, given, known, at);
@@ -201,7 +204,7 @@ fn methods(check: &mut Check<'_>, given: Option<&[String]>, at: &At<'_>) -> Opti
             None
         })
         .collect();
-    if given.is_some_and(<[String]>::is_empty) {
+    if given.is_some() && at.length() == 0 {
         check.problem(at, "matches nothing; name a method, or leave the key out for all of them");
         return None;
     }
@@ -281,16 +284,23 @@ fn may_be_changed(check: &mut Check<'_>, name: &HeaderName, at: &At<'_>) -> bool
 }
 
 /// It must be a part of every path that the route matches.
-fn strip_prefix(check: &mut Check<'_>, given: &str, route: &schema::Route, at: &At<'_>) -> Option<String> {
+fn strip_prefix(
+    check: &mut Check<'_>,
+    given: &str,
+    matches: &schema::Match,
+    at_match: &At<'_>,
+    at: &At<'_>,
+) -> Option<String> {
     let prefix = plain_path(check, given, at)?.trim_end_matches('/');
-    let matched = route.matches.path.as_deref().or(route.matches.exact_path.as_deref());
+    let matched = matches.path.as_deref().or(matches.exact_path.as_deref());
     let fault = match matched {
-        _ if prefix.is_empty() => "strips nothing; leave the key out".to_owned(),
-        None => "needs `match.path` or `match.exact_path`, so that every path begins with it".to_owned(),
+        _ if prefix.is_empty() => "strips nothing; leave the key out",
+        None if at_match.key("path").is_faulty() || at_match.key("exact_path").is_faulty() => return None,
+        None => "needs `match.path` or `match.exact_path`, so that every path begins with it",
         Some(path)
             if path.strip_prefix(prefix).is_none_or(|rest| !rest.is_empty() && !rest.starts_with('/')) =>
         {
-            format!("is not the beginning of the matched path {}, on a segment border", quoted(path))
+            "is not the beginning of the matched path, on a segment border"
         }
         Some(_) => return Some(prefix.to_owned()),
     };
@@ -306,25 +316,19 @@ fn limiter(
     at: &At<'_>,
 ) -> Option<LimiterName> {
     let at_list = at.key("limiters");
-    if given.limiter.is_some() && given.limiters.is_some() {
+    if at.key("limiter").is_given() && at_list.is_given() {
         check.problem_of_key(&at_list, "`limiter` and `limiters` exclude each other");
     }
-    match given.limiters.as_deref() {
-        Some([]) => check.problem(&at_list, "names no limiter; leave the key out"),
-        Some([_, _, ..]) => check.problem(&at_list, format!("several limiters on a route are {UNSUPPORTED}")),
-        _ => {}
+    match (&given.limiters, at_list.length()) {
+        (None, _) | (_, 1) => {}
+        (_, 0) => check.problem(&at_list, "names no limiter; leave the key out"),
+        _ => check.problem(&at_list, format!("several limiters on a route are {UNSUPPORTED}")),
     }
     let listed = given.limiters.iter().flatten().enumerate();
     let named = listed.map(|(index, name)| (name, at_list.index(index)));
     let all: Vec<_> = given.limiter.iter().map(|name| (name, at.key("limiter"))).chain(named).collect();
-    let names = known.written.into_iter().flat_map(Named::names);
     for (name, at) in &all {
-        if names.clone().any(|known| known == name.as_str()) {
-            continue;
-        }
-        // A name out of the environment is not repeated.
-        let shown = if at.is_interpolated() { "***" } else { name };
-        check.problem(at, unknown("limiter", shown, names.clone()));
+        is_known(check, "limiter", name, &known.limiter_names, at);
     }
     all.first().and_then(|(name, _)| LimiterName::parse(name))
 }
@@ -379,12 +383,15 @@ fn permits(check: &mut Check<'_>, given: Option<i64>, at: &At<'_>) -> Option<Per
 
 fn clients(check: &mut Check<'_>, given: Option<&[String]>, known: &Known<'_>, at: &At<'_>) {
     check.unsupported(given.as_ref(), at);
-    let names = known.clients.into_iter().flat_map(Named::names);
     for (index, name) in given.unwrap_or_default().iter().enumerate() {
-        if !names.clone().any(|known| known == name.as_str()) {
-            let at = at.index(index);
-            let shown = if at.is_interpolated() { "***" } else { name };
-            check.problem(&at, unknown("client", shown, names.clone()));
-        }
+        is_known(check, "client", name, &known.client_names, &at.index(index));
+    }
+}
+
+/// Reports a name that nothing has. One out of the environment is not repeated.
+fn is_known(check: &mut Check<'_>, what: &str, name: &str, known: &[&str], at: &At<'_>) {
+    if !known.contains(&name) {
+        let shown = if at.is_interpolated() { "***" } else { name };
+        check.problem(at, unknown(what, shown, known.iter().copied()));
     }
 }

@@ -8,22 +8,37 @@ use ipnet::IpNet;
 use super::place::At;
 use super::{Check, DAY, HOUR, MILLISECOND};
 use crate::config::model::{Admin, Log, LogFormat, Secret, Server};
+use crate::config::problem::quoted;
 use crate::config::schema;
 use crate::config::schema::forms::{Named, Text};
 use crate::config::units::{Size, show_size};
 use crate::limiter::limit::LimiterName;
 
+const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 8080);
 const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
 /// hyper's own smallest buffer; less is not an HTTP server.
 const HEADER_BYTES_MIN: Size = Size(8 * 1024);
 const HEADER_BYTES_MAX: Size = Size(1024 * 1024);
 const HEADER_BYTES: u32 = 64 * 1024;
 
-/// An address to listen on.
-pub(super) fn listen(check: &mut Check<'_>, given: &str, at: &At<'_>) -> Option<SocketAddr> {
+/// Where applications send their calls.
+pub(super) fn listen(check: &mut Check<'_>, given: Option<&str>, at: &At<'_>) -> Option<SocketAddr> {
+    address(check, given, LISTEN, at)
+}
+
+fn address(
+    check: &mut Check<'_>,
+    given: Option<&str>,
+    default: SocketAddr,
+    at: &At<'_>,
+) -> Option<SocketAddr> {
+    let Some(given) = given else { return (!at.is_faulty()).then_some(default) };
     let address = given.parse().ok();
     if address.is_none() {
-        check.problem(at, "expected an IP address and a port, such as 0.0.0.0:8080 or [::]:8080");
+        let found = if at.is_interpolated() { String::new() } else { format!(", found {}", quoted(given)) };
+        let message =
+            format!("expected an IP address and a port, such as 127.0.0.1:8080 or [::]:8080{found}");
+        check.problem(at, message);
     }
     address
 }
@@ -99,10 +114,7 @@ pub(super) fn admin(
     let absent = schema::Admin::default();
     let given = given.unwrap_or(&absent);
     let at_listen = at.key("listen");
-    let address = match &given.listen {
-        Some(text) => listen(check, text, &at_listen),
-        None => Some(ADMIN_LISTEN),
-    };
+    let address = address(check, given.listen.as_deref(), ADMIN_LISTEN, &at_listen);
     if let (Some(address), Some(traffic)) = (address, traffic)
         && overlap(address, traffic)
     {
@@ -161,7 +173,7 @@ pub(super) fn clients(check: &mut Check<'_>, given: Option<&Named<schema::Client
         if client.certificate.as_ref().is_some_and(|certificate| certificate.san.is_empty()) {
             check.problem(&at.key("certificate").key("san"), "must not be empty");
         }
-        if tokens.is_empty() && client.certificate.is_none() {
+        if at.key("tokens").length() == 0 && !at.key("certificate").is_given() {
             check.problem_of_key(&at, "needs `tokens` or `certificate`");
         }
     }

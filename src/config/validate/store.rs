@@ -64,8 +64,8 @@ fn topologies(check: &mut Check<'_>, given: &schema::Redis, at: &At<'_>) {
             check.problem(&at_sentinel.key("master"), "must not be empty");
         }
     }
-    let ways = [given.url.is_some(), given.cluster.is_some(), given.sentinel.is_some()];
-    match ways.iter().filter(|given| **given).count() {
+    let ways = [at.key("url"), at.key("cluster"), at.key("sentinel")];
+    match ways.iter().filter(|way| way.is_given()).count() {
         0 => check.problem_of_key(at, "the key `url` is missing"),
         1 => {}
         _ => check.problem_of_key(at, "`url`, `cluster` and `sentinel` exclude each other"),
@@ -73,7 +73,7 @@ fn topologies(check: &mut Check<'_>, given: &schema::Redis, at: &At<'_>) {
 }
 
 fn servers(check: &mut Check<'_>, nodes: &[String], at: &At<'_>) {
-    if nodes.is_empty() {
+    if at.length() == 0 {
         check.problem(at, "needs at least one URL");
     }
     for (index, node) in nodes.iter().enumerate() {
@@ -124,20 +124,22 @@ fn tls(check: &mut Check<'_>, given: &schema::RedisTls, at: &At<'_>) -> Option<R
     let identity = match (cert, key) {
         (Some(cert), Some(key)) => Some((cert?, key?)),
         (None, None) => None,
-        (Some(_), None) => {
-            check.problem_of_key(&at.key("cert"), "needs `key` beside it");
-            return None;
-        }
-        (None, Some(_)) => {
-            check.problem_of_key(&at.key("key"), "needs `cert` beside it");
-            return None;
-        }
+        (Some(_), None) => return without(check, &at.key("cert"), &at.key("key")),
+        (None, Some(_)) => return without(check, &at.key("key"), &at.key("cert")),
     };
     let ca = match ca {
         Some(ca) => Some(ca?),
         None => None,
     };
     Some(RedisTls { ca, identity })
+}
+
+/// Half of an identity is given, and not the other half.
+fn without(check: &mut Check<'_>, given: &At<'_>, other: &At<'_>) -> Option<RedisTls> {
+    if !other.is_given() {
+        check.problem_of_key(given, format!("needs `{}` beside it", other.path));
+    }
+    None
 }
 
 /// Braces would move the hash tag that keeps a limiter's keys together.

@@ -1,0 +1,654 @@
+//! Configuration files: every broken one is refused with the exact place of every problem, none panics, and every
+//! shipped one is accepted.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::HashMap;
+use std::env::VarError;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use weir::config::model::{Config, HostMatch, Http2, PathMatch, Store};
+use weir::config::{self, Handle, LoadError, Loaded, Outcome};
+use weir::limiter::limit::{LimiterName, OnStoreFailure};
+
+/// A directory with a configuration in it.
+struct Place {
+    directory: tempfile::TempDir,
+    environment: HashMap<&'static str, &'static str>,
+}
+
+impl Place {
+    fn new() -> Place {
+        Place { directory: tempfile::tempdir().unwrap(), environment: HashMap::new() }
+    }
+
+    fn variable(mut self, name: &'static str, value: &'static str) -> Place {
+        self.environment.insert(name, value);
+        self
+    }
+
+    fn file(self, name: &str, content: impl AsRef<[u8]>) -> Place {
+        fs::write(self.directory.path().join(name), content).unwrap();
+        self
+    }
+
+    fn load(&self, content: impl AsRef<[u8]>) -> Result<Loaded, LoadError> {
+        let path = self.directory.path().join("weir.yaml");
+        fs::write(&path, content).unwrap();
+        config::load_with(&path, &|name| match self.environment.get(name) {
+            Some(value) => Ok((*value).to_owned()),
+            None => Err(VarError::NotPresent),
+        })
+    }
+
+    fn config(&self, content: &str) -> Config {
+        match self.load(content) {
+            Ok(loaded) => Config::clone(&loaded.config),
+            Err(error) => panic!("{error}\n{content}"),
+        }
+    }
+
+    /// The problems, without the path of the file, which every one must begin with.
+    fn problems(&self, content: impl AsRef<[u8]>) -> Vec<String> {
+        let Err(error) = self.load(content) else { return Vec::new() };
+        let prefix = format!("{}:", self.directory.path().join("weir.yaml").display());
+        error
+            .problems
+            .iter()
+            .map(|problem| problem.to_string().strip_prefix(&prefix).unwrap().to_owned())
+            .collect()
+    }
+}
+
+/// What is wrong in one way each, and the beginning of the one problem: line, column, path, message.
+const BROKEN: &[(&str, &str)] = &[
+    // -- YAML
+    ("routes: [\n", "2:1: not valid YAML"),
+    ("a: b: c\n", "1:5: not valid YAML"),
+    ("routes:\n\t- a\n", "2:2: not valid YAML: tabs"),
+    ("", " the file is empty"),
+    ("---\na: 1\n---\nb: 1\n", "3:1: a second document"),
+    (
+        "log: {level: info}\nlog: {level: warn}\nROUTES",
+        "2:1: log: key \"log\" is given twice; the first is on line 1",
+    ),
+    ("log: !!map {}\nROUTES", "1:6: log: tags (`!...`) are not supported"),
+    // -- shape
+    ("- 1\n", "1:1: expected a mapping, found a list"),
+    (
+        "rutes: []\n",
+        "1:1: rutes: unknown key \"rutes\"; did you mean \"routes\"?\n1:1: routes: the key `routes` is missing",
+    ),
+    (
+        "limiters:\n  a: {limts: [1/s]}\nROUTES",
+        "2:7: limiters.a.limts: unknown key \"limts\"; did you mean \"limits\"?",
+    ),
+    ("limiters:\n  a: {queue: off}\nROUTES", "2:6: limiters.a: the key `limits` is missing"),
+    ("limiters:\n  a:\nROUTES", "2:3: limiters.a: the value is empty; expected a mapping"),
+    (
+        "limiters:\n  a: {limits: [900]}\nROUTES",
+        "2:16: limiters.a.limits[0]: expected a limit such as 900/1m",
+    ),
+    (
+        "limiters:\n  a: {limits: [900/60]}\nROUTES",
+        "2:16: limiters.a.limits[0]: expected a limit such as 900/1m or 20/s, or {rate: 900, per: 1m}, found \"900/60\"",
+    ),
+    (
+        "limiters:\n  a: {limits: [{rate: 5, per: 10}]}\nROUTES",
+        "2:31: limiters.a.limits[0].per: expected the length of the window with a unit",
+    ),
+    (
+        "server:\n  header_timeout: 10\nROUTES",
+        "2:19: server.header_timeout: expected a duration with a unit, such as 250ms",
+    ),
+    (
+        "server: {max_header_bytes: 64KB}\nROUTES",
+        "1:28: server.max_header_bytes: expected a size with a unit, such as 512B, 64KiB or 1MiB, found \"64KB\"",
+    ),
+    ("log: {level: inf}\nROUTES", "1:14: log.level: unknown value \"inf\"; did you mean \"info\"?"),
+    ("store: rediss\nROUTES", "1:8: store: unknown value \"rediss\"; did you mean \"redis\"?"),
+    // -- meaning
+    (
+        "listen: localhost\nROUTES",
+        "1:9: listen: expected an IP address and a port, such as 127.0.0.1:8080 or [::]:8080, found \"localhost\"",
+    ),
+    (
+        "listen: 127.0.0.1:9090\nadmin: {listen: 127.0.0.1:9090}\nROUTES",
+        "2:17: admin.listen: 127.0.0.1:9090 and `listen` (127.0.0.1:9090) take the same port",
+    ),
+    (
+        "listen: 0.0.0.0:9090\nROUTES",
+        "1:1: admin.listen: 127.0.0.1:9090 and `listen` (0.0.0.0:9090) take the same port",
+    ),
+    ("server: {header_timeout: 9d}\nROUTES", "1:26: server.header_timeout: must be from 1ms to 1h"),
+    ("server: {max_connections: 0}\nROUTES", "1:27: server.max_connections: must be from 1 to 1000000"),
+    ("admin: {token: a b}\nROUTES", "1:16: admin.token: must consist of visible ASCII"),
+    (
+        "limiters:\n  a: {limits: [0/1s]}\nROUTES",
+        "2:16: limiters.a.limits[0]: the rate must be from 1 to 1000000000",
+    ),
+    (
+        "limiters:\n  a: {limits: [{rate: -3, per: 1s}]}\nROUTES",
+        "2:23: limiters.a.limits[0].rate: the rate must be from 1 to 1000000000",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/367d]}\nROUTES",
+        "2:16: limiters.a.limits[0]: the window must be from 1ms to 366d",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/0s]}\nROUTES",
+        "2:16: limiters.a.limits[0]: the window must be from 1ms to 366d",
+    ),
+    ("limiters:\n  a: {limits: []}\nROUTES", "2:15: limiters.a.limits: needs 1 to 16 limits"),
+    (
+        "limiters:\n  a: {limits: [60/1m, {rate: 60, per: 60s}]}\nROUTES",
+        "2:23: limiters.a.limits[1]: this limit is given twice",
+    ),
+    (
+        "limiters:\n  a: {limits: [{rate: 1, per: 1s, precision: 0}]}\nROUTES",
+        "2:46: limiters.a.limits[0].precision: must be from 1 to 65536",
+    ),
+    (
+        "limiters:\n  a: {limits: [{rate: 1, per: 1s, burst: 2}]}\nROUTES",
+        "2:35: limiters.a.limits[0].burst: only with `algorithm: token_bucket`",
+    ),
+    ("limiters:\n  a: {limits: [1/s], guard: 2s}\nROUTES", "2:29: limiters.a.guard: must be from 1ms to 1s"),
+    (
+        "limiters:\n  a: {limits: [1/5ms, 1/s], guard: 6ms}\nROUTES",
+        "2:36: limiters.a.guard: must not be longer than the window of \"1/5ms\"",
+    ),
+    ("limiters:\n  a b: {limits: [1/s]}\nROUTES", "2:3: limiters.a b: a name is 1 to 64 letters"),
+    ("routes: []\n", "1:9: routes: needs at least one route"),
+    (
+        "ROUTES  - {name: api, match: {}, upstream: 'http://a'}\n",
+        "5:12: routes[1].name: routes[0] already has this name",
+    ),
+    (
+        "limiters:\n  github: {limits: [1/s]}\nROUTES    limiter: gihtub\n",
+        "7:14: routes[0].limiter: unknown limiter \"gihtub\"; did you mean \"github\"?",
+    ),
+    ("ROUTES    limiters: []\n", "5:15: routes[0].limiters: names no limiter"),
+    (
+        "limiters:\n  a: {limits: [100/1m, 5/1s]}\nROUTES    limiter: a\n    cost: 6\n",
+        "8:11: routes[0].cost: larger than limiter \"a\" can ever grant: 5/1s at once",
+    ),
+    ("ROUTES    cost: 0\n", "5:11: routes[0].cost: must be from 1 to 1000000000"),
+    (
+        "ROUTES    strip_prefix: /ap\n",
+        "5:19: routes[0].strip_prefix: is not the beginning of the matched path",
+    ),
+    ("ROUTES    strip_prefix: /\n", "5:19: routes[0].strip_prefix: strips nothing"),
+    (
+        "ROUTES    set_headers: {\"a b\": c}\n",
+        "5:19: routes[0].set_headers.a b: expected the name of a header",
+    ),
+    ("ROUTES    set_headers: {x: \"a\\nb\"}\n", "5:22: routes[0].set_headers.x: the value holds characters"),
+    (
+        "ROUTES    set_headers: {Host: a}\n",
+        "5:19: routes[0].set_headers.Host: weir sets `host` itself; see `preserve_host`",
+    ),
+    ("ROUTES    set_headers: {a: b, A: c}\n", "5:25: routes[0].set_headers.A: this header is given twice"),
+    ("ROUTES    remove_headers: [te]\n", "5:22: routes[0].remove_headers[0]: weir sets `te` itself"),
+    (
+        "routes:\n  - {name: a, match: {path_regex: '('}, upstream: 'http://a'}\n",
+        "2:35: routes[0].match.path_regex: not a valid regular expression: unclosed group",
+    ),
+    (
+        "routes:\n  - {name: a, match: {path_regex: 'a)|(b'}, upstream: 'http://a'}\n",
+        "2:35: routes[0].match.path_regex: not a valid regular expression",
+    ),
+    (
+        "routes:\n  - {name: a, match: {path: a}, upstream: 'http://a'}\n",
+        "2:29: routes[0].match.path: must begin with `/`",
+    ),
+    (
+        "routes:\n  - {name: a, match: {path: /a%20b}, upstream: 'http://a'}\n",
+        "2:29: routes[0].match.path: must be visible ASCII",
+    ),
+    (
+        "routes:\n  - {name: a, match: {path: /a/../b}, upstream: 'http://a'}\n",
+        "2:29: routes[0].match.path: must not hold",
+    ),
+    (
+        "routes:\n  - {name: a, match: {path: /, exact_path: /}, upstream: 'http://a'}\n",
+        "2:22: routes[0].match: `path`, `exact_path` and `path_regex` exclude each other",
+    ),
+    (
+        "routes:\n  - {name: a, match: {host: 'a:80'}, upstream: 'http://a'}\n",
+        "2:29: routes[0].match.host: expected a host without a port",
+    ),
+    (
+        "routes:\n  - {name: a, match: {methods: [get]}, upstream: 'http://a'}\n",
+        "2:33: routes[0].match.methods[0]: methods are written in capitals",
+    ),
+    (
+        "routes:\n  - {name: a, match: {}, upstream: 'ftp://a'}\n",
+        "2:36: routes[0].upstream: the URL must begin with http:// or https://",
+    ),
+    (
+        "routes:\n  - {name: a, match: {}, upstream: 'http://u:p@a'}\n",
+        "2:36: routes[0].upstream: the URL must not hold a user or password",
+    ),
+    (
+        "routes:\n  - {name: a, match: {}, upstream: {url: 'http://a?b'}}\n",
+        "2:42: routes[0].upstream.url: the URL must have no query",
+    ),
+    (
+        "routes:\n  - {name: a, match: {}, upstream: {url: 'http://a', ca: pem}}\n",
+        "2:54: routes[0].upstream.ca: needs a URL that begins with https://",
+    ),
+    (
+        "store: {redis: {url: 'http://a'}}\nROUTES",
+        "1:22: store.redis.url: the URL must begin with redis:// or rediss://",
+    ),
+    ("store: {redis: {timeout: 1s}}\nROUTES", "1:9: store.redis: the key `url` is missing"),
+    (
+        "store: {redis: {url: 'redis://a/x'}}\nROUTES",
+        "1:22: store.redis.url: the path of the URL must be a database number",
+    ),
+    (
+        "store: {redis: {url: 'redis://a', tls: {}}}\nROUTES",
+        "1:35: store.redis.tls: needs a URL that begins with rediss://",
+    ),
+    (
+        "store: {redis: {url: 'rediss://a', tls: {cert: pem}}}\nROUTES",
+        "1:42: store.redis.tls.cert: needs `store.redis.tls.key` beside it",
+    ),
+    (
+        "store: {redis: {url: 'redis://a', key_prefix: 'a{b}'}}\nROUTES",
+        "1:47: store.redis.key_prefix: must be 1 to 64 letters",
+    ),
+];
+
+/// Features of later versions: sound, and refused at their place.
+const LATER: &[(&str, &str)] = &[
+    ("server: {allow: [10.0.0.0/8, '::1']}\nROUTES", "1:10: server.allow: not supported yet"),
+    ("server: {trusted_proxies: [10.0.0.0/8]}\nROUTES", "1:10: server.trusted_proxies: not supported yet"),
+    ("server: {tls: {cert: pem, key: key}}\nROUTES", "1:10: server.tls: not supported yet"),
+    ("clients: {a: {tokens: [x]}}\nROUTES", "1:1: clients: not supported yet"),
+    ("store: {redis: {cluster: ['redis://a']}}\nROUTES", "1:17: store.redis.cluster: not supported yet"),
+    (
+        "store: {redis: {sentinel: {nodes: ['redis://a'], master: m}}}\nROUTES",
+        "1:17: store.redis.sentinel: not supported yet",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], scope: per_replica}\nROUTES",
+        "2:29: limiters.a.scope: `per_replica` is not supported yet",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], mode: shadow}\nROUTES",
+        "2:28: limiters.a.mode: `shadow` is not supported yet",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], key: [header:x, query:a, host, path:0, client, client_ip]}\nROUTES",
+        "2:22: limiters.a.key: not supported yet",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], max_partitions: 5}\nROUTES",
+        "2:22: limiters.a.max_partitions: not supported yet",
+    ),
+    ("limiters:\n  a: {limits: [1/s], group: b}\nROUTES", "2:22: limiters.a.group: not supported yet"),
+    (
+        "limiters:\n  a: {limits: [1/s], pause: {on: [429]}}\nROUTES",
+        "2:22: limiters.a.pause: not supported yet",
+    ),
+    (
+        "limiters:\n  a: {limits: [{rate: 1, per: 1s, algorithm: token_bucket, burst: 2}]}\nROUTES",
+        "2:46: limiters.a.limits[0].algorithm: `token_bucket` is not supported yet",
+    ),
+    (
+        "limiters:\n  a: {limits: [{rate: 1, per: 1mo, algorithm: fixed_window, timezone: UTC}]}\nROUTES",
+        "2:47: limiters.a.limits[0].algorithm: `fixed_window` is not supported yet",
+    ),
+    (
+        "limiters: {a: {limits: [1/s]}, b: {limits: [1/s]}}\nROUTES    limiters: [a, b]\n",
+        "6:15: routes[0].limiters: several limiters on a route are not supported yet",
+    ),
+    (
+        "ROUTES    cost: {header: weir-cost, default: 1, max: 50}\n",
+        "5:5: routes[0].cost: a cost from a header is not supported yet",
+    ),
+    (
+        "routes:\n  - {name: a, match: {}, upstream: {url: 'http://a', proxy: 'http://b:3128'}}\n",
+        "2:54: routes[0].upstream.proxy: not supported yet",
+    ),
+];
+
+/// Stands for `ROUTES` in an example: the last key of the file, open for more keys of its only route.
+const ROUTES: &str = "routes:
+  - name: api
+    match: {path: /api}
+    upstream: http://127.0.0.1:1
+";
+
+fn example(text: &str) -> String {
+    text.replace("ROUTES", ROUTES)
+}
+
+/// Each example has exactly these problems, each beginning as expected.
+fn assert_problems<'a>(place: &Place, examples: impl IntoIterator<Item = (&'a str, &'a str)>) {
+    let mut wrong = String::new();
+    for (text, expected) in examples {
+        let problems = place.problems(example(text));
+        let fits = problems.len() == expected.lines().count()
+            && problems.iter().zip(expected.lines()).all(|(problem, expected)| problem.starts_with(expected));
+        if !fits {
+            wrong += &format!("{text}\nexpected:\n{expected}\nfound:\n{}\n\n", problems.join("\n"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+fn pem(place: Place) -> Place {
+    let certificate = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    place.file("pem", certificate.cert.pem()).file("key", certificate.signing_key.serialize_pem())
+}
+
+#[test]
+fn every_broken_file_is_refused_with_its_place() {
+    let place = pem(Place::new());
+    assert_problems(&place, BROKEN.iter().copied());
+}
+
+#[test]
+fn every_later_feature_is_refused_at_its_place() {
+    let place = pem(Place::new());
+    assert_problems(&place, LATER.iter().copied());
+}
+
+#[test]
+fn problems_of_shape_and_of_meaning_are_reported_together() {
+    let place = Place::new();
+    let text = "\
+limiters:
+  a: {limits: [0/1s]}
+  b: {limits: [5/10], queue: {timeout: 10}}
+  c: {limits: [what, 0/2s]}
+routes:
+  - {name: 5, match: {}, upstream: 'ftp://a'}
+  - {name: x, match: {}, upstream: 'http://a', limiter: b}
+  - {name: x, match: {}, upstream: 'http://a', limiter: d, cost: 0}
+";
+    assert_problems(
+        &place,
+        [(
+            text,
+            "2:16: limiters.a.limits[0]: the rate must be
+3:16: limiters.b.limits[0]: expected a limit
+3:40: limiters.b.queue.timeout: expected a duration
+4:16: limiters.c.limits[0]: expected a limit
+4:22: limiters.c.limits[1]: the rate must be
+6:12: routes[0].name: expected a text
+8:12: routes[2].name: routes[1] already has this name
+8:57: routes[2].limiter: unknown limiter \"d\"; did you mean \"a\"?
+8:66: routes[2].cost: must be from 1",
+        )],
+    );
+}
+
+#[test]
+fn files_that_cannot_be_read_are_named() {
+    let place = Place::new();
+    let refused = |path: &Path, message: &str| {
+        let error = config::load(path).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{}:", path.display())) && error.contains(message), "{error}");
+    };
+    refused(Path::new("/nonexistent/weir.yaml"), "cannot read the file: No such file");
+    refused(place.directory.path(), "cannot read the file: Is a directory");
+
+    assert_eq!(place.problems(b"log: {}\nlisten: \xff\xfe\n"), ["2:9: the file is not UTF-8"]);
+    assert_eq!(place.problems("#".repeat(1024 * 1024 + 1)), [" the file is larger than 1048576 bytes"]);
+    assert_eq!(place.problems("\0").len(), 1);
+}
+
+#[test]
+fn certificates_are_read() {
+    let place = pem(Place::new()).file("empty", "");
+    let redis = |tls: &str| format!("store: {{redis: {{url: 'rediss://a', tls: {{{tls}}}}}}}\nROUTES");
+    assert_problems(&place, [(redis("ca: none").as_str(), "1:46: store.redis.tls.ca: the file ")]);
+    assert_problems(&place, [(redis("ca: empty").as_str(), "1:46: store.redis.tls.ca: the file ")]);
+    assert_problems(
+        &place,
+        [(redis("cert: pem, key: pem").as_str(), "1:58: store.redis.tls.key: the file ")],
+    );
+    let config = place.config(&example(&redis("ca: pem, cert: pem, key: key")));
+    let Store::Redis(redis) = config.store else { panic!("no redis") };
+    assert_eq!(redis.tls.ca, Some(place.directory.path().join("pem")));
+    assert!(redis.tls.identity.is_some());
+}
+
+#[test]
+fn values_from_outside_are_used_and_never_repeated() {
+    let place = Place::new()
+        .variable("RATE", "20")
+        .variable("SECRET", "s3cret value")
+        .variable("QUOTA", "s3cret")
+        .file("token", "from-a-file\n");
+    let config = place.config(&example(
+        "admin: {token: '${file:token}'}\nlimiters:\n  a: {limits: [{rate: '${RATE}', per: \"${PER:-1s}\"}]}\nROUTES    \
+         limiter: a\n    set_headers: {authorization: 'Bearer ${SECRET}'}\n",
+    ));
+    assert_eq!(config.admin.token.as_ref().map(|token| token.reveal()), Some("from-a-file"));
+    assert_eq!(&*config.limiters[0].limits[0].label, "20/1s");
+    let (name, value) = &config.routes[0].set_headers[0];
+    assert_eq!((name.as_str(), value.to_str().unwrap()), ("authorization", "Bearer s3cret value"));
+    assert!(value.is_sensitive());
+    assert!(!format!("{config:?}").contains("s3cret"));
+
+    // Each of these values is of no use at its place.
+    let secret = "'${SECRET}'";
+    for text in [
+        format!("listen: {secret}\nROUTES"),
+        format!("admin: {{token: {secret}}}\nROUTES"),
+        format!("log: {{level: {secret}}}\nROUTES"),
+        format!("log: {{access: {secret}}}\nROUTES"),
+        format!("server: {{header_timeout: {secret}, max_connections: {secret}}}\nROUTES"),
+        format!("store: {secret}\nROUTES"),
+        format!("store: {{redis: {{url: {secret}, tls: {{ca: {secret}}}, key_prefix: {secret}}}}}\nROUTES"),
+        "limiters: {a: {limits: ['${QUOTA}', '${SECRET}'], queue: '${QUOTA}', guard: '${QUOTA}'}}\nROUTES"
+            .to_owned(),
+        format!("ROUTES    limiter: {secret}\n    strip_prefix: {secret}\n    cost: {secret}\n"),
+        format!(
+            "routes:\n  - {{name: {secret}, match: {{path: {secret}, host: {secret}}}, upstream: {secret}}}\n"
+        ),
+        format!(
+            "routes:\n  - {{name: {secret}, match: {{path_regex: '(${{SECRET}}'}}, upstream: {{url: {secret}}}}}\n"
+        ),
+        "routes:\n  - {name: a, match: {methods: ['${SECRET}']}, upstream: 'ftp://${QUOTA}'}\n".to_owned(),
+    ] {
+        let problems = place.problems(example(&text));
+        assert!(!problems.is_empty(), "{text}");
+        assert!(!problems.join("\n").contains("s3cret"), "{text}\n{}", problems.join("\n"));
+    }
+}
+
+#[test]
+fn what_is_left_out_has_its_default() {
+    let config = Place::new().config(&example("ROUTES"));
+    assert_eq!(config.listen.to_string(), "0.0.0.0:8080");
+    assert_eq!(config.admin.listen.to_string(), "127.0.0.1:9090");
+    assert_eq!(config.admin.token, None);
+    assert_eq!(config.server.max_connections, 10_000);
+    assert_eq!(config.server.max_header_bytes, 65_536);
+    assert_eq!(config.server.drain_timeout, Duration::from_secs(30));
+    assert_eq!(config.log.level, tracing::Level::INFO);
+    assert_eq!(config.store, Store::Memory);
+    assert!(config.limiters.is_empty());
+    let route = &config.routes[0];
+    assert_eq!((route.limiter.as_ref(), route.cost.get()), (None, 1));
+    assert!(!route.preserve_host && !route.forwarded_headers);
+    assert_eq!(route.upstream.connect_timeout, Duration::from_secs(5));
+    assert_eq!(route.upstream.http2, Http2::Auto);
+}
+
+#[test]
+fn limiters_are_as_they_are_written() {
+    let config = Place::new().config(&example(
+        "limiters:\n  b:\n    limits: [900/m, {rate: 5000, per: 3600s, precision: 10}]\n    queue: {timeout: 10s}\n    \
+         on_store_failure: reject\n  a: {limits: [20/s], queue: false, guard: 5ms}\nROUTES    limiters: [b]\n    cost: 5\n",
+    ));
+    let [b, a] = config.limiters.as_slice() else { panic!("{:?}", config.limiters) };
+    assert_eq!(b.name.as_str(), "b");
+    let labels: Vec<&str> = b.limits.iter().map(|limit| &*limit.label).collect();
+    assert_eq!(labels, ["900/1m", "5000/1h"]);
+    assert_eq!(b.queue.as_ref().map(|queue| (queue.timeout.as_secs(), queue.max_waiting)), Some((10, 1000)));
+    assert_eq!(b.on_store_failure, OnStoreFailure::Reject);
+    assert_eq!(b.guard, Duration::from_millis(20));
+    assert_eq!((&a.queue, a.guard, &*a.group), (&None, Duration::from_millis(5), "a"));
+    assert_eq!(config.routes[0].limiter, LimiterName::parse("b"));
+    assert_eq!(config.routes[0].cost.get(), 5);
+}
+
+#[test]
+fn routes_are_as_they_are_written() {
+    let config = Place::new().config(
+        r#"
+routes:
+  - name: prefix
+    match: {path: /a/, host: "*.Example.com", methods: [GET], headers: {X-Tenant: acme}}
+    upstream: HTTPS://Api.Example.com/v1/
+    strip_prefix: /a
+    preserve_host: true
+  - name: any
+    match: {path: /, host: "[::1]"}
+    upstream: {url: "http://[::1]:8080", http2: off, timeout: 5s}
+  - name: regex
+    match: {path_regex: "/a|/b"}
+    upstream: http://10.0.0.1
+"#,
+    );
+    let [prefix, any, regex] = config.routes.as_slice() else { panic!("{:?}", config.routes) };
+    assert!(matches!(&prefix.matches.path, PathMatch::Prefix(path) if path == "/a"));
+    assert_eq!(prefix.matches.host, Some(HostMatch::Suffix(".example.com".to_owned())));
+    assert_eq!(prefix.matches.headers[0].0.as_str(), "x-tenant");
+    assert_eq!(prefix.strip_prefix.as_deref(), Some("/a"));
+    let upstream = &prefix.upstream;
+    assert_eq!((&*upstream.host, upstream.port, upstream.tls), ("api.example.com", 443, true));
+    assert_eq!((&*upstream.authority, &*upstream.base_path), ("api.example.com", "/v1"));
+
+    assert!(matches!(any.matches.path, PathMatch::Any));
+    assert_eq!(any.matches.host, Some(HostMatch::Exact("[::1]".to_owned())));
+    assert_eq!((&*any.upstream.host, &*any.upstream.authority), ("::1", "[::1]:8080"));
+    assert_eq!((any.upstream.http2, any.upstream.timeout.as_secs()), (Http2::Off, 5));
+    assert_eq!(&*any.upstream.base_path, "");
+
+    let PathMatch::Pattern(pattern) = &regex.matches.path else { panic!("{:?}", regex.matches.path) };
+    assert!(pattern.is_match("/a") && pattern.is_match("/b"));
+    assert!(!pattern.is_match("/ab") && !pattern.is_match("x/b") && !pattern.is_match("/a\n"));
+}
+
+#[test]
+fn a_redis_store_shows_no_password() {
+    let place = Place::new().variable("PASSWORD", "pa55");
+    let loaded = place
+        .load(example(
+            "store:\n  redis: {url: 'rediss://user:${PASSWORD}@redis.internal/2', timeout: 50ms, pool_size: 2, \
+             key_prefix: 'prod:weir', fleet_size: 3}\nROUTES",
+        ))
+        .unwrap();
+    let Store::Redis(redis) = &loaded.config.store else { panic!("no redis") };
+    assert_eq!(redis.url.reveal(), "rediss://user:pa55@redis.internal/2");
+    assert_eq!(redis.address, "redis.internal:6379");
+    assert_eq!((redis.timeout, redis.pool_size, redis.fleet_size), (Duration::from_millis(50), 2, 3));
+    assert_eq!(redis.key_prefix, "prod:weir");
+    assert!(!format!("{loaded:?}").contains("pa55"));
+}
+
+#[test]
+fn the_hash_is_of_the_file_as_written() {
+    let text = example("log: {level: '${LEVEL:-info}'}\nROUTES");
+    let one = Place::new().config(&text);
+    let other = Place::new().variable("LEVEL", "debug").config(&text);
+    assert_eq!(one.hash, other.hash);
+    assert_eq!(one.hash.len(), 16);
+    assert_ne!(one.hash, Place::new().config(&format!("{text}\n")).hash);
+}
+
+#[test]
+fn the_handle_tells_what_runs_and_how_the_last_reload_went() {
+    let place = Place::new();
+    let loaded = |text: &str| place.load(example(text)).unwrap();
+    let handle = Handle::new(loaded("listen: 127.0.0.1:1\nROUTES"));
+    assert_eq!(handle.last_reload(), None);
+
+    assert_eq!(
+        handle.publish(loaded("listen: 127.0.0.1:2\nadmin: {listen: 127.0.0.1:3}\nROUTES")),
+        ["listen", "admin.listen"]
+    );
+    // The process still listens where it began, so going back needs nothing.
+    assert_eq!(handle.publish(loaded("listen: 127.0.0.1:1\nlog: {level: debug}\nROUTES")), [""; 0]);
+    assert_eq!(handle.masked()["log"]["level"], "debug");
+    assert_eq!(
+        handle.publish(loaded("listen: 127.0.0.1:1\nstore: {redis: {url: 'redis://a'}}\nROUTES")),
+        ["store"]
+    );
+
+    let running = handle.config();
+    handle.refuse(place.load("routes: 5\n").unwrap_err());
+    assert_eq!(handle.config().hash, running.hash);
+    let last = handle.last_reload().unwrap();
+    assert!(matches!(&last.outcome, Outcome::Refused { problems } if problems.len() == 1), "{last:?}");
+}
+
+#[test]
+fn every_shipped_file_is_valid_without_any_environment() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("config");
+    let files: Vec<PathBuf> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(files.len() >= 3, "{files:?}");
+    for file in files {
+        let loaded = config::load_with(&file, &|_| Err(VarError::NotPresent));
+        assert!(loaded.is_ok(), "{}", loaded.unwrap_err());
+    }
+}
+
+#[test]
+fn the_commented_file_shows_every_key() {
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("config/weir.yaml")).unwrap();
+    let schema = config::json_schema();
+    let definitions = schema["$defs"].as_object().unwrap().values();
+    for object in std::iter::once(&schema).chain(definitions) {
+        for key in object["properties"].as_object().into_iter().flat_map(|properties| properties.keys()) {
+            let shown =
+                [format!("{key}: "), format!("{key}:\n")].iter().any(|written| text.contains(written));
+            assert!(shown, "config/weir.yaml does not show {key}");
+        }
+    }
+}
+
+const WHOLE: &str = include_str!("../config/weir.yaml");
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn random_text_never_panics(text in "\\PC{0,200}") {
+        let _ = config::parse(Path::new("f"), &text);
+    }
+
+    #[test]
+    fn random_yaml_never_panics(text in "[-a-c0-9:{}\\[\\],&*!|>'\"#%@?~$ \t\n./]{0,120}") {
+        let _ = config::parse(Path::new("f"), &text);
+    }
+
+    #[test]
+    fn a_damaged_file_never_panics(
+        at in 0..WHOLE.len(),
+        length in 0..40_usize,
+        put in "[-a-z0-9:{}\\[\\],&*!|>'\"#$ \t\n]{0,10}",
+    ) {
+        let mut bytes = WHOLE.as_bytes().to_vec();
+        let end = (at + length).min(bytes.len());
+        bytes.splice(at..end, put.into_bytes());
+        if let Err(error) = config::parse(Path::new("f"), &String::from_utf8_lossy(&bytes)) {
+            prop_assert!(!error.problems.is_empty());
+        }
+    }
+
+    #[test]
+    fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        let _ = Place::new().load(bytes);
+    }
+}
