@@ -37,7 +37,7 @@ const BACKLOG: u32 = 4096;
 pub enum StartError {
     /// The configuration is not valid.
     #[error("the configuration is not valid\n{0}")]
-    Config(#[from] LoadError),
+    Config(LoadError),
     /// Logging.
     #[error(transparent)]
     Logging(#[from] LoggingError),
@@ -81,7 +81,7 @@ pub struct Source {
 /// If weir cannot start, or did not finish within its drain time.
 pub async fn serve(path: &Path) -> Result<(), StartError> {
     let watch = Watch::new(path);
-    let loaded = config::load(path)?;
+    let loaded = config::load(path).map_err(StartError::Config)?;
     let logging = Logging::init(&loaded.config.log)?;
     raise_file_limit();
     let mut end = Ending::new()?;
@@ -218,7 +218,11 @@ fn limiters(
 ) -> Result<Limiters, StartError> {
     let clock = Clock::start();
     let (store, fleet_size): (Arc<dyn Store>, u32) = match &config.store {
-        model::Store::Memory => (Arc::new(MemoryStore::new(clock)), 1),
+        model::Store::Memory => {
+            // It is never away.
+            metrics.store().set_up(true);
+            (Arc::new(MemoryStore::new(clock)), 1)
+        }
         model::Store::Redis(settings) => {
             let store = Arc::new(RedisStore::new(settings, metrics.store())?);
             let (probed, end) = (store.clone(), end.clone());

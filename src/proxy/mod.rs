@@ -82,8 +82,7 @@ impl Proxy {
                 upstream.close_idle();
             }
         }
-        metrics
-            .retain_routes(|name| name == NO_ROUTE || config.routes.iter().any(|route| *route.name == *name));
+        metrics.retain_routes(|name| config.routes.iter().any(|route| *route.name == *name));
         Ok(())
     }
 

@@ -17,8 +17,8 @@ use crate::config::model::{HostMatch, Match, PathMatch, Route as Rule, Server};
 use crate::limiter::Queue;
 use crate::telemetry::RouteMetrics;
 
-/// Names the requests that match no route, in metrics and logs.
-pub(crate) const NO_ROUTE: &str = "none";
+/// Names the requests that match no route, in metrics and logs: empty, because no route can be called so.
+pub(crate) const NO_ROUTE: &str = "";
 
 /// A route with everything that its requests need, resolved.
 pub(crate) struct Route {
