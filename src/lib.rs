@@ -11,7 +11,7 @@
 //! - [`config`]: YAML to [`config::Config`], every problem with its place; watching for changes.
 //! - [`admin`]: health, metrics and live state.
 //! - [`telemetry`]: logs, and every metric's name in one place.
-//! - [`clock`]: microseconds.
+//! - [`clock`]: instants and spans in whole microseconds.
 //! - [`app`]: wires the rooms together, owns every task and the shutdown.
 //! - [`cli`]: one file per command.
 

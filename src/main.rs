@@ -1,3 +1,48 @@
-//! The `weir` binary.
+//! The `weir` binary: arguments, a runtime, the command, an exit code.
 
-fn main() {}
+use std::io;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Parser;
+use weir::cli::{self, Cli, Command};
+
+fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(code) => code,
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            #[expect(clippy::print_stderr, reason = "logging may be what failed")]
+            {
+                eprintln!("weir: {error:#}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    match cli.command {
+        Command::Check { config } => Ok(cli::check::run(&config)?),
+        Command::Schema => Ok(cli::schema::run()?),
+        Command::Serve { config } => {
+            runtime()?.block_on(weir::app::serve(&config))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Demo { seconds } => {
+            runtime()?.block_on(cli::demo::run(seconds))?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// A reader that has seen enough, such as `head`, is no failure.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let mut kinds = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
+    kinds.any(|kind| kind == io::ErrorKind::BrokenPipe)
+}
+
+/// One runtime over all cores; docs/runtime.md tells why not one per core.
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")
+}

@@ -1,1 +1,42 @@
-//! (opened with its first commit)
+//! Health, metrics and live state, for operators and their tools. Reads the other rooms and changes nothing,
+//! but for asking for a reload.
+//!
+//! - [`server`]: accepts connections and bounds them.
+//! - [`router`]: which path is answered by whom, and for whom.
+//! - [`access`]: who may see and do what.
+//! - [`response`]: the forms in which an answer is written.
+//! - [`health`], [`metrics`], [`limiters`], [`config`]: the endpoints.
+
+mod access;
+mod config;
+mod health;
+mod limiters;
+mod metrics;
+mod response;
+mod router;
+mod server;
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+pub use self::config::{ReloadRequest, Reloader};
+pub use self::server::serve;
+use crate::config::Handle;
+use crate::limiter::Limiters;
+use crate::telemetry::Metrics;
+
+/// What the admin listener shows.
+#[derive(Clone)]
+pub struct AdminState {
+    /// What `/metrics` renders.
+    pub metrics: Metrics,
+    /// What `/api/limiters` and `/readyz` ask.
+    pub limiters: Limiters,
+    /// What `/api/config` shows, and where the token is.
+    pub config: Arc<Handle>,
+    /// Where `/api/reload` asks for a reload.
+    pub reloader: Reloader,
+    /// Whether this replica is shutting down.
+    pub draining: watch::Receiver<bool>,
+}

@@ -1,1 +1,116 @@
-//! (opened with its first commit)
+//! The command line: what is written there, and one file per command.
+
+pub mod check;
+pub mod demo;
+mod provider;
+pub mod schema;
+
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+/// Everything that can be asked of the binary.
+#[derive(Debug, Parser)]
+#[command(
+    name = "weir",
+    version,
+    about = "An HTTP reverse proxy that keeps a whole fleet inside the rate limits of\nthird-party APIs",
+    after_help = HELP,
+    arg_required_else_help = true
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the proxy
+    #[command(after_help = SERVE_HELP)]
+    Serve {
+        /// The configuration, in YAML
+        #[arg(short, long, value_name = "FILE")]
+        config: PathBuf,
+    },
+
+    /// Check a configuration: exit 0 and a summary, or 1 and every problem
+    #[command(after_help = CHECK_HELP)]
+    Check {
+        /// The configuration, in YAML
+        #[arg(short, long, value_name = "FILE")]
+        config: PathBuf,
+    },
+
+    /// Print the JSON Schema of the configuration, for editors
+    #[command(after_help = SCHEMA_HELP)]
+    Schema,
+
+    /// See it work: a provider with a quota, weir before it, too much traffic
+    #[command(after_help = DEMO_HELP)]
+    Demo {
+        /// End after this many seconds
+        #[arg(short, long, value_name = "N")]
+        seconds: Option<NonZeroU32>,
+    },
+}
+
+const HELP: &str = "\
+Try it, with nothing to set up:
+  weir demo
+
+Each command explains itself:
+  weir help serve";
+
+const SERVE_HELP: &str = "\
+A change of the file, SIGHUP and `POST /api/reload` take up a new configuration;
+one that has problems changes nothing. SIGTERM and SIGINT stop taking requests,
+let those under way and waiting finish, and exit 0.
+
+Examples:
+  weir serve --config config/quickstart.yaml
+  GITHUB_TOKEN=... weir serve --config /etc/weir/weir.yaml";
+
+const CHECK_HELP: &str = "\
+Nothing is started and nothing is contacted. `${VAR}` and `${file:PATH}` are
+replaced, so they must be there.
+
+Examples:
+  weir check --config config/weir.yaml";
+
+const SCHEMA_HELP: &str = "\
+Examples:
+  weir schema > weir.schema.json
+
+and as the first line of the configuration:
+  # yaml-language-server: $schema=weir.schema.json";
+
+const DEMO_HELP: &str = "\
+Everything runs in this process, without Redis: a provider that allows 10
+requests a second and answers 429 beyond, weir with config/quickstart.yaml, and
+25 requests a second. Ctrl-C ends it.
+
+Examples:
+  weir demo
+  weir demo --seconds 10";
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_demo_of_no_length_is_refused() {
+        assert!(Cli::try_parse_from(["weir", "demo", "--seconds", "0"]).is_err());
+        let cli = Cli::try_parse_from(["weir", "demo", "--seconds", "3"]).unwrap();
+        assert!(matches!(cli.command, Command::Demo { seconds: Some(seconds) } if seconds.get() == 3));
+    }
+}

@@ -56,6 +56,18 @@ pub struct Config {
     pub hash: Arc<str>,
 }
 
+impl Config {
+    /// The keys that differ in `new` and take effect only after a restart.
+    pub fn restart_needed(&self, new: &Config) -> Vec<&'static str> {
+        let changed = [
+            ("listen", self.listen != new.listen),
+            ("admin.listen", self.admin.listen != new.admin.listen),
+            ("store", self.store != new.store),
+        ];
+        changed.into_iter().filter_map(|(key, differs)| differs.then_some(key)).collect()
+    }
+}
+
 /// How connections of clients are treated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {

@@ -79,7 +79,11 @@ impl State {
 }
 
 impl Store for MemoryStore {
-    fn reserve<'a>(&'a self, subjects: &'a [Subject], call: &'a Call) -> BoxFuture<'a, Result<Answer, StoreError>> {
+    fn reserve<'a>(
+        &'a self,
+        subjects: &'a [Subject],
+        call: &'a Call,
+    ) -> BoxFuture<'a, Result<Answer, StoreError>> {
         ready(Ok(self.reserve_at(self.clock.now(), subjects, call))).boxed()
     }
 

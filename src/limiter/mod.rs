@@ -6,12 +6,39 @@
 //! - [`algorithm`]: the earliest instant with room.
 //! - [`book`]: the state of one limiter, over changes of its limits.
 //! - [`reserve`]: one call to a store.
+//!
+//! Where the state lives:
+//! - [`store`]: what a store is.
+//! - [`memory`]: the store in this process.
+//! - [`store_clock`]: what is known of a store's clock.
+//!
+//! Those who wait:
+//! - [`registry`]: all limiters of this process, over reloads.
+//! - [`queue`]: the way in, and a place in it.
+//! - `worker`: the task that owns a queue; `lane`: its requests of one cost, and their slots.
+//! - [`permit`]: the right to send, which settles itself.
+//! - [`refusal`]: why not, and when.
 
 pub mod algorithm;
 pub mod book;
 pub mod calendar;
+mod lane;
 pub mod limit;
+pub mod memory;
+#[cfg(test)]
+mod oracle;
+pub mod permit;
+pub mod queue;
+pub mod refusal;
+pub mod registry;
 pub mod reserve;
+pub mod store;
+pub mod store_clock;
+#[cfg(test)]
+mod tests;
+mod worker;
 
-mod api_stub;
-pub use api_stub::{Demand, Entered, Limiters, Permit, Queue, Refusal, Ticket};
+pub use permit::Permit;
+pub use queue::{Demand, Entered, Queue, Ticket};
+pub use refusal::Refusal;
+pub use registry::{LimiterState, Limiters};

@@ -65,7 +65,11 @@ pub enum StoreError {
 /// A place for limiter state.
 pub trait Store: Send + Sync + 'static {
     /// Carries out a call for the queue that takes all of `subjects` at once.
-    fn reserve<'a>(&'a self, subjects: &'a [Subject], call: &'a Call) -> BoxFuture<'a, Result<Answer, StoreError>>;
+    fn reserve<'a>(
+        &'a self,
+        subjects: &'a [Subject],
+        call: &'a Call,
+    ) -> BoxFuture<'a, Result<Answer, StoreError>>;
 
     /// Reads what is left, and changes nothing.
     fn inspect<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>>;

@@ -54,7 +54,8 @@ impl StoreClock {
     /// The instant from which a slot is due: the lower bound has reached it.
     pub fn due(&self, slot: Micros) -> Instant {
         let distance = (slot - self.earliest).0;
-        let slowed = distance.saturating_add(distance.saturating_mul(DRIFT_PER_MILLION) / (1_000_000 - DRIFT_PER_MILLION));
+        let slowed = distance
+            .saturating_add(distance.saturating_mul(DRIFT_PER_MILLION) / (1_000_000 - DRIFT_PER_MILLION));
         let extra = u64::from(distance > 0);
         self.anchor + Duration::from_micros(slowed + extra)
     }

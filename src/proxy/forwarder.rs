@@ -209,7 +209,7 @@ async fn wait(plan: &Plan, queue: &Queue, mut ticket: Ticket) -> Result<(Option<
 }
 
 fn refused(queue: &Queue, refusal: Refusal) -> ProxyError {
-    ProxyError::Refused { refusal, limiter: Arc::clone(queue.limiter()) }
+    ProxyError::Refused { refusal, limiter: queue.limiter() }
 }
 
 /// Sends the request and waits for the head of its response. A request of which nothing was written, because

@@ -1,1 +1,18 @@
-//! (opened with its first commit)
+//! The store that a fleet shares. The only room that knows Redis; knows nothing of HTTP.
+//!
+//! - [`store`]: calls as scripts, answers as values.
+//! - `script`: the Lua sources, called by their hash.
+//! - `keys`: every key's name, and why it looks so.
+//! - `pool`: connections, made and replaced.
+//! - `health`: whether the store is worth asking.
+
+mod health;
+mod keys;
+mod pool;
+mod script;
+pub mod store;
+#[cfg(test)]
+mod twin;
+
+pub use pool::RedisSetupError;
+pub use store::RedisStore;

@@ -283,7 +283,6 @@ impl StoreMetrics {
     }
 
     /// One call booked for that many requests.
-    #[expect(clippy::cast_precision_loss, reason = "a batch is bounded far below 2^53")]
     pub fn batch_size(&self, requests: usize) {
         self.shared.batch_size.observe(requests as f64);
     }

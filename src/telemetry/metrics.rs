@@ -164,6 +164,12 @@ impl Metrics {
         self.shared.store.clone()
     }
 
+    /// Notes the configuration of the start, which is no reload.
+    pub fn started(&self, unix_seconds: f64) {
+        self.shared.families.config_last_reload_successful.set(1);
+        self.shared.families.config_last_success_timestamp_seconds.set(unix_seconds);
+    }
+
     /// Counts an attempt to load the configuration.
     pub fn reload(&self, ok: bool, unix_seconds: f64) {
         let families = &self.shared.families;

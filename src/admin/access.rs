@@ -1,0 +1,126 @@
+//! Who may see and do what on the admin listener.
+//!
+//! Health and metrics are open to whoever reaches the listener. The rest asks for the token where one is set;
+//! where none is, it is there on loopback alone. On loopback the danger is a web page: any page that the
+//! operator's browser shows can send requests to 127.0.0.1, under a name of its own if it rebinds its DNS. So
+//! without a token the request must name a loopback host, and must not come from another origin.
+
+use std::net::IpAddr;
+
+use http::HeaderMap;
+use http::header::{AUTHORIZATION, HOST, ORIGIN};
+use http::uri::Authority;
+use sha2::{Digest, Sha256};
+use thiserror::Error;
+
+use crate::config::model::Secret;
+
+/// Why a request is turned away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub(super) enum Denied {
+    #[error("this needs `Authorization: Bearer` with the token of admin.token")]
+    Token,
+    #[error("beyond loopback this needs admin.token to be set")]
+    NoTokenSet,
+    #[error("without admin.token this is only for requests to a loopback host, such as localhost")]
+    Host,
+    #[error("this does not answer to pages of another origin")]
+    Origin,
+}
+
+/// Whether a request for anything but health and metrics may pass. `loopback`: where the listener is.
+pub(super) fn check(loopback: bool, token: Option<&Secret>, headers: &HeaderMap) -> Result<(), Denied> {
+    // An empty token protects nothing: it counts as none.
+    match token.filter(|token| !token.reveal().is_empty()) {
+        Some(token) if bearer(headers).is_some_and(|sent| is_same(sent, token.reveal())) => Ok(()),
+        Some(_) => Err(Denied::Token),
+        None if !loopback => Err(Denied::NoTokenSet),
+        None => check_page(headers),
+    }
+}
+
+fn check_page(headers: &HeaderMap) -> Result<(), Denied> {
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok()).ok_or(Denied::Host)?;
+    if !is_loopback_name(host) {
+        return Err(Denied::Host);
+    }
+    let Some(origin) = headers.get(ORIGIN) else {
+        return Ok(());
+    };
+    let origin_host = origin.to_str().ok().and_then(|origin| origin.strip_prefix("http://"));
+    if origin_host.is_some_and(|origin_host| origin_host.eq_ignore_ascii_case(host)) {
+        Ok(())
+    } else {
+        Err(Denied::Origin)
+    }
+}
+
+fn is_loopback_name(host: &str) -> bool {
+    let Ok(authority) = host.parse::<Authority>() else {
+        return false;
+    };
+    let name = authority.host().trim_start_matches('[').trim_end_matches(']');
+    name.eq_ignore_ascii_case("localhost")
+        || name.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, credential) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| credential.trim())
+}
+
+/// Compares digests, so that the time it takes says nothing about how much of the token was right.
+fn is_same(sent: &str, expected: &str) -> bool {
+    Sha256::digest(sent) == Sha256::digest(expected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(http::HeaderName, &str)]) -> HeaderMap {
+        pairs.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn a_set_token_is_needed_everywhere() {
+        let token = Secret::new("t0ken");
+        for loopback in [true, false] {
+            let check = |value| check(loopback, Some(&token), &headers(&[(AUTHORIZATION, value)]));
+            assert_eq!(check("Bearer t0ken"), Ok(()));
+            assert_eq!(check("bearer  t0ken "), Ok(()));
+            for wrong in ["Bearer t0ke", "Bearer t0ken0", "Bearer", "Bearer ", "Basic t0ken", "t0ken"] {
+                assert_eq!(check(wrong), Err(Denied::Token), "{wrong}");
+            }
+        }
+        assert_eq!(check(true, Some(&token), &headers(&[(HOST, "localhost")])), Err(Denied::Token));
+    }
+
+    #[test]
+    fn without_a_token_nothing_is_shown_beyond_loopback() {
+        let empty = Secret::new("");
+        let request = headers(&[(HOST, "localhost"), (AUTHORIZATION, "Bearer ")]);
+        assert_eq!(check(false, None, &request), Err(Denied::NoTokenSet));
+        assert_eq!(check(false, Some(&empty), &request), Err(Denied::NoTokenSet));
+    }
+
+    #[test]
+    fn on_loopback_the_request_names_a_loopback_host() {
+        for host in ["localhost:9090", "LOCALHOST", "127.0.0.1:9090", "127.1.2.3", "[::1]:9090"] {
+            assert_eq!(check(true, None, &headers(&[(HOST, host)])), Ok(()), "{host}");
+        }
+        for host in ["rebound.example:9090", "localhost.example", "10.0.0.1", "[::2]", "", "a b"] {
+            assert_eq!(check(true, None, &headers(&[(HOST, host)])), Err(Denied::Host), "{host}");
+        }
+        assert_eq!(check(true, None, &HeaderMap::new()), Err(Denied::Host));
+    }
+
+    #[test]
+    fn on_loopback_pages_of_other_origins_are_turned_away() {
+        let check = |origin| check(true, None, &headers(&[(HOST, "localhost:9090"), (ORIGIN, origin)]));
+        assert_eq!(check("http://localhost:9090"), Ok(()));
+        for origin in ["http://localhost:8080", "https://page.example", "null", "http://localhost"] {
+            assert_eq!(check(origin), Err(Denied::Origin), "{origin}");
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! Which path is answered by whom. The access rule is applied here, once, before any endpoint is asked.
+
+use http::header::{ALLOW, CONTENT_SECURITY_POLICY, WWW_AUTHENTICATE};
+use http::request::Parts;
+use http::{HeaderValue, Method, StatusCode};
+
+use super::access::{self, Denied};
+use super::response::{self, Response};
+use super::{AdminState, config, health, limiters, metrics};
+
+/// The page at `/`: needs nothing from outside itself.
+const PAGE: &str = include_str!("page.html");
+
+enum Endpoint<'path> {
+    Page,
+    Alive,
+    Ready,
+    Metrics,
+    Limiters,
+    Limiter(&'path str),
+    Config,
+    Reload,
+}
+
+impl Endpoint<'_> {
+    fn find(path: &str) -> Option<Endpoint<'_>> {
+        Some(match path {
+            "/" => Endpoint::Page,
+            "/healthz" => Endpoint::Alive,
+            "/readyz" => Endpoint::Ready,
+            "/metrics" => Endpoint::Metrics,
+            "/api/limiters" => Endpoint::Limiters,
+            "/api/config" => Endpoint::Config,
+            "/api/reload" => Endpoint::Reload,
+            _ => Endpoint::Limiter(path.strip_prefix("/api/limiters/")?),
+        })
+    }
+
+    fn is_public(&self) -> bool {
+        matches!(self, Endpoint::Alive | Endpoint::Ready | Endpoint::Metrics)
+    }
+
+    /// The methods that it answers, as in `Allow`.
+    fn allow(&self) -> &'static str {
+        match self {
+            Endpoint::Reload => "POST",
+            _ => "GET, HEAD",
+        }
+    }
+
+    fn allows(&self, method: &Method) -> bool {
+        self.allow().split(", ").any(|allowed| allowed == method.as_str())
+    }
+}
+
+/// Answers one request. `loopback`: where the listener is.
+pub(super) async fn respond(state: &AdminState, loopback: bool, request: &Parts) -> Response {
+    let Some(endpoint) = Endpoint::find(request.uri.path()) else {
+        return response::problem(StatusCode::NOT_FOUND, "there is nothing here; / lists what there is");
+    };
+    if !endpoint.allows(&request.method) {
+        let detail = format!("this answers {}", endpoint.allow());
+        let mut refusal = response::problem(StatusCode::METHOD_NOT_ALLOWED, &detail);
+        refusal.headers_mut().insert(ALLOW, HeaderValue::from_static(endpoint.allow()));
+        return refusal;
+    }
+    if !endpoint.is_public() {
+        let token = &state.config.config().admin.token;
+        if let Err(denied) = access::check(loopback, token.as_ref(), &request.headers) {
+            return turn_away(denied);
+        }
+    }
+    match endpoint {
+        Endpoint::Page => page(),
+        Endpoint::Alive => health::alive(),
+        Endpoint::Ready => health::ready(*state.draining.borrow(), state.limiters.ready()),
+        Endpoint::Metrics => metrics::render(&state.metrics),
+        Endpoint::Limiters => limiters::all(&state.limiters).await,
+        Endpoint::Limiter(name) => limiters::one(&state.limiters, name, request.uri.query()).await,
+        Endpoint::Config => config::show(&state.config),
+        Endpoint::Reload => config::reload(&state.reloader).await,
+    }
+}
+
+fn turn_away(denied: Denied) -> Response {
+    match denied {
+        Denied::Token => {
+            let mut refusal = response::problem(StatusCode::UNAUTHORIZED, &denied.to_string());
+            let challenge = HeaderValue::from_static("Bearer realm=\"weir admin\"");
+            refusal.headers_mut().insert(WWW_AUTHENTICATE, challenge);
+            refusal
+        }
+        Denied::NoTokenSet | Denied::Host | Denied::Origin => {
+            response::problem(StatusCode::FORBIDDEN, &denied.to_string())
+        }
+    }
+}
+
+fn page() -> Response {
+    let mut page = response::of(StatusCode::OK, "text/html; charset=utf-8", PAGE);
+    let policy = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'";
+    page.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use http::Request;
+    use http::header::{AUTHORIZATION, HOST, ORIGIN};
+    use http_body_util::BodyExt;
+    use serde_json::Value;
+    use tokio::sync::{mpsc, watch};
+
+    use super::super::{ReloadRequest, Reloader};
+    use super::*;
+    use crate::clock::Clock;
+    use crate::config::model::{self, Config, LogFormat, Secret, Store};
+    use crate::config::{Handle, Loaded, Outcome, Problem};
+    use crate::limiter::Limiters;
+    use crate::limiter::limit::{Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, Permits};
+    use crate::limiter::memory::MemoryStore;
+    use crate::telemetry::Metrics;
+
+    struct Admin {
+        state: AdminState,
+        draining: watch::Sender<bool>,
+        reloads: mpsc::Receiver<ReloadRequest>,
+    }
+
+    fn limiter() -> Arc<Limiter> {
+        let limit = Limit {
+            rate: Permits::new(5).unwrap(),
+            per: Duration::from_secs(1),
+            algorithm: Algorithm::SlidingWindow { precision: 256.try_into().unwrap() },
+            label: "5/1s".into(),
+        };
+        Arc::new(Limiter {
+            name: LimiterName::parse("api").unwrap(),
+            limits: vec![limit],
+            guard: Duration::from_millis(10),
+            queue: None,
+            group: "api".into(),
+            on_store_failure: OnStoreFailure::Local,
+        })
+    }
+
+    fn config(token: Option<&str>) -> Config {
+        let listen = "127.0.0.1:0".parse().unwrap();
+        Config {
+            listen,
+            server: model::Server {
+                max_connections: 1,
+                header_timeout: Duration::from_secs(1),
+                idle_timeout: Duration::from_secs(1),
+                max_header_bytes: 1024,
+                drain_delay: Duration::ZERO,
+                drain_timeout: Duration::ZERO,
+            },
+            admin: model::Admin { listen, token: token.map(Secret::new) },
+            log: model::Log { level: tracing::Level::INFO, format: LogFormat::Json, access: false },
+            store: Store::Memory,
+            limiters: vec![limiter()],
+            routes: Vec::new(),
+            hash: "0123456789abcdef".into(),
+        }
+    }
+
+    fn admin(token: Option<&str>) -> Admin {
+        let metrics = Metrics::new();
+        let config = config(token);
+        let clock = Clock::start();
+        let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, metrics.clone());
+        limiters.apply(&config.limiters);
+        let (reloader, reloads) = Reloader::channel();
+        let (draining, is_draining) = watch::channel(false);
+        let loaded = Loaded { config: Arc::new(config), masked: Arc::new(Value::Null) };
+        let config = Arc::new(Handle::new(loaded));
+        let state = AdminState { metrics, limiters, config, reloader, draining: is_draining };
+        Admin { state, draining, reloads }
+    }
+
+    fn request(method: &str, path: &str) -> Parts {
+        let request = Request::builder().method(method).uri(path).header(HOST, "localhost:9090");
+        request.body(()).unwrap().into_parts().0
+    }
+
+    async fn json(response: Response) -> Value {
+        serde_json::from_slice(&response.into_body().collect().await.unwrap().to_bytes()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn every_endpoint_answers_on_loopback() {
+        let admin = admin(None);
+        for path in
+            ["/", "/healthz", "/readyz", "/metrics", "/api/limiters", "/api/limiters/api", "/api/config"]
+        {
+            for method in ["GET", "HEAD"] {
+                let response = respond(&admin.state, true, &request(method, path)).await;
+                assert_eq!(response.status(), StatusCode::OK, "{method} {path}");
+            }
+        }
+        let state = json(respond(&admin.state, true, &request("GET", "/api/limiters")).await).await;
+        assert_eq!(state["limiters"][0]["name"], "api");
+        assert_eq!(state["limiters"][0]["limits"][0]["available"], 5);
+    }
+
+    #[tokio::test]
+    async fn unknown_paths_limiters_and_methods() {
+        let admin = admin(None);
+        for path in ["/nothing", "/api", "/api/limiters/", "/api/limiters/other", "/api/limiters/api/pause"] {
+            let response = respond(&admin.state, true, &request("GET", path)).await;
+            assert_eq!(response.status(), StatusCode::NOT_FOUND, "{path}");
+            assert_eq!(json(response).await["status"], 404);
+        }
+        for (method, path, allow) in [("GET", "/api/reload", "POST"), ("POST", "/metrics", "GET, HEAD")] {
+            let response = respond(&admin.state, true, &request(method, path)).await;
+            assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
+            assert_eq!(response.headers()[ALLOW], allow);
+        }
+        let partition = request("GET", "/api/limiters/api?partition=x");
+        assert_eq!(respond(&admin.state, true, &partition).await.status(), StatusCode::BAD_REQUEST);
+    }
+
+    #[tokio::test]
+    async fn beyond_loopback_only_health_and_metrics_are_open() {
+        for (token, closed) in [(None, StatusCode::FORBIDDEN), (Some("t"), StatusCode::UNAUTHORIZED)] {
+            let admin = admin(token);
+            for path in ["/healthz", "/readyz", "/metrics"] {
+                let response = respond(&admin.state, false, &request("GET", path)).await;
+                assert_eq!(response.status(), StatusCode::OK, "{path}");
+            }
+            for (method, path) in [("GET", "/"), ("GET", "/api/config"), ("POST", "/api/reload")] {
+                let response = respond(&admin.state, false, &request(method, path)).await;
+                assert_eq!(response.status(), closed, "{path}");
+            }
+        }
+        let mut with_token = request("GET", "/api/config");
+        with_token.headers.insert(AUTHORIZATION, HeaderValue::from_static("Bearer t"));
+        let response = respond(&admin(Some("t")).state, false, &with_token).await;
+        assert_eq!(response.status(), StatusCode::OK);
+    }
+
+    #[tokio::test]
+    async fn a_web_page_cannot_ask_for_a_reload() {
+        let mut admin = admin(None);
+        let mut from_a_page = request("POST", "/api/reload");
+        from_a_page.headers.insert(ORIGIN, HeaderValue::from_static("https://page.example"));
+        let response = respond(&admin.state, true, &from_a_page).await;
+        assert_eq!(response.status(), StatusCode::FORBIDDEN);
+        assert!(admin.reloads.try_recv().is_err());
+    }
+
+    fn problem(line: u32, message: &str) -> Problem {
+        let (path, message) = (String::new(), message.to_owned());
+        Problem { file: "weir.yaml".into(), line, column: 1, path, message }
+    }
+
+    #[tokio::test]
+    async fn a_reload_answers_with_every_problem() {
+        let Admin { state, mut reloads, .. } = admin(None);
+        let reload = request("POST", "/api/reload");
+        let app = async {
+            let applied = Outcome::Applied { restart_needed: vec!["listen"] };
+            let refused = Outcome::Refused { problems: vec![problem(3, "one"), problem(7, "two")] };
+            for outcome in [applied, refused] {
+                reloads.recv().await.unwrap().send(outcome).unwrap();
+            }
+            // Then it goes away.
+            drop(reloads);
+        };
+        let client = async {
+            let good = respond(&state, true, &reload).await;
+            assert_eq!(good.status(), StatusCode::OK);
+            assert_eq!(json(good).await["restart_needed"], serde_json::json!(["listen"]));
+            let bad = respond(&state, true, &reload).await;
+            assert_eq!(bad.status(), StatusCode::UNPROCESSABLE_ENTITY);
+            let problems = json(bad).await["problems"].clone();
+            assert_eq!((&problems[0]["line"], &problems[1]["message"]), (&3.into(), &"two".into()));
+        };
+        tokio::join!(app, client);
+        assert_eq!(respond(&state, true, &reload).await.status(), StatusCode::SERVICE_UNAVAILABLE);
+    }
+
+    #[tokio::test]
+    async fn draining_ends_readiness_and_not_health() {
+        let admin = admin(None);
+        admin.draining.send(true).unwrap();
+        let ready = respond(&admin.state, true, &request("GET", "/readyz")).await;
+        assert_eq!(ready.status(), StatusCode::SERVICE_UNAVAILABLE);
+        let alive = respond(&admin.state, true, &request("GET", "/healthz")).await;
+        assert_eq!(alive.status(), StatusCode::OK);
+    }
+}

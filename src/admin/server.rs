@@ -1,0 +1,79 @@
+//! The admin listener: plain HTTP/1.1, every connection bounded in number, time and size.
+//!
+//! No endpoint reads a body, so none is read.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::{AdminState, router};
+
+/// A handful of scrapers, probes and operators; a probe must get through beside them.
+const CONNECTIONS_MAX: usize = 256;
+/// Until a request's head is complete; also how long a connection may idle.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The most bytes of a request's head.
+const HEADER_BYTES_MAX: usize = 16 * 1024;
+/// How long a connection lives: a reader that has stopped reading does not hold its place for ever.
+const CONNECTION_AGE_MAX: Duration = Duration::from_secs(300);
+/// What is under way at the end of a connection or of the process may take this long.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
+/// After an `accept` that failed, mostly for want of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Answers on `listener` until `shutdown`, then lets the requests under way finish for some seconds.
+pub async fn serve(listener: TcpListener, state: AdminState, shutdown: CancellationToken) {
+    let loopback = listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback());
+    let state = Arc::new(state);
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            () = shutdown.cancelled() => break,
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept(), if connections.len() < CONNECTIONS_MAX => match accepted {
+                Ok((stream, _)) => {
+                    connections.spawn(connection(stream, Arc::clone(&state), loopback, shutdown.clone()));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept an admin connection");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+        }
+    }
+    // Each connection bounds itself from here on.
+    while connections.join_next().await.is_some() {}
+}
+
+async fn connection(stream: TcpStream, state: Arc<AdminState>, loopback: bool, shutdown: CancellationToken) {
+    let service = service_fn(|request: Request<Incoming>| {
+        let state = Arc::clone(&state);
+        async move {
+            let (parts, _body) = request.into_parts();
+            Ok::<_, Infallible>(router::respond(&state, loopback, &parts).await)
+        }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .max_buf_size(HEADER_BYTES_MAX)
+        .serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        () = tokio::time::sleep(CONNECTION_AGE_MAX) => {}
+        () = shutdown.cancelled() => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    // Whether it ended well concerns its client alone.
+    let _ = tokio::time::timeout(FINISH_TIMEOUT, connection).await;
+}

@@ -1,0 +1,197 @@
+//! `weir demo`: a provider with a quota, weir in front of it, and more traffic than the quota allows, all in
+//! this process and on loopback.
+//!
+//! What is shown is what the applications and the provider saw; weir's own counts are not asked.
+
+mod screen;
+mod traffic;
+
+use std::io;
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use thiserror::Error;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use self::screen::{Row, Screen, Setting};
+use self::traffic::{Totals, Traffic};
+use super::provider::{Books, Provider};
+use crate::app::{App, StartError};
+use crate::config::model::{Http2, LogFormat, PathMatch, Upstream};
+use crate::config::{self, Config, LoadError, Loaded};
+use crate::telemetry::Logging;
+use crate::telemetry::logging::LoggingError;
+
+/// The configuration that the demo runs, and that a first-time user copies.
+const QUICKSTART: &str = include_str!("../../config/quickstart.yaml");
+
+/// The demo could not run.
+#[derive(Debug, Error)]
+pub enum DemoError {
+    /// No port for the provider, or no signal handler.
+    #[error("cannot set up the demo")]
+    Setup(#[source] io::Error),
+    /// The terminal, or what the output was piped into, is gone.
+    #[error("cannot write")]
+    Output(#[from] io::Error),
+    /// The built-in configuration.
+    #[error(transparent)]
+    Config(#[from] LoadError),
+    /// Logging.
+    #[error(transparent)]
+    Logging(#[from] LoggingError),
+    /// weir itself.
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
+/// Runs until a signal, or for that many seconds.
+///
+/// # Errors
+/// When a port, a signal handler or the terminal is not to be had.
+pub async fn run(seconds: Option<NonZeroU32>) -> Result<(), DemoError> {
+    let mut signals = Signals::listen().map_err(DemoError::Setup)?;
+    let provider = Provider::bind().await.map_err(DemoError::Setup)?;
+    let loaded = quickstart(provider.address())?;
+    let config = Arc::clone(&loaded.config);
+    Logging::init(&config.log)?;
+    let path = example_path(&config);
+    let limiter = config.limiters.first().cloned();
+    let app = App::start(loaded, None).await?;
+
+    let setting = Setting {
+        proxy: app.proxy_address(),
+        admin: app.admin_address(),
+        provider: provider.address(),
+        path,
+        limiter,
+    };
+    let books = provider.books();
+    let tasks = TaskTracker::new();
+    let shutdown = CancellationToken::new();
+    let stop_traffic = CancellationToken::new();
+    tasks.spawn(provider.serve(shutdown.clone()));
+    let totals = Arc::new(Totals::default());
+    let traffic = Traffic { target: setting.proxy, path: setting.path.clone(), totals: Arc::clone(&totals) };
+    let traffic = tasks.spawn(traffic.run(stop_traffic.clone()));
+
+    let mut screen = Screen::stdout();
+    let shown = show(&mut screen, &setting, &totals, &books, seconds, &mut signals).await;
+
+    // Those that wait may still have their turn: the applications stop first, then weir, then the provider.
+    let finish = async {
+        stop_traffic.cancel();
+        let _ = traffic.await;
+        app.drain().await;
+        shutdown.cancel();
+        tasks.close();
+        tasks.wait().await;
+    };
+    tokio::select! {
+        () = finish => {}
+        // Whoever asks twice does not want to wait.
+        () = signals.next() => {}
+    }
+    screen.summary(shown?, &totals.read(), books.tally())?;
+    Ok(())
+}
+
+/// One row a second until the end; for how long it went on.
+async fn show(
+    screen: &mut Screen,
+    setting: &Setting,
+    totals: &Totals,
+    books: &Books,
+    seconds: Option<NonZeroU32>,
+    signals: &mut Signals,
+) -> io::Result<Duration> {
+    const SECOND: Duration = Duration::from_secs(1);
+    screen.opening(setting)?;
+    let start = Instant::now();
+    let mut ticks = interval_at(start + SECOND, SECOND);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let mut forwarded_before = 0;
+    loop {
+        tokio::select! {
+            () = signals.next() => break,
+            _ = ticks.tick() => {}
+        }
+        let now = totals.read();
+        let time = start.elapsed();
+        let forwarded_now = now.forwarded.saturating_sub(forwarded_before);
+        forwarded_before = now.forwarded;
+        screen.row(&Row { time, totals: now, forwarded_now, violations: books.tally().violations })?;
+        if seconds.is_some_and(|seconds| time.as_secs() >= u64::from(seconds.get())) {
+            break;
+        }
+    }
+    screen.ending(totals.read().waiting())?;
+    Ok(start.elapsed())
+}
+
+/// SIGINT and SIGTERM.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn listen() -> io::Result<Signals> {
+        let (interrupt, terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        Ok(Signals { interrupt, terminate })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+/// The quickstart configuration, with the provider as its upstream, on ports that are free.
+fn quickstart(provider: SocketAddr) -> Result<Loaded, LoadError> {
+    let loaded = config::parse(Path::new("config/quickstart.yaml"), QUICKSTART)?;
+    let mut config = Config::clone(&loaded.config);
+    config.listen = free(config.listen);
+    config.admin.listen = free(config.admin.listen);
+    // The rows are the output; only what goes wrong may stand between them.
+    config.log.level = tracing::Level::WARN;
+    config.log.format = LogFormat::Text;
+    config.log.access = false;
+    for route in &mut config.routes {
+        route.upstream = Upstream {
+            tls: false,
+            host: provider.ip().to_string().into(),
+            port: provider.port(),
+            authority: provider.to_string().into(),
+            base_path: "".into(),
+            http2: Http2::Off,
+            ..route.upstream.clone()
+        };
+    }
+    Ok(Loaded { config: Arc::new(config), ..loaded })
+}
+
+/// The address itself, or with a port that the system chooses where this one is taken. Always on loopback.
+fn free(mut address: SocketAddr) -> SocketAddr {
+    address.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
+    if std::net::TcpListener::bind(address).is_err() {
+        address.set_port(0);
+    }
+    address
+}
+
+/// A path that the first route takes.
+fn example_path(config: &Config) -> String {
+    match config.routes.first().map(|route| &route.matches.path) {
+        Some(PathMatch::Prefix(path) | PathMatch::Exact(path)) => path.clone(),
+        Some(PathMatch::Any | PathMatch::Pattern(_)) | None => "/".to_owned(),
+    }
+}

@@ -1,0 +1,179 @@
+//! What the demo prints: fits into 80 columns, coloured only for a person.
+
+use std::io::{self, IsTerminal, Write};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::provider::{QUOTA, Tally};
+use super::traffic::{Counts, RATE};
+use crate::limiter::limit::Limiter;
+
+/// Who is where.
+pub(super) struct Setting {
+    /// Where weir takes requests.
+    pub(super) proxy: SocketAddr,
+    /// Where weir shows what it does.
+    pub(super) admin: SocketAddr,
+    /// Where the provider is.
+    pub(super) provider: SocketAddr,
+    /// A path that weir forwards.
+    pub(super) path: String,
+    /// The limiter in between.
+    pub(super) limiter: Option<Arc<Limiter>>,
+}
+
+/// One line of the table.
+pub(super) struct Row {
+    /// Since the start.
+    pub(super) time: Duration,
+    /// Since the start.
+    pub(super) totals: Counts,
+    /// Since the last row.
+    pub(super) forwarded_now: u64,
+    /// The provider's count, since the start.
+    pub(super) violations: u64,
+}
+
+/// Standard output.
+pub(super) struct Screen {
+    out: Box<dyn Write + Send>,
+    coloured: bool,
+}
+
+impl Screen {
+    pub(super) fn stdout() -> Screen {
+        let out = io::stdout();
+        let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let dumb = std::env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
+        let coloured = out.is_terminal() && !set("NO_COLOR") && !dumb;
+        Screen { out: Box::new(out), coloured }
+    }
+
+    /// What runs, what to try, and the head of the table.
+    pub(super) fn opening(&mut self, setting: &Setting) -> io::Result<()> {
+        let Setting { proxy, admin, provider, path, limiter } = setting;
+        let title = self.bold("weir demo");
+        let limits = limiter.as_deref().map(describe).unwrap_or_default();
+        let head =
+            self.dim("  time     sent  forwarded  per second  waiting  refused  provider's violations");
+        write!(
+            self.out,
+            "\n  {title}: applications want {RATE} requests/s, the provider allows {QUOTA}/s.\n\
+             \n  applications ---> weir {proxy} ---> provider {provider}\n\
+             \n  weir runs config/quickstart.yaml on the memory store{limits}.\
+             \n  The provider answers 429 beyond its quota, and counts how often it had to.\n\
+             \n  Try in another terminal:\
+             \n    curl -i http://{proxy}{path}\
+             \n    curl http://{admin}/api/limiters\
+             \n    curl http://{admin}/metrics\n\
+             \n  Ctrl-C ends it.\n\n{head}\n"
+        )?;
+        self.out.flush()
+    }
+
+    /// A line of the table.
+    pub(super) fn row(&mut self, row: &Row) -> io::Result<()> {
+        let Row { time, totals: Counts { sent, forwarded, refused, .. }, forwarded_now, violations } = row;
+        let violations = self.verdict(*violations, 22);
+        let time = format!("{}s", time.as_secs());
+        let waiting = row.totals.waiting();
+        writeln!(
+            self.out,
+            "{time:>6} {sent:>8} {forwarded:>10} {forwarded_now:>11} {waiting:>8} {refused:>8} {violations}"
+        )?;
+        self.out.flush()
+    }
+
+    /// Said while those that wait have their turn.
+    pub(super) fn ending(&mut self, waiting: u64) -> io::Result<()> {
+        writeln!(self.out, "\n  No more traffic; the {waiting} that wait have their turn first ...")?;
+        self.out.flush()
+    }
+
+    /// What came out of it.
+    pub(super) fn summary(&mut self, time: Duration, totals: &Counts, provider: Tally) -> io::Result<()> {
+        let Counts { sent, forwarded, refused, failed } = *totals;
+        let Tally { requests, violations } = provider;
+        let verdict = self.verdict(violations, 0);
+        let seconds = time.as_secs_f64();
+        write!(
+            self.out,
+            "\n  In {seconds:.1} s the applications sent {sent} requests:\
+             \n    {forwarded:>8} forwarded; the provider saw {requests}, {verdict} of them beyond its quota\
+             \n    {refused:>8} refused by weir, with a Retry-After\
+             \n    {failed:>8} failed\n\n"
+        )?;
+        self.out.flush()
+    }
+
+    /// Zero is what was promised.
+    fn verdict(&self, violations: u64, width: usize) -> String {
+        let colour = if violations == 0 { "32" } else { "31" };
+        self.styled(&format!("{violations:>width$}"), colour)
+    }
+
+    fn bold(&self, text: &str) -> String {
+        self.styled(text, "1")
+    }
+
+    fn dim(&self, text: &str) -> String {
+        self.styled(text, "2")
+    }
+
+    fn styled(&self, text: &str, code: &str) -> String {
+        if self.coloured { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+/// `: 10/1s, and up to 2s in the queue`.
+fn describe(limiter: &Limiter) -> String {
+    let limits: Vec<&str> = limiter.limits.iter().map(|limit| &*limit.label).collect();
+    let queue = match &limiter.queue {
+        Some(queue) => format!("up to {:?} in the queue", queue.timeout),
+        None => "no queue".to_owned(),
+    };
+    format!(":\n  {}, and {queue}", limits.join(" and "))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// Keeps what is written.
+    #[derive(Clone, Default)]
+    struct Paper(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Paper {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn every_line_fits_and_carries_no_codes_for_a_pipe() {
+        let paper = Paper::default();
+        let mut screen = Screen { out: Box::new(paper.clone()), coloured: false };
+        let address: SocketAddr = "127.0.0.1:65535".parse().unwrap();
+        let path = "/api".to_owned();
+        screen
+            .opening(&Setting { proxy: address, admin: address, provider: address, path, limiter: None })
+            .unwrap();
+        let totals = Counts { sent: 1_000_000, forwarded: 900_000, refused: 99_000, failed: 0 };
+        let time = Duration::from_secs(40_000);
+        screen.row(&Row { time, totals, forwarded_now: 10, violations: 0 }).unwrap();
+        screen.ending(100).unwrap();
+        screen.summary(time, &totals, Tally { requests: 900_000, violations: 0 }).unwrap();
+        let text = String::from_utf8(paper.0.lock().unwrap().clone()).unwrap();
+        assert!(!text.contains('\x1b'));
+        for line in text.lines() {
+            assert!(line.len() <= 80, "{} columns: {line}", line.len());
+        }
+    }
+}

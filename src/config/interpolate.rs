@@ -1,0 +1,262 @@
+//! Puts what the environment and files hold into scalar values: `${VAR}`, `${VAR:-default}`, `${file:/path}`.
+//!
+//! Works on the parsed tree, so that no value can change the structure of the file, and never on keys. What is put
+//! in is not searched again. `$${` stands for `${` itself. No message ever holds a value.
+
+use std::collections::HashSet;
+use std::env::VarError;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use super::problem::{Report, index_path, key_path, quoted};
+use super::yaml::{Node, Scalar, Value};
+
+/// The most bytes of a `${file:...}`: a secret or an address, not a document.
+const FILE_MAX: u64 = 64 * 1024;
+/// The most bytes of a value once everything is put in.
+const VALUE_MAX: usize = 256 * 1024;
+
+/// Where values come from.
+#[derive(Clone, Copy)]
+pub(crate) struct Sources<'a> {
+    /// Reads a variable of the environment.
+    pub(crate) variable: &'a dyn Fn(&str) -> Result<String, VarError>,
+    /// Where relative paths begin.
+    pub(crate) base: &'a Path,
+}
+
+/// A piece of a scalar.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Segment<'a> {
+    Literal(&'a str),
+    Variable { name: &'a str, default: Option<&'a str> },
+    File(&'a str),
+}
+
+/// Replaces every reference in the tree. Gives the ids of the nodes that could not be: each has its problem.
+pub(crate) fn interpolate(root: &mut Node, sources: Sources<'_>, report: &mut Report) -> HashSet<u32> {
+    let mut failed = HashSet::new();
+    walk(root, "", &mut |node, path| {
+        let Value::Scalar(scalar) = &mut node.value else { return };
+        if !scalar.text.contains("${") {
+            return;
+        }
+        match resolve(&scalar.text, sources) {
+            Ok(replaced) => *scalar = Scalar { plain: scalar.plain, ..replaced },
+            // What an alias repeats is reported once.
+            Err(message) if failed.insert(node.id) => report.add(node.mark, path, message),
+            Err(_) => {}
+        }
+    });
+    failed
+}
+
+/// The files that `${file:...}` names anywhere in a tree that is not interpolated yet.
+pub(crate) fn files(root: &Node, base: &Path) -> Vec<PathBuf> {
+    match &root.value {
+        Value::List(items) => items.iter().flat_map(|item| files(item, base)).collect(),
+        Value::Mapping(entries) => entries.iter().flat_map(|entry| files(&entry.value, base)).collect(),
+        Value::Scalar(scalar) => segments(&scalar.text)
+            .unwrap_or_default()
+            .into_iter()
+            .filter_map(|segment| match segment {
+                Segment::File(path) => Some(base.join(path)),
+                Segment::Literal(_) | Segment::Variable { .. } => None,
+            })
+            .collect(),
+    }
+}
+
+/// Splits a text into its pieces, or says what is wrong with a reference.
+pub(crate) fn segments(text: &str) -> Result<Vec<Segment<'_>>, String> {
+    let mut segments = Vec::new();
+    let mut rest = text;
+    while let Some(at) = rest.find("${") {
+        if rest[..at].ends_with('$') {
+            segments.push(Segment::Literal(&rest[..at - 1]));
+            segments.push(Segment::Literal("${"));
+            rest = &rest[at + 2..];
+            continue;
+        }
+        segments.push(Segment::Literal(&rest[..at]));
+        let Some((reference, after)) = rest[at + 2..].split_once('}') else {
+            return Err("`${` without its `}`; write `$${` for a literal `${`".to_owned());
+        };
+        segments.push(reference_of(reference)?);
+        rest = after;
+    }
+    segments.push(Segment::Literal(rest));
+    segments.retain(|segment| *segment != Segment::Literal(""));
+    Ok(segments)
+}
+
+fn reference_of(reference: &str) -> Result<Segment<'_>, String> {
+    if let Some(path) = reference.strip_prefix("file:") {
+        return match path {
+            "" => Err("`${file:...}` names no file".to_owned()),
+            path => Ok(Segment::File(path)),
+        };
+    }
+    let (name, default) = match reference.split_once(":-") {
+        Some((name, default)) => (name, Some(default)),
+        None => (reference, None),
+    };
+    let valid = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+        && name.bytes().next().is_some_and(|first| !first.is_ascii_digit());
+    if !valid {
+        return Err("`${...}` needs the name of a variable, `${NAME:-default}` or `${file:/path}`".to_owned());
+    }
+    Ok(Segment::Variable { name, default })
+}
+
+fn resolve(text: &str, sources: Sources<'_>) -> Result<Scalar, String> {
+    let mut resolved = Scalar { text: String::new(), plain: false, interpolated: false };
+    for segment in segments(text)? {
+        match segment {
+            Segment::Literal(literal) => resolved.text.push_str(literal),
+            Segment::Variable { name, default } => {
+                resolved.interpolated = true;
+                resolved.text.push_str(&variable(name, default, sources)?);
+            }
+            Segment::File(path) => {
+                resolved.interpolated = true;
+                resolved.text.push_str(&file(&sources.base.join(path))?);
+            }
+        }
+        if resolved.text.len() > VALUE_MAX {
+            return Err(format!("the value is longer than {VALUE_MAX} bytes"));
+        }
+    }
+    Ok(resolved)
+}
+
+/// As in a shell, the default also stands in for a variable that is set to nothing.
+fn variable(name: &str, default: Option<&str>, sources: Sources<'_>) -> Result<String, String> {
+    match ((sources.variable)(name), default) {
+        (Ok(value), None) => Ok(value),
+        (Ok(value), Some(_)) if !value.is_empty() => Ok(value),
+        (Ok(_) | Err(VarError::NotPresent), Some(default)) => Ok(default.to_owned()),
+        (Err(VarError::NotPresent), None) => Err(format!(
+            "the environment has no variable {}; set it, or give a default with `${{NAME:-default}}`",
+            quoted(name)
+        )),
+        (Err(VarError::NotUnicode(_)), _) => Err(format!("the variable {} is not UTF-8", quoted(name))),
+    }
+}
+
+fn file(path: &Path) -> Result<String, String> {
+    let shown = quoted(&path.to_string_lossy());
+    let mut text = String::new();
+    File::open(path)
+        .and_then(|file| file.take(FILE_MAX + 1).read_to_string(&mut text))
+        .map_err(|error| format!("cannot read the file {shown}: {error}"))?;
+    if text.len() as u64 > FILE_MAX {
+        return Err(format!("the file {shown} is larger than {FILE_MAX} bytes"));
+    }
+    let end =
+        text.strip_suffix('\n').map_or(text.len(), |less| less.strip_suffix('\r').unwrap_or(less).len());
+    text.truncate(end);
+    Ok(text)
+}
+
+/// Calls `visit` for each node with its path, from the top down.
+fn walk(node: &mut Node, path: &str, visit: &mut dyn FnMut(&mut Node, &str)) {
+    visit(node, path);
+    match &mut node.value {
+        Value::Scalar(_) => {}
+        Value::List(items) => {
+            for (index, item) in items.iter_mut().enumerate() {
+                walk(item, &index_path(path, index), visit);
+            }
+        }
+        Value::Mapping(entries) => {
+            for entry in entries {
+                walk(&mut entry.value, &key_path(path, &entry.key), visit);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::yaml;
+
+    fn environment(name: &str) -> Result<String, VarError> {
+        match name {
+            "TOKEN" => Ok("s3cret".to_owned()),
+            "EMPTY" => Ok(String::new()),
+            "NESTED" => Ok("${TOKEN}".to_owned()),
+            _ => Err(VarError::NotPresent),
+        }
+    }
+
+    fn apply(text: &str, base: &Path) -> (Node, Vec<String>) {
+        let mut report = Report::new(Path::new("f"));
+        let mut root = yaml::parse(text, &mut report).unwrap();
+        interpolate(&mut root, Sources { variable: &environment, base }, &mut report);
+        (root, report.into_problems().iter().map(ToString::to_string).collect())
+    }
+
+    fn value_of(scalar: &str) -> String {
+        let (root, problems) = apply(&format!("a: \"{scalar}\"\n"), Path::new("/"));
+        assert_eq!(problems, [""; 0]);
+        root.get("a").unwrap().text().unwrap().to_owned()
+    }
+
+    #[test]
+    fn references_are_replaced() {
+        assert_eq!(value_of("Bearer ${TOKEN}!"), "Bearer s3cret!");
+        assert_eq!(value_of("${NONE:-x}${EMPTY:-y}${TOKEN:-z}"), "xys3cret");
+        assert_eq!(value_of("${NONE:-}"), "");
+        assert_eq!(value_of("${EMPTY}"), "");
+        assert_eq!(value_of("$${TOKEN} $TOKEN $$"), "${TOKEN} $TOKEN $$");
+        assert_eq!(value_of("$$${TOKEN}"), "$${TOKEN}");
+    }
+
+    #[test]
+    fn what_is_put_in_is_not_searched_again() {
+        assert_eq!(value_of("${NESTED}"), "${TOKEN}");
+    }
+
+    #[test]
+    fn a_file_loses_its_last_newline_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        for (content, expected) in [("a\n\n", "a\n"), ("a\r\n", "a"), ("a", "a"), ("", "")] {
+            std::fs::write(directory.path().join("secret"), content).unwrap();
+            let (root, problems) = apply("a: ${file:secret}\n", directory.path());
+            assert_eq!(problems, [""; 0]);
+            assert_eq!(root.get("a").unwrap().text(), Some(expected));
+        }
+    }
+
+    #[test]
+    fn every_missing_reference_is_reported_with_its_place() {
+        let (_, problems) = apply(
+            "a: ${NONE}\nb:\n  - ${TOKEN}\n  - ${file:/does/not/exist}\nc: ${\nd: ${9}\ne: ${file:}\n",
+            Path::new("/"),
+        );
+        assert_eq!(problems.len(), 5, "{problems:?}");
+        assert!(
+            problems[0].starts_with("f:1:4: a: the environment has no variable \"NONE\""),
+            "{problems:?}"
+        );
+        assert!(problems[1].starts_with("f:4:5: b[1]: cannot read the file"), "{problems:?}");
+        assert!(problems[2].starts_with("f:5:4: c: `${` without its `}`"), "{problems:?}");
+        assert!(problems.iter().all(|problem| !problem.contains("s3cret")));
+    }
+
+    #[test]
+    fn keys_are_never_touched() {
+        let (root, _) = apply("\"${TOKEN}\": 1\n", Path::new("/"));
+        assert!(root.entry("${TOKEN}").is_some());
+    }
+
+    #[test]
+    fn named_files_are_found() {
+        let mut report = Report::new(Path::new("f"));
+        let root = yaml::parse("a: [\"${file:x}\", {b: \"y ${file:/z}\"}]\n", &mut report).unwrap();
+        assert_eq!(files(&root, Path::new("/base")), [PathBuf::from("/base/x"), PathBuf::from("/z")]);
+    }
+}

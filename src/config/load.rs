@@ -1,0 +1,150 @@
+//! A file to a [`Config`], through all stages: text, tree, references, shape, meaning.
+
+use std::env::VarError;
+use std::fmt::{self, Write as _};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use super::decode::decode;
+use super::interpolate::{Sources, interpolate};
+use super::masked::masked;
+use super::model::Config;
+use super::problem::{Problem, Report};
+use super::validate::validate;
+use super::yaml;
+
+/// The largest configuration: thousands of routes fit, and a wrong file is noticed.
+pub(crate) const FILE_BYTES_MAX: u64 = 1024 * 1024;
+
+/// A valid file.
+#[derive(Debug, Clone)]
+pub struct Loaded {
+    /// As the program uses it.
+    pub config: Arc<Config>,
+    /// As it was written, as JSON and without secrets, to be shown.
+    pub masked: Arc<Value>,
+}
+
+/// Why a file is not used: every problem, in the order of the file, never none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub struct LoadError {
+    /// What is wrong, and where.
+    pub problems: Vec<Problem>,
+}
+
+impl LoadError {
+    /// A problem of a valid file as a whole, found when it was to be used.
+    pub fn whole(path: &Path, message: impl Into<String>) -> LoadError {
+        let mut report = Report::new(path);
+        report.add_whole(message);
+        LoadError { problems: report.into_problems() }
+    }
+}
+
+impl fmt::Display for LoadError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, problem) in self.problems.iter().enumerate() {
+            let separator = if index == 0 { "" } else { "\n" };
+            write!(formatter, "{separator}{problem}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads and checks a configuration file; references are taken from this process's environment.
+///
+/// # Errors
+/// Every problem at once, each with its place.
+pub fn load(path: &Path) -> Result<Loaded, LoadError> {
+    load_with(path, &|name| std::env::var(name))
+}
+
+/// The same, with another environment.
+///
+/// # Errors
+/// Every problem at once, each with its place.
+pub fn load_with(
+    path: &Path,
+    variable: &dyn Fn(&str) -> Result<String, VarError>,
+) -> Result<Loaded, LoadError> {
+    let mut report = Report::new(path);
+    let loaded = read(path, &mut report)
+        .and_then(|bytes| understand(&bytes, Sources { variable, base: base_of(path) }, &mut report));
+    match loaded {
+        Some(loaded) if report.is_empty() => Ok(loaded),
+        _ => Err(LoadError { problems: report.into_problems() }),
+    }
+}
+
+/// Where relative paths of a file begin.
+pub(crate) fn base_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new(""))
+}
+
+/// Checks a configuration that is at hand; `path` is what problems name, and where relative paths begin.
+///
+/// # Errors
+/// Every problem at once, each with its place.
+pub fn parse(path: &Path, text: &str) -> Result<Loaded, LoadError> {
+    let variable = |name: &str| std::env::var(name);
+    let mut report = Report::new(path);
+    let sources = Sources { variable: &variable, base: base_of(path) };
+    match understand(text.as_bytes(), sources, &mut report) {
+        Some(loaded) if report.is_empty() => Ok(loaded),
+        _ => Err(LoadError { problems: report.into_problems() }),
+    }
+}
+
+fn read(path: &Path, report: &mut Report) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let outcome = File::open(path).and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes));
+    if let Err(error) = outcome {
+        report.add_whole(format!("cannot read the file: {error}"));
+        return None;
+    }
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        report.add_whole(format!("the file is larger than {FILE_BYTES_MAX} bytes"));
+        return None;
+    }
+    Some(bytes)
+}
+
+fn understand(bytes: &[u8], sources: Sources<'_>, report: &mut Report) -> Option<Loaded> {
+    let text = utf8(bytes, report)?;
+    let mut tree = yaml::parse(text, report)?;
+    let failed = interpolate(&mut tree, sources, report);
+    let file = decode(&tree, failed, report)?;
+    if !report.is_empty() {
+        return None;
+    }
+    let config = validate(&file, &tree, sources.base, hash_of(bytes), report)?;
+    Some(Loaded { config: Arc::new(config), masked: Arc::new(masked(&tree)) })
+}
+
+fn utf8<'a>(bytes: &'a [u8], report: &mut Report) -> Option<&'a str> {
+    let error = match std::str::from_utf8(bytes) {
+        Ok(text) => return Some(text),
+        Err(error) => error,
+    };
+    let valid = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
+    let saturate = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    let line = saturate(valid.matches('\n').count() + 1);
+    let column = saturate(valid.rsplit('\n').next().unwrap_or_default().chars().count() + 1);
+    report.add(super::problem::Mark { line, column }, "", "the file is not UTF-8");
+    None
+}
+
+/// The first 16 hex digits of the SHA-256.
+fn hash_of(bytes: &[u8]) -> Arc<str> {
+    let mut hash = String::with_capacity(16);
+    for byte in Sha256::digest(bytes).iter().take(8) {
+        // Writing to a string cannot fail.
+        let _ = write!(hash, "{byte:02x}");
+    }
+    hash.into()
+}

@@ -1,0 +1,86 @@
+//! The configuration as it was written, as JSON, with every secret masked: what the admin API shows.
+//!
+//! Masked are values that came from the environment or a file, whole, since any of them may be a secret; tokens;
+//! the values of `set_headers`; and the passwords in URLs.
+
+use serde_json::{Map, Value as Json};
+
+use super::yaml::{Kind, Node, Scalar, Value};
+
+const MASK: &str = "***";
+
+/// The tree without its secrets.
+pub(crate) fn masked(tree: &Node) -> Json {
+    show(tree, false)
+}
+
+fn show(node: &Node, secret: bool) -> Json {
+    match &node.value {
+        Value::Scalar(scalar) => show_scalar(scalar, secret),
+        Value::List(items) => items.iter().map(|item| show(item, secret)).collect(),
+        Value::Mapping(entries) => entries
+            .iter()
+            .map(|entry| {
+                let secret = secret || matches!(entry.key.as_str(), "token" | "tokens" | "set_headers");
+                (entry.key.clone(), show(&entry.value, secret))
+            })
+            .collect::<Map<String, Json>>()
+            .into(),
+    }
+}
+
+fn show_scalar(scalar: &Scalar, secret: bool) -> Json {
+    if secret || scalar.interpolated {
+        return MASK.into();
+    }
+    match scalar.resolve() {
+        Kind::Null => Json::Null,
+        Kind::Bool(value) => value.into(),
+        Kind::Int(value) => value.into(),
+        Kind::Float(value) => value.into(),
+        Kind::Text => without_password(&scalar.text).into(),
+    }
+}
+
+/// `redis://user:password@host` as `redis://user:***@host`.
+fn without_password(text: &str) -> String {
+    let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
+    // The last `@` before the path ends the user information, as in a URL parser.
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let Some((user_info, _)) = authority.rsplit_once('@') else { return text.to_owned() };
+    let Some((user, _)) = user_info.split_once(':') else { return text.to_owned() };
+    format!("{scheme}://{user}:{MASK}{}", &rest[user_info.len()..])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::problem::Report;
+    use crate::config::yaml;
+
+    #[test]
+    fn secrets_are_masked_and_the_rest_is_shown() {
+        let mut report = Report::new(Path::new("f"));
+        let text = "admin: {token: abc}\nclients: {a: {tokens: [x, y]}}\nn: 5\nb: false\nu: redis://u:p@h:1/0\n\
+                    routes:\n  - {set_headers: {authorization: plain}, upstream: 'https://a/b@c'}\n";
+        let tree = yaml::parse(text, &mut report).unwrap();
+        let expected = json!({
+            "admin": {"token": "***"}, "clients": {"a": {"tokens": ["***", "***"]}}, "n": 5, "b": false,
+            "u": "redis://u:***@h:1/0",
+            "routes": [{"set_headers": {"authorization": "***"}, "upstream": "https://a/b@c"}],
+        });
+        assert_eq!(masked(&tree), expected);
+    }
+
+    #[test]
+    fn passwords_in_urls_are_masked() {
+        assert_eq!(without_password("redis://:p@h"), "redis://:***@h");
+        assert_eq!(without_password("redis://u:p@q@h/1"), "redis://u:***@h/1");
+        assert_eq!(without_password("redis://h:1/0"), "redis://h:1/0");
+        assert_eq!(without_password("redis://u@h"), "redis://u@h");
+    }
+}

@@ -1,0 +1,191 @@
+//! A fault of a configuration with its place, and the list that every stage writes into.
+//!
+//! Knows nothing of YAML or of what the keys mean. Messages never hold a value that may be a secret.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+/// The most problems that are kept; a file with more is broken beyond a list that anyone reads.
+const PROBLEMS_MAX: usize = 200;
+/// The longest piece of a file that a message repeats, in characters.
+const QUOTED_MAX: usize = 64;
+
+/// One fault: where it is and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Problem {
+    /// The file as it was named.
+    pub file: Arc<str>,
+    /// The line, from 1; 0 when it is about the file as a whole.
+    pub line: u32,
+    /// The column in characters, from 1; 0 when it is about the file as a whole.
+    pub column: u32,
+    /// The key, as in `limiters.github.limits[1].rate`; empty when it is about no key.
+    pub path: String,
+    /// What is wrong, and what would be right.
+    pub message: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}:", self.file)?;
+        if self.line > 0 {
+            write!(formatter, "{}:{}:", self.line, self.column)?;
+        }
+        if !self.path.is_empty() {
+            write!(formatter, " {}:", self.path)?;
+        }
+        write!(formatter, " {}", self.message)
+    }
+}
+
+/// A place in a file: line and column, both from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(crate) struct Mark {
+    pub(crate) line: u32,
+    pub(crate) column: u32,
+}
+
+/// Collects the problems of one file.
+#[derive(Debug)]
+pub(crate) struct Report {
+    file: Arc<str>,
+    problems: Vec<Problem>,
+    dropped: usize,
+}
+
+impl Report {
+    pub(crate) fn new(file: &Path) -> Report {
+        Report { file: file.to_string_lossy().into(), problems: Vec::new(), dropped: 0 }
+    }
+
+    /// Adds a problem at a place.
+    pub(crate) fn add(&mut self, mark: Mark, path: impl Into<String>, message: impl Into<String>) {
+        if self.problems.len() == PROBLEMS_MAX {
+            self.dropped += 1;
+            return;
+        }
+        let Mark { line, column } = mark;
+        let (path, message) = (path.into(), message.into());
+        self.problems.push(Problem { file: self.file.clone(), line, column, path, message });
+    }
+
+    /// Adds a problem of the file as a whole.
+    pub(crate) fn add_whole(&mut self, message: impl Into<String>) {
+        self.add(Mark::default(), "", message);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.problems.is_empty()
+    }
+
+    /// Every problem, in the order of the file.
+    pub(crate) fn into_problems(mut self) -> Vec<Problem> {
+        self.problems.sort_by_key(|problem| (problem.line, problem.column));
+        if self.dropped > 0 {
+            let message = format!("and {} more problems", self.dropped);
+            self.problems.push(Problem { file: self.file, line: 0, column: 0, path: String::new(), message });
+        }
+        self.problems
+    }
+}
+
+/// The path of a key below another path.
+pub(crate) fn key_path(parent: &str, key: &str) -> String {
+    let key: String = key.chars().take(QUOTED_MAX).collect();
+    if parent.is_empty() { key } else { format!("{parent}.{key}") }
+}
+
+/// The path of a list's element.
+pub(crate) fn index_path(parent: &str, index: usize) -> String {
+    format!("{parent}[{index}]")
+}
+
+/// A name as a message shows it: in quotes, without control characters, and not endless.
+pub(crate) fn quoted(name: &str) -> String {
+    let mut short: String = name.chars().take(QUOTED_MAX).collect();
+    if short.len() < name.len() {
+        short.push('…');
+    }
+    format!("{short:?}")
+}
+
+/// The name that was probably meant, if any is near enough.
+pub(crate) fn nearest<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    if given.len() > 2 * QUOTED_MAX {
+        return None;
+    }
+    let distance_max = (given.chars().count() / 3).max(1);
+    names
+        .into_iter()
+        .map(|name| {
+            (strsim::damerau_levenshtein(&given.to_ascii_lowercase(), &name.to_ascii_lowercase()), name)
+        })
+        .filter(|(distance, _)| *distance <= distance_max)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, name)| name)
+}
+
+/// `unknown key "limts"; did you mean "limits"?`, or with the valid names where none is near.
+pub(crate) fn unknown<'a>(
+    what: &str,
+    given: &str,
+    names: impl IntoIterator<Item = &'a str> + Clone,
+) -> String {
+    let known = names.clone();
+    if let Some(name) = nearest(given, names) {
+        return format!("unknown {what} {}; did you mean {}?", quoted(given), quoted(name));
+    }
+    let known: Vec<&str> = known.into_iter().take(30).collect();
+    if known.is_empty() {
+        return format!("unknown {what} {}; there is none", quoted(given));
+    }
+    format!("unknown {what} {}; known: {}", quoted(given), known.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_name_is_offered_only_when_it_is_near() {
+        assert_eq!(
+            unknown("key", "limts", ["limits", "queue"]),
+            r#"unknown key "limts"; did you mean "limits"?"#
+        );
+        assert_eq!(
+            unknown("key", "colour", ["limits", "queue"]),
+            r#"unknown key "colour"; known: limits, queue"#
+        );
+        assert_eq!(unknown("limiter", "github", []), r#"unknown limiter "github"; there is none"#);
+    }
+
+    #[test]
+    fn a_problem_shows_its_place_first() {
+        let mut report = Report::new(Path::new("weir.yaml"));
+        report.add(Mark { line: 7, column: 3 }, "limiters.a", "late");
+        report.add_whole("whole");
+        report.add(Mark { line: 2, column: 1 }, "", "early");
+        let shown: Vec<String> = report.into_problems().iter().map(Problem::to_string).collect();
+        assert_eq!(shown, ["weir.yaml: whole", "weir.yaml:2:1: early", "weir.yaml:7:3: limiters.a: late"]);
+    }
+
+    #[test]
+    fn names_in_messages_are_short_and_printable() {
+        assert_eq!(quoted("a\nb"), r#""a\nb""#);
+        assert!(quoted(&"x".repeat(10_000)).len() < 80);
+    }
+
+    #[test]
+    fn the_list_of_problems_is_bounded() {
+        let mut report = Report::new(Path::new("weir.yaml"));
+        for line in 0..1000 {
+            report.add(Mark { line, column: 1 }, "", "bad");
+        }
+        let problems = report.into_problems();
+        assert_eq!(problems.len(), PROBLEMS_MAX + 1);
+        assert_eq!(problems[PROBLEMS_MAX].message, "and 800 more problems");
+    }
+}

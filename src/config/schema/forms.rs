@@ -1,0 +1,262 @@
+//! The building blocks of the schema: texts with a unit, values with a short and a long form, `off`.
+//!
+//! Each reads itself and describes itself, so that `check` and the JSON Schema cannot drift apart.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{Deserialize, Deserializer, Error, IntoDeserializer, MapAccess, Unexpected, Visitor};
+
+use crate::config::units::{self, Per, Quota, Size};
+
+/// A value that is written as a text of a fixed form.
+pub(crate) trait FromText: Sized {
+    /// For messages: what is expected.
+    const EXPECTED: &'static str;
+    /// The same as a regular expression.
+    const PATTERN: &'static str;
+    fn from_text(text: &str) -> Option<Self>;
+}
+
+impl FromText for Duration {
+    const EXPECTED: &'static str = "a duration with a unit, such as 250ms, 10s, 1m, 1h or 1d";
+    const PATTERN: &'static str = "^[0-9]+(ms|s|m|h|d)$";
+    fn from_text(text: &str) -> Option<Duration> {
+        units::duration(text)
+    }
+}
+
+impl FromText for Size {
+    const EXPECTED: &'static str = "a size with a unit, such as 512B, 64KiB or 1MiB";
+    const PATTERN: &'static str = "^[0-9]+(B|KiB|MiB|GiB)$";
+    fn from_text(text: &str) -> Option<Size> {
+        units::size(text)
+    }
+}
+
+impl FromText for Per {
+    const EXPECTED: &'static str = "the length of the window with a unit, such as 1s, 1m, 1h or 1d";
+    const PATTERN: &'static str = "^([0-9]+(ms|s|m|h|d)|1w|1mo)$";
+    fn from_text(text: &str) -> Option<Per> {
+        units::per(text)
+    }
+}
+
+impl FromText for Quota {
+    const EXPECTED: &'static str = "a limit such as 900/1m or 20/s, or {rate: 900, per: 1m}";
+    const PATTERN: &'static str = "^[0-9]+/[0-9]*(ms|s|m|h|d)$";
+    fn from_text(text: &str) -> Option<Quota> {
+        units::quota(text)
+    }
+}
+
+/// A value in its textual form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Text<T>(pub(crate) T);
+
+impl<'de, T: FromText> Deserialize<'de> for Text<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Text<T>, D::Error> {
+        struct TextVisitor<T>(PhantomData<T>);
+
+        impl<T: FromText> Visitor<'_> for TextVisitor<T> {
+            type Value = Text<T>;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str(T::EXPECTED)
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Text<T>, E> {
+                T::from_text(text).map(Text).ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
+            }
+        }
+
+        deserializer.deserialize_any(TextVisitor(PhantomData))
+    }
+}
+
+impl<T: FromText> JsonSchema for Text<T> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        T::PATTERN.into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "string", "pattern": T::PATTERN})
+    }
+}
+
+/// The long form of a value that also has a short one.
+pub(crate) trait LongForm {
+    /// For messages: both forms.
+    const EXPECTED: &'static str;
+}
+
+/// A scalar, or a mapping that says more.
+#[derive(Debug, Clone)]
+pub(crate) enum Form<S, L> {
+    Short(S),
+    Long(L),
+}
+
+impl<'de, S: Deserialize<'de>, L: Deserialize<'de> + LongForm> Deserialize<'de> for Form<S, L> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Form<S, L>, D::Error> {
+        struct FormVisitor<S, L>(PhantomData<(S, L)>);
+
+        impl<'de, S: Deserialize<'de>, L: Deserialize<'de> + LongForm> Visitor<'de> for FormVisitor<S, L> {
+            type Value = Form<S, L>;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str(L::EXPECTED)
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Form<S, L>, E> {
+                let short = S::deserialize(IntoDeserializer::<E>::into_deserializer(text));
+                short.map(Form::Short).map_err(|_| E::invalid_type(Unexpected::Str(text), &self))
+            }
+
+            fn visit_i64<E: Error>(self, number: i64) -> Result<Form<S, L>, E> {
+                let short = S::deserialize(IntoDeserializer::<E>::into_deserializer(number));
+                short.map(Form::Short).map_err(|_| E::invalid_type(Unexpected::Signed(number), &self))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Form<S, L>, A::Error> {
+                L::deserialize(serde::de::value::MapAccessDeserializer::new(map)).map(Form::Long)
+            }
+        }
+
+        deserializer.deserialize_any(FormVisitor(PhantomData))
+    }
+}
+
+impl<S: JsonSchema, L: JsonSchema> JsonSchema for Form<S, L> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        format!("{}Or{}", S::schema_name(), L::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({"anyOf": [generator.subschema_for::<S>(), generator.subschema_for::<L>()]})
+    }
+}
+
+/// `off`, or settings.
+#[derive(Debug, Clone)]
+pub(crate) enum OffOr<T> {
+    Off,
+    On(T),
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for OffOr<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<OffOr<T>, D::Error> {
+        struct OffVisitor<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for OffVisitor<T> {
+            type Value = OffOr<T>;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a mapping, or off")
+            }
+
+            fn visit_bool<E: Error>(self, on: bool) -> Result<OffOr<T>, E> {
+                if on { Err(E::invalid_value(Unexpected::Bool(on), &self)) } else { Ok(OffOr::Off) }
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<OffOr<T>, E> {
+                if text == "off" {
+                    Ok(OffOr::Off)
+                } else {
+                    Err(E::invalid_value(Unexpected::Str(text), &self))
+                }
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<OffOr<T>, A::Error> {
+                T::deserialize(serde::de::value::MapAccessDeserializer::new(map)).map(OffOr::On)
+            }
+        }
+
+        deserializer.deserialize_any(OffVisitor(PhantomData))
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for OffOr<T> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        format!("OffOr{}", T::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({"anyOf": [{"type": "string", "enum": ["off"]}, generator.subschema_for::<T>()]})
+    }
+}
+
+/// A mapping whose keys the user chooses, in the order of the file.
+#[derive(Debug, Clone)]
+pub(crate) struct Named<T>(pub(crate) Vec<(String, T)>);
+
+impl<T> Default for Named<T> {
+    fn default() -> Named<T> {
+        Named(Vec::new())
+    }
+}
+
+impl<T> Named<T> {
+    /// The keys.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> + Clone {
+        self.0.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// Keys and values.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &T)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value))
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Named<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Named<T>, D::Error> {
+        struct NamedVisitor<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for NamedVisitor<T> {
+            type Value = Named<T>;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a mapping of names")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Named<T>, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(Named(entries))
+            }
+        }
+
+        deserializer.deserialize_map(NamedVisitor(PhantomData))
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for Named<T> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        format!("Named{}", T::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "object", "additionalProperties": generator.subschema_for::<T>()})
+    }
+}

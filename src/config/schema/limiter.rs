@@ -1,0 +1,135 @@
+//! `limiters`: what is promised to a provider, and what happens to requests beyond it.
+
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::forms::{Form, LongForm, OffOr, Text};
+use crate::config::units::{Per, Quota};
+
+/// A named set of limits that a request must satisfy all at once.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Limiter {
+    /// Who shares it. Default `overall`.
+    pub(crate) scope: Option<Scope>,
+    /// One to 16 limits, as `900/1m` or `{rate: 900, per: 1m}`. Required.
+    #[schemars(extend("minItems" = 1, "maxItems" = 16))]
+    pub(crate) limits: Vec<Form<Text<Quota>, Limit>>,
+    /// How requests over the limit wait, in each replica. Absent or `off`: they are refused at once.
+    pub(crate) queue: Option<OffOr<Queue>>,
+    /// What makes a partition, each with limits of its own: `header:NAME`, `query:NAME`, `host`, `path:N` (segment),
+    /// `client`, `client_ip`. Not supported yet.
+    pub(crate) key: Option<Vec<String>>,
+    /// The most partitions at once, 1 to 10000000. Default 100000. Not supported yet.
+    #[schemars(range(min = 1, max = 10_000_000))]
+    pub(crate) max_partitions: Option<i64>,
+    /// Shares a Redis Cluster slot with limiters of the same group. Default: the limiter's name. Not supported yet.
+    #[schemars(regex(pattern = super::NAME_PATTERN))]
+    pub(crate) group: Option<String>,
+    /// How long after its slot a permit stays good; every window is widened by it. 1ms to 1s and at most the shortest
+    /// `per`. Default: 1 % of the shortest `per`, between 1ms and 20ms.
+    pub(crate) guard: Option<Text<Duration>>,
+    /// What happens while the store cannot be asked. Default `local`.
+    pub(crate) on_store_failure: Option<OnStoreFailure>,
+    /// How an upstream's own refusals pause the limiter, or `off`. Not supported yet.
+    pub(crate) pause: Option<OffOr<Pause>>,
+    /// Whether it acts. Default `enforce`.
+    pub(crate) mode: Option<Mode>,
+}
+
+/// Who shares a limiter.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Scope {
+    /// The whole fleet.
+    Overall,
+    /// Nobody: each replica by itself, in memory. Not supported yet.
+    PerReplica,
+}
+
+/// One limit: `rate` permits in each window `per`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Limit {
+    /// Permits in a window, 1 to 1000000000. Required.
+    #[schemars(range(min = 1, max = 1_000_000_000))]
+    pub(crate) rate: i64,
+    /// The length of the window, 1ms to 366d; with `fixed_window` also `1w` and `1mo`. Required.
+    pub(crate) per: Text<Per>,
+    /// How it counts. Default `sliding_window`.
+    pub(crate) algorithm: Option<Algorithm>,
+    /// For `sliding_window`: instants kept apart in a window, 1 to 65536. Exact up to that many permits, beyond it
+    /// rounded to `per / precision`, always to the safe side. Default 256.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub(crate) precision: Option<i64>,
+    /// For `token_bucket`: permits that may go at once, 1 to 1000000000. Default `rate`.
+    #[schemars(range(min = 1, max = 1_000_000_000))]
+    pub(crate) burst: Option<i64>,
+    /// For `fixed_window`: where its days begin, as `Asia/Shanghai`. Default `UTC`.
+    pub(crate) timezone: Option<String>,
+}
+
+impl LongForm for Limit {
+    const EXPECTED: &'static str = "a limit such as 900/1m or 20/s, or {rate: 900, per: 1m}";
+}
+
+/// How a limit counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Algorithm {
+    /// Every interval of length `per` holds at most `rate` permits.
+    SlidingWindow,
+    /// `burst` at once, then `rate` per `per`. Not supported yet.
+    TokenBucket,
+    /// Evenly spaced: one permit every `per / rate`. Not supported yet.
+    LeakyBucket,
+    /// Windows aligned to the clock in `timezone`. Not supported yet.
+    FixedWindow,
+}
+
+/// How requests over the limit wait, in each replica.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Queue {
+    /// The longest wait of a request, 1ms to 1d. Required.
+    pub(crate) timeout: Text<Duration>,
+    /// The most requests that wait at once, 1 to 1000000. Default 1000.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub(crate) max_waiting: Option<i64>,
+}
+
+/// What happens while the store cannot be asked.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum OnStoreFailure {
+    /// Each replica enforces its share in memory.
+    Local,
+    /// Requests are refused with 503.
+    Reject,
+    /// Requests pass unlimited.
+    Allow,
+}
+
+/// How an upstream's own refusals pause the limiter.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Pause {
+    /// The statuses that count as a refusal: 429 and 503. Default both.
+    pub(crate) on: Option<Vec<i64>>,
+    /// The longest pause, 1ms to 1d. Default 5m.
+    pub(crate) max: Option<Text<Duration>>,
+    /// The pause where the upstream names none, 1ms to 1d. Default 1s.
+    pub(crate) fallback: Option<Text<Duration>>,
+}
+
+/// Whether a limiter acts.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Mode {
+    /// It delays and refuses.
+    Enforce,
+    /// It only counts what it would do. Not supported yet.
+    Shadow,
+}

@@ -1,0 +1,155 @@
+//! The configuration as a user writes it: every key of weir, with its type, unit and default.
+//!
+//! Shape alone: what a value means is judged by [`super::validate`], and nothing of this passes beyond it. Each doc
+//! comment becomes the description in the JSON Schema. Optional keys are `Option`, so that a default is
+//! written down in one place, where it is applied.
+
+pub(crate) mod forms;
+mod limiter;
+mod route;
+mod store;
+
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::units::Size;
+use forms::{Named, Text};
+
+pub(crate) use forms::{Form, OffOr};
+pub(crate) use limiter::{Algorithm, Limit, Limiter, Mode, OnStoreFailure, Pause, Queue, Scope};
+pub(crate) use route::{Cost, CostHeader, Http2, Match, Route, Upstream};
+pub(crate) use store::{Redis, RedisTls, Store};
+
+/// The configuration of weir, an HTTP reverse proxy that keeps a fleet inside the rate limits of third-party APIs.
+///
+/// In values, `${VAR}`, `${VAR:-default}` and `${file:/path}` are replaced; `$${` is a literal `${`.
+/// Relative paths begin at the directory of this file.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct File {
+    /// Where applications send their calls, in HTTP/1.1 or HTTP/2: an IP address and a port, such as
+    /// `0.0.0.0:8080` or `[::]:8080`. Required. A change needs a restart.
+    pub(crate) listen: String,
+    /// How connections of clients are treated.
+    pub(crate) server: Option<Server>,
+    /// Metrics, health and live state.
+    pub(crate) admin: Option<Admin>,
+    /// What is logged, to standard error.
+    pub(crate) log: Option<Log>,
+    /// Who may call, by name; everyone if absent, otherwise whoever is not listed gets 401. Not supported yet.
+    #[schemars(extend("propertyNames" = {"pattern": NAME_PATTERN}))]
+    pub(crate) clients: Option<Named<Client>>,
+    /// Where limiter state lives: `memory` (the default; enough for one replica) or `redis`, shared by all
+    /// replicas. A change needs a restart.
+    pub(crate) store: Option<Store>,
+    /// The limiters, by name.
+    #[schemars(extend("propertyNames" = {"pattern": NAME_PATTERN}))]
+    pub(crate) limiters: Option<Named<Limiter>>,
+    /// Which requests go where, and which limiter they take. The first match wins; no match is a 404. Required.
+    #[schemars(extend("minItems" = 1))]
+    pub(crate) routes: Vec<Route>,
+}
+
+/// The names of limiters, routes, clients and groups.
+pub(crate) const NAME_PATTERN: &str = "^[A-Za-z0-9_.-]{1,64}$";
+
+/// How connections of clients are treated.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Server {
+    /// TLS towards clients. Not supported yet.
+    pub(crate) tls: Option<ServerTls>,
+    /// Who may connect, as addresses or CIDR blocks (`10.0.0.0/8`); everyone if absent. Not supported yet.
+    pub(crate) allow: Option<Vec<String>>,
+    /// Whose `X-Forwarded-For` names the client's address, as addresses or CIDR blocks. Not supported yet.
+    pub(crate) trusted_proxies: Option<Vec<String>>,
+    /// The most client connections at once, 1 to 1000000. Default 10000.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub(crate) max_connections: Option<i64>,
+    /// The longest time until the headers of a request are complete, 1ms to 1h. Default 10s.
+    pub(crate) header_timeout: Option<Text<Duration>>,
+    /// The longest time that a connection stays open without a request, 1ms to 1d. Default 75s.
+    pub(crate) idle_timeout: Option<Text<Duration>>,
+    /// The most bytes of a request's headers, 8KiB to 1MiB. Default 64KiB.
+    pub(crate) max_header_bytes: Option<Text<Size>>,
+    /// After SIGTERM `/readyz` says 503 at once and new requests are still taken this long, 0s to 1h. Default 0s.
+    pub(crate) drain_delay: Option<Text<Duration>>,
+    /// Then what is under way and waiting may finish, at most this long, 0s to 1d. Default 30s.
+    pub(crate) drain_timeout: Option<Text<Duration>>,
+}
+
+/// TLS towards clients: PEM files; rotated files are followed.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ServerTls {
+    /// The certificate chain, a PEM file. Required.
+    pub(crate) cert: String,
+    /// Its private key, a PEM file. Required.
+    pub(crate) key: String,
+    /// The authorities of clients, a PEM file: with it, TLS is mutual.
+    pub(crate) client_ca: Option<String>,
+}
+
+/// Metrics, health and live state.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Admin {
+    /// An IP address and a port. Default `127.0.0.1:9090`. A change needs a restart.
+    pub(crate) listen: Option<String>,
+    /// Beyond loopback: needed, as `Authorization: Bearer ...`, for everything but health and metrics. Absent or
+    /// empty: only health and metrics are served there.
+    pub(crate) token: Option<String>,
+}
+
+/// What is logged.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Log {
+    /// The lowest level that is shown. Default `info`.
+    pub(crate) level: Option<LogLevel>,
+    /// As what. Default `json`.
+    pub(crate) format: Option<LogFormat>,
+    /// Whether each request is logged. Default `true`.
+    pub(crate) access: Option<bool>,
+}
+
+/// A level of the log.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LogLevel {
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+/// The form of a log line.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LogFormat {
+    /// One JSON object a line.
+    Json,
+    /// For a person.
+    Text,
+}
+
+/// One application that may call: by token or by certificate.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Client {
+    /// Its bearer tokens, in `Weir-Authorization` or `Authorization`; several while one is being replaced.
+    pub(crate) tokens: Option<Vec<String>>,
+    /// Its certificate, with mutual TLS.
+    pub(crate) certificate: Option<Certificate>,
+}
+
+/// A certificate of a client.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Certificate {
+    /// A subject alternative name that it carries. Required.
+    pub(crate) san: String,
+}

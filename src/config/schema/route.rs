@@ -1,0 +1,120 @@
+//! `routes`: which requests go where, changed how, and at which cost.
+
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::forms::{Form, LongForm, Named, Text};
+
+/// One route: what it matches, where it goes, what it takes.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Route {
+    /// Its name in metrics and logs, distinct among the routes. Required.
+    #[schemars(regex(pattern = super::NAME_PATTERN))]
+    pub(crate) name: String,
+    /// What it matches: all that is given must hold; `{}` is every request. Required.
+    #[serde(rename = "match")]
+    pub(crate) matches: Match,
+    /// Where it goes: an `http://` or `https://` URL, whose path is put before every request's, or a mapping with
+    /// `url`. Required.
+    pub(crate) upstream: Form<String, Upstream>,
+    /// Removed from the front of the path before it goes upstream: the matched path or a part of it on a
+    /// segment border.
+    pub(crate) strip_prefix: Option<String>,
+    /// Set on every request that goes upstream, in place of what the client sent.
+    pub(crate) set_headers: Option<Named<String>>,
+    /// Removed from every request that goes upstream.
+    pub(crate) remove_headers: Option<Vec<String>>,
+    /// Whether the client's `Host` goes upstream. Default `false`: the upstream's own.
+    pub(crate) preserve_host: Option<bool>,
+    /// The limiter that each request must satisfy, by name. Absent, as `limiters`: none.
+    pub(crate) limiter: Option<String>,
+    /// The same as a list. Several, taken all or nothing, are not supported yet.
+    pub(crate) limiters: Option<Vec<String>>,
+    /// What a request costs, 1 to 1000000000 permits. Default 1. A header in its place is not supported yet.
+    pub(crate) cost: Option<Form<Cost, CostHeader>>,
+    /// Whether `X-Forwarded-*` and `Via` go upstream. Default `false`.
+    pub(crate) forwarded_headers: Option<bool>,
+    /// Which clients may use it; all known ones if absent. Not supported yet.
+    pub(crate) clients: Option<Vec<String>>,
+}
+
+/// What a route matches: at most one of `path`, `exact_path` and `path_regex`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Match {
+    /// A prefix of the path on segment borders: `/a` matches `/a` and `/a/b`, not `/ab`.
+    pub(crate) path: Option<String>,
+    /// The whole path.
+    pub(crate) exact_path: Option<String>,
+    /// A regular expression for the whole path, anchored at both ends.
+    pub(crate) path_regex: Option<String>,
+    /// The host without a port; `*.example.com` is every name below `example.com`.
+    pub(crate) host: Option<String>,
+    /// Any of these methods, such as `GET`; all if absent.
+    pub(crate) methods: Option<Vec<String>>,
+    /// Each of these headers, with exactly this value.
+    pub(crate) headers: Option<Named<String>>,
+}
+
+/// Where a route goes.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Upstream {
+    /// `http://HOST:PORT/BASE` or `https://...`; the path is put before every request's. Required.
+    pub(crate) url: String,
+    /// The longest time until a connection, TLS included, is open, 1ms to 1h. Default 5s.
+    pub(crate) connect_timeout: Option<Text<Duration>>,
+    /// The longest time until the response headers, 1ms to 1d. Default 60s.
+    pub(crate) timeout: Option<Text<Duration>>,
+    /// The longest time between two pieces of a body, 1ms to 1d. Default 60s.
+    pub(crate) idle_timeout: Option<Text<Duration>>,
+    /// Whether HTTP/2 is spoken. Default `auto`.
+    pub(crate) http2: Option<Http2>,
+    /// Trusted beside the public roots, a PEM file; for `https://`.
+    pub(crate) ca: Option<String>,
+    /// Through an outbound HTTP proxy (CONNECT), as `http://HOST:PORT`. Not supported yet.
+    pub(crate) proxy: Option<String>,
+}
+
+impl LongForm for Upstream {
+    const EXPECTED: &'static str = "a URL such as https://api.example.com, or a mapping with `url`";
+}
+
+/// Whether HTTP/2 is spoken to an upstream.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Http2 {
+    /// Where the upstream chooses it by ALPN.
+    Auto,
+    /// Never.
+    Off,
+    /// Always, without asking.
+    PriorKnowledge,
+}
+
+/// A number of permits.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(inline)]
+pub(crate) struct Cost(#[schemars(range(min = 1, max = 1_000_000_000))] pub(crate) i64);
+
+/// A cost that the request names itself.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CostHeader {
+    /// The header that names it. Required.
+    pub(crate) header: String,
+    /// Where the header is absent, 1 to 1000000000. Default 1.
+    #[schemars(range(min = 1, max = 1_000_000_000))]
+    pub(crate) default: Option<i64>,
+    /// The most that a request may name, 1 to 1000000000. Default: the smallest `rate` of its limiters.
+    #[schemars(range(min = 1, max = 1_000_000_000))]
+    pub(crate) max: Option<i64>,
+}
+
+impl LongForm for CostHeader {
+    const EXPECTED: &'static str = "a whole number of permits, or a mapping with `header`";
+}

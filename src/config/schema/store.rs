@@ -1,0 +1,65 @@
+//! `store`: where limiter state lives.
+
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::forms::Text;
+
+/// Where limiter state lives.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Store {
+    /// In this process: enough for one replica.
+    Memory,
+    /// In Redis 6.2 or newer, or Valkey, shared by all replicas.
+    Redis(Box<Redis>),
+}
+
+/// One Redis server, or a topology of several.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Redis {
+    /// `redis://USER:PASSWORD@HOST:PORT/DATABASE`, or `rediss://` for TLS. Required unless `cluster` or `sentinel` is
+    /// given. User and password are percent-encoded.
+    pub(crate) url: Option<String>,
+    /// Nodes of a Redis Cluster, as URLs. Not supported yet.
+    pub(crate) cluster: Option<Vec<String>>,
+    /// Sentinels that know the server. Not supported yet.
+    pub(crate) sentinel: Option<Sentinel>,
+    /// TLS files, for `rediss://`.
+    pub(crate) tls: Option<RedisTls>,
+    /// The longest time that a call may take, 1ms to 1m. Default 100ms.
+    pub(crate) timeout: Option<Text<Duration>>,
+    /// The most connections, 1 to 1024. Default 8.
+    #[schemars(range(min = 1, max = 1024))]
+    pub(crate) pool_size: Option<i64>,
+    /// The first part of every key: letters, digits and `_.:-`, at most 64. Default `weir`.
+    pub(crate) key_prefix: Option<String>,
+    /// Replicas to assume before the store has been seen, 1 to 10000. Default 1.
+    #[schemars(range(min = 1, max = 10_000))]
+    pub(crate) fleet_size: Option<i64>,
+}
+
+/// Sentinels that know the server.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Sentinel {
+    /// The sentinels, as URLs. Required.
+    pub(crate) nodes: Vec<String>,
+    /// The name of the master. Required.
+    pub(crate) master: String,
+}
+
+/// TLS towards Redis: PEM files.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RedisTls {
+    /// Trusted in place of the public roots, a PEM file.
+    pub(crate) ca: Option<String>,
+    /// The client's certificate chain, a PEM file; with `key`.
+    pub(crate) cert: Option<String>,
+    /// The private key of `cert`, a PEM file.
+    pub(crate) key: Option<String>,
+}

@@ -1,0 +1,145 @@
+//! Durations, sizes and the short form of a limit, as text with a unit.
+//!
+//! Syntax alone: what is too long or too large is judged where the value is used. A number that does not fit
+//! becomes the largest one, so that such a bound catches it.
+
+use std::time::Duration;
+
+/// Units of a duration, in milliseconds, the longest first.
+const DURATION_UNITS: [(&str, u64); 5] =
+    [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
+/// Units of a size, in bytes, the largest first.
+const SIZE_UNITS: [(&str, u64); 4] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
+
+/// A number of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Size(pub(crate) u64);
+
+/// A limit in short form: `rate` permits in each `per`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Quota {
+    pub(crate) rate: u64,
+    pub(crate) per: Duration,
+}
+
+/// The length of a limit's window: a duration, or a week or a month of the calendar.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Per {
+    Span(Duration),
+    Week,
+    Month,
+}
+
+/// `250ms`, `10s`, `1m`, `1h`, `1d`.
+pub(crate) fn duration(text: &str) -> Option<Duration> {
+    amount(text, &DURATION_UNITS).map(Duration::from_millis)
+}
+
+/// `64KiB`.
+pub(crate) fn size(text: &str) -> Option<Size> {
+    amount(text, &SIZE_UNITS).map(Size)
+}
+
+/// `900/1m`; `20/s` is `20/1s`.
+pub(crate) fn quota(text: &str) -> Option<Quota> {
+    let (rate, per) = text.split_once('/')?;
+    let rate = number(rate)?;
+    if DURATION_UNITS.iter().any(|(unit, _)| *unit == per) {
+        return duration(&format!("1{per}")).map(|per| Quota { rate, per });
+    }
+    duration(per).map(|per| Quota { rate, per })
+}
+
+/// A duration, `1w` or `1mo`.
+pub(crate) fn per(text: &str) -> Option<Per> {
+    match text {
+        "1w" => Some(Per::Week),
+        "1mo" => Some(Per::Month),
+        _ => duration(text).map(Per::Span),
+    }
+}
+
+/// A duration as one would write it, in the longest unit that divides it.
+pub(crate) fn show_duration(duration: Duration) -> String {
+    let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    let (unit, scale) = DURATION_UNITS
+        .iter()
+        .find(|(_, scale)| millis >= *scale && millis % scale == 0)
+        .unwrap_or(&("s", 1000));
+    format!("{}{unit}", millis / scale)
+}
+
+/// A size as one would write it, in the largest unit that divides it.
+pub(crate) fn show_size(Size(bytes): Size) -> String {
+    let (unit, scale) =
+        SIZE_UNITS.iter().find(|(_, scale)| bytes >= *scale && bytes % scale == 0).unwrap_or(&("B", 1));
+    format!("{}{unit}", bytes / scale)
+}
+
+fn amount(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (count, unit) = text.split_at(digits);
+    let (_, scale) = units.iter().find(|(name, _)| *name == unit)?;
+    number(count).map(|count| count.saturating_mul(*scale))
+}
+
+/// Digits alone; saturates.
+fn number(text: &str) -> Option<u64> {
+    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    Some(text.parse().unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_need_a_unit() {
+        assert_eq!(duration("250ms"), Some(Duration::from_millis(250)));
+        assert_eq!(duration("10s"), Some(Duration::from_secs(10)));
+        assert_eq!(duration("1m"), Some(Duration::from_secs(60)));
+        assert_eq!(duration("1h"), Some(Duration::from_secs(3600)));
+        assert_eq!(duration("1d"), Some(Duration::from_secs(86_400)));
+        assert_eq!(duration("0s"), Some(Duration::ZERO));
+        for wrong in ["", "10", "s", "1.5s", "-1s", "1 s", "1S", "1w", "1mo", "1s ", "+1s", "١s"] {
+            assert_eq!(duration(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_number_that_does_not_fit_saturates() {
+        assert_eq!(duration("99999999999999999999999d"), Some(Duration::from_millis(u64::MAX)));
+        assert_eq!(size("18446744073709551615GiB"), Some(Size(u64::MAX)));
+    }
+
+    #[test]
+    fn sizes_are_binary() {
+        assert_eq!(size("64KiB"), Some(Size(65_536)));
+        assert_eq!(size("1MiB"), Some(Size(1 << 20)));
+        assert_eq!(size("512B"), Some(Size(512)));
+        assert_eq!(size("64KB"), None);
+        assert_eq!(size("64"), None);
+    }
+
+    #[test]
+    fn the_short_form_of_a_limit() {
+        assert_eq!(quota("900/1m"), Some(Quota { rate: 900, per: Duration::from_secs(60) }));
+        assert_eq!(quota("20/s"), quota("20/1s"));
+        assert_eq!(quota("5/ms"), Some(Quota { rate: 5, per: Duration::from_millis(1) }));
+        for wrong in ["900", "900/", "/1m", "900/60", "-5/1s", "1.5/s", "900/1m/2", "900 /1m"] {
+            assert_eq!(quota(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_shown_can_be_read_back() {
+        for text in ["250ms", "1500ms", "90s", "1m", "36h", "7d"] {
+            assert_eq!(duration(text).map(show_duration).as_deref(), Some(text));
+        }
+        assert_eq!(show_duration(Duration::from_secs(3600)), "1h");
+        assert_eq!(show_duration(Duration::ZERO), "0s");
+        assert_eq!(show_size(Size(65_536)), "64KiB");
+    }
+}

@@ -1,0 +1,155 @@
+//! Schema to [`Config`]: what every value means, and every problem of meaning at once.
+//!
+//! A section gives `None` once it has reported a problem, so nothing half-valid leaves this module. What belongs
+//! to a later version is checked like the rest and then refused, never ignored in silence.
+
+mod limiter;
+mod place;
+mod route;
+mod server;
+mod store;
+mod upstream;
+
+use std::fs;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+use super::model::Config;
+use super::problem::Report;
+use super::schema;
+use super::schema::forms::Text;
+use super::units::show_duration;
+use super::yaml::Node;
+use place::At;
+
+/// What a feature of a later version is answered with.
+const UNSUPPORTED: &str = "not supported yet";
+/// The largest PEM file.
+const PEM_BYTES_MAX: u64 = 1024 * 1024;
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// Turns what was written into what is used. `tree` is the same file, for the places; relative paths begin at `base`.
+pub(crate) fn validate(
+    file: &schema::File,
+    tree: &Node,
+    base: &Path,
+    hash: Arc<str>,
+    report: &mut Report,
+) -> Option<Config> {
+    let root = At::root(tree);
+    let mut check = Check { report, base };
+    let listen = server::listen(&mut check, &file.listen, &root.key("listen"));
+    let server = server::server(&mut check, file.server.as_ref(), &root.key("server"));
+    let admin = server::admin(&mut check, file.admin.as_ref(), listen, &root.key("admin"));
+    let log = server::log(file.log.as_ref());
+    let clients = file.clients.as_ref();
+    server::clients(&mut check, clients, &root.key("clients"));
+    let store = store::store(&mut check, file.store.as_ref(), &root.key("store"));
+    let limiters = limiter::limiters(&mut check, file.limiters.as_ref(), &root.key("limiters"));
+    let known = route::Known { limiters: &limiters, written: file.limiters.as_ref(), clients };
+    let routes = route::routes(&mut check, &file.routes, &known, &root.key("routes"));
+    if !check.report.is_empty() {
+        return None;
+    }
+    let (listen, server, admin, store) = (listen?, server?, admin?, store?);
+    Some(Config { listen, server, admin, log, store, limiters, routes, hash })
+}
+
+/// What the checks share: where problems go, and the judgements that many keys need.
+struct Check<'a> {
+    report: &'a mut Report,
+    base: &'a Path,
+}
+
+impl Check<'_> {
+    /// Reports a problem of a value.
+    fn problem(&mut self, at: &At<'_>, message: impl Into<String>) {
+        self.report.add(at.mark, at.path.clone(), message);
+    }
+
+    /// Reports a problem of a key itself, where the value is beside the point.
+    fn problem_of_key(&mut self, at: &At<'_>, message: impl Into<String>) {
+        self.report.add(at.key_mark, at.path.clone(), message);
+    }
+
+    /// Refuses a key whose feature comes later, if it is given.
+    fn unsupported<T>(&mut self, given: Option<&T>, at: &At<'_>) {
+        if given.is_some() {
+            self.problem_of_key(at, UNSUPPORTED);
+        }
+    }
+
+    /// A whole number within bounds.
+    fn count(
+        &mut self,
+        given: Option<i64>,
+        default: u32,
+        bounds: RangeInclusive<u32>,
+        at: &At<'_>,
+    ) -> Option<u32> {
+        let Some(given) = given else { return Some(default) };
+        let count = u32::try_from(given).ok().filter(|count| bounds.contains(count));
+        if count.is_none() {
+            self.problem(at, format!("must be from {} to {}", bounds.start(), bounds.end()));
+        }
+        count
+    }
+
+    /// A duration within bounds.
+    fn duration(
+        &mut self,
+        given: Option<Text<Duration>>,
+        default: Duration,
+        bounds: RangeInclusive<Duration>,
+        at: &At<'_>,
+    ) -> Option<Duration> {
+        let Some(Text(given)) = given else { return Some(default) };
+        if bounds.contains(&given) {
+            return Some(given);
+        }
+        let (from, to) = (show_duration(*bounds.start()), show_duration(*bounds.end()));
+        self.problem(at, format!("must be from {from} to {to}"));
+        None
+    }
+
+    /// A PEM file with certificates, by its path.
+    fn certificates(&mut self, given: &str, at: &At<'_>) -> Option<PathBuf> {
+        self.pem(given, at, "certificate", |bytes| {
+            let mut count = 0;
+            CertificateDer::pem_slice_iter(bytes).all(|item| item.map(|_| count += 1).is_ok()) && count > 0
+        })
+    }
+
+    /// A PEM file with a private key, by its path.
+    fn private_key(&mut self, given: &str, at: &At<'_>) -> Option<PathBuf> {
+        self.pem(given, at, "private key", |bytes| PrivateKeyDer::from_pem_slice(bytes).is_ok())
+    }
+
+    fn pem(&mut self, given: &str, at: &At<'_>, what: &str, holds: fn(&[u8]) -> bool) -> Option<PathBuf> {
+        let path = self.base.join(given);
+        let fault = match fs::metadata(&path) {
+            Ok(metadata) if metadata.len() > PEM_BYTES_MAX => {
+                format!("is larger than {PEM_BYTES_MAX} bytes")
+            }
+            Ok(_) => match fs::read(&path) {
+                Ok(bytes) if holds(&bytes) => return Some(path),
+                Ok(_) => format!("holds no {what} in PEM form"),
+                Err(error) => format!("cannot be read: {error}"),
+            },
+            Err(error) => format!("cannot be read: {error}"),
+        };
+        // A path that came out of a reference may be a secret put in the wrong place.
+        let shown = if at.is_interpolated() { String::new() } else { format!(" {}", path.display()) };
+        self.problem(at, format!("the file{shown} {fault}"));
+        None
+    }
+}

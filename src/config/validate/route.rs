@@ -1,0 +1,390 @@
+//! `routes`: what they match, how they change a request, and which limiter they take.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use http::{HeaderName, HeaderValue, Method};
+use regex::{Regex, RegexBuilder};
+use url::Host;
+
+use super::place::At;
+use super::server::NAME_EXPECTED;
+use super::upstream::upstream;
+use super::{Check, UNSUPPORTED};
+use crate::config::model::{HostMatch, Match, PathMatch, Route};
+use crate::config::problem::{quoted, unknown};
+use crate::config::schema::forms::Named;
+use crate::config::schema::{self, Form};
+use crate::limiter::limit::{Limiter, LimiterName, Permits, RATE_MAX};
+
+/// The largest compiled `path_regex`, in bytes.
+const REGEX_BYTES_MAX: usize = 1024 * 1024;
+
+/// Headers that weir sets itself, because they say how the message is framed and where it goes.
+const OWN_HEADERS: [&str; 11] = [
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// The names that a route may refer to.
+pub(super) struct Known<'a> {
+    /// The valid limiters.
+    pub(super) limiters: &'a [Arc<Limiter>],
+    /// All limiters of the file: one that is not valid is not unknown.
+    pub(super) written: Option<&'a Named<schema::Limiter>>,
+    pub(super) clients: Option<&'a Named<schema::Client>>,
+}
+
+/// Every valid route, in the order of the file.
+pub(super) fn routes(
+    check: &mut Check<'_>,
+    given: &[schema::Route],
+    known: &Known<'_>,
+    at: &At<'_>,
+) -> Vec<Route> {
+    if given.is_empty() {
+        check.problem(at, "needs at least one route");
+    }
+    let mut first_of: HashMap<&str, usize> = HashMap::new();
+    let mut routes = Vec::new();
+    for (index, route) in given.iter().enumerate() {
+        let at = at.index(index);
+        if let Some(first) = first_of.get(route.name.as_str()) {
+            let message = format!("routes[{first}] already has the name {}", quoted(&route.name));
+            check.problem(&at.key("name"), message);
+        }
+        first_of.entry(&route.name).or_insert(index);
+        routes.extend(one(check, route, known, &at));
+    }
+    routes
+}
+
+fn one(check: &mut Check<'_>, given: &schema::Route, known: &Known<'_>, at: &At<'_>) -> Option<Route> {
+    if LimiterName::parse(&given.name).is_none() {
+        check.problem(&at.key("name"), NAME_EXPECTED);
+    }
+    let matches = matches(check, &given.matches, &at.key("match"));
+    let upstream = upstream(check, &given.upstream, &at.key("upstream"));
+    let prefix = given.strip_prefix.as_deref();
+    let strip_prefix = prefix.map(|prefix| strip_prefix(check, prefix, given, &at.key("strip_prefix")));
+    let set_headers = headers(check, given.set_headers.as_ref(), &at.key("set_headers"), Use::Set);
+    let remove_headers = header_names(check, given.remove_headers.as_deref(), &at.key("remove_headers"));
+    let limiter = limiter(check, given, known, at);
+    let cost = cost(check, given.cost.as_ref(), limiter.as_ref(), known, &at.key("cost"));
+    clients(check, given.clients.as_deref(), known, &at.key("clients"));
+    let strip_prefix = match strip_prefix {
+        Some(prefix) => Some(prefix?),
+        None => None,
+    };
+    Some(Route {
+        name: given.name.as_str().into(),
+        matches: matches?,
+        upstream: upstream?,
+        strip_prefix,
+        set_headers: set_headers?,
+        remove_headers: remove_headers?,
+        preserve_host: given.preserve_host.unwrap_or(false),
+        forwarded_headers: given.forwarded_headers.unwrap_or(false),
+        limiter,
+        cost: cost?,
+    })
+}
+
+fn matches(check: &mut Check<'_>, given: &schema::Match, at: &At<'_>) -> Option<Match> {
+    let path = path(check, given, at);
+    let host = given.host.as_deref().map(|text| host(check, text, &at.key("host")));
+    let methods = methods(check, given.methods.as_deref(), &at.key("methods"));
+    let headers = headers(check, given.headers.as_ref(), &at.key("headers"), Use::Match);
+    let host = match host {
+        Some(host) => Some(host?),
+        None => None,
+    };
+    Some(Match { path: path?, host, methods: methods?, headers: headers? })
+}
+
+fn path(check: &mut Check<'_>, given: &schema::Match, at: &At<'_>) -> Option<PathMatch> {
+    match (&given.path, &given.exact_path, &given.path_regex) {
+        (None, None, None) => Some(PathMatch::Any),
+        (Some(prefix), None, None) => {
+            let prefix = plain_path(check, prefix, &at.key("path"))?;
+            Some(match prefix.trim_end_matches('/') {
+                "" => PathMatch::Any,
+                prefix => PathMatch::Prefix(prefix.to_owned()),
+            })
+        }
+        (None, Some(path), None) => {
+            plain_path(check, path, &at.key("exact_path")).map(|path| PathMatch::Exact(path.to_owned()))
+        }
+        (None, None, Some(pattern)) => {
+            path_regex(check, pattern, &at.key("path_regex")).map(PathMatch::Pattern)
+        }
+        _ => {
+            check.problem(at, "`path`, `exact_path` and `path_regex` exclude each other");
+            None
+        }
+    }
+}
+
+/// A path that a request can have in each of its forms. The router compares decoded, merged and dot-resolved forms, so
+/// any other could never match.
+fn plain_path<'a>(check: &mut Check<'_>, given: &'a str, at: &At<'_>) -> Option<&'a str> {
+    let fault = if !given.starts_with('/') {
+        "must begin with `/`"
+    } else if given.bytes().any(|byte| !byte.is_ascii_graphic() || b"?#%\\".contains(&byte)) {
+        "must be visible ASCII without `?`, `#`, `%` and `\\`"
+    } else if given.contains("//") || given.split('/').any(|segment| matches!(segment, "." | "..")) {
+        "must not hold `//`, `/./` or `/../`, which requests are freed of before they are matched"
+    } else {
+        return Some(given);
+    };
+    check.problem(at, fault);
+    None
+}
+
+/// Compiled twice: by itself, so that its groups balance, and then anchored.
+fn path_regex(check: &mut Check<'_>, pattern: &str, at: &At<'_>) -> Option<Regex> {
+    let compile = |pattern: &str| RegexBuilder::new(pattern).size_limit(REGEX_BYTES_MAX).build();
+    match compile(pattern).and_then(|_| compile(&format!(r"\A(?:{pattern})\z"))) {
+        Ok(regex) => Some(regex),
+        // Such an error quotes the pattern and spans lines; its last line says what is wrong.
+        Err(error) => {
+            let text = error.to_string();
+            let reason =
+                text.lines().next_back().unwrap_or_default().trim_start_matches("error: ").to_owned();
+            check.problem(at, format!("not a valid regular expression: {reason}"));
+            None
+        }
+    }
+}
+
+fn host(check: &mut Check<'_>, given: &str, at: &At<'_>) -> Option<HostMatch> {
+    let (wildcard, name) = match given.strip_prefix("*.") {
+        Some(rest) => (true, rest),
+        None => (false, given),
+    };
+    let parsed = Host::parse(name).ok().filter(|host| !wildcard || matches!(host, Host::Domain(_)));
+    match parsed.map(|host| host.to_string()) {
+        Some(name) if !name.contains('*') && !name.is_empty() => {
+            Some(if wildcard { HostMatch::Suffix(format!(".{name}")) } else { HostMatch::Exact(name) })
+        }
+        _ => {
+            check.problem(at, "expected a host without a port, such as api.example.com or *.example.com");
+            None
+        }
+    }
+}
+
+fn methods(check: &mut Check<'_>, given: Option<&[String]>, at: &At<'_>) -> Option<Vec<Method>> {
+    let methods: Vec<Option<Method>> = given
+        .unwrap_or_default()
+        .iter()
+        .enumerate()
+        .map(|(index, name)| {
+            let fault = match Method::from_bytes(name.as_bytes()) {
+                Ok(Method::CONNECT | Method::TRACE) => "weir answers CONNECT and TRACE itself, with 405",
+                Ok(_) if name.bytes().any(|byte| byte.is_ascii_lowercase()) => {
+                    "methods are written in capitals, such as GET"
+                }
+                Ok(method) => return Some(method),
+                Err(_) => "expected a method, such as GET",
+            };
+            check.problem(&at.index(index), fault);
+            None
+        })
+        .collect();
+    if given.is_some_and(<[String]>::is_empty) {
+        check.problem(at, "matches nothing; name a method, or leave the key out for all of them");
+        return None;
+    }
+    methods.into_iter().collect()
+}
+
+/// What headers are listed for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Match,
+    Set,
+}
+
+fn headers(
+    check: &mut Check<'_>,
+    given: Option<&Named<String>>,
+    at: &At<'_>,
+    purpose: Use,
+) -> Option<Vec<(HeaderName, HeaderValue)>> {
+    let mut seen = Vec::new();
+    let headers: Vec<Option<(HeaderName, HeaderValue)>> = given
+        .into_iter()
+        .flat_map(Named::iter)
+        .map(|(name, value)| {
+            let at = at.key(name);
+            let name = header_name(check, name, &at)?;
+            if seen.contains(&name) {
+                check.problem_of_key(&at, "this header is given twice");
+            }
+            seen.push(name.clone());
+            if purpose == Use::Set && !may_be_changed(check, &name, &at) {
+                return None;
+            }
+            let Ok(mut value) = HeaderValue::from_str(value) else {
+                check.problem(
+                    &at,
+                    "the value holds characters that a header cannot carry, such as a line break",
+                );
+                return None;
+            };
+            value.set_sensitive(purpose == Use::Set);
+            Some((name, value))
+        })
+        .collect();
+    headers.into_iter().collect()
+}
+
+fn header_names(check: &mut Check<'_>, given: Option<&[String]>, at: &At<'_>) -> Option<Vec<HeaderName>> {
+    let names: Vec<Option<HeaderName>> = given
+        .unwrap_or_default()
+        .iter()
+        .enumerate()
+        .map(|(index, name)| {
+            let at = at.index(index);
+            header_name(check, name, &at).filter(|name| may_be_changed(check, name, &at))
+        })
+        .collect();
+    names.into_iter().collect()
+}
+
+fn header_name(check: &mut Check<'_>, given: &str, at: &At<'_>) -> Option<HeaderName> {
+    let name = HeaderName::try_from(given).ok();
+    if name.is_none() {
+        check.problem_of_key(at, "expected the name of a header, such as x-api-key");
+    }
+    name
+}
+
+fn may_be_changed(check: &mut Check<'_>, name: &HeaderName, at: &At<'_>) -> bool {
+    let own = OWN_HEADERS.contains(&name.as_str());
+    if name == http::header::HOST {
+        check.problem_of_key(at, "weir sets `host` itself; see `preserve_host`");
+    } else if own {
+        check.problem_of_key(at, format!("weir sets `{name}` itself"));
+    }
+    !own
+}
+
+/// It must be a part of every path that the route matches.
+fn strip_prefix(check: &mut Check<'_>, given: &str, route: &schema::Route, at: &At<'_>) -> Option<String> {
+    let prefix = plain_path(check, given, at)?.trim_end_matches('/');
+    let matched = route.matches.path.as_deref().or(route.matches.exact_path.as_deref());
+    let fault = match matched {
+        _ if prefix.is_empty() => "strips nothing; leave the key out".to_owned(),
+        None => "needs `match.path` or `match.exact_path`, so that every path begins with it".to_owned(),
+        Some(path)
+            if path.strip_prefix(prefix).is_none_or(|rest| !rest.is_empty() && !rest.starts_with('/')) =>
+        {
+            format!("is not the beginning of the matched path {}, on a segment border", quoted(path))
+        }
+        Some(_) => return Some(prefix.to_owned()),
+    };
+    check.problem(at, fault);
+    None
+}
+
+/// The name of the route's limiter, if it names a known one.
+fn limiter(
+    check: &mut Check<'_>,
+    given: &schema::Route,
+    known: &Known<'_>,
+    at: &At<'_>,
+) -> Option<LimiterName> {
+    let at_list = at.key("limiters");
+    if given.limiter.is_some() && given.limiters.is_some() {
+        check.problem_of_key(&at_list, "`limiter` and `limiters` exclude each other");
+    }
+    match given.limiters.as_deref() {
+        Some([]) => check.problem(&at_list, "names no limiter; leave the key out"),
+        Some([_, _, ..]) => check.problem(&at_list, format!("several limiters on a route are {UNSUPPORTED}")),
+        _ => {}
+    }
+    let listed = given.limiters.iter().flatten().enumerate();
+    let named = listed.map(|(index, name)| (name, at_list.index(index)));
+    let all: Vec<_> = given.limiter.iter().map(|name| (name, at.key("limiter"))).chain(named).collect();
+    let names = known.written.into_iter().flat_map(Named::names);
+    for (name, at) in &all {
+        if names.clone().any(|known| known == name.as_str()) {
+            continue;
+        }
+        // A name out of the environment is not repeated.
+        let shown = if at.is_interpolated() { "***" } else { name };
+        check.problem(at, unknown("limiter", shown, names.clone()));
+    }
+    all.first().and_then(|(name, _)| LimiterName::parse(name))
+}
+
+fn cost(
+    check: &mut Check<'_>,
+    given: Option<&Form<schema::Cost, schema::CostHeader>>,
+    limiter: Option<&LimiterName>,
+    known: &Known<'_>,
+    at: &At<'_>,
+) -> Option<Permits> {
+    let given = match given {
+        None => return Some(Permits::ONE),
+        Some(Form::Short(schema::Cost(cost))) => *cost,
+        Some(Form::Long(header)) => {
+            check.problem_of_key(at, format!("a cost from a header is {UNSUPPORTED}"));
+            cost_header(check, header, at);
+            return None;
+        }
+    };
+    let cost = permits(check, Some(given), at)?;
+    let limiter = limiter.and_then(|name| known.limiters.iter().find(|limiter| limiter.name == *name));
+    if let Some(limiter) = limiter.filter(|limiter| cost > limiter.cost_max()) {
+        let tightest = limiter.limits.iter().min_by_key(|limit| limit.rate)?;
+        let message = format!(
+            "larger than limiter {} can ever grant: {} at once",
+            quoted(limiter.name.as_str()),
+            tightest.label
+        );
+        check.problem(at, message);
+        return None;
+    }
+    Some(cost)
+}
+
+fn cost_header(check: &mut Check<'_>, given: &schema::CostHeader, at: &At<'_>) {
+    if HeaderName::try_from(given.header.as_str()).is_err() {
+        check.problem(&at.key("header"), "expected the name of a header, such as weir-cost");
+    }
+    permits(check, given.default, &at.key("default"));
+    permits(check, given.max, &at.key("max"));
+    if let (Some(default), Some(max)) = (given.default, given.max)
+        && default > max
+    {
+        check.problem(&at.key("default"), "must not be larger than `max`");
+    }
+}
+
+fn permits(check: &mut Check<'_>, given: Option<i64>, at: &At<'_>) -> Option<Permits> {
+    check.count(given, 1, 1..=RATE_MAX, at).and_then(|count| Permits::new(count.into()))
+}
+
+fn clients(check: &mut Check<'_>, given: Option<&[String]>, known: &Known<'_>, at: &At<'_>) {
+    check.unsupported(given.as_ref(), at);
+    let names = known.clients.into_iter().flat_map(Named::names);
+    for (index, name) in given.unwrap_or_default().iter().enumerate() {
+        if !names.clone().any(|known| known == name.as_str()) {
+            let at = at.index(index);
+            let shown = if at.is_interpolated() { "***" } else { name };
+            check.problem(&at, unknown("client", shown, names.clone()));
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! `listen`, `server`, `admin`, `log` and `clients`.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+use super::place::At;
+use super::{Check, DAY, HOUR, MILLISECOND};
+use crate::config::model::{Admin, Log, LogFormat, Secret, Server};
+use crate::config::schema;
+use crate::config::schema::forms::{Named, Text};
+use crate::config::units::{Size, show_size};
+use crate::limiter::limit::LimiterName;
+
+const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
+/// hyper's own smallest buffer; less is not an HTTP server.
+const HEADER_BYTES_MIN: Size = Size(8 * 1024);
+const HEADER_BYTES_MAX: Size = Size(1024 * 1024);
+const HEADER_BYTES: u32 = 64 * 1024;
+
+/// An address to listen on.
+pub(super) fn listen(check: &mut Check<'_>, given: &str, at: &At<'_>) -> Option<SocketAddr> {
+    let address = given.parse().ok();
+    if address.is_none() {
+        check.problem(at, "expected an IP address and a port, such as 0.0.0.0:8080 or [::]:8080");
+    }
+    address
+}
+
+pub(super) fn server(check: &mut Check<'_>, given: Option<&schema::Server>, at: &At<'_>) -> Option<Server> {
+    let absent = schema::Server::default();
+    let given = given.unwrap_or(&absent);
+    tls(check, given.tls.as_ref(), &at.key("tls"));
+    networks(check, given.allow.as_deref(), &at.key("allow"));
+    networks(check, given.trusted_proxies.as_deref(), &at.key("trusted_proxies"));
+
+    let seconds = Duration::from_secs;
+    let max_connections =
+        check.count(given.max_connections, 10_000, 1..=1_000_000, &at.key("max_connections"));
+    let header_timeout =
+        check.duration(given.header_timeout, seconds(10), MILLISECOND..=HOUR, &at.key("header_timeout"));
+    let idle_timeout =
+        check.duration(given.idle_timeout, seconds(75), MILLISECOND..=DAY, &at.key("idle_timeout"));
+    let drain_delay =
+        check.duration(given.drain_delay, Duration::ZERO, Duration::ZERO..=HOUR, &at.key("drain_delay"));
+    let drain_timeout =
+        check.duration(given.drain_timeout, seconds(30), Duration::ZERO..=DAY, &at.key("drain_timeout"));
+    let max_header_bytes = header_bytes(check, given.max_header_bytes, &at.key("max_header_bytes"));
+    Some(Server {
+        max_connections: max_connections?,
+        header_timeout: header_timeout?,
+        idle_timeout: idle_timeout?,
+        max_header_bytes: max_header_bytes?,
+        drain_delay: drain_delay?,
+        drain_timeout: drain_timeout?,
+    })
+}
+
+fn header_bytes(check: &mut Check<'_>, given: Option<Text<Size>>, at: &At<'_>) -> Option<u32> {
+    let Some(Text(Size(bytes))) = given else { return Some(HEADER_BYTES) };
+    let fits = (HEADER_BYTES_MIN.0..=HEADER_BYTES_MAX.0).contains(&bytes);
+    if !fits {
+        let (from, to) = (show_size(HEADER_BYTES_MIN), show_size(HEADER_BYTES_MAX));
+        check.problem(at, format!("must be from {from} to {to}"));
+    }
+    u32::try_from(bytes).ok().filter(|_| fits)
+}
+
+fn tls(check: &mut Check<'_>, given: Option<&schema::ServerTls>, at: &At<'_>) {
+    check.unsupported(given, at);
+    let Some(given) = given else { return };
+    check.certificates(&given.cert, &at.key("cert"));
+    check.private_key(&given.key, &at.key("key"));
+    if let Some(authorities) = &given.client_ca {
+        check.certificates(authorities, &at.key("client_ca"));
+    }
+}
+
+fn networks(check: &mut Check<'_>, given: Option<&[String]>, at: &At<'_>) {
+    check.unsupported(given.as_ref(), at);
+    for (index, network) in given.unwrap_or_default().iter().enumerate() {
+        if network.parse::<IpNet>().is_err() && network.parse::<IpAddr>().is_err() {
+            check.problem(
+                &at.index(index),
+                "expected an IP address or a CIDR block, such as 10.0.0.0/8 or ::1",
+            );
+        }
+    }
+}
+
+/// Without a token only health and metrics are served beyond loopback, so its absence is no problem.
+pub(super) fn admin(
+    check: &mut Check<'_>,
+    given: Option<&schema::Admin>,
+    traffic: Option<SocketAddr>,
+    at: &At<'_>,
+) -> Option<Admin> {
+    let absent = schema::Admin::default();
+    let given = given.unwrap_or(&absent);
+    let at_listen = at.key("listen");
+    let address = match &given.listen {
+        Some(text) => listen(check, text, &at_listen),
+        None => Some(ADMIN_LISTEN),
+    };
+    if let (Some(address), Some(traffic)) = (address, traffic)
+        && overlap(address, traffic)
+    {
+        let message = format!("{address} and `listen` ({traffic}) take the same port; choose another");
+        check.problem(&at_listen, message);
+        return None;
+    }
+    let token = given.token.as_deref().filter(|token| !token.is_empty());
+    if token.is_some_and(|token| !is_token(token)) {
+        check.problem(&at.key("token"), "must consist of visible ASCII characters, without spaces");
+        return None;
+    }
+    Some(Admin { listen: address?, token: token.map(Secret::new) })
+}
+
+/// Whether one of the two could not be bound; port 0 is any free port.
+fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let same_port = one.port() == other.port() && one.port() != 0;
+    same_port && (one.ip() == other.ip() || one.ip().is_unspecified() || other.ip().is_unspecified())
+}
+
+/// What fits behind `Bearer ` in a header.
+fn is_token(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+pub(super) fn log(given: Option<&schema::Log>) -> Log {
+    let absent = schema::Log::default();
+    let given = given.unwrap_or(&absent);
+    let level = match given.level {
+        Some(schema::LogLevel::Error) => tracing::Level::ERROR,
+        Some(schema::LogLevel::Warn) => tracing::Level::WARN,
+        None | Some(schema::LogLevel::Info) => tracing::Level::INFO,
+        Some(schema::LogLevel::Debug) => tracing::Level::DEBUG,
+        Some(schema::LogLevel::Trace) => tracing::Level::TRACE,
+    };
+    let format = match given.format {
+        None | Some(schema::LogFormat::Json) => LogFormat::Json,
+        Some(schema::LogFormat::Text) => LogFormat::Text,
+    };
+    Log { level, format, access: given.access.unwrap_or(true) }
+}
+
+pub(super) fn clients(check: &mut Check<'_>, given: Option<&Named<schema::Client>>, at: &At<'_>) {
+    check.unsupported(given, at);
+    for (name, client) in given.into_iter().flat_map(Named::iter) {
+        let at = at.key(name);
+        is_name(check, name, &at);
+        let tokens = client.tokens.as_deref().unwrap_or_default();
+        for (index, token) in tokens.iter().enumerate() {
+            if !is_token(token) {
+                let message = "must consist of visible ASCII characters, at least one, without spaces";
+                check.problem(&at.key("tokens").index(index), message);
+            }
+        }
+        if client.certificate.as_ref().is_some_and(|certificate| certificate.san.is_empty()) {
+            check.problem(&at.key("certificate").key("san"), "must not be empty");
+        }
+        if tokens.is_empty() && client.certificate.is_none() {
+            check.problem_of_key(&at, "needs `tokens` or `certificate`");
+        }
+    }
+}
+
+/// Whether a key is a name; reports it otherwise.
+pub(super) fn is_name(check: &mut Check<'_>, name: &str, at: &At<'_>) -> bool {
+    let valid = LimiterName::parse(name).is_some();
+    if !valid {
+        check.problem_of_key(at, NAME_EXPECTED);
+    }
+    valid
+}
+
+/// What a name may be.
+pub(super) const NAME_EXPECTED: &str = "a name is 1 to 64 letters, digits, `_`, `.` or `-`";

@@ -1,0 +1,321 @@
+//! Notices that a configuration, or a file that it names, has other content.
+//!
+//! The file system says when to look: directories are watched, because a file that is replaced by a rename, or by the
+//! symlink swap of a Kubernetes ConfigMap, is another file under the same name. What counts is the content, so
+//! that a touched file is no change. Whatever the file system does not report (network mounts, an exhausted inotify) is
+//! found by looking now and then. Knows nothing of what the configuration means.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use notify::event::{AccessKind, AccessMode};
+use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+use sha2::{Digest, Sha256};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::interpolate;
+use super::load::{FILE_BYTES_MAX, base_of};
+use super::problem::Report;
+use super::yaml::{self, Node};
+
+/// A change is over when nothing has happened for this long: an editor writes in several steps.
+const QUIET: Duration = Duration::from_millis(100);
+/// But no change is waited for longer than this.
+const SETTLE_MAX: Duration = Duration::from_secs(1);
+/// How often to look where the file system reports changes, for those that it does not.
+const LOOK_WATCHED: Duration = Duration::from_secs(30);
+/// How often to look where it reports none.
+const LOOK_UNWATCHED: Duration = Duration::from_secs(2);
+
+/// Follows one configuration file.
+pub struct Watch {
+    path: PathBuf,
+    /// `None`: the file system cannot be watched, and only looking is left.
+    watcher: Option<RecommendedWatcher>,
+    /// One place is enough: however many events there are, one look sees them all.
+    events: mpsc::Receiver<()>,
+    directories: HashSet<PathBuf>,
+    content: [u8; 32],
+    /// An event was taken that has not been looked into yet.
+    pending: bool,
+}
+
+impl Watch {
+    /// Begins now: what changes from here on is noticed. Call it before the file is loaded.
+    pub fn new(path: &Path) -> Watch {
+        let (sender, events) = mpsc::channel(1);
+        let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+            // Full means that a look is due already.
+            if event.map_or(true, |event| may_change_content(&event.kind)) {
+                let _ = sender.try_send(());
+            }
+        });
+        let watcher = watcher
+            .inspect_err(|error| {
+                tracing::warn!(%error, "cannot watch files; looking every {LOOK_UNWATCHED:?} instead");
+            })
+            .ok();
+        let directories = HashSet::new();
+        let mut watch =
+            Watch { path: path.to_owned(), watcher, events, directories, content: [0; 32], pending: false };
+        // Twice, so that what changed before the directories were watched is seen.
+        watch.follow(&Snapshot::take(path).files);
+        watch.content = Snapshot::take(path).content;
+        watch
+    }
+
+    /// Ends when the content has changed since the last time. Cancelling it loses nothing.
+    pub async fn changed(&mut self) {
+        loop {
+            if !self.pending {
+                self.woken().await;
+                self.pending = true;
+            }
+            self.settled().await;
+            let path = self.path.clone();
+            let snapshot = tokio::task::spawn_blocking(move || Snapshot::take(&path)).await;
+            self.pending = false;
+            let Ok(snapshot) = snapshot else { continue };
+            self.follow(&snapshot.files);
+            if snapshot.content != self.content {
+                self.content = snapshot.content;
+                return;
+            }
+        }
+    }
+
+    /// Ends at an event, or when it is time to look without one.
+    async fn woken(&mut self) {
+        if self.watcher.is_none() {
+            sleep(LOOK_UNWATCHED).await;
+            return;
+        }
+        // The watcher holds the sender, so the channel does not close.
+        let _ = timeout(LOOK_WATCHED, self.events.recv()).await;
+    }
+
+    /// Ends when no event has come for a while.
+    async fn settled(&mut self) {
+        if self.watcher.is_none() {
+            return;
+        }
+        let end = Instant::now() + SETTLE_MAX;
+        while Instant::now() < end && timeout(QUIET, self.events.recv()).await.is_ok() {}
+    }
+
+    /// Watches the directories of these files, and no others.
+    fn follow(&mut self, files: &[PathBuf]) {
+        let Some(watcher) = &mut self.watcher else { return };
+        let wanted: HashSet<PathBuf> = files.iter().flat_map(|file| directories_of(file)).collect();
+        for gone in self.directories.difference(&wanted) {
+            // It fails where the directory itself is gone, which is as good.
+            let _ = watcher.unwatch(gone);
+        }
+        let mut directories: HashSet<PathBuf> = self.directories.intersection(&wanted).cloned().collect();
+        for new in wanted.difference(&self.directories) {
+            match watcher.watch(new, RecursiveMode::NonRecursive) {
+                Ok(()) => {
+                    directories.insert(new.clone());
+                }
+                Err(error) => {
+                    let directory = new.display();
+                    tracing::debug!(%directory, %error, "cannot watch; looking every {LOOK_WATCHED:?} instead");
+                }
+            }
+        }
+        self.directories = directories;
+    }
+}
+
+/// Reading a file is an event too; it must not lead to the next reading.
+fn may_change_content(kind: &EventKind) -> bool {
+    match kind {
+        EventKind::Access(access) => *access == AccessKind::Close(AccessMode::Write),
+        _ => true,
+    }
+}
+
+/// Where the name is, and where the file is that it leads to.
+fn directories_of(file: &Path) -> Vec<PathBuf> {
+    let parent = |path: &Path| match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    let real = file.canonicalize().ok();
+    std::iter::once(parent(file)).chain(real.as_deref().map(parent)).collect()
+}
+
+/// What the files hold at one moment.
+struct Snapshot {
+    content: [u8; 32],
+    /// The configuration itself and the files that it names.
+    files: Vec<PathBuf>,
+}
+
+impl Snapshot {
+    fn take(path: &Path) -> Snapshot {
+        let mut hasher = Sha256::new();
+        let mut files = vec![path.to_owned()];
+        let bytes = read(path);
+        if let Some(text) = bytes.as_deref().and_then(|bytes| std::str::from_utf8(bytes).ok())
+            && let Some(tree) = yaml::parse(text, &mut Report::new(path))
+        {
+            files.extend(interpolate::files(&tree, base_of(path)));
+            files.extend(named_files(&tree).map(|name| base_of(path).join(name)));
+        }
+        add(&mut hasher, bytes.as_deref());
+        for file in &files[1..] {
+            add(&mut hasher, read(file).as_deref());
+        }
+        Snapshot { content: hasher.finalize().into(), files }
+    }
+}
+
+/// Lengths go in too, so that no two sets of files look the same.
+fn add(hasher: &mut Sha256, bytes: Option<&[u8]>) {
+    let length = bytes.map_or(u64::MAX, |bytes| bytes.len() as u64);
+    hasher.update(length.to_be_bytes());
+    hasher.update(bytes.unwrap_or_default());
+}
+
+/// `None` for a file that is not there or cannot be read.
+fn read(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path).ok()?.take(FILE_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+/// The certificates and keys that a configuration names.
+fn named_files(tree: &Node) -> impl Iterator<Item = &str> {
+    let server = tree.get("server").and_then(|server| server.get("tls"));
+    let redis = tree.get("store").and_then(|store| store.get("redis")?.get("tls"));
+    let routes = tree.get("routes").map(Node::items).unwrap_or_default();
+    let upstreams = routes.iter().filter_map(|route| route.get("upstream"));
+    server.into_iter().chain(redis).chain(upstreams).flat_map(|owner| {
+        ["ca", "cert", "key", "client_ca"].into_iter().filter_map(|key| owner.get(key)?.text())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::future::Future;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    async fn noticed(watch: &mut Watch) {
+        timeout(PATIENCE, watch.changed()).await.expect("the change was not noticed");
+    }
+
+    /// Ends when a later change is noticed, having seen exactly one change.
+    async fn unnoticed<F: Future<Output = ()>>(watch: &mut Watch, time: Duration, then: F) {
+        assert!(timeout(time, watch.changed()).await.is_err(), "noticed what is no change");
+        then.await;
+    }
+
+    fn directory() -> (tempfile::TempDir, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("weir.yaml");
+        fs::write(&path, "a: 1\n").unwrap();
+        (directory, path)
+    }
+
+    #[tokio::test]
+    async fn a_write_is_noticed() {
+        let (_directory, path) = directory();
+        let mut watch = Watch::new(&path);
+        fs::write(&path, "a: 2\n").unwrap();
+        noticed(&mut watch).await;
+        fs::write(&path, "a: 3\n").unwrap();
+        noticed(&mut watch).await;
+    }
+
+    #[tokio::test]
+    async fn a_rename_over_the_file_is_noticed() {
+        let (directory, path) = directory();
+        let mut watch = Watch::new(&path);
+        for content in ["a: 2\n", "a: 3\n"] {
+            let new = directory.path().join("new");
+            fs::write(&new, content).unwrap();
+            fs::rename(&new, &path).unwrap();
+            noticed(&mut watch).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn content_that_is_the_same_is_no_change() {
+        let (_directory, path) = directory();
+        let mut watch = Watch::new(&path);
+        fs::write(&path, "a: 1\n").unwrap();
+        unnoticed(&mut watch, 5 * QUIET, async {}).await;
+        fs::write(&path, "a: 2\n").unwrap();
+        noticed(&mut watch).await;
+    }
+
+    #[tokio::test]
+    async fn files_that_are_named_are_followed() {
+        let (directory, path) = directory();
+        let secrets = directory.path().join("secrets");
+        fs::create_dir(&secrets).unwrap();
+        fs::write(&path, "a: ${file:secrets/token}\n").unwrap();
+        let mut watch = Watch::new(&path);
+        fs::write(secrets.join("token"), "one").unwrap();
+        noticed(&mut watch).await;
+        fs::write(secrets.join("token"), "two").unwrap();
+        noticed(&mut watch).await;
+    }
+
+    #[tokio::test]
+    #[cfg(unix)]
+    async fn the_symlink_swap_of_a_config_map_is_noticed() {
+        use std::os::unix::fs::symlink;
+
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        fs::create_dir(at("..1")).unwrap();
+        fs::write(at("..1").join("weir.yaml"), "a: 1\n").unwrap();
+        symlink("..1", at("..data")).unwrap();
+        symlink("..data/weir.yaml", at("weir.yaml")).unwrap();
+        let mut watch = Watch::new(&at("weir.yaml"));
+        for generation in 2..4 {
+            let new = format!("..{generation}");
+            fs::create_dir(at(&new)).unwrap();
+            fs::write(at(&new).join("weir.yaml"), format!("a: {generation}\n")).unwrap();
+            symlink(&new, at("..data_tmp")).unwrap();
+            fs::rename(at("..data_tmp"), at("..data")).unwrap();
+            fs::remove_dir_all(at(&format!("..{}", generation - 1))).unwrap();
+            noticed(&mut watch).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn cancelling_loses_no_change() {
+        let (_directory, path) = directory();
+        let mut watch = Watch::new(&path);
+        fs::write(&path, "a: 2\n").unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        // Far less than the time to settle: each try is cancelled in the middle.
+        while timeout(QUIET / 20, watch.changed()).await.is_err() {
+            if watch.pending {
+                break;
+            }
+            assert!(Instant::now() < deadline);
+        }
+        noticed(&mut watch).await;
+    }
+
+    #[tokio::test]
+    async fn without_a_watcher_changes_are_found_by_looking() {
+        let (_directory, path) = directory();
+        let mut watch = Watch::new(&path);
+        watch.watcher = None;
+        fs::write(&path, "a: 2\n").unwrap();
+        noticed(&mut watch).await;
+    }
+}

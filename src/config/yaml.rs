@@ -1,0 +1,490 @@
+//! YAML text to a tree in which every key and value knows its line and column.
+//!
+//! Knows nothing of what the keys mean. Refuses what a configuration has no use for and what could make a small
+//! file large: tags, merge keys, keys that are not scalars, several documents, great depth, endless aliases.
+
+use std::collections::HashMap;
+
+use saphyr_parser::{Event, Marker, Parser, ScalarStyle, ScanError};
+
+use super::problem::{Mark, Report, index_path, key_path, quoted};
+
+/// The deepest nesting; weir's own keys need seven levels.
+const DEPTH_MAX: usize = 32;
+/// The most nodes, aliases expanded: what a file of the largest size could plausibly hold.
+const NODES_MAX: usize = 200_000;
+
+/// One value of the tree.
+#[derive(Debug, Clone)]
+pub(crate) struct Node {
+    /// Distinct in the tree, but shared by what an alias repeats.
+    pub(crate) id: u32,
+    pub(crate) mark: Mark,
+    pub(crate) value: Value,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Value {
+    Scalar(Scalar),
+    List(Vec<Node>),
+    Mapping(Vec<Entry>),
+}
+
+/// A scalar as text; what it stands for depends on the key, see [`Scalar::resolve`].
+#[derive(Debug, Clone)]
+pub(crate) struct Scalar {
+    pub(crate) text: String,
+    /// Written without quotes.
+    pub(crate) plain: bool,
+    /// Holds text from the environment or a file: may be a secret, and may be read as any type.
+    pub(crate) interpolated: bool,
+}
+
+/// One key with its value.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    pub(crate) key: String,
+    pub(crate) key_mark: Mark,
+    pub(crate) value: Node,
+}
+
+/// What a scalar is by YAML's core schema.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Kind {
+    Null,
+    Bool(bool),
+    Int(i64),
+    /// Not a whole number, or one that does not fit.
+    Float(f64),
+    Text,
+}
+
+impl Scalar {
+    /// What the text stands for: quotes make it a text, and so does anything that is nothing else.
+    pub(crate) fn resolve(&self) -> Kind {
+        if !self.plain && !self.interpolated {
+            return Kind::Text;
+        }
+        match self.text.as_str() {
+            "" if self.interpolated => Kind::Text,
+            "" | "~" | "null" | "Null" | "NULL" => Kind::Null,
+            "true" | "True" | "TRUE" => Kind::Bool(true),
+            "false" | "False" | "FALSE" => Kind::Bool(false),
+            text => resolve_number(text).unwrap_or(Kind::Text),
+        }
+    }
+}
+
+impl Node {
+    /// The entry of a mapping; `None` for any other node.
+    pub(crate) fn entry(&self, key: &str) -> Option<&Entry> {
+        match &self.value {
+            Value::Mapping(entries) => entries.iter().find(|entry| entry.key == key),
+            Value::Scalar(_) | Value::List(_) => None,
+        }
+    }
+
+    /// The value below a key.
+    pub(crate) fn get(&self, key: &str) -> Option<&Node> {
+        self.entry(key).map(|entry| &entry.value)
+    }
+
+    /// The elements of a list; none for any other node.
+    pub(crate) fn items(&self) -> &[Node] {
+        match &self.value {
+            Value::List(items) => items,
+            Value::Scalar(_) | Value::Mapping(_) => &[],
+        }
+    }
+
+    /// The text of a scalar.
+    pub(crate) fn text(&self) -> Option<&str> {
+        match &self.value {
+            Value::Scalar(scalar) => Some(&scalar.text),
+            Value::List(_) | Value::Mapping(_) => None,
+        }
+    }
+
+    /// Nodes in this tree.
+    fn size(&self) -> usize {
+        1 + match &self.value {
+            Value::Scalar(_) => 0,
+            Value::List(items) => items.iter().map(Node::size).sum(),
+            Value::Mapping(entries) => entries.iter().map(|entry| entry.value.size()).sum(),
+        }
+    }
+
+    /// Levels of this tree.
+    fn depth(&self) -> usize {
+        1 + match &self.value {
+            Value::Scalar(_) => 0,
+            Value::List(items) => items.iter().map(Node::depth).max().unwrap_or(0),
+            Value::Mapping(entries) => entries.iter().map(|entry| entry.value.depth()).max().unwrap_or(0),
+        }
+    }
+}
+
+/// Reads one document. `None`, with a problem reported, when there is no tree to go on with; doubled keys are
+/// reported and the first one kept.
+pub(crate) fn parse(text: &str, report: &mut Report) -> Option<Node> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let mut builder = Builder::default();
+    for event in Parser::new_from_str(text) {
+        let outcome = match event {
+            Ok((event, span)) => builder.take(event, mark_of(&span.start), report),
+            Err(error) => Err(syntax_fault(&error, text)),
+        };
+        if let Err(fault) = outcome {
+            report.add(fault.mark, fault.path, fault.message);
+            return None;
+        }
+    }
+    if builder.root.is_none() {
+        report.add_whole("the file is empty; it needs at least `listen` and `routes`");
+    }
+    builder.root
+}
+
+/// Ends the reading.
+struct Fault {
+    mark: Mark,
+    path: String,
+    message: String,
+}
+
+/// A collection that is not complete yet.
+enum Open {
+    List { node: Head, items: Vec<Node> },
+    Mapping { node: Head, entries: Vec<Entry>, seen: HashMap<String, Mark>, key: Option<(String, Mark)> },
+}
+
+/// What is known when a collection begins.
+struct Head {
+    id: u32,
+    mark: Mark,
+    anchor: usize,
+}
+
+#[derive(Default)]
+struct Builder {
+    stack: Vec<Open>,
+    root: Option<Node>,
+    documents: u32,
+    nodes: usize,
+    anchors: HashMap<usize, Anchored>,
+    ids: u32,
+}
+
+/// A complete anchored node with its measures, so that an alias is judged before it is copied.
+struct Anchored {
+    node: Node,
+    size: usize,
+    depth: usize,
+}
+
+impl Builder {
+    fn take(&mut self, event: Event<'_>, mark: Mark, report: &mut Report) -> Result<(), Fault> {
+        match event {
+            Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentEnd => Ok(()),
+            Event::DocumentStart(_) => {
+                self.documents += 1;
+                if self.documents > 1 {
+                    return Err(self.fault(mark, "a second document (`---`) is not allowed"));
+                }
+                Ok(())
+            }
+            Event::Scalar(_, _, _, Some(_))
+            | Event::SequenceStart(_, Some(_))
+            | Event::MappingStart(_, Some(_)) => {
+                Err(self.fault(mark, "tags (`!...`) are not supported; use quotes for a text"))
+            }
+            Event::Scalar(text, style, anchor, None) => self.scalar(&text, style, anchor, mark, report),
+            Event::Alias(anchor) => self.alias(anchor, mark, report),
+            Event::SequenceStart(anchor, None) => {
+                let node = self.head(anchor, mark)?;
+                self.open(Open::List { node, items: Vec::new() }, mark)
+            }
+            Event::MappingStart(anchor, None) => {
+                let node = self.head(anchor, mark)?;
+                let (entries, seen) = (Vec::new(), HashMap::new());
+                self.open(Open::Mapping { node, entries, seen, key: None }, mark)
+            }
+            Event::SequenceEnd | Event::MappingEnd => self.close(report),
+        }
+    }
+
+    fn scalar(
+        &mut self,
+        text: &str,
+        style: ScalarStyle,
+        anchor: usize,
+        mark: Mark,
+        report: &mut Report,
+    ) -> Result<(), Fault> {
+        let plain = style == ScalarStyle::Plain;
+        if let Some(Open::Mapping { key: key @ None, .. }) = self.stack.last_mut() {
+            if plain && text == "<<" {
+                return Err(self.fault(mark, "merge keys (`<<`) are not supported; write the keys out"));
+            }
+            *key = Some((text.to_owned(), mark));
+            return Ok(());
+        }
+        let Head { id, mark, .. } = self.head(anchor, mark)?;
+        // An absent value has no place of its own; its key has.
+        let mark = match self.stack.last() {
+            Some(Open::Mapping { key: Some((_, key_mark)), .. }) if plain && text.is_empty() => *key_mark,
+            _ => mark,
+        };
+        let scalar = Scalar { text: text.to_owned(), plain, interpolated: false };
+        self.place(Node { id, mark, value: Value::Scalar(scalar) }, anchor, report);
+        Ok(())
+    }
+
+    fn alias(&mut self, anchor: usize, mark: Mark, report: &mut Report) -> Result<(), Fault> {
+        if let Some(Open::Mapping { key: None, .. }) = self.stack.last() {
+            return Err(self.fault(mark, "a key must be a plain text, not an alias"));
+        }
+        let Some(anchored) = self.anchors.get(&anchor) else {
+            return Err(self.fault(mark, "this alias stands inside its own anchor"));
+        };
+        if self.stack.len() + anchored.depth > DEPTH_MAX {
+            return Err(self.fault(mark, &too_deep()));
+        }
+        let size = anchored.size;
+        self.count(size, mark)?;
+        if let Some(node) = self.anchors.get(&anchor).map(|anchored| anchored.node.clone()) {
+            self.place(node, 0, report);
+        }
+        Ok(())
+    }
+
+    /// A new node's identity.
+    fn head(&mut self, anchor: usize, mark: Mark) -> Result<Head, Fault> {
+        self.count(1, mark)?;
+        self.ids += 1;
+        Ok(Head { id: self.ids, mark, anchor })
+    }
+
+    fn count(&mut self, nodes: usize, mark: Mark) -> Result<(), Fault> {
+        self.nodes += nodes;
+        if self.nodes > NODES_MAX {
+            let message = format!("too much: more than {NODES_MAX} values, aliases expanded");
+            return Err(self.fault(mark, &message));
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, open: Open, mark: Mark) -> Result<(), Fault> {
+        if let Some(Open::Mapping { key: None, .. }) = self.stack.last() {
+            return Err(self.fault(mark, "a key must be a plain text, not a list or a mapping"));
+        }
+        if self.stack.len() + 1 >= DEPTH_MAX {
+            return Err(self.fault(mark, &too_deep()));
+        }
+        self.stack.push(open);
+        Ok(())
+    }
+
+    fn close(&mut self, report: &mut Report) -> Result<(), Fault> {
+        let (head, value) = match self.stack.pop() {
+            Some(Open::List { node, items }) => (node, Value::List(items)),
+            Some(Open::Mapping { node, entries, .. }) => (node, Value::Mapping(entries)),
+            None => return Ok(()),
+        };
+        self.place(Node { id: head.id, mark: head.mark, value }, head.anchor, report);
+        Ok(())
+    }
+
+    /// Puts a complete node where it belongs.
+    fn place(&mut self, node: Node, anchor: usize, report: &mut Report) {
+        if anchor != 0 {
+            let (size, depth) = (node.size(), node.depth());
+            self.anchors.insert(anchor, Anchored { node: node.clone(), size, depth });
+        }
+        let parent = self.path_above();
+        match self.stack.last_mut() {
+            None => self.root = Some(node),
+            Some(Open::List { items, .. }) => items.push(node),
+            Some(Open::Mapping { entries, seen, key, .. }) => {
+                let Some((key, key_mark)) = key.take() else { return };
+                if let Some(first) = seen.get(&key) {
+                    let message =
+                        format!("key {} is given twice; the first is on line {}", quoted(&key), first.line);
+                    report.add(key_mark, key_path(&parent, &key), message);
+                    return;
+                }
+                seen.insert(key.clone(), key_mark);
+                entries.push(Entry { key, key_mark, value: node });
+            }
+        }
+    }
+
+    fn fault(&self, mark: Mark, message: &str) -> Fault {
+        Fault { mark, path: self.path(), message: message.to_owned() }
+    }
+
+    /// The path of what is being read.
+    fn path(&self) -> String {
+        path_of(&self.stack)
+    }
+
+    /// The path of the innermost open collection.
+    fn path_above(&self) -> String {
+        path_of(self.stack.split_last().map_or(&[], |(_, above)| above))
+    }
+}
+
+fn path_of(stack: &[Open]) -> String {
+    stack.iter().fold(String::new(), |path, open| match open {
+        Open::List { items, .. } => index_path(&path, items.len()),
+        Open::Mapping { key: Some((key, _)), .. } => key_path(&path, key),
+        Open::Mapping { key: None, .. } => path,
+    })
+}
+
+fn too_deep() -> String {
+    format!("nested more than {DEPTH_MAX} levels deep")
+}
+
+fn mark_of(marker: &Marker) -> Mark {
+    let saturate = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    Mark { line: saturate(marker.line()), column: saturate(marker.col()).saturating_add(1) }
+}
+
+/// The parser's own words, with a hint at the one trap that `${...}` sets.
+fn syntax_fault(error: &ScanError, text: &str) -> Fault {
+    let mark = mark_of(error.marker());
+    let line = text.lines().nth(mark.line.saturating_sub(1) as usize).unwrap_or_default();
+    let hint =
+        if line.contains("${") { "; inside `{ }` or `[ ]` a value with `${...}` needs quotes" } else { "" };
+    Fault { mark, path: String::new(), message: format!("not valid YAML: {}{hint}", error.info()) }
+}
+
+fn resolve_number(text: &str) -> Option<Kind> {
+    let (radix, digits) = match text.as_bytes() {
+        [b'0', b'x', ..] => (16, &text[2..]),
+        [b'0', b'o', ..] => (8, &text[2..]),
+        _ => (10, text),
+    };
+    if radix != 10 {
+        let whole = !digits.is_empty() && digits.chars().all(|digit| digit.is_digit(radix));
+        return whole
+            .then(|| i64::from_str_radix(digits, radix).map_or(Kind::Float(f64::INFINITY), Kind::Int));
+    }
+    if matches!(digits.trim_start_matches(['-', '+']), ".inf" | ".Inf" | ".INF" | ".nan" | ".NaN" | ".NAN") {
+        return Some(Kind::Float(f64::NAN));
+    }
+    // Rust also reads `inf`, `nan` and the like as numbers; YAML does not.
+    let numeric = digits.bytes().all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
+    if !numeric {
+        return None;
+    }
+    digits.parse().map(Kind::Int).ok().or_else(|| digits.parse().map(Kind::Float).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn read(text: &str) -> Result<Node, String> {
+        let mut report = Report::new(Path::new("f"));
+        match parse(text, &mut report) {
+            Some(node) if report.is_empty() => Ok(node),
+            _ => Err(report.into_problems().iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")),
+        }
+    }
+
+    fn kind(text: &str) -> Kind {
+        Scalar { text: text.to_owned(), plain: true, interpolated: false }.resolve()
+    }
+
+    #[test]
+    fn every_key_and_value_has_its_place() {
+        let root = read("a: 1\nb:\n  c: [x, {d: e}]\n").unwrap();
+        let b = root.entry("b").unwrap();
+        assert_eq!(b.key_mark, Mark { line: 2, column: 1 });
+        let c = b.value.entry("c").unwrap();
+        assert_eq!((c.key_mark, c.value.mark), (Mark { line: 3, column: 3 }, Mark { line: 3, column: 6 }));
+        let d = c.value.items()[1].entry("d").unwrap();
+        assert_eq!((d.key_mark, d.value.mark), (Mark { line: 3, column: 11 }, Mark { line: 3, column: 14 }));
+        assert_eq!(d.value.text(), Some("e"));
+    }
+
+    #[test]
+    fn columns_count_characters() {
+        let root = read("a: {ключ: 1, b: 2}\n").unwrap();
+        assert_eq!(root.get("a").unwrap().entry("b").unwrap().key_mark, Mark { line: 1, column: 14 });
+    }
+
+    #[test]
+    fn a_byte_order_mark_and_crlf_do_no_harm() {
+        let root = read("\u{feff}a: 1\r\nb: 2\r\n").unwrap();
+        assert_eq!(root.entry("b").unwrap().key_mark, Mark { line: 2, column: 1 });
+        assert_eq!(root.get("a").unwrap().text(), Some("1"));
+    }
+
+    #[test]
+    fn doubled_keys_are_all_reported() {
+        let error = read("a: 1\nb: {c: 1, c: 2}\na: 2\n").unwrap_err();
+        assert_eq!(
+            error,
+            "f:2:11: b.c: key \"c\" is given twice; the first is on line 2\n\
+             f:3:1: a: key \"a\" is given twice; the first is on line 1"
+        );
+    }
+
+    #[test]
+    fn aliases_repeat_what_they_name() {
+        let root = read("a: &x {b: 1}\nc: *x\n").unwrap();
+        assert_eq!(root.get("c").unwrap().get("b").unwrap().text(), Some("1"));
+    }
+
+    #[test]
+    fn aliases_cannot_make_a_small_file_large() {
+        let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+        for level in 1..10 {
+            let aliases = vec![format!("*a{}", level - 1); 10].join(", ");
+            text.push_str(&format!("a{level}: &a{level} [{aliases}]\n"));
+        }
+        assert!(read(&text).unwrap_err().contains("too much"), "{text}");
+    }
+
+    #[test]
+    fn what_a_configuration_has_no_use_for_is_refused() {
+        let refused = |text: &str, message: &str| {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(message), "{text:?}: {error}");
+        };
+        refused("a: &x [*x]\n", "f:1:8: a[0]: this alias stands inside its own anchor");
+        refused("a: 1\n---\nb: 2\n", "f:2:1: a second document");
+        refused("a: !!str 1\n", "tags");
+        refused("a: &x {b: 1}\nc: {<<: *x}\n", "f:2:5: c: merge keys");
+        refused("? [a, b]\n: c\n", "a key must be a plain text");
+        refused(&"[".repeat(100), "nested more than 32 levels deep");
+        refused("", "f: the file is empty");
+        refused("# only a comment\n", "f: the file is empty");
+        refused("a: {b: ${C}}\n", "needs quotes");
+        refused("a: [1, 2\nb: 3\n", "not valid YAML");
+    }
+
+    #[test]
+    fn scalars_are_what_the_core_schema_says() {
+        assert_eq!(kind(""), Kind::Null);
+        assert_eq!(kind("true"), Kind::Bool(true));
+        assert_eq!(kind("-12"), Kind::Int(-12));
+        assert_eq!(kind("0x1F"), Kind::Int(31));
+        assert_eq!(kind("1.5"), Kind::Float(1.5));
+        assert!(matches!(kind("99999999999999999999"), Kind::Float(_)));
+        for text in ["off", "10s", "1-2", "e", "-", ".", "infinity", "0x", "900/1m", "127.0.0.1"] {
+            assert_eq!(kind(text), Kind::Text, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_absent_value_is_placed_at_its_key() {
+        let root = read("a:\n  b:\n\n\nc: 1\n").unwrap();
+        assert_eq!(root.get("a").unwrap().get("b").unwrap().mark, Mark { line: 2, column: 3 });
+    }
+}

@@ -1,0 +1,223 @@
+//! The waiting requests of one cost and the slots that their replica holds for them.
+//!
+//! Slots belong to the lane, not to a request: the next due slot goes to the first request. So whoever
+//! leaves lets those behind move up, and what is left over is the last slot. Knows no store and no calls.
+
+use std::collections::VecDeque;
+
+use tokio::sync::oneshot;
+use tokio::time::{Duration, Instant};
+
+use crate::limiter::permit::{Permit, Slot, Source, Turn};
+use crate::limiter::queue::Entered;
+use crate::limiter::refusal::Refusal;
+
+/// How long before its slot a request hears that it approaches: time to open a connection, TLS included, to
+/// the other side of the world.
+pub(super) const APPROACH: Duration = Duration::from_millis(500);
+
+/// The most requests that prepare at once: a connection each.
+const APPROACHING_MAX: usize = 128;
+
+/// By how much a slot may overrun a request's deadline: the store measures the wait from when it carries
+/// the call out, the request from when it arrived.
+const DEADLINE_SLACK: Duration = Duration::from_millis(50);
+
+/// Where a request stands.
+pub(super) enum Stage {
+    /// It has not heard yet whether it waits.
+    Asking(oneshot::Sender<Result<Entered, Refusal>>),
+    /// It waits.
+    Waiting {
+        /// Told once, when the slot is near.
+        approach: Option<oneshot::Sender<()>>,
+        /// Told when the slot is due.
+        turn: Turn,
+    },
+}
+
+/// A waiting request.
+pub(super) struct Waiter {
+    pub(super) arrived: Instant,
+    pub(super) deadline: Instant,
+    /// Whether it has had a slot that came too late. The next one counts, late or not: a store whose answers take
+    /// longer than the guard delays requests but never stops them.
+    pub(super) was_late: bool,
+    pub(super) stage: Stage,
+}
+
+impl Waiter {
+    fn has_left(&self) -> bool {
+        match &self.stage {
+            Stage::Asking(entry) => entry.is_closed(),
+            Stage::Waiting { turn, .. } => turn.is_closed(),
+        }
+    }
+
+    /// Lets the request go. If it has left meanwhile, the permit drops and gives itself back.
+    pub(super) fn grant(self, permit: Permit) {
+        match self.stage {
+            Stage::Asking(entry) => drop(entry.send(Ok(Entered::Granted(permit)))),
+            Stage::Waiting { turn, .. } => drop(turn.send(Ok(permit))),
+        }
+    }
+
+    /// Tells the request that it may not pass.
+    pub(super) fn refuse(self, refusal: Refusal) {
+        match self.stage {
+            Stage::Asking(entry) => drop(entry.send(Err(refusal))),
+            Stage::Waiting { turn, .. } => drop(turn.send(Err(refusal))),
+        }
+    }
+}
+
+/// Requests of one cost, in order of arrival, and the slots for them, in order of time.
+#[derive(Default)]
+pub(super) struct Lane {
+    waiters: VecDeque<Waiter>,
+    slots: VecDeque<Slot>,
+    /// How many of the first requests have heard that their slot is near.
+    approached: usize,
+    /// Slots asked for, in place of some that were lost, and not answered yet.
+    pub(super) wanted: usize,
+}
+
+impl Lane {
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiters.is_empty() && self.slots.is_empty() && self.wanted == 0
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.waiters.len()
+    }
+
+    /// The latest deadline of those who wait, for a slot that any of them may get.
+    pub(super) fn last_deadline(&self) -> Option<Instant> {
+        self.waiters.iter().map(|waiter| waiter.deadline).max()
+    }
+
+    pub(super) fn join(&mut self, waiter: Waiter) {
+        self.waiters.push_back(waiter);
+    }
+
+    /// Puts a request that has had its turn before all others.
+    pub(super) fn join_front(&mut self, waiter: Waiter) {
+        self.waiters.push_front(waiter);
+        self.approached += 1;
+    }
+
+    pub(super) fn hold(&mut self, slot: Slot) {
+        let place = self.slots.partition_point(|held| held.due <= slot.due);
+        self.slots.insert(place, slot);
+    }
+
+    /// The first request.
+    pub(super) fn first_mut(&mut self) -> Option<&mut Waiter> {
+        self.waiters.front_mut()
+    }
+
+    /// Corrects when slots are due, after more was learnt of the store's clock.
+    pub(super) fn refresh(&mut self, due: impl Fn(&Slot) -> Instant) {
+        self.slots.iter_mut().for_each(|slot| slot.due = due(slot));
+    }
+
+    /// Whether a slot of the store is held: then its changes must be heard of.
+    pub(super) fn holds_stored(&self) -> bool {
+        self.slots.iter().any(|slot| slot.source == Source::Store)
+    }
+
+    /// The next slot that is due, if a request waits for it.
+    pub(super) fn take_due(&mut self, now: Instant) -> Option<Slot> {
+        self.slots.front().filter(|slot| slot.due <= now)?;
+        self.forget_those_in_front_who_left();
+        if self.waiters.is_empty() { None } else { self.slots.pop_front() }
+    }
+
+    fn forget_those_in_front_who_left(&mut self) {
+        while self.waiters.front().is_some_and(Waiter::has_left) {
+            self.take_first();
+        }
+    }
+
+    /// Takes the first request out.
+    pub(super) fn take_first(&mut self) -> Option<Waiter> {
+        self.approached = self.approached.saturating_sub(1);
+        self.waiters.pop_front()
+    }
+
+    /// Forgets all who have left.
+    pub(super) fn forget_those_who_left(&mut self) {
+        self.waiters.retain(|waiter| !waiter.has_left());
+        let told = |waiter: &&Waiter| matches!(waiter.stage, Stage::Waiting { approach: None, .. });
+        self.approached = self.waiters.iter().take_while(told).count();
+    }
+
+    /// The slots that nobody needs: the last ones.
+    pub(super) fn take_surplus(&mut self) -> VecDeque<Slot> {
+        self.slots.split_off(self.waiters.len().min(self.slots.len()))
+    }
+
+    /// The requests for which there is no slot: the last ones.
+    pub(super) fn take_without_slot(&mut self) -> VecDeque<Waiter> {
+        let served = (self.slots.len() + self.wanted).min(self.waiters.len());
+        self.approached = self.approached.min(served);
+        self.waiters.split_off(served)
+    }
+
+    /// The store's slots for which `void` holds.
+    pub(super) fn take_void(&mut self, void: impl Fn(&Slot) -> bool) -> VecDeque<Slot> {
+        let (gone, kept) = self.slots.drain(..).partition(|slot| slot.source == Source::Store && void(slot));
+        self.slots = kept;
+        gone
+    }
+
+    /// Takes out the requests whose slot lies behind their deadline, each with its slot's instant. Those behind move up.
+    pub(super) fn take_overdue(&mut self) -> Vec<(Waiter, Instant)> {
+        let mut overdue = Vec::new();
+        let mut kept = VecDeque::with_capacity(self.waiters.len());
+        for waiter in self.waiters.drain(..) {
+            match self.slots.get(kept.len()) {
+                Some(slot) if slot.due > waiter.deadline + DEADLINE_SLACK => overdue.push((waiter, slot.due)),
+                _ => kept.push_back(waiter),
+            }
+        }
+        self.waiters = kept;
+        if !overdue.is_empty() {
+            self.forget_those_who_left();
+        }
+        overdue
+    }
+
+    /// Tells those whose slot is near. Returns when the next one must be told.
+    pub(super) fn approach(&mut self, now: Instant) -> Option<Instant> {
+        while self.approached < self.waiters.len().min(self.slots.len()).min(APPROACHING_MAX) {
+            let near = self.slots[self.approached].due - APPROACH;
+            if near > now {
+                return Some(near);
+            }
+            if let Stage::Waiting { approach, .. } = &mut self.waiters[self.approached].stage
+                && let Some(approach) = approach.take()
+            {
+                // An error means that the request has left.
+                let _ = approach.send(());
+            }
+            self.approached += 1;
+        }
+        None
+    }
+
+    /// When the next slot is due for somebody.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.slots.front().filter(|_| !self.waiters.is_empty()).map(|slot| slot.due)
+    }
+
+    /// Requests that have not heard yet that they wait: the last ones.
+    pub(super) fn asking(&mut self) -> impl Iterator<Item = &mut Waiter> {
+        self.waiters.iter_mut().rev().take_while(|waiter| matches!(waiter.stage, Stage::Asking(_)))
+    }
+
+    /// Everything, to be refused and given back.
+    pub(super) fn close(&mut self) -> (VecDeque<Waiter>, VecDeque<Slot>) {
+        (std::mem::take(&mut self.waiters), std::mem::take(&mut self.slots))
+    }
+}

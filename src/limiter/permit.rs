@@ -1,0 +1,135 @@
+//! The right to send, which settles itself: committed when the request has gone upstream, given back when
+//! it is dropped before.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::clock::Micros;
+use crate::limiter::limit::Permits;
+use crate::limiter::queue::Shared;
+use crate::limiter::refusal::Refusal;
+use crate::limiter::store_clock::StoreClock;
+
+/// Where a slot was booked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Source {
+    /// In the store.
+    Store,
+    /// In this replica's own memory, because the store is away.
+    Local,
+    /// Nowhere: the store is away and the policy is to let everything pass.
+    Unlimited,
+}
+
+/// The instant at which a permit may be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Slot {
+    /// On the clock of its source.
+    pub(super) at: Micros,
+    /// On this process's clock: the first instant at which the source's clock has surely reached it.
+    pub(super) due: Instant,
+    pub(super) source: Source,
+}
+
+impl Slot {
+    /// How far the slot may lie back at `now`, in the worst case.
+    pub(super) fn lateness(&self, clock: &StoreClock, now: Instant) -> Micros {
+        match self.source {
+            Source::Unlimited => Micros::ZERO,
+            Source::Store | Source::Local => clock.latest(now) - self.at,
+        }
+    }
+}
+
+/// What a permit's holder sends back to the queue's worker.
+pub(super) enum Returned {
+    /// A permit that was not used.
+    Unused { slot: Slot, cost: Permits },
+    /// A permit that came too late to be used, of a request that wants the next one.
+    Late { slot: Slot, cost: Permits, arrived: Instant, deadline: Instant, turn: Turn },
+}
+
+/// Tells a request that its turn has come.
+pub(super) type Turn = oneshot::Sender<Result<Permit, Refusal>>;
+
+/// The right to send one request upstream.
+///
+/// Dropping it before [`Permit::commit`] gives it back: to the next request of this replica while it is
+/// good, else to the fleet.
+#[must_use = "a permit that is dropped is given back"]
+pub struct Permit {
+    shared: Arc<Shared>,
+    slot: Option<Slot>,
+    clock: StoreClock,
+    cost: Permits,
+    arrived: Instant,
+    deadline: Instant,
+    waited: Duration,
+}
+
+impl Permit {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        slot: Slot,
+        clock: StoreClock,
+        cost: Permits,
+        arrived: Instant,
+        deadline: Instant,
+        waited: Duration,
+    ) -> Permit {
+        Permit { shared, slot: Some(slot), clock, cost, arrived, deadline, waited }
+    }
+
+    /// Makes sure, right before the request's head is written, that the permit is still good.
+    ///
+    /// A slot is good for one guard. Who comes later (a connection took long to open) changes the slot for the
+    /// queue's next one and waits for that; once, so that a store whose answers take longer than the guard
+    /// delays requests but never stops them.
+    ///
+    /// # Errors
+    /// A refusal where no other slot lies within the request's wait.
+    pub async fn confirm(&mut self) -> Result<(), Refusal> {
+        let Some(slot) = self.slot else { return Ok(()) };
+        let guard = Micros::from(self.shared.limiter.load().guard);
+        if slot.lateness(&self.clock, Instant::now()) <= guard {
+            return Ok(());
+        }
+        self.slot = None;
+        let (turn, next) = oneshot::channel();
+        let (cost, arrived, deadline) = (self.cost, self.arrived, self.deadline);
+        self.shared.hand_back(Returned::Late { slot, cost, arrived, deadline, turn });
+        *self = next.await.unwrap_or_else(|_| Err(self.shared.closed()))?;
+        Ok(())
+    }
+
+    /// The request is going upstream: the permit is spent.
+    pub fn commit(mut self) {
+        let Some(slot) = self.slot.take() else { return };
+        let cost = self.cost.get();
+        let metrics = self.shared.metrics();
+        match slot.source {
+            Source::Store => metrics.granted(cost),
+            Source::Local => metrics.local(cost),
+            Source::Unlimited => metrics.allowed(cost),
+        }
+        metrics.lateness(slot.lateness(&self.clock, Instant::now()).to_duration());
+        self.shared.count_granted(cost);
+    }
+
+    /// How long the request waited for its slot; zero if it was granted at once.
+    pub fn waited(&self) -> Duration {
+        self.waited
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot.take() {
+            self.shared.metrics().cancelled(self.cost.get());
+            self.shared.hand_back(Returned::Unused { slot, cost: self.cost });
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Why a request may not pass. A value that says when to come back, not an error of weir.
+
+use crate::clock::Micros;
+use crate::limiter::limit::{LimiterName, Permits};
+
+/// Why a request may not pass.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Refusal {
+    /// No slot within the wait.
+    #[error("limiter {limiter} has no permit within the wait; the next is {}ms away", retry_after.millis_up())]
+    RateLimited {
+        /// The limiter.
+        limiter: LimiterName,
+        /// The limit that was violated, by its place in the limiter.
+        limit: usize,
+        /// When there would be one.
+        retry_after: Micros,
+    },
+    /// As many requests wait as may.
+    #[error("the queue of limiter {limiter} is full")]
+    QueueFull {
+        /// The limiter.
+        limiter: LimiterName,
+        /// The limit that was violated, by its place in the limiter.
+        limit: usize,
+        /// When there would be a permit.
+        retry_after: Micros,
+    },
+    /// The store is away, and the limiter's policy is to refuse.
+    #[error("limiter {limiter} cannot reach its store")]
+    StoreUnavailable {
+        /// The limiter.
+        limiter: LimiterName,
+    },
+    /// A cost that no window can ever hold.
+    #[error("limiter {limiter} never holds more than {cost_max} permits at once")]
+    CostExceedsLimit {
+        /// The limiter.
+        limiter: LimiterName,
+        /// The largest cost that it can hold.
+        cost_max: Permits,
+    },
+    /// weir is shutting down.
+    #[error("limiter {limiter} is closed")]
+    Closed {
+        /// The limiter.
+        limiter: LimiterName,
+    },
+}

@@ -1,0 +1,324 @@
+//! The worker of a queue: one task per queue and replica that owns its state and talks to the store.
+//!
+//! While a call is under way arrivals collect, and the next call books for all of them; an idle limiter
+//! sends at once, so batching adds no delay. Slots that the store answers go into [lanes](super::lane), and
+//! the lanes hand them out when they are due.
+//!
+//! Invariants, kept by [`Worker::advance`] after every event:
+//! - in each lane, requests = slots held + slots asked for; what is over is given back, who is over is refused;
+//! - no slot is handed out before the store's clock has surely reached it, or later than its guard
+//!   (but once for each request, see [`Waiter::was_late`]);
+//! - while a slot of the store is held, the store is heard at least twice in a lease, so that a change of the
+//!   limits is known before it voids anything.
+
+mod calls;
+mod settle;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Duration, Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use self::calls::Sent;
+use crate::clock::{Clock, Micros};
+use crate::limiter::lane::{Lane, Stage, Waiter};
+use crate::limiter::limit::Permits;
+use crate::limiter::memory::MemoryStore;
+use crate::limiter::permit::{Permit, Returned, Slot, Source};
+use crate::limiter::queue::{Arrival, Entered, Shared, Ticket};
+use crate::limiter::reserve::{Answer, Holding};
+use crate::limiter::store::{Store, StoreError, Subject};
+use crate::limiter::store_clock::StoreClock;
+
+/// The most requests in one call: a script call of that size takes Redis well under a millisecond.
+const BATCH_MAX: usize = 1000;
+
+/// How long a worker sleeps when nothing is due. Any event wakes it before.
+const IDLE: Duration = Duration::from_secs(3600);
+
+/// What a worker falls back on while the store is away.
+pub(super) struct Fallback {
+    /// This replica's own memory.
+    pub(super) store: MemoryStore,
+    /// The clock of that.
+    pub(super) clock: Clock,
+    /// By how many replicas a limit is divided.
+    pub(super) fleet_size: u64,
+}
+
+type CallInFlight = BoxFuture<'static, (Sent, Result<Answer, StoreError>)>;
+
+pub(super) struct Worker {
+    shared: Arc<Shared>,
+    intake: mpsc::Receiver<Arrival>,
+    intake_is_open: bool,
+    store: Arc<dyn Store>,
+    fallback: Arc<Fallback>,
+    /// The limiters as of the next call.
+    subjects: Arc<[Subject]>,
+    /// The generation of each limiter's bookings, as last heard.
+    known: Arc<[u64]>,
+    clock: StoreClock,
+    /// When the last call was sent that has been answered.
+    heard: Instant,
+    lanes: BTreeMap<Permits, Lane>,
+    /// Requests for the next call.
+    pending: VecDeque<Arrival>,
+    /// Slots for the next call to give back, with the generation under which they were booked.
+    give_back: VecDeque<(Holding, Arc<[u64]>)>,
+    /// Slots that a change of the limits has voided, ascending, and their generation.
+    void: VecDeque<(Slot, Permits)>,
+    void_known: Arc<[u64]>,
+    /// Slots to ask for in place of some that came too late.
+    replace: BTreeMap<Permits, usize>,
+    /// Whether the store must hear of changed limits.
+    limits_changed: bool,
+    call: Option<CallInFlight>,
+}
+
+impl Worker {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        intake: mpsc::Receiver<Arrival>,
+        store: Arc<dyn Store>,
+        fallback: Arc<Fallback>,
+    ) -> Worker {
+        let now = Instant::now();
+        let subjects: Arc<[Subject]> = Arc::new([Subject::new(&shared.limiter.load())]);
+        let known: Arc<[u64]> = vec![0; subjects.len()].into();
+        Worker {
+            shared,
+            intake,
+            intake_is_open: true,
+            store,
+            fallback,
+            subjects,
+            known: known.clone(),
+            clock: StoreClock::new(now, now, Micros::ZERO),
+            heard: now,
+            lanes: BTreeMap::new(),
+            pending: VecDeque::new(),
+            give_back: VecDeque::new(),
+            void: VecDeque::new(),
+            void_known: known,
+            replace: BTreeMap::new(),
+            limits_changed: false,
+            call: None,
+        }
+    }
+
+    /// Works until every handle to the queue is gone and nobody waits, or until `shutdown`.
+    pub(super) async fn run(mut self, shutdown: CancellationToken) {
+        while self.intake_is_open || self.is_busy() {
+            let wake = self.next_wake();
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => return self.close().await,
+                (sent, result) = answered(&mut self.call) => {
+                    self.call = None;
+                    self.settle(sent, result);
+                }
+                () = self.shared.woken() => {}
+                arrival = self.intake.recv(), if self.intake_is_open && self.pending.len() < BATCH_MAX => {
+                    self.take_in(arrival);
+                }
+                () = sleep_until(wake) => {}
+            }
+            self.advance();
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        self.call.is_some()
+            || !self.pending.is_empty()
+            || !self.lanes.is_empty()
+            || !self.give_back.is_empty()
+    }
+
+    fn take_in(&mut self, first: Option<Arrival>) {
+        self.intake_is_open = first.is_some();
+        self.pending.extend(first);
+        while self.pending.len() < BATCH_MAX
+            && let Ok(arrival) = self.intake.try_recv()
+        {
+            self.pending.push_back(arrival);
+        }
+    }
+
+    /// Restores the invariants after an event.
+    fn advance(&mut self) {
+        let now = Instant::now();
+        if self.shared.take_changed() {
+            self.subjects = Arc::new([Subject::new(&self.shared.limiter.load())]);
+            self.limits_changed = true;
+        }
+        if self.shared.take_left() {
+            self.lanes.values_mut().for_each(Lane::forget_those_who_left);
+        }
+        self.take_returned(now);
+        self.hand_out(now);
+        self.give_back_surplus();
+        self.lanes.retain(|_, lane| !lane.is_empty());
+        self.start_call(now);
+        self.shared.set_waiting(u32::try_from(self.waiting()).unwrap_or(u32::MAX));
+    }
+
+    fn waiting(&self) -> usize {
+        self.lanes.values().map(Lane::waiting).sum()
+    }
+
+    fn take_returned(&mut self, now: Instant) {
+        for returned in self.shared.take_returned() {
+            match returned {
+                Returned::Unused { slot, cost } => {
+                    let good = slot.lateness(&self.clock_of(slot.source, now), now) <= self.guard();
+                    match self.lanes.get_mut(&cost) {
+                        Some(lane) if good && lane.waiting() > 0 => lane.hold(slot),
+                        _ => self.give_back(slot, cost),
+                    }
+                }
+                Returned::Late { slot, cost, arrived, deadline, turn } => {
+                    self.give_back(slot, cost);
+                    let stage = Stage::Waiting { approach: None, turn };
+                    let waiter = Waiter { arrived, deadline, was_late: true, stage };
+                    self.lanes.entry(cost).or_default().join_front(waiter);
+                    self.want(cost);
+                }
+            }
+        }
+    }
+
+    /// Asks for one more slot with the next call.
+    fn want(&mut self, cost: Permits) {
+        self.lanes.entry(cost).or_default().wanted += 1;
+        *self.replace.entry(cost).or_default() += 1;
+    }
+
+    fn guard(&self) -> Micros {
+        Micros::from(self.shared.limiter.load().guard)
+    }
+
+    fn clock_of(&self, source: Source, now: Instant) -> StoreClock {
+        match source {
+            Source::Store => self.clock,
+            Source::Local | Source::Unlimited => StoreClock::new(now, now, self.fallback.clock.at(now)),
+        }
+    }
+
+    /// Hands every slot that is due to the first request of its lane.
+    fn hand_out(&mut self, now: Instant) {
+        let guard = self.guard();
+        let costs: Vec<Permits> = self.lanes.keys().copied().collect();
+        for cost in costs {
+            while let Some(slot) = self.lanes.get_mut(&cost).and_then(|lane| lane.take_due(now)) {
+                let clock = self.clock_of(slot.source, now);
+                let late = slot.lateness(&clock, now);
+                let first = self.lanes.get_mut(&cost).and_then(Lane::first_mut);
+                if let Some(waiter) = first
+                    && late > guard
+                    && !waiter.was_late
+                {
+                    waiter.was_late = true;
+                    self.shared.metrics().lateness(late.to_duration());
+                    self.give_back(slot, cost);
+                    self.want(cost);
+                } else if let Some(waiter) = self.lanes.get_mut(&cost).and_then(Lane::take_first) {
+                    self.grant(waiter, slot, clock, cost, now);
+                }
+            }
+        }
+    }
+
+    fn grant(&self, waiter: Waiter, slot: Slot, clock: StoreClock, cost: Permits, now: Instant) {
+        let waited = match waiter.stage {
+            Stage::Asking(_) => Duration::ZERO,
+            Stage::Waiting { .. } => now - waiter.arrived,
+        };
+        self.shared.metrics().waited(waited);
+        let (arrived, deadline) = (waiter.arrived, waiter.deadline);
+        waiter.grant(Permit::new(self.shared.clone(), slot, clock, cost, arrived, deadline, waited));
+    }
+
+    fn give_back_surplus(&mut self) {
+        let mut surplus = Vec::new();
+        for (cost, lane) in &mut self.lanes {
+            surplus.extend(lane.take_surplus().into_iter().map(|slot| (slot, *cost)));
+        }
+        for (slot, cost) in surplus {
+            self.give_back(slot, cost);
+        }
+    }
+
+    /// Tells those who have just been booked for that they wait.
+    fn tell_waiting(&mut self) {
+        for lane in self.lanes.values_mut() {
+            for waiter in lane.asking() {
+                let (approach, approaching) = oneshot::channel();
+                let (turn, turned) = oneshot::channel();
+                let waiting = Stage::Waiting { approach: Some(approach), turn };
+                if let Stage::Asking(entry) = std::mem::replace(&mut waiter.stage, waiting) {
+                    let ticket = Ticket::new(self.shared.clone(), approaching, turned);
+                    // Whoever has left drops its ticket, and the worker hears of that.
+                    let _ = entry.send(Ok(Entered::Waiting(ticket)));
+                }
+            }
+        }
+    }
+
+    fn heartbeat(&self) -> Duration {
+        self.store.lease().to_duration() * 2 / 5
+    }
+
+    fn must_hear(&self) -> bool {
+        !self.void.is_empty() || self.lanes.values().any(Lane::holds_stored)
+    }
+
+    fn next_wake(&mut self) -> Instant {
+        let now = Instant::now();
+        let mut wake = now + IDLE;
+        for lane in self.lanes.values_mut() {
+            let near = lane.approach(now);
+            wake = [lane.next_due(), near].into_iter().flatten().fold(wake, Instant::min);
+        }
+        if self.call.is_none() && self.must_hear() {
+            wake = wake.min(self.heard + self.heartbeat());
+        }
+        wake
+    }
+
+    /// Refuses everybody and gives every slot back.
+    async fn close(mut self) {
+        self.intake.close();
+        if let Some(call) = self.call.take() {
+            let (sent, result) = call.await;
+            self.settle(sent, result);
+        }
+        while let Ok(arrival) = self.intake.try_recv() {
+            self.pending.push_back(arrival);
+        }
+        for arrival in self.pending.drain(..) {
+            let _ = arrival.entry.send(Err(self.shared.closed()));
+        }
+        for (cost, mut lane) in std::mem::take(&mut self.lanes) {
+            let (waiters, slots) = lane.close();
+            waiters.into_iter().for_each(|waiter| waiter.refuse(self.shared.closed()));
+            slots.into_iter().for_each(|slot| self.give_back(slot, cost));
+        }
+        self.shared.set_waiting(0);
+        self.start_call(Instant::now());
+        if let Some(call) = self.call.take() {
+            // The answer changes nothing any more: what could not be given back expires.
+            let _ = call.await;
+        }
+    }
+}
+
+async fn answered(call: &mut Option<CallInFlight>) -> (Sent, Result<Answer, StoreError>) {
+    match call {
+        Some(call) => call.await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,147 @@
+//! What the worker asks the store: building the next call.
+
+use std::sync::Arc;
+
+use tokio::time::{Duration, Instant};
+
+use super::{BATCH_MAX, Worker};
+use crate::clock::Micros;
+use crate::limiter::limit::Permits;
+use crate::limiter::permit::{Slot, Source};
+use crate::limiter::queue::Arrival;
+use crate::limiter::reserve::{Call, Holding, Run};
+
+/// Requests whose waits differ by less go into one run, which waits as long as the shortest of them.
+const RUN_SPREAD: Duration = Duration::from_millis(1);
+
+/// A call, and for whom it was made.
+pub(super) struct Sent {
+    pub(super) call: Call,
+    pub(super) at: Instant,
+    /// The cost of each slot to exchange, in order.
+    pub(super) exchange: Vec<(Slot, Permits)>,
+    /// Slots asked for in place of others. They come first in the runs.
+    pub(super) replace: Vec<(Permits, usize)>,
+    /// The new requests, in the order of the runs.
+    pub(super) arrivals: Vec<Arrival>,
+}
+
+impl Worker {
+    /// Sends the next call if there is anything to say and none is under way.
+    pub(super) fn start_call(&mut self, now: Instant) {
+        let heartbeat_is_due = self.must_hear() && now >= self.heard + self.heartbeat();
+        let anything = self.limits_changed
+            || heartbeat_is_due
+            || !self.pending.is_empty()
+            || !self.give_back.is_empty()
+            || !self.void.is_empty()
+            || !self.replace.is_empty();
+        if self.call.is_some() || !anything {
+            return;
+        }
+        self.limits_changed = false;
+        let sent = self.next_call(now);
+        let (store, subjects) = (self.store.clone(), self.subjects.clone());
+        self.call = Some(Box::pin(async move {
+            let result = store.reserve(&subjects, &sent.call).await;
+            (sent, result)
+        }));
+    }
+
+    fn next_call(&mut self, now: Instant) -> Sent {
+        let known = match self.give_back.front() {
+            _ if !self.void.is_empty() => self.void_known.clone(),
+            Some((_, known)) => known.clone(),
+            None => self.known.clone(),
+        };
+        let give_back = self.take_give_back(&known);
+        let exchange: Vec<_> = self.void.drain(..self.void.len().min(BATCH_MAX)).collect();
+        let replace: Vec<_> = std::mem::take(&mut self.replace).into_iter().collect();
+        let arrivals: Vec<_> = self.pending.drain(..self.pending.len().min(BATCH_MAX)).collect();
+        let replaced: usize = replace.iter().map(|(_, count)| count).sum();
+        let call = Call {
+            known: known.to_vec(),
+            give_back,
+            exchange: holdings(&exchange),
+            runs: self.runs(now, &replace, &arrivals),
+            room: self.room() + replaced as u64,
+        };
+        Sent { call, at: now, exchange, replace, arrivals }
+    }
+
+    /// The holdings of one generation: those of another go with the next call.
+    fn take_give_back(&mut self, known: &Arc<[u64]>) -> Vec<Holding> {
+        let mut taken = Vec::new();
+        while taken.len() < BATCH_MAX
+            && let Some((holding, _)) = self.give_back.pop_front_if(|(_, of)| of == known)
+        {
+            taken.push(holding);
+        }
+        taken
+    }
+
+    /// How many more requests may wait.
+    pub(super) fn room(&self) -> u64 {
+        let limiter = self.shared.limiter.load();
+        let max_waiting = limiter.queue.as_ref().map_or(0, |queue| queue.max_waiting);
+        u64::from(max_waiting).saturating_sub(self.waiting() as u64)
+    }
+
+    /// The requests as runs of one cost and one wait.
+    pub(super) fn runs(&self, now: Instant, replace: &[(Permits, usize)], arrivals: &[Arrival]) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        for (cost, count) in replace {
+            let deadline = self.lanes.get(cost).and_then(|lane| lane.last_deadline()).unwrap_or(now);
+            let wait_max = Micros::from(deadline.saturating_duration_since(now));
+            runs.push(Run { cost: cost.get(), wait_max, count: *count as u64 });
+        }
+        let replaced = runs.len();
+        let mut first_wait = Duration::ZERO;
+        for arrival in arrivals {
+            let (cost, wait) = (arrival.cost.get(), arrival.deadline.saturating_duration_since(now));
+            match runs[replaced..].last_mut() {
+                Some(run) if run.cost == cost && wait.abs_diff(first_wait) < RUN_SPREAD => {
+                    run.count += 1;
+                    run.wait_max = run.wait_max.min(Micros::from(wait));
+                }
+                _ => {
+                    first_wait = wait;
+                    runs.push(Run { cost, wait_max: Micros::from(wait), count: 1 });
+                }
+            }
+        }
+        runs
+    }
+
+    /// Gives a slot back to where it was booked.
+    pub(super) fn give_back(&mut self, slot: Slot, cost: Permits) {
+        let holding = Holding { slot: slot.at, cost: cost.get(), count: 1 };
+        match slot.source {
+            Source::Unlimited => {}
+            Source::Local => {
+                let call = Call { known: self.known.to_vec(), give_back: vec![holding], ..Call::default() };
+                self.ask_fallback(&call);
+            }
+            Source::Store => match self.give_back.back_mut() {
+                Some((last, known))
+                    if (last.slot, last.cost) == (holding.slot, holding.cost) && *known == self.known =>
+                {
+                    last.count += 1;
+                }
+                _ => self.give_back.push_back((holding, self.known.clone())),
+            },
+        }
+    }
+}
+
+/// Slots as holdings, equal ones together.
+fn holdings(slots: &[(Slot, Permits)]) -> Vec<Holding> {
+    let mut holdings: Vec<Holding> = Vec::new();
+    for (slot, cost) in slots {
+        match holdings.last_mut() {
+            Some(last) if (last.slot, last.cost) == (slot.at, cost.get()) => last.count += 1,
+            _ => holdings.push(Holding { slot: slot.at, cost: cost.get(), count: 1 }),
+        }
+    }
+    holdings
+}

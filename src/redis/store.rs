@@ -1,0 +1,284 @@
+//! The Redis store: a call is one script, carried out atomically on the server's own clock.
+
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt};
+use redis::{Cmd, Value};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::Micros;
+use crate::config::model;
+use crate::limiter::book::Generation;
+use crate::limiter::reserve::{Answer, Call, Holding, Outcome, Violated};
+use crate::limiter::store::{Inspection, Store, StoreError, Subject};
+use crate::redis::health::{Health, PROBE_INTERVAL};
+use crate::redis::keys;
+use crate::redis::pool::{Connections, RedisSetupError};
+use crate::redis::script::Script;
+use crate::telemetry::{StoreMetrics, StoreOp, StoreResult};
+
+/// Two heartbeats of a worker and a margin: by then every replica has heard of changed limits.
+const LEASE: Micros = Micros::from_millis(500);
+
+/// The most rules of one queue: what a script may name as violated.
+const VIOLATED_LIMITS: u64 = 256;
+
+/// Limiter state in Redis.
+pub struct RedisStore {
+    connections: Connections,
+    health: Health,
+    reserve: Script,
+    inspect: Script,
+    prefix: String,
+    timeout: Duration,
+    metrics: StoreMetrics,
+}
+
+impl RedisStore {
+    /// A store on the configured server, which is not asked yet.
+    ///
+    /// # Errors
+    /// If the address or a TLS file cannot be used.
+    pub fn new(settings: &model::RedisStore, metrics: StoreMetrics) -> Result<RedisStore, RedisSetupError> {
+        Ok(RedisStore {
+            connections: Connections::new(settings)?,
+            health: Health::new(metrics.clone()),
+            reserve: Script::reserve(),
+            inspect: Script::inspect(),
+            prefix: settings.key_prefix.clone(),
+            timeout: settings.timeout,
+            metrics,
+        })
+    }
+
+    /// Looks once whether the store is there, then whenever the circuit is open, until it is found again.
+    pub async fn probe(&self, shutdown: CancellationToken) {
+        if let Err(error) = self.ping().await {
+            tracing::warn!(%error, "cannot reach the store at start: limiters go by their on_store_failure");
+        }
+        loop {
+            let probe_is_due = async {
+                self.health.is_open().await;
+                sleep(PROBE_INTERVAL).await;
+            };
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = probe_is_due => {}
+            }
+            // The outcome is kept by the health.
+            let _ = self.ping().await;
+        }
+    }
+
+    async fn ping(&self) -> Result<(), StoreError> {
+        let started = Instant::now();
+        let attempt = async {
+            let mut connection = self.connections.get(&"ping").await.map_err(|error| self.lost(&error))?;
+            let pong = redis::cmd("PING").exec_async(&mut connection).await;
+            pong.map_err(|error| self.failed(&"ping", &error))
+        };
+        let result =
+            timeout(self.timeout * 5, attempt).await.unwrap_or(Err(StoreError::Timeout(self.timeout)));
+        self.record(StoreOp::Ping, started, &result);
+        result
+    }
+
+    /// Makes a script call within the deadline.
+    async fn call(
+        &self,
+        op: StoreOp,
+        script: &Script,
+        owner: &str,
+        command: &Cmd,
+    ) -> Result<Value, StoreError> {
+        if !self.health.is_up() {
+            return Err(StoreError::Away);
+        }
+        let started = Instant::now();
+        let attempt = async {
+            let mut connection = self.connections.get(&owner).await.map_err(|error| self.lost(&error))?;
+            let (loaded, result) = script.call(&mut connection, command).await;
+            if loaded {
+                self.metrics.called(op, StoreResult::NoScript, started.elapsed());
+            }
+            result.map_err(|error| self.failed(&owner, &error))
+        };
+        let result = timeout(self.timeout, attempt).await.unwrap_or(Err(StoreError::Timeout(self.timeout)));
+        self.record(op, started, &result);
+        result
+    }
+
+    fn record<T>(&self, op: StoreOp, started: Instant, result: &Result<T, StoreError>) {
+        let told = match result {
+            Ok(_) => StoreResult::Ok,
+            Err(StoreError::Timeout(_)) => StoreResult::Timeout,
+            Err(StoreError::Away | StoreError::Connection(_)) => StoreResult::Connection,
+            Err(StoreError::Refused(_) | StoreError::Malformed(_)) => StoreResult::Error,
+        };
+        self.metrics.called(op, told, started.elapsed());
+        match result {
+            Ok(_) => self.health.succeeded(),
+            Err(error) => self.health.failed(&error.to_string()),
+        }
+    }
+
+    fn lost(&self, error: &deadpool_redis::PoolError) -> StoreError {
+        match error {
+            deadpool_redis::PoolError::Backend(error) => StoreError::Connection(told(error)),
+            other => StoreError::Connection(other.to_string()),
+        }
+    }
+
+    fn failed(&self, owner: &&str, error: &redis::RedisError) -> StoreError {
+        if error.is_io_error() || error.is_unrecoverable_error() {
+            self.connections.replace(owner);
+            return StoreError::Connection(told(error));
+        }
+        StoreError::Refused(told(error))
+    }
+}
+
+/// An error of the client library in a line. It names codes and system errors, never the address or a password.
+fn told(error: &redis::RedisError) -> String {
+    match (error.code(), error.detail()) {
+        (Some(code), Some(detail)) => format!("{code} {detail}"),
+        (Some(code), None) => code.to_owned(),
+        (None, Some(detail)) => detail.to_owned(),
+        (None, None) => error.category().to_owned(),
+    }
+}
+
+impl Store for RedisStore {
+    fn reserve<'a>(
+        &'a self,
+        subjects: &'a [Subject],
+        call: &'a Call,
+    ) -> BoxFuture<'a, Result<Answer, StoreError>> {
+        async move {
+            let owner = subjects.first().map_or("", |subject| subject.name.as_str());
+            let command = command_for(&self.reserve, &self.prefix, Micros::ZERO, LEASE, subjects, call);
+            let requests: u64 = call.runs.iter().map(|run| run.count).sum();
+            self.metrics.batch_size(usize::try_from(requests).unwrap_or(usize::MAX));
+            let value = self.call(StoreOp::Reserve, &self.reserve, owner, &command).await?;
+            decode_answer(&value, subjects, call).ok_or(StoreError::Malformed("reserve"))
+        }
+        .boxed()
+    }
+
+    fn inspect<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+        async move {
+            let mut command = self.inspect.command(&[keys::limiter(&self.prefix, subject)]);
+            command.arg(0).arg(rules_text(subject));
+            let value = self.call(StoreOp::Inspect, &self.inspect, subject.name.as_str(), &command).await?;
+            let mut numbers = Numbers::new(&value).ok_or(StoreError::Malformed("inspect"))?;
+            let inspection = (|| {
+                let (now, last) = (Micros(numbers.take()?), Micros(numbers.take()?));
+                let available = subject.rules.iter().map(|_| numbers.take()).collect::<Option<_>>()?;
+                Some(Inspection { now, last, available })
+            })();
+            inspection.ok_or(StoreError::Malformed("inspect"))
+        }
+        .boxed()
+    }
+
+    fn lease(&self) -> Micros {
+        LEASE
+    }
+
+    fn is_up(&self) -> bool {
+        self.health.is_up()
+    }
+}
+
+/// The command for a call; `now` is zero for the server's own clock.
+pub(super) fn command_for(
+    script: &Script,
+    prefix: &str,
+    now: Micros,
+    lease: Micros,
+    subjects: &[Subject],
+    call: &Call,
+) -> Cmd {
+    let mut keys: Vec<String> = subjects.iter().map(|subject| keys::limiter(prefix, subject)).collect();
+    keys.push(keys::queue(prefix, subjects));
+    let mut command = script.command(&keys);
+    command.arg(now.0).arg(lease.0).arg(call.room);
+    command.arg(call.give_back.len()).arg(call.exchange.len()).arg(call.runs.len());
+    for (index, subject) in subjects.iter().enumerate() {
+        command.arg(rules_text(subject)).arg(call.known.get(index).copied().unwrap_or_default());
+    }
+    for Holding { slot, cost, count } in call.give_back.iter().chain(&call.exchange) {
+        command.arg(slot.0).arg(*cost).arg(*count);
+    }
+    for run in &call.runs {
+        command.arg(run.cost).arg(run.wait_max.0).arg(run.count);
+    }
+    command
+}
+
+/// Rules as `calendar.lua` reads them.
+fn rules_text(subject: &Subject) -> String {
+    let texts: Vec<String> =
+        subject.rules.iter().map(|rule| format!("{} {} {}", rule.rate, rule.window.0, rule.cell.0)).collect();
+    texts.join(" ")
+}
+
+/// An array of integers, read from the front.
+struct Numbers<'a> {
+    values: std::slice::Iter<'a, Value>,
+}
+
+impl<'a> Numbers<'a> {
+    fn new(value: &'a Value) -> Option<Numbers<'a>> {
+        match value {
+            Value::Array(values) => Some(Numbers { values: values.iter() }),
+            _ => None,
+        }
+    }
+
+    fn take(&mut self) -> Option<u64> {
+        match self.values.next() {
+            Some(Value::Int(number)) => u64::try_from(*number).ok(),
+            _ => None,
+        }
+    }
+}
+
+/// The answer of `reserve.lua`, if it is one, and one to this call.
+pub(super) fn decode_answer(value: &Value, subjects: &[Subject], call: &Call) -> Option<Answer> {
+    let mut numbers = Numbers::new(value)?;
+    let mut answer = Answer { now: Micros(numbers.take()?), ..Answer::default() };
+    for subject in subjects {
+        let (number, void_from) = (numbers.take()?, Micros(numbers.take()?));
+        answer.generations.push(Generation { number, void_from });
+        answer.available.push(subject.rules.iter().map(|_| numbers.take()).collect::<Option<_>>()?);
+    }
+    for _ in 0..numbers.take()? {
+        answer.exchanged.push((numbers.take()?, Micros(numbers.take()?)));
+    }
+    while numbers.values.len() > 0 {
+        let (count, code, instant, violated) =
+            (numbers.take()?, numbers.take()?, Micros(numbers.take()?), numbers.take()?);
+        let violated = Violated {
+            limiter: usize::try_from(violated / VIOLATED_LIMITS).ok()?,
+            limit: usize::try_from(violated % VIOLATED_LIMITS).ok()?,
+        };
+        let outcome = match code {
+            0 => Outcome::Booked(instant),
+            1 => Outcome::TooFar(instant, violated),
+            2 => Outcome::Full(instant, violated),
+            _ => return None,
+        };
+        answer.outcomes.push((count, outcome));
+    }
+    let fits = total(answer.exchanged.iter().map(|(count, _)| *count))
+        == total(call.exchange.iter().map(|holding| holding.count))
+        && total(answer.outcomes.iter().map(|(count, _)| *count))
+            == total(call.runs.iter().map(|run| run.count));
+    fits.then_some(answer)
+}
+
+fn total(mut counts: impl Iterator<Item = u64>) -> Option<u64> {
+    counts.try_fold(0, u64::checked_add)
+}

@@ -1,0 +1,251 @@
+//! The model test: `lua/reserve.lua` on a real Redis equals [`reserve`] step by step, and no window is ever
+//! exceeded, judged by an oracle that keeps every permit.
+
+use std::collections::BTreeMap;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use super::script::Script;
+use super::store::{command_for, decode_answer};
+use crate::clock::Micros;
+use crate::limiter::book::Book;
+use crate::limiter::calendar::Rule;
+use crate::limiter::limit::LimiterName;
+use crate::limiter::reserve::{Answer, Call, Holding, Outcome, QueueOrder, Run, reserve};
+use crate::limiter::store::Subject;
+
+/// The tested instants: the age of the epoch makes numbers as large as they really are.
+const START: u64 = 1_800_000_000_000_000;
+const LEASE: Micros = Micros::from_millis(500);
+
+struct RedisServer {
+    process: Child,
+    socket: tempfile::TempDir,
+}
+
+impl RedisServer {
+    fn start() -> RedisServer {
+        let socket = tempfile::tempdir().unwrap();
+        let path = socket.path().join("redis.sock");
+        let process = Command::new("redis-server")
+            .args(["--port", "0", "--save", "", "--unixsocket"])
+            .arg(&path)
+            .current_dir(socket.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("redis-server is installed (scripts/test does that)");
+        RedisServer { process, socket }
+    }
+
+    fn connect(&self) -> redis::Connection {
+        let url = format!("unix://{}", self.socket.path().join("redis.sock").display());
+        let client = redis::Client::open(url).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            match client.get_connection() {
+                Ok(connection) => return connection,
+                Err(error) => assert!(Instant::now() < deadline, "redis-server does not start: {error}"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Advance(u64),
+    Reserve {
+        subjects: usize,
+        runs: Vec<(u64, u64, u64)>,
+        room: u64,
+    },
+    /// Gives back the holding at this place, modulo how many there are.
+    GiveBack {
+        holding: usize,
+        count: u64,
+    },
+    /// Gives the limiter another set of rules.
+    Change {
+        rules: usize,
+    },
+}
+
+/// Windows are long, so that no key expires by the server's clock while a sequence runs.
+const RULES: &[&[(u64, u64, u64)]] = &[
+    &[(10, 10_000_000, 1)],
+    &[(3, 10_000_000, 1)],
+    &[(20, 10_000_000, 1), (50, 47_000_000, 1)],
+    &[(1000, 10_100_000, 39_062)],
+    &[(7, 11_000_000, 1), (300, 100_000_000, 390_625)],
+];
+
+fn rules(index: usize) -> Arc<[Rule]> {
+    let rule = |&(rate, window, cell)| Rule { rate, window: Micros(window), cell: Micros(cell) };
+    RULES[index % RULES.len()].iter().map(rule).collect()
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let run = (1..4_u64, prop_oneof![Just(0), 1..20_000_000_u64, Just(60_000_000)], 1..12_u64);
+    prop_oneof![
+        3 => prop_oneof![0..3_u64, 0..2_000_000_u64, Just(600_000), Just(10_000_000), Just(1_000_000_000)]
+            .prop_map(Step::Advance),
+        6 => (1..=2_usize, prop::collection::vec(run, 0..4), 0..30_u64)
+            .prop_map(|(subjects, runs, room)| Step::Reserve { subjects, runs, room }),
+        2 => (any::<usize>(), 1..5_u64).prop_map(|(holding, count)| Step::GiveBack { holding, count }),
+        1 => any::<usize>().prop_map(|rules| Step::Change { rules }),
+    ]
+}
+
+/// The Rust side, and what its caller would hold.
+struct Model {
+    now: Micros,
+    subjects: Vec<Subject>,
+    books: Vec<Book>,
+    orders: BTreeMap<usize, QueueOrder>,
+    /// For each number of limiters taken at once: the generations known, and the slots held.
+    known: BTreeMap<usize, Vec<u64>>,
+    held: BTreeMap<usize, Vec<Holding>>,
+}
+
+impl Model {
+    fn new(first: usize) -> Model {
+        let subject = |name: &str, index| Subject {
+            name: LimiterName::parse(name).unwrap(),
+            group: "model".into(),
+            rules: rules(index),
+        };
+        Model {
+            now: Micros(START),
+            subjects: vec![subject("a", first), subject("b", first + 1)],
+            books: vec![Book::default(), Book::default()],
+            orders: BTreeMap::new(),
+            known: BTreeMap::new(),
+            held: BTreeMap::new(),
+        }
+    }
+
+    fn reserve(&mut self, count: usize, call: &Call) -> Answer {
+        let mut order = self.orders.remove(&count).unwrap_or_default();
+        let mut books: Vec<_> = self
+            .books
+            .iter_mut()
+            .zip(&self.subjects)
+            .take(count)
+            .map(|(b, s)| (b, s.rules.clone()))
+            .collect();
+        let answer = reserve(self.now, LEASE, &mut books, &mut order, call);
+        for book in &mut self.books {
+            if book.expires() <= self.now {
+                *book = Book::default();
+            }
+        }
+        if order.last > self.now {
+            self.orders.insert(count, order);
+        }
+        answer
+    }
+}
+
+/// Compares one call on both sides and returns the common answer.
+fn both(model: &mut Model, connection: &mut redis::Connection, count: usize, call: &Call) -> Answer {
+    let expected = model.reserve(count, call);
+    let script = Script::reserve();
+    let command = command_for(&script, "model", model.now, LEASE, &model.subjects[..count], call);
+    let value: redis::Value = command.query(connection).unwrap();
+    let answer = decode_answer(&value, &model.subjects[..count], call).expect("a well-formed answer");
+    assert_eq!(answer, expected, "{call:?}");
+    answer
+}
+
+fn run(model: &mut Model, connection: &mut redis::Connection, steps: &[Step]) {
+    for step in steps {
+        match step {
+            Step::Advance(by) => model.now = model.now + Micros(*by),
+            Step::Change { rules: index } => model.subjects[0].rules = rules(*index),
+            Step::GiveBack { holding, count } => give_back(model, connection, *holding, *count),
+            Step::Reserve { subjects, runs, room } => {
+                let runs =
+                    runs.iter().map(|&(cost, wait, count)| Run { cost, wait_max: Micros(wait), count });
+                let call = Call { runs: runs.collect(), room: *room, ..Call::default() };
+                ask(model, connection, *subjects, call);
+            }
+        }
+    }
+}
+
+/// Calls as a worker does, and exchanges at once what a change has voided.
+fn ask(model: &mut Model, connection: &mut redis::Connection, count: usize, mut call: Call) {
+    let known = model.known.entry(count).or_insert_with(|| vec![0; count]).clone();
+    call.known.clone_from(&known);
+    let answer = both(model, connection, count, &call);
+    let numbers: Vec<u64> = answer.generations.iter().map(|generation| generation.number).collect();
+    let held = model.held.entry(count).or_default();
+    held.retain(|holding| holding.slot >= model.now);
+    let mut void = Vec::new();
+    if numbers != known {
+        let changed = answer.generations.iter().zip(&known).filter(|(new, old)| new.number != **old);
+        let from = changed.map(|(new, _)| new.void_from).min().unwrap_or_default();
+        void = held.extract_if(.., |holding| holding.slot >= from).collect();
+        void.sort_by_key(|holding| holding.slot);
+        model.known.insert(count, numbers);
+    }
+    let costs = call.runs.iter().flat_map(|run| std::iter::repeat_n(run.cost, run.count as usize));
+    let outcomes = answer.outcomes.iter().flat_map(|(n, outcome)| std::iter::repeat_n(*outcome, *n as usize));
+    for (cost, outcome) in costs.zip(outcomes) {
+        if let Outcome::Booked(slot) = outcome {
+            held.push(Holding { slot, cost, count: 1 });
+        }
+    }
+    if !void.is_empty() {
+        let exchange = Call { known, exchange: void.clone(), ..Call::default() };
+        let answer = both(model, connection, count, &exchange);
+        let places = answer.exchanged.iter().flat_map(|(n, at)| std::iter::repeat_n(*at, *n as usize));
+        let held = model.held.entry(count).or_default();
+        held.extend(void.iter().zip(places).map(|(was, slot)| Holding { slot, ..*was }));
+    }
+}
+
+fn give_back(model: &mut Model, connection: &mut redis::Connection, index: usize, count: u64) {
+    let subjects = if index % 2 == 0 { 1 } else { 2 };
+    let held = model.held.entry(subjects).or_default();
+    held.retain(|holding| holding.slot >= model.now);
+    let mut call = Call::default();
+    for _ in 0..count {
+        if !held.is_empty() {
+            call.give_back.push(held.swap_remove(index % held.len()));
+        }
+    }
+    ask(model, connection, subjects, call);
+}
+
+#[test]
+fn lua_equals_rust() {
+    let server = RedisServer::start();
+    let mut connection = server.connect();
+    let script = Script::reserve();
+    let load = |connection: &mut redis::Connection| {
+        redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(connection).unwrap();
+    };
+    load(&mut connection);
+    let mut runner = TestRunner::new(Config { cases: 2_000, failure_persistence: None, ..Config::default() });
+    let connection = std::cell::RefCell::new(connection);
+    runner
+        .run(&(0..RULES.len(), prop::collection::vec(step(), 1..40)), |(first, steps)| {
+            let connection = &mut *connection.borrow_mut();
+            redis::cmd("FLUSHALL").exec(connection).unwrap();
+            run(&mut Model::new(first), connection, &steps);
+            Ok(())
+        })
+        .unwrap();
+}

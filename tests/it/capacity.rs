@@ -1,0 +1,71 @@
+//! Ten thousand requests wait at once on one replica, cheaply, and all are served.
+
+use std::time::{Duration, Instant};
+
+use crate::support::{Pending, RedisServer, Upstream, Weir, client, eventually, lane, open_files_max};
+
+const WAITING: usize = 10_000;
+const BYTES_PER_WAITING_MAX: u64 = 20 * 1024;
+/// The quota: so many a second, so that ten thousand drain in a moment.
+const RATE: usize = 1000;
+/// Whole quotas that are taken first, so that nothing is served while the ten thousand arrive.
+const QUOTAS_AHEAD: usize = 8;
+
+#[tokio::test]
+async fn ten_thousand_wait_in_little_memory_and_drain() {
+    let _lane = lane::alone().await;
+    // The test holds the clients' ends and the upstream's, weir the others.
+    let files_needed = 2 * WAITING as u64 + 2000;
+    let waiting = if open_files_max() >= files_needed { WAITING } else { WAITING / 2 };
+    assert!(open_files_max() > waiting as u64 + 4000, "raise the limit of open files (ulimit -Hn)");
+
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let (store, url) = (redis.store(), upstream.url());
+    let weir = Weir::start(&format!(
+        "store: {store}\n\
+         server: {{max_connections: 20000}}\n\
+         limiters:\n  api: {{limits: [{RATE}/1s], queue: {{timeout: 2m, max_waiting: 20000}}}}\n\
+         routes:\n  \
+         - {{name: whole, match: {{path: /whole}}, upstream: \"{url}\", limiter: api, cost: {RATE}}}\n  \
+         - {{name: one, match: {{path: /}}, upstream: \"{url}\", limiter: api}}\n"
+    ))
+    .await;
+
+    let ahead = weir.begin(QUOTAS_AHEAD, "/whole");
+    weir.wait_for_waiting(QUOTAS_AHEAD - 1).await;
+    let before = weir.rss_bytes();
+    let begun = Instant::now();
+    let crowd = open_in_waves(&weir, waiting).await;
+    let there = format!("{waiting} waiting, {:?} after the first", begun.elapsed());
+    eventually(&there, Duration::from_secs(10), async || weir.waiting().await >= waiting as f64).await;
+    let grown = weir.rss_bytes().saturating_sub(before) / waiting as u64;
+
+    for answer in client::answers(crowd).await {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    client::answers(ahead).await;
+    assert!(grown < BYTES_PER_WAITING_MAX, "{grown} bytes for each waiting request");
+    assert_eq!(upstream.count(), waiting + QUOTAS_AHEAD, "each goes upstream once");
+    assert_eq!(weir.waiting().await, 0.0);
+    let alone: Vec<_> =
+        upstream.seen().into_iter().filter(|seen| seen.target == "/").map(|seen| seen.at).collect();
+    let last = alone.last().unwrap().duration_since(alone[0]);
+    let least = Duration::from_secs((waiting / RATE) as u64 - 1);
+    assert!(last < least.mul_f64(1.1), "drained in {last:?}, the quota allows {least:?}");
+}
+
+/// A few hundred connections at a time, so that no backlog overflows.
+async fn open_in_waves(weir: &Weir, count: usize) -> Vec<Pending> {
+    const WAVE: usize = 250;
+    let mut crowd = Vec::with_capacity(count);
+    while crowd.len() < count {
+        let mut wave = Vec::with_capacity(WAVE);
+        for _ in 0..WAVE.min(count - crowd.len()) {
+            let mut connection = client::Connection::open(&weir.host()).await.expect("weir accepts");
+            connection.send(&client::Request::get("/")).await.expect("weir reads");
+            wave.push(Pending::on(connection));
+        }
+        crowd.extend(wave);
+    }
+    crowd
+}

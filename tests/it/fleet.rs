@@ -1,0 +1,146 @@
+//! Three replicas, one Redis: together inside one quota, in order, and cheap for Redis.
+
+use std::time::{Duration, Instant};
+
+use crate::support::measure::{Service, pairs_out_of_order, utilisation};
+use crate::support::{
+    Answer, Connection, PATIENCE, Pending, RedisServer, Request, Upstream, Weir, client, lane, one_limiter,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Requests written in each millisecond of a burst: slow enough that the order of arrival is known.
+const BURST_PER_MILLI: usize = 5;
+
+/// Writes `count` requests, in turn to each replica, on connections opened before; `/0`, `/1`, ... in order.
+async fn burst(fleet: &[Weir], count: usize) -> Vec<(Instant, Pending)> {
+    let mut connections = Vec::with_capacity(count);
+    for index in 0..count {
+        let host = fleet[index % fleet.len()].host();
+        connections.push(Connection::open(&host).await.expect("weir accepts"));
+    }
+    let mut milli = tokio::time::interval(Duration::from_millis(1));
+    let mut burst = Vec::with_capacity(count);
+    for (index, mut connection) in connections.into_iter().enumerate() {
+        if index % BURST_PER_MILLI == 0 {
+            milli.tick().await;
+        }
+        let sent = connection.send(&Request::get(&format!("/{index}"))).await.expect("weir reads");
+        burst.push((sent, Pending::on(connection)));
+    }
+    burst
+}
+
+/// When each request was sent by its client and when the upstream saw it.
+fn services(upstream: &Upstream, sent: &[Instant]) -> Vec<Service> {
+    let seen = upstream.seen();
+    seen.iter()
+        .map(|seen| {
+            let index: usize = seen.target.trim_start_matches('/').parse().expect("a number");
+            Service { arrived: sent[index], served: seen.at }
+        })
+        .collect()
+}
+
+async fn all_ok(burst: Vec<(Instant, Pending)>) -> Vec<Answer> {
+    let pending = burst.into_iter().map(|(_, pending)| pending).collect();
+    let answers = client::answers(pending).await;
+    for answer in &answers {
+        assert_eq!(answer.status, 200, "{:?} {}", answer.headers, answer.text());
+    }
+    answers
+}
+
+#[tokio::test]
+async fn nine_hundred_at_once_stay_inside_the_quota_and_waste_none_of_it() {
+    let _lane = lane::alone().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let limiter = "{limits: [100/1s], queue: {timeout: 30s, max_waiting: 1000}}";
+    let fleet = Weir::fleet(3, &one_limiter(&redis.store(), limiter, &upstream)).await;
+    let calls_before = redis.script_calls().await;
+
+    let burst = burst(&fleet, 900).await;
+    let sent: Vec<_> = burst.iter().map(|(sent, _)| *sent).collect();
+    all_ok(burst).await;
+
+    assert_eq!(upstream.count(), 900, "each request goes upstream once");
+    upstream.assert_within(100, SECOND);
+
+    let used = utilisation(&upstream.instants(), 100, SECOND);
+    assert!(used >= 0.97, "{:.1} % of the quota used", used * 100.0);
+
+    let out_of_order = pairs_out_of_order(&services(&upstream, &sent), Duration::from_millis(50));
+    assert!(out_of_order < 0.02, "{:.2} % of the pairs out of order", out_of_order * 100.0);
+
+    let calls = redis.script_calls().await - calls_before;
+    assert!(calls < 900, "{calls} script calls for 900 requests");
+}
+
+#[tokio::test]
+async fn replicas_come_and_go_and_the_quota_holds() {
+    let _lane = lane::alone().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let limiter = "{limits: [50/1s], queue: {timeout: 30s, max_waiting: 1000}}";
+    let config = one_limiter(&redis.store(), limiter, &upstream);
+    let mut fleet = Weir::fleet(2, &config).await;
+
+    let crashed = fleet.pop().expect("two replicas");
+    let lost = crashed.begin(60, "/lost");
+    let kept = fleet[0].begin(60, "/kept");
+    upstream.wait_for(50, PATIENCE).await;
+    // A crash: its slots are spent or expire, nobody else may use them twice.
+    drop(crashed);
+    fleet.push(Weir::start(&config).await);
+    let more = fleet[1].begin(60, "/more");
+
+    for answer in client::answers(kept.into_iter().chain(more).collect()).await {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    drop(lost);
+    upstream.assert_within(50, SECOND);
+}
+
+#[tokio::test]
+async fn room_that_one_replica_gives_back_is_used_by_the_others() {
+    let _lane = lane::alone().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let limiter = "{limits: [50/1s], queue: {timeout: 30s, max_waiting: 1000}}";
+    let fleet = Weir::fleet(3, &one_limiter(&redis.store(), limiter, &upstream)).await;
+
+    let burst = burst(&fleet, 300).await;
+    upstream.wait_for(50, PATIENCE).await;
+    // Every client of the first replica gives up: a third of those waiting.
+    let (leaving, staying): (Vec<_>, Vec<_>) =
+        burst.into_iter().enumerate().partition(|(index, _)| index % 3 == 0);
+    drop(leaving);
+    all_ok(staying.into_iter().map(|(_, pending)| pending).collect()).await;
+
+    upstream.assert_within(50, SECOND);
+    let used = utilisation(&upstream.instants(), 50, SECOND);
+    assert!(used >= 0.95, "{:.1} % of the quota used", used * 100.0);
+}
+
+#[tokio::test]
+async fn replicas_spend_from_one_quota() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let fleet = Weir::fleet(2, &one_limiter(&redis.store(), "{limits: [5/1h]}", &upstream)).await;
+    let mut passed = 0;
+    for index in 0..20 {
+        passed += usize::from(fleet[index % 2].get("/").await.status == 200);
+    }
+    assert_eq!((passed, upstream.count()), (5, 5));
+}
+
+#[tokio::test]
+async fn a_quiet_limiter_costs_at_most_one_call_a_request() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let weir = Weir::start(&one_limiter(&redis.store(), "{limits: [1000/1s]}", &upstream)).await;
+    let before = redis.script_calls().await;
+    for _ in 0..50 {
+        assert_eq!(weir.get("/").await.status, 200);
+    }
+    let calls = redis.script_calls().await - before;
+    assert!(calls <= 50, "{calls} script calls for 50 requests");
+}

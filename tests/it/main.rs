@@ -1,0 +1,22 @@
+//! Acceptance tests: real weir processes, real `redis-server` processes, real sockets. The judge is what an
+//! independent upstream recorded, never weir's own metrics.
+//!
+//! One binary, so that all of it is linked once. Each file is one behaviour; `support` is the harness, and `harness`
+//! the tests of the harness itself.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+#![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+
+mod support;
+
+mod bad_input;
+mod capacity;
+mod fleet;
+mod harness;
+mod limits;
+mod queue;
+mod reload;
+mod responses;
+mod shutdown;
+mod store;
+mod telemetry;

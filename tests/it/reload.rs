@@ -1,0 +1,309 @@
+//! Hot reload: by every way a file can change, under load, and without harm from a broken file.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::support::measure::fullest_window;
+use crate::support::weir::{with_preamble, write_whole};
+use crate::support::{
+    PATIENCE, RedisServer, Upstream, Weir, client, eventually, lane, one_limiter, poll_for,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A replica may go on for this long with slots that it got before the reload.
+const LEASE: Duration = Duration::from_millis(500);
+
+/// One route that marks what it forwards, so that the upstream sees which configuration was in force.
+fn marked(mark: &str, upstream: &Upstream) -> String {
+    let url = upstream.url();
+    format!(
+        "routes:\n  - name: all\n    match: {{path: /}}\n    upstream: {url}\n    set_headers: {{x-mark: {mark}}}\n"
+    )
+}
+
+/// The mark of a request sent now.
+async fn mark_now(weir: &Weir, upstream: &Upstream) -> String {
+    assert_eq!(weir.get("/").await.status, 200);
+    let seen = upstream.seen();
+    seen.last().expect("it arrived").headers["x-mark"].to_str().expect("text").to_owned()
+}
+
+async fn wait_for_mark(weir: &Weir, upstream: &Upstream, mark: &str) {
+    let what = format!("the configuration marked {mark}");
+    eventually(&what, PATIENCE, async || mark_now(weir, upstream).await == mark).await;
+}
+
+#[tokio::test]
+async fn a_file_written_in_place_is_followed() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let weir = Weir::start(&marked("one", &upstream)).await;
+    assert_eq!(mark_now(&weir, &upstream).await, "one");
+    for mark in ["two", "three"] {
+        fs::write(weir.config(), with_preamble(&marked(mark, &upstream))).unwrap();
+        wait_for_mark(&weir, &upstream, mark).await;
+    }
+}
+
+#[tokio::test]
+async fn a_renamed_file_is_followed() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let weir = Weir::start(&marked("one", &upstream)).await;
+    // Twice: a watch on the file itself would follow the old one into the void.
+    for mark in ["two", "three"] {
+        weir.write_config(&marked(mark, &upstream));
+        wait_for_mark(&weir, &upstream, mark).await;
+    }
+}
+
+#[tokio::test]
+async fn a_config_map_is_followed() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let volume = TempDir::new().unwrap();
+    // As the kubelet does: the file is a link through `..data`, which is swapped for a link to another directory.
+    let publish = |version: &str| {
+        let directory = volume.path().join(version);
+        fs::create_dir(&directory).unwrap();
+        write_whole(&directory.join("weir.yaml"), &marked(version.trim_start_matches('.'), &upstream));
+        let draft = volume.path().join("..data_tmp");
+        symlink(version, &draft).unwrap();
+        fs::rename(draft, volume.path().join("..data")).unwrap();
+    };
+    publish("..one");
+    symlink("..data/weir.yaml", volume.path().join("weir.yaml")).unwrap();
+
+    let weir = Weir::start_at(&volume.path().join("weir.yaml")).await;
+    assert_eq!(mark_now(&weir, &upstream).await, "one");
+    for (old, new) in [("..one", "..two"), ("..two", "..three")] {
+        publish(new);
+        fs::remove_dir_all(volume.path().join(old)).unwrap();
+        wait_for_mark(&weir, &upstream, new.trim_start_matches('.')).await;
+    }
+}
+
+#[tokio::test]
+async fn sighup_reloads_even_an_unchanged_file() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let weir = Weir::start(&marked("one", &upstream)).await;
+    let before = weir.reloads("ok").await;
+    weir.signal(Signal::HUP);
+    eventually("a counted reload", PATIENCE, async || weir.reloads("ok").await > before).await;
+    weir.reload(&marked("two", &upstream)).await;
+    assert_eq!(mark_now(&weir, &upstream).await, "two");
+}
+
+#[tokio::test]
+async fn the_admin_api_reloads_and_answers_with_the_outcome() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let weir = Weir::start(&marked("one", &upstream)).await;
+    weir.write_config(&marked("two", &upstream));
+    let reloaded = weir.tell("/api/reload").await;
+    assert_eq!(reloaded.status, 200, "{}", reloaded.text());
+    assert_eq!(mark_now(&weir, &upstream).await, "two", "in force when the answer comes");
+
+    let broken =
+        format!("{}limiters: {{a: {{limits: [0/1s]}}, b: {{limits: [1]}}}}\n", marked("x", &upstream));
+    weir.write_config(&broken);
+    let refused = weir.tell("/api/reload").await;
+    assert_eq!(refused.status, 422, "{}", refused.text());
+    for place in ["limiters.a", "limiters.b"] {
+        assert!(refused.text().contains(place), "every problem: {}", refused.text());
+    }
+    assert_eq!(mark_now(&weir, &upstream).await, "two");
+}
+
+#[tokio::test]
+async fn a_broken_file_changes_nothing_and_is_reported() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let weir = Weir::start(&marked("one", &upstream)).await;
+    let metrics = weir.metrics().await;
+    assert_eq!(metrics.sum("weir_config_last_reload_successful", &[]), 1.0);
+    let succeeded_at = metrics.sum("weir_config_last_success_timestamp_seconds", &[]);
+    assert!(succeeded_at > 1.6e9, "seconds since the epoch: {succeeded_at}");
+
+    for broken in ["routes: [", "colour: blue\n", "limiters: {api: {limits: [-1/1s]}}\n", ""] {
+        let before = weir.reloads("error").await;
+        weir.write_config(broken);
+        weir.signal(Signal::HUP);
+        eventually("a counted failure", PATIENCE, async || weir.reloads("error").await > before).await;
+        assert_eq!(mark_now(&weir, &upstream).await, "one");
+        assert_eq!(weir.metrics().await.sum("weir_config_last_reload_successful", &[]), 0.0);
+    }
+    weir.write_config("colour: blue\n");
+    let shown = poll_for("the problem in /api/config", PATIENCE, async || {
+        let config = weir.ask("/api/config").await;
+        config.text().contains("colour").then_some(config)
+    })
+    .await;
+    assert_eq!(shown.status, 200);
+    assert!(shown.text().contains("x-mark"), "the running configuration: {}", shown.text());
+    assert!(weir.log().contains("colour"), "the problem is logged");
+
+    weir.reload(&marked("two", &upstream)).await;
+    assert_eq!(mark_now(&weir, &upstream).await, "two");
+    assert_eq!(weir.metrics().await.sum("weir_config_last_reload_successful", &[]), 1.0);
+}
+
+#[tokio::test]
+async fn a_file_that_goes_away_changes_nothing() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let weir = Weir::start(&marked("one", &upstream)).await;
+    fs::remove_file(weir.config()).unwrap();
+    let refused = weir.tell("/api/reload").await;
+    assert_eq!(refused.status, 422, "{}", refused.text());
+    assert_eq!(mark_now(&weir, &upstream).await, "one");
+    weir.write_config(&marked("two", &upstream));
+    wait_for_mark(&weir, &upstream, "two").await;
+}
+
+#[tokio::test]
+async fn a_change_that_needs_a_restart_leaves_the_rest_applied() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let weir = Weir::start(&marked("one", &upstream)).await;
+    let moved = format!("store: {{redis: {{url: \"redis://127.0.0.1:1\"}}}}\n{}", marked("two", &upstream));
+    weir.reload(&moved).await;
+    assert_eq!(mark_now(&weir, &upstream).await, "two");
+    eventually("the log to say so", PATIENCE, async || weir.log().contains("restart")).await;
+}
+
+#[tokio::test]
+async fn a_request_keeps_the_route_it_began_with() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let gate = upstream.hold("/slow");
+    let weir = Weir::start(&marked("one", &upstream)).await;
+    let slow = weir.begin(1, "/slow");
+    upstream.wait_for(1, PATIENCE).await;
+    weir.reload("routes: []\n").await;
+    assert_eq!(weir.get("/").await.weir_error(), Some("no_route"));
+    gate.open();
+    assert_eq!(client::answers(slow).await[0].status, 200);
+}
+
+#[tokio::test]
+async fn a_new_rate_holds_within_a_window_and_nothing_is_forgotten() {
+    let _lane = lane::alone().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let at_rate = |rate: &str| {
+        let limiter = format!("{{limits: [{rate}], queue: {{timeout: 60s, max_waiting: 1000}}}}");
+        one_limiter(&redis.store(), &limiter, &upstream)
+    };
+    let fleet = Weir::fleet(3, &at_rate("100/1s")).await;
+    let mut backlog = Vec::new();
+    for _ in 0..260 {
+        backlog.extend(fleet.iter().flat_map(|weir| weir.begin(1, "/")));
+    }
+    upstream.wait_for(200, PATIENCE).await;
+
+    reload_all(&fleet, &at_rate("20/1s")).await;
+    let slowed = Instant::now();
+    let settled = slowed + SECOND + LEASE;
+    wait_until(settled + 3 * SECOND).await;
+    let (low, high) = (upstream.instants_since(settled), upstream.count());
+    upstream.assert_within_since(Some(settled), 20, SECOND);
+    assert!(low.len() >= 55, "the lower rate is used: {} in 3 s", low.len());
+    assert!(high < 780, "a backlog is left: {high}");
+
+    reload_all(&fleet, &at_rate("100/1s")).await;
+    let raised = Instant::now();
+    wait_until(raised + Duration::from_millis(2500)).await;
+    let fullest = fullest_window(&upstream.instants_since(raised), SECOND);
+    assert!(fullest >= 90, "{fullest} in the fullest second after the rate went back to 100/1s");
+    upstream.assert_within(100, SECOND);
+    drop(backlog);
+}
+
+#[tokio::test]
+async fn what_was_used_stays_used_across_a_reload() {
+    let _lane = lane::shared().await;
+    let redis = RedisServer::start().await;
+    for store in ["memory".to_owned(), redis.store()] {
+        let upstream = Upstream::start();
+        let weir = Weir::start(&one_limiter(&store, "{limits: [5/1h]}", &upstream)).await;
+        let mut passed = 0;
+        for (limit, allowed) in [("5/1h", 5), ("8/1h", 8), ("3/1h", 8), ("10/2h", 10)] {
+            weir.reload(&one_limiter(&store, &format!("{{limits: [{limit}]}}"), &upstream)).await;
+            for _ in 0..12 {
+                passed += usize::from(weir.get("/").await.status == 200);
+            }
+            assert_eq!(passed, allowed, "after {limit} with {store}");
+        }
+        assert_eq!(upstream.count(), 10);
+    }
+}
+
+#[tokio::test]
+async fn the_queue_of_an_unchanged_limiter_does_not_notice() {
+    let _lane = lane::alone().await;
+    let upstream = Upstream::start();
+    let url = upstream.url();
+    let config = |other: &str| {
+        format!(
+            "limiters:\n  api: {{limits: [10/1s], queue: {{timeout: 30s, max_waiting: 100}}}}\n  \
+             other: {{limits: [{other}]}}\n\
+             routes:\n  \
+             - {{name: other, match: {{path: /other}}, upstream: \"{url}\", limiter: other}}\n  \
+             - {{name: api, match: {{path: /}}, upstream: \"{url}\", limiter: api}}\n"
+        )
+    };
+    let weir = Weir::start(&config("1/1h")).await;
+    let pending = weir.begin(40, "/");
+    upstream.wait_for(10, PATIENCE).await;
+    for rate in 2..=6 {
+        weir.reload(&config(&format!("{rate}/1h"))).await;
+    }
+    for answer in client::answers(pending).await {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    upstream.assert_within(10, SECOND);
+    let instants = upstream.instants();
+    let taken = instants[39].duration_since(instants[0]);
+    assert!(taken < Duration::from_millis(3300), "40 requests at 10/1s took {taken:?}");
+}
+
+#[tokio::test]
+async fn who_waits_on_a_limiter_that_is_removed_gets_an_answer() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let limiter = "{limits: [1/1m], queue: {timeout: 5m, max_waiting: 10}}";
+    let weir = Weir::start(&one_limiter("memory", limiter, &upstream)).await;
+    assert_eq!(weir.get("/").await.status, 200);
+    let waiting = weir.begin(2, "/");
+    weir.wait_for_waiting(2).await;
+    weir.reload(&marked("free", &upstream)).await;
+    for answer in client::answers(waiting).await {
+        assert!(answer.status == 200 || answer.weir_error().is_some(), "{} {}", answer.status, answer.text());
+    }
+    assert_eq!(weir.get("/").await.status, 200);
+}
+
+/// Replaces every replica's file, then waits for all.
+async fn reload_all(fleet: &[Weir], config: &str) {
+    let mut before = Vec::with_capacity(fleet.len());
+    for weir in fleet {
+        before.push(weir.reloads("ok").await);
+    }
+    for weir in fleet {
+        weir.write_config(config);
+        weir.signal(Signal::HUP);
+    }
+    for (weir, before) in fleet.iter().zip(before) {
+        eventually("a reload of each replica", PATIENCE, async || weir.reloads("ok").await > before).await;
+    }
+}
+
+async fn wait_until(instant: Instant) {
+    tokio::time::sleep_until(instant.into()).await;
+}

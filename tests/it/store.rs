@@ -1,0 +1,182 @@
+//! Redis: with a password, over TLS, without its scripts, and not there at all.
+
+use std::time::Duration;
+
+use crate::support::{
+    PATIENCE, RedisOptions, RedisServer, Upstream, Weir, client, closed_port, eventually, lane, one_limiter,
+};
+
+const LIMITER: &str = "{limits: [4/1h]}";
+
+/// Sends ten requests; how many went upstream.
+async fn passed_of_ten(weir: &Weir) -> usize {
+    let mut passed = 0;
+    for _ in 0..10 {
+        let answer = weir.get("/").await;
+        assert!(matches!(answer.status, 200 | 429), "{} {}", answer.status, answer.text());
+        passed += usize::from(answer.status == 200);
+    }
+    passed
+}
+
+#[tokio::test]
+async fn a_password_is_given() {
+    let _lane = lane::shared().await;
+    let options = RedisOptions { password: Some("s3cret"), ..RedisOptions::default() };
+    let (redis, upstream) = (RedisServer::start_with(options).await, Upstream::start());
+    let weir = Weir::start(&one_limiter(&redis.store(), LIMITER, &upstream)).await;
+    assert_eq!(passed_of_ten(&weir).await, 4);
+    assert!(redis.script_calls().await > 0, "the limiter's state is in Redis");
+    for place in [weir.log(), weir.ask("/api/config").await.text(), weir.ask("/metrics").await.text()] {
+        assert!(!place.contains("s3cret"), "the password shows: {place}");
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_a_store_that_is_away() {
+    let _lane = lane::shared().await;
+    let options = RedisOptions { password: Some("s3cret"), ..RedisOptions::default() };
+    let (redis, upstream) = (RedisServer::start_with(options).await, Upstream::start());
+    let store = redis.store().replace("s3cret", "wr0ng");
+    let weir =
+        Weir::start(&one_limiter(&store, "{limits: [4/1h], on_store_failure: reject}", &upstream)).await;
+    let answer = weir.get("/").await;
+    assert_eq!((answer.status, answer.weir_error()), (503, Some("store_unavailable")));
+    assert_eq!(upstream.count(), 0);
+    assert!(!weir.log().contains("wr0ng"));
+}
+
+#[tokio::test]
+async fn tls_is_spoken_and_the_certificate_is_checked() {
+    let _lane = lane::shared().await;
+    let options = RedisOptions { tls: true, ..RedisOptions::default() };
+    let (redis, upstream) = (RedisServer::start_with(options).await, Upstream::start());
+    let weir = Weir::start(&one_limiter(&redis.store(), LIMITER, &upstream)).await;
+    assert_eq!(passed_of_ten(&weir).await, 4);
+    assert!(redis.script_calls().await > 0, "the limiter's state is in Redis");
+
+    // Without the authority, the server is a stranger.
+    let store = format!("{{redis: {{url: \"{}\"}}}}", redis.url());
+    let strict = "{limits: [4/1h], on_store_failure: reject}";
+    let distrustful = Weir::start(&one_limiter(&store, strict, &upstream)).await;
+    assert_eq!(distrustful.get("/").await.weir_error(), Some("store_unavailable"));
+}
+
+#[tokio::test]
+async fn the_scripts_may_be_flushed_under_load() {
+    let _lane = lane::alone().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let limiter = "{limits: [50/500ms], queue: {timeout: 30s, max_waiting: 1000}}";
+    let fleet = Weir::fleet(2, &one_limiter(&redis.store(), limiter, &upstream)).await;
+    let mut pending = Vec::new();
+    for _ in 0..10 {
+        pending.extend(fleet.iter().flat_map(|weir| weir.begin(10, "/")));
+        redis.command(&["SCRIPT", "FLUSH"]).await;
+        // The next ones come while these are under way.
+        let sent = pending.len();
+        upstream.wait_for(sent.min(upstream.count() + 10), PATIENCE).await;
+    }
+    for answer in client::answers(pending).await {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    assert_eq!(upstream.count(), 200, "none lost, none twice");
+    upstream.assert_within(50, Duration::from_millis(500));
+}
+
+#[tokio::test]
+async fn state_has_the_documented_keys_and_expires() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let store = redis.store().replace("timeout:", "key_prefix: fleet-a, timeout:");
+    let weir = Weir::start(&one_limiter(&store, "{limits: [4/1s]}", &upstream)).await;
+    assert_eq!(weir.get("/").await.status, 200);
+    let keys = redis.keys().await;
+    assert!(keys.iter().any(|key| key.starts_with("fleet-a:{api}:v1:")), "{keys:?}");
+    for key in &keys {
+        let expiry: i64 = redis::from_redis_value(redis.command(&["PTTL", key]).await).unwrap();
+        assert!(expiry > 0, "{key} never expires");
+    }
+    drop(weir);
+    eventually("no key is left behind", PATIENCE, async || redis.keys().await.is_empty()).await;
+}
+
+async fn without_redis(policy: &str, upstream: &Upstream) -> Weir {
+    let store = format!("{{redis: {{url: \"redis://127.0.0.1:{}\", fleet_size: 2}}}}", closed_port());
+    Weir::start(&one_limiter(&store, &format!("{{limits: [10/1h], on_store_failure: {policy}}}"), upstream))
+        .await
+}
+
+#[tokio::test]
+async fn no_redis_at_the_start_and_policy_local() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let weir = without_redis("local", &upstream).await;
+    // This replica's share: the limit divided by the fleet that is assumed.
+    assert_eq!(passed_of_ten(&weir).await, 5);
+    assert_eq!(upstream.count(), 5);
+    assert_eq!(weir.ask("/readyz").await.status, 200);
+    let metrics = weir.metrics().await;
+    assert_eq!(metrics.sum("weir_store_up", &[]), 0.0);
+    assert_eq!(metrics.sum("weir_permits_total", &[("result", "local")]), 5.0);
+}
+
+#[tokio::test]
+async fn no_redis_at_the_start_and_policy_reject() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let weir = without_redis("reject", &upstream).await;
+    for _ in 0..3 {
+        let answer = weir.get("/").await;
+        assert_eq!((answer.status, answer.weir_error()), (503, Some("store_unavailable")));
+        assert_eq!(answer.json()["code"], "store_unavailable");
+    }
+    assert_eq!(upstream.count(), 0);
+    assert_eq!(weir.ask("/readyz").await.status, 503);
+    assert_eq!(weir.ask("/healthz").await.status, 200);
+}
+
+#[tokio::test]
+async fn no_redis_at_the_start_and_policy_allow() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let weir = without_redis("allow", &upstream).await;
+    assert_eq!(passed_of_ten(&weir).await + passed_of_ten(&weir).await, 20);
+    assert_eq!(weir.ask("/readyz").await.status, 200);
+    assert_eq!(weir.metrics().await.sum("weir_permits_total", &[("result", "allowed")]), 20.0);
+}
+
+#[tokio::test]
+async fn a_redis_that_comes_later_is_used() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let port = closed_port();
+    let store = format!("{{redis: {{url: \"redis://127.0.0.1:{port}\", timeout: 1s}}}}");
+    let limiter = "{limits: [1000/1h], on_store_failure: reject}";
+    let weir = Weir::start(&one_limiter(&store, limiter, &upstream)).await;
+    assert_eq!(weir.get("/").await.status, 503);
+
+    let options = RedisOptions { port: Some(port), ..RedisOptions::default() };
+    let redis = RedisServer::start_with(options).await;
+    eventually("requests pass", PATIENCE, async || weir.get("/").await.status == 200).await;
+    assert!(redis.script_calls().await > 0);
+    eventually("/readyz", PATIENCE, async || weir.ask("/readyz").await.status == 200).await;
+    assert_eq!(weir.metrics().await.sum("weir_store_up", &[]), 1.0);
+}
+
+#[tokio::test]
+async fn a_redis_that_goes_away_loses_no_request() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let limiter = "{limits: [10/1s], queue: {timeout: 30s, max_waiting: 100}, on_store_failure: local}";
+    let weir = Weir::start(&one_limiter(&redis.store(), limiter, &upstream)).await;
+    let mut pending = weir.begin(20, "/");
+    upstream.wait_for(10, PATIENCE).await;
+    drop(redis);
+    // Booked slots stay good; new requests are served by the policy.
+    pending.extend(weir.begin(10, "/"));
+    for answer in client::answers(pending).await {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    assert_eq!(upstream.count(), 30);
+    upstream.assert_within(10, Duration::from_secs(1));
+}

@@ -1,0 +1,290 @@
+//! A light HTTP/1.1 client, written for these tests: independent of the HTTP code under test, a few hundred bytes
+//! for a waiting request, and dropping it closes the socket.
+
+use std::io::{Error, ErrorKind, Result};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::raise_open_files;
+
+/// No answer takes longer than this in any test.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(90);
+
+/// What is sent.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    method: String,
+    target: String,
+    headers: Vec<(String, String)>,
+    body: Vec<u8>,
+}
+
+impl Request {
+    /// A GET of a path, written as it is given.
+    pub(crate) fn get(target: &str) -> Request {
+        Request { method: "GET".into(), target: target.into(), headers: Vec::new(), body: Vec::new() }
+    }
+
+    /// A POST with a body.
+    pub(crate) fn post(target: &str, body: &[u8]) -> Request {
+        Request { method: "POST".into(), body: body.to_vec(), ..Request::get(target) }
+    }
+
+    pub(crate) fn method(mut self, method: &str) -> Request {
+        self.method = method.into();
+        self
+    }
+
+    pub(crate) fn header(mut self, name: &str, value: &str) -> Request {
+        self.headers.push((name.into(), value.into()));
+        self
+    }
+
+    fn encode(&self, host: &str) -> Vec<u8> {
+        let mut head = format!("{} {} HTTP/1.1\r\nhost: {host}\r\n", self.method, self.target);
+        for (name, value) in &self.headers {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        if !self.body.is_empty() || self.method == "POST" {
+            head.push_str(&format!("content-length: {}\r\n", self.body.len()));
+        }
+        head.push_str("\r\n");
+        let mut bytes = head.into_bytes();
+        bytes.extend_from_slice(&self.body);
+        bytes
+    }
+}
+
+/// What came back, and when.
+#[derive(Clone, Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    /// In order; names in lower case.
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
+    /// When the request had been written.
+    pub(crate) sent: Instant,
+    /// When the whole answer had been read.
+    pub(crate) done: Instant,
+}
+
+impl Answer {
+    /// The first header of that name (lower case).
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_str())
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// The body as JSON; panics when it is none.
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|error| panic!("not JSON ({error}): {}", self.text()))
+    }
+
+    /// `weir-error`, where weir answered by itself.
+    pub(crate) fn weir_error(&self) -> Option<&str> {
+        self.header("weir-error")
+    }
+}
+
+/// One connection. Dropping it closes the socket.
+pub(crate) struct Connection {
+    stream: TcpStream,
+    host: String,
+    /// Read, but not yet understood.
+    buffer: Vec<u8>,
+    sent: Instant,
+}
+
+impl Connection {
+    /// Connects to `host:port`.
+    pub(crate) async fn open(host: &str) -> Result<Connection> {
+        raise_open_files();
+        let stream = TcpStream::connect(host).await?;
+        stream.set_nodelay(true)?;
+        Ok(Connection { stream, host: host.into(), buffer: Vec::new(), sent: Instant::now() })
+    }
+
+    /// Writes the request; gives the instant at which that was done.
+    pub(crate) async fn send(&mut self, request: &Request) -> Result<Instant> {
+        self.stream.write_all(&request.encode(&self.host)).await?;
+        self.sent = Instant::now();
+        Ok(self.sent)
+    }
+
+    /// Writes bytes as they are.
+    pub(crate) async fn send_raw(&mut self, bytes: &[u8]) -> Result<()> {
+        self.stream.write_all(bytes).await?;
+        self.sent = Instant::now();
+        Ok(())
+    }
+
+    /// Reads one answer; interim (1xx) answers are passed over.
+    pub(crate) async fn answer(&mut self) -> Result<Answer> {
+        tokio::time::timeout(ANSWER_DEADLINE, self.read_answer())
+            .await
+            .map_err(|_| Error::new(ErrorKind::TimedOut, "no answer"))?
+    }
+
+    async fn read_answer(&mut self) -> Result<Answer> {
+        loop {
+            let (status, headers) = self.read_head().await?;
+            if (100..200).contains(&status) {
+                continue;
+            }
+            let body = self.read_body(status, &headers).await?;
+            return Ok(Answer { status, headers, body, sent: self.sent, done: Instant::now() });
+        }
+    }
+
+    async fn read_head(&mut self) -> Result<(u16, Vec<(String, String)>)> {
+        let end = loop {
+            if let Some(end) = find(&self.buffer, b"\r\n\r\n") {
+                break end;
+            }
+            self.fill().await?;
+        };
+        let head: Vec<u8> = self.buffer.drain(..end + 4).collect();
+        parse_head(&head[..end]).ok_or_else(|| {
+            Error::new(ErrorKind::InvalidData, format!("not HTTP: {}", String::from_utf8_lossy(&head)))
+        })
+    }
+
+    async fn read_body(&mut self, status: u16, headers: &[(String, String)]) -> Result<Vec<u8>> {
+        let value = |name| headers.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_str());
+        if status == 204 || status == 304 {
+            return Ok(Vec::new());
+        }
+        if value("transfer-encoding").is_some_and(|coding| coding.eq_ignore_ascii_case("chunked")) {
+            return self.read_chunks().await;
+        }
+        if let Some(length) = value("content-length") {
+            let length = length.parse().map_err(|_| Error::new(ErrorKind::InvalidData, "content-length"))?;
+            return self.take(length).await;
+        }
+        while self.fill().await.is_ok() {}
+        Ok(std::mem::take(&mut self.buffer))
+    }
+
+    async fn read_chunks(&mut self) -> Result<Vec<u8>> {
+        let mut body = Vec::new();
+        loop {
+            let line = self.take_line().await?;
+            let size = line.split(';').next().unwrap_or_default().trim();
+            let size = usize::from_str_radix(size, 16)
+                .map_err(|_| Error::new(ErrorKind::InvalidData, format!("chunk size {line:?}")))?;
+            if size == 0 {
+                while !self.take_line().await?.is_empty() {}
+                return Ok(body);
+            }
+            body.extend(self.take(size).await?);
+            self.take_line().await?;
+        }
+    }
+
+    async fn take_line(&mut self) -> Result<String> {
+        let end = loop {
+            if let Some(end) = find(&self.buffer, b"\r\n") {
+                break end;
+            }
+            self.fill().await?;
+        };
+        let line = self.take(end + 2).await?;
+        Ok(String::from_utf8_lossy(&line[..end]).into_owned())
+    }
+
+    async fn take(&mut self, count: usize) -> Result<Vec<u8>> {
+        while self.buffer.len() < count {
+            self.fill().await?;
+        }
+        Ok(self.buffer.drain(..count).collect())
+    }
+
+    /// Reads at least one byte more. Waits without a buffer, so that a thousand waiting connections are small.
+    async fn fill(&mut self) -> Result<()> {
+        self.stream.readable().await?;
+        if self.stream.read_buf(&mut self.buffer).await? == 0 {
+            return Err(Error::new(ErrorKind::UnexpectedEof, "closed by the server"));
+        }
+        Ok(())
+    }
+}
+
+/// Sends one request on a connection of its own. `url` is `http://host:port/target`.
+pub(crate) async fn send(url: &str, request: Request) -> Result<Answer> {
+    let (host, _) = split(url);
+    let mut connection = Connection::open(host).await?;
+    connection.send(&request).await?;
+    connection.answer().await
+}
+
+/// Gets `http://host:port/target`.
+pub(crate) async fn get(url: &str) -> Result<Answer> {
+    send(url, Request::get(split(url).1)).await
+}
+
+/// A request under way. Dropping it closes its connection.
+pub(crate) struct Pending(AbortOnDropHandle<Result<Answer>>);
+
+impl Pending {
+    /// Begins to get `http://host:port/target`.
+    pub(crate) fn get(url: &str) -> Pending {
+        Pending::send(url, Request::get(split(url).1))
+    }
+
+    /// Begins to send a request to the host of `url`.
+    pub(crate) fn send(url: &str, request: Request) -> Pending {
+        let url = url.to_owned();
+        Pending(AbortOnDropHandle::new(tokio::spawn(async move { send(&url, request).await })))
+    }
+
+    /// Goes on with a connection on which a request has been written.
+    pub(crate) fn on(mut connection: Connection) -> Pending {
+        Pending(AbortOnDropHandle::new(tokio::spawn(async move { connection.answer().await })))
+    }
+
+    /// The answer, or why there was none.
+    pub(crate) async fn outcome(self) -> Result<Answer> {
+        self.0.await.unwrap_or_else(|error| Err(Error::other(error)))
+    }
+
+    /// The answer; panics when there was none.
+    pub(crate) async fn answer(self) -> Answer {
+        self.outcome().await.unwrap_or_else(|error| panic!("no answer: {error}"))
+    }
+}
+
+/// The answers of all, in order.
+pub(crate) async fn answers(pending: Vec<Pending>) -> Vec<Answer> {
+    let mut answers = Vec::with_capacity(pending.len());
+    for one in pending {
+        answers.push(one.answer().await);
+    }
+    answers
+}
+
+/// `http://host:port/target` as host with port, and target.
+fn split(url: &str) -> (&str, &str) {
+    let rest = url.strip_prefix("http://").expect("the test client speaks plain HTTP");
+    rest.find('/').map_or((rest, "/"), |slash| rest.split_at(slash))
+}
+
+fn find(bytes: &[u8], pattern: &[u8]) -> Option<usize> {
+    bytes.windows(pattern.len()).position(|window| window == pattern)
+}
+
+fn parse_head(head: &[u8]) -> Option<(u16, Vec<(String, String)>)> {
+    let head = std::str::from_utf8(head).ok()?;
+    let mut lines = head.split("\r\n");
+    let status = lines.next()?.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
+    let headers = lines
+        .map(|line| line.split_once(':').map(|(name, value)| (name.to_lowercase(), value.trim().to_owned())))
+        .collect::<Option<Vec<_>>>()?;
+    Some((status, headers))
+}

@@ -1,0 +1,56 @@
+//! Judgements over instants: the fullest window, the share of a quota that was used, the order of service.
+//!
+//! Pure functions; they are tested in `harness.rs`, because a wrong judge proves nothing.
+
+use std::time::{Duration, Instant};
+
+/// The most instants in any half-open interval `[t, t + per)`. Exact. `instants` need not be sorted.
+pub(crate) fn fullest_window(instants: &[Instant], per: Duration) -> usize {
+    let mut sorted = instants.to_vec();
+    sorted.sort_unstable();
+    let mut first = 0;
+    let mut fullest = 0;
+    for (index, instant) in sorted.iter().enumerate() {
+        while instant.duration_since(sorted[first]) >= per {
+            first += 1;
+        }
+        fullest = fullest.max(index - first + 1);
+    }
+    fullest
+}
+
+/// The share of the quota that was used: the time that `instants.len()` permits need at the least, `rate` at once
+/// and then `rate` every `per`, over the time that they took.
+pub(crate) fn utilisation(instants: &[Instant], rate: usize, per: Duration) -> f64 {
+    let (Some(first), Some(last)) = (instants.iter().min(), instants.iter().max()) else {
+        return 0.0;
+    };
+    let windows_after_the_first = instants.len().div_ceil(rate).saturating_sub(1);
+    let needed = per.as_secs_f64() * windows_after_the_first as f64;
+    let taken = last.duration_since(*first).as_secs_f64();
+    if taken == 0.0 { 1.0 } else { (needed / taken).min(1.0) }
+}
+
+/// One request: when it was asked for, and when it was served.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Service {
+    pub(crate) arrived: Instant,
+    pub(crate) served: Instant,
+}
+
+/// The share of all pairs in which the one that arrived first was served more than `tolerance` after the other.
+pub(crate) fn pairs_out_of_order(services: &[Service], tolerance: Duration) -> f64 {
+    let mut sorted = services.to_vec();
+    sorted.sort_by_key(|service| service.arrived);
+    let mut pairs = 0_u64;
+    let mut out_of_order = 0_u64;
+    for (index, earlier) in sorted.iter().enumerate() {
+        for later in &sorted[index + 1..] {
+            pairs += 1;
+            if earlier.served > later.served + tolerance {
+                out_of_order += 1;
+            }
+        }
+    }
+    if pairs == 0 { 0.0 } else { out_of_order as f64 / pairs as f64 }
+}

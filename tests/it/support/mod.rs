@@ -1,0 +1,60 @@
+//! The harness: real `redis-server` and weir processes, an upstream that records, a client that can hold
+//! thousands of connections.
+//!
+//! Knows nothing of weir's insides: everything goes through sockets, files, signals and `/proc`. Everything that is
+//! started here ends when its value is dropped, also when the test panics.
+
+pub(crate) mod certificates;
+pub(crate) mod client;
+pub(crate) mod lane;
+pub(crate) mod measure;
+pub(crate) mod metrics;
+pub(crate) mod patience;
+pub(crate) mod redis_server;
+pub(crate) mod upstream;
+pub(crate) mod weir;
+
+pub(crate) use client::{Answer, Connection, Pending, Request};
+pub(crate) use patience::{PATIENCE, eventually, poll_for};
+pub(crate) use redis_server::{RedisOptions, RedisServer};
+pub(crate) use upstream::{Reply, Upstream};
+pub(crate) use weir::Weir;
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::Once;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// A port of the loopback interface on which nothing listens at the moment.
+pub(crate) fn closed_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind a free port");
+    listener.local_addr().expect("a bound socket has an address").port()
+}
+
+/// Raises the soft limit of open files to the hard one, once; children inherit it.
+pub(crate) fn raise_open_files() {
+    static RAISED: Once = Once::new();
+    RAISED.call_once(|| {
+        let limit = getrlimit(Resource::Nofile);
+        let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+        setrlimit(Resource::Nofile, raised).expect("the soft limit may go up to the hard one");
+    });
+}
+
+/// The most files that a process may open; `u64::MAX` where there is no limit.
+pub(crate) fn open_files_max() -> u64 {
+    raise_open_files();
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// A configuration of one limiter, `api`, and one route that takes it for every path.
+///
+/// `store` and `limiter` are YAML in flow style: `memory`, `{limits: [20/1s]}`.
+pub(crate) fn one_limiter(store: &str, limiter: &str, upstream: &Upstream) -> String {
+    let url = upstream.url();
+    format!(
+        "store: {store}\n\
+         limiters:\n  api: {limiter}\n\
+         routes:\n  - name: all\n    match: {{path: /}}\n    upstream: {url}\n    limiter: api\n"
+    )
+}

@@ -1,0 +1,194 @@
+//! A real `redis-server` for one test: on a free port, in a directory of its own, without persistence.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use redis::aio::MultiplexedConnection;
+use tempfile::TempDir;
+
+use super::certificates::Certificates;
+use super::closed_port;
+
+/// A server that takes longer has failed.
+const START_DEADLINE: Duration = Duration::from_secs(10);
+/// Between choosing a free port and listening on it, another process may take it.
+const ATTEMPTS_MAX: u32 = 5;
+/// Valkey is installed in Redis's place by some distributions.
+const PROGRAMS: [&str; 2] = ["redis-server", "valkey-server"];
+
+/// How a server is started.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RedisOptions {
+    /// On this port instead of a free one.
+    pub(crate) port: Option<u16>,
+    /// Required from every client.
+    pub(crate) password: Option<&'static str>,
+    /// [`RedisServer::url`] is then a `rediss://` one; [`RedisServer::ca`] signs it.
+    pub(crate) tls: bool,
+}
+
+/// A running server. Killed on drop.
+pub(crate) struct RedisServer {
+    process: Child,
+    /// Holds log and certificates; removed on drop.
+    _directory: TempDir,
+    port: u16,
+    tls: Option<(u16, Certificates)>,
+    password: Option<&'static str>,
+    connection: MultiplexedConnection,
+}
+
+impl RedisServer {
+    /// One without password and TLS, on a free port.
+    pub(crate) async fn start() -> RedisServer {
+        RedisServer::start_with(RedisOptions::default()).await
+    }
+
+    /// Waits until it answers PING.
+    pub(crate) async fn start_with(options: RedisOptions) -> RedisServer {
+        let attempts = if options.port.is_some() { 1 } else { ATTEMPTS_MAX };
+        let mut log = String::new();
+        for _ in 0..attempts {
+            match RedisServer::try_start(&options).await {
+                Ok(server) => return server,
+                Err(reason) => log = reason,
+            }
+        }
+        panic!("redis-server did not start:\n{log}");
+    }
+
+    async fn try_start(options: &RedisOptions) -> Result<RedisServer, String> {
+        let directory = TempDir::with_prefix("weir-test-redis").expect("a temporary directory");
+        let port = options.port.unwrap_or_else(closed_port);
+        let tls = options.tls.then(|| (closed_port(), Certificates::write_to(directory.path())));
+        let log = directory.path().join("redis.log");
+
+        let mut arguments = vec!["--port".to_owned(), port.to_string()];
+        let mut set = |key: &str, value: &str| arguments.extend([key.to_owned(), value.to_owned()]);
+        set("--bind", "127.0.0.1");
+        set("--save", "");
+        set("--appendonly", "no");
+        set("--dir", &directory.path().to_string_lossy());
+        set("--logfile", &log.to_string_lossy());
+        if let Some(password) = options.password {
+            set("--requirepass", password);
+        }
+        if let Some((port, files)) = &tls {
+            set("--tls-port", &port.to_string());
+            set("--tls-ca-cert-file", &files.ca.to_string_lossy());
+            set("--tls-cert-file", &files.certificate.to_string_lossy());
+            set("--tls-key-file", &files.key.to_string_lossy());
+            set("--tls-auth-clients", "no");
+        }
+        let mut process = spawn(&arguments);
+        match connect(&mut process, &plain_url(port, options.password)).await {
+            Some(connection) => {
+                let password = options.password;
+                Ok(RedisServer { process, _directory: directory, port, tls, password, connection })
+            }
+            None => {
+                stop(&mut process);
+                Err(fs::read_to_string(log).unwrap_or_default())
+            }
+        }
+    }
+
+    /// For weir's `store.redis.url`, password included.
+    pub(crate) fn url(&self) -> String {
+        match &self.tls {
+            Some((port, _)) => plain_url(*port, self.password).replacen("redis:", "rediss:", 1),
+            None => plain_url(self.port, self.password),
+        }
+    }
+
+    /// The certificate of the authority that signed the server's, when it speaks TLS.
+    pub(crate) fn ca(&self) -> Option<PathBuf> {
+        self.tls.as_ref().map(|(_, files)| files.ca.clone())
+    }
+
+    /// weir's `store`, in flow style. The timeout is long for a test machine that is busy with other tests.
+    pub(crate) fn store(&self) -> String {
+        let tls = self.ca().map_or_else(String::new, |ca| format!(", tls: {{ca: {}}}", ca.display()));
+        format!("{{redis: {{url: \"{}\", timeout: 1s{tls}}}}}", self.url())
+    }
+
+    /// Runs a command.
+    pub(crate) async fn command(&self, command: &[&str]) -> redis::Value {
+        let mut connection = self.connection.clone();
+        let mut prepared = redis::cmd(command[0]);
+        prepared.arg(&command[1..]);
+        prepared.query_async(&mut connection).await.unwrap_or_else(|error| panic!("{command:?}: {error}"))
+    }
+
+    /// How often each command was called since the start, by its name in lower case.
+    pub(crate) async fn command_calls(&self) -> HashMap<String, u64> {
+        let info = self.command(&["INFO", "commandstats"]).await;
+        let info: String = redis::from_redis_value(info).expect("INFO is text");
+        info.lines().filter_map(parse_command_calls).collect()
+    }
+
+    /// How many script calls were made since the start.
+    pub(crate) async fn script_calls(&self) -> u64 {
+        let calls = self.command_calls().await;
+        ["eval", "evalsha", "fcall"].iter().filter_map(|name| calls.get(*name)).sum()
+    }
+
+    /// All keys.
+    pub(crate) async fn keys(&self) -> Vec<String> {
+        redis::from_redis_value(self.command(&["KEYS", "*"]).await).expect("KEYS is a list")
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        stop(&mut self.process);
+    }
+}
+
+fn spawn(arguments: &[String]) -> Child {
+    for program in PROGRAMS {
+        let started =
+            Command::new(program).args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+        match started {
+            Ok(process) => return process,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => panic!("start {program}: {error}"),
+        }
+    }
+    panic!("no redis-server on the PATH: scripts/test installs it");
+}
+
+fn stop(process: &mut Child) {
+    process.kill().ok();
+    process.wait().ok();
+}
+
+/// A connection that has answered PING; `None` when the process ends or the deadline passes.
+async fn connect(process: &mut Child, url: &str) -> Option<MultiplexedConnection> {
+    let client = redis::Client::open(url).expect("the harness makes valid addresses");
+    let end = Instant::now() + START_DEADLINE;
+    while Instant::now() < end && matches!(process.try_wait(), Ok(None)) {
+        if let Ok(mut connection) = client.get_multiplexed_async_connection().await
+            && redis::cmd("PING").query_async::<String>(&mut connection).await.is_ok()
+        {
+            return Some(connection);
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    None
+}
+
+fn plain_url(port: u16, password: Option<&str>) -> String {
+    let user = password.map_or_else(String::new, |password| format!(":{password}@"));
+    format!("redis://{user}127.0.0.1:{port}/0")
+}
+
+/// `cmdstat_evalsha:calls=12,usec=...` as (`evalsha`, 12).
+fn parse_command_calls(line: &str) -> Option<(String, u64)> {
+    let (name, values) = line.trim().strip_prefix("cmdstat_")?.split_once(":calls=")?;
+    let calls = values.split(',').next()?.parse().ok()?;
+    Some((name.to_lowercase(), calls))
+}

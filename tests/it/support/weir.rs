@@ -1,0 +1,303 @@
+//! Real weir processes: started with a configuration file, asked over their sockets, stopped by signals.
+
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use super::client::{self, Answer, Pending};
+use super::metrics::Metrics;
+use super::{PATIENCE, eventually, poll_for, raise_open_files};
+
+/// The log lines that are kept for a test that fails.
+const LOG_LINES_MAX: usize = 2000;
+
+/// Free ports, and a log that the harness can read. Put before every configuration of [`Weir::start`].
+const PREAMBLE: &str =
+    "listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0}\nlog: {level: info, format: json, access: false}\n";
+
+/// A running weir. Killed on drop; its log is printed when the test panics.
+pub(crate) struct Weir {
+    process: Child,
+    log: Log,
+    /// Removed on drop; `None` when the test keeps the file.
+    _directory: Option<TempDir>,
+    config: PathBuf,
+    address: SocketAddr,
+    admin: SocketAddr,
+}
+
+impl Weir {
+    /// Starts with a configuration (without `listen`, `admin` and `log`), and waits until it listens.
+    pub(crate) async fn start(config: &str) -> Weir {
+        let directory = TempDir::with_prefix("weir-test").expect("a temporary directory");
+        let path = directory.path().join("weir.yaml");
+        write_whole(&path, config);
+        let mut weir = Weir::start_at(&path).await;
+        weir._directory = Some(directory);
+        weir
+    }
+
+    /// Starts with a file of the test's, written by [`write_whole`] or [`with_preamble`].
+    pub(crate) async fn start_at(config: &Path) -> Weir {
+        raise_open_files();
+        let mut process = command(&["serve", "--config", &config.to_string_lossy()])
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("start weir");
+        let log = Log::follow(&mut process);
+        let unset = SocketAddr::from(([0, 0, 0, 0], 0));
+        let mut weir =
+            Weir { process, log, _directory: None, config: config.into(), address: unset, admin: unset };
+        weir.address = weir.wait_for_address("listening").await;
+        weir.admin = weir.wait_for_address("admin listening").await;
+        weir
+    }
+
+    /// Replicas of one configuration.
+    pub(crate) async fn fleet(replicas: usize, config: &str) -> Vec<Weir> {
+        let mut fleet = Vec::with_capacity(replicas);
+        for _ in 0..replicas {
+            fleet.push(Weir::start(config).await);
+        }
+        fleet
+    }
+
+    async fn wait_for_address(&mut self, message: &str) -> SocketAddr {
+        let what = format!("weir's log line {message:?}");
+        poll_for(&what, PATIENCE, async || {
+            if let Ok(Some(status)) = self.process.try_wait() {
+                panic!("weir ended with {status} before it listened");
+            }
+            self.log.field_of(message, "address").map(|text| text.parse().expect("an address"))
+        })
+        .await
+    }
+
+    /// Where applications send their calls.
+    pub(crate) fn url(&self, target: &str) -> String {
+        format!("http://{}{target}", self.address)
+    }
+
+    /// `127.0.0.1:PORT`, where applications send their calls.
+    pub(crate) fn host(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// Where operators look.
+    pub(crate) fn admin(&self, target: &str) -> String {
+        format!("http://{}{target}", self.admin)
+    }
+
+    /// Sends a GET through weir and waits for its answer.
+    pub(crate) async fn get(&self, target: &str) -> Answer {
+        client::get(&self.url(target)).await.unwrap_or_else(|error| panic!("no answer from weir: {error}"))
+    }
+
+    /// Begins that many GETs of `target` through weir, each on a connection of its own.
+    pub(crate) fn begin(&self, count: usize, target: &str) -> Vec<Pending> {
+        (0..count).map(|_| Pending::get(&self.url(target))).collect()
+    }
+
+    /// A GET of the admin listener.
+    pub(crate) async fn ask(&self, target: &str) -> Answer {
+        client::get(&self.admin(target)).await.unwrap_or_else(|error| panic!("no answer from admin: {error}"))
+    }
+
+    /// A POST without a body to the admin listener.
+    pub(crate) async fn tell(&self, target: &str) -> Answer {
+        let request = client::Request::post(target, b"");
+        client::send(&self.admin(target), request)
+            .await
+            .unwrap_or_else(|error| panic!("no answer from admin: {error}"))
+    }
+
+    /// One scrape.
+    pub(crate) async fn metrics(&self) -> Metrics {
+        Metrics::parse(&self.ask("/metrics").await.text())
+    }
+
+    /// The requests that wait at this moment, by the gauge.
+    pub(crate) async fn waiting(&self) -> f64 {
+        self.metrics().await.sum("weir_queue_waiting", &[])
+    }
+
+    /// Waits until that many requests wait.
+    pub(crate) async fn wait_for_waiting(&self, count: usize) {
+        let what = format!("{count} waiting requests");
+        eventually(&what, PATIENCE, async || self.waiting().await >= count as f64).await;
+    }
+
+    /// How often a configuration was applied (`ok`) or refused (`error`).
+    pub(crate) async fn reloads(&self, result: &str) -> f64 {
+        self.metrics().await.sum("weir_config_reloads_total", &[("result", result)])
+    }
+
+    /// The configuration file.
+    pub(crate) fn config(&self) -> &Path {
+        &self.config
+    }
+
+    /// Replaces the configuration file by one with this text after the preamble, in one step.
+    pub(crate) fn write_config(&self, config: &str) {
+        write_whole(&self.config, config);
+    }
+
+    /// Writes the configuration, sends SIGHUP, and waits until weir has applied it.
+    pub(crate) async fn reload(&self, config: &str) {
+        let before = self.reloads("ok").await;
+        self.write_config(config);
+        self.signal(Signal::HUP);
+        eventually("a successful reload", PATIENCE, async || self.reloads("ok").await > before).await;
+    }
+
+    /// Asks it to drain.
+    pub(crate) fn sigterm(&self) {
+        self.signal(Signal::TERM);
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.process), signal).expect("weir runs");
+    }
+
+    /// Waits until it has ended by itself.
+    pub(crate) async fn wait_exit(&mut self, deadline: Duration) -> ExitStatus {
+        poll_for("weir's end", deadline, async || self.process.try_wait().expect("weir is our child")).await
+    }
+
+    /// Resident memory, in bytes.
+    pub(crate) fn rss_bytes(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).expect("weir runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number of kB");
+        kib * 1024
+    }
+
+    /// The log so far.
+    pub(crate) fn log(&self) -> String {
+        self.log.text()
+    }
+}
+
+impl Drop for Weir {
+    fn drop(&mut self) {
+        self.process.kill().ok();
+        self.process.wait().ok();
+        if thread::panicking() {
+            println!("--- log of the weir on {} ---\n{}", self.address, self.log.text());
+        }
+    }
+}
+
+/// The last lines of a process's standard error.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<VecDeque<String>>>);
+
+impl Log {
+    /// Reads until the process closes it; the thread ends with the process.
+    fn follow(process: &mut Child) -> Log {
+        let log = Log::default();
+        let stderr = process.stderr.take().expect("standard error is piped");
+        let own = log.clone();
+        thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                let mut lines = own.0.lock().unwrap_or_else(PoisonError::into_inner);
+                if lines.len() == LOG_LINES_MAX {
+                    lines.pop_front();
+                }
+                lines.push_back(line);
+            }
+        });
+        log
+    }
+
+    /// A field of the first line with that message; tracing nests both under `fields` unless told to flatten.
+    fn field_of(&self, message: &str, field: &str) -> Option<String> {
+        let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.iter().find_map(|line| {
+            let line: serde_json::Value = serde_json::from_str(line).ok()?;
+            let fields = line.get("fields").unwrap_or(&line);
+            let is_it = fields.get("message")?.as_str()? == message;
+            is_it.then(|| fields.get(field)?.as_str().map(ToOwned::to_owned))?
+        })
+    }
+
+    fn text(&self) -> String {
+        let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.iter().fold(String::new(), |mut text, line| {
+            writeln!(text, "{line}").ok();
+            text
+        })
+    }
+}
+
+/// What a command that ends by itself said.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    /// `None` when a signal ended it.
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Finished {
+    /// Both streams.
+    pub(crate) fn output(&self) -> String {
+        format!("{}{}", self.stdout, self.stderr)
+    }
+
+    /// Panics unless it ended by itself, with that code, and without the traces of a crash.
+    pub(crate) fn assert_code(&self, code: i32) {
+        assert_eq!(self.code, Some(code), "{}", self.output());
+        for trace in ["panicked at", "RUST_BACKTRACE", "stack backtrace", ".rs:"] {
+            assert!(!self.output().contains(trace), "{trace:?} in: {}", self.output());
+        }
+    }
+}
+
+/// Runs weir with arguments until it ends by itself.
+pub(crate) async fn run(arguments: &[&str]) -> Finished {
+    let mut command = tokio::process::Command::from(command(arguments));
+    command.kill_on_drop(true);
+    let output = tokio::time::timeout(PATIENCE, command.output())
+        .await
+        .unwrap_or_else(|_| panic!("weir {arguments:?} did not end in {PATIENCE:?}"))
+        .expect("start weir");
+    let signal = output.status.signal();
+    assert_eq!(signal, None, "weir {arguments:?} was ended by a signal");
+    Finished {
+        code: output.status.code(),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+    // What the developer's shell sets must not change the verdict.
+    command.args(arguments).stdin(Stdio::null()).env_remove("RUST_LOG").env_remove("RUST_BACKTRACE");
+    command
+}
+
+/// The configuration with free ports before it.
+pub(crate) fn with_preamble(config: &str) -> String {
+    format!("{PREAMBLE}{config}")
+}
+
+/// Writes the configuration beside the file and renames it, so that no reader sees half of it.
+pub(crate) fn write_whole(path: &Path, config: &str) {
+    let draft = path.with_extension("draft");
+    fs::write(&draft, with_preamble(config)).expect("write the configuration");
+    fs::rename(draft, path).expect("put the configuration in place");
+}
