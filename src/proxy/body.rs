@@ -229,7 +229,7 @@ impl Body {
     }
 }
 
-#[derive(PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Complete,
     Failed,

@@ -231,11 +231,11 @@ async fn send(
         }
     };
     loop {
-        if let (Some(permit), Some(queue)) = (&mut permit, &plan.route.queue) {
-            if let Err(refusal) = permit.confirm().await {
-                lease.release();
-                return Err(refused(queue, refusal));
-            }
+        if let (Some(permit), Some(queue)) = (&mut permit, &plan.route.queue)
+            && let Err(refusal) = permit.confirm().await
+        {
+            lease.release();
+            return Err(refused(queue, refusal));
         }
         let spent = Spent(permit.take());
         let answer = lease.send(request, upload.clone());
