@@ -101,20 +101,6 @@ pub(crate) fn base_of(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new(""))
 }
 
-/// Checks a configuration that is at hand; `path` is what problems name, and where relative paths begin.
-///
-/// # Errors
-/// Every problem at once, each with its place.
-pub fn parse(path: &Path, text: &str) -> Result<Loaded, LoadError> {
-    let variable = |name: &str| std::env::var(name);
-    let mut report = Report::new(path);
-    let sources = Sources { variable: &variable, base: base_of(path) };
-    match understand(text.as_bytes(), sources, &mut report) {
-        Some(loaded) if report.is_empty() => Ok(loaded),
-        _ => Err(LoadError { problems: report.into_problems() }),
-    }
-}
-
 fn read(path: &Path, report: &mut Report) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     let outcome = File::open(path).and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes));
