@@ -119,8 +119,8 @@ pub(crate) fn nearest<'a>(given: &str, names: impl IntoIterator<Item = &'a str>)
     }
     // Two short names are always near each other.
     let distance_max = match given.chars().count() {
-        0..=2 => 0,
-        3..=5 => 1,
+        0..=1 => 0,
+        2..=5 => 1,
         length => length / 3,
     };
     names
@@ -128,7 +128,7 @@ pub(crate) fn nearest<'a>(given: &str, names: impl IntoIterator<Item = &'a str>)
         .map(|name| {
             (strsim::damerau_levenshtein(&given.to_ascii_lowercase(), &name.to_ascii_lowercase()), name)
         })
-        .filter(|(distance, _)| *distance <= distance_max)
+        .filter(|(distance, name)| *distance <= distance_max && *distance < name.len())
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, name)| name)
 }
