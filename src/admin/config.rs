@@ -72,7 +72,7 @@ pub(super) async fn reload(reloader: &Reloader) -> Response {
         ),
         None => response::problem(
             StatusCode::SERVICE_UNAVAILABLE,
-            "weir is shutting down, or too many reloads are under way",
+            "weir runs without a file, is shutting down, or has enough reloads waiting",
         ),
     }
 }

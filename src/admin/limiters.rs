@@ -1,17 +1,55 @@
 //! `/api/limiters`: the live state of all limiters, or of one. Read-only.
 
+use std::time::Duration;
+
 use http::StatusCode;
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use super::response::{self, Response};
-use crate::limiter::limit::{Algorithm, Limit, LimiterName, OnStoreFailure};
+use crate::limiter::limit::{Algorithm, LimiterName, OnStoreFailure};
 use crate::limiter::{LimiterState, Limiters};
+
+#[derive(Serialize)]
+struct Listing<'state> {
+    store_up: bool,
+    limiters: Vec<LimiterView<'state>>,
+}
+
+#[derive(Serialize)]
+struct LimiterView<'state> {
+    name: &'state str,
+    limits: Vec<LimitView<'state>>,
+    waiting: u32,
+    granted: u64,
+    refused: u64,
+    /// No upstream can ask for a pause yet.
+    paused_until: Option<u64>,
+    queue: Option<QueueView>,
+    guard_us: u64,
+    on_store_failure: &'static str,
+}
+
+#[derive(Serialize)]
+struct LimitView<'state> {
+    limit: &'state str,
+    rate: u64,
+    per_ms: u64,
+    algorithm: &'static str,
+    /// Null where the store could not be asked.
+    available: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct QueueView {
+    timeout_ms: u64,
+    max_waiting: u32,
+}
 
 /// All limiters, in the order of the configuration.
 pub(super) async fn all(limiters: &Limiters) -> Response {
     let states = limiters.inspect().await;
-    let listed: Vec<Value> = states.iter().map(limiter).collect();
-    response::document(&json!({ "store_up": limiters.store_up(), "limiters": listed }))
+    let views = states.iter().map(LimiterView::of).collect();
+    response::document(&Listing { store_up: limiters.store_up(), limiters: views })
 }
 
 /// One limiter.
@@ -29,64 +67,54 @@ pub(super) async fn one(limiters: &Limiters, name: &str, query: Option<&str>) ->
             "this limiter has no key, so it has no partitions",
         );
     }
-    response::document(&limiter(&state))
+    response::document(&LimiterView::of(&state))
 }
 
-fn limiter(state: &LimiterState) -> Value {
-    let limiter = &state.limiter;
-    let available = |index: usize| state.available.as_ref().and_then(|available| available.get(index));
-    let limits: Vec<Value> =
-        limiter.limits.iter().enumerate().map(|(index, each)| limit(each, available(index))).collect();
-    let queue = limiter
-        .queue
-        .as_ref()
-        .map(|queue| json!({ "timeout_ms": millis(queue.timeout), "max_waiting": queue.max_waiting }));
-    json!({
-        "name": limiter.name.as_str(),
-        "limits": limits,
-        "guard_us": u64::try_from(limiter.guard.as_micros()).unwrap_or(u64::MAX),
-        "queue": queue,
-        "on_store_failure": on_store_failure(limiter.on_store_failure),
-        "waiting": state.waiting,
-        "paused_until": null,
-        "granted": state.granted,
-        "refused": state.refused,
-    })
-}
-
-/// `available` is null where the store could not be asked.
-fn limit(limit: &Limit, available: Option<&u64>) -> Value {
-    let algorithm = match limit.algorithm {
-        Algorithm::SlidingWindow { .. } => "sliding_window",
-    };
-    json!({
-        "limit": &*limit.label,
-        "rate": limit.rate.get(),
-        "per_ms": millis(limit.per),
-        "algorithm": algorithm,
-        "available": available,
-    })
-}
-
-fn on_store_failure(policy: OnStoreFailure) -> &'static str {
-    match policy {
-        OnStoreFailure::Local => "local",
-        OnStoreFailure::Reject => "reject",
-        OnStoreFailure::Allow => "allow",
+impl LimiterView<'_> {
+    fn of(state: &LimiterState) -> LimiterView<'_> {
+        let limiter = &state.limiter;
+        let available = |index: usize| state.available.as_ref()?.get(index).copied();
+        let limits = limiter.limits.iter().enumerate().map(|(index, limit)| LimitView {
+            limit: &limit.label,
+            rate: limit.rate.get(),
+            per_ms: millis(limit.per),
+            algorithm: match limit.algorithm {
+                Algorithm::SlidingWindow { .. } => "sliding_window",
+            },
+            available: available(index),
+        });
+        let queue = limiter.queue.as_ref();
+        LimiterView {
+            name: limiter.name.as_str(),
+            limits: limits.collect(),
+            waiting: state.waiting,
+            granted: state.granted,
+            refused: state.refused,
+            paused_until: None,
+            queue: queue
+                .map(|queue| QueueView { timeout_ms: millis(queue.timeout), max_waiting: queue.max_waiting }),
+            guard_us: u64::try_from(limiter.guard.as_micros()).unwrap_or(u64::MAX),
+            on_store_failure: match limiter.on_store_failure {
+                OnStoreFailure::Local => "local",
+                OnStoreFailure::Reject => "reject",
+                OnStoreFailure::Allow => "allow",
+            },
+        }
     }
 }
 
-fn millis(duration: std::time::Duration) -> u64 {
+fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::Duration;
+
+    use serde_json::json;
 
     use super::*;
-    use crate::limiter::limit::{Limiter, Permits, QueueLimits};
+    use crate::limiter::limit::{Limit, Limiter, Permits, QueueLimits};
 
     fn state(available: Option<Vec<u64>>) -> LimiterState {
         let limit = Limit {
@@ -121,11 +149,11 @@ mod tests {
             "granted": 40,
             "refused": 2,
         });
-        assert_eq!(limiter(&state(Some(vec![860]))), expected);
+        assert_eq!(json!(LimiterView::of(&state(Some(vec![860])))), expected);
     }
 
     #[test]
     fn what_the_store_could_not_say_is_null() {
-        assert!(limiter(&state(None))["limits"][0]["available"].is_null());
+        assert!(json!(LimiterView::of(&state(None)))["limits"][0]["available"].is_null());
     }
 }

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderValue, StatusCode};
 use http_body_util::Full;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 /// An answer; all of them are whole before they are sent.
@@ -25,9 +26,12 @@ pub(super) fn line(status: StatusCode, text: &str) -> Response {
     of(status, "text/plain; charset=utf-8", format!("{text}\n"))
 }
 
-/// A JSON document, 200.
-pub(super) fn document(value: &Value) -> Response {
-    of(StatusCode::OK, "application/json", format!("{value:#}\n"))
+/// A JSON document, 200; its members in the order of the type.
+pub(super) fn document<T: Serialize>(value: &T) -> Response {
+    match serde_json::to_string_pretty(value) {
+        Ok(text) => of(StatusCode::OK, "application/json", text + "\n"),
+        Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+    }
 }
 
 /// A problem that `detail` explains.

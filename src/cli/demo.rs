@@ -24,7 +24,7 @@ use self::traffic::{Totals, Traffic};
 use super::provider::{Books, Provider};
 use crate::app::{App, StartError};
 use crate::config::model::{Http2, LogFormat, PathMatch, Upstream};
-use crate::config::{self, Config, LoadError};
+use crate::config::{self, Config, LoadError, Loaded};
 use crate::telemetry::Logging;
 use crate::telemetry::logging::LoggingError;
 
@@ -58,11 +58,16 @@ pub enum DemoError {
 pub async fn run(seconds: Option<NonZeroU32>) -> Result<(), DemoError> {
     let mut signals = Signals::listen().map_err(DemoError::Setup)?;
     let provider = Provider::bind().await.map_err(DemoError::Setup)?;
-    let config = quickstart(provider.address())?;
+    let loaded = quickstart(provider.address())?;
+    let config = Arc::clone(&loaded.config);
     Logging::init(&config.log)?;
     let path = example_path(&config);
     let limiter = config.limiters.first().cloned();
-    let app = App::start(config, None).await?;
+    let app = match App::start(loaded.clone(), None).await {
+        // Somebody has the usual ports, perhaps a weir.
+        Err(StartError::Listen { .. }) => App::start(on_free_ports(loaded), None).await?,
+        started => started?,
+    };
 
     let setting = Setting {
         proxy: app.proxy_address(),
@@ -154,12 +159,10 @@ impl Signals {
     }
 }
 
-/// The quickstart configuration, with the provider as its upstream, on ports that are free.
-fn quickstart(provider: SocketAddr) -> Result<Config, LoadError> {
+/// The quickstart configuration, with the provider as its upstream.
+fn quickstart(provider: SocketAddr) -> Result<Loaded, LoadError> {
     let loaded = config::parse(Path::new("config/quickstart.yaml"), QUICKSTART)?;
     let mut config = Config::clone(&loaded.config);
-    config.listen = free(config.listen);
-    config.admin.listen = free(config.admin.listen);
     // The rows are the output; only what goes wrong may stand between them.
     config.log.level = tracing::Level::WARN;
     config.log.format = LogFormat::Text;
@@ -175,16 +178,14 @@ fn quickstart(provider: SocketAddr) -> Result<Config, LoadError> {
             ..route.upstream.clone()
         };
     }
-    Ok(config)
+    Ok(Loaded { config: Arc::new(config), ..loaded })
 }
 
-/// The address itself, or with a port that the system chooses where this one is taken. Always on loopback.
-fn free(mut address: SocketAddr) -> SocketAddr {
-    address.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
-    if std::net::TcpListener::bind(address).is_err() {
-        address.set_port(0);
-    }
-    address
+fn on_free_ports(loaded: Loaded) -> Loaded {
+    let mut config = Config::clone(&loaded.config);
+    config.listen.set_port(0);
+    config.admin.listen.set_port(0);
+    Loaded { config: Arc::new(config), ..loaded }
 }
 
 /// A path that the first route takes.

@@ -37,6 +37,15 @@ pub struct LoadError {
     pub problems: Vec<Problem>,
 }
 
+impl LoadError {
+    /// A problem of a valid file as a whole, found when it was to be used.
+    pub fn whole(path: &Path, message: impl Into<String>) -> LoadError {
+        let mut report = Report::new(path);
+        report.add_whole(message);
+        LoadError { problems: report.into_problems() }
+    }
+}
+
 impl fmt::Display for LoadError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, problem) in self.problems.iter().enumerate() {

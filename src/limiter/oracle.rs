@@ -166,3 +166,22 @@ fn the_boundary_is_exact() {
     assert!(matches!(ask(&mut book, free - Micros::ONE), Outcome::TooFar(Micros::ONE, _)));
     assert_eq!(ask(&mut book, free), Outcome::Booked(free));
 }
+
+#[test]
+fn a_saturated_limit_with_wide_cells_is_used_whole() {
+    let rules = rules(&[(500, 1_010_000, 3_906)]);
+    let (mut book, mut order) = (Book::default(), QueueOrder::default());
+    let mut slots = Vec::new();
+    for batch in 0..300_u64 {
+        let runs = vec![Run { cost: 1, wait_max: Micros(60_000_000), count: 5 }];
+        let call = Call { known: vec![0], runs, room: 100, ..Call::default() };
+        let now = START + Micros(batch * 1_000);
+        let answer = reserve(now, LEASE, &mut [(&mut book, rules.clone())], &mut order, &call);
+        for (count, outcome) in answer.outcomes {
+            let Outcome::Booked(slot) = outcome else { panic!("{outcome:?}") };
+            slots.extend((0..count).map(|_| slot));
+        }
+    }
+    let taken = slots[1499] - slots[0];
+    assert!(taken < Micros(2 * 1_010_000 + 300_000), "{taken:?}");
+}

@@ -1,1 +1,147 @@
-//! (opened with its first commit)
+//! Forwards requests. The only room that speaks HTTP to applications and to upstreams.
+//!
+//! The way of a request: [`listener`] accepts its connection, [`connection`] serves it, [`router`] chooses its route
+//! (by every form of its [`path`]), [`forwarder`] takes its permit, gets a connection from the [`upstream`]'s
+//! [`pool`] (opened by [`connect`]) and sends it; its [`body`] streams, and so does the response's. What weir
+//! answers itself is an [`error`] that [`response`] puts into words. [`headers`] says what may cross, [`upgrade`]
+//! carries what is no longer HTTP, [`record`] counts and logs, [`io`] and [`tasks`] stand below it all.
+//!
+//! Decides nothing about limits, and reads no file but the certificates that an upstream names.
+
+mod body;
+mod connect;
+mod connection;
+mod error;
+mod forwarder;
+mod headers;
+mod io;
+mod listener;
+mod path;
+mod pool;
+mod record;
+mod response;
+mod router;
+mod tasks;
+mod upgrade;
+mod upstream;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::time::timeout;
+use tokio_util::task::TaskTracker;
+
+pub use self::error::ProxyBuildError;
+pub use self::listener::{Drained, serve};
+use self::router::{NO_ROUTE, Route, Table};
+use self::upstream::{Key, Upstream};
+use crate::config::{Config, model};
+use crate::limiter::Limiters;
+use crate::telemetry::Metrics;
+
+/// How long upstream connections may take to say goodbye when weir ends.
+const CLOSE_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// The running proxy: its routes, swapped whole, and its upstreams. Cheap to clone.
+#[derive(Clone)]
+pub struct Proxy {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    table: ArcSwap<Table>,
+    upstreams: Mutex<Upstreams>,
+    metrics: Metrics,
+    /// Connections to upstreams.
+    tasks: TaskTracker,
+}
+
+type Upstreams = HashMap<Key, Arc<Upstream>>;
+
+impl Proxy {
+    /// Compiles the configuration's routes; connects to nothing yet.
+    pub fn new(metrics: Metrics, config: &Config, limiters: &Limiters) -> Result<Proxy, ProxyBuildError> {
+        let tasks = TaskTracker::new();
+        let (table, upstreams) = build(config, limiters, &metrics, &tasks, &Upstreams::new())?;
+        let (table, upstreams) = (ArcSwap::from_pointee(table), Mutex::new(upstreams));
+        Ok(Proxy { shared: Arc::new(Shared { table, upstreams, metrics, tasks }) })
+    }
+
+    /// Puts another configuration in place for all requests that begin from now on; if it cannot be used, nothing
+    /// changes. Upstreams that it leaves as they were keep their connections.
+    pub fn apply(&self, config: &Config, limiters: &Limiters) -> Result<(), ProxyBuildError> {
+        let Shared { table, upstreams, metrics, tasks } = &*self.shared;
+        let mut upstreams = upstreams.lock().unwrap_or_else(PoisonError::into_inner);
+        let (new_table, new_upstreams) = build(config, limiters, metrics, tasks, &upstreams)?;
+        table.store(Arc::new(new_table));
+        let old = std::mem::replace(&mut *upstreams, new_upstreams);
+        for (key, upstream) in old {
+            if !upstreams.contains_key(&key) {
+                upstream.close_idle();
+            }
+        }
+        metrics.retain_routes(|name| config.routes.iter().any(|route| *route.name == *name));
+        Ok(())
+    }
+
+    /// Closes all upstream connections. For the end, when [`serve`] has returned.
+    pub async fn close(&self) {
+        self.each_upstream(Upstream::close_idle);
+        self.shared.tasks.close();
+        let _ = timeout(CLOSE_TIME_MAX, self.shared.tasks.wait()).await;
+    }
+
+    /// Closes upstream connections that have been idle for too long.
+    fn sweep(&self) {
+        self.each_upstream(Upstream::sweep);
+    }
+
+    fn each_upstream(&self, act: impl Fn(&Upstream)) {
+        let upstreams = self.shared.upstreams.lock().unwrap_or_else(PoisonError::into_inner);
+        upstreams.values().for_each(|upstream| act(upstream));
+    }
+
+    /// The configuration as it is now.
+    fn table(&self) -> Arc<Table> {
+        self.shared.table.load_full()
+    }
+}
+
+fn build(
+    config: &Config,
+    limiters: &Limiters,
+    metrics: &Metrics,
+    tasks: &TaskTracker,
+    known: &Upstreams,
+) -> Result<(Table, Upstreams), ProxyBuildError> {
+    let mut upstreams = Upstreams::new();
+    let mut routes = Vec::with_capacity(config.routes.len());
+    for rule in &config.routes {
+        let key = key(&rule.upstream)?;
+        let upstream = match upstreams.get(&key).or_else(|| known.get(&key)) {
+            Some(upstream) => Arc::clone(upstream),
+            None => Arc::new(Upstream::new(&key, tasks.clone())?),
+        };
+        upstreams.insert(key, Arc::clone(&upstream));
+        let unknown = |limiter: &_| {
+            let (route, limiter) = (Arc::clone(&rule.name), Clone::clone(limiter));
+            ProxyBuildError::UnknownLimiter { route, limiter }
+        };
+        let queue = rule.limiter.as_ref().map(|name| limiters.queue(name).ok_or_else(|| unknown(name)));
+        let metrics = metrics.route(&rule.name);
+        routes.push(Arc::new(Route { rule: rule.clone(), upstream, queue: queue.transpose()?, metrics }));
+    }
+    let table = Table::new(routes, metrics.route(NO_ROUTE), config.server.clone(), config.log.access);
+    Ok((table, upstreams))
+}
+
+fn key(settings: &model::Upstream) -> Result<Key, ProxyBuildError> {
+    let unreadable = |path: &std::path::PathBuf, source| {
+        let path = path.clone();
+        ProxyBuildError::CaUnreadable { path, source }
+    };
+    let ca = settings.ca.as_ref().map(|path| std::fs::read(path).map_err(|source| unreadable(path, source)));
+    Ok(Key { settings: settings.clone(), ca: ca.transpose()? })
+}

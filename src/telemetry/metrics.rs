@@ -103,11 +103,11 @@ impl Families {
             store_up: only(&gauges(registry, "weir_store_up",
                 "1 while the store answers.", &[])),
             config_reloads_total: counters(registry, "weir_config_reloads_total",
-                "Attempts to load the configuration, the first one included.", &["result"]),
+                "Attempts to take up a changed configuration.", &["result"]),
             config_last_reload_successful: only(&gauges(registry, "weir_config_last_reload_successful",
-                "1 if the last attempt to load the configuration succeeded.", &[])),
+                "1 if the last attempt to take up a configuration succeeded.", &[])),
             config_last_success_timestamp_seconds: seconds(registry, "weir_config_last_success_timestamp_seconds",
-                "When a configuration was last loaded, since the Unix epoch."),
+                "When a configuration was last taken up, since the Unix epoch."),
         }
     }
 }
@@ -164,7 +164,13 @@ impl Metrics {
         self.shared.store.clone()
     }
 
-    /// Counts an attempt to load the configuration.
+    /// Notes the configuration of the start, which is no reload.
+    pub fn started(&self, unix_seconds: f64) {
+        self.shared.families.config_last_reload_successful.set(1);
+        self.shared.families.config_last_success_timestamp_seconds.set(unix_seconds);
+    }
+
+    /// Counts an attempt to take up a changed configuration.
     pub fn reload(&self, ok: bool, unix_seconds: f64) {
         let families = &self.shared.families;
         families.config_reloads_total.with_label_values(&[if ok { "ok" } else { "error" }]).inc();

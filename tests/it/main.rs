@@ -11,6 +11,7 @@ mod support;
 
 mod bad_input;
 mod capacity;
+mod demo;
 mod fleet;
 mod harness;
 mod limits;

@@ -61,8 +61,8 @@ impl Screen {
             self.out,
             "\n  {title}: applications want {RATE} requests/s, the provider allows {QUOTA}/s.\n\
              \n  applications ---> weir {proxy} ---> provider {provider}\n\
-             \n  weir runs config/quickstart.yaml on the memory store{limits}.\
-             \n  The provider answers 429 beyond its quota, and counts how often it had to.\n\
+             \n  weir runs config/quickstart.yaml, without Redis{limits}.\
+             \n  The provider counts what arrives, and answers 429 beyond its quota.\n\
              \n  Try in another terminal:\
              \n    curl -i http://{proxy}{path}\
              \n    curl http://{admin}/api/limiters\
@@ -126,14 +126,14 @@ impl Screen {
     }
 }
 
-/// `: 10/1s, and up to 2s in the queue`.
+/// `: 10/1s, up to 5s in the queue`.
 fn describe(limiter: &Limiter) -> String {
     let limits: Vec<&str> = limiter.limits.iter().map(|limit| &*limit.label).collect();
     let queue = match &limiter.queue {
         Some(queue) => format!("up to {:?} in the queue", queue.timeout),
         None => "no queue".to_owned(),
     };
-    format!(":\n  {}, and {queue}", limits.join(" and "))
+    format!(": {}, {queue}", limits.join(" and "))
 }
 
 #[cfg(test)]

@@ -1,0 +1,344 @@
+//! Bodies that stream both ways, piece by piece, and are never held whole.
+//!
+//! hyper asks for the next piece when it has room for it, so a slow reader slows the writer down. What is added
+//! here: the longest time between two pieces, and what has to happen when a body ends, or is dropped before
+//! it does.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::{Instant, Sleep, sleep_until, timeout};
+
+use super::headers;
+use super::record::Record;
+use super::upstream::Lease;
+use crate::telemetry::Outcome;
+
+/// The most bytes of a refused request's body that are read and thrown away, so that a client that writes
+/// before it reads still gets to see the refusal. Beyond that the connection is closed.
+const DISCARD_BYTES_MAX: usize = 256 * 1024;
+/// The longest time that is spent on it.
+const DISCARD_TIME_MAX: Duration = Duration::from_millis(500);
+
+/// Why a body ended early.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BodyError {
+    /// The sender's connection broke, or what it sent is not HTTP.
+    #[error("the body broke off: {0}")]
+    Broken(#[from] hyper::Error),
+    /// The time between two pieces was too long.
+    #[error("the body stalled")]
+    Stalled,
+}
+
+/// The body of a request on its way upstream.
+pub(crate) enum RequestBody {
+    /// There is none.
+    Empty,
+    /// Comes from the client.
+    Streaming(Box<Streaming>),
+}
+
+/// A request's body that comes from the client.
+pub(crate) struct Streaming {
+    incoming: Incoming,
+    timer: IdleTimer,
+    upload: Arc<Upload>,
+}
+
+impl RequestBody {
+    /// Takes over the client's body, with the longest time between two pieces, and what can be seen of it
+    /// from outside while hyper has it.
+    pub(crate) fn new(incoming: Incoming, idle_timeout: Duration) -> (RequestBody, Option<Arc<Upload>>) {
+        if http_body::Body::is_end_stream(&incoming) {
+            return (RequestBody::Empty, None);
+        }
+        let upload = Arc::new(Upload::new());
+        let timer = IdleTimer::new(idle_timeout);
+        let streaming = Streaming { incoming, timer, upload: Arc::clone(&upload) };
+        (RequestBody::Streaming(Box::new(streaming)), Some(upload))
+    }
+}
+
+impl http_body::Body for RequestBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let RequestBody::Streaming(body) = self.get_mut() else { return Poll::Ready(None) };
+        let frame = ready!(body.timer.poll_frame(&mut body.incoming, context));
+        match &frame {
+            Some(Ok(_)) => body.upload.moved(body.incoming.is_end_stream()),
+            Some(Err(BodyError::Stalled)) => body.upload.set(UploadState::Stalled),
+            Some(Err(BodyError::Broken(_))) => body.upload.set(UploadState::Broken),
+            None => body.upload.set(UploadState::Complete),
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            RequestBody::Empty => true,
+            RequestBody::Streaming(body) => body.incoming.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            RequestBody::Empty => SizeHint::with_exact(0),
+            RequestBody::Streaming(body) => body.incoming.size_hint(),
+        }
+    }
+}
+
+/// How far a request's body has got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum UploadState {
+    /// On its way.
+    Open,
+    /// All of it has been handed over.
+    Complete,
+    /// The client stopped sending.
+    Stalled,
+    /// The client hung up, or what it sent is not HTTP.
+    Broken,
+}
+
+/// What can be seen of a request's body while hyper has it.
+#[derive(Debug)]
+pub(crate) struct Upload {
+    state: AtomicU8,
+    began: Instant,
+    /// Microseconds from `began` to the last piece.
+    last_piece: AtomicU64,
+}
+
+impl Upload {
+    fn new() -> Upload {
+        let state = AtomicU8::new(UploadState::Open as u8);
+        Upload { state, began: Instant::now(), last_piece: AtomicU64::new(0) }
+    }
+
+    /// How far it has got.
+    pub(crate) fn state(&self) -> UploadState {
+        const STATES: [UploadState; 4] =
+            [UploadState::Open, UploadState::Complete, UploadState::Stalled, UploadState::Broken];
+        STATES
+            .into_iter()
+            .find(|state| *state as u8 == self.state.load(Ordering::Acquire))
+            .unwrap_or(STATES[3])
+    }
+
+    /// When the last piece was handed over.
+    pub(crate) fn last_piece(&self) -> Instant {
+        self.began + Duration::from_micros(self.last_piece.load(Ordering::Acquire))
+    }
+
+    fn moved(&self, complete: bool) {
+        let micros = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.last_piece.store(micros, Ordering::Release);
+        if complete {
+            self.set(UploadState::Complete);
+        }
+    }
+
+    fn set(&self, state: UploadState) {
+        self.state.store(state as u8, Ordering::Release);
+    }
+}
+
+/// Reads a refused request's body to its end, within bounds, and forgets it.
+pub(crate) async fn discard(mut body: Incoming) {
+    let reading = async {
+        let mut left = DISCARD_BYTES_MAX;
+        while let Some(Ok(frame)) = http_body_util::BodyExt::frame(&mut body).await {
+            let length = frame.data_ref().map_or(0, Bytes::len);
+            let Some(rest) = left.checked_sub(length) else { return };
+            left = rest;
+        }
+    };
+    let _ = timeout(DISCARD_TIME_MAX, reading).await;
+}
+
+/// The body of a response on its way to the client. When it ends, or is dropped, the request is over: its record
+/// is written, and an upstream connection that can be used again goes back.
+pub(crate) struct Body {
+    content: Content,
+    record: Option<Box<Record>>,
+}
+
+enum Content {
+    Empty,
+    Own(Bytes),
+    Upstream(Box<Download>),
+}
+
+struct Download {
+    incoming: Incoming,
+    timer: IdleTimer,
+    lease: Option<Lease>,
+}
+
+impl Body {
+    /// No body at all.
+    pub(crate) fn empty() -> Body {
+        Body { content: Content::Empty, record: None }
+    }
+
+    /// A body that weir made.
+    pub(crate) fn own(bytes: Bytes) -> Body {
+        Body { content: Content::Own(bytes), record: None }
+    }
+
+    /// The upstream's body, with the longest time between two pieces and the connection that it comes by.
+    pub(crate) fn upstream(incoming: Incoming, idle_timeout: Duration, lease: Lease) -> Body {
+        let download = Download { incoming, timer: IdleTimer::new(idle_timeout), lease: Some(lease) };
+        Body { content: Content::Upstream(Box::new(download)), record: None }
+    }
+
+    /// The record is written when this body is over.
+    pub(crate) fn recorded(mut self, record: Box<Record>) -> Body {
+        self.record = Some(record);
+        self
+    }
+
+    /// The body is over; what comes later changes nothing.
+    fn settle(&mut self, end: End) {
+        if let Content::Upstream(download) = &mut self.content
+            && let Some(lease) = download.lease.take()
+            && end == End::Complete
+        {
+            lease.release();
+        }
+        let Some(mut record) = self.record.take() else { return };
+        match end {
+            End::Complete => {}
+            End::Failed => record.outcome = Outcome::Failed,
+            End::Dropped => record.outcome = Outcome::Cancelled,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Complete,
+    Failed,
+    Dropped,
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let body = self.get_mut();
+        let frame = match &mut body.content {
+            Content::Empty => None,
+            Content::Own(bytes) if bytes.is_empty() => None,
+            Content::Own(bytes) => Some(Ok(Frame::data(std::mem::take(bytes)))),
+            Content::Upstream(download) => {
+                ready!(download.timer.poll_frame(&mut download.incoming, context))
+            }
+        };
+        match &frame {
+            None => body.settle(End::Complete),
+            Some(Err(_)) => body.settle(End::Failed),
+            Some(Ok(_)) => {}
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.content {
+            Content::Empty => true,
+            Content::Own(bytes) => bytes.is_empty(),
+            Content::Upstream(download) => download.incoming.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.content {
+            Content::Empty => SizeHint::with_exact(0),
+            Content::Own(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Content::Upstream(download) => download.incoming.size_hint(),
+        }
+    }
+}
+
+impl Drop for Body {
+    /// hyper does not ask for more once it has as many bytes as were announced: a body at its end is complete,
+    /// another one was left by the client.
+    fn drop(&mut self) {
+        let complete = http_body::Body::is_end_stream(self);
+        self.settle(if complete { End::Complete } else { End::Dropped });
+    }
+}
+
+/// The longest time between two pieces of a body. The time in which nobody asks for one does not count: a slow
+/// receiver is not the sender's fault.
+struct IdleTimer {
+    limit: Duration,
+    asked: Option<Instant>,
+    /// Made when it is first needed, and moved on only when it has rung: most pieces are there at once.
+    alarm: Option<Pin<Box<Sleep>>>,
+}
+
+impl IdleTimer {
+    fn new(limit: Duration) -> IdleTimer {
+        IdleTimer { limit, asked: None, alarm: None }
+    }
+
+    fn poll_frame(
+        &mut self,
+        incoming: &mut Incoming,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match http_body::Body::poll_frame(Pin::new(incoming), context) {
+            Poll::Ready(frame) => {
+                self.asked = None;
+                Poll::Ready(frame.map(|frame| Ok(scrub_trailers(frame?))))
+            }
+            Poll::Pending => {
+                ready!(self.poll_expired(context));
+                Poll::Ready(Some(Err(BodyError::Stalled)))
+            }
+        }
+    }
+
+    fn poll_expired(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let deadline = *self.asked.get_or_insert_with(Instant::now) + self.limit;
+        let alarm = self.alarm.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
+        loop {
+            ready!(alarm.as_mut().poll(context));
+            if alarm.deadline() >= deadline {
+                return Poll::Ready(());
+            }
+            alarm.as_mut().reset(deadline);
+        }
+    }
+}
+
+/// Trailers pass, without what concerns one connection only or weir itself.
+fn scrub_trailers(frame: Frame<Bytes>) -> Frame<Bytes> {
+    match frame.into_trailers() {
+        Ok(mut trailers) => {
+            headers::remove_hop_by_hop(&mut trailers);
+            headers::remove_own(&mut trailers);
+            Frame::trailers(trailers)
+        }
+        Err(frame) => frame,
+    }
+}

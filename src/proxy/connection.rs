@@ -1,0 +1,376 @@
+//! One client's connection: which HTTP it speaks, how long it may be silent, and how it ends.
+//!
+//! hyper reads the requests; [`super::forwarder`] answers them.
+
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::net::IpAddr;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::body::Body;
+use super::io::{Probe, Stream};
+use super::listener::Slot;
+use super::tasks::Spawner;
+use super::{Proxy, forwarder};
+use crate::config::model::Server;
+
+/// What an HTTP/2 client says first.
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// The smallest read buffer that hyper takes; smaller heads are held to by their size alone.
+const HTTP1_BUFFER_MIN: usize = 8 * 1024;
+/// Requests that a client may have under way on one HTTP/2 connection, waiting ones included.
+const HTTP2_STREAMS_MAX: u32 = 1024;
+/// Bytes of a body that an HTTP/2 client may send before anybody reads them, per stream and in all: while a
+/// request waits, they lie here.
+const HTTP2_STREAM_WINDOW: u32 = 64 * 1024;
+const HTTP2_CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
+/// Streams that a client opened and reset, not yet forgotten: beyond this it is an attack (CVE-2023-44487).
+const HTTP2_PENDING_RESETS_MAX: usize = 20;
+/// Streams reset because of the client's own mistakes, after which the connection ends.
+const HTTP2_ERROR_RESETS_MAX: usize = 1024;
+/// A client that has requests under way is asked for a sign of life this often.
+const HTTP2_PING_INTERVAL: Duration = Duration::from_secs(30);
+const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a connection that has been idle for too long may take to close.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// What all connections are told when weir ends, in this order.
+#[derive(Clone, Default)]
+pub(crate) struct Signals {
+    /// Finish what is under way or waiting, then close.
+    pub(crate) drain: CancellationToken,
+    /// Answer what waits.
+    pub(crate) refuse: CancellationToken,
+    /// Close now.
+    pub(crate) cut: CancellationToken,
+}
+
+/// The client behind a connection, as its requests see it.
+pub(crate) struct Client {
+    /// Its address.
+    pub(crate) peer: IpAddr,
+    /// Whether it has gone.
+    pub(crate) probe: Probe,
+    /// What it is doing.
+    pub(crate) activity: Activity,
+    /// Whether weir ends.
+    pub(crate) signals: Signals,
+    /// Tasks that end with the connections.
+    pub(crate) tasks: TaskTracker,
+    _slot: Slot,
+}
+
+impl Client {
+    /// The client at the other end of `stream`.
+    pub(crate) fn new(
+        peer: IpAddr,
+        stream: &Stream,
+        signals: Signals,
+        tasks: TaskTracker,
+        slot: Slot,
+    ) -> Client {
+        let (probe, activity) = (stream.probe(), Activity::new());
+        Client { peer, probe, activity, signals, tasks, _slot: slot }
+    }
+}
+
+/// Serves a connection until it ends.
+pub(crate) async fn serve(mut stream: Stream, client: Arc<Client>, proxy: Proxy) {
+    let server = proxy.table().server().clone();
+    let sniffed = tokio::select! {
+        biased;
+        sniffed = timeout(server.header_timeout, sniff(&mut stream)) => sniffed,
+        () = client.signals.drain.cancelled() => return,
+    };
+    let Ok(Some((protocol, first))) = sniffed else { return };
+    let watched = (protocol == Protocol::Http1).then(|| Arc::clone(&client));
+    let io = TokioIo::new(ClientIo { stream, first, taken: 0, watched });
+    let answered = Arc::clone(&client);
+    let service = service_fn(move |request: Request<Incoming>| {
+        let answer = forwarder::handle(proxy.clone(), Arc::clone(&answered), request);
+        // On the heap, for most connections are idle most of the time.
+        let answer: Answer = Box::pin(async move { Ok(answer.await) });
+        answer
+    });
+    match protocol {
+        Protocol::Http1 => {
+            let connection = http1(&server).serve_connection(io, service).with_upgrades();
+            drive(connection, &client, &server).await;
+        }
+        Protocol::Http2 => {
+            client.activity.idle();
+            let connection = http2(&server, client.tasks.clone()).serve_connection(io, service);
+            // Boxed, for it is far larger than the other and would make every connection's task as large.
+            drive(Box::pin(connection), &client, &server).await;
+        }
+    }
+}
+
+type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+fn http1(server: &Server) -> http1::Builder {
+    let header_bytes_max = server.max_header_bytes as usize;
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        // Watched by `drive`, which tells an idle connection from a head that does not come to its end.
+        .header_read_timeout(None)
+        .max_header_size(header_bytes_max)
+        .max_buf_size(header_bytes_max.max(HTTP1_BUFFER_MIN));
+    builder
+}
+
+fn http2(server: &Server, tasks: TaskTracker) -> http2::Builder<Spawner> {
+    let mut builder = http2::Builder::new(Spawner(tasks));
+    builder
+        .timer(TokioTimer::new())
+        .max_header_list_size(server.max_header_bytes)
+        .max_concurrent_streams(HTTP2_STREAMS_MAX)
+        .initial_stream_window_size(HTTP2_STREAM_WINDOW)
+        .initial_connection_window_size(HTTP2_CONNECTION_WINDOW)
+        .max_pending_accept_reset_streams(HTTP2_PENDING_RESETS_MAX)
+        .max_local_error_reset_streams(HTTP2_ERROR_RESETS_MAX)
+        .keep_alive_interval(HTTP2_PING_INTERVAL)
+        .keep_alive_timeout(HTTP2_PING_TIMEOUT);
+    builder
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Protocol {
+    Http1,
+    Http2,
+}
+
+/// The first bytes of a connection.
+type First = ([u8; PREFACE.len()], u8);
+
+/// Reads until it is clear which HTTP the client speaks; `None` if it hangs up before.
+async fn sniff(stream: &mut (impl AsyncRead + Unpin)) -> Option<(Protocol, First)> {
+    let mut bytes = [0; PREFACE.len()];
+    let mut length = 0;
+    while bytes.get(..length) == PREFACE.get(..length) && length < bytes.len() {
+        match stream.read(bytes.get_mut(length..)?).await {
+            Ok(read) if read > 0 => length += read,
+            _ => return None,
+        }
+    }
+    let protocol = if bytes == *PREFACE { Protocol::Http2 } else { Protocol::Http1 };
+    Some((protocol, (bytes, u8::try_from(length).ok()?)))
+}
+
+/// A connection that can be asked to come to its end.
+trait Ending: Future {
+    /// No further request; what is under way goes on.
+    fn finish(self: Pin<&mut Self>);
+}
+
+impl<S> Ending for http1::UpgradeableConnection<TokioIo<ClientIo>, S>
+where
+    Self: Future,
+    S: hyper::service::HttpService<Incoming, ResBody = Body>,
+    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    fn finish(self: Pin<&mut Self>) {
+        self.graceful_shutdown();
+    }
+}
+
+impl<S> Ending for Pin<Box<http2::Connection<TokioIo<ClientIo>, S, Spawner>>>
+where
+    http2::Connection<TokioIo<ClientIo>, S, Spawner>: Future,
+    S: hyper::service::HttpService<Incoming, ResBody = Body>,
+    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    Spawner: hyper::rt::bounds::Http2ServerConnExec<S::Future, Body>,
+{
+    fn finish(self: Pin<&mut Self>) {
+        self.get_mut().as_mut().graceful_shutdown();
+    }
+}
+
+/// Polls a connection to its end, which its own silence or the end of weir may bring about.
+async fn drive(connection: impl Ending, client: &Client, server: &Server) {
+    let mut connection = pin!(connection);
+    let mut alarm = pin!(sleep_until(client.activity.deadline(server)));
+    let mut draining = false;
+    loop {
+        let served = poll_fn(|context| {
+            if connection.as_mut().poll(context).is_ready() {
+                return Poll::Ready(Served::ToTheEnd);
+            }
+            // Later deadlines are looked up when the alarm rings: it is set anew only for an earlier one.
+            let mut deadline = client.activity.deadline(server);
+            if deadline < alarm.deadline() {
+                alarm.as_mut().reset(deadline);
+            }
+            loop {
+                ready!(alarm.as_mut().poll(context));
+                deadline = client.activity.deadline(server);
+                if deadline <= Instant::now() {
+                    return Poll::Ready(Served::TooSilent);
+                }
+                alarm.as_mut().reset(deadline);
+            }
+        });
+        tokio::select! {
+            biased;
+            served = served => {
+                if served == Served::TooSilent {
+                    connection.as_mut().finish();
+                    let _ = timeout(GOODBYE, connection).await;
+                }
+                return;
+            }
+            () = client.signals.drain.cancelled(), if !draining => {
+                connection.as_mut().finish();
+                draining = true;
+            }
+            () = client.signals.cut.cancelled() => return,
+        }
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Served {
+    ToTheEnd,
+    TooSilent,
+}
+
+/// What a client is doing, as far as its connection's timeouts are concerned.
+pub(crate) struct Activity(Mutex<Phase>);
+
+enum Phase {
+    /// Nothing.
+    Idle { since: Instant },
+    /// It sends the head of a request.
+    Head { since: Instant },
+    /// It has requests under way.
+    Busy { requests: u32 },
+}
+
+impl Activity {
+    /// A client that has just connected has its first head still to send.
+    fn new() -> Activity {
+        Activity(Mutex::new(Phase::Head { since: Instant::now() }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Phase> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has nothing to say for now.
+    fn idle(&self) {
+        *self.lock() = Phase::Idle { since: Instant::now() };
+    }
+
+    /// Bytes have come.
+    fn received(&self) {
+        let mut phase = self.lock();
+        if matches!(*phase, Phase::Idle { .. }) {
+            *phase = Phase::Head { since: Instant::now() };
+        }
+    }
+
+    /// A request has begun.
+    pub(crate) fn began(&self) {
+        let mut phase = self.lock();
+        let before = if let Phase::Busy { requests } = *phase { requests } else { 0 };
+        *phase = Phase::Busy { requests: before + 1 };
+    }
+
+    /// A request is over.
+    pub(crate) fn ended(&self) {
+        let mut phase = self.lock();
+        *phase = match *phase {
+            Phase::Busy { requests } if requests > 1 => Phase::Busy { requests: requests - 1 },
+            _ => Phase::Idle { since: Instant::now() },
+        };
+    }
+
+    /// When the connection will have been silent for too long; while requests are under way, when to look again.
+    fn deadline(&self, server: &Server) -> Instant {
+        match *self.lock() {
+            Phase::Idle { since } => since + server.idle_timeout,
+            Phase::Head { since } => since + server.header_timeout,
+            Phase::Busy { .. } => Instant::now() + server.idle_timeout,
+        }
+    }
+}
+
+/// A client's stream: gives back the first bytes, and tells when more have come.
+struct ClientIo {
+    stream: Stream,
+    first: First,
+    taken: u8,
+    /// For HTTP/1 alone: on HTTP/2, bytes need not be a request's.
+    watched: Option<Arc<Client>>,
+}
+
+impl AsyncRead for ClientIo {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        let this = &mut *self;
+        let (bytes, length) = &this.first;
+        if let Some(left) =
+            bytes.get(usize::from(this.taken)..usize::from(*length)).filter(|left| !left.is_empty())
+        {
+            let count = left.len().min(buffer.remaining());
+            buffer.put_slice(left.get(..count).unwrap_or_default());
+            this.taken += u8::try_from(count).unwrap_or(*length);
+            return Poll::Ready(Ok(()));
+        }
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
+        if let Some(client) = &this.watched
+            && buffer.filled().len() > before
+        {
+            client.activity.received();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for ClientIo {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        pieces: &[std::io::IoSlice<'_>],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,120 @@
+//! Why weir answers a request itself. What the client then sees is decided in [`super::response`] alone.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::limiter::Refusal;
+use crate::limiter::limit::{Limiter, LimiterName};
+
+/// Why a request was not forwarded, or its answer could not be.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ProxyError {
+    /// The request must not be forwarded.
+    #[error("{0}")]
+    BadRequest(&'static str),
+    /// A method that a reverse proxy does not forward.
+    #[error("this method is not forwarded")]
+    MethodNotAllowed,
+    /// No route matches.
+    #[error("no route matches")]
+    NoRoute,
+    /// The request has passed this proxy before.
+    #[error("the request has passed this proxy before")]
+    Loop,
+    /// The limiter said no.
+    #[error("the limiter refused")]
+    Refused {
+        /// Why, and when to come back.
+        refusal: Refusal,
+        /// Its limits, for the response.
+        limiter: Arc<Limiter>,
+    },
+    /// Shutting down, and the drain time is over.
+    #[error("shutting down")]
+    Draining,
+    /// The client stalls in the middle of its request.
+    #[error("the request's body stalled")]
+    RequestTimeout,
+    /// The client went away. Nobody reads the answer.
+    #[error("the client went away")]
+    ClientGone,
+    /// No connection to the upstream.
+    #[error("no connection to the upstream: {0}")]
+    UpstreamConnect(#[from] ConnectError),
+    /// The upstream's answer is not HTTP, or it hung up in the middle.
+    #[error("the upstream's answer was not understood: {0}")]
+    UpstreamProtocol(#[source] hyper::Error),
+    /// The upstream switched protocols without being asked, or to none that was asked for.
+    #[error("the upstream switched protocols unasked")]
+    UpgradeUnasked,
+    /// The upstream's headers did not come in time.
+    #[error("the upstream did not answer in time")]
+    UpstreamTimeout,
+}
+
+/// Why a connection to an upstream could not be opened.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(crate) enum ConnectError {
+    /// The name has no address, or could not be looked up.
+    #[error("cannot look up {host}: {reason}")]
+    Lookup {
+        /// The name.
+        host: Arc<str>,
+        /// What the resolver said.
+        reason: String,
+    },
+    /// No address accepted a connection; the last one's reason.
+    #[error("tcp: {0}")]
+    Tcp(Arc<io::Error>),
+    /// The TLS handshake failed.
+    #[error("tls: {0}")]
+    Tls(Arc<io::Error>),
+    /// The HTTP handshake failed, or the connection closed before it could be used.
+    #[error("http: {0}")]
+    Http(Arc<hyper::Error>),
+    /// The upstream accepts no stream at all.
+    #[error("http: the upstream takes no streams")]
+    NoStreams,
+    /// All of it took longer than `connect_timeout`.
+    #[error("took longer than connect_timeout")]
+    Timeout,
+}
+
+/// Why a configuration cannot be routed. Nothing has changed then.
+#[derive(Debug, thiserror::Error)]
+pub enum ProxyBuildError {
+    /// The file behind an upstream's `ca` cannot be read.
+    #[error("cannot read {path}: {source}")]
+    CaUnreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file behind an upstream's `ca` holds no certificate that can be used.
+    #[error("{path}: {reason}")]
+    CaInvalid {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The upstream's host can be no TLS server name.
+    #[error("{host} is not a TLS server name")]
+    ServerName {
+        /// The host.
+        host: Arc<str>,
+    },
+    /// TLS cannot be set up at all.
+    #[error("tls: {0}")]
+    Tls(#[from] rustls::Error),
+    /// A route names a limiter that is not there.
+    #[error("route {route}: there is no limiter {limiter}")]
+    UnknownLimiter {
+        /// The route.
+        route: Arc<str>,
+        /// What it names.
+        limiter: LimiterName,
+    },
+}

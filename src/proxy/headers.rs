@@ -1,0 +1,340 @@
+//! What may cross from one connection to the other, and what ends here. Pure: knows nothing of sockets.
+
+use std::borrow::Cow;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, COOKIE, Entry, FORWARDED, HOST, LOCATION, TE, TRANSFER_ENCODING, UPGRADE, VIA,
+};
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version};
+
+use super::error::ProxyError;
+use super::path;
+use super::router::{normalize_host, strip};
+use crate::config::model::Route as Rule;
+
+/// How weir calls itself in `Via`. All replicas go by one name: a loop through a load balancer seldom comes
+/// back to the same replica.
+const PSEUDONYM: &str = "weir";
+/// A request shortens its wait with it.
+const WEIR_TIMEOUT: &str = "weir-timeout";
+/// What begins so is between the client and weir.
+const OWN_PREFIX: &str = "weir-";
+
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+
+/// What ends with a connection whether or not `Connection` names it (RFC 9110, 7.6.1). `Trailer` is not among
+/// them: it announces what comes behind the body, and that passes.
+const HOP_BY_HOP: [HeaderName; 8] = [
+    CONNECTION,
+    KEEP_ALIVE,
+    PROXY_CONNECTION,
+    TE,
+    TRANSFER_ENCODING,
+    UPGRADE,
+    http::header::PROXY_AUTHENTICATE,
+    http::header::PROXY_AUTHORIZATION,
+];
+
+/// Refuses what a reverse proxy does not forward, before anything else is looked at.
+pub(crate) fn check<B>(request: &Request<B>) -> Result<(), ProxyError> {
+    let asterisk = request.method() == Method::OPTIONS && request.uri().path() == "*";
+    if asterisk || [Method::CONNECT, Method::TRACE].contains(request.method()) {
+        return Err(ProxyError::MethodNotAllowed);
+    }
+    if !request.uri().path().starts_with('/') {
+        return Err(ProxyError::BadRequest("the path does not begin with a slash"));
+    }
+    let vias = request.headers().get_all(VIA).iter().filter_map(|value| value.to_str().ok());
+    let names = vias.flat_map(|value| value.split(',')).filter_map(|hop| hop.split_whitespace().nth(1));
+    if names.into_iter().any(|name| name.eq_ignore_ascii_case(PSEUDONYM)) {
+        return Err(ProxyError::Loop);
+    }
+    Ok(())
+}
+
+/// The authority that a request is for: of its target if it has one (RFC 9112, 3.2.2), else of `Host`.
+/// `None` only for HTTP/1.0, which need not say.
+pub(crate) fn authority<B>(request: &Request<B>) -> Result<Option<Authority>, ProxyError> {
+    let mut hosts = request.headers().get_all(HOST).iter();
+    let host = hosts.next();
+    if hosts.next().is_some() {
+        return Err(ProxyError::BadRequest("more than one host"));
+    }
+    let host = match host.map(|host| Authority::try_from(host.as_bytes())) {
+        None => None,
+        Some(Ok(host)) if !host.as_str().contains('@') && !host.host().is_empty() => Some(host),
+        Some(_) => return Err(ProxyError::BadRequest("the host is not valid")),
+    };
+    let target = request.uri().authority();
+    if target.is_some_and(|target| target.as_str().contains('@')) {
+        return Err(ProxyError::BadRequest("the host is not valid"));
+    }
+    match (target, host, request.version()) {
+        (None, None, Version::HTTP_10) => Ok(None),
+        (None, None, _) => Err(ProxyError::BadRequest("the host is missing")),
+        (Some(_), None, Version::HTTP_11) => Err(ProxyError::BadRequest("the host is missing")),
+        (Some(target), Some(host), Version::HTTP_2) if *target != host => {
+            Err(ProxyError::BadRequest("two different hosts"))
+        }
+        (Some(target), _, _) => Ok(Some(target.clone())),
+        (None, host, _) => Ok(host),
+    }
+}
+
+/// The host of an authority, as routes are matched.
+pub(crate) fn host(authority: Option<&Authority>) -> Cow<'_, str> {
+    authority.map_or(Cow::Borrowed(""), |authority| normalize_host(authority.host()))
+}
+
+/// The wait that the request asked for with `weir-timeout`.
+pub(crate) fn wait_max(headers: &HeaderMap) -> Result<Option<Duration>, ProxyError> {
+    let mut values = headers.get_all(WEIR_TIMEOUT).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    let wait = value.to_str().ok().and_then(parse_wait).filter(|_| values.next().is_none());
+    wait.map(Some).ok_or(ProxyError::BadRequest("weir-timeout must be a duration such as 500ms or 2s"))
+}
+
+/// A whole number with a unit, as in the configuration.
+fn parse_wait(text: &str) -> Option<Duration> {
+    let digits = text.len() - text.trim_start_matches(|character: char| character.is_ascii_digit()).len();
+    let (number, unit) = text.split_at_checked(digits)?;
+    let number: u64 = number.parse().ok()?;
+    let unit_ms: u64 = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return None,
+    };
+    number.checked_mul(unit_ms).map(Duration::from_millis)
+}
+
+/// Whether the client waits for `100 Continue` before it sends its body.
+pub(crate) fn expects_continue(headers: &HeaderMap) -> bool {
+    headers
+        .get(http::header::EXPECT)
+        .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+}
+
+/// Whether the call is gRPC, whose clients understand `grpc-status` and nothing else.
+pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
+    let kind = headers.get(http::header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+    let rest = kind.strip_prefix(b"application/grpc");
+    rest.is_some_and(|rest| rest.first().is_none_or(|byte| b"+;".contains(byte)))
+}
+
+/// The protocol that the client wants to change to; only HTTP/1.1 can.
+pub(crate) fn upgrade<B>(request: &Request<B>) -> Option<HeaderValue> {
+    let headers = request.headers();
+    let asked = request.version() == Version::HTTP_11 && lists(headers, &CONNECTION, "upgrade");
+    if asked { headers.get(UPGRADE).cloned() } else { None }
+}
+
+/// Where a request comes from.
+pub(crate) struct Origin<'a> {
+    /// The client's address.
+    pub(crate) peer: IpAddr,
+    /// What the client called the host.
+    pub(crate) authority: Option<&'a Authority>,
+    /// The protocol to change to, if it may.
+    pub(crate) upgrade: Option<&'a HeaderValue>,
+    /// Of the client's request.
+    pub(crate) version: Version,
+}
+
+/// Makes the headers of a client's request those of the request that goes upstream. What belongs to this
+/// connection goes first, so that `Connection` cannot name a credential that the route sets.
+pub(crate) fn to_upstream(headers: &mut HeaderMap, rule: &Rule, origin: &Origin<'_>) {
+    let trailers = lists(headers, &TE, "trailers");
+    if headers.contains_key(TRANSFER_ENCODING) {
+        headers.remove(CONTENT_LENGTH);
+    }
+    remove_hop_by_hop(headers);
+    remove_own(headers);
+    forwarded(headers, rule.forwarded_headers, origin);
+    let host = match origin.authority {
+        Some(authority) if rule.preserve_host => authority.as_str(),
+        _ => &rule.upstream.authority,
+    };
+    match HeaderValue::from_str(host) {
+        Ok(host) => headers.insert(HOST, host),
+        Err(_) => headers.remove(HOST),
+    };
+    for name in &rule.remove_headers {
+        headers.remove(name);
+    }
+    for (name, value) in &rule.set_headers {
+        headers.insert(name, value.clone());
+    }
+    if trailers {
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
+    if let Some(protocol) = origin.upgrade {
+        headers.insert(UPGRADE, protocol.clone());
+        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    }
+}
+
+/// A third party learns nothing of the client's network unless the route asks for it; what the client itself
+/// claims about it goes no further in either case, but for the addresses before it.
+fn forwarded(headers: &mut HeaderMap, wanted: bool, origin: &Origin<'_>) {
+    headers.remove(FORWARDED);
+    headers.remove(X_FORWARDED_PROTO);
+    headers.remove(X_FORWARDED_HOST);
+    if !wanted {
+        headers.remove(X_FORWARDED_FOR);
+        headers.remove(VIA);
+        return;
+    }
+    append(headers, X_FORWARDED_FOR, &origin.peer.to_canonical().to_string());
+    append(
+        headers,
+        VIA,
+        &format!("{} {PSEUDONYM}", if origin.version == Version::HTTP_2 { "2.0" } else { "1.1" }),
+    );
+    headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
+    if let Some(host) = origin.authority.and_then(|host| HeaderValue::from_str(host.as_str()).ok()) {
+        headers.insert(X_FORWARDED_HOST, host);
+    }
+}
+
+/// Adds an element to a list, in one line.
+fn append(headers: &mut HeaderMap, name: HeaderName, element: &str) {
+    let before = headers.get_all(&name).iter().filter_map(|value| value.to_str().ok());
+    let line = before.chain(std::iter::once(element)).collect::<Vec<_>>().join(", ");
+    if let Ok(line) = HeaderValue::from_str(&line) {
+        headers.insert(name, line);
+    }
+}
+
+/// Removes what ends with this connection, and all that `Connection` names.
+pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| HeaderName::try_from(name.trim()).ok())
+        .collect();
+    for name in named.iter().chain(&HOP_BY_HOP) {
+        headers.remove(name);
+    }
+}
+
+/// Removes `weir-*`: what the client says to weir, and what an upstream has no business to say.
+pub(crate) fn remove_own(headers: &mut HeaderMap) {
+    while let Some(name) = headers.keys().find(|name| name.as_str().starts_with(OWN_PREFIX)).cloned() {
+        headers.remove(name);
+    }
+}
+
+/// Whether a list of tokens, over all its lines, has this one.
+fn lists(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
+    let lines = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+    lines.flat_map(|line| line.split(',')).any(|element| {
+        let element = element.split(';').next().unwrap_or_default();
+        element.trim().eq_ignore_ascii_case(token)
+    })
+}
+
+/// The path and query that go upstream: byte for byte as sent, less `strip_prefix`, behind the base path.
+pub(crate) fn target(uri: &Uri, rule: &Rule) -> Result<PathAndQuery, ProxyError> {
+    let prefix = rule.strip_prefix.as_deref().unwrap_or_default();
+    let base = &*rule.upstream.base_path;
+    if prefix.is_empty() && base.is_empty() {
+        return Ok(uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/")));
+    }
+    // A path that does not begin with the prefix goes out whole: a route may take more than it strips.
+    let rest = strip(uri.path(), prefix).unwrap_or(uri.path());
+    if path::climbs(rest) {
+        return Err(ProxyError::BadRequest("the path leads out of the route"));
+    }
+    let slash = if rest.starts_with('/') { "" } else { "/" };
+    let (mark, query) = uri.query().map_or(("", ""), |query| ("?", query));
+    PathAndQuery::try_from(format!("{base}{slash}{rest}{mark}{query}"))
+        .map_err(|_| ProxyError::BadRequest("the path is not valid"))
+}
+
+/// The form in which HTTP/1.1 sends a request: path and `Host`. Does nothing if it has that form.
+pub(crate) fn to_http1<B>(request: &mut Request<B>) {
+    *request.version_mut() = Version::HTTP_11;
+    if let Some(authority) = request.uri().authority() {
+        let host = HeaderValue::from_str(authority.as_str());
+        let path = request.uri().path_and_query().cloned();
+        *request.uri_mut() = path.map(Uri::from).unwrap_or_default();
+        host.into_iter().for_each(|host| drop(request.headers_mut().insert(HOST, host)));
+    }
+    let headers = request.headers_mut();
+    if headers.contains_key(TE) && !headers.contains_key(CONNECTION) {
+        headers.insert(CONNECTION, HeaderValue::from_static("te"));
+    }
+    join_cookies(headers);
+}
+
+/// The form in which HTTP/2 sends a request: a whole URI and no `Host`. Does nothing if it has that form.
+pub(crate) fn to_http2<B>(request: &mut Request<B>, scheme: Scheme) {
+    *request.version_mut() = Version::HTTP_2;
+    request.headers_mut().remove(CONNECTION);
+    request.headers_mut().remove(UPGRADE);
+    let host = request.headers_mut().remove(HOST).and_then(|host| Authority::try_from(host.as_bytes()).ok());
+    if let Some(authority) = host {
+        let mut parts = std::mem::take(request.uri_mut()).into_parts();
+        parts.scheme = Some(scheme);
+        parts.authority = Some(authority);
+        *request.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
+    }
+}
+
+/// HTTP/2 may send cookies in several fields, HTTP/1.1 must not (RFC 9113, 8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    if headers.get_all(COOKIE).iter().nth(1).is_none() {
+        return;
+    }
+    let pieces: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if let Ok(joined) = HeaderValue::from_bytes(&pieces.join(&b"; "[..])) {
+        headers.insert(COOKIE, joined);
+    }
+}
+
+/// Makes the headers of an upstream's response those of the response that goes to the client. `host` is the
+/// `Host` that went upstream.
+pub(crate) fn to_client(headers: &mut HeaderMap, rule: &Rule, host: Option<&str>) {
+    remove_hop_by_hop(headers);
+    remove_own(headers);
+    if let Entry::Occupied(mut location) = headers.entry(LOCATION) {
+        let back = location.get().to_str().ok().and_then(|location| relocate(location, rule, host));
+        if let Some(back) = back.and_then(|back| HeaderValue::try_from(back).ok()) {
+            location.insert(back);
+        }
+    }
+}
+
+/// Where a redirect to the upstream leads when it is followed through weir; `None` if it may stay as it is.
+fn relocate(location: &str, rule: &Rule, host: Option<&str>) -> Option<String> {
+    let upstream = &rule.upstream;
+    let path = match location.split_once("://") {
+        Some((scheme, rest)) if ["http", "https"].iter().any(|known| scheme.eq_ignore_ascii_case(known)) => {
+            let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+            let (authority, path) = rest.split_at_checked(end)?;
+            let with_port = format!("{}:{}", upstream.host, upstream.port);
+            let known = [&*upstream.authority, &with_port, host.unwrap_or_default()];
+            known.iter().any(|known| authority.eq_ignore_ascii_case(known)).then_some(path)?
+        }
+        _ if location.starts_with('/') && !location.starts_with("//") => location,
+        _ => return None,
+    };
+    let (path, rest) = path.split_at_checked(path.find(['?', '#']).unwrap_or(path.len()))?;
+    let path = if path.is_empty() { "/" } else { path };
+    let inside = strip(path, &upstream.base_path)?;
+    let prefix = rule.strip_prefix.as_deref().unwrap_or_default().trim_end_matches('/');
+    let slash = if inside.starts_with('/') || (inside.is_empty() && !prefix.is_empty()) { "" } else { "/" };
+    Some(format!("{prefix}{slash}{inside}{rest}"))
+}

@@ -1,0 +1,172 @@
+//! Every form in which some server might read a path.
+//!
+//! A route, and with it a limiter, is chosen by a path. If an upstream reads `/a/%2e%2e/b` as `/b`, then a request
+//! for it must not pass as one for `/a`. So the router asks for the path as it was sent and for every decoded,
+//! merged and dot-resolved form of it. Knows nothing of routes.
+
+use std::borrow::Cow;
+
+use percent_encoding::percent_decode_str;
+
+/// How often a path is decoded. One that changes still is not meant honestly.
+const DECODE_ROUNDS_MAX: usize = 4;
+
+/// A path and what it may be read as.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Forms<'a> {
+    /// It can be read in one way only.
+    One(&'a str),
+    /// The first is the path as it was sent.
+    Many(Vec<Cow<'a, str>>),
+}
+
+/// Why a path is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BadPath {
+    /// It holds a NUL, encoded however often.
+    Nul,
+    /// It is encoded too often.
+    Encoding,
+}
+
+/// All forms of a path.
+pub(crate) fn forms(path: &str) -> Result<Forms<'_>, BadPath> {
+    if is_plain(path.as_bytes()) {
+        return Ok(Forms::One(path));
+    }
+    let mut forms: Vec<Cow<'_, str>> = vec![Cow::Borrowed(path)];
+    let mut decoded = Cow::Borrowed(path);
+    for round in 0.. {
+        if decoded.contains('\0') {
+            return Err(BadPath::Nul);
+        }
+        add_readings(&mut forms, &decoded);
+        if decoded.contains('\\') {
+            add_readings(&mut forms, &decoded.replace('\\', "/"));
+        }
+        let next = percent_decode_str(&decoded).decode_utf8_lossy().into_owned();
+        if next == *decoded {
+            break;
+        }
+        if round == DECODE_ROUNDS_MAX {
+            return Err(BadPath::Encoding);
+        }
+        decoded = Cow::Owned(next);
+    }
+    Ok(Forms::Many(forms))
+}
+
+/// Whether some form of the path leads above its root.
+pub(crate) fn climbs(path: &str) -> bool {
+    match forms(path) {
+        Ok(Forms::One(_)) => false,
+        Ok(Forms::Many(forms)) => forms.iter().any(|form| resolve(form).1),
+        Err(_) => true,
+    }
+}
+
+/// Nothing to decode, no empty segment, no segment of dots.
+fn is_plain(path: &[u8]) -> bool {
+    let special = path.iter().any(|byte| matches!(byte, b'%' | b'\\'));
+    !special && !path.windows(2).any(|pair| pair == b"//" || pair == b"/.")
+}
+
+fn add_readings<'a>(forms: &mut Vec<Cow<'a, str>>, path: &str) {
+    let merged = merge(path);
+    let readings = [resolve(path).0, resolve(&merged).0, merged, path.to_owned()];
+    for reading in readings {
+        if !forms.iter().any(|form| **form == reading) {
+            forms.push(Cow::Owned(reading));
+        }
+    }
+}
+
+/// Runs of slashes become one.
+fn merge(path: &str) -> String {
+    let mut merged = String::with_capacity(path.len());
+    for character in path.chars() {
+        if character != '/' || !merged.ends_with('/') {
+            merged.push(character);
+        }
+    }
+    merged
+}
+
+/// Resolves `.` and `..` segments, also with parameters (`..;x`), and says whether they lead above the root.
+fn resolve(path: &str) -> (String, bool) {
+    let mut kept: Vec<&str> = Vec::new();
+    let mut climbed = false;
+    let segments = path.strip_prefix('/').unwrap_or(path);
+    let last = segments.split('/').count() - 1;
+    for (index, segment) in segments.split('/').enumerate() {
+        match segment.split(';').next().unwrap_or_default() {
+            "." => {}
+            ".." => climbed |= kept.pop().is_none(),
+            _ => {
+                kept.push(segment);
+                continue;
+            }
+        }
+        if index == last {
+            kept.push("");
+        }
+    }
+    (format!("/{}", kept.join("/")), climbed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BadPath, Forms, climbs, forms};
+
+    fn all(path: &str) -> Vec<String> {
+        match forms(path).unwrap() {
+            Forms::One(form) => vec![form.to_owned()],
+            Forms::Many(forms) => forms.into_iter().map(String::from).collect(),
+        }
+    }
+
+    #[test]
+    fn a_plain_path_has_one_form() {
+        assert_eq!(forms("/repos/a.b/c~d;v=1"), Ok(Forms::One("/repos/a.b/c~d;v=1")));
+        assert_eq!(forms("/"), Ok(Forms::One("/")));
+    }
+
+    #[test]
+    fn the_first_form_is_as_sent_and_the_others_follow() {
+        for (sent, read) in [
+            ("/a/%2e%2e/b", "/b"),
+            ("/a/%252e%252e/b", "/b"),
+            ("/a/..%2fb", "/b"),
+            ("//b", "/b"),
+            ("/a//../b", "/b"),
+            ("/a//../b", "/a/b"),
+            ("/a/./b", "/a/b"),
+            ("/a/..", "/"),
+            ("/a/.", "/a/"),
+            ("/a/..;x/b", "/b"),
+            ("/a\\..\\b", "/b"),
+            ("/%61", "/a"),
+        ] {
+            let forms = all(sent);
+            assert_eq!(forms[0], sent);
+            assert!(forms.iter().any(|form| form == read), "{sent}: {forms:?} lacks {read}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_meant_honestly_is_refused() {
+        assert_eq!(forms("/a%00b"), Err(BadPath::Nul));
+        assert_eq!(forms("/a%2500b"), Err(BadPath::Nul));
+        assert_eq!(forms("/%2525252525252561"), Err(BadPath::Encoding));
+        assert!(forms("/a%zz").is_ok());
+    }
+
+    #[test]
+    fn leading_above_the_root_is_seen_in_every_form() {
+        assert!(climbs("/../x"));
+        assert!(climbs("/a/%2e%2e/%2e%2e/x"));
+        assert!(climbs("/a//../../../x"));
+        assert!(!climbs("/a/../x"));
+        assert!(!climbs("/a/..x"));
+    }
+}

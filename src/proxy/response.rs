@@ -1,0 +1,262 @@
+//! The responses that weir makes itself. The only place of this room with status codes.
+
+use std::fmt::Write;
+
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
+use serde::Serialize;
+
+use super::body::Body;
+use super::error::ProxyError;
+use super::headers;
+use super::record::Record;
+use crate::clock::Micros;
+use crate::limiter::Refusal;
+use crate::limiter::limit::Limiter;
+use crate::telemetry::Outcome;
+
+/// In metrics and logs, of a request whose client left before there was an answer.
+pub(crate) const CLIENT_LEFT: u16 = 499;
+/// The upstream takes the connection over to another protocol.
+pub(crate) const SWITCHING_PROTOCOLS: StatusCode = StatusCode::SWITCHING_PROTOCOLS;
+
+const WEIR_ERROR: HeaderName = HeaderName::from_static("weir-error");
+const WEIR_WAIT_MS: HeaderName = HeaderName::from_static("weir-wait-ms");
+const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+
+/// The problem type of every 429, from draft-ietf-httpapi-ratelimit-headers-10.
+const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
+/// Its title there.
+const QUOTA_EXCEEDED_TITLE: &str = "Request cannot be satisfied as assigned quota has been exceeded";
+/// gRPC's RESOURCE_EXHAUSTED and UNAVAILABLE.
+const GRPC_RESOURCE_EXHAUSTED: &str = "8";
+const GRPC_UNAVAILABLE: &str = "14";
+
+/// What has to be known of a request to refuse it.
+#[derive(Clone, Copy)]
+pub(crate) struct Asked {
+    head: bool,
+    grpc: bool,
+}
+
+impl Asked {
+    /// Looks at a request before it is taken apart.
+    pub(crate) fn of<B>(request: &Request<B>) -> Asked {
+        Asked { head: request.method() == Method::HEAD, grpc: headers::is_grpc(request.headers()) }
+    }
+}
+
+/// A refusal as the table of the design has it.
+struct Verdict<'a> {
+    status: StatusCode,
+    code: &'static str,
+    outcome: Outcome,
+    detail: String,
+    quota: Option<Quota<'a>>,
+}
+
+/// What a 429 says beyond that.
+struct Quota<'a> {
+    limiter: &'a Limiter,
+    limit: usize,
+    retry_after: Micros,
+}
+
+/// RFC 9457.
+#[derive(Serialize)]
+struct Problem<'a> {
+    r#type: &'a str,
+    title: &'a str,
+    status: u16,
+    detail: &'a str,
+    code: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limiter: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_after_ms: Option<u64>,
+    #[serde(rename = "violated-policies", skip_serializing_if = "Vec::is_empty")]
+    violated_policies: Vec<String>,
+}
+
+/// The answer to a request that was not forwarded; the record learns of it.
+pub(crate) fn refuse(error: &ProxyError, asked: Asked, record: &mut Record) -> Response<Body> {
+    let verdict = verdict(error);
+    record.outcome = verdict.outcome;
+    record.status = verdict.status.as_u16();
+    record.error = Some(verdict.code);
+    let mut response = if asked.grpc { grpc(&verdict) } else { problem(&verdict, asked.head) };
+    if asked.grpc {
+        record.status = response.status().as_u16();
+    }
+    let headers = response.headers_mut();
+    headers.insert(WEIR_ERROR, HeaderValue::from_static(verdict.code));
+    if let Some(quota) = &verdict.quota {
+        quota.describe(headers);
+    }
+    response
+}
+
+/// Tells the client how long its request waited, if it did.
+pub(crate) fn tell_wait(headers: &mut HeaderMap, record: &Record) {
+    if !record.waited.is_zero() {
+        headers.insert(WEIR_WAIT_MS, HeaderValue::from(super::record::millis(record.waited)));
+    }
+}
+
+/// Whether an upstream's response says that its quota is spent.
+pub(crate) fn is_refusal(status: StatusCode, headers: &HeaderMap) -> bool {
+    status == StatusCode::TOO_MANY_REQUESTS
+        || (status == StatusCode::SERVICE_UNAVAILABLE && headers.contains_key(RETRY_AFTER))
+}
+
+fn verdict(error: &ProxyError) -> Verdict<'_> {
+    use Outcome::{Cancelled, Failed, Refused};
+    let (status, code, outcome) = match error {
+        ProxyError::Refused { refusal, limiter } => return refused(refusal, limiter),
+        ProxyError::BadRequest(_) => (StatusCode::BAD_REQUEST, "bad_request", Refused),
+        ProxyError::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", Refused),
+        ProxyError::NoRoute => (StatusCode::NOT_FOUND, "no_route", Refused),
+        ProxyError::Loop => (StatusCode::LOOP_DETECTED, "loop", Refused),
+        ProxyError::Draining => (StatusCode::SERVICE_UNAVAILABLE, "draining", Refused),
+        ProxyError::RequestTimeout => (StatusCode::REQUEST_TIMEOUT, "request_timeout", Failed),
+        ProxyError::ClientGone => (StatusCode::BAD_REQUEST, "bad_request", Cancelled),
+        ProxyError::UpstreamConnect(_) => (StatusCode::BAD_GATEWAY, "upstream_connect", Failed),
+        ProxyError::UpstreamProtocol(_) | ProxyError::UpgradeUnasked => {
+            (StatusCode::BAD_GATEWAY, "upstream_protocol", Failed)
+        }
+        ProxyError::UpstreamTimeout => (StatusCode::GATEWAY_TIMEOUT, "upstream_timeout", Failed),
+    };
+    // The client learns what happened, the log why: a reason may name addresses.
+    let detail = match error {
+        ProxyError::UpstreamConnect(_) => "the upstream could not be reached".to_owned(),
+        ProxyError::UpstreamProtocol(_) => "the upstream's answer was not understood".to_owned(),
+        other => other.to_string(),
+    };
+    Verdict { status, code, outcome, detail, quota: None }
+}
+
+fn refused<'a>(refusal: &Refusal, limiter: &'a Limiter) -> Verdict<'a> {
+    let name = &limiter.name;
+    let quota = |limit: &usize, retry_after: &Micros| {
+        Some(Quota { limiter, limit: *limit, retry_after: *retry_after })
+    };
+    let (status, code, detail, quota) = match refusal {
+        Refusal::RateLimited { limit, retry_after, .. } => (
+            StatusCode::TOO_MANY_REQUESTS,
+            "rate_limited",
+            format!("limiter {name} has no permit within the wait"),
+            quota(limit, retry_after),
+        ),
+        Refusal::QueueFull { limit, retry_after, .. } => (
+            StatusCode::TOO_MANY_REQUESTS,
+            "queue_full",
+            format!("the queue of limiter {name} is full"),
+            quota(limit, retry_after),
+        ),
+        Refusal::StoreUnavailable { .. } => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "store_unavailable",
+            format!("the store of limiter {name} is away"),
+            None,
+        ),
+        Refusal::CostExceedsLimit { cost_max, .. } => (
+            StatusCode::BAD_REQUEST,
+            "cost_exceeds_limit",
+            format!("limiter {name} never holds more than {cost_max} permits at once"),
+            None,
+        ),
+        Refusal::Closed { .. } => {
+            (StatusCode::SERVICE_UNAVAILABLE, "draining", "shutting down".to_owned(), None)
+        }
+    };
+    Verdict { status, code, outcome: Outcome::Refused, detail, quota }
+}
+
+/// `application/problem+json`; a HEAD learns its length and no more.
+fn problem(verdict: &Verdict<'_>, head: bool) -> Response<Body> {
+    let quota = verdict.quota.as_ref();
+    let problem = Problem {
+        r#type: quota.map_or("about:blank", |_| QUOTA_EXCEEDED),
+        title: quota.map_or(verdict.status.canonical_reason().unwrap_or_default(), |_| QUOTA_EXCEEDED_TITLE),
+        status: verdict.status.as_u16(),
+        detail: &verdict.detail,
+        code: verdict.code,
+        limiter: quota.map(|quota| quota.limiter.name.as_str()),
+        retry_after_ms: quota.map(|quota| quota.retry_after.millis_up()),
+        violated_policies: quota.into_iter().filter_map(Quota::violated).collect(),
+    };
+    // Strings and numbers alone always serialise.
+    let document = serde_json::to_vec(&problem).unwrap_or_default();
+    let length = document.len();
+    let body = if head { Body::empty() } else { Body::own(document.into()) };
+    let mut response = Response::new(body);
+    *response.status_mut() = verdict.status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(length));
+    response
+}
+
+/// A response of trailers alone, as gRPC's clients expect it.
+fn grpc(verdict: &Verdict<'_>) -> Response<Body> {
+    let exhausted = verdict.status == StatusCode::TOO_MANY_REQUESTS;
+    let status = if exhausted { GRPC_RESOURCE_EXHAUSTED } else { GRPC_UNAVAILABLE };
+    let mut response = Response::new(Body::empty());
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert(GRPC_STATUS, HeaderValue::from_static(status));
+    if let Ok(message) = HeaderValue::try_from(grpc_message(&verdict.detail)) {
+        headers.insert(GRPC_MESSAGE, message);
+    }
+    response
+}
+
+/// Percent-encoded as gRPC wants it: all but printable ASCII, and the percent sign.
+fn grpc_message(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if (b' '..=b'~').contains(&byte) && byte != b'%' {
+            encoded.push(char::from(byte));
+        } else {
+            // Writing to a string does not fail.
+            let _ = write!(encoded, "%{byte:02X}");
+        }
+    }
+    encoded
+}
+
+impl Quota<'_> {
+    /// `Retry-After`, `RateLimit-Policy` and `RateLimit`.
+    fn describe(&self, headers: &mut HeaderMap) {
+        let seconds = self.retry_after.0.div_ceil(1_000_000).max(1);
+        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        if let Ok(policies) = HeaderValue::try_from(self.policies()) {
+            headers.insert(RATELIMIT_POLICY, policies);
+        }
+        let limit = self.violated().map(|policy| format!("\"{policy}\";r=0;t={seconds}"));
+        if let Some(Ok(limit)) = limit.map(HeaderValue::try_from) {
+            headers.insert(RATELIMIT, limit);
+        }
+    }
+
+    /// The policy that stood in the way, `github:900/1m`.
+    fn violated(&self) -> Option<String> {
+        let limit = self.limiter.limits.get(self.limit)?;
+        Some(format!("{}:{}", self.limiter.name, limit.label))
+    }
+
+    /// All policies of the limiter; `w` only where it is in whole seconds, for it has no other unit.
+    fn policies(&self) -> String {
+        let mut policies = String::new();
+        for limit in &self.limiter.limits {
+            let comma = if policies.is_empty() { "" } else { ", " };
+            let _ = write!(policies, "{comma}\"{}:{}\";q={}", self.limiter.name, limit.label, limit.rate);
+            if limit.per.subsec_nanos() == 0 {
+                let _ = write!(policies, ";w={}", limit.per.as_secs());
+            }
+        }
+        policies
+    }
+}

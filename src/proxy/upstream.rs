@@ -1,0 +1,204 @@
+//! One upstream: its settings, its connector and its pool, shared by the routes that go there and kept over
+//! reloads that do not change it.
+//!
+//! Hands a connection to a request and takes it back. Knows nothing of limiters.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
+use tokio::time::timeout;
+use tokio_util::task::TaskTracker;
+
+use super::body::{RequestBody, Upload, UploadState};
+use super::connect::{Connector, Wanted};
+use super::error::{ConnectError, ProxyBuildError};
+use super::pool::{Connection, Pool, SendError};
+use crate::config::model::{Http2, Upstream as Settings};
+
+/// Waiting requests that may hold a connection ready at once. A queue that moves faster than this many a second
+/// has its connections warm from the requests before; one held for a second by each would be a flood.
+const EARLY_MAX: usize = 64;
+
+/// What an upstream is told apart by: its settings, and the content of the file that they name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    /// As configured.
+    pub(crate) settings: Settings,
+    /// The certificates that `ca` names, so that a rotated file is followed at a reload.
+    pub(crate) ca: Option<Vec<u8>>,
+}
+
+/// One upstream.
+pub(crate) struct Upstream {
+    settings: Settings,
+    connector: Connector,
+    pool: Pool,
+    /// What it spoke last: [`UNKNOWN`], [`HTTP1`] or [`HTTP2`].
+    speaks: AtomicU8,
+    /// Held while a connection opens that others will share: they wait for it instead of opening their own.
+    opening: Mutex<()>,
+    early: Semaphore,
+}
+
+const UNKNOWN: u8 = 0;
+const HTTP1: u8 = 1;
+const HTTP2: u8 = 2;
+
+impl Upstream {
+    /// Opens nothing yet.
+    pub(crate) fn new(key: &Key, tasks: TaskTracker) -> Result<Upstream, ProxyBuildError> {
+        let settings = key.settings.clone();
+        let speaks = match (settings.http2, settings.tls) {
+            (Http2::PriorKnowledge, _) => HTTP2,
+            (Http2::Off, _) | (Http2::Auto, false) => HTTP1,
+            (Http2::Auto, true) => UNKNOWN,
+        };
+        let connector = Connector::new(&settings, key.ca.as_deref(), tasks)?;
+        let (pool, opening) = (Pool::default(), Mutex::default());
+        let (speaks, early) = (AtomicU8::new(speaks), Semaphore::new(EARLY_MAX));
+        Ok(Upstream { settings, connector, pool, speaks, opening, early })
+    }
+
+    /// As configured.
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// A connection for one request: one that is open, or a new one.
+    pub(crate) async fn checkout(self: &Arc<Self>, wanted: Wanted) -> Result<Lease, ConnectError> {
+        if let Some(connection) = self.take(wanted).await {
+            return Ok(self.lease(connection));
+        }
+        let opening = async {
+            if wanted == Wanted::Http1 || self.speaks.load(Ordering::Acquire) == HTTP1 {
+                return self.open(wanted).await;
+            }
+            let turn = self.opening.lock().await;
+            if let Some(connection) = self.take(wanted).await {
+                return Ok(connection);
+            }
+            if self.speaks.load(Ordering::Acquire) == HTTP1 {
+                drop(turn);
+            }
+            self.open(wanted).await
+        };
+        self.bounded(opening).await
+    }
+
+    /// A new connection.
+    pub(crate) async fn checkout_fresh(self: &Arc<Self>, wanted: Wanted) -> Result<Lease, ConnectError> {
+        self.bounded(self.open(wanted)).await
+    }
+
+    /// A place among those that hold a connection ready before their slot comes; `None` if all are taken.
+    pub(crate) fn early_place(&self) -> Option<SemaphorePermit<'_>> {
+        self.early.try_acquire().ok()
+    }
+
+    fn lease(self: &Arc<Self>, connection: Connection) -> Lease {
+        Lease { upstream: Arc::clone(self), connection, upload: None }
+    }
+
+    async fn take(&self, wanted: Wanted) -> Option<Connection> {
+        if wanted == Wanted::Any
+            && let Some(connection) = self.pool.take_http2()
+        {
+            return Some(connection);
+        }
+        self.pool.take_http1().await
+    }
+
+    async fn open(&self, wanted: Wanted) -> Result<Connection, ConnectError> {
+        let connection = self.connector.connect(wanted).await?;
+        if wanted == Wanted::Any {
+            let speaks = if matches!(connection, Connection::Http1(_)) { HTTP1 } else { HTTP2 };
+            self.speaks.store(speaks, Ordering::Release);
+        }
+        self.pool.share(&connection);
+        Ok(connection)
+    }
+
+    async fn bounded(
+        self: &Arc<Self>,
+        opening: impl Future<Output = Result<Connection, ConnectError>>,
+    ) -> Result<Lease, ConnectError> {
+        let opened = timeout(self.settings.connect_timeout, opening).await;
+        opened.unwrap_or(Err(ConnectError::Timeout)).map(|connection| self.lease(connection))
+    }
+
+    /// Closes what has been idle for too long.
+    pub(crate) fn sweep(&self) {
+        self.pool.sweep();
+    }
+
+    /// Closes all that is not in use.
+    pub(crate) fn close_idle(&self) {
+        self.pool.clear();
+    }
+}
+
+/// A connection on loan to a request. Dropped, it is closed; [`Lease::release`] gives it back.
+pub(crate) struct Lease {
+    upstream: Arc<Upstream>,
+    connection: Connection,
+    upload: Option<Arc<Upload>>,
+}
+
+impl Lease {
+    /// Whether it can still take a request.
+    pub(crate) fn is_open(&self) -> bool {
+        self.connection.is_open()
+    }
+
+    /// Whether it has carried a request before.
+    pub(crate) fn is_reused(&self) -> bool {
+        self.connection.is_reused()
+    }
+
+    /// Sends a request, whose body is `upload`, and waits for the head of its response.
+    pub(crate) async fn send(
+        &mut self,
+        request: Request<RequestBody>,
+        upload: Option<Arc<Upload>>,
+    ) -> Result<Response<Incoming>, SendError> {
+        self.upload = upload;
+        self.connection.send(request).await
+    }
+
+    /// Nothing is under way on it, or the response has ended: it can be used again, unless its request's body
+    /// has not ended yet.
+    pub(crate) fn release(self) {
+        if self.upload.is_none_or(|upload| upload.state() == UploadState::Complete) {
+            self.upstream.pool.put(self.connection);
+        }
+    }
+}
+
+/// A connection that is held ready for a request that waits, if it could get one; given back if the request
+/// does not come.
+#[derive(Default)]
+pub(crate) struct Ready(Option<Lease>);
+
+impl Ready {
+    /// For the request that has come.
+    pub(crate) fn take(mut self) -> Option<Lease> {
+        self.0.take().filter(Lease::is_open)
+    }
+}
+
+impl From<Lease> for Ready {
+    fn from(lease: Lease) -> Ready {
+        Ready(Some(lease))
+    }
+}
+
+impl Drop for Ready {
+    fn drop(&mut self) {
+        if let Some(lease) = self.0.take() {
+            lease.release();
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! A proxy without limiters, and upstreams to put behind it.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use hyper::body::{Body, Incoming};
+use hyper::client::conn::http2::SendRequest;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use weir::config::Config;
+use weir::config::model::{Admin, Http2, Log, LogFormat, Match, PathMatch, Route, Server, Store, Upstream};
+use weir::limiter::Limiters;
+use weir::limiter::limit::Permits;
+use weir::proxy::{Drained, Proxy, ProxyBuildError, serve};
+use weir::telemetry::Metrics;
+
+/// Far longer than anything here takes.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// The result of something that must not hang.
+pub async fn in_time<F: IntoFuture>(future: F) -> F::Output {
+    tokio::time::timeout(DEADLINE, future).await.expect("it hangs")
+}
+
+/// A running proxy.
+pub struct Weir {
+    pub address: SocketAddr,
+    pub shutdown: CancellationToken,
+    pub served: JoinHandle<Drained>,
+    pub proxy: Proxy,
+    server: Server,
+}
+
+/// A proxy with these routes.
+pub async fn weir(routes: Vec<Route>) -> Weir {
+    Weir::start(routes, |_| ()).await
+}
+
+impl Weir {
+    pub async fn start(routes: Vec<Route>, adjust: impl FnOnce(&mut Server)) -> Weir {
+        let mut server = Server {
+            max_connections: 1000,
+            header_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(75),
+            max_header_bytes: 65_536,
+            drain_delay: Duration::ZERO,
+            drain_timeout: Duration::from_secs(10),
+        };
+        adjust(&mut server);
+        let config = config(routes, server.clone());
+        let proxy = Proxy::new(Metrics::new(), &config, &Limiters::default()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let shutdown = CancellationToken::new();
+        let served = tokio::spawn(serve(listener, proxy.clone(), shutdown.clone()));
+        Weir { address, shutdown, served, proxy, server }
+    }
+
+    pub fn apply(&self, routes: Vec<Route>) -> Result<(), ProxyBuildError> {
+        self.proxy.apply(&config(routes, self.server.clone()), &Limiters::default())
+    }
+}
+
+fn config(routes: Vec<Route>, server: Server) -> Config {
+    let any = "127.0.0.1:0".parse().unwrap();
+    Config {
+        listen: any,
+        server,
+        admin: Admin { listen: any, token: None },
+        log: Log { level: tracing::Level::INFO, format: LogFormat::Text, access: true },
+        store: Store::Memory,
+        limiters: Vec::new(),
+        routes,
+        hash: "".into(),
+    }
+}
+
+/// A route by a path's prefix, without a limiter.
+pub fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
+    let address: SocketAddr = upstream.into();
+    Route {
+        name: "test".into(),
+        matches: Match { path: PathMatch::Prefix(prefix.into()), ..Match::default() },
+        upstream: Upstream {
+            tls: false,
+            host: address.ip().to_string().into(),
+            port: address.port(),
+            authority: address.to_string().into(),
+            base_path: "".into(),
+            connect_timeout: Duration::from_secs(5),
+            timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(60),
+            http2: Http2::Auto,
+            ca: None,
+        },
+        strip_prefix: None,
+        set_headers: Vec::new(),
+        remove_headers: Vec::new(),
+        preserve_host: false,
+        forwarded_headers: false,
+        limiter: None,
+        cost: Permits::ONE,
+    }
+}
+
+/// An upstream that counts.
+#[derive(Clone)]
+pub struct Up {
+    address: SocketAddr,
+    connections: watch::Sender<usize>,
+    requests: watch::Sender<usize>,
+}
+
+impl Up {
+    pub fn connections(&self) -> usize {
+        *self.connections.borrow()
+    }
+
+    /// Ends when it has accepted a connection.
+    pub async fn accepted(&self) {
+        self.connections.subscribe().wait_for(|count| *count > 0).await.unwrap();
+    }
+
+    /// Ends when it has got a request.
+    pub async fn requested(&self) {
+        self.requests.subscribe().wait_for(|count| *count > 0).await.unwrap();
+    }
+}
+
+impl fmt::Display for Up {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.address.fmt(formatter)
+    }
+}
+
+impl Deref for Up {
+    type Target = SocketAddr;
+    fn deref(&self) -> &SocketAddr {
+        &self.address
+    }
+}
+
+impl From<&Up> for SocketAddr {
+    fn from(up: &Up) -> SocketAddr {
+        up.address
+    }
+}
+
+/// An upstream that does with each socket, and its number, as it is told.
+pub async fn scripted_upstream<F, T>(script: F) -> Up
+where
+    F: Fn(TcpStream, Up) -> T + Send + 'static,
+    T: Future<Output = ()> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let up = Up { address, connections: watch::Sender::new(0), requests: watch::Sender::new(0) };
+    let counted = up.clone();
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            counted.connections.send_modify(|count| *count += 1);
+            tokio::spawn(script(socket, counted.clone()));
+        }
+    });
+    up
+}
+
+/// An upstream that speaks HTTP/1.1 and HTTP/2.
+pub async fn upstream<F, T, B>(answer: F) -> Up
+where
+    F: Fn(Request<Incoming>) -> T + Clone + Send + 'static,
+    T: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    scripted_upstream(move |socket, up| speak(socket, up, answer.clone())).await
+}
+
+/// An upstream that speaks them over TLS, and the certificate to trust.
+pub async fn tls_upstream<F, T, B>(answer: F) -> (Up, tempfile::NamedTempFile)
+where
+    F: Fn(Request<Incoming>) -> T + Clone + Send + 'static,
+    T: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let signed = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let key = rustls_pki_types::PrivateKeyDer::try_from(signed.signing_key.serialize_der()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![signed.cert.der().clone()], key)
+        .unwrap();
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let ca = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(ca.path(), signed.cert.pem()).unwrap();
+    let up = scripted_upstream(move |socket, up| {
+        let (acceptor, answer) = (acceptor.clone(), answer.clone());
+        async move {
+            if let Ok(socket) = acceptor.accept(socket).await {
+                speak(socket, up, answer).await;
+            }
+        }
+    });
+    (up.await, ca)
+}
+
+async fn speak<S, F, T, B>(socket: S, up: Up, answer: F)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    F: Fn(Request<Incoming>) -> T + Clone + Send + 'static,
+    T: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let service = service_fn(move |request| {
+        up.requests.send_modify(|count| *count += 1);
+        let answer = answer(request);
+        async move { Ok::<_, Infallible>(answer.await) }
+    });
+    let server = auto::Builder::new(TokioExecutor::new());
+    let _ = server.serve_connection(TokioIo::new(socket), service).await;
+}
+
+/// An HTTP/2 connection.
+pub async fn http2_client(address: SocketAddr) -> SendRequest<Full<Bytes>> {
+    let socket = TcpStream::connect(address).await.unwrap();
+    let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(socket));
+    let (client, connection) = handshake.await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+/// Sends bytes and reads until the other side closes.
+pub async fn call(address: SocketAddr, request: &str) -> String {
+    let mut socket = TcpStream::connect(address).await.unwrap();
+    socket.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    // A connection that is cut still has an answer.
+    let _ = in_time(socket.read_to_end(&mut answer)).await;
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+/// Reads up to and with the empty line.
+pub async fn read_head(socket: &mut TcpStream) -> String {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        if in_time(socket.read(&mut byte)).await.unwrap() == 0 {
+            break;
+        }
+        head.extend(byte);
+    }
+    String::from_utf8_lossy(&head).into_owned()
+}
