@@ -383,7 +383,7 @@ routes:
 4:22: limiters.c.limits[1]: the rate must be
 6:12: routes[0].name: expected a text
 8:12: routes[2].name: routes[1] already has this name
-8:57: routes[2].limiter: unknown limiter \"d\"; did you mean \"a\"?
+8:57: routes[2].limiter: unknown limiter \"d\"; known: a, b, c
 8:66: routes[2].cost: must be from 1",
         )],
     );

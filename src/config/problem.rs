@@ -117,13 +117,18 @@ pub(crate) fn nearest<'a>(given: &str, names: impl IntoIterator<Item = &'a str>)
     if given.len() > 2 * QUOTED_MAX {
         return None;
     }
-    let distance_max = (given.chars().count() / 3).max(1);
+    // Two short names are always near each other.
+    let distance_max = match given.chars().count() {
+        0..=1 => 0,
+        2..=5 => 1,
+        length => length / 3,
+    };
     names
         .into_iter()
         .map(|name| {
             (strsim::damerau_levenshtein(&given.to_ascii_lowercase(), &name.to_ascii_lowercase()), name)
         })
-        .filter(|(distance, _)| *distance <= distance_max)
+        .filter(|(distance, name)| *distance <= distance_max && *distance < name.len())
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, name)| name)
 }
@@ -159,6 +164,7 @@ mod tests {
             unknown("key", "colour", ["limits", "queue"]),
             r#"unknown key "colour"; known: limits, queue"#
         );
+        assert_eq!(unknown("limiter", "b", ["a"]), r#"unknown limiter "b"; known: a"#);
         assert_eq!(unknown("limiter", "github", []), r#"unknown limiter "github"; there is none"#);
     }
 

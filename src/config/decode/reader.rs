@@ -1,61 +1,31 @@
-//! Tree to schema: a small serde deserializer over [`Node`] that keeps the place of every fault.
-//!
-//! Serde stops at the first fault. To report all of them, the faulty node is struck out and the tree is read
-//! again, until nothing faulty is left. What remains can still be judged for its meaning, so that a file's problems of
-//! both kinds are reported at once. Knows serde's data model, and nothing of what the keys mean.
+//! A small serde deserializer over [`Node`] that keeps the place of its fault. Knows serde's data model alone.
 
 use std::collections::HashSet;
 use std::fmt;
 
 use serde::de::value::StrDeserializer;
 use serde::de::{
-    self, Deserialize, DeserializeSeed, Deserializer, EnumAccess, Expected, IntoDeserializer, MapAccess,
-    SeqAccess, Unexpected, VariantAccess, Visitor,
+    self, DeserializeSeed, Deserializer, EnumAccess, Expected, IntoDeserializer, MapAccess, SeqAccess,
+    Unexpected, VariantAccess, Visitor,
 };
 use serde::forward_to_deserialize_any;
 
-use super::problem::{Mark, Report, index_path, key_path, quoted, unknown};
-use super::schema;
-use super::yaml::{Entry, Kind, Node, Scalar, Value};
-
-/// The most readings, so the most faults of shape that are reported at once.
-const READINGS_MAX: usize = 100;
-
-/// Reads the tree as the schema says, without what is struck out, and reports every fault of shape. Nodes in `struck` are
-/// known to be faulty, and those that turn out to be are added. `None` when there is nothing left to judge.
-pub(crate) fn decode(root: &Node, struck: &mut HashSet<u32>, report: &mut Report) -> Option<schema::File> {
-    for _ in 0..READINGS_MAX {
-        let error = match schema::File::deserialize(Reader { node: root, struck }) {
-            Ok(file) => return Some(file),
-            Err(error) => error.or_at(root, Part::Value),
-        };
-        let (id, part) = error.spot.unwrap_or((root.id, Part::Value));
-        let found = locate(root, id, String::new(), root.mark)?;
-        // A key that is struck out is not missing, and a misspelt one has been reported by its own name.
-        if !(error.missing && has_struck_child(found.node, struck)) {
-            let mark = if part == Part::Key { found.key_mark } else { found.node.mark };
-            report.add(mark, found.path, error.to_string());
-        }
-        if !struck.insert(id) || id == root.id {
-            return None;
-        }
-    }
-    None
-}
+use crate::config::problem::{quoted, unknown};
+use crate::config::yaml::{Entry, Kind, Node, Scalar, Value};
 
 /// A fault of shape.
 #[derive(Debug)]
-struct Error {
+pub(super) struct Error {
     message: String,
     /// The value itself, where its form is wrong. Never one that was interpolated: it may be a secret.
     found: Option<String>,
-    missing: bool,
-    spot: Option<(u32, Part)>,
+    pub(super) missing: bool,
+    pub(super) spot: Option<(u32, Part)>,
 }
 
 /// Which part of an entry a fault is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+pub(super) enum Part {
     Key,
     Value,
 }
@@ -66,7 +36,7 @@ impl Error {
     }
 
     /// Gives the fault its place, unless a deeper one is known.
-    fn or_at(mut self, node: &Node, part: Part) -> Error {
+    pub(super) fn or_at(mut self, node: &Node, part: Part) -> Error {
         if self.spot.is_none() {
             self.spot = Some((node.id, part));
             self.found.take_if(|_| node.is_interpolated());
@@ -120,41 +90,11 @@ impl de::Error for Error {
     }
 }
 
-/// What a search in the tree finds.
-struct Found<'a> {
-    node: &'a Node,
-    key_mark: Mark,
-    path: String,
-}
-
-fn locate(node: &Node, id: u32, path: String, key_mark: Mark) -> Option<Found<'_>> {
-    if node.id == id {
-        return Some(Found { node, key_mark, path });
-    }
-    match &node.value {
-        Value::Scalar(_) => None,
-        Value::List(items) => items
-            .iter()
-            .enumerate()
-            .find_map(|(index, item)| locate(item, id, index_path(&path, index), item.mark)),
-        Value::Mapping(entries) => entries
-            .iter()
-            .find_map(|entry| locate(&entry.value, id, key_path(&path, &entry.key), entry.key_mark)),
-    }
-}
-
-fn has_struck_child(node: &Node, struck: &HashSet<u32>) -> bool {
-    match &node.value {
-        Value::Mapping(entries) => entries.iter().any(|entry| struck.contains(&entry.value.id)),
-        Value::Scalar(_) | Value::List(_) => false,
-    }
-}
-
 /// Reads one node; what is struck out is not there.
 #[derive(Clone, Copy)]
-struct Reader<'a> {
-    node: &'a Node,
-    struck: &'a HashSet<u32>,
+pub(super) struct Reader<'a> {
+    pub(super) node: &'a Node,
+    pub(super) struck: &'a HashSet<u32>,
 }
 
 impl<'a> Reader<'a> {
@@ -401,95 +341,5 @@ impl<'de> VariantAccess<'de> for Variant<'_> {
 
     fn struct_variant<V: Visitor<'de>>(self, _: &'static [&'static str], _: V) -> Result<V::Value, Error> {
         Err(Error::new("a value of this form cannot be written"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use super::*;
-    use crate::config::yaml;
-
-    fn problems(text: &str) -> Vec<String> {
-        let mut report = Report::new(Path::new("f"));
-        let root = yaml::parse(text, &mut report).unwrap();
-        let mut struck = HashSet::new();
-        decode(&root, &mut struck, &mut report);
-        assert_eq!(struck.is_empty(), report.is_empty(), "{text}");
-        report.into_problems().iter().map(ToString::to_string).collect()
-    }
-
-    #[test]
-    fn a_whole_file_is_read() {
-        let text = "listen: 0.0.0.0:80\nstore: {redis: {url: 'redis://x'}}\nlimiters:\n  b: {limits: [1/s]}\n  \
-                    a: {limits: [{rate: 1, per: 1mo}], queue: false}\nroutes: []\n";
-        assert_eq!(problems(text), [""; 0]);
-    }
-
-    #[test]
-    fn every_fault_of_shape_is_reported_with_its_place() {
-        let text = "\
-lisen: 0.0.0.0:80
-server:
-  max_connections: many
-  header_timeout: 10
-log: {format: jsn, access: maybe}
-admin:
-store: redis
-limiters:
-  a: {limits: 5/s}
-  b: {limts: [5/s]}
-  c: {limits: [5, {rate: 1.5, per: 1s}, {rate: 5}], queue: {timeout: 10, max: 5}}
-routes:
-  - {name: 5, match: {}, upstream: 1}
-  - {match: {path: [/]}, upstream: {ur: x}}
-";
-        let expected = [
-            "f:1:1: lisen: unknown key \"lisen\"; did you mean \"listen\"?",
-            "f:3:20: server.max_connections: expected a whole number, found a text",
-            "f:4:19: server.header_timeout: expected a duration with a unit, such as 250ms, 10s, 1m, 1h or 1d, \
-             found a number",
-            "f:5:15: log.format: unknown value \"jsn\"; did you mean \"json\"?",
-            "f:5:28: log.access: expected true or false, found a text",
-            "f:6:1: admin: the value is empty; expected a mapping",
-            "f:7:8: store: `redis` needs settings: a mapping below it",
-            "f:9:15: limiters.a.limits: expected a list, found a text",
-            "f:10:7: limiters.b.limts: unknown key \"limts\"; did you mean \"limits\"?",
-            "f:11:16: limiters.c.limits[0]: expected a limit such as 900/1m or 20/s, or {rate: 900, per: 1m}, \
-             found a number",
-            "f:11:26: limiters.c.limits[1].rate: expected a whole number that fits into 64 bits",
-            "f:11:41: limiters.c.limits[2]: the key `per` is missing",
-            "f:11:70: limiters.c.queue.timeout: expected a duration with a unit, such as 250ms, 10s, 1m, 1h or \
-             1d, found a number",
-            "f:11:74: limiters.c.queue.max: unknown key \"max\"; known: timeout, max_waiting",
-            "f:13:12: routes[0].name: expected a text (put it in quotes), found a number",
-            "f:13:36: routes[0].upstream: expected a URL such as https://api.example.com, or a mapping with `url`, \
-             found a number",
-            "f:14:20: routes[1].match.path: expected a text, found a list",
-            "f:14:37: routes[1].upstream.ur: unknown key \"ur\"; did you mean \"url\"?",
-        ];
-        assert_eq!(problems(text), expected);
-    }
-
-    #[test]
-    fn a_missing_key_is_placed_at_its_mapping() {
-        assert_eq!(problems("server:\n  tls: {cert: a}\n"), ["f:2:8: server.tls: the key `key` is missing"]);
-        assert_eq!(
-            problems("listen: a\nlimiters:\n  x:\n    queue: off\nroutes: []\n"),
-            ["f:4:5: limiters.x: the key `limits` is missing"]
-        );
-    }
-
-    #[test]
-    fn the_root_must_be_a_mapping() {
-        assert_eq!(problems("- a\n"), ["f:1:1: expected a mapping, found a list"]);
-        assert_eq!(problems("hello\n"), ["f:1:1: expected a mapping, found a text"]);
-    }
-
-    #[test]
-    fn the_number_of_readings_is_bounded() {
-        let keys: String = (0..1000).map(|index| format!("key{index}: 1\n")).collect();
-        assert_eq!(problems(&keys).len(), READINGS_MAX);
     }
 }
