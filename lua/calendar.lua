@@ -5,7 +5,8 @@
 --
 -- A book is stored as one MessagePack array:
 --   { number, void_from, moved_generation, moved_cell, moved_until, moved_last,
---     { text of rules, seen, ... }, text of the union, { from, to, permits, ... }, { at, permits, ... } }
+--     { text of rules, seen, by, ... }, text of the union, { from, to, permits, ... }, { at, permits, ... } }
+-- `by` is the only replica that has declared the rules, 0 for several.
 -- Instants of the calendar are kept as differences, which makes them short. Rules travel as a text
 -- of decimal numbers, `rate window cell` for each, so that equal rules are equal texts.
 
@@ -293,41 +294,44 @@ local function retime(book, now, lease, union)
   book.moved_until = void_from + lease
 end
 
--- The caller's rules count as declared now; who has not declared for a lease is forgotten.
-local function declare(book, now, text, lease)
+-- The caller's rules count as declared now; a set that only the caller has declared before is forgotten, and so is
+-- one that nobody has declared for a lease.
+local function declare(book, now, text, lease, replica)
   local declared = book.declared
-  if #declared == 2 then
-    if declared[1] == text then return end
+  if #declared == 3 then
+    if declared[1] == text then
+      if declared[3] ~= replica then declared[3] = 0 end
+      return
+    end
     declared[2] = now
   end
   local known, kept = false, {}
-  for index = 1, #declared, 2 do
-    local seen = declared[index + 1]
-    if declared[index] == text then
-      known, seen = true, now
-    end
-    if declared[index] == text or seen + lease > now then
-      kept[#kept + 1] = declared[index]
-      kept[#kept + 1] = seen
+  local function keep(rules, seen, by)
+    local size = #kept
+    kept[size + 1], kept[size + 2], kept[size + 3] = rules, seen, by
+  end
+  for index = 1, #declared, 3 do
+    local rules, seen, by = declared[index], declared[index + 1], declared[index + 2]
+    if rules == text then
+      known = true
+      keep(rules, now, by == replica and by or 0)
+    elseif by ~= replica and seen + lease > now then
+      keep(rules, seen, by)
     end
   end
-  if not known then
-    kept[#kept + 1] = text
-    kept[#kept + 1] = now
-  end
-  if #kept > 2 * DECLARED_MAX then
-    table.remove(kept, 1)
-    table.remove(kept, 1)
+  if not known then keep(text, now, replica) end
+  if #kept > 3 * DECLARED_MAX then
+    for _ = 1, 3 do table.remove(kept, 1) end
   end
   book.declared = kept
 end
 
 -- Brings a book to `now` under the caller's rules.
-local function book_open(book, now, text, lease)
+local function book_open(book, now, text, lease, replica)
   if book.moved_until <= now then book.moved = {} end
-  declare(book, now, text, lease)
+  declare(book, now, text, lease, replica)
   local union = book.declared[1]
-  for index = 3, #book.declared, 2 do union = union .. " " .. book.declared[index] end
+  for index = 4, #book.declared, 3 do union = union .. " " .. book.declared[index] end
   if union ~= book.union and #book.moved == 0 then retime(book, now, lease, union) end
   prune(book, now)
 end

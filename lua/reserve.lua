@@ -8,7 +8,8 @@
 -- ARGV[4]      number of holdings to give back
 -- ARGV[5]      number of holdings to exchange
 -- ARGV[6]      number of runs
--- ARGV[7..]    for each limiter: its rules as text, the generation known to the caller;
+-- ARGV[7]      the calling replica, a number
+-- ARGV[8..]    for each limiter: its rules as text, the generation known to the caller;
 --              then holdings to give back, then to exchange: slot, cost, count;
 --              then runs: cost, wait_max, count
 -- Returns      { now, for each limiter: number, void_from, available of each rule;
@@ -21,7 +22,8 @@
 local limiters = #KEYS - 1
 local now, lease, room = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local give_backs, exchanges, runs = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local argument = 6
+local replica = tonumber(ARGV[7])
+local argument = 7
 if now == 0 then
   local time = redis.call("TIME")
   now = time[1] * 1000000 + time[2]
@@ -39,7 +41,7 @@ for index = 1, limiters do
   known[index] = tonumber(ARGV[argument + 2])
   argument = argument + 2
   books[index] = book_load(stored[index])
-  book_open(books[index], now, texts[index], lease)
+  book_open(books[index], now, texts[index], lease, replica)
 end
 
 -- ---- the order of the queue ----

@@ -2,7 +2,7 @@
 //! and bookings that are being re-timed after a change of the limits.
 //!
 //! While replicas run different configurations, every set of limits declared within the last lease is in
-//! force, so the strictest rules until the last replica has followed. A change re-times what is booked
+//! force, so the strictest rules until the last replica has followed; a set that only the caller has declared goes at once. A change re-times what is booked
 //! from an instant one lease ahead: those bookings are void, the i-th void permit gets the i-th place under the
 //! new limits, and a place stays charged until the replica that holds the void slot fetches it. Until that
 //! instant the old slots stay good, and by then every replica has heard.
@@ -34,6 +34,8 @@ pub struct Moved {
 struct Declared {
     rules: Arc<[Rule]>,
     seen: Micros,
+    /// The only replica that has declared them; `None` for several.
+    by: Option<u64>,
 }
 
 /// A change of the limits, as a caller must know it.
@@ -77,11 +79,11 @@ pub struct Book {
 
 impl Book {
     /// Brings the book to `now` under the caller's limits, which count as declared now.
-    pub fn open(&mut self, now: Micros, rules: &Arc<[Rule]>, lease: Micros) {
+    pub fn open(&mut self, now: Micros, rules: &Arc<[Rule]>, lease: Micros, replica: u64) {
         if self.moved_until <= now {
             self.moved.clear();
         }
-        self.declare(now, rules, lease);
+        self.declare(now, rules, lease, replica);
         let union = self.union();
         if union != self.rules && self.moved.is_empty() {
             self.retime(now, lease, union);
@@ -89,21 +91,24 @@ impl Book {
         self.calendar.prune(now, &self.rules);
     }
 
-    fn declare(&mut self, now: Micros, rules: &Arc<[Rule]>, lease: Micros) {
-        if let [only] = &self.declared[..]
-            && only.rules == *rules
-        {
-            return;
-        }
-        // A set that stood alone was in force until now, whenever it was declared last.
+    fn declare(&mut self, now: Micros, rules: &Arc<[Rule]>, lease: Micros, replica: u64) {
         if let [only] = &mut self.declared[..] {
+            if only.rules == *rules {
+                only.by = only.by.filter(|by| *by == replica);
+                return;
+            }
+            // A set that stood alone was in force until now, whenever it was declared last.
             only.seen = now;
         }
+        let is_replaced = |other: &Declared| other.by == Some(replica) || other.seen + lease <= now;
+        self.declared.retain(|declared| declared.rules == *rules || !is_replaced(declared));
         match self.declared.iter_mut().find(|declared| declared.rules == *rules) {
-            Some(declared) => declared.seen = now,
-            None => self.declared.push(Declared { rules: rules.clone(), seen: now }),
+            Some(declared) => {
+                declared.seen = now;
+                declared.by = declared.by.filter(|by| *by == replica);
+            }
+            None => self.declared.push(Declared { rules: rules.clone(), seen: now, by: Some(replica) }),
         }
-        self.declared.retain(|declared| declared.rules == *rules || declared.seen + lease > now);
         if self.declared.len() > DECLARED_MAX {
             self.declared.remove(0);
         }
@@ -182,6 +187,11 @@ impl Book {
     /// A search for room from `from` on.
     pub fn search(&mut self, from: Micros) -> Search<'_> {
         Search::new(&mut self.calendar, &self.rules, from)
+    }
+
+    /// Books permits whose place is not in question, because they are used there whether there is room or not.
+    pub fn charge(&mut self, at: Micros, permits: u64) {
+        self.search(at).charge(permits);
     }
 
     /// Permits that could be used at `now` under each of the caller's rules.

@@ -121,6 +121,11 @@ impl Lane {
         self.slots.iter_mut().for_each(|slot| slot.due = due(slot));
     }
 
+    /// When the store's slots are due.
+    pub(super) fn dues_stored(&self) -> impl Iterator<Item = Instant> {
+        self.slots.iter().filter(|slot| slot.source == Source::Store).map(|slot| slot.due)
+    }
+
     /// Whether a slot of the store is held: then its changes must be heard of.
     pub(super) fn holds_stored(&self) -> bool {
         self.slots.iter().any(|slot| slot.source == Source::Store)

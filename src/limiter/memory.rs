@@ -43,6 +43,16 @@ impl MemoryStore {
         state.reserve(now, subjects, call)
     }
 
+    /// Books permits that are used elsewhere, each number at its instant, for the limiter to count with.
+    pub fn charge_at(&self, now: Micros, subject: &Subject, permits: &[(Micros, u64)], replica: u64) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let book = state.books.entry(subject.name.clone()).or_default();
+        book.open(now, &subject.rules, LEASE, replica);
+        for (at, permits) in permits {
+            book.charge(*at, *permits);
+        }
+    }
+
     fn inspect_at(&self, now: Micros, subject: &Subject) -> Inspection {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let book = state.books.get(&subject.name).cloned().unwrap_or_default();

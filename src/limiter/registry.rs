@@ -1,6 +1,7 @@
 //! All limiters of this process: a queue and a worker for each, kept over a reload.
 
 use std::collections::HashSet;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::mpsc;
@@ -46,11 +47,18 @@ struct Inner {
     shutdown: CancellationToken,
 }
 
+/// A number for this replica, below 2^53 because Lua must hold it, and not zero.
+fn replica() -> u64 {
+    // The standard library seeds each of these at random.
+    (RandomState::new().hash_one(std::process::id()) >> 12) | 1
+}
+
 impl Limiters {
     /// No limiters yet, over this store. `fleet_size` divides the limits while the store is away.
     pub fn new(store: Arc<dyn Store>, clock: Clock, fleet_size: u32, metrics: Metrics) -> Limiters {
         let fleet_size = u64::from(fleet_size);
-        let fallback = Arc::new(Fallback { store: MemoryStore::new(clock), clock, fleet_size });
+        let fallback = Fallback { replica: replica(), store: MemoryStore::new(clock), clock, fleet_size };
+        let fallback = Arc::new(fallback);
         let inner = Inner {
             store,
             fallback,

@@ -35,6 +35,8 @@ pub struct Run {
 /// What is asked, in the order in which it is done.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Call {
+    /// The calling replica: a number below 2^53, chosen at its start.
+    pub replica: u64,
     /// For each limiter: the generation under which the holdings below were booked.
     pub known: Vec<u64>,
     /// Permits that are not needed.
@@ -129,7 +131,7 @@ pub fn reserve(
     call: &Call,
 ) -> Answer {
     for (book, rules) in books.iter_mut() {
-        book.open(now, rules, lease);
+        book.open(now, rules, lease, call.replica);
     }
     order.open(books);
     for holding in &call.give_back {

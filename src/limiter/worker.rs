@@ -39,8 +39,10 @@ const BATCH_MAX: usize = 1000;
 /// How long a worker sleeps when nothing is due. Any event wakes it before.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// What a worker falls back on while the store is away.
+/// What the workers of a replica share beside the store: who they are, and what they fall back on while it is away.
 pub(super) struct Fallback {
+    /// This replica, as the store tells it from others.
+    pub(super) replica: u64,
     /// This replica's own memory.
     pub(super) store: MemoryStore,
     /// The clock of that.
@@ -74,6 +76,10 @@ pub(super) struct Worker {
     void_known: Arc<[u64]>,
     /// Slots to ask for in place of some that came too late.
     replace: BTreeMap<Permits, usize>,
+    /// What the fleet had used under each limit of the first limiter, as last heard.
+    used: Vec<u64>,
+    /// Whether the store has failed since it was last heard.
+    is_local: bool,
     /// Whether the store must hear of changed limits.
     limits_changed: bool,
     call: Option<CallInFlight>,
@@ -105,6 +111,8 @@ impl Worker {
             void: VecDeque::new(),
             void_known: known,
             replace: BTreeMap::new(),
+            used: Vec::new(),
+            is_local: false,
             limits_changed: false,
             call: None,
         }

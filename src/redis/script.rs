@@ -31,7 +31,7 @@ impl Script {
         Script { source, sha: redis::Script::new(source).get_hash().to_owned() }
     }
 
-    #[cfg(test)]
+    /// Its text.
     pub(super) fn source(&self) -> &'static str {
         self.source
     }

@@ -71,12 +71,16 @@ impl RedisStore {
         }
     }
 
+    /// Asks whether the server is there, and gives it the scripts before the first request needs them.
     async fn ping(&self) -> Result<(), StoreError> {
         let started = Instant::now();
         let attempt = async {
             let mut connection = self.connections.get(&"ping").await.map_err(|error| self.lost(&error))?;
-            let pong = redis::cmd("PING").exec_async(&mut connection).await;
-            pong.map_err(|error| self.failed(&"ping", &error))
+            let mut commands = redis::pipe();
+            commands.cmd("PING").cmd("SCRIPT").arg("LOAD").arg(self.reserve.source());
+            commands.cmd("SCRIPT").arg("LOAD").arg(self.inspect.source());
+            let answered = commands.exec_async(&mut connection).await;
+            answered.map_err(|error| self.failed(&"ping", &error))
         };
         let result =
             timeout(self.timeout * 5, attempt).await.unwrap_or(Err(StoreError::Timeout(self.timeout)));
@@ -204,7 +208,7 @@ pub(super) fn command_for(
     keys.push(keys::queue(prefix, subjects));
     let mut command = script.command(&keys);
     command.arg(now.0).arg(lease.0).arg(call.room);
-    command.arg(call.give_back.len()).arg(call.exchange.len()).arg(call.runs.len());
+    command.arg(call.give_back.len()).arg(call.exchange.len()).arg(call.runs.len()).arg(call.replica);
     for (index, subject) in subjects.iter().enumerate() {
         command.arg(rules_text(subject)).arg(call.known.get(index).copied().unwrap_or_default());
     }

@@ -79,6 +79,8 @@ enum Step {
     Change {
         rules: usize,
     },
+    /// Another replica calls from here on.
+    Replica(u64),
 }
 
 /// Windows are long, so that no key expires by the server's clock while a sequence runs.
@@ -104,12 +106,14 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(subjects, runs, room)| Step::Reserve { subjects, runs, room }),
         2 => (any::<usize>(), 1..5_u64).prop_map(|(holding, count)| Step::GiveBack { holding, count }),
         1 => any::<usize>().prop_map(|rules| Step::Change { rules }),
+        1 => (1..4_u64).prop_map(Step::Replica),
     ]
 }
 
 /// The Rust side, and what its caller would hold.
 struct Model {
     now: Micros,
+    replica: u64,
     subjects: Vec<Subject>,
     books: Vec<Book>,
     orders: BTreeMap<usize, QueueOrder>,
@@ -127,6 +131,7 @@ impl Model {
         };
         Model {
             now: Micros(START),
+            replica: 1,
             subjects: vec![subject("a", first), subject("b", first + 1)],
             books: vec![Book::default(), Book::default()],
             orders: BTreeMap::new(),
@@ -172,6 +177,7 @@ fn run(model: &mut Model, connection: &mut redis::Connection, steps: &[Step]) {
     for step in steps {
         match step {
             Step::Advance(by) => model.now = model.now + Micros(*by),
+            Step::Replica(replica) => model.replica = *replica,
             Step::Change { rules: index } => model.subjects[0].rules = rules(*index),
             Step::GiveBack { holding, count } => give_back(model, connection, *holding, *count),
             Step::Reserve { subjects, runs, room } => {
@@ -188,6 +194,7 @@ fn run(model: &mut Model, connection: &mut redis::Connection, steps: &[Step]) {
 fn ask(model: &mut Model, connection: &mut redis::Connection, count: usize, mut call: Call) {
     let known = model.known.entry(count).or_insert_with(|| vec![0; count]).clone();
     call.known.clone_from(&known);
+    call.replica = model.replica;
     let answer = both(model, connection, count, &call);
     let numbers: Vec<u64> = answer.generations.iter().map(|generation| generation.number).collect();
     let held = model.held.entry(count).or_default();
@@ -200,24 +207,29 @@ fn ask(model: &mut Model, connection: &mut redis::Connection, count: usize, mut 
         void.sort_by_key(|holding| holding.slot);
         model.known.insert(count, numbers);
     }
-    let costs = call.runs.iter().flat_map(|run| std::iter::repeat_n(run.cost, run.count as usize));
-    let outcomes = answer.outcomes.iter().flat_map(|(n, outcome)| std::iter::repeat_n(*outcome, *n as usize));
+    let costs = call.runs.iter().flat_map(|run| times(run.cost, run.count));
+    let outcomes = answer.outcomes.iter().flat_map(|(n, outcome)| times(*outcome, *n));
     for (cost, outcome) in costs.zip(outcomes) {
         if let Outcome::Booked(slot) = outcome {
             held.push(Holding { slot, cost, count: 1 });
         }
     }
     if !void.is_empty() {
-        let exchange = Call { known, exchange: void.clone(), ..Call::default() };
+        let replica = model.replica;
+        let exchange = Call { replica, known, exchange: void.clone(), ..Call::default() };
         let answer = both(model, connection, count, &exchange);
-        let places = answer.exchanged.iter().flat_map(|(n, at)| std::iter::repeat_n(*at, *n as usize));
+        let places = answer.exchanged.iter().flat_map(|(n, at)| times(*at, *n));
         let held = model.held.entry(count).or_default();
         held.extend(void.iter().zip(places).map(|(was, slot)| Holding { slot, ..*was }));
     }
 }
 
+fn times<T: Clone>(value: T, count: u64) -> std::iter::RepeatN<T> {
+    std::iter::repeat_n(value, usize::try_from(count).unwrap())
+}
+
 fn give_back(model: &mut Model, connection: &mut redis::Connection, index: usize, count: u64) {
-    let subjects = if index % 2 == 0 { 1 } else { 2 };
+    let subjects = if index.is_multiple_of(2) { 1 } else { 2 };
     let held = model.held.entry(subjects).or_default();
     held.retain(|holding| holding.slot >= model.now);
     let mut call = Call::default();
@@ -238,7 +250,8 @@ fn lua_equals_rust() {
         redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(connection).unwrap();
     };
     load(&mut connection);
-    let mut runner = TestRunner::new(Config { cases: 2_000, failure_persistence: None, ..Config::default() });
+    let mut runner =
+        TestRunner::new(Config { cases: 10_000, failure_persistence: None, ..Config::default() });
     let connection = std::cell::RefCell::new(connection);
     runner
         .run(&(0..RULES.len(), prop::collection::vec(step(), 1..40)), |(first, steps)| {

@@ -60,6 +60,7 @@ impl Worker {
         let arrivals: Vec<_> = self.pending.drain(..self.pending.len().min(BATCH_MAX)).collect();
         let replaced: usize = replace.iter().map(|(_, count)| count).sum();
         let call = Call {
+            replica: self.fallback.replica,
             known: known.to_vec(),
             give_back,
             exchange: holdings(&exchange),
@@ -119,7 +120,8 @@ impl Worker {
         match slot.source {
             Source::Unlimited => {}
             Source::Local => {
-                let call = Call { known: self.known.to_vec(), give_back: vec![holding], ..Call::default() };
+                let call =
+                    Call { known: vec![0; self.subjects.len()], give_back: vec![holding], ..Call::default() };
                 self.ask_fallback(&call);
             }
             Source::Store => match self.give_back.back_mut() {

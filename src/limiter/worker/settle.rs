@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::{Sent, Worker};
+use super::{Fallback, Sent, Worker};
 use crate::clock::Micros;
 use crate::limiter::lane::{Stage, Waiter};
 use crate::limiter::limit::{OnStoreFailure, Permits};
@@ -21,18 +21,19 @@ use crate::limiter::store::{StoreError, Subject};
 impl Worker {
     pub(super) fn settle(&mut self, sent: Sent, result: Result<Answer, StoreError>) {
         match result {
-            Ok(answer) => self.settle_answer(sent, answer),
+            Ok(answer) => self.settle_answer(sent, &answer),
             Err(error) => self.settle_failure(sent, &error),
         }
         self.hand_out(Instant::now());
         self.tell_waiting();
     }
 
-    fn settle_answer(&mut self, sent: Sent, answer: Answer) {
+    fn settle_answer(&mut self, sent: Sent, answer: &Answer) {
         let now = Instant::now();
         self.clock.learn(sent.at, now, answer.now);
         self.heard = sent.at;
-        let moved = self.learn_generations(&answer);
+        self.is_local = false;
+        let moved = self.learn_generations(answer);
         let clock = self.clock;
         let slot = |at: Micros| Slot { at, due: clock.due(at), source: Source::Store };
         for lane in self.lanes.values_mut() {
@@ -52,6 +53,8 @@ impl Worker {
             for (limit, permits) in available.iter().enumerate() {
                 metrics.set_available(limit, *permits);
             }
+            let rules = self.subjects[0].rules.iter();
+            self.used = rules.zip(available).map(|(rule, left)| rule.rate.saturating_sub(*left)).collect();
         }
     }
 
@@ -190,6 +193,10 @@ impl Worker {
         for (_, cost) in exchange.into_iter().chain(self.void.drain(..)) {
             replace.push((cost, 1));
         }
+        let was_local = std::mem::replace(&mut self.is_local, true);
+        if !was_local {
+            self.begin_locally();
+        }
         self.heard = Instant::now();
         match self.shared.limiter.load().on_store_failure {
             OnStoreFailure::Reject => {
@@ -211,11 +218,30 @@ impl Worker {
         }
     }
 
+    /// Charges this replica's memory with what is known of the window that is running: its part of what the fleet had
+    /// used when the store was last heard, and the slots that it still holds.
+    ///
+    /// A share is the limit divided by the fleet, so a part of the use is the use divided by the fleet: what all
+    /// replicas together have left is what the fleet had left.
+    fn begin_locally(&self) {
+        let Fallback { store, clock, fleet_size, replica } = &*self.fallback;
+        let subject = share(&self.subjects[0], *fleet_size);
+        let used = self.used.iter().max().map_or(0, |used| used.div_ceil(*fleet_size));
+        let mut permits = vec![(clock.at(self.heard), used)];
+        for (cost, lane) in &self.lanes {
+            permits.extend(lane.dues_stored().map(|due| (clock.at(due), cost.get())));
+        }
+        permits.retain(|(_, permits)| *permits > 0);
+        permits.sort_unstable();
+        store.charge_at(clock.now(), &subject, &permits, *replica);
+    }
+
     /// Enforces this replica's share of the limits in its own memory.
     fn settle_locally(&mut self, replace: Vec<(Permits, usize)>, arrivals: Vec<Arrival>) {
         let now = Instant::now();
         let call = Call {
-            known: self.known.to_vec(),
+            replica: self.fallback.replica,
+            known: vec![0; self.subjects.len()],
             runs: self.runs(now, &replace, &arrivals),
             room: self.room() + replace.iter().map(|(_, count)| *count as u64).sum::<u64>(),
             ..Call::default()
