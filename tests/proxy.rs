@@ -1,6 +1,8 @@
 //! The proxy room by itself: real sockets, no limiter. What a client and an upstream see of each other through
 //! weir.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 mod proxy_support;
 
 use std::sync::Arc;
@@ -17,7 +19,8 @@ use weir::config::model::Http2;
 use weir::proxy::Drained;
 
 use proxy_support::{
-    Weir, call, http2_client, in_time, read_head, rule, scripted_upstream, tls_upstream, upstream, weir,
+    Weir, call, http2_client, in_time, read_head, rule, scripted_upstream, slow_name, tls_upstream, upstream,
+    weir,
 };
 
 /// Says what it got.
@@ -494,4 +497,62 @@ async fn many_http2_requests_share_connections_within_the_upstreams_limit() {
     let statuses = in_time(futures_util::future::join_all(calls)).await;
     assert!(statuses.iter().all(|status| *status == StatusCode::OK));
     assert!((1..=4).contains(&up.connections()), "{} connections", up.connections());
+}
+
+#[tokio::test]
+async fn an_uploader_who_leaves_while_waiting_takes_no_permit_along() {
+    let up = upstream(mirror).await;
+    let mut rule = rule("/", &up);
+    rule.limiter = Some(slow_name());
+    let weir = weir(vec![rule]).await;
+    let get = "GET / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n";
+    assert!(call(weir.address, get).await.starts_with("HTTP/1.1 200"));
+    let began = tokio::time::Instant::now();
+    let mut leavers = Vec::new();
+    for _ in 0..8 {
+        let mut leaver = TcpStream::connect(weir.address).await.unwrap();
+        let upload = "POST / HTTP/1.1\r\nHost: weir\r\nContent-Length: 1000000\r\n\r\n";
+        leaver.write_all(upload.as_bytes()).await.unwrap();
+        leaver.write_all(&[b'x'; 100_000]).await.unwrap();
+        leavers.push(leaver);
+    }
+    let waiting = async || weir.limiters.inspect().await[0].waiting;
+    in_time(async {
+        while waiting().await < 8 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    drop(leavers);
+    let answer = call(weir.address, get).await;
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("weir-wait-ms: "), "{answer}");
+    assert!(began.elapsed() < Duration::from_secs(2), "it waited behind those who left");
+    assert_eq!(up.requests(), 2);
+}
+
+#[tokio::test]
+async fn what_still_waits_when_the_drain_time_is_over_is_told_so() {
+    let up = upstream(mirror).await;
+    let mut rule = rule("/", &up);
+    rule.limiter = Some(slow_name());
+    let weir = Weir::start(vec![rule], |server| server.drain_timeout = Duration::from_millis(700)).await;
+    let get = "GET / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n";
+    let calls: Vec<_> = (0..5).map(|_| tokio::spawn(call(weir.address, get))).collect();
+    in_time(async {
+        while weir.limiters.inspect().await[0].waiting < 4 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    weir.shutdown.cancel();
+    let mut answers = Vec::new();
+    for call in calls {
+        answers.push(in_time(call).await.unwrap());
+    }
+    let told =
+        |answer: &&String| answer.starts_with("HTTP/1.1 503") && answer.contains("weir-error: draining");
+    let served = answers.iter().filter(|answer| answer.starts_with("HTTP/1.1 200")).count();
+    let refused = answers.iter().filter(told).count();
+    assert!(served >= 2 && refused >= 1 && served + refused == 5, "{answers:?}");
+    assert_eq!(in_time(weir.served).await.unwrap(), Drained::Cut);
 }

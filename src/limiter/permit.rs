@@ -68,6 +68,8 @@ pub struct Permit {
     arrived: Instant,
     deadline: Instant,
     waited: Duration,
+    /// When it was last found good: right before the request's head was written.
+    confirmed: Option<Instant>,
 }
 
 impl Permit {
@@ -80,7 +82,7 @@ impl Permit {
         deadline: Instant,
         waited: Duration,
     ) -> Permit {
-        Permit { shared, slot: Some(slot), clock, cost, arrived, deadline, waited }
+        Permit { shared, slot: Some(slot), clock, cost, arrived, deadline, waited, confirmed: None }
     }
 
     /// Makes sure, right before the request's head is written, that the permit is still good.
@@ -94,7 +96,9 @@ impl Permit {
     pub async fn confirm(&mut self) -> Result<(), Refusal> {
         let Some(slot) = self.slot else { return Ok(()) };
         let guard = Micros::from(self.shared.limiter.load().guard);
-        if slot.lateness(&self.clock, Instant::now()) <= guard {
+        let now = Instant::now();
+        if slot.lateness(&self.clock, now) <= guard {
+            self.confirmed = Some(now);
             return Ok(());
         }
         self.slot = None;
@@ -102,6 +106,7 @@ impl Permit {
         let (cost, arrived, deadline) = (self.cost, self.arrived, self.deadline);
         self.shared.hand_back(Returned::Late { slot, cost, arrived, deadline, turn });
         *self = next.await.unwrap_or_else(|_| Err(self.shared.closed()))?;
+        self.confirmed = Some(Instant::now());
         Ok(())
     }
 
@@ -115,7 +120,8 @@ impl Permit {
             Source::Local => metrics.local(cost),
             Source::Unlimited => metrics.allowed(cost),
         }
-        metrics.lateness(slot.lateness(&self.clock, Instant::now()).to_duration());
+        let used = self.confirmed.unwrap_or_else(Instant::now);
+        metrics.lateness(slot.lateness(&self.clock, used).to_duration());
         self.shared.count_granted(cost);
     }
 

@@ -2,7 +2,6 @@
 //!
 //! hyper reads the requests; [`super::forwarder`] answers them.
 
-use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
@@ -10,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
@@ -100,26 +99,23 @@ pub(crate) async fn serve(mut stream: Stream, client: Arc<Client>, proxy: Proxy)
     let io = TokioIo::new(ClientIo { stream, first, taken: 0, watched });
     let answered = Arc::clone(&client);
     let service = service_fn(move |request: Request<Incoming>| {
-        let answer = forwarder::handle(proxy.clone(), Arc::clone(&answered), request);
         // On the heap, for most connections are idle most of the time.
-        let answer: Answer = Box::pin(async move { Ok(answer.await) });
-        answer
+        Box::pin(forwarder::handle(proxy.clone(), Arc::clone(&answered), request))
     });
     match protocol {
         Protocol::Http1 => {
-            let connection = http1(&server).serve_connection(io, service).with_upgrades();
+            let connection = pin!(http1(&server).serve_connection(io, service).with_upgrades());
             drive(connection, &client, &server).await;
         }
         Protocol::Http2 => {
             client.activity.idle();
             let connection = http2(&server, client.tasks.clone()).serve_connection(io, service);
             // Boxed, for it is far larger than the other and would make every connection's task as large.
-            drive(Box::pin(connection), &client, &server).await;
+            let mut connection = Box::pin(connection);
+            drive(connection.as_mut(), &client, &server).await;
         }
     }
 }
-
-type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
 fn http1(server: &Server) -> http1::Builder {
     let header_bytes_max = server.max_header_bytes as usize;
@@ -188,21 +184,20 @@ where
     }
 }
 
-impl<S> Ending for Pin<Box<http2::Connection<TokioIo<ClientIo>, S, Spawner>>>
+impl<S> Ending for http2::Connection<TokioIo<ClientIo>, S, Spawner>
 where
-    http2::Connection<TokioIo<ClientIo>, S, Spawner>: Future,
+    Self: Future,
     S: hyper::service::HttpService<Incoming, ResBody = Body>,
     S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     Spawner: hyper::rt::bounds::Http2ServerConnExec<S::Future, Body>,
 {
     fn finish(self: Pin<&mut Self>) {
-        self.get_mut().as_mut().graceful_shutdown();
+        self.graceful_shutdown();
     }
 }
 
 /// Polls a connection to its end, which its own silence or the end of weir may bring about.
-async fn drive(connection: impl Ending, client: &Client, server: &Server) {
-    let mut connection = pin!(connection);
+async fn drive(mut connection: Pin<&mut impl Ending>, client: &Client, server: &Server) {
     let mut alarm = pin!(sleep_until(client.activity.deadline(server)));
     let mut draining = false;
     loop {
@@ -229,7 +224,7 @@ async fn drive(connection: impl Ending, client: &Client, server: &Server) {
             served = served => {
                 if served == Served::TooSilent {
                     connection.as_mut().finish();
-                    let _ = timeout(GOODBYE, connection).await;
+                    let _ = timeout(GOODBYE, connection.as_mut()).await;
                 }
                 return;
             }
@@ -372,5 +367,22 @@ impl AsyncWrite for ClientIo {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{forwarder, serve};
+
+    fn future_size<A, B, C, Made>(_: impl Fn(A, B, C) -> Made) -> usize {
+        size_of::<Made>()
+    }
+
+    #[test]
+    fn a_waiting_request_and_its_connection_are_small() {
+        let answer = future_size(forwarder::handle);
+        let connection = future_size(serve);
+        assert!(answer <= 4608, "a request's future takes {answer} bytes");
+        assert!(connection <= 1536, "a connection's future takes {connection} bytes");
     }
 }

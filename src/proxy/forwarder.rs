@@ -3,7 +3,8 @@
 //! The permit is confirmed right before the head is written to a connection that is already open, and it is
 //! spent from then on; until then, whatever ends the request gives it back.
 
-use std::pin::pin;
+use std::convert::Infallible;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,18 +33,22 @@ use crate::limiter::{Demand, Entered, Permit, Queue, Refusal, Ticket};
 use crate::telemetry::Outcome;
 
 /// Answers a request, whatever happens to it.
-pub(crate) async fn handle(proxy: Proxy, client: Arc<Client>, request: Request<Incoming>) -> Response<Body> {
+pub(crate) async fn handle(
+    proxy: Proxy,
+    client: Arc<Client>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
     let table = proxy.table();
     let mut record = Box::new(Record::begin(&table, &client, &request));
     let asked = Asked::of(&request);
     let expects_continue = headers::expects_continue(request.headers());
     let (error, unread) = match Plan::make(&table, &request) {
         Err(error) => (error, Some(request.into_body())),
-        Ok(plan) => {
+        Ok((plan, target)) => {
             record.routed(&plan.route);
             let mut unread = None;
-            match forward(&plan, &client, request, &mut record, &mut unread).await {
-                Ok(answer) => return answer.finish(record, &client),
+            match forward(&plan, target, &client, request, &mut record, &mut unread).await {
+                Ok(answer) => return Ok(answer.finish(record, &client)),
                 Err(error) => (error, unread),
             }
         }
@@ -52,15 +57,14 @@ pub(crate) async fn handle(proxy: Proxy, client: Arc<Client>, request: Request<I
     let response = response::refuse(&error, asked, &mut record);
     // A client that was not told to continue has not begun to send.
     if let Some(unread) = unread.filter(|_| !expects_continue) {
-        body::discard(unread).await;
+        Box::pin(body::discard(unread)).await;
     }
-    response.map(|body| body.recorded(record))
+    Ok(response.map(|body| body.recorded(record)))
 }
 
 /// What is done with a request, decided before anything is.
 struct Plan {
     route: Arc<Route>,
-    target: PathAndQuery,
     authority: Option<Authority>,
     /// The protocol that it changes to.
     upgrade: Option<HeaderValue>,
@@ -68,7 +72,8 @@ struct Plan {
 }
 
 impl Plan {
-    fn make<B>(table: &Table, request: &Request<B>) -> Result<Plan, ProxyError> {
+    /// Also says what the request asks the upstream for.
+    fn make<B>(table: &Table, request: &Request<B>) -> Result<(Plan, PathAndQuery), ProxyError> {
         headers::check(request)?;
         let authority = headers::authority(request)?;
         let route = table.route(Target {
@@ -82,11 +87,11 @@ impl Plan {
         // Over HTTP/2 no protocol can be changed to; the request goes on without the wish, as it may.
         let upgrade = headers::upgrade(request);
         let upgrade = upgrade.filter(|_| route.rule.upstream.http2 != Http2::PriorKnowledge);
-        Ok(Plan { route: Arc::clone(route), target, authority, upgrade, wait_max })
+        Ok((Plan { route: Arc::clone(route), authority, upgrade, wait_max }, target))
     }
 
     /// The request as it goes upstream, still without its body.
-    fn outgoing<B>(&self, request: Request<B>, client: &Client) -> (Request<()>, B) {
+    fn outgoing<B>(&self, target: PathAndQuery, request: Request<B>, client: &Client) -> (Request<()>, B) {
         let (mut parts, body) = request.into_parts();
         let origin = Origin {
             peer: client.peer,
@@ -95,7 +100,7 @@ impl Plan {
             version: parts.version,
         };
         headers::to_upstream(&mut parts.headers, &self.route.rule, &origin);
-        parts.uri = Uri::from(self.target.clone());
+        parts.uri = Uri::from(target);
         parts.extensions.clear();
         (Request::from_parts(parts, ()), body)
     }
@@ -126,6 +131,7 @@ impl Answer {
 /// Takes the permit and sends the request. Until its body goes upstream it stays in `unread`.
 async fn forward(
     plan: &Plan,
+    target: PathAndQuery,
     client: &Client,
     mut request: Request<Incoming>,
     record: &mut Record,
@@ -133,10 +139,9 @@ async fn forward(
 ) -> Result<Answer, ProxyError> {
     let changes = plan.upgrade.as_ref().map(|_| hyper::upgrade::on(&mut request));
     let host_asked = plan.route.rule.preserve_host.then(|| plan.authority.clone()).flatten();
-    let (outgoing, incoming) = plan.outgoing(request, client);
+    let (mut outgoing, incoming) = plan.outgoing(target, request, client);
     *unread = Some(incoming);
-    let (permit, ready) = admit(plan, client).await?;
-    record.waited = permit.as_ref().map(Permit::waited).unwrap_or_default();
+    let (permit, ready) = admit(plan, client, &mut outgoing).await?;
 
     let upstream = &plan.route.upstream;
     let (body, upload) = match unread.take() {
@@ -144,7 +149,8 @@ async fn forward(
         None => (RequestBody::Empty, None),
     };
     let began = Instant::now();
-    let (mut response, lease) = send(plan, permit, ready, outgoing.map(|()| body), upload).await?;
+    let going = Going { permit, ready, request: outgoing.map(|()| body), upload };
+    let (mut response, lease) = send(plan, client, going, record).await?;
     plan.route.metrics.upstream_answered(began.elapsed());
     if response::is_refusal(response.status(), response.headers()) {
         plan.route.metrics.upstream_refused(response.status().as_u16());
@@ -180,47 +186,70 @@ fn change(
 }
 
 /// Takes a permit, if the route has a limiter; a request that waits comes back with a connection in hand.
-async fn admit(plan: &Plan, client: &Client) -> Result<(Option<Permit>, Ready), ProxyError> {
+async fn admit(
+    plan: &Plan,
+    client: &Client,
+    outgoing: &mut Request<()>,
+) -> Result<(Option<Permit>, Ready), ProxyError> {
     let Some(queue) = &plan.route.queue else { return Ok((None, Ready::default())) };
     let demand = Demand { cost: plan.route.rule.cost, wait_max: plan.wait_max };
     match queue.enter(demand).await.map_err(|refusal| refused(queue, refusal))? {
         Entered::Granted(permit) => Ok((Some(permit), Ready::default())),
-        Entered::Waiting(ticket) => tokio::select! {
-            biased;
-            admitted = wait(plan, queue, ticket) => admitted,
-            () = client.probe.closed() => Err(ProxyError::ClientGone),
-            () = client.signals.refuse.cancelled() => Err(ProxyError::Draining),
-        },
+        Entered::Waiting(ticket) => {
+            headers::compact(outgoing);
+            let (permit, ready) = while_wanted(client, pin!(wait(plan, queue, ticket))).await?;
+            Ok((Some(permit), ready))
+        }
     }
 }
 
 /// Waits for the slot, and opens a connection shortly before it.
-async fn wait(plan: &Plan, queue: &Queue, mut ticket: Ticket) -> Result<(Option<Permit>, Ready), ProxyError> {
+async fn wait(plan: &Plan, queue: &Queue, mut ticket: Ticket) -> Result<(Permit, Ready), ProxyError> {
     let refused = |refusal| refused(queue, refusal);
     let upstream = &plan.route.upstream;
     ticket.approaching().await;
     let Some(_place) = upstream.early_place() else {
-        return Ok((Some(ticket.turn().await.map_err(refused)?), Ready::default()));
+        return Ok((ticket.turn().await.map_err(refused)?, Ready::default()));
     };
     let turn = async { ticket.turn().await.map_err(refused) };
     let checkout = async { Ok(Ready::from(upstream.checkout(plan.wanted()).await?)) };
-    let (permit, ready) = try_join(turn, checkout).await?;
-    Ok((Some(permit), ready))
+    try_join(turn, checkout).await
+}
+
+/// Waits for something, unless the client leaves or weir's time is over.
+async fn while_wanted<T>(
+    client: &Client,
+    waiting: Pin<&mut impl Future<Output = Result<T, ProxyError>>>,
+) -> Result<T, ProxyError> {
+    tokio::select! {
+        biased;
+        done = waiting => done,
+        () = client.probe.closed() => Err(ProxyError::ClientGone),
+        () = client.signals.refuse.cancelled() => Err(ProxyError::Draining),
+    }
 }
 
 fn refused(queue: &Queue, refusal: Refusal) -> ProxyError {
     ProxyError::Refused { refusal, limiter: queue.limiter() }
 }
 
+/// What it takes to send a request.
+struct Going {
+    permit: Option<Permit>,
+    ready: Ready,
+    request: Request<RequestBody>,
+    upload: Option<Arc<Upload>>,
+}
+
 /// Sends the request and waits for the head of its response. A request of which nothing was written, because
 /// the connection had been closed meanwhile, is sent once more by a fresh one; its permit is not spent yet.
 async fn send(
     plan: &Plan,
-    mut permit: Option<Permit>,
-    ready: Ready,
-    mut request: Request<RequestBody>,
-    upload: Option<Arc<Upload>>,
+    client: &Client,
+    going: Going,
+    record: &mut Record,
 ) -> Result<(Response<Incoming>, Lease), ProxyError> {
+    let Going { mut permit, ready, mut request, upload } = going;
     let upstream = &plan.route.upstream;
     let (mut lease, mut again) = match ready.take() {
         Some(lease) => (lease, true),
@@ -231,15 +260,20 @@ async fn send(
         }
     };
     loop {
-        if let (Some(permit), Some(queue)) = (&mut permit, &plan.route.queue)
-            && let Err(refusal) = permit.confirm().await
-        {
-            lease.release();
-            return Err(refused(queue, refusal));
+        if let (Some(permit), Some(queue)) = (&mut permit, &plan.route.queue) {
+            let confirmed = async { permit.confirm().await.map_err(|refusal| refused(queue, refusal)) };
+            if let Err(error) = while_wanted(client, pin!(confirmed)).await {
+                lease.release();
+                return Err(error);
+            }
+            record.waited = permit.waited();
         }
         let spent = Spent(permit.take());
-        let answer = lease.send(request, upload.clone());
-        match in_time(answer, upstream.settings().timeout, upload.as_deref()).await {
+        let answer = {
+            let answer = pin!(lease.send(request, upload.clone()));
+            in_time(answer, upstream.settings().timeout, upload.as_deref()).await
+        };
+        match answer {
             Some(Ok(response)) => return Ok((response, lease)),
             Some(Err(SendError::Failed(error))) => return Err(failed(error, upload.as_deref())),
             Some(Err(SendError::Unsent(unsent, error))) => {
@@ -274,8 +308,11 @@ impl Drop for Spent {
 }
 
 /// Waits for an answer as long as `limit`, counted from the last piece of the request's body.
-async fn in_time<T>(answer: impl Future<Output = T>, limit: Duration, upload: Option<&Upload>) -> Option<T> {
-    let mut answer = pin!(answer);
+async fn in_time<T>(
+    mut answer: Pin<&mut impl Future<Output = T>>,
+    limit: Duration,
+    upload: Option<&Upload>,
+) -> Option<T> {
     let mut deadline = Instant::now() + limit;
     loop {
         if let Ok(answer) = timeout_at(deadline, answer.as_mut()).await {

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use bytes::BytesMut;
 use http::header::{
     CONNECTION, CONTENT_LENGTH, COOKIE, Entry, FORWARDED, HOST, LOCATION, TE, TRANSFER_ENCODING, UPGRADE, VIA,
 };
@@ -290,6 +291,24 @@ pub(crate) fn to_http2<B>(request: &mut Request<B>, scheme: Scheme) {
         parts.scheme = Some(scheme);
         parts.authority = Some(authority);
         *request.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
+    }
+}
+
+/// Copies what the request keeps out of the buffer that its head was read into. That buffer is far larger than
+/// the head, and a request that waits would hold it all the time.
+pub(crate) fn compact<B>(request: &mut Request<B>) {
+    let length = request.headers().values().map(HeaderValue::len).sum();
+    let mut copies = BytesMut::with_capacity(length);
+    for value in request.headers_mut().values_mut() {
+        copies.extend_from_slice(value.as_bytes());
+        // What was a value before is one again.
+        if let Ok(mut copy) = HeaderValue::from_maybe_shared(copies.split().freeze()) {
+            copy.set_sensitive(value.is_sensitive());
+            *value = copy;
+        }
+    }
+    if let Ok(copy) = Uri::try_from(request.uri().to_string()) {
+        *request.uri_mut() = copy;
     }
 }
 

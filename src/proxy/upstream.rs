@@ -72,7 +72,7 @@ impl Upstream {
         if let Some(connection) = self.take(wanted).await {
             return Ok(self.lease(connection));
         }
-        let opening = async {
+        self.bounded(async {
             if wanted == Wanted::Http1 || self.speaks.load(Ordering::Acquire) == HTTP1 {
                 return self.open(wanted).await;
             }
@@ -84,8 +84,8 @@ impl Upstream {
                 drop(turn);
             }
             self.open(wanted).await
-        };
-        self.bounded(opening).await
+        })
+        .await
     }
 
     /// A new connection.
@@ -112,7 +112,8 @@ impl Upstream {
     }
 
     async fn open(&self, wanted: Wanted) -> Result<Connection, ConnectError> {
-        let connection = self.connector.connect(wanted).await?;
+        // On the heap: it is seldom needed, and would make every request's future seven times as large.
+        let connection = Box::pin(self.connector.connect(wanted)).await?;
         if wanted == Wanted::Any {
             let speaks = if matches!(connection, Connection::Http1(_)) { HTTP1 } else { HTTP2 };
             self.speaks.store(speaks, Ordering::Release);

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::fmt;
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,10 +21,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use weir::clock::Clock;
 use weir::config::Config;
 use weir::config::model::{Admin, Http2, Log, LogFormat, Match, PathMatch, Route, Server, Store, Upstream};
 use weir::limiter::Limiters;
-use weir::limiter::limit::Permits;
+use weir::limiter::limit::{Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, Permits, QueueLimits};
+use weir::limiter::memory::MemoryStore;
 use weir::proxy::{Drained, Proxy, ProxyBuildError, serve};
 use weir::telemetry::Metrics;
 
@@ -31,26 +34,27 @@ use weir::telemetry::Metrics;
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// The result of something that must not hang.
-pub async fn in_time<F: IntoFuture>(future: F) -> F::Output {
+pub(crate) async fn in_time<F: IntoFuture>(future: F) -> F::Output {
     tokio::time::timeout(DEADLINE, future).await.expect("it hangs")
 }
 
 /// A running proxy.
-pub struct Weir {
-    pub address: SocketAddr,
-    pub shutdown: CancellationToken,
-    pub served: JoinHandle<Drained>,
-    pub proxy: Proxy,
+pub(crate) struct Weir {
+    pub(crate) address: SocketAddr,
+    pub(crate) shutdown: CancellationToken,
+    pub(crate) served: JoinHandle<Drained>,
+    pub(crate) proxy: Proxy,
+    pub(crate) limiters: Limiters,
     server: Server,
 }
 
 /// A proxy with these routes.
-pub async fn weir(routes: Vec<Route>) -> Weir {
+pub(crate) async fn weir(routes: Vec<Route>) -> Weir {
     Weir::start(routes, |_| ()).await
 }
 
 impl Weir {
-    pub async fn start(routes: Vec<Route>, adjust: impl FnOnce(&mut Server)) -> Weir {
+    pub(crate) async fn start(routes: Vec<Route>, adjust: impl FnOnce(&mut Server)) -> Weir {
         let mut server = Server {
             max_connections: 1000,
             header_timeout: Duration::from_secs(10),
@@ -61,16 +65,19 @@ impl Weir {
         };
         adjust(&mut server);
         let config = config(routes, server.clone());
-        let proxy = Proxy::new(Metrics::new(), &config, &Limiters::default()).unwrap();
+        let (metrics, clock) = (Metrics::new(), Clock::start());
+        let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, metrics.clone());
+        limiters.apply(&config.limiters);
+        let proxy = Proxy::new(metrics, &config, &limiters).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
         let served = tokio::spawn(serve(listener, proxy.clone(), shutdown.clone()));
-        Weir { address, shutdown, served, proxy, server }
+        Weir { address, shutdown, served, proxy, server, limiters }
     }
 
-    pub fn apply(&self, routes: Vec<Route>) -> Result<(), ProxyBuildError> {
-        self.proxy.apply(&config(routes, self.server.clone()), &Limiters::default())
+    pub(crate) fn apply(&self, routes: Vec<Route>) -> Result<(), ProxyBuildError> {
+        self.proxy.apply(&config(routes, self.server.clone()), &self.limiters)
     }
 }
 
@@ -82,14 +89,35 @@ fn config(routes: Vec<Route>, server: Server) -> Config {
         admin: Admin { listen: any, token: None },
         log: Log { level: tracing::Level::INFO, format: LogFormat::Text, access: true },
         store: Store::Memory,
-        limiters: Vec::new(),
+        limiters: vec![Arc::new(slow())],
         routes,
         hash: "".into(),
     }
 }
 
+/// One permit every half second, and a queue.
+fn slow() -> Limiter {
+    let precision = NonZeroU32::new(256).unwrap();
+    let algorithm = Algorithm::SlidingWindow { precision };
+    let per = Duration::from_millis(500);
+    let limits = vec![Limit { rate: Permits::ONE, per, algorithm, label: "1/500ms".into() }];
+    Limiter {
+        name: slow_name(),
+        guard: Limiter::default_guard(&limits),
+        limits,
+        queue: Some(QueueLimits { timeout: Duration::from_secs(20), max_waiting: 100 }),
+        group: "slow".into(),
+        on_store_failure: OnStoreFailure::Local,
+    }
+}
+
+/// The name of the limiter that there is.
+pub(crate) fn slow_name() -> LimiterName {
+    LimiterName::parse("slow").unwrap()
+}
+
 /// A route by a path's prefix, without a limiter.
-pub fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
+pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
     let address: SocketAddr = upstream.into();
     Route {
         name: "test".into(),
@@ -118,24 +146,28 @@ pub fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
 
 /// An upstream that counts.
 #[derive(Clone)]
-pub struct Up {
+pub(crate) struct Up {
     address: SocketAddr,
     connections: watch::Sender<usize>,
     requests: watch::Sender<usize>,
 }
 
 impl Up {
-    pub fn connections(&self) -> usize {
+    pub(crate) fn connections(&self) -> usize {
         *self.connections.borrow()
     }
 
+    pub(crate) fn requests(&self) -> usize {
+        *self.requests.borrow()
+    }
+
     /// Ends when it has accepted a connection.
-    pub async fn accepted(&self) {
+    pub(crate) async fn accepted(&self) {
         self.connections.subscribe().wait_for(|count| *count > 0).await.unwrap();
     }
 
     /// Ends when it has got a request.
-    pub async fn requested(&self) {
+    pub(crate) async fn requested(&self) {
         self.requests.subscribe().wait_for(|count| *count > 0).await.unwrap();
     }
 }
@@ -160,7 +192,7 @@ impl From<&Up> for SocketAddr {
 }
 
 /// An upstream that does with each socket, and its number, as it is told.
-pub async fn scripted_upstream<F, T>(script: F) -> Up
+pub(crate) async fn scripted_upstream<F, T>(script: F) -> Up
 where
     F: Fn(TcpStream, Up) -> T + Send + 'static,
     T: Future<Output = ()> + Send + 'static,
@@ -179,7 +211,7 @@ where
 }
 
 /// An upstream that speaks HTTP/1.1 and HTTP/2.
-pub async fn upstream<F, T, B>(answer: F) -> Up
+pub(crate) async fn upstream<F, T, B>(answer: F) -> Up
 where
     F: Fn(Request<Incoming>) -> T + Clone + Send + 'static,
     T: Future<Output = Response<B>> + Send + 'static,
@@ -190,7 +222,7 @@ where
 }
 
 /// An upstream that speaks them over TLS, and the certificate to trust.
-pub async fn tls_upstream<F, T, B>(answer: F) -> (Up, tempfile::NamedTempFile)
+pub(crate) async fn tls_upstream<F, T, B>(answer: F) -> (Up, tempfile::NamedTempFile)
 where
     F: Fn(Request<Incoming>) -> T + Clone + Send + 'static,
     T: Future<Output = Response<B>> + Send + 'static,
@@ -239,7 +271,7 @@ where
 }
 
 /// An HTTP/2 connection.
-pub async fn http2_client(address: SocketAddr) -> SendRequest<Full<Bytes>> {
+pub(crate) async fn http2_client(address: SocketAddr) -> SendRequest<Full<Bytes>> {
     let socket = TcpStream::connect(address).await.unwrap();
     let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(socket));
     let (client, connection) = handshake.await.unwrap();
@@ -248,7 +280,7 @@ pub async fn http2_client(address: SocketAddr) -> SendRequest<Full<Bytes>> {
 }
 
 /// Sends bytes and reads until the other side closes.
-pub async fn call(address: SocketAddr, request: &str) -> String {
+pub(crate) async fn call(address: SocketAddr, request: &str) -> String {
     let mut socket = TcpStream::connect(address).await.unwrap();
     socket.write_all(request.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
@@ -258,7 +290,7 @@ pub async fn call(address: SocketAddr, request: &str) -> String {
 }
 
 /// Reads up to and with the empty line.
-pub async fn read_head(socket: &mut TcpStream) -> String {
+pub(crate) async fn read_head(socket: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         let mut byte = [0];
