@@ -186,7 +186,8 @@ async fn a_request_keeps_the_route_it_began_with() {
     let weir = Weir::start(&marked("one", &upstream)).await;
     let slow = weir.begin(1, "/slow");
     upstream.wait_for(1, PATIENCE).await;
-    weir.reload("routes: []\n").await;
+    weir.reload("routes:\n  - {name: other, match: {path: /other}, upstream: \"http://127.0.0.1:9\"}\n")
+        .await;
     assert_eq!(weir.get("/").await.weir_error(), Some("no_route"));
     gate.open();
     assert_eq!(client::answers(slow).await[0].status, 200);
@@ -277,7 +278,7 @@ async fn the_queue_of_an_unchanged_limiter_does_not_notice() {
 async fn who_waits_on_a_limiter_that_is_removed_gets_an_answer() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
-    let limiter = "{limits: [1/1m], queue: {timeout: 5m, max_waiting: 10}}";
+    let limiter = "{limits: [1/2s], queue: {timeout: 5m, max_waiting: 10}}";
     let weir = Weir::start(&one_limiter("memory", limiter, &upstream)).await;
     assert_eq!(weir.get("/").await.status, 200);
     let waiting = weir.begin(2, "/");
