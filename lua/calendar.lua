@@ -4,7 +4,7 @@
 -- same results to the microsecond. Integers only, all below 2^53, which Lua's doubles hold exactly.
 --
 -- A book is stored as one MessagePack array:
---   { number, void_from, moved_generation, moved_cell, moved_until, moved_last,
+--   { number, void_from, moved_generation, moved_cell, moved_until,
 --     { text of rules, seen, by, ... }, text of the union, { from, to, permits, ... }, { at, permits, ... } }
 -- `by` is the only replica that has declared the rules, 0 for several.
 -- Instants of the calendar are kept as differences, which makes them short. Rules travel as a text
@@ -44,7 +44,7 @@ end
 
 local function book_new()
   return {
-    number = 0, void_from = 0, moved_generation = 0, moved_cell = 1, moved_until = 0, moved_last = 0,
+    number = 0, void_from = 0, moved_generation = 0, moved_cell = 1, moved_until = 0,
     declared = {}, union = "", rules = {}, moved = {}, at = {}, permits = {}, size = 0, cell = 1,
   }
 end
@@ -54,11 +54,11 @@ local function book_load(text)
   if not text then return book end
   local stored = cmsgpack.unpack(text)
   book.number, book.void_from, book.moved_generation = stored[1], stored[2], stored[3]
-  book.moved_cell, book.moved_until, book.moved_last = stored[4], stored[5], stored[6]
-  book.declared, book.union, book.moved = stored[7], stored[8], stored[9]
+  book.moved_cell, book.moved_until = stored[4], stored[5]
+  book.declared, book.union, book.moved = stored[6], stored[7], stored[8]
   book.rules = rules_of(book.union)
   book.cell = finest_cell(book.rules)
-  local entries, at, size = stored[10], 0, 0
+  local entries, at, size = stored[9], 0, 0
   for index = 1, #entries, 2 do
     size = size + 1
     at = at + entries[index]
@@ -77,7 +77,7 @@ local function book_text(book)
     before = book.at[index]
   end
   return cmsgpack.pack({
-    book.number, book.void_from, book.moved_generation, book.moved_cell, book.moved_until, book.moved_last,
+    book.number, book.void_from, book.moved_generation, book.moved_cell, book.moved_until,
     book.declared, book.union, book.moved, entries,
   })
 end
@@ -271,7 +271,7 @@ local function retime(book, now, lease, union)
     book.permits[index] = nil
   end
   book.size = first - 1
-  local search, moved, changed = search_new(book, void_from), {}, false
+  local search, moved = search_new(book, void_from), {}
   for _, entry in ipairs(void) do
     local left = entry[2]
     while left > 0 do
@@ -281,16 +281,13 @@ local function retime(book, now, lease, union)
       moved[#moved + 1] = entry[1]
       moved[#moved + 1] = search.at
       moved[#moved + 1] = permits
-      changed = changed or search.at ~= entry[1]
       left = left - permits
     end
   end
-  if not changed then return end
   book.moved = moved
   book.moved_generation = book.number
   book.number = math.max(now, book.number + 1)
   book.void_from = void_from
-  book.moved_last = moved[#moved - 1]
   book.moved_until = void_from + lease
 end
 
@@ -332,7 +329,11 @@ local function book_open(book, now, text, lease, replica)
   declare(book, now, text, lease, replica)
   local union = book.declared[1]
   for index = 4, #book.declared, 3 do union = union .. " " .. book.declared[index] end
-  if union ~= book.union and #book.moved == 0 then retime(book, now, lease, union) end
+  if book.union == "" then
+    put_in_force(book, union)
+  elseif union ~= book.union and #book.moved == 0 then
+    retime(book, now, lease, union)
+  end
   prune(book, now)
 end
 

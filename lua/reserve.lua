@@ -50,13 +50,10 @@ local last, hole, generation = 0, 0, 0
 if stored[limiters + 1] then
   last, hole, generation = unpack(cmsgpack.unpack(stored[limiters + 1]))
 end
-local current, moved_last = 0, 0
-for index = 1, limiters do
-  current = current + books[index].number
-  moved_last = math.max(moved_last, books[index].moved_last)
-end
+local current = 0
+for index = 1, limiters do current = current + books[index].number end
 if current ~= generation then
-  last, hole, generation = moved_last, 0, current
+  last, hole, generation = 0, 0, current
 end
 
 -- ---- steps over all limiters of the queue ----

@@ -73,8 +73,6 @@ pub struct Book {
     moved: Vec<Moved>,
     /// Until when they are kept, and no other change moves bookings.
     moved_until: Micros,
-    /// The last new place of the last change: a queue's order continues from here.
-    moved_last: Micros,
 }
 
 impl Book {
@@ -85,7 +83,9 @@ impl Book {
         }
         self.declare(now, rules, lease, replica);
         let union = self.union();
-        if union != self.rules && self.moved.is_empty() {
+        if self.rules.is_empty() {
+            self.rules = union;
+        } else if union != self.rules && self.moved.is_empty() {
             self.retime(now, lease, union);
         }
         self.calendar.prune(now, &self.rules);
@@ -135,24 +135,14 @@ impl Book {
                 left -= permits;
             }
         }
-        if self.moved.iter().all(|moved| moved.from == moved.to) {
-            self.moved.clear();
-            return;
-        }
         self.moved_generation = self.generation.number;
         self.generation = Generation { number: now.0.max(self.generation.number + 1), void_from };
-        self.moved_last = self.moved.last().map_or(void_from, |moved| moved.to);
         self.moved_until = void_from + lease;
     }
 
-    /// The last change of the limits that moved bookings.
+    /// The last change of the limits.
     pub fn generation(&self) -> Generation {
         self.generation
-    }
-
-    /// Where the last change put the last booking that it moved.
-    pub fn moved_last(&self) -> Micros {
-        self.moved_last
     }
 
     /// Takes back permits that were booked at `slot` under the generation `known` to their holder.

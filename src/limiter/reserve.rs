@@ -96,11 +96,11 @@ pub struct QueueOrder {
 }
 
 impl QueueOrder {
+    /// Forgets the order when the limits have changed: the bookings have new places, and those keep it.
     fn open(&mut self, books: &[(&mut Book, Arc<[Rule]>)]) {
         let generation = books.iter().map(|(book, _)| book.generation().number).sum();
         if generation != self.generation {
-            let last = books.iter().map(|(book, _)| book.moved_last()).max().unwrap_or_default();
-            *self = QueueOrder { last, hole: Micros::ZERO, generation };
+            *self = QueueOrder { generation, ..QueueOrder::default() };
         }
     }
 
