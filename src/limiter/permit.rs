@@ -82,6 +82,7 @@ impl Permit {
         deadline: Instant,
         waited: Duration,
     ) -> Permit {
+        shared.permit_out();
         Permit { shared, slot: Some(slot), clock, cost, arrived, deadline, waited, confirmed: None }
     }
 
@@ -102,6 +103,7 @@ impl Permit {
             return Ok(());
         }
         self.slot = None;
+        self.shared.permit_in();
         let (turn, next) = oneshot::channel();
         let (cost, arrived, deadline) = (self.cost, self.arrived, self.deadline);
         self.shared.hand_back(Returned::Late { slot, cost, arrived, deadline, turn });
@@ -113,6 +115,7 @@ impl Permit {
     /// The request is going upstream: the permit is spent.
     pub fn commit(mut self) {
         let Some(slot) = self.slot.take() else { return };
+        self.shared.permit_in();
         let cost = self.cost.get();
         let metrics = self.shared.metrics();
         match slot.source {
@@ -135,6 +138,7 @@ impl Drop for Permit {
     fn drop(&mut self) {
         if let Some(slot) = self.slot.take() {
             self.shared.metrics().cancelled(self.cost.get());
+            self.shared.permit_in();
             self.shared.hand_back(Returned::Unused { slot, cost: self.cost });
         }
     }
