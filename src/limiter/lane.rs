@@ -23,8 +23,9 @@ const APPROACHING_MAX: usize = 128;
 /// the call out, the request from when it arrived, and what is booked anew moves by as much as it was late.
 pub(super) const DEADLINE_SLACK: Duration = Duration::from_millis(100);
 
-/// How often a request's slot may come too late and be exchanged.
-pub(super) const LATE_MAX: u8 = 2;
+/// How often a request's slot may come too late and be exchanged: a busy processor is late now and then, only one that can
+/// never be on time is late so often in a row.
+pub(super) const LATE_MAX: u8 = 8;
 
 /// Where a request stands.
 pub(super) enum Stage {

@@ -27,7 +27,7 @@ use crate::clock::{Clock, Micros};
 use crate::limiter::lane::{LATE_MAX, Lane, Stage, Waiter};
 use crate::limiter::limit::Permits;
 use crate::limiter::memory::MemoryStore;
-use crate::limiter::permit::{Permit, Returned, Slot, Source};
+use crate::limiter::permit::{LatePermit, Permit, Returned, Slot, Source, Whose};
 use crate::limiter::queue::{Arrival, Entered, Shared, Ticket};
 use crate::limiter::reserve::{Answer, Holding};
 use crate::limiter::store::{Store, StoreError, Subject};
@@ -193,10 +193,10 @@ impl Worker {
                         _ => self.give_back(slot, cost),
                     }
                 }
-                Returned::Late { slot, cost, arrived, deadline, turn } => {
+                Returned::Late(LatePermit { slot, cost, arrived, deadline, late, turn }) => {
                     self.give_back(slot, cost);
                     let stage = Stage::Waiting { approach: None, turn };
-                    let waiter = Waiter { arrived, deadline, late: LATE_MAX, stage };
+                    let waiter = Waiter { arrived, deadline, late, stage };
                     self.lanes.entry(cost).or_default().join_front(waiter);
                     self.want(cost);
                     self.rebook.insert(cost);
@@ -254,8 +254,9 @@ impl Worker {
             Stage::Waiting { .. } => now - waiter.arrived,
         };
         self.shared.metrics().waited(waited);
-        let (arrived, deadline) = (waiter.arrived, waiter.deadline);
-        waiter.grant(Permit::new(self.shared.clone(), slot, clock, cost, arrived, deadline, waited));
+        let Waiter { arrived, deadline, late, .. } = waiter;
+        let whose = Whose { arrived, deadline, waited, late };
+        waiter.grant(Permit::new(self.shared.clone(), slot, clock, cost, whose));
     }
 
     fn give_back_surplus(&mut self) {
