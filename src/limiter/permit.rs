@@ -87,6 +87,7 @@ pub struct Permit {
 }
 
 /// The request that gets a permit.
+#[derive(Clone, Copy)]
 pub(super) struct Whose {
     pub(super) arrived: Instant,
     pub(super) deadline: Instant,

@@ -222,6 +222,7 @@ async fn a_new_rate_holds_within_a_window_and_nothing_is_forgotten() {
     wait_until(raised + Duration::from_millis(2500)).await;
     let fullest = fullest_window(&upstream.instants_since(raised), SECOND);
     assert!(fullest >= 90, "{fullest} in the fullest second after the rate went back to 100/1s");
+    println!("{} in 3 s at 20/s, then {fullest} in the fullest second at 100/s", low.len());
     upstream.assert_within(100, SECOND);
     drop(backlog);
 }
