@@ -20,8 +20,12 @@ pub(super) const APPROACH: Duration = Duration::from_millis(500);
 const APPROACHING_MAX: usize = 128;
 
 /// By how much a slot may overrun a request's deadline: the store measures the wait from when it carries
-/// the call out, the request from when it arrived.
-const DEADLINE_SLACK: Duration = Duration::from_millis(50);
+/// the call out, the request from when it arrived, and what is booked anew moves by as much as it was late.
+pub(super) const DEADLINE_SLACK: Duration = Duration::from_millis(100);
+
+/// How often a request's slot may come too late and be exchanged: a busy processor is late now and then, only one that can
+/// never be on time is late so often in a row.
+pub(super) const LATE_MAX: u8 = 8;
 
 /// Where a request stands.
 pub(super) enum Stage {
@@ -40,9 +44,9 @@ pub(super) enum Stage {
 pub(super) struct Waiter {
     pub(super) arrived: Instant,
     pub(super) deadline: Instant,
-    /// Whether it has had a slot that came too late. The next one counts, late or not: a store whose answers take
-    /// longer than the guard delays requests but never stops them.
-    pub(super) was_late: bool,
+    /// How often its slot came too late. After [`LATE_MAX`] the next one counts, late or not: a store whose answers
+    /// take longer than the guard delays requests but never stops them.
+    pub(super) late: u8,
     pub(super) stage: Stage,
 }
 

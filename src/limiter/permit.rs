@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::clock::Micros;
+use crate::limiter::lane::LATE_MAX;
 use crate::limiter::limit::Permits;
 use crate::limiter::queue::Shared;
 use crate::limiter::refusal::Refusal;
@@ -49,7 +50,18 @@ pub(super) enum Returned {
     /// A permit that was not used.
     Unused { slot: Slot, cost: Permits },
     /// A permit that came too late to be used, of a request that wants the next one.
-    Late { slot: Slot, cost: Permits, arrived: Instant, deadline: Instant, turn: Turn },
+    Late(LatePermit),
+}
+
+/// A permit that came too late, and who wants another.
+pub(super) struct LatePermit {
+    pub(super) slot: Slot,
+    pub(super) cost: Permits,
+    pub(super) arrived: Instant,
+    pub(super) deadline: Instant,
+    /// How often that has happened to this request.
+    pub(super) late: u8,
+    pub(super) turn: Turn,
 }
 
 /// Tells a request that its turn has come.
@@ -68,8 +80,19 @@ pub struct Permit {
     arrived: Instant,
     deadline: Instant,
     waited: Duration,
+    /// How often that has happened to its request that a slot came too late.
+    late: u8,
     /// When it was last found good: right before the request's head was written.
     confirmed: Option<Instant>,
+}
+
+/// The request that gets a permit.
+pub(super) struct Whose {
+    pub(super) arrived: Instant,
+    pub(super) deadline: Instant,
+    pub(super) waited: Duration,
+    /// How often its slot came too late.
+    pub(super) late: u8,
 }
 
 impl Permit {
@@ -78,41 +101,43 @@ impl Permit {
         slot: Slot,
         clock: StoreClock,
         cost: Permits,
-        arrived: Instant,
-        deadline: Instant,
-        waited: Duration,
+        whose: Whose,
     ) -> Permit {
-        Permit { shared, slot: Some(slot), clock, cost, arrived, deadline, waited, confirmed: None }
+        shared.permit_out();
+        let Whose { arrived, deadline, waited, late } = whose;
+        Permit { shared, slot: Some(slot), clock, cost, arrived, deadline, waited, late, confirmed: None }
     }
 
     /// Makes sure, right before the request's head is written, that the permit is still good.
     ///
     /// A slot is good for one guard. Who comes later (a connection took long to open) changes the slot for the
-    /// queue's next one and waits for that; once, so that a store whose answers take longer than the guard
-    /// delays requests but never stops them.
+    /// queue's next one and waits for that, up to [`LATE_MAX`] times.
     ///
     /// # Errors
     /// A refusal where no other slot lies within the request's wait.
     pub async fn confirm(&mut self) -> Result<(), Refusal> {
-        let Some(slot) = self.slot else { return Ok(()) };
         let guard = Micros::from(self.shared.limiter.load().guard);
-        let now = Instant::now();
-        if slot.lateness(&self.clock, now) <= guard {
+        loop {
+            let now = Instant::now();
             self.confirmed = Some(now);
-            return Ok(());
+            let is_late = |slot: &Slot| slot.lateness(&self.clock, now) > guard;
+            let Some(slot) = self.slot.filter(|slot| self.late < LATE_MAX && is_late(slot)) else {
+                return Ok(());
+            };
+            self.slot = None;
+            self.shared.permit_in();
+            let (turn, next) = oneshot::channel();
+            let Permit { cost, arrived, deadline, .. } = *self;
+            let late = self.late + 1;
+            self.shared.hand_back(Returned::Late(LatePermit { slot, cost, arrived, deadline, late, turn }));
+            *self = next.await.unwrap_or_else(|_| Err(self.shared.closed()))?;
         }
-        self.slot = None;
-        let (turn, next) = oneshot::channel();
-        let (cost, arrived, deadline) = (self.cost, self.arrived, self.deadline);
-        self.shared.hand_back(Returned::Late { slot, cost, arrived, deadline, turn });
-        *self = next.await.unwrap_or_else(|_| Err(self.shared.closed()))?;
-        self.confirmed = Some(Instant::now());
-        Ok(())
     }
 
     /// The request is going upstream: the permit is spent.
     pub fn commit(mut self) {
         let Some(slot) = self.slot.take() else { return };
+        self.shared.permit_in();
         let cost = self.cost.get();
         let metrics = self.shared.metrics();
         match slot.source {
@@ -135,6 +160,7 @@ impl Drop for Permit {
     fn drop(&mut self) {
         if let Some(slot) = self.slot.take() {
             self.shared.metrics().cancelled(self.cost.get());
+            self.shared.permit_in();
             self.shared.hand_back(Returned::Unused { slot, cost: self.cost });
         }
     }

@@ -20,6 +20,10 @@ use crate::telemetry::LimiterMetrics;
 /// replica takes in during a store's whole deadline at 100 000 requests a second.
 pub(super) const INTAKE_MAX: usize = 16_384;
 
+/// Permits that may be out at once: those that are being sent. More would only wait for the processor, and come later
+/// than their guard; in the queue they keep their order, and what is late there is booked anew in one call.
+const OUT_MAX: u32 = 128;
+
 /// What a full intake tells a caller: by then the store has answered or counts as away.
 const INTAKE_RETRY: Micros = Micros::from_millis(100);
 
@@ -61,6 +65,8 @@ pub(super) struct Shared {
     changed: AtomicBool,
     wake: Notify,
     waiting: AtomicU32,
+    /// Permits handed out and neither used nor given back.
+    out: AtomicU32,
     granted: AtomicU64,
     refused: AtomicU64,
 }
@@ -75,6 +81,7 @@ impl Shared {
             changed: AtomicBool::new(false),
             wake: Notify::new(),
             waiting: AtomicU32::new(0),
+            out: AtomicU32::new(0),
             granted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
         }
@@ -122,6 +129,23 @@ impl Shared {
         if self.waiting.swap(waiting, Ordering::Relaxed) != waiting {
             self.metrics().set_waiting(waiting);
         }
+    }
+
+    /// A permit is handed out.
+    pub(super) fn permit_out(&self) {
+        self.out.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// A permit was used or given back.
+    pub(super) fn permit_in(&self) {
+        if self.out.fetch_sub(1, Ordering::AcqRel) == OUT_MAX {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Whether as many permits are out as may be.
+    pub(super) fn is_all_out(&self) -> bool {
+        self.out.load(Ordering::Acquire) >= OUT_MAX
     }
 
     pub(super) fn count_granted(&self, cost: u64) {

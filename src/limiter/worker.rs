@@ -7,14 +7,14 @@
 //! Invariants, kept by [`Worker::advance`] after every event:
 //! - in each lane, requests = slots held + slots asked for; what is over is given back, who is over is refused;
 //! - no slot is handed out before the store's clock has surely reached it, or later than its guard
-//!   (but once for each request, see [`Waiter::was_late`]);
+//!   (but see [`Waiter::late`]);
 //! - while a slot of the store is held, the store is heard at least twice in a lease, so that a change of the
 //!   limits is known before it voids anything.
 
 mod calls;
 mod settle;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
@@ -24,10 +24,10 @@ use tokio_util::sync::CancellationToken;
 
 use self::calls::Sent;
 use crate::clock::{Clock, Micros};
-use crate::limiter::lane::{Lane, Stage, Waiter};
+use crate::limiter::lane::{LATE_MAX, Lane, Stage, Waiter};
 use crate::limiter::limit::Permits;
 use crate::limiter::memory::MemoryStore;
-use crate::limiter::permit::{Permit, Returned, Slot, Source};
+use crate::limiter::permit::{LatePermit, Permit, Returned, Slot, Source, Whose};
 use crate::limiter::queue::{Arrival, Entered, Shared, Ticket};
 use crate::limiter::reserve::{Answer, Holding};
 use crate::limiter::store::{Store, StoreError, Subject};
@@ -76,6 +76,10 @@ pub(super) struct Worker {
     void_known: Arc<[u64]>,
     /// Slots to ask for in place of some that came too late.
     replace: BTreeMap<Permits, usize>,
+    /// Lanes in which a slot came too late. Those behind it are booked so that it fits nowhere but behind them all,
+    /// which would waste its room; so the whole lane is booked anew, and takes on the pace at which this
+    /// replica really sends.
+    rebook: BTreeSet<Permits>,
     /// What the fleet had used under each limit of the first limiter, as last heard.
     used: Vec<u64>,
     /// Whether the store has failed since it was last heard.
@@ -111,6 +115,7 @@ impl Worker {
             void: VecDeque::new(),
             void_known: known,
             replace: BTreeMap::new(),
+            rebook: BTreeSet::new(),
             used: Vec::new(),
             is_local: false,
             limits_changed: false,
@@ -188,12 +193,13 @@ impl Worker {
                         _ => self.give_back(slot, cost),
                     }
                 }
-                Returned::Late { slot, cost, arrived, deadline, turn } => {
+                Returned::Late(LatePermit { slot, cost, arrived, deadline, late, turn }) => {
                     self.give_back(slot, cost);
                     let stage = Stage::Waiting { approach: None, turn };
-                    let waiter = Waiter { arrived, deadline, was_late: true, stage };
+                    let waiter = Waiter { arrived, deadline, late, stage };
                     self.lanes.entry(cost).or_default().join_front(waiter);
                     self.want(cost);
+                    self.rebook.insert(cost);
                 }
             }
         }
@@ -221,18 +227,20 @@ impl Worker {
         let guard = self.guard();
         let costs: Vec<Permits> = self.lanes.keys().copied().collect();
         for cost in costs {
-            while let Some(slot) = self.lanes.get_mut(&cost).and_then(|lane| lane.take_due(now)) {
+            let mut is_first_late = true;
+            while !self.shared.is_all_out()
+                && let Some(slot) = self.lanes.get_mut(&cost).and_then(|lane| lane.take_due(now))
+            {
                 let clock = self.clock_of(slot.source, now);
                 let late = slot.lateness(&clock, now);
-                let first = self.lanes.get_mut(&cost).and_then(Lane::first_mut);
-                if let Some(waiter) = first
-                    && late > guard
-                    && !waiter.was_late
-                {
-                    waiter.was_late = true;
+                let Some(first) = self.lanes.get_mut(&cost).and_then(Lane::first_mut) else { break };
+                if late > guard && (first.late < LATE_MAX || !is_first_late) {
+                    first.late += u8::from(is_first_late);
+                    is_first_late = false;
                     self.shared.metrics().lateness(late.to_duration());
                     self.give_back(slot, cost);
                     self.want(cost);
+                    self.rebook.insert(cost);
                 } else if let Some(waiter) = self.lanes.get_mut(&cost).and_then(Lane::take_first) {
                     self.grant(waiter, slot, clock, cost, now);
                 }
@@ -246,8 +254,9 @@ impl Worker {
             Stage::Waiting { .. } => now - waiter.arrived,
         };
         self.shared.metrics().waited(waited);
-        let (arrived, deadline) = (waiter.arrived, waiter.deadline);
-        waiter.grant(Permit::new(self.shared.clone(), slot, clock, cost, arrived, deadline, waited));
+        let Waiter { arrived, deadline, late, .. } = waiter;
+        let whose = Whose { arrived, deadline, waited, late };
+        waiter.grant(Permit::new(self.shared.clone(), slot, clock, cost, whose));
     }
 
     fn give_back_surplus(&mut self) {
@@ -289,7 +298,9 @@ impl Worker {
         let mut wake = now + IDLE;
         for lane in self.lanes.values_mut() {
             let near = lane.approach(now);
-            wake = [lane.next_due(), near].into_iter().flatten().fold(wake, Instant::min);
+            // While all permits are out, one that comes in wakes the worker.
+            let due = lane.next_due().filter(|_| !self.shared.is_all_out());
+            wake = [due, near].into_iter().flatten().fold(wake, Instant::min);
         }
         if self.call.is_none() && self.must_hear() {
             wake = wake.min(self.heard + self.heartbeat());

@@ -313,6 +313,18 @@ struct ClientIo {
     watched: Option<Arc<Client>>,
 }
 
+impl ClientIo {
+    /// Gives back what has been read to find out the protocol, if there is something left of it.
+    fn give_first(&mut self, buffer: &mut ReadBuf<'_>) -> bool {
+        let (bytes, length) = &self.first;
+        let left = bytes.get(usize::from(self.taken)..usize::from(*length)).unwrap_or_default();
+        let count = left.len().min(buffer.remaining());
+        buffer.put_slice(left.get(..count).unwrap_or_default());
+        self.taken += u8::try_from(count).unwrap_or(*length);
+        count > 0
+    }
+}
+
 impl AsyncRead for ClientIo {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -320,17 +332,13 @@ impl AsyncRead for ClientIo {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<std::io::Result<()>> {
         let this = &mut *self;
-        let (bytes, length) = &this.first;
-        if let Some(left) =
-            bytes.get(usize::from(this.taken)..usize::from(*length)).filter(|left| !left.is_empty())
-        {
-            let count = left.len().min(buffer.remaining());
-            buffer.put_slice(left.get(..count).unwrap_or_default());
-            this.taken += u8::try_from(count).unwrap_or(*length);
-            return Poll::Ready(Ok(()));
-        }
         let before = buffer.filled().len();
-        ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
+        // What has come since belongs to the same read: a buffer that is given a few bytes grows for the rest.
+        let first = this.give_first(buffer);
+        match Pin::new(&mut this.stream).poll_read(context, buffer) {
+            Poll::Pending if first => return Poll::Ready(Ok(())),
+            result => ready!(result)?,
+        }
         if let Some(client) = &this.watched
             && buffer.filled().len() > before
         {

@@ -18,9 +18,9 @@ use super::error::{ConnectError, ProxyBuildError};
 use super::pool::{Connection, Pool, SendError};
 use crate::config::model::{Http2, Upstream as Settings};
 
-/// Waiting requests that may hold a connection ready at once. A queue that moves faster than this many a second
-/// has its connections warm from the requests before; one held for a second by each would be a flood.
-const EARLY_MAX: usize = 64;
+/// Waiting requests that may hold a connection ready at once, over all limiters that lead here. A queue that moves
+/// faster has its connections warm from the requests before; one held by each that waits would be a flood.
+const EARLY_MAX: usize = 256;
 
 /// What an upstream is told apart by: its settings, and the content of the file that they name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

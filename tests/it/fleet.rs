@@ -101,7 +101,7 @@ async fn replicas_come_and_go_and_the_quota_holds() {
 }
 
 #[tokio::test]
-async fn room_that_one_replica_gives_back_is_used_by_the_others() {
+async fn room_that_one_replica_gives_back_is_used_by_newcomers_of_the_others() {
     let _lane = lane::alone().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
     let limiter = "{limits: [50/1s], queue: {timeout: 30s, max_waiting: 1000}}";
@@ -109,11 +109,13 @@ async fn room_that_one_replica_gives_back_is_used_by_the_others() {
 
     let burst = burst(&fleet, 300).await;
     upstream.wait_for(50, PATIENCE).await;
-    // Every client of the first replica gives up: a third of those waiting.
+    // Every client of the first replica gives up, a third of those waiting, and as many come to the second.
     let (leaving, staying): (Vec<_>, Vec<_>) =
         burst.into_iter().enumerate().partition(|(index, _)| index % 3 == 0);
     drop(leaving);
-    all_ok(staying.into_iter().map(|(_, pending)| pending).collect()).await;
+    fleet[0].wait_for_waiting(0).await;
+    let newcomers = fleet[1].begin(80, "/").into_iter().map(|pending| (Instant::now(), pending));
+    all_ok(staying.into_iter().map(|(_, pending)| pending).chain(newcomers).collect()).await;
 
     upstream.assert_within(50, SECOND);
     let used = utilisation(&upstream.instants(), 50, SECOND);

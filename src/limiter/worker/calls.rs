@@ -6,6 +6,7 @@ use tokio::time::{Duration, Instant};
 
 use super::{BATCH_MAX, Worker};
 use crate::clock::Micros;
+use crate::limiter::lane::DEADLINE_SLACK;
 use crate::limiter::limit::Permits;
 use crate::limiter::permit::{Slot, Source};
 use crate::limiter::queue::Arrival;
@@ -13,6 +14,9 @@ use crate::limiter::reserve::{Call, Holding, Run};
 
 /// Requests whose waits differ by less go into one run, which waits as long as the shortest of them.
 const RUN_SPREAD: Duration = Duration::from_millis(1);
+
+/// Slots that are due sooner are about to be used, and are not booked anew.
+const REBOOK_MARGIN: Duration = Duration::from_millis(20);
 
 /// A call, and for whom it was made.
 pub(super) struct Sent {
@@ -48,7 +52,22 @@ impl Worker {
         }));
     }
 
+    /// Gives back what the lanes to be booked anew hold, and asks for as much.
+    fn rebook(&mut self, now: Instant) {
+        for cost in std::mem::take(&mut self.rebook) {
+            let Some(lane) = self.lanes.get_mut(&cost) else { continue };
+            let slots = lane.take_void(|slot| slot.due > now + REBOOK_MARGIN);
+            for slot in slots {
+                self.give_back(slot, cost);
+                self.want(cost);
+            }
+        }
+    }
+
     fn next_call(&mut self, now: Instant) -> Sent {
+        if self.void.is_empty() {
+            self.rebook(now);
+        }
         let known = match self.give_back.front() {
             _ if !self.void.is_empty() => self.void_known.clone(),
             Some((_, known)) => known.clone(),
@@ -93,7 +112,7 @@ impl Worker {
         let mut runs: Vec<Run> = Vec::new();
         for (cost, count) in replace {
             let deadline = self.lanes.get(cost).and_then(|lane| lane.last_deadline()).unwrap_or(now);
-            let wait_max = Micros::from(deadline.saturating_duration_since(now));
+            let wait_max = Micros::from(deadline.saturating_duration_since(now) + DEADLINE_SLACK);
             runs.push(Run { cost: cost.get(), wait_max, count: *count as u64 });
         }
         let replaced = runs.len();

@@ -126,7 +126,7 @@ impl Worker {
     fn join(&mut self, arrival: Arrival, slot: Slot) {
         let Arrival { cost, arrived, deadline, entry } = arrival;
         let lane = self.lanes.entry(cost).or_default();
-        lane.join(Waiter { arrived, deadline, was_late: false, stage: Stage::Asking(entry) });
+        lane.join(Waiter { arrived, deadline, late: 0, stage: Stage::Asking(entry) });
         lane.hold(slot);
     }
 

@@ -22,13 +22,21 @@ pub(crate) use weir::Weir;
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// A port of the loopback interface on which nothing listens at the moment.
+/// A port of the loopback interface on which nothing listens, and which nobody is given who asks for any free
+/// port: it lies below those.
 pub(crate) fn closed_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind a free port");
-    listener.local_addr().expect("a bound socket has an address").port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let tried = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_add(std::process::id().wrapping_mul(37));
+        let port = u16::try_from(10_000 + tried % 20_000).expect("below 30 000");
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// Raises the soft limit of open files to the hard one, once; children inherit it.
