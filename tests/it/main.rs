@@ -16,6 +16,7 @@ mod fleet;
 mod harness;
 mod limits;
 mod queue;
+mod readme;
 mod reload;
 mod responses;
 mod shutdown;
