@@ -271,7 +271,8 @@ impl Reloads {
                 () = end.cancelled() => return,
                 () = watch.changed() => None,
                 _ = hangup.recv() => None,
-                request = requests.recv() => request,
+                // None are left when the admin listener has ended, and then everything ends.
+                Some(request) = requests.recv() => Some(request),
             };
             let reload = self.reload(&path).await;
             if let (Some(request), Some(reload)) = (request, reload) {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use deadpool_redis::PoolError;
 use futures_util::future::{BoxFuture, FutureExt};
 use redis::{Cmd, Value};
 use tokio::time::{Instant, sleep, timeout};
@@ -31,6 +32,8 @@ pub struct RedisStore {
     reserve: Script,
     inspect: Script,
     prefix: String,
+    /// Where the server is, without user and password.
+    address: String,
     timeout: Duration,
     metrics: StoreMetrics,
 }
@@ -47,6 +50,7 @@ impl RedisStore {
             reserve: Script::reserve(),
             inspect: Script::inspect(),
             prefix: settings.key_prefix.clone(),
+            address: settings.address.clone(),
             timeout: settings.timeout,
             metrics,
         })
@@ -127,29 +131,20 @@ impl RedisStore {
         }
     }
 
-    fn lost(&self, error: &deadpool_redis::PoolError) -> StoreError {
-        match error {
-            deadpool_redis::PoolError::Backend(error) => StoreError::Connection(told(error)),
-            other => StoreError::Connection(other.to_string()),
-        }
+    fn lost(&self, error: &PoolError) -> StoreError {
+        let why = match error {
+            PoolError::Backend(error) => error.to_string(),
+            other => other.to_string(),
+        };
+        StoreError::Connection(format!("{}: {why}", self.address))
     }
 
     fn failed(&self, owner: &&str, error: &redis::RedisError) -> StoreError {
         if error.is_io_error() || error.is_unrecoverable_error() {
             self.connections.replace(owner);
-            return StoreError::Connection(told(error));
+            return StoreError::Connection(format!("{}: {error}", self.address));
         }
-        StoreError::Refused(told(error))
-    }
-}
-
-/// An error of the client library in a line. It names codes and system errors, never the address or a password.
-fn told(error: &redis::RedisError) -> String {
-    match (error.code(), error.detail()) {
-        (Some(code), Some(detail)) => format!("{code} {detail}"),
-        (Some(code), None) => code.to_owned(),
-        (None, Some(detail)) => detail.to_owned(),
-        (None, None) => error.category().to_owned(),
+        StoreError::Refused(error.to_string())
     }
 }
 
