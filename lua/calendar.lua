@@ -70,7 +70,13 @@ local function book_load(text)
 end
 
 local function book_text(book)
-  local entries, before = {}, 0
+  local entries, before, moved = {}, 0, {}
+  for index = 1, #book.moved, 3 do
+    if book.moved[index + 2] > 0 then
+      local size = #moved
+      moved[size + 1], moved[size + 2], moved[size + 3] = book.moved[index], book.moved[index + 1], book.moved[index + 2]
+    end
+  end
   for index = 1, book.size do
     entries[2 * index - 1] = book.at[index] - before
     entries[2 * index] = book.permits[index]
@@ -78,7 +84,7 @@ local function book_text(book)
   end
   return cmsgpack.pack({
     book.number, book.void_from, book.moved_generation, book.moved_cell, book.moved_until,
-    book.declared, book.union, book.moved, entries,
+    book.declared, book.union, moved, entries,
   })
 end
 
@@ -337,37 +343,46 @@ local function book_open(book, now, text, lease, replica)
   prune(book, now)
 end
 
+-- The index of the first void permits that were booked in the cell of `slot` and have not been fetched.
+local function first_moved(book, slot)
+  local moved, low, high = book.moved, 0, #book.moved / 3
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if moved[3 * middle + 1] < slot then low = middle + 1 else high = middle end
+  end
+  for index = 3 * low + 1, #moved, 3 do
+    if cell_start(moved[index], book.moved_cell) > slot then return nil end
+    if moved[index + 2] > 0 then return index end
+  end
+end
+
 -- Takes back permits booked at `slot` under the generation `known`. Returns the place to which a change had
 -- moved them, or nil. What was moved and not fetched in time stays charged.
 local function book_give_back(book, slot, permits, known)
-  if known == book.number or slot < book.void_from then
+  if known == book.number or (known == book.moved_generation and slot < book.void_from) then
     uncharge(book, slot, permits)
     return nil
   end
   if known ~= book.moved_generation then return nil end
-  local moved, place, index = book.moved, nil, 1
-  while permits > 0 and index <= #moved do
-    local from = moved[index]
-    if from >= slot and cell_start(from, book.moved_cell) <= slot and moved[index + 2] > 0 then
-      local taken = math.min(moved[index + 2], permits)
-      place = moved[index + 1]
-      uncharge(book, place, taken)
-      moved[index + 2] = moved[index + 2] - taken
-      permits = permits - taken
-    else
-      index = index + 3
-    end
+  local moved, place = book.moved, nil
+  while permits > 0 do
+    local index = first_moved(book, slot)
+    if not index then break end
+    local taken = math.min(moved[index + 2], permits)
+    place = moved[index + 1]
+    uncharge(book, place, taken)
+    moved[index + 2] = moved[index + 2] - taken
+    permits = permits - taken
   end
-  local kept = {}
-  for position = 1, #moved, 3 do
-    if moved[position + 2] > 0 then
-      kept[#kept + 1] = moved[position]
-      kept[#kept + 1] = moved[position + 1]
-      kept[#kept + 1] = moved[position + 2]
-    end
-  end
-  book.moved = kept
   return place
+end
+
+-- Where a change has put permits that were booked at `slot`, if all of them lie together: the place, its index.
+local function book_place(book, slot, permits, known)
+  if known == book.number or known ~= book.moved_generation or slot < book.void_from then return nil end
+  local index = first_moved(book, slot)
+  if not index or book.moved[index + 2] < permits then return nil end
+  return book.moved[index + 1], index
 end
 
 -- Permits that could be used at `now` under one rule.

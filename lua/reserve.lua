@@ -12,7 +12,7 @@
 -- ARGV[8..]    for each limiter: its rules as text, the generation known to the caller;
 --              then holdings to give back, then to exchange: slot, cost, count;
 --              then runs: cost, wait_max, count
--- Returns      { now, for each limiter: number, void_from, available of each rule;
+-- Returns      { now, for each limiter: number, void_from, the number before, available of each rule;
 --              number of exchanges, count, slot, ...;
 --              then of the runs: count, code, value, limiter * 256 + limit, ... } integers only;
 --              code 0: booked at value; 1: too far, value away; 2: as many wait as may, value away
@@ -67,6 +67,20 @@ local function give_back(slot, permits)
   return place
 end
 
+-- Hands a void permit's place to its holder, where every limiter has put it at the same one.
+local function fetch(slot, cost)
+  local place, indexes = nil, {}
+  for index = 1, limiters do
+    local to, moved = book_place(books[index], slot, cost, known[index])
+    if not to or to < now or (place and place ~= to) then return nil end
+    place, indexes[index] = to, moved
+  end
+  for index, moved in ipairs(indexes) do
+    books[index].moved[moved + 2] = books[index].moved[moved + 2] - cost
+  end
+  return place
+end
+
 local function searches_new(from)
   local searches = {}
   for index = 1, limiters do searches[index] = search_new(books[index], from) end
@@ -117,16 +131,19 @@ for _ = 1, give_backs do
   if hole == 0 or slot < hole then hole = slot end
 end
 
--- ---- exchange: one by one, each no earlier than the place that the change kept for it ----
+-- ---- exchange: one by one, each at the place that the change kept for it, or no earlier than that ----
 
 local exchanged = {}
 for _ = 1, exchanges do
   local slot, cost, count = take(), take(), take()
   for _ = 1, count do
-    local place = give_back(slot, cost)
-    local searches = searches_new(math.max(now, place or last))
-    local at = earliest(searches, cost)
-    charge(searches, cost)
+    local at = fetch(slot, cost)
+    if not at then
+      local place = give_back(slot, cost)
+      local searches = searches_new(math.max(now, place or last))
+      at = earliest(searches, cost)
+      charge(searches, cost)
+    end
     last = math.max(last, at)
     if exchanged[#exchanged] == at then
       exchanged[#exchanged - 1] = exchanged[#exchanged - 1] + 1
@@ -147,19 +164,27 @@ end
 
 if runs > 0 then
   local searches = searches_new(math.max(now, hole > 0 and hole or last))
+  -- The search has moved on for a cost that was refused: a smaller one may have room before.
+  local refused = 0
   for _ = 1, runs do
     local cost, wait_max, left = take(), take(), take()
+    if cost < refused then
+      searches = searches_new(math.max(now, hole > 0 and hole or last))
+      refused = 0
+    end
     while left > 0 do
       local at, free, limiter, limit = earliest(searches, cost)
       local delay = at - now
       if delay > wait_max then
         outcome(left, 1, delay, violated_number(limiter, limit))
+        refused = math.max(refused, cost)
         break
       end
       local count = math.max(math.min(left, math.floor(free / cost)), 1)
       if delay > 0 then
         if room == 0 then
           outcome(left, 2, delay, violated_number(limiter, limit))
+          refused = math.max(refused, cost)
           break
         end
         count = math.min(count, room)
@@ -190,6 +215,7 @@ for index = 1, limiters do
   store(KEYS[index], stored[index], book_text(book), book_expires(book))
   answer[#answer + 1] = book.number
   answer[#answer + 1] = book.void_from
+  answer[#answer + 1] = book.moved_generation
   for _, rule in ipairs(rules_of(texts[index])) do
     answer[#answer + 1] = available(book, now, rule)
   end

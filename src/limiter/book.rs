@@ -45,6 +45,9 @@ pub struct Generation {
     pub number: u64,
     /// Slots from here on that were booked under the generation before are void.
     pub void_from: Micros,
+    /// The number of the generation before. Slots that were booked under a still older one are void altogether:
+    /// their holder has missed a change, and other permits may stand in their places.
+    pub before: u64,
 }
 
 /// Where permits stood that were given back.
@@ -66,8 +69,7 @@ pub struct Book {
     /// Every rule in force, the union of what is declared.
     rules: Vec<Rule>,
     generation: Generation,
-    /// The generation before, whose slots `moved` translates, and the cells in which it was kept.
-    moved_generation: u64,
+    /// The cells in which the generation before was kept, whose slots `moved` translates.
     moved_cell: Micros,
     /// Void permits that wait to be fetched, in the order of their old places.
     moved: Vec<Moved>,
@@ -78,9 +80,7 @@ pub struct Book {
 impl Book {
     /// Brings the book to `now` under the caller's limits, which count as declared now.
     pub fn open(&mut self, now: Micros, rules: &Arc<[Rule]>, lease: Micros, replica: u64) {
-        if self.moved_until <= now {
-            self.moved.clear();
-        }
+        self.moved.retain(|moved| moved.permits > 0 && self.moved_until > now);
         self.declare(now, rules, lease, replica);
         let union = self.union();
         if self.rules.is_empty() {
@@ -135,8 +135,8 @@ impl Book {
                 left -= permits;
             }
         }
-        self.moved_generation = self.generation.number;
-        self.generation = Generation { number: now.0.max(self.generation.number + 1), void_from };
+        let before = self.generation.number;
+        self.generation = Generation { number: now.0.max(before + 1), void_from, before };
         self.moved_until = void_from + lease;
     }
 
@@ -150,28 +150,52 @@ impl Book {
     /// What a change has moved and nobody fetched in time is gone: it stays charged, and is not taken from others.
     pub fn give_back(&mut self, slot: Micros, permits: u64, known: u64) -> Returned {
         let cell = finest_cell(&self.rules);
-        if known == self.generation.number || slot < self.generation.void_from {
+        let Generation { number, void_from, before } = self.generation;
+        if known == number || (known == before && slot < void_from) {
             self.calendar.uncharge(slot, permits, cell);
             return Returned::Here;
         }
-        if known != self.moved_generation {
+        if known != before {
             return Returned::Lost;
         }
         let mut place = None;
         let mut left = permits;
         while left > 0 {
-            let was_booked = |moved: &Moved| {
-                moved.permits > 0 && moved.from >= slot && cell_start(moved.from, self.moved_cell) <= slot
+            let Some(moved) = self.first_moved(slot).and_then(|index| self.moved.get_mut(index)) else {
+                break;
             };
-            let Some(moved) = self.moved.iter_mut().find(|moved| was_booked(moved)) else { break };
             let taken = moved.permits.min(left);
             self.calendar.uncharge(moved.to, taken, cell);
             place = Some(moved.to);
             moved.permits -= taken;
             left -= taken;
         }
-        self.moved.retain(|moved| moved.permits > 0);
         place.map_or(Returned::Lost, Returned::Moved)
+    }
+
+    /// The first void permits that were booked in the cell of `slot` and have not been fetched.
+    fn first_moved(&self, slot: Micros) -> Option<usize> {
+        let first = self.moved.partition_point(|moved| moved.from < slot);
+        let in_cell = |moved: &&Moved| cell_start(moved.from, self.moved_cell) <= slot;
+        let mut there = self.moved[first..].iter().take_while(in_cell);
+        there.position(|moved| moved.permits > 0).map(|offset| first + offset)
+    }
+
+    /// Where a change of the limits has put permits that were booked at `slot`, if all of them lie together.
+    pub fn place(&self, slot: Micros, permits: u64, known: u64) -> Option<Micros> {
+        let Generation { number, void_from, before } = self.generation;
+        if known == number || known != before || slot < void_from {
+            return None;
+        }
+        let moved = self.moved.get(self.first_moved(slot)?)?;
+        (moved.permits >= permits).then_some(moved.to)
+    }
+
+    /// Hands the permits at that place to their holder. They stay charged there.
+    pub fn fetch(&mut self, slot: Micros, permits: u64) {
+        if let Some(moved) = self.first_moved(slot).and_then(|index| self.moved.get_mut(index)) {
+            moved.permits = moved.permits.saturating_sub(permits);
+        }
     }
 
     /// A search for room from `from` on.

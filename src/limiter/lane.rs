@@ -104,10 +104,11 @@ impl Lane {
         self.waiters.push_back(waiter);
     }
 
-    /// Puts a request that has had its turn before all others.
-    pub(super) fn join_front(&mut self, waiter: Waiter) {
-        self.waiters.push_front(waiter);
-        self.approached += 1;
+    /// Puts a request that has had its turn before all who arrived later.
+    pub(super) fn join_again(&mut self, waiter: Waiter) {
+        let place = self.waiters.iter().take_while(|other| other.arrived <= waiter.arrived).count();
+        self.waiters.insert(place, waiter);
+        self.approached += usize::from(place <= self.approached);
     }
 
     pub(super) fn hold(&mut self, slot: Slot) {
@@ -152,6 +153,12 @@ impl Lane {
     pub(super) fn take_first(&mut self) -> Option<Waiter> {
         self.approached = self.approached.saturating_sub(1);
         self.waiters.pop_front()
+    }
+
+    /// Takes out everybody; their slots are surplus.
+    pub(super) fn take_waiters(&mut self) -> VecDeque<Waiter> {
+        self.approached = 0;
+        std::mem::take(&mut self.waiters)
     }
 
     /// Forgets all who have left.

@@ -22,6 +22,8 @@
 pub mod algorithm;
 pub mod book;
 pub mod calendar;
+#[cfg(test)]
+mod interleavings;
 mod lane;
 pub mod limit;
 pub mod memory;

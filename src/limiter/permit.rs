@@ -36,6 +36,16 @@ pub(super) struct Slot {
 }
 
 impl Slot {
+    /// Whether the slot must not be used any more at `now`.
+    ///
+    /// It is good for one guard, by the upper bound of the store's clock. Where the bounds are wider apart than half a
+    /// guard (answers take that long) nobody could ever be on time, so the distance of the bounds is added.
+    pub(super) fn is_late(&self, clock: &StoreClock, now: Instant, guard: Micros) -> bool {
+        let uncertain = clock.latest(now) - clock.earliest(now);
+        let extra = if uncertain + uncertain > guard { uncertain } else { Micros::ZERO };
+        self.lateness(clock, now) > guard + extra
+    }
+
     /// How far the slot may lie back at `now`, in the worst case.
     pub(super) fn lateness(&self, clock: &StoreClock, now: Instant) -> Micros {
         match self.source {
@@ -121,7 +131,7 @@ impl Permit {
         loop {
             let now = Instant::now();
             self.confirmed = Some(now);
-            let is_late = |slot: &Slot| slot.lateness(&self.clock, now) > guard;
+            let is_late = |slot: &Slot| slot.is_late(&self.clock, now, guard);
             let Some(slot) = self.slot.filter(|slot| self.late < LATE_MAX && is_late(slot)) else {
                 return Ok(());
             };

@@ -57,8 +57,8 @@ pub(super) struct Shared {
     /// The limiter as configured now.
     pub(super) limiter: ArcSwap<Limiter>,
     metrics: ArcSwap<LimiterMetrics>,
-    /// Bounded by the permits and tickets that are out.
-    returned: Mutex<Vec<Returned>>,
+    /// Bounded by the permits and tickets that are out; `None` when the worker has ended.
+    returned: Mutex<Option<Vec<Returned>>>,
     /// Whether a waiting request has left since the worker last looked.
     left: AtomicBool,
     /// Whether the limiter has changed since the worker last looked.
@@ -76,7 +76,7 @@ impl Shared {
         Shared {
             limiter: ArcSwap::new(limiter),
             metrics: ArcSwap::from_pointee(metrics),
-            returned: Mutex::default(),
+            returned: Mutex::new(Some(Vec::new())),
             left: AtomicBool::new(false),
             changed: AtomicBool::new(false),
             wake: Notify::new(),
@@ -99,13 +99,22 @@ impl Shared {
         self.wake.notify_one();
     }
 
+    /// Hands something to the worker. If that has ended, it is dropped, and whoever waits for an answer hears of it.
     pub(super) fn hand_back(&self, returned: Returned) {
-        self.returned.lock().unwrap_or_else(PoisonError::into_inner).push(returned);
+        if let Some(waiting) = &mut *self.returned.lock().unwrap_or_else(PoisonError::into_inner) {
+            waiting.push(returned);
+        }
         self.wake.notify_one();
     }
 
     pub(super) fn take_returned(&self) -> Vec<Returned> {
-        std::mem::take(&mut self.returned.lock().unwrap_or_else(PoisonError::into_inner))
+        let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
+        returned.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Takes what was handed back, and nothing any more from now on: the worker ends.
+    pub(super) fn end(&self) -> Vec<Returned> {
+        self.returned.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default()
     }
 
     pub(super) fn take_left(&self) -> bool {

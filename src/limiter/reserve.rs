@@ -172,7 +172,26 @@ fn give_back(
     place
 }
 
-/// Books void permits again, one by one, each no earlier than the place that the change kept for it.
+/// Hands a void permit's place to its holder, where every limiter has put it at the same one.
+fn fetch(
+    now: Micros,
+    books: &mut [(&mut Book, Arc<[Rule]>)],
+    call: &Call,
+    holding: Holding,
+) -> Option<Micros> {
+    let mut place = None;
+    for (index, (book, _)) in books.iter().enumerate() {
+        let known = call.known.get(index).copied().unwrap_or_default();
+        let to = book.place(holding.slot, holding.cost, known)?;
+        if to < now || *place.get_or_insert(to) != to {
+            return None;
+        }
+    }
+    books.iter_mut().for_each(|(book, _)| book.fetch(holding.slot, holding.cost));
+    place
+}
+
+/// Books void permits again, one by one: at the place that the change kept for each, or no earlier than that.
 fn exchange(
     now: Micros,
     books: &mut [(&mut Book, Arc<[Rule]>)],
@@ -182,14 +201,17 @@ fn exchange(
     let mut exchanged: Vec<(u64, Micros)> = Vec::new();
     for holding in &call.exchange {
         for _ in 0..holding.count {
-            let place = give_back(books, &call.known, holding.slot, holding.cost);
-            let mut searches = searches(books, now.max(place.unwrap_or(order.last)));
-            let found = earliest(&mut searches, holding.cost);
-            searches.iter_mut().for_each(|search| search.charge(holding.cost));
-            order.last = order.last.max(found.at);
+            let place = fetch(now, books, call, *holding).unwrap_or_else(|| {
+                let place = give_back(books, &call.known, holding.slot, holding.cost);
+                let mut searches = searches_from(books, now.max(place.unwrap_or(order.last)));
+                let found = earliest(&mut searches, holding.cost);
+                searches.iter_mut().for_each(|search| search.charge(holding.cost));
+                found.at
+            });
+            order.last = order.last.max(place);
             match exchanged.last_mut() {
-                Some((count, at)) if *at == found.at => *count += 1,
-                _ => exchanged.push((1, found.at)),
+                Some((count, at)) if *at == place => *count += 1,
+                _ => exchanged.push((1, place)),
             }
         }
     }
@@ -204,20 +226,28 @@ fn book_runs(
 ) -> Vec<(u64, Outcome)> {
     let mut outcomes = Vec::new();
     let mut room = call.room;
-    let mut searches = searches(books, now.max(order.floor()));
+    let mut searches = searches_from(books, now.max(order.floor()));
+    // The search has moved on for a cost that was refused: a smaller one may have room before.
+    let mut refused = 0;
     for run in &call.runs {
+        if run.cost < refused {
+            searches = searches_from(books, now.max(order.floor()));
+            refused = 0;
+        }
         let mut left = run.count;
         while left > 0 {
             let found = earliest(&mut searches, run.cost);
             let delay = found.at - now;
             if delay > run.wait_max {
                 outcomes.push((left, Outcome::TooFar(delay, found.violated)));
+                refused = refused.max(run.cost);
                 break;
             }
             let mut count = left.min(found.room / run.cost).max(1);
             if delay > Micros::ZERO {
                 if room == 0 {
                     outcomes.push((left, Outcome::Full(delay, found.violated)));
+                    refused = refused.max(run.cost);
                     break;
                 }
                 count = count.min(room);
@@ -232,7 +262,7 @@ fn book_runs(
     outcomes
 }
 
-fn searches<'a>(books: &'a mut [(&mut Book, Arc<[Rule]>)], from: Micros) -> Vec<Search<'a>> {
+fn searches_from<'a>(books: &'a mut [(&mut Book, Arc<[Rule]>)], from: Micros) -> Vec<Search<'a>> {
     books.iter_mut().map(|(book, _)| book.search(from)).collect()
 }
 

@@ -15,6 +15,7 @@ mod calls;
 mod settle;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
@@ -29,6 +30,7 @@ use crate::limiter::limit::Permits;
 use crate::limiter::memory::MemoryStore;
 use crate::limiter::permit::{LatePermit, Permit, Returned, Slot, Source, Whose};
 use crate::limiter::queue::{Arrival, Entered, Shared, Ticket};
+use crate::limiter::refusal::Refusal;
 use crate::limiter::reserve::{Answer, Holding};
 use crate::limiter::store::{Store, StoreError, Subject};
 use crate::limiter::store_clock::StoreClock;
@@ -142,6 +144,7 @@ impl Worker {
             }
             self.advance();
         }
+        self.shared.end();
     }
 
     fn is_busy(&self) -> bool {
@@ -172,11 +175,35 @@ impl Worker {
             self.lanes.values_mut().for_each(Lane::forget_those_who_left);
         }
         self.take_returned(now);
+        self.refuse_too_costly();
         self.hand_out(now);
         self.give_back_surplus();
         self.lanes.retain(|_, lane| !lane.is_empty());
         self.start_call(now);
         self.shared.set_waiting(u32::try_from(self.waiting()).unwrap_or(u32::MAX));
+    }
+
+    /// Refuses those who need more than the limits, as changed meanwhile, can ever hold.
+    fn refuse_too_costly(&mut self) {
+        let limiter = self.shared.limiter.load();
+        let cost_max = limiter.cost_max();
+        let refusal = || Refusal::CostExceedsLimit { limiter: limiter.name.clone(), cost_max };
+        for (cost, lane) in self.lanes.range_mut((Bound::Excluded(cost_max), Bound::Unbounded)) {
+            for waiter in lane.take_waiters() {
+                self.shared.count_refused(cost.get());
+                waiter.refuse(refusal());
+            }
+        }
+        if self.limits_changed {
+            let pending = std::mem::take(&mut self.pending).into_iter();
+            let (costly, kept) = pending.partition::<VecDeque<_>, _>(|arrival| arrival.cost > cost_max);
+            self.pending = kept;
+            for arrival in costly {
+                self.shared.count_refused(arrival.cost.get());
+                // An error means that the request has left.
+                let _ = arrival.entry.send(Err(refusal()));
+            }
+        }
     }
 
     fn waiting(&self) -> usize {
@@ -187,7 +214,7 @@ impl Worker {
         for returned in self.shared.take_returned() {
             match returned {
                 Returned::Unused { slot, cost } => {
-                    let good = slot.lateness(&self.clock_of(slot.source, now), now) <= self.guard();
+                    let good = !slot.is_late(&self.clock_of(slot.source, now), now, self.guard());
                     match self.lanes.get_mut(&cost) {
                         Some(lane) if good && lane.waiting() > 0 => lane.hold(slot),
                         _ => self.give_back(slot, cost),
@@ -197,7 +224,7 @@ impl Worker {
                     self.give_back(slot, cost);
                     let stage = Stage::Waiting { approach: None, turn };
                     let waiter = Waiter { arrived, deadline, late, stage };
-                    self.lanes.entry(cost).or_default().join_front(waiter);
+                    self.lanes.entry(cost).or_default().join_again(waiter);
                     self.want(cost);
                     self.rebook.insert(cost);
                 }
@@ -232,12 +259,12 @@ impl Worker {
                 && let Some(slot) = self.lanes.get_mut(&cost).and_then(|lane| lane.take_due(now))
             {
                 let clock = self.clock_of(slot.source, now);
-                let late = slot.lateness(&clock, now);
+                let is_late = slot.is_late(&clock, now, guard);
                 let Some(first) = self.lanes.get_mut(&cost).and_then(Lane::first_mut) else { break };
-                if late > guard && (first.late < LATE_MAX || !is_first_late) {
+                if is_late && (first.late < LATE_MAX || !is_first_late) {
                     first.late += u8::from(is_first_late);
                     is_first_late = false;
-                    self.shared.metrics().lateness(late.to_duration());
+                    self.shared.metrics().lateness(slot.lateness(&clock, now).to_duration());
                     self.give_back(slot, cost);
                     self.want(cost);
                     self.rebook.insert(cost);
@@ -290,7 +317,8 @@ impl Worker {
     }
 
     fn must_hear(&self) -> bool {
-        !self.void.is_empty() || self.lanes.values().any(Lane::holds_stored)
+        // What a store that is away could not take back is offered again with each heartbeat, not at once.
+        !self.void.is_empty() || !self.give_back.is_empty() || self.lanes.values().any(Lane::holds_stored)
     }
 
     fn next_wake(&mut self) -> Instant {
@@ -321,16 +349,35 @@ impl Worker {
         for arrival in self.pending.drain(..) {
             let _ = arrival.entry.send(Err(self.shared.closed()));
         }
+        for returned in self.shared.end() {
+            match returned {
+                Returned::Unused { slot, cost } => self.give_back(slot, cost),
+                Returned::Late(LatePermit { slot, cost, turn, .. }) => {
+                    self.give_back(slot, cost);
+                    // An error means that the request has left.
+                    let _ = turn.send(Err(self.shared.closed()));
+                }
+            }
+        }
         for (cost, mut lane) in std::mem::take(&mut self.lanes) {
             let (waiters, slots) = lane.close();
             waiters.into_iter().for_each(|waiter| waiter.refuse(self.shared.closed()));
             slots.into_iter().for_each(|slot| self.give_back(slot, cost));
         }
+        // Nobody wants the new places of slots that were void, or any slot in place of another.
+        for (slot, cost) in self.void.drain(..) {
+            let holding = Holding { slot: slot.at, cost: cost.get(), count: 1 };
+            self.give_back.push_back((holding, self.void_known.clone()));
+        }
+        self.replace.clear();
         self.shared.set_waiting(0);
-        self.start_call(Instant::now());
-        if let Some(call) = self.call.take() {
-            // The answer changes nothing any more: what could not be given back expires.
-            let _ = call.await;
+        loop {
+            self.start_call(Instant::now());
+            let Some(call) = self.call.take() else { return };
+            if call.await.1.is_err() {
+                // What could not be given back expires.
+                return;
+            }
         }
     }
 }

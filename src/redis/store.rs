@@ -249,8 +249,8 @@ pub(super) fn decode_answer(value: &Value, subjects: &[Subject], call: &Call) ->
     let mut numbers = Numbers::new(value)?;
     let mut answer = Answer { now: Micros(numbers.take()?), ..Answer::default() };
     for subject in subjects {
-        let (number, void_from) = (numbers.take()?, Micros(numbers.take()?));
-        answer.generations.push(Generation { number, void_from });
+        let (number, void_from, before) = (numbers.take()?, Micros(numbers.take()?), numbers.take()?);
+        answer.generations.push(Generation { number, void_from, before });
         answer.available.push(subject.rules.iter().map(|_| numbers.take()).collect::<Option<_>>()?);
     }
     for _ in 0..numbers.take()? {

@@ -202,7 +202,8 @@ fn ask(model: &mut Model, connection: &mut redis::Connection, count: usize, mut 
     let mut void = Vec::new();
     if numbers != known {
         let changed = answer.generations.iter().zip(&known).filter(|(new, old)| new.number != **old);
-        let from = changed.map(|(new, _)| new.void_from).min().unwrap_or_default();
+        let from = changed.map(|(new, old)| if new.before == *old { new.void_from } else { Micros::ZERO });
+        let from = from.min().unwrap_or_default();
         void = held.extract_if(.., |holding| holding.slot >= from).collect();
         void.sort_by_key(|holding| holding.slot);
         model.known.insert(count, numbers);
@@ -261,4 +262,47 @@ fn lua_equals_rust() {
             Ok(())
         })
         .unwrap();
+}
+
+#[test]
+fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
+    let server = RedisServer::start();
+    let mut connection = server.connect();
+    let script = Script::reserve();
+    redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(&mut connection).unwrap();
+    for waiting in [1000_u64, 10_000] {
+        redis::cmd("FLUSHALL").exec(&mut connection).unwrap();
+        let rule =
+            |rate| -> Arc<[Rule]> { [Rule { rate, window: Micros(1_010_000), cell: Micros::ONE }].into() };
+        let mut subject =
+            Subject { name: LimiterName::parse("a").unwrap(), group: "model".into(), rules: rule(100) };
+        let mut slots = Vec::new();
+        let mut slowest = Duration::ZERO;
+        let mut ask = |subject: &Subject, now: u64, call: Call| {
+            let command = command_for(&script, "p", Micros(now), LEASE, std::slice::from_ref(subject), &call);
+            let start = Instant::now();
+            let value: redis::Value = command.query(&mut connection).unwrap();
+            let took = start.elapsed();
+            (decode_answer(&value, std::slice::from_ref(subject), &call).unwrap(), took)
+        };
+        for index in 0..waiting {
+            let runs = vec![Run { cost: 1, wait_max: Micros(1_000_000_000), count: 1 }];
+            let call = Call { replica: 1, known: vec![0], runs, room: 10, ..Call::default() };
+            let (answer, took) = ask(&subject, START + index * 10, call);
+            slowest = slowest.max(took);
+            let Outcome::Booked(slot) = answer.outcomes[0].1 else { panic!() };
+            slots.push(slot);
+        }
+        eprintln!("{waiting}: slowest booking {slowest:?}");
+        subject.rules = rule(50);
+        let now = START + 1_000_000;
+        let (answer, took) = ask(&subject, now, Call { replica: 1, known: vec![0], ..Call::default() });
+        eprintln!("{waiting}: retime {took:?}");
+        let from = answer.generations[0].void_from;
+        let void = slots.iter().filter(|slot| **slot >= from).take(1000);
+        let exchange = void.map(|slot| Holding { slot: *slot, cost: 1, count: 1 }).collect();
+        let (_, took) = ask(&subject, now, Call { replica: 1, known: vec![0], exchange, ..Call::default() });
+        eprintln!("{waiting}: exchange of 1000 {took:?}");
+        assert!(took < Duration::from_millis(100), "{took:?}");
+    }
 }

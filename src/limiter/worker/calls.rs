@@ -37,7 +37,7 @@ impl Worker {
         let anything = self.limits_changed
             || heartbeat_is_due
             || !self.pending.is_empty()
-            || !self.give_back.is_empty()
+            || (!self.give_back.is_empty() && !self.is_local)
             || !self.void.is_empty()
             || !self.replace.is_empty();
         if self.call.is_some() || !anything {

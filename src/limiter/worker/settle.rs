@@ -76,7 +76,11 @@ impl Worker {
             .iter()
             .zip(self.known.iter())
             .filter(|(generation, known)| generation.number != **known)
-            .map(|(generation, _)| generation.void_from)
+            .map(
+                |(generation, known)| {
+                    if generation.before == *known { generation.void_from } else { Micros::ZERO }
+                },
+            )
             .min()
             .unwrap_or_default();
         let mut void: Vec<(Slot, Permits)> = Vec::new();
@@ -88,6 +92,10 @@ impl Worker {
         void.sort_by_key(|(slot, _)| slot.at);
         if !void.is_empty() {
             info!(limiter = %self.subjects[0].name, slots = void.len(), "limits changed: moving what waits");
+        }
+        // What was still to be exchanged for a change before this one has lost its place: it is asked for anew.
+        for (_, cost) in self.void.drain(..) {
+            *self.replace.entry(cost).or_default() += 1;
         }
         self.void_known = std::mem::replace(&mut self.known, numbers);
         self.void = VecDeque::from(void);

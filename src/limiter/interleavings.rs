@@ -1,0 +1,255 @@
+//! Interleavings that a store with delays or outages, a reload or a shutdown brings about, on paused time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::limit::{Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, Permits, QueueLimits};
+use super::memory::MemoryStore;
+use super::reserve::{Answer, Call};
+use super::store::{Inspection, Store, StoreError, Subject};
+use super::{Demand, Entered, Limiters, Permit, Queue, Refusal};
+use crate::clock::{Clock, Micros};
+use crate::limiter::book::{Book, Returned};
+use crate::limiter::calendar::Rule;
+use crate::telemetry::Metrics;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A memory store that takes its time to answer, and can be away.
+struct Far {
+    store: MemoryStore,
+    delay: Duration,
+    away: AtomicBool,
+}
+
+impl Far {
+    fn new(clock: Clock, delay: Duration) -> Arc<Far> {
+        Arc::new(Far { store: MemoryStore::new(clock), delay, away: AtomicBool::new(false) })
+    }
+}
+
+impl Store for Far {
+    fn reserve<'a>(
+        &'a self,
+        subjects: &'a [Subject],
+        call: &'a Call,
+    ) -> BoxFuture<'a, Result<Answer, StoreError>> {
+        async move {
+            if self.away.load(Ordering::Relaxed) {
+                return Err(StoreError::Away);
+            }
+            if self.delay > Duration::ZERO {
+                sleep(self.delay).await;
+            }
+            self.store.reserve(subjects, call).await
+        }
+        .boxed()
+    }
+
+    fn inspect<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+        self.store.inspect(subject)
+    }
+
+    fn lease(&self) -> Micros {
+        self.store.lease()
+    }
+
+    fn is_up(&self) -> bool {
+        !self.away.load(Ordering::Relaxed)
+    }
+}
+
+fn limiter(rate: u64, per: Duration, timeout: Duration) -> Arc<Limiter> {
+    let limits = vec![Limit {
+        rate: Permits::new(rate).unwrap(),
+        per,
+        algorithm: Algorithm::SlidingWindow { precision: 256.try_into().unwrap() },
+        label: format!("{rate}/{per:?}").into(),
+    }];
+    Arc::new(Limiter {
+        name: LimiterName::parse("api").unwrap(),
+        guard: Limiter::default_guard(&limits),
+        limits,
+        queue: Some(QueueLimits { timeout, max_waiting: 100_000 }).filter(|_| timeout > Duration::ZERO),
+        group: "api".into(),
+        on_store_failure: OnStoreFailure::Local,
+    })
+}
+
+fn limiters(limiter: &Arc<Limiter>, delay: Duration) -> (Limiters, Queue, Arc<Far>) {
+    let clock = Clock::start();
+    let store = Far::new(clock, delay);
+    let limiters = Limiters::new(store.clone(), clock, 1, Metrics::new());
+    limiters.apply(std::slice::from_ref(limiter));
+    let queue = limiters.queue(&limiter.name).unwrap();
+    (limiters, queue, store)
+}
+
+async fn enter(queue: &Queue, cost: u64) -> Result<Entered, Refusal> {
+    queue.enter(Demand { cost: Permits::new(cost).unwrap(), wait_max: None }).await
+}
+
+async fn granted(queue: &Queue) -> Permit {
+    match enter(queue, 1).await {
+        Ok(Entered::Granted(permit)) => permit,
+        Ok(Entered::Waiting(_)) => panic!("it waits"),
+        Err(refusal) => panic!("{refusal}"),
+    }
+}
+
+async fn pass(queue: Queue, cost: u64) -> Result<Instant, Refusal> {
+    let permit = match enter(&queue, cost).await? {
+        Entered::Granted(permit) => permit,
+        Entered::Waiting(ticket) => ticket.turn().await?,
+    };
+    permit.commit();
+    Ok(Instant::now())
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_while_the_store_is_away_stops_nobody() {
+    let (_limiters, queue, store) = limiters(&limiter(2, SECOND, 10 * SECOND), Duration::ZERO);
+    granted(&queue).await.commit();
+    granted(&queue).await.commit();
+    let Ok(Entered::Waiting(leaves)) = enter(&queue, 1).await else { panic!() };
+    store.away.store(true, Ordering::Relaxed);
+    drop(leaves);
+    let next = timeout(5 * SECOND, pass(queue.clone(), 1)).await;
+    next.expect("the worker does not answer any more").unwrap();
+    store.away.store(false, Ordering::Relaxed);
+    sleep(2 * SECOND).await;
+    granted(&queue).await.commit();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_cost_takes_no_room_from_a_smaller_one_in_the_same_call() {
+    let (_limiters, queue, _) = limiters(&limiter(10, SECOND, Duration::ZERO), SECOND / 200);
+    for _ in 0..5 {
+        granted(&queue).await.commit();
+    }
+    // A call is under way; these two share the next one.
+    let first = tokio::spawn(pass(queue.clone(), 1));
+    tokio::task::yield_now().await;
+    let large = tokio::spawn(pass(queue.clone(), 8));
+    tokio::task::yield_now().await;
+    let small = tokio::spawn(pass(queue.clone(), 1));
+    first.await.unwrap().unwrap();
+    assert!(matches!(large.await.unwrap(), Err(Refusal::RateLimited { .. })));
+    small.await.unwrap().expect("four permits are left");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_permit_is_refused_when_the_limiter_closes() {
+    let (limiters, queue, _) = limiters(&limiter(1, SECOND, 10 * SECOND), Duration::ZERO);
+    let mut permit = granted(&queue).await;
+    sleep(SECOND / 2).await;
+    limiters.close().await;
+    let confirmed = timeout(60 * SECOND, permit.confirm()).await.expect("nobody answers");
+    assert!(matches!(confirmed, Err(Refusal::Closed { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_gives_every_slot_back() {
+    let clock = Clock::start();
+    let store = Far::new(clock, Duration::ZERO);
+    let limiter = limiter(100, SECOND, 600 * SECOND);
+    let closes = Limiters::new(store.clone(), clock, 1, Metrics::new());
+    closes.apply(std::slice::from_ref(&limiter));
+    let queue = closes.queue(&limiter.name).unwrap();
+    let mut waiting = Vec::new();
+    // Spread, so that the slots differ.
+    for index in 0..3000 {
+        waiting.push(tokio::spawn(pass(queue.clone(), 1)));
+        if index < 100 {
+            sleep(SECOND / 1000).await;
+        }
+    }
+    sleep(SECOND / 10).await;
+    closes.close().await;
+    for task in waiting {
+        let _ = task.await.unwrap();
+    }
+    let left = store.inspect(&Subject::new(&limiter)).await.unwrap();
+    assert!(left.last <= left.now, "booked for nobody until {:?} from now", left.last - left.now);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_change_while_slots_are_being_moved_forgets_nobody() {
+    let (limiters, queue, _) = limiters(&limiter(1000, SECOND, 600 * SECOND), 120 * SECOND / 1000);
+    let tasks: Vec<_> = (0..5000).map(|_| tokio::spawn(pass(queue.clone(), 1))).collect();
+    sleep(SECOND).await;
+    limiters.apply(&[limiter(900, SECOND, 600 * SECOND)]);
+    sleep(SECOND / 3).await;
+    limiters.apply(&[limiter(800, SECOND, 600 * SECOND)]);
+    for task in tasks {
+        timeout(700 * SECOND, task).await.expect("somebody waits for ever").unwrap().unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_costs_more_than_a_changed_limit_is_refused() {
+    let (limiters, queue, _) = limiters(&limiter(10, SECOND, 60 * SECOND), Duration::ZERO);
+    let tasks: Vec<_> = (0..8).map(|_| tokio::spawn(pass(queue.clone(), 5))).collect();
+    sleep(SECOND / 2).await;
+    limiters.apply(&[limiter(3, SECOND, 60 * SECOND)]);
+    let changed = Instant::now();
+    for task in tasks {
+        match task.await.unwrap() {
+            Ok(at) => assert!(at < changed + SECOND, "five permits at {:?} under 3/1s", at - changed),
+            Err(refusal) => assert!(matches!(refusal, Refusal::CostExceedsLimit { .. }), "{refusal}"),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn late_permits_keep_their_order() {
+    let (_limiters, queue, _) = limiters(&limiter(5, SECOND, 60 * SECOND), Duration::ZERO);
+    let mut permits = Vec::new();
+    for _ in 0..5 {
+        permits.push(granted(&queue).await);
+    }
+    sleep(SECOND / 2).await;
+    let confirmed = Arc::new(std::sync::Mutex::new(Vec::new()));
+    for (index, mut permit) in permits.into_iter().enumerate() {
+        let confirmed = confirmed.clone();
+        tokio::spawn(async move {
+            permit.confirm().await.unwrap();
+            confirmed.lock().unwrap().push(index);
+            permit.commit();
+        });
+    }
+    sleep(5 * SECOND).await;
+    let confirmed = confirmed.lock().unwrap().clone();
+    assert_eq!(confirmed, [0, 1, 2, 3, 4]);
+}
+
+/// A replica that missed one change returns; the slot that it held has been somebody else's since.
+#[test]
+fn a_slot_of_a_change_that_was_missed_takes_nobody_elses_place() {
+    let second = |count: u64| Micros(1_800_000_000_000_000 + count * 100_000);
+    let lease = Micros::from_millis(500);
+    let rules =
+        |window| -> Arc<[Rule]> { [Rule { rate: 1, window: Micros(window), cell: Micros::ONE }].into() };
+    let mut book = Book::default();
+    let book_at = |book: &mut Book, tenths, window, replica, count| {
+        book.open(second(tenths), &rules(window), lease, replica);
+        let mut search = book.search(second(tenths));
+        for _ in 0..count {
+            search.earliest(1);
+            search.charge(1);
+        }
+    };
+    // Slots at 0, 2, 4, 6 and 8 s; then another replica changes the limit twice, and books 6, 7 and 8 s.
+    book_at(&mut book, 0, 2_000_000, 1, 5);
+    book_at(&mut book, 1, 1_000_000, 2, 0);
+    book_at(&mut book, 15, 1_000_000, 2, 3);
+    assert!(book.calendar().entries().iter().any(|entry| entry.at == second(60)));
+    book_at(&mut book, 56, 1_500_000, 2, 0);
+    let before = book.calendar().entries().to_vec();
+    assert_eq!(book.give_back(second(60), 1, 0), Returned::Lost);
+    assert_eq!(book.calendar().entries(), before);
+}
