@@ -179,12 +179,16 @@ async fn closing_gives_every_slot_back() {
 
 #[tokio::test(start_paused = true)]
 async fn a_second_change_while_slots_are_being_moved_forgets_nobody() {
-    let (limiters, queue, _) = limiters(&limiter(1000, SECOND, 600 * SECOND), 120 * SECOND / 1000);
+    // A guard that is longer than the store takes.
+    let slow = |rate| {
+        Arc::new(Limiter { guard: SECOND / 4, ..Limiter::clone(&limiter(rate, SECOND, 600 * SECOND)) })
+    };
+    let (limiters, queue, _) = limiters(&slow(1000), 120 * SECOND / 1000);
     let tasks: Vec<_> = (0..5000).map(|_| tokio::spawn(pass(queue.clone(), 1))).collect();
     sleep(SECOND).await;
-    limiters.apply(&[limiter(900, SECOND, 600 * SECOND)]);
+    limiters.apply(&[slow(900)]);
     sleep(SECOND / 3).await;
-    limiters.apply(&[limiter(800, SECOND, 600 * SECOND)]);
+    limiters.apply(&[slow(800)]);
     for task in tasks {
         timeout(700 * SECOND, task).await.expect("somebody waits for ever").unwrap().unwrap();
     }
@@ -214,15 +218,18 @@ async fn late_permits_keep_their_order() {
     }
     sleep(SECOND / 2).await;
     let confirmed = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let mut tasks = Vec::new();
     for (index, mut permit) in permits.into_iter().enumerate() {
         let confirmed = confirmed.clone();
-        tokio::spawn(async move {
+        tasks.push(tokio::spawn(async move {
             permit.confirm().await.unwrap();
             confirmed.lock().unwrap().push(index);
             permit.commit();
-        });
+        }));
     }
-    sleep(5 * SECOND).await;
+    for task in tasks {
+        task.await.unwrap();
+    }
     let confirmed = confirmed.lock().unwrap().clone();
     assert_eq!(confirmed, [0, 1, 2, 3, 4]);
 }
