@@ -7,11 +7,11 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::limit::{Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, Permits, QueueLimits};
+use super::limit::{Limiter, Permits};
 use super::memory::MemoryStore;
 use super::reserve::{Answer, Call};
 use super::store::{Inspection, Store, StoreError, Subject};
-use super::{Demand, Entered, Limiters, Permit, Queue, Refusal};
+use super::{Demand, Entered, Limiters, Permit, Queue, Refusal, tests};
 use crate::clock::{Clock, Micros};
 use crate::limiter::book::{Book, Returned};
 use crate::limiter::calendar::Rule;
@@ -63,21 +63,13 @@ impl Store for Far {
     }
 }
 
+/// The limiter of the other tests, with a queue that holds whatever they ask for.
 fn limiter(rate: u64, per: Duration, timeout: Duration) -> Arc<Limiter> {
-    let limits = vec![Limit {
-        rate: Permits::new(rate).unwrap(),
-        per,
-        algorithm: Algorithm::SlidingWindow { precision: 256.try_into().unwrap() },
-        label: format!("{rate}/{per:?}").into(),
-    }];
-    Arc::new(Limiter {
-        name: LimiterName::parse("api").unwrap(),
-        guard: Limiter::default_guard(&limits),
-        limits,
-        queue: Some(QueueLimits { timeout, max_waiting: 100_000 }).filter(|_| timeout > Duration::ZERO),
-        group: "api".into(),
-        on_store_failure: OnStoreFailure::Local,
-    })
+    let mut limiter = Limiter::clone(&tests::limiter(rate, per, timeout));
+    if let Some(queue) = &mut limiter.queue {
+        queue.max_waiting = 100_000;
+    }
+    Arc::new(limiter)
 }
 
 fn limiters(limiter: &Arc<Limiter>, delay: Duration) -> (Limiters, Queue, Arc<Far>) {

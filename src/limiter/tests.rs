@@ -14,7 +14,7 @@ use super::{Demand, Entered, Limiters, Permit, Queue, Refusal};
 use crate::clock::{Clock, Micros};
 use crate::telemetry::Metrics;
 
-fn limiter(rate: u64, per: Duration, timeout: Duration) -> Arc<Limiter> {
+pub(super) fn limiter(rate: u64, per: Duration, timeout: Duration) -> Arc<Limiter> {
     let limits = vec![Limit {
         rate: Permits::new(rate).unwrap(),
         per,
