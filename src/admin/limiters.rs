@@ -80,6 +80,9 @@ impl LimiterView<'_> {
             per_ms: millis(limit.per),
             algorithm: match limit.algorithm {
                 Algorithm::SlidingWindow { .. } => "sliding_window",
+                Algorithm::TokenBucket { .. } => "token_bucket",
+                Algorithm::LeakyBucket => "leaky_bucket",
+                Algorithm::FixedWindow { .. } => "fixed_window",
             },
             available: available(index),
         });
@@ -124,12 +127,10 @@ mod tests {
             label: "900/1m".into(),
         };
         let limiter = Limiter {
-            name: LimiterName::parse("github").unwrap(),
-            limits: vec![limit],
             guard: Duration::from_micros(1500),
             queue: Some(QueueLimits { timeout: Duration::from_secs(10), max_waiting: 1000 }),
-            group: "github".into(),
             on_store_failure: OnStoreFailure::Reject,
+            ..Limiter::new(LimiterName::parse("github").unwrap(), vec![limit])
         };
         LimiterState { limiter: Arc::new(limiter), waiting: 3, granted: 40, refused: 2, available }
     }

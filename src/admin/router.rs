@@ -120,7 +120,7 @@ mod tests {
     use crate::config::model::{self, Config, LogFormat, Secret, Store};
     use crate::config::{Handle, Loaded, Outcome, Problem};
     use crate::limiter::Limiters;
-    use crate::limiter::limit::{Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, Permits};
+    use crate::limiter::limit::{Algorithm, Limit, Limiter, LimiterName, Permits};
     use crate::limiter::memory::MemoryStore;
     use crate::telemetry::Metrics;
 
@@ -138,12 +138,8 @@ mod tests {
             label: "5/1s".into(),
         };
         Arc::new(Limiter {
-            name: LimiterName::parse("api").unwrap(),
-            limits: vec![limit],
             guard: Duration::from_millis(10),
-            queue: None,
-            group: "api".into(),
-            on_store_failure: OnStoreFailure::Local,
+            ..Limiter::new(LimiterName::parse("api").unwrap(), vec![limit])
         })
     }
 

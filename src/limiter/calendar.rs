@@ -5,7 +5,7 @@
 //! knows no limits: [`super::algorithm`] reads it, [`super::book`] writes it. `lua/calendar.lua` is its twin.
 
 use crate::clock::Micros;
-use crate::limiter::limit::Limit;
+use crate::limiter::limit::{Algorithm, Limit, PRECISION_DEFAULT};
 
 /// A limit in the form in which a calendar is searched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,8 +21,19 @@ pub struct Rule {
 impl Rule {
     /// The rule of a limit whose slots stay good for `guard`.
     pub fn new(limit: &Limit, guard: Micros) -> Rule {
-        Rule { rate: limit.rate.get(), window: Micros::from(limit.per) + guard, cell: limit.cell() }
+        Rule { rate: limit.rate.get(), window: Micros::from(limit.per) + guard, cell: cell(limit) }
     }
+}
+
+fn cell(limit: &Limit) -> Micros {
+    let precision = match limit.algorithm {
+        Algorithm::SlidingWindow { precision } => u64::from(precision.get()),
+        _ => u64::from(PRECISION_DEFAULT),
+    };
+    if limit.rate.get() <= precision {
+        return Micros::ONE;
+    }
+    Micros((Micros::from(limit.per).0 / precision).max(1))
 }
 
 /// Permits booked in one cell.

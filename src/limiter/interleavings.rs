@@ -165,7 +165,7 @@ async fn closing_gives_every_slot_back() {
     for task in waiting {
         let _ = task.await.unwrap();
     }
-    let left = store.inspect(&Subject::new(&limiter)).await.unwrap();
+    let left = store.inspect(&Subject::new(&limiter, None)).await.unwrap();
     assert!(left.last <= left.now, "booked for nobody until {:?} from now", left.last - left.now);
 }
 

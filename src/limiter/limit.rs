@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::Micros;
+use crate::limiter::windows::CalendarWindows;
 
 /// The highest `rate` and the highest cost: 10^9 permits.
 pub const RATE_MAX: u32 = 1_000_000_000;
@@ -88,7 +88,7 @@ impl fmt::Debug for Permits {
 }
 
 /// How a limit counts.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Algorithm {
     /// Every interval of length `per` holds at most `rate` permits.
     SlidingWindow {
@@ -96,14 +96,26 @@ pub enum Algorithm {
         /// `per / precision`, to the safe side.
         precision: NonZeroU32,
     },
+    /// `burst` permits at once, then `rate` per `per`.
+    TokenBucket {
+        /// What a full bucket holds.
+        burst: Permits,
+    },
+    /// Evenly spaced: one permit every `per / rate`.
+    LeakyBucket,
+    /// Windows aligned to a calendar: each holds at most `rate` permits.
+    FixedWindow {
+        /// Where they begin.
+        windows: CalendarWindows,
+    },
 }
 
 /// `rate` permits per window `per`.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limit {
     /// Permits in a window.
     pub rate: Permits,
-    /// The length of the window, between [`PER_MIN`] and [`PER_MAX`].
+    /// The length of the window, between [`PER_MIN`] and [`PER_MAX`]; of windows of a calendar the longest that there is.
     pub per: Duration,
     /// How it counts.
     pub algorithm: Algorithm,
@@ -112,14 +124,14 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// The width of an instant that is kept apart: one microsecond while `rate` permits fit into
-    /// `precision` instants, `per / precision` beyond.
-    pub fn cell(&self) -> Micros {
-        let Algorithm::SlidingWindow { precision } = self.algorithm;
-        if self.rate.get() <= u64::from(precision.get()) {
-            return Micros::ONE;
+    /// The largest cost that it can ever hold.
+    pub fn cost_max(&self) -> Permits {
+        match self.algorithm {
+            Algorithm::TokenBucket { burst } => burst,
+            Algorithm::SlidingWindow { .. } | Algorithm::LeakyBucket | Algorithm::FixedWindow { .. } => {
+                self.rate
+            }
         }
-        Micros((Micros::from(self.per).0 / u64::from(precision.get())).max(1))
     }
 }
 
@@ -144,13 +156,46 @@ pub struct QueueLimits {
     pub max_waiting: u32,
 }
 
+/// Who shares a limiter.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Scope {
+    /// The fleet, through the store.
+    #[default]
+    Overall,
+    /// Nobody: each replica enforces it by itself, in memory.
+    PerReplica,
+}
+
+/// Whether a limiter acts.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Mode {
+    /// It delays and refuses.
+    #[default]
+    Enforce,
+    /// It charges and counts as if, but never delays or refuses, and stands outside all-or-nothing.
+    Shadow,
+}
+
+/// That a limiter's requests are parted by a key, each partition with a state of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Partitioned {
+    /// The most partitions that live at once in a replica.
+    pub max_partitions: u32,
+}
+
 /// A named set of limits that a request must satisfy all at once.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limiter {
     /// Its name.
     pub name: LimiterName,
     /// At least one limit, at most [`LIMITS_MAX`].
     pub limits: Vec<Limit>,
+    /// Who shares it.
+    pub scope: Scope,
+    /// Whether it acts.
+    pub mode: Mode,
+    /// `None`: one state for all requests.
+    pub partitioned: Option<Partitioned>,
     /// How long after its slot a permit stays good; every window is widened by it.
     pub guard: Duration,
     /// `None`: over the limit, a request is refused at once.
@@ -162,6 +207,21 @@ pub struct Limiter {
 }
 
 impl Limiter {
+    /// A limiter of these limits, with the defaults for everything else.
+    pub fn new(name: LimiterName, limits: Vec<Limit>) -> Limiter {
+        Limiter {
+            guard: Limiter::default_guard(&limits),
+            group: name.as_str().into(),
+            scope: Scope::default(),
+            mode: Mode::default(),
+            partitioned: None,
+            queue: None,
+            on_store_failure: OnStoreFailure::default(),
+            name,
+            limits,
+        }
+    }
+
     /// 1 % of the shortest window, between [`GUARD_MIN`] and [`GUARD_MAX`].
     pub fn default_guard(limits: &[Limit]) -> Duration {
         let shortest = limits.iter().map(|limit| limit.per).min().unwrap_or(PER_MIN);
@@ -170,6 +230,6 @@ impl Limiter {
 
     /// The largest cost that every window can hold.
     pub fn cost_max(&self) -> Permits {
-        self.limits.iter().map(|limit| limit.rate).min().unwrap_or(Permits::ONE)
+        self.limits.iter().map(Limit::cost_max).min().unwrap_or(Permits::ONE)
     }
 }

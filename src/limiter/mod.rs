@@ -2,6 +2,8 @@
 //!
 //! What is limited, and the arithmetic; all of it pure:
 //! - [`limit`]: what a limiter promises, as values that cannot be wrong.
+//! - [`windows`]: where the windows of a calendar begin.
+//! - [`partition`]: one value of a limiter's key.
 //! - [`calendar`]: what has been booked.
 //! - [`algorithm`]: the earliest instant with room.
 //! - [`book`]: the state of one limiter, over changes of its limits.
@@ -13,6 +15,7 @@
 //! - [`store_clock`]: what is known of a store's clock.
 //!
 //! Those who wait:
+//! - [`gate`]: the limiters of a route, taken together.
 //! - [`registry`]: all limiters of this process, over reloads.
 //! - [`queue`]: the way in, and a place in it.
 //! - `worker`: the task that owns a queue; `lane`: its requests of one cost, and their slots.
@@ -22,6 +25,7 @@
 pub mod algorithm;
 pub mod book;
 pub mod calendar;
+pub mod gate;
 #[cfg(test)]
 mod interleavings;
 mod lane;
@@ -29,6 +33,7 @@ pub mod limit;
 pub mod memory;
 #[cfg(test)]
 mod oracle;
+pub mod partition;
 pub mod permit;
 pub mod queue;
 pub mod refusal;
@@ -38,8 +43,11 @@ pub mod store;
 pub mod store_clock;
 #[cfg(test)]
 mod tests;
+pub mod windows;
 mod worker;
 
+pub use gate::Gate;
+pub use partition::Partition;
 pub use permit::Permit;
 pub use queue::{Demand, Entered, Queue, Ticket};
 pub use refusal::Refusal;

@@ -47,3 +47,16 @@ pub enum Refusal {
         limiter: LimiterName,
     },
 }
+
+impl Refusal {
+    /// Which limiter refused.
+    pub fn limiter(&self) -> &LimiterName {
+        match self {
+            Refusal::RateLimited { limiter, .. }
+            | Refusal::QueueFull { limiter, .. }
+            | Refusal::StoreUnavailable { limiter }
+            | Refusal::CostExceedsLimit { limiter, .. }
+            | Refusal::Closed { limiter } => limiter,
+        }
+    }
+}

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::clock::Clock;
+use crate::limiter::gate::Gate;
 use crate::limiter::limit::{Limiter, LimiterName, OnStoreFailure};
 use crate::limiter::memory::MemoryStore;
 use crate::limiter::queue::{INTAKE_MAX, Queue, Shared};
@@ -113,6 +114,16 @@ impl Limiters {
         self.queues().into_iter().find(|(queue, _)| queue == name).map(|(_, queue)| queue)
     }
 
+    /// The gate that takes all of these limiters together.
+    ///
+    /// # Errors
+    /// The first name that no limiter has.
+    pub fn gate(&self, names: &[LimiterName]) -> Result<Option<Gate>, LimiterName> {
+        let queues = names.iter().map(|name| self.queue(name).ok_or_else(|| name.clone()));
+        let queues = queues.collect::<Result<Vec<_>, _>>()?;
+        Ok(queues.into_iter().next().map(Gate::new))
+    }
+
     /// The live state of every limiter, in the order of the configuration. Asks the store, and changes nothing.
     pub async fn inspect(&self) -> Vec<LimiterState> {
         let mut states = Vec::new();
@@ -130,7 +141,7 @@ impl Limiters {
 
     async fn state(&self, queue: &Queue) -> LimiterState {
         let limiter = queue.limiter();
-        let inspection = self.inner.store.inspect(&Subject::new(&limiter)).await;
+        let inspection = self.inner.store.inspect(&Subject::new(&limiter, None)).await;
         LimiterState {
             waiting: queue.waiting(),
             granted: queue.granted(),

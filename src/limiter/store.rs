@@ -9,6 +9,7 @@ use futures_util::future::BoxFuture;
 use crate::clock::Micros;
 use crate::limiter::calendar::Rule;
 use crate::limiter::limit::{Limiter, LimiterName};
+use crate::limiter::partition::Partition;
 use crate::limiter::reserve::{Answer, Call};
 
 /// The part of a limiter that a store needs: where its state is, and its rules.
@@ -16,6 +17,8 @@ use crate::limiter::reserve::{Answer, Call};
 pub struct Subject {
     /// The limiter.
     pub name: LimiterName,
+    /// Which of its partitions, if it has any.
+    pub partition: Option<Partition>,
     /// Its group: what is taken together lives together.
     pub group: Arc<str>,
     /// Its limits, widened by its guard.
@@ -23,11 +26,11 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// The subject of a limiter.
-    pub fn new(limiter: &Limiter) -> Subject {
+    /// The subject of a limiter, or of one of its partitions.
+    pub fn new(limiter: &Limiter, partition: Option<Partition>) -> Subject {
         let guard = Micros::from(limiter.guard);
         let rules = limiter.limits.iter().map(|limit| Rule::new(limit, guard)).collect();
-        Subject { name: limiter.name.clone(), group: limiter.group.clone(), rules }
+        Subject { name: limiter.name.clone(), partition, group: limiter.group.clone(), rules }
     }
 }
 

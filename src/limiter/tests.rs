@@ -22,12 +22,8 @@ pub(super) fn limiter(rate: u64, per: Duration, timeout: Duration) -> Arc<Limite
         label: format!("{rate}/{per:?}").into(),
     }];
     Arc::new(Limiter {
-        name: LimiterName::parse("api").unwrap(),
-        guard: Limiter::default_guard(&limits),
-        limits,
         queue: Some(QueueLimits { timeout, max_waiting: 1000 }).filter(|_| timeout > Duration::ZERO),
-        group: "api".into(),
-        on_store_failure: OnStoreFailure::Local,
+        ..Limiter::new(LimiterName::parse("api").unwrap(), limits)
     })
 }
 

@@ -126,6 +126,7 @@ impl Model {
     fn new(first: usize) -> Model {
         let subject = |name: &str, index| Subject {
             name: LimiterName::parse(name).unwrap(),
+            partition: None,
             group: "model".into(),
             rules: rules(index),
         };
@@ -274,8 +275,12 @@ fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
         redis::cmd("FLUSHALL").exec(&mut connection).unwrap();
         let rule =
             |rate| -> Arc<[Rule]> { [Rule { rate, window: Micros(1_010_000), cell: Micros::ONE }].into() };
-        let mut subject =
-            Subject { name: LimiterName::parse("a").unwrap(), group: "model".into(), rules: rule(100) };
+        let mut subject = Subject {
+            name: LimiterName::parse("a").unwrap(),
+            partition: None,
+            group: "model".into(),
+            rules: rule(100),
+        };
         let mut slots = Vec::new();
         let mut slowest = Duration::ZERO;
         let mut ask = |subject: &Subject, now: u64, call: Call| {

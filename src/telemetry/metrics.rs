@@ -281,7 +281,7 @@ mod tests {
 
     use super::super::handles::{Outcome, StoreOp, StoreResult};
     use super::*;
-    use crate::limiter::limit::{Algorithm, Limit, OnStoreFailure, Permits, QueueLimits};
+    use crate::limiter::limit::{Algorithm, Limit, Permits, QueueLimits};
 
     fn limiter(name: &str, limits: &[(u64, &str)]) -> Limiter {
         let limit = |&(rate, label): &(u64, &str)| Limit {
@@ -291,12 +291,9 @@ mod tests {
             label: label.into(),
         };
         Limiter {
-            name: LimiterName::parse(name).unwrap(),
-            limits: limits.iter().map(limit).collect(),
             guard: Duration::from_millis(10),
             queue: Some(QueueLimits { timeout: Duration::from_secs(1), max_waiting: 7 }),
-            group: name.into(),
-            on_store_failure: OnStoreFailure::Local,
+            ..Limiter::new(LimiterName::parse(name).unwrap(), limits.iter().map(limit).collect())
         }
     }
 

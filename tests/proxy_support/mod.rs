@@ -25,7 +25,7 @@ use weir::clock::Clock;
 use weir::config::Config;
 use weir::config::model::{Admin, Http2, Log, LogFormat, Match, PathMatch, Route, Server, Store, Upstream};
 use weir::limiter::Limiters;
-use weir::limiter::limit::{Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, Permits, QueueLimits};
+use weir::limiter::limit::{Algorithm, Limit, Limiter, LimiterName, Permits, QueueLimits};
 use weir::limiter::memory::MemoryStore;
 use weir::proxy::{Drained, Proxy, ProxyBuildError, serve};
 use weir::telemetry::Metrics;
@@ -102,12 +102,8 @@ fn slow() -> Limiter {
     let per = Duration::from_millis(500);
     let limits = vec![Limit { rate: Permits::ONE, per, algorithm, label: "1/500ms".into() }];
     Limiter {
-        name: slow_name(),
-        guard: Limiter::default_guard(&limits),
-        limits,
         queue: Some(QueueLimits { timeout: Duration::from_secs(20), max_waiting: 100 }),
-        group: "slow".into(),
-        on_store_failure: OnStoreFailure::Local,
+        ..Limiter::new(slow_name(), limits)
     }
 }
 

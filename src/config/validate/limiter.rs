@@ -52,7 +52,7 @@ fn one(check: &mut Check<'_>, name: &str, given: &schema::Limiter, at: &At<'_>) 
     };
     let name = LimiterName::parse(name)?;
     let group = name.as_str().into();
-    Some(Limiter { name, limits, guard: guard?, queue: queue?, group, on_store_failure })
+    Some(Limiter { guard: guard?, queue: queue?, group, on_store_failure, ..Limiter::new(name, limits) })
 }
 
 /// Checks what a later version will do, and refuses it.
