@@ -1,27 +1,151 @@
 -- calendar.lua: the state of a limiter, shared by the scripts that follow it in the same text.
 --
--- The twin of src/limiter/{calendar,book}.rs and algorithm/sliding_window.rs: the same names, the same steps, the
--- same results to the microsecond. Integers only, all below 2^53, which Lua's doubles hold exactly.
+-- The twin of src/limiter/{rule,calendar,book}.rs and algorithm/: the same names, the same steps, the same
+-- results to the microsecond. Integers only, all below 2^53, which Lua's doubles hold exactly, but for `permits_until`.
 --
 -- A book is stored as one MessagePack array:
 --   { number, void_from, moved_generation, moved_cell, moved_until,
---     { text of rules, seen, by, ... }, text of the union, { from, to, permits, ... }, { at, permits, ... } }
+--     { text of rules, seen, by, ... }, text of the union, { from, to, permits, ... }, { at, permits, ... },
+--     { micros, rest, folded, ... for each bucket of the union } }
 -- `by` is the only replica that has declared the rules, 0 for several.
--- Instants of the calendar are kept as differences, which makes them short. Rules travel as a text
--- of decimal numbers, `rate window cell` for each, so that equal rules are equal texts.
+-- Instants of the calendar are kept as differences, which makes them short. Rules travel as a text, so that equal
+-- rules are equal texts: joined by `;`, each one of
+--   S rate window cell          a sliding window
+--   B rate window cell burst    a bucket
+--   F rate window cell guard start length ...   windows of a calendar, in stretches of equal ones
 
 local DECLARED_MAX = 4
 
+local SPAN_MAX = 4000000000000000
+local SPREAD_MIN = 60000000
+local FIXED_SPACING = 10000
+local RETIMED_MAX = 25 * 3600 * 1000000
+local SURE = 1 - 1 / 1099511627776
+
+local floor, min, max = math.floor, math.min, math.max
+
+-- ---- rules ----
+
+local function rule_of(text)
+  local numbers = {}
+  for number in string.gmatch(text, "%d+") do numbers[#numbers + 1] = tonumber(number) end
+  local rule = { text = text, rate = numbers[1], window = numbers[2], cell = numbers[3] }
+  local kind = string.sub(text, 1, 1)
+  if kind == "B" then
+    rule.burst = numbers[4]
+  elseif kind == "F" then
+    rule.guard = numbers[4]
+    rule.starts, rule.lengths = {}, {}
+    for index = 5, #numbers, 2 do
+      rule.starts[#rule.starts + 1] = numbers[index]
+      rule.lengths[#rule.lengths + 1] = numbers[index + 1]
+    end
+  end
+  return rule
+end
+
 local function rules_of(text)
   local rules = {}
-  for rate, window, cell in string.gmatch(text, "(%d+) (%d+) (%d+)") do
-    rules[#rules + 1] = { rate = tonumber(rate), window = tonumber(window), cell = tonumber(cell) }
-  end
+  for part in string.gmatch(text, "[^;]+") do rules[#rules + 1] = rule_of(part) end
   return rules
 end
 
 local function cell_start(at, cell)
   return at - at % cell
+end
+
+local function cell_from(at, cell)
+  return cell_start(at + cell - 1, cell)
+end
+
+-- How long a limit takes to allow that many permits: whole microseconds and a rest in parts of `rate`.
+-- The product may exceed 2^53, so it is taken in two halves of 20 bits and the rest.
+local function span_exact(rule, permits)
+  local rate = rule.rate
+  local whole, part = floor(rule.window / rate), rule.window % rate
+  if permits * whole > SPAN_MAX then return SPAN_MAX, 0 end
+  local high, low = floor(permits / 1048576), permits % 1048576
+  local product = high * part
+  local quotient = floor(product / rate)
+  product = product % rate * 1048576 + low * part
+  local micros = permits * whole + quotient * 1048576 + floor(product / rate)
+  if micros > SPAN_MAX then return SPAN_MAX, 0 end
+  return micros, product % rate
+end
+
+-- How far apart refused callers of that many permits are sent.
+local function spacing(rule, permits)
+  local span = span_exact(rule, permits)
+  if rule.starts then return min(span, FIXED_SPACING * permits) end
+  return span
+end
+
+-- The window of a calendar that holds an instant: its start and its end.
+local function window_of(rule, at)
+  local starts, later = rule.starts, 1
+  while later <= #starts and starts[later] <= at do later = later + 1 end
+  if later == 1 then return 0, starts[1] or SPAN_MAX end
+  local start, length = starts[later - 1], rule.lengths[later - 1]
+  start = at - (at - start) % length
+  return start, min(start + length, starts[later] or start + length)
+end
+
+-- Whether bookings at two instants, the later second, are kept as one.
+local function is_one(rules, cell, first, later)
+  if first - first % cell ~= later - later % cell then return false end
+  if first == later then return true end
+  for index = 1, #rules do
+    local rule = rules[index]
+    if rule.starts and window_of(rule, first) ~= window_of(rule, later) then return false end
+  end
+  return true
+end
+
+-- ---- a bucket: its level is { micros, rest }, the instant at which it will be full again ----
+
+local function level_add(rule, micros, rest, more_micros, more_rest)
+  rest = rest + more_rest
+  if rest >= rule.rate then return micros + more_micros + 1, rest - rule.rate end
+  return micros + more_micros, rest
+end
+
+local function level_take(rule, micros, rest, at, permits)
+  if micros < at then micros, rest = at, 0 end
+  return level_add(rule, micros, rest, span_exact(rule, permits))
+end
+
+-- Permits that flow in between a level and a later one, rounded down; where the number is whole it may be one less.
+local function permits_until(rule, micros, rest, later_micros, later_rest)
+  if later_micros < micros or (later_micros == micros and later_rest <= rest) then return 0 end
+  return floor(((later_micros - micros) * rule.rate + later_rest - rest) / rule.window * SURE)
+end
+
+local function tolerance(rule, permits)
+  local micros, rest = span_exact(rule, max(rule.burst - permits, 0))
+  if micros >= rule.cell then return micros, rest end
+  return rule.cell, 0
+end
+
+-- Takes in the bookings up to an instant that the base does not hold yet.
+local function fold(book, rule, base, till)
+  local micros, rest, folded = base[1], base[2], base[3]
+  for index = 1, book.size do
+    local at = book.at[index]
+    if at > folded then
+      if at > till then break end
+      micros, rest = level_take(rule, micros, rest, at, book.permits[index])
+    end
+  end
+  return { micros, rest, max(folded, till) }
+end
+
+-- What the bucket of another rule remembers that misses as many permits.
+local function converted(old, base, new)
+  local micros, rest, folded = base[1], base[2], base[3]
+  local missing = permits_until(old, folded, 0, micros, rest)
+  if micros > folded or (micros == folded and rest > 0) then missing = missing + 1 end
+  micros, rest = level_add(new, folded, 0, span_exact(new, missing))
+  return { micros, rest, folded }
 end
 
 local function finest_cell(rules)
@@ -45,7 +169,7 @@ end
 local function book_new()
   return {
     number = 0, void_from = 0, moved_generation = 0, moved_cell = 1, moved_until = 0,
-    declared = {}, union = "", rules = {}, moved = {}, at = {}, permits = {}, size = 0, cell = 1,
+    declared = {}, union = "", rules = {}, bases = {}, moved = {}, at = {}, permits = {}, size = 0, cell = 1,
   }
 end
 
@@ -66,6 +190,13 @@ local function book_load(text)
     book.permits[size] = entries[index + 1]
   end
   book.size = size
+  local bases, next_base = stored[10], 1
+  for index, rule in ipairs(book.rules) do
+    if rule.burst then
+      book.bases[index] = { bases[next_base], bases[next_base + 1], bases[next_base + 2] }
+      next_base = next_base + 3
+    end
+  end
   return book
 end
 
@@ -82,16 +213,29 @@ local function book_text(book)
     entries[2 * index] = book.permits[index]
     before = book.at[index]
   end
+  local bases = {}
+  for index = 1, #book.rules do
+    local base, size = book.bases[index], #bases
+    if base then bases[size + 1], bases[size + 2], bases[size + 3] = base[1], base[2], base[3] end
+  end
   return cmsgpack.pack({
     book.number, book.void_from, book.moved_generation, book.moved_cell, book.moved_until,
-    book.declared, book.union, moved, entries,
+    book.declared, book.union, moved, entries, bases,
   })
 end
 
 -- When nothing in the book can matter any more.
 local function book_expires(book)
-  if book.size == 0 then return 0 end
-  return book.at[book.size] + longest_window(book.rules)
+  local expires, last = 0, book.at[book.size]
+  for index, rule in ipairs(book.rules) do
+    if rule.burst then
+      local base = book.bases[index]
+      if last then base = fold(book, rule, base, last) end
+      expires = max(expires, base[1] + (base[2] > 0 and 1 or 0))
+    end
+    if last then expires = max(expires, last + rule.window) end
+  end
+  return expires
 end
 
 -- Moves the entries from `first` on to the front; `count` of them stay.
@@ -112,6 +256,9 @@ end
 -- Drops what no rule can see, and merges what only rules with wide cells can still see.
 local function prune(book, now)
   local rules, longest = book.rules, longest_window(book.rules)
+  for index, rule in ipairs(rules) do
+    if rule.burst then book.bases[index] = fold(book, rule, book.bases[index], now - rule.window) end
+  end
   local first = 1
   while first <= book.size and book.at[first] + longest <= now do first = first + 1 end
   keep_from(book, first)
@@ -123,7 +270,7 @@ local function prune(book, now)
       if at + rule.window > now and (not cell or rule.cell < cell) then cell = rule.cell end
     end
     cell = cell or 1
-    if kept > 0 and cell_start(book.at[kept], cell) == cell_start(at, cell) then
+    if kept > 0 and is_one(rules, cell, book.at[kept], at) then
       book.at[kept] = at
       book.permits[kept] = book.permits[kept] + permits
     else
@@ -143,7 +290,7 @@ end
 local function first_from(book, at)
   local low, high = 1, book.size + 1
   while low < high do
-    local middle = math.floor((low + high) / 2)
+    local middle = floor((low + high) / 2)
     if book.at[middle] < at then low = middle + 1 else high = middle end
   end
   return low
@@ -151,8 +298,8 @@ end
 
 local function uncharge(book, at, permits)
   local index = first_from(book, at)
-  if index > book.size or cell_start(book.at[index], book.cell) > at then return end
-  local left = book.permits[index] - math.min(book.permits[index], permits)
+  if index > book.size or not is_one(book.rules, book.cell, at, book.at[index]) then return end
+  local left = book.permits[index] - min(book.permits[index], permits)
   if left == 0 then
     table.remove(book.at, index)
     table.remove(book.permits, index)
@@ -163,44 +310,71 @@ local function uncharge(book, at, permits)
 end
 
 -- ---- a search: only moves forward, over all rules of a book at once ----
+-- A rule sees `held` permits of which the first `left` entries have gone (a sliding window), a level `held`, `rest`
+-- (a bucket), or `held` permits in the window of a calendar that ends at `left`.
 
 local function search_advance(search, at)
-  local book = search.book
+  local book, rules = search.book, search.book.rules
   if at > search.at then search.at = at end
   at = search.at
-  local entered, size, cell, held = search.entered, book.size, book.cell, search.held
+  local entered, size, cell = search.entered, book.size, book.cell
+  local left, held, rest = search.left, search.held, search.rest
   local entries, permits = book.at, book.permits
   while entered < size and entries[entered + 1] - entries[entered + 1] % cell <= at do
     entered = entered + 1
-    for index = 1, #held do held[index] = held[index] + permits[entered] end
+    for index = 1, #rules do
+      local rule = rules[index]
+      if rule.burst then
+        if entries[entered] > book.bases[index][3] then
+          held[index], rest[index] = level_take(rule, held[index], rest[index], entries[entered], permits[entered])
+        end
+      elseif not rule.starts then
+        held[index] = held[index] + permits[entered]
+      end
+    end
   end
   search.entered = entered
-  for index, rule in ipairs(book.rules) do
-    local left = search.left[index]
-    while left < entered and entries[left + 1] + rule.window <= at do
-      left = left + 1
-      held[index] = held[index] - permits[left]
+  for index = 1, #rules do
+    local rule = rules[index]
+    if rule.starts then
+      if at >= left[index] then
+        local start, finish = window_of(rule, at)
+        local sum, entry = 0, first_from(book, start)
+        while entry <= size and entries[entry] < finish do
+          sum = sum + permits[entry]
+          entry = entry + 1
+        end
+        left[index], held[index] = finish, sum
+      end
+    elseif not rule.burst then
+      local gone, window = left[index], rule.window
+      while gone < entered and entries[gone + 1] + window <= at do
+        gone = gone + 1
+        held[index] = held[index] - permits[gone]
+      end
+      left[index] = gone
     end
-    search.left[index] = left
   end
 end
 
 local function search_new(book, from)
-  local search = { book = book, at = 0, entered = 0, left = {}, held = {} }
+  local search = { book = book, at = 0, entered = 0, left = {}, held = {}, rest = {} }
   for index = 1, #book.rules do
+    local base = book.bases[index]
     search.left[index] = 0
-    search.held[index] = 0
+    search.held[index] = base and base[1] or 0
+    search.rest[index] = base and base[2] or 0
   end
   search_advance(search, from)
   return search
 end
 
--- Room under one rule where the search stands; or nil and the next instant worth trying.
-local function search_room(search, index, cost)
+-- Room under a sliding window where the search stands; or nil and the next instant worth trying.
+local function window_room(search, index, cost)
   local book, rule = search.book, search.book.rules[index]
   local entries, permits = book.at, book.permits
   local left, held, at, window = search.left[index], search.held[index], search.at, rule.window
-  local spare = math.max(rule.rate - cost, 0)
+  local spare = max(rule.rate - cost, 0)
   if held > spare then
     local next_at = at
     while held > spare do
@@ -222,7 +396,44 @@ local function search_room(search, index, cost)
     if held > spare then return nil, finish + 1 end
     if held > fullest then fullest = held end
   end
-  return math.max(rule.rate - fullest, 0)
+  return max(rule.rate - fullest, 0)
+end
+
+-- The same under a bucket.
+local function bucket_room(search, index, cost)
+  local book, rule, at = search.book, search.book.rules[index], search.at
+  local micros, rest = search.held[index], search.rest[index]
+  local beyond, beyond_rest = tolerance(rule, cost)
+  local from = max(micros - beyond, 0) + (rest > beyond_rest and 1 or 0)
+  if from > at then return nil, cell_from(from, rule.cell) end
+  micros, rest = level_take(rule, micros, rest, at, cost)
+  local room = cost
+  local border, border_rest = level_add(rule, at, 0, beyond, beyond_rest)
+  if micros < border or (micros == border and rest <= border_rest) then
+    room = room + cost + permits_until(rule, micros, rest, border, border_rest)
+  end
+  for entry = search.entered + 1, book.size do
+    local start = cell_start(book.at[entry], book.cell)
+    border, border_rest = level_add(rule, start, 0, tolerance(rule, book.permits[entry]))
+    if micros > border or (micros == border and rest > border_rest) then return nil, start + 1 end
+    room = min(room, cost + permits_until(rule, micros, rest, border, border_rest))
+    if micros < start or (micros == start and rest == 0) then
+      -- The bucket is full again before: what follows notices nothing.
+      room = min(room, cost + permits_until(rule, micros, rest, start, 0))
+      break
+    end
+    micros, rest = level_take(rule, micros, rest, book.at[entry], book.permits[entry])
+  end
+  return room
+end
+
+local function search_room(search, index, cost)
+  local rule = search.book.rules[index]
+  if rule.burst then return bucket_room(search, index, cost) end
+  if not rule.starts then return window_room(search, index, cost) end
+  local finish, held = search.left[index], search.held[index]
+  if search.at + rule.guard >= finish or held > max(rule.rate - cost, 0) then return nil, finish end
+  return max(rule.rate - held, 0)
 end
 
 -- Moves to the earliest instant with room for `cost`; returns the room and the rule that moved it, if any.
@@ -240,13 +451,14 @@ local function search_earliest(search, cost)
       index, room = 1, nil
     end
   end
-  return math.max(room or cost, cost), limited_by
+  return max(room or cost, cost), limited_by
 end
 
 local function search_charge(search, permits)
   local book, at, entered = search.book, search.at, search.entered
-  if entered > 0 and cell_start(book.at[entered], book.cell) == cell_start(at, book.cell) then
-    if at > book.at[entered] then book.at[entered] = at end
+  local rules, before = book.rules, book.at[search.entered]
+  if before and is_one(rules, book.cell, min(before, at), max(before, at)) then
+    if at > before then book.at[entered] = at end
     book.permits[entered] = book.permits[entered] + permits
   else
     table.insert(book.at, entered + 1, at)
@@ -254,21 +466,45 @@ local function search_charge(search, permits)
     book.size = book.size + 1
     search.entered = entered + 1
   end
-  for index = 1, #search.held do search.held[index] = search.held[index] + permits end
+  for index = 1, #rules do
+    if rules[index].burst then
+      search.held[index], search.rest[index] =
+        level_take(rules[index], search.held[index], search.rest[index], at, permits)
+    else
+      search.held[index] = search.held[index] + permits
+    end
+  end
 end
 
 -- ---- whose limits are in force ----
 
+-- Puts rules in force. Bookings stay as they are; a bucket that was not there before misses what the emptiest one missed.
 local function put_in_force(book, union)
+  local old, old_bases = book.rules, book.bases
   book.union = union
   book.rules = rules_of(union)
   book.cell = finest_cell(book.rules)
+  book.bases = {}
+  for index, rule in ipairs(book.rules) do
+    if rule.burst then
+      local same, most
+      for other, known in ipairs(old) do
+        if known.text == rule.text then
+          same = same or old_bases[other]
+        elseif known.burst then
+          local base = converted(known, old_bases[other], rule)
+          if not most or base[1] > most[1] or (base[1] == most[1] and base[2] >= most[2]) then most = base end
+        end
+      end
+      book.bases[index] = same or most or { 0, 0, 0 }
+    end
+  end
 end
 
 -- Puts `union` in force and moves the bookings from one lease ahead on to their places under it.
 local function retime(book, now, lease, union)
-  local void_from = now + lease
   book.moved_cell = book.cell
+  local void_from = cell_from(now + lease, book.moved_cell)
   put_in_force(book, union)
   local first, void = first_from(book, void_from), {}
   for index = first, book.size do
@@ -277,22 +513,25 @@ local function retime(book, now, lease, union)
     book.permits[index] = nil
   end
   book.size = first - 1
-  local search, moved = search_new(book, void_from), {}
+  local search, moved, is_near = search_new(book, void_from), {}, true
   for _, entry in ipairs(void) do
     local left = entry[2]
-    while left > 0 do
+    while left > 0 and is_near do
       local room = search_earliest(search, 1)
-      local permits = math.min(left, room)
-      search_charge(search, permits)
-      moved[#moved + 1] = entry[1]
-      moved[#moved + 1] = search.at
-      moved[#moved + 1] = permits
-      left = left - permits
+      is_near = search.at <= now + RETIMED_MAX
+      if is_near then
+        local permits = min(left, room)
+        search_charge(search, permits)
+        moved[#moved + 1] = entry[1]
+        moved[#moved + 1] = search.at
+        moved[#moved + 1] = permits
+        left = left - permits
+      end
     end
   end
   book.moved = moved
   book.moved_generation = book.number
-  book.number = math.max(now, book.number + 1)
+  book.number = max(now, book.number + 1)
   book.void_from = void_from
   book.moved_until = void_from + lease
 end
@@ -324,7 +563,11 @@ local function declare(book, now, text, lease, replica)
   end
   if not known then keep(text, now, replica) end
   if #kept > 3 * DECLARED_MAX then
-    for _ = 1, 3 do table.remove(kept, 1) end
+    local oldest = 1
+    for index = 4, #kept, 3 do
+      if kept[index + 1] < kept[oldest + 1] then oldest = index end
+    end
+    for _ = 1, 3 do table.remove(kept, oldest) end
   end
   book.declared = kept
 end
@@ -334,7 +577,7 @@ local function book_open(book, now, text, lease, replica)
   if book.moved_until <= now then book.moved = {} end
   declare(book, now, text, lease, replica)
   local union = book.declared[1]
-  for index = 4, #book.declared, 3 do union = union .. " " .. book.declared[index] end
+  for index = 4, #book.declared, 3 do union = union .. ";" .. book.declared[index] end
   if book.union == "" then
     put_in_force(book, union)
   elseif union ~= book.union and #book.moved == 0 then
@@ -347,7 +590,7 @@ end
 local function first_moved(book, slot)
   local moved, low, high = book.moved, 0, #book.moved / 3
   while low < high do
-    local middle = math.floor((low + high) / 2)
+    local middle = floor((low + high) / 2)
     if moved[3 * middle + 1] < slot then low = middle + 1 else high = middle end
   end
   for index = 3 * low + 1, #moved, 3 do
@@ -368,7 +611,7 @@ local function book_give_back(book, slot, permits, known)
   while permits > 0 do
     local index = first_moved(book, slot)
     if not index then break end
-    local taken = math.min(moved[index + 2], permits)
+    local taken = min(moved[index + 2], permits)
     place = moved[index + 1]
     uncharge(book, place, taken)
     moved[index + 2] = moved[index + 2] - taken
@@ -387,11 +630,22 @@ end
 
 -- Permits that could be used at `now` under one rule.
 local function available(book, now, rule)
+  if rule.burst then
+    local base
+    for index, known in ipairs(book.rules) do
+      if known.text == rule.text then base = base or book.bases[index] end
+    end
+    base = fold(book, rule, base or { 0, 0, 0 }, now)
+    if base[1] < now or (base[1] == now and base[2] == 0) then return rule.burst end
+    local missing = ((base[1] - now) * rule.rate + base[2]) / rule.window
+    return max(rule.burst - math.ceil(missing * SURE), 0)
+  end
+  local from = rule.starts and window_of(rule, now) or now + 1 - rule.window
   local held = 0
   for index = 1, book.size do
     local at = book.at[index]
     if at > now then break end
-    if at + rule.window > now then held = held + book.permits[index] end
+    if at >= from then held = held + book.permits[index] end
   end
-  return math.max(rule.rate - held, 0)
+  return max(rule.rate - held, 0)
 end

@@ -1,7 +1,7 @@
 -- reserve.lua: give back, exchange and book permits for the requests of one queue, in one step.
 -- A script and not MULTI/EXEC: where a slot lies depends on what is read in the same step.
 -- KEYS[1..n]   the books of the n limiters that the queue needs, all at once
--- KEYS[n + 1]  the queue's order: { last, hole, generation }
+-- KEYS[n + 1]  the queue's order: { last, room_at, room_permits, generation, told, reviewed, expected, booked }
 -- ARGV[1]      now in microseconds; 0: this server's clock (anything else is for the test of the twin)
 -- ARGV[2]      lease in microseconds
 -- ARGV[3]      room: how many requests may be given a slot in the future
@@ -9,21 +9,24 @@
 -- ARGV[5]      number of holdings to exchange
 -- ARGV[6]      number of runs
 -- ARGV[7]      the calling replica, a number
--- ARGV[8..]    for each limiter: its rules as text, the generation known to the caller;
+-- ARGV[8]      the longest wait for a place of what is exchanged
+-- ARGV[9]      by how much the caller has spread requests that it refused without asking
+-- ARGV[10..]   for each limiter: its rules as text, the generation known to the caller;
 --              then holdings to give back, then to exchange: slot, cost, count;
 --              then runs: cost, wait_max, count
 -- Returns      { now, for each limiter: number, void_from, the number before, available of each rule;
---              number of exchanges, count, slot, ...;
---              then of the runs: count, code, value, limiter * 256 + limit, ... } integers only;
---              code 0: booked at value; 1: too far, value away; 2: as many wait as may, value away
+--              where room was given back before the last slot, how many permits, 0 if none;
+--              number of exchanges, count, slot (0: none within the wait), ...;
+--              then of the runs: count, 0, slot: booked; or count, code, delay, delay told, limiter * 256 + limit:
+--              code 1: too far, 2: as many wait as may } integers only
 -- Atomic:      all keys carry one hash tag, so one cluster slot
 -- Expiry:      every key when nothing in it can matter any more, never earlier
 
 local limiters = #KEYS - 1
 local now, lease, room = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local give_backs, exchanges, runs = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local replica = tonumber(ARGV[7])
-local argument = 7
+local replica, exchange_wait, told_more = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local argument = 9
 if now == 0 then
   local time = redis.call("TIME")
   now = time[1] * 1000000 + time[2]
@@ -44,17 +47,83 @@ for index = 1, limiters do
   book_open(books[index], now, texts[index], lease, replica)
 end
 
--- ---- the order of the queue ----
+-- ---- the order of the queue, the twin of order.rs ----
 
-local last, hole, generation = 0, 0, 0
+local REVIEW_MAX = 5000000
+
+local last, room_at, room_permits, generation, told, reviewed, expected, booked = 0, 0, 0, 0, 0, 0, 0, 0
 if stored[limiters + 1] then
-  last, hole, generation = unpack(cmsgpack.unpack(stored[limiters + 1]))
+  last, room_at, room_permits, generation, told, reviewed, expected, booked =
+    unpack(cmsgpack.unpack(stored[limiters + 1]))
 end
 local current = 0
 for index = 1, limiters do current = current + books[index].number end
 if current ~= generation then
-  last, hole, generation = 0, 0, current
+  last, room_at, room_permits, generation, told, reviewed, expected, booked = 0, 0, 0, current, 0, 0, 0, 0
 end
+if last <= now then room_permits = 0 end
+
+-- The earliest place for a new request of that cost, as far as the order goes.
+local function order_floor(cost)
+  if room_permits >= cost then return room_at end
+  return last
+end
+
+local function order_given_back(slot, permits)
+  if slot < last then
+    room_at = room_permits == 0 and slot or min(room_at, slot)
+    room_permits = room_permits + permits
+  end
+end
+
+-- Keeps the order after requests were booked. Returns whether they passed by room that a smaller cost may take.
+local function order_booked(slot, count, cost)
+  booked = booked + count * cost
+  local searched = room_permits >= cost
+  if searched and slot < last then room_permits = room_permits - count * cost end
+  if searched and cost == 1 then
+    room_at = slot
+    if slot >= last then room_permits = 0 end
+  end
+  last = max(last, slot)
+  return searched and cost > 1 and slot > room_at
+end
+
+-- The instant that the first of some refused callers is told, who need that many permits together.
+local function tell(slot, permits, rule)
+  local spread_max = max(rule.window, SPREAD_MIN)
+  local first = told > slot + spread_max and slot or max(told, slot)
+  told = slot + (first - slot + spacing(rule, permits)) % spread_max
+  return first
+end
+
+-- Takes in what the caller has spread by itself, and pulls the spread in where the callers it was for did not come.
+local function review_spread()
+  if told_more > 0 then told = max(told, now) + told_more end
+  if told <= now then
+    reviewed, expected, booked = now, 0, 0
+    return
+  end
+  local shortest
+  for index = 1, limiters do
+    for _, rule in ipairs(books[index].rules) do shortest = min(shortest or rule.window, rule.window) end
+  end
+  local every = min(3 * shortest, REVIEW_MAX)
+  if now < reviewed + every then return end
+  local ahead = told - now
+  if booked < expected then told = now + floor(ahead / 1024) * floor(booked * 1024 / expected) end
+  local soon = min(told - now, every)
+  expected = nil
+  for index = 1, limiters do
+    for _, rule in ipairs(books[index].rules) do
+      local permits = floor(soon * rule.rate / rule.window)
+      expected = min(expected or permits, permits)
+    end
+  end
+  reviewed, booked = now, 0
+end
+
+review_spread()
 
 -- ---- steps over all limiters of the queue ----
 
@@ -72,7 +141,7 @@ local function fetch(slot, cost)
   local place, indexes = nil, {}
   for index = 1, limiters do
     local to, moved = book_place(books[index], slot, cost, known[index])
-    if not to or to < now or (place and place ~= to) then return nil end
+    if not to or to < now or to - now > exchange_wait or (place and place ~= to) then return nil end
     place, indexes[index] = to, moved
   end
   for index, moved in ipairs(indexes) do
@@ -94,7 +163,7 @@ end
 -- The earliest instant at which every limiter has room; returns it, the room, and who moved it.
 local function earliest(searches, cost)
   local violated_limiter, violated_limit, at = 1, 1, 0
-  for index = 1, limiters do at = math.max(at, searches[index].at) end
+  for index = 1, limiters do at = max(at, searches[index].at) end
   while true do
     local least, moved = nil, false
     for index = 1, limiters do
@@ -116,9 +185,7 @@ end
 local function violated_number(limiter, limit)
   local rule = books[limiter].rules[limit]
   for index, own in ipairs(rules_of(texts[limiter])) do
-    if own.rate == rule.rate and own.window == rule.window and own.cell == rule.cell then
-      return (limiter - 1) * 256 + index - 1
-    end
+    if own.text == rule.text then return (limiter - 1) * 256 + index - 1 end
   end
   return (limiter - 1) * 256
 end
@@ -127,8 +194,7 @@ end
 
 for _ = 1, give_backs do
   local slot, cost, count = take(), take(), take()
-  slot = give_back(slot, cost * count) or slot
-  if hole == 0 or slot < hole then hole = slot end
+  order_given_back(give_back(slot, cost * count) or slot, cost * count)
 end
 
 -- ---- exchange: one by one, each at the place that the change kept for it, or no earlier than that ----
@@ -140,11 +206,11 @@ for _ = 1, exchanges do
     local at = fetch(slot, cost)
     if not at then
       local place = give_back(slot, cost)
-      local searches = searches_new(math.max(now, place or last))
+      local searches = searches_new(max(now, place or last))
       at = earliest(searches, cost)
-      charge(searches, cost)
+      if at - now <= exchange_wait then charge(searches, cost) else at = 0 end
     end
-    last = math.max(last, at)
+    last = max(last, at)
     if exchanged[#exchanged] == at then
       exchanged[#exchanged - 1] = exchanged[#exchanged - 1] + 1
     else
@@ -157,43 +223,45 @@ end
 -- ---- book ----
 
 local outcomes = {}
-local function outcome(count, code, value, number)
+
+local function refused(count, code, at, cost, limiter, limit)
   local size = #outcomes
-  outcomes[size + 1], outcomes[size + 2], outcomes[size + 3], outcomes[size + 4] = count, code, value, number
+  outcomes[size + 1], outcomes[size + 2], outcomes[size + 3] = count, code, at - now
+  outcomes[size + 4] = tell(at, count * cost, books[limiter].rules[limit]) - now
+  outcomes[size + 5] = violated_number(limiter, limit)
 end
 
 if runs > 0 then
-  local searches = searches_new(math.max(now, hole > 0 and hole or last))
-  -- The search has moved on for a cost that was refused: a smaller one may have room before.
-  local refused = 0
+  local searches = searches_new(now)
+  -- The search has moved on for a cost that found nothing where it stood: a smaller one may have room before.
+  local passed = 0
   for _ = 1, runs do
     local cost, wait_max, left = take(), take(), take()
-    if cost < refused then
-      searches = searches_new(math.max(now, hole > 0 and hole or last))
-      refused = 0
+    if cost < passed then
+      searches = searches_new(now)
+      passed = 0
     end
     while left > 0 do
+      local from = order_floor(cost)
+      for index = 1, limiters do search_advance(searches[index], from) end
       local at, free, limiter, limit = earliest(searches, cost)
-      local delay = at - now
-      if delay > wait_max then
-        outcome(left, 1, delay, violated_number(limiter, limit))
-        refused = math.max(refused, cost)
+      local code = at - now > wait_max and 1 or at > now and room == 0 and 2 or 0
+      if code > 0 then
+        refused(left, code, at, cost, limiter, limit)
+        passed = max(passed, cost)
         break
       end
-      local count = math.max(math.min(left, math.floor(free / cost)), 1)
-      if delay > 0 then
-        if room == 0 then
-          outcome(left, 2, delay, violated_number(limiter, limit))
-          refused = math.max(refused, cost)
-          break
-        end
-        count = math.min(count, room)
+      local count = min(left, floor(free / cost))
+      if at < last then count = min(count, floor(room_permits / cost)) end
+      count = max(count, 1)
+      if at > now then
+        count = min(count, room)
         room = room - count
       end
       charge(searches, count * cost)
-      if hole > 0 then hole = at < last and at or 0 end
-      last = math.max(last, at)
-      outcome(count, 0, at, 0)
+      if order_booked(at, count, cost) then passed = max(passed, cost) end
+      local size = #outcomes
+      outcomes[size + 1], outcomes[size + 2], outcomes[size + 3] = count, 0, at
       left = left - count
     end
   end
@@ -220,7 +288,13 @@ for index = 1, limiters do
     answer[#answer + 1] = available(book, now, rule)
   end
 end
-store(KEYS[limiters + 1], stored[limiters + 1], cmsgpack.pack({ last, hole, generation }), last)
+store(
+  KEYS[limiters + 1], stored[limiters + 1],
+  cmsgpack.pack({ last, room_at, room_permits, generation, told, reviewed, expected, booked }), max(last, told)
+)
+local has_room = room_permits > 0 and room_at < last
+answer[#answer + 1] = has_room and room_at or 0
+answer[#answer + 1] = has_room and room_permits or 0
 
 answer[#answer + 1] = #exchanged / 2
 for index = 1, #exchanged do answer[#answer + 1] = exchanged[index] end

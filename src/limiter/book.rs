@@ -1,4 +1,4 @@
-//! The state of one limiter (and, later, of one of its partitions): its calendar, whose limits are in force,
+//! The state of one limiter, or of one of its partitions: its calendar, whose limits are in force,
 //! and bookings that are being re-timed after a change of the limits.
 //!
 //! While replicas run different configurations, every set of limits declared within the last lease is in
@@ -13,11 +13,16 @@ use std::sync::Arc;
 
 use crate::clock::Micros;
 use crate::limiter::algorithm::Search;
-use crate::limiter::algorithm::sliding_window::finest_cell;
-use crate::limiter::calendar::{Calendar, Rule, cell_start};
+use crate::limiter::algorithm::bucket::{self, Base};
+use crate::limiter::calendar::Calendar;
+use crate::limiter::rule::{Kind, Rule, cell_from, cell_start, finest_cell, window_of};
 
 /// The most sets of limits in force at once; a further one takes the place of the one declared longest ago.
 pub const DECLARED_MAX: usize = 4;
+
+/// How far ahead a change of the limits moves bookings: a little over the longest wait of a request. Whoever would come later
+/// has left by then, or will be refused.
+const RETIMED_MAX: Micros = Micros::from_millis(25 * 3_600_000);
 
 /// Void permits and their new place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,6 +73,8 @@ pub struct Book {
     declared: Vec<Declared>,
     /// Every rule in force, the union of what is declared.
     rules: Vec<Rule>,
+    /// For each of them: what its bucket remembers, if it is one.
+    bases: Vec<Base>,
     generation: Generation,
     /// The cells in which the generation before was kept, whose slots `moved` translates.
     moved_cell: Micros,
@@ -84,11 +91,11 @@ impl Book {
         self.declare(now, rules, lease, replica);
         let union = self.union();
         if self.rules.is_empty() {
-            self.rules = union;
+            self.put_in_force(union);
         } else if union != self.rules && self.moved.is_empty() {
             self.retime(now, lease, union);
         }
-        self.calendar.prune(now, &self.rules);
+        self.calendar.prune(now, &self.rules, &mut self.bases);
     }
 
     fn declare(&mut self, now: Micros, rules: &Arc<[Rule]>, lease: Micros, replica: u64) {
@@ -110,34 +117,66 @@ impl Book {
             None => self.declared.push(Declared { rules: rules.clone(), seen: now, by: Some(replica) }),
         }
         if self.declared.len() > DECLARED_MAX {
-            self.declared.remove(0);
+            let oldest = self.declared.iter().enumerate().min_by_key(|(_, declared)| declared.seen);
+            if let Some((oldest, _)) = oldest {
+                self.declared.remove(oldest);
+            }
         }
     }
 
     fn union(&self) -> Vec<Rule> {
-        self.declared.iter().flat_map(|declared| declared.rules.iter().copied()).collect()
+        self.declared.iter().flat_map(|declared| declared.rules.iter().cloned()).collect()
+    }
+
+    /// Puts rules in force. Bookings stay as they are; a bucket that was not there before misses what the emptiest one missed.
+    fn put_in_force(&mut self, rules: Vec<Rule>) {
+        let before = |rule: &Rule| {
+            if !matches!(rule.kind, Kind::Bucket { .. }) {
+                return Base::default();
+            }
+            let old = self.rules.iter().zip(&self.bases);
+            if let Some((_, base)) = old.clone().find(|(old, _)| *old == rule) {
+                return *base;
+            }
+            let buckets = old.filter(|(old, _)| matches!(old.kind, Kind::Bucket { .. }));
+            buckets
+                .map(|(old, base)| base.converted(old, rule))
+                .max_by_key(|base| base.level)
+                .unwrap_or_default()
+        };
+        self.bases = rules.iter().map(before).collect();
+        self.rules = rules;
     }
 
     /// Puts `rules` in force and moves the bookings from one lease ahead on to their places under them.
     fn retime(&mut self, now: Micros, lease: Micros, rules: Vec<Rule>) {
-        let void_from = now + lease;
         self.moved_cell = finest_cell(&self.rules);
-        self.rules = rules;
+        // A cell is moved whole or not at all: what stays behind of it must stay charged.
+        let void_from = cell_from(now + lease, self.moved_cell);
+        self.put_in_force(rules);
         let void = self.calendar.split_off(void_from);
-        let mut search = Search::new(&mut self.calendar, &self.rules, void_from);
-        for entry in &void {
-            let mut left = entry.permits;
+        let mut search = Search::new(&mut self.calendar, &self.rules, &self.bases, void_from);
+        let permits = void.iter().map(|entry| (entry.at, entry.permits));
+        'moved: for (from, mut left) in permits {
             while left > 0 {
                 let found = search.earliest(1);
+                if found.at > now + RETIMED_MAX {
+                    break 'moved;
+                }
                 let permits = left.min(found.room);
                 search.charge(permits);
-                self.moved.push(Moved { from: entry.at, to: found.at, permits });
+                self.moved.push(Moved { from, to: found.at, permits });
                 left -= permits;
             }
         }
         let before = self.generation.number;
         self.generation = Generation { number: now.0.max(before + 1), void_from, before };
         self.moved_until = void_from + lease;
+    }
+
+    /// Every rule in force.
+    pub(super) fn rules(&self) -> &[Rule] {
+        &self.rules
     }
 
     /// The last change of the limits.
@@ -149,10 +188,9 @@ impl Book {
     ///
     /// What a change has moved and nobody fetched in time is gone: it stays charged, and is not taken from others.
     pub fn give_back(&mut self, slot: Micros, permits: u64, known: u64) -> Returned {
-        let cell = finest_cell(&self.rules);
         let Generation { number, void_from, before } = self.generation;
         if known == number || (known == before && slot < void_from) {
-            self.calendar.uncharge(slot, permits, cell);
+            self.calendar.uncharge(slot, permits, &self.rules);
             return Returned::Here;
         }
         if known != before {
@@ -165,7 +203,7 @@ impl Book {
                 break;
             };
             let taken = moved.permits.min(left);
-            self.calendar.uncharge(moved.to, taken, cell);
+            self.calendar.uncharge(moved.to, taken, &self.rules);
             place = Some(moved.to);
             moved.permits -= taken;
             left -= taken;
@@ -200,7 +238,7 @@ impl Book {
 
     /// A search for room from `from` on.
     pub fn search(&mut self, from: Micros) -> Search<'_> {
-        Search::new(&mut self.calendar, &self.rules, from)
+        Search::new(&mut self.calendar, &self.rules, &self.bases, from)
     }
 
     /// Books permits whose place is not in question, because they are used there whether there is room or not.
@@ -210,17 +248,38 @@ impl Book {
 
     /// Permits that could be used at `now` under each of the caller's rules.
     pub fn available(&self, now: Micros, rules: &[Rule]) -> Vec<u64> {
-        let held = |rule: &Rule| -> u64 {
-            let inside = |at: Micros| at + rule.window > now && at <= now;
-            self.calendar.entries().iter().filter(|entry| inside(entry.at)).map(|entry| entry.permits).sum()
+        rules.iter().map(|rule| self.left(now, rule)).collect()
+    }
+
+    fn left(&self, now: Micros, rule: &Rule) -> u64 {
+        let held_from = |from: Micros| -> u64 {
+            let inside = self.calendar.entries().iter().filter(|entry| from <= entry.at && entry.at <= now);
+            inside.map(|entry| entry.permits).sum()
         };
-        rules.iter().map(|rule| rule.rate.saturating_sub(held(rule))).collect()
+        match &rule.kind {
+            Kind::Sliding => rule.rate.saturating_sub(held_from(now + Micros::ONE - rule.window)),
+            Kind::Fixed { stretches, .. } => rule.rate.saturating_sub(held_from(window_of(stretches, now).0)),
+            Kind::Bucket { burst } => {
+                let known = self.rules.iter().position(|other| other == rule);
+                let mut base = known.and_then(|index| self.bases.get(index)).copied().unwrap_or_default();
+                base.fold(rule, self.calendar.entries(), now);
+                bucket::available(rule, *burst, base.level, now)
+            }
+        }
     }
 
     /// When nothing in the book can matter any more.
     pub fn expires(&self) -> Micros {
-        let longest = self.rules.iter().map(|rule| rule.window).max().unwrap_or_default();
-        self.calendar.last().map_or(Micros::ZERO, |last| last + longest)
+        let last = self.calendar.last();
+        let left = self.rules.iter().zip(&self.bases).map(|(rule, base)| {
+            let mut base = *base;
+            if let (Kind::Bucket { .. }, Some(last)) = (&rule.kind, last) {
+                base.fold(rule, self.calendar.entries(), last);
+            }
+            let full = base.level.micros + Micros(u64::from(base.level.rest > 0));
+            full.max(last.map_or(Micros::ZERO, |last| last + rule.window))
+        });
+        left.max().unwrap_or_default()
     }
 
     /// The place among the caller's rules of a rule in force; the first where it is another caller's.

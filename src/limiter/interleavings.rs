@@ -14,7 +14,7 @@ use super::store::{Inspection, Store, StoreError, Subject};
 use super::{Demand, Entered, Limiters, Permit, Queue, Refusal, tests};
 use crate::clock::{Clock, Micros};
 use crate::limiter::book::{Book, Returned};
-use crate::limiter::calendar::Rule;
+use crate::limiter::rule::{Kind, Rule};
 use crate::telemetry::Metrics;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -165,7 +165,7 @@ async fn closing_gives_every_slot_back() {
     for task in waiting {
         let _ = task.await.unwrap();
     }
-    let left = store.inspect(&Subject::new(&limiter, None)).await.unwrap();
+    let left = store.inspect(&Subject::new(&limiter, None, Micros::ZERO)).await.unwrap();
     assert!(left.last <= left.now, "booked for nobody until {:?} from now", left.last - left.now);
 }
 
@@ -231,8 +231,9 @@ async fn late_permits_keep_their_order() {
 fn a_slot_of_a_change_that_was_missed_takes_nobody_elses_place() {
     let second = |count: u64| Micros(1_800_000_000_000_000 + count * 100_000);
     let lease = Micros::from_millis(500);
-    let rules =
-        |window| -> Arc<[Rule]> { [Rule { rate: 1, window: Micros(window), cell: Micros::ONE }].into() };
+    let rules = |window| -> Arc<[Rule]> {
+        [Rule { rate: 1, window: Micros(window), cell: Micros::ONE, kind: Kind::Sliding }].into()
+    };
     let mut book = Book::default();
     let book_at = |book: &mut Book, tenths, window, replica, count| {
         book.open(second(tenths), &rules(window), lease, replica);

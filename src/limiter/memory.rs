@@ -8,7 +8,9 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 use crate::clock::{Clock, Micros};
 use crate::limiter::book::Book;
 use crate::limiter::limit::LimiterName;
-use crate::limiter::reserve::{Answer, Call, QueueOrder, reserve};
+use crate::limiter::order::QueueOrder;
+use crate::limiter::reserve::{Answer, Call, reserve};
+use crate::limiter::rule::Kind;
 use crate::limiter::store::{Inspection, Store, StoreError, Subject};
 
 /// Callers share the process, so they hear of changed limits within one heartbeat.
@@ -72,7 +74,7 @@ impl State {
         let answer = reserve(now, LEASE, &mut books, &mut order, call);
         let kept = queue.iter().cloned().zip(taken).filter(|(_, book)| book.expires() > now);
         self.books.extend(kept);
-        if order.last > now {
+        if order.expires() > now {
             self.queues.insert(queue, order);
         }
         self.sweep(now);
@@ -83,7 +85,7 @@ impl State {
         self.calls = (self.calls + 1) % SWEEP_CALLS;
         if self.calls == 0 {
             self.books.retain(|_, book| book.expires() > now);
-            self.queues.retain(|_, order| order.last > now);
+            self.queues.retain(|_, order| order.expires() > now);
         }
     }
 }
@@ -115,12 +117,16 @@ impl Store for MemoryStore {
 pub fn share(subject: &Subject, fleet_size: u64) -> Subject {
     let fleet_size = fleet_size.max(1);
     let divided = subject.rules.iter().map(|rule| {
-        let mut rule = *rule;
+        let mut rule = rule.clone();
         if rule.rate >= fleet_size {
             rule.rate /= fleet_size;
+            if let Kind::Bucket { burst } = &mut rule.kind {
+                *burst = (*burst / fleet_size).max(1);
+            }
         } else {
             rule.window = Micros((rule.window.0 * fleet_size).div_ceil(rule.rate));
             rule.rate = 1;
+            rule.kind = Kind::Sliding;
         }
         rule
     });

@@ -7,6 +7,8 @@
 //! - [`calendar`]: what has been booked.
 //! - [`algorithm`]: the earliest instant with room.
 //! - [`book`]: the state of one limiter, over changes of its limits.
+//! - [`rule`]: a limit as a calendar is searched for it.
+//! - [`order`]: where a queue stands.
 //! - [`reserve`]: one call to a store.
 //!
 //! Where the state lives:
@@ -33,12 +35,14 @@ pub mod limit;
 pub mod memory;
 #[cfg(test)]
 mod oracle;
+pub mod order;
 pub mod partition;
 pub mod permit;
 pub mod queue;
 pub mod refusal;
 pub mod registry;
 pub mod reserve;
+pub mod rule;
 pub mod store;
 pub mod store_clock;
 #[cfg(test)]

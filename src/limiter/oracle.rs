@@ -1,4 +1,4 @@
-//! The model test of the arithmetic: an oracle that keeps every permit by itself says that no window is ever
+//! The model test of the arithmetic: an oracle that keeps every permit by itself says that no limit is ever
 //! exceeded, and that every slot is the earliest possible one.
 
 use std::sync::Arc;
@@ -7,51 +7,103 @@ use proptest::prelude::*;
 
 use crate::clock::Micros;
 use crate::limiter::book::Book;
-use crate::limiter::calendar::Rule;
-use crate::limiter::reserve::{Call, Holding, Outcome, QueueOrder, Run, reserve};
+use crate::limiter::order::QueueOrder;
+use crate::limiter::reserve::{Answer, Away, Call, Holding, Outcome, Run, reserve};
+use crate::limiter::rule::{Kind, Rule, window_of};
+use crate::limiter::windows::Stretch;
 
-const START: Micros = Micros(1_800_000_000_000_000);
-const LEASE: Micros = Micros::from_millis(500);
+pub(super) const START: Micros = Micros(1_800_000_000_000_000);
+pub(super) const LEASE: Micros = Micros::from_millis(500);
+const GUARD: Micros = Micros(10_000);
 
-fn rules(list: &[(u64, u64, u64)]) -> Arc<[Rule]> {
-    list.iter()
-        .map(|&(rate, window, cell)| Rule { rate, window: Micros(window), cell: Micros(cell) })
-        .collect()
+/// A rule that keeps instants apart as finely as `cell`.
+pub(super) fn rule(rate: u64, window: u64, cell: u64, kind: Kind) -> Rule {
+    Rule { rate, window: Micros(window), cell: Micros(cell), kind }
 }
 
-/// Every permit that is booked: its slot.
+pub(super) fn fixed(length: u64) -> Kind {
+    let stretch = |start: Micros, length| Stretch { start, length: Micros(length) };
+    // Some windows, then longer ones that do not follow on.
+    let stretches =
+        [stretch(START - Micros(400_000), length), stretch(START + Micros(5_300_000), length * 2)];
+    Kind::Fixed { guard: GUARD, stretches: stretches.into() }
+}
+
+/// Every booked request: its slot and its cost.
 #[derive(Default)]
-struct Oracle(Vec<Micros>);
+struct Oracle(Vec<(Micros, u64)>);
 
 impl Oracle {
-    /// The most permits in any interval of that length, open at its start.
-    fn fullest(&self, window: Micros) -> u64 {
-        let mut slots = self.0.clone();
+    /// The most permits in any interval of that length, open at its start, that begins at `from` or later.
+    fn fullest(&self, window: Micros, from: Micros) -> u64 {
+        let mut slots: Vec<_> = self.0.iter().filter(|(at, _)| *at >= from).collect();
         slots.sort();
-        let mut first = 0;
-        let mut fullest = 0;
-        for (index, end) in slots.iter().enumerate() {
-            while slots[first] + window <= *end {
+        let (mut first, mut held, mut fullest) = (0, 0, 0);
+        for (end, cost) in &slots {
+            held += cost;
+            while slots[first].0 + window <= *end {
+                held -= slots[first].1;
                 first += 1;
             }
-            fullest = fullest.max(index - first + 1);
+            fullest = fullest.max(held);
         }
-        fullest as u64
+        fullest
     }
 
-    fn has_room(&self, rules: &[Rule], at: Micros, cost: u64) -> bool {
-        let mut slots = self.0.clone();
-        slots.extend((0..cost).map(|_| at));
-        let with = Oracle(slots);
-        rules.iter().all(|rule| with.fullest(rule.window) <= rule.rate)
+    /// Whether a bucket has enough for each request when it comes, in the order of time, and when it could take one
+    /// of `cost` after each: everything in parts of a microsecond, `rate` of them.
+    fn bucket(&self, rule: &Rule, burst: u64, cost: u64) -> (bool, Vec<Micros>) {
+        let parts = |micros: Micros| u128::from(micros.0) * u128::from(rule.rate);
+        let span = |permits: u64| u128::from(permits) * u128::from(rule.window.0);
+        let ahead = |cost: u64| span(burst.saturating_sub(cost)).max(parts(rule.cell));
+        let mut requests = self.0.clone();
+        requests.sort_by_key(|(at, _)| *at);
+        let (mut full_at, mut holds, mut free) = (0, true, Vec::new());
+        for (at, permits) in requests {
+            holds &= full_at <= parts(at) + ahead(permits);
+            full_at = full_at.max(parts(at)) + span(permits);
+            let from = (full_at - ahead(cost).min(full_at)).div_ceil(u128::from(rule.rate));
+            free.push(Micros(u64::try_from(from).unwrap()));
+        }
+        (holds, free)
     }
 
-    /// The earliest instant from `from` on. Room begins only where an old permit leaves, or behind a later one.
-    fn earliest(&self, rules: &[Rule], from: Micros, cost: u64) -> Micros {
-        let leaves = self.0.iter().flat_map(|slot| rules.iter().map(|rule| *slot + rule.window));
-        let behind = self.0.iter().map(|slot| *slot + Micros::ONE);
-        let mut candidates: Vec<Micros> = leaves.chain(behind).filter(|at| *at > from).collect();
-        candidates.push(from);
+    /// Whether a rule is kept, of windows of which `from` is the earliest start.
+    fn keeps(&self, rule: &Rule, from: Micros) -> bool {
+        match &rule.kind {
+            Kind::Sliding => self.fullest(rule.window, from) <= rule.rate,
+            Kind::Bucket { burst } => self.bucket(rule, *burst, 1).0,
+            Kind::Fixed { guard, stretches } => self.0.iter().all(|(at, _)| {
+                let (start, end) = window_of(stretches, *at);
+                let inside = self.0.iter().filter(|(other, _)| start <= *other && *other < end);
+                start < from || (*at + *guard < end && inside.map(|(_, cost)| cost).sum::<u64>() <= rule.rate)
+            }),
+        }
+    }
+
+    fn has_room(&mut self, rules: &[Rule], at: Micros, cost: u64) -> bool {
+        self.0.push((at, cost));
+        let kept = rules.iter().all(|rule| self.keeps(rule, Micros::ZERO));
+        self.0.pop();
+        kept
+    }
+
+    /// The earliest instant from `from` on. Room begins only where permits come back, or behind a later booking.
+    fn earliest(&mut self, rules: &[Rule], from: Micros, cost: u64) -> Micros {
+        let mut candidates = vec![from];
+        for rule in rules {
+            let slots = self.0.iter().map(|(at, _)| *at);
+            match &rule.kind {
+                Kind::Sliding => candidates.extend(slots.map(|at| at + rule.window)),
+                Kind::Bucket { burst } => candidates.extend(self.bucket(rule, *burst, cost).1),
+                Kind::Fixed { stretches, .. } => {
+                    let ends = std::iter::successors(Some(from), |at| Some(window_of(stretches, *at).1));
+                    candidates.extend(ends.take(self.0.len() + 2));
+                }
+            }
+        }
+        candidates.extend(self.0.iter().map(|(at, _)| *at + Micros::ONE));
+        candidates.retain(|at| *at >= from);
         candidates.sort();
         candidates.into_iter().find(|at| self.has_room(rules, *at, cost)).expect("room behind everything")
     }
@@ -62,69 +114,156 @@ enum Step {
     Advance(u64),
     Reserve { cost: u64, wait: u64, count: u64 },
     GiveBack(usize),
+    Change(usize),
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps(changes: u32) -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        2 => prop_oneof![0..5_u64, 0..700_000_u64, Just(1_000_000), Just(5_000_000)].prop_map(Step::Advance),
-        4 => (1..=3_u64, prop_oneof![Just(0), 0..4_000_000_u64], 1..5_u64)
+        4 => prop_oneof![0..5_u64, 0..700_000_u64, Just(1_000_000), Just(5_000_000)].prop_map(Step::Advance),
+        8 => (1..=3_u64, prop_oneof![Just(0), 0..4_000_000_u64], 1..5_u64)
             .prop_map(|(cost, wait, count)| Step::Reserve { cost, wait, count }),
-        1 => any::<usize>().prop_map(Step::GiveBack),
+        2 => any::<usize>().prop_map(Step::GiveBack),
+        changes => any::<usize>().prop_map(Step::Change),
     ];
     prop::collection::vec(step, 1..40)
 }
 
-/// Runs the steps and checks each slot against the oracle; `exact` where every instant is kept apart.
-fn check(rules: &Arc<[Rule]>, steps: &[Step], exact: bool) {
-    let (mut book, mut order, mut oracle, mut now) =
-        (Book::default(), QueueOrder::default(), Oracle::default(), START);
-    let mut held: Vec<(Micros, u64)> = Vec::new();
-    for step in steps {
-        let mut call = Call { known: vec![0], room: 100, ..Call::default() };
-        match *step {
-            Step::Advance(by) => now = now + Micros(by),
-            Step::Reserve { cost, wait, count } => {
-                call.runs.push(Run { cost, wait_max: Micros(wait), count });
-            }
-            Step::GiveBack(index) if !held.is_empty() => {
-                let (slot, cost) = held.swap_remove(index % held.len());
-                call.give_back.push(Holding { slot, cost, count: 1 });
-                for _ in 0..cost {
-                    let place = oracle.0.iter().position(|at| *at == slot).unwrap();
-                    oracle.0.swap_remove(place);
-                }
-            }
-            Step::GiveBack(_) => {}
+/// How a slot is judged.
+#[derive(Clone, Copy, PartialEq)]
+enum Judge {
+    /// It is the earliest possible one.
+    Exact,
+    /// It is no earlier than that.
+    Rounded,
+    /// Not by itself: what was booked under other limits may still be in the way.
+    Changing,
+}
+
+/// A limiter, the oracle beside it, and what its only caller holds.
+struct Model {
+    now: Micros,
+    rules: Arc<[Rule]>,
+    book: Book,
+    order: QueueOrder,
+    oracle: Oracle,
+    held: Vec<(Micros, u64)>,
+    known: u64,
+    /// From when on the limits in force must be kept.
+    kept_from: Micros,
+}
+
+impl Model {
+    fn new(rules: Vec<Rule>) -> Model {
+        let rules: Arc<[Rule]> = rules.into();
+        Model {
+            now: START,
+            rules,
+            book: Book::default(),
+            order: QueueOrder::default(),
+            oracle: Oracle::default(),
+            held: Vec::new(),
+            known: 0,
+            kept_from: Micros::ZERO,
         }
-        let floor_before = order;
-        let answer = reserve(now, LEASE, &mut [(&mut book, rules.clone())], &mut order, &call);
-        let Some(run) = call.runs.first() else { continue };
-        let hole = floor_before.hole > Micros::ZERO;
-        let mut floor = now.max(if hole { floor_before.hole } else { floor_before.last });
+    }
+
+    /// Asks, and moves what a change of the limits has voided.
+    fn call(&mut self, call: Call) -> Answer {
+        let answer = self.ask(call);
+        let generation = answer.generations[0];
+        if generation.number == self.known {
+            return answer;
+        }
+        let mut void: Vec<_> = self.held.extract_if(.., |(slot, _)| *slot >= generation.void_from).collect();
+        void.sort_unstable();
+        let exchange =
+            void.iter().map(|(slot, cost)| Holding { slot: *slot, cost: *cost, count: 1 }).collect();
+        let exchange_wait = Micros::from_millis(60_000);
+        let exchanged = self.ask(Call { exchange, exchange_wait, ..Call::default() }).exchanged;
+        (self.known, self.kept_from) = (generation.number, generation.void_from);
+        let times = |count: u64| usize::try_from(count).unwrap();
+        let mut places = exchanged.iter().flat_map(|(count, at)| std::iter::repeat_n(*at, times(*count)));
+        for (slot, cost) in void {
+            self.forget(slot, cost);
+            if let Some(place) = places.next().unwrap() {
+                assert!(place >= generation.void_from);
+                self.oracle.0.push((place, cost));
+                self.held.push((place, cost));
+            }
+        }
+        answer
+    }
+
+    fn ask(&mut self, call: Call) -> Answer {
+        let call = Call { known: vec![self.known], room: 100, ..call };
+        reserve(self.now, LEASE, &mut [(&mut self.book, self.rules.clone())], &mut self.order, &call)
+    }
+
+    fn forget(&mut self, slot: Micros, cost: u64) {
+        let place = self.oracle.0.iter().position(|booked| *booked == (slot, cost)).unwrap();
+        self.oracle.0.swap_remove(place);
+    }
+
+    fn give_back(&mut self, index: usize) {
+        if self.held.is_empty() {
+            return;
+        }
+        let (slot, cost) = self.held.swap_remove(index % self.held.len());
+        self.forget(slot, cost);
+        self.call(Call { give_back: vec![Holding { slot, cost, count: 1 }], ..Call::default() });
+    }
+
+    /// Books, and checks each slot against the oracle.
+    fn reserve(&mut self, run: Run, judge: Judge) {
+        let mut order = self.order;
+        order.open(self.now, self.known);
+        let answer = self.call(Call { runs: vec![run], ..Call::default() });
         for (count, outcome) in &answer.outcomes {
             for _ in 0..*count {
-                let earliest = oracle.earliest(rules, floor, run.cost);
+                let floor = self.now.max(order.floor(run.cost));
+                let earliest = match judge {
+                    Judge::Changing => self.now,
+                    Judge::Exact | Judge::Rounded => self.oracle.earliest(&self.rules, floor, run.cost),
+                };
+                let exact = judge == Judge::Exact;
                 match *outcome {
                     Outcome::Booked(slot) => {
                         assert!(slot >= earliest, "{slot:?} has no room before {earliest:?}");
                         assert!(!exact || slot == earliest, "{slot:?} is later than {earliest:?}");
-                        assert!(slot - now <= run.wait_max);
-                        oracle.0.extend((0..run.cost).map(|_| slot));
-                        held.push((slot, run.cost));
-                        floor = floor.max(slot);
+                        assert!(slot - self.now <= run.wait_max);
+                        self.oracle.0.push((slot, run.cost));
+                        self.held.push((slot, run.cost));
+                        order.booked(slot, 1, run.cost);
                     }
-                    Outcome::TooFar(delay, _) => {
-                        assert!(delay > run.wait_max && (!exact || now + delay == earliest));
+                    Outcome::TooFar(Away { delay, told, violated }) => {
+                        assert!(delay > run.wait_max && (!exact || self.now + delay == earliest));
+                        assert!(told >= delay && told - delay <= self.rules[violated.limit].spread_max());
                         break;
                     }
                     Outcome::Full(..) => panic!("there was room for all"),
                 }
             }
         }
-        for rule in rules.iter() {
-            assert!(oracle.fullest(rule.window) <= rule.rate, "{rule:?} is exceeded");
+    }
+
+    fn run(&mut self, steps: &[Step], judge: Judge, others: &[Vec<Rule>]) {
+        for step in steps {
+            match *step {
+                Step::Advance(by) => self.now = self.now + Micros(by),
+                Step::Reserve { cost, wait, count } => {
+                    self.reserve(Run { cost, wait_max: Micros(wait), count }, judge);
+                }
+                Step::GiveBack(index) => self.give_back(index),
+                Step::Change(index) => {
+                    self.rules = others[index % others.len()].clone().into();
+                    self.call(Call::default());
+                }
+            }
+            for rule in self.book.rules() {
+                assert!(self.oracle.keeps(rule, self.kept_from), "{rule:?} is exceeded: {:?}", self.oracle.0);
+            }
+            self.held.retain(|(slot, _)| *slot > self.now);
         }
-        held.retain(|(slot, _)| *slot > now);
     }
 }
 
@@ -132,56 +271,154 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn one_limit_is_exact(rate in 3..12_u64, steps in steps()) {
-        check(&rules(&[(rate, 1_010_000, 1)]), &steps, true);
+    fn one_limit_is_exact(rate in 3..12_u64, steps in steps(0)) {
+        Model::new(vec![rule(rate, 1_010_000, 1, Kind::Sliding)]).run(&steps, Judge::Exact, &[]);
     }
 
     #[test]
-    fn two_limits_are_exact_together(rate in 3..8_u64, steps in steps()) {
-        check(&rules(&[(rate, 1_010_000, 1), (rate * 2, 5_010_000, 1)]), &steps, true);
+    fn two_limits_are_exact_together(rate in 3..8_u64, steps in steps(0)) {
+        let rules = vec![rule(rate, 1_010_000, 1, Kind::Sliding), rule(rate * 2, 5_010_000, 1, Kind::Sliding)];
+        Model::new(rules).run(&steps, Judge::Exact, &[]);
     }
 
     #[test]
-    fn wide_cells_never_exceed_the_limit(rate in 3..12_u64, cell in 1..500_000_u64, steps in steps()) {
-        check(&rules(&[(rate, 1_010_000, cell), (rate * 2, 5_010_000, cell * 3)]), &steps, false);
+    fn wide_cells_never_exceed_the_limit(rate in 3..12_u64, cell in 1..500_000_u64, steps in steps(0)) {
+        let rules = vec![rule(rate, 1_010_000, cell, Kind::Sliding), rule(rate * 2, 5_010_000, cell * 3, Kind::Sliding)];
+        Model::new(rules).run(&steps, Judge::Rounded, &[]);
     }
+
+    #[test]
+    fn a_bucket_is_exact(rate in 3..12_u64, burst in 3..20_u64, steps in steps(0)) {
+        Model::new(vec![rule(rate, 1_010_001, 1, Kind::Bucket { burst })]).run(&steps, Judge::Exact, &[]);
+    }
+
+    #[test]
+    fn even_spacing_is_exact(rate in 3..12_u64, steps in steps(0)) {
+        Model::new(vec![rule(rate, 1_010_001, 1, Kind::Bucket { burst: 1 })]).run(&steps, Judge::Exact, &[]);
+    }
+
+    #[test]
+    fn a_bucket_on_a_grid_never_gives_more(rate in 3..12_u64, burst in 1..20_u64, cell in 1..100_000_u64, steps in steps(0)) {
+        let bucket = rule(rate, 1_010_000 + cell, cell, Kind::Bucket { burst });
+        Model::new(vec![bucket]).run(&steps, Judge::Rounded, &[]);
+    }
+
+    #[test]
+    fn fixed_windows_are_exact(rate in 3..12_u64, length in 50_000..1_500_000_u64, steps in steps(0)) {
+        Model::new(vec![rule(rate, 3_010_000, 1, fixed(length))]).run(&steps, Judge::Exact, &[]);
+    }
+
+    #[test]
+    fn mixed_algorithms_are_exact_together(rate in 3..8_u64, burst in 3..9_u64, steps in steps(0)) {
+        let rules = vec![
+            rule(rate, 1_010_001, 1, Kind::Bucket { burst }),
+            rule(rate * 2, 3_010_000, 1, fixed(1_500_000)),
+            rule(rate * 3, 5_010_000, 1, Kind::Sliding),
+        ];
+        Model::new(rules).run(&steps, Judge::Exact, &[]);
+    }
+
+    #[test]
+    fn changed_limits_are_kept_from_one_lease_on(steps in steps(2), first in 0..5_usize) {
+        let others = [
+            vec![rule(10, 1_010_000, 1, Kind::Sliding)],
+            vec![rule(4, 1_010_000, 1, Kind::Sliding)],
+            vec![rule(12, 5_010_000, 1, Kind::Sliding), rule(5, 1_010_000, 1, Kind::Sliding)],
+            vec![rule(30, 2_010_000, 70_000, Kind::Sliding)],
+            vec![rule(6, 3_010_000, 1, fixed(1_500_000))],
+        ];
+        Model::new(others[first].clone()).run(&steps, Judge::Changing, &others);
+    }
+}
+
+/// Asks for one permit without waiting.
+fn one(book: &mut Book, order: &mut QueueOrder, rules: &Arc<[Rule]>, now: Micros) -> Outcome {
+    let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: 1 }];
+    let call = Call { known: vec![0], runs, ..Call::default() };
+    reserve(now, LEASE, &mut [(book, rules.clone())], order, &call).outcomes[0].1
 }
 
 #[test]
 fn the_boundary_is_exact() {
-    let rules = rules(&[(3, 2_020_000, 1)]);
-    let ask = |book: &mut Book, now| {
-        let call = Call {
-            known: vec![0],
-            runs: vec![Run { cost: 1, wait_max: Micros::ZERO, count: 1 }],
-            ..Call::default()
-        };
-        reserve(now, LEASE, &mut [(book, rules.clone())], &mut QueueOrder::default(), &call).outcomes[0].1
-    };
-    let mut book = Book::default();
-    for offset in 0..3 {
-        assert_eq!(ask(&mut book, START + Micros(offset)), Outcome::Booked(START + Micros(offset)));
+    let cases = [
+        (rule(3, 2_020_000, 1, Kind::Sliding), 2_020_000),
+        (rule(3, 3_000_000, 1, Kind::Bucket { burst: 3 }), 1_000_000),
+        (rule(1, 3_000_000, 1, Kind::Bucket { burst: 3 }), 3_000_000),
+        (rule(3, 2_020_000, 1, fixed(1_500_000)), 1_100_000),
+    ];
+    for (rule, free) in cases {
+        let rules: Arc<[Rule]> = [rule].into();
+        let (mut book, mut order) = (Book::default(), QueueOrder::default());
+        for _ in 0..3 {
+            assert_eq!(one(&mut book, &mut order, &rules, START), Outcome::Booked(START), "{rules:?}");
+        }
+        let free = START + Micros(free);
+        let early = one(&mut book, &mut order, &rules, free - Micros::ONE);
+        let Outcome::TooFar(Away { delay, .. }) = early else { panic!("{rules:?}: {early:?}") };
+        assert_eq!(delay, Micros::ONE, "{rules:?}");
+        assert_eq!(one(&mut book, &mut order, &rules, free), Outcome::Booked(free), "{rules:?}");
     }
-    let free = START + Micros(2_020_000);
-    assert!(matches!(ask(&mut book, free - Micros::ONE), Outcome::TooFar(Micros::ONE, _)));
-    assert_eq!(ask(&mut book, free), Outcome::Booked(free));
 }
 
 #[test]
 fn a_saturated_limit_with_wide_cells_is_used_whole() {
-    let rules = rules(&[(500, 1_010_000, 3_906)]);
-    let (mut book, mut order) = (Book::default(), QueueOrder::default());
-    let mut slots = Vec::new();
-    for batch in 0..300_u64 {
-        let runs = vec![Run { cost: 1, wait_max: Micros(60_000_000), count: 5 }];
-        let call = Call { known: vec![0], runs, room: 100, ..Call::default() };
-        let now = START + Micros(batch * 1_000);
-        let answer = reserve(now, LEASE, &mut [(&mut book, rules.clone())], &mut order, &call);
-        for (count, outcome) in answer.outcomes {
-            let Outcome::Booked(slot) = outcome else { panic!("{outcome:?}") };
-            slots.extend((0..count).map(|_| slot));
+    let cases = [
+        (Kind::Sliding, 2_320_000),
+        (Kind::Bucket { burst: 500 }, 2 * 1_010_000 + 3_906),
+        (Kind::Bucket { burst: 1 }, 3 * 1_010_000 + 3_906),
+    ];
+    for (kind, longest) in cases {
+        let rules: Arc<[Rule]> = [rule(500, 1_010_000, 3_906, kind)].into();
+        let (mut book, mut order) = (Book::default(), QueueOrder::default());
+        let mut slots = Vec::new();
+        for batch in 0..300_u64 {
+            let runs = vec![Run { cost: 1, wait_max: Micros(60_000_000), count: 5 }];
+            let call = Call { known: vec![0], runs, room: 100, ..Call::default() };
+            let now = START + Micros(batch * 1_000);
+            let answer = reserve(now, LEASE, &mut [(&mut book, rules.clone())], &mut order, &call);
+            for (count, outcome) in answer.outcomes {
+                let Outcome::Booked(slot) = outcome else { panic!("{outcome:?}") };
+                slots.extend((0..count).map(|_| slot));
+            }
+        }
+        let taken = slots[1499] - slots[0];
+        assert!(taken <= Micros(longest), "{rules:?}: {taken:?}");
+    }
+}
+
+/// A million permits, asked for a thousand at a time: the last lies where it should to within one permit.
+#[test]
+fn a_million_permits_do_not_drift() {
+    let day = 86_400_000_000;
+    for (rate, per) in [(7, 1_000_000), (1000, 7_000_000), (1, day), (1_000_000, 1_000_000)] {
+        for kind in [Kind::Sliding, Kind::Bucket { burst: rate }, Kind::Bucket { burst: 1 }] {
+            let precise = if rate <= 256 { 1 } else { per / 256 };
+            let rule = rule(rate, per, precise, kind.clone());
+            let rules: Arc<[Rule]> = [rule].into();
+            let (mut book, mut order) = (Book::default(), QueueOrder::default());
+            let (mut now, mut last, mut granted) = (START, START, 0);
+            let at_once = match kind {
+                Kind::Bucket { burst: 1 } => 1,
+                _ => rate,
+            };
+            while granted < 1_000_000 {
+                let runs = vec![Run { cost: 1, wait_max: Micros(u64::MAX / 2), count: 1000 }];
+                let call = Call { known: vec![0], runs, room: u64::MAX / 2, ..Call::default() };
+                let answer = reserve(now, LEASE, &mut [(&mut book, rules.clone())], &mut order, &call);
+                for (count, outcome) in answer.outcomes {
+                    let Outcome::Booked(slot) = outcome else { panic!("{outcome:?}") };
+                    (granted, last) = (granted + count, slot);
+                }
+                now = last;
+            }
+            let due = match kind {
+                // Whole windows, of which the last has just been filled.
+                Kind::Sliding => (granted - 1) / rate * per,
+                _ => (granted - at_once) * per / rate,
+            };
+            let error = (last - START).0.abs_diff(due);
+            let permit = (per / rate).max(precise) + 1;
+            assert!(error <= permit, "{rate}/{per}us {kind:?}: {error}us off");
         }
     }
-    let taken = slots[1499] - slots[0];
-    assert!(taken < Micros(2 * 1_010_000 + 300_000), "{taken:?}");
 }

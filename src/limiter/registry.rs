@@ -141,7 +141,8 @@ impl Limiters {
 
     async fn state(&self, queue: &Queue) -> LimiterState {
         let limiter = queue.limiter();
-        let inspection = self.inner.store.inspect(&Subject::new(&limiter, None)).await;
+        let inspection =
+            self.inner.store.inspect(&Subject::new(&limiter, None, self.inner.fallback.clock.now())).await;
         LimiterState {
             waiting: queue.waiting(),
             granted: queue.granted(),

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use crate::clock::Micros;
 use crate::limiter::algorithm::Search;
 use crate::limiter::book::{Book, Generation, Returned};
-use crate::limiter::calendar::Rule;
+use crate::limiter::order::{QueueOrder, Room};
+use crate::limiter::rule::Rule;
 
 /// Permits held at one slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,10 +44,14 @@ pub struct Call {
     pub give_back: Vec<Holding>,
     /// Void permits that are wanted at their new place, ascending.
     pub exchange: Vec<Holding>,
+    /// The longest wait for such a place, from the instant of the call.
+    pub exchange_wait: Micros,
     /// New requests.
     pub runs: Vec<Run>,
     /// How many of them may be given a slot in the future.
     pub room: u64,
+    /// By how much the caller has spread requests that it refused without asking, since its last call.
+    pub told: Micros,
 }
 
 /// Which limit refused: the limiter's place in the call, the limit's place in the limiter.
@@ -63,10 +68,22 @@ pub struct Violated {
 pub enum Outcome {
     /// Booked at this instant of the store's clock.
     Booked(Micros),
-    /// Nothing booked: the earliest slot is this far away, further than the wait.
-    TooFar(Micros, Violated),
-    /// Nothing booked: as many wait as may; the earliest slot is this far away.
-    Full(Micros, Violated),
+    /// Nothing booked: the earliest slot is further away than the wait.
+    TooFar(Away),
+    /// Nothing booked: as many wait as may.
+    Full(Away),
+}
+
+/// How far away a slot is that was not booked.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Away {
+    /// How far.
+    pub delay: Micros,
+    /// How far the first of the refused is told to stay away, so that not all come back at one instant. Each further one
+    /// is told [`Rule::spacing`] more, and where that exceeds [`Rule::spread_max`] beyond the delay, it begins anew.
+    pub told: Micros,
+    /// What stood in the way.
+    pub violated: Violated,
 }
 
 /// The answer to a [`Call`].
@@ -78,48 +95,12 @@ pub struct Answer {
     pub generations: Vec<Generation>,
     /// For each limiter and each of its limits: the permits that could be used at once.
     pub available: Vec<Vec<u64>>,
-    /// What became of the holdings to exchange, in order, as counts.
-    pub exchanged: Vec<(u64, Micros)>,
+    /// Room that was given back before the queue's last slot, and that its later slots may be traded for.
+    pub room: Option<Room>,
+    /// The slots of the holdings to exchange, in order, as counts; `None`: none within the wait.
+    pub exchanged: Vec<(u64, Option<Micros>)>,
     /// What became of the requests, in order, as counts.
     pub outcomes: Vec<(u64, Outcome)>,
-}
-
-/// Where a queue stands: what keeps its bookings in order.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct QueueOrder {
-    /// The last slot booked.
-    pub last: Micros,
-    /// Room before it that was given back and may be taken out of order; zero if there is none.
-    pub hole: Micros,
-    /// The sum of its limiters' generation numbers when `last` was booked.
-    pub generation: u64,
-}
-
-impl QueueOrder {
-    /// Forgets the order when the limits have changed: the bookings have new places, and those keep it.
-    fn open(&mut self, books: &[(&mut Book, Arc<[Rule]>)]) {
-        let generation = books.iter().map(|(book, _)| book.generation().number).sum();
-        if generation != self.generation {
-            *self = QueueOrder { generation, ..QueueOrder::default() };
-        }
-    }
-
-    fn floor(&self) -> Micros {
-        if self.hole > Micros::ZERO { self.hole } else { self.last }
-    }
-
-    fn given_back(&mut self, slot: Micros) {
-        if self.hole == Micros::ZERO || slot < self.hole {
-            self.hole = slot;
-        }
-    }
-
-    fn booked(&mut self, slot: Micros) {
-        if self.hole > Micros::ZERO {
-            self.hole = if slot < self.last { slot } else { Micros::ZERO };
-        }
-        self.last = self.last.max(slot);
-    }
 }
 
 /// Carries out `call` at `now` over a queue's limiters, each with its caller's rules.
@@ -133,15 +114,17 @@ pub fn reserve(
     for (book, rules) in books.iter_mut() {
         book.open(now, rules, lease, call.replica);
     }
-    order.open(books);
+    order.open(now, books.iter().map(|(book, _)| book.generation().number).sum());
+    order.review_spread(now, call.told, || books.iter().flat_map(|(book, _)| book.rules()));
     for holding in &call.give_back {
-        let moved = give_back(books, &call.known, holding.slot, holding.cost * holding.count);
-        order.given_back(moved.unwrap_or(holding.slot));
+        let permits = holding.cost * holding.count;
+        let moved = give_back(books, &call.known, holding.slot, permits);
+        order.given_back(moved.unwrap_or(holding.slot), permits);
     }
     let exchanged = exchange(now, books, order, call);
     let mut outcomes = book_runs(now, books, order, call);
     for (_, outcome) in &mut outcomes {
-        if let Outcome::TooFar(_, violated) | Outcome::Full(_, violated) = outcome {
+        if let Outcome::TooFar(Away { violated, .. }) | Outcome::Full(Away { violated, .. }) = outcome {
             let (book, rules) = &books[violated.limiter];
             violated.limit = book.own_limit(violated.limit, rules);
         }
@@ -150,6 +133,7 @@ pub fn reserve(
         now,
         generations: books.iter().map(|(book, _)| book.generation()).collect(),
         available: books.iter().map(|(book, rules)| book.available(now, rules)).collect(),
+        room: order.room(),
         exchanged,
         outcomes,
     }
@@ -183,7 +167,7 @@ fn fetch(
     for (index, (book, _)) in books.iter().enumerate() {
         let known = call.known.get(index).copied().unwrap_or_default();
         let to = book.place(holding.slot, holding.cost, known)?;
-        if to < now || *place.get_or_insert(to) != to {
+        if to < now || to - now > call.exchange_wait || *place.get_or_insert(to) != to {
             return None;
         }
     }
@@ -197,18 +181,21 @@ fn exchange(
     books: &mut [(&mut Book, Arc<[Rule]>)],
     order: &mut QueueOrder,
     call: &Call,
-) -> Vec<(u64, Micros)> {
-    let mut exchanged: Vec<(u64, Micros)> = Vec::new();
+) -> Vec<(u64, Option<Micros>)> {
+    let mut exchanged: Vec<(u64, Option<Micros>)> = Vec::new();
     for holding in &call.exchange {
         for _ in 0..holding.count {
-            let place = fetch(now, books, call, *holding).unwrap_or_else(|| {
+            let place = fetch(now, books, call, *holding).or_else(|| {
                 let place = give_back(books, &call.known, holding.slot, holding.cost);
-                let mut searches = searches_from(books, now.max(place.unwrap_or(order.last)));
+                let mut searches = searches_from(books, now.max(place.unwrap_or(order.last())));
                 let found = earliest(&mut searches, holding.cost);
-                searches.iter_mut().for_each(|search| search.charge(holding.cost));
-                found.at
+                let is_near = found.at - now <= call.exchange_wait;
+                is_near.then(|| {
+                    searches.iter_mut().for_each(|search| search.charge(holding.cost));
+                    found.at
+                })
             });
-            order.last = order.last.max(place);
+            order.exchanged(place);
             match exchanged.last_mut() {
                 Some((count, at)) if *at == place => *count += 1,
                 _ => exchanged.push((1, place)),
@@ -226,40 +213,52 @@ fn book_runs(
 ) -> Vec<(u64, Outcome)> {
     let mut outcomes = Vec::new();
     let mut room = call.room;
-    let mut searches = searches_from(books, now.max(order.floor()));
-    // The search has moved on for a cost that was refused: a smaller one may have room before.
-    let mut refused = 0;
+    let mut searches = searches_from(books, now);
+    // The search has moved on for a cost that found nothing where it stood: a smaller one may have room before.
+    let mut passed = 0;
     for run in &call.runs {
-        if run.cost < refused {
-            searches = searches_from(books, now.max(order.floor()));
-            refused = 0;
+        if run.cost < passed {
+            searches = searches_from(books, now);
+            passed = 0;
         }
         let mut left = run.count;
         while left > 0 {
+            let floor = order.floor(run.cost);
+            searches.iter_mut().for_each(|search| search.advance(floor));
             let found = earliest(&mut searches, run.cost);
             let delay = found.at - now;
-            if delay > run.wait_max {
-                outcomes.push((left, Outcome::TooFar(delay, found.violated)));
-                refused = refused.max(run.cost);
+            let refuses = if delay > run.wait_max {
+                Some(Outcome::TooFar as fn(Away) -> Outcome)
+            } else if delay > Micros::ZERO && room == 0 {
+                Some(Outcome::Full as fn(Away) -> Outcome)
+            } else {
+                None
+            };
+            if let Some(refuses) = refuses {
+                let Violated { limiter, limit } = found.violated;
+                let told = order.tell(found.at, left * run.cost, violated_rule(&searches, limiter, limit));
+                outcomes.push((left, refuses(Away { delay, told: told - now, violated: found.violated })));
+                passed = passed.max(run.cost);
                 break;
             }
-            let mut count = left.min(found.room / run.cost).max(1);
+            let mut count = left.min(found.room / run.cost).min(order.count_at(found.at, run.cost)).max(1);
             if delay > Micros::ZERO {
-                if room == 0 {
-                    outcomes.push((left, Outcome::Full(delay, found.violated)));
-                    refused = refused.max(run.cost);
-                    break;
-                }
                 count = count.min(room);
                 room -= count;
             }
             searches.iter_mut().for_each(|search| search.charge(count * run.cost));
-            order.booked(found.at);
+            if order.booked(found.at, count, run.cost) {
+                passed = passed.max(run.cost);
+            }
             outcomes.push((count, Outcome::Booked(found.at)));
             left -= count;
         }
     }
     outcomes
+}
+
+fn violated_rule<'a>(searches: &'a [Search<'_>], limiter: usize, limit: usize) -> Option<&'a Rule> {
+    searches.get(limiter).and_then(|search| search.rules().get(limit))
 }
 
 fn searches_from<'a>(books: &'a mut [(&mut Book, Arc<[Rule]>)], from: Micros) -> Vec<Search<'a>> {

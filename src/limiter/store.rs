@@ -7,10 +7,10 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 
 use crate::clock::Micros;
-use crate::limiter::calendar::Rule;
 use crate::limiter::limit::{Limiter, LimiterName};
 use crate::limiter::partition::Partition;
 use crate::limiter::reserve::{Answer, Call};
+use crate::limiter::rule::Rule;
 
 /// The part of a limiter that a store needs: where its state is, and its rules.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -23,14 +23,23 @@ pub struct Subject {
     pub group: Arc<str>,
     /// Its limits, widened by its guard.
     pub rules: Arc<[Rule]>,
+    /// From when on, by the store's clock, they must be made anew, because windows of a calendar go on; `None`: never.
+    pub valid_until: Option<Micros>,
 }
 
 impl Subject {
-    /// The subject of a limiter, or of one of its partitions.
-    pub fn new(limiter: &Limiter, partition: Option<Partition>) -> Subject {
+    /// The subject of a limiter, or of one of its partitions, as of `now` by the store's clock.
+    pub fn new(limiter: &Limiter, partition: Option<Partition>, now: Micros) -> Subject {
         let guard = Micros::from(limiter.guard);
-        let rules = limiter.limits.iter().map(|limit| Rule::new(limit, guard)).collect();
-        Subject { name: limiter.name.clone(), partition, group: limiter.group.clone(), rules }
+        let (rules, valid_until): (Vec<_>, Vec<_>) =
+            limiter.limits.iter().map(|limit| Rule::new(limit, guard, now)).unzip();
+        Subject {
+            name: limiter.name.clone(),
+            partition,
+            group: limiter.group.clone(),
+            rules: rules.into(),
+            valid_until: valid_until.into_iter().flatten().min(),
+        }
     }
 }
 

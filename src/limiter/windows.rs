@@ -47,3 +47,14 @@ pub struct Schedule {
     /// From when on the schedule must be made anew; `None` if it holds for ever.
     pub valid_until: Option<Micros>,
 }
+
+impl CalendarWindows {
+    /// The windows around an instant.
+    pub fn schedule(&self, _around: Micros) -> Schedule {
+        let length = match self.period {
+            Period::Span(span) => Micros::from(span),
+            Period::Week | Period::Month => Micros::from(Duration::from_secs(7 * 86_400)),
+        };
+        Schedule { stretches: Arc::new([Stretch { start: Micros::ZERO, length }]), valid_until: None }
+    }
+}

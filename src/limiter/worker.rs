@@ -99,7 +99,8 @@ impl Worker {
         fallback: Arc<Fallback>,
     ) -> Worker {
         let now = Instant::now();
-        let subjects: Arc<[Subject]> = Arc::new([Subject::new(&shared.limiter.load(), None)]);
+        let subjects: Arc<[Subject]> =
+            Arc::new([Subject::new(&shared.limiter.load(), None, fallback.clock.now())]);
         let known: Arc<[u64]> = vec![0; subjects.len()].into();
         Worker {
             shared,
@@ -168,7 +169,8 @@ impl Worker {
     fn advance(&mut self) {
         let now = Instant::now();
         if self.shared.take_changed() {
-            self.subjects = Arc::new([Subject::new(&self.shared.limiter.load(), None)]);
+            self.subjects =
+                Arc::new([Subject::new(&self.shared.limiter.load(), None, self.fallback.clock.now())]);
             self.limits_changed = true;
         }
         if self.shared.take_left() {

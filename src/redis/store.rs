@@ -1,5 +1,6 @@
 //! The Redis store: a call is one script, carried out atomically on the server's own clock.
 
+use std::fmt::Write;
 use std::time::Duration;
 
 use deadpool_redis::PoolError;
@@ -11,7 +12,9 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::Micros;
 use crate::config::model;
 use crate::limiter::book::Generation;
-use crate::limiter::reserve::{Answer, Call, Holding, Outcome, Violated};
+use crate::limiter::order::Room;
+use crate::limiter::reserve::{Answer, Away, Call, Holding, Outcome, Violated};
+use crate::limiter::rule::Kind;
 use crate::limiter::store::{Inspection, Store, StoreError, Subject};
 use crate::redis::health::{Health, PROBE_INTERVAL};
 use crate::redis::keys;
@@ -204,6 +207,7 @@ pub(super) fn command_for(
     let mut command = script.command(&keys);
     command.arg(now.0).arg(lease.0).arg(call.room);
     command.arg(call.give_back.len()).arg(call.exchange.len()).arg(call.runs.len()).arg(call.replica);
+    command.arg(call.exchange_wait.0).arg(call.told.0);
     for (index, subject) in subjects.iter().enumerate() {
         command.arg(rules_text(subject)).arg(call.known.get(index).copied().unwrap_or_default());
     }
@@ -218,9 +222,25 @@ pub(super) fn command_for(
 
 /// Rules as `calendar.lua` reads them.
 fn rules_text(subject: &Subject) -> String {
-    let texts: Vec<String> =
-        subject.rules.iter().map(|rule| format!("{} {} {}", rule.rate, rule.window.0, rule.cell.0)).collect();
-    texts.join(" ")
+    let mut text = String::new();
+    for rule in subject.rules.iter() {
+        if !text.is_empty() {
+            text.push(';');
+        }
+        let (rate, window, cell) = (rule.rate, rule.window.0, rule.cell.0);
+        // Writing to a string does not fail.
+        let _ = match &rule.kind {
+            Kind::Sliding => write!(text, "S {rate} {window} {cell}"),
+            Kind::Bucket { burst } => write!(text, "B {rate} {window} {cell} {burst}"),
+            Kind::Fixed { guard, stretches } => {
+                let _ = write!(text, "F {rate} {window} {cell} {}", guard.0);
+                stretches
+                    .iter()
+                    .try_for_each(|stretch| write!(text, " {} {}", stretch.start.0, stretch.length.0))
+            }
+        };
+    }
+    text
 }
 
 /// An array of integers, read from the front.
@@ -253,20 +273,18 @@ pub(super) fn decode_answer(value: &Value, subjects: &[Subject], call: &Call) ->
         answer.generations.push(Generation { number, void_from, before });
         answer.available.push(subject.rules.iter().map(|_| numbers.take()).collect::<Option<_>>()?);
     }
+    let room = Room { at: Micros(numbers.take()?), permits: numbers.take()? };
+    answer.room = Some(room).filter(|room| room.permits > 0);
     for _ in 0..numbers.take()? {
-        answer.exchanged.push((numbers.take()?, Micros(numbers.take()?)));
+        let (count, at) = (numbers.take()?, Micros(numbers.take()?));
+        answer.exchanged.push((count, Some(at).filter(|at| *at > Micros::ZERO)));
     }
     while numbers.values.len() > 0 {
-        let (count, code, instant, violated) =
-            (numbers.take()?, numbers.take()?, Micros(numbers.take()?), numbers.take()?);
-        let violated = Violated {
-            limiter: usize::try_from(violated / VIOLATED_LIMITS).ok()?,
-            limit: usize::try_from(violated % VIOLATED_LIMITS).ok()?,
-        };
+        let (count, code, instant) = (numbers.take()?, numbers.take()?, Micros(numbers.take()?));
         let outcome = match code {
             0 => Outcome::Booked(instant),
-            1 => Outcome::TooFar(instant, violated),
-            2 => Outcome::Full(instant, violated),
+            1 => Outcome::TooFar(away(instant, &mut numbers)?),
+            2 => Outcome::Full(away(instant, &mut numbers)?),
             _ => return None,
         };
         answer.outcomes.push((count, outcome));
@@ -276,6 +294,15 @@ pub(super) fn decode_answer(value: &Value, subjects: &[Subject], call: &Call) ->
         && total(answer.outcomes.iter().map(|(count, _)| *count))
             == total(call.runs.iter().map(|run| run.count));
     fits.then_some(answer)
+}
+
+fn away(delay: Micros, numbers: &mut Numbers<'_>) -> Option<Away> {
+    let (told, violated) = (Micros(numbers.take()?), numbers.take()?);
+    let violated = Violated {
+        limiter: usize::try_from(violated / VIOLATED_LIMITS).ok()?,
+        limit: usize::try_from(violated % VIOLATED_LIMITS).ok()?,
+    };
+    Some(Away { delay, told, violated })
 }
 
 fn total(mut counts: impl Iterator<Item = u64>) -> Option<u64> {

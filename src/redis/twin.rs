@@ -13,10 +13,12 @@ use super::script::Script;
 use super::store::{command_for, decode_answer};
 use crate::clock::Micros;
 use crate::limiter::book::Book;
-use crate::limiter::calendar::Rule;
 use crate::limiter::limit::LimiterName;
-use crate::limiter::reserve::{Answer, Call, Holding, Outcome, QueueOrder, Run, reserve};
+use crate::limiter::order::QueueOrder;
+use crate::limiter::reserve::{Answer, Call, Holding, Outcome, Run, reserve};
+use crate::limiter::rule::{Kind, Rule};
 use crate::limiter::store::Subject;
+use crate::limiter::windows::Stretch;
 
 /// The tested instants: the age of the epoch makes numbers as large as they really are.
 const START: u64 = 1_800_000_000_000_000;
@@ -69,6 +71,7 @@ enum Step {
         subjects: usize,
         runs: Vec<(u64, u64, u64)>,
         room: u64,
+        told: u64,
     },
     /// Gives back the holding at this place, modulo how many there are.
     GiveBack {
@@ -83,27 +86,69 @@ enum Step {
     Replica(u64),
 }
 
+/// Rate, window and cell, and what kind of rule it is.
+type Given = (u64, u64, u64, GivenKind);
+
+#[derive(Clone, Copy)]
+enum GivenKind {
+    Sliding,
+    Bucket(u64),
+    /// Windows of this length; 40 s after the start of the other one.
+    Fixed(u64, u64),
+}
+use GivenKind::{Bucket, Fixed, Sliding};
+
 /// Windows are long, so that no key expires by the server's clock while a sequence runs.
-const RULES: &[&[(u64, u64, u64)]] = &[
-    &[(10, 10_000_000, 1)],
-    &[(3, 10_000_000, 1)],
-    &[(20, 10_000_000, 1), (50, 47_000_000, 1)],
-    &[(1000, 10_100_000, 39_062)],
-    &[(7, 11_000_000, 1), (300, 100_000_000, 390_625)],
+const RULES: &[&[Given]] = &[
+    &[(10, 10_000_000, 1, Sliding)],
+    &[(3, 10_000_000, 1, Sliding)],
+    &[(20, 10_000_000, 1, Sliding), (50, 47_000_000, 1, Sliding)],
+    &[(1000, 10_100_000, 39_062, Sliding)],
+    &[(7, 11_000_000, 1, Sliding), (300, 100_000_000, 390_625, Sliding)],
+    &[(7, 10_000_001, 1, Bucket(12))],
+    &[(7, 10_000_001, 1, Bucket(1))],
+    &[(3, 11_000_000, 1, Bucket(50))],
+    &[(999_983, 10_239_062, 39_062, Bucket(500_000))],
+    &[(1000, 10_139_062, 39_062, Bucket(1))],
+    &[(10, 10_100_000, 1, Fixed(10_000_000, 3_000_000))],
+    &[(500, 30_100_000, 117_187, Fixed(30_000_000, 30_000_000))],
+    &[
+        (5, 10_100_000, 1, Bucket(3)),
+        (12, 20_100_000, 1, Fixed(20_000_000, 7_000_000)),
+        (9, 15_000_000, 1, Sliding),
+    ],
+    &[
+        (7, 10_000_001, 1, Bucket(20)),
+        (400, 60_000_000, 234_375, Sliding),
+        (400, 61_000_000, 234_375, Bucket(400)),
+    ],
 ];
 
 fn rules(index: usize) -> Arc<[Rule]> {
-    let rule = |&(rate, window, cell)| Rule { rate, window: Micros(window), cell: Micros(cell) };
+    let rule = |&(rate, window, cell, kind): &Given| {
+        let kind = match kind {
+            Sliding => Kind::Sliding,
+            Bucket(burst) => Kind::Bucket { burst },
+            Fixed(length, later) => {
+                let stretch = |start, length| Stretch { start: Micros(start), length: Micros(length) };
+                let stretches =
+                    [stretch(START - 3_700_000, length), stretch(START + 40_000_000, later)].into();
+                Kind::Fixed { guard: Micros(100_000), stretches }
+            }
+        };
+        Rule { rate, window: Micros(window), cell: Micros(cell), kind }
+    };
     RULES[index % RULES.len()].iter().map(rule).collect()
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let run = (1..4_u64, prop_oneof![Just(0), 1..20_000_000_u64, Just(60_000_000)], 1..12_u64);
+    let cost = prop_oneof![8 => 1..4_u64, 1 => 1..400_u64];
+    let run = (cost, prop_oneof![Just(0), 1..20_000_000_u64, Just(60_000_000)], 1..12_u64);
     prop_oneof![
         3 => prop_oneof![0..3_u64, 0..2_000_000_u64, Just(600_000), Just(10_000_000), Just(1_000_000_000)]
             .prop_map(Step::Advance),
-        6 => (1..=2_usize, prop::collection::vec(run, 0..4), 0..30_u64)
-            .prop_map(|(subjects, runs, room)| Step::Reserve { subjects, runs, room }),
+        6 => (1..=2_usize, prop::collection::vec(run, 0..4), 0..30_u64, prop_oneof![Just(0), 0..3_000_000_u64])
+            .prop_map(|(subjects, runs, room, told)| Step::Reserve { subjects, runs, room, told }),
         2 => (any::<usize>(), 1..5_u64).prop_map(|(holding, count)| Step::GiveBack { holding, count }),
         1 => any::<usize>().prop_map(|rules| Step::Change { rules }),
         1 => (1..4_u64).prop_map(Step::Replica),
@@ -127,6 +172,7 @@ impl Model {
         let subject = |name: &str, index| Subject {
             name: LimiterName::parse(name).unwrap(),
             partition: None,
+            valid_until: None,
             group: "model".into(),
             rules: rules(index),
         };
@@ -156,7 +202,7 @@ impl Model {
                 *book = Book::default();
             }
         }
-        if order.last > self.now {
+        if order.expires() > self.now {
             self.orders.insert(count, order);
         }
         answer
@@ -181,10 +227,10 @@ fn run(model: &mut Model, connection: &mut redis::Connection, steps: &[Step]) {
             Step::Replica(replica) => model.replica = *replica,
             Step::Change { rules: index } => model.subjects[0].rules = rules(*index),
             Step::GiveBack { holding, count } => give_back(model, connection, *holding, *count),
-            Step::Reserve { subjects, runs, room } => {
+            Step::Reserve { subjects, runs, room, told } => {
                 let runs =
                     runs.iter().map(|&(cost, wait, count)| Run { cost, wait_max: Micros(wait), count });
-                let call = Call { runs: runs.collect(), room: *room, ..Call::default() };
+                let call = Call { runs: runs.collect(), room: *room, told: Micros(*told), ..Call::default() };
                 ask(model, connection, *subjects, call);
             }
         }
@@ -218,11 +264,12 @@ fn ask(model: &mut Model, connection: &mut redis::Connection, count: usize, mut 
     }
     if !void.is_empty() {
         let replica = model.replica;
-        let exchange = Call { replica, known, exchange: void.clone(), ..Call::default() };
+        let exchange_wait = Micros(30_000_000);
+        let exchange = Call { replica, known, exchange: void.clone(), exchange_wait, ..Call::default() };
         let answer = both(model, connection, count, &exchange);
         let places = answer.exchanged.iter().flat_map(|(n, at)| times(*at, *n));
         let held = model.held.entry(count).or_default();
-        held.extend(void.iter().zip(places).map(|(was, slot)| Holding { slot, ..*was }));
+        held.extend(void.iter().zip(places).filter_map(|(was, slot)| Some(Holding { slot: slot?, ..*was })));
     }
 }
 
@@ -273,11 +320,13 @@ fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
     redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(&mut connection).unwrap();
     for waiting in [1000_u64, 10_000] {
         redis::cmd("FLUSHALL").exec(&mut connection).unwrap();
-        let rule =
-            |rate| -> Arc<[Rule]> { [Rule { rate, window: Micros(1_010_000), cell: Micros::ONE }].into() };
+        let rule = |rate| -> Arc<[Rule]> {
+            [Rule { rate, window: Micros(1_010_000), cell: Micros::ONE, kind: Kind::Sliding }].into()
+        };
         let mut subject = Subject {
             name: LimiterName::parse("a").unwrap(),
             partition: None,
+            valid_until: None,
             group: "model".into(),
             rules: rule(100),
         };
@@ -306,7 +355,17 @@ fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
         let from = answer.generations[0].void_from;
         let void = slots.iter().filter(|slot| **slot >= from).take(1000);
         let exchange = void.map(|slot| Holding { slot: *slot, cost: 1, count: 1 }).collect();
-        let (_, took) = ask(&subject, now, Call { replica: 1, known: vec![0], exchange, ..Call::default() });
+        let (_, took) = ask(
+            &subject,
+            now,
+            Call {
+                replica: 1,
+                known: vec![0],
+                exchange,
+                exchange_wait: Micros(10_000_000_000),
+                ..Call::default()
+            },
+        );
         eprintln!("{waiting}: exchange of 1000 {took:?}");
         assert!(took < Duration::from_millis(100), "{took:?}");
     }

@@ -6,7 +6,7 @@ use tokio::time::{Duration, Instant};
 
 use super::{BATCH_MAX, Worker};
 use crate::clock::Micros;
-use crate::limiter::lane::DEADLINE_SLACK;
+use crate::limiter::lane::{DEADLINE_SLACK, Lane};
 use crate::limiter::limit::Permits;
 use crate::limiter::permit::{Slot, Source};
 use crate::limiter::queue::Arrival;
@@ -83,6 +83,8 @@ impl Worker {
             known: known.to_vec(),
             give_back,
             exchange: holdings(&exchange),
+            exchange_wait: self.longest_wait(now),
+            told: Micros::ZERO,
             runs: self.runs(now, &replace, &arrivals),
             room: self.room() + replaced as u64,
         };
@@ -98,6 +100,12 @@ impl Worker {
             taken.push(holding);
         }
         taken
+    }
+
+    /// How long the most patient of those who wait will.
+    fn longest_wait(&self, now: Instant) -> Micros {
+        let deadline = self.lanes.values().filter_map(Lane::last_deadline).max().unwrap_or(now);
+        Micros::from(deadline.saturating_duration_since(now) + DEADLINE_SLACK)
     }
 
     /// How many more requests may wait.

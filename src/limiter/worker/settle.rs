@@ -15,7 +15,7 @@ use crate::limiter::memory::share;
 use crate::limiter::permit::{Slot, Source};
 use crate::limiter::queue::Arrival;
 use crate::limiter::refusal::Refusal;
-use crate::limiter::reserve::{Answer, Call, Outcome, Violated};
+use crate::limiter::reserve::{Answer, Away, Call, Outcome, Violated};
 use crate::limiter::store::{StoreError, Subject};
 
 impl Worker {
@@ -41,7 +41,10 @@ impl Worker {
         }
         let exchanged = answer.exchanged.iter().flat_map(|(count, at)| repeat_n(*at, to_usize(*count)));
         for ((_, cost), at) in sent.exchange.iter().zip(exchanged) {
-            self.arrived_slot(*cost, slot(at));
+            match at {
+                Some(at) => self.arrived_slot(*cost, slot(at)),
+                None => self.refuse_without_slot(*cost, &self.too_far(None)),
+            }
         }
         let replaced = !sent.replace.is_empty();
         self.settle_outcomes(sent.replace, sent.arrivals, &answer.outcomes, slot);
@@ -163,19 +166,25 @@ impl Worker {
         for (cost, waiter, due) in overdue {
             self.shared.count_refused(cost.get());
             let delay = Micros::from(due.saturating_duration_since(now)).max(Micros::ONE);
-            waiter.refuse(self.refusal(Outcome::TooFar(delay, Violated::default())));
+            waiter.refuse(self.too_far(Some(delay)));
         }
+    }
+
+    /// What those are told who no longer fit into their wait.
+    fn too_far(&self, delay: Option<Micros>) -> Refusal {
+        let delay = delay.unwrap_or(Micros::from(self.store.lease().to_duration()));
+        self.refusal(Outcome::TooFar(Away { delay, told: delay, violated: Violated::default() }))
     }
 
     fn refusal(&self, outcome: Outcome) -> Refusal {
         let limiter =
             |violated: Violated| self.subjects[violated.limiter.min(self.subjects.len() - 1)].name.clone();
         match outcome {
-            Outcome::Full(retry_after, violated) => {
-                Refusal::QueueFull { limiter: limiter(violated), limit: violated.limit, retry_after }
+            Outcome::Full(Away { told, violated, .. }) => {
+                Refusal::QueueFull { limiter: limiter(violated), limit: violated.limit, retry_after: told }
             }
-            Outcome::TooFar(retry_after, violated) => {
-                Refusal::RateLimited { limiter: limiter(violated), limit: violated.limit, retry_after }
+            Outcome::TooFar(Away { told, violated, .. }) => {
+                Refusal::RateLimited { limiter: limiter(violated), limit: violated.limit, retry_after: told }
             }
             Outcome::Booked(_) => self.store_unavailable(),
         }
