@@ -11,7 +11,8 @@
 -- ARGV[7]      the calling replica, a number
 -- ARGV[8]      the longest wait for a place of what is exchanged
 -- ARGV[9]      by how much the caller has spread requests that it refused without asking
--- ARGV[10..]   for each limiter: its rules as text, the generation known to the caller;
+-- ARGV[10]     the channel on which room is announced that was given back; none if empty
+-- ARGV[11..]   for each limiter: its rules as text, the generation known to the caller;
 --              then holdings to give back, then to exchange: slot, cost, count;
 --              then runs: cost, wait_max, count
 -- Returns      { now, for each limiter: number, void_from, the number before, available of each rule;
@@ -26,7 +27,8 @@ local limiters = #KEYS - 1
 local now, lease, room = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local give_backs, exchanges, runs = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local replica, exchange_wait, told_more = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-local argument = 9
+local channel = ARGV[10]
+local argument = 10
 if now == 0 then
   local time = redis.call("TIME")
   now = time[1] * 1000000 + time[2]
@@ -295,6 +297,10 @@ store(
 local has_room = room_permits > 0 and room_at < last
 answer[#answer + 1] = has_room and room_at or 0
 answer[#answer + 1] = has_room and room_permits or 0
+if has_room and give_backs > 0 and channel ~= "" then
+  -- Replicas that hold later slots trade them for it. Who does not hear of it loses nothing but time.
+  redis.pcall("PUBLISH", channel, string.format("%s %.0f %.0f", KEYS[limiters + 1], room_at, room_permits))
+end
 
 answer[#answer + 1] = #exchanged / 2
 for index = 1, #exchanged do answer[#answer + 1] = exchanged[index] end

@@ -226,7 +226,9 @@ fn limiters(
         model::Store::Redis(settings) => {
             let store = Arc::new(RedisStore::new(settings, metrics.store())?);
             let (probed, end) = (store.clone(), end.clone());
+            let (listening, unheard) = (store.clone(), end.clone());
             tasks.spawn(async move { probed.probe(end).await });
+            tasks.spawn(async move { listening.listen(unheard).await });
             (store, settings.fleet_size)
         }
     };

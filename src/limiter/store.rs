@@ -5,9 +5,11 @@
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
+use tokio::sync::broadcast;
 
 use crate::clock::Micros;
 use crate::limiter::limit::{Limiter, LimiterName};
+use crate::limiter::order::Room;
 use crate::limiter::partition::Partition;
 use crate::limiter::reserve::{Answer, Call};
 use crate::limiter::rule::Rule;
@@ -74,6 +76,15 @@ pub enum StoreError {
     Malformed(&'static str),
 }
 
+/// News of a queue from whichever replica caused it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Announcement {
+    /// The queue, as a store's key names it.
+    pub queue: String,
+    /// Room that was given back before its last slot.
+    pub room: Room,
+}
+
 /// A place for limiter state.
 pub trait Store: Send + Sync + 'static {
     /// Carries out a call for the queue that takes all of `subjects` at once.
@@ -85,6 +96,11 @@ pub trait Store: Send + Sync + 'static {
 
     /// Reads what is left, and changes nothing.
     fn inspect<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>>;
+
+    /// What other replicas do, told without being asked; `None` where there are no others.
+    fn announcements(&self) -> Option<broadcast::Receiver<Announcement>> {
+        None
+    }
 
     /// For how long after its last answered call a caller may trust what it was told of changed limits.
     fn lease(&self) -> Micros;

@@ -17,3 +17,13 @@ pub(super) fn queue(prefix: &str, subjects: &[Subject]) -> String {
     let names: Vec<&str> = subjects.iter().map(|subject| subject.name.as_str()).collect();
     format!("{prefix}:{{{group}}}:v1:queue:{}", names.join("+"))
 }
+
+/// The name of a queue, from its key.
+pub(super) fn queue_name(key: &str) -> Option<&str> {
+    key.rsplit_once(":v1:queue:").map(|(_, name)| name)
+}
+
+/// The channel on which scripts tell the fleet what it need not ask for.
+pub(super) fn announcements(prefix: &str) -> String {
+    format!("{prefix}:v1:announcements")
+}

@@ -4,8 +4,10 @@
 //! - `script`: the Lua sources, called by their hash.
 //! - `keys`: every key's name, and why it looks so.
 //! - `pool`: connections, made and replaced.
+//! - `announcements`: what the fleet tells without being asked.
 //! - `health`: whether the store is worth asking.
 
+mod announcements;
 mod health;
 mod keys;
 mod pool;

@@ -39,6 +39,7 @@ pub enum RedisSetupError {
 
 /// Long-lived connections, made when they are first needed.
 pub(super) struct Connections {
+    client: Client,
     pool: Pool,
     kept: Vec<ArcSwapOption<Connection>>,
 }
@@ -68,7 +69,12 @@ impl Connections {
             .build()
             .map_err(|error| RedisSetupError::Address(error.to_string()))?;
         let kept = (0..size).map(|_| ArcSwapOption::empty()).collect();
-        Ok(Connections { pool, kept })
+        Ok(Connections { client, pool, kept })
+    }
+
+    /// What makes a connection that is not for calls.
+    pub(super) fn client(&self) -> Client {
+        self.client.clone()
     }
 
     /// The connection for calls of this owner: always the same one while it works.
@@ -97,7 +103,7 @@ impl Connections {
 }
 
 /// A connection takes several round trips, with TLS and AUTH; a call takes one.
-fn connect_timeout(call: Duration) -> Duration {
+pub(super) fn connect_timeout(call: Duration) -> Duration {
     call * 5
 }
 

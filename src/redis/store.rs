@@ -6,6 +6,7 @@ use std::time::Duration;
 use deadpool_redis::PoolError;
 use futures_util::future::{BoxFuture, FutureExt};
 use redis::{Cmd, Value};
+use tokio::sync::broadcast;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -15,10 +16,11 @@ use crate::limiter::book::Generation;
 use crate::limiter::order::Room;
 use crate::limiter::reserve::{Answer, Away, Call, Holding, Outcome, Violated};
 use crate::limiter::rule::Kind;
-use crate::limiter::store::{Inspection, Store, StoreError, Subject};
+use crate::limiter::store::{Announcement, Inspection, Store, StoreError, Subject};
+use crate::redis::announcements::Announcements;
 use crate::redis::health::{Health, PROBE_INTERVAL};
 use crate::redis::keys;
-use crate::redis::pool::{Connections, RedisSetupError};
+use crate::redis::pool::{Connections, RedisSetupError, connect_timeout};
 use crate::redis::script::Script;
 use crate::telemetry::{StoreMetrics, StoreOp, StoreResult};
 
@@ -31,6 +33,7 @@ const VIOLATED_LIMITS: u64 = 256;
 /// Limiter state in Redis.
 pub struct RedisStore {
     connections: Connections,
+    announcements: Announcements,
     health: Health,
     reserve: Script,
     inspect: Script,
@@ -47,8 +50,13 @@ impl RedisStore {
     /// # Errors
     /// If the address or a TLS file cannot be used.
     pub fn new(settings: &model::RedisStore, metrics: StoreMetrics) -> Result<RedisStore, RedisSetupError> {
+        let connections = Connections::new(settings)?;
+        let channel = keys::announcements(&settings.key_prefix);
+        let announcements =
+            Announcements::new(connections.client(), channel, connect_timeout(settings.timeout));
         Ok(RedisStore {
-            connections: Connections::new(settings)?,
+            connections,
+            announcements,
             health: Health::new(metrics.clone()),
             reserve: Script::reserve(),
             inspect: Script::inspect(),
@@ -57,6 +65,11 @@ impl RedisStore {
             timeout: settings.timeout,
             metrics,
         })
+    }
+
+    /// Hears what other replicas announce, until `shutdown`.
+    pub async fn listen(&self, shutdown: CancellationToken) {
+        self.announcements.listen(shutdown).await;
     }
 
     /// Looks once whether the store is there, then whenever the circuit is open, until it is found again.
@@ -159,7 +172,8 @@ impl Store for RedisStore {
     ) -> BoxFuture<'a, Result<Answer, StoreError>> {
         async move {
             let owner = subjects.first().map_or("", |subject| subject.name.as_str());
-            let command = command_for(&self.reserve, &self.prefix, Micros::ZERO, LEASE, subjects, call);
+            let place = Place { prefix: &self.prefix, channel: self.announcements.channel() };
+            let command = command_for(&self.reserve, place, Micros::ZERO, LEASE, subjects, call);
             let requests: u64 = call.runs.iter().map(|run| run.count).sum();
             self.metrics.batch_size(usize::try_from(requests).unwrap_or(usize::MAX));
             let value = self.call(StoreOp::Reserve, &self.reserve, owner, &command).await?;
@@ -184,6 +198,10 @@ impl Store for RedisStore {
         .boxed()
     }
 
+    fn announcements(&self) -> Option<broadcast::Receiver<Announcement>> {
+        Some(self.announcements.subscribe())
+    }
+
     fn lease(&self) -> Micros {
         LEASE
     }
@@ -193,21 +211,28 @@ impl Store for RedisStore {
     }
 }
 
+/// Where a call goes: the prefix of its keys, and the channel for what others should hear; none if empty.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    pub(super) prefix: &'a str,
+    pub(super) channel: &'a str,
+}
+
 /// The command for a call; `now` is zero for the server's own clock.
 pub(super) fn command_for(
     script: &Script,
-    prefix: &str,
+    place: Place<'_>,
     now: Micros,
     lease: Micros,
     subjects: &[Subject],
     call: &Call,
 ) -> Cmd {
-    let mut keys: Vec<String> = subjects.iter().map(|subject| keys::limiter(prefix, subject)).collect();
-    keys.push(keys::queue(prefix, subjects));
+    let mut keys: Vec<String> = subjects.iter().map(|subject| keys::limiter(place.prefix, subject)).collect();
+    keys.push(keys::queue(place.prefix, subjects));
     let mut command = script.command(&keys);
     command.arg(now.0).arg(lease.0).arg(call.room);
     command.arg(call.give_back.len()).arg(call.exchange.len()).arg(call.runs.len()).arg(call.replica);
-    command.arg(call.exchange_wait.0).arg(call.told.0);
+    command.arg(call.exchange_wait.0).arg(call.told.0).arg(place.channel);
     for (index, subject) in subjects.iter().enumerate() {
         command.arg(rules_text(subject)).arg(call.known.get(index).copied().unwrap_or_default());
     }

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use super::script::Script;
-use super::store::{command_for, decode_answer};
+use super::store::{Place, command_for, decode_answer};
 use crate::clock::Micros;
 use crate::limiter::book::Book;
 use crate::limiter::limit::LimiterName;
@@ -213,7 +213,14 @@ impl Model {
 fn both(model: &mut Model, connection: &mut redis::Connection, count: usize, call: &Call) -> Answer {
     let expected = model.reserve(count, call);
     let script = Script::reserve();
-    let command = command_for(&script, "model", model.now, LEASE, &model.subjects[..count], call);
+    let command = command_for(
+        &script,
+        Place { prefix: "model", channel: "" },
+        model.now,
+        LEASE,
+        &model.subjects[..count],
+        call,
+    );
     let value: redis::Value = command.query(connection).unwrap();
     let answer = decode_answer(&value, &model.subjects[..count], call).expect("a well-formed answer");
     assert_eq!(answer, expected, "{call:?}");
@@ -333,7 +340,14 @@ fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
         let mut slots = Vec::new();
         let mut slowest = Duration::ZERO;
         let mut ask = |subject: &Subject, now: u64, call: Call| {
-            let command = command_for(&script, "p", Micros(now), LEASE, std::slice::from_ref(subject), &call);
+            let command = command_for(
+                &script,
+                Place { prefix: "p", channel: "" },
+                Micros(now),
+                LEASE,
+                std::slice::from_ref(subject),
+                &call,
+            );
             let start = Instant::now();
             let value: redis::Value = command.query(&mut connection).unwrap();
             let took = start.elapsed();

@@ -1,0 +1,124 @@
+//! News from the fleet: a connection of its own that hears what scripts publish.
+//!
+//! An announcement only saves time: whoever misses one hears the same with its next answer. So a connection that breaks
+//! is made again in its own time, and a listener that falls behind skips.
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use redis::{Client, RedisError};
+use tokio::sync::broadcast;
+use tokio::time::{Instant, interval_at, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::Micros;
+use crate::limiter::order::Room;
+use crate::limiter::store::Announcement;
+use crate::redis::keys;
+
+/// Announcements that a listener may lag behind.
+const BACKLOG_MAX: usize = 1024;
+
+/// How often the connection is checked: a server that is gone without a word is noticed within two of these.
+const PING_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The pauses between two attempts to connect: the shortest, doubled up to the longest.
+const RETRY_MIN: Duration = Duration::from_millis(200);
+const RETRY_MAX: Duration = Duration::from_secs(5);
+
+/// Hears announcements and passes them on.
+pub(super) struct Announcements {
+    client: Client,
+    channel: String,
+    connect_timeout: Duration,
+    heard: broadcast::Sender<Announcement>,
+}
+
+impl Announcements {
+    pub(super) fn new(client: Client, channel: String, connect_timeout: Duration) -> Announcements {
+        Announcements { client, channel, connect_timeout, heard: broadcast::channel(BACKLOG_MAX).0 }
+    }
+
+    /// The channel that scripts publish to.
+    pub(super) fn channel(&self) -> &str {
+        &self.channel
+    }
+
+    /// Everything heard from now on.
+    pub(super) fn subscribe(&self) -> broadcast::Receiver<Announcement> {
+        self.heard.subscribe()
+    }
+
+    /// Listens until `shutdown`.
+    pub(super) async fn listen(&self, shutdown: CancellationToken) {
+        let mut retry = RETRY_MIN;
+        loop {
+            let started = Instant::now();
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                result = self.hear() => {
+                    if let Err(error) = result {
+                        tracing::debug!(%error, "announcements of the fleet are not heard");
+                    }
+                }
+            }
+            retry = if started.elapsed() > RETRY_MAX { RETRY_MIN } else { (retry * 2).min(RETRY_MAX) };
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = sleep(retry) => {}
+            }
+        }
+    }
+
+    /// Hears until the connection breaks.
+    async fn hear(&self) -> Result<(), RedisError> {
+        let connect = async {
+            let mut connection = self.client.get_async_pubsub().await?;
+            connection.subscribe(&self.channel).await?;
+            Ok::<_, RedisError>(connection)
+        };
+        let Ok(connection) = timeout(self.connect_timeout, connect).await else { return Ok(()) };
+        let (mut sink, mut messages) = connection?.split();
+        let mut pings = interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
+        loop {
+            tokio::select! {
+                message = messages.next() => {
+                    let Some(message) = message else { return Ok(()) };
+                    if let Some(announcement) = message.get_payload::<String>().ok().as_deref().and_then(decode) {
+                        // An error means that nobody listens.
+                        let _ = self.heard.send(announcement);
+                    }
+                }
+                _ = pings.tick() => {
+                    let Ok(answer) = timeout(PING_INTERVAL, sink.ping::<()>()).await else { return Ok(()) };
+                    answer?;
+                }
+            }
+        }
+    }
+}
+
+/// `KEY ROOM_AT PERMITS`, as `reserve.lua` publishes it.
+fn decode(text: &str) -> Option<Announcement> {
+    let mut words = text.rsplitn(3, ' ');
+    let permits = words.next()?.parse().ok()?;
+    let at = Micros(words.next()?.parse().ok()?);
+    let queue = keys::queue_name(words.next()?)?.to_owned();
+    Some(Announcement { queue, room: Room { at, permits } })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_script_publishes_is_understood() {
+        let heard = decode("weir:{a b}:v1:queue:x+y 1800000000000000 3").unwrap();
+        assert_eq!(heard.queue, "x+y");
+        assert_eq!(heard.room, Room { at: Micros(1_800_000_000_000_000), permits: 3 });
+        for other in ["", "weir:{a}:v1:queue:x", "weir:{a}:v1:queue:x 1", "weir:{a}:v1:queue:x 1 z", "x 1 2"]
+        {
+            assert_eq!(decode(other), None, "{other:?}");
+        }
+    }
+}
