@@ -271,9 +271,12 @@ end
 
 -- ---- store and answer ----
 
+-- The server drops keys by a clock that it reads once per command; a key that lives too long by a second harms nobody.
+local EXPIRY_MIN_MS = 1000
+
 local function store(key, was, text, expires)
   if expires > now then
-    redis.call("SET", key, text, "PX", math.ceil((expires - now) / 1000))
+    redis.call("SET", key, text, "PX", max(math.ceil((expires - now) / 1000), EXPIRY_MIN_MS))
   elseif was then
     redis.call("DEL", key)
   end
