@@ -43,6 +43,8 @@ pub mod refusal;
 pub mod registry;
 pub mod reserve;
 pub mod rule;
+#[cfg(test)]
+mod spreading;
 pub mod store;
 pub mod store_clock;
 #[cfg(test)]
