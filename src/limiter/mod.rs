@@ -28,6 +28,8 @@ pub mod algorithm;
 pub mod book;
 pub mod calendar;
 pub mod gate;
+#[cfg(test)]
+mod gates;
 mod inbox;
 #[cfg(test)]
 mod interleavings;
@@ -35,6 +37,8 @@ mod lane;
 pub mod limit;
 mod live;
 pub mod memory;
+#[cfg(test)]
+mod modes;
 #[cfg(test)]
 mod oracle;
 pub mod partition;
