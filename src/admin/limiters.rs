@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use http::StatusCode;
+use percent_encoding::percent_decode_str;
 use serde::Serialize;
 
 use super::response::{self, Response};
 use crate::limiter::limit::{Algorithm, LimiterName, OnStoreFailure};
-use crate::limiter::{LimiterState, Limiters};
+use crate::limiter::{LimiterState, Limiters, Partition};
 
 #[derive(Serialize)]
 struct Listing<'state> {
@@ -52,22 +53,30 @@ pub(super) async fn all(limiters: &Limiters) -> Response {
     response::document(&Listing { store_up: limiters.store_up(), limiters: views })
 }
 
-/// One limiter.
+/// One limiter, or one of its partitions: `partition=VALUE`, once for each part of its key.
 pub(super) async fn one(limiters: &Limiters, name: &str, query: Option<&str>) -> Response {
+    let partition = query.and_then(partition_of);
     let state = match LimiterName::parse(name) {
-        Some(name) => limiters.inspect_one(&name).await,
+        Some(name) => limiters.inspect_one(&name, partition).await,
         None => None,
     };
     let Some(state) = state else {
         return response::problem(StatusCode::NOT_FOUND, "there is no limiter of this name");
     };
-    if query.is_some_and(|query| query.split('&').any(|pair| pair.starts_with("partition="))) {
+    if partition.is_some() && state.limiter.partitioned.is_none() {
         return response::problem(
             StatusCode::BAD_REQUEST,
             "this limiter has no key, so it has no partitions",
         );
     }
     response::document(&LimiterView::of(&state))
+}
+
+fn partition_of(query: &str) -> Option<Partition> {
+    let pairs = query.split('&').filter_map(|pair| pair.strip_prefix("partition="));
+    let values: Vec<Vec<u8>> = pairs.map(|value| percent_decode_str(value).collect()).collect();
+    let parts = values.iter().map(|value| Some(value.as_slice()));
+    (!values.is_empty()).then(|| Partition::of(parts))
 }
 
 impl LimiterView<'_> {
@@ -151,6 +160,14 @@ mod tests {
             "refused": 2,
         });
         assert_eq!(json!(LimiterView::of(&state(Some(vec![860])))), expected);
+    }
+
+    #[test]
+    fn a_partition_is_named_by_the_parts_of_its_key() {
+        let of = |parts: &[&str]| Some(Partition::of(parts.iter().map(|part| Some(part.as_bytes()))));
+        assert_eq!(partition_of("partition=a%20b"), of(&["a b"]));
+        assert_eq!(partition_of("partition=a&other=c&partition=b"), of(&["a", "b"]));
+        assert_eq!(partition_of("other=c"), None);
     }
 
     #[test]

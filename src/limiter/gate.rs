@@ -2,20 +2,71 @@
 
 use std::sync::Arc;
 
+use arc_swap::ArcSwapOption;
+
+use crate::limiter::inbox::Kept;
 use crate::limiter::limit::{Limiter, LimiterName};
+use crate::limiter::live::{Live, Member};
 use crate::limiter::partition::Partition;
-use crate::limiter::queue::{Demand, Entered, Queue};
+use crate::limiter::permit::Permit;
+use crate::limiter::queue::{Answered, Demand, Entered, Shared};
+use crate::limiter::queues::Queues;
 use crate::limiter::refusal::Refusal;
+use crate::limiter::shadow::Shadows;
+
+/// Why limiters cannot be taken together.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum GateError {
+    /// There is no limiter of this name.
+    #[error("there is no limiter {0}")]
+    Unknown(LimiterName),
+    /// The state of one is shared by the fleet, that of the other is not: nothing can book both at once.
+    #[error("limiters {0} and {1} are of different scopes, so they cannot be taken together")]
+    Scopes(LimiterName, LimiterName),
+}
 
 /// The limiters of a route. Cheap to clone; to be made once per route, not per request.
 #[derive(Clone)]
 pub struct Gate {
-    queue: Queue,
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    queues: Arc<Queues>,
+    /// Each once, in the order of their names, so that routes which name the same ones share their queues; with the place
+    /// of its partition among those of a request.
+    limiters: Vec<(Arc<Live>, usize)>,
+    has_partitions: bool,
+    /// Of a gate without partitions: where its requests go, since the first of them came.
+    fixed: ArcSwapOption<Fixed>,
+}
+
+/// Where all requests of a gate go.
+struct Fixed {
+    /// The queue of the limiters that are enforced, if there are any.
+    queue: Option<Kept>,
+    /// Those that only count.
+    shadows: Option<Shadows>,
+}
+
+impl Fixed {
+    /// Whether every limiter still acts as it did.
+    fn holds(&self) -> bool {
+        let mut enforced = self.queue.iter().flat_map(|queue| queue.members.iter());
+        let mut shadows = self.shadows.iter().flat_map(Shadows::members);
+        enforced.all(|member| !member.live.is_shadow()) && shadows.all(|member| member.live.is_shadow())
+    }
 }
 
 impl Gate {
-    pub(super) fn new(queue: Queue) -> Gate {
-        Gate { queue }
+    /// `limiters` in the order in which their partitions will come.
+    pub(super) fn new(queues: Arc<Queues>, limiters: Vec<Arc<Live>>) -> Gate {
+        let mut limiters: Vec<_> = limiters.into_iter().zip(0..).collect();
+        limiters.sort_by_cached_key(|(live, place)| (live.limiter().name.clone(), *place));
+        limiters.dedup_by(|(second, _), (first, _)| Arc::ptr_eq(first, second));
+        let has_partitions = limiters.iter().any(|(live, _)| live.is_partitioned());
+        let fixed = ArcSwapOption::empty();
+        Gate { inner: Arc::new(Inner { queues, limiters, has_partitions, fixed }) }
     }
 
     /// Asks for a permit of every limiter. `partitions` are those of the limiters, in the order in which the gate names
@@ -23,12 +74,80 @@ impl Gate {
     ///
     /// # Errors
     /// The refusal, if the request may not pass within its wait.
-    pub async fn enter(&self, _partitions: &[Option<Partition>], demand: Demand) -> Result<Entered, Refusal> {
-        self.queue.enter(demand).await
+    pub async fn enter(&self, partitions: &[Option<Partition>], demand: Demand) -> Result<Entered, Refusal> {
+        let (entered, shadows) = self.submit(partitions, demand)?;
+        let Some(entered) = entered else {
+            return Ok(Entered::Granted(Permit::free(demand.cost, shadows)));
+        };
+        let mut entered = entered.await.unwrap_or_else(|_| Err(self.closed()))?;
+        match &mut entered {
+            Entered::Granted(permit) => permit.shadows = shadows,
+            Entered::Waiting(ticket) => ticket.shadows = shadows,
+        }
+        Ok(entered)
     }
 
     /// One of its limiters as configured now; `None` for a name that it does not have.
     pub fn limiter(&self, name: &LimiterName) -> Option<Arc<Limiter>> {
-        Some(self.queue.limiter()).filter(|limiter| limiter.name == *name)
+        let mut limiters = self.inner.limiters.iter().map(|(live, _)| live.limiter());
+        limiters.find(|limiter| limiter.name == *name).map(|limiter| Arc::clone(&limiter))
+    }
+}
+
+/// What a request hears of its queue, if it is in one, and who is told of it later.
+type Submitted = (Option<Answered>, Option<Shadows>);
+
+impl Gate {
+    fn submit(&self, partitions: &[Option<Partition>], demand: Demand) -> Result<Submitted, Refusal> {
+        loop {
+            let (queue, shadows) =
+                self.ways(partitions).inspect_err(|refusal| self.count_refused(refusal, demand))?;
+            let Some(queue) = queue else { return Ok((None, shadows)) };
+            if let Some(answered) = queue.submit(demand)? {
+                return Ok((Some(answered), shadows));
+            }
+            // It has ended meanwhile.
+            self.inner.fixed.store(None);
+        }
+    }
+
+    fn ways(
+        &self,
+        partitions: &[Option<Partition>],
+    ) -> Result<(Option<Arc<Shared>>, Option<Shadows>), Refusal> {
+        let Inner { queues, has_partitions, fixed, .. } = &*self.inner;
+        if let Some(fixed) = fixed.load().as_ref().filter(|fixed| fixed.holds()) {
+            return Ok((fixed.queue.as_ref().map(Kept::queue), fixed.shadows.clone()));
+        }
+        let (shadows, enforced): (Vec<Member>, Vec<Member>) =
+            self.members(partitions).partition(|member| member.live.is_shadow());
+        let shadows = Shadows::new(queues, &shadows);
+        if *has_partitions {
+            let queue = (!enforced.is_empty()).then(|| queues.find(&enforced));
+            return Ok((queue.transpose()?, shadows));
+        }
+        let kept = (!enforced.is_empty()).then(|| queues.keep(&enforced)).transpose()?;
+        let queue = kept.as_ref().map(Kept::queue);
+        fixed.store(Some(Arc::new(Fixed { queue: kept, shadows: shadows.clone() })));
+        Ok((queue, shadows))
+    }
+
+    fn members(&self, partitions: &[Option<Partition>]) -> impl Iterator<Item = Member> {
+        self.inner.limiters.iter().map(|(live, place)| {
+            // A missing value is a partition of its own.
+            let partition = || partitions.get(*place).copied().flatten().unwrap_or(Partition::of([]));
+            Member { live: live.clone(), partition: live.is_partitioned().then(partition) }
+        })
+    }
+
+    fn count_refused(&self, refusal: &Refusal, demand: Demand) {
+        let mut lives = self.inner.limiters.iter().map(|(live, _)| live);
+        if let Some(live) = lives.find(|live| live.limiter().name == *refusal.limiter()) {
+            live.count_refused(demand.cost.get());
+        }
+    }
+
+    fn closed(&self) -> Refusal {
+        Refusal::Closed { limiter: self.inner.limiters[0].0.limiter().name.clone() }
     }
 }

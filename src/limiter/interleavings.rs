@@ -11,7 +11,7 @@ use super::limit::{Limiter, Permits};
 use super::memory::MemoryStore;
 use super::reserve::{Answer, Call};
 use super::store::{Inspection, Store, StoreError, Subject};
-use super::{Demand, Entered, Limiters, Permit, Queue, Refusal, tests};
+use super::{Demand, Entered, Gate, Limiters, Permit, Refusal, tests};
 use crate::clock::{Clock, Micros};
 use crate::limiter::book::{Book, Returned};
 use crate::limiter::rule::{Kind, Rule};
@@ -72,29 +72,29 @@ fn limiter(rate: u64, per: Duration, timeout: Duration) -> Arc<Limiter> {
     Arc::new(limiter)
 }
 
-fn limiters(limiter: &Arc<Limiter>, delay: Duration) -> (Limiters, Queue, Arc<Far>) {
+fn limiters(limiter: &Arc<Limiter>, delay: Duration) -> (Limiters, Gate, Arc<Far>) {
     let clock = Clock::start();
     let store = Far::new(clock, delay);
     let limiters = Limiters::new(store.clone(), clock, 1, Metrics::new());
     limiters.apply(std::slice::from_ref(limiter));
-    let queue = limiters.queue(&limiter.name).unwrap();
-    (limiters, queue, store)
+    let gate = tests::gate(&limiters, &["api"]);
+    (limiters, gate, store)
 }
 
-async fn enter(queue: &Queue, cost: u64) -> Result<Entered, Refusal> {
-    queue.enter(Demand { cost: Permits::new(cost).unwrap(), wait_max: None }).await
+async fn enter(gate: &Gate, cost: u64) -> Result<Entered, Refusal> {
+    gate.enter(&[], Demand { cost: Permits::new(cost).unwrap(), wait_max: None }).await
 }
 
-async fn granted(queue: &Queue) -> Permit {
-    match enter(queue, 1).await {
+async fn granted(gate: &Gate) -> Permit {
+    match enter(gate, 1).await {
         Ok(Entered::Granted(permit)) => permit,
         Ok(Entered::Waiting(_)) => panic!("it waits"),
         Err(refusal) => panic!("{refusal}"),
     }
 }
 
-async fn pass(queue: Queue, cost: u64) -> Result<Instant, Refusal> {
-    let permit = match enter(&queue, cost).await? {
+async fn pass(gate: Gate, cost: u64) -> Result<Instant, Refusal> {
+    let permit = match enter(&gate, cost).await? {
         Entered::Granted(permit) => permit,
         Entered::Waiting(ticket) => ticket.turn().await?,
     };
@@ -104,31 +104,31 @@ async fn pass(queue: Queue, cost: u64) -> Result<Instant, Refusal> {
 
 #[tokio::test(start_paused = true)]
 async fn who_leaves_while_the_store_is_away_stops_nobody() {
-    let (_limiters, queue, store) = limiters(&limiter(2, SECOND, 10 * SECOND), Duration::ZERO);
-    granted(&queue).await.commit();
-    granted(&queue).await.commit();
-    let Ok(Entered::Waiting(leaves)) = enter(&queue, 1).await else { panic!() };
+    let (_limiters, gate, store) = limiters(&limiter(2, SECOND, 10 * SECOND), Duration::ZERO);
+    granted(&gate).await.commit();
+    granted(&gate).await.commit();
+    let Ok(Entered::Waiting(leaves)) = enter(&gate, 1).await else { panic!() };
     store.away.store(true, Ordering::Relaxed);
     drop(leaves);
-    let next = timeout(5 * SECOND, pass(queue.clone(), 1)).await;
+    let next = timeout(5 * SECOND, pass(gate.clone(), 1)).await;
     next.expect("the worker does not answer any more").unwrap();
     store.away.store(false, Ordering::Relaxed);
     sleep(2 * SECOND).await;
-    granted(&queue).await.commit();
+    granted(&gate).await.commit();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_refused_cost_takes_no_room_from_a_smaller_one_in_the_same_call() {
-    let (_limiters, queue, _) = limiters(&limiter(10, SECOND, Duration::ZERO), SECOND / 200);
+    let (_limiters, gate, _) = limiters(&limiter(10, SECOND, Duration::ZERO), SECOND / 200);
     for _ in 0..5 {
-        granted(&queue).await.commit();
+        granted(&gate).await.commit();
     }
     // A call is under way; these two share the next one.
-    let first = tokio::spawn(pass(queue.clone(), 1));
+    let first = tokio::spawn(pass(gate.clone(), 1));
     tokio::task::yield_now().await;
-    let large = tokio::spawn(pass(queue.clone(), 8));
+    let large = tokio::spawn(pass(gate.clone(), 8));
     tokio::task::yield_now().await;
-    let small = tokio::spawn(pass(queue.clone(), 1));
+    let small = tokio::spawn(pass(gate.clone(), 1));
     first.await.unwrap().unwrap();
     assert!(matches!(large.await.unwrap(), Err(Refusal::RateLimited { .. })));
     small.await.unwrap().expect("four permits are left");
@@ -136,8 +136,8 @@ async fn a_refused_cost_takes_no_room_from_a_smaller_one_in_the_same_call() {
 
 #[tokio::test(start_paused = true)]
 async fn a_late_permit_is_refused_when_the_limiter_closes() {
-    let (limiters, queue, _) = limiters(&limiter(1, SECOND, 10 * SECOND), Duration::ZERO);
-    let mut permit = granted(&queue).await;
+    let (limiters, gate, _) = limiters(&limiter(1, SECOND, 10 * SECOND), Duration::ZERO);
+    let mut permit = granted(&gate).await;
     sleep(SECOND / 2).await;
     limiters.close().await;
     let confirmed = timeout(60 * SECOND, permit.confirm()).await.expect("nobody answers");
@@ -151,11 +151,11 @@ async fn closing_gives_every_slot_back() {
     let limiter = limiter(100, SECOND, 600 * SECOND);
     let closes = Limiters::new(store.clone(), clock, 1, Metrics::new());
     closes.apply(std::slice::from_ref(&limiter));
-    let queue = closes.queue(&limiter.name).unwrap();
+    let gate = tests::gate(&closes, &["api"]);
     let mut waiting = Vec::new();
     // Spread, so that the slots differ.
     for index in 0..3000 {
-        waiting.push(tokio::spawn(pass(queue.clone(), 1)));
+        waiting.push(tokio::spawn(pass(gate.clone(), 1)));
         if index < 100 {
             sleep(SECOND / 1000).await;
         }
@@ -175,8 +175,8 @@ async fn a_second_change_while_slots_are_being_moved_forgets_nobody() {
     let slow = |rate| {
         Arc::new(Limiter { guard: SECOND / 4, ..Limiter::clone(&limiter(rate, SECOND, 600 * SECOND)) })
     };
-    let (limiters, queue, _) = limiters(&slow(1000), 120 * SECOND / 1000);
-    let tasks: Vec<_> = (0..5000).map(|_| tokio::spawn(pass(queue.clone(), 1))).collect();
+    let (limiters, gate, _) = limiters(&slow(1000), 120 * SECOND / 1000);
+    let tasks: Vec<_> = (0..5000).map(|_| tokio::spawn(pass(gate.clone(), 1))).collect();
     sleep(SECOND).await;
     limiters.apply(&[slow(900)]);
     sleep(SECOND / 3).await;
@@ -188,8 +188,8 @@ async fn a_second_change_while_slots_are_being_moved_forgets_nobody() {
 
 #[tokio::test(start_paused = true)]
 async fn who_costs_more_than_a_changed_limit_is_refused() {
-    let (limiters, queue, _) = limiters(&limiter(10, SECOND, 60 * SECOND), Duration::ZERO);
-    let tasks: Vec<_> = (0..8).map(|_| tokio::spawn(pass(queue.clone(), 5))).collect();
+    let (limiters, gate, _) = limiters(&limiter(10, SECOND, 60 * SECOND), Duration::ZERO);
+    let tasks: Vec<_> = (0..8).map(|_| tokio::spawn(pass(gate.clone(), 5))).collect();
     sleep(SECOND / 2).await;
     limiters.apply(&[limiter(3, SECOND, 60 * SECOND)]);
     let changed = Instant::now();
@@ -203,10 +203,10 @@ async fn who_costs_more_than_a_changed_limit_is_refused() {
 
 #[tokio::test(start_paused = true)]
 async fn late_permits_keep_their_order() {
-    let (_limiters, queue, _) = limiters(&limiter(5, SECOND, 60 * SECOND), Duration::ZERO);
+    let (_limiters, gate, _) = limiters(&limiter(5, SECOND, 60 * SECOND), Duration::ZERO);
     let mut permits = Vec::new();
     for _ in 0..5 {
-        permits.push(granted(&queue).await);
+        permits.push(granted(&gate).await);
     }
     sleep(SECOND / 2).await;
     let confirmed = Arc::new(std::sync::Mutex::new(Vec::new()));

@@ -228,6 +228,11 @@ impl Limiter {
         (shortest / 100).clamp(GUARD_MIN, GUARD_MAX)
     }
 
+    /// Whether it stands outside all-or-nothing, and only counts.
+    pub fn is_shadow(&self) -> bool {
+        self.mode == Mode::Shadow
+    }
+
     /// The largest cost that every window can hold.
     pub fn cost_max(&self) -> Permits {
         self.limits.iter().map(Limit::cost_max).min().unwrap_or(Permits::ONE)

@@ -1,6 +1,9 @@
 //! The memory store: limiter state in this process, on this process's clock.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::binary_heap::PeekMut;
+use std::collections::{BinaryHeap, HashMap};
+use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::{BoxFuture, FutureExt, ready};
@@ -9,15 +12,22 @@ use crate::clock::{Clock, Micros};
 use crate::limiter::book::Book;
 use crate::limiter::limit::LimiterName;
 use crate::limiter::order::QueueOrder;
+use crate::limiter::partition::Partition;
 use crate::limiter::reserve::{Answer, Call, reserve};
-use crate::limiter::rule::Kind;
+use crate::limiter::rule::{Kind, Rule};
 use crate::limiter::store::{Inspection, Store, StoreError, Subject};
 
 /// Callers share the process, so they hear of changed limits within one heartbeat.
 const LEASE: Micros = Micros::from_millis(100);
 
-/// How often what has expired is looked for: after this many calls.
-const SWEEP_CALLS: u32 = 1024;
+/// How many states whose time is over are looked at in a call: more than a call can make.
+const SWEEP_MAX: usize = 8;
+
+/// The fewest places for which it is worth while to make a map smaller.
+const SHRINK_MIN: usize = 1024;
+
+/// Whose state it is.
+type StateKey = (LimiterName, Option<Partition>);
 
 /// Limiter state in memory.
 #[derive(Debug)]
@@ -28,9 +38,8 @@ pub struct MemoryStore {
 
 #[derive(Default, Debug)]
 struct State {
-    books: HashMap<LimiterName, Book>,
-    queues: HashMap<Vec<LimiterName>, QueueOrder>,
-    calls: u32,
+    books: Expiring<StateKey, Book>,
+    queues: Expiring<Vec<StateKey>, QueueOrder>,
 }
 
 impl MemoryStore {
@@ -45,47 +54,124 @@ impl MemoryStore {
         state.reserve(now, subjects, call)
     }
 
-    /// Books permits that are used elsewhere, each number at its instant, for the limiter to count with.
-    pub fn charge_at(&self, now: Micros, subject: &Subject, permits: &[(Micros, u64)], replica: u64) {
+    /// Books permits that are used elsewhere, for the limiter to count with: as many at the instant of `used` as are
+    /// missing for so many to be in use, and each number of `booked` at its instant.
+    pub fn charge_at(
+        &self,
+        now: Micros,
+        subject: &Subject,
+        used: (Micros, u64),
+        booked: &[(Micros, u64)],
+        replica: u64,
+    ) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let book = state.books.entry(subject.name.clone()).or_default();
+        let mut book = state.books.take(&key(subject)).unwrap_or_default();
         book.open(now, &subject.rules, LEASE, replica);
-        for (at, permits) in permits {
-            book.charge(*at, *permits);
-        }
+        let available = book.available(now, &subject.rules);
+        let rates = subject.rules.iter().map(Rule::holds);
+        let known = rates.zip(available).map(|(rate, left)| rate.saturating_sub(left)).max();
+        let missing = used.1.saturating_sub(known.unwrap_or_default());
+        let mut charges: Vec<_> = [(used.0, missing)].into_iter().chain(booked.iter().copied()).collect();
+        charges.retain(|(_, permits)| *permits > 0);
+        charges.sort_unstable();
+        charges.into_iter().for_each(|(at, permits)| book.charge(at, permits));
+        let expires = book.expires();
+        state.books.put(key(subject), book, expires);
+    }
+
+    /// The number of limiters and partitions of which something is kept.
+    pub fn len(&self) -> usize {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).books.states.len()
+    }
+
+    /// Whether nothing is kept.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     fn inspect_at(&self, now: Micros, subject: &Subject) -> Inspection {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let book = state.books.get(&subject.name).cloned().unwrap_or_default();
+        let book = state.books.states.get(&key(subject)).cloned().unwrap_or_default();
         let last = book.calendar().last().unwrap_or_default();
         Inspection { now, last, available: book.available(now, &subject.rules) }
     }
 }
 
+fn key(subject: &Subject) -> StateKey {
+    (subject.name.clone(), subject.partition)
+}
+
 impl State {
     fn reserve(&mut self, now: Micros, subjects: &[Subject], call: &Call) -> Answer {
-        let queue: Vec<LimiterName> = subjects.iter().map(|subject| subject.name.clone()).collect();
-        let mut order = self.queues.remove(&queue).unwrap_or_default();
-        let mut taken: Vec<Book> =
-            queue.iter().map(|name| self.books.remove(name).unwrap_or_default()).collect();
+        self.books.sweep(now, Book::expires);
+        self.queues.sweep(now, QueueOrder::expires);
+        let queue: Vec<StateKey> = subjects.iter().map(key).collect();
+        let mut order = self.queues.take(&queue).unwrap_or_default();
+        let mut taken: Vec<Book> = queue.iter().map(|key| self.books.take(key).unwrap_or_default()).collect();
         let mut books: Vec<_> =
             taken.iter_mut().zip(subjects).map(|(book, subject)| (book, subject.rules.clone())).collect();
         let answer = reserve(now, LEASE, &mut books, &mut order, call);
-        let kept = queue.iter().cloned().zip(taken).filter(|(_, book)| book.expires() > now);
-        self.books.extend(kept);
-        if order.expires() > now {
-            self.queues.insert(queue, order);
+        for (key, book) in queue.iter().zip(taken) {
+            let expires = book.expires();
+            if expires > now {
+                self.books.put(key.clone(), book, expires);
+            }
         }
-        self.sweep(now);
+        if order.expires() > now {
+            self.queues.put(queue, order, order.expires());
+        }
         answer
     }
+}
 
-    fn sweep(&mut self, now: Micros) {
-        self.calls = (self.calls + 1) % SWEEP_CALLS;
-        if self.calls == 0 {
-            self.books.retain(|_, book| book.expires() > now);
-            self.queues.retain(|_, order| order.expires() > now);
+/// States that are forgotten when they have expired, without a look at all the others.
+#[derive(Debug)]
+struct Expiring<K, S> {
+    states: HashMap<K, S>,
+    /// When to look at each of them; one that has lived on is looked at again when it expires then.
+    due: BinaryHeap<Reverse<(Micros, K)>>,
+}
+
+impl<K, S> Default for Expiring<K, S>
+where
+    K: Ord,
+{
+    fn default() -> Expiring<K, S> {
+        Expiring { states: HashMap::new(), due: BinaryHeap::new() }
+    }
+}
+
+impl<K: Clone + Ord + Hash, S: Default> Expiring<K, S> {
+    /// Takes a state out, to be put back.
+    fn take(&mut self, key: &K) -> Option<S> {
+        self.states.get_mut(key).map(std::mem::take)
+    }
+
+    fn put(&mut self, key: K, state: S, expires: Micros) {
+        match self.states.get_mut(&key) {
+            Some(place) => *place = state,
+            None => {
+                self.due.push(Reverse((expires, key.clone())));
+                self.states.insert(key, state);
+            }
+        }
+    }
+
+    /// Forgets some of those whose time is over.
+    fn sweep(&mut self, now: Micros, expires: impl Fn(&S) -> Micros) {
+        for _ in 0..SWEEP_MAX {
+            let Some(mut first) = self.due.peek_mut().filter(|first| first.0.0 <= now) else { break };
+            match self.states.get(&first.0.1).map(&expires).filter(|expires| *expires > now) {
+                Some(expires) => first.0.0 = expires,
+                None => {
+                    let Reverse((_, key)) = PeekMut::pop(first);
+                    self.states.remove(&key);
+                }
+            }
+        }
+        if self.states.capacity() > SHRINK_MIN && self.states.len() < self.states.capacity() / 8 {
+            self.states.shrink_to(self.states.len() * 2);
+            self.due.shrink_to(self.states.len() * 2);
         }
     }
 }
@@ -109,6 +195,10 @@ impl Store for MemoryStore {
 
     fn is_up(&self) -> bool {
         true
+    }
+
+    fn may_fail(&self) -> bool {
+        false
     }
 }
 

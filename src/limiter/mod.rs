@@ -19,7 +19,9 @@
 //! Those who wait:
 //! - [`gate`]: the limiters of a route, taken together.
 //! - [`registry`]: all limiters of this process, over reloads.
-//! - [`queue`]: the way in, and a place in it.
+//! - `live`: one limiter in use; `queues`: all queues of this process, which come and go.
+//! - [`queue`]: the way in, and a place in it; `inbox`: what its worker has not seen yet.
+//! - `shadow`: limiters that only count.
 //! - `worker`: the task that owns a queue; `lane`: its requests of one cost, and their slots.
 //! - [`permit`]: the right to send, which settles itself.
 //! - [`refusal`]: why not, and when.
@@ -29,20 +31,28 @@ pub mod book;
 pub mod calendar;
 pub mod gate;
 #[cfg(test)]
+mod gates;
+mod inbox;
+#[cfg(test)]
 mod interleavings;
 mod lane;
 pub mod limit;
+mod live;
 pub mod memory;
+#[cfg(test)]
+mod modes;
 #[cfg(test)]
 mod oracle;
 pub mod order;
 pub mod partition;
 pub mod permit;
 pub mod queue;
+mod queues;
 pub mod refusal;
 pub mod registry;
 pub mod reserve;
 pub mod rule;
+mod shadow;
 #[cfg(test)]
 mod spreading;
 pub mod store;
@@ -52,9 +62,9 @@ mod tests;
 pub mod windows;
 mod worker;
 
-pub use gate::Gate;
+pub use gate::{Gate, GateError};
 pub use partition::Partition;
 pub use permit::Permit;
-pub use queue::{Demand, Entered, Queue, Ticket};
+pub use queue::{Demand, Entered, Ticket};
 pub use refusal::Refusal;
 pub use registry::{LimiterState, Limiters};

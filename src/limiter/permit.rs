@@ -12,6 +12,7 @@ use crate::limiter::lane::LATE_MAX;
 use crate::limiter::limit::Permits;
 use crate::limiter::queue::Shared;
 use crate::limiter::refusal::Refusal;
+use crate::limiter::shadow::Shadows;
 use crate::limiter::store_clock::StoreClock;
 
 /// Where a slot was booked.
@@ -83,15 +84,22 @@ pub(super) type Turn = oneshot::Sender<Result<Permit, Refusal>>;
 /// good, else to the fleet.
 #[must_use = "a permit that is dropped is given back"]
 pub struct Permit {
+    /// `None` where every limiter only counts.
+    held: Option<Held>,
+    cost: Permits,
+    waited: Duration,
+    /// Those that only count, and are told when the permit is used.
+    pub(super) shadows: Option<Shadows>,
+}
+
+/// A slot in the hands of a request.
+struct Held {
     shared: Arc<Shared>,
+    /// `None` while another is awaited in its place.
     slot: Option<Slot>,
     clock: StoreClock,
     cost: Permits,
-    arrived: Instant,
-    deadline: Instant,
-    waited: Duration,
-    /// How often that has happened to its request that a slot came too late.
-    late: u8,
+    whose: Whose,
     /// When it was last found good: right before the request's head was written.
     confirmed: Option<Instant>,
 }
@@ -115,8 +123,14 @@ impl Permit {
         whose: Whose,
     ) -> Permit {
         shared.permit_out();
-        let Whose { arrived, deadline, waited, late } = whose;
-        Permit { shared, slot: Some(slot), clock, cost, arrived, deadline, waited, late, confirmed: None }
+        let waited = whose.waited;
+        let held = Held { shared, slot: Some(slot), clock, cost, whose, confirmed: None };
+        Permit { held: Some(held), cost, waited, shadows: None }
+    }
+
+    /// A permit that nobody had to book.
+    pub(super) fn free(cost: Permits, shadows: Option<Shadows>) -> Permit {
+        Permit { held: None, cost, waited: Duration::ZERO, shadows }
     }
 
     /// Makes sure, right before the request's head is written, that the permit is still good.
@@ -127,38 +141,26 @@ impl Permit {
     /// # Errors
     /// A refusal where no other slot lies within the request's wait.
     pub async fn confirm(&mut self) -> Result<(), Refusal> {
-        let guard = Micros::from(self.shared.limiter.load().guard);
-        loop {
-            let now = Instant::now();
-            self.confirmed = Some(now);
-            let is_late = |slot: &Slot| slot.is_late(&self.clock, now, guard);
-            let Some(slot) = self.slot.filter(|slot| self.late < LATE_MAX && is_late(slot)) else {
-                return Ok(());
-            };
-            self.slot = None;
-            self.shared.permit_in();
-            let (turn, next) = oneshot::channel();
-            let Permit { cost, arrived, deadline, .. } = *self;
-            let late = self.late + 1;
-            self.shared.hand_back(Returned::Late(LatePermit { slot, cost, arrived, deadline, late, turn }));
-            *self = next.await.unwrap_or_else(|_| Err(self.shared.closed()))?;
+        while let Some(held) = &mut self.held
+            && let Some(next) = held.exchange_if_late()
+        {
+            let permit = next.await.unwrap_or_else(|_| Err(held.shared.closed()))?;
+            (self.held, self.waited) = (permit.held, permit.waited);
         }
+        Ok(())
     }
 
     /// The request is going upstream: the permit is spent.
     pub fn commit(mut self) {
-        let Some(slot) = self.slot.take() else { return };
-        self.shared.permit_in();
-        let cost = self.cost.get();
-        let metrics = self.shared.metrics();
-        match slot.source {
-            Source::Store => metrics.granted(cost),
-            Source::Local => metrics.local(cost),
-            Source::Unlimited => metrics.allowed(cost),
+        if let Some(Held { shared, slot, clock, cost, confirmed, .. }) = &mut self.held {
+            let Some(slot) = slot.take() else { return };
+            shared.count_used(slot.source, *cost);
+            shared.count_late(slot.lateness(clock, confirmed.unwrap_or_else(Instant::now)));
+            shared.permit_in();
         }
-        let used = self.confirmed.unwrap_or_else(Instant::now);
-        metrics.lateness(slot.lateness(&self.clock, used).to_duration());
-        self.shared.count_granted(cost);
+        if let Some(shadows) = &self.shadows {
+            shadows.charge(self.cost);
+        }
     }
 
     /// How long the request waited for its slot; zero if it was granted at once.
@@ -167,12 +169,29 @@ impl Permit {
     }
 }
 
-impl Drop for Permit {
+impl Held {
+    /// Gives the slot away for another one if it is too late, and returns where that comes.
+    fn exchange_if_late(&mut self) -> Option<oneshot::Receiver<Result<Permit, Refusal>>> {
+        let now = Instant::now();
+        self.confirmed = Some(now);
+        let Whose { arrived, deadline, late, .. } = self.whose;
+        let is_late = |slot: &Slot| slot.is_late(&self.clock, now, self.shared.guard());
+        let slot = self.slot.filter(|slot| late < LATE_MAX && is_late(slot))?;
+        self.slot = None;
+        let (turn, next) = oneshot::channel();
+        let returned = LatePermit { slot, cost: self.cost, arrived, deadline, late: late + 1, turn };
+        self.shared.hand_back(Returned::Late(returned));
+        self.shared.permit_in();
+        Some(next)
+    }
+}
+
+impl Drop for Held {
     fn drop(&mut self) {
         if let Some(slot) = self.slot.take() {
-            self.shared.metrics().cancelled(self.cost.get());
-            self.shared.permit_in();
+            self.shared.count_cancelled(self.cost);
             self.shared.hand_back(Returned::Unused { slot, cost: self.cost });
+            self.shared.permit_in();
         }
     }
 }

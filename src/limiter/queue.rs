@@ -1,24 +1,23 @@
-//! The requests that wait for the same limiters: the way in, and a place in it.
+//! The requests that wait for the same limiters and partitions: the way in, and a place among them.
 //!
-//! A [`Queue`] is a handle; its [worker](super::worker) owns the state. Leaving is a drop, and the worker hears of it.
+//! A queue is what is here, shared by those who enter, their permits and its [worker](super::worker), which owns the
+//! rest. Leaving is a drop, and the worker hears of it.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::clock::Micros;
-use crate::limiter::limit::{Limiter, Permits};
-use crate::limiter::permit::{Permit, Returned};
+use crate::limiter::inbox::{Inbox, Kept, News, Unsent};
+use crate::limiter::limit::{LimiterName, OnStoreFailure, Permits};
+use crate::limiter::live::{Live, Member};
+use crate::limiter::permit::{Permit, Returned, Source};
 use crate::limiter::refusal::Refusal;
-use crate::telemetry::LimiterMetrics;
-
-/// Requests that may lie between [`Queue::enter`] and the worker while a call to the store is under way: what a
-/// replica takes in during a store's whole deadline at 100 000 requests a second.
-pub(super) const INTAKE_MAX: usize = 16_384;
+use crate::limiter::shadow::Shadows;
 
 /// Permits that may be out at once: those that are being sent. More would only wait for the processor, and come later
 /// than their guard; in the queue they keep their order, and what is late there is booked anew in one call.
@@ -44,99 +43,190 @@ pub enum Entered {
     Waiting(Ticket),
 }
 
+/// Where a request hears whether it was let in.
+pub(super) type Answered = oneshot::Receiver<Result<Entered, Refusal>>;
+
 /// A request on its way to the worker.
 pub(super) struct Arrival {
     pub(super) cost: Permits,
     pub(super) arrived: Instant,
     pub(super) deadline: Instant,
-    pub(super) entry: oneshot::Sender<Result<Entered, Refusal>>,
+    pub(super) asker: Asker,
 }
 
-/// What a queue's handles, its permits and its worker share.
+/// Who hears what becomes of an arrival.
+pub(super) enum Asker {
+    /// A request.
+    Request(oneshot::Sender<Result<Entered, Refusal>>),
+    /// Nobody: it is booked and counted as if.
+    Shadow,
+}
+
+/// What a queue's askers, its permits and its worker share.
 pub(super) struct Shared {
-    /// The limiter as configured now.
-    pub(super) limiter: ArcSwap<Limiter>,
-    metrics: ArcSwap<LimiterMetrics>,
-    /// Bounded by the permits and tickets that are out; `None` when the worker has ended.
-    returned: Mutex<Option<Vec<Returned>>>,
-    /// Whether a waiting request has left since the worker last looked.
-    left: AtomicBool,
-    /// Whether the limiter has changed since the worker last looked.
-    changed: AtomicBool,
+    /// Whose permits are taken together, in the order of their names. At least one, and each once.
+    pub(super) members: Arc<[Member]>,
+    inbox: Mutex<Inbox>,
     wake: Notify,
     waiting: AtomicU32,
     /// Permits handed out and neither used nor given back.
     out: AtomicU32,
-    granted: AtomicU64,
-    refused: AtomicU64,
 }
 
 impl Shared {
-    pub(super) fn new(limiter: Arc<Limiter>, metrics: LimiterMetrics) -> Shared {
+    pub(super) fn new(members: Arc<[Member]>) -> Shared {
         Shared {
-            limiter: ArcSwap::new(limiter),
-            metrics: ArcSwap::from_pointee(metrics),
-            returned: Mutex::new(Some(Vec::new())),
-            left: AtomicBool::new(false),
-            changed: AtomicBool::new(false),
+            members,
+            inbox: Mutex::default(),
             wake: Notify::new(),
             waiting: AtomicU32::new(0),
             out: AtomicU32::new(0),
-            granted: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
         }
     }
 
-    pub(super) fn metrics(&self) -> arc_swap::Guard<Arc<LimiterMetrics>> {
-        self.metrics.load()
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a changed limiter in force from the worker's next call on.
-    pub(super) fn change(&self, limiter: Arc<Limiter>, metrics: LimiterMetrics) {
-        self.limiter.store(limiter);
-        self.metrics.store(Arc::new(metrics));
-        self.changed.store(true, Ordering::Release);
-        self.wake.notify_one();
+    fn lives(&self) -> impl Iterator<Item = &Live> {
+        self.members.iter().map(|member| &*member.live)
+    }
+
+    /// The name by which it goes where one must do.
+    pub(super) fn name(&self) -> LimiterName {
+        self.members[0].live.limiter().name.clone()
+    }
+
+    /// The shortest guard: a slot must be good by every limiter.
+    pub(super) fn guard(&self) -> Micros {
+        self.lives().map(|live| Micros::from(live.limiter().guard)).min().unwrap_or_default()
+    }
+
+    /// How long a request may wait: as long as every limiter lets it.
+    fn wait_max(&self) -> Duration {
+        let wait = |live: &Live| live.limiter().queue.as_ref().map_or(Duration::ZERO, |queue| queue.timeout);
+        self.lives().map(wait).min().unwrap_or_default()
+    }
+
+    /// How many may wait.
+    pub(super) fn max_waiting(&self) -> u32 {
+        let max = |live: &Live| live.limiter().queue.as_ref().map_or(0, |queue| queue.max_waiting);
+        self.lives().map(max).min().unwrap_or_default()
+    }
+
+    /// The largest cost that every limiter can ever hold.
+    pub(super) fn cost_max(&self) -> Permits {
+        self.lives().map(|live| live.limiter().cost_max()).min().unwrap_or(Permits::ONE)
+    }
+
+    /// What is told to whoever costs more than that.
+    pub(super) fn too_costly(&self) -> Refusal {
+        let cost_max = self.cost_max();
+        let limiter = self.lives().find(|live| live.limiter().cost_max() == cost_max);
+        let limiter = limiter.map_or_else(|| self.name(), |live| live.limiter().name.clone());
+        Refusal::CostExceedsLimit { limiter, cost_max }
+    }
+
+    /// The members of a policy for the time without a store, by their places.
+    pub(super) fn with_policy(&self, policy: OnStoreFailure) -> impl Iterator<Item = usize> {
+        let places = self.lives().enumerate();
+        places.filter(move |(_, live)| live.limiter().on_store_failure == policy).map(|(place, _)| place)
+    }
+
+    /// Puts a request into the queue; what becomes of it is received. `None` if the queue has ended: there is a new one.
+    pub(super) fn submit(&self, demand: Demand) -> Result<Option<Answered>, Refusal> {
+        let (sender, entered) = oneshot::channel();
+        let is_in = self.push(demand, Asker::Request(sender))?;
+        Ok(is_in.then_some(entered))
+    }
+
+    /// Puts something in, to be answered or only counted. Returns false if the queue has ended.
+    pub(super) fn push(&self, demand: Demand, asker: Asker) -> Result<bool, Refusal> {
+        let Demand { cost, wait_max } = demand;
+        let is_shadow = matches!(asker, Asker::Shadow);
+        let refused = |refusal| {
+            self.count_refused(&refusal, cost, is_shadow);
+            Err(refusal)
+        };
+        if cost > self.cost_max() {
+            return refused(self.too_costly());
+        }
+        let wait = self.wait_max().min(wait_max.unwrap_or(Duration::MAX));
+        let arrived = Instant::now();
+        let sent = self.inbox().push(Arrival { cost, arrived, deadline: arrived + wait, asker });
+        match sent {
+            Ok(()) => {
+                self.wake.notify_one();
+                Ok(true)
+            }
+            Err(Unsent::Ended) => Ok(false),
+            Err(Unsent::Full) => {
+                let limiter = self.name();
+                refused(Refusal::QueueFull { limiter, limit: 0, retry_after: INTAKE_RETRY })
+            }
+        }
     }
 
     /// Hands something to the worker. If that has ended, it is dropped, and whoever waits for an answer hears of it.
     pub(super) fn hand_back(&self, returned: Returned) {
-        if let Some(waiting) = &mut *self.returned.lock().unwrap_or_else(PoisonError::into_inner) {
-            waiting.push(returned);
-        }
+        self.inbox().hand_back(returned);
         self.wake.notify_one();
     }
 
-    pub(super) fn take_returned(&self) -> Vec<Returned> {
-        let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
-        returned.as_mut().map(std::mem::take).unwrap_or_default()
+    /// Tells the worker that a limiter has changed.
+    pub(super) fn tell_changed(&self) {
+        self.inbox().changed = true;
+        self.wake.notify_one();
     }
 
-    /// Takes what was handed back, and nothing any more from now on: the worker ends.
-    pub(super) fn end(&self) -> Vec<Returned> {
-        self.returned.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default()
+    /// Tells the worker to refuse everybody and to end.
+    pub(super) fn tell_closing(&self) {
+        self.inbox().closing = true;
+        self.wake.notify_one();
     }
 
-    pub(super) fn take_left(&self) -> bool {
-        self.left.swap(false, Ordering::AcqRel)
+    /// Holds the queue, so that its worker stays while it has nothing to do. `None` if it has ended.
+    pub(super) fn keep(self: &Arc<Shared>) -> Option<Kept> {
+        self.inbox().keep().then(|| Kept::new(self.clone()))
     }
 
-    pub(super) fn take_changed(&self) -> bool {
-        self.changed.swap(false, Ordering::AcqRel)
+    pub(super) fn unkeep(&self) {
+        self.inbox().kept -= 1;
+        self.wake.notify_one();
     }
 
-    /// Ends when something of the above has happened.
+    /// What has happened since the last look; arrivals are put into `pending`, up to so many.
+    pub(super) fn news(&self, pending: &mut VecDeque<Arrival>, pending_max: usize) -> News {
+        self.inbox().news(pending, pending_max)
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.inbox().has_ended
+    }
+
+    /// Ends the queue, if nothing has come meanwhile and nobody holds it.
+    pub(super) fn end_if_idle(&self) -> bool {
+        !self.has_out() && self.inbox().end_if_idle()
+    }
+
+    /// Ends the queue: takes everything, and nothing any more from now on.
+    pub(super) fn end(&self) -> (VecDeque<Arrival>, Vec<Returned>) {
+        self.inbox().end()
+    }
+
+    /// Ends when something has happened.
     pub(super) async fn woken(&self) {
         self.wake.notified().await;
     }
 
     pub(super) fn closed(&self) -> Refusal {
-        Refusal::Closed { limiter: self.limiter.load().name.clone() }
+        Refusal::Closed { limiter: self.name() }
     }
 
     pub(super) fn set_waiting(&self, waiting: u32) {
-        if self.waiting.swap(waiting, Ordering::Relaxed) != waiting {
-            self.metrics().set_waiting(waiting);
+        let before = self.waiting.swap(waiting, Ordering::Relaxed);
+        if before != waiting {
+            self.lives().for_each(|live| live.add_waiting(i64::from(waiting) - i64::from(before)));
         }
     }
 
@@ -145,7 +235,7 @@ impl Shared {
         self.out.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// A permit was used or given back.
+    /// A permit was used or given back. Who gives one back hands it back before, so that the worker does not end meanwhile.
     pub(super) fn permit_in(&self) {
         if self.out.fetch_sub(1, Ordering::AcqRel) == OUT_MAX {
             self.wake.notify_one();
@@ -157,67 +247,46 @@ impl Shared {
         self.out.load(Ordering::Acquire) >= OUT_MAX
     }
 
-    pub(super) fn count_granted(&self, cost: u64) {
-        self.granted.fetch_add(cost, Ordering::Relaxed);
+    pub(super) fn has_out(&self) -> bool {
+        self.out.load(Ordering::Acquire) > 0
     }
 
-    pub(super) fn count_refused(&self, cost: u64) {
-        self.refused.fetch_add(cost, Ordering::Relaxed);
-        self.metrics().refused(cost);
+    /// A request waited so long for its permit.
+    pub(super) fn count_waited(&self, waited: Duration) {
+        self.lives().for_each(|live| live.metrics().waited(waited));
     }
-}
 
-/// A handle to the queue of a limiter. Cheap to clone.
-#[derive(Clone)]
-pub struct Queue {
-    pub(super) shared: Arc<Shared>,
-    pub(super) intake: mpsc::Sender<Arrival>,
-}
+    /// A slot was used so late, or was too late to be used.
+    pub(super) fn count_late(&self, late: Micros) {
+        self.lives().for_each(|live| live.metrics().lateness(late.to_duration()));
+    }
 
-impl Queue {
-    /// Asks for a permit. Ends when the store has answered: at once, or after one round trip.
-    ///
-    /// # Errors
-    /// The refusal, if the request may not pass within its wait.
-    pub async fn enter(&self, demand: Demand) -> Result<Entered, Refusal> {
-        let limiter = self.shared.limiter.load_full();
-        if demand.cost > limiter.cost_max() {
-            self.shared.count_refused(demand.cost.get());
-            return Err(Refusal::CostExceedsLimit {
-                limiter: limiter.name.clone(),
-                cost_max: limiter.cost_max(),
-            });
-        }
-        let configured = limiter.queue.as_ref().map(|queue| queue.timeout).unwrap_or_default();
-        let wait = demand.wait_max.map_or(configured, |asked| asked.min(configured));
-        let arrived = Instant::now();
-        let (entry, entered) = oneshot::channel();
-        let arrival = Arrival { cost: demand.cost, arrived, deadline: arrived + wait, entry };
-        match self.intake.try_send(arrival) {
-            Ok(()) => entered.await.unwrap_or_else(|_| Err(self.shared.closed())),
-            Err(mpsc::error::TrySendError::Closed(_)) => Err(self.shared.closed()),
-            Err(mpsc::error::TrySendError::Full(arrival)) => {
-                self.shared.count_refused(arrival.cost.get());
-                Err(Refusal::QueueFull { limiter: limiter.name.clone(), limit: 0, retry_after: INTAKE_RETRY })
+    /// A permit from there was used.
+    pub(super) fn count_used(&self, source: Source, cost: Permits) {
+        let cost = cost.get();
+        for live in self.lives() {
+            let (metrics, policy) = (live.metrics(), live.limiter().on_store_failure);
+            match source {
+                Source::Store => metrics.granted(cost),
+                Source::Local if policy != OnStoreFailure::Allow => metrics.local(cost),
+                Source::Local | Source::Unlimited => metrics.allowed(cost),
             }
+            live.count_granted(cost);
         }
     }
 
-    /// The limiter as configured now.
-    pub fn limiter(&self) -> Arc<Limiter> {
-        self.shared.limiter.load_full()
+    pub(super) fn count_cancelled(&self, cost: Permits) {
+        self.lives().for_each(|live| live.metrics().cancelled(cost.get()));
     }
 
-    pub(super) fn waiting(&self) -> u32 {
-        self.shared.waiting.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn granted(&self) -> u64 {
-        self.shared.granted.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn refused(&self) -> u64 {
-        self.shared.refused.load(Ordering::Relaxed)
+    /// Counts a refusal for the limiter that it names.
+    pub(super) fn count_refused(&self, refusal: &Refusal, cost: Permits, is_shadow: bool) {
+        let named = self.lives().find(|live| live.limiter().name == *refusal.limiter());
+        match named {
+            Some(live) if is_shadow => live.metrics().shadow_refused(cost.get()),
+            Some(live) => live.count_refused(cost.get()),
+            None => {}
+        }
     }
 }
 
@@ -226,6 +295,7 @@ pub struct Ticket {
     shared: Arc<Shared>,
     approach: Option<oneshot::Receiver<()>>,
     turn: Option<oneshot::Receiver<Result<Permit, Refusal>>>,
+    pub(super) shadows: Option<Shadows>,
 }
 
 impl Ticket {
@@ -234,7 +304,7 @@ impl Ticket {
         approach: oneshot::Receiver<()>,
         turn: oneshot::Receiver<Result<Permit, Refusal>>,
     ) -> Ticket {
-        Ticket { shared, approach: Some(approach), turn: Some(turn) }
+        Ticket { shared, approach: Some(approach), turn: Some(turn), shadows: None }
     }
 
     /// Ends when the slot is near, so that an upstream connection can be made ready for it.
@@ -256,14 +326,16 @@ impl Ticket {
             None => Err(self.shared.closed()),
         };
         self.turn = None;
-        outcome
+        let mut permit = outcome?;
+        permit.shadows = self.shadows.take();
+        Ok(permit)
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
         if self.turn.take().is_some() {
-            self.shared.left.store(true, Ordering::Release);
+            self.shared.inbox().left = true;
             self.shared.wake.notify_one();
         }
     }

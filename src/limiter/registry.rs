@@ -1,20 +1,20 @@
-//! All limiters of this process: a queue and a worker for each, kept over a reload.
+//! All limiters of this process, kept over a reload.
 
-use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio::time::Duration;
 
 use crate::clock::Clock;
-use crate::limiter::gate::Gate;
-use crate::limiter::limit::{Limiter, LimiterName, OnStoreFailure};
+use crate::limiter::gate::{Gate, GateError};
+use crate::limiter::limit::{Limiter, LimiterName, OnStoreFailure, Scope};
+use crate::limiter::live::{Home, Live, Member};
 use crate::limiter::memory::MemoryStore;
-use crate::limiter::queue::{INTAKE_MAX, Queue, Shared};
-use crate::limiter::store::{Store, Subject};
-use crate::limiter::worker::{Fallback, Worker};
+use crate::limiter::partition::Partition;
+use crate::limiter::queues::{LINGER, Queues};
+use crate::limiter::store::Store;
+use crate::limiter::store_clock::SharedClock;
+use crate::limiter::worker::Fallback;
 use crate::telemetry::Metrics;
 
 /// One limiter's live state.
@@ -28,7 +28,8 @@ pub struct LimiterState {
     pub granted: u64,
     /// Permits refused by this replica since it started, counted in cost.
     pub refused: u64,
-    /// Permits that could be used at once, for each limit; `None` if the store could not be asked.
+    /// Permits that could be used at once, for each limit; `None` if the store could not be asked, and for a partitioned
+    /// limiter as a whole.
     pub available: Option<Vec<u64>>,
 }
 
@@ -39,13 +40,14 @@ pub struct Limiters {
 }
 
 struct Inner {
-    store: Arc<dyn Store>,
-    fallback: Arc<Fallback>,
+    /// For the limiters that the fleet shares.
+    overall: Arc<Home>,
+    /// For those that each replica has by itself.
+    per_replica: Arc<Home>,
+    queues: Arc<Queues>,
     metrics: Metrics,
     /// In the order of the configuration.
-    queues: Mutex<Vec<(LimiterName, Queue)>>,
-    workers: TaskTracker,
-    shutdown: CancellationToken,
+    lives: Mutex<Vec<Arc<Live>>>,
 }
 
 /// A number for this replica, below 2^53 because Lua must hold it, and not zero.
@@ -57,117 +59,160 @@ fn replica() -> u64 {
 impl Limiters {
     /// No limiters yet, over this store. `fleet_size` divides the limits while the store is away.
     pub fn new(store: Arc<dyn Store>, clock: Clock, fleet_size: u32, metrics: Metrics) -> Limiters {
+        Limiters::lingering(store, clock, fleet_size, metrics, LINGER)
+    }
+
+    pub(super) fn lingering(
+        store: Arc<dyn Store>,
+        clock: Clock,
+        fleet_size: u32,
+        metrics: Metrics,
+        linger: Duration,
+    ) -> Limiters {
         let fleet_size = u64::from(fleet_size);
         let fallback = Fallback { replica: replica(), store: MemoryStore::new(clock), clock, fleet_size };
-        let fallback = Arc::new(fallback);
+        let home = |store| Arc::new(Home { store, clock: SharedClock::unheard(), wall: clock });
         let inner = Inner {
-            store,
-            fallback,
+            overall: home(store),
+            per_replica: home(Arc::new(MemoryStore::new(clock))),
+            queues: Arc::new(Queues::new(fallback, linger)),
             metrics,
-            queues: Mutex::default(),
-            workers: TaskTracker::new(),
-            shutdown: CancellationToken::new(),
+            lives: Mutex::default(),
         };
         Limiters { inner: Arc::new(inner) }
     }
 
-    /// Puts these limiters in force. An unchanged one notices nothing; a changed one keeps its queue and
-    /// what was used; the queue of a removed one ends with its last request. Must be called within a Tokio runtime.
+    /// Puts these limiters in force. An unchanged one notices nothing; a changed one keeps its queues and
+    /// what was used; the queues of a removed one end with their last request.
+    ///
+    /// One that changes its scope, or that becomes partitioned or no longer is, is another one for gates made from now on.
     pub fn apply(&self, limiters: &[Arc<Limiter>]) {
-        let mut queues = self.inner.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut before = std::mem::take(&mut *queues);
-        for limiter in limiters {
-            let queue = match before.iter().position(|(name, _)| *name == limiter.name) {
-                Some(index) => self.keep(before.swap_remove(index).1, limiter),
-                None => self.open(limiter),
+        let Inner { queues, metrics, .. } = &*self.inner;
+        let mut lives = self.inner.lives.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changed: Vec<Arc<Live>> = Vec::new();
+        let next = limiters.iter().map(|limiter| -> Arc<Live> {
+            let Some(live) = lives.iter().find(|live| live.limiter().name == limiter.name) else {
+                return self.begin(limiter, None);
             };
-            queues.push((limiter.name.clone(), queue));
+            let before = live.limiter();
+            if *before == *limiter {
+                return live.clone();
+            }
+            if before.scope != limiter.scope || before.partitioned.is_some() != limiter.partitioned.is_some()
+            {
+                return self.begin(limiter, Some(live));
+            }
+            live.change(limiter.clone(), metrics.limiter(limiter));
+            changed.push(live.clone());
+            live.clone()
+        });
+        let next = next.collect();
+        let before = std::mem::replace(&mut *lives, next);
+        if !changed.is_empty() {
+            queues.tell_changed(|member| changed.iter().any(|live| Arc::ptr_eq(live, &member.live)));
         }
-        let kept: HashSet<&LimiterName> = limiters.iter().map(|limiter| &limiter.name).collect();
-        for (name, _) in before.iter().filter(|(name, _)| !kept.contains(name)) {
-            self.inner.metrics.forget_limiter(name);
+        for live in before {
+            let name = &live.limiter().name;
+            if !limiters.iter().any(|limiter| limiter.name == *name) {
+                metrics.forget_limiter(name);
+            }
         }
     }
 
-    fn keep(&self, queue: Queue, limiter: &Arc<Limiter>) -> Queue {
-        if *queue.limiter() != **limiter {
-            queue.shared.change(limiter.clone(), self.inner.metrics.limiter(limiter));
-        }
-        queue
+    fn begin(&self, limiter: &Arc<Limiter>, before: Option<&Arc<Live>>) -> Arc<Live> {
+        let home = match limiter.scope {
+            Scope::Overall => &self.inner.overall,
+            Scope::PerReplica => &self.inner.per_replica,
+        };
+        let counts = before.map(|before| before.counts.clone()).unwrap_or_default();
+        let metrics = self.inner.metrics.limiter(limiter);
+        Arc::new(Live::new(limiter.clone(), metrics, home.clone(), counts))
     }
 
-    fn open(&self, limiter: &Arc<Limiter>) -> Queue {
-        let (sender, intake) = mpsc::channel(INTAKE_MAX);
-        let shared = Arc::new(Shared::new(limiter.clone(), self.inner.metrics.limiter(limiter)));
-        let worker =
-            Worker::new(shared.clone(), intake, self.inner.store.clone(), self.inner.fallback.clone());
-        self.inner.workers.spawn(worker.run(self.inner.shutdown.clone()));
-        Queue { shared, intake: sender }
+    fn lives(&self) -> Vec<Arc<Live>> {
+        self.inner.lives.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn queues(&self) -> Vec<(LimiterName, Queue)> {
-        self.inner.queues.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// The queue of a limiter; `None` if there is no such limiter. To be resolved once per route, not per request.
-    pub fn queue(&self, name: &LimiterName) -> Option<Queue> {
-        self.queues().into_iter().find(|(queue, _)| queue == name).map(|(_, queue)| queue)
-    }
-
-    /// The gate that takes all of these limiters together.
+    /// The gate that takes all of these limiters together; `None` without any. A name that comes twice counts once.
+    /// Its requests must enter within a Tokio runtime.
     ///
     /// # Errors
-    /// The first name that no limiter has.
-    pub fn gate(&self, names: &[LimiterName]) -> Result<Option<Gate>, LimiterName> {
-        let queues = names.iter().map(|name| self.queue(name).ok_or_else(|| name.clone()));
-        let queues = queues.collect::<Result<Vec<_>, _>>()?;
-        Ok(queues.into_iter().next().map(Gate::new))
+    /// The first name that no limiter has, or two limiters that cannot be taken together.
+    pub fn gate(&self, names: &[LimiterName]) -> Result<Option<Gate>, GateError> {
+        let lives = self.lives();
+        let named = |name: &LimiterName| {
+            let live = lives.iter().find(|live| live.limiter().name == *name);
+            live.cloned().ok_or_else(|| GateError::Unknown(name.clone()))
+        };
+        let named = names.iter().map(named).collect::<Result<Vec<_>, _>>()?;
+        let Some(first) = named.first() else { return Ok(None) };
+        if let Some(other) = named.iter().find(|live| !Arc::ptr_eq(&live.home, &first.home)) {
+            let name = |live: &Live| live.limiter().name.clone();
+            return Err(GateError::Scopes(name(first), name(other)));
+        }
+        Ok(Some(Gate::new(self.inner.queues.clone(), named)))
     }
 
     /// The live state of every limiter, in the order of the configuration. Asks the store, and changes nothing.
     pub async fn inspect(&self) -> Vec<LimiterState> {
         let mut states = Vec::new();
-        for (_, queue) in self.queues() {
-            states.push(self.state(&queue).await);
+        for live in self.lives() {
+            states.push(state(live, None).await);
         }
         states
     }
 
-    /// The live state of one limiter; `None` if there is no such limiter.
-    pub async fn inspect_one(&self, name: &LimiterName) -> Option<LimiterState> {
-        let queue = self.queue(name)?;
-        Some(self.state(&queue).await)
-    }
-
-    async fn state(&self, queue: &Queue) -> LimiterState {
-        let limiter = queue.limiter();
-        let inspection =
-            self.inner.store.inspect(&Subject::new(&limiter, None, self.inner.fallback.clock.now())).await;
-        LimiterState {
-            waiting: queue.waiting(),
-            granted: queue.granted(),
-            refused: queue.refused(),
-            available: inspection.ok().map(|inspection| inspection.available),
-            limiter,
-        }
+    /// The live state of one limiter, with what one of its partitions has left if it is partitioned; `None` if there is
+    /// no such limiter.
+    pub async fn inspect_one(
+        &self,
+        name: &LimiterName,
+        partition: Option<Partition>,
+    ) -> Option<LimiterState> {
+        let live = self.lives().into_iter().find(|live| live.limiter().name == *name)?;
+        Some(state(live, partition).await)
     }
 
     /// Whether the store answers, as far as is known.
     pub fn store_up(&self) -> bool {
-        self.inner.store.is_up()
+        self.inner.overall.store.is_up()
     }
 
     /// Whether every limiter can serve by its policy: false while one that rejects has no store.
     pub fn ready(&self) -> bool {
-        let rejects =
-            |(_, queue): &(LimiterName, Queue)| queue.limiter().on_store_failure == OnStoreFailure::Reject;
-        self.store_up() || !self.queues().iter().any(rejects)
+        let rejects = |live: &Arc<Live>| {
+            let limiter = live.limiter();
+            limiter.on_store_failure == OnStoreFailure::Reject && !limiter.is_shadow()
+        };
+        !self.lives().iter().any(|live| rejects(live) && !live.home.store.is_up())
     }
 
     /// Refuses all who wait, gives their slots back, and ends when every worker has ended.
     pub async fn close(&self) {
-        self.inner.shutdown.cancel();
-        self.inner.workers.close();
-        self.inner.workers.wait().await;
+        self.inner.queues.close().await;
+    }
+
+    /// How many queues there are.
+    #[cfg(test)]
+    pub(super) fn queues(&self) -> usize {
+        self.inner.queues.len()
+    }
+}
+
+async fn state(live: Arc<Live>, partition: Option<Partition>) -> LimiterState {
+    // One without partitions has but one state, whatever is asked for.
+    let partition = partition.filter(|_| live.is_partitioned());
+    let available = if live.is_partitioned() && partition.is_none() {
+        None
+    } else {
+        let subject = Member { live: live.clone(), partition }.subject();
+        live.home.store.inspect(&subject).await.ok().map(|inspection| inspection.available)
+    };
+    LimiterState {
+        limiter: live.limiter().clone(),
+        waiting: live.counts.waiting(),
+        granted: live.counts.granted(),
+        refused: live.counts.refused(),
+        available,
     }
 }

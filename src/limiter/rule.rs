@@ -80,6 +80,14 @@ impl Rule {
         (rule, None)
     }
 
+    /// The most that it ever gives at once.
+    pub fn holds(&self) -> u64 {
+        match self.kind {
+            Kind::Sliding | Kind::Fixed { .. } => self.rate,
+            Kind::Bucket { burst } => burst,
+        }
+    }
+
     /// How long the limit takes to allow that many permits.
     pub fn span(&self, permits: u64) -> Micros {
         Micros(self.span_exact(permits).0).min(SPAN_MAX)

@@ -107,4 +107,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// Whether the store answers, as far as is known.
     fn is_up(&self) -> bool;
+
+    /// Whether it could ever be away.
+    fn may_fail(&self) -> bool {
+        true
+    }
 }

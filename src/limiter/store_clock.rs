@@ -5,6 +5,7 @@
 //! reached it, and as late when the upper bound has passed it by the guard; what lies between is on time
 //! wherever the truth is.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -34,9 +35,11 @@ impl StoreClock {
     /// the new one counts alone.
     pub fn learn(&mut self, sent: Instant, answered: Instant, now: Micros) {
         let told = StoreClock::new(sent, answered, now);
-        let earliest = self.earliest(answered).max(told.earliest);
-        let latest = self.latest(answered).min(told.latest);
-        *self = if earliest <= latest { StoreClock { anchor: answered, earliest, latest } } else { told };
+        // Who answered first need not be heard first; bounds cannot be carried back, only on.
+        let anchor = answered.max(self.anchor);
+        let earliest = self.earliest(anchor).max(told.earliest(anchor));
+        let latest = self.latest(anchor).min(told.latest(anchor));
+        *self = if earliest <= latest { StoreClock { anchor, earliest, latest } } else { told };
     }
 
     /// The least that the store's clock shows at an instant.
@@ -58,6 +61,42 @@ impl StoreClock {
             .saturating_add(distance.saturating_mul(DRIFT_PER_MILLION) / (1_000_000 - DRIFT_PER_MILLION));
         let extra = u64::from(distance > 0);
         self.anchor + Duration::from_micros(slowed + extra)
+    }
+}
+
+/// What all workers of a replica know of one store's clock: each profits from the others' answers.
+#[derive(Debug)]
+pub struct SharedClock {
+    known: Mutex<Option<StoreClock>>,
+}
+
+impl SharedClock {
+    /// The clock of a store that has not been heard.
+    pub fn unheard() -> SharedClock {
+        SharedClock { known: Mutex::new(None) }
+    }
+
+    /// What is known, if anything.
+    pub fn heard(&self) -> Option<StoreClock> {
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is known; of a clock that has not been heard, nothing that a slot could be due by.
+    pub fn known(&self) -> StoreClock {
+        let now = Instant::now();
+        self.heard().unwrap_or_else(|| StoreClock::new(now, now, Micros::ZERO))
+    }
+
+    /// Adds what a call tells, and returns what is known then.
+    pub fn learn(&self, sent: Instant, answered: Instant, now: Micros) -> StoreClock {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *known {
+            Some(known) => {
+                known.learn(sent, answered, now);
+                *known
+            }
+            unheard => *unheard.insert(StoreClock::new(sent, answered, now)),
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use super::limit::{Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, Permi
 use super::memory::MemoryStore;
 use super::reserve::{Answer, Call};
 use super::store::{Inspection, Store, StoreError, Subject};
-use super::{Demand, Entered, Limiters, Permit, Queue, Refusal};
+use super::{Demand, Entered, Gate, Limiters, Permit, Refusal};
 use crate::clock::{Clock, Micros};
 use crate::telemetry::Metrics;
 
@@ -27,20 +27,25 @@ pub(super) fn limiter(rate: u64, per: Duration, timeout: Duration) -> Arc<Limite
     })
 }
 
-fn limiters(limiter: &Arc<Limiter>) -> (Limiters, Queue) {
+fn limiters(limiter: &Arc<Limiter>) -> (Limiters, Gate) {
     let clock = Clock::start();
     let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, Metrics::new());
     limiters.apply(std::slice::from_ref(limiter));
-    let queue = limiters.queue(&limiter.name).unwrap();
-    (limiters, queue)
+    let gate = gate(&limiters, &["api"]);
+    (limiters, gate)
 }
 
-async fn enter(queue: &Queue) -> Result<Entered, Refusal> {
-    queue.enter(Demand { cost: Permits::ONE, wait_max: None }).await
+pub(super) fn gate(limiters: &Limiters, names: &[&str]) -> Gate {
+    let names: Vec<_> = names.iter().map(|name| LimiterName::parse(name).unwrap()).collect();
+    limiters.gate(&names).unwrap().unwrap()
 }
 
-async fn granted(queue: &Queue) -> Permit {
-    match enter(queue).await {
+async fn enter(gate: &Gate) -> Result<Entered, Refusal> {
+    gate.enter(&[], Demand { cost: Permits::ONE, wait_max: None }).await
+}
+
+async fn granted(gate: &Gate) -> Permit {
+    match enter(gate).await {
         Ok(Entered::Granted(permit)) => permit,
         Ok(Entered::Waiting(_)) => panic!("it waits"),
         Err(refusal) => panic!("{refusal}"),
@@ -48,8 +53,8 @@ async fn granted(queue: &Queue) -> Permit {
 }
 
 /// Enters, waits and sends; returns when that was.
-async fn pass(queue: Queue) -> Result<Instant, Refusal> {
-    let permit = match enter(&queue).await? {
+async fn pass(gate: Gate) -> Result<Instant, Refusal> {
+    let permit = match enter(&gate).await? {
         Entered::Granted(permit) => permit,
         Entered::Waiting(ticket) => ticket.turn().await?,
     };
@@ -61,25 +66,25 @@ const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test(start_paused = true)]
 async fn refused_until_the_promised_instant_and_granted_at_it() {
-    let (_limiters, queue) = limiters(&limiter(3, 2 * SECOND, Duration::ZERO));
+    let (_limiters, gate) = limiters(&limiter(3, 2 * SECOND, Duration::ZERO));
     for _ in 0..3 {
-        granted(&queue).await.commit();
+        granted(&gate).await.commit();
     }
-    let Err(Refusal::RateLimited { retry_after, limit: 0, .. }) = enter(&queue).await else { panic!() };
+    let Err(Refusal::RateLimited { retry_after, limit: 0, .. }) = enter(&gate).await else { panic!() };
     // Tokio's clock moves in whole milliseconds.
     sleep(Duration::from_millis(retry_after.millis_up() - 2)).await;
-    assert!(enter(&queue).await.is_err());
+    assert!(enter(&gate).await.is_err());
     sleep(Duration::from_millis(2)).await;
-    granted(&queue).await.commit();
+    granted(&gate).await.commit();
 }
 
 #[tokio::test(start_paused = true)]
 async fn those_who_wait_pass_in_order_and_at_the_rate() {
-    let (_limiters, queue) = limiters(&limiter(10, SECOND, 10 * SECOND));
+    let (_limiters, gate) = limiters(&limiter(10, SECOND, 10 * SECOND));
     let start = Instant::now();
     let mut tasks = Vec::new();
     for _ in 0..45 {
-        tasks.push(tokio::spawn(pass(queue.clone())));
+        tasks.push(tokio::spawn(pass(gate.clone())));
         tokio::task::yield_now().await;
     }
     let mut passed = Vec::new();
@@ -95,44 +100,44 @@ async fn those_who_wait_pass_in_order_and_at_the_rate() {
 
 #[tokio::test(start_paused = true)]
 async fn who_leaves_lets_those_behind_move_up() {
-    let (_limiters, queue) = limiters(&limiter(1, SECOND, 10 * SECOND));
-    granted(&queue).await.commit();
-    let Ok(Entered::Waiting(leaves)) = enter(&queue).await else { panic!() };
-    let second = tokio::spawn(pass(queue.clone()));
+    let (_limiters, gate) = limiters(&limiter(1, SECOND, 10 * SECOND));
+    granted(&gate).await.commit();
+    let Ok(Entered::Waiting(leaves)) = enter(&gate).await else { panic!() };
+    let second = tokio::spawn(pass(gate.clone()));
     tokio::task::yield_now().await;
     let start = Instant::now();
     drop(leaves);
     assert!(second.await.unwrap().unwrap() - start < Duration::from_millis(1100));
     // The last slot was given back: the next request gets it, not one behind.
-    let third = pass(queue.clone()).await.unwrap();
+    let third = pass(gate.clone()).await.unwrap();
     assert!(third - start < Duration::from_millis(2200), "{:?}", third - start);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_unused_permit_goes_back() {
-    let (_limiters, queue) = limiters(&limiter(1, SECOND, Duration::ZERO));
-    drop(granted(&queue).await);
+    let (_limiters, gate) = limiters(&limiter(1, SECOND, Duration::ZERO));
+    drop(granted(&gate).await);
     tokio::task::yield_now().await;
-    granted(&queue).await.commit();
-    assert!(enter(&queue).await.is_err());
+    granted(&gate).await.commit();
+    assert!(enter(&gate).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_late_permit_moves_to_the_present_before_it_is_used() {
-    let (_limiters, queue) = limiters(&limiter(1, SECOND, 10 * SECOND));
-    let mut permit = granted(&queue).await;
+    let (_limiters, gate) = limiters(&limiter(1, SECOND, 10 * SECOND));
+    let mut permit = granted(&gate).await;
     sleep(SECOND / 2).await;
     permit.confirm().await.unwrap();
     let used = Instant::now();
     permit.commit();
-    let next = pass(queue).await.unwrap();
+    let next = pass(gate).await.unwrap();
     assert!(next - used >= SECOND, "{:?}", next - used);
 }
 
 #[tokio::test(start_paused = true)]
 async fn changed_limits_move_those_who_wait() {
-    let (limiters, queue) = limiters(&limiter(100, SECOND, 60 * SECOND));
-    let tasks: Vec<_> = (0..400).map(|_| tokio::spawn(pass(queue.clone()))).collect();
+    let (limiters, gate) = limiters(&limiter(100, SECOND, 60 * SECOND));
+    let tasks: Vec<_> = (0..400).map(|_| tokio::spawn(pass(gate.clone()))).collect();
     sleep(SECOND * 3 / 2).await;
     let reload = Instant::now();
     limiters.apply(&[limiter(20, SECOND, 60 * SECOND)]);
@@ -156,8 +161,8 @@ async fn changed_limits_move_those_who_wait() {
 
 #[tokio::test(start_paused = true)]
 async fn who_no_longer_fits_into_its_wait_is_told_at_once() {
-    let (limiters, queue) = limiters(&limiter(10, SECOND, 5 * SECOND));
-    let tasks: Vec<_> = (0..50).map(|_| tokio::spawn(pass(queue.clone()))).collect();
+    let (limiters, gate) = limiters(&limiter(10, SECOND, 5 * SECOND));
+    let tasks: Vec<_> = (0..50).map(|_| tokio::spawn(pass(gate.clone()))).collect();
     sleep(SECOND / 2).await;
     let reload = Instant::now();
     limiters.apply(&[limiter(1, SECOND, 5 * SECOND)]);
@@ -177,26 +182,26 @@ async fn who_no_longer_fits_into_its_wait_is_told_at_once() {
 async fn the_queue_is_bounded() {
     let mut small = Limiter::clone(&limiter(1, SECOND, 10 * SECOND));
     small.queue = Some(QueueLimits { timeout: 10 * SECOND, max_waiting: 2 });
-    let (_limiters, queue) = limiters(&Arc::new(small));
-    granted(&queue).await.commit();
-    let first = enter(&queue).await;
-    let second = enter(&queue).await;
+    let (_limiters, gate) = limiters(&Arc::new(small));
+    granted(&gate).await.commit();
+    let first = enter(&gate).await;
+    let second = enter(&gate).await;
     assert!(matches!((&first, &second), (Ok(Entered::Waiting(_)), Ok(Entered::Waiting(_)))));
-    assert!(matches!(enter(&queue).await, Err(Refusal::QueueFull { .. })));
+    assert!(matches!(enter(&gate).await, Err(Refusal::QueueFull { .. })));
     drop(first);
     tokio::task::yield_now().await;
-    assert!(matches!(enter(&queue).await, Ok(Entered::Waiting(_))));
+    assert!(matches!(enter(&gate).await, Ok(Entered::Waiting(_))));
 }
 
 #[tokio::test(start_paused = true)]
 async fn closing_refuses_those_who_wait() {
-    let (limiters, queue) = limiters(&limiter(1, SECOND, 10 * SECOND));
-    granted(&queue).await.commit();
-    let waits = tokio::spawn(pass(queue.clone()));
+    let (limiters, gate) = limiters(&limiter(1, SECOND, 10 * SECOND));
+    granted(&gate).await.commit();
+    let waits = tokio::spawn(pass(gate.clone()));
     tokio::task::yield_now().await;
     limiters.close().await;
     assert!(matches!(waits.await.unwrap(), Err(Refusal::Closed { .. })));
-    assert!(matches!(enter(&queue).await, Err(Refusal::Closed { .. })));
+    assert!(matches!(enter(&gate).await, Err(Refusal::Closed { .. })));
 }
 
 /// A store that never answers.
@@ -223,10 +228,10 @@ async fn without_store(policy: OnStoreFailure, fleet_size: u32) -> Vec<Result<En
     let limiters = Limiters::new(Arc::new(Absent), Clock::start(), fleet_size, Metrics::new());
     limiters.apply(&[Arc::new(limiter)]);
     assert_eq!(limiters.ready(), policy != OnStoreFailure::Reject);
-    let queue = limiters.queue(&LimiterName::parse("api").unwrap()).unwrap();
+    let gate = gate(&limiters, &["api"]);
     let mut outcomes = Vec::new();
     for _ in 0..20 {
-        let outcome = enter(&queue).await;
+        let outcome = enter(&gate).await;
         outcomes.push(outcome);
     }
     outcomes
@@ -247,8 +252,8 @@ async fn a_share_below_one_permit_is_one_permit_in_a_longer_window() {
     let limiter = limiter(2, SECOND, 60 * SECOND);
     let limiters = Limiters::new(Arc::new(Absent), Clock::start(), 6, Metrics::new());
     limiters.apply(std::slice::from_ref(&limiter));
-    let queue = limiters.queue(&limiter.name).unwrap();
-    let first = pass(queue.clone()).await.unwrap();
-    let second = pass(queue).await.unwrap();
+    let gate = gate(&limiters, &["api"]);
+    let first = pass(gate.clone()).await.unwrap();
+    let second = pass(gate).await.unwrap();
     assert!(second - first >= 3 * SECOND, "{:?}", second - first);
 }

@@ -2,7 +2,8 @@
 //!
 //! While a call is under way arrivals collect, and the next call books for all of them; an idle limiter
 //! sends at once, so batching adds no delay. Slots that the store answers go into [lanes](super::lane), and
-//! the lanes hand them out when they are due.
+//! the lanes hand them out when they are due. A worker that has had nothing to do for a while ends, and its queue
+//! with it, unless a gate holds that.
 //!
 //! Invariants, kept by [`Worker::advance`] after every event:
 //! - in each lane, requests = slots held + slots asked for; what is over is given back, who is over is refused;
@@ -19,20 +20,21 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::{Duration, Instant, sleep_until};
-use tokio_util::sync::CancellationToken;
 
 use self::calls::Sent;
-use crate::clock::{Clock, Micros};
+use crate::clock::Clock;
+use crate::limiter::inbox::News;
 use crate::limiter::lane::{LATE_MAX, Lane, Stage, Waiter};
 use crate::limiter::limit::Permits;
+use crate::limiter::live::{Home, Member};
 use crate::limiter::memory::MemoryStore;
 use crate::limiter::permit::{LatePermit, Permit, Returned, Slot, Source, Whose};
 use crate::limiter::queue::{Arrival, Entered, Shared, Ticket};
-use crate::limiter::refusal::Refusal;
+use crate::limiter::queues::Queues;
 use crate::limiter::reserve::{Answer, Holding};
-use crate::limiter::store::{Store, StoreError, Subject};
+use crate::limiter::store::{StoreError, Subject};
 use crate::limiter::store_clock::StoreClock;
 
 /// The most requests in one call: a script call of that size takes Redis well under a millisecond.
@@ -57,10 +59,8 @@ type CallInFlight = BoxFuture<'static, (Sent, Result<Answer, StoreError>)>;
 
 pub(super) struct Worker {
     shared: Arc<Shared>,
-    intake: mpsc::Receiver<Arrival>,
-    intake_is_open: bool,
-    store: Arc<dyn Store>,
-    fallback: Arc<Fallback>,
+    queues: Arc<Queues>,
+    home: Arc<Home>,
     /// The limiters as of the next call.
     subjects: Arc<[Subject]>,
     /// The generation of each limiter's bookings, as last heard.
@@ -82,36 +82,46 @@ pub(super) struct Worker {
     /// which would waste its room; so the whole lane is booked anew, and takes on the pace at which this
     /// replica really sends.
     rebook: BTreeSet<Permits>,
-    /// What the fleet had used under each limit of the first limiter, as last heard.
-    used: Vec<u64>,
+    /// What the fleet had used of each limiter, as last heard.
+    used: Box<[u64]>,
     /// Whether the store has failed since it was last heard.
     is_local: bool,
     /// Whether the store must hear of changed limits.
     limits_changed: bool,
+    /// Whether a gate holds the queue.
+    is_kept: bool,
+    /// Since when there is nothing to do.
+    idle_since: Option<Instant>,
     call: Option<CallInFlight>,
 }
 
+/// Ends a queue with its worker, however that ends: nobody is left to wait for an answer.
+struct Ending {
+    shared: Arc<Shared>,
+    queues: Arc<Queues>,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.shared.end();
+        self.shared.set_waiting(0);
+        self.queues.forget(&self.shared);
+    }
+}
+
 impl Worker {
-    pub(super) fn new(
-        shared: Arc<Shared>,
-        intake: mpsc::Receiver<Arrival>,
-        store: Arc<dyn Store>,
-        fallback: Arc<Fallback>,
-    ) -> Worker {
-        let now = Instant::now();
-        let subjects: Arc<[Subject]> =
-            Arc::new([Subject::new(&shared.limiter.load(), None, fallback.clock.now())]);
+    pub(super) fn new(shared: Arc<Shared>, queues: Arc<Queues>) -> Worker {
+        let home = shared.members[0].live.home.clone();
+        let subjects: Arc<[Subject]> = shared.members.iter().map(Member::subject).collect();
         let known: Arc<[u64]> = vec![0; subjects.len()].into();
         Worker {
             shared,
-            intake,
-            intake_is_open: true,
-            store,
-            fallback,
+            queues,
             subjects,
             known: known.clone(),
-            clock: StoreClock::new(now, now, Micros::ZERO),
-            heard: now,
+            clock: home.clock.known(),
+            home,
+            heard: Instant::now(),
             lanes: BTreeMap::new(),
             pending: VecDeque::new(),
             give_back: VecDeque::new(),
@@ -119,64 +129,85 @@ impl Worker {
             void_known: known,
             replace: BTreeMap::new(),
             rebook: BTreeSet::new(),
-            used: Vec::new(),
+            used: Box::default(),
             is_local: false,
             limits_changed: false,
+            is_kept: false,
+            idle_since: None,
             call: None,
         }
     }
 
-    /// Works until every handle to the queue is gone and nobody waits, or until `shutdown`.
-    pub(super) async fn run(mut self, shutdown: CancellationToken) {
-        while self.intake_is_open || self.is_busy() {
+    /// Works until nothing is left to do and nobody holds the queue, or until weir shuts down.
+    pub(super) async fn run(mut self) {
+        let _ending = Ending { shared: self.shared.clone(), queues: self.queues.clone() };
+        loop {
             let wake = self.next_wake();
             tokio::select! {
                 biased;
-                () = shutdown.cancelled() => return self.close().await,
                 (sent, result) = answered(&mut self.call) => {
                     self.call = None;
                     self.settle(sent, result);
                 }
                 () = self.shared.woken() => {}
-                arrival = self.intake.recv(), if self.intake_is_open && self.pending.len() < BATCH_MAX => {
-                    self.take_in(arrival);
-                }
                 () = sleep_until(wake) => {}
             }
-            self.advance();
+            let news = self.shared.news(&mut self.pending, BATCH_MAX);
+            if news.closing {
+                // In a place of its own: there it is large, and every worker would have it.
+                return Box::pin(self.close()).await;
+            }
+            self.advance(news);
+            if self.is_over() && self.shared.end_if_idle() {
+                return self.remember_use();
+            }
         }
-        self.shared.end();
     }
 
     fn is_busy(&self) -> bool {
-        self.call.is_some()
+        self.is_kept
+            || self.call.is_some()
             || !self.pending.is_empty()
             || !self.lanes.is_empty()
             || !self.give_back.is_empty()
+            || !self.void.is_empty()
+            || !self.replace.is_empty()
     }
 
-    fn take_in(&mut self, first: Option<Arrival>) {
-        self.intake_is_open = first.is_some();
-        self.pending.extend(first);
-        while self.pending.len() < BATCH_MAX
-            && let Ok(arrival) = self.intake.try_recv()
-        {
-            self.pending.push_back(arrival);
+    /// Whether there has been nothing to do for long enough.
+    fn is_over(&mut self) -> bool {
+        if self.is_busy() {
+            self.idle_since = None;
+            return false;
         }
+        let now = Instant::now();
+        let is_over = self.idle_since.is_some_and(|since| now >= since + self.queues.linger);
+        match self.idle_since {
+            None => {
+                self.idle_since = Some(now);
+                // Emptied, they would keep what they had.
+                self.lanes = BTreeMap::new();
+                self.pending = VecDeque::new();
+            }
+            // One that is out may come back.
+            Some(_) if is_over && self.shared.has_out() => self.idle_since = Some(now),
+            Some(_) => {}
+        }
+        is_over
     }
 
     /// Restores the invariants after an event.
-    fn advance(&mut self) {
+    fn advance(&mut self, news: News) {
         let now = Instant::now();
-        if self.shared.take_changed() {
-            self.subjects =
-                Arc::new([Subject::new(&self.shared.limiter.load(), None, self.fallback.clock.now())]);
+        self.is_kept = news.is_kept;
+        if news.changed {
+            self.make_subjects();
             self.limits_changed = true;
         }
-        if self.shared.take_left() {
+        if news.left {
             self.lanes.values_mut().for_each(Lane::forget_those_who_left);
         }
-        self.take_returned(now);
+        self.take_returned(news.returned, now);
         self.refuse_too_costly();
         self.hand_out(now);
         self.give_back_surplus();
@@ -185,26 +216,25 @@ impl Worker {
         self.shared.set_waiting(u32::try_from(self.waiting()).unwrap_or(u32::MAX));
     }
 
+    fn make_subjects(&mut self) {
+        self.subjects = self.shared.members.iter().map(Member::subject).collect();
+    }
+
     /// Refuses those who need more than the limits, as changed meanwhile, can ever hold.
     fn refuse_too_costly(&mut self) {
-        let limiter = self.shared.limiter.load();
-        let cost_max = limiter.cost_max();
-        let refusal = || Refusal::CostExceedsLimit { limiter: limiter.name.clone(), cost_max };
+        let cost_max = self.shared.cost_max();
         for (cost, lane) in self.lanes.range_mut((Bound::Excluded(cost_max), Bound::Unbounded)) {
+            let refusal = self.shared.too_costly();
             for waiter in lane.take_waiters() {
-                self.shared.count_refused(cost.get());
-                waiter.refuse(refusal());
+                self.shared.count_refused(&refusal, *cost, false);
+                waiter.refuse(refusal.clone());
             }
         }
         if self.limits_changed {
             let pending = std::mem::take(&mut self.pending).into_iter();
             let (costly, kept) = pending.partition::<VecDeque<_>, _>(|arrival| arrival.cost > cost_max);
             self.pending = kept;
-            for arrival in costly {
-                self.shared.count_refused(arrival.cost.get());
-                // An error means that the request has left.
-                let _ = arrival.entry.send(Err(refusal()));
-            }
+            costly.into_iter().for_each(|arrival| self.refuse(arrival, self.shared.too_costly()));
         }
     }
 
@@ -212,11 +242,12 @@ impl Worker {
         self.lanes.values().map(Lane::waiting).sum()
     }
 
-    fn take_returned(&mut self, now: Instant) {
-        for returned in self.shared.take_returned() {
+    fn take_returned(&mut self, returned: Vec<Returned>, now: Instant) {
+        let guard = self.shared.guard();
+        for returned in returned {
             match returned {
                 Returned::Unused { slot, cost } => {
-                    let good = !slot.is_late(&self.clock_of(slot.source, now), now, self.guard());
+                    let good = !slot.is_late(&self.clock_of(slot.source, now), now, guard);
                     match self.lanes.get_mut(&cost) {
                         Some(lane) if good && lane.waiting() > 0 => lane.hold(slot),
                         _ => self.give_back(slot, cost),
@@ -240,20 +271,18 @@ impl Worker {
         *self.replace.entry(cost).or_default() += 1;
     }
 
-    fn guard(&self) -> Micros {
-        Micros::from(self.shared.limiter.load().guard)
-    }
-
     fn clock_of(&self, source: Source, now: Instant) -> StoreClock {
         match source {
             Source::Store => self.clock,
-            Source::Local | Source::Unlimited => StoreClock::new(now, now, self.fallback.clock.at(now)),
+            Source::Local | Source::Unlimited => {
+                StoreClock::new(now, now, self.queues.fallback.clock.at(now))
+            }
         }
     }
 
     /// Hands every slot that is due to the first request of its lane.
     fn hand_out(&mut self, now: Instant) {
-        let guard = self.guard();
+        let guard = self.shared.guard();
         let costs: Vec<Permits> = self.lanes.keys().copied().collect();
         for cost in costs {
             let mut is_first_late = true;
@@ -266,7 +295,7 @@ impl Worker {
                 if is_late && (first.late < LATE_MAX || !is_first_late) {
                     first.late += u8::from(is_first_late);
                     is_first_late = false;
-                    self.shared.metrics().lateness(slot.lateness(&clock, now).to_duration());
+                    self.shared.count_late(slot.lateness(&clock, now));
                     self.give_back(slot, cost);
                     self.want(cost);
                     self.rebook.insert(cost);
@@ -282,7 +311,7 @@ impl Worker {
             Stage::Asking(_) => Duration::ZERO,
             Stage::Waiting { .. } => now - waiter.arrived,
         };
-        self.shared.metrics().waited(waited);
+        self.shared.count_waited(waited);
         let Waiter { arrived, deadline, late, .. } = waiter;
         let whose = Whose { arrived, deadline, waited, late };
         waiter.grant(Permit::new(self.shared.clone(), slot, clock, cost, whose));
@@ -315,7 +344,7 @@ impl Worker {
     }
 
     fn heartbeat(&self) -> Duration {
-        self.store.lease().to_duration() * 2 / 5
+        self.home.store.lease().to_duration() * 2 / 5
     }
 
     fn must_hear(&self) -> bool {
@@ -335,23 +364,24 @@ impl Worker {
         if self.call.is_none() && self.must_hear() {
             wake = wake.min(self.heard + self.heartbeat());
         }
+        if let Some(since) = self.idle_since {
+            wake = wake.min(since + self.queues.linger);
+        }
         wake
     }
 
     /// Refuses everybody and gives every slot back.
     async fn close(mut self) {
-        self.intake.close();
         if let Some(call) = self.call.take() {
             let (sent, result) = call.await;
             self.settle(sent, result);
         }
-        while let Ok(arrival) = self.intake.try_recv() {
-            self.pending.push_back(arrival);
+        let (arrivals, returned) = self.shared.end();
+        self.pending.extend(arrivals);
+        for arrival in std::mem::take(&mut self.pending) {
+            self.refuse(arrival, self.shared.closed());
         }
-        for arrival in self.pending.drain(..) {
-            let _ = arrival.entry.send(Err(self.shared.closed()));
-        }
-        for returned in self.shared.end() {
+        for returned in returned {
             match returned {
                 Returned::Unused { slot, cost } => self.give_back(slot, cost),
                 Returned::Late(LatePermit { slot, cost, turn, .. }) => {
@@ -363,7 +393,10 @@ impl Worker {
         }
         for (cost, mut lane) in std::mem::take(&mut self.lanes) {
             let (waiters, slots) = lane.close();
-            waiters.into_iter().for_each(|waiter| waiter.refuse(self.shared.closed()));
+            for waiter in waiters {
+                self.shared.count_refused(&self.shared.closed(), cost, false);
+                waiter.refuse(self.shared.closed());
+            }
             slots.into_iter().for_each(|slot| self.give_back(slot, cost));
         }
         // Nobody wants the new places of slots that were void, or any slot in place of another.
@@ -372,7 +405,6 @@ impl Worker {
             self.give_back.push_back((holding, self.void_known.clone()));
         }
         self.replace.clear();
-        self.shared.set_waiting(0);
         loop {
             self.start_call(Instant::now());
             let Some(call) = self.call.take() else { return };

@@ -4,8 +4,8 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::limiter::Refusal;
-use crate::limiter::limit::{Limiter, LimiterName};
+use crate::limiter::limit::Limiter;
+use crate::limiter::{GateError, Refusal};
 
 /// Why a request was not forwarded, or its answer could not be.
 #[derive(Debug, thiserror::Error)]
@@ -109,12 +109,12 @@ pub enum ProxyBuildError {
     /// TLS cannot be set up at all.
     #[error("tls: {0}")]
     Tls(#[from] rustls::Error),
-    /// A route names a limiter that is not there.
-    #[error("route {route}: there is no limiter {limiter}")]
-    UnknownLimiter {
+    /// A route's limiters do not exist, or cannot be taken together.
+    #[error("route {route}: {source}")]
+    Limiters {
         /// The route.
         route: Arc<str>,
-        /// What it names.
-        limiter: LimiterName,
+        /// Why not.
+        source: GateError,
     },
 }

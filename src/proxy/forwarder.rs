@@ -29,7 +29,7 @@ use super::router::{Route, Table, Target};
 use super::upgrade::Tunnel;
 use super::upstream::{Lease, Ready};
 use crate::config::model::Http2;
-use crate::limiter::{Demand, Entered, Permit, Queue, Refusal, Ticket};
+use crate::limiter::{Demand, Entered, Gate, Permit, Refusal, Ticket};
 use crate::telemetry::Outcome;
 
 /// Answers a request, whatever happens to it.
@@ -191,21 +191,21 @@ async fn admit(
     client: &Client,
     outgoing: &mut Request<()>,
 ) -> Result<(Option<Permit>, Ready), ProxyError> {
-    let Some(queue) = &plan.route.queue else { return Ok((None, Ready::default())) };
+    let Some(gate) = &plan.route.gate else { return Ok((None, Ready::default())) };
     let demand = Demand { cost: plan.route.rule.cost, wait_max: plan.wait_max };
-    match queue.enter(demand).await.map_err(|refusal| refused(queue, refusal))? {
+    match gate.enter(&[], demand).await.map_err(|refusal| refused(gate, refusal))? {
         Entered::Granted(permit) => Ok((Some(permit), Ready::default())),
         Entered::Waiting(ticket) => {
             headers::compact(outgoing);
-            let (permit, ready) = while_wanted(client, pin!(wait(plan, queue, ticket))).await?;
+            let (permit, ready) = while_wanted(client, pin!(wait(plan, gate, ticket))).await?;
             Ok((Some(permit), ready))
         }
     }
 }
 
 /// Waits for the slot, and opens a connection shortly before it.
-async fn wait(plan: &Plan, queue: &Queue, mut ticket: Ticket) -> Result<(Permit, Ready), ProxyError> {
-    let refused = |refusal| refused(queue, refusal);
+async fn wait(plan: &Plan, gate: &Gate, mut ticket: Ticket) -> Result<(Permit, Ready), ProxyError> {
+    let refused = |refusal| refused(gate, refusal);
     let upstream = &plan.route.upstream;
     ticket.approaching().await;
     let Some(_place) = upstream.early_place() else {
@@ -229,8 +229,12 @@ async fn while_wanted<T>(
     }
 }
 
-fn refused(queue: &Queue, refusal: Refusal) -> ProxyError {
-    ProxyError::Refused { refusal, limiter: queue.limiter() }
+fn refused(gate: &Gate, refusal: Refusal) -> ProxyError {
+    match gate.limiter(refusal.limiter()) {
+        Some(limiter) => ProxyError::Refused { refusal, limiter },
+        // It names one of the gate's.
+        None => ProxyError::Draining,
+    }
 }
 
 /// What it takes to send a request.
@@ -260,8 +264,8 @@ async fn send(
         }
     };
     loop {
-        if let (Some(permit), Some(queue)) = (&mut permit, &plan.route.queue) {
-            let confirmed = async { permit.confirm().await.map_err(|refusal| refused(queue, refusal)) };
+        if let (Some(permit), Some(gate)) = (&mut permit, &plan.route.gate) {
+            let confirmed = async { permit.confirm().await.map_err(|refusal| refused(gate, refusal)) };
             if let Err(error) = while_wanted(client, pin!(confirmed)).await {
                 lease.release();
                 return Err(error);

@@ -125,13 +125,12 @@ fn build(
             None => Arc::new(Upstream::new(&key, tasks.clone())?),
         };
         upstreams.insert(key, Arc::clone(&upstream));
-        let unknown = |limiter: &_| {
-            let (route, limiter) = (Arc::clone(&rule.name), Clone::clone(limiter));
-            ProxyBuildError::UnknownLimiter { route, limiter }
-        };
-        let queue = rule.limiter.as_ref().map(|name| limiters.queue(name).ok_or_else(|| unknown(name)));
+        let gate = limiters.gate(rule.limiter.as_slice()).map_err(|source| {
+            let route = Arc::clone(&rule.name);
+            ProxyBuildError::Limiters { route, source }
+        })?;
         let metrics = metrics.route(&rule.name);
-        routes.push(Arc::new(Route { rule: rule.clone(), upstream, queue: queue.transpose()?, metrics }));
+        routes.push(Arc::new(Route { rule: rule.clone(), upstream, gate, metrics }));
     }
     let table = Table::new(routes, metrics.route(NO_ROUTE), config.server.clone(), config.log.access);
     Ok((table, upstreams))

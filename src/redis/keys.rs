@@ -2,20 +2,52 @@
 //!
 //! The braces are literal. On a Redis Cluster they make all keys of a group live in one slot, which one
 //! script call needs. `v1` is the layout of what is stored, so that two versions of weir run side by side.
-//! Names of limiters hold neither `:` nor `+`, so no two keys can be confused.
+//! Names of limiters hold neither `:` nor `+`, and partitions are hexadecimal, so no two keys can be confused.
 
 use crate::limiter::store::Subject;
 
-/// A limiter's book.
+/// The book of a limiter, or of one of its partitions.
 pub(super) fn limiter(prefix: &str, subject: &Subject) -> String {
-    format!("{prefix}:{{{}}}:v1:limiter:{}", subject.group, subject.name)
+    format!("{prefix}:{{{}}}:v1:limiter:{}", subject.group, state(subject))
 }
 
 /// The order of the queue that takes all of `subjects` at once.
 pub(super) fn queue(prefix: &str, subjects: &[Subject]) -> String {
     let group = subjects.first().map_or("", |subject| &subject.group);
-    let names: Vec<&str> = subjects.iter().map(|subject| subject.name.as_str()).collect();
-    format!("{prefix}:{{{group}}}:v1:queue:{}", names.join("+"))
+    let states: Vec<String> = subjects.iter().map(state).collect();
+    format!("{prefix}:{{{group}}}:v1:queue:{}", states.join("+"))
+}
+
+/// Whose state it is: `NAME`, or `NAME:PARTITION`.
+fn state(subject: &Subject) -> String {
+    match &subject.partition {
+        Some(partition) => format!("{}:{partition}", subject.name),
+        None => subject.name.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limiter::Partition;
+    use crate::limiter::limit::LimiterName;
+
+    #[test]
+    fn a_partition_has_keys_of_its_own() {
+        let name = |name: &str| LimiterName::parse(name).unwrap();
+        let subject = |text: &str, partition| Subject {
+            name: name(text),
+            partition,
+            group: "g".into(),
+            rules: [].into(),
+            valid_until: None,
+        };
+        let tenant = Partition::of([Some(&b"tenant"[..])]);
+        let (all, one) = (subject("all", None), subject("one", Some(tenant)));
+        assert_eq!(limiter("weir", &all), "weir:{g}:v1:limiter:all");
+        assert_eq!(limiter("weir", &one), format!("weir:{{g}}:v1:limiter:one:{tenant}"));
+        assert_eq!(queue("weir", &[all, one]), format!("weir:{{g}}:v1:queue:all+one:{tenant}"));
+    }
 }
 
 /// The name of a queue, from its key.

@@ -105,6 +105,7 @@ struct LimiterShared {
     cancelled: IntCounter,
     local: IntCounter,
     allowed: IntCounter,
+    shadow_refused: IntCounter,
     wait: Histogram,
     lateness: Histogram,
     waiting: IntGauge,
@@ -121,10 +122,9 @@ impl LimiterMetrics {
             let configured = families.limiter_limit_permits.with_label_values(&[name, &*limit.label]);
             configured.set(gauge_value(limit.rate.get()));
         }
-        // Nothing pauses or shadows a limiter yet; their series are there, so that an alert can name them.
+        // Nothing pauses a limiter yet; the series is there, so that an alert can name it.
         families.limiter_paused.with_label_values(&[name]);
         let permits = |result| families.permits_total.with_label_values(&[name, result]);
-        permits("shadow_refused");
         let available = |label: &str| families.limiter_available_permits.with_label_values(&[name, label]);
         let shared = LimiterShared {
             granted: permits("granted"),
@@ -132,6 +132,7 @@ impl LimiterMetrics {
             cancelled: permits("cancelled"),
             local: permits("local"),
             allowed: permits("allowed"),
+            shadow_refused: permits("shadow_refused"),
             wait: families.queue_wait_seconds.with_label_values(&[name]),
             lateness: families.slot_lateness_seconds.with_label_values(&[name]),
             waiting: families.queue_waiting.with_label_values(&[name]),
@@ -165,6 +166,11 @@ impl LimiterMetrics {
         self.shared.allowed.inc_by(permits);
     }
 
+    /// Permits that the limiter would have refused if it were enforced.
+    pub fn shadow_refused(&self, permits: u64) {
+        self.shared.shadow_refused.inc_by(permits);
+    }
+
     /// A request waited that long for its permit.
     pub fn waited(&self, wait: Duration) {
         self.shared.wait.observe(wait.as_secs_f64());
@@ -175,12 +181,12 @@ impl LimiterMetrics {
         self.shared.lateness.observe(late.as_secs_f64());
     }
 
-    /// That many requests wait now.
-    pub fn set_waiting(&self, waiting: u32) {
-        self.shared.waiting.set(i64::from(waiting));
+    /// That many requests more wait than before; fewer, if negative.
+    pub fn add_waiting(&self, more: i64) {
+        self.shared.waiting.add(more);
     }
 
-    /// The store said that the limit with this index has that many permits left.
+    /// The limit with this index has that many permits left, in the tightest partition.
     pub fn set_available(&self, limit: usize, permits: u64) {
         if let Some(available) = self.shared.available.get(limit) {
             available.set(gauge_value(permits));

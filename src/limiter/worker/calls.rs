@@ -34,7 +34,9 @@ impl Worker {
     /// Sends the next call if there is anything to say and none is under way.
     pub(super) fn start_call(&mut self, now: Instant) {
         let heartbeat_is_due = self.must_hear() && now >= self.heard + self.heartbeat();
-        let anything = self.limits_changed
+        // An idle queue that nobody holds tells its next request's call; there may be very many of them.
+        let must_tell = self.limits_changed && (self.is_kept || self.must_hear());
+        let anything = must_tell
             || heartbeat_is_due
             || !self.pending.is_empty()
             || (!self.give_back.is_empty() && !self.is_local)
@@ -44,10 +46,14 @@ impl Worker {
             return;
         }
         self.limits_changed = false;
+        let store_now = self.home.now();
+        if self.subjects.iter().any(|subject| subject.valid_until.is_some_and(|until| store_now >= until)) {
+            self.make_subjects();
+        }
         let sent = self.next_call(now);
-        let (store, subjects) = (self.store.clone(), self.subjects.clone());
+        let (home, subjects) = (self.home.clone(), self.subjects.clone());
         self.call = Some(Box::pin(async move {
-            let result = store.reserve(&subjects, &sent.call).await;
+            let result = home.store.reserve(&subjects, &sent.call).await;
             (sent, result)
         }));
     }
@@ -79,7 +85,7 @@ impl Worker {
         let arrivals: Vec<_> = self.pending.drain(..self.pending.len().min(BATCH_MAX)).collect();
         let replaced: usize = replace.iter().map(|(_, count)| count).sum();
         let call = Call {
-            replica: self.fallback.replica,
+            replica: self.queues.fallback.replica,
             known: known.to_vec(),
             give_back,
             exchange: holdings(&exchange),
@@ -110,9 +116,7 @@ impl Worker {
 
     /// How many more requests may wait.
     pub(super) fn room(&self) -> u64 {
-        let limiter = self.shared.limiter.load();
-        let max_waiting = limiter.queue.as_ref().map_or(0, |queue| queue.max_waiting);
-        u64::from(max_waiting).saturating_sub(self.waiting() as u64)
+        u64::from(self.shared.max_waiting()).saturating_sub(self.waiting() as u64)
     }
 
     /// The requests as runs of one cost and one wait.
@@ -147,9 +151,7 @@ impl Worker {
         match slot.source {
             Source::Unlimited => {}
             Source::Local => {
-                let call =
-                    Call { known: vec![0; self.subjects.len()], give_back: vec![holding], ..Call::default() };
-                self.ask_fallback(&call);
+                self.ask_fallback(Call { give_back: vec![holding], ..Call::default() });
             }
             Source::Store => match self.give_back.back_mut() {
                 Some((last, known))

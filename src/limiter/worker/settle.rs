@@ -13,10 +13,14 @@ use crate::limiter::lane::{Stage, Waiter};
 use crate::limiter::limit::{OnStoreFailure, Permits};
 use crate::limiter::memory::share;
 use crate::limiter::permit::{Slot, Source};
-use crate::limiter::queue::Arrival;
+use crate::limiter::queue::{Arrival, Asker};
 use crate::limiter::refusal::Refusal;
 use crate::limiter::reserve::{Answer, Away, Call, Outcome, Violated};
-use crate::limiter::store::{StoreError, Subject};
+use crate::limiter::store::StoreError;
+
+/// The most limiters and partitions whose use is remembered for a time without a store after their queues have ended: some
+/// 30 MB. Beyond it, one begins such a time as if it had not been used.
+const REMEMBERED_MAX: usize = 100_000;
 
 impl Worker {
     pub(super) fn settle(&mut self, sent: Sent, result: Result<Answer, StoreError>) {
@@ -30,7 +34,7 @@ impl Worker {
 
     fn settle_answer(&mut self, sent: Sent, answer: &Answer) {
         let now = Instant::now();
-        self.clock.learn(sent.at, now, answer.now);
+        self.clock = self.home.clock.learn(sent.at, now, answer.now);
         self.heard = sent.at;
         self.is_local = false;
         let moved = self.learn_generations(answer);
@@ -51,14 +55,18 @@ impl Worker {
         if moved || replaced || !sent.exchange.is_empty() {
             self.refuse_overdue(now);
         }
-        if let Some(available) = answer.available.first() {
-            let metrics = self.shared.metrics();
-            for (limit, permits) in available.iter().enumerate() {
-                metrics.set_available(limit, *permits);
-            }
-            let rules = self.subjects[0].rules.iter();
-            self.used = rules.zip(available).map(|(rule, left)| rule.rate.saturating_sub(*left)).collect();
-        }
+        self.learn_use(answer);
+    }
+
+    /// What the fleet has left, and so has used.
+    fn learn_use(&mut self, answer: &Answer) {
+        let members = self.shared.members.iter().zip(&answer.available).zip(self.subjects.iter());
+        let used = members.map(|((member, available), subject)| {
+            member.live.answered(member.partition, available);
+            let rules = subject.rules.iter().zip(available);
+            rules.map(|(rule, left)| rule.holds().saturating_sub(*left)).max().unwrap_or_default()
+        });
+        self.used = used.collect();
     }
 
     /// A slot that was wanted has come.
@@ -135,16 +143,23 @@ impl Worker {
     }
 
     fn join(&mut self, arrival: Arrival, slot: Slot) {
-        let Arrival { cost, arrived, deadline, entry } = arrival;
+        let Arrival { cost, arrived, deadline, asker } = arrival;
+        let Asker::Request(entry) = asker else {
+            // Its request is on its way already.
+            return self.shared.count_used(slot.source, cost);
+        };
         let lane = self.lanes.entry(cost).or_default();
         lane.join(Waiter { arrived, deadline, late: 0, stage: Stage::Asking(entry) });
         lane.hold(slot);
     }
 
-    fn refuse(&self, arrival: Arrival, refusal: Refusal) {
-        self.shared.count_refused(arrival.cost.get());
-        // An error means that the request has left.
-        let _ = arrival.entry.send(Err(refusal));
+    pub(super) fn refuse(&self, arrival: Arrival, refusal: Refusal) {
+        let is_shadow = matches!(arrival.asker, Asker::Shadow);
+        self.shared.count_refused(&refusal, arrival.cost, is_shadow);
+        if let Asker::Request(entry) = arrival.asker {
+            // An error means that the request has left.
+            let _ = entry.send(Err(refusal));
+        }
     }
 
     /// One wanted slot will not come: the last request of the lane goes without.
@@ -152,7 +167,7 @@ impl Worker {
         let Some(lane) = self.lanes.get_mut(&cost) else { return };
         lane.wanted = lane.wanted.saturating_sub(1);
         for waiter in lane.take_without_slot() {
-            self.shared.count_refused(cost.get());
+            self.shared.count_refused(refusal, cost, false);
             waiter.refuse(refusal.clone());
         }
     }
@@ -164,15 +179,16 @@ impl Worker {
             overdue.extend(lane.take_overdue().into_iter().map(|(waiter, due)| (*cost, waiter, due)));
         }
         for (cost, waiter, due) in overdue {
-            self.shared.count_refused(cost.get());
             let delay = Micros::from(due.saturating_duration_since(now)).max(Micros::ONE);
-            waiter.refuse(self.too_far(Some(delay)));
+            let refusal = self.too_far(Some(delay));
+            self.shared.count_refused(&refusal, cost, false);
+            waiter.refuse(refusal);
         }
     }
 
     /// What those are told who no longer fit into their wait.
     fn too_far(&self, delay: Option<Micros>) -> Refusal {
-        let delay = delay.unwrap_or(Micros::from(self.store.lease().to_duration()));
+        let delay = delay.unwrap_or(Micros::from(self.home.store.lease().to_duration()));
         self.refusal(Outcome::TooFar(Away { delay, told: delay, violated: Violated::default() }))
     }
 
@@ -190,11 +206,14 @@ impl Worker {
         }
     }
 
+    /// Names the limiter that refuses without a store.
     fn store_unavailable(&self) -> Refusal {
-        Refusal::StoreUnavailable { limiter: self.shared.limiter.load().name.clone() }
+        let place = self.shared.with_policy(OnStoreFailure::Reject).next().unwrap_or_default();
+        Refusal::StoreUnavailable { limiter: self.subjects[place].name.clone() }
     }
 
-    /// The store did not answer: whoever was in the call is served by the limiter's policy.
+    /// The store did not answer: whoever was in the call is served by the limiters' policies. One that rejects decides for
+    /// all; those that allow everything are otherwise left out.
     ///
     /// Slots booked before stay good. Those that were being given back or exchanged may or may not have been: they
     /// are left charged, unless the store was not asked at all.
@@ -215,23 +234,20 @@ impl Worker {
             self.begin_locally();
         }
         self.heard = Instant::now();
-        match self.shared.limiter.load().on_store_failure {
-            OnStoreFailure::Reject => {
-                let refusal = self.store_unavailable();
-                for (cost, count) in replace {
-                    (0..count).for_each(|_| self.refuse_without_slot(cost, &refusal));
-                }
-                arrivals.into_iter().for_each(|arrival| self.refuse(arrival, refusal.clone()));
+        if self.shared.with_policy(OnStoreFailure::Reject).next().is_some() {
+            let refusal = self.store_unavailable();
+            for (cost, count) in replace {
+                (0..count).for_each(|_| self.refuse_without_slot(cost, &refusal));
             }
-            OnStoreFailure::Allow => {
-                let now = Instant::now();
-                let slot = Slot { at: Micros::ZERO, due: now, source: Source::Unlimited };
-                for (cost, count) in replace {
-                    (0..count).for_each(|_| self.arrived_slot(cost, slot));
-                }
-                arrivals.into_iter().for_each(|arrival| self.join(arrival, slot));
+            arrivals.into_iter().for_each(|arrival| self.refuse(arrival, refusal.clone()));
+        } else if self.shared.with_policy(OnStoreFailure::Local).next().is_some() {
+            self.settle_locally(replace, arrivals);
+        } else {
+            let slot = Slot { at: Micros::ZERO, due: Instant::now(), source: Source::Unlimited };
+            for (cost, count) in replace {
+                (0..count).for_each(|_| self.arrived_slot(cost, slot));
             }
-            OnStoreFailure::Local => self.settle_locally(replace, arrivals),
+            arrivals.into_iter().for_each(|arrival| self.join(arrival, slot));
         }
     }
 
@@ -239,40 +255,58 @@ impl Worker {
     /// used when the store was last heard, and the slots that it still holds.
     ///
     /// A share is the limit divided by the fleet, so a part of the use is the use divided by the fleet: what all
-    /// replicas together have left is what the fleet had left.
+    /// replicas together have left is what the fleet had left. Other queues of a limiter may have charged its use already.
     fn begin_locally(&self) {
-        let Fallback { store, clock, fleet_size, replica } = &*self.fallback;
-        let subject = share(&self.subjects[0], *fleet_size);
-        let used = self.used.iter().max().map_or(0, |used| used.div_ceil(*fleet_size));
-        let mut permits = vec![(clock.at(self.heard), used)];
+        let Fallback { store, clock, fleet_size, replica } = &self.queues.fallback;
+        let mut booked = Vec::new();
         for (cost, lane) in &self.lanes {
-            permits.extend(lane.dues_stored().map(|due| (clock.at(due), cost.get())));
+            booked.extend(lane.dues_stored().map(|due| (clock.at(due), cost.get())));
         }
-        permits.retain(|(_, permits)| *permits > 0);
-        permits.sort_unstable();
-        store.charge_at(clock.now(), &subject, &permits, *replica);
+        for place in self.shared.with_policy(OnStoreFailure::Local) {
+            let subject = share(&self.subjects[place], *fleet_size);
+            let used = self.used.get(place).map_or(0, |used| used.div_ceil(*fleet_size));
+            store.charge_at(clock.now(), &subject, (clock.at(self.heard), used), &booked, *replica);
+        }
+    }
+
+    /// Leaves what is known of the use where the next worker finds it, should the store be away then.
+    pub(super) fn remember_use(&self) {
+        let has_any = self.used.iter().any(|used| *used > 0);
+        let has_room = || self.queues.fallback.store.len() < REMEMBERED_MAX;
+        if has_any && !self.is_local && self.home.store.may_fail() && has_room() {
+            self.begin_locally();
+        }
     }
 
     /// Enforces this replica's share of the limits in its own memory.
     fn settle_locally(&mut self, replace: Vec<(Permits, usize)>, arrivals: Vec<Arrival>) {
         let now = Instant::now();
         let call = Call {
-            replica: self.fallback.replica,
-            known: vec![0; self.subjects.len()],
             runs: self.runs(now, &replace, &arrivals),
             room: self.room() + replace.iter().map(|(_, count)| *count as u64).sum::<u64>(),
             ..Call::default()
         };
-        let answer = self.ask_fallback(&call);
+        let answer = self.ask_fallback(call);
         let clock = self.clock_of(Source::Local, Instant::now());
         let slot = |at: Micros| Slot { at, due: clock.due(at), source: Source::Local };
         self.settle_outcomes(replace, arrivals, &answer.outcomes, slot);
     }
 
-    pub(super) fn ask_fallback(&self, call: &Call) -> Answer {
-        let fleet_size = self.fallback.fleet_size;
-        let subjects: Vec<Subject> = self.subjects.iter().map(|subject| share(subject, fleet_size)).collect();
-        self.fallback.store.reserve_at(self.fallback.clock.now(), &subjects, call)
+    /// Asks this replica's memory for a share of the limiters that are enforced there.
+    pub(super) fn ask_fallback(&self, mut call: Call) -> Answer {
+        let Fallback { store, clock, fleet_size, replica } = &self.queues.fallback;
+        let places: Vec<usize> = self.shared.with_policy(OnStoreFailure::Local).collect();
+        let subjects: Vec<_> =
+            places.iter().map(|place| share(&self.subjects[*place], *fleet_size)).collect();
+        call.replica = *replica;
+        call.known = vec![0; subjects.len()];
+        let mut answer = store.reserve_at(clock.now(), &subjects, &call);
+        for (_, outcome) in &mut answer.outcomes {
+            if let Outcome::TooFar(Away { violated, .. }) | Outcome::Full(Away { violated, .. }) = outcome {
+                violated.limiter = places.get(violated.limiter).copied().unwrap_or_default();
+            }
+        }
+        answer
     }
 }
 

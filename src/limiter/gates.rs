@@ -1,0 +1,298 @@
+//! Gates of several limiters, partitions, scopes and modes, on paused time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt};
+use tokio::time::{Instant, sleep};
+
+use super::limit::{Limiter, LimiterName, Partitioned, Permits};
+use super::memory::MemoryStore;
+use super::reserve::{Answer, Call};
+use super::store::{Inspection, Store, StoreError, Subject};
+use super::tests::{self, gate};
+use super::{Demand, Entered, Gate, Limiters, Partition, Permit, Refusal};
+use crate::clock::{Clock, Micros};
+use crate::telemetry::Metrics;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A memory store that counts its calls, and can be slow or away.
+pub(super) struct Counting {
+    clock: Clock,
+    store: MemoryStore,
+    calls: AtomicU64,
+    is_away: AtomicBool,
+    /// Whether it grants everything and keeps nothing.
+    is_forgetful: AtomicBool,
+    delay: Duration,
+}
+
+impl Store for Counting {
+    fn reserve<'a>(
+        &'a self,
+        subjects: &'a [Subject],
+        call: &'a Call,
+    ) -> BoxFuture<'a, Result<Answer, StoreError>> {
+        async move {
+            self.calls.fetch_add(1, Ordering::Relaxed);
+            if self.is_away.load(Ordering::Relaxed) {
+                return Err(StoreError::Away);
+            }
+            if self.is_forgetful.load(Ordering::Relaxed) {
+                return Ok(MemoryStore::new(self.clock).reserve_at(self.clock.now(), subjects, call));
+            }
+            if self.delay > Duration::ZERO {
+                sleep(self.delay).await;
+            }
+            self.store.reserve(subjects, call).await
+        }
+        .boxed()
+    }
+    fn inspect<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.store.inspect(subject)
+    }
+    fn lease(&self) -> Micros {
+        Micros::from_millis(500)
+    }
+    fn is_up(&self) -> bool {
+        !self.is_away.load(Ordering::Relaxed)
+    }
+}
+
+/// Limiters over such a store.
+pub(super) struct Fleet {
+    pub(super) limiters: Limiters,
+    store: Arc<Counting>,
+    pub(super) metrics: Metrics,
+}
+
+pub(super) fn fleet(limiters: &[Limiter], delay: Duration, linger: Duration) -> Fleet {
+    let (clock, metrics) = (Clock::start(), Metrics::new());
+    let (calls, is_away, is_forgetful) = (AtomicU64::new(0), AtomicBool::new(false), AtomicBool::new(false));
+    let store = MemoryStore::new(clock);
+    let store = Arc::new(Counting { clock, store, calls, is_away, is_forgetful, delay });
+    let fleet = Limiters::lingering(store.clone(), clock, 1, metrics.clone(), linger);
+    let fleet = Fleet { limiters: fleet, store, metrics };
+    fleet.apply(limiters);
+    fleet
+}
+
+impl Fleet {
+    pub(super) fn apply(&self, limiters: &[Limiter]) {
+        let limiters: Vec<_> = limiters.iter().cloned().map(Arc::new).collect();
+        self.limiters.apply(&limiters);
+    }
+
+    pub(super) fn set_away(&self, is_away: bool) {
+        self.store.is_away.store(is_away, Ordering::Relaxed);
+    }
+
+    pub(super) fn set_forgetful(&self) {
+        self.store.is_forgetful.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn calls(&self) -> u64 {
+        self.store.calls.load(Ordering::Relaxed)
+    }
+
+    pub(super) async fn left(&self, name: &str, partition: Option<Partition>) -> Option<u64> {
+        let name = LimiterName::parse(name).unwrap();
+        let state = self.limiters.inspect_one(&name, partition).await.unwrap();
+        state.available.map(|available| available[0])
+    }
+
+    pub(super) fn shows(&self, series: &str) -> bool {
+        self.metrics.render().lines().any(|line| line == series)
+    }
+}
+
+/// `rate` a second, and a wait of that many seconds.
+pub(super) fn limiter(name: &str, rate: u64, seconds: u32) -> Limiter {
+    let limiter = Limiter::clone(&tests::limiter(rate, SECOND, SECOND * seconds));
+    Limiter { name: LimiterName::parse(name).unwrap(), ..limiter }
+}
+
+pub(super) fn partitioned(limiter: Limiter, max_partitions: u32) -> Limiter {
+    Limiter { partitioned: Some(Partitioned { max_partitions }), ..limiter }
+}
+
+pub(super) fn of(value: u64) -> Option<Partition> {
+    Some(Partition::of([Some(&value.to_be_bytes()[..])]))
+}
+
+pub(super) async fn enter(gate: &Gate, partitions: &[Option<Partition>]) -> Result<Entered, Refusal> {
+    gate.enter(partitions, Demand { cost: Permits::ONE, wait_max: None }).await
+}
+
+pub(super) async fn granted(gate: &Gate, partitions: &[Option<Partition>]) -> Permit {
+    match enter(gate, partitions).await {
+        Ok(Entered::Granted(permit)) => permit,
+        Ok(Entered::Waiting(_)) => panic!("it waits"),
+        Err(refusal) => panic!("{refusal}"),
+    }
+}
+
+pub(super) async fn pass(gate: &Gate, partitions: &[Option<Partition>]) -> Result<Instant, Refusal> {
+    let permit = match enter(gate, partitions).await? {
+        Entered::Granted(permit) => permit,
+        Entered::Waiting(ticket) => ticket.turn().await?,
+    };
+    permit.commit();
+    Ok(Instant::now())
+}
+
+pub(super) async fn refused_by(gate: &Gate, partitions: &[Option<Partition>]) -> String {
+    match enter(gate, partitions).await {
+        Err(refusal) => refusal.limiter().to_string(),
+        Ok(_) => panic!("it was let in"),
+    }
+}
+
+const SHORT: Duration = Duration::from_millis(10);
+
+#[tokio::test(start_paused = true)]
+async fn what_one_limiter_refuses_costs_the_others_nothing() {
+    let fleet = fleet(&[limiter("wide", 10, 0), limiter("narrow", 2, 0)], Duration::ZERO, SECOND);
+    let both = gate(&fleet.limiters, &["wide", "narrow"]);
+    granted(&both, &[None, None]).await.commit();
+    granted(&both, &[None, None]).await.commit();
+    for _ in 0..5 {
+        assert_eq!(refused_by(&both, &[None, None]).await, "narrow");
+    }
+    assert_eq!(fleet.left("wide", None).await, Some(8));
+    assert_eq!(fleet.left("narrow", None).await, Some(0));
+    assert!(fleet.shows(r#"weir_permits_total{limiter="narrow",result="refused"} 5"#));
+    assert!(fleet.shows(r#"weir_permits_total{limiter="wide",result="refused"} 0"#));
+    assert!(fleet.shows(r#"weir_permits_total{limiter="wide",result="granted"} 2"#));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_order_of_names_does_not_matter_nor_does_a_name_twice() {
+    let keyed = partitioned(limiter("b", 1, 10), 10);
+    let fleet = fleet(&[limiter("a", 1, 10), keyed], Duration::ZERO, SECOND);
+    let one = gate(&fleet.limiters, &["a", "b"]);
+    let other = gate(&fleet.limiters, &["b", "b", "a"]);
+    granted(&one, &[None, of(1)]).await.commit();
+    let first = enter(&other, &[of(1), of(1), None]).await;
+    assert!(matches!(first, Ok(Entered::Waiting(_))));
+    assert_eq!(fleet.limiters.queues(), 1);
+    let second = tokio::spawn(async move { pass(&one, &[None, of(1)]).await });
+    tokio::task::yield_now().await;
+    assert!(fleet.shows(r#"weir_queue_waiting{limiter="a"} 2"#));
+    drop(first);
+    second.await.unwrap().unwrap();
+    tokio::task::yield_now().await;
+    assert!(fleet.shows(r#"weir_queue_waiting{limiter="a"} 0"#));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tenant_far_behind_holds_nobody_up() {
+    let tenants = partitioned(limiter("tenants", 2, 60), 10);
+    let fleet = fleet(&[limiter("overall", 100, 60), tenants], Duration::ZERO, SECOND);
+    let gate = gate(&fleet.limiters, &["overall", "tenants"]);
+    let busy: Vec<_> = (0..60)
+        .map(|_| {
+            let gate = gate.clone();
+            tokio::spawn(async move { pass(&gate, &[None, of(1)]).await.unwrap() })
+        })
+        .collect();
+    sleep(SHORT).await;
+    assert!(fleet.shows(r#"weir_queue_waiting{limiter="tenants"} 58"#));
+    let start = Instant::now();
+    granted(&gate, &[None, of(2)]).await.commit();
+    granted(&gate, &[None, of(2)]).await.commit();
+    let third = pass(&gate, &[None, of(2)]).await.unwrap();
+    assert!(third - start < SECOND * 12 / 10, "{:?}", third - start);
+    for task in busy {
+        task.await.unwrap();
+    }
+    assert!(start.elapsed() > 28 * SECOND);
+    tokio::task::yield_now().await;
+    assert!(fleet.shows(r#"weir_queue_waiting{limiter="tenants"} 0"#));
+    assert!(fleet.shows(r#"weir_queue_waiting{limiter="overall"} 0"#));
+}
+
+#[tokio::test(start_paused = true)]
+async fn partitions_are_independent_and_the_tightest_is_shown() {
+    let fleet = fleet(&[partitioned(limiter("keyed", 3, 0), 10)], Duration::ZERO, SECOND);
+    let gate = gate(&fleet.limiters, &["keyed"]);
+    for tenant in 0..3 {
+        for _ in 0..=tenant {
+            granted(&gate, &[of(tenant)]).await.commit();
+        }
+    }
+    assert!(matches!(enter(&gate, &[of(2)]).await, Err(Refusal::RateLimited { .. })));
+    granted(&gate, &[of(0)]).await.commit();
+    // Without a value is a partition too.
+    granted(&gate, &[None]).await.commit();
+    assert_eq!(fleet.left("keyed", of(0)).await, Some(1));
+    assert_eq!(fleet.left("keyed", of(2)).await, Some(0));
+    assert_eq!(fleet.left("keyed", None).await, None);
+    assert!(fleet.shows(r#"weir_limiter_available_permits{limit="3/1s",limiter="keyed"} 0"#));
+    // The tightest one has room again, and says so.
+    sleep(SECOND * 11 / 10).await;
+    granted(&gate, &[of(2)]).await.commit();
+    assert!(fleet.shows(r#"weir_limiter_available_permits{limit="3/1s",limiter="keyed"} 2"#));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_further_partition_waits_until_one_has_left() {
+    let fleet = fleet(&[partitioned(limiter("keyed", 10, 1), 2)], Duration::ZERO, SECOND);
+    let gate = gate(&fleet.limiters, &["keyed"]);
+    granted(&gate, &[of(1)]).await.commit();
+    granted(&gate, &[of(2)]).await.commit();
+    let Err(Refusal::QueueFull { retry_after, .. }) = enter(&gate, &[of(3)]).await else { panic!() };
+    assert!(fleet.shows(r#"weir_permits_total{limiter="keyed",result="refused"} 1"#));
+    granted(&gate, &[of(1)]).await.commit();
+    sleep(retry_after.to_duration() + SHORT).await;
+    assert_eq!(fleet.limiters.queues(), 0);
+    granted(&gate, &[of(3)]).await.commit();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_leaves_when_it_is_idle_but_not_while_it_is_needed() {
+    let fleet = fleet(&[limiter("fixed", 1, 60), partitioned(limiter("keyed", 1, 60), 9)], SHORT, SECOND);
+    let (fixed, keyed) = (gate(&fleet.limiters, &["fixed"]), gate(&fleet.limiters, &["keyed"]));
+    granted(&fixed, &[]).await.commit();
+    let permit = granted(&keyed, &[of(1)]).await;
+    sleep(5 * SECOND).await;
+    assert_eq!(fleet.limiters.queues(), 2, "a permit is out, and a gate holds the other");
+    drop(permit);
+    sleep(5 * SECOND).await;
+    assert_eq!(fleet.limiters.queues(), 1);
+    granted(&keyed, &[of(1)]).await.commit();
+    let waits = tokio::spawn(async move { pass(&keyed, &[of(1)]).await });
+    waits.await.unwrap().unwrap();
+    drop(fixed);
+    sleep(5 * SECOND).await;
+    assert_eq!(fleet.limiters.queues(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nobody_is_lost_while_workers_end() {
+    let keyed = partitioned(limiter("keyed", 1_000_000, 60), 1000);
+    let fleet = fleet(&[keyed], Duration::ZERO, Duration::ZERO);
+    let keyed = gate(&fleet.limiters, &["keyed"]);
+    let tasks = (0..8).map(|task| {
+        let keyed = keyed.clone();
+        tokio::spawn(async move {
+            for round in 0..3000 {
+                let permit = granted(&keyed, &[of((task + round) % 5)]).await;
+                if round % 3 == 0 { drop(permit) } else { permit.commit() }
+            }
+        })
+    });
+    let all = futures_util::future::try_join_all(tasks);
+    tokio::time::timeout(60 * SECOND, all).await.expect("somebody waits for ever").unwrap();
+    assert!(fleet.shows(r#"weir_permits_total{limiter="keyed",result="granted"} 16000"#));
+    tokio::time::timeout(60 * SECOND, async {
+        while fleet.limiters.queues() > 0 {
+            sleep(SHORT).await;
+        }
+    })
+    .await
+    .expect("a queue stays");
+}

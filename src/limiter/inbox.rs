@@ -1,0 +1,133 @@
+//! What waits to be looked at by a queue's worker, under one short lock.
+//!
+//! A worker that has nothing to do ends. It closes the inbox in the same moment in which it finds it empty, so whoever
+//! comes is either seen by it or finds the inbox closed, and makes a new queue.
+
+use std::collections::VecDeque;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use crate::limiter::permit::Returned;
+use crate::limiter::queue::{Arrival, Shared};
+
+/// Requests that may lie between those who enter and the worker while a call to the store is under way: what a
+/// replica takes in during a store's whole deadline at 100 000 requests a second.
+const INTAKE_MAX: usize = 16_384;
+
+/// What an intake of more places gives back when it is empty: a batch is about as large under load.
+const INTAKE_KEPT: usize = 1024;
+
+#[derive(Default)]
+pub(super) struct Inbox {
+    pub(super) has_ended: bool,
+    /// How many hold the queue, so that it does not end.
+    pub(super) kept: u32,
+    arrivals: VecDeque<Arrival>,
+    /// Bounded by the permits and tickets that are out.
+    returned: Vec<Returned>,
+    /// Whether a waiting request has left.
+    pub(super) left: bool,
+    /// Whether a limiter has changed.
+    pub(super) changed: bool,
+    /// Whether weir is shutting down.
+    pub(super) closing: bool,
+}
+
+/// Why an arrival was not taken.
+pub(super) enum Unsent {
+    /// Nobody looks any more.
+    Ended,
+    /// Too many are there.
+    Full,
+}
+
+/// What the worker has not seen yet.
+pub(super) struct News {
+    pub(super) returned: Vec<Returned>,
+    pub(super) left: bool,
+    pub(super) changed: bool,
+    pub(super) closing: bool,
+    pub(super) is_kept: bool,
+}
+
+impl Inbox {
+    pub(super) fn push(&mut self, arrival: Arrival) -> Result<(), Unsent> {
+        if self.has_ended {
+            return Err(Unsent::Ended);
+        }
+        if self.arrivals.len() >= INTAKE_MAX {
+            return Err(Unsent::Full);
+        }
+        self.arrivals.push_back(arrival);
+        Ok(())
+    }
+
+    pub(super) fn hand_back(&mut self, returned: Returned) {
+        if !self.has_ended {
+            self.returned.push(returned);
+        }
+    }
+
+    pub(super) fn keep(&mut self) -> bool {
+        self.kept += u32::from(!self.has_ended);
+        !self.has_ended
+    }
+
+    /// Tells what has happened, and moves as many arrivals as fit behind those in `pending`.
+    pub(super) fn news(&mut self, pending: &mut VecDeque<Arrival>, pending_max: usize) -> News {
+        if pending.is_empty() && self.arrivals.len() <= pending_max {
+            // The two take turns, so that under load nothing is allocated.
+            std::mem::swap(pending, &mut self.arrivals);
+            self.arrivals.shrink_to(INTAKE_KEPT);
+        } else {
+            let room = pending_max.saturating_sub(pending.len()).min(self.arrivals.len());
+            pending.extend(self.arrivals.drain(..room));
+        }
+        News {
+            returned: std::mem::take(&mut self.returned),
+            left: std::mem::take(&mut self.left),
+            changed: std::mem::take(&mut self.changed),
+            closing: self.closing,
+            is_kept: self.kept > 0,
+        }
+    }
+
+    pub(super) fn end_if_idle(&mut self) -> bool {
+        let is_idle = self.kept == 0 && self.arrivals.is_empty() && self.returned.is_empty();
+        self.has_ended |= is_idle;
+        is_idle
+    }
+
+    /// Takes everything, and nothing any more from now on.
+    pub(super) fn end(&mut self) -> (VecDeque<Arrival>, Vec<Returned>) {
+        self.has_ended = true;
+        (std::mem::take(&mut self.arrivals), std::mem::take(&mut self.returned))
+    }
+}
+
+/// Holds a queue for as long as it lives.
+pub(super) struct Kept(Arc<Shared>);
+
+impl Kept {
+    pub(super) fn new(shared: Arc<Shared>) -> Kept {
+        Kept(shared)
+    }
+
+    pub(super) fn queue(&self) -> Arc<Shared> {
+        self.0.clone()
+    }
+}
+
+impl Deref for Kept {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.0.unkeep();
+    }
+}

@@ -1,0 +1,235 @@
+//! One limiter of this process as all its queues see it: how it is configured now, who uses it, and what became of its
+//! permits. Knows no queue.
+
+use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::{ArcSwap, Guard};
+use tokio::time::{Duration, Instant};
+
+use crate::clock::{Clock, Micros};
+use crate::limiter::limit::Limiter;
+use crate::limiter::partition::Partition;
+use crate::limiter::refusal::Refusal;
+use crate::limiter::store::{Store, Subject};
+use crate::limiter::store_clock::SharedClock;
+use crate::telemetry::LimiterMetrics;
+
+/// For how long the tightest partition is shown after its last answer, before any other may take its place: a scrape
+/// or two.
+const TIGHTEST_FOR: Duration = Duration::from_secs(30);
+
+/// A map is made smaller when it is down to this part of what it could hold.
+const SPARSE: usize = 4;
+
+/// Where the state of limiters lives, and what this replica knows of that place's clock.
+pub(super) struct Home {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) clock: SharedClock,
+    /// The best guess until it has been heard.
+    pub(super) wall: Clock,
+}
+
+impl Home {
+    /// About what the store's clock shows.
+    pub(super) fn now(&self) -> Micros {
+        let now = Instant::now();
+        self.clock.heard().map_or_else(|| self.wall.at(now), |clock| clock.earliest(now))
+    }
+}
+
+/// What became of a limiter's requests since this process started, over all its queues.
+#[derive(Default)]
+pub(super) struct Counts {
+    waiting: AtomicI64,
+    granted: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Counts {
+    pub(super) fn waiting(&self) -> u32 {
+        u32::try_from(self.waiting.load(Ordering::Relaxed).max(0)).unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn granted(&self) -> u64 {
+        self.granted.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+}
+
+/// The partition whose answer the metrics show.
+struct Tightest {
+    partition: Option<Partition>,
+    /// What it has left under its tightest limit, in thousandths.
+    left: u64,
+    at: Instant,
+}
+
+/// A limiter in use. Whether it is partitioned, and its scope, never change: a reload that changes those makes another.
+pub(super) struct Live {
+    limiter: ArcSwap<Limiter>,
+    metrics: ArcSwap<LimiterMetrics>,
+    is_shadow: AtomicBool,
+    is_partitioned: bool,
+    pub(super) home: Arc<Home>,
+    pub(super) counts: Arc<Counts>,
+    /// How many live queues each partition has.
+    partitions: Mutex<HashMap<Partition, u32>>,
+    tightest: Mutex<Option<Tightest>>,
+}
+
+impl Live {
+    pub(super) fn new(
+        limiter: Arc<Limiter>,
+        metrics: LimiterMetrics,
+        home: Arc<Home>,
+        counts: Arc<Counts>,
+    ) -> Live {
+        let (is_shadow, is_partitioned) =
+            (AtomicBool::new(limiter.is_shadow()), limiter.partitioned.is_some());
+        let (limiter, metrics) = (ArcSwap::new(limiter), ArcSwap::from_pointee(metrics));
+        let (partitions, tightest) = (Mutex::default(), Mutex::default());
+        Live { limiter, metrics, is_shadow, is_partitioned, home, counts, partitions, tightest }
+    }
+
+    /// As configured now.
+    pub(super) fn limiter(&self) -> Guard<Arc<Limiter>> {
+        self.limiter.load()
+    }
+
+    pub(super) fn metrics(&self) -> Guard<Arc<LimiterMetrics>> {
+        self.metrics.load()
+    }
+
+    /// Puts a changed limiter in force. Its queues must be told.
+    pub(super) fn change(&self, limiter: Arc<Limiter>, metrics: LimiterMetrics) {
+        self.is_shadow.store(limiter.is_shadow(), Ordering::Relaxed);
+        self.limiter.store(limiter);
+        self.metrics.store(Arc::new(metrics));
+        // The series of a new limit have not been set.
+        *self.tightest.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Whether it stands outside all-or-nothing.
+    pub(super) fn is_shadow(&self) -> bool {
+        self.is_shadow.load(Ordering::Relaxed)
+    }
+
+    /// Whether it has a state for each value of a key.
+    pub(super) fn is_partitioned(&self) -> bool {
+        self.is_partitioned
+    }
+
+    pub(super) fn add_waiting(&self, more: i64) {
+        self.counts.waiting.fetch_add(more, Ordering::Relaxed);
+        self.metrics().add_waiting(more);
+    }
+
+    pub(super) fn count_granted(&self, cost: u64) {
+        self.counts.granted.fetch_add(cost, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_refused(&self, cost: u64) {
+        self.counts.refused.fetch_add(cost, Ordering::Relaxed);
+        self.metrics().refused(cost);
+    }
+
+    /// Shows what a partition has left, if none that has less was heard of lately. The one that is shown stays so until
+    /// another has as little, or until it has not been heard of for [`TIGHTEST_FOR`].
+    pub(super) fn answered(&self, partition: Option<Partition>, available: &[u64]) {
+        let limiter = self.limiter.load();
+        let left =
+            limiter.limits.iter().zip(available).map(|(limit, left)| left * 1000 / limit.cost_max().get());
+        let (left, at) = (left.min().unwrap_or_default(), Instant::now());
+        let mut tightest = self.tightest.lock().unwrap_or_else(PoisonError::into_inner);
+        let gives_way = |shown: &Tightest| {
+            shown.partition == partition || left <= shown.left || at - shown.at >= TIGHTEST_FOR
+        };
+        if tightest.as_ref().is_none_or(gives_way) {
+            *tightest = Some(Tightest { partition, left, at });
+            let metrics = self.metrics();
+            for (limit, permits) in available.iter().enumerate() {
+                metrics.set_available(limit, *permits);
+            }
+        }
+    }
+
+    /// Makes room for one more queue of a partition.
+    fn admit(&self, partition: Partition, retry_after: Duration) -> Result<(), Refusal> {
+        let limiter = self.limiter.load();
+        let partitions_max = limiter.partitioned.map_or(u32::MAX, |partitioned| partitioned.max_partitions);
+        let mut partitions = self.partitions.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_full = partitions.len() >= usize::try_from(partitions_max).unwrap_or(usize::MAX);
+        if is_full && !partitions.contains_key(&partition) {
+            let (limiter, retry_after) = (limiter.name.clone(), retry_after.into());
+            return Err(Refusal::QueueFull { limiter, limit: 0, retry_after });
+        }
+        *partitions.entry(partition).or_default() += 1;
+        Ok(())
+    }
+
+    fn dismiss(&self, partition: Partition) {
+        let mut partitions = self.partitions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(queues) = partitions.get_mut(&partition) {
+            *queues -= 1;
+            if *queues == 0 {
+                partitions.remove(&partition);
+                shrink(&mut partitions);
+            }
+        }
+    }
+}
+
+/// Gives memory back when a map has become sparse; a few at a time, so that it stays cheap on average.
+pub(super) fn shrink<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
+    if map.capacity() > 64 && map.len() < map.capacity() / SPARSE / 2 {
+        map.shrink_to(map.len() * 2);
+    }
+}
+
+/// A limiter, or one of its partitions, as a part of a queue.
+#[derive(Clone)]
+pub(super) struct Member {
+    pub(super) live: Arc<Live>,
+    pub(super) partition: Option<Partition>,
+}
+
+impl Member {
+    /// What a store needs to know of it, as configured now.
+    pub(super) fn subject(&self) -> Subject {
+        Subject::new(&self.live.limiter(), self.partition, self.live.home.now())
+    }
+
+    /// Counts one more queue of it. `retry_after` is for who is refused.
+    pub(super) fn admit(&self, retry_after: Duration) -> Result<(), Refusal> {
+        self.partition.map_or(Ok(()), |partition| self.live.admit(partition, retry_after))
+    }
+
+    /// Counts one queue less.
+    pub(super) fn dismiss(&self) {
+        if let Some(partition) = self.partition {
+            self.live.dismiss(partition);
+        }
+    }
+}
+
+impl PartialEq for Member {
+    /// The same limiter, not one that has taken its place under the same name.
+    fn eq(&self, other: &Member) -> bool {
+        Arc::ptr_eq(&self.live, &other.live) && self.partition == other.partition
+    }
+}
+
+impl Eq for Member {}
+
+impl Hash for Member {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        Arc::as_ptr(&self.live).hash(state);
+        self.partition.hash(state);
+    }
+}
