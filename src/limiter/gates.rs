@@ -193,12 +193,11 @@ async fn a_tenant_far_behind_holds_nobody_up() {
     let tenants = partitioned(limiter("tenants", 2, 60), 10);
     let fleet = fleet(&[limiter("overall", 100, 60), tenants], Duration::ZERO, SECOND);
     let gate = gate(&fleet.limiters, &["overall", "tenants"]);
-    let busy: Vec<_> = (0..60)
-        .map(|_| {
-            let gate = gate.clone();
-            tokio::spawn(async move { pass(&gate, &[None, of(1)]).await.unwrap() })
-        })
-        .collect();
+    let passes = |tenant| {
+        let gate = gate.clone();
+        async move { pass(&gate, &[None, of(tenant)]).await.unwrap() }
+    };
+    let busy: Vec<_> = (0..60).map(|_| tokio::spawn(passes(1))).collect();
     sleep(SHORT).await;
     assert!(fleet.shows(r#"weir_queue_waiting{limiter="tenants"} 58"#));
     let start = Instant::now();
@@ -276,15 +275,16 @@ async fn nobody_is_lost_while_workers_end() {
     let keyed = partitioned(limiter("keyed", 1_000_000, 60), 1000);
     let fleet = fleet(&[keyed], Duration::ZERO, Duration::ZERO);
     let keyed = gate(&fleet.limiters, &["keyed"]);
-    let tasks = (0..8).map(|task| {
+    let enters = |task: u64| {
         let keyed = keyed.clone();
-        tokio::spawn(async move {
+        async move {
             for round in 0..3000 {
                 let permit = granted(&keyed, &[of((task + round) % 5)]).await;
                 if round % 3 == 0 { drop(permit) } else { permit.commit() }
             }
-        })
-    });
+        }
+    };
+    let tasks: Vec<_> = (0..8).map(|task| tokio::spawn(enters(task))).collect();
     let all = futures_util::future::try_join_all(tasks);
     tokio::time::timeout(60 * SECOND, all).await.expect("somebody waits for ever").unwrap();
     assert!(fleet.shows(r#"weir_permits_total{limiter="keyed",result="granted"} 16000"#));

@@ -222,3 +222,53 @@ pub fn share(subject: &Subject, fleet_size: u64) -> Subject {
     });
     Subject { rules: divided.collect::<Arc<[_]>>(), ..subject.clone() }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::limiter::limit::Limiter;
+    use crate::limiter::reserve::Run;
+    use crate::limiter::tests::limiter;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn partition(limiter: &Limiter, value: u64) -> Subject {
+        Subject::new(limiter, Some(Partition::of([Some(&value.to_be_bytes()[..])])))
+    }
+
+    #[tokio::test]
+    async fn what_has_expired_is_forgotten_by_calls_of_others() {
+        let (clock, limiter) = (Clock::start(), limiter(2, SECOND, SECOND));
+        let store = MemoryStore::new(clock);
+        let run = Run { cost: 1, wait_max: Micros::ZERO, count: 1 };
+        let call = Call { known: vec![0], runs: vec![run], ..Call::default() };
+        let now = clock.now();
+        for value in 0..5000 {
+            store.reserve_at(now, &[partition(&limiter, value)], &call);
+        }
+        assert_eq!(store.len(), 5000);
+        // What is used goes on, each other call forgets a few.
+        let later = now + Micros::from_millis(1500);
+        for value in 0..1000 {
+            store.reserve_at(later, &[partition(&limiter, value % 3)], &call);
+        }
+        assert_eq!(store.len(), 3);
+        let state = store.state.lock().unwrap();
+        assert!(state.books.due.len() <= 3 && state.books.states.capacity() < 1000);
+    }
+
+    #[tokio::test]
+    async fn what_is_used_elsewhere_is_charged_once() {
+        let (clock, limiter) = (Clock::start(), limiter(10, SECOND, SECOND));
+        let (store, now) = (MemoryStore::new(clock), clock.now());
+        let subject = partition(&limiter, 1);
+        let left = || store.inspect_at(now, &subject).available[0];
+        store.charge_at(now, &subject, (now, 4), &[], 1);
+        store.charge_at(now, &subject, (now, 4), &[], 1);
+        assert_eq!(left(), 6);
+        store.charge_at(now, &subject, (now, 7), &[(now + Micros::ONE, 1)], 1);
+        assert_eq!(left(), 3);
+    }
+}

@@ -86,6 +86,22 @@ async fn a_gate_of_shadows_lets_everything_pass_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_shadow_is_bounded_when_the_store_is_slow() {
+    let fleet = fleet(&[shadow(limiter("counts", 1_000_000, 0))], 600 * SECOND, SECOND);
+    let gate = gate(&fleet.limiters, &["counts"]);
+    for _ in 0..20_000 {
+        granted(&gate, &[]).await.commit();
+    }
+    let name = LimiterName::parse("counts").unwrap();
+    let state = fleet.limiters.inspect_one(&name, None).await.unwrap();
+    assert_eq!((state.waiting, state.refused), (0, 0));
+    let text = fleet.metrics.render();
+    let series = r#"weir_permits_total{limiter="counts",result="shadow_refused"} "#;
+    let refused = text.lines().find_map(|line| line.strip_prefix(series)).unwrap();
+    assert!((2000..4000).contains(&refused.parse().unwrap()), "{refused}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_mode_changes_with_a_reload() {
     let fleet = fleet(&[limiter("api", 1, 0)], Duration::ZERO, SECOND);
     let gate = gate(&fleet.limiters, &["api"]);
@@ -213,7 +229,6 @@ async fn what_was_used_is_remembered_when_the_worker_has_ended() {
 /// Not with the others: it measures the whole process. Run it with `--ignored --nocapture`.
 #[tokio::test]
 #[ignore = "measures the whole process"]
-#[expect(clippy::print_stdout, reason = "the figure is what it is for")]
 async fn a_live_idle_queue_is_small() {
     const QUEUES: u64 = 100_000;
     let resident = || {

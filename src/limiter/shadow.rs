@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::limiter::limit::Permits;
 use crate::limiter::live::Member;
-use crate::limiter::queue::{Asker, Demand};
+use crate::limiter::queue::{Asker, Demand, Shared};
 use crate::limiter::queues::Queues;
 use crate::limiter::refusal::Refusal;
 
@@ -31,18 +31,21 @@ impl Shadows {
     pub(super) fn charge(&self, cost: Permits) {
         let demand = Demand { cost, wait_max: None };
         for member in &*self.members {
-            loop {
-                match self.queues.find(slice::from_ref(member)) {
-                    Ok(queue) => match queue.push(demand, Asker::Shadow) {
-                        Ok(false) => continue,
-                        // A refusal has been counted.
-                        Ok(true) | Err(_) => {}
-                    },
-                    // weir is shutting down: it would not have been refused.
-                    Err(Refusal::Closed { .. }) => {}
-                    Err(_) => member.live.metrics().shadow_refused(cost.get()),
-                }
-                break;
+            // Whoever finds a queue that has ended looks for the next; a refusal has been counted.
+            while let Some(queue) = self.queue(member, cost)
+                && matches!(queue.push(demand, Asker::Shadow), Ok(false))
+            {}
+        }
+    }
+
+    fn queue(&self, member: &Member, cost: Permits) -> Option<Arc<Shared>> {
+        match self.queues.find(slice::from_ref(member)) {
+            Ok(queue) => Some(queue),
+            // weir is shutting down: it would not have been refused.
+            Err(Refusal::Closed { .. }) => None,
+            Err(_) => {
+                member.live.metrics().shadow_refused(cost.get());
+                None
             }
         }
     }

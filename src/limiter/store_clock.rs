@@ -103,3 +103,24 @@ impl SharedClock {
 fn drift(passed: Micros) -> Micros {
     Micros(passed.0 / 1_000_000 * DRIFT_PER_MILLION + passed.0 % 1_000_000 * DRIFT_PER_MILLION / 1_000_000)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_heard_late_does_not_move_the_bounds_back() {
+        let start = Instant::now();
+        let after = |millis| start + Duration::from_millis(millis);
+        let shown = |millis| Micros::from_millis(1_000_000 + millis);
+        let clock = SharedClock::unheard();
+        clock.learn(after(99), after(100), shown(100));
+        // Another worker's answer, from before.
+        let known = clock.learn(after(10), after(50), shown(30));
+        for millis in [50, 100, 1000] {
+            assert!(known.earliest(after(millis).max(after(100))) <= shown(millis.max(100)));
+            assert!(known.latest(after(millis)) >= shown(millis));
+        }
+        assert!(known.latest(after(100)) <= shown(102));
+    }
+}
