@@ -158,6 +158,8 @@ impl App {
         let admin_address = address("admin.listen", config.admin.listen, &admin_listener)?;
         let limiters = limiters(&config, &metrics, &tasks, &end)?;
         limiters.apply(&config.limiters);
+        let (following, ended) = (limiters.clone(), end.clone());
+        tasks.spawn(async move { ended.run_until_cancelled(following.follow()).await });
         let proxy = Proxy::new(metrics.clone(), &config, &limiters)?;
         metrics.started(unix_seconds());
 

@@ -7,6 +7,8 @@ use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use crate::limiter::learnt::Learnt;
+use crate::limiter::order::Room;
 use crate::limiter::permit::Returned;
 use crate::limiter::queue::{Arrival, Shared};
 
@@ -31,6 +33,10 @@ pub(super) struct Inbox {
     pub(super) changed: bool,
     /// Whether weir is shutting down.
     pub(super) closing: bool,
+    /// Room that was announced.
+    pub(super) room: Option<Room>,
+    /// What requests can be refused by without asking.
+    pub(super) learnt: Option<Box<Learnt>>,
 }
 
 /// Why an arrival was not taken.
@@ -48,6 +54,7 @@ pub(super) struct News {
     pub(super) changed: bool,
     pub(super) closing: bool,
     pub(super) is_kept: bool,
+    pub(super) room: Option<Room>,
 }
 
 impl Inbox {
@@ -89,6 +96,7 @@ impl Inbox {
             changed: std::mem::take(&mut self.changed),
             closing: self.closing,
             is_kept: self.kept > 0,
+            room: self.room.take(),
         }
     }
 

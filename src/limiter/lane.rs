@@ -131,6 +131,11 @@ impl Lane {
         self.slots.iter().filter(|slot| slot.source == Source::Store).map(|slot| slot.due)
     }
 
+    /// The last slot, if it is the store's.
+    pub(super) fn last_stored(&self) -> Option<&Slot> {
+        self.slots.back().filter(|slot| slot.source == Source::Store)
+    }
+
     /// Whether a slot of the store is held: then its changes must be heard of.
     pub(super) fn holds_stored(&self) -> bool {
         self.slots.iter().any(|slot| slot.source == Source::Store)
@@ -185,6 +190,13 @@ impl Lane {
         let (gone, kept) = self.slots.drain(..).partition(|slot| slot.source == Source::Store && void(slot));
         self.slots = kept;
         gone
+    }
+
+    /// The store's slots for which `trades` holds, up to `count` of the last ones.
+    pub(super) fn take_last(&mut self, count: usize, trades: impl Fn(&Slot) -> bool) -> VecDeque<Slot> {
+        let is_one = |slot: &&Slot| slot.source == Source::Store && trades(slot);
+        let later = self.slots.iter().rev().take(count).take_while(is_one).count();
+        self.slots.split_off(self.slots.len() - later)
     }
 
     /// Takes out the requests whose slot lies behind their deadline, each with its slot's instant. Those behind move up.

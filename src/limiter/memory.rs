@@ -235,7 +235,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn partition(limiter: &Limiter, value: u64) -> Subject {
-        Subject::new(limiter, Some(Partition::of([Some(&value.to_be_bytes()[..])])))
+        Subject::new(limiter, Some(Partition::of([Some(&value.to_be_bytes()[..])])), Micros::ZERO)
     }
 
     #[tokio::test]

@@ -23,6 +23,7 @@
 //! - [`queue`]: the way in, and a place in it; `inbox`: what its worker has not seen yet.
 //! - `shadow`: limiters that only count.
 //! - `worker`: the task that owns a queue; `lane`: its requests of one cost, and their slots.
+//! - `learnt`: refusing without asking.
 //! - [`permit`]: the right to send, which settles itself.
 //! - [`refusal`]: why not, and when.
 
@@ -36,6 +37,7 @@ mod inbox;
 #[cfg(test)]
 mod interleavings;
 mod lane;
+mod learnt;
 pub mod limit;
 mod live;
 pub mod memory;

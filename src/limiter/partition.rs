@@ -25,6 +25,13 @@ impl Partition {
         bits.copy_from_slice(&hash.finalize()[..16]);
         Partition(bits)
     }
+
+    /// The partition that is shown so.
+    pub fn parse(text: &str) -> Option<Partition> {
+        let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let bits = u128::from_str_radix(text, 16).ok().filter(|_| digits)?;
+        Some(Partition(bits.to_be_bytes()))
+    }
 }
 
 impl fmt::Display for Partition {
@@ -51,6 +58,9 @@ mod tests {
         assert_ne!(of(&[Some("a"), Some("bc")]), of(&[Some("ab"), Some("c")]));
         assert_ne!(of(&[None]), of(&[Some("")]));
         assert_ne!(of(&[None, Some("a")]), of(&[Some("a"), None]));
-        assert_eq!(of(&[Some("a")]).to_string().len(), 32);
+        let shown = of(&[Some("a")]).to_string();
+        assert_eq!(shown.len(), 32);
+        assert_eq!(Partition::parse(&shown), Some(of(&[Some("a")])));
+        assert_eq!(Partition::parse("+1"), None);
     }
 }

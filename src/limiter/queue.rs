@@ -13,8 +13,10 @@ use tokio::time::Instant;
 
 use crate::clock::Micros;
 use crate::limiter::inbox::{Inbox, Kept, News, Unsent};
+use crate::limiter::learnt::Learnt;
 use crate::limiter::limit::{LimiterName, OnStoreFailure, Permits};
 use crate::limiter::live::{Live, Member};
+use crate::limiter::order::Room;
 use crate::limiter::permit::{Permit, Returned, Source};
 use crate::limiter::refusal::Refusal;
 use crate::limiter::shadow::Shadows;
@@ -153,7 +155,16 @@ impl Shared {
         }
         let wait = self.wait_max().min(wait_max.unwrap_or(Duration::MAX));
         let arrived = Instant::now();
-        let sent = self.inbox().push(Arrival { cost, arrived, deadline: arrived + wait, asker });
+        let arrival = Arrival { cost, arrived, deadline: arrived + wait, asker };
+        let sent = {
+            let mut inbox = self.inbox();
+            let known = inbox.learnt.as_mut().and_then(|learnt| learnt.refuse(cost, arrival.deadline));
+            if let Some(refusal) = known {
+                drop(inbox);
+                return refused(refusal);
+            }
+            inbox.push(arrival)
+        };
         match sent {
             Ok(()) => {
                 self.wake.notify_one();
@@ -175,8 +186,30 @@ impl Shared {
 
     /// Tells the worker that a limiter has changed.
     pub(super) fn tell_changed(&self) {
-        self.inbox().changed = true;
+        let mut inbox = self.inbox();
+        inbox.changed = true;
+        inbox.learnt = None;
+        drop(inbox);
         self.wake.notify_one();
+    }
+
+    /// Tells the worker of room that was given back before the queue's last slot.
+    pub(super) fn tell_room(&self, room: Room) {
+        let mut inbox = self.inbox();
+        inbox.room = Some(room);
+        inbox.learnt = None;
+        drop(inbox);
+        self.wake.notify_one();
+    }
+
+    /// What requests are refused by from now on, without asking.
+    pub(super) fn learn(&self, learnt: Option<Box<Learnt>>) {
+        self.inbox().learnt = learnt;
+    }
+
+    /// By how far such refusals have moved what the store tells.
+    pub(super) fn take_moved(&self) -> Micros {
+        self.inbox().learnt.as_mut().map(|learnt| learnt.take_moved()).unwrap_or_default()
     }
 
     /// Tells the worker to refuse everybody and to end.

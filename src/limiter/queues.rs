@@ -10,6 +10,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::limiter::inbox::Kept;
 use crate::limiter::live::{Member, shrink};
+use crate::limiter::order::Room;
 use crate::limiter::queue::Shared;
 use crate::limiter::refusal::Refusal;
 use crate::limiter::worker::{Fallback, Worker};
@@ -113,6 +114,14 @@ impl Queues {
                 queue.tell_changed();
             }
         });
+    }
+
+    /// Tells the queue of these, if there is one, of room that was given back before its last slot.
+    pub(super) fn tell_room(&self, members: &[Member], room: Room) {
+        let queue = self.shard(members).get(members).cloned();
+        if let Some(queue) = queue {
+            queue.tell_room(room);
+        }
     }
 
     /// Refuses all who wait and all who come, gives their slots back, and ends when every worker has ended.

@@ -3,6 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Duration;
 
 use crate::clock::Clock;
@@ -12,7 +13,7 @@ use crate::limiter::live::{Home, Live, Member};
 use crate::limiter::memory::MemoryStore;
 use crate::limiter::partition::Partition;
 use crate::limiter::queues::{LINGER, Queues};
-use crate::limiter::store::Store;
+use crate::limiter::store::{Announcement, Store};
 use crate::limiter::store_clock::SharedClock;
 use crate::limiter::worker::Fallback;
 use crate::telemetry::Metrics;
@@ -185,6 +186,35 @@ impl Limiters {
             limiter.on_store_failure == OnStoreFailure::Reject && !limiter.is_shadow()
         };
         !self.lives().iter().any(|live| rejects(live) && !live.home.store.is_up())
+    }
+
+    /// Passes on what other replicas announce, until they no longer can.
+    pub async fn follow(&self) {
+        let Some(mut announcements) = self.inner.overall.store.announcements() else { return };
+        loop {
+            match announcements.recv().await {
+                Ok(announcement) => self.announced(&announcement),
+                // What was missed is heard with the next answer.
+                Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => return,
+            }
+        }
+    }
+
+    fn announced(&self, announcement: &Announcement) {
+        let lives = self.lives();
+        let member = |text: &str| {
+            let (name, partition) = text.split_once(':').map_or((text, None), |(name, of)| (name, Some(of)));
+            let live = lives.iter().find(|live| live.limiter().name.as_str() == name)?.clone();
+            let partition = partition.map(Partition::parse);
+            partition
+                .is_none_or(|partition| partition.is_some())
+                .then(|| Member { live, partition: partition.flatten() })
+        };
+        // Another replica's configuration may know limiters that this one does not.
+        if let Some(members) = announcement.queue.split('+').map(member).collect::<Option<Vec<_>>>() {
+            self.inner.queues.tell_room(&members, announcement.room);
+        }
     }
 
     /// Refuses all who wait, gives their slots back, and ends when every worker has ended.

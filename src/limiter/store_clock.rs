@@ -54,6 +54,12 @@ impl StoreClock {
         self.latest + passed + drift(passed) + Micros::ONE
     }
 
+    /// Until then the store's clock has surely not reached an instant.
+    pub fn not_before(&self, slot: Micros) -> Instant {
+        let distance = slot - self.latest - Micros::ONE;
+        self.anchor + (distance - drift(distance)).to_duration()
+    }
+
     /// The instant from which a slot is due: the lower bound has reached it.
     pub fn due(&self, slot: Micros) -> Instant {
         let distance = (slot - self.earliest).0;

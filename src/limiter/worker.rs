@@ -32,6 +32,7 @@ use crate::limiter::lane::{LATE_MAX, Lane, Stage, Waiter};
 use crate::limiter::limit::Permits;
 use crate::limiter::live::{Home, Member};
 use crate::limiter::memory::MemoryStore;
+use crate::limiter::order::Room;
 use crate::limiter::permit::{LatePermit, Permit, Returned, Slot, Source, Whose};
 use crate::limiter::queue::{Arrival, Entered, Shared, Ticket};
 use crate::limiter::queues::Queues;
@@ -84,6 +85,10 @@ pub(super) struct Worker {
     /// which would waste its room; so the whole lane is booked anew, and takes on the pace at which this
     /// replica really sends.
     rebook: BTreeSet<Permits>,
+    /// Room before the queue's last slot, as last heard.
+    room: Option<Room>,
+    /// Such room for which nothing could be traded.
+    fruitless: Option<Room>,
     /// What the fleet had used of each limiter, as last heard.
     used: Box<[u64]>,
     /// Whether the store has failed since it was last heard.
@@ -117,6 +122,8 @@ impl Worker {
             void_known: known,
             replace: BTreeMap::new(),
             rebook: BTreeSet::new(),
+            room: None,
+            fruitless: None,
             used: Box::default(),
             is_local: false,
             limits_changed: false,
@@ -159,6 +166,9 @@ impl Worker {
         if news.changed {
             self.make_subjects();
             self.limits_changed = true;
+        }
+        if let Some(room) = news.room {
+            self.room = Some(room);
         }
         if news.left {
             self.lanes.values_mut().for_each(Lane::forget_those_who_left);

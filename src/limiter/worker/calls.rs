@@ -8,6 +8,7 @@ use super::{BATCH_MAX, Worker};
 use crate::clock::Micros;
 use crate::limiter::lane::{DEADLINE_SLACK, Lane};
 use crate::limiter::limit::Permits;
+use crate::limiter::order::Room;
 use crate::limiter::permit::{Slot, Source};
 use crate::limiter::queue::Arrival;
 use crate::limiter::reserve::{Call, Holding, Run};
@@ -17,6 +18,9 @@ const RUN_SPREAD: Duration = Duration::from_millis(1);
 
 /// Slots that are due sooner are about to be used, and are not booked anew.
 const REBOOK_MARGIN: Duration = Duration::from_millis(20);
+
+/// The most slots that are traded in one call.
+const TRADE_MAX: usize = 16;
 
 /// A call, and for whom it was made.
 pub(super) struct Sent {
@@ -28,6 +32,8 @@ pub(super) struct Sent {
     pub(super) replace: Vec<(Permits, usize)>,
     /// The new requests, in the order of the runs.
     pub(super) arrivals: Vec<Arrival>,
+    /// The earliest slot that is given back to be traded for an earlier one.
+    pub(super) traded: Option<Micros>,
 }
 
 impl Worker {
@@ -41,7 +47,8 @@ impl Worker {
             || !self.pending.is_empty()
             || (!self.give_back.is_empty() && !self.is_local)
             || !self.void.is_empty()
-            || !self.replace.is_empty();
+            || !self.replace.is_empty()
+            || self.can_trade(now);
         if self.call.is_some() || !anything {
             return;
         }
@@ -70,9 +77,49 @@ impl Worker {
         }
     }
 
+    /// Whether a slot can be used earlier, in room that was given back.
+    fn is_later(room: Room, now: Instant) -> impl Fn(&Slot) -> bool {
+        move |slot| slot.at > room.at && slot.due > now + REBOOK_MARGIN
+    }
+
+    fn can_trade(&self, now: Instant) -> bool {
+        let Some(room) = self.room.filter(|room| Some(*room) != self.fruitless) else { return false };
+        self.lanes.iter().any(|(cost, lane)| {
+            room.permits >= cost.get() && lane.last_stored().is_some_and(Self::is_later(room, now))
+        })
+    }
+
+    /// Gives back the last slots of one lane and asks for as many from the room on: those in it move up. Returns the
+    /// earliest of them.
+    ///
+    /// A few at a time, so that replicas share the room; and of one cost, with nothing else to replace, so that what is given
+    /// back is there to be had again. The store does both in one call, so a trade loses nothing.
+    fn trade(&mut self, now: Instant) -> Option<Micros> {
+        let goes_along = self.give_back.len() < BATCH_MAX - TRADE_MAX
+            && self.give_back.iter().all(|(_, known)| *known == self.known);
+        if !self.replace.is_empty() || !goes_along || !self.can_trade(now) {
+            return None;
+        }
+        let room = self.room?;
+        let is_later = Self::is_later(room, now);
+        let (cost, slots) = self.lanes.iter_mut().find_map(|(cost, lane)| {
+            let count = usize::try_from(room.permits / cost.get()).unwrap_or(usize::MAX).min(TRADE_MAX);
+            let slots = lane.take_last(count, &is_later);
+            (!slots.is_empty()).then_some((*cost, slots))
+        })?;
+        let first = slots.front().map(|slot| slot.at);
+        for slot in slots {
+            self.give_back(slot, cost);
+            self.want(cost);
+        }
+        first
+    }
+
     fn next_call(&mut self, now: Instant) -> Sent {
+        let mut traded = None;
         if self.void.is_empty() {
             self.rebook(now);
+            traded = self.trade(now);
         }
         let known = match self.give_back.front() {
             _ if !self.void.is_empty() => self.void_known.clone(),
@@ -90,11 +137,11 @@ impl Worker {
             give_back,
             exchange: holdings(&exchange),
             exchange_wait: self.longest_wait(now),
-            told: Micros::ZERO,
+            told: self.shared.take_moved(),
             runs: self.runs(now, &replace, &arrivals),
             room: self.room() + replaced as u64,
         };
-        Sent { call, at: now, exchange, replace, arrivals }
+        Sent { call, at: now, exchange, replace, arrivals, traded }
     }
 
     /// The holdings of one generation: those of another go with the next call.
@@ -153,14 +200,17 @@ impl Worker {
             Source::Local => {
                 self.ask_fallback(Call { give_back: vec![holding], ..Call::default() });
             }
-            Source::Store => match self.give_back.back_mut() {
-                Some((last, known))
-                    if (last.slot, last.cost) == (holding.slot, holding.cost) && *known == self.known =>
-                {
-                    last.count += 1;
+            Source::Store => {
+                // There will be room where it was thought that there was none.
+                self.shared.learn(None);
+                let again = |(last, known): &&mut (Holding, Arc<[u64]>)| {
+                    (last.slot, last.cost) == (holding.slot, holding.cost) && *known == self.known
+                };
+                match self.give_back.back_mut().filter(again) {
+                    Some((last, _)) => last.count += 1,
+                    None => self.give_back.push_back((holding, self.known.clone())),
                 }
-                _ => self.give_back.push_back((holding, self.known.clone())),
-            },
+            }
         }
     }
 }

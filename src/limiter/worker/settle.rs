@@ -10,6 +10,7 @@ use tracing::{info, warn};
 use super::{Fallback, Sent, Worker};
 use crate::clock::Micros;
 use crate::limiter::lane::{Stage, Waiter};
+use crate::limiter::learnt::Learnt;
 use crate::limiter::limit::{OnStoreFailure, Permits};
 use crate::limiter::memory::share;
 use crate::limiter::permit::{Slot, Source};
@@ -51,7 +52,10 @@ impl Worker {
             }
         }
         let replaced = !sent.replace.is_empty();
-        self.settle_outcomes(sent.replace, sent.arrivals, &answer.outcomes, slot);
+        let first = self.settle_outcomes(sent.replace, sent.arrivals, answer, slot);
+        self.room = answer.room;
+        let is_fruitless = sent.traded.is_some_and(|traded| first.is_none_or(|first| first >= traded));
+        self.fruitless = if is_fruitless { answer.room } else { self.fruitless };
         if moved || replaced || !sent.exchange.is_empty() {
             self.refuse_overdue(now);
         }
@@ -113,33 +117,63 @@ impl Worker {
         !self.void.is_empty()
     }
 
-    /// Puts booked requests into their lanes and refuses the others.
+    /// Puts booked requests into their lanes and refuses the others. Returns the earliest slot in place of another.
     fn settle_outcomes(
         &mut self,
         replace: Vec<(Permits, usize)>,
         arrivals: Vec<Arrival>,
-        outcomes: &[(u64, Outcome)],
+        answer: &Answer,
         slot: impl Fn(Micros) -> Slot,
-    ) {
-        let mut outcomes = outcomes.iter().flat_map(|(count, outcome)| repeat_n(*outcome, to_usize(*count)));
+    ) -> Option<Micros> {
+        let outcomes = answer.outcomes.iter();
+        let mut outcomes = outcomes.flat_map(|(count, outcome)| repeat_n(*outcome, to_usize(*count)));
+        let mut first: Option<Micros> = None;
         for (cost, count) in replace {
             for outcome in outcomes.by_ref().take(count) {
                 match outcome {
-                    Outcome::Booked(at) => self.arrived_slot(cost, slot(at)),
-                    Outcome::TooFar(..) | Outcome::Full(..) => {
-                        let refusal = self.refusal(outcome);
+                    Outcome::Booked(at) => {
+                        first = Some(first.map_or(at, |first| first.min(at)));
+                        self.arrived_slot(cost, slot(at));
+                    }
+                    Outcome::TooFar(away) | Outcome::Full(away) => {
+                        let refusal = self.refusal(outcome, away.told);
                         self.refuse_without_slot(cost, &refusal);
                     }
                 }
             }
         }
+        let mut learnt: Option<Box<Learnt>> = None;
         for arrival in arrivals {
             match outcomes.next() {
                 Some(Outcome::Booked(at)) => self.join(arrival, slot(at)),
-                Some(outcome) => self.refuse(arrival, self.refusal(outcome)),
+                Some(outcome @ (Outcome::TooFar(away) | Outcome::Full(away))) => {
+                    let cost = arrival.cost;
+                    let known = learnt.filter(|learnt| learnt.is_of(cost, &away, answer.now));
+                    learnt = known.or_else(|| self.learnt(cost, away, answer.now));
+                    let told = learnt.as_mut().map_or(away.told, |learnt| learnt.tell(cost));
+                    self.refuse(arrival, self.refusal(outcome, told));
+                }
                 None => self.refuse(arrival, self.store_unavailable()),
             }
         }
+        if let Some(mut learnt) = learnt
+            && !self.is_local
+            && self.give_back.is_empty()
+        {
+            // The store has moved on by these itself.
+            learnt.take_moved();
+            self.shared.learn(Some(learnt));
+        }
+        first
+    }
+
+    /// What a refusal teaches.
+    fn learnt(&self, cost: Permits, away: Away, now: Micros) -> Option<Box<Learnt>> {
+        let subject = self.subjects.get(away.violated.limiter)?;
+        let rule = subject.rules.get(away.violated.limit)?.clone();
+        let source = if self.is_local { Source::Local } else { Source::Store };
+        let clock = self.clock_of(source, Instant::now());
+        Some(Box::new(Learnt::new(subject.name.clone(), rule, cost, away, now, clock)))
     }
 
     fn join(&mut self, arrival: Arrival, slot: Slot) {
@@ -189,18 +223,18 @@ impl Worker {
     /// What those are told who no longer fit into their wait.
     fn too_far(&self, delay: Option<Micros>) -> Refusal {
         let delay = delay.unwrap_or(Micros::from(self.home.store.lease().to_duration()));
-        self.refusal(Outcome::TooFar(Away { delay, told: delay, violated: Violated::default() }))
+        self.refusal(Outcome::TooFar(Away { delay, told: delay, violated: Violated::default() }), delay)
     }
 
-    fn refusal(&self, outcome: Outcome) -> Refusal {
+    fn refusal(&self, outcome: Outcome, retry_after: Micros) -> Refusal {
         let limiter =
             |violated: Violated| self.subjects[violated.limiter.min(self.subjects.len() - 1)].name.clone();
         match outcome {
-            Outcome::Full(Away { told, violated, .. }) => {
-                Refusal::QueueFull { limiter: limiter(violated), limit: violated.limit, retry_after: told }
+            Outcome::Full(Away { violated, .. }) => {
+                Refusal::QueueFull { limiter: limiter(violated), limit: violated.limit, retry_after }
             }
-            Outcome::TooFar(Away { told, violated, .. }) => {
-                Refusal::RateLimited { limiter: limiter(violated), limit: violated.limit, retry_after: told }
+            Outcome::TooFar(Away { violated, .. }) => {
+                Refusal::RateLimited { limiter: limiter(violated), limit: violated.limit, retry_after }
             }
             Outcome::Booked(_) => self.store_unavailable(),
         }
@@ -234,6 +268,8 @@ impl Worker {
             self.begin_locally();
         }
         self.heard = Instant::now();
+        self.room = None;
+        self.shared.learn(None);
         if self.shared.with_policy(OnStoreFailure::Reject).next().is_some() {
             let refusal = self.store_unavailable();
             for (cost, count) in replace {
@@ -289,7 +325,7 @@ impl Worker {
         let answer = self.ask_fallback(call);
         let clock = self.clock_of(Source::Local, Instant::now());
         let slot = |at: Micros| Slot { at, due: clock.due(at), source: Source::Local };
-        self.settle_outcomes(replace, arrivals, &answer.outcomes, slot);
+        self.settle_outcomes(replace, arrivals, &answer, slot);
     }
 
     /// Asks this replica's memory for a share of the limiters that are enforced there.

@@ -1,0 +1,92 @@
+//! What a refusal has taught: how far away the next slot is. While that holds, requests that cannot possibly fit are
+//! refused without asking the store.
+//!
+//! It is forgotten after [`LEARNT_FOR`], when room is announced or given back, and when the limits change.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::clock::Micros;
+use crate::limiter::limit::{LimiterName, Permits};
+use crate::limiter::refusal::Refusal;
+use crate::limiter::reserve::Away;
+use crate::limiter::rule::Rule;
+use crate::limiter::store_clock::StoreClock;
+
+/// How long it holds at most: room that other queues leave is not announced to this one.
+const LEARNT_FOR: Duration = Duration::from_millis(100);
+
+/// What a refusal has taught.
+pub(super) struct Learnt {
+    limiter: LimiterName,
+    limit: usize,
+    rule: Rule,
+    /// What was asked for. Whatever costs less may find a slot before.
+    cost: Permits,
+    /// The earliest slot for that.
+    slot: Micros,
+    /// Until then the store's clock has surely not reached it.
+    not_before: Instant,
+    until: Instant,
+    clock: StoreClock,
+    /// What the next one is told, and by how far all of them have moved it.
+    next: Micros,
+    moved: Micros,
+}
+
+impl Learnt {
+    /// What a store has taught that answered `away` at `now` of its clock, about a violated rule of a limiter.
+    pub(super) fn new(
+        limiter: LimiterName,
+        rule: Rule,
+        cost: Permits,
+        away: Away,
+        now: Micros,
+        clock: StoreClock,
+    ) -> Learnt {
+        let slot = now + away.delay;
+        Learnt {
+            limiter,
+            limit: away.violated.limit,
+            rule,
+            cost,
+            slot,
+            not_before: clock.not_before(slot),
+            until: Instant::now() + LEARNT_FOR,
+            clock,
+            next: now + away.told,
+            moved: Micros::ZERO,
+        }
+    }
+
+    /// Whether it was learnt from that answer.
+    pub(super) fn is_of(&self, cost: Permits, away: &Away, now: Micros) -> bool {
+        self.cost == cost && self.slot == now + away.delay && self.limit == away.violated.limit
+    }
+
+    /// How far away the next one is told to come back. Each is told another instant, as the store does it.
+    pub(super) fn tell(&mut self, cost: Permits) -> Micros {
+        let spacing = self.rule.spacing(cost.get());
+        let told = self.clock.due(self.next).saturating_duration_since(Instant::now());
+        let ahead = (self.next - self.slot + spacing).0 % self.rule.spread_max().0;
+        self.next = self.slot + Micros(ahead);
+        self.moved = self.moved + spacing;
+        Micros::from(told).max(Micros::ONE)
+    }
+
+    /// Refuses what cannot fit into its wait; `None` where the store must be asked.
+    pub(super) fn refuse(&mut self, cost: Permits, deadline: Instant) -> Option<Refusal> {
+        let holds = cost >= self.cost && deadline < self.not_before && Instant::now() < self.until;
+        holds.then(|| Refusal::RateLimited {
+            limiter: self.limiter.clone(),
+            limit: self.limit,
+            retry_after: self.tell(cost),
+        })
+    }
+
+    /// By how far refusals without asking have moved what is told, since it was last asked.
+    pub(super) fn take_moved(&mut self) -> Micros {
+        std::mem::take(&mut self.moved)
+    }
+}
