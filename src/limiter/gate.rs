@@ -62,7 +62,7 @@ impl Gate {
     /// `limiters` in the order in which their partitions will come.
     pub(super) fn new(queues: Arc<Queues>, limiters: Vec<Arc<Live>>) -> Gate {
         let mut limiters: Vec<_> = limiters.into_iter().zip(0..).collect();
-        limiters.sort_by_cached_key(|(live, place)| (live.limiter().name.clone(), *place));
+        limiters.sort_by_cached_key(|(live, place)| (live.name.clone(), *place));
         limiters.dedup_by(|(second, _), (first, _)| Arc::ptr_eq(first, second));
         let has_partitions = limiters.iter().any(|(live, _)| live.is_partitioned());
         let fixed = ArcSwapOption::empty();
@@ -89,8 +89,8 @@ impl Gate {
 
     /// One of its limiters as configured now; `None` for a name that it does not have.
     pub fn limiter(&self, name: &LimiterName) -> Option<Arc<Limiter>> {
-        let mut limiters = self.inner.limiters.iter().map(|(live, _)| live.limiter());
-        limiters.find(|limiter| limiter.name == *name).map(|limiter| Arc::clone(&limiter))
+        let live = self.inner.limiters.iter().map(|(live, _)| live).find(|live| live.name == *name);
+        live.map(|live| Arc::clone(&live.limiter()))
     }
 }
 
@@ -142,12 +142,12 @@ impl Gate {
 
     fn count_refused(&self, refusal: &Refusal, demand: Demand) {
         let mut lives = self.inner.limiters.iter().map(|(live, _)| live);
-        if let Some(live) = lives.find(|live| live.limiter().name == *refusal.limiter()) {
+        if let Some(live) = lives.find(|live| live.name == *refusal.limiter()) {
             live.count_refused(demand.cost.get());
         }
     }
 
     fn closed(&self) -> Refusal {
-        Refusal::Closed { limiter: self.inner.limiters[0].0.limiter().name.clone() }
+        Refusal::Closed { limiter: self.inner.limiters[0].0.name.clone() }
     }
 }

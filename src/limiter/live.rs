@@ -10,7 +10,7 @@ use arc_swap::{ArcSwap, Guard};
 use tokio::time::{Duration, Instant};
 
 use crate::clock::{Clock, Micros};
-use crate::limiter::limit::Limiter;
+use crate::limiter::limit::{Limiter, LimiterName};
 use crate::limiter::partition::Partition;
 use crate::limiter::refusal::Refusal;
 use crate::limiter::store::{Store, Subject};
@@ -72,6 +72,7 @@ struct Tightest {
 
 /// A limiter in use. Whether it is partitioned, and its scope, never change: a reload that changes those makes another.
 pub(super) struct Live {
+    pub(super) name: LimiterName,
     limiter: ArcSwap<Limiter>,
     metrics: ArcSwap<LimiterMetrics>,
     is_shadow: AtomicBool,
@@ -90,11 +91,12 @@ impl Live {
         home: Arc<Home>,
         counts: Arc<Counts>,
     ) -> Live {
+        let name = limiter.name.clone();
         let (is_shadow, is_partitioned) =
             (AtomicBool::new(limiter.is_shadow()), limiter.partitioned.is_some());
         let (limiter, metrics) = (ArcSwap::new(limiter), ArcSwap::from_pointee(metrics));
         let (partitions, tightest) = (Mutex::default(), Mutex::default());
-        Live { limiter, metrics, is_shadow, is_partitioned, home, counts, partitions, tightest }
+        Live { name, limiter, metrics, is_shadow, is_partitioned, home, counts, partitions, tightest }
     }
 
     /// As configured now.
@@ -166,7 +168,7 @@ impl Live {
         let mut partitions = self.partitions.lock().unwrap_or_else(PoisonError::into_inner);
         let is_full = partitions.len() >= usize::try_from(partitions_max).unwrap_or(usize::MAX);
         if is_full && !partitions.contains_key(&partition) {
-            let (limiter, retry_after) = (limiter.name.clone(), retry_after.into());
+            let (limiter, retry_after) = (self.name.clone(), retry_after.into());
             return Err(Refusal::QueueFull { limiter, limit: 0, retry_after });
         }
         *partitions.entry(partition).or_default() += 1;

@@ -54,6 +54,12 @@ impl MemoryStore {
         state.reserve(now, subjects, call)
     }
 
+    /// [`Store::reserve`] at the present. The clock is read under the lock: of two calls the later one has the later instant.
+    pub fn reserve_now(&self, subjects: &[Subject], call: &Call) -> Answer {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.reserve(self.clock.now(), subjects, call)
+    }
+
     /// Books permits that are used elsewhere, for the limiter to count with: as many at the instant of `used` as are
     /// missing for so many to be in use, and each number of `booked` at its instant.
     pub fn charge_at(
@@ -182,7 +188,7 @@ impl Store for MemoryStore {
         subjects: &'a [Subject],
         call: &'a Call,
     ) -> BoxFuture<'a, Result<Answer, StoreError>> {
-        ready(Ok(self.reserve_at(self.clock.now(), subjects, call))).boxed()
+        ready(Ok(self.reserve_now(subjects, call))).boxed()
     }
 
     fn inspect<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>> {

@@ -96,7 +96,7 @@ impl Shared {
 
     /// The name by which it goes where one must do.
     pub(super) fn name(&self) -> LimiterName {
-        self.members[0].live.limiter().name.clone()
+        self.members[0].live.name.clone()
     }
 
     /// The shortest guard: a slot must be good by every limiter.
@@ -125,7 +125,7 @@ impl Shared {
     pub(super) fn too_costly(&self) -> Refusal {
         let cost_max = self.cost_max();
         let limiter = self.lives().find(|live| live.limiter().cost_max() == cost_max);
-        let limiter = limiter.map_or_else(|| self.name(), |live| live.limiter().name.clone());
+        let limiter = limiter.map_or_else(|| self.name(), |live| live.name.clone());
         Refusal::CostExceedsLimit { limiter, cost_max }
     }
 
@@ -314,7 +314,7 @@ impl Shared {
 
     /// Counts a refusal for the limiter that it names.
     pub(super) fn count_refused(&self, refusal: &Refusal, cost: Permits, is_shadow: bool) {
-        let named = self.lives().find(|live| live.limiter().name == *refusal.limiter());
+        let named = self.lives().find(|live| live.name == *refusal.limiter());
         match named {
             Some(live) if is_shadow => live.metrics().shadow_refused(cost.get()),
             Some(live) => live.count_refused(cost.get()),

@@ -1,5 +1,6 @@
 //! All limiters of this process, kept over a reload.
 
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -90,11 +91,10 @@ impl Limiters {
     pub fn apply(&self, limiters: &[Arc<Limiter>]) {
         let Inner { queues, metrics, .. } = &*self.inner;
         let mut lives = self.inner.lives.lock().unwrap_or_else(PoisonError::into_inner);
+        let known: HashMap<_, _> = lives.iter().map(|live| (&live.name, live)).collect();
         let mut changed: Vec<Arc<Live>> = Vec::new();
         let next = limiters.iter().map(|limiter| -> Arc<Live> {
-            let Some(live) = lives.iter().find(|live| live.limiter().name == limiter.name) else {
-                return self.begin(limiter, None);
-            };
+            let Some(&live) = known.get(&limiter.name) else { return self.begin(limiter, None) };
             let before = live.limiter();
             if *before == *limiter {
                 return live.clone();
@@ -112,11 +112,9 @@ impl Limiters {
         if !changed.is_empty() {
             queues.tell_changed(|member| changed.iter().any(|live| Arc::ptr_eq(live, &member.live)));
         }
-        for live in before {
-            let name = &live.limiter().name;
-            if !limiters.iter().any(|limiter| limiter.name == *name) {
-                metrics.forget_limiter(name);
-            }
+        let kept: HashSet<_> = limiters.iter().map(|limiter| &limiter.name).collect();
+        for live in before.iter().filter(|live| !kept.contains(&live.name)) {
+            metrics.forget_limiter(&live.name);
         }
     }
 
@@ -140,15 +138,15 @@ impl Limiters {
     /// # Errors
     /// The first name that no limiter has, or two limiters that cannot be taken together.
     pub fn gate(&self, names: &[LimiterName]) -> Result<Option<Gate>, GateError> {
-        let lives = self.lives();
+        let lives = self.inner.lives.lock().unwrap_or_else(PoisonError::into_inner);
         let named = |name: &LimiterName| {
-            let live = lives.iter().find(|live| live.limiter().name == *name);
+            let live = lives.iter().find(|live| live.name == *name);
             live.cloned().ok_or_else(|| GateError::Unknown(name.clone()))
         };
         let named = names.iter().map(named).collect::<Result<Vec<_>, _>>()?;
         let Some(first) = named.first() else { return Ok(None) };
         if let Some(other) = named.iter().find(|live| !Arc::ptr_eq(&live.home, &first.home)) {
-            let name = |live: &Live| live.limiter().name.clone();
+            let name = |live: &Live| live.name.clone();
             return Err(GateError::Scopes(name(first), name(other)));
         }
         Ok(Some(Gate::new(self.inner.queues.clone(), named)))
@@ -170,7 +168,7 @@ impl Limiters {
         name: &LimiterName,
         partition: Option<Partition>,
     ) -> Option<LimiterState> {
-        let live = self.lives().into_iter().find(|live| live.limiter().name == *name)?;
+        let live = self.lives().into_iter().find(|live| live.name == *name)?;
         Some(state(live, partition).await)
     }
 

@@ -330,13 +330,13 @@ impl Worker {
 
     /// Asks this replica's memory for a share of the limiters that are enforced there.
     pub(super) fn ask_fallback(&self, mut call: Call) -> Answer {
-        let Fallback { store, clock, fleet_size, replica } = &self.queues.fallback;
+        let Fallback { store, fleet_size, replica, .. } = &self.queues.fallback;
         let places: Vec<usize> = self.shared.with_policy(OnStoreFailure::Local).collect();
         let subjects: Vec<_> =
             places.iter().map(|place| share(&self.subjects[*place], *fleet_size)).collect();
         call.replica = *replica;
         call.known = vec![0; subjects.len()];
-        let mut answer = store.reserve_at(clock.now(), &subjects, &call);
+        let mut answer = store.reserve_now(&subjects, &call);
         for (_, outcome) in &mut answer.outcomes {
             if let Outcome::TooFar(Away { violated, .. }) | Outcome::Full(Away { violated, .. }) = outcome {
                 violated.limiter = places.get(violated.limiter).copied().unwrap_or_default();
