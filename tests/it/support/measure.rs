@@ -54,3 +54,31 @@ pub(crate) fn pairs_out_of_order(services: &[Service], tolerance: Duration) -> f
     }
     if pairs == 0 { 0.0 } else { out_of_order as f64 / pairs as f64 }
 }
+
+/// The most permits in any closed interval `[t, t + d]` beyond `rate` for each `per` of it: what a token bucket must
+/// hold at the least. Exact. `instants` need not be sorted.
+pub(crate) fn fullest_bucket(instants: &[Instant], rate: f64, per: Duration) -> f64 {
+    let mut sorted = instants.to_vec();
+    sorted.sort_unstable();
+    let (mut level, mut fullest) = (0.0_f64, 0.0_f64);
+    for (index, instant) in sorted.iter().enumerate() {
+        let since = instant.duration_since(sorted[index.saturating_sub(1)]).as_secs_f64();
+        level = (level - since * rate / per.as_secs_f64()).max(0.0) + 1.0;
+        fullest = fullest.max(level);
+    }
+    fullest
+}
+
+/// Jain's index: 1 when all have the same share, 1/n when one has everything.
+pub(crate) fn jain(shares: &[usize]) -> f64 {
+    let sum: f64 = shares.iter().map(|share| *share as f64).sum();
+    let squares: f64 = shares.iter().map(|share| (*share as f64).powi(2)).sum();
+    if squares == 0.0 { 1.0 } else { sum * sum / (shares.len() as f64 * squares) }
+}
+
+/// The middle one; the later of two. Panics when there is none.
+pub(crate) fn median<T: Ord + Copy>(values: &[T]) -> T {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable();
+    sorted[sorted.len() / 2]
+}
