@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::support::measure::{
-    Service, fullest_bucket, fullest_window, jain, median, pairs_out_of_order, utilisation,
+    Service, fullest_bucket, fullest_window, jain, median, occupancy, pairs_out_of_order, utilisation,
 };
 use crate::support::metrics::Metrics;
 use crate::support::{
@@ -32,6 +32,19 @@ fn utilisation_compares_with_the_least_time() {
     assert!((utilisation(&perfect, 2, second) - 1.0).abs() < 1e-9);
     let half = instants(&[0, 0, 2000, 2000]);
     assert!((utilisation(&half, 2, second) - 0.5).abs() < 1e-9);
+}
+
+#[test]
+fn occupancy_counts_the_permits_that_nobody_used() {
+    let second = Duration::from_secs(1);
+    let perfect = instants(&[0, 0, 1000, 1000, 2000]);
+    assert!((occupancy(&perfect, 2, second) - 1.0).abs() < 1e-9);
+    let straggler = instants(&[0, 0, 1000, 1000, 2000, 3000]);
+    assert!((occupancy(&straggler, 2, second) - 5.0 / 6.0).abs() < 1e-9);
+    let paused = instants(&[0, 0, 2000, 2000]);
+    assert!((occupancy(&paused, 2, second) - 0.5).abs() < 1e-9);
+    let even = instants(&[0, 0, 1000, 1500, 2000, 2500, 3000]);
+    assert!((occupancy(&even, 2, second) - (2.0 + 1.0 + 1.0 + 1.0 + 0.5) / 6.0).abs() < 1e-9);
 }
 
 #[test]

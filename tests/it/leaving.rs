@@ -3,15 +3,18 @@
 use std::time::{Duration, Instant};
 
 use crate::support::load::burst;
-use crate::support::measure::utilisation;
+use crate::support::measure::occupancy;
 use crate::support::{PATIENCE, Pending, RedisServer, Upstream, Weir, client, lane, one_limiter};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Who waits at the beginning, on three replicas.
+/// Who waits when a third of them leaves, on three replicas.
 const WAITING: usize = 450;
 
-/// 450 clients on three replicas at 100/s; after a second those give up whose number
+/// Who has been served by then.
+const SERVED: usize = 200;
+
+/// Clients on three replicas at 100/s; when they have waited for a second, those give up whose number
 /// `leaves` names. Number `n` is on replica `n % 3`.
 async fn a_third_leaves(leaves: impl Fn(usize) -> bool) {
     let _lane = lane::alone().await;
@@ -19,12 +22,12 @@ async fn a_third_leaves(leaves: impl Fn(usize) -> bool) {
     let limiter = "{limits: [100/1s], queue: {timeout: 30s, max_waiting: 1000}}";
     let fleet = Weir::fleet(3, &one_limiter(&redis.store(), limiter, &upstream)).await;
 
-    // The first hundred are served at once, so that 450 wait.
+    // Two windows of them are served until the others have waited for a second.
     let crowd: Vec<(usize, Pending)> =
-        burst(&fleet, WAITING + 100).await.into_iter().map(|(_, pending)| pending).enumerate().collect();
-    upstream.wait_for(200, PATIENCE).await;
+        burst(&fleet, WAITING + SERVED).await.into_iter().map(|(_, pending)| pending).enumerate().collect();
+    upstream.wait_for(SERVED, PATIENCE).await;
     let (leaving, staying): (Vec<_>, Vec<_>) = crowd.into_iter().partition(|(index, _)| leaves(*index));
-    let (left_at, leaving_count) = (Instant::now(), leaving.len());
+    let left_at = Instant::now();
     drop(leaving);
 
     for answer in client::answers(staying.into_iter().map(|(_, pending)| pending).collect()).await {
@@ -32,10 +35,11 @@ async fn a_third_leaves(leaves: impl Fn(usize) -> bool) {
     }
     let instants = upstream.instants();
     let last = *instants.iter().max().expect("all have been served");
-    let used = utilisation(&instants, 100, SECOND);
+    let used = occupancy(&instants, 100, SECOND);
     println!(
-        "{leaving_count} clients left, {} were served, the last {:?} after that; {:.1} % of the quota used, \
+        "{} of {WAITING} left, {} were served, the last {:?} after that; {:.1} % of the quota used, \
          fullest second {}",
+        WAITING + SERVED - instants.len(),
         instants.len(),
         last.duration_since(left_at),
         used * 100.0,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::support::measure::utilisation;
+use crate::support::measure::occupancy;
 use crate::support::{
     Connection, PATIENCE, RedisServer, Request, Upstream, Weir, eventually, lane, one_limiter,
 };
@@ -52,7 +52,7 @@ async fn clients_that_obey(clients: usize, rate: usize, lasting: Duration) {
         (tally.attempts.load(Ordering::Relaxed), tally.successes.load(Ordering::Relaxed));
     drop(crowd);
 
-    let used = utilisation(&upstream.instants(), rate, SECOND);
+    let used = occupancy(&upstream.instants(), rate, SECOND);
     let each = attempts as f64 / successes as f64;
     println!(
         "{clients} clients at {rate}/1s for {lasting:?}: {each:.2} attempts for each of {successes} successes, \

@@ -31,6 +31,18 @@ pub(crate) fn utilisation(instants: &[Instant], rate: usize, per: Duration) -> f
     if taken == 0.0 { 1.0 } else { (needed / taken).min(1.0) }
 }
 
+/// The share of the quota that was in use on average from the first instant to the last: a permit is in use for a
+/// window from its instant on. Unlike [`utilisation`], one straggler in a window of its own costs one permit of that
+/// window, and not all of it.
+pub(crate) fn occupancy(instants: &[Instant], rate: usize, per: Duration) -> f64 {
+    let (Some(first), Some(last)) = (instants.iter().min(), instants.iter().max()) else {
+        return 0.0;
+    };
+    let taken = last.duration_since(*first).as_secs_f64();
+    let in_use: f64 = instants.iter().map(|at| last.duration_since(*at).min(per).as_secs_f64()).sum();
+    if taken == 0.0 { 1.0 } else { in_use / (rate as f64 * taken) }
+}
+
 /// One request: when it was asked for, and when it was served.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Service {
