@@ -1,26 +1,27 @@
-//! What one step of the limiter costs in Rust: a call to the memory store, on a limiter that is saturated and has a
-//! window of requests waiting.
+//! What one step of the limiter costs in Rust: `reserve`, on a limiter that is saturated and has a window of requests
+//! waiting.
 //!
-//! `cargo bench --bench limiter_step`. Time is simulated and goes on as fast as the limiter gives permits, so that the
-//! state stays what it is.
+//! `cargo bench --bench limiter_step`. Every measured call finds the same state.
 
 mod cases;
 
 use std::fmt::Write as _;
 use std::hint::black_box;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cases::{CASES, Case, call};
-use weir::clock::{Clock, Micros};
-use weir::limiter::memory::MemoryStore;
-use weir::limiter::reserve::{Answer, Outcome};
+use weir::clock::Micros;
+use weir::limiter::book::Book;
+use weir::limiter::reserve::{Answer, Call, Outcome, QueueOrder, reserve};
 use weir::limiter::store::Subject;
 
 /// Requests in one call.
 const BATCHES: [u64; 4] = [1, 10, 100, 1000];
-/// Each is measured for so long, in rounds of which the median counts.
-const ROUNDS: usize = 9;
-const ROUND: Duration = Duration::from_millis(15);
+/// Calls in a round, and rounds, of which the median counts.
+const CALLS: usize = 100;
+const ROUNDS: usize = 15;
+/// As with Redis; without a change of the limits it plays no part.
+const LEASE: Micros = Micros::from_millis(500);
 /// Longer than any wait that comes up.
 const WAIT_MAX: Micros = Micros::from_millis(3_600_000);
 /// Any instant will do.
@@ -46,63 +47,66 @@ fn main() {
 fn row(case: &Case) -> String {
     let Some(config) = case.config() else { return "not supported | | |".into() };
     let subjects = case.subjects(&config);
-    let cells: Vec<String> = BATCHES
-        .iter()
-        .map(|batch| format!("{:.0}", Saturated::new(case, &subjects).measure(*batch)))
-        .collect();
+    let saturated = Saturated::new(case, &subjects[0]);
+    let cells: Vec<String> =
+        BATCHES.iter().map(|batch| format!("{:.0}", saturated.measure(*batch))).collect();
     cells.join(" | ")
 }
 
 /// A limiter of which a whole window has been used, step by step, and another one is booked.
 struct Saturated<'a> {
-    store: MemoryStore,
-    subjects: &'a [Subject],
+    subject: &'a Subject,
     now: Micros,
-    rate: u64,
+    state: State,
+}
+
+/// What a store keeps of a queue with one limiter.
+#[derive(Clone, Default)]
+struct State {
+    book: Book,
+    order: QueueOrder,
 }
 
 impl<'a> Saturated<'a> {
-    fn new(case: &Case, subjects: &'a [Subject]) -> Saturated<'a> {
-        let store = MemoryStore::new(Clock::start());
-        let mut saturated = Saturated { store, subjects, now: BEGIN, rate: case.rate };
+    fn new(case: &Case, subject: &'a Subject) -> Saturated<'a> {
+        let mut saturated = Saturated { subject, now: BEGIN, state: State::default() };
         let (permits, micros) = case.step();
-        let steps = case.rate / permits;
-        for _ in 0..steps {
-            saturated.now = saturated.now + Micros(micros);
-            saturated.ask(permits);
-        }
-        for _ in 0..steps {
-            saturated.ask(permits);
+        let (asked, steps) = (call(permits, 1, WAIT_MAX), case.rate / permits);
+        for step in 0..2 * steps {
+            // The first window is used as time goes on, the second one is booked at its end.
+            if step < steps {
+                saturated.now = saturated.now + Micros(micros);
+            }
+            let mut state = std::mem::take(&mut saturated.state);
+            saturated.step(&mut state, &asked);
+            saturated.state = state;
         }
         saturated
     }
 
-    fn ask(&self, requests: u64) -> Answer {
-        self.store.reserve_at(self.now, self.subjects, &call(requests, 1, WAIT_MAX))
+    fn step(&self, state: &mut State, asked: &Call) -> Answer {
+        let mut books = [(&mut state.book, self.subject.rules.clone())];
+        reserve(self.now, LEASE, &mut books, &mut state.order, asked)
     }
 
     /// Nanoseconds of one call for so many requests: the median of the rounds.
-    fn measure(mut self, batch: u64) -> f64 {
-        let mut rounds: Vec<f64> = (0..ROUNDS).map(|_| self.round(batch)).collect();
-        let last = self.ask(batch);
+    fn measure(&self, batch: u64) -> f64 {
+        let asked = call(batch, 1, WAIT_MAX);
+        let last = self.step(&mut self.state.clone(), &asked);
         let waits = |outcome: &Outcome| matches!(outcome, Outcome::Booked(slot) if *slot > self.now);
-        assert!(last.outcomes.iter().all(|(_, outcome)| waits(outcome)), "it is not saturated any more");
+        assert!(last.outcomes.iter().all(|(_, outcome)| waits(outcome)), "it is not saturated");
+        let mut rounds: Vec<f64> = (0..ROUNDS).map(|_| self.round(&asked)).collect();
         rounds.sort_by(f64::total_cmp);
         rounds[ROUNDS / 2]
     }
 
-    fn round(&mut self, batch: u64) -> f64 {
-        // Less than a permit's time is lost to rounding in each call; the requests that wait make up for it.
-        let micros = Micros(batch * 1_000_000 / self.rate);
-        let asked = call(batch, 1, WAIT_MAX);
-        let (begun, mut calls) = (Instant::now(), 0_u32);
-        while begun.elapsed() < ROUND {
-            for _ in 0..8 {
-                self.now = self.now + micros;
-                black_box(self.store.reserve_at(self.now, self.subjects, &asked));
-            }
-            calls += 8;
+    /// Each call has a copy of the state, made before the clock runs.
+    fn round(&self, asked: &Call) -> f64 {
+        let mut copies = vec![self.state.clone(); CALLS];
+        let begun = Instant::now();
+        for state in &mut copies {
+            black_box(self.step(state, asked));
         }
-        begun.elapsed().as_nanos() as f64 / f64::from(calls)
+        begun.elapsed().as_nanos() as f64 / CALLS as f64
     }
 }

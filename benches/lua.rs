@@ -26,7 +26,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 /// Requests in one call, and the runs in which they come: a run is what arrived in the same millisecond.
 const BATCHES: [(u64, u64); 5] = [(1, 1), (10, 1), (100, 1), (1000, 1), (1000, 1000)];
 /// Calls on the same state.
-const REPEATS: usize = 25;
+const REPEATS: usize = 15;
 /// Of the first limit of every case.
 const WINDOW: Duration = Duration::from_secs(1);
 /// Longer than any wait that comes up.
@@ -67,12 +67,15 @@ async fn measure() -> Result<(String, bool)> {
             writeln!(calls, "| {} | not supported | | | | | | |", case.name)?;
             continue;
         };
-        let state = limiter.saturate(&mut server).await?;
+        let mut state = limiter.saturate(&mut server).await?;
+        let refused = limiter.time(&mut server, &state, 1, 1, Micros::ZERO).await?;
         let mut row = format!("| {} |", case.name);
         for (requests, runs) in BATCHES {
+            if state.made.elapsed() > WINDOW / 2 {
+                state = limiter.saturate(&mut server).await?;
+            }
             write!(row, " {} |", limiter.time(&mut server, &state, requests, runs, WAIT_MAX).await?.median)?;
         }
-        let refused = limiter.time(&mut server, &state, 1, 1, Micros::ZERO).await?;
         writeln!(calls, "{row} {} | {} |", refused.median, state.bytes)?;
         holds &= state.bytes < BYTES_MAX;
 
@@ -87,7 +90,9 @@ async fn measure() -> Result<(String, bool)> {
         holds &= limiter.after_idle(&mut server, &state, &mut row).await?;
         writeln!(idle, "{row}")?;
     }
-    let bounds = format!("Bounds: {BYTES_MAX} bytes; {AFTER_IDLE_US_MAX} us after an idle time, the median.");
+    let bounds = format!(
+        "Bounds: {BYTES_MAX} bytes; {AFTER_IDLE_US_MAX} us for one request after an idle time, the median."
+    );
     Ok((format!("{calls}\n{idle}\n{bounds}"), holds))
 }
 
@@ -148,7 +153,8 @@ impl<'a> Limiter<'a> {
         let mut holds = true;
         for requests in [1, 1000] {
             let times = self.time(server, state, requests, 1, WAIT_MAX).await?;
-            holds &= times.median < AFTER_IDLE_US_MAX;
+            // A batch takes its own time, idle or not.
+            holds &= requests > 1 || times.median < AFTER_IDLE_US_MAX;
             write!(row, " {} ({}) |", times.median, times.longest)?;
         }
         Ok(holds)

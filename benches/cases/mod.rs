@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
+use weir::clock::Micros;
 use weir::config::{self, Config};
 use weir::limiter::reserve::{Call, Run};
 use weir::limiter::store::Subject;
-
-use weir::clock::Micros;
 
 /// A limiter's limits, as a configuration has them. Every first window is one second: the states are made for that.
 pub(crate) struct Case {

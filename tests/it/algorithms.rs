@@ -20,8 +20,19 @@ fn queued(limits: &str) -> String {
 
 /// Sends `count` requests at once through one weir with Redis and waits for all; when the upstream saw them, sorted.
 async fn drain(limits: &str, count: usize, upstream: &Upstream) -> Vec<Instant> {
+    drain_after(async || {}, limits, count, upstream).await
+}
+
+/// The same; `wait` comes when all has been started.
+async fn drain_after(
+    wait: impl AsyncFnOnce(),
+    limits: &str,
+    count: usize,
+    upstream: &Upstream,
+) -> Vec<Instant> {
     let redis = RedisServer::start().await;
     let weir = Weir::start(&one_limiter(&redis.store(), &queued(limits), upstream)).await;
+    wait().await;
     for answer in client::answers(weir.begin(count, "/")).await {
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
@@ -130,8 +141,8 @@ async fn a_fixed_window_begins_with_the_clock_and_a_backlog_waits_for_it() {
     let _lane = lane::alone().await;
     const PER: Duration = Duration::from_secs(2);
     let upstream = Upstream::start();
-    amid_a_window(PER).await;
-    let instants = drain("{rate: 20, per: 2s, algorithm: fixed_window}", 50, &upstream).await;
+    let limits = "{rate: 20, per: 2s, algorithm: fixed_window}";
+    let instants = drain_after(async || amid_a_window(PER).await, limits, 50, &upstream).await;
 
     let window = |instant: Instant| since_epoch(instant).as_nanos() / PER.as_nanos();
     let first = window(instants[0]);
