@@ -141,10 +141,10 @@ async fn replicas_that_saturate_one_limiter_get_equal_shares() {
     let _load: Vec<_> =
         fleet.iter().zip(paths).map(|(weir, path)| Load::start(weir, 50, &Request::get(path))).collect();
 
-    upstream.wait_for(500, PATIENCE).await;
-    // The first ones went to whose clients came first; then every client's turn comes round twice.
-    let targets = upstream.targets().split_off(200);
-    let targets = &targets[..300];
+    upstream.wait_for(550, PATIENCE).await;
+    // The first ones went to whose clients came first; then every client's turn comes round three times.
+    let targets = upstream.targets().split_off(100);
+    let targets = &targets[..450];
     let shares = paths.map(|path| targets.iter().filter(|target| *target == path).count());
     let index = jain(&shares);
     println!("shares {shares:?}, Jain's index {index:.4}");

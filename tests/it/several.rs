@@ -121,17 +121,17 @@ async fn a_tenant_far_behind_holds_up_nobody() {
     let routes = [("path: /own", "limiters: [overall, tenants]"), ("path: /overall", "limiter: overall")];
     let weir = Weir::start(&configuration(&redis.store(), &limiters, &routes, &upstream)).await;
 
-    // In each of five seconds: X sends 5 and is limited to 1; Y sends 20 and needs only the overall limiter; twenty
-    // other tenants send one each and are inside their own limits.
+    // In each of four seconds X sends 5 and is limited to 1, Y sends 20 and needs only the overall limiter, and twenty
+    // other tenants send one each, inside their own limits.
     let (mut x, mut y, mut others) = (Vec::new(), Vec::new(), Vec::new());
     let mut tick = tokio::time::interval(SECOND / 20);
-    for round in 0..100 {
+    for round in 0..80 {
         tick.tick().await;
         if round % 4 == 0 {
             x.push(Pending::send(&weir.url("/own"), of_tenant("/own?x", "x")));
         }
         y.push(Pending::send(&weir.url("/overall"), of_tenant("/overall", "y")));
-        let tenant = format!("tenant-{}", round % 50);
+        let tenant = format!("tenant-{}", round % 40);
         others.push(Pending::send(&weir.url("/own"), of_tenant("/own?other", &tenant)));
     }
     let waits = |answers: Vec<Answer>| -> Vec<Duration> {
@@ -147,14 +147,14 @@ async fn a_tenant_far_behind_holds_up_nobody() {
     let others = waits(client::answers(others).await);
     let of_x = upstream.seen().iter().filter(|seen| seen.target == "/own?x").count();
     println!(
-        "median wait of Y {:?} (longest {:?}), of the others {:?}; X was served {of_x} times in 5 s",
+        "median wait of Y {:?} (longest {:?}), of the others {:?}; X was served {of_x} times in 4 s",
         median(&y),
         y.iter().max(),
         median(&others)
     );
     assert!(median(&y) < Duration::from_millis(20), "median wait of Y {:?}", median(&y));
     assert!(median(&others) < Duration::from_millis(20), "median wait of the others {:?}", median(&others));
-    assert!((4..=6).contains(&of_x), "X was served {of_x} times");
+    assert!((3..=6).contains(&of_x), "X was served {of_x} times");
     drop(x);
     upstream.assert_within(100, SECOND);
 }

@@ -67,7 +67,7 @@ async fn clients_that_obey(clients: usize, rate: usize, lasting: Duration) {
 #[tokio::test]
 #[ignore = "needs spread refusals"]
 async fn three_hundred_clients_that_obey_come_back_in_turn() {
-    clients_that_obey(300, 60, 7 * SECOND).await;
+    clients_that_obey(300, 60, 6 * SECOND).await;
 }
 
 #[tokio::test]
