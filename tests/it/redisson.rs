@@ -282,7 +282,7 @@ async fn a_lower_rate_holds_from_the_next_window_on_under_saturation() {
 async fn wall_clocks_that_differ_change_nothing() {
     let _lane = lane::alone().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    let limiter = "{limits: [20/500ms], queue: {timeout: 30s, max_waiting: 1000}}";
+    let limiter = "{limits: [20/500ms], guard: 20ms, queue: {timeout: 30s, max_waiting: 1000}}";
     let config = one_limiter(&redis.store(), limiter, &upstream);
     let hour = Duration::from_secs(3600);
     let fleet = [
@@ -304,7 +304,8 @@ async fn wall_clocks_that_differ_change_nothing() {
     let used = occupancy(&instants, 20, SECOND / 2);
     println!("shares {shares:?}, {:.1} % of the quota used", used * 100.0);
     upstream.assert_within(20, SECOND / 2);
-    assert!(used >= 0.95, "{:.1} % of the quota used", used * 100.0);
+    // The guard costs 4 % of so short a window.
+    assert!(used >= 0.9, "{:.1} % of the quota used", used * 100.0);
     // Fair enough to show that nobody is ahead of the others; how fair it is belongs to another test.
     assert!(jain(&shares) >= 0.9, "{shares:?}");
     for load in load {
