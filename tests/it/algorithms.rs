@@ -192,7 +192,7 @@ async fn a_day_ends_at_midnight_of_its_time_zone() {
 }
 
 #[tokio::test]
-#[ignore = "needs leaky_bucket"]
+#[ignore = "needs leaky_bucket and token_bucket"]
 async fn a_limiter_may_mix_algorithms() {
     let _lane = lane::alone().await;
     let upstream = Upstream::start();

@@ -110,7 +110,7 @@ async fn a_costly_request_among_cheap_ones_is_served_in_its_turn() {
 }
 
 #[tokio::test]
-#[ignore = "needs several limiters and partitions"]
+#[ignore = "needs several limiters, partitions and group"]
 async fn a_tenant_far_behind_holds_up_nobody() {
     let _lane = lane::alone().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
