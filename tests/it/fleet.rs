@@ -2,34 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::measure::{Service, pairs_out_of_order, utilisation};
+use crate::support::load::burst;
+use crate::support::measure::{Service, jain, pairs_out_of_order, utilisation};
 use crate::support::{
-    Answer, Connection, PATIENCE, Pending, RedisServer, Request, Upstream, Weir, client, lane, one_limiter,
+    Answer, Load, PATIENCE, Pending, RedisServer, Request, Upstream, Weir, client, lane, one_limiter,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
-
-/// Requests written in each millisecond of a burst: slow enough that the order of arrival is known.
-const BURST_PER_MILLI: usize = 5;
-
-/// Writes `count` requests, in turn to each replica, on connections opened before; `/0`, `/1`, ... in order.
-async fn burst(fleet: &[Weir], count: usize) -> Vec<(Instant, Pending)> {
-    let mut connections = Vec::with_capacity(count);
-    for index in 0..count {
-        let host = fleet[index % fleet.len()].host();
-        connections.push(Connection::open(&host).await.expect("weir accepts"));
-    }
-    let mut milli = tokio::time::interval(Duration::from_millis(1));
-    let mut burst = Vec::with_capacity(count);
-    for (index, mut connection) in connections.into_iter().enumerate() {
-        if index % BURST_PER_MILLI == 0 {
-            milli.tick().await;
-        }
-        let sent = connection.send(&Request::get(&format!("/{index}"))).await.expect("weir reads");
-        burst.push((sent, Pending::on(connection)));
-    }
-    burst
-}
 
 /// When each request was sent by its client and when the upstream saw it.
 fn services(upstream: &Upstream, sent: &[Instant]) -> Vec<Service> {
@@ -150,4 +129,26 @@ async fn a_quiet_limiter_costs_at_most_one_call_a_request() {
     }
     let calls = redis.script_calls().await - before;
     assert!(calls <= 50, "{calls} script calls for 50 requests");
+}
+
+#[tokio::test]
+async fn replicas_that_saturate_one_limiter_get_equal_shares() {
+    let _lane = lane::alone().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    // A replica that the machine holds up for longer than the guard loses its places, which is another matter.
+    let limiter = "{limits: [100/1s], guard: 50ms, queue: {timeout: 30s, max_waiting: 1000}}";
+    let fleet = Weir::fleet(3, &one_limiter(&redis.store(), limiter, &upstream)).await;
+    let paths = ["/0", "/1", "/2"];
+    let _load: Vec<_> =
+        fleet.iter().zip(paths).map(|(weir, path)| Load::start(weir, 50, &Request::get(path))).collect();
+
+    upstream.wait_for(550, PATIENCE).await;
+    // The first ones went to whose clients came first; then every client's turn comes round three times.
+    let targets = upstream.targets().split_off(100);
+    let targets = &targets[..450];
+    let shares = paths.map(|path| targets.iter().filter(|target| *target == path).count());
+    let index = jain(&shares);
+    println!("shares {shares:?}, Jain's index {index:.4}");
+    assert!(index >= 0.99, "shares {shares:?}, Jain's index {index:.4}");
+    upstream.assert_within(100, SECOND);
 }

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::measure::{Service, fullest_window, pairs_out_of_order, utilisation};
+use crate::support::measure::{
+    Service, fullest_bucket, fullest_window, jain, median, occupancy, pairs_out_of_order, utilisation,
+};
 use crate::support::metrics::Metrics;
 use crate::support::{
     Connection, PATIENCE, Pending, RedisOptions, RedisServer, Reply, Request, Upstream, client, eventually,
@@ -33,6 +35,19 @@ fn utilisation_compares_with_the_least_time() {
 }
 
 #[test]
+fn occupancy_counts_the_permits_that_nobody_used() {
+    let second = Duration::from_secs(1);
+    let perfect = instants(&[0, 0, 1000, 1000, 2000]);
+    assert!((occupancy(&perfect, 2, second) - 1.0).abs() < 1e-9);
+    let straggler = instants(&[0, 0, 1000, 1000, 2000, 3000]);
+    assert!((occupancy(&straggler, 2, second) - 5.0 / 6.0).abs() < 1e-9);
+    let paused = instants(&[0, 0, 2000, 2000]);
+    assert!((occupancy(&paused, 2, second) - 0.5).abs() < 1e-9);
+    let even = instants(&[0, 0, 1000, 1500, 2000, 2500, 3000]);
+    assert!((occupancy(&even, 2, second) - (2.0 + 1.0 + 1.0 + 1.0 + 0.5) / 6.0).abs() < 1e-9);
+}
+
+#[test]
 fn pairs_out_of_order_counts_beyond_the_tolerance() {
     let at = instants(&[0, 10, 20, 1000]);
     let service = |arrived: usize, served: usize| Service { arrived: at[arrived], served: at[served] };
@@ -42,6 +57,24 @@ fn pairs_out_of_order_counts_beyond_the_tolerance() {
     // The first of three is served a second after the two others.
     let starved = [service(0, 3), service(1, 1), service(2, 2)];
     assert!((pairs_out_of_order(&starved, tolerance) - 2.0 / 3.0).abs() < 1e-9);
+}
+
+#[test]
+fn a_bucket_is_as_full_as_its_fullest_interval() {
+    let second = Duration::from_secs(1);
+    let level = |millis: &[u64]| fullest_bucket(&instants(millis), 10.0, second);
+    assert!(level(&[]).abs() < 1e-9);
+    // Three at once; then one each 100 ms, as the rate has it.
+    assert!((level(&[0, 0, 0, 100, 200, 300]) - 3.0).abs() < 1e-9);
+    // A pause does not make it emptier than empty.
+    assert!((level(&[0, 5000, 5000, 5050]) - 2.5).abs() < 1e-9);
+}
+
+#[test]
+fn shares_and_medians() {
+    assert!((jain(&[5, 5, 5]) - 1.0).abs() < 1e-9);
+    assert!((jain(&[9, 0, 0]) - 1.0 / 3.0).abs() < 1e-9);
+    assert_eq!(median(&[9, 1, 5]), 5);
 }
 
 #[test]

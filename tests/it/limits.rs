@@ -2,18 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{Answer, RedisServer, Upstream, Weir, lane, one_limiter};
+use crate::support::{RedisServer, Upstream, Weir, lane, one_limiter};
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// What the machine may add to an instant at which weir promised room.
 const SLACK: Duration = Duration::from_millis(300);
-
-fn retry_after(answer: &Answer) -> Duration {
-    assert_eq!(answer.status, 429, "{}", answer.text());
-    let problem = answer.json();
-    Duration::from_millis(problem["retry_after_ms"].as_u64().expect("retry_after_ms is a whole number"))
-}
 
 #[tokio::test]
 async fn two_windows_hold_at_once_and_a_refusal_spends_nothing() {
@@ -62,8 +56,8 @@ async fn waiting_exactly_retry_after_is_enough(store: &str) {
         assert_eq!(weir.get("/").await.status, 200);
     }
     let refused = weir.get("/").await;
-    let promised = refused.done + retry_after(&refused);
-    assert!(retry_after(&refused) <= 2 * SECOND + Duration::from_millis(20), "a window and its guard");
+    let promised = refused.done + refused.retry_after();
+    assert!(refused.retry_after() <= 2 * SECOND + Duration::from_millis(20), "a window and its guard");
 
     // A refusal before the promised instant changes nothing about it.
     tokio::time::sleep_until((promised - SECOND).into()).await;
@@ -87,7 +81,7 @@ async fn a_429_carries_all_its_headers() {
     }
 
     let refused = weir.get("/").await;
-    let wait_ms = u64::try_from(retry_after(&refused).as_millis()).unwrap();
+    let wait_ms = u64::try_from(refused.retry_after().as_millis()).unwrap();
     assert_eq!(refused.weir_error(), Some("rate_limited"));
     assert_eq!(refused.header("content-type"), Some("application/problem+json"));
     assert!((3_590_000..=3_600_020).contains(&wait_ms), "{wait_ms} ms");
@@ -126,7 +120,7 @@ async fn a_subsecond_window_has_no_w() {
     let refused = weir.get("/").await;
     assert_eq!(refused.status, 429);
     assert_eq!(refused.header("ratelimit-policy"), Some("\"api:1/1500ms\";q=1"));
-    assert!(retry_after(&refused) <= Duration::from_millis(1515));
+    assert!(refused.retry_after() <= Duration::from_millis(1515));
     let seconds: u64 = refused.header("retry-after").expect("retry-after").parse().expect("whole seconds");
     assert!(seconds >= 1);
 }

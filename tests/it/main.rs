@@ -9,16 +9,22 @@
 
 mod support;
 
+mod algorithms;
 mod bad_input;
 mod capacity;
 mod demo;
 mod fleet;
 mod harness;
+mod leaving;
 mod limits;
+mod partitions;
 mod queue;
 mod readme;
+mod redisson;
 mod reload;
 mod responses;
+mod several;
 mod shutdown;
+mod spread;
 mod store;
 mod telemetry;

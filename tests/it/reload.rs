@@ -208,7 +208,7 @@ async fn a_new_rate_holds_within_a_window_and_nothing_is_forgotten() {
     }
     upstream.wait_for(200, PATIENCE).await;
 
-    reload_all(&fleet, &at_rate("20/1s")).await;
+    Weir::reload_all(&fleet, &at_rate("20/1s")).await;
     let slowed = Instant::now();
     let settled = slowed + SECOND + LEASE;
     wait_until(settled + 3 * SECOND).await;
@@ -217,7 +217,7 @@ async fn a_new_rate_holds_within_a_window_and_nothing_is_forgotten() {
     assert!(low.len() >= 55, "the lower rate is used: {} in 3 s", low.len());
     assert!(high < 780, "a backlog is left: {high}");
 
-    reload_all(&fleet, &at_rate("100/1s")).await;
+    Weir::reload_all(&fleet, &at_rate("100/1s")).await;
     let raised = Instant::now();
     wait_until(raised + Duration::from_millis(2500)).await;
     let fullest = fullest_window(&upstream.instants_since(raised), SECOND);
@@ -289,21 +289,6 @@ async fn who_waits_on_a_limiter_that_is_removed_gets_an_answer() {
         assert!(answer.status == 200 || answer.weir_error().is_some(), "{} {}", answer.status, answer.text());
     }
     assert_eq!(weir.get("/").await.status, 200);
-}
-
-/// Replaces every replica's file, then waits for all.
-async fn reload_all(fleet: &[Weir], config: &str) {
-    let mut before = Vec::with_capacity(fleet.len());
-    for weir in fleet {
-        before.push(weir.reloads("ok").await);
-    }
-    for weir in fleet {
-        weir.write_config(config);
-        weir.signal(Signal::HUP);
-    }
-    for (weir, before) in fleet.iter().zip(before) {
-        eventually("a reload of each replica", PATIENCE, async || weir.reloads("ok").await > before).await;
-    }
 }
 
 async fn wait_until(instant: Instant) {

@@ -87,6 +87,13 @@ impl Answer {
             .unwrap_or_else(|error| panic!("not JSON ({error}): {}", self.text()))
     }
 
+    /// `retry_after_ms` of a refusal; panics when it is none.
+    pub(crate) fn retry_after(&self) -> Duration {
+        assert_eq!(self.status, 429, "{}", self.text());
+        let told = self.json()["retry_after_ms"].as_u64();
+        Duration::from_millis(told.expect("retry_after_ms is a whole number"))
+    }
+
     /// `weir-error`, where weir answered by itself.
     pub(crate) fn weir_error(&self) -> Option<&str> {
         self.header("weir-error")
@@ -123,6 +130,24 @@ impl Connection {
         self.stream.write_all(bytes).await?;
         self.sent = Instant::now();
         Ok(())
+    }
+
+    /// Writes the request and reads its answer; panics when there is none.
+    pub(crate) async fn ask(&mut self, request: &Request) -> Answer {
+        let answered = match self.send(request).await {
+            Ok(_) => self.answer().await,
+            Err(error) => Err(error),
+        };
+        answered.unwrap_or_else(|error| panic!("no answer: {error}"))
+    }
+
+    /// Asks so often, one after the other; the statuses in order.
+    pub(crate) async fn statuses(&mut self, request: &Request, count: usize) -> Vec<u16> {
+        let mut statuses = Vec::with_capacity(count);
+        for _ in 0..count {
+            statuses.push(self.ask(request).await.status);
+        }
+        statuses
     }
 
     /// Reads one answer; interim (1xx) answers are passed over.

@@ -31,6 +31,18 @@ pub(crate) fn utilisation(instants: &[Instant], rate: usize, per: Duration) -> f
     if taken == 0.0 { 1.0 } else { (needed / taken).min(1.0) }
 }
 
+/// The share of the quota that was in use on average from the first instant to the last: a permit is in use for a
+/// window from its instant on. Unlike [`utilisation`], one straggler in a window of its own costs one permit of that
+/// window, and not all of it.
+pub(crate) fn occupancy(instants: &[Instant], rate: usize, per: Duration) -> f64 {
+    let (Some(first), Some(last)) = (instants.iter().min(), instants.iter().max()) else {
+        return 0.0;
+    };
+    let taken = last.duration_since(*first).as_secs_f64();
+    let in_use: f64 = instants.iter().map(|at| last.duration_since(*at).min(per).as_secs_f64()).sum();
+    if taken == 0.0 { 1.0 } else { in_use / (rate as f64 * taken) }
+}
+
 /// One request: when it was asked for, and when it was served.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Service {
@@ -53,4 +65,32 @@ pub(crate) fn pairs_out_of_order(services: &[Service], tolerance: Duration) -> f
         }
     }
     if pairs == 0 { 0.0 } else { out_of_order as f64 / pairs as f64 }
+}
+
+/// The most permits in any closed interval `[t, t + d]` beyond `rate` for each `per` of it: what a token bucket must
+/// hold at the least. Exact. `instants` need not be sorted.
+pub(crate) fn fullest_bucket(instants: &[Instant], rate: f64, per: Duration) -> f64 {
+    let mut sorted = instants.to_vec();
+    sorted.sort_unstable();
+    let (mut level, mut fullest) = (0.0_f64, 0.0_f64);
+    for (index, instant) in sorted.iter().enumerate() {
+        let since = instant.duration_since(sorted[index.saturating_sub(1)]).as_secs_f64();
+        level = (level - since * rate / per.as_secs_f64()).max(0.0) + 1.0;
+        fullest = fullest.max(level);
+    }
+    fullest
+}
+
+/// Jain's index: 1 when all have the same share, 1/n when one has everything.
+pub(crate) fn jain(shares: &[usize]) -> f64 {
+    let sum: f64 = shares.iter().map(|share| *share as f64).sum();
+    let squares: f64 = shares.iter().map(|share| (*share as f64).powi(2)).sum();
+    if squares == 0.0 { 1.0 } else { sum * sum / (shares.len() as f64 * squares) }
+}
+
+/// The middle one; the later of two. Panics when there is none.
+pub(crate) fn median<T: Ord + Copy>(values: &[T]) -> T {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable();
+    sorted[sorted.len() / 2]
 }

@@ -7,14 +7,17 @@
 pub(crate) mod certificates;
 pub(crate) mod client;
 pub(crate) mod lane;
+pub(crate) mod load;
 pub(crate) mod measure;
 pub(crate) mod metrics;
 pub(crate) mod patience;
 pub(crate) mod redis_server;
 pub(crate) mod upstream;
+pub(crate) mod wall_clock;
 pub(crate) mod weir;
 
 pub(crate) use client::{Answer, Connection, Pending, Request};
+pub(crate) use load::Load;
 pub(crate) use patience::{PATIENCE, eventually, poll_for};
 pub(crate) use redis_server::{RedisOptions, RedisServer};
 pub(crate) use upstream::{Reply, Upstream};
@@ -65,4 +68,26 @@ pub(crate) fn one_limiter(store: &str, limiter: &str, upstream: &Upstream) -> St
          limiters:\n  api: {limiter}\n\
          routes:\n  - name: all\n    match: {{path: /}}\n    upstream: {url}\n    limiter: api\n"
     )
+}
+
+/// A configuration of several limiters and routes. A limiter is its name and YAML in flow style; a route is the
+/// inside of its `match` and further keys, both in flow style: `("path: /a", "limiter: api, cost: 2")`.
+pub(crate) fn configuration(
+    store: &str,
+    limiters: &[(&str, &str)],
+    routes: &[(&str, &str)],
+    upstream: &Upstream,
+) -> String {
+    let url = upstream.url();
+    let mut text = format!("store: {store}\nlimiters:\n");
+    for (name, limiter) in limiters {
+        text.push_str(&format!("  {name}: {limiter}\n"));
+    }
+    text.push_str("routes:\n");
+    for (index, (matches, rest)) in routes.iter().enumerate() {
+        text.push_str(&format!(
+            "  - {{name: route-{index}, match: {{{matches}}}, upstream: \"{url}\", {rest}}}\n"
+        ));
+    }
+    text
 }

@@ -136,6 +136,25 @@ impl RedisServer {
         ["eval", "evalsha", "fcall"].iter().filter_map(|name| calls.get(*name)).sum()
     }
 
+    /// A number that INFO names.
+    pub(crate) async fn info(&self, section: &str, name: &str) -> u64 {
+        let info: String =
+            redis::from_redis_value(self.command(&["INFO", section]).await).expect("INFO is text");
+        let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        value.and_then(|value| value.trim().parse().ok()).unwrap_or_else(|| panic!("{name} in {info}"))
+    }
+
+    /// How often the data was changed since the start: any write counts, that of an expiry too.
+    pub(crate) async fn changes(&self) -> u64 {
+        self.info("persistence", "rdb_changes_since_last_save").await
+    }
+
+    /// The number of keys, without those that have expired and are still to be removed only as far as the server has
+    /// come with that.
+    pub(crate) async fn size(&self) -> u64 {
+        redis::from_redis_value(self.command(&["DBSIZE"]).await).expect("DBSIZE is a number")
+    }
+
     /// All keys.
     pub(crate) async fn keys(&self) -> Vec<String> {
         redis::from_redis_value(self.command(&["KEYS", "*"]).await).expect("KEYS is a list")

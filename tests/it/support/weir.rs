@@ -15,9 +15,9 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use super::client::{self, Answer, Pending};
+use super::client::{self, Answer, Connection, Pending};
 use super::metrics::Metrics;
-use super::{PATIENCE, eventually, poll_for, raise_open_files};
+use super::{PATIENCE, eventually, poll_for, raise_open_files, wall_clock};
 
 /// The log lines that are kept for a test that fails.
 const LOG_LINES_MAX: usize = 2000;
@@ -40,18 +40,32 @@ pub(crate) struct Weir {
 impl Weir {
     /// Starts with a configuration (without `listen`, `admin` and `log`), and waits until it listens.
     pub(crate) async fn start(config: &str) -> Weir {
+        Weir::start_in(config, &[]).await
+    }
+
+    /// Like [`Weir::start`], with a wall clock that is ahead by so much.
+    pub(crate) async fn start_ahead(config: &str, ahead: Duration) -> Weir {
+        Weir::start_in(config, &wall_clock::ahead(ahead)).await
+    }
+
+    async fn start_in(config: &str, environment: &[(&str, String)]) -> Weir {
         let directory = TempDir::with_prefix("weir-test").expect("a temporary directory");
         let path = directory.path().join("weir.yaml");
         write_whole(&path, config);
-        let mut weir = Weir::start_at(&path).await;
+        let mut weir = Weir::spawn(&path, environment).await;
         weir._directory = Some(directory);
         weir
     }
 
     /// Starts with a file of the test's, written by [`write_whole`] or [`with_preamble`].
     pub(crate) async fn start_at(config: &Path) -> Weir {
+        Weir::spawn(config, &[]).await
+    }
+
+    async fn spawn(config: &Path, environment: &[(&str, String)]) -> Weir {
         raise_open_files();
         let mut process = command(&["serve", "--config", &config.to_string_lossy()])
+            .envs(environment.iter().map(|(name, value)| (*name, value)))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
@@ -110,6 +124,33 @@ impl Weir {
         (0..count).map(|_| Pending::get(&self.url(target))).collect()
     }
 
+    /// A connection for requests through weir.
+    pub(crate) async fn connect(&self) -> Connection {
+        Connection::open(&self.host()).await.expect("weir accepts")
+    }
+
+    /// What a limiter has left of each of its limits, by the admin API.
+    pub(crate) async fn available(&self, limiter: &str) -> Vec<u64> {
+        self.available_at(&format!("/api/limiters/{limiter}")).await
+    }
+
+    /// What one partition has left of each limit.
+    pub(crate) async fn available_of(&self, limiter: &str, partition: &str) -> Vec<u64> {
+        self.available_at(&format!("/api/limiters/{limiter}?partition={partition}")).await
+    }
+
+    async fn available_at(&self, target: &str) -> Vec<u64> {
+        let state = self.ask(target).await;
+        assert_eq!(state.status, 200, "{}", state.text());
+        let state = state.json();
+        let limits = state["limits"].as_array().unwrap_or_else(|| panic!("limits in {state}"));
+        let available = |limit: &serde_json::Value| limit["available"].as_u64();
+        limits
+            .iter()
+            .map(|limit| available(limit).unwrap_or_else(|| panic!("available in {state}")))
+            .collect()
+    }
+
     /// A GET of the admin listener.
     pub(crate) async fn ask(&self, target: &str) -> Answer {
         client::get(&self.admin(target)).await.unwrap_or_else(|error| panic!("no answer from admin: {error}"))
@@ -160,6 +201,22 @@ impl Weir {
         self.write_config(config);
         self.signal(Signal::HUP);
         eventually("a successful reload", PATIENCE, async || self.reloads("ok").await > before).await;
+    }
+
+    /// Replaces every replica's file, then waits until all have applied it.
+    pub(crate) async fn reload_all(fleet: &[Weir], config: &str) {
+        let mut before = Vec::with_capacity(fleet.len());
+        for weir in fleet {
+            before.push(weir.reloads("ok").await);
+        }
+        for weir in fleet {
+            weir.write_config(config);
+            weir.signal(Signal::HUP);
+        }
+        for (weir, before) in fleet.iter().zip(before) {
+            eventually("a reload of each replica", PATIENCE, async || weir.reloads("ok").await > before)
+                .await;
+        }
     }
 
     /// Asks it to drain.

@@ -1,0 +1,290 @@
+//! What the reserve script costs Redis: time of a call, memory of a limiter, the longest call after an idle time.
+//!
+//! `cargo bench --bench lua` needs `redis-server`. It drives the real store; the times are the server's own
+//! (`SLOWLOG`), the median of many calls on the same state. Exits with 1 when a bound is broken.
+
+mod cases;
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use cases::{CASES, Case, call};
+use redis::aio::MultiplexedConnection;
+use tempfile::TempDir;
+use weir::clock::Micros;
+use weir::config::model::{self, Secret};
+use weir::limiter::reserve::Outcome;
+use weir::limiter::store::{Store, Subject};
+use weir::redis::RedisStore;
+use weir::telemetry::Metrics;
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+/// Requests in one call, and the runs in which they come: a run is what arrived in the same millisecond.
+const BATCHES: [(u64, u64); 5] = [(1, 1), (10, 1), (100, 1), (1000, 1), (1000, 1000)];
+/// Calls on the same state.
+const REPEATS: usize = 15;
+/// Of the first limit of every case.
+const WINDOW: Duration = Duration::from_secs(1);
+/// Longer than any wait that comes up.
+const WAIT_MAX: Micros = Micros::from_millis(3_600_000);
+/// Of a saturated limiter with a window of requests waiting.
+const BYTES_MAX: u64 = 32 * 1024;
+/// Of a call after an idle time.
+const AFTER_IDLE_US_MAX: u64 = 1000;
+/// A server that takes longer has failed.
+const START_DEADLINE: Duration = Duration::from_secs(10);
+
+#[expect(clippy::print_stdout, reason = "the report")]
+fn main() -> Result<ExitCode> {
+    // Cargo says so; without it this is a test run, in which there is nothing to measure.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (report, holds) = runtime.block_on(measure())?;
+    println!("{report}");
+    Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn measure() -> Result<(String, bool)> {
+    let mut server = Server::start().await?;
+    let mut calls = String::from(
+        "| us of the script, requests in the call | 1 | 10 | 100 | 1000 | 1000 in 1000 runs | refused | bytes |\n\
+         |---|---|---|---|---|---|---|---|\n",
+    );
+    let mut idle = String::from(
+        "| us after an idle time, median (longest) | half expired, 1 | half expired, 1000 | all expired, 1 \
+         | all expired, 1000 |\n|---|---|---|---|---|\n",
+    );
+    let mut left_alone = Vec::new();
+    let mut holds = true;
+    for case in &CASES {
+        let Some(limiter) = Limiter::new(case, &server)? else {
+            writeln!(calls, "| {} | not supported | | | | | | |", case.name)?;
+            continue;
+        };
+        let mut state = limiter.saturate(&mut server).await?;
+        let refused = limiter.time(&mut server, &state, 1, 1, Micros::ZERO).await?;
+        let mut row = format!("| {} |", case.name);
+        for (requests, runs) in BATCHES {
+            if state.made.elapsed() > WINDOW / 2 {
+                state = limiter.saturate(&mut server).await?;
+            }
+            write!(row, " {} |", limiter.time(&mut server, &state, requests, runs, WAIT_MAX).await?.median)?;
+        }
+        writeln!(calls, "{row} {} | {} |", refused.median, state.bytes)?;
+        holds &= state.bytes < BYTES_MAX;
+
+        // What was used before the state was made has expired, what waits has not.
+        tokio::time::sleep_until((state.made + WINDOW).into()).await;
+        let mut row = format!("| {} |", case.name);
+        holds &= limiter.after_idle(&mut server, &state, &mut row).await?;
+        left_alone.push((limiter, state, row));
+    }
+    for (limiter, state, mut row) in left_alone {
+        tokio::time::sleep_until((state.made + WINDOW * 5 / 2).into()).await;
+        holds &= limiter.after_idle(&mut server, &state, &mut row).await?;
+        writeln!(idle, "{row}")?;
+    }
+    let bounds = format!(
+        "Bounds: {BYTES_MAX} bytes; {AFTER_IDLE_US_MAX} us for one request after an idle time, the median."
+    );
+    Ok((format!("{calls}\n{idle}\n{bounds}"), holds))
+}
+
+/// One case in the real store.
+struct Limiter<'a> {
+    case: &'a Case,
+    store: RedisStore,
+    subjects: Vec<Subject>,
+}
+
+/// Every key as Redis would save it, so that each measured call finds the same.
+struct State {
+    keys: Vec<(Vec<u8>, Vec<u8>)>,
+    bytes: u64,
+    made: Instant,
+}
+
+/// Of many calls on the same state, in microseconds of the server.
+struct Times {
+    median: u64,
+    longest: u64,
+}
+
+impl<'a> Limiter<'a> {
+    /// `None` while the case is not supported.
+    fn new(case: &'a Case, server: &Server) -> Result<Option<Limiter<'a>>> {
+        let Some(config) = case.config() else { return Ok(None) };
+        let subjects = case.subjects(&config);
+        let model::Store::Redis(settings) = &config.store else { return Err("the store is Redis".into()) };
+        let settings = model::RedisStore { url: Secret::new(&server.url), ..settings.clone() };
+        let store = RedisStore::new(&settings, Metrics::new().store())?;
+        Ok(Some(Limiter { case, store, subjects }))
+    }
+
+    async fn ask(&self, requests: u64, runs: u64, wait_max: Micros) -> Result<Option<Outcome>> {
+        let answer = self.store.reserve(&self.subjects, &call(requests, runs, wait_max)).await?;
+        Ok(answer.outcomes.last().map(|(_, outcome)| *outcome))
+    }
+
+    /// A window of the limiter is used at its pace, and another one is booked.
+    async fn saturate(&self, server: &mut Server) -> Result<State> {
+        server.flush().await?;
+        let (permits, micros) = self.case.step();
+        let steps = self.case.rate / permits;
+        let mut pace = tokio::time::interval(Duration::from_micros(micros));
+        for _ in 0..steps {
+            pace.tick().await;
+            self.ask(permits, 1, WAIT_MAX).await?;
+        }
+        for _ in 0..steps {
+            self.ask(permits, 1, WAIT_MAX).await?;
+        }
+        server.state().await
+    }
+
+    /// Calls on a state that was left alone until now; whether they keep the bound.
+    async fn after_idle(&self, server: &mut Server, state: &State, row: &mut String) -> Result<bool> {
+        let mut holds = true;
+        for requests in [1, 1000] {
+            let times = self.time(server, state, requests, 1, WAIT_MAX).await?;
+            // A batch takes its own time, idle or not.
+            holds &= requests > 1 || times.median < AFTER_IDLE_US_MAX;
+            write!(row, " {} ({}) |", times.median, times.longest)?;
+        }
+        Ok(holds)
+    }
+
+    /// How long calls on a state take.
+    async fn time(
+        &self,
+        server: &mut Server,
+        state: &State,
+        requests: u64,
+        runs: u64,
+        wait_max: Micros,
+    ) -> Result<Times> {
+        let mut times = Vec::with_capacity(REPEATS);
+        // The first one loads the script and warms up.
+        for repeat in 0..=REPEATS {
+            server.restore(state).await?;
+            server.forget_times().await?;
+            let outcome = self.ask(requests, runs, wait_max).await?;
+            let is_booked = matches!(outcome, Some(Outcome::Booked(_)));
+            if is_booked != (wait_max > Micros::ZERO) {
+                return Err(format!("{}: {outcome:?}", self.case.name).into());
+            }
+            if repeat > 0 {
+                times.push(server.script_time().await?);
+            }
+        }
+        times.sort_unstable();
+        Ok(Times { median: times[REPEATS / 2], longest: times[REPEATS - 1] })
+    }
+}
+
+/// A server of its own, on a socket in a directory of its own. Killed on drop.
+struct Server {
+    process: Child,
+    _directory: TempDir,
+    url: String,
+    connection: MultiplexedConnection,
+}
+
+impl Server {
+    async fn start() -> Result<Server> {
+        let directory = TempDir::with_prefix("weir-bench")?;
+        let socket = directory.path().join("redis.sock");
+        let mut process = Command::new("redis-server")
+            .args(["--port", "0", "--save", "", "--appendonly", "no", "--dir"])
+            .arg(directory.path())
+            .arg("--unixsocket")
+            .arg(&socket)
+            .args(["--slowlog-log-slower-than", "0"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()?;
+        let url = format!("redis+unix://{}", socket.display());
+        let deadline = Instant::now() + START_DEADLINE;
+        match connect(&url, &socket, deadline).await {
+            Ok(connection) => Ok(Server { process, _directory: directory, url, connection }),
+            Err(error) => {
+                process.kill()?;
+                process.wait()?;
+                Err(error)
+            }
+        }
+    }
+
+    async fn flush(&mut self) -> Result<()> {
+        Ok(redis::cmd("FLUSHALL").exec_async(&mut self.connection).await?)
+    }
+
+    async fn state(&mut self) -> Result<State> {
+        let names: Vec<Vec<u8>> = redis::cmd("KEYS").arg("*").query_async(&mut self.connection).await?;
+        let (mut keys, mut bytes) = (Vec::new(), 0);
+        for name in names {
+            let value: Vec<u8> = redis::cmd("DUMP").arg(&name).query_async(&mut self.connection).await?;
+            let mut usage = redis::cmd("MEMORY");
+            bytes += usage.arg("USAGE").arg(&name).query_async::<u64>(&mut self.connection).await?;
+            keys.push((name, value));
+        }
+        Ok(State { keys, bytes, made: Instant::now() })
+    }
+
+    /// Puts the state back. Its keys do not expire, so that a call finds it however old it is.
+    async fn restore(&mut self, state: &State) -> Result<()> {
+        for (name, value) in &state.keys {
+            let mut restore = redis::cmd("RESTORE");
+            restore.arg(name).arg(0).arg(value).arg("REPLACE");
+            restore.exec_async(&mut self.connection).await?;
+        }
+        Ok(())
+    }
+
+    async fn forget_times(&mut self) -> Result<()> {
+        Ok(redis::cmd("SLOWLOG").arg("RESET").exec_async(&mut self.connection).await?)
+    }
+
+    /// How long the last script took.
+    async fn script_time(&mut self) -> Result<u64> {
+        let log: Vec<Vec<redis::Value>> =
+            redis::cmd("SLOWLOG").arg("GET").arg(-1).query_async(&mut self.connection).await?;
+        for entry in log {
+            let [_, _, time, arguments, ..] = &entry[..] else { continue };
+            let arguments: Vec<Vec<u8>> = redis::from_redis_value_ref(arguments)?;
+            if arguments.first().is_some_and(|command| command.eq_ignore_ascii_case(b"EVALSHA")) {
+                return Ok(redis::from_redis_value_ref(time)?);
+            }
+        }
+        Err("no script was called".into())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+async fn connect(url: &str, socket: &Path, deadline: Instant) -> Result<MultiplexedConnection> {
+    let client = redis::Client::open(url)?;
+    loop {
+        if socket.exists()
+            && let Ok(connection) = client.get_multiplexed_async_connection().await
+        {
+            return Ok(connection);
+        }
+        if Instant::now() > deadline {
+            return Err("redis-server does not answer".into());
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

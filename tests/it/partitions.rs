@@ -1,0 +1,99 @@
+//! Many partitions, each touched once: small in Redis, forgotten by it, and by weir.
+
+use std::time::{Duration, Instant};
+
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::support::{
+    Connection, RedisServer, Request, Upstream, Weir, configuration, eventually, lane, poll_for,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Connections that touch partitions at once.
+const CONNECTIONS: usize = 64;
+
+/// More than this in Redis for a partition that holds one permit would be a fault.
+const BYTES_EACH_MAX: u64 = 1024;
+
+/// Redis looks for what has expired ten times a second, and takes a few rounds for many.
+const SLACK: Duration = Duration::from_secs(3);
+
+/// Sends one request of each of so many partitions.
+async fn touch(weir: &Weir, path: &str, count: usize) {
+    let one = |first: usize| {
+        let (host, path) = (weir.host(), path.to_owned());
+        AbortOnDropHandle::new(tokio::spawn(async move {
+            let mut connection = Connection::open(&host).await.expect("weir accepts");
+            for index in (first..count).step_by(CONNECTIONS) {
+                let request = Request::get(&path).header("x-tenant", &format!("tenant-{index}"));
+                let answer = connection.ask(&request).await;
+                assert_eq!(answer.status, 200, "{}", answer.text());
+            }
+        }))
+    };
+    let clients: Vec<_> = (0..CONNECTIONS).map(one).collect();
+    for client in clients {
+        client.await.expect("all are served");
+    }
+}
+
+/// Waits until Redis holds no key; how long that took.
+async fn until_forgotten(redis: &RedisServer, deadline: Duration) -> Duration {
+    let begun = Instant::now();
+    eventually("Redis has forgotten all partitions", deadline, async || redis.size().await == 0).await;
+    begun.elapsed()
+}
+
+/// `per` is the window of each partition: long enough that all of them live at once.
+async fn partitions_touched_once(count: usize, per: Duration) {
+    let _lane = lane::alone().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let limiter = |per: Duration| {
+        let limit = format!("{{rate: 5, per: {}s}}", per.as_secs());
+        format!("{{limits: [{limit}], key: [header:x-tenant], max_partitions: 200000}}")
+    };
+    let limiters = [("warm", limiter(SECOND)), ("api", limiter(per))];
+    let limiters = limiters.each_ref().map(|(name, limiter)| (*name, limiter.as_str()));
+    let routes = [("path: /warm", "limiter: warm"), ("path: /", "limiter: api")];
+    let weir = Weir::start(&configuration(&redis.store(), &limiters, &routes, &upstream)).await;
+
+    // Connections, buffers and the allocator's arenas have their size after this.
+    touch(&weir, "/warm", 3000).await;
+    until_forgotten(&redis, SECOND + SLACK).await;
+    let (rss, used) = (weir.rss_bytes(), redis.info("memory", "used_memory").await);
+
+    let begun = Instant::now();
+    touch(&weir, "/", count).await;
+    let (touched, peak) = (begun.elapsed(), weir.rss_bytes());
+    let (keys, full) = (redis.size().await, redis.info("memory", "used_memory").await);
+    assert!(touched < per, "touching {count} took {touched:?}, so the first have expired: not measured");
+    let each = full.saturating_sub(used) / count as u64;
+    let forgotten = until_forgotten(&redis, per + SLACK).await;
+
+    println!(
+        "{count} partitions touched in {touched:?}: {keys} keys, {each} bytes each in Redis, gone {forgotten:?} after \
+         the last; weir {} KiB before, {} KiB then",
+        rss / 1024,
+        peak / 1024
+    );
+    assert!(each <= BYTES_EACH_MAX, "{each} bytes for each partition");
+    let settled = poll_for("weir's memory to return to within 20 %", Duration::from_secs(15), async || {
+        Some(weir.rss_bytes()).filter(|now| *now <= rss + rss / 5)
+    })
+    .await;
+    println!("weir {} KiB {:?} after the last", settled / 1024, begun.elapsed() - touched);
+    assert_eq!(upstream.count(), 3000 + count);
+}
+
+#[tokio::test]
+#[ignore = "needs partitions"]
+async fn ten_thousand_partitions_are_small_and_forgotten() {
+    partitions_touched_once(10_000, Duration::from_secs(6)).await;
+}
+
+#[tokio::test]
+#[ignore = "long: a hundred thousand partitions; needs partitions"]
+async fn a_hundred_thousand_partitions_are_small_and_forgotten() {
+    partitions_touched_once(100_000, Duration::from_secs(60)).await;
+}

@@ -1,0 +1,82 @@
+//! Many clients at once: a burst whose order is known, and clients that come again and again.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio_util::task::AbortOnDropHandle;
+
+use super::{Connection, Pending, Request, Weir};
+
+/// Requests written in each millisecond of a burst: slow enough that the order of arrival is known.
+const BURST_PER_MILLI: usize = 5;
+
+/// Writes `count` requests, in turn to each replica, on connections opened before; `/0`, `/1`, ... in order. Each comes
+/// with the instant at which it was written.
+pub(crate) async fn burst(fleet: &[Weir], count: usize) -> Vec<(Instant, Pending)> {
+    let mut connections = Vec::with_capacity(count);
+    for index in 0..count {
+        connections.push(fleet[index % fleet.len()].connect().await);
+    }
+    let mut milli = tokio::time::interval(Duration::from_millis(1));
+    let mut burst = Vec::with_capacity(count);
+    for (index, mut connection) in connections.into_iter().enumerate() {
+        if index % BURST_PER_MILLI == 0 {
+            milli.tick().await;
+        }
+        let sent = connection.send(&Request::get(&format!("/{index}"))).await.expect("weir reads");
+        burst.push((sent, Pending::on(connection)));
+    }
+    burst
+}
+
+/// Clients that ask again as soon as they are answered, each on a connection of its own. Dropping it closes them all.
+pub(crate) struct Load {
+    _clients: Vec<AbortOnDropHandle<()>>,
+    statuses: Arc<Mutex<BTreeMap<u16, usize>>>,
+}
+
+impl Load {
+    /// Starts so many clients of one replica. For limiters with a queue: who is refused at once asks again at once.
+    pub(crate) fn start(weir: &Weir, clients: usize, request: &Request) -> Load {
+        let statuses = Arc::<Mutex<BTreeMap<u16, usize>>>::default();
+        let one = |_| {
+            let (host, request, statuses) = (weir.host(), request.clone(), Arc::clone(&statuses));
+            AbortOnDropHandle::new(tokio::spawn(async move {
+                let mut connection = Connection::open(&host).await.expect("weir accepts");
+                loop {
+                    let answer = connection.ask(&request).await;
+                    *statuses
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .entry(answer.status)
+                        .or_default() += 1;
+                }
+            }))
+        };
+        Load { _clients: (0..clients).map(one).collect(), statuses }
+    }
+
+    /// How many answers of each status came until now.
+    pub(crate) fn statuses(&self) -> BTreeMap<u16, usize> {
+        self.statuses.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Clients that ask, leave before they are answered, each time after a while of their own up to `longest`, and come
+/// again. Dropping it ends them.
+pub(crate) fn leavers(weir: &Weir, clients: usize, longest: Duration) -> Vec<AbortOnDropHandle<()>> {
+    let one = |client: usize| {
+        let url = weir.url("/leaves");
+        AbortOnDropHandle::new(tokio::spawn(async move {
+            for round in 0_usize.. {
+                let pending = Pending::get(&url);
+                // Spread evenly and the same in every run.
+                let permille = (client * 617 + round * 389) % 1000;
+                tokio::time::sleep(longest * u32::try_from(permille).expect("below 1000") / 1000).await;
+                drop(pending);
+            }
+        }))
+    };
+    (0..clients).map(one).collect()
+}
