@@ -12,7 +12,8 @@ use std::time::Instant;
 use cases::{CASES, Case, call};
 use weir::clock::Micros;
 use weir::limiter::book::Book;
-use weir::limiter::reserve::{Answer, Call, Outcome, QueueOrder, reserve};
+use weir::limiter::order::QueueOrder;
+use weir::limiter::reserve::{Answer, Call, Outcome, reserve};
 use weir::limiter::store::Subject;
 
 /// Requests in one call.

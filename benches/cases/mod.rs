@@ -64,7 +64,7 @@ impl Case {
 
     /// What a store is asked about.
     pub(crate) fn subjects(&self, config: &Config) -> Vec<Subject> {
-        config.limiters.iter().map(|limiter| Subject::new(limiter, None)).collect()
+        config.limiters.iter().map(|limiter| Subject::new(limiter, None, Micros::ZERO)).collect()
     }
 
     /// How many permits one step of filling books, and how far the steps lie apart in microseconds.

@@ -68,11 +68,11 @@ impl Learnt {
     /// How far away the next one is told to come back. Each is told another instant, as the store does it.
     pub(super) fn tell(&mut self, cost: Permits) -> Micros {
         let spacing = self.rule.spacing(cost.get());
-        let told = self.clock.due(self.next).saturating_duration_since(Instant::now());
+        let told = self.next - self.clock.earliest(Instant::now());
         let ahead = (self.next - self.slot + spacing).0 % self.rule.spread_max().0;
         self.next = self.slot + Micros(ahead);
         self.moved = self.moved + spacing;
-        Micros::from(told).max(Micros::ONE)
+        told.max(Micros::ONE)
     }
 
     /// Refuses what cannot fit into its wait; `None` where the store must be asked.

@@ -56,7 +56,6 @@ async fn a_third_leaves_on_all_replicas_alike() {
 }
 
 #[tokio::test]
-#[ignore = "needs trading of later slots"]
 async fn a_third_leaves_and_all_of_them_on_one_replica() {
     a_third_leaves(|index| index % 3 == 0).await;
 }

@@ -65,19 +65,17 @@ async fn clients_that_obey(clients: usize, rate: usize, lasting: Duration) {
 }
 
 #[tokio::test]
-#[ignore = "needs spread refusals"]
 async fn three_hundred_clients_that_obey_come_back_in_turn() {
     clients_that_obey(300, 60, 6 * SECOND).await;
 }
 
 #[tokio::test]
-#[ignore = "long: a thousand clients at 10/s for three minutes; needs spread refusals"]
+#[ignore = "long: a thousand clients at 10/s for three minutes"]
 async fn a_thousand_clients_that_obey_come_back_in_turn() {
     clients_that_obey(1000, 10, 180 * SECOND).await;
 }
 
 #[tokio::test]
-#[ignore = "needs spread refusals"]
 async fn successive_refusals_name_successive_instants_within_a_minute() {
     let _lane = lane::alone().await;
     const REFUSED: usize = 1000;
@@ -114,7 +112,6 @@ async fn successive_refusals_name_successive_instants_within_a_minute() {
 }
 
 #[tokio::test]
-#[ignore = "needs spread refusals"]
 async fn refused_callers_that_never_come_back_are_forgotten() {
     let _lane = lane::alone().await;
     const PER: Duration = Duration::from_millis(200);
