@@ -14,7 +14,7 @@ use super::error::ProxyError;
 use super::path::{self, Forms};
 use super::upstream::Upstream;
 use crate::config::model::{HostMatch, Match, PathMatch, Route as Rule, Server};
-use crate::limiter::Queue;
+use crate::limiter::Gate;
 use crate::telemetry::RouteMetrics;
 
 /// Names the requests that match no route, in metrics and logs: empty, because no route can be called so.
@@ -27,7 +27,7 @@ pub(crate) struct Route {
     /// Where it goes.
     pub(crate) upstream: Arc<Upstream>,
     /// Where its requests get their permits; without one they go at once.
-    pub(crate) queue: Option<Queue>,
+    pub(crate) gate: Option<Gate>,
     /// Its series.
     pub(crate) metrics: RouteMetrics,
 }
