@@ -354,6 +354,10 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
     ("limiters:\n  a: {limits: [1/s], group: 'a b'}\nROUTES", "2:29: limiters.a.group: a name is 1 to 64"),
     // -- several limiters
     (
+        "limiters: {a: {limits: [0/s]}}\nROUTES    limiters: [a, a]\n",
+        "1:25: limiters.a.limits[0]: the rate\n6:19: routes[0].limiters[1]: this limiter is given twice",
+    ),
+    (
         "limiters: {a: {limits: [1/s]}}\nROUTES    limiters: [a, a]\n",
         "6:19: routes[0].limiters[1]: this limiter is given twice",
     ),

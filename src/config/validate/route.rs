@@ -336,14 +336,16 @@ fn limiters<'a>(
     let named = listed.map(|(index, name)| (name, at_list.index(index)));
     let all: Vec<_> = given.limiter.iter().map(|name| (name, at.key("limiter"))).chain(named).collect();
     let mut limiters: Vec<&Keyed> = Vec::new();
-    for (name, at) in &all {
+    for (index, (name, at)) in all.iter().enumerate() {
         is_known(check, "limiter", name, &known.limiter_names, at);
+        if all[..index].iter().any(|(earlier, _)| earlier == name) {
+            check.problem(at, "this limiter is given twice");
+            continue;
+        }
         let Some(limiter) = known.limiters.iter().find(|(limiter, _)| limiter.name.as_str() == *name) else {
             continue;
         };
-        if limiters.iter().any(|(earlier, _)| earlier.name == limiter.0.name) {
-            check.problem(at, "this limiter is given twice");
-        } else if limiters.first().is_none_or(|first| fit(check, &first.0, &limiter.0, known, at)) {
+        if limiters.first().is_none_or(|first| fit(check, &first.0, &limiter.0, known, at)) {
             limiters.push(limiter);
         }
     }
