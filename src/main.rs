@@ -23,10 +23,10 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
-        Command::Check { config } => Ok(cli::check::run(&config)?),
+        Command::Check(file) => Ok(cli::check::run(&file.into_path())?),
         Command::Schema => Ok(cli::schema::run()?),
-        Command::Serve { config } => {
-            runtime()?.block_on(weir::app::serve(&config))?;
+        Command::Serve(file) => {
+            runtime()?.block_on(weir::app::serve(&file.into_path()))?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Demo { seconds } => {

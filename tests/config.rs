@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use weir::config::model::{Config, HostMatch, Http2, PathMatch, Store};
+use weir::config::model::{Config, Cost, HostMatch, Http2, KeyPart, PathMatch, Store};
 use weir::config::{self, Handle, LoadError, Loaded, Outcome};
-use weir::limiter::limit::{LimiterName, OnStoreFailure};
+use weir::limiter::limit::{Algorithm, Limit, Mode, OnStoreFailure, Partitioned, Permits, Scope};
+use weir::limiter::windows::{CalendarWindows, Period};
 
 /// A directory with a configuration in it.
 struct Place {
@@ -173,7 +174,7 @@ const BROKEN: &[(&str, &str)] = &[
     ("ROUTES    limiters: []\n", "5:15: routes[0].limiters: names no limiter"),
     (
         "limiters:\n  a: {limits: [100/1m, 5/1s]}\nROUTES    limiter: a\n    cost: 6\n",
-        "8:11: routes[0].cost: larger than limiter \"a\" can ever grant: 5/1s at once",
+        "8:11: routes[0].cost: larger than limiter \"a\" can ever grant: 5 at once (5/1s)",
     ),
     ("ROUTES    cost: 0\n", "5:11: routes[0].cost: must be from 1 to 1000000000"),
     (
@@ -263,6 +264,146 @@ const BROKEN: &[(&str, &str)] = &[
     ),
 ];
 
+/// The same, of what a limiter and a route say about partitions, algorithms, costs and several limiters.
+const BROKEN_LIMITERS: &[(&str, &str)] = &[
+    (
+        "limiters:\n  a: {limits: 10/1s}\nROUTES",
+        "2:15: limiters.a.limits: expected a list such as [10/1s], found a text",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], queue: 10s}\nROUTES",
+        "2:29: limiters.a.queue: expected off or a mapping such as {timeout: 10s}, found \"10s\"",
+    ),
+    (
+        "routes:\n  - {name: a, match: /x, upstream: 'http://a'}\n",
+        "2:22: routes[0].match: expected a mapping such as {path: /api}, found a text",
+    ),
+    // -- algorithms
+    (
+        "limiters:\n  a: {limits: [{rate: 1, per: 1w}]}\nROUTES",
+        "2:31: limiters.a.limits[0].per: `1w` and `1mo` need `algorithm: fixed_window`",
+    ),
+    (
+        "limiters:\n  a: {limits: [{rate: 1, per: 7h, algorithm: fixed_window}]}\nROUTES",
+        "2:31: limiters.a.limits[0].per: with fixed_window it must divide a day, or be 1d, 1w or 1mo",
+    ),
+    (
+        "limiters:\n  a: {limits: [{rate: 1, per: 2d, algorithm: fixed_window}]}\nROUTES",
+        "2:31: limiters.a.limits[0].per: with fixed_window it must divide a day, or be 1d, 1w or 1mo",
+    ),
+    (
+        "limiters:\n  a: {limits: [{rate: 1, per: 0s, algorithm: fixed_window}]}\nROUTES",
+        "2:31: limiters.a.limits[0].per: with fixed_window it must divide a day, or be 1d, 1w or 1mo",
+    ),
+    (
+        "limiters:\n  a: {limits: [{rate: 1, per: 1d, algorithm: fixed_window, timezone: Asia/Shangai}]}\nROUTES",
+        "2:70: limiters.a.limits[0].timezone: unknown time zone \"Asia/Shangai\"; did you mean \"Asia/Shanghai\"?",
+    ),
+    (
+        "limiters:\n  a: {limits: [{rate: 1, per: 1d, algorithm: fixed_window, timezone: here}]}\nROUTES",
+        "2:70: limiters.a.limits[0].timezone: unknown time zone \"here\"; expected a name such as UTC or Asia/Shanghai",
+    ),
+    (
+        "limiters:\n  a: {limits: [{rate: 1, per: 1d, timezone: UTC}]}\nROUTES",
+        "2:35: limiters.a.limits[0].timezone: only with `algorithm: fixed_window`",
+    ),
+    (
+        "limiters:\n  a: {limits: [{rate: 1, per: 1ms, algorithm: fixed_window}]}\nROUTES",
+        "2:16: limiters.a.limits[0]: a fixed window must be at least twice the guard, here 1ms: \"1/1ms\" is shorter",
+    ),
+    (
+        "limiters:\n  a: {limits: [{rate: 1, per: 1s, algorithm: fixed_window}], guard: 600ms}\nROUTES",
+        "2:69: limiters.a.guard: 600ms is more than half of the fixed window of \"1/1s\"",
+    ),
+    (
+        "limiters:\n  a: {limits: [{rate: 1, per: 1d, algorithm: token_bucket, burst: 367}]}\nROUTES",
+        "2:67: limiters.a.limits[0].burst: an empty bucket must be full again within 366d",
+    ),
+    (
+        "limiters:\n  a: {limits: [{rate: 5, per: 1s, algorithm: token_bucket, burst: 0}]}\nROUTES",
+        "2:67: limiters.a.limits[0].burst: must be from 1 to 1000000000",
+    ),
+    (
+        "limiters:\n  a: {limits: [{rate: 5, per: 1s, algorithm: leaky_bucket}, {rate: 5, per: 1s, algorithm: leaky_bucket}]}\nROUTES",
+        "2:61: limiters.a.limits[1]: this limit is given twice",
+    ),
+    (
+        "limiters:\n  a: {limits: [{rate: 5, per: 1s, algorithm: gcra}]}\nROUTES",
+        "2:46: limiters.a.limits[0].algorithm: unknown value \"gcra\"; known: sliding_window, token_bucket",
+    ),
+    // -- partitions
+    ("limiters:\n  a: {limits: [1/s], key: []}\nROUTES", "2:27: limiters.a.key: needs 1 to 16 parts"),
+    (
+        "limiters:\n  a: {limits: [1/s], key: ['header:a b', ip, 'path:-1', 'path:256', 'query:', 'path:']}\nROUTES",
+        "2:28: limiters.a.key[0]: expected header:NAME, query:NAME, host, path:N (a segment, from 0) or client_ip\n\
+         2:42: limiters.a.key[1]: expected\n2:46: limiters.a.key[2]: expected\n2:57: limiters.a.key[3]: expected\n\
+         2:69: limiters.a.key[4]: expected\n2:79: limiters.a.key[5]: expected",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], key: [header:X-A, header:x-a]}\nROUTES",
+        "2:40: limiters.a.key[1]: this part is given twice",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], max_partitions: 5}\nROUTES",
+        "2:22: limiters.a.max_partitions: only with `key`",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], key: [host], max_partitions: 0}\nROUTES",
+        "2:51: limiters.a.max_partitions: must be from 1 to 10000000",
+    ),
+    ("limiters:\n  a: {limits: [1/s], group: 'a b'}\nROUTES", "2:29: limiters.a.group: a name is 1 to 64"),
+    // -- several limiters
+    (
+        "limiters: {a: {limits: [0/s]}}\nROUTES    limiters: [a, a]\n",
+        "1:25: limiters.a.limits[0]: the rate\n6:19: routes[0].limiters[1]: this limiter is given twice",
+    ),
+    (
+        "limiters: {a: {limits: [1/s]}}\nROUTES    limiters: [a, a]\n",
+        "6:19: routes[0].limiters[1]: this limiter is given twice",
+    ),
+    (
+        "limiters: {a: {limits: [1/s]}}\nROUTES    limiter: a\n    limiters: [a]\n",
+        "7:5: routes[0].limiters: `limiter` and `limiters` exclude each other\n7:16: routes[0].limiters[0]: this limiter",
+    ),
+    (
+        "limiters: {a: {limits: [1/s]}, b: {limits: [1/s], scope: per_replica}}\nROUTES    limiters: [a, b]\n",
+        "6:19: routes[0].limiters[1]: limiters of one route need the same `scope`: \"a\" is overall, \"b\" is per_replica",
+    ),
+    (
+        "store: {redis: {url: 'redis://a'}}\nlimiters: {a: {limits: [1/s]}, b: {limits: [1/s], group: c}}\nROUTES    \
+         limiters: [a, b]\n",
+        "7:19: routes[0].limiters[1]: with `store.redis`, limiters of one route need the same `group`: \"a\" has \"a\", \
+         \"b\" has \"c\"; give them the same `group`",
+    ),
+    (
+        "limiters: {a: {limits: [1/s]}}\nROUTES    limiters: [a, b, c, d, e, f, g, h, i]\n",
+        "6:15: routes[0].limiters: names more than 8 limiters\n6:19: routes[0].limiters[1]: unknown limiter \"b\"\n\
+         6:22: routes\n6:25: routes\n6:28: routes\n6:31: routes\n6:34: routes\n6:37: routes\n6:40: routes",
+    ),
+    // -- costs
+    (
+        "limiters: {a: {limits: [{rate: 9, per: 1s, algorithm: token_bucket, burst: 5}]}}\nROUTES    limiter: a\n    \
+         cost: 6\n",
+        "7:11: routes[0].cost: larger than limiter \"a\" can ever grant: 5 at once (9/1s)",
+    ),
+    (
+        "limiters: {a: {limits: [9/s]}, b: {limits: [5/s]}}\nROUTES    limiters: [a, b]\n    \
+         cost: {header: weir-cost, default: 6, max: 9}\n",
+        "7:40: routes[0].cost.default: larger than limiter \"b\" can ever grant: 5 at once (5/1s)",
+    ),
+    (
+        "ROUTES    cost: {header: weir-cost, default: 6, max: 5}\n",
+        "5:40: routes[0].cost.default: `default` must not be larger than `max`",
+    ),
+    (
+        "ROUTES    cost: {header: weir-cost, max: 0}\n",
+        "5:36: routes[0].cost.max: must be from 1 to 1000000000",
+    ),
+    ("ROUTES    cost: {header: 'a b'}\n", "5:20: routes[0].cost.header: expected the name of a header"),
+    ("ROUTES    cost: {header: content-length}\n", "5:20: routes[0].cost.header: this header says how"),
+    ("ROUTES    cost: {default: 5}\n", "5:11: routes[0].cost: the key `header` is missing"),
+];
+
 /// Features of later versions: sound, and refused at their place.
 const LATER: &[(&str, &str)] = &[
     ("server: {allow: [10.0.0.0/8, '::1']}\nROUTES", "1:10: server.allow: not supported yet"),
@@ -275,41 +416,12 @@ const LATER: &[(&str, &str)] = &[
         "1:17: store.redis.sentinel: not supported yet",
     ),
     (
-        "limiters:\n  a: {limits: [1/s], scope: per_replica}\nROUTES",
-        "2:29: limiters.a.scope: `per_replica` is not supported yet",
+        "limiters:\n  a: {limits: [1/s], key: [host, client]}\nROUTES",
+        "2:34: limiters.a.key[1]: `client` is not supported yet; it comes with `clients`",
     ),
-    (
-        "limiters:\n  a: {limits: [1/s], mode: shadow}\nROUTES",
-        "2:28: limiters.a.mode: `shadow` is not supported yet",
-    ),
-    (
-        "limiters:\n  a: {limits: [1/s], key: [header:x, query:a, host, path:0, client, client_ip]}\nROUTES",
-        "2:22: limiters.a.key: not supported yet",
-    ),
-    (
-        "limiters:\n  a: {limits: [1/s], max_partitions: 5}\nROUTES",
-        "2:22: limiters.a.max_partitions: not supported yet",
-    ),
-    ("limiters:\n  a: {limits: [1/s], group: b}\nROUTES", "2:22: limiters.a.group: not supported yet"),
     (
         "limiters:\n  a: {limits: [1/s], pause: {on: [429]}}\nROUTES",
         "2:22: limiters.a.pause: not supported yet",
-    ),
-    (
-        "limiters:\n  a: {limits: [{rate: 1, per: 1s, algorithm: token_bucket, burst: 2}]}\nROUTES",
-        "2:46: limiters.a.limits[0].algorithm: `token_bucket` is not supported yet",
-    ),
-    (
-        "limiters:\n  a: {limits: [{rate: 1, per: 1mo, algorithm: fixed_window, timezone: UTC}]}\nROUTES",
-        "2:47: limiters.a.limits[0].algorithm: `fixed_window` is not supported yet",
-    ),
-    (
-        "limiters: {a: {limits: [1/s]}, b: {limits: [1/s]}}\nROUTES    limiters: [a, b]\n",
-        "6:15: routes[0].limiters: several limiters on a route are not supported yet",
-    ),
-    (
-        "ROUTES    cost: {header: weir-cost, default: 1, max: 50}\n",
-        "5:5: routes[0].cost: a cost from a header is not supported yet",
     ),
     (
         "routes:\n  - {name: a, match: {}, upstream: {url: 'http://a', proxy: 'http://b:3128'}}\n",
@@ -350,7 +462,7 @@ fn pem(place: Place) -> Place {
 #[test]
 fn every_broken_file_is_refused_with_its_place() {
     let place = pem(Place::new());
-    assert_problems(&place, BROKEN.iter().copied());
+    assert_problems(&place, BROKEN.iter().chain(BROKEN_LIMITERS).copied());
 }
 
 #[test]
@@ -448,6 +560,9 @@ fn values_from_outside_are_used_and_never_repeated() {
         format!("server: {{header_timeout: {secret}, max_connections: {secret}}}\nROUTES"),
         format!("store: {secret}\nROUTES"),
         format!("store: {{redis: {{url: {secret}, tls: {{ca: {secret}}}, key_prefix: {secret}}}}}\nROUTES"),
+        "limiters: {a: {limits: [{rate: 1, per: 1d, algorithm: fixed_window, timezone: '${QUOTA}'}], key: ['${SECRET}'], \
+         group: '${SECRET}'}}\nROUTES    limiters: ['${QUOTA}']\n    cost: {header: '${SECRET}'}\n"
+            .to_owned(),
         "limiters: {a: {limits: ['${QUOTA}', '${SECRET}'], queue: '${QUOTA}', guard: '${QUOTA}'}}\nROUTES"
             .to_owned(),
         format!("ROUTES    limiter: {secret}\n    strip_prefix: {secret}\n    cost: {secret}\n"),
@@ -478,7 +593,8 @@ fn what_is_left_out_has_its_default() {
     assert_eq!(config.store, Store::Memory);
     assert!(config.limiters.is_empty());
     let route = &config.routes[0];
-    assert_eq!((route.limiter.as_ref(), route.cost.get()), (None, 1));
+    assert!(route.limiters.is_empty());
+    assert_eq!(route.cost, Cost::Fixed(Permits::ONE));
     assert!(!route.preserve_host && !route.forwarded_headers);
     assert_eq!(route.upstream.connect_timeout, Duration::from_secs(5));
     assert_eq!(route.upstream.http2, Http2::Auto);
@@ -498,8 +614,90 @@ fn limiters_are_as_they_are_written() {
     assert_eq!(b.on_store_failure, OnStoreFailure::Reject);
     assert_eq!(b.guard, Duration::from_millis(20));
     assert_eq!((&a.queue, a.guard, &*a.group), (&None, Duration::from_millis(5), "a"));
-    assert_eq!(config.routes[0].limiter, LimiterName::parse("b"));
-    assert_eq!(config.routes[0].cost.get(), 5);
+    assert_eq!((a.scope, a.mode, a.partitioned), (Scope::Overall, Mode::Enforce, None));
+    assert_eq!(names(&config), ["b"]);
+    assert_eq!(config.routes[0].cost, Cost::Fixed(Permits::new(5).unwrap()));
+}
+
+/// The limiters of the only route.
+fn names(config: &Config) -> Vec<&str> {
+    config.routes[0].limiters.iter().map(|(name, _)| name.as_str()).collect()
+}
+
+#[test]
+fn algorithms_are_as_they_are_written() {
+    let config = Place::new().config(&example(
+        "limiters:\n  a:\n    limits:\n      - 10/1s\n      - {rate: 10, per: 1s, algorithm: token_bucket}\n      \
+         - {rate: 10, per: 1000ms, algorithm: leaky_bucket}\n      - {rate: 9, per: 1s, algorithm: token_bucket, burst: 20}\n      \
+         - {rate: 100, per: 1d, algorithm: fixed_window}\n      \
+         - {rate: 100, per: 1d, algorithm: fixed_window, timezone: Asia/Shanghai}\n      \
+         - {rate: 500, per: 1w, algorithm: fixed_window}\n      - {rate: 900, per: 1mo, algorithm: fixed_window}\nROUTES",
+    ));
+    let limits = &config.limiters[0].limits;
+    let labels: Vec<&str> = limits.iter().map(|limit| &*limit.label).collect();
+    assert_eq!(
+        labels,
+        [
+            "10/1s",
+            "10/1s token_bucket",
+            "10/1s leaky_bucket",
+            "9/1s",
+            "100/1d UTC",
+            "100/1d Asia/Shanghai",
+            "500/1w",
+            "900/1mo"
+        ]
+    );
+    let burst = |limit: &Limit| match limit.algorithm {
+        Algorithm::TokenBucket { burst } => burst.get(),
+        _ => 0,
+    };
+    assert_eq!((burst(&limits[1]), burst(&limits[3])), (10, 20));
+    assert_eq!(limits[2].algorithm, Algorithm::LeakyBucket);
+    let days = |zone: &str| CalendarWindows::new(Period::Span(Duration::from_secs(86_400)), zone).unwrap();
+    assert_eq!(limits[5].algorithm, Algorithm::FixedWindow { windows: days("Asia/Shanghai") });
+    assert_eq!(limits[5].per, Duration::from_secs(86_400));
+    assert_eq!(limits[7].per, Duration::from_secs(31 * 86_400));
+    assert_eq!(config.limiters[0].guard, Duration::from_millis(10));
+}
+
+#[test]
+fn partitions_costs_and_several_limiters_are_as_they_are_written() {
+    let config = Place::new().config(&example(
+        "limiters:\n  a:\n    limits: [100/s]\n    key: [header:X-Corp-Id, 'query:app id', host, path:2, client_ip]\n    \
+         max_partitions: 7\n    group: g\n    mode: shadow\n  b: {limits: [{rate: 9, per: 1s, algorithm: token_bucket, burst: 40}], \
+         key: [host]}\nROUTES    limiters: [a, b]\n    cost: {header: X-Cost}\n",
+    ));
+    let [a, b] = config.limiters.as_slice() else { panic!("{:?}", config.limiters) };
+    assert_eq!(
+        (a.partitioned, a.mode, &*a.group),
+        (Some(Partitioned { max_partitions: 7 }), Mode::Shadow, "g")
+    );
+    assert_eq!((b.partitioned, &*b.group), (Some(Partitioned { max_partitions: 100_000 }), "b"));
+    assert_eq!(names(&config), ["a", "b"]);
+    let [(_, key), _] = config.routes[0].limiters.as_slice() else {
+        panic!("{:?}", config.routes[0].limiters)
+    };
+    let expected = [
+        KeyPart::Header("x-corp-id".parse().unwrap()),
+        KeyPart::Query("app id".into()),
+        KeyPart::Host,
+        KeyPart::Path(2),
+        KeyPart::ClientIp,
+    ];
+    assert_eq!(**key, expected);
+    let max = Permits::new(40).unwrap();
+    assert_eq!(
+        config.routes[0].cost,
+        Cost::Header { name: "x-cost".parse().unwrap(), default: Permits::ONE, max }
+    );
+
+    let config = Place::new().config(&example(
+        "store: {redis: {url: 'redis://a'}}\nlimiters:\n  a: {limits: [1/s], scope: per_replica}\n  \
+         b: {limits: [1/s], scope: per_replica}\nROUTES    limiters: [a, b]\n",
+    ));
+    assert_eq!(config.limiters[0].scope, Scope::PerReplica);
+    assert_eq!(names(&config), ["a", "b"]);
 }
 
 #[test]

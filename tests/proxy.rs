@@ -15,11 +15,12 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use weir::config::model::Http2;
+use weir::config::model::{Cost, Http2};
+use weir::limiter::limit::Permits;
 use weir::proxy::Drained;
 
 use proxy_support::{
-    Weir, call, http2_client, in_time, read_head, rule, scripted_upstream, slow_name, tls_upstream, upstream,
+    Weir, call, http2_client, in_time, limiter, read_head, rule, scripted_upstream, tls_upstream, upstream,
     weir,
 };
 
@@ -242,6 +243,7 @@ async fn what_weir_answers_itself() {
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request}{answer}");
         assert!(answer.contains(&format!("weir-error: {code}\r\n")), "{request}{answer}");
         assert!(answer.contains("content-type: application/problem+json\r\n"), "{answer}");
+        assert!(answer.ends_with("}\n"), "{answer}");
         let problem: serde_json::Value =
             serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap();
         assert_eq!((&problem["status"], &problem["code"]), (&status.into(), &code.into()));
@@ -503,7 +505,7 @@ async fn many_http2_requests_share_connections_within_the_upstreams_limit() {
 async fn an_uploader_who_leaves_while_waiting_takes_no_permit_along() {
     let up = upstream(mirror).await;
     let mut rule = rule("/", &up);
-    rule.limiter = Some(slow_name());
+    rule.limiters = vec![limiter("slow")];
     let weir = weir(vec![rule]).await;
     let get = "GET / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n";
     assert!(call(weir.address, get).await.starts_with("HTTP/1.1 200"));
@@ -534,7 +536,7 @@ async fn an_uploader_who_leaves_while_waiting_takes_no_permit_along() {
 async fn what_still_waits_when_the_drain_time_is_over_is_told_so() {
     let up = upstream(mirror).await;
     let mut rule = rule("/", &up);
-    rule.limiter = Some(slow_name());
+    rule.limiters = vec![limiter("slow")];
     let weir = Weir::start(vec![rule], |server| server.drain_timeout = Duration::from_millis(700)).await;
     let get = "GET / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n";
     let calls: Vec<_> = (0..5).map(|_| tokio::spawn(call(weir.address, get))).collect();
@@ -555,4 +557,81 @@ async fn what_still_waits_when_the_drain_time_is_over_is_told_so() {
     let refused = answers.iter().filter(told).count();
     assert!(served >= 2 && refused >= 1 && served + refused == 5, "{answers:?}");
     assert_eq!(in_time(weir.served).await.unwrap(), Drained::Cut);
+}
+
+/// Permits that the limiter `hourly` has left of its ten.
+async fn left(weir: &Weir) -> u64 {
+    let states = weir.limiters.inspect().await;
+    let hourly = states.iter().find(|state| state.limiter.name.as_str() == "hourly").unwrap();
+    hourly.available.as_ref().unwrap()[0]
+}
+
+fn with_cost(header: &str) -> Cost {
+    let permits = |count| Permits::new(count).unwrap();
+    Cost::Header { name: header.parse().unwrap(), default: permits(2), max: permits(20) }
+}
+
+#[tokio::test]
+async fn a_cost_that_is_none_is_refused_and_takes_nothing() {
+    let up = upstream(mirror).await;
+    let mut rule = rule("/", &up);
+    rule.limiters = vec![limiter("hourly")];
+    rule.cost = with_cost("weir-cost");
+    let weir = weir(vec![rule]).await;
+    let get = |lines: &str| format!("GET / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n{lines}\r\n");
+    for value in
+        ["0", "-1", "+1", "1.5", "4294967296", "21", "many", "", "1 2", "1,2", "0x1", "99999999999999999999"]
+    {
+        let answer = call(weir.address, &get(&format!("Weir-Cost: {value}\r\n"))).await;
+        assert!(
+            answer.starts_with("HTTP/1.1 400") && answer.contains("weir-error: bad_request"),
+            "{value}: {answer}"
+        );
+        assert!(answer.contains("weir-cost must be one whole number from 1 to 20"), "{value}: {answer}");
+    }
+    let answer = call(weir.address, &get("Weir-Cost: 1\r\nWeir-Cost: 1\r\n")).await;
+    assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+    let answer = call(weir.address, &get("Weir-Cost: 11\r\n")).await;
+    assert!(answer.contains("weir-error: cost_exceeds_limit"), "{answer}");
+    assert_eq!((left(&weir).await, up.requests()), (10, 0));
+
+    let answer = call(weir.address, &get("Weir-Cost: 7\r\n")).await;
+    assert!(answer.starts_with("HTTP/1.1 200") && !answer.contains("weir-cost"), "{answer}");
+    assert_eq!(left(&weir).await, 3);
+    assert!(call(weir.address, &get("")).await.starts_with("HTTP/1.1 200"));
+    assert_eq!(left(&weir).await, 1);
+    let answer = call(weir.address, &get("Weir-Cost: 2\r\n")).await;
+    assert!(answer.starts_with("HTTP/1.1 429") && answer.contains("\"limiter\":\"hourly\""), "{answer}");
+}
+
+#[tokio::test]
+async fn a_cost_header_of_the_applications_own_goes_on() {
+    let up = upstream(mirror).await;
+    let mut rule = rule("/", &up);
+    rule.limiters = vec![limiter("hourly")];
+    rule.cost = with_cost("x-units");
+    let weir = weir(vec![rule]).await;
+    let request = "GET / HTTP/1.1\r\nHost: weir\r\nX-Units: 3\r\nConnection: close\r\n\r\n";
+    let answer = call(weir.address, request).await;
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("x-units: 3\n"), "{answer}");
+    assert_eq!(left(&weir).await, 7);
+}
+
+#[tokio::test]
+async fn several_limiters_are_all_satisfied() {
+    let up = upstream(mirror).await;
+    for names in [["slow", "hourly"], ["hourly", "slow"]] {
+        let mut rule = rule("/", &up);
+        rule.limiters = names.map(limiter).to_vec();
+        let weir = weir(vec![rule]).await;
+        let get = "GET / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n";
+        for number in 0..10 {
+            let answer = call(weir.address, get).await;
+            assert!(answer.starts_with("HTTP/1.1 200"), "{number}: {answer}");
+            assert_eq!(answer.contains("weir-wait-ms: "), number > 0, "{number}: {answer}");
+        }
+        assert_eq!(left(&weir).await, 0);
+        let answer = call(weir.address, get).await;
+        assert!(answer.starts_with("HTTP/1.1 429") && answer.contains("\"limiter\":\"hourly\""), "{answer}");
+    }
 }

@@ -34,7 +34,8 @@ struct LimiterView<'state> {
 struct LimitView<'state> {
     limit: &'state str,
     rate: u64,
-    per_ms: u64,
+    /// Null for a month, which has no one length.
+    per_ms: Option<u64>,
     algorithm: &'static str,
     /// Null where the store could not be asked.
     available: Option<u64>,
@@ -86,7 +87,10 @@ impl LimiterView<'_> {
         let limits = limiter.limits.iter().enumerate().map(|(index, limit)| LimitView {
             limit: &limit.label,
             rate: limit.rate.get(),
-            per_ms: millis(limit.per),
+            per_ms: match &limit.algorithm {
+                Algorithm::FixedWindow { windows } => windows.nominal().map(millis),
+                _ => Some(millis(limit.per)),
+            },
             algorithm: match limit.algorithm {
                 Algorithm::SlidingWindow { .. } => "sliding_window",
                 Algorithm::TokenBucket { .. } => "token_bucket",

@@ -8,7 +8,7 @@ pub mod schema;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 
 /// Everything that can be asked of the binary.
 #[derive(Debug, Parser)]
@@ -30,19 +30,11 @@ pub struct Cli {
 pub enum Command {
     /// Run the proxy
     #[command(after_help = SERVE_HELP)]
-    Serve {
-        /// The configuration, in YAML
-        #[arg(short, long, value_name = "FILE")]
-        config: PathBuf,
-    },
+    Serve(ConfigFile),
 
     /// Check a configuration: exit 0 and a summary, or 1 and every problem
     #[command(after_help = CHECK_HELP)]
-    Check {
-        /// The configuration, in YAML
-        #[arg(short, long, value_name = "FILE")]
-        config: PathBuf,
-    },
+    Check(ConfigFile),
 
     /// Print the JSON Schema of the configuration, for editors
     #[command(after_help = SCHEMA_HELP)]
@@ -55,6 +47,26 @@ pub enum Command {
         #[arg(short, long, value_name = "N")]
         seconds: Option<NonZeroU32>,
     },
+}
+
+/// The configuration, named in one of two ways.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct ConfigFile {
+    /// The configuration, in YAML
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The same, without the option's name
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+}
+
+impl ConfigFile {
+    /// Its path.
+    pub fn into_path(self) -> PathBuf {
+        // The command line is refused unless exactly one is given.
+        self.config.or(self.file).unwrap_or_default()
+    }
 }
 
 const HELP: &str = "\
@@ -105,6 +117,20 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_configuration_is_named_with_or_without_its_option() {
+        for words in
+            [["check", "a.yaml"].as_slice(), &["check", "--config", "a.yaml"], &["check", "-c", "a.yaml"]]
+        {
+            let cli = Cli::try_parse_from([&["weir"], words].concat()).unwrap();
+            let Command::Check(file) = cli.command else { panic!("{words:?}") };
+            assert_eq!(file.into_path(), PathBuf::from("a.yaml"));
+        }
+        assert!(matches!(Cli::try_parse_from(["weir", "serve", "a"]).unwrap().command, Command::Serve(_)));
+        assert!(Cli::try_parse_from(["weir", "check"]).is_err());
+        assert!(Cli::try_parse_from(["weir", "check", "a", "--config", "b"]).is_err());
     }
 
     #[test]

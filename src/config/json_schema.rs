@@ -146,10 +146,11 @@ mod tests {
     use crate::config::yaml::{self, Kind, Node};
     use crate::config::{decode::decode, interpolate, load};
 
-    const SHIPPED: [&str; 3] = [
+    const SHIPPED: [&str; 4] = [
         include_str!("../../config/weir.yaml"),
         include_str!("../../config/quickstart.yaml"),
         include_str!("../../config/github.yaml"),
+        include_str!("../../config/youtube.yaml"),
     ];
 
     /// What the shipped files do not hold: the keys of later versions, and other forms of the same.

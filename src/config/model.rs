@@ -170,10 +170,42 @@ pub struct Route {
     pub preserve_host: bool,
     /// Whether `X-Forwarded-*` and `Via` go upstream.
     pub forwarded_headers: bool,
-    /// The limiter that each request must satisfy.
-    pub limiter: Option<LimiterName>,
+    /// The limiters that each request must satisfy all at once, each with what its partitions are made of: nothing for
+    /// one without a key.
+    pub limiters: Vec<(LimiterName, Arc<[KeyPart]>)>,
     /// What a request costs.
-    pub cost: Permits,
+    pub cost: Cost,
+}
+
+/// What of a request makes its partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeyPart {
+    /// The value of a header.
+    Header(HeaderName),
+    /// The value of a parameter of the query.
+    Query(Arc<str>),
+    /// The host, without a port.
+    Host,
+    /// A segment of the decoded path, from 0.
+    Path(u8),
+    /// The address of the client.
+    ClientIp,
+}
+
+/// What a request costs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cost {
+    /// That much.
+    Fixed(Permits),
+    /// What it says itself.
+    Header {
+        /// In this header.
+        name: HeaderName,
+        /// Without it.
+        default: Permits,
+        /// No more than that.
+        max: Permits,
+    },
 }
 
 /// What a route matches: everything that is given must hold.

@@ -55,7 +55,12 @@ impl Oracle {
     fn bucket(&self, rule: &Rule, burst: u64, cost: u64) -> (bool, Vec<Micros>) {
         let parts = |micros: Micros| u128::from(micros.0) * u128::from(rule.rate);
         let span = |permits: u64| u128::from(permits) * u128::from(rule.window.0);
-        let ahead = |cost: u64| span(burst.saturating_sub(cost)).max(parts(rule.cell));
+        let beyond = |cost: u64| span(burst.saturating_sub(cost));
+        let ahead = |cost: u64| match rule.cell {
+            Micros::ONE => beyond(cost).max(parts(rule.cell)),
+            // On a grid of cells a bucket may be ahead of itself by two.
+            cell => beyond(cost) + 2 * parts(cell),
+        };
         let mut requests = self.0.clone();
         requests.sort_by_key(|(at, _)| *at);
         let (mut full_at, mut holds, mut free) = (0, true, Vec::new());

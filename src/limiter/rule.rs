@@ -59,9 +59,9 @@ impl Rule {
         };
         let usual = u64::from(PRECISION_DEFAULT);
         let bucket = |burst: u64| {
-            let cell = cell(if burst > 1 { rate + burst } else { rate }, usual);
-            // What a bucket gives out may be early by a cell, so its window is longer by one.
-            Rule { rate, window: per + guard + cell, cell, kind: Kind::Bucket { burst } }
+            let cell = cell(if burst > 1 { rate + burst } else { rate }, 2 * usual);
+            // A bucket may be ahead of itself by a cell, and by another one where room between bookings is filled.
+            Rule { rate, window: per + guard + cell + cell, cell, kind: Kind::Bucket { burst } }
         };
         let rule = match &limit.algorithm {
             Algorithm::SlidingWindow { precision } => {

@@ -4,7 +4,9 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::limiter::limit::Limiter;
+use http::HeaderName;
+
+use crate::limiter::limit::{Limiter, Permits};
 use crate::limiter::{GateError, Refusal};
 
 /// Why a request was not forwarded, or its answer could not be.
@@ -13,6 +15,14 @@ pub(crate) enum ProxyError {
     /// The request must not be forwarded.
     #[error("{0}")]
     BadRequest(&'static str),
+    /// The request names no cost that it may.
+    #[error("{header} must be one whole number from 1 to {max}")]
+    BadCost {
+        /// Where it names it.
+        header: HeaderName,
+        /// The most that it may name.
+        max: Permits,
+    },
     /// A method that a reverse proxy does not forward.
     #[error("this method is not forwarded")]
     MethodNotAllowed,
@@ -27,8 +37,8 @@ pub(crate) enum ProxyError {
     Refused {
         /// Why, and when to come back.
         refusal: Refusal,
-        /// Its limits, for the response.
-        limiter: Arc<Limiter>,
+        /// The limits of the one that refused, for the response; `None` if it has gone meanwhile.
+        limiter: Option<Arc<Limiter>>,
     },
     /// Shutting down, and the drain time is over.
     #[error("shutting down")]

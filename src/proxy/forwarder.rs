@@ -22,6 +22,7 @@ use super::connect::Wanted;
 use super::connection::Client;
 use super::error::{ConnectError, ProxyError};
 use super::headers::{self, Origin};
+use super::partition::Facts;
 use super::pool::SendError;
 use super::record::Record;
 use super::response::{self, Asked, SWITCHING_PROTOCOLS};
@@ -29,7 +30,7 @@ use super::router::{Route, Table, Target};
 use super::upgrade::Tunnel;
 use super::upstream::{Lease, Ready};
 use crate::config::model::Http2;
-use crate::limiter::{Demand, Entered, Gate, Permit, Refusal, Ticket};
+use crate::limiter::{Demand, Entered, Gate, Partition, Permit, Refusal, Ticket};
 use crate::telemetry::Outcome;
 
 /// Answers a request, whatever happens to it.
@@ -42,7 +43,7 @@ pub(crate) async fn handle(
     let mut record = Box::new(Record::begin(&table, &client, &request));
     let asked = Asked::of(&request);
     let expects_continue = headers::expects_continue(request.headers());
-    let (error, unread) = match Plan::make(&table, &request) {
+    let (error, unread) = match Plan::make(&table, &client, &request) {
         Err(error) => (error, Some(request.into_body())),
         Ok((plan, target)) => {
             record.routed(&plan.route);
@@ -68,26 +69,34 @@ struct Plan {
     authority: Option<Authority>,
     /// The protocol that it changes to.
     upgrade: Option<HeaderValue>,
-    wait_max: Option<Duration>,
+    demand: Demand,
+    /// Of the route's limiters, in order.
+    partitions: Vec<Option<Partition>>,
 }
 
 impl Plan {
     /// Also says what the request asks the upstream for.
-    fn make<B>(table: &Table, request: &Request<B>) -> Result<(Plan, PathAndQuery), ProxyError> {
+    fn make<B>(
+        table: &Table,
+        client: &Client,
+        request: &Request<B>,
+    ) -> Result<(Plan, PathAndQuery), ProxyError> {
         headers::check(request)?;
         let authority = headers::authority(request)?;
-        let route = table.route(Target {
-            host: &headers::host(authority.as_ref()),
-            path: request.uri().path(),
-            method: request.method(),
-            headers: request.headers(),
-        })?;
-        let target = headers::target(request.uri(), &route.rule)?;
-        let wait_max = headers::wait_max(request.headers())?;
+        let (uri, headers) = (request.uri(), request.headers());
+        let host = &*headers::host(authority.as_ref());
+        let route = table.route(Target { host, path: uri.path(), method: request.method(), headers })?;
+        let target = headers::target(uri, &route.rule)?;
+        let wait_max = headers::wait_max(headers)?;
+        let demand = Demand { cost: headers::cost(headers, &route.rule.cost)?, wait_max };
+        // Of the request as it came: what goes upstream has other headers.
+        let facts = Facts { headers, uri, host, peer: client.peer };
+        let partitions = facts.partitions(&route.rule.limiters);
         // Over HTTP/2 no protocol can be changed to; the request goes on without the wish, as it may.
         let upgrade = headers::upgrade(request);
         let upgrade = upgrade.filter(|_| route.rule.upstream.http2 != Http2::PriorKnowledge);
-        Ok((Plan { route: Arc::clone(route), authority, upgrade, wait_max }, target))
+        let route = Arc::clone(route);
+        Ok((Plan { route, authority, upgrade, demand, partitions }, target))
     }
 
     /// The request as it goes upstream, still without its body.
@@ -185,15 +194,15 @@ fn change(
     Ok(Answer::Tunnel(response.map(|_| Body::empty()), Tunnel::new(client, upstream, lease)))
 }
 
-/// Takes a permit, if the route has a limiter; a request that waits comes back with a connection in hand.
+/// Takes a permit, if the route has limiters; a request that waits comes back with a connection in hand.
 async fn admit(
     plan: &Plan,
     client: &Client,
     outgoing: &mut Request<()>,
 ) -> Result<(Option<Permit>, Ready), ProxyError> {
     let Some(gate) = &plan.route.gate else { return Ok((None, Ready::default())) };
-    let demand = Demand { cost: plan.route.rule.cost, wait_max: plan.wait_max };
-    match gate.enter(&[], demand).await.map_err(|refusal| refused(gate, refusal))? {
+    let entered = gate.enter(&plan.partitions, plan.demand).await;
+    match entered.map_err(|refusal| refused(gate, refusal))? {
         Entered::Granted(permit) => Ok((Some(permit), Ready::default())),
         Entered::Waiting(ticket) => {
             headers::compact(outgoing);
@@ -230,11 +239,8 @@ async fn while_wanted<T>(
 }
 
 fn refused(gate: &Gate, refusal: Refusal) -> ProxyError {
-    match gate.limiter(refusal.limiter()) {
-        Some(limiter) => ProxyError::Refused { refusal, limiter },
-        // It names one of the gate's.
-        None => ProxyError::Draining,
-    }
+    let limiter = gate.limiter(refusal.limiter());
+    ProxyError::Refused { refusal, limiter }
 }
 
 /// What it takes to send a request.

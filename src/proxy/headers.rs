@@ -14,7 +14,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version};
 use super::error::ProxyError;
 use super::path;
 use super::router::{normalize_host, strip};
-use crate::config::model::Route as Rule;
+use crate::config::model::{Cost, Route as Rule};
+use crate::limiter::limit::Permits;
 
 /// How weir calls itself in `Via`. All replicas go by one name: a loop through a load balancer seldom comes
 /// back to the same replica.
@@ -100,6 +101,25 @@ pub(crate) fn wait_max(headers: &HeaderMap) -> Result<Option<Duration>, ProxyErr
     let Some(value) = values.next() else { return Ok(None) };
     let wait = value.to_str().ok().and_then(parse_wait).filter(|_| values.next().is_none());
     wait.map(Some).ok_or(ProxyError::BadRequest("weir-timeout must be a duration such as 500ms or 2s"))
+}
+
+/// What the request costs.
+pub(crate) fn cost(headers: &HeaderMap, rule: &Cost) -> Result<Permits, ProxyError> {
+    let (name, default, max) = match rule {
+        Cost::Fixed(cost) => return Ok(*cost),
+        Cost::Header { name, default, max } => (name, *default, *max),
+    };
+    let mut lines = headers.get_all(name).iter();
+    let Some(line) = lines.next() else { return Ok(default) };
+    let cost = line.to_str().ok().filter(|_| lines.next().is_none()).and_then(parse_cost);
+    let cost = cost.filter(|cost| *cost <= max);
+    cost.ok_or_else(|| ProxyError::BadCost { header: name.clone(), max })
+}
+
+/// Digits alone: Rust would also read a sign.
+fn parse_cost(text: &str) -> Option<Permits> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|_| digits).and_then(Permits::new)
 }
 
 /// A whole number with a unit, as in the configuration.

@@ -1,7 +1,7 @@
 //! Forwards requests. The only room that speaks HTTP to applications and to upstreams.
 //!
 //! The way of a request: [`listener`] accepts its connection, [`connection`] serves it, [`router`] chooses its route
-//! (by every form of its [`path`]), [`forwarder`] takes its permit, gets a connection from the [`upstream`]'s
+//! (by every form of its [`path`]), [`partition`] tells it from those of other tenants, [`forwarder`] takes its permit, gets a connection from the [`upstream`]'s
 //! [`pool`] (opened by [`connect`]) and sends it; its [`body`] streams, and so does the response's. What weir
 //! answers itself is an [`error`] that [`response`] puts into words. [`headers`] says what may cross, [`upgrade`]
 //! carries what is no longer HTTP, [`record`] counts and logs, [`io`] and [`tasks`] stand below it all.
@@ -16,6 +16,7 @@ mod forwarder;
 mod headers;
 mod io;
 mod listener;
+mod partition;
 mod path;
 mod pool;
 mod record;
@@ -125,7 +126,8 @@ fn build(
             None => Arc::new(Upstream::new(&key, tasks.clone())?),
         };
         upstreams.insert(key, Arc::clone(&upstream));
-        let gate = limiters.gate(rule.limiter.as_slice()).map_err(|source| {
+        let names: Vec<_> = rule.limiters.iter().map(|(name, _)| name.clone()).collect();
+        let gate = limiters.gate(&names).map_err(|source| {
             let route = Arc::clone(&rule.name);
             ProxyBuildError::Limiters { route, source }
         })?;

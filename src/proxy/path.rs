@@ -56,6 +56,23 @@ pub(crate) fn forms(path: &str) -> Result<Forms<'_>, BadPath> {
     Ok(Forms::Many(forms))
 }
 
+/// The form that is left when nothing can be decoded, merged or resolved any more: where partitions are told apart by
+/// the path, no other spelling of it is another partition.
+pub(crate) fn canonical(path: &str) -> Cow<'_, str> {
+    if is_plain(path.as_bytes()) {
+        return Cow::Borrowed(path);
+    }
+    let mut decoded = path.to_owned();
+    for _ in 0..=DECODE_ROUNDS_MAX {
+        let next = percent_decode_str(&decoded).decode_utf8_lossy().into_owned();
+        if next == decoded {
+            break;
+        }
+        decoded = next;
+    }
+    Cow::Owned(resolve(&merge(&decoded.replace('\\', "/"))).0)
+}
+
 /// Whether some form of the path leads above its root.
 pub(crate) fn climbs(path: &str) -> bool {
     match forms(path) {
@@ -116,7 +133,7 @@ fn resolve(path: &str) -> (String, bool) {
 
 #[cfg(test)]
 mod tests {
-    use super::{BadPath, Forms, climbs, forms};
+    use super::{BadPath, Forms, canonical, climbs, forms};
 
     fn all(path: &str) -> Vec<String> {
         match forms(path).unwrap() {
@@ -159,6 +176,14 @@ mod tests {
         assert_eq!(forms("/a%2500b"), Err(BadPath::Nul));
         assert_eq!(forms("/%2525252525252561"), Err(BadPath::Encoding));
         assert!(forms("/a%zz").is_ok());
+    }
+
+    #[test]
+    fn every_spelling_has_one_canonical_form() {
+        for sent in ["/a/b", "//a/b", "/a//b", "/a/./b", "/x/../a/b", "/%61/b", "/a%2Fb", "/%2561/b", "/a\\b"]
+        {
+            assert_eq!(canonical(sent), "/a/b", "{sent}");
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::headers;
 use super::record::Record;
 use crate::clock::Micros;
 use crate::limiter::Refusal;
-use crate::limiter::limit::Limiter;
+use crate::limiter::limit::{Algorithm, Limit, Limiter, LimiterName};
 use crate::telemetry::Outcome;
 
 /// In metrics and logs, of a request whose client left before there was an answer.
@@ -60,7 +60,8 @@ struct Verdict<'a> {
 
 /// What a 429 says beyond that.
 struct Quota<'a> {
-    limiter: &'a Limiter,
+    name: &'a LimiterName,
+    limiter: Option<&'a Limiter>,
     limit: usize,
     retry_after: Micros,
 }
@@ -115,8 +116,10 @@ pub(crate) fn is_refusal(status: StatusCode, headers: &HeaderMap) -> bool {
 fn verdict(error: &ProxyError) -> Verdict<'_> {
     use Outcome::{Cancelled, Failed, Refused};
     let (status, code, outcome) = match error {
-        ProxyError::Refused { refusal, limiter } => return refused(refusal, limiter),
-        ProxyError::BadRequest(_) => (StatusCode::BAD_REQUEST, "bad_request", Refused),
+        ProxyError::Refused { refusal, limiter } => return refused(refusal, limiter.as_deref()),
+        ProxyError::BadRequest(_) | ProxyError::BadCost { .. } => {
+            (StatusCode::BAD_REQUEST, "bad_request", Refused)
+        }
         ProxyError::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", Refused),
         ProxyError::NoRoute => (StatusCode::NOT_FOUND, "no_route", Refused),
         ProxyError::Loop => (StatusCode::LOOP_DETECTED, "loop", Refused),
@@ -138,10 +141,10 @@ fn verdict(error: &ProxyError) -> Verdict<'_> {
     Verdict { status, code, outcome, detail, quota: None }
 }
 
-fn refused<'a>(refusal: &Refusal, limiter: &'a Limiter) -> Verdict<'a> {
-    let name = &limiter.name;
+fn refused<'a>(refusal: &'a Refusal, limiter: Option<&'a Limiter>) -> Verdict<'a> {
+    let name = refusal.limiter();
     let quota = |limit: &usize, retry_after: &Micros| {
-        Some(Quota { limiter, limit: *limit, retry_after: *retry_after })
+        Some(Quota { name, limiter, limit: *limit, retry_after: *retry_after })
     };
     let (status, code, detail, quota) = match refusal {
         Refusal::RateLimited { limit, retry_after, .. } => (
@@ -184,12 +187,14 @@ fn problem(verdict: &Verdict<'_>, head: bool) -> Response<Body> {
         status: verdict.status.as_u16(),
         detail: &verdict.detail,
         code: verdict.code,
-        limiter: quota.map(|quota| quota.limiter.name.as_str()),
+        limiter: quota.map(|quota| quota.name.as_str()),
         retry_after_ms: quota.map(|quota| quota.retry_after.millis_up()),
         violated_policies: quota.into_iter().filter_map(Quota::violated).collect(),
     };
     // Strings and numbers alone always serialise.
-    let document = serde_json::to_vec(&problem).unwrap_or_default();
+    let mut document = serde_json::to_vec(&problem).unwrap_or_default();
+    // For those who read it in a terminal.
+    document.push(b'\n');
     let length = document.len();
     let body = if head { Body::empty() } else { Body::own(document.into()) };
     let mut response = Response::new(body);
@@ -232,7 +237,8 @@ impl Quota<'_> {
     fn describe(&self, headers: &mut HeaderMap) {
         let seconds = self.retry_after.0.div_ceil(1_000_000).max(1);
         headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
-        if let Ok(policies) = HeaderValue::try_from(self.policies()) {
+        let policies = Some(self.policies()).filter(|policies| !policies.is_empty());
+        if let Some(Ok(policies)) = policies.map(HeaderValue::try_from) {
             headers.insert(RATELIMIT_POLICY, policies);
         }
         let limit = self.violated().map(|policy| format!("\"{policy}\";r=0;t={seconds}"));
@@ -243,20 +249,88 @@ impl Quota<'_> {
 
     /// The policy that stood in the way, `github:900/1m`.
     fn violated(&self) -> Option<String> {
-        let limit = self.limiter.limits.get(self.limit)?;
-        Some(format!("{}:{}", self.limiter.name, limit.label))
+        let limit = self.limiter?.limits.get(self.limit)?;
+        Some(format!("{}:{}", self.name, limit.label))
     }
 
-    /// All policies of the limiter; `w` only where it is in whole seconds, for it has no other unit.
+    /// All policies of the limiter; names and labels hold nothing that a quoted string would have to escape.
     fn policies(&self) -> String {
         let mut policies = String::new();
-        for limit in &self.limiter.limits {
+        for limit in self.limiter.into_iter().flat_map(|limiter| &limiter.limits) {
             let comma = if policies.is_empty() { "" } else { ", " };
-            let _ = write!(policies, "{comma}\"{}:{}\";q={}", self.limiter.name, limit.label, limit.rate);
-            if limit.per.subsec_nanos() == 0 {
-                let _ = write!(policies, ";w={}", limit.per.as_secs());
+            let _ = write!(policies, "{comma}\"{}:{}\";q={}", self.name, limit.label, limit.rate);
+            if let Some(seconds) = window_seconds(limit) {
+                let _ = write!(policies, ";w={seconds}");
             }
         }
         policies
+    }
+}
+
+/// The length of a limit's window, where all its windows have one in whole seconds: `w` has no other unit.
+fn window_seconds(limit: &Limit) -> Option<u64> {
+    let window = match &limit.algorithm {
+        Algorithm::FixedWindow { windows } => windows.nominal()?,
+        Algorithm::SlidingWindow { .. } | Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket => limit.per,
+    };
+    (window.subsec_nanos() == 0).then_some(window.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use regex::Regex;
+
+    use super::*;
+    use crate::limiter::limit::Permits;
+    use crate::limiter::windows::{CalendarWindows, Period};
+
+    fn limit(label: &str, per: Duration, algorithm: Algorithm) -> Limit {
+        Limit { rate: Permits::new(10).unwrap(), per, algorithm, label: label.into() }
+    }
+
+    fn fixed(label: &str, period: Period) -> Limit {
+        let windows = CalendarWindows::new(period, "Europe/Berlin").unwrap();
+        limit(label, windows.longest(), Algorithm::FixedWindow { windows })
+    }
+
+    #[test]
+    fn the_policies_are_a_structured_field() {
+        let day = Duration::from_secs(86_400);
+        let burst = Permits::new(20).unwrap();
+        let limits = vec![
+            limit("10/1500ms", Duration::from_millis(1500), Algorithm::LeakyBucket),
+            limit("10/1m token_bucket", Duration::from_secs(60), Algorithm::TokenBucket { burst }),
+            fixed("10/1d Europe/Berlin", Period::Span(day)),
+            fixed("10/1w", Period::Week),
+            fixed("10/1mo", Period::Month),
+        ];
+        let limiter = Limiter::new(LimiterName::parse("a.b_c-d").unwrap(), limits);
+        let refusal =
+            Refusal::RateLimited { limiter: limiter.name.clone(), limit: 1, retry_after: Micros(1) };
+        let verdict = refused(&refusal, Some(&limiter));
+        let mut headers = HeaderMap::new();
+        verdict.quota.unwrap().describe(&mut headers);
+        let policies = headers[RATELIMIT_POLICY].to_str().unwrap();
+        let expected = "\"a.b_c-d:10/1500ms\";q=10, \"a.b_c-d:10/1m token_bucket\";q=10;w=60, \
+                        \"a.b_c-d:10/1d Europe/Berlin\";q=10;w=86400, \"a.b_c-d:10/1w\";q=10;w=604800, \
+                        \"a.b_c-d:10/1mo\";q=10";
+        assert_eq!(policies, expected);
+        // A list of strings with integer parameters, as RFC 9651 has it.
+        let item = r#""[ !\x23-\x5b\x5d-\x7e]*"(;[a-z]+=-?[0-9]{1,15})*"#;
+        assert!(Regex::new(&format!("^{item}(, {item})*$")).unwrap().is_match(policies));
+        assert_eq!(headers[RATELIMIT], "\"a.b_c-d:10/1m token_bucket\";r=0;t=1");
+    }
+
+    #[test]
+    fn a_limiter_that_has_gone_is_still_named() {
+        let name = LimiterName::parse("gone").unwrap();
+        let refusal = Refusal::RateLimited { limiter: name, limit: 0, retry_after: Micros(1) };
+        let verdict = refused(&refusal, None);
+        assert_eq!((verdict.status, verdict.code), (StatusCode::TOO_MANY_REQUESTS, "rate_limited"));
+        let mut headers = HeaderMap::new();
+        verdict.quota.unwrap().describe(&mut headers);
+        assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["retry-after"]);
     }
 }

@@ -53,7 +53,6 @@ fn blur(upstream: &Upstream) -> Duration {
 }
 
 #[tokio::test]
-#[ignore = "needs token_bucket"]
 async fn a_token_bucket_gives_its_burst_at_once_and_then_its_rate() {
     let _lane = lane::alone().await;
     let upstream = Upstream::start();
@@ -76,7 +75,6 @@ async fn a_token_bucket_gives_its_burst_at_once_and_then_its_rate() {
 }
 
 #[tokio::test]
-#[ignore = "needs token_bucket"]
 async fn an_empty_bucket_says_when_the_next_token_comes() {
     let _lane = lane::alone().await;
     let redis = RedisServer::start().await;
@@ -95,7 +93,6 @@ async fn an_empty_bucket_says_when_the_next_token_comes() {
 }
 
 #[tokio::test]
-#[ignore = "needs leaky_bucket"]
 async fn a_leaky_bucket_lets_them_through_evenly() {
     let _lane = lane::alone().await;
     let upstream = Upstream::start();
@@ -136,7 +133,6 @@ async fn amid_a_window(per: Duration) {
 }
 
 #[tokio::test]
-#[ignore = "needs fixed_window"]
 async fn a_fixed_window_begins_with_the_clock_and_a_backlog_waits_for_it() {
     let _lane = lane::alone().await;
     const PER: Duration = Duration::from_secs(2);
@@ -159,7 +155,6 @@ async fn a_fixed_window_begins_with_the_clock_and_a_backlog_waits_for_it() {
 }
 
 #[tokio::test]
-#[ignore = "needs fixed_window"]
 async fn a_day_ends_at_midnight_of_its_time_zone() {
     let _lane = lane::shared().await;
     const DAY: Duration = Duration::from_secs(86_400);
@@ -192,7 +187,6 @@ async fn a_day_ends_at_midnight_of_its_time_zone() {
 }
 
 #[tokio::test]
-#[ignore = "needs leaky_bucket and token_bucket"]
 async fn a_limiter_may_mix_algorithms() {
     let _lane = lane::alone().await;
     let upstream = Upstream::start();

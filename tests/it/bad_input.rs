@@ -202,9 +202,9 @@ async fn a_key_of_a_later_feature_is_not_ignored_in_silence() {
     let _lane = lane::shared().await;
     for extra in [
         "clients:\n  billing: {tokens: [abc]}\n",
-        "limiters:\n  api: {limits: [1/1s], key: [client_ip]}\n",
-        "limiters:\n  api: {limits: [1/1s], mode: shadow}\n",
-        "limiters:\n  api: {limits: [{rate: 1, per: 1s, algorithm: token_bucket}]}\n",
+        "limiters:\n  api: {limits: [1/1s], key: [client]}\n",
+        "limiters:\n  api: {limits: [1/1s], pause: {on: [429]}}\n",
+        "server: {trusted_proxies: [10.0.0.0/8]}\n",
     ] {
         let file = File::with(format!("{extra}{ROUTE}"));
         let checked = run(&["check", "--config", file.name()]).await;

@@ -182,7 +182,6 @@ async fn dump(redis: &RedisServer) -> Vec<(String, redis::Value)> {
 }
 
 #[tokio::test]
-#[ignore = "needs cost from a header"]
 async fn a_wrong_cost_is_an_error_and_leaves_the_state_alone() {
     let _lane = lane::shared().await;
     on_both_stores(async |store| {

@@ -16,7 +16,6 @@ fn of_tenant(path: &str, tenant: &str) -> Request {
 }
 
 #[tokio::test]
-#[ignore = "needs several limiters"]
 async fn several_limiters_are_taken_together_or_not_at_all() {
     let _lane = lane::shared().await;
     let redis = RedisServer::start().await;
@@ -47,7 +46,6 @@ async fn several_limiters_are_taken_together_or_not_at_all() {
 }
 
 #[tokio::test]
-#[ignore = "needs several limiters"]
 async fn every_limiter_is_charged_at_the_slot_of_the_latest() {
     let _lane = lane::alone().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
@@ -110,7 +108,6 @@ async fn a_costly_request_among_cheap_ones_is_served_in_its_turn() {
 }
 
 #[tokio::test]
-#[ignore = "needs several limiters, partitions and group"]
 async fn a_tenant_far_behind_holds_up_nobody() {
     let _lane = lane::alone().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
@@ -160,7 +157,6 @@ async fn a_tenant_far_behind_holds_up_nobody() {
 }
 
 #[tokio::test]
-#[ignore = "needs partitions"]
 async fn partitions_are_independent_and_their_names_stay_in_weir() {
     let _lane = lane::shared().await;
     let redis = RedisServer::start().await;
@@ -189,7 +185,6 @@ async fn partitions_are_independent_and_their_names_stay_in_weir() {
 }
 
 #[tokio::test]
-#[ignore = "needs partitions"]
 async fn a_partition_beyond_the_most_that_may_live_is_refused() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
@@ -206,7 +201,6 @@ async fn a_partition_beyond_the_most_that_may_live_is_refused() {
 }
 
 #[tokio::test]
-#[ignore = "needs per_replica"]
 async fn each_replica_has_the_whole_of_a_limit_of_its_own() {
     let _lane = lane::shared().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
@@ -223,7 +217,6 @@ async fn each_replica_has_the_whole_of_a_limit_of_its_own() {
 }
 
 #[tokio::test]
-#[ignore = "needs per_replica and several limiters"]
 async fn a_limiter_of_the_replica_and_one_of_the_fleet_hold_together() {
     let _lane = lane::shared().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
@@ -238,7 +231,6 @@ async fn a_limiter_of_the_replica_and_one_of_the_fleet_hold_together() {
 }
 
 #[tokio::test]
-#[ignore = "needs shadow"]
 async fn a_shadow_counts_and_never_refuses() {
     let _lane = lane::shared().await;
     let redis = RedisServer::start().await;
@@ -267,7 +259,6 @@ async fn a_shadow_counts_and_never_refuses() {
 }
 
 #[tokio::test]
-#[ignore = "needs shadow and several limiters"]
 async fn a_shadow_stands_outside_all_or_nothing() {
     let _lane = lane::shared().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());

@@ -23,7 +23,9 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use weir::clock::Clock;
 use weir::config::Config;
-use weir::config::model::{Admin, Http2, Log, LogFormat, Match, PathMatch, Route, Server, Store, Upstream};
+use weir::config::model::{
+    Admin, Cost, Http2, KeyPart, Log, LogFormat, Match, PathMatch, Route, Server, Store, Upstream,
+};
 use weir::limiter::Limiters;
 use weir::limiter::limit::{Algorithm, Limit, Limiter, LimiterName, Permits, QueueLimits};
 use weir::limiter::memory::MemoryStore;
@@ -89,7 +91,7 @@ fn config(routes: Vec<Route>, server: Server) -> Config {
         admin: Admin { listen: any, token: None },
         log: Log { level: tracing::Level::INFO, format: LogFormat::Text, access: true },
         store: Store::Memory,
-        limiters: vec![Arc::new(slow())],
+        limiters: vec![Arc::new(slow()), Arc::new(hourly())],
         routes,
         hash: "".into(),
     }
@@ -103,13 +105,21 @@ fn slow() -> Limiter {
     let limits = vec![Limit { rate: Permits::ONE, per, algorithm, label: "1/500ms".into() }];
     Limiter {
         queue: Some(QueueLimits { timeout: Duration::from_secs(20), max_waiting: 100 }),
-        ..Limiter::new(slow_name(), limits)
+        ..Limiter::new(LimiterName::parse("slow").unwrap(), limits)
     }
 }
 
-/// The name of the limiter that there is.
-pub(crate) fn slow_name() -> LimiterName {
-    LimiterName::parse("slow").unwrap()
+/// Ten permits an hour, and no queue.
+fn hourly() -> Limiter {
+    let algorithm = Algorithm::SlidingWindow { precision: NonZeroU32::new(256).unwrap() };
+    let (rate, per) = (Permits::new(10).unwrap(), Duration::from_secs(3600));
+    let limits = vec![Limit { rate, per, algorithm, label: "10/1h".into() }];
+    Limiter::new(LimiterName::parse("hourly").unwrap(), limits)
+}
+
+/// One of the limiters, without a key, as a route names it.
+pub(crate) fn limiter(name: &str) -> (LimiterName, Arc<[KeyPart]>) {
+    (LimiterName::parse(name).unwrap(), Arc::new([]))
 }
 
 /// A route by a path's prefix, without a limiter.
@@ -135,8 +145,8 @@ pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
         remove_headers: Vec::new(),
         preserve_host: false,
         forwarded_headers: false,
-        limiter: None,
-        cost: Permits::ONE,
+        limiters: Vec::new(),
+        cost: Cost::Fixed(Permits::ONE),
     }
 }
 

@@ -30,6 +30,7 @@ pub(crate) fn decode(root: &Node, struck: &mut HashSet<u32>, report: &mut Report
         let found = locate(root, id, String::new(), root.mark)?;
         // A key that is struck out is not missing, and a misspelt one has been reported by its own name.
         if !(error.missing && has_struck_child(found.node, struck)) {
+            let error = error.with_example(|open| example(&found.path, open));
             let mark = if part == Part::Key { found.key_mark } else { found.node.mark };
             report.add(mark, found.path, error.to_string());
         }
@@ -38,6 +39,12 @@ pub(crate) fn decode(root: &Node, struck: &mut HashSet<u32>, report: &mut Report
         }
     }
     None
+}
+
+/// What a key's value looks like, for messages. Names that the user chose are no keys.
+fn example(path: &str, open: char) -> Option<&'static str> {
+    let (parent, key) = path.rsplit_once('.').unwrap_or(("", path));
+    if matches!(parent, "limiters" | "clients") { None } else { schema::example(key, open) }
 }
 
 /// What a search in the tree finds.
@@ -120,7 +127,7 @@ routes:
             "f:5:28: log.access: expected true or false, found a text",
             "f:6:1: admin: the value is empty; expected a mapping",
             "f:7:8: store: `redis` needs settings: a mapping below it",
-            "f:9:15: limiters.a.limits: expected a list, found a text",
+            "f:9:15: limiters.a.limits: expected a list such as [10/1s], found a text",
             "f:10:7: limiters.b.limts: unknown key \"limts\"; did you mean \"limits\"?",
             "f:11:16: limiters.c.limits[0]: expected a limit such as 900/1m or 20/s, or {rate: 900, per: 1m}, \
              found a number",
@@ -145,6 +152,29 @@ routes:
             problems("listen: a\nlimiters:\n  x:\n    queue: off\nroutes: []\n"),
             ["f:4:5: limiters.x: the key `limits` is missing"]
         );
+    }
+
+    #[test]
+    fn a_list_or_mapping_that_is_none_is_shown_one() {
+        let text = "\
+limiters:
+  a: {limits: [1/s], queue: 10s, key: host}
+  queue: 5
+routes:
+  - {name: x, match: /x, upstream: 'http://a', limiters: a}
+  - {name: x, match: , upstream: 'http://a'}
+server:
+";
+        let expected = [
+            "f:2:29: limiters.a.queue: expected off or a mapping such as {timeout: 10s}, found \"10s\"",
+            "f:2:39: limiters.a.key: expected a list such as [header:x-tenant], found a text",
+            "f:3:10: limiters.queue: expected a mapping, found a number",
+            "f:5:22: routes[0].match: expected a mapping such as {path: /api}, found a text",
+            "f:5:58: routes[0].limiters: expected a list such as [github], found a text",
+            "f:6:15: routes[1].match: the value is empty; expected a mapping such as {path: /api}",
+            "f:7:1: server: the value is empty; expected a mapping",
+        ];
+        assert_eq!(problems(text), expected);
     }
 
     #[test]

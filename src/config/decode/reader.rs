@@ -17,6 +17,10 @@ use crate::config::yaml::{Entry, Kind, Node, Scalar, Value};
 #[derive(Debug)]
 pub(super) struct Error {
     message: String,
+    /// How a value of the right form looks, put behind what is expected.
+    example: Option<&'static str>,
+    /// What was found, in a word.
+    instead: Option<&'static str>,
     /// The value itself, where its form is wrong. Never one that was interpolated: it may be a secret.
     found: Option<String>,
     pub(super) missing: bool,
@@ -32,7 +36,20 @@ pub(super) enum Part {
 
 impl Error {
     fn new(message: impl Into<String>) -> Error {
-        Error { message: message.into(), found: None, missing: false, spot: None }
+        let message = message.into();
+        Error { message, example: None, instead: None, found: None, missing: false, spot: None }
+    }
+
+    fn instead(expected: impl fmt::Display, found: &'static str) -> Error {
+        Error { instead: Some(found), ..Error::new(format!("expected {expected}")) }
+    }
+
+    /// Shows what was expected, by an example that `examples` has for a list (`[`) or a mapping (`{`).
+    pub(super) fn with_example(mut self, examples: impl FnOnce(char) -> Option<&'static str>) -> Error {
+        let open = [("a list", '['), ("a mapping", '{')];
+        let open = open.iter().find(|(expected, _)| self.message.ends_with(expected));
+        self.example = open.and_then(|(_, open)| examples(*open));
+        self
     }
 
     /// Gives the fault its place, unless a deeper one is known.
@@ -47,9 +64,14 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.found {
-            Some(found) => write!(formatter, "{}, found {}", self.message, quoted(found)),
-            None => formatter.write_str(&self.message),
+        formatter.write_str(&self.message)?;
+        if let Some(example) = self.example {
+            write!(formatter, " such as {example}")?;
+        }
+        match (&self.found, self.instead) {
+            (Some(found), _) => write!(formatter, ", found {}", quoted(found)),
+            (None, Some(instead)) => write!(formatter, ", found {instead}"),
+            (None, None) => Ok(()),
         }
     }
 }
@@ -70,7 +92,7 @@ impl de::Error for Error {
             Unexpected::Map => "a mapping",
             _ => "something else",
         };
-        Error::new(format!("expected {expected}, found {found}"))
+        Error::instead(expected, found)
     }
 
     fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Error {
@@ -118,7 +140,7 @@ impl<'a> Reader<'a> {
                 Kind::Text => "a text",
             },
         };
-        Error::new(format!("expected {expected}, found {found}"))
+        Error::instead(expected, found)
     }
 
     /// The node as a scalar with its meaning, unless it is a collection or empty.

@@ -163,7 +163,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for OffOr<T> {
             type Value = OffOr<T>;
 
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a mapping, or off")
+                formatter.write_str("off or a mapping")
             }
 
             fn visit_bool<E: Error>(self, on: bool) -> Result<OffOr<T>, E> {

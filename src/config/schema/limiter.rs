@@ -14,22 +14,27 @@ use crate::config::units::{Per, Quota};
 pub(crate) struct Limiter {
     /// Who shares it. Default `overall`.
     pub(crate) scope: Option<Scope>,
-    /// One to 16 limits, as `900/1m` or `{rate: 900, per: 1m}`. Required.
+    /// One to 16 limits, as `900/1m` or `{rate: 900, per: 1m}`; all of them hold. In metrics and headers each goes by
+    /// `rate/per`; where two have the same and count in different ways, by `rate/per` and the algorithm or the time
+    /// zone. Required.
     #[schemars(extend("minItems" = 1, "maxItems" = 16))]
     pub(crate) limits: Vec<Form<Text<Quota>, Limit>>,
     /// How requests over the limit wait, in each replica. Absent or `off`: they are refused at once.
     pub(crate) queue: Option<OffOr<Queue>>,
-    /// What makes a partition, each with limits of its own: `header:NAME`, `query:NAME`, `host`, `path:N` (segment),
-    /// `client`, `client_ip`. Not supported yet.
+    /// What makes a partition, each with limits of its own: `header:NAME`, `query:NAME`, `host`, `path:N` (a segment of
+    /// the decoded path, from 0), `client_ip`; `client` is not supported yet. Of several lines of a header all count, of
+    /// several query parameters the first. A missing value is a partition of its own.
+    #[schemars(extend("minItems" = 1, "maxItems" = 16))]
     pub(crate) key: Option<Vec<String>>,
-    /// The most partitions at once, 1 to 10000000. Default 100000. Not supported yet.
+    /// The most partitions at once in each replica, 1 to 10000000; only with `key`. Default 100000.
     #[schemars(range(min = 1, max = 10_000_000))]
     pub(crate) max_partitions: Option<i64>,
-    /// Shares a Redis Cluster slot with limiters of the same group. Default: the limiter's name. Not supported yet.
+    /// Limiters that one route names together need one group with `store.redis`: their keys lie together. Default: the
+    /// limiter's name.
     #[schemars(regex(pattern = super::NAME_PATTERN))]
     pub(crate) group: Option<String>,
     /// How long after its slot a permit stays good; every window is widened by it. 1ms to 1s and at most the shortest
-    /// `per`. Default: 1 % of the shortest `per`, between 1ms and 20ms.
+    /// `per`, half of it with `fixed_window`. Default: 1 % of the shortest `per`, between 1ms and 20ms.
     pub(crate) guard: Option<Text<Duration>>,
     /// What happens while the store cannot be asked. Default `local`.
     pub(crate) on_store_failure: Option<OnStoreFailure>,
@@ -45,7 +50,7 @@ pub(crate) struct Limiter {
 pub(crate) enum Scope {
     /// The whole fleet.
     Overall,
-    /// Nobody: each replica by itself, in memory. Not supported yet.
+    /// Nobody: each replica by itself, in memory.
     PerReplica,
 }
 
@@ -56,7 +61,7 @@ pub(crate) struct Limit {
     /// Permits in a window, 1 to 1000000000. Required.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub(crate) rate: i64,
-    /// The length of the window, 1ms to 366d; with `fixed_window` also `1w` and `1mo`. Required.
+    /// The length of the window, 1ms to 366d; with `fixed_window` a part of a day, `1d`, `1w` or `1mo`. Required.
     pub(crate) per: Text<Per>,
     /// How it counts. Default `sliding_window`.
     pub(crate) algorithm: Option<Algorithm>,
@@ -64,10 +69,12 @@ pub(crate) struct Limit {
     /// rounded to `per / precision`, always to the safe side. Default 256.
     #[schemars(range(min = 1, max = 65_536))]
     pub(crate) precision: Option<i64>,
-    /// For `token_bucket`: permits that may go at once, 1 to 1000000000. Default `rate`.
+    /// For `token_bucket`: permits that may go at once, 1 to 1000000000; from empty it must be full again within 366d.
+    /// Default `rate`.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub(crate) burst: Option<i64>,
-    /// For `fixed_window`: where its days begin, as `Asia/Shanghai`. Default `UTC`.
+    /// For `fixed_window`: by whose clock its days begin, a name of the tz database such as `Asia/Shanghai`. Default
+    /// `UTC`.
     pub(crate) timezone: Option<String>,
 }
 
@@ -81,11 +88,11 @@ impl LongForm for Limit {
 pub(crate) enum Algorithm {
     /// Every interval of length `per` holds at most `rate` permits.
     SlidingWindow,
-    /// `burst` at once, then `rate` per `per`. Not supported yet.
+    /// `burst` at once, then `rate` per `per`.
     TokenBucket,
-    /// Evenly spaced: one permit every `per / rate`. Not supported yet.
+    /// Evenly spaced: one permit every `per / rate`.
     LeakyBucket,
-    /// Windows aligned to the clock in `timezone`. Not supported yet.
+    /// Windows aligned to the clock in `timezone`: parts of a day, days, weeks from Monday on, months.
     FixedWindow,
 }
 
@@ -130,6 +137,6 @@ pub(crate) struct Pause {
 pub(crate) enum Mode {
     /// It delays and refuses.
     Enforce,
-    /// It only counts what it would do. Not supported yet.
+    /// It charges and counts as if, but never delays or refuses.
     Shadow,
 }

@@ -153,3 +153,27 @@ pub(crate) struct Certificate {
     /// A subject alternative name that it carries. Required.
     pub(crate) san: String,
 }
+
+/// The lists and mappings that are easily written as something else, as they should look.
+const EXAMPLES: [(&str, &str); 14] = [
+    ("allow", "[10.0.0.0/8]"),
+    ("clients", "[billing]"),
+    ("cluster", "[\"redis://10.0.0.1:6379\"]"),
+    ("key", "[header:x-tenant]"),
+    ("limiters", "[github]"),
+    ("limits", "[10/1s]"),
+    ("match", "{path: /api}"),
+    ("methods", "[GET, POST]"),
+    ("on", "[429, 503]"),
+    ("queue", "{timeout: 10s}"),
+    ("remove_headers", "[cookie]"),
+    ("set_headers", "{x-api-key: \"${API_KEY}\"}"),
+    ("tokens", "[\"${file:/run/secrets/token}\"]"),
+    ("trusted_proxies", "[10.0.0.0/8]"),
+];
+
+/// What the list (`[`) or the mapping (`{`) behind a key looks like.
+pub(crate) fn example(key: &str, open: char) -> Option<&'static str> {
+    let found = EXAMPLES.iter().find(|(name, example)| *name == key && example.starts_with(open));
+    found.map(|(_, example)| *example)
+}

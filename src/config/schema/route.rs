@@ -31,9 +31,11 @@ pub(crate) struct Route {
     pub(crate) preserve_host: Option<bool>,
     /// The limiter that each request must satisfy, by name. Absent, as `limiters`: none.
     pub(crate) limiter: Option<String>,
-    /// The same as a list. Several, taken all or nothing, are not supported yet.
+    /// The same as a list of up to 8, which are taken all or nothing. They need the same `scope`, and with `store.redis`
+    /// the same `group`. The wait is the smallest of their timeouts.
+    #[schemars(extend("minItems" = 1, "maxItems" = 8))]
     pub(crate) limiters: Option<Vec<String>>,
-    /// What a request costs, 1 to 1000000000 permits. Default 1. A header in its place is not supported yet.
+    /// What a request costs, 1 to 1000000000 permits, or `{header: NAME}` where it says so itself. Default 1.
     pub(crate) cost: Option<Form<Cost, CostHeader>>,
     /// Whether `X-Forwarded-*` and `Via` go upstream. Default `false`.
     pub(crate) forwarded_headers: Option<bool>,
@@ -105,12 +107,13 @@ pub(crate) struct Cost(#[schemars(range(min = 1, max = 1_000_000_000))] pub(crat
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CostHeader {
-    /// The header that names it. Required.
+    /// The header that names it, in ASCII digits; one that begins with `weir-` ends here. Required.
     pub(crate) header: String,
     /// Where the header is absent, 1 to 1000000000. Default 1.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub(crate) default: Option<i64>,
-    /// The most that a request may name, 1 to 1000000000. Default: the smallest `rate` of its limiters.
+    /// The most that a request may name, 1 to 1000000000; beyond it, it gets 400. Default: the smallest `rate` (of a
+    /// `token_bucket`, `burst`) of its limiters.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub(crate) max: Option<i64>,
 }

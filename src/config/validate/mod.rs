@@ -3,6 +3,7 @@
 //! A section gives `None` once it has reported a problem, so nothing half-valid leaves this module. What belongs
 //! to a later version is checked like the rest and then refused, never ignored in silence.
 
+mod limit;
 mod limiter;
 mod place;
 mod route;
@@ -56,6 +57,7 @@ pub(crate) fn validate(
     let limiters = limiter::limiters(&mut check, file.limiters.as_ref(), &root.key("limiters"));
     let known = route::Known {
         limiters: &limiters,
+        one_group: matches!(file.store, Some(schema::Store::Redis(_))),
         limiter_names: root.key("limiters").names(),
         client_names: root.key("clients").names(),
     };
@@ -64,6 +66,7 @@ pub(crate) fn validate(
         return None;
     }
     let (listen, server, admin, store) = (listen?, server?, admin?, store?);
+    let limiters = limiters.into_iter().map(|(limiter, _)| limiter).collect();
     Some(Config { listen, server, admin, log, store, limiters, routes, hash })
 }
 

@@ -7,16 +7,19 @@ use http::{HeaderName, HeaderValue, Method};
 use regex::{Regex, RegexBuilder};
 use url::Host;
 
+use super::Check;
+use super::limiter::Keyed;
 use super::place::At;
 use super::server::NAME_EXPECTED;
 use super::upstream::upstream;
-use super::{Check, UNSUPPORTED};
-use crate::config::model::{HostMatch, Match, PathMatch, Route};
+use crate::config::model::{Cost, HostMatch, Match, PathMatch, Route};
 use crate::config::problem::{quoted, unknown};
 use crate::config::schema::forms::Named;
 use crate::config::schema::{self, Form};
-use crate::limiter::limit::{Limiter, LimiterName, Permits, RATE_MAX};
+use crate::limiter::limit::{Limiter, LimiterName, Mode, Permits, RATE_MAX, Scope};
 
+/// The most limiters of one route: each call looks at all of them.
+const LIMITERS_MAX: usize = 8;
 /// The largest compiled `path_regex`, in bytes.
 const REGEX_BYTES_MAX: usize = 1024 * 1024;
 
@@ -38,7 +41,9 @@ const OWN_HEADERS: [&str; 11] = [
 /// The names that a route may refer to.
 pub(super) struct Known<'a> {
     /// The valid limiters.
-    pub(super) limiters: &'a [Arc<Limiter>],
+    pub(super) limiters: &'a [Keyed],
+    /// Whether limiters that are taken together must share a group: one script takes them all.
+    pub(super) one_group: bool,
     /// All limiters of the file: one that is not valid is not unknown.
     pub(super) limiter_names: Vec<&'a str>,
     pub(super) client_names: Vec<&'a str>,
@@ -81,8 +86,8 @@ fn one(check: &mut Check<'_>, given: &schema::Route, known: &Known<'_>, at: &At<
         prefix.map(|prefix| strip_prefix(check, prefix, &given.matches, &at_match, &at_prefix));
     let set_headers = headers(check, given.set_headers.as_ref(), &at.key("set_headers"), Use::Set);
     let remove_headers = header_names(check, given.remove_headers.as_deref(), &at.key("remove_headers"));
-    let limiter = limiter(check, given, known, at);
-    let cost = cost(check, given.cost.as_ref(), limiter.as_ref(), known, &at.key("cost"));
+    let limiters = limiters(check, given, known, at);
+    let cost = cost(check, given.cost.as_ref(), &limiters, &at.key("cost"));
     clients(check, given.clients.as_deref(), known, &at.key("clients"));
     let strip_prefix = match strip_prefix {
         Some(prefix) => Some(prefix?),
@@ -97,7 +102,10 @@ fn one(check: &mut Check<'_>, given: &schema::Route, known: &Known<'_>, at: &At<
         remove_headers: remove_headers?,
         preserve_host: given.preserve_host.unwrap_or(false),
         forwarded_headers: given.forwarded_headers.unwrap_or(false),
-        limiter,
+        limiters: limiters
+            .into_iter()
+            .map(|(limiter, key)| (limiter.name.clone(), Arc::clone(key)))
+            .collect(),
         cost: cost?,
     })
 }
@@ -308,73 +316,134 @@ fn strip_prefix(
     None
 }
 
-/// The name of the route's limiter, if it names a known one.
-fn limiter(
+/// The route's limiters, as far as they are known and valid.
+fn limiters<'a>(
     check: &mut Check<'_>,
     given: &schema::Route,
-    known: &Known<'_>,
+    known: &Known<'a>,
     at: &At<'_>,
-) -> Option<LimiterName> {
+) -> Vec<&'a Keyed> {
     let at_list = at.key("limiters");
     if at.key("limiter").is_given() && at_list.is_given() {
         check.problem_of_key(&at_list, "`limiter` and `limiters` exclude each other");
     }
     match (&given.limiters, at_list.length()) {
-        (None, _) | (_, 1) => {}
+        (None, _) | (_, 1..=LIMITERS_MAX) => {}
         (_, 0) => check.problem(&at_list, "names no limiter; leave the key out"),
-        _ => check.problem(&at_list, format!("several limiters on a route are {UNSUPPORTED}")),
+        _ => check.problem(&at_list, format!("names more than {LIMITERS_MAX} limiters")),
     }
     let listed = given.limiters.iter().flatten().enumerate();
     let named = listed.map(|(index, name)| (name, at_list.index(index)));
     let all: Vec<_> = given.limiter.iter().map(|name| (name, at.key("limiter"))).chain(named).collect();
-    for (name, at) in &all {
+    let mut limiters: Vec<&Keyed> = Vec::new();
+    for (index, (name, at)) in all.iter().enumerate() {
         is_known(check, "limiter", name, &known.limiter_names, at);
+        if all[..index].iter().any(|(earlier, _)| earlier == name) {
+            check.problem(at, "this limiter is given twice");
+            continue;
+        }
+        let Some(limiter) = known.limiters.iter().find(|(limiter, _)| limiter.name.as_str() == *name) else {
+            continue;
+        };
+        if limiters.first().is_none_or(|first| fit(check, &first.0, &limiter.0, known, at)) {
+            limiters.push(limiter);
+        }
     }
-    all.first().and_then(|(name, _)| LimiterName::parse(name))
+    limiters
+}
+
+/// Whether one call can take both limiters, all or nothing.
+fn fit(check: &mut Check<'_>, first: &Limiter, other: &Limiter, known: &Known<'_>, at: &At<'_>) -> bool {
+    let (one, two) = (quoted(first.name.as_str()), quoted(other.name.as_str()));
+    if first.scope != other.scope {
+        let message = format!(
+            "limiters of one route need the same `scope`: {one} is {}, {two} is {}",
+            scope_name(first.scope),
+            scope_name(other.scope)
+        );
+        check.problem(at, message);
+        return false;
+    }
+    if known.one_group && first.scope == Scope::Overall && first.group != other.group {
+        let message = format!(
+            "with `store.redis`, limiters of one route need the same `group`: {one} has {}, {two} has {}; give them \
+             the same `group`",
+            quoted(&first.group),
+            quoted(&other.group)
+        );
+        check.problem(at, message);
+        return false;
+    }
+    true
+}
+
+fn scope_name(scope: Scope) -> &'static str {
+    match scope {
+        Scope::Overall => "overall",
+        Scope::PerReplica => "per_replica",
+    }
 }
 
 fn cost(
     check: &mut Check<'_>,
     given: Option<&Form<schema::Cost, schema::CostHeader>>,
-    limiter: Option<&LimiterName>,
-    known: &Known<'_>,
+    limiters: &[&Keyed],
     at: &At<'_>,
-) -> Option<Permits> {
-    let given = match given {
-        None => return Some(Permits::ONE),
-        Some(Form::Short(schema::Cost(cost))) => *cost,
-        Some(Form::Long(header)) => {
-            check.problem_of_key(at, format!("a cost from a header is {UNSUPPORTED}"));
-            cost_header(check, header, at);
-            return None;
+) -> Option<Cost> {
+    match given {
+        None => Some(Cost::Fixed(Permits::ONE)),
+        Some(Form::Short(schema::Cost(cost))) => {
+            let cost = permits(check, Some(*cost), at)?;
+            can_be_held(check, cost, limiters, at).then_some(Cost::Fixed(cost))
         }
-    };
-    let cost = permits(check, Some(given), at)?;
-    let limiter = limiter.and_then(|name| known.limiters.iter().find(|limiter| limiter.name == *name));
-    if let Some(limiter) = limiter.filter(|limiter| cost > limiter.cost_max()) {
-        let tightest = limiter.limits.iter().min_by_key(|limit| limit.rate)?;
-        let message = format!(
-            "larger than limiter {} can ever grant: {} at once",
-            quoted(limiter.name.as_str()),
-            tightest.label
-        );
-        check.problem(at, message);
-        return None;
+        Some(Form::Long(header)) => cost_header(check, header, limiters, at),
     }
-    Some(cost)
 }
 
-fn cost_header(check: &mut Check<'_>, given: &schema::CostHeader, at: &At<'_>) {
-    if HeaderName::try_from(given.header.as_str()).is_err() {
+/// A cost that some limiter can never grant would refuse every request.
+fn can_be_held(check: &mut Check<'_>, cost: Permits, limiters: &[&Keyed], at: &At<'_>) -> bool {
+    let Some((limiter, _)) = limiters.iter().find(|(limiter, _)| cost > limiter.cost_max()) else {
+        return true;
+    };
+    let tightest = limiter.limits.iter().min_by_key(|limit| limit.cost_max());
+    let message = format!(
+        "larger than limiter {} can ever grant: {} at once ({})",
+        quoted(limiter.name.as_str()),
+        limiter.cost_max(),
+        tightest.map(|limit| &*limit.label).unwrap_or_default(),
+    );
+    check.problem(at, message);
+    false
+}
+
+fn cost_header(
+    check: &mut Check<'_>,
+    given: &schema::CostHeader,
+    limiters: &[&Keyed],
+    at: &At<'_>,
+) -> Option<Cost> {
+    let name = HeaderName::try_from(given.header.as_str()).ok();
+    if name.is_none() {
         check.problem(&at.key("header"), "expected the name of a header, such as weir-cost");
+    } else if name.as_ref().is_some_and(|name| OWN_HEADERS.contains(&name.as_str())) {
+        check.problem(&at.key("header"), "this header says how the message is framed; choose another");
     }
-    permits(check, given.default, &at.key("default"));
-    permits(check, given.max, &at.key("max"));
-    if let (Some(default), Some(max)) = (given.default, given.max)
-        && default > max
-    {
-        check.problem(&at.key("default"), "must not be larger than `max`");
+    // A limiter that never refuses holds nobody to its limits.
+    let enforced = limiters.iter().filter(|(limiter, _)| limiter.mode == Mode::Enforce);
+    let held = enforced.map(|(limiter, _)| limiter.cost_max()).min();
+    let default = permits(check, given.default, &at.key("default"));
+    let max = match given.max {
+        None => held.or_else(|| Permits::new(RATE_MAX.into())),
+        Some(max) => permits(check, Some(max), &at.key("max")),
+    };
+    let (default, max) = (default?, max?);
+    let at_default = if given.default.is_some() { at.key("default") } else { at.key("max") };
+    if given.max.is_some() && default > max {
+        check.problem(&at_default, "`default` must not be larger than `max`");
+        return None;
     }
+    let held = can_be_held(check, default, limiters, &at_default);
+    held.then_some(Cost::Header { name: name?, default, max })
 }
 
 fn permits(check: &mut Check<'_>, given: Option<i64>, at: &At<'_>) -> Option<Permits> {

@@ -5,7 +5,8 @@
 //! no further ahead than the bucket holds beyond its cost. A cost above `burst` goes when the bucket is full.
 //!
 //! Under high rates slots are put on a grid of cells, many permits each. That a slot is late by up to a cell must not
-//! cost quota, so a bucket may always be ahead by one; the window is longer by one in return.
+//! cost quota, so a bucket may be ahead of itself by one. Where a booking goes in before others they are judged as one a cell,
+//! and may come to be ahead by a second one. The window is longer by two in return (`Rule::new`).
 
 use crate::clock::Micros;
 use crate::limiter::calendar::Entry;
