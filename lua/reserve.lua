@@ -113,7 +113,7 @@ local function review_spread()
   local every = min(3 * shortest, REVIEW_MAX)
   if now < reviewed + every then return end
   local ahead = told - now
-  if booked < expected then told = now + floor(ahead / 1024) * floor(booked * 1024 / expected) end
+  if booked + floor(booked / 8) < expected then told = now + floor(ahead / 1024) * floor(booked * 1024 / expected) end
   local soon = min(told - now, every)
   expected = nil
   for index = 1, limiters do

@@ -7,10 +7,15 @@ use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
+use crate::clock::Micros;
 use crate::limiter::learnt::Learnt;
+use crate::limiter::limit::Permits;
 use crate::limiter::order::Room;
 use crate::limiter::permit::Returned;
 use crate::limiter::queue::{Arrival, Shared};
+use crate::limiter::refusal::Refusal;
 
 /// Requests that may lie between those who enter and the worker while a call to the store is under way: what a
 /// replica takes in during a store's whole deadline at 100 000 requests a second.
@@ -36,7 +41,9 @@ pub(super) struct Inbox {
     /// Room that was announced.
     pub(super) room: Option<Room>,
     /// What requests can be refused by without asking.
-    pub(super) learnt: Option<Box<Learnt>>,
+    learnt: Option<Box<Learnt>>,
+    /// By how far such refusals have moved what is told, since the store last heard of them.
+    moved: Micros,
 }
 
 /// Why an arrival was not taken.
@@ -58,6 +65,25 @@ pub(super) struct News {
 }
 
 impl Inbox {
+    /// Refuses what cannot fit into its wait, as far as is known.
+    pub(super) fn refuse(&mut self, cost: Permits, deadline: Instant) -> Option<Refusal> {
+        let (refusal, moved) = self.learnt.as_mut()?.refuse(cost, deadline)?;
+        self.moved = self.moved + moved;
+        Some(refusal)
+    }
+
+    /// What requests are refused by from now on. The store does not know yet of some who have been told meanwhile.
+    pub(super) fn learn(&mut self, mut learnt: Option<Box<Learnt>>) {
+        if let Some(learnt) = &mut learnt {
+            learnt.skip(self.moved);
+        }
+        self.learnt = learnt;
+    }
+
+    pub(super) fn take_moved(&mut self) -> Micros {
+        std::mem::take(&mut self.moved)
+    }
+
     pub(super) fn push(&mut self, arrival: Arrival) -> Result<(), Unsent> {
         if self.has_ended {
             return Err(Unsent::Ended);

@@ -30,9 +30,8 @@ pub(super) struct Learnt {
     not_before: Instant,
     until: Instant,
     clock: StoreClock,
-    /// What the next one is told, and by how far all of them have moved it.
+    /// What the next one is told.
     next: Micros,
-    moved: Micros,
 }
 
 impl Learnt {
@@ -56,7 +55,6 @@ impl Learnt {
             until: Instant::now() + LEARNT_FOR,
             clock,
             next: now + away.told,
-            moved: Micros::ZERO,
         }
     }
 
@@ -67,26 +65,25 @@ impl Learnt {
 
     /// How far away the next one is told to come back. Each is told another instant, as the store does it.
     pub(super) fn tell(&mut self, cost: Permits) -> Micros {
-        let spacing = self.rule.spacing(cost.get());
         let told = self.next - self.clock.earliest(Instant::now());
-        let ahead = (self.next - self.slot + spacing).0 % self.rule.spread_max().0;
-        self.next = self.slot + Micros(ahead);
-        self.moved = self.moved + spacing;
+        self.skip(self.rule.spacing(cost.get()));
         told.max(Micros::ONE)
     }
 
-    /// Refuses what cannot fit into its wait; `None` where the store must be asked.
-    pub(super) fn refuse(&mut self, cost: Permits, deadline: Instant) -> Option<Refusal> {
-        let holds = cost >= self.cost && deadline < self.not_before && Instant::now() < self.until;
-        holds.then(|| Refusal::RateLimited {
-            limiter: self.limiter.clone(),
-            limit: self.limit,
-            retry_after: self.tell(cost),
-        })
+    /// Leaves out instants that have been told already.
+    pub(super) fn skip(&mut self, moved: Micros) {
+        let ahead = (self.next - self.slot + moved).0 % self.rule.spread_max().0;
+        self.next = self.slot + Micros(ahead);
     }
 
-    /// By how far refusals without asking have moved what is told, since it was last asked.
-    pub(super) fn take_moved(&mut self) -> Micros {
-        std::mem::take(&mut self.moved)
+    /// Refuses what cannot fit into its wait, and says by how far that has moved what is told next; `None` where the store must
+    /// be asked.
+    pub(super) fn refuse(&mut self, cost: Permits, deadline: Instant) -> Option<(Refusal, Micros)> {
+        if cost < self.cost || deadline >= self.not_before || Instant::now() >= self.until {
+            return None;
+        }
+        let retry_after = self.tell(cost);
+        let refusal = Refusal::RateLimited { limiter: self.limiter.clone(), limit: self.limit, retry_after };
+        Some((refusal, self.rule.spacing(cost.get())))
     }
 }

@@ -101,13 +101,17 @@ impl Oracle {
             match &rule.kind {
                 Kind::Sliding => candidates.extend(slots.map(|at| at + rule.window)),
                 Kind::Bucket { burst } => candidates.extend(self.bucket(rule, *burst, cost).1),
-                Kind::Fixed { stretches, .. } => {
-                    let ends = std::iter::successors(Some(from), |at| Some(window_of(stretches, *at).1));
-                    candidates.extend(ends.take(self.0.len() + 2));
-                }
+                Kind::Fixed { .. } => {}
             }
         }
         candidates.extend(self.0.iter().map(|(at, _)| *at + Micros::ONE));
+        for rule in rules {
+            if let Kind::Fixed { stretches, .. } = &rule.kind {
+                let end = |at| window_of(stretches, at).1;
+                let ends: Vec<_> = candidates.iter().flat_map(|at| [end(*at), end(end(*at))]).collect();
+                candidates.extend(ends);
+            }
+        }
         candidates.retain(|at| *at >= from);
         candidates.sort();
         candidates.into_iter().find(|at| self.has_room(rules, *at, cost)).expect("room behind everything")

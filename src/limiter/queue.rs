@@ -158,8 +158,7 @@ impl Shared {
         let arrival = Arrival { cost, arrived, deadline: arrived + wait, asker };
         let sent = {
             let mut inbox = self.inbox();
-            let known = inbox.learnt.as_mut().and_then(|learnt| learnt.refuse(cost, arrival.deadline));
-            if let Some(refusal) = known {
+            if let Some(refusal) = inbox.refuse(cost, arrival.deadline) {
                 drop(inbox);
                 return refused(refusal);
             }
@@ -188,7 +187,7 @@ impl Shared {
     pub(super) fn tell_changed(&self) {
         let mut inbox = self.inbox();
         inbox.changed = true;
-        inbox.learnt = None;
+        inbox.learn(None);
         drop(inbox);
         self.wake.notify_one();
     }
@@ -197,19 +196,19 @@ impl Shared {
     pub(super) fn tell_room(&self, room: Room) {
         let mut inbox = self.inbox();
         inbox.room = Some(room);
-        inbox.learnt = None;
+        inbox.learn(None);
         drop(inbox);
         self.wake.notify_one();
     }
 
     /// What requests are refused by from now on, without asking.
     pub(super) fn learn(&self, learnt: Option<Box<Learnt>>) {
-        self.inbox().learnt = learnt;
+        self.inbox().learn(learnt);
     }
 
     /// By how far such refusals have moved what the store tells.
     pub(super) fn take_moved(&self) -> Micros {
-        self.inbox().learnt.as_mut().map(|learnt| learnt.take_moved()).unwrap_or_default()
+        self.inbox().take_moved()
     }
 
     /// Tells the worker to refuse everybody and to end.

@@ -156,13 +156,8 @@ impl Worker {
                 None => self.refuse(arrival, self.store_unavailable()),
             }
         }
-        if let Some(mut learnt) = learnt
-            && !self.is_local
-            && self.give_back.is_empty()
-        {
-            // The store has moved on by these itself.
-            learnt.take_moved();
-            self.shared.learn(Some(learnt));
+        if learnt.is_some() && !self.is_local && self.give_back.is_empty() {
+            self.shared.learn(learnt);
         }
         first
     }
