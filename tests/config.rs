@@ -370,12 +370,6 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
         "6:19: routes[0].limiters[1]: limiters of one route need the same `scope`: \"a\" is overall, \"b\" is per_replica",
     ),
     (
-        "store: {redis: {url: 'redis://a'}}\nlimiters: {a: {limits: [1/s]}, b: {limits: [1/s], group: c}}\nROUTES    \
-         limiters: [a, b]\n",
-        "7:19: routes[0].limiters[1]: with `store.redis`, limiters of one route need the same `group`: \"a\" has \"a\", \
-         \"b\" has \"c\"; give them the same `group`",
-    ),
-    (
         "limiters: {a: {limits: [1/s]}}\nROUTES    limiters: [a, b, c, d, e, f, g, h, i]\n",
         "6:15: routes[0].limiters: names more than 8 limiters\n6:19: routes[0].limiters[1]: unknown limiter \"b\"\n\
          6:22: routes\n6:25: routes\n6:28: routes\n6:31: routes\n6:34: routes\n6:37: routes\n6:40: routes",

@@ -217,20 +217,6 @@ async fn each_replica_has_the_whole_of_a_limit_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_limiter_of_the_replica_and_one_of_the_fleet_hold_together() {
-    let _lane = lane::shared().await;
-    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    let limiters = [("own", "{limits: [3/1h], scope: per_replica}"), ("shared", "{limits: [5/1h]}")];
-    let routes = [("path: /", "limiters: [own, shared]")];
-    let fleet = Weir::fleet(2, &configuration(&redis.store(), &limiters, &routes, &upstream)).await;
-    let first = fleet[0].connect().await.statuses(&Request::get("/"), 5).await;
-    assert_eq!(first, [200, 200, 200, 429, 429], "its own limit, which costs the shared one nothing");
-    let second = fleet[1].connect().await.statuses(&Request::get("/"), 4).await;
-    assert_eq!(second, [200, 200, 429, 429], "the shared limit");
-    assert_eq!(fleet[1].available("own").await, [1], "a refusal by the shared one costs it nothing");
-}
-
-#[tokio::test]
 async fn a_shadow_counts_and_never_refuses() {
     let _lane = lane::shared().await;
     let redis = RedisServer::start().await;

@@ -29,8 +29,7 @@ pub(crate) struct Limiter {
     /// The most partitions at once in each replica, 1 to 10000000; only with `key`. Default 100000.
     #[schemars(range(min = 1, max = 10_000_000))]
     pub(crate) max_partitions: Option<i64>,
-    /// Limiters that one route names together need one group with `store.redis`: their keys lie together. Default: the
-    /// limiter's name.
+    /// Shares a Redis Cluster slot with limiters of the same group: their keys lie together. Default: the limiter's name.
     #[schemars(regex(pattern = super::NAME_PATTERN))]
     pub(crate) group: Option<String>,
     /// How long after its slot a permit stays good; every window is widened by it. 1ms to 1s and at most the shortest

@@ -57,7 +57,6 @@ pub(crate) fn validate(
     let limiters = limiter::limiters(&mut check, file.limiters.as_ref(), &root.key("limiters"));
     let known = route::Known {
         limiters: &limiters,
-        one_group: matches!(file.store, Some(schema::Store::Redis(_))),
         limiter_names: root.key("limiters").names(),
         client_names: root.key("clients").names(),
     };

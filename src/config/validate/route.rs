@@ -42,8 +42,6 @@ const OWN_HEADERS: [&str; 11] = [
 pub(super) struct Known<'a> {
     /// The valid limiters.
     pub(super) limiters: &'a [Keyed],
-    /// Whether limiters that are taken together must share a group: one script takes them all.
-    pub(super) one_group: bool,
     /// All limiters of the file: one that is not valid is not unknown.
     pub(super) limiter_names: Vec<&'a str>,
     pub(super) client_names: Vec<&'a str>,
@@ -345,7 +343,7 @@ fn limiters<'a>(
         let Some(limiter) = known.limiters.iter().find(|(limiter, _)| limiter.name.as_str() == *name) else {
             continue;
         };
-        if limiters.first().is_none_or(|first| fit(check, &first.0, &limiter.0, known, at)) {
+        if limiters.first().is_none_or(|first| fit(check, &first.0, &limiter.0, at)) {
             limiters.push(limiter);
         }
     }
@@ -353,23 +351,13 @@ fn limiters<'a>(
 }
 
 /// Whether one call can take both limiters, all or nothing.
-fn fit(check: &mut Check<'_>, first: &Limiter, other: &Limiter, known: &Known<'_>, at: &At<'_>) -> bool {
+fn fit(check: &mut Check<'_>, first: &Limiter, other: &Limiter, at: &At<'_>) -> bool {
     let (one, two) = (quoted(first.name.as_str()), quoted(other.name.as_str()));
     if first.scope != other.scope {
         let message = format!(
             "limiters of one route need the same `scope`: {one} is {}, {two} is {}",
             scope_name(first.scope),
             scope_name(other.scope)
-        );
-        check.problem(at, message);
-        return false;
-    }
-    if known.one_group && first.scope == Scope::Overall && first.group != other.group {
-        let message = format!(
-            "with `store.redis`, limiters of one route need the same `group`: {one} has {}, {two} has {}; give them \
-             the same `group`",
-            quoted(&first.group),
-            quoted(&other.group)
         );
         check.problem(at, message);
         return false;
