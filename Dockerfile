@@ -1,6 +1,7 @@
 # syntax=docker/dockerfile:1
 
-FROM rust:1-slim-bookworm AS build
+# The slim one has no make, which the allocator is built with.
+FROM rust:1-bookworm AS build
 WORKDIR /src
 
 # The dependencies alone, with an empty crate in weir's place: this layer is rebuilt only when they change.

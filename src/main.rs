@@ -7,6 +7,10 @@ use anyhow::Context;
 use clap::Parser;
 use weir::cli::{self, Cli, Command};
 
+/// Gives memory back to the system soon after a burst of queues or connections has gone.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     match run(Cli::parse()) {
         Ok(code) => code,

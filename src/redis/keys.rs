@@ -26,6 +26,16 @@ fn state(subject: &Subject) -> String {
     }
 }
 
+/// The name of a queue, from its key.
+pub(super) fn queue_name(key: &str) -> Option<&str> {
+    key.rsplit_once(":v1:queue:").map(|(_, name)| name)
+}
+
+/// The channel on which scripts tell the fleet what it need not ask for.
+pub(super) fn announcements(prefix: &str) -> String {
+    format!("{prefix}:v1:announcements")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -48,14 +58,4 @@ mod tests {
         assert_eq!(limiter("weir", &one), format!("weir:{{g}}:v1:limiter:one:{tenant}"));
         assert_eq!(queue("weir", &[all, one]), format!("weir:{{g}}:v1:queue:all+one:{tenant}"));
     }
-}
-
-/// The name of a queue, from its key.
-pub(super) fn queue_name(key: &str) -> Option<&str> {
-    key.rsplit_once(":v1:queue:").map(|(_, name)| name)
-}
-
-/// The channel on which scripts tell the fleet what it need not ask for.
-pub(super) fn announcements(prefix: &str) -> String {
-    format!("{prefix}:v1:announcements")
 }

@@ -98,7 +98,7 @@ impl<'a> Search<'a> {
             match (sight, &rule.kind) {
                 (Sight::Sliding(window), _) => window.advance(rule, &entries[..self.entered], self.at),
                 (Sight::Fixed(frame), Kind::Fixed { stretches, .. }) => {
-                    frame.advance(stretches, entries, self.at)
+                    frame.advance(stretches, entries, self.at);
                 }
                 (Sight::Bucket(..) | Sight::Fixed(_), _) => {}
             }
