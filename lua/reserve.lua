@@ -10,7 +10,7 @@
 -- ARGV[6]      number of runs
 -- ARGV[7]      the calling replica, a number
 -- ARGV[8]      the longest wait for a place of what is exchanged
--- ARGV[9]      by how much the caller has spread requests that it refused without asking
+-- ARGV[9]      how many requests like the first that is refused the caller may refuse without asking
 -- ARGV[10]     the channel on which room is announced that was given back; none if empty
 -- ARGV[11..]   for each limiter: its rules as text, the generation known to the caller;
 --              then holdings to give back, then to exchange: slot, cost, count;
@@ -26,7 +26,7 @@
 local limiters = #KEYS - 1
 local now, lease, room = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local give_backs, exchanges, runs = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local replica, exchange_wait, told_more = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local replica, exchange_wait, spare = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local channel = ARGV[10]
 local argument = 10
 if now == 0 then
@@ -99,9 +99,8 @@ local function tell(slot, permits, rule)
   return first
 end
 
--- Takes in what the caller has spread by itself, and pulls the spread in where the callers it was for did not come.
+-- Pulls the spread in where the callers it was for did not come.
 local function review_spread()
-  if told_more > 0 then told = max(told, now) + told_more end
   if told <= now then
     reviewed, expected, booked = now, 0, 0
     return
@@ -229,7 +228,8 @@ local outcomes = {}
 local function refused(count, code, at, cost, limiter, limit)
   local size = #outcomes
   outcomes[size + 1], outcomes[size + 2], outcomes[size + 3] = count, code, at - now
-  outcomes[size + 4] = tell(at, count * cost, books[limiter].rules[limit]) - now
+  outcomes[size + 4] = tell(at, (count + spare) * cost, books[limiter].rules[limit]) - now
+  spare = 0
   outcomes[size + 5] = violated_number(limiter, limit)
 end
 

@@ -9,8 +9,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use crate::clock::Micros;
-use crate::limiter::learnt::Learnt;
+use crate::limiter::learnt::{LEARNT_FOR, Learnt};
 use crate::limiter::limit::Permits;
 use crate::limiter::order::Room;
 use crate::limiter::permit::Returned;
@@ -23,6 +22,12 @@ const INTAKE_MAX: usize = 16_384;
 
 /// What an intake of more places gives back when it is empty: a batch is about as large under load.
 const INTAKE_KEPT: usize = 1024;
+
+/// Up to so many refusals within [`LEARNT_FOR`], a thousand a second, the store is asked for each.
+const ASKED_MAX: u64 = 100;
+
+/// The most requests that are refused without asking before the store is asked again.
+const SPARE_MAX: u64 = 10_000;
 
 #[derive(Default)]
 pub(super) struct Inbox {
@@ -42,8 +47,29 @@ pub(super) struct Inbox {
     pub(super) room: Option<Room>,
     /// What requests can be refused by without asking.
     learnt: Option<Box<Learnt>>,
-    /// By how far such refusals have moved what is told, since the store last heard of them.
-    moved: Micros,
+    refusals: Refusals,
+}
+
+/// How many requests were refused lately.
+#[derive(Default)]
+struct Refusals {
+    since: Option<Instant>,
+    count: u64,
+    before: u64,
+}
+
+impl Refusals {
+    /// Counts in steps of [`LEARNT_FOR`].
+    fn add(&mut self, count: u64, now: Instant) {
+        match self.since {
+            Some(since) if now < since + LEARNT_FOR => self.count += count,
+            Some(since) => {
+                self.before = if now < since + 2 * LEARNT_FOR { self.count } else { 0 };
+                (self.since, self.count) = (Some(now), count);
+            }
+            None => (self.since, self.count) = (Some(now), count),
+        }
+    }
 }
 
 /// Why an arrival was not taken.
@@ -67,21 +93,27 @@ pub(super) struct News {
 impl Inbox {
     /// Refuses what cannot fit into its wait, as far as is known.
     pub(super) fn refuse(&mut self, cost: Permits, deadline: Instant) -> Option<Refusal> {
-        let (refusal, moved) = self.learnt.as_mut()?.refuse(cost, deadline)?;
-        self.moved = self.moved + moved;
+        let refusal = self.learnt.as_mut()?.refuse(cost, deadline)?;
+        self.refusals.add(1, Instant::now());
         Some(refusal)
     }
 
-    /// What requests are refused by from now on. The store does not know yet of some who have been told meanwhile.
-    pub(super) fn learn(&mut self, mut learnt: Option<Box<Learnt>>) {
-        if let Some(learnt) = &mut learnt {
-            learnt.skip(self.moved);
-        }
+    /// What requests are refused by from now on.
+    pub(super) fn learn(&mut self, learnt: Option<Box<Learnt>>) {
         self.learnt = learnt;
     }
 
-    pub(super) fn take_moved(&mut self) -> Micros {
-        std::mem::take(&mut self.moved)
+    /// The store has refused so many.
+    pub(super) fn count_refused(&mut self, count: u64) {
+        self.refusals.add(count, Instant::now());
+    }
+
+    /// How many are likely to be refused in [`LEARNT_FOR`], if so many that the store should be spared.
+    pub(super) fn spare(&mut self, now: Instant) -> u64 {
+        self.refusals.add(0, now);
+        // One burst is not enough: what is left over of such instants nobody comes back at.
+        let lately = self.refusals.before;
+        if lately > ASKED_MAX { lately.min(SPARE_MAX) } else { 0 }
     }
 
     pub(super) fn push(&mut self, arrival: Arrival) -> Result<(), Unsent> {

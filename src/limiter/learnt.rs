@@ -2,6 +2,9 @@
 //! refused without asking the store.
 //!
 //! It is forgotten after [`LEARNT_FOR`], when room is announced or given back, and when the limits change.
+//!
+//! Each refusal names an instant of its own, and two replicas must not name the same ones. So the store leaves some to a
+//! caller that refuses many, as many as it lately refused in that time; one that refuses few asks for each.
 
 use std::time::Duration;
 
@@ -15,7 +18,7 @@ use crate::limiter::rule::Rule;
 use crate::limiter::store_clock::StoreClock;
 
 /// How long it holds at most: room that other queues leave is not announced to this one.
-const LEARNT_FOR: Duration = Duration::from_millis(100);
+pub(super) const LEARNT_FOR: Duration = Duration::from_millis(100);
 
 /// What a refusal has taught.
 pub(super) struct Learnt {
@@ -30,8 +33,9 @@ pub(super) struct Learnt {
     not_before: Instant,
     until: Instant,
     clock: StoreClock,
-    /// What the next one is told.
+    /// What the next one is told, and how many may be told without asking.
     next: Micros,
+    spare: u64,
 }
 
 impl Learnt {
@@ -55,6 +59,7 @@ impl Learnt {
             until: Instant::now() + LEARNT_FOR,
             clock,
             next: now + away.told,
+            spare: 0,
         }
     }
 
@@ -66,24 +71,25 @@ impl Learnt {
     /// How far away the next one is told to come back. Each is told another instant, as the store does it.
     pub(super) fn tell(&mut self, cost: Permits) -> Micros {
         let told = self.next - self.clock.earliest(Instant::now());
-        self.skip(self.rule.spacing(cost.get()));
+        let ahead = (self.next - self.slot + self.rule.spacing(cost.get())).0 % self.rule.spread_max().0;
+        self.next = self.slot + Micros(ahead);
         told.max(Micros::ONE)
     }
 
-    /// Leaves out instants that have been told already.
-    pub(super) fn skip(&mut self, moved: Micros) {
-        let ahead = (self.next - self.slot + moved).0 % self.rule.spread_max().0;
-        self.next = self.slot + Micros(ahead);
+    /// Lets so many more be refused without asking, to whom the store has left the instants that follow.
+    pub(super) fn spare(mut self: Box<Learnt>, count: u64) -> Option<Box<Learnt>> {
+        self.spare = count;
+        (count > 0).then_some(self)
     }
 
-    /// Refuses what cannot fit into its wait, and says by how far that has moved what is told next; `None` where the store must
-    /// be asked.
-    pub(super) fn refuse(&mut self, cost: Permits, deadline: Instant) -> Option<(Refusal, Micros)> {
-        if cost < self.cost || deadline >= self.not_before || Instant::now() >= self.until {
+    /// Refuses what cannot fit into its wait; `None` where the store must be asked.
+    pub(super) fn refuse(&mut self, cost: Permits, deadline: Instant) -> Option<Refusal> {
+        if cost < self.cost || deadline >= self.not_before || Instant::now() >= self.until || self.spare == 0
+        {
             return None;
         }
+        self.spare -= 1;
         let retry_after = self.tell(cost);
-        let refusal = Refusal::RateLimited { limiter: self.limiter.clone(), limit: self.limit, retry_after };
-        Some((refusal, self.rule.spacing(cost.get())))
+        Some(Refusal::RateLimited { limiter: self.limiter.clone(), limit: self.limit, retry_after })
     }
 }

@@ -52,7 +52,7 @@ impl Oracle {
 
     /// Whether a bucket has enough for each request when it comes, in the order of time, and when it could take one
     /// of `cost` after each: everything in parts of a microsecond, `rate` of them.
-    fn bucket(&self, rule: &Rule, burst: u64, cost: u64) -> (bool, Vec<Micros>) {
+    fn bucket(&self, rule: &Rule, burst: u64, cost: u64, new: Option<Micros>) -> (bool, Vec<Micros>) {
         let parts = |micros: Micros| u128::from(micros.0) * u128::from(rule.rate);
         let span = |permits: u64| u128::from(permits) * u128::from(rule.window.0);
         let beyond = |cost: u64| span(burst.saturating_sub(cost));
@@ -65,7 +65,11 @@ impl Oracle {
         requests.sort_by_key(|(at, _)| *at);
         let (mut full_at, mut holds, mut free) = (0, true, Vec::new());
         for (at, permits) in requests {
-            holds &= full_at <= parts(at) + ahead(permits);
+            // Those of one instant are kept as one, which may come to be ahead by a cell where together they empty the bucket.
+            let together: u64 = self.0.iter().filter(|(other, _)| *other == at).map(|(_, cost)| cost).sum();
+            let is_one = together > permits && together >= burst && Some(at) != new;
+            let rounding = if is_one { parts(rule.cell) } else { 0 };
+            holds &= full_at <= parts(at) + ahead(permits) + rounding;
             full_at = full_at.max(parts(at)) + span(permits);
             let from = (full_at - ahead(cost).min(full_at)).div_ceil(u128::from(rule.rate));
             free.push(Micros(u64::try_from(from).unwrap()));
@@ -73,11 +77,11 @@ impl Oracle {
         (holds, free)
     }
 
-    /// Whether a rule is kept, of windows of which `from` is the earliest start.
-    fn keeps(&self, rule: &Rule, from: Micros) -> bool {
+    /// Whether a rule is kept, of windows of which `from` is the earliest start; a booking at `new` is being tried.
+    fn keeps(&self, rule: &Rule, from: Micros, new: Option<Micros>) -> bool {
         match &rule.kind {
             Kind::Sliding => self.fullest(rule.window, from) <= rule.rate,
-            Kind::Bucket { burst } => self.bucket(rule, *burst, 1).0,
+            Kind::Bucket { burst } => self.bucket(rule, *burst, 1, new).0,
             Kind::Fixed { guard, stretches } => self.0.iter().all(|(at, _)| {
                 let (start, end) = window_of(stretches, *at);
                 let inside = self.0.iter().filter(|(other, _)| start <= *other && *other < end);
@@ -88,7 +92,7 @@ impl Oracle {
 
     fn has_room(&mut self, rules: &[Rule], at: Micros, cost: u64) -> bool {
         self.0.push((at, cost));
-        let kept = rules.iter().all(|rule| self.keeps(rule, Micros::ZERO));
+        let kept = rules.iter().all(|rule| self.keeps(rule, Micros::ZERO, Some(at)));
         self.0.pop();
         kept
     }
@@ -100,7 +104,7 @@ impl Oracle {
             let slots = self.0.iter().map(|(at, _)| *at);
             match &rule.kind {
                 Kind::Sliding => candidates.extend(slots.map(|at| at + rule.window)),
-                Kind::Bucket { burst } => candidates.extend(self.bucket(rule, *burst, cost).1),
+                Kind::Bucket { burst } => candidates.extend(self.bucket(rule, *burst, cost, None).1),
                 Kind::Fixed { .. } => {}
             }
         }
@@ -269,7 +273,11 @@ impl Model {
                 }
             }
             for rule in self.book.rules() {
-                assert!(self.oracle.keeps(rule, self.kept_from), "{rule:?} is exceeded: {:?}", self.oracle.0);
+                assert!(
+                    self.oracle.keeps(rule, self.kept_from, None),
+                    "{rule:?} is exceeded: {:?}",
+                    self.oracle.0
+                );
             }
             self.held.retain(|(slot, _)| *slot > self.now);
         }

@@ -111,17 +111,14 @@ impl QueueOrder {
         first
     }
 
-    /// Takes in what the caller has spread by itself, and pulls the spread in where the callers it was for did not come.
+    /// Pulls the spread in where the callers it was for did not come.
     ///
     /// What was told is a promise of permits. If in a while fewer were booked than had been told, so many fewer of those
     /// who are still to come are expected.
-    pub(super) fn review_spread<'a, Rules>(&mut self, now: Micros, told: Micros, rules: impl Fn() -> Rules)
+    pub(super) fn review_spread<'a, Rules>(&mut self, now: Micros, rules: impl Fn() -> Rules)
     where
         Rules: Iterator<Item = &'a Rule>,
     {
-        if told > Micros::ZERO {
-            self.told = self.told.max(now) + told;
-        }
         if self.told <= now {
             (self.reviewed, self.expected, self.booked) = (now, 0, 0);
             return;

@@ -206,9 +206,14 @@ impl Shared {
         self.inbox().learn(learnt);
     }
 
-    /// By how far such refusals have moved what the store tells.
-    pub(super) fn take_moved(&self) -> Micros {
-        self.inbox().take_moved()
+    /// The store has refused so many.
+    pub(super) fn count_refused_by_store(&self, count: u64) {
+        self.inbox().count_refused(count);
+    }
+
+    /// How many requests will be refused without asking the store, if it says how.
+    pub(super) fn spare(&self, now: Instant) -> u64 {
+        self.inbox().spare(now)
     }
 
     /// Tells the worker to refuse everybody and to end.

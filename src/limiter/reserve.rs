@@ -50,8 +50,8 @@ pub struct Call {
     pub runs: Vec<Run>,
     /// How many of them may be given a slot in the future.
     pub room: u64,
-    /// By how much the caller has spread requests that it refused without asking, since its last call.
-    pub told: Micros,
+    /// How many requests like the first that is refused the caller may refuse without asking: they are told what follows.
+    pub spare: u64,
 }
 
 /// Which limit refused: the limiter's place in the call, the limit's place in the limiter.
@@ -115,7 +115,7 @@ pub fn reserve(
         book.open(now, rules, lease, call.replica);
     }
     order.open(now, books.iter().map(|(book, _)| book.generation().number).sum());
-    order.review_spread(now, call.told, || books.iter().flat_map(|(book, _)| book.rules()));
+    order.review_spread(now, || books.iter().flat_map(|(book, _)| book.rules()));
     for holding in &call.give_back {
         let permits = holding.cost * holding.count;
         let moved = give_back(books, &call.known, holding.slot, permits);
@@ -212,7 +212,7 @@ fn book_runs(
     call: &Call,
 ) -> Vec<(u64, Outcome)> {
     let mut outcomes = Vec::new();
-    let mut room = call.room;
+    let (mut room, mut spare) = (call.room, call.spare);
     let mut searches = searches_from(books, now);
     // The search has moved on for a cost that found nothing where it stood: a smaller one may have room before.
     let mut passed = 0;
@@ -236,7 +236,8 @@ fn book_runs(
             };
             if let Some(refuses) = refuses {
                 let Violated { limiter, limit } = found.violated;
-                let told = order.tell(found.at, left * run.cost, violated_rule(&searches, limiter, limit));
+                let count = left + std::mem::take(&mut spare);
+                let told = order.tell(found.at, count * run.cost, violated_rule(&searches, limiter, limit));
                 outcomes.push((left, refuses(Away { delay, told: told - now, violated: found.violated })));
                 passed = passed.max(run.cost);
                 break;

@@ -126,12 +126,13 @@ fn who_waits_for_a_calendar_is_spread_by_milliseconds() {
 }
 
 #[test]
-fn refusals_without_asking_are_taken_in() {
+fn refusals_without_asking_have_instants_of_their_own() {
     let mut limiter = Limiter::new(rule(10, 1_010_000, 1, Kind::Sliding));
     limiter.ask(START, Micros::ZERO, 10);
-    let first = limiter.refused(START);
-    let call = Call { known: vec![0], told: Micros(303_000), ..Call::default() };
+    let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: 1 }];
+    let call = Call { known: vec![0], runs, spare: 3, ..Call::default() };
     let books = &mut [(&mut limiter.book, limiter.rules.clone())];
-    reserve(START, LEASE, books, &mut limiter.order, &call);
+    let answer = reserve(START, LEASE, books, &mut limiter.order, &call);
+    let [(1, Outcome::TooFar(first))] = answer.outcomes[..] else { panic!("{answer:?}") };
     assert_eq!(limiter.refused(START).told, first.told + Micros(4 * 101_000));
 }

@@ -232,7 +232,7 @@ pub(super) fn command_for(
     let mut command = script.command(&keys);
     command.arg(now.0).arg(lease.0).arg(call.room);
     command.arg(call.give_back.len()).arg(call.exchange.len()).arg(call.runs.len()).arg(call.replica);
-    command.arg(call.exchange_wait.0).arg(call.told.0).arg(place.channel);
+    command.arg(call.exchange_wait.0).arg(call.spare).arg(place.channel);
     for (index, subject) in subjects.iter().enumerate() {
         command.arg(rules_text(subject)).arg(call.known.get(index).copied().unwrap_or_default());
     }

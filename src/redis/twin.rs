@@ -71,7 +71,7 @@ enum Step {
         subjects: usize,
         runs: Vec<(u64, u64, u64)>,
         room: u64,
-        told: u64,
+        spare: u64,
     },
     /// Gives back the holding at this place, modulo how many there are.
     GiveBack {
@@ -147,8 +147,8 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => prop_oneof![0..3_u64, 0..2_000_000_u64, Just(600_000), Just(10_000_000), Just(1_000_000_000)]
             .prop_map(Step::Advance),
-        6 => (1..=2_usize, prop::collection::vec(run, 0..4), 0..30_u64, prop_oneof![Just(0), 0..3_000_000_u64])
-            .prop_map(|(subjects, runs, room, told)| Step::Reserve { subjects, runs, room, told }),
+        6 => (1..=2_usize, prop::collection::vec(run, 0..4), 0..30_u64, prop_oneof![Just(0), 0..500_u64])
+            .prop_map(|(subjects, runs, room, spare)| Step::Reserve { subjects, runs, room, spare }),
         2 => (any::<usize>(), 1..5_u64).prop_map(|(holding, count)| Step::GiveBack { holding, count }),
         1 => any::<usize>().prop_map(|rules| Step::Change { rules }),
         1 => (1..4_u64).prop_map(Step::Replica),
@@ -234,10 +234,10 @@ fn run(model: &mut Model, connection: &mut redis::Connection, steps: &[Step]) {
             Step::Replica(replica) => model.replica = *replica,
             Step::Change { rules: index } => model.subjects[0].rules = rules(*index),
             Step::GiveBack { holding, count } => give_back(model, connection, *holding, *count),
-            Step::Reserve { subjects, runs, room, told } => {
+            Step::Reserve { subjects, runs, room, spare } => {
                 let runs =
                     runs.iter().map(|&(cost, wait, count)| Run { cost, wait_max: Micros(wait), count });
-                let call = Call { runs: runs.collect(), room: *room, told: Micros(*told), ..Call::default() };
+                let call = Call { runs: runs.collect(), room: *room, spare: *spare, ..Call::default() };
                 ask(model, connection, *subjects, call);
             }
         }

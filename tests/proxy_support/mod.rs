@@ -109,12 +109,15 @@ fn slow() -> Limiter {
     }
 }
 
-/// Ten permits an hour, and no queue.
+/// Ten permits an hour, and a queue in which nobody waits for an hour.
 fn hourly() -> Limiter {
     let algorithm = Algorithm::SlidingWindow { precision: NonZeroU32::new(256).unwrap() };
     let (rate, per) = (Permits::new(10).unwrap(), Duration::from_secs(3600));
     let limits = vec![Limit { rate, per, algorithm, label: "10/1h".into() }];
-    Limiter::new(LimiterName::parse("hourly").unwrap(), limits)
+    Limiter {
+        queue: Some(QueueLimits { timeout: Duration::from_secs(20), max_waiting: 100 }),
+        ..Limiter::new(LimiterName::parse("hourly").unwrap(), limits)
+    }
 }
 
 /// One of the limiters, without a key, as a route names it.

@@ -137,7 +137,7 @@ impl Worker {
             give_back,
             exchange: holdings(&exchange),
             exchange_wait: self.longest_wait(now),
-            told: self.shared.take_moved(),
+            spare: self.shared.spare(now),
             runs: self.runs(now, &replace, &arrivals),
             room: self.room() + replaced as u64,
         };

@@ -52,7 +52,7 @@ impl Worker {
             }
         }
         let replaced = !sent.replace.is_empty();
-        let first = self.settle_outcomes(sent.replace, sent.arrivals, answer, slot);
+        let first = self.settle_outcomes(sent.replace, sent.arrivals, answer, sent.call.spare, slot);
         self.room = answer.room;
         let is_fruitless = sent.traded.is_some_and(|traded| first.is_none_or(|first| first >= traded));
         self.fruitless = if is_fruitless { answer.room } else { self.fruitless };
@@ -123,6 +123,7 @@ impl Worker {
         replace: Vec<(Permits, usize)>,
         arrivals: Vec<Arrival>,
         answer: &Answer,
+        mut spare: u64,
         slot: impl Fn(Micros) -> Slot,
     ) -> Option<Micros> {
         let outcomes = answer.outcomes.iter();
@@ -136,28 +137,38 @@ impl Worker {
                         self.arrived_slot(cost, slot(at));
                     }
                     Outcome::TooFar(away) | Outcome::Full(away) => {
+                        spare = 0;
                         let refusal = self.refusal(outcome, away.told);
                         self.refuse_without_slot(cost, &refusal);
                     }
                 }
             }
         }
-        let mut learnt: Option<Box<Learnt>> = None;
+        // The first refusal comes with what the store left to be told without asking; the others with what they are told.
+        let (mut first_learnt, mut learnt): (Option<Box<Learnt>>, Option<Box<Learnt>>) = (None, None);
+        let mut refused = 0;
         for arrival in arrivals {
             match outcomes.next() {
                 Some(Outcome::Booked(at)) => self.join(arrival, slot(at)),
                 Some(outcome @ (Outcome::TooFar(away) | Outcome::Full(away))) => {
                     let cost = arrival.cost;
-                    let known = learnt.filter(|learnt| learnt.is_of(cost, &away, answer.now));
-                    learnt = known.or_else(|| self.learnt(cost, away, answer.now));
+                    if !learnt.as_ref().is_some_and(|learnt| learnt.is_of(cost, &away, answer.now)) {
+                        first_learnt = first_learnt.or(learnt);
+                        learnt = self.learnt(cost, away, answer.now);
+                    }
+                    refused += 1;
                     let told = learnt.as_mut().map_or(away.told, |learnt| learnt.tell(cost));
                     self.refuse(arrival, self.refusal(outcome, told));
                 }
                 None => self.refuse(arrival, self.store_unavailable()),
             }
         }
-        if learnt.is_some() && !self.is_local && self.give_back.is_empty() {
-            self.shared.learn(learnt);
+        if let Some(learnt) = first_learnt.or(learnt)
+            && !self.is_local
+            && self.give_back.is_empty()
+        {
+            self.shared.count_refused_by_store(refused);
+            self.shared.learn(learnt.spare(spare));
         }
         first
     }
@@ -320,7 +331,7 @@ impl Worker {
         let answer = self.ask_fallback(call);
         let clock = self.clock_of(Source::Local, Instant::now());
         let slot = |at: Micros| Slot { at, due: clock.due(at), source: Source::Local };
-        self.settle_outcomes(replace, arrivals, &answer, slot);
+        self.settle_outcomes(replace, arrivals, &answer, 0, slot);
     }
 
     /// Asks this replica's memory for a share of the limiters that are enforced there.
