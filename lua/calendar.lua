@@ -456,13 +456,16 @@ end
 
 local function search_charge(search, permits)
   local book, at, entered = search.book, search.at, search.entered
-  local rules, before = book.rules, book.at[search.entered]
+  local rules, place = book.rules, entered
+  -- Entries stay ascending: one of the same cell may lie behind the end of the window of a calendar that holds `at`.
+  while place > 0 and book.at[place] > at and not is_one(rules, book.cell, at, book.at[place]) do place = place - 1 end
+  local before = book.at[place]
   if before and is_one(rules, book.cell, min(before, at), max(before, at)) then
-    if at > before then book.at[entered] = at end
-    book.permits[entered] = book.permits[entered] + permits
+    if at > before then book.at[place] = at end
+    book.permits[place] = book.permits[place] + permits
   else
-    table.insert(book.at, entered + 1, at)
-    table.insert(book.permits, entered + 1, permits)
+    table.insert(book.at, place + 1, at)
+    table.insert(book.permits, place + 1, permits)
     book.size = book.size + 1
     search.entered = entered + 1
   end

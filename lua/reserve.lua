@@ -52,6 +52,7 @@ end
 -- ---- the order of the queue, the twin of order.rs ----
 
 local REVIEW_MAX = 5000000
+local REVIEW_PERMITS = 8
 
 local last, room_at, room_permits, generation, told, reviewed, expected, booked = 0, 0, 0, 0, 0, 0, 0, 0
 if stored[limiters + 1] then
@@ -105,11 +106,14 @@ local function review_spread()
     reviewed, expected, booked = now, 0, 0
     return
   end
-  local shortest
+  local shortest, some = nil, 0
   for index = 1, limiters do
-    for _, rule in ipairs(books[index].rules) do shortest = min(shortest or rule.window, rule.window) end
+    for _, rule in ipairs(books[index].rules) do
+      shortest = min(shortest or rule.window, rule.window)
+      some = max(some, (span_exact(rule, REVIEW_PERMITS)))
+    end
   end
-  local every = min(3 * shortest, REVIEW_MAX)
+  local every = min(3 * shortest, max(REVIEW_MAX, some))
   if now < reviewed + every then return end
   local ahead = told - now
   if booked + floor(booked / 8) < expected then told = now + floor(ahead / 1024) * floor(booked * 1024 / expected) end

@@ -71,7 +71,7 @@ impl Calendar {
 
     /// Books `permits` at `at`, where `after` is the number of entries whose cell starts at `at` or
     /// before, and `is_one` says whether an entry's instant and `at` are kept as one. Returns whether a new
-    /// entry was made (at index `after`).
+    /// entry was made, among them.
     pub fn charge(
         &mut self,
         after: usize,
@@ -79,14 +79,22 @@ impl Calendar {
         permits: u64,
         is_one: impl Fn(Micros) -> bool,
     ) -> bool {
-        if let Some(entry) = after.checked_sub(1).and_then(|index| self.entries.get_mut(index))
+        // Entries stay ascending: one of the same cell may lie behind the end of the window of a calendar that holds `at`.
+        let mut place = after;
+        while let Some(entry) = place.checked_sub(1).and_then(|index| self.entries.get(index))
+            && entry.at > at
+            && !is_one(entry.at)
+        {
+            place -= 1;
+        }
+        if let Some(entry) = place.checked_sub(1).and_then(|index| self.entries.get_mut(index))
             && is_one(entry.at)
         {
             entry.at = entry.at.max(at);
             entry.permits += permits;
             return false;
         }
-        self.entries.insert(after, Entry { at, permits });
+        self.entries.insert(place, Entry { at, permits });
         true
     }
 

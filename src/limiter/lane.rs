@@ -186,7 +186,7 @@ impl Lane {
     }
 
     /// The store's slots for which `void` holds.
-    pub(super) fn take_void(&mut self, void: impl Fn(&Slot) -> bool) -> VecDeque<Slot> {
+    pub(super) fn take_void(&mut self, mut void: impl FnMut(&Slot) -> bool) -> VecDeque<Slot> {
         let (gone, kept) = self.slots.drain(..).partition(|slot| slot.source == Source::Store && void(slot));
         self.slots = kept;
         gone

@@ -166,7 +166,8 @@ impl Live {
         let limiter = self.limiter.load();
         let partitions_max = limiter.partitioned.map_or(u32::MAX, |partitioned| partitioned.max_partitions);
         let mut partitions = self.partitions.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_full = partitions.len() >= usize::try_from(partitions_max).unwrap_or(usize::MAX);
+        let is_full = partitions.len() >= usize::try_from(partitions_max).unwrap_or(usize::MAX)
+            || !self.home.store.has_room(&self.name, partition, partitions_max);
         if is_full && !partitions.contains_key(&partition) {
             let (limiter, retry_after) = (self.name.clone(), retry_after.into());
             return Err(Refusal::QueueFull { limiter, limit: 0, retry_after });

@@ -39,6 +39,8 @@ pub struct MemoryStore {
 #[derive(Default, Debug)]
 struct State {
     books: Expiring<StateKey, Book>,
+    /// How many books each limiter has.
+    counts: HashMap<LimiterName, u32>,
     queues: Expiring<Vec<StateKey>, QueueOrder>,
 }
 
@@ -82,7 +84,7 @@ impl MemoryStore {
         charges.sort_unstable();
         charges.into_iter().for_each(|(at, permits)| book.charge(at, permits));
         let expires = book.expires();
-        state.books.put(key(subject), book, expires);
+        state.put(key(subject), book, expires);
     }
 
     /// The number of limiters and partitions of which something is kept.
@@ -109,8 +111,7 @@ fn key(subject: &Subject) -> StateKey {
 
 impl State {
     fn reserve(&mut self, now: Micros, subjects: &[Subject], call: &Call) -> Answer {
-        self.books.sweep(now, Book::expires);
-        self.queues.sweep(now, QueueOrder::expires);
+        self.sweep(now);
         let queue: Vec<StateKey> = subjects.iter().map(key).collect();
         let mut order = self.queues.take(&queue).unwrap_or_default();
         let mut taken: Vec<Book> = queue.iter().map(|key| self.books.take(key).unwrap_or_default()).collect();
@@ -120,13 +121,31 @@ impl State {
         for (key, book) in queue.iter().zip(taken) {
             let expires = book.expires();
             if expires > now {
-                self.books.put(key.clone(), book, expires);
+                self.put(key.clone(), book, expires);
             }
         }
         if order.expires() > now {
             self.queues.put(queue, order, order.expires());
         }
         answer
+    }
+
+    /// Forgets some of what has expired.
+    fn sweep(&mut self, now: Micros) {
+        for (name, _) in self.books.sweep(now, Book::expires) {
+            if let Some(count) = self.counts.get_mut(&name) {
+                *count -= 1;
+            }
+        }
+        self.counts.retain(|_, count| *count > 0);
+        self.queues.sweep(now, QueueOrder::expires);
+    }
+
+    fn put(&mut self, key: StateKey, book: Book, expires: Micros) {
+        let name = key.0.clone();
+        if self.books.put(key, book, expires) {
+            *self.counts.entry(name).or_default() += 1;
+        }
     }
 }
 
@@ -153,18 +172,20 @@ impl<K: Clone + Ord + Hash, S: Default> Expiring<K, S> {
         self.states.get_mut(key).map(std::mem::take)
     }
 
-    fn put(&mut self, key: K, state: S, expires: Micros) {
-        match self.states.get_mut(&key) {
-            Some(place) => *place = state,
-            None => {
-                self.due.push(Reverse((expires, key.clone())));
-                self.states.insert(key, state);
-            }
+    /// Returns whether it was not there before.
+    fn put(&mut self, key: K, state: S, expires: Micros) -> bool {
+        if let Some(place) = self.states.get_mut(&key) {
+            *place = state;
+            return false;
         }
+        self.due.push(Reverse((expires, key.clone())));
+        self.states.insert(key, state);
+        true
     }
 
-    /// Forgets some of those whose time is over.
-    fn sweep(&mut self, now: Micros, expires: impl Fn(&S) -> Micros) {
+    /// Forgets some of those whose time is over, and returns whose they were.
+    fn sweep(&mut self, now: Micros, expires: impl Fn(&S) -> Micros) -> Vec<K> {
+        let mut gone = Vec::new();
         for _ in 0..SWEEP_MAX {
             let Some(mut first) = self.due.peek_mut().filter(|first| first.0.0 <= now) else { break };
             match self.states.get(&first.0.1).map(&expires).filter(|expires| *expires > now) {
@@ -172,6 +193,7 @@ impl<K: Clone + Ord + Hash, S: Default> Expiring<K, S> {
                 None => {
                     let Reverse((_, key)) = PeekMut::pop(first);
                     self.states.remove(&key);
+                    gone.push(key);
                 }
             }
         }
@@ -179,6 +201,7 @@ impl<K: Clone + Ord + Hash, S: Default> Expiring<K, S> {
             self.states.shrink_to(self.states.len() * 2);
             self.due.shrink_to(self.states.len() * 2);
         }
+        gone
     }
 }
 
@@ -201,6 +224,13 @@ impl Store for MemoryStore {
 
     fn is_up(&self) -> bool {
         true
+    }
+
+    fn has_room(&self, limiter: &LimiterName, partition: Partition, partitions_max: u32) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.sweep(self.clock.now());
+        let count = state.counts.get(limiter).copied().unwrap_or_default();
+        count < partitions_max || state.books.states.contains_key(&(limiter.clone(), Some(partition)))
     }
 
     fn may_fail(&self) -> bool {

@@ -5,8 +5,10 @@
 use crate::clock::Micros;
 use crate::limiter::rule::Rule;
 
-/// How often it is looked whether callers that were told to come back did: after three windows, or this long.
+/// How often it is looked whether callers that were told to come back did: after three windows, or this long, but not
+/// before some permits could have been used.
 const REVIEW_MAX: Micros = Micros::from_millis(5000);
+const REVIEW_PERMITS: u64 = 8;
 
 /// Room that was given back between booked slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -124,7 +126,8 @@ impl QueueOrder {
             return;
         }
         let shortest = rules().map(|rule| rule.window).min().unwrap_or_default();
-        let every = Micros(shortest.0.saturating_mul(3)).min(REVIEW_MAX);
+        let some = rules().map(|rule| rule.span(REVIEW_PERMITS)).max().unwrap_or_default();
+        let every = Micros(shortest.0.saturating_mul(3)).min(REVIEW_MAX.max(some));
         if now < self.reviewed + every {
             return;
         }

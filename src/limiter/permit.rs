@@ -102,6 +102,8 @@ struct Held {
     whose: Whose,
     /// When it was last found good: right before the request's head was written.
     confirmed: Option<Instant>,
+    /// Whether it counts among those that are being sent.
+    is_sending: bool,
 }
 
 /// The request that gets a permit.
@@ -124,7 +126,7 @@ impl Permit {
     ) -> Permit {
         shared.permit_out();
         let waited = whose.waited;
-        let held = Held { shared, slot: Some(slot), clock, cost, whose, confirmed: None };
+        let held = Held { shared, slot: Some(slot), clock, cost, whose, confirmed: None, is_sending: true };
         Permit { held: Some(held), cost, waited, shadows: None }
     }
 
@@ -147,7 +149,16 @@ impl Permit {
             let permit = next.await.unwrap_or_else(|_| Err(held.shared.closed()))?;
             (self.held, self.waited) = (permit.held, permit.waited);
         }
+        self.set_aside();
         Ok(())
+    }
+
+    /// Lets another permit out in place of this one: its request waits for something else than the processor now, a
+    /// connection that is being opened or the response.
+    pub fn set_aside(&mut self) {
+        if let Some(held) = &mut self.held {
+            held.sent();
+        }
     }
 
     /// The request is going upstream: the permit is spent.
@@ -182,12 +193,20 @@ impl Held {
         let returned = LatePermit { slot, cost: self.cost, arrived, deadline, late: late + 1, turn };
         self.shared.hand_back(Returned::Late(returned));
         self.shared.permit_in();
+        self.sent();
         Some(next)
+    }
+
+    fn sent(&mut self) {
+        if std::mem::take(&mut self.is_sending) {
+            self.shared.sent();
+        }
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
+        self.sent();
         if let Some(slot) = self.slot.take() {
             self.shared.count_cancelled(self.cost);
             self.shared.hand_back(Returned::Unused { slot, cost: self.cost });

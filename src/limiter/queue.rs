@@ -21,9 +21,10 @@ use crate::limiter::permit::{Permit, Returned, Source};
 use crate::limiter::refusal::Refusal;
 use crate::limiter::shadow::Shadows;
 
-/// Permits that may be out at once: those that are being sent. More would only wait for the processor, and come later
-/// than their guard; in the queue they keep their order, and what is late there is booked anew in one call.
-const OUT_MAX: u32 = 128;
+/// Permits that may be between the queue and the wire at once. More would only wait for the processor, and come later
+/// than their guard; in the queue they keep their order, and what is late there is booked anew in one call. Those whose
+/// request has been sent, or waits for a connection, do not count.
+const SENDING_MAX: u32 = 128;
 
 /// What a full intake tells a caller: by then the store has answered or counts as away.
 const INTAKE_RETRY: Micros = Micros::from_millis(100);
@@ -73,6 +74,8 @@ pub(super) struct Shared {
     waiting: AtomicU32,
     /// Permits handed out and neither used nor given back.
     out: AtomicU32,
+    /// Those of them that are on their way to the wire.
+    sending: AtomicU32,
 }
 
 impl Shared {
@@ -83,6 +86,7 @@ impl Shared {
             wake: Notify::new(),
             waiting: AtomicU32::new(0),
             out: AtomicU32::new(0),
+            sending: AtomicU32::new(0),
         }
     }
 
@@ -270,18 +274,24 @@ impl Shared {
     /// A permit is handed out.
     pub(super) fn permit_out(&self) {
         self.out.fetch_add(1, Ordering::AcqRel);
+        self.sending.fetch_add(1, Ordering::AcqRel);
     }
 
     /// A permit was used or given back. Who gives one back hands it back before, so that the worker does not end meanwhile.
     pub(super) fn permit_in(&self) {
-        if self.out.fetch_sub(1, Ordering::AcqRel) == OUT_MAX {
+        self.out.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// A permit is no longer on its way to the wire.
+    pub(super) fn sent(&self) {
+        if self.sending.fetch_sub(1, Ordering::AcqRel) == SENDING_MAX {
             self.wake.notify_one();
         }
     }
 
-    /// Whether as many permits are out as may be.
-    pub(super) fn is_all_out(&self) -> bool {
-        self.out.load(Ordering::Acquire) >= OUT_MAX
+    /// Whether as many permits are on their way to the wire as may be.
+    pub(super) fn is_all_sending(&self) -> bool {
+        self.sending.load(Ordering::Acquire) >= SENDING_MAX
     }
 
     pub(super) fn has_out(&self) -> bool {

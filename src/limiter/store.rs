@@ -102,6 +102,11 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
+    /// Whether there is room for the state of a partition of a limiter that may have so many of them.
+    fn has_room(&self, _limiter: &LimiterName, _partition: Partition, _partitions_max: u32) -> bool {
+        true
+    }
+
     /// For how long after its last answered call a caller may trust what it was told of changed limits.
     fn lease(&self) -> Micros;
 

@@ -257,3 +257,31 @@ async fn a_share_below_one_permit_is_one_permit_in_a_longer_window() {
     let second = pass(gate).await.unwrap();
     assert!(second - first >= 3 * SECOND, "{:?}", second - first);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_upstream_holds_up_nobody() {
+    let (_limiters, queue) = limiters(&limiter(1000, SECOND, SECOND));
+    let mut sent = Vec::new();
+    for _ in 0..500 {
+        let mut permit = granted(&queue).await;
+        permit.confirm().await.unwrap();
+        // The response is still to come.
+        sent.push(permit);
+    }
+    sent.into_iter().for_each(Permit::commit);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_takes_long_holds_up_nobody() {
+    let (_limiters, queue) = limiters(&limiter(1000, SECOND, SECOND));
+    let mut connecting = Vec::new();
+    for _ in 0..500 {
+        let mut permit = granted(&queue).await;
+        permit.set_aside();
+        connecting.push(permit);
+    }
+    for mut permit in connecting {
+        permit.confirm().await.unwrap();
+        permit.commit();
+    }
+}

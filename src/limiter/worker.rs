@@ -252,7 +252,7 @@ impl Worker {
         let costs: Vec<Permits> = self.lanes.keys().copied().collect();
         for cost in costs {
             let mut is_first_late = true;
-            while !self.shared.is_all_out()
+            while !self.shared.is_all_sending()
                 && let Some(slot) = self.lanes.get_mut(&cost).and_then(|lane| lane.take_due(now))
             {
                 let clock = self.clock_of(slot.source, now);
@@ -323,8 +323,8 @@ impl Worker {
         let mut wake = now + IDLE;
         for lane in self.lanes.values_mut() {
             let near = lane.approach(now);
-            // While all permits are out, one that comes in wakes the worker.
-            let due = lane.next_due().filter(|_| !self.shared.is_all_out());
+            // While as many are being sent as may be, one that has been wakes the worker.
+            let due = lane.next_due().filter(|_| !self.shared.is_all_sending());
             wake = [due, near].into_iter().flatten().fold(wake, Instant::min);
         }
         if self.call.is_none() && self.must_hear() {

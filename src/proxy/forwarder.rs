@@ -264,6 +264,9 @@ async fn send(
     let (mut lease, mut again) = match ready.take() {
         Some(lease) => (lease, true),
         None => {
+            if let Some(permit) = &mut permit {
+                permit.set_aside();
+            }
             let lease = upstream.checkout(plan.wanted()).await?;
             let reused = lease.is_reused();
             (lease, reused)

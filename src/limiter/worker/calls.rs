@@ -65,11 +65,20 @@ impl Worker {
         }));
     }
 
-    /// Gives back what the lanes to be booked anew hold, and asks for as much.
+    /// Gives back what the lanes to be booked anew hold, and asks for as much: no more than goes into this call, or what is
+    /// asked for would be booked behind what is still to be given back. The first slots, where there are more.
     fn rebook(&mut self, now: Instant) {
+        if self.give_back.iter().any(|(_, known)| *known != self.known) {
+            return;
+        }
         for cost in std::mem::take(&mut self.rebook) {
             let Some(lane) = self.lanes.get_mut(&cost) else { continue };
-            let slots = lane.take_void(|slot| slot.due > now + REBOOK_MARGIN);
+            let mut space = BATCH_MAX.saturating_sub(self.give_back.len());
+            let slots = lane.take_void(|slot| {
+                let is_taken = slot.due > now + REBOOK_MARGIN && space > 0;
+                space -= usize::from(is_taken);
+                is_taken
+            });
             for slot in slots {
                 self.give_back(slot, cost);
                 self.want(cost);

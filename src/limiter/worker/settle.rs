@@ -17,7 +17,8 @@ use crate::limiter::permit::{Slot, Source};
 use crate::limiter::queue::{Arrival, Asker};
 use crate::limiter::refusal::Refusal;
 use crate::limiter::reserve::{Answer, Away, Call, Outcome, Violated};
-use crate::limiter::store::StoreError;
+use crate::limiter::rule::Rule;
+use crate::limiter::store::{StoreError, Subject};
 
 /// The most limiters and partitions whose use is remembered for a time without a store after their queues have ended: some
 /// 30 MB. Beyond it, one begins such a time as if it had not been used.
@@ -321,8 +322,21 @@ impl Worker {
     }
 
     /// Enforces this replica's share of the limits in its own memory.
+    ///
+    /// What costs more than a share ever holds is refused: no replica by itself can know whether the others leave room for it.
     fn settle_locally(&mut self, replace: Vec<(Permits, usize)>, arrivals: Vec<Arrival>) {
         let now = Instant::now();
+        let holds = |subject: Subject| subject.rules.iter().map(Rule::holds).min().unwrap_or(u64::MAX);
+        let cost_max = self.local_subjects().map(holds).min().unwrap_or(u64::MAX);
+        let (replace, costly): (Vec<_>, Vec<_>) =
+            replace.into_iter().partition(|(cost, _)| cost.get() <= cost_max);
+        let (arrivals, refused): (Vec<_>, Vec<_>) =
+            arrivals.into_iter().partition(|arrival| arrival.cost.get() <= cost_max);
+        let refusal = self.store_unavailable();
+        for (cost, count) in costly {
+            (0..count).for_each(|_| self.refuse_without_slot(cost, &refusal));
+        }
+        refused.into_iter().for_each(|arrival| self.refuse(arrival, refusal.clone()));
         let call = Call {
             runs: self.runs(now, &replace, &arrivals),
             room: self.room() + replace.iter().map(|(_, count)| *count as u64).sum::<u64>(),
@@ -334,12 +348,17 @@ impl Worker {
         self.settle_outcomes(replace, arrivals, &answer, 0, slot);
     }
 
+    /// This replica's shares of the limiters that are enforced without a store.
+    fn local_subjects(&self) -> impl Iterator<Item = Subject> {
+        let places = self.shared.with_policy(OnStoreFailure::Local);
+        places.map(|place| share(&self.subjects[place], self.queues.fallback.fleet_size))
+    }
+
     /// Asks this replica's memory for a share of the limiters that are enforced there.
     pub(super) fn ask_fallback(&self, mut call: Call) -> Answer {
-        let Fallback { store, fleet_size, replica, .. } = &self.queues.fallback;
+        let Fallback { store, replica, .. } = &self.queues.fallback;
         let places: Vec<usize> = self.shared.with_policy(OnStoreFailure::Local).collect();
-        let subjects: Vec<_> =
-            places.iter().map(|place| share(&self.subjects[*place], *fleet_size)).collect();
+        let subjects: Vec<_> = self.local_subjects().collect();
         call.replica = *replica;
         call.known = vec![0; subjects.len()];
         let mut answer = store.reserve_now(&subjects, &call);
