@@ -20,6 +20,7 @@ local SPAN_MAX = 4000000000000000
 local SPREAD_MIN = 60000000
 local FIXED_SPACING = 10000
 local RETIMED_MAX = 25 * 3600 * 1000000
+local REFUND_PART = 8
 local SURE = 1 - 1 / 1099511627776
 
 local floor, min, max = math.floor, math.min, math.max
@@ -59,11 +60,17 @@ local function cell_from(at, cell)
 end
 
 -- How long a limit takes to allow that many permits: whole microseconds and a rest in parts of `rate`.
--- The product may exceed 2^53, so it is taken in two halves of 20 bits and the rest.
+-- The product of very many permits may exceed 2^53, so it is taken in two parts, 20 bits and the rest.
 local function span_exact(rule, permits)
   local rate = rule.rate
   local whole, part = floor(rule.window / rate), rule.window % rate
   if permits * whole > SPAN_MAX then return SPAN_MAX, 0 end
+  if permits < 8388608 then
+    local product = permits * part
+    local micros = permits * whole + floor(product / rate)
+    if micros > SPAN_MAX then return SPAN_MAX, 0 end
+    return micros, product % rate
+  end
   local high, low = floor(permits / 1048576), permits % 1048576
   local product = high * part
   local quotient = floor(product / rate)
@@ -126,15 +133,23 @@ local function tolerance(rule, permits)
   return rule.cell, 0
 end
 
+-- The index of the first entry at `at` or later.
+local function first_from(book, at)
+  local low, high = 1, book.size + 1
+  while low < high do
+    local middle = floor((low + high) / 2)
+    if book.at[middle] < at then low = middle + 1 else high = middle end
+  end
+  return low
+end
+
 -- Takes in the bookings up to an instant that the base does not hold yet.
 local function fold(book, rule, base, till)
   local micros, rest, folded = base[1], base[2], base[3]
-  for index = 1, book.size do
+  for index = first_from(book, folded + 1), book.size do
     local at = book.at[index]
-    if at > folded then
-      if at > till then break end
-      micros, rest = level_take(rule, micros, rest, at, book.permits[index])
-    end
+    if at > till then break end
+    micros, rest = level_take(rule, micros, rest, at, book.permits[index])
   end
   return { micros, rest, max(folded, till) }
 end
@@ -257,7 +272,7 @@ end
 local function prune(book, now)
   local rules, longest = book.rules, longest_window(book.rules)
   for index, rule in ipairs(rules) do
-    if rule.burst then book.bases[index] = fold(book, rule, book.bases[index], now - rule.window) end
+    if rule.burst then book.bases[index] = fold(book, rule, book.bases[index], now - floor(rule.window / REFUND_PART)) end
   end
   local first = 1
   while first <= book.size and book.at[first] + longest <= now do first = first + 1 end
@@ -284,16 +299,6 @@ local function prune(book, now)
     book.permits[index] = nil
   end
   book.size = kept
-end
-
--- The index of the first entry at `at` or later.
-local function first_from(book, at)
-  local low, high = 1, book.size + 1
-  while low < high do
-    local middle = floor((low + high) / 2)
-    if book.at[middle] < at then low = middle + 1 else high = middle end
-  end
-  return low
 end
 
 local function uncharge(book, at, permits)

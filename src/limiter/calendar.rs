@@ -5,7 +5,7 @@
 //! knows no limits: [`super::algorithm`] reads it, [`super::book`] writes it. `lua/calendar.lua` is its twin.
 
 use crate::clock::Micros;
-use crate::limiter::algorithm::bucket::Base;
+use crate::limiter::algorithm::bucket::{Base, REFUND_PART};
 use crate::limiter::rule::{Kind, Rule, finest_cell, is_one};
 
 /// Permits booked in one cell.
@@ -46,7 +46,7 @@ impl Calendar {
         let gone = self.entries.partition_point(|entry| entry.at + longest <= now);
         for (base, rule) in bases.iter_mut().zip(rules) {
             if matches!(rule.kind, Kind::Bucket { .. }) {
-                base.fold(rule, &self.entries, now - rule.window);
+                base.fold(rule, &self.entries, now - Micros(rule.window.0 / REFUND_PART));
             }
         }
         self.entries.drain(..gone);

@@ -40,7 +40,8 @@ use crate::limiter::reserve::{Answer, Holding};
 use crate::limiter::store::{StoreError, Subject};
 use crate::limiter::store_clock::StoreClock;
 
-/// The most requests in one call: a script call of that size takes Redis well under a millisecond.
+/// The most requests in one call: the server does nothing else meanwhile, some milliseconds where each has a slot of its own
+/// (`benches/lua.rs`).
 const BATCH_MAX: usize = 1000;
 
 /// How long a worker sleeps when nothing is due. Any event wakes it before.

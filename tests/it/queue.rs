@@ -174,3 +174,19 @@ async fn first_come_first_served() {
     let out_of_order = pairs_out_of_order(&served.collect::<Vec<_>>(), Duration::from_millis(50));
     assert!(out_of_order < 1e-9, "{:?}", upstream.targets());
 }
+
+#[tokio::test]
+async fn a_slow_upstream_holds_up_nobody() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let limiter = "{limits: [1000/1s], queue: {timeout: 10s, max_waiting: 1000}}";
+    let weir = Weir::start(&one_limiter(&redis.store(), limiter, &upstream)).await;
+    let gate = upstream.hold("/slow");
+    let pending = weir.begin(400, "/slow");
+    // All of them are sent, though none is answered.
+    upstream.wait_for(400, PATIENCE).await;
+    gate.open();
+    for answer in client::answers(pending).await {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+}

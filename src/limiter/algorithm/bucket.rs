@@ -21,6 +21,10 @@ pub struct Level {
     pub rest: u64,
 }
 
+/// Bookings are seen one by one for this part of a window after their instant, and then only as the level that they left. A permit
+/// that is given back later than that is not refunded.
+pub(in crate::limiter) const REFUND_PART: u64 = 8;
+
 /// What a bucket remembers of bookings that it no longer sees one by one.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Base {
@@ -33,10 +37,8 @@ pub struct Base {
 impl Base {
     /// Takes in the bookings up to an instant.
     pub(in crate::limiter) fn fold(&mut self, rule: &Rule, entries: &[Entry], until: Micros) {
-        for entry in entries.iter().skip_while(|entry| entry.at <= self.folded) {
-            if entry.at > until {
-                break;
-            }
+        let first = entries.partition_point(|entry| entry.at <= self.folded);
+        for entry in entries[first..].iter().take_while(|entry| entry.at <= until) {
             self.level = self.level.take(rule, entry.at, entry.permits);
         }
         self.folded = self.folded.max(until);
