@@ -1,7 +1,8 @@
 -- reserve.lua: give back, exchange and book permits for the requests of one queue, in one step.
 -- A script and not MULTI/EXEC: where a slot lies depends on what is read in the same step.
 -- KEYS[1..n]   the books of the n limiters that the queue needs, all at once
--- KEYS[n + 1]  the queue's order: { last, room_at, room_permits, generation, told, reviewed, expected, booked }
+-- KEYS[n + 1]  the queue's order: { last, room_at, room_permits, generation, told, reviewed, expected, booked,
+--              { replica, call, at, answer or 0, ... } the last call of each replica }
 -- ARGV[1]      now in microseconds; 0: this server's clock (anything else is for the test of the twin)
 -- ARGV[2]      lease in microseconds
 -- ARGV[3]      room: how many requests may be given a slot in the future
@@ -12,7 +13,8 @@
 -- ARGV[8]      the longest wait for a place of what is exchanged
 -- ARGV[9]      how many requests like the first that is refused the caller may refuse without asking
 -- ARGV[10]     the channel on which room is announced that was given back; none if empty
--- ARGV[11..]   for each limiter: its rules as text, the generation known to the caller;
+-- ARGV[11]     the number of this call among those of the replica; 0: it is not repeated
+-- ARGV[12..]   for each limiter: its rules as text, the generation known to the caller;
 --              then holdings to give back, then to exchange: slot, cost, count;
 --              then runs: cost, wait_max, count
 -- Returns      { now, for each limiter: number, void_from, the number before, available of each rule;
@@ -20,6 +22,7 @@
 --              number of exchanges, count, slot (0: none within the wait), ...;
 --              then of the runs: count, 0, slot: booked; or count, code, delay, delay told, limiter * 256 + limit:
 --              code 1: too far, 2: as many wait as may } integers only
+--              A call that is repeated under its number is answered again and not carried out twice.
 -- Atomic:      all keys carry one hash tag, so one cluster slot
 -- Expiry:      every key when nothing in it can matter any more, never earlier
 
@@ -28,7 +31,8 @@ local now, lease, room = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local give_backs, exchanges, runs = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local replica, exchange_wait, spare = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local channel = ARGV[10]
-local argument = 10
+local call = tonumber(ARGV[11])
+local argument = 11
 if now == 0 then
   local time = redis.call("TIME")
   now = time[1] * 1000000 + time[2]
@@ -54,10 +58,21 @@ end
 local REVIEW_MAX = 5000000
 local REVIEW_PERMITS = 8
 
+-- How long an answer is kept for the same call, and how many numbers of it at most.
+local CALL_KEPT = 1000000
+local ANSWER_MAX = 1000
+
 local last, room_at, room_permits, generation, told, reviewed, expected, booked = 0, 0, 0, 0, 0, 0, 0, 0
+local calls = {}
 if stored[limiters + 1] then
-  last, room_at, room_permits, generation, told, reviewed, expected, booked =
+  last, room_at, room_permits, generation, told, reviewed, expected, booked, calls =
     unpack(cmsgpack.unpack(stored[limiters + 1]))
+end
+for index = 1, #calls, 4 do
+  if call > 0 and calls[index] == replica and calls[index + 1] == call then
+    if calls[index + 3] == 0 then return redis.error_reply("REPEATED the call was carried out before") end
+    return calls[index + 3]
+  end
 end
 local current = 0
 for index = 1, limiters do current = current + books[index].number end
@@ -297,10 +312,6 @@ for index = 1, limiters do
     answer[#answer + 1] = available(book, now, rule)
   end
 end
-store(
-  KEYS[limiters + 1], stored[limiters + 1],
-  cmsgpack.pack({ last, room_at, room_permits, generation, told, reviewed, expected, booked }), max(last, told)
-)
 local has_room = room_permits > 0 and room_at < last
 answer[#answer + 1] = has_room and room_at or 0
 answer[#answer + 1] = has_room and room_permits or 0
@@ -312,4 +323,20 @@ end
 answer[#answer + 1] = #exchanged / 2
 for index = 1, #exchanged do answer[#answer + 1] = exchanged[index] end
 for index = 1, #outcomes do answer[#answer + 1] = outcomes[index] end
+
+local kept = {}
+local function keep(...)
+  for _, value in ipairs({ ... }) do kept[#kept + 1] = value end
+end
+for index = 1, #calls, 4 do
+  if calls[index] ~= replica and calls[index + 2] + CALL_KEPT > now then
+    keep(calls[index], calls[index + 1], calls[index + 2], calls[index + 3])
+  end
+end
+if call > 0 then keep(replica, call, now, #answer <= ANSWER_MAX and answer or 0) end
+store(
+  KEYS[limiters + 1], stored[limiters + 1],
+  cmsgpack.pack({ last, room_at, room_permits, generation, told, reviewed, expected, booked, kept }),
+  max(last, told, call > 0 and now + CALL_KEPT or 0)
+)
 return answer

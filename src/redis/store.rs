@@ -1,6 +1,7 @@
 //! The Redis store: a call is one script, carried out atomically on the server's own clock.
 
 use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use deadpool_redis::PoolError;
@@ -27,6 +28,9 @@ use crate::telemetry::{StoreMetrics, StoreOp, StoreResult};
 /// Two heartbeats of a worker and a margin: by then every replica has heard of changed limits.
 const LEASE: Micros = Micros::from_millis(500);
 
+/// For how long after it was first made a call may be repeated: half as long as the script remembers it.
+const REPEAT_WITHIN: Duration = Duration::from_millis(500);
+
 /// The most rules of one queue: what a script may name as violated.
 const VIOLATED_LIMITS: u64 = 256;
 
@@ -41,6 +45,8 @@ pub struct RedisStore {
     /// Where the server is, without user and password.
     address: String,
     timeout: Duration,
+    /// How many calls have been made.
+    calls: AtomicU64,
     metrics: StoreMetrics,
 }
 
@@ -63,6 +69,7 @@ impl RedisStore {
             prefix: settings.key_prefix.clone(),
             address: settings.address.clone(),
             timeout: settings.timeout,
+            calls: AtomicU64::new(0),
             metrics,
         })
     }
@@ -121,12 +128,28 @@ impl RedisStore {
         }
         let started = Instant::now();
         let attempt = async {
-            let mut connection = self.connections.get(&owner).await.map_err(|error| self.lost(&error))?;
-            let (loaded, result) = script.call(&mut connection, command).await;
-            if loaded {
-                self.metrics.called(op, StoreResult::NoScript, started.elapsed());
+            let mut is_repeated = false;
+            loop {
+                let mut connection = self.connections.get(&owner).await.map_err(|error| self.lost(&error))?;
+                let (loaded, result) = script.call(&mut connection, command).await;
+                if loaded {
+                    self.metrics.called(op, StoreResult::NoScript, started.elapsed());
+                }
+                let error = match result {
+                    Ok(value) => return Ok(value),
+                    Err(error) => self.failed(&owner, &error),
+                };
+                // A call whose connection broke may have been carried out: it is made once more under its number, by a new
+                // connection, while the script is sure to remember it.
+                if is_repeated
+                    || !matches!(error, StoreError::Connection(_))
+                    || started.elapsed() > REPEAT_WITHIN
+                {
+                    return Err(error);
+                }
+                self.metrics.called(op, StoreResult::Connection, started.elapsed());
+                is_repeated = true;
             }
-            result.map_err(|error| self.failed(&owner, &error))
         };
         let result = timeout(self.timeout, attempt).await.unwrap_or(Err(StoreError::Timeout(self.timeout)));
         self.record(op, started, &result);
@@ -172,7 +195,9 @@ impl Store for RedisStore {
     ) -> BoxFuture<'a, Result<Answer, StoreError>> {
         async move {
             let owner = subjects.first().map_or("", |subject| subject.name.as_str());
-            let place = Place { prefix: &self.prefix, channel: self.announcements.channel() };
+            let number = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
+            let channel = self.announcements.channel();
+            let place = Place { prefix: &self.prefix, channel, call: number };
             let command = command_for(&self.reserve, place, Micros::ZERO, LEASE, subjects, call);
             let requests: u64 = call.runs.iter().map(|run| run.count).sum();
             self.metrics.batch_size(usize::try_from(requests).unwrap_or(usize::MAX));
@@ -216,6 +241,8 @@ impl Store for RedisStore {
 pub(super) struct Place<'a> {
     pub(super) prefix: &'a str,
     pub(super) channel: &'a str,
+    /// The number of the call among this replica's, by which the script knows one that is repeated; zero if it never is.
+    pub(super) call: u64,
 }
 
 /// The command for a call; `now` is zero for the server's own clock.
@@ -232,7 +259,7 @@ pub(super) fn command_for(
     let mut command = script.command(&keys);
     command.arg(now.0).arg(lease.0).arg(call.room);
     command.arg(call.give_back.len()).arg(call.exchange.len()).arg(call.runs.len()).arg(call.replica);
-    command.arg(call.exchange_wait.0).arg(call.spare).arg(place.channel);
+    command.arg(call.exchange_wait.0).arg(call.spare).arg(place.channel).arg(place.call);
     for (index, subject) in subjects.iter().enumerate() {
         command.arg(rules_text(subject)).arg(call.known.get(index).copied().unwrap_or_default());
     }

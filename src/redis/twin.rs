@@ -215,7 +215,7 @@ fn both(model: &mut Model, connection: &mut redis::Connection, count: usize, cal
     let script = Script::reserve();
     let command = command_for(
         &script,
-        Place { prefix: "model", channel: "" },
+        Place { prefix: "model", channel: "", call: 0 },
         model.now,
         LEASE,
         &model.subjects[..count],
@@ -342,7 +342,7 @@ fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
         let mut ask = |subject: &Subject, now: u64, call: Call| {
             let command = command_for(
                 &script,
-                Place { prefix: "p", channel: "" },
+                Place { prefix: "p", channel: "", call: 0 },
                 Micros(now),
                 LEASE,
                 std::slice::from_ref(subject),
@@ -383,4 +383,41 @@ fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
         eprintln!("{waiting}: exchange of 1000 {took:?}");
         assert!(took < Duration::from_millis(100), "{took:?}");
     }
+}
+
+#[test]
+fn a_repeated_call_is_counted_once() {
+    let server = RedisServer::start();
+    let mut connection = server.connect();
+    let script = Script::reserve();
+    redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(&mut connection).unwrap();
+    let subjects = [Subject {
+        name: LimiterName::parse("a").unwrap(),
+        partition: None,
+        valid_until: None,
+        group: "model".into(),
+        rules: rules(0),
+    }];
+    let runs = vec![Run { cost: 1, wait_max: Micros(60_000_000), count: 12 }];
+    let mut ask = |replica, call_number| {
+        let call = Call { replica, known: vec![0], runs: runs.clone(), room: 100, ..Call::default() };
+        let place = Place { prefix: "p", channel: "", call: call_number };
+        let command = command_for(&script, place, Micros(START), LEASE, &subjects, &call);
+        let value: redis::Value = command.query(&mut connection).unwrap();
+        decode_answer(&value, &subjects, &call).unwrap()
+    };
+    let first = ask(1, 1);
+    assert_eq!(ask(1, 1), first);
+    // Another replica's call of the same number, and the next one, are calls of their own.
+    let other = ask(2, 1);
+    assert_ne!(other.outcomes, first.outcomes);
+    assert_eq!(ask(1, 1), first, "whatever others did meanwhile");
+    assert_eq!(ask(2, 1), other);
+    let next = ask(1, 2);
+    assert!(next.outcomes != first.outcomes && next.outcomes != other.outcomes);
+    let slots = |answer: &Answer| answer.outcomes.iter().map(|(count, _)| *count).sum::<u64>();
+    assert_eq!(slots(&first) + slots(&other) + slots(&next), 36);
+    let last = next.outcomes.last().map(|(_, outcome)| *outcome);
+    // 36 permits at 10 in 10 s: the last ones in the fourth window.
+    assert_eq!(last, Some(Outcome::Booked(Micros(START + 30_000_000))));
 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::support::{
-    PATIENCE, RedisOptions, RedisServer, Upstream, Weir, client, closed_port, eventually, lane, one_limiter,
+    PATIENCE, RedisOptions, RedisServer, Request, Upstream, Weir, client, closed_port, eventually, lane,
+    one_limiter,
 };
 
 const LIMITER: &str = "{limits: [4/1h]}";
@@ -17,6 +18,21 @@ async fn passed_of_ten(weir: &Weir) -> usize {
         passed += usize::from(answer.status == 200);
     }
     passed
+}
+
+#[tokio::test]
+async fn a_broken_connection_costs_no_permit_and_no_request() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let weir = Weir::start(&one_limiter(&redis.store(), "{limits: [20/1h]}", &upstream)).await;
+    let mut client = weir.connect().await;
+    for _ in 0..4 {
+        assert_eq!(client.statuses(&Request::get("/"), 4).await, [200; 4]);
+        redis.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+    }
+    assert_eq!(client.statuses(&Request::get("/"), 5).await, [200, 200, 200, 200, 429]);
+    let local = weir.metrics().await.sum("weir_permits_total", &[("result", "local")]);
+    assert_eq!(local, 0.0, "the store was asked for every permit");
 }
 
 #[tokio::test]
