@@ -215,7 +215,25 @@ local function book_load(text)
   return book
 end
 
+-- Removes the entries that hold nothing any more, all at once: before anything is searched for.
+local function compact(book)
+  if not book.has_empty then return end
+  local kept = 0
+  for index = 1, book.size do
+    if book.permits[index] > 0 then
+      kept = kept + 1
+      book.at[kept], book.permits[kept] = book.at[index], book.permits[index]
+    end
+  end
+  for index = kept + 1, book.size do
+    book.at[index] = nil
+    book.permits[index] = nil
+  end
+  book.size, book.has_empty = kept, false
+end
+
 local function book_text(book)
+  compact(book)
   local entries, before, moved = {}, 0, {}
   for index = 1, #book.moved, 3 do
     if book.moved[index + 2] > 0 then
@@ -241,6 +259,7 @@ end
 
 -- When nothing in the book can matter any more.
 local function book_expires(book)
+  compact(book)
   local expires, last = 0, book.at[book.size]
   for index, rule in ipairs(book.rules) do
     if rule.burst then
@@ -305,13 +324,8 @@ local function uncharge(book, at, permits)
   local index = first_from(book, at)
   if index > book.size or not is_one(book.rules, book.cell, at, book.at[index]) then return end
   local left = book.permits[index] - min(book.permits[index], permits)
-  if left == 0 then
-    table.remove(book.at, index)
-    table.remove(book.permits, index)
-    book.size = book.size - 1
-  else
-    book.permits[index] = left
-  end
+  book.permits[index] = left
+  if left == 0 then book.has_empty = true end
 end
 
 -- ---- a search: only moves forward, over all rules of a book at once ----
@@ -363,6 +377,7 @@ local function search_advance(search, at)
 end
 
 local function search_new(book, from)
+  compact(book)
   local search = { book = book, at = 0, entered = 0, left = {}, held = {}, rest = {} }
   for index = 1, #book.rules do
     local base = book.bases[index]

@@ -14,7 +14,7 @@ use http::uri::{Authority, PathAndQuery};
 use http::{HeaderValue, Request, Response, Uri, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Proxy;
 use super::body::{self, Body, RequestBody, Upload, UploadState};
@@ -32,6 +32,10 @@ use super::upstream::{Lease, Ready};
 use crate::config::model::Http2;
 use crate::limiter::{Demand, Entered, Gate, Partition, Permit, Refusal, Ticket};
 use crate::telemetry::Outcome;
+
+/// A connection that is not open by then holds up no other permit: an upstream that does not answer must not stop a queue.
+/// Until then it does, or a burst would open a connection for each of its requests at once.
+const CONNECT_SOON: Duration = Duration::from_millis(100);
 
 /// Answers a request, whatever happens to it.
 pub(crate) async fn handle(
@@ -264,10 +268,16 @@ async fn send(
     let (mut lease, mut again) = match ready.take() {
         Some(lease) => (lease, true),
         None => {
-            if let Some(permit) = &mut permit {
-                permit.set_aside();
-            }
-            let lease = upstream.checkout(plan.wanted()).await?;
+            let mut checkout = pin!(upstream.checkout(plan.wanted()));
+            let lease = match timeout(CONNECT_SOON, checkout.as_mut()).await {
+                Ok(lease) => lease?,
+                Err(_) => {
+                    if let Some(permit) = &mut permit {
+                        permit.set_aside();
+                    }
+                    checkout.await?
+                }
+            };
             let reused = lease.is_reused();
             (lease, reused)
         }

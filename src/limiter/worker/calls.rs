@@ -19,6 +19,10 @@ const RUN_SPREAD: Duration = Duration::from_millis(1);
 /// Slots that are due sooner are about to be used, and are not booked anew.
 const REBOOK_MARGIN: Duration = Duration::from_millis(20);
 
+/// The most instants from which slots are given back in one call. A lane is booked anew as a whole up to there; of a longer
+/// one what lies behind stays, and up to a window is lost between the two.
+const GIVE_BACK_MAX: usize = 4000;
+
 /// The most slots that are traded in one call.
 const TRADE_MAX: usize = 16;
 
@@ -73,11 +77,17 @@ impl Worker {
         }
         for cost in std::mem::take(&mut self.rebook) {
             let Some(lane) = self.lanes.get_mut(&cost) else { continue };
-            let mut space = BATCH_MAX.saturating_sub(self.give_back.len());
+            let mut space = GIVE_BACK_MAX.saturating_sub(self.give_back.len());
+            let mut last = None;
             let slots = lane.take_void(|slot| {
-                let is_taken = slot.due > now + REBOOK_MARGIN && space > 0;
-                space -= usize::from(is_taken);
-                is_taken
+                // Slots of one instant are given back as one.
+                let is_another = last != Some(slot.at);
+                if slot.due <= now + REBOOK_MARGIN || (is_another && space == 0) {
+                    return false;
+                }
+                space -= usize::from(is_another);
+                last = Some(slot.at);
+                true
             });
             for slot in slots {
                 self.give_back(slot, cost);
@@ -156,7 +166,7 @@ impl Worker {
     /// The holdings of one generation: those of another go with the next call.
     fn take_give_back(&mut self, known: &Arc<[u64]>) -> Vec<Holding> {
         let mut taken = Vec::new();
-        while taken.len() < BATCH_MAX
+        while taken.len() < GIVE_BACK_MAX
             && let Some((holding, _)) = self.give_back.pop_front_if(|(_, of)| of == known)
         {
             taken.push(holding);
