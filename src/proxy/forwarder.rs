@@ -268,7 +268,7 @@ async fn send(
     let (mut lease, mut again) = match ready.take() {
         Some(lease) => (lease, true),
         None => {
-            let mut checkout = pin!(upstream.checkout(plan.wanted()));
+            let mut checkout = Box::pin(upstream.checkout(plan.wanted()));
             let lease = match timeout(CONNECT_SOON, checkout.as_mut()).await {
                 Ok(lease) => lease?,
                 Err(_) => {
