@@ -268,16 +268,8 @@ async fn send(
     let (mut lease, mut again) = match ready.take() {
         Some(lease) => (lease, true),
         None => {
-            let mut checkout = Box::pin(upstream.checkout(plan.wanted()));
-            let lease = match timeout(CONNECT_SOON, checkout.as_mut()).await {
-                Ok(lease) => lease?,
-                Err(_) => {
-                    if let Some(permit) = &mut permit {
-                        permit.set_aside();
-                    }
-                    checkout.await?
-                }
-            };
+            // On the heap: what waits must stay small.
+            let lease = Box::pin(checkout(plan, &mut permit)).await?;
             let reused = lease.is_reused();
             (lease, reused)
         }
@@ -310,6 +302,18 @@ async fn send(
             None => return Err(ProxyError::UpstreamTimeout),
         }
     }
+}
+
+/// Gets a connection. While one takes long to open, other permits go before this one.
+async fn checkout(plan: &Plan, permit: &mut Option<Permit>) -> Result<Lease, ConnectError> {
+    let mut checkout = pin!(plan.route.upstream.checkout(plan.wanted()));
+    if let Ok(lease) = timeout(CONNECT_SOON, checkout.as_mut()).await {
+        return lease;
+    }
+    if let Some(permit) = permit {
+        permit.set_aside();
+    }
+    checkout.await
 }
 
 /// A permit whose request has been handed over. Nobody knows whether it was written if the client leaves now, so
