@@ -322,6 +322,7 @@ end
 
 local function uncharge(book, at, permits)
   local index = first_from(book, at)
+  while index <= book.size and book.permits[index] == 0 do index = index + 1 end
   if index > book.size or not is_one(book.rules, book.cell, at, book.at[index]) then return end
   local left = book.permits[index] - min(book.permits[index], permits)
   book.permits[index] = left
