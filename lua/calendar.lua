@@ -215,6 +215,15 @@ local function book_load(text)
   return book
 end
 
+-- Forgets the entries behind the first `size`.
+local function shorten(book, size)
+  for index = size + 1, book.size do
+    book.at[index] = nil
+    book.permits[index] = nil
+  end
+  book.size = size
+end
+
 -- Removes the entries that hold nothing any more, all at once: before anything is searched for.
 local function compact(book)
   if not book.has_empty then return end
@@ -225,11 +234,8 @@ local function compact(book)
       book.at[kept], book.permits[kept] = book.at[index], book.permits[index]
     end
   end
-  for index = kept + 1, book.size do
-    book.at[index] = nil
-    book.permits[index] = nil
-  end
-  book.size, book.has_empty = kept, false
+  shorten(book, kept)
+  book.has_empty = false
 end
 
 local function book_text(book)
@@ -272,7 +278,7 @@ local function book_expires(book)
   return expires
 end
 
--- Moves the entries from `first` on to the front; `count` of them stay.
+-- Moves the entries from `first` on to the front.
 local function keep_from(book, first)
   if first == 1 then return end
   local size = book.size
@@ -280,11 +286,7 @@ local function keep_from(book, first)
     book.at[index - first + 1] = book.at[index]
     book.permits[index - first + 1] = book.permits[index]
   end
-  for index = size - first + 2, size do
-    book.at[index] = nil
-    book.permits[index] = nil
-  end
-  book.size = size - first + 1
+  shorten(book, size - first + 1)
 end
 
 -- Drops what no rule can see, and merges what only rules with wide cells can still see.
@@ -313,11 +315,7 @@ local function prune(book, now)
       book.permits[kept] = permits
     end
   end
-  for index = kept + 1, book.size do
-    book.at[index] = nil
-    book.permits[index] = nil
-  end
-  book.size = kept
+  shorten(book, kept)
 end
 
 local function uncharge(book, at, permits)
@@ -533,10 +531,8 @@ local function retime(book, now, lease, union)
   local first, void = first_from(book, void_from), {}
   for index = first, book.size do
     void[#void + 1] = { book.at[index], book.permits[index] }
-    book.at[index] = nil
-    book.permits[index] = nil
   end
-  book.size = first - 1
+  shorten(book, first - 1)
   local search, moved, is_near = search_new(book, void_from), {}, true
   for _, entry in ipairs(void) do
     local left = entry[2]

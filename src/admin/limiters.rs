@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use http::StatusCode;
-use percent_encoding::percent_decode_str;
 use serde::Serialize;
+use url::form_urlencoded;
 
 use super::response::{self, Response};
 use crate::limiter::limit::{Algorithm, LimiterName, OnStoreFailure};
@@ -74,9 +74,9 @@ pub(super) async fn one(limiters: &Limiters, name: &str, query: Option<&str>) ->
 }
 
 fn partition_of(query: &str) -> Option<Partition> {
-    let pairs = query.split('&').filter_map(|pair| pair.strip_prefix("partition="));
-    let values: Vec<Vec<u8>> = pairs.map(|value| percent_decode_str(value).collect()).collect();
-    let parts = values.iter().map(|value| Some(value.as_slice()));
+    let pairs = form_urlencoded::parse(query.as_bytes()).filter(|(key, _)| key == "partition");
+    let values: Vec<_> = pairs.map(|(_, value)| value).collect();
+    let parts = values.iter().map(|value| Some(value.as_bytes()));
     (!values.is_empty()).then(|| Partition::of(parts))
 }
 
@@ -91,12 +91,7 @@ impl LimiterView<'_> {
                 Algorithm::FixedWindow { windows } => windows.nominal().map(millis),
                 _ => Some(millis(limit.per)),
             },
-            algorithm: match limit.algorithm {
-                Algorithm::SlidingWindow { .. } => "sliding_window",
-                Algorithm::TokenBucket { .. } => "token_bucket",
-                Algorithm::LeakyBucket => "leaky_bucket",
-                Algorithm::FixedWindow { .. } => "fixed_window",
-            },
+            algorithm: limit.algorithm.as_str(),
             available: available(index),
         });
         let queue = limiter.queue.as_ref();
@@ -170,6 +165,8 @@ mod tests {
     fn a_partition_is_named_by_the_parts_of_its_key() {
         let of = |parts: &[&str]| Some(Partition::of(parts.iter().map(|part| Some(part.as_bytes()))));
         assert_eq!(partition_of("partition=a%20b"), of(&["a b"]));
+        // As a query's value is read where it is a part of a key.
+        assert_eq!(partition_of("partition=a+b"), of(&["a b"]));
         assert_eq!(partition_of("partition=a&other=c&partition=b"), of(&["a", "b"]));
         assert_eq!(partition_of("other=c"), None);
     }

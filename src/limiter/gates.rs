@@ -1,79 +1,29 @@
 //! Gates of several limiters, partitions, scopes and modes, on paused time.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt};
 use tokio::time::{Instant, sleep};
 
+use super::far_store::FarStore;
 use super::limit::{Limiter, LimiterName, Partitioned, Permits};
-use super::memory::MemoryStore;
-use super::reserve::{Answer, Call};
-use super::store::{Inspection, Store, StoreError, Subject};
 use super::tests::{self, gate};
 use super::{Demand, Entered, Gate, Limiters, Partition, Permit, Refusal};
-use crate::clock::{Clock, Micros};
+use crate::clock::Clock;
 use crate::telemetry::Metrics;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A memory store that counts its calls, and can be slow or away.
-pub(super) struct Counting {
-    clock: Clock,
-    store: MemoryStore,
-    calls: AtomicU64,
-    is_away: AtomicBool,
-    /// Whether it grants everything and keeps nothing.
-    is_forgetful: AtomicBool,
-    delay: Duration,
-}
-
-impl Store for Counting {
-    fn reserve<'a>(
-        &'a self,
-        subjects: &'a [Subject],
-        call: &'a Call,
-    ) -> BoxFuture<'a, Result<Answer, StoreError>> {
-        async move {
-            self.calls.fetch_add(1, Ordering::Relaxed);
-            if self.is_away.load(Ordering::Relaxed) {
-                return Err(StoreError::Away);
-            }
-            if self.is_forgetful.load(Ordering::Relaxed) {
-                return Ok(MemoryStore::new(self.clock).reserve_at(self.clock.now(), subjects, call));
-            }
-            if self.delay > Duration::ZERO {
-                sleep(self.delay).await;
-            }
-            self.store.reserve(subjects, call).await
-        }
-        .boxed()
-    }
-    fn inspect<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>> {
-        self.calls.fetch_add(1, Ordering::Relaxed);
-        self.store.inspect(subject)
-    }
-    fn lease(&self) -> Micros {
-        Micros::from_millis(500)
-    }
-    fn is_up(&self) -> bool {
-        !self.is_away.load(Ordering::Relaxed)
-    }
-}
-
-/// Limiters over such a store.
+/// Limiters over a store that may be slow or away.
 pub(super) struct Fleet {
     pub(super) limiters: Limiters,
-    store: Arc<Counting>,
+    store: Arc<FarStore>,
     pub(super) metrics: Metrics,
 }
 
 pub(super) fn fleet(limiters: &[Limiter], delay: Duration, linger: Duration) -> Fleet {
     let (clock, metrics) = (Clock::start(), Metrics::new());
-    let (calls, is_away, is_forgetful) = (AtomicU64::new(0), AtomicBool::new(false), AtomicBool::new(false));
-    let store = MemoryStore::new(clock);
-    let store = Arc::new(Counting { clock, store, calls, is_away, is_forgetful, delay });
+    let store = FarStore::new(clock, delay);
     let fleet = Limiters::lingering(store.clone(), clock, 1, metrics.clone(), linger);
     let fleet = Fleet { limiters: fleet, store, metrics };
     fleet.apply(limiters);
@@ -87,15 +37,15 @@ impl Fleet {
     }
 
     pub(super) fn set_away(&self, is_away: bool) {
-        self.store.is_away.store(is_away, Ordering::Relaxed);
+        self.store.set_away(is_away);
     }
 
     pub(super) fn set_forgetful(&self) {
-        self.store.is_forgetful.store(true, Ordering::Relaxed);
+        self.store.set_forgetful();
     }
 
     pub(super) fn calls(&self) -> u64 {
-        self.store.calls.load(Ordering::Relaxed)
+        self.store.calls()
     }
 
     pub(super) async fn left(&self, name: &str, partition: Option<Partition>) -> Option<u64> {

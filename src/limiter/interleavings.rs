@@ -1,16 +1,13 @@
 //! Interleavings that a store with delays or outages, a reload or a shutdown brings about, on paused time.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::far_store::FarStore;
 use super::limit::{Limiter, Permits};
-use super::memory::MemoryStore;
-use super::reserve::{Answer, Call};
-use super::store::{Inspection, Store, StoreError, Subject};
+use super::store::{Store, Subject};
 use super::{Demand, Entered, Gate, Limiters, Permit, Refusal, tests};
 use crate::clock::{Clock, Micros};
 use crate::limiter::book::{Book, Returned};
@@ -18,50 +15,6 @@ use crate::limiter::rule::{Kind, Rule};
 use crate::telemetry::Metrics;
 
 const SECOND: Duration = Duration::from_secs(1);
-
-/// A memory store that takes its time to answer, and can be away.
-struct Far {
-    store: MemoryStore,
-    delay: Duration,
-    away: AtomicBool,
-}
-
-impl Far {
-    fn new(clock: Clock, delay: Duration) -> Arc<Far> {
-        Arc::new(Far { store: MemoryStore::new(clock), delay, away: AtomicBool::new(false) })
-    }
-}
-
-impl Store for Far {
-    fn reserve<'a>(
-        &'a self,
-        subjects: &'a [Subject],
-        call: &'a Call,
-    ) -> BoxFuture<'a, Result<Answer, StoreError>> {
-        async move {
-            if self.away.load(Ordering::Relaxed) {
-                return Err(StoreError::Away);
-            }
-            if self.delay > Duration::ZERO {
-                sleep(self.delay).await;
-            }
-            self.store.reserve(subjects, call).await
-        }
-        .boxed()
-    }
-
-    fn inspect<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>> {
-        self.store.inspect(subject)
-    }
-
-    fn lease(&self) -> Micros {
-        self.store.lease()
-    }
-
-    fn is_up(&self) -> bool {
-        !self.away.load(Ordering::Relaxed)
-    }
-}
 
 /// The limiter of the other tests, with a queue that holds whatever they ask for.
 fn limiter(rate: u64, per: Duration, timeout: Duration) -> Arc<Limiter> {
@@ -72,9 +25,9 @@ fn limiter(rate: u64, per: Duration, timeout: Duration) -> Arc<Limiter> {
     Arc::new(limiter)
 }
 
-fn limiters(limiter: &Arc<Limiter>, delay: Duration) -> (Limiters, Gate, Arc<Far>) {
+fn limiters(limiter: &Arc<Limiter>, delay: Duration) -> (Limiters, Gate, Arc<FarStore>) {
     let clock = Clock::start();
-    let store = Far::new(clock, delay);
+    let store = FarStore::new(clock, delay);
     let limiters = Limiters::new(store.clone(), clock, 1, Metrics::new());
     limiters.apply(std::slice::from_ref(limiter));
     let gate = tests::gate(&limiters, &["api"]);
@@ -108,11 +61,11 @@ async fn who_leaves_while_the_store_is_away_stops_nobody() {
     granted(&gate).await.commit();
     granted(&gate).await.commit();
     let Ok(Entered::Waiting(leaves)) = enter(&gate, 1).await else { panic!() };
-    store.away.store(true, Ordering::Relaxed);
+    store.set_away(true);
     drop(leaves);
     let next = timeout(5 * SECOND, pass(gate.clone(), 1)).await;
     next.expect("the worker does not answer any more").unwrap();
-    store.away.store(false, Ordering::Relaxed);
+    store.set_away(false);
     sleep(2 * SECOND).await;
     granted(&gate).await.commit();
 }
@@ -147,7 +100,7 @@ async fn a_late_permit_is_refused_when_the_limiter_closes() {
 #[tokio::test(start_paused = true)]
 async fn closing_gives_every_slot_back() {
     let clock = Clock::start();
-    let store = Far::new(clock, Duration::ZERO);
+    let store = FarStore::new(clock, Duration::ZERO);
     let limiter = limiter(100, SECOND, 600 * SECOND);
     let closes = Limiters::new(store.clone(), clock, 1, Metrics::new());
     closes.apply(std::slice::from_ref(&limiter));
@@ -252,4 +205,23 @@ fn a_slot_of_a_change_that_was_missed_takes_nobody_elses_place() {
     let before = book.calendar().entries().to_vec();
     assert_eq!(book.give_back(second(60), 1, 0), Returned::Lost);
     assert_eq!(book.calendar().entries(), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_lane_that_is_booked_anew_refuses_nobody() {
+    // Evenly spaced, so that each of three thousand slots is an instant of its own.
+    let limits = vec![super::limit::Limit {
+        algorithm: super::limit::Algorithm::LeakyBucket,
+        ..limiter(200, SECOND, SECOND).limits[0].clone()
+    }];
+    let leaky = Limiter { limits, ..Limiter::clone(&limiter(200, SECOND, 16 * SECOND)) };
+    let (_limiters, gate, _) = limiters(&Arc::new(leaky), Duration::ZERO);
+    let mut late = granted(&gate).await;
+    let tasks: Vec<_> = (0..3000).map(|_| tokio::spawn(pass(gate.clone(), 1))).collect();
+    sleep(SECOND / 10).await;
+    late.confirm().await.unwrap();
+    late.commit();
+    for task in tasks {
+        timeout(60 * SECOND, task).await.expect("somebody waits for ever").unwrap().expect("refused");
+    }
 }

@@ -71,8 +71,7 @@ impl Learnt {
     /// How far away the next one is told to come back. Each is told another instant, as the store does it.
     pub(super) fn tell(&mut self, cost: Permits) -> Micros {
         let told = self.next - self.clock.earliest(Instant::now());
-        let ahead = (self.next - self.slot + self.rule.spacing(cost.get())).0 % self.rule.spread_max().0;
-        self.next = self.slot + Micros(ahead);
+        self.next = self.rule.told_next(self.slot, self.next, cost.get());
         told.max(Micros::ONE)
     }
 

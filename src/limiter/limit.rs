@@ -110,6 +110,18 @@ pub enum Algorithm {
     },
 }
 
+impl Algorithm {
+    /// As a configuration names it.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Algorithm::SlidingWindow { .. } => "sliding_window",
+            Algorithm::TokenBucket { .. } => "token_bucket",
+            Algorithm::LeakyBucket => "leaky_bucket",
+            Algorithm::FixedWindow { .. } => "fixed_window",
+        }
+    }
+}
+
 /// `rate` permits per window `per`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limit {

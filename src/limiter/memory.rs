@@ -274,6 +274,26 @@ mod tests {
         Subject::new(limiter, Some(Partition::of([Some(&value.to_be_bytes()[..])])), Micros::ZERO)
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn there_are_no_more_partitions_than_may_be() {
+        let store = MemoryStore::new(Clock::start());
+        let limiter = limiter(5, SECOND, Duration::ZERO);
+        let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: 1 }];
+        let call = Call { known: vec![0], runs, ..Call::default() };
+        let has_room = |value: u64| {
+            let partition = partition(&limiter, value).partition.unwrap();
+            store.has_room(&limiter.name, partition, 3)
+        };
+        for value in 0..3 {
+            assert!(has_room(value), "{value}");
+            store.reserve_now(&[partition(&limiter, value)], &call);
+        }
+        assert!(has_room(0) && !has_room(3), "one that is there goes on");
+        // Nobody calls any more, and what has expired makes room all the same.
+        tokio::time::advance(2 * SECOND).await;
+        assert!(has_room(3));
+    }
+
     #[tokio::test]
     async fn what_has_expired_is_forgotten_by_calls_of_others() {
         let (clock, limiter) = (Clock::start(), limiter(2, SECOND, SECOND));

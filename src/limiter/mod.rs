@@ -30,6 +30,8 @@
 pub mod algorithm;
 pub mod book;
 pub mod calendar;
+#[cfg(test)]
+mod far_store;
 pub mod gate;
 #[cfg(test)]
 mod gates;

@@ -108,8 +108,7 @@ impl QueueOrder {
     pub(super) fn tell(&mut self, slot: Micros, permits: u64, rule: Option<&Rule>) -> Micros {
         let Some(rule) = rule else { return slot };
         let first = if self.told > slot + rule.spread_max() { slot } else { self.told.max(slot) };
-        let ahead = (first - slot + rule.spacing(permits)).0 % rule.spread_max().0;
-        self.told = slot + Micros(ahead);
+        self.told = rule.told_next(slot, first, permits);
         first
     }
 

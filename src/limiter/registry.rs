@@ -201,16 +201,12 @@ impl Limiters {
 
     fn announced(&self, announcement: &Announcement) {
         let lives = self.lives();
-        let member = |text: &str| {
-            let (name, partition) = text.split_once(':').map_or((text, None), |(name, of)| (name, Some(of)));
-            let live = lives.iter().find(|live| live.limiter().name.as_str() == name)?.clone();
-            let partition = partition.map(Partition::parse);
-            partition
-                .is_none_or(|partition| partition.is_some())
-                .then(|| Member { live, partition: partition.flatten() })
+        let member = |(name, partition): &(LimiterName, Option<Partition>)| {
+            let live = lives.iter().find(|live| live.name == *name)?.clone();
+            Some(Member { live, partition: *partition })
         };
         // Another replica's configuration may know limiters that this one does not.
-        if let Some(members) = announcement.queue.split('+').map(member).collect::<Option<Vec<_>>>() {
+        if let Some(members) = announcement.queue.iter().map(member).collect::<Option<Vec<_>>>() {
             self.inner.queues.tell_room(&members, announcement.room);
         }
     }

@@ -119,6 +119,12 @@ impl Rule {
         self.window.max(SPREAD_MIN)
     }
 
+    /// What is told after somebody who needs `permits` was told an instant in place of the slot: later by their spacing, and from
+    /// the slot on anew where that would be too far.
+    pub fn told_next(&self, slot: Micros, told: Micros, permits: u64) -> Micros {
+        slot + Micros((told - slot + self.spacing(permits)).0 % self.spread_max().0)
+    }
+
     /// Permits within a span of at most some seconds.
     pub(super) fn permits_within(&self, span: Micros) -> u64 {
         span.0.saturating_mul(self.rate) / self.window.0.max(1)

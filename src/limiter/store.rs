@@ -79,8 +79,8 @@ pub enum StoreError {
 /// News of a queue from whichever replica caused it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Announcement {
-    /// The queue, as a store's key names it.
-    pub queue: String,
+    /// Whose limiters and partitions the queue takes together.
+    pub queue: Vec<(LimiterName, Option<Partition>)>,
     /// Room that was given back before its last slot.
     pub room: Room,
 }

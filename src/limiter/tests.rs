@@ -3,15 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt, ready};
 use tokio::time::{Instant, sleep, sleep_until};
 
+use super::far_store::FarStore;
 use super::limit::{Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, Permits, QueueLimits};
 use super::memory::MemoryStore;
-use super::reserve::{Answer, Call};
-use super::store::{Inspection, Store, StoreError, Subject};
 use super::{Demand, Entered, Gate, Limiters, Permit, Refusal};
-use crate::clock::{Clock, Micros};
+use crate::clock::Clock;
 use crate::telemetry::Metrics;
 
 pub(super) fn limiter(rate: u64, per: Duration, timeout: Duration) -> Arc<Limiter> {
@@ -204,28 +202,11 @@ async fn closing_refuses_those_who_wait() {
     assert!(matches!(enter(&gate).await, Err(Refusal::Closed { .. })));
 }
 
-/// A store that never answers.
-struct Absent;
-
-impl Store for Absent {
-    fn reserve<'a>(&'a self, _: &'a [Subject], _: &'a Call) -> BoxFuture<'a, Result<Answer, StoreError>> {
-        ready(Err(StoreError::Away)).boxed()
-    }
-    fn inspect<'a>(&'a self, _: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>> {
-        ready(Err(StoreError::Away)).boxed()
-    }
-    fn lease(&self) -> Micros {
-        Micros::from_millis(500)
-    }
-    fn is_up(&self) -> bool {
-        false
-    }
-}
-
 async fn without_store(policy: OnStoreFailure, fleet_size: u32) -> Vec<Result<Entered, Refusal>> {
     let mut limiter = Limiter::clone(&limiter(9, SECOND, Duration::ZERO));
     limiter.on_store_failure = policy;
-    let limiters = Limiters::new(Arc::new(Absent), Clock::start(), fleet_size, Metrics::new());
+    let clock = Clock::start();
+    let limiters = Limiters::new(FarStore::away(clock), clock, fleet_size, Metrics::new());
     limiters.apply(&[Arc::new(limiter)]);
     assert_eq!(limiters.ready(), policy != OnStoreFailure::Reject);
     let gate = gate(&limiters, &["api"]);
@@ -250,7 +231,8 @@ async fn without_a_store_the_policy_decides() {
 #[tokio::test(start_paused = true)]
 async fn a_share_below_one_permit_is_one_permit_in_a_longer_window() {
     let limiter = limiter(2, SECOND, 60 * SECOND);
-    let limiters = Limiters::new(Arc::new(Absent), Clock::start(), 6, Metrics::new());
+    let clock = Clock::start();
+    let limiters = Limiters::new(FarStore::away(clock), clock, 6, Metrics::new());
     limiters.apply(std::slice::from_ref(&limiter));
     let gate = gate(&limiters, &["api"]);
     let first = pass(gate.clone()).await.unwrap();
@@ -284,4 +266,19 @@ async fn a_connection_that_takes_long_holds_up_nobody() {
         permit.confirm().await.unwrap();
         permit.commit();
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cost_above_a_share_is_refused_while_the_store_is_away() {
+    let clock = Clock::start();
+    let limiters = Limiters::new(FarStore::away(clock), clock, 3, Metrics::new());
+    limiters.apply(&[limiter(10, SECOND, 5 * SECOND)]);
+    let gate = gate(&limiters, &["api"]);
+    let ask = |cost| {
+        let demand = Demand { cost: Permits::new(cost).unwrap(), wait_max: None };
+        gate.enter(&[], demand)
+    };
+    // Three replicas that each let five pass would send fifteen.
+    assert!(matches!(ask(5).await, Err(Refusal::StoreUnavailable { .. })));
+    assert!(matches!(ask(3).await, Ok(Entered::Granted(_))));
 }

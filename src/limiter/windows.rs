@@ -293,6 +293,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::limiter::rule::window_of;
 
     const HOUR: Duration = Duration::from_secs(3600);
 
@@ -306,12 +307,7 @@ mod tests {
 
     /// The window that holds an instant, as a store finds it.
     fn window(schedule: &Schedule, at: Micros) -> (Micros, Micros) {
-        let index = schedule.stretches.iter().rposition(|stretch| stretch.start <= at).unwrap();
-        let stretch = schedule.stretches[index];
-        let passed = (at - stretch.start).0 / stretch.length.0;
-        let start = stretch.start + Micros(passed * stretch.length.0);
-        let end = start + stretch.length;
-        (start, schedule.stretches.get(index + 1).map_or(end, |next| end.min(next.start)))
+        window_of(&schedule.stretches, at)
     }
 
     /// The beginnings of the windows from the one that holds an instant, as local times, and their lengths in minutes.

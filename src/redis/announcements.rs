@@ -103,21 +103,32 @@ fn decode(text: &str) -> Option<Announcement> {
     let mut words = text.rsplitn(3, ' ');
     let permits = words.next()?.parse().ok()?;
     let at = Micros(words.next()?.parse().ok()?);
-    let queue = keys::queue_name(words.next()?)?.to_owned();
+    let queue = keys::queue_members(words.next()?)?;
     Some(Announcement { queue, room: Room { at, permits } })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limiter::Partition;
+    use crate::limiter::limit::LimiterName;
 
     #[test]
     fn what_a_script_publishes_is_understood() {
-        let heard = decode("weir:{a b}:v1:queue:x+y 1800000000000000 3").unwrap();
-        assert_eq!(heard.queue, "x+y");
+        let tenant = Partition::of([Some(&b"tenant"[..])]);
+        let text = format!("weir:{{a b}}:v1:queue:x+y:{tenant} 1800000000000000 3");
+        let heard = decode(&text).unwrap();
+        let name = |text| LimiterName::parse(text).unwrap();
+        assert_eq!(heard.queue, [(name("x"), None), (name("y"), Some(tenant))]);
         assert_eq!(heard.room, Room { at: Micros(1_800_000_000_000_000), permits: 3 });
-        for other in ["", "weir:{a}:v1:queue:x", "weir:{a}:v1:queue:x 1", "weir:{a}:v1:queue:x 1 z", "x 1 2"]
-        {
+        for other in [
+            "",
+            "weir:{a}:v1:queue:x:y 1 2",
+            "weir:{a}:v1:queue:x",
+            "weir:{a}:v1:queue:x 1",
+            "weir:{a}:v1:queue:x 1 z",
+            "x 1 2",
+        ] {
             assert_eq!(decode(other), None, "{other:?}");
         }
     }

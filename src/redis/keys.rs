@@ -4,6 +4,8 @@
 //! script call needs. `v1` is the layout of what is stored, so that two versions of weir run side by side.
 //! Names of limiters hold neither `:` nor `+`, and partitions are hexadecimal, so no two keys can be confused.
 
+use crate::limiter::Partition;
+use crate::limiter::limit::LimiterName;
 use crate::limiter::store::Subject;
 
 /// The book of a limiter, or of one of its partitions.
@@ -26,9 +28,16 @@ fn state(subject: &Subject) -> String {
     }
 }
 
-/// The name of a queue, from its key.
-pub(super) fn queue_name(key: &str) -> Option<&str> {
-    key.rsplit_once(":v1:queue:").map(|(_, name)| name)
+/// Whose queue it is, from its key.
+pub(super) fn queue_members(key: &str) -> Option<Vec<(LimiterName, Option<Partition>)>> {
+    let (_, states) = key.rsplit_once(":v1:queue:")?;
+    let member = |state: &str| {
+        let Some((name, partition)) = state.split_once(':') else {
+            return Some((LimiterName::parse(state)?, None));
+        };
+        Some((LimiterName::parse(name)?, Some(Partition::parse(partition)?)))
+    };
+    states.split('+').map(member).collect()
 }
 
 /// The channel on which scripts tell the fleet what it need not ask for.
@@ -39,8 +48,6 @@ pub(super) fn announcements(prefix: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::Partition;
-    use crate::limiter::limit::LimiterName;
 
     #[test]
     fn a_partition_has_keys_of_its_own() {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::support::load::burst;
-use crate::support::measure::{Service, jain, pairs_out_of_order, utilisation};
+use crate::support::measure::{Service, jain, occupancy, pairs_out_of_order};
 use crate::support::{
     Answer, Load, PATIENCE, Pending, RedisServer, Request, Upstream, Weir, client, lane, one_limiter,
 };
@@ -45,7 +45,7 @@ async fn nine_hundred_at_once_stay_inside_the_quota_and_waste_none_of_it() {
     assert_eq!(upstream.count(), 900, "each request goes upstream once");
     upstream.assert_within(100, SECOND);
 
-    let used = utilisation(&upstream.instants(), 100, SECOND);
+    let used = occupancy(&upstream.instants(), 100, SECOND);
     assert!(used >= 0.97, "{:.1} % of the quota used", used * 100.0);
 
     let out_of_order = pairs_out_of_order(&services(&upstream, &sent), Duration::from_millis(50));
@@ -102,7 +102,7 @@ async fn room_that_one_replica_gives_back_is_used_by_newcomers_of_the_others() {
     all_ok(staying.into_iter().map(|(_, pending)| pending).chain(newcomers).collect()).await;
 
     upstream.assert_within(50, SECOND);
-    let used = utilisation(&upstream.instants(), 50, SECOND);
+    let used = occupancy(&upstream.instants(), 50, SECOND);
     assert!(used >= 0.95, "{:.1} % of the quota used", used * 100.0);
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::support::measure::{
-    Service, fullest_bucket, fullest_window, jain, median, occupancy, pairs_out_of_order, utilisation,
+    Service, fullest_bucket, fullest_window, jain, median, occupancy, pairs_out_of_order,
 };
 use crate::support::metrics::Metrics;
 use crate::support::{
@@ -23,15 +23,6 @@ fn a_window_is_half_open_and_exact() {
     assert_eq!(fullest_window(&instants(&[0, 1000]), second), 1);
     assert_eq!(fullest_window(&instants(&[0, 999]), second), 2);
     assert_eq!(fullest_window(&instants(&[1500, 0, 900, 1000, 1899]), second), 4);
-}
-
-#[test]
-fn utilisation_compares_with_the_least_time() {
-    let second = Duration::from_secs(1);
-    let perfect = instants(&[0, 0, 1000, 1000, 2000]);
-    assert!((utilisation(&perfect, 2, second) - 1.0).abs() < 1e-9);
-    let half = instants(&[0, 0, 2000, 2000]);
-    assert!((utilisation(&half, 2, second) - 0.5).abs() < 1e-9);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::measure::{Service, pairs_out_of_order, utilisation};
+use crate::support::measure::{Service, occupancy, pairs_out_of_order};
 use crate::support::{
     Connection, PATIENCE, Pending, RedisServer, Request, Upstream, Weir, client, eventually, lane,
     one_limiter,
@@ -58,7 +58,7 @@ async fn a_client_that_leaves_takes_no_permit_with_it(store: &str) {
     assert!(!targets.contains(&"/leaves".to_owned()), "who has left is never sent upstream");
     upstream.assert_within(10, 2 * SECOND);
     // Two windows after the first, not three: those behind moved up.
-    let used = utilisation(&upstream.instants(), 10, 2 * SECOND);
+    let used = occupancy(&upstream.instants(), 10, 2 * SECOND);
     assert!(used >= 0.95, "{:.1} % of the quota used", used * 100.0);
 }
 

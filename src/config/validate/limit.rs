@@ -58,10 +58,10 @@ fn tell_apart(limits: &mut [Option<Limit>]) {
         }
         let way = match &limit.algorithm {
             Algorithm::SlidingWindow { .. } => continue,
-            Algorithm::TokenBucket { .. } => "token_bucket",
-            Algorithm::LeakyBucket => "leaky_bucket",
-            Algorithm::FixedWindow { windows } => windows.zone.iana_name().unwrap_or("fixed_window"),
+            Algorithm::FixedWindow { windows } => windows.zone.iana_name(),
+            Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket => None,
         };
+        let way = way.unwrap_or(limit.algorithm.as_str());
         limit.label = format!("{} {way}", limit.label).into();
     }
 }

@@ -164,11 +164,13 @@ impl Worker {
                 None => self.refuse(arrival, self.store_unavailable()),
             }
         }
+        if refused > 0 && !self.is_local {
+            self.shared.count_refused_by_store(refused);
+        }
         if let Some(learnt) = first_learnt.or(learnt)
             && !self.is_local
             && self.give_back.is_empty()
         {
-            self.shared.count_refused_by_store(refused);
             self.shared.learn(learnt.spare(spare));
         }
         first

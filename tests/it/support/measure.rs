@@ -19,21 +19,9 @@ pub(crate) fn fullest_window(instants: &[Instant], per: Duration) -> usize {
     fullest
 }
 
-/// The share of the quota that was used: the time that `instants.len()` permits need at the least, `rate` at once
-/// and then `rate` every `per`, over the time that they took.
-pub(crate) fn utilisation(instants: &[Instant], rate: usize, per: Duration) -> f64 {
-    let (Some(first), Some(last)) = (instants.iter().min(), instants.iter().max()) else {
-        return 0.0;
-    };
-    let windows_after_the_first = instants.len().div_ceil(rate).saturating_sub(1);
-    let needed = per.as_secs_f64() * windows_after_the_first as f64;
-    let taken = last.duration_since(*first).as_secs_f64();
-    if taken == 0.0 { 1.0 } else { (needed / taken).min(1.0) }
-}
-
 /// The share of the quota that was in use on average from the first instant to the last: a permit is in use for a
-/// window from its instant on. Unlike [`utilisation`], one straggler in a window of its own costs one permit of that
-/// window, and not all of it.
+/// window from its instant on. One straggler in a window of its own costs one permit of that window: the time until
+/// the last one would judge it as if the whole window had been lost.
 pub(crate) fn occupancy(instants: &[Instant], rate: usize, per: Duration) -> f64 {
     let (Some(first), Some(last)) = (instants.iter().min(), instants.iter().max()) else {
         return 0.0;

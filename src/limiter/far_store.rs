@@ -1,0 +1,85 @@
+//! The store of the limiter's tests: a memory store that counts its calls, takes its time, and can be away.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt};
+use tokio::time::sleep;
+
+use super::memory::MemoryStore;
+use super::reserve::{Answer, Call};
+use super::store::{Inspection, Store, StoreError, Subject};
+use crate::clock::{Clock, Micros};
+
+pub(super) struct FarStore {
+    clock: Clock,
+    store: MemoryStore,
+    calls: AtomicU64,
+    is_away: AtomicBool,
+    /// Whether it grants everything and keeps nothing.
+    is_forgetful: AtomicBool,
+    delay: Duration,
+}
+
+impl FarStore {
+    pub(super) fn new(clock: Clock, delay: Duration) -> Arc<FarStore> {
+        let (is_away, is_forgetful) = (AtomicBool::new(false), AtomicBool::new(false));
+        let store = MemoryStore::new(clock);
+        Arc::new(FarStore { clock, store, calls: AtomicU64::new(0), is_away, is_forgetful, delay })
+    }
+
+    pub(super) fn away(clock: Clock) -> Arc<FarStore> {
+        let store = FarStore::new(clock, Duration::ZERO);
+        store.set_away(true);
+        store
+    }
+
+    pub(super) fn set_away(&self, is_away: bool) {
+        self.is_away.store(is_away, Ordering::Relaxed);
+    }
+
+    pub(super) fn set_forgetful(&self) {
+        self.is_forgetful.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+}
+
+impl Store for FarStore {
+    fn reserve<'a>(
+        &'a self,
+        subjects: &'a [Subject],
+        call: &'a Call,
+    ) -> BoxFuture<'a, Result<Answer, StoreError>> {
+        async move {
+            self.calls.fetch_add(1, Ordering::Relaxed);
+            if self.is_away.load(Ordering::Relaxed) {
+                return Err(StoreError::Away);
+            }
+            if self.is_forgetful.load(Ordering::Relaxed) {
+                return Ok(MemoryStore::new(self.clock).reserve_at(self.clock.now(), subjects, call));
+            }
+            if self.delay > Duration::ZERO {
+                sleep(self.delay).await;
+            }
+            self.store.reserve(subjects, call).await
+        }
+        .boxed()
+    }
+
+    fn inspect<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.store.inspect(subject)
+    }
+
+    fn lease(&self) -> Micros {
+        self.store.lease()
+    }
+
+    fn is_up(&self) -> bool {
+        !self.is_away.load(Ordering::Relaxed)
+    }
+}
