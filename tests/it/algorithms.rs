@@ -54,61 +54,67 @@ fn blur(upstream: &Upstream) -> Duration {
 
 #[tokio::test]
 async fn a_token_bucket_gives_its_burst_at_once_and_then_its_rate() {
-    let _lane = lane::alone().await;
-    let upstream = Upstream::start();
-    let limits = "{rate: 40, per: 1s, algorithm: token_bucket, burst: 60}";
-    let instants = drain(limits, 60 + 80, &upstream).await;
+    lane::alone(async || {
+        let upstream = Upstream::start();
+        let limits = "{rate: 40, per: 1s, algorithm: token_bucket, burst: 60}";
+        let instants = drain(limits, 60 + 80, &upstream).await;
 
-    let level = fullest_bucket(&instants, 40.0, SECOND);
-    let burst = taken(&instants[..60]);
-    println!("bucket at most {level:.2}, burst in {burst:?}, drained in {:?}", taken(&instants));
-    // In any interval at most the burst and what the rate gives, the interval being longer by the blur.
-    let allowed = 60.0 + 40.0 * blur(&upstream).as_secs_f64();
-    assert!(level <= allowed, "{level} permits in the bucket, {allowed} allowed");
-    assert!(fullest_window(&instants, SECOND) <= 100, "burst and rate in any window");
-    assert!(burst < SLACK, "the burst goes at once: {burst:?}");
-    let least = SECOND * 80 / 40;
-    assert!(taken(&instants) < least.mul_f64(1.02) + SLACK, "drained in {:?}", taken(&instants));
-    // One by one, not in bursts of a window.
-    let fullest = fullest_window(&instants[60..], SECOND / 4);
-    assert!(fullest <= 12, "{fullest} in a quarter of a second, after the burst");
+        let level = fullest_bucket(&instants, 40.0, SECOND);
+        let burst = taken(&instants[..60]);
+        println!("bucket at most {level:.2}, burst in {burst:?}, drained in {:?}", taken(&instants));
+        // In any interval at most the burst and what the rate gives, the interval being longer by the blur.
+        let allowed = 60.0 + 40.0 * blur(&upstream).as_secs_f64();
+        assert!(level <= allowed, "{level} permits in the bucket, {allowed} allowed");
+        assert!(fullest_window(&instants, SECOND) <= 100, "burst and rate in any window");
+        assert!(burst < SLACK, "the burst goes at once: {burst:?}");
+        let least = SECOND * 80 / 40;
+        assert!(taken(&instants) < least.mul_f64(1.02) + SLACK, "drained in {:?}", taken(&instants));
+        // One by one, not in bursts of a window.
+        let fullest = fullest_window(&instants[60..], SECOND / 4);
+        assert!(fullest <= 12, "{fullest} in a quarter of a second, after the burst");
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn an_empty_bucket_says_when_the_next_token_comes() {
-    let _lane = lane::alone().await;
-    let redis = RedisServer::start().await;
-    for store in ["memory".to_owned(), redis.store()] {
-        let upstream = Upstream::start();
-        let limiter = "{limits: [{rate: 2, per: 1s, algorithm: token_bucket, burst: 8}], guard: 5ms}";
-        let weir = Weir::start(&one_limiter(&store, limiter, &upstream)).await;
-        let (mut client, request) = (weir.connect().await, Request::get("/"));
-        assert_eq!(weir.available("api").await, [8], "in {store}");
-        assert_eq!(client.statuses(&request, 8).await, [200; 8], "in {store}");
-        let refused = client.ask(&request).await;
-        assert!(refused.retry_after() <= SECOND / 2 + GUARD, "{:?} in {store}", refused.retry_after());
-        tokio::time::sleep_until((refused.done + refused.retry_after()).into()).await;
-        assert_eq!(client.statuses(&request, 2).await, [200, 429], "one token and no more in {store}");
-    }
+    lane::alone(async || {
+        let redis = RedisServer::start().await;
+        for store in ["memory".to_owned(), redis.store()] {
+            let upstream = Upstream::start();
+            let limiter = "{limits: [{rate: 2, per: 1s, algorithm: token_bucket, burst: 8}], guard: 5ms}";
+            let weir = Weir::start(&one_limiter(&store, limiter, &upstream)).await;
+            let (mut client, request) = (weir.connect().await, Request::get("/"));
+            assert_eq!(weir.available("api").await, [8], "in {store}");
+            assert_eq!(client.statuses(&request, 8).await, [200; 8], "in {store}");
+            let refused = client.ask(&request).await;
+            assert!(refused.retry_after() <= SECOND / 2 + GUARD, "{:?} in {store}", refused.retry_after());
+            tokio::time::sleep_until((refused.done + refused.retry_after()).into()).await;
+            assert_eq!(client.statuses(&request, 2).await, [200, 429], "one token and no more in {store}");
+        }
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_leaky_bucket_lets_them_through_evenly() {
-    let _lane = lane::alone().await;
-    let upstream = Upstream::start();
-    let instants = drain("{rate: 20, per: 1s, algorithm: leaky_bucket}", 41, &upstream).await;
+    lane::alone(async || {
+        let upstream = Upstream::start();
+        let instants = drain("{rate: 20, per: 1s, algorithm: leaky_bucket}", 41, &upstream).await;
 
-    let spacing = SECOND / 20;
-    let gaps: Vec<Duration> = instants.windows(2).map(|pair| pair[1].duration_since(pair[0])).collect();
-    let (least, most) = (gaps.iter().min().expect("gaps"), gaps.iter().max().expect("gaps"));
-    println!("41 in {:?}, gaps from {least:?} to {most:?}", taken(&instants));
-    let blur = blur(&upstream);
-    assert!(*least >= spacing - blur, "a gap of {least:?}, blur {blur:?}");
-    assert!(*most <= spacing + blur + Duration::from_millis(20), "a gap of {most:?}, blur {blur:?}");
-    // It drains at the rate: forty gaps take two seconds, and what guard and rounding cost.
-    let whole = spacing * 40;
-    assert!(taken(&instants) >= whole - blur, "{:?}", taken(&instants));
-    assert!(taken(&instants) <= whole.mul_f64(1.02) + blur, "{:?}", taken(&instants));
+        let spacing = SECOND / 20;
+        let gaps: Vec<Duration> = instants.windows(2).map(|pair| pair[1].duration_since(pair[0])).collect();
+        let (least, most) = (gaps.iter().min().expect("gaps"), gaps.iter().max().expect("gaps"));
+        println!("41 in {:?}, gaps from {least:?} to {most:?}", taken(&instants));
+        let blur = blur(&upstream);
+        assert!(*least >= spacing - blur, "a gap of {least:?}, blur {blur:?}");
+        assert!(*most <= spacing + blur + Duration::from_millis(20), "a gap of {most:?}, blur {blur:?}");
+        // It drains at the rate: forty gaps take two seconds, and what guard and rounding cost.
+        let whole = spacing * 40;
+        assert!(taken(&instants) >= whole - blur, "{:?}", taken(&instants));
+        assert!(taken(&instants) <= whole.mul_f64(1.02) + blur, "{:?}", taken(&instants));
+    })
+    .await;
 }
 
 /// How far an instant lies behind the last boundary of windows of that length, which begin at the epoch.
@@ -134,24 +140,29 @@ async fn amid_a_window(per: Duration) {
 
 #[tokio::test]
 async fn a_fixed_window_begins_with_the_clock_and_a_backlog_waits_for_it() {
-    let _lane = lane::alone().await;
-    const PER: Duration = Duration::from_secs(2);
-    let upstream = Upstream::start();
-    let limits = "{rate: 20, per: 2s, algorithm: fixed_window}";
-    let instants = drain_after(async || amid_a_window(PER).await, limits, 50, &upstream).await;
+    lane::alone(async || {
+        const PER: Duration = Duration::from_secs(2);
+        let upstream = Upstream::start();
+        let limits = "{rate: 20, per: 2s, algorithm: fixed_window}";
+        let instants = drain_after(async || amid_a_window(PER).await, limits, 50, &upstream).await;
 
-    let window = |instant: Instant| since_epoch(instant).as_nanos() / PER.as_nanos();
-    let first = window(instants[0]);
-    let mut counts = [0_usize; 3];
-    for instant in &instants {
-        counts[(window(*instant) - first) as usize] += 1;
-    }
-    let late: Vec<Duration> = instants[20..].iter().map(|instant| phase(*instant, PER)).collect();
-    println!("{counts:?} in the windows of the clock, the backlog at most {:?} behind", late.iter().max());
-    assert_eq!(counts, [20, 20, 10]);
-    for late in late {
-        assert!(late < SLACK, "{late:?} behind the boundary");
-    }
+        let window = |instant: Instant| since_epoch(instant).as_nanos() / PER.as_nanos();
+        let first = window(instants[0]);
+        let mut counts = [0_usize; 3];
+        for instant in &instants {
+            counts[(window(*instant) - first) as usize] += 1;
+        }
+        let late: Vec<Duration> = instants[20..].iter().map(|instant| phase(*instant, PER)).collect();
+        println!(
+            "{counts:?} in the windows of the clock, the backlog at most {:?} behind",
+            late.iter().max()
+        );
+        assert_eq!(counts, [20, 20, 10]);
+        for late in late {
+            assert!(late < SLACK, "{late:?} behind the boundary");
+        }
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -188,33 +199,37 @@ async fn a_day_ends_at_midnight_of_its_time_zone() {
 
 #[tokio::test]
 async fn a_limiter_may_mix_algorithms() {
-    let _lane = lane::alone().await;
-    let upstream = Upstream::start();
-    let limits = "{rate: 20, per: 1s, algorithm: leaky_bucket}, \
+    lane::alone(async || {
+        let upstream = Upstream::start();
+        let limits = "{rate: 20, per: 1s, algorithm: leaky_bucket}, \
                   {rate: 15, per: 1s}, \
                   {rate: 15, per: 1s, algorithm: token_bucket, burst: 3}";
-    let instants = drain(limits, 35, &upstream).await;
+        let instants = drain(limits, 35, &upstream).await;
 
-    upstream.assert_within(15, SECOND);
-    let blur = blur(&upstream);
-    let least = instants.windows(2).map(|pair| pair[1].duration_since(pair[0])).min().expect("gaps");
-    let level = fullest_bucket(&instants, 15.0, SECOND);
-    println!("35 in {:?}, gaps from {least:?}, bucket at most {level:.2}", taken(&instants));
-    assert!(least >= SECOND / 20 - blur, "a gap of {least:?}, blur {blur:?}");
-    assert!(level <= 3.0 + 15.0 * blur.as_secs_f64(), "{level} permits in the bucket");
-    // Fifteen of the sliding window, twice; then five more, evenly spaced.
-    let whole = 2 * SECOND + SECOND / 20 * 4;
-    assert!(taken(&instants) <= whole.mul_f64(1.02) + SLACK, "{:?}", taken(&instants));
+        upstream.assert_within(15, SECOND);
+        let blur = blur(&upstream);
+        let least = instants.windows(2).map(|pair| pair[1].duration_since(pair[0])).min().expect("gaps");
+        let level = fullest_bucket(&instants, 15.0, SECOND);
+        println!("35 in {:?}, gaps from {least:?}, bucket at most {level:.2}", taken(&instants));
+        assert!(least >= SECOND / 20 - blur, "a gap of {least:?}, blur {blur:?}");
+        assert!(level <= 3.0 + 15.0 * blur.as_secs_f64(), "{level} permits in the bucket");
+        // Fifteen of the sliding window, twice; then five more, evenly spaced.
+        let whole = 2 * SECOND + SECOND / 20 * 4;
+        assert!(taken(&instants) <= whole.mul_f64(1.02) + SLACK, "{:?}", taken(&instants));
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_precision_of_ten_is_the_classic_counter() {
-    let _lane = lane::alone().await;
-    let upstream = Upstream::start();
-    let instants = drain("{rate: 100, per: 1s, precision: 10}", 300, &upstream).await;
-    upstream.assert_within(100, SECOND);
-    // Rounded to tenths, to the safe side: each window may come so much later.
-    let used = occupancy(&instants, 100, SECOND + SECOND / 10);
-    println!("300 at 100/1s in {:?}, {:.1} % of the quota used", taken(&instants), used * 100.0);
-    assert!(used >= 0.9, "{:.1} % of the quota used", used * 100.0);
+    lane::alone(async || {
+        let upstream = Upstream::start();
+        let instants = drain("{rate: 100, per: 1s, precision: 10}", 300, &upstream).await;
+        upstream.assert_within(100, SECOND);
+        // Rounded to tenths, to the safe side: each window may come so much later.
+        let used = occupancy(&instants, 100, SECOND + SECOND / 10);
+        println!("300 at 100/1s in {:?}, {:.1} % of the quota used", taken(&instants), used * 100.0);
+        assert!(used >= 0.9, "{:.1} % of the quota used", used * 100.0);
+    })
+    .await;
 }

@@ -13,44 +13,46 @@ const QUOTAS_AHEAD: usize = 8;
 
 #[tokio::test]
 async fn ten_thousand_wait_in_little_memory_and_drain() {
-    let _lane = lane::alone().await;
-    // The test holds the clients' ends, and the upstream's of those that are being served.
-    assert!(open_files_max() > WAITING as u64 + 4000, "raise the limit of open files (ulimit -Hn)");
+    lane::alone(async || {
+        // The test holds the clients' ends, and the upstream's of those that are being served.
+        assert!(open_files_max() > WAITING as u64 + 4000, "raise the limit of open files (ulimit -Hn)");
 
-    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    let (store, url) = (redis.store(), upstream.url());
-    let weir = Weir::start(&format!(
-        "store: {store}\n\
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let (store, url) = (redis.store(), upstream.url());
+        let weir = Weir::start(&format!(
+            "store: {store}\n\
          server: {{max_connections: 20000}}\n\
          limiters:\n  api: {{limits: [{RATE}/1s], queue: {{timeout: 2m, max_waiting: 20000}}}}\n\
          routes:\n  \
          - {{name: whole, match: {{path: /whole}}, upstream: \"{url}\", limiter: api, cost: {RATE}}}\n  \
          - {{name: one, match: {{path: /}}, upstream: \"{url}\", limiter: api}}\n"
-    ))
+        ))
+        .await;
+
+        let ahead = weir.begin(QUOTAS_AHEAD, "/whole");
+        weir.wait_for_waiting(QUOTAS_AHEAD - 1).await;
+        let before = weir.rss_bytes();
+        let begun = Instant::now();
+        let crowd = open_in_waves(&weir, WAITING).await;
+        let there = format!("{WAITING} waiting, {:?} after the first", begun.elapsed());
+        eventually(&there, Duration::from_secs(10), async || weir.waiting().await >= WAITING as f64).await;
+        let grown = weir.rss_bytes().saturating_sub(before) / WAITING as u64;
+
+        for answer in client::answers(crowd).await {
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        }
+        client::answers(ahead).await;
+        println!("{WAITING} waiting, {grown} bytes each");
+        assert!(grown < BYTES_PER_WAITING_MAX, "{grown} bytes for each waiting request");
+        assert_eq!(upstream.count(), WAITING + QUOTAS_AHEAD, "each goes upstream once");
+        assert_eq!(weir.waiting().await, 0.0);
+        let alone: Vec<_> =
+            upstream.seen().into_iter().filter(|seen| seen.target == "/").map(|seen| seen.at).collect();
+        let last = alone.last().unwrap().duration_since(alone[0]);
+        let least = Duration::from_secs((WAITING / RATE) as u64 - 1);
+        assert!(last < least.mul_f64(1.1), "drained in {last:?}, the quota allows {least:?}");
+    })
     .await;
-
-    let ahead = weir.begin(QUOTAS_AHEAD, "/whole");
-    weir.wait_for_waiting(QUOTAS_AHEAD - 1).await;
-    let before = weir.rss_bytes();
-    let begun = Instant::now();
-    let crowd = open_in_waves(&weir, WAITING).await;
-    let there = format!("{WAITING} waiting, {:?} after the first", begun.elapsed());
-    eventually(&there, Duration::from_secs(10), async || weir.waiting().await >= WAITING as f64).await;
-    let grown = weir.rss_bytes().saturating_sub(before) / WAITING as u64;
-
-    for answer in client::answers(crowd).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
-    client::answers(ahead).await;
-    println!("{WAITING} waiting, {grown} bytes each");
-    assert!(grown < BYTES_PER_WAITING_MAX, "{grown} bytes for each waiting request");
-    assert_eq!(upstream.count(), WAITING + QUOTAS_AHEAD, "each goes upstream once");
-    assert_eq!(weir.waiting().await, 0.0);
-    let alone: Vec<_> =
-        upstream.seen().into_iter().filter(|seen| seen.target == "/").map(|seen| seen.at).collect();
-    let last = alone.last().unwrap().duration_since(alone[0]);
-    let least = Duration::from_secs((WAITING / RATE) as u64 - 1);
-    assert!(last < least.mul_f64(1.1), "drained in {last:?}, the quota allows {least:?}");
 }
 
 /// A few hundred connections at a time, so that no backlog overflows.

@@ -7,26 +7,29 @@ use crate::support::weir::run;
 
 #[tokio::test]
 async fn the_demo_keeps_within_the_quota_and_ends() {
-    let _lane = lane::alone().await;
-    // Where they are free they are taken from here on.
-    let _taken = ["127.0.0.1:8080", "127.0.0.1:9090"].map(|address| TcpListener::bind(address).ok());
-    let demo = run(&["demo", "--seconds", "2"]).await;
-    demo.assert_code(0);
-    assert!(!demo.stdout.contains('\x1b'), "no colours for a pipe: {}", demo.stdout);
-    for hint in ["curl -i http://127.0.0.1:", "/api/limiters", "/metrics", " 0 of them beyond its quota"] {
-        assert!(demo.stdout.contains(hint), "{hint:?} in: {}", demo.stdout);
-    }
-    assert_eq!(demo.stderr, "", "weir has nothing to complain about");
+    lane::alone(async || {
+        // Where they are free they are taken from here on.
+        let _taken = ["127.0.0.1:8080", "127.0.0.1:9090"].map(|address| TcpListener::bind(address).ok());
+        let demo = run(&["demo", "--seconds", "2"]).await;
+        demo.assert_code(0);
+        assert!(!demo.stdout.contains('\x1b'), "no colours for a pipe: {}", demo.stdout);
+        for hint in ["curl -i http://127.0.0.1:", "/api/limiters", "/metrics", " 0 of them beyond its quota"]
+        {
+            assert!(demo.stdout.contains(hint), "{hint:?} in: {}", demo.stdout);
+        }
+        assert_eq!(demo.stderr, "", "weir has nothing to complain about");
 
-    // time, sent, forwarded, per second, waiting, refused, violations
-    let rows: Vec<Vec<u64>> = demo.stdout.lines().filter_map(row).collect();
-    assert_eq!(rows.len(), 2, "one row a second: {}", demo.stdout);
-    let [_, sent, forwarded, _, waiting, refused, violations] = rows[1][..] else {
-        panic!("seven columns: {:?}", rows[1])
-    };
-    assert!((45..=55).contains(&sent), "25 a second: {sent}");
-    assert!((15..=30).contains(&forwarded), "10 a second: {forwarded}");
-    assert_eq!((sent, violations), (forwarded + waiting + refused, 0));
+        // time, sent, forwarded, per second, waiting, refused, violations
+        let rows: Vec<Vec<u64>> = demo.stdout.lines().filter_map(row).collect();
+        assert_eq!(rows.len(), 2, "one row a second: {}", demo.stdout);
+        let [_, sent, forwarded, _, waiting, refused, violations] = rows[1][..] else {
+            panic!("seven columns: {:?}", rows[1])
+        };
+        assert!((45..=55).contains(&sent), "25 a second: {sent}");
+        assert!((15..=30).contains(&forwarded), "10 a second: {forwarded}");
+        assert_eq!((sent, violations), (forwarded + waiting + refused, 0));
+    })
+    .await;
 }
 
 #[tokio::test]

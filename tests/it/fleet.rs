@@ -32,78 +32,84 @@ async fn all_ok(burst: Vec<(Instant, Pending)>) -> Vec<Answer> {
 
 #[tokio::test]
 async fn nine_hundred_at_once_stay_inside_the_quota_and_waste_none_of_it() {
-    let _lane = lane::alone().await;
-    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    let limiter = "{limits: [100/1s], queue: {timeout: 30s, max_waiting: 1000}}";
-    let fleet = Weir::fleet(3, &one_limiter(&redis.store(), limiter, &upstream)).await;
-    let calls_before = redis.script_calls().await;
+    lane::alone(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let limiter = "{limits: [100/1s], queue: {timeout: 30s, max_waiting: 1000}}";
+        let fleet = Weir::fleet(3, &one_limiter(&redis.store(), limiter, &upstream)).await;
+        let calls_before = redis.script_calls().await;
 
-    let burst = burst(&fleet, 900).await;
-    let sent: Vec<_> = burst.iter().map(|(sent, _)| *sent).collect();
-    all_ok(burst).await;
+        let burst = burst(&fleet, 900).await;
+        let sent: Vec<_> = burst.iter().map(|(sent, _)| *sent).collect();
+        all_ok(burst).await;
 
-    assert_eq!(upstream.count(), 900, "each request goes upstream once");
-    upstream.assert_within(100, SECOND);
+        assert_eq!(upstream.count(), 900, "each request goes upstream once");
+        upstream.assert_within(100, SECOND);
 
-    let used = occupancy(&upstream.instants(), 100, SECOND);
-    assert!(used >= 0.97, "{:.1} % of the quota used", used * 100.0);
+        let used = occupancy(&upstream.instants(), 100, SECOND);
+        assert!(used >= 0.97, "{:.1} % of the quota used", used * 100.0);
 
-    let out_of_order = pairs_out_of_order(&services(&upstream, &sent), Duration::from_millis(50));
-    assert!(out_of_order < 0.02, "{:.2} % of the pairs out of order", out_of_order * 100.0);
+        let out_of_order = pairs_out_of_order(&services(&upstream, &sent), Duration::from_millis(50));
+        assert!(out_of_order < 0.02, "{:.2} % of the pairs out of order", out_of_order * 100.0);
 
-    let calls = redis.script_calls().await - calls_before;
-    println!(
-        "{:.1} % of the quota used, {:.2} % of the pairs out of order, {calls} script calls",
-        used * 100.0,
-        out_of_order * 100.0
-    );
-    assert!(calls < 900, "{calls} script calls for 900 requests");
+        let calls = redis.script_calls().await - calls_before;
+        println!(
+            "{:.1} % of the quota used, {:.2} % of the pairs out of order, {calls} script calls",
+            used * 100.0,
+            out_of_order * 100.0
+        );
+        assert!(calls < 900, "{calls} script calls for 900 requests");
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn replicas_come_and_go_and_the_quota_holds() {
-    let _lane = lane::alone().await;
-    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    let limiter = "{limits: [50/1s], queue: {timeout: 30s, max_waiting: 1000}}";
-    let config = one_limiter(&redis.store(), limiter, &upstream);
-    let mut fleet = Weir::fleet(2, &config).await;
+    lane::alone(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let limiter = "{limits: [50/1s], queue: {timeout: 30s, max_waiting: 1000}}";
+        let config = one_limiter(&redis.store(), limiter, &upstream);
+        let mut fleet = Weir::fleet(2, &config).await;
 
-    let crashed = fleet.pop().expect("two replicas");
-    let lost = crashed.begin(60, "/lost");
-    let kept = fleet[0].begin(60, "/kept");
-    upstream.wait_for(50, PATIENCE).await;
-    // A crash: its slots are spent or expire, nobody else may use them twice.
-    drop(crashed);
-    fleet.push(Weir::start(&config).await);
-    let more = fleet[1].begin(60, "/more");
+        let crashed = fleet.pop().expect("two replicas");
+        let lost = crashed.begin(60, "/lost");
+        let kept = fleet[0].begin(60, "/kept");
+        upstream.wait_for(50, PATIENCE).await;
+        // A crash: its slots are spent or expire, nobody else may use them twice.
+        drop(crashed);
+        fleet.push(Weir::start(&config).await);
+        let more = fleet[1].begin(60, "/more");
 
-    for answer in client::answers(kept.into_iter().chain(more).collect()).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
-    drop(lost);
-    upstream.assert_within(50, SECOND);
+        for answer in client::answers(kept.into_iter().chain(more).collect()).await {
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        }
+        drop(lost);
+        upstream.assert_within(50, SECOND);
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn room_that_one_replica_gives_back_is_used_by_newcomers_of_the_others() {
-    let _lane = lane::alone().await;
-    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    let limiter = "{limits: [50/1s], queue: {timeout: 30s, max_waiting: 1000}}";
-    let fleet = Weir::fleet(3, &one_limiter(&redis.store(), limiter, &upstream)).await;
+    lane::alone(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let limiter = "{limits: [50/1s], queue: {timeout: 30s, max_waiting: 1000}}";
+        let fleet = Weir::fleet(3, &one_limiter(&redis.store(), limiter, &upstream)).await;
 
-    let burst = burst(&fleet, 300).await;
-    upstream.wait_for(50, PATIENCE).await;
-    // Every client of the first replica gives up, a third of those waiting, and as many come to the second.
-    let (leaving, staying): (Vec<_>, Vec<_>) =
-        burst.into_iter().enumerate().partition(|(index, _)| index % 3 == 0);
-    drop(leaving);
-    fleet[0].wait_for_waiting(0).await;
-    let newcomers = fleet[1].begin(80, "/").into_iter().map(|pending| (Instant::now(), pending));
-    all_ok(staying.into_iter().map(|(_, pending)| pending).chain(newcomers).collect()).await;
+        let burst = burst(&fleet, 300).await;
+        upstream.wait_for(50, PATIENCE).await;
+        // Every client of the first replica gives up, a third of those waiting, and as many come to the second.
+        let (leaving, staying): (Vec<_>, Vec<_>) =
+            burst.into_iter().enumerate().partition(|(index, _)| index % 3 == 0);
+        drop(leaving);
+        fleet[0].wait_for_waiting(0).await;
+        let newcomers = fleet[1].begin(80, "/").into_iter().map(|pending| (Instant::now(), pending));
+        all_ok(staying.into_iter().map(|(_, pending)| pending).chain(newcomers).collect()).await;
 
-    upstream.assert_within(50, SECOND);
-    let used = occupancy(&upstream.instants(), 50, SECOND);
-    assert!(used >= 0.95, "{:.1} % of the quota used", used * 100.0);
+        upstream.assert_within(50, SECOND);
+        let used = occupancy(&upstream.instants(), 50, SECOND);
+        assert!(used >= 0.95, "{:.1} % of the quota used", used * 100.0);
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -133,22 +139,24 @@ async fn a_quiet_limiter_costs_at_most_one_call_a_request() {
 
 #[tokio::test]
 async fn replicas_that_saturate_one_limiter_get_equal_shares() {
-    let _lane = lane::alone().await;
-    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    // A replica that the machine holds up for longer than the guard loses its places, which is another matter.
-    let limiter = "{limits: [100/1s], guard: 50ms, queue: {timeout: 30s, max_waiting: 1000}}";
-    let fleet = Weir::fleet(3, &one_limiter(&redis.store(), limiter, &upstream)).await;
-    let paths = ["/0", "/1", "/2"];
-    let _load: Vec<_> =
-        fleet.iter().zip(paths).map(|(weir, path)| Load::start(weir, 50, &Request::get(path))).collect();
+    lane::alone(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        // A replica that the machine holds up for longer than the guard loses its places, which is another matter.
+        let limiter = "{limits: [100/1s], guard: 50ms, queue: {timeout: 30s, max_waiting: 1000}}";
+        let fleet = Weir::fleet(3, &one_limiter(&redis.store(), limiter, &upstream)).await;
+        let paths = ["/0", "/1", "/2"];
+        let _load: Vec<_> =
+            fleet.iter().zip(paths).map(|(weir, path)| Load::start(weir, 50, &Request::get(path))).collect();
 
-    upstream.wait_for(550, PATIENCE).await;
-    // The first ones went to whose clients came first; then every client's turn comes round three times.
-    let targets = upstream.targets().split_off(100);
-    let targets = &targets[..450];
-    let shares = paths.map(|path| targets.iter().filter(|target| *target == path).count());
-    let index = jain(&shares);
-    println!("shares {shares:?}, Jain's index {index:.4}");
-    assert!(index >= 0.99, "shares {shares:?}, Jain's index {index:.4}");
-    upstream.assert_within(100, SECOND);
+        upstream.wait_for(550, PATIENCE).await;
+        // The first ones went to whose clients came first; then every client's turn comes round three times.
+        let targets = upstream.targets().split_off(100);
+        let targets = &targets[..450];
+        let shares = paths.map(|path| targets.iter().filter(|target| *target == path).count());
+        let index = jain(&shares);
+        println!("shares {shares:?}, Jain's index {index:.4}");
+        assert!(index >= 0.99, "shares {shares:?}, Jain's index {index:.4}");
+        upstream.assert_within(100, SECOND);
+    })
+    .await;
 }

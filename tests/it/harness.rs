@@ -127,15 +127,17 @@ async fn a_connection_carries_several_requests() {
 
 #[tokio::test]
 async fn a_thousand_requests_wait_at_once() {
-    let _lane = lane::alone().await;
-    let upstream = Upstream::start();
-    let gate = upstream.hold("/slow");
-    let url = format!("{}/slow", upstream.url());
-    let pending: Vec<_> = (0..1000).map(|_| Pending::get(&url)).collect();
-    upstream.wait_for(1000, PATIENCE).await;
-    gate.open();
-    let answers = client::answers(pending).await;
-    assert!(answers.iter().all(|answer| answer.status == 200));
+    lane::alone(async || {
+        let upstream = Upstream::start();
+        let gate = upstream.hold("/slow");
+        let url = format!("{}/slow", upstream.url());
+        let pending: Vec<_> = (0..1000).map(|_| Pending::get(&url)).collect();
+        upstream.wait_for(1000, PATIENCE).await;
+        gate.open();
+        let answers = client::answers(pending).await;
+        assert!(answers.iter().all(|answer| answer.status == 200));
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -17,36 +17,42 @@ const SERVED: usize = 200;
 /// Clients on three replicas at 100/s; when they have waited for a second, those give up whose number
 /// `leaves` names. Number `n` is on replica `n % 3`.
 async fn a_third_leaves(leaves: impl Fn(usize) -> bool) {
-    let _lane = lane::alone().await;
-    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    let limiter = "{limits: [100/1s], queue: {timeout: 30s, max_waiting: 1000}}";
-    let fleet = Weir::fleet(3, &one_limiter(&redis.store(), limiter, &upstream)).await;
+    lane::alone(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let limiter = "{limits: [100/1s], queue: {timeout: 30s, max_waiting: 1000}}";
+        let fleet = Weir::fleet(3, &one_limiter(&redis.store(), limiter, &upstream)).await;
 
-    // Two windows of them are served until the others have waited for a second.
-    let crowd: Vec<(usize, Pending)> =
-        burst(&fleet, WAITING + SERVED).await.into_iter().map(|(_, pending)| pending).enumerate().collect();
-    upstream.wait_for(SERVED, PATIENCE).await;
-    let (leaving, staying): (Vec<_>, Vec<_>) = crowd.into_iter().partition(|(index, _)| leaves(*index));
-    let left_at = Instant::now();
-    drop(leaving);
+        // Two windows of them are served until the others have waited for a second.
+        let crowd: Vec<(usize, Pending)> = burst(&fleet, WAITING + SERVED)
+            .await
+            .into_iter()
+            .map(|(_, pending)| pending)
+            .enumerate()
+            .collect();
+        upstream.wait_for(SERVED, PATIENCE).await;
+        let (leaving, staying): (Vec<_>, Vec<_>) = crowd.into_iter().partition(|(index, _)| leaves(*index));
+        let left_at = Instant::now();
+        drop(leaving);
 
-    for answer in client::answers(staying.into_iter().map(|(_, pending)| pending).collect()).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
-    let instants = upstream.instants();
-    let last = *instants.iter().max().expect("all have been served");
-    let used = occupancy(&instants, 100, SECOND);
-    println!(
-        "{} of {WAITING} left, {} were served, the last {:?} after that; {:.1} % of the quota used, \
+        for answer in client::answers(staying.into_iter().map(|(_, pending)| pending).collect()).await {
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        }
+        let instants = upstream.instants();
+        let last = *instants.iter().max().expect("all have been served");
+        let used = occupancy(&instants, 100, SECOND);
+        println!(
+            "{} of {WAITING} left, {} were served, the last {:?} after that; {:.1} % of the quota used, \
          fullest second {}",
-        WAITING + SERVED - instants.len(),
-        instants.len(),
-        last.duration_since(left_at),
-        used * 100.0,
-        upstream.fullest_window(SECOND)
-    );
-    upstream.assert_within(100, SECOND);
-    assert!(used >= 0.95, "{:.1} % of the quota used", used * 100.0);
+            WAITING + SERVED - instants.len(),
+            instants.len(),
+            last.duration_since(left_at),
+            used * 100.0,
+            upstream.fullest_window(SECOND)
+        );
+        upstream.assert_within(100, SECOND);
+        assert!(used >= 0.95, "{:.1} % of the quota used", used * 100.0);
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -12,42 +12,48 @@ const SLACK: Duration = Duration::from_millis(300);
 
 #[tokio::test]
 async fn two_windows_hold_at_once_and_a_refusal_spends_nothing() {
-    let _lane = lane::alone().await;
-    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    let config = one_limiter(&redis.store(), "{limits: [20/1s, 50/5s]}", &upstream);
-    let weir = Weir::start(&config).await;
+    lane::alone(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let config = one_limiter(&redis.store(), "{limits: [20/1s, 50/5s]}", &upstream);
+        let weir = Weir::start(&config).await;
 
-    // Ask far more often than allowed, until the second five-second window has filled its first second.
-    let start = Instant::now();
-    let mut ticks = tokio::time::interval(Duration::from_millis(50));
-    while upstream.count() < 70 && start.elapsed() < Duration::from_secs(10) {
-        ticks.tick().await;
-        for pending in weir.begin(10, "/") {
-            let answer = pending.answer().await;
-            assert!(matches!(answer.status, 200 | 429), "{}", answer.text());
+        // Ask far more often than allowed, until the second five-second window has filled its first second.
+        let start = Instant::now();
+        let mut ticks = tokio::time::interval(Duration::from_millis(50));
+        while upstream.count() < 70 && start.elapsed() < Duration::from_secs(10) {
+            ticks.tick().await;
+            for pending in weir.begin(10, "/") {
+                let answer = pending.answer().await;
+                assert!(matches!(answer.status, 200 | 429), "{}", answer.text());
+            }
         }
-    }
 
-    upstream.assert_within(20, SECOND);
-    upstream.assert_within(50, 5 * SECOND);
-    let instants = upstream.instants();
-    let after_first = |index: usize| instants[index].duration_since(instants[0]);
-    // Had refusals been charged, the fiftieth and the seventieth would come much later, or never.
-    assert!(after_first(49) < 2 * SECOND + SLACK, "the fiftieth after {:?}", after_first(49));
-    assert!(after_first(69) < 5 * SECOND + SLACK, "the seventieth after {:?}", after_first(69));
+        upstream.assert_within(20, SECOND);
+        upstream.assert_within(50, 5 * SECOND);
+        let instants = upstream.instants();
+        let after_first = |index: usize| instants[index].duration_since(instants[0]);
+        // Had refusals been charged, the fiftieth and the seventieth would come much later, or never.
+        assert!(after_first(49) < 2 * SECOND + SLACK, "the fiftieth after {:?}", after_first(49));
+        assert!(after_first(69) < 5 * SECOND + SLACK, "the seventieth after {:?}", after_first(69));
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn waiting_exactly_retry_after_is_enough_with_redis() {
-    let _lane = lane::alone().await;
-    let redis = RedisServer::start().await;
-    waiting_exactly_retry_after_is_enough(&redis.store()).await;
+    lane::alone(async || {
+        let redis = RedisServer::start().await;
+        waiting_exactly_retry_after_is_enough(&redis.store()).await;
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn waiting_exactly_retry_after_is_enough_in_memory() {
-    let _lane = lane::alone().await;
-    waiting_exactly_retry_after_is_enough("memory").await;
+    lane::alone(async || {
+        waiting_exactly_retry_after_is_enough("memory").await;
+    })
+    .await;
 }
 
 async fn waiting_exactly_retry_after_is_enough(store: &str) {
@@ -128,16 +134,19 @@ async fn a_subsecond_window_has_no_w() {
 
 #[tokio::test]
 async fn a_limiter_of_a_high_rate_is_exact_to_its_cells() {
-    let _lane = lane::alone().await;
-    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    let limiter = "{limits: [{rate: 200, per: 1s, precision: 20}], queue: {timeout: 30s, max_waiting: 2000}}";
-    let weir = Weir::start(&one_limiter(&redis.store(), limiter, &upstream)).await;
-    for pending in weir.begin(600, "/") {
-        assert_eq!(pending.answer().await.status, 200);
-    }
-    upstream.assert_within(200, SECOND);
-    let used = occupancy(&upstream.instants(), 200, SECOND);
-    assert!(used >= 0.9, "{:.1} % of the quota used", used * 100.0);
+    lane::alone(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let limiter =
+            "{limits: [{rate: 200, per: 1s, precision: 20}], queue: {timeout: 30s, max_waiting: 2000}}";
+        let weir = Weir::start(&one_limiter(&redis.store(), limiter, &upstream)).await;
+        for pending in weir.begin(600, "/") {
+            assert_eq!(pending.answer().await.status, 200);
+        }
+        upstream.assert_within(200, SECOND);
+        let used = occupancy(&upstream.instants(), 200, SECOND);
+        assert!(used >= 0.9, "{:.1} % of the quota used", used * 100.0);
+    })
+    .await;
 }
 
 #[tokio::test]

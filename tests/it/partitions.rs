@@ -47,7 +47,7 @@ async fn until_forgotten(redis: &RedisServer, deadline: Duration) -> Duration {
 
 /// `per` is the window of each partition: long enough that all of them live at once.
 async fn partitions_touched_once(count: usize, per: Duration) {
-    let _lane = lane::alone().await;
+    lane::alone(async || {
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
     let limiter = |per: Duration| {
         let limit = format!("{{rate: 5, per: {}s}}", per.as_secs());
@@ -84,6 +84,7 @@ async fn partitions_touched_once(count: usize, per: Duration) {
     .await;
     println!("weir {} KiB {:?} after the last", settled / 1024, begun.elapsed() - touched);
     assert_eq!(upstream.count(), 3000 + count);
+    }).await;
 }
 
 #[tokio::test]

@@ -23,15 +23,19 @@ async fn a_waiting_request_says_how_long_it_waited() {
 
 #[tokio::test]
 async fn a_client_that_leaves_takes_no_permit_with_it_in_memory() {
-    let _lane = lane::alone().await;
-    a_client_that_leaves_takes_no_permit_with_it("memory").await;
+    lane::alone(async || {
+        a_client_that_leaves_takes_no_permit_with_it("memory").await;
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_client_that_leaves_takes_no_permit_with_it_with_redis() {
-    let _lane = lane::alone().await;
-    let redis = RedisServer::start().await;
-    a_client_that_leaves_takes_no_permit_with_it(&redis.store()).await;
+    lane::alone(async || {
+        let redis = RedisServer::start().await;
+        a_client_that_leaves_takes_no_permit_with_it(&redis.store()).await;
+    })
+    .await;
 }
 
 async fn a_client_that_leaves_takes_no_permit_with_it(store: &str) {
@@ -153,26 +157,28 @@ async fn a_failed_connection_gives_its_permit_back() {
 
 #[tokio::test]
 async fn first_come_first_served() {
-    let _lane = lane::alone().await;
-    let upstream = Upstream::start();
-    let limiter = "{limits: [5/500ms], queue: {timeout: 30s, max_waiting: 100}}";
-    let weir = Weir::start(&one_limiter("memory", limiter, &upstream)).await;
-    let mut pace = tokio::time::interval(Duration::from_millis(5));
-    let (mut sent, mut pending) = (Vec::new(), Vec::new());
-    for index in 0..30 {
-        let mut connection = Connection::open(&weir.host()).await.unwrap();
-        pace.tick().await;
-        sent.push(connection.send(&Request::get(&format!("/{index}"))).await.unwrap());
-        pending.push(Pending::on(connection));
-    }
-    client::answers(pending).await;
-    let served = upstream.seen().into_iter().map(|seen| {
-        let index: usize = seen.target[1..].parse().expect("a number");
-        Service { arrived: sent[index], served: seen.at }
-    });
-    // Five leave in the same instant, in any order.
-    let out_of_order = pairs_out_of_order(&served.collect::<Vec<_>>(), Duration::from_millis(50));
-    assert!(out_of_order < 1e-9, "{:?}", upstream.targets());
+    lane::alone(async || {
+        let upstream = Upstream::start();
+        let limiter = "{limits: [5/500ms], queue: {timeout: 30s, max_waiting: 100}}";
+        let weir = Weir::start(&one_limiter("memory", limiter, &upstream)).await;
+        let mut pace = tokio::time::interval(Duration::from_millis(5));
+        let (mut sent, mut pending) = (Vec::new(), Vec::new());
+        for index in 0..30 {
+            let mut connection = Connection::open(&weir.host()).await.unwrap();
+            pace.tick().await;
+            sent.push(connection.send(&Request::get(&format!("/{index}"))).await.unwrap());
+            pending.push(Pending::on(connection));
+        }
+        client::answers(pending).await;
+        let served = upstream.seen().into_iter().map(|seen| {
+            let index: usize = seen.target[1..].parse().expect("a number");
+            Service { arrived: sent[index], served: seen.at }
+        });
+        // Five leave in the same instant, in any order.
+        let out_of_order = pairs_out_of_order(&served.collect::<Vec<_>>(), Duration::from_millis(50));
+        assert!(out_of_order < 1e-9, "{:?}", upstream.targets());
+    })
+    .await;
 }
 
 #[tokio::test]

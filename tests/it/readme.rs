@@ -127,34 +127,38 @@ async fn its_commands_that_need_nothing_run() {
 
 #[tokio::test]
 async fn its_calls_of_the_quickstart_answer_as_it_shows() {
-    let _lane = lane::alone().await;
-    if Command::new("curl").arg("--version").output().is_err() {
-        println!("no curl here: not run");
-        return;
-    }
-    let upstream = Upstream::start();
-    let quickstart = fs::read_to_string(Path::new(ROOT).join("config/quickstart.yaml")).unwrap();
-    let (_, config) =
-        quickstart.split_once("\nstore:").expect("what the harness sets stands before the store");
-    let weir =
-        Weir::start(&format!("store:{config}").replace("http://127.0.0.1:9900", &upstream.url())).await;
-    let admin = weir.admin("");
-    let admin = admin.trim_start_matches("http://");
-
-    let blocks = blocks();
-    let mut answers_compared = 0;
-    for (index, block) in blocks.iter().enumerate().filter(|(_, block)| block.info == "sh quickstart") {
-        let commands = block.text.replace("localhost:8080", &weir.host()).replace("localhost:9090", admin);
-        let output = shell(&commands).await;
-        let answer = String::from_utf8_lossy(&output.stdout);
-        let shown = blocks.get(index + 1).filter(|next| next.info == "text").map_or("", |next| &next.text);
-        if shown.starts_with("HTTP/") {
-            assert_eq!(answer.lines().next(), shown.lines().next(), "{commands}");
-            assert_eq!(own_headers(&answer), own_headers(shown), "{commands}");
-            answers_compared += 1;
+    lane::alone(async || {
+        if Command::new("curl").arg("--version").output().is_err() {
+            println!("no curl here: not run");
+            return;
         }
-    }
-    assert!(answers_compared >= 4, "{answers_compared} answers compared");
+        let upstream = Upstream::start();
+        let quickstart = fs::read_to_string(Path::new(ROOT).join("config/quickstart.yaml")).unwrap();
+        let (_, config) =
+            quickstart.split_once("\nstore:").expect("what the harness sets stands before the store");
+        let weir =
+            Weir::start(&format!("store:{config}").replace("http://127.0.0.1:9900", &upstream.url())).await;
+        let admin = weir.admin("");
+        let admin = admin.trim_start_matches("http://");
+
+        let blocks = blocks();
+        let mut answers_compared = 0;
+        for (index, block) in blocks.iter().enumerate().filter(|(_, block)| block.info == "sh quickstart") {
+            let commands =
+                block.text.replace("localhost:8080", &weir.host()).replace("localhost:9090", admin);
+            let output = shell(&commands).await;
+            let answer = String::from_utf8_lossy(&output.stdout);
+            let shown =
+                blocks.get(index + 1).filter(|next| next.info == "text").map_or("", |next| &next.text);
+            if shown.starts_with("HTTP/") {
+                assert_eq!(answer.lines().next(), shown.lines().next(), "{commands}");
+                assert_eq!(own_headers(&answer), own_headers(shown), "{commands}");
+                answers_compared += 1;
+            }
+        }
+        assert!(answers_compared >= 4, "{answers_compared} answers compared");
+    })
+    .await;
 }
 
 /// The names of the headers that weir adds to an answer.

@@ -32,21 +32,23 @@ async fn on_both_stores(test: impl AsyncFn(&str)) {
 
 #[tokio::test]
 async fn ten_grants_then_ten_refusals_three_windows_in_a_row() {
-    let _lane = lane::alone().await;
-    on_both_stores(async |store| {
-        let upstream = Upstream::start();
-        let weir = Weir::start(&one_limiter(store, "{limits: [10/1s]}", &upstream)).await;
-        let (mut client, request) = (weir.connect().await, Request::get("/"));
-        for window in 1..=3 {
-            let began = Instant::now();
-            assert_eq!(client.statuses(&request, 10).await, [200; 10], "window {window} in {store}");
-            let granted = Instant::now();
-            assert_eq!(client.statuses(&request, 10).await, [429; 10], "window {window} in {store}");
-            assert!(began.elapsed() < SECOND, "twenty requests took {:?}", began.elapsed());
-            wait_until(granted + SECOND + GUARD).await;
-        }
-        upstream.assert_within(10, SECOND);
-        assert_eq!(upstream.count(), 30);
+    lane::alone(async || {
+        on_both_stores(async |store| {
+            let upstream = Upstream::start();
+            let weir = Weir::start(&one_limiter(store, "{limits: [10/1s]}", &upstream)).await;
+            let (mut client, request) = (weir.connect().await, Request::get("/"));
+            for window in 1..=3 {
+                let began = Instant::now();
+                assert_eq!(client.statuses(&request, 10).await, [200; 10], "window {window} in {store}");
+                let granted = Instant::now();
+                assert_eq!(client.statuses(&request, 10).await, [429; 10], "window {window} in {store}");
+                assert!(began.elapsed() < SECOND, "twenty requests took {:?}", began.elapsed());
+                wait_until(granted + SECOND + GUARD).await;
+            }
+            upstream.assert_within(10, SECOND);
+            assert_eq!(upstream.count(), 30);
+        })
+        .await;
     })
     .await;
 }
@@ -228,88 +230,94 @@ async fn permits_that_are_given_back_never_make_a_window_overflow_for_long() {
 }
 
 async fn saturated_after_many_have_left(saturated: Duration) {
-    let _lane = lane::alone().await;
-    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    let limiter = "{limits: [10/1s], queue: {timeout: 1m, max_waiting: 1000}}";
-    let fleet = Weir::fleet(2, &one_limiter(&redis.store(), limiter, &upstream)).await;
-    let staying: Vec<_> = fleet.iter().map(|weir| Load::start(weir, 21, &Request::get("/"))).collect();
-    let leaving: Vec<_> = fleet.iter().map(|weir| leavers(weir, 9, 3 * SECOND)).collect();
-    wait_until(Instant::now() + 3 * SECOND).await;
-    drop(leaving);
-    let left = Instant::now();
-    wait_until(left + saturated).await;
+    lane::alone(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let limiter = "{limits: [10/1s], queue: {timeout: 1m, max_waiting: 1000}}";
+        let fleet = Weir::fleet(2, &one_limiter(&redis.store(), limiter, &upstream)).await;
+        let staying: Vec<_> = fleet.iter().map(|weir| Load::start(weir, 21, &Request::get("/"))).collect();
+        let leaving: Vec<_> = fleet.iter().map(|weir| leavers(weir, 9, 3 * SECOND)).collect();
+        wait_until(Instant::now() + 3 * SECOND).await;
+        drop(leaving);
+        let left = Instant::now();
+        wait_until(left + saturated).await;
 
-    let metrics = [fleet[0].metrics().await, fleet[1].metrics().await];
-    let cancelled: f64 =
-        metrics.iter().map(|scrape| scrape.sum("weir_requests_total", &[("outcome", "cancelled")])).sum();
-    let used = occupancy(&upstream.instants_since(left), 10, SECOND);
-    println!(
-        "{cancelled} have left; fullest second {}, {:.1} % of the quota used afterwards",
-        upstream.fullest_window(SECOND),
-        used * 100.0
-    );
-    assert!(cancelled >= 18.0, "only {cancelled} have left");
-    upstream.assert_within(10, SECOND);
-    assert!(used >= 0.95, "{:.1} % of the quota used", used * 100.0);
-    for load in &staying {
-        assert_eq!(load.statuses().keys().collect::<Vec<_>>(), [&200]);
-    }
+        let metrics = [fleet[0].metrics().await, fleet[1].metrics().await];
+        let cancelled: f64 =
+            metrics.iter().map(|scrape| scrape.sum("weir_requests_total", &[("outcome", "cancelled")])).sum();
+        let used = occupancy(&upstream.instants_since(left), 10, SECOND);
+        println!(
+            "{cancelled} have left; fullest second {}, {:.1} % of the quota used afterwards",
+            upstream.fullest_window(SECOND),
+            used * 100.0
+        );
+        assert!(cancelled >= 18.0, "only {cancelled} have left");
+        upstream.assert_within(10, SECOND);
+        assert!(used >= 0.95, "{:.1} % of the quota used", used * 100.0);
+        for load in &staying {
+            assert_eq!(load.statuses().keys().collect::<Vec<_>>(), [&200]);
+        }
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_lower_rate_holds_from_the_next_window_on_under_saturation() {
-    let _lane = lane::alone().await;
-    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    let at = |limit: &str| {
-        let limiter = format!("{{limits: [{limit}], queue: {{timeout: 5m, max_waiting: 1000}}}}");
-        one_limiter(&redis.store(), &limiter, &upstream)
-    };
-    let fleet = Weir::fleet(2, &at("10/1s")).await;
-    let _load: Vec<_> = fleet.iter().map(|weir| Load::start(weir, 20, &Request::get("/"))).collect();
-    upstream.wait_for(20, PATIENCE).await;
-    Weir::reload_all(&fleet, &at("3/1s")).await;
-    let settled = Instant::now() + SECOND + LEASE;
-    wait_until(settled + 2 * SECOND).await;
-    let after = upstream.instants_since(settled).len();
-    println!("{after} in 2 s at 3/s");
-    upstream.assert_within_since(Some(settled), 3, SECOND);
-    upstream.assert_within(10, SECOND);
-    assert!(after >= 5, "the lower rate is used: {after} in 2 s");
+    lane::alone(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let at = |limit: &str| {
+            let limiter = format!("{{limits: [{limit}], queue: {{timeout: 5m, max_waiting: 1000}}}}");
+            one_limiter(&redis.store(), &limiter, &upstream)
+        };
+        let fleet = Weir::fleet(2, &at("10/1s")).await;
+        let _load: Vec<_> = fleet.iter().map(|weir| Load::start(weir, 20, &Request::get("/"))).collect();
+        upstream.wait_for(20, PATIENCE).await;
+        Weir::reload_all(&fleet, &at("3/1s")).await;
+        let settled = Instant::now() + SECOND + LEASE;
+        wait_until(settled + 2 * SECOND).await;
+        let after = upstream.instants_since(settled).len();
+        println!("{after} in 2 s at 3/s");
+        upstream.assert_within_since(Some(settled), 3, SECOND);
+        upstream.assert_within(10, SECOND);
+        assert!(after >= 5, "the lower rate is used: {after} in 2 s");
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn wall_clocks_that_differ_change_nothing() {
-    let _lane = lane::alone().await;
-    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    let limiter = "{limits: [20/500ms], guard: 20ms, queue: {timeout: 30s, max_waiting: 1000}}";
-    let config = one_limiter(&redis.store(), limiter, &upstream);
-    let hour = Duration::from_secs(3600);
-    let fleet = [
-        Weir::start(&config).await,
-        Weir::start_ahead(&config, SECOND / 2).await,
-        Weir::start_ahead(&config, hour).await,
-    ];
-    let ahead = logged_at(&fleet[2]).as_second() - logged_at(&fleet[0]).as_second();
-    assert!((3590..3660).contains(&ahead), "the third one's clock is ahead by {ahead} s");
+    lane::alone(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let limiter = "{limits: [20/500ms], guard: 20ms, queue: {timeout: 30s, max_waiting: 1000}}";
+        let config = one_limiter(&redis.store(), limiter, &upstream);
+        let hour = Duration::from_secs(3600);
+        let fleet = [
+            Weir::start(&config).await,
+            Weir::start_ahead(&config, SECOND / 2).await,
+            Weir::start_ahead(&config, hour).await,
+        ];
+        let ahead = logged_at(&fleet[2]).as_second() - logged_at(&fleet[0]).as_second();
+        assert!((3590..3660).contains(&ahead), "the third one's clock is ahead by {ahead} s");
 
-    let paths = ["/0", "/1", "/2"];
-    let load: Vec<_> =
-        fleet.iter().zip(paths).map(|(weir, path)| Load::start(weir, 15, &Request::get(path))).collect();
-    upstream.wait_for(135, PATIENCE).await;
-    // The first ones went to whose clients came first; then every client's turn comes round twice.
-    let (instants, targets) = (upstream.instants(), upstream.targets().split_off(45));
-    let targets = &targets[..90];
-    let shares = paths.map(|path| targets.iter().filter(|target| *target == path).count());
-    let used = occupancy(&instants, 20, SECOND / 2);
-    println!("shares {shares:?}, {:.1} % of the quota used", used * 100.0);
-    upstream.assert_within(20, SECOND / 2);
-    // The guard costs 4 % of so short a window.
-    assert!(used >= 0.9, "{:.1} % of the quota used", used * 100.0);
-    // Fair enough to show that nobody is ahead of the others; how fair it is belongs to another test.
-    assert!(jain(&shares) >= 0.9, "{shares:?}");
-    for load in load {
-        assert_eq!(load.statuses().keys().collect::<Vec<_>>(), [&200]);
-    }
+        let paths = ["/0", "/1", "/2"];
+        let load: Vec<_> =
+            fleet.iter().zip(paths).map(|(weir, path)| Load::start(weir, 15, &Request::get(path))).collect();
+        upstream.wait_for(135, PATIENCE).await;
+        // The first ones went to whose clients came first; then every client's turn comes round twice.
+        let (instants, targets) = (upstream.instants(), upstream.targets().split_off(45));
+        let targets = &targets[..90];
+        let shares = paths.map(|path| targets.iter().filter(|target| *target == path).count());
+        let used = occupancy(&instants, 20, SECOND / 2);
+        println!("shares {shares:?}, {:.1} % of the quota used", used * 100.0);
+        upstream.assert_within(20, SECOND / 2);
+        // The guard costs 4 % of so short a window.
+        assert!(used >= 0.9, "{:.1} % of the quota used", used * 100.0);
+        // Fair enough to show that nobody is ahead of the others; how fair it is belongs to another test.
+        assert!(jain(&shares) >= 0.9, "{shares:?}");
+        for load in load {
+            assert_eq!(load.statuses().keys().collect::<Vec<_>>(), [&200]);
+        }
+    })
+    .await;
 }
 
 /// The time of a replica's last log line, by its own clock.

@@ -195,36 +195,38 @@ async fn a_request_keeps_the_route_it_began_with() {
 
 #[tokio::test]
 async fn a_new_rate_holds_within_a_window_and_nothing_is_forgotten() {
-    let _lane = lane::alone().await;
-    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    let at_rate = |rate: &str| {
-        let limiter = format!("{{limits: [{rate}], queue: {{timeout: 60s, max_waiting: 1000}}}}");
-        one_limiter(&redis.store(), &limiter, &upstream)
-    };
-    let fleet = Weir::fleet(3, &at_rate("100/1s")).await;
-    let mut backlog = Vec::new();
-    for _ in 0..260 {
-        backlog.extend(fleet.iter().flat_map(|weir| weir.begin(1, "/")));
-    }
-    upstream.wait_for(200, PATIENCE).await;
+    lane::alone(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let at_rate = |rate: &str| {
+            let limiter = format!("{{limits: [{rate}], queue: {{timeout: 60s, max_waiting: 1000}}}}");
+            one_limiter(&redis.store(), &limiter, &upstream)
+        };
+        let fleet = Weir::fleet(3, &at_rate("100/1s")).await;
+        let mut backlog = Vec::new();
+        for _ in 0..260 {
+            backlog.extend(fleet.iter().flat_map(|weir| weir.begin(1, "/")));
+        }
+        upstream.wait_for(200, PATIENCE).await;
 
-    Weir::reload_all(&fleet, &at_rate("20/1s")).await;
-    let slowed = Instant::now();
-    let settled = slowed + SECOND + LEASE;
-    wait_until(settled + 3 * SECOND).await;
-    let (low, high) = (upstream.instants_since(settled), upstream.count());
-    upstream.assert_within_since(Some(settled), 20, SECOND);
-    assert!(low.len() >= 55, "the lower rate is used: {} in 3 s", low.len());
-    assert!(high < 780, "a backlog is left: {high}");
+        Weir::reload_all(&fleet, &at_rate("20/1s")).await;
+        let slowed = Instant::now();
+        let settled = slowed + SECOND + LEASE;
+        wait_until(settled + 3 * SECOND).await;
+        let (low, high) = (upstream.instants_since(settled), upstream.count());
+        upstream.assert_within_since(Some(settled), 20, SECOND);
+        assert!(low.len() >= 55, "the lower rate is used: {} in 3 s", low.len());
+        assert!(high < 780, "a backlog is left: {high}");
 
-    Weir::reload_all(&fleet, &at_rate("100/1s")).await;
-    let raised = Instant::now();
-    wait_until(raised + Duration::from_millis(2500)).await;
-    let fullest = fullest_window(&upstream.instants_since(raised), SECOND);
-    assert!(fullest >= 90, "{fullest} in the fullest second after the rate went back to 100/1s");
-    println!("{} in 3 s at 20/s, then {fullest} in the fullest second at 100/s", low.len());
-    upstream.assert_within(100, SECOND);
-    drop(backlog);
+        Weir::reload_all(&fleet, &at_rate("100/1s")).await;
+        let raised = Instant::now();
+        wait_until(raised + Duration::from_millis(2500)).await;
+        let fullest = fullest_window(&upstream.instants_since(raised), SECOND);
+        assert!(fullest >= 90, "{fullest} in the fullest second after the rate went back to 100/1s");
+        println!("{} in 3 s at 20/s, then {fullest} in the fullest second at 100/s", low.len());
+        upstream.assert_within(100, SECOND);
+        drop(backlog);
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -248,30 +250,32 @@ async fn what_was_used_stays_used_across_a_reload() {
 
 #[tokio::test]
 async fn the_queue_of_an_unchanged_limiter_does_not_notice() {
-    let _lane = lane::alone().await;
-    let upstream = Upstream::start();
-    let url = upstream.url();
-    let config = |other: &str| {
-        format!(
-            "limiters:\n  api: {{limits: [10/1s], queue: {{timeout: 30s, max_waiting: 100}}}}\n  \
+    lane::alone(async || {
+        let upstream = Upstream::start();
+        let url = upstream.url();
+        let config = |other: &str| {
+            format!(
+                "limiters:\n  api: {{limits: [10/1s], queue: {{timeout: 30s, max_waiting: 100}}}}\n  \
              other: {{limits: [{other}]}}\n\
              routes:\n  \
              - {{name: other, match: {{path: /other}}, upstream: \"{url}\", limiter: other}}\n  \
              - {{name: api, match: {{path: /}}, upstream: \"{url}\", limiter: api}}\n"
-        )
-    };
-    let weir = Weir::start(&config("1/1h")).await;
-    let pending = weir.begin(40, "/");
-    upstream.wait_for(10, PATIENCE).await;
-    for rate in 2..=6 {
-        weir.reload(&config(&format!("{rate}/1h"))).await;
-    }
-    for answer in client::answers(pending).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
-    upstream.assert_within(10, SECOND);
-    let used = occupancy(&upstream.instants(), 10, SECOND);
-    assert!(used >= 0.9, "{:.1} % of the quota used", used * 100.0);
+            )
+        };
+        let weir = Weir::start(&config("1/1h")).await;
+        let pending = weir.begin(40, "/");
+        upstream.wait_for(10, PATIENCE).await;
+        for rate in 2..=6 {
+            weir.reload(&config(&format!("{rate}/1h"))).await;
+        }
+        for answer in client::answers(pending).await {
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        }
+        upstream.assert_within(10, SECOND);
+        let used = occupancy(&upstream.instants(), 10, SECOND);
+        assert!(used >= 0.9, "{:.1} % of the quota used", used * 100.0);
+    })
+    .await;
 }
 
 #[tokio::test]

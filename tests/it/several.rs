@@ -47,112 +47,122 @@ async fn several_limiters_are_taken_together_or_not_at_all() {
 
 #[tokio::test]
 async fn every_limiter_is_charged_at_the_slot_of_the_latest() {
-    let _lane = lane::alone().await;
-    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    let queue = "queue: {timeout: 30s, max_waiting: 100}";
-    let limiters = [
-        ("slow", format!("{{limits: [5/1s], {queue}}}")),
-        ("quick", format!("{{limits: [10/1s], {queue}}}")),
-    ];
-    let limiters = [(limiters[0].0, limiters[0].1.as_str()), (limiters[1].0, limiters[1].1.as_str())];
-    let routes = [("path: /both", "limiters: [slow, quick]"), ("path: /quick", "limiters: [quick]")];
-    let weir = Weir::start(&configuration(&redis.store(), &limiters, &routes, &upstream)).await;
-    let mut pending = weir.begin(15, "/both");
-    weir.wait_for_waiting(10).await;
-    // The quick limiter's room is where the slow one leaves it: five in each second.
-    pending.extend(weir.begin(15, "/quick"));
-    for answer in client::answers(pending).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
-    upstream.assert_within(10, SECOND);
-    let both: Vec<_> =
-        upstream.seen().into_iter().filter(|seen| seen.target == "/both").map(|seen| seen.at).collect();
-    assert!(fullest_window(&both, SECOND * 95 / 100) <= 5);
-    let used = occupancy(&upstream.instants(), 10, SECOND);
-    println!("15 of both and 15 of the quick one, {:.1} % of the quota used", used * 100.0);
-    assert!(used >= 0.9, "{:.1} % of the quota used", used * 100.0);
+    lane::alone(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let queue = "queue: {timeout: 30s, max_waiting: 100}";
+        let limiters = [
+            ("slow", format!("{{limits: [5/1s], {queue}}}")),
+            ("quick", format!("{{limits: [10/1s], {queue}}}")),
+        ];
+        let limiters = [(limiters[0].0, limiters[0].1.as_str()), (limiters[1].0, limiters[1].1.as_str())];
+        let routes = [("path: /both", "limiters: [slow, quick]"), ("path: /quick", "limiters: [quick]")];
+        let weir = Weir::start(&configuration(&redis.store(), &limiters, &routes, &upstream)).await;
+        let mut pending = weir.begin(15, "/both");
+        weir.wait_for_waiting(10).await;
+        // The quick limiter's room is where the slow one leaves it: five in each second.
+        pending.extend(weir.begin(15, "/quick"));
+        for answer in client::answers(pending).await {
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        }
+        upstream.assert_within(10, SECOND);
+        let both: Vec<_> =
+            upstream.seen().into_iter().filter(|seen| seen.target == "/both").map(|seen| seen.at).collect();
+        assert!(fullest_window(&both, SECOND * 95 / 100) <= 5);
+        let used = occupancy(&upstream.instants(), 10, SECOND);
+        println!("15 of both and 15 of the quick one, {:.1} % of the quota used", used * 100.0);
+        assert!(used >= 0.9, "{:.1} % of the quota used", used * 100.0);
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_costly_request_among_cheap_ones_is_served_in_its_turn() {
-    let _lane = lane::alone().await;
-    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    let limiter = ("api", "{limits: [10/1s], queue: {timeout: 30s, max_waiting: 100}}");
-    let routes = [("path: /five", "limiter: api, cost: 5"), ("path: /", "limiter: api")];
-    let weir = Weir::start(&configuration(&redis.store(), &[limiter], &routes, &upstream)).await;
-    let mut pending = weir.begin(30, "/before");
-    weir.wait_for_waiting(20).await;
-    pending.extend(weir.begin(1, "/five"));
-    weir.wait_for_waiting(21).await;
-    pending.extend(weir.begin(15, "/after"));
-    weir.wait_for_waiting(36).await;
-    for answer in client::answers(pending).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
+    lane::alone(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let limiter = ("api", "{limits: [10/1s], queue: {timeout: 30s, max_waiting: 100}}");
+        let routes = [("path: /five", "limiter: api, cost: 5"), ("path: /", "limiter: api")];
+        let weir = Weir::start(&configuration(&redis.store(), &[limiter], &routes, &upstream)).await;
+        let mut pending = weir.begin(30, "/before");
+        weir.wait_for_waiting(20).await;
+        pending.extend(weir.begin(1, "/five"));
+        weir.wait_for_waiting(21).await;
+        pending.extend(weir.begin(15, "/after"));
+        weir.wait_for_waiting(36).await;
+        for answer in client::answers(pending).await {
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        }
 
-    let targets = upstream.targets();
-    let place = targets.iter().position(|target| target == "/five").expect("it was served");
-    let instants = upstream.instants();
-    let waited = instants[place].duration_since(instants[0]);
-    println!("the costly one came as number {} of {}, after {waited:?}", place + 1, targets.len());
-    // Those before it fill three windows; five cheap ones have room beside it in the fourth.
-    assert!((30..=35).contains(&place), "{targets:?}");
-    let behind = targets.iter().rposition(|target| target == "/before").expect("they were served");
-    assert!(behind < place, "everyone who came before: {targets:?}");
-    assert!(waited < Duration::from_millis(3400), "{waited:?}");
-    let costs = targets.iter().map(|target| if target == "/five" { 5 } else { 1 });
-    let permits: Vec<_> =
-        instants.iter().zip(costs).flat_map(|(at, cost)| std::iter::repeat_n(*at, cost)).collect();
-    assert!(fullest_window(&permits, SECOND - upstream.lag()) <= 10);
+        let targets = upstream.targets();
+        let place = targets.iter().position(|target| target == "/five").expect("it was served");
+        let instants = upstream.instants();
+        let waited = instants[place].duration_since(instants[0]);
+        println!("the costly one came as number {} of {}, after {waited:?}", place + 1, targets.len());
+        // Those before it fill three windows; five cheap ones have room beside it in the fourth.
+        assert!((30..=35).contains(&place), "{targets:?}");
+        let behind = targets.iter().rposition(|target| target == "/before").expect("they were served");
+        assert!(behind < place, "everyone who came before: {targets:?}");
+        assert!(waited < Duration::from_millis(3400), "{waited:?}");
+        let costs = targets.iter().map(|target| if target == "/five" { 5 } else { 1 });
+        let permits: Vec<_> =
+            instants.iter().zip(costs).flat_map(|(at, cost)| std::iter::repeat_n(*at, cost)).collect();
+        assert!(fullest_window(&permits, SECOND - upstream.lag()) <= 10);
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_tenant_far_behind_holds_up_nobody() {
-    let _lane = lane::alone().await;
-    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    let queue = "queue: {timeout: 30s, max_waiting: 1000}";
-    let overall = format!("{{limits: [100/1s], group: shared, {queue}}}");
-    let tenants = format!("{{limits: [1/1s], key: [header:x-tenant], group: shared, {queue}}}");
-    let limiters = [("overall", overall.as_str()), ("tenants", tenants.as_str())];
-    let routes = [("path: /own", "limiters: [overall, tenants]"), ("path: /overall", "limiter: overall")];
-    let weir = Weir::start(&configuration(&redis.store(), &limiters, &routes, &upstream)).await;
+    lane::alone(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let queue = "queue: {timeout: 30s, max_waiting: 1000}";
+        let overall = format!("{{limits: [100/1s], group: shared, {queue}}}");
+        let tenants = format!("{{limits: [1/1s], key: [header:x-tenant], group: shared, {queue}}}");
+        let limiters = [("overall", overall.as_str()), ("tenants", tenants.as_str())];
+        let routes = [("path: /own", "limiters: [overall, tenants]"), ("path: /overall", "limiter: overall")];
+        let weir = Weir::start(&configuration(&redis.store(), &limiters, &routes, &upstream)).await;
 
-    // In each of four seconds X sends 5 and is limited to 1, Y sends 20 and needs only the overall limiter, and twenty
-    // other tenants send one each, inside their own limits.
-    let (mut x, mut y, mut others) = (Vec::new(), Vec::new(), Vec::new());
-    let mut tick = tokio::time::interval(SECOND / 20);
-    for round in 0..80 {
-        tick.tick().await;
-        if round % 4 == 0 {
-            x.push(Pending::send(&weir.url("/own"), of_tenant("/own?x", "x")));
+        // In each of four seconds X sends 5 and is limited to 1, Y sends 20 and needs only the overall limiter, and twenty
+        // other tenants send one each, inside their own limits.
+        let (mut x, mut y, mut others) = (Vec::new(), Vec::new(), Vec::new());
+        let mut tick = tokio::time::interval(SECOND / 20);
+        for round in 0..80 {
+            tick.tick().await;
+            if round % 4 == 0 {
+                x.push(Pending::send(&weir.url("/own"), of_tenant("/own?x", "x")));
+            }
+            y.push(Pending::send(&weir.url("/overall"), of_tenant("/overall", "y")));
+            let tenant = format!("tenant-{}", round % 40);
+            others.push(Pending::send(&weir.url("/own"), of_tenant("/own?other", &tenant)));
         }
-        y.push(Pending::send(&weir.url("/overall"), of_tenant("/overall", "y")));
-        let tenant = format!("tenant-{}", round % 40);
-        others.push(Pending::send(&weir.url("/own"), of_tenant("/own?other", &tenant)));
-    }
-    let waits = |answers: Vec<Answer>| -> Vec<Duration> {
-        answers
-            .iter()
-            .map(|answer| {
-                assert_eq!(answer.status, 200, "{}", answer.text());
-                answer.done - answer.sent
-            })
-            .collect()
-    };
-    let y = waits(client::answers(y).await);
-    let others = waits(client::answers(others).await);
-    let of_x = upstream.seen().iter().filter(|seen| seen.target == "/own?x").count();
-    println!(
-        "median wait of Y {:?} (longest {:?}), of the others {:?}; X was served {of_x} times in 4 s",
-        median(&y),
-        y.iter().max(),
-        median(&others)
-    );
-    assert!(median(&y) < Duration::from_millis(20), "median wait of Y {:?}", median(&y));
-    assert!(median(&others) < Duration::from_millis(20), "median wait of the others {:?}", median(&others));
-    assert!((3..=6).contains(&of_x), "X was served {of_x} times");
-    drop(x);
-    upstream.assert_within(100, SECOND);
+        let waits = |answers: Vec<Answer>| -> Vec<Duration> {
+            answers
+                .iter()
+                .map(|answer| {
+                    assert_eq!(answer.status, 200, "{}", answer.text());
+                    answer.done - answer.sent
+                })
+                .collect()
+        };
+        let y = waits(client::answers(y).await);
+        let others = waits(client::answers(others).await);
+        let of_x = upstream.seen().iter().filter(|seen| seen.target == "/own?x").count();
+        println!(
+            "median wait of Y {:?} (longest {:?}), of the others {:?}; X was served {of_x} times in 4 s",
+            median(&y),
+            y.iter().max(),
+            median(&others)
+        );
+        assert!(median(&y) < Duration::from_millis(20), "median wait of Y {:?}", median(&y));
+        assert!(
+            median(&others) < Duration::from_millis(20),
+            "median wait of the others {:?}",
+            median(&others)
+        );
+        assert!((3..=6).contains(&of_x), "X was served {of_x} times");
+        drop(x);
+        upstream.assert_within(100, SECOND);
+    })
+    .await;
 }
 
 #[tokio::test]

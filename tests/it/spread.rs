@@ -35,7 +35,7 @@ async fn obey(host: String, tally: Arc<Tally>) {
 
 /// So many clients ask for so long; each that was served asks again at once.
 async fn clients_that_obey(clients: usize, rate: usize, per: Duration, lasting: Duration) {
-    let _lane = lane::alone().await;
+    lane::alone(async || {
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
     // A queue of at least one guard: who comes a moment early waits for that moment.
     let limiter =
@@ -63,6 +63,7 @@ async fn clients_that_obey(clients: usize, rate: usize, per: Duration, lasting: 
     upstream.assert_within(rate, per);
     assert!(used >= 0.95, "{:.1} % of the quota used", used * 100.0);
     assert!(each <= 3.0, "{attempts} attempts for {successes} successes");
+    }).await;
 }
 
 #[tokio::test]
@@ -80,68 +81,74 @@ async fn a_thousand_clients_that_obey_come_back_in_turn() {
 
 #[tokio::test]
 async fn successive_refusals_name_successive_instants_within_a_minute() {
-    let _lane = lane::alone().await;
-    const REFUSED: usize = 1000;
-    let redis = RedisServer::start().await;
-    for store in ["memory".to_owned(), redis.store()] {
-        let upstream = Upstream::start();
-        let weir = Weir::start(&one_limiter(&store, "{limits: [10/1s]}", &upstream)).await;
-        let mut client = weir.connect().await;
-        assert_eq!(client.statuses(&Request::get("/"), 10).await, [200; 10]);
-        let granted = Instant::now();
-        let mut named = Vec::with_capacity(REFUSED);
-        while named.len() < REFUSED {
-            let answer = client.ask(&Request::get("/")).await;
-            // While it takes that long to be refused, the next window may open.
-            if answer.status == 429 {
-                named.push((answer.sent + answer.retry_after(), answer.retry_after()));
+    lane::alone(async || {
+        const REFUSED: usize = 1000;
+        let redis = RedisServer::start().await;
+        for store in ["memory".to_owned(), redis.store()] {
+            let upstream = Upstream::start();
+            let weir = Weir::start(&one_limiter(&store, "{limits: [10/1s]}", &upstream)).await;
+            let mut client = weir.connect().await;
+            assert_eq!(client.statuses(&Request::get("/"), 10).await, [200; 10]);
+            let granted = Instant::now();
+            let mut named = Vec::with_capacity(REFUSED);
+            while named.len() < REFUSED {
+                let answer = client.ask(&Request::get("/")).await;
+                // While it takes that long to be refused, the next window may open.
+                if answer.status == 429 {
+                    named.push((answer.sent + answer.retry_after(), answer.retry_after()));
+                }
             }
+            let turns: Vec<Instant> = named.iter().map(|(at, _)| *at).collect();
+            // The hundredth of a second is an answer's way and its rounding to whole milliseconds.
+            let backward = turns.windows(2).filter(|pair| pair[1] + SECOND / 100 < pair[0]).count();
+            let longest = named.iter().map(|(_, told)| *told).max().expect("refusals");
+            // A thousand at 10/s would be a hundred seconds.
+            let of_hundred = turns[99].duration_since(turns[0]);
+            println!(
+                "the hundredth {of_hundred:?} after the first, the longest {longest:?}, {backward} go back"
+            );
+            assert!(of_hundred > 8 * SECOND && of_hundred < 12 * SECOND, "{of_hundred:?} in {store}");
+            let true_delay = SECOND + SECOND / 50;
+            assert!(longest <= 60 * SECOND + true_delay, "{longest:?} in {store}");
+            assert!(longest > 30 * SECOND, "{longest:?} in {store}");
+            // Only where the bound is reached may the instants begin anew.
+            assert!(backward < REFUSED / 50, "{backward} of {REFUSED} name an earlier instant in {store}");
+            assert!(granted.elapsed() < PATIENCE, "{REFUSED} refusals took {:?}", granted.elapsed());
         }
-        let turns: Vec<Instant> = named.iter().map(|(at, _)| *at).collect();
-        // The hundredth of a second is an answer's way and its rounding to whole milliseconds.
-        let backward = turns.windows(2).filter(|pair| pair[1] + SECOND / 100 < pair[0]).count();
-        let longest = named.iter().map(|(_, told)| *told).max().expect("refusals");
-        // A thousand at 10/s would be a hundred seconds.
-        let of_hundred = turns[99].duration_since(turns[0]);
-        println!("the hundredth {of_hundred:?} after the first, the longest {longest:?}, {backward} go back");
-        assert!(of_hundred > 8 * SECOND && of_hundred < 12 * SECOND, "{of_hundred:?} in {store}");
-        let true_delay = SECOND + SECOND / 50;
-        assert!(longest <= 60 * SECOND + true_delay, "{longest:?} in {store}");
-        assert!(longest > 30 * SECOND, "{longest:?} in {store}");
-        // Only where the bound is reached may the instants begin anew.
-        assert!(backward < REFUSED / 50, "{backward} of {REFUSED} name an earlier instant in {store}");
-        assert!(granted.elapsed() < PATIENCE, "{REFUSED} refusals took {:?}", granted.elapsed());
-    }
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn refused_callers_that_never_come_back_are_forgotten() {
-    let _lane = lane::alone().await;
-    const PER: Duration = Duration::from_millis(200);
-    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    let weir = Weir::start(&one_limiter(&redis.store(), "{limits: [10/200ms]}", &upstream)).await;
-    let mut client = weir.connect().await;
-    let mut longest = Duration::ZERO;
-    for _ in 0..300 {
-        let answer = client.ask(&Request::get("/")).await;
-        if answer.status == 429 {
-            longest = longest.max(answer.retry_after());
+    lane::alone(async || {
+        const PER: Duration = Duration::from_millis(200);
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let weir = Weir::start(&one_limiter(&redis.store(), "{limits: [10/200ms]}", &upstream)).await;
+        let mut client = weir.connect().await;
+        let mut longest = Duration::ZERO;
+        for _ in 0..300 {
+            let answer = client.ask(&Request::get("/")).await;
+            if answer.status == 429 {
+                longest = longest.max(answer.retry_after());
+            }
         }
-    }
-    assert!(longest > 10 * PER, "three hundred are spread: {longest:?}");
+        assert!(longest > 10 * PER, "three hundred are spread: {longest:?}");
 
-    // Nobody comes back; who comes new is told less and less, down to a few windows.
-    let begun = Instant::now();
-    let mut told = longest;
-    let forgotten = async || {
-        tokio::time::sleep(PER).await;
-        for status in client.statuses(&Request::get("/"), 10).await {
-            assert!(matches!(status, 200 | 429));
-        }
-        let answer = client.ask(&Request::get("/")).await;
-        told = if answer.status == 429 { answer.retry_after() } else { Duration::ZERO };
-        told <= 3 * PER
-    };
-    eventually("a refusal that names one of the next windows", PATIENCE, forgotten).await;
-    println!("from {longest:?} down to {told:?} within {:?}", begun.elapsed());
+        // Nobody comes back; who comes new is told less and less, down to a few windows.
+        let begun = Instant::now();
+        let mut told = longest;
+        let forgotten = async || {
+            tokio::time::sleep(PER).await;
+            for status in client.statuses(&Request::get("/"), 10).await {
+                assert!(matches!(status, 200 | 429));
+            }
+            let answer = client.ask(&Request::get("/")).await;
+            told = if answer.status == 429 { answer.retry_after() } else { Duration::ZERO };
+            told <= 3 * PER
+        };
+        eventually("a refusal that names one of the next windows", PATIENCE, forgotten).await;
+        println!("from {longest:?} down to {told:?} within {:?}", begun.elapsed());
+    })
+    .await;
 }

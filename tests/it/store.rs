@@ -80,23 +80,25 @@ async fn tls_is_spoken_and_the_certificate_is_checked() {
 
 #[tokio::test]
 async fn the_scripts_may_be_flushed_under_load() {
-    let _lane = lane::alone().await;
-    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    let limiter = "{limits: [50/500ms], queue: {timeout: 30s, max_waiting: 1000}}";
-    let fleet = Weir::fleet(2, &one_limiter(&redis.store(), limiter, &upstream)).await;
-    let mut pending = Vec::new();
-    for _ in 0..10 {
-        pending.extend(fleet.iter().flat_map(|weir| weir.begin(10, "/")));
-        redis.command(&["SCRIPT", "FLUSH"]).await;
-        // The next ones come while these are under way.
-        let sent = pending.len();
-        upstream.wait_for(sent.min(upstream.count() + 10), PATIENCE).await;
-    }
-    for answer in client::answers(pending).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
-    assert_eq!(upstream.count(), 200, "none lost, none twice");
-    upstream.assert_within(50, Duration::from_millis(500));
+    lane::alone(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let limiter = "{limits: [50/500ms], queue: {timeout: 30s, max_waiting: 1000}}";
+        let fleet = Weir::fleet(2, &one_limiter(&redis.store(), limiter, &upstream)).await;
+        let mut pending = Vec::new();
+        for _ in 0..10 {
+            pending.extend(fleet.iter().flat_map(|weir| weir.begin(10, "/")));
+            redis.command(&["SCRIPT", "FLUSH"]).await;
+            // The next ones come while these are under way.
+            let sent = pending.len();
+            upstream.wait_for(sent.min(upstream.count() + 10), PATIENCE).await;
+        }
+        for answer in client::answers(pending).await {
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        }
+        assert_eq!(upstream.count(), 200, "none lost, none twice");
+        upstream.assert_within(50, Duration::from_millis(500));
+    })
+    .await;
 }
 
 #[tokio::test]
