@@ -58,6 +58,12 @@ impl Waiter {
         }
     }
 
+    /// Its slot came in time and was missed, for a processor was busy or a connection took long to open: that is not the
+    /// limit's doing, so whoever would not wait any longer takes the next slot if there is room at once.
+    pub(super) fn has_missed(&mut self, now: Instant) {
+        self.deadline = self.deadline.max(now);
+    }
+
     /// Lets the request go. If it has left meanwhile, the permit drops and gives itself back.
     pub(super) fn grant(self, permit: Permit) {
         match self.stage {

@@ -133,6 +133,16 @@ async fn a_late_permit_moves_to_the_present_before_it_is_used() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_does_not_wait_is_not_refused_for_a_late_permit() {
+    let (_limiters, gate) = limiters(&limiter(2, 10 * SECOND, Duration::ZERO));
+    let mut permit = granted(&gate).await;
+    // A processor that is busy, a connection that takes long to open: there is room all the time.
+    sleep(SECOND / 2).await;
+    permit.confirm().await.unwrap();
+    permit.commit();
+}
+
+#[tokio::test(start_paused = true)]
 async fn changed_limits_move_those_who_wait() {
     let (limiters, gate) = limiters(&limiter(100, SECOND, 60 * SECOND));
     let tasks: Vec<_> = (0..400).map(|_| tokio::spawn(pass(gate.clone()))).collect();

@@ -223,7 +223,8 @@ impl Worker {
                 Returned::Late(LatePermit { slot, cost, arrived, deadline, late, turn }) => {
                     self.give_back(slot, cost);
                     let stage = Stage::Waiting { approach: None, turn };
-                    let waiter = Waiter { arrived, deadline, late, stage };
+                    let mut waiter = Waiter { arrived, deadline, late, stage };
+                    waiter.has_missed(now);
                     self.lanes.entry(cost).or_default().join_again(waiter);
                     self.want(cost);
                     self.rebook.insert(cost);
@@ -261,6 +262,7 @@ impl Worker {
                 let Some(first) = self.lanes.get_mut(&cost).and_then(Lane::first_mut) else { break };
                 if is_late && (first.late < LATE_MAX || !is_first_late) {
                     first.late += u8::from(is_first_late);
+                    first.has_missed(now);
                     is_first_late = false;
                     self.shared.count_late(slot.lateness(&clock, now));
                     self.give_back(slot, cost);
