@@ -4,7 +4,6 @@
 //! here: the longest time between two pieces, and what has to happen when a body ends, or is dropped before
 //! it does.
 
-use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -14,9 +13,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
-use tokio::time::{Instant, Sleep, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 
-use super::headers;
+use super::driver::Alarm;
+use super::headers::{self, Seen};
 use super::record::Record;
 use super::upstream::Lease;
 use crate::telemetry::Outcome;
@@ -76,7 +76,8 @@ impl http_body::Body for RequestBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let RequestBody::Streaming(body) = self.get_mut() else { return Poll::Ready(None) };
-        let frame = ready!(body.timer.poll_frame(&mut body.incoming, context));
+        let frame = http_body::Body::poll_frame(Pin::new(&mut body.incoming), context);
+        let frame = ready!(body.timer.poll_frame(frame, context));
         match &frame {
             Some(Ok(_)) => body.upload.moved(body.incoming.is_end_stream()),
             Some(Err(BodyError::Stalled)) => body.upload.set(UploadState::Stalled),
@@ -250,7 +251,18 @@ impl http_body::Body for Body {
             Content::Own(bytes) if bytes.is_empty() => None,
             Content::Own(bytes) => Some(Ok(Frame::data(std::mem::take(bytes)))),
             Content::Upstream(download) => {
-                ready!(download.timer.poll_frame(&mut download.incoming, context))
+                let Download { incoming, timer, lease } = &mut **download;
+                let poll = |context: &mut Context<'_>| {
+                    http_body::Body::poll_frame(Pin::new(&mut *incoming), context)
+                };
+                let frame = match lease {
+                    Some(lease) => lease.poll_piece(context, poll),
+                    None => {
+                        let mut poll = poll;
+                        poll(context)
+                    }
+                };
+                ready!(timer.poll_frame(frame, context))
             }
         };
         match &frame {
@@ -292,41 +304,30 @@ impl Drop for Body {
 struct IdleTimer {
     limit: Duration,
     asked: Option<Instant>,
-    /// Made when it is first needed, and moved on only when it has rung: most pieces are there at once.
-    alarm: Option<Pin<Box<Sleep>>>,
+    alarm: Alarm,
 }
 
 impl IdleTimer {
     fn new(limit: Duration) -> IdleTimer {
-        IdleTimer { limit, asked: None, alarm: None }
+        IdleTimer { limit, asked: None, alarm: Alarm::default() }
     }
 
+    /// Puts a limit to a piece that was asked for.
     fn poll_frame(
         &mut self,
-        incoming: &mut Incoming,
+        asked: Poll<Option<hyper::Result<Frame<Bytes>>>>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match http_body::Body::poll_frame(Pin::new(incoming), context) {
+        match asked {
             Poll::Ready(frame) => {
                 self.asked = None;
                 Poll::Ready(frame.map(|frame| Ok(scrub_trailers(frame?))))
             }
             Poll::Pending => {
-                ready!(self.poll_expired(context));
+                let deadline = *self.asked.get_or_insert_with(Instant::now) + self.limit;
+                ready!(self.alarm.poll(context, deadline));
                 Poll::Ready(Some(Err(BodyError::Stalled)))
             }
-        }
-    }
-
-    fn poll_expired(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let deadline = *self.asked.get_or_insert_with(Instant::now) + self.limit;
-        let alarm = self.alarm.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
-        loop {
-            ready!(alarm.as_mut().poll(context));
-            if alarm.deadline() >= deadline {
-                return Poll::Ready(());
-            }
-            alarm.as_mut().reset(deadline);
         }
     }
 }
@@ -335,8 +336,9 @@ impl IdleTimer {
 fn scrub_trailers(frame: Frame<Bytes>) -> Frame<Bytes> {
     match frame.into_trailers() {
         Ok(mut trailers) => {
-            headers::remove_hop_by_hop(&mut trailers);
-            headers::remove_own(&mut trailers);
+            let seen = Seen::of(&trailers);
+            headers::remove_hop_by_hop(&mut trailers, seen);
+            headers::remove_own(&mut trailers, seen);
             Frame::trailers(trailers)
         }
         Err(frame) => frame,

@@ -110,8 +110,8 @@ impl Connector {
         let io = TokioIo::new(stream);
         if !http2 {
             let (sender, connection) = http1::Builder::new().handshake(io).await.map_err(http)?;
-            self.tasks.spawn(log_end(connection.with_upgrades()));
-            return Ok(Connection::Http1(Http1::new(sender, probe)));
+            let wire = Box::pin(log_end(connection.with_upgrades()));
+            return Ok(Connection::Http1(Http1::new(sender, wire, probe, self.tasks.clone())));
         }
         let (sender, connection) = http2::Builder::new(Spawner(self.tasks.clone()))
             .timer(TokioTimer::new())

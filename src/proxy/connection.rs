@@ -15,11 +15,12 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::body::Body;
+use super::driver::{Alarm, Driver};
 use super::io::{Probe, Stream};
 use super::listener::Slot;
 use super::tasks::Spawner;
@@ -198,49 +199,32 @@ where
 
 /// Polls a connection to its end, which its own silence or the end of weir may bring about.
 async fn drive(mut connection: Pin<&mut impl Ending>, client: &Client, server: &Server) {
-    let mut alarm = pin!(sleep_until(client.activity.deadline(server)));
+    let mut alarm = Alarm::default();
+    let mut drain = Driver::new(Box::pin(client.signals.drain.clone().cancelled_owned()));
+    let mut cut = Driver::new(Box::pin(client.signals.cut.clone().cancelled_owned()));
     let mut draining = false;
-    loop {
-        let served = poll_fn(|context| {
-            if connection.as_mut().poll(context).is_ready() {
-                return Poll::Ready(Served::ToTheEnd);
-            }
-            // Later deadlines are looked up when the alarm rings: it is set anew only for an earlier one.
-            let mut deadline = client.activity.deadline(server);
-            if deadline < alarm.deadline() {
-                alarm.as_mut().reset(deadline);
-            }
-            loop {
-                ready!(alarm.as_mut().poll(context));
-                deadline = client.activity.deadline(server);
-                if deadline <= Instant::now() {
-                    return Poll::Ready(Served::TooSilent);
-                }
-                alarm.as_mut().reset(deadline);
-            }
-        });
-        tokio::select! {
-            biased;
-            served = served => {
-                if served == Served::TooSilent {
-                    connection.as_mut().finish();
-                    let _ = timeout(GOODBYE, connection.as_mut()).await;
-                }
-                return;
-            }
-            () = client.signals.drain.cancelled(), if !draining => {
-                connection.as_mut().finish();
-                draining = true;
-            }
-            () = client.signals.cut.cancelled() => return,
+    let too_silent = poll_fn(|context| {
+        if connection.as_mut().poll(context).is_ready() || cut.poll(context).is_ready() {
+            return Poll::Ready(false);
         }
+        if !draining && drain.poll(context).is_ready() {
+            draining = true;
+            connection.as_mut().finish();
+            context.waker().wake_by_ref();
+        }
+        loop {
+            let silence = client.activity.silence(server);
+            ready!(alarm.poll(context, silence.deadline));
+            if silence.is_too_long {
+                return Poll::Ready(true);
+            }
+            client.activity.look_again(Instant::now());
+        }
+    });
+    if too_silent.await {
+        connection.as_mut().finish();
+        let _ = timeout(GOODBYE, connection.as_mut()).await;
     }
-}
-
-#[derive(PartialEq, Eq)]
-enum Served {
-    ToTheEnd,
-    TooSilent,
 }
 
 /// What a client is doing, as far as its connection's timeouts are concerned.
@@ -251,8 +235,14 @@ enum Phase {
     Idle { since: Instant },
     /// It sends the head of a request.
     Head { since: Instant },
-    /// It has requests under way.
-    Busy { requests: u32 },
+    /// It has requests under way, and had when it was last looked at.
+    Busy { requests: u32, seen: Instant },
+}
+
+/// Until when a connection is left alone, and whether it has been silent for too long then.
+struct Silence {
+    deadline: Instant,
+    is_too_long: bool,
 }
 
 impl Activity {
@@ -279,27 +269,35 @@ impl Activity {
     }
 
     /// A request has begun.
-    pub(crate) fn began(&self) {
+    pub(crate) fn began(&self, now: Instant) {
         let mut phase = self.lock();
-        let before = if let Phase::Busy { requests } = *phase { requests } else { 0 };
-        *phase = Phase::Busy { requests: before + 1 };
+        let before = if let Phase::Busy { requests, .. } = *phase { requests } else { 0 };
+        *phase = Phase::Busy { requests: before + 1, seen: now };
     }
 
     /// A request is over.
-    pub(crate) fn ended(&self) {
+    pub(crate) fn ended(&self, now: Instant) {
         let mut phase = self.lock();
         *phase = match *phase {
-            Phase::Busy { requests } if requests > 1 => Phase::Busy { requests: requests - 1 },
-            _ => Phase::Idle { since: Instant::now() },
+            Phase::Busy { requests, seen } if requests > 1 => Phase::Busy { requests: requests - 1, seen },
+            _ => Phase::Idle { since: now },
         };
     }
 
     /// When the connection will have been silent for too long; while requests are under way, when to look again.
-    fn deadline(&self, server: &Server) -> Instant {
-        match *self.lock() {
-            Phase::Idle { since } => since + server.idle_timeout,
-            Phase::Head { since } => since + server.header_timeout,
-            Phase::Busy { .. } => Instant::now() + server.idle_timeout,
+    fn silence(&self, server: &Server) -> Silence {
+        let (since, limit, is_too_long) = match *self.lock() {
+            Phase::Idle { since } => (since, server.idle_timeout, true),
+            Phase::Head { since } => (since, server.header_timeout, true),
+            Phase::Busy { seen, .. } => (seen, server.idle_timeout, false),
+        };
+        Silence { deadline: since + limit, is_too_long }
+    }
+
+    /// Requests were under way at `now`, if they still are.
+    fn look_again(&self, now: Instant) {
+        if let Phase::Busy { seen, .. } = &mut *self.lock() {
+            *seen = now;
         }
     }
 }
@@ -390,7 +388,7 @@ mod tests {
     fn a_waiting_request_and_its_connection_are_small() {
         let answer = future_size(forwarder::handle);
         let connection = future_size(serve);
-        assert!(answer <= 4608, "a request's future takes {answer} bytes");
+        assert!(answer <= 3072, "a request's future takes {answer} bytes");
         assert!(connection <= 1536, "a connection's future takes {connection} bytes");
     }
 }

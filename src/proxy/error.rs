@@ -116,6 +116,12 @@ pub enum ProxyBuildError {
         /// The host.
         host: Arc<str>,
     },
+    /// The upstream's authority can be no header's value.
+    #[error("{authority} cannot be said in Host")]
+    Host {
+        /// The authority.
+        authority: Arc<str>,
+    },
     /// TLS cannot be set up at all.
     #[error("tls: {0}")]
     Tls(#[from] rustls::Error),

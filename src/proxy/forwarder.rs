@@ -14,14 +14,14 @@ use http::uri::{Authority, PathAndQuery};
 use http::{HeaderValue, Request, Response, Uri, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout};
 
 use super::Proxy;
 use super::body::{self, Body, RequestBody, Upload, UploadState};
 use super::connect::Wanted;
 use super::connection::Client;
 use super::error::{ConnectError, ProxyError};
-use super::headers::{self, Origin};
+use super::headers::{self, Origin, Seen};
 use super::partition::Facts;
 use super::pool::SendError;
 use super::record::Record;
@@ -45,16 +45,17 @@ pub(crate) async fn handle(
 ) -> Result<Response<Body>, Infallible> {
     let table = proxy.table();
     let mut record = Box::new(Record::begin(&table, &client, &request));
-    let asked = Asked::of(&request);
-    let expects_continue = headers::expects_continue(request.headers());
-    let (error, unread) = match Plan::make(&table, &client, &request) {
+    let seen = Seen::of(request.headers());
+    let asked = Asked::of(&request, seen);
+    let expects_continue = headers::expects_continue(request.headers(), seen);
+    let (error, unread) = match Plan::make(&table, &client, &request, seen) {
         Err(error) => (error, Some(request.into_body())),
         Ok((plan, target)) => {
             record.routed(&plan.route);
-            let mut unread = None;
-            match forward(&plan, target, &client, request, &mut record, &mut unread).await {
+            let mut going = Going::new(&plan, target, request, &client);
+            match forward(&plan, &client, &mut going, &mut record).await {
                 Ok(answer) => return Ok(answer.finish(record, &client)),
-                Err(error) => (error, unread),
+                Err(error) => (error, going.body.take()),
             }
         }
     };
@@ -71,6 +72,8 @@ pub(crate) async fn handle(
 struct Plan {
     route: Arc<Route>,
     authority: Option<Authority>,
+    /// What the request's headers are.
+    seen: Seen,
     /// The protocol that it changes to.
     upgrade: Option<HeaderValue>,
     demand: Demand,
@@ -84,42 +87,69 @@ impl Plan {
         table: &Table,
         client: &Client,
         request: &Request<B>,
+        seen: Seen,
     ) -> Result<(Plan, PathAndQuery), ProxyError> {
-        headers::check(request)?;
+        headers::check(request, seen)?;
         let authority = headers::authority(request)?;
         let (uri, headers) = (request.uri(), request.headers());
         let host = &*headers::host(authority.as_ref());
         let route = table.route(Target { host, path: uri.path(), method: request.method(), headers })?;
         let target = headers::target(uri, &route.rule)?;
-        let wait_max = headers::wait_max(headers)?;
+        let wait_max = headers::wait_max(headers, seen)?;
         let demand = Demand { cost: headers::cost(headers, &route.rule.cost)?, wait_max };
         // Of the request as it came: what goes upstream has other headers.
         let facts = Facts { headers, uri, host, peer: client.peer };
         let partitions = facts.partitions(&route.rule.limiters);
         // Over HTTP/2 no protocol can be changed to; the request goes on without the wish, as it may.
-        let upgrade = headers::upgrade(request);
+        let upgrade = headers::upgrade(request, seen);
         let upgrade = upgrade.filter(|_| route.rule.upstream.http2 != Http2::PriorKnowledge);
         let route = Arc::clone(route);
-        Ok((Plan { route, authority, upgrade, demand, partitions }, target))
-    }
-
-    /// The request as it goes upstream, still without its body.
-    fn outgoing<B>(&self, target: PathAndQuery, request: Request<B>, client: &Client) -> (Request<()>, B) {
-        let (mut parts, body) = request.into_parts();
-        let origin = Origin {
-            peer: client.peer,
-            authority: self.authority.as_ref(),
-            upgrade: self.upgrade.as_ref(),
-            version: parts.version,
-        };
-        headers::to_upstream(&mut parts.headers, &self.route.rule, &origin);
-        parts.uri = Uri::from(target);
-        parts.extensions.clear();
-        (Request::from_parts(parts, ()), body)
+        Ok((Plan { route, authority, seen, upgrade, demand, partitions }, target))
     }
 
     fn wanted(&self) -> Wanted {
         if self.upgrade.is_some() { Wanted::Http1 } else { Wanted::Any }
+    }
+}
+
+/// A request on its way.
+struct Going {
+    /// As it goes upstream.
+    head: Request<()>,
+    /// Until it goes upstream.
+    body: Option<Incoming>,
+    permit: Option<Permit>,
+    ready: Ready,
+    /// The client's side, if it wants to change to another protocol.
+    changes: Option<OnUpgrade>,
+}
+
+impl Going {
+    fn new(plan: &Plan, target: PathAndQuery, mut request: Request<Incoming>, client: &Client) -> Going {
+        let changes = plan.upgrade.as_ref().map(|_| hyper::upgrade::on(&mut request));
+        let (mut parts, body) = request.into_parts();
+        let origin = Origin {
+            peer: client.peer,
+            authority: plan.authority.as_ref(),
+            upgrade: plan.upgrade.as_ref(),
+            version: parts.version,
+            seen: plan.seen,
+        };
+        let Route { rule, upstream, .. } = &*plan.route;
+        headers::to_upstream(&mut parts.headers, rule, upstream.host(), &origin);
+        parts.uri = Uri::from(target);
+        parts.extensions.clear();
+        let head = Request::from_parts(parts, ());
+        Going { head, body: Some(body), permit: None, ready: Ready::default(), changes }
+    }
+
+    /// The request with its body, and what can be seen of that.
+    fn request(&mut self, plan: &Plan, upload: &mut Option<Arc<Upload>>) -> Request<RequestBody> {
+        let head = std::mem::take(&mut self.head);
+        let Some(incoming) = self.body.take() else { return head.map(|()| RequestBody::Empty) };
+        let body;
+        (body, *upload) = RequestBody::new(incoming, plan.route.upstream.settings().idle_timeout);
+        head.map(|()| body)
     }
 }
 
@@ -141,28 +171,15 @@ impl Answer {
     }
 }
 
-/// Takes the permit and sends the request. Until its body goes upstream it stays in `unread`.
+/// Takes the permit and sends the request.
 async fn forward(
     plan: &Plan,
-    target: PathAndQuery,
     client: &Client,
-    mut request: Request<Incoming>,
+    going: &mut Going,
     record: &mut Record,
-    unread: &mut Option<Incoming>,
 ) -> Result<Answer, ProxyError> {
-    let changes = plan.upgrade.as_ref().map(|_| hyper::upgrade::on(&mut request));
-    let host_asked = plan.route.rule.preserve_host.then(|| plan.authority.clone()).flatten();
-    let (mut outgoing, incoming) = plan.outgoing(target, request, client);
-    *unread = Some(incoming);
-    let (permit, ready) = admit(plan, client, &mut outgoing).await?;
-
-    let upstream = &plan.route.upstream;
-    let (body, upload) = match unread.take() {
-        Some(incoming) => RequestBody::new(incoming, upstream.settings().idle_timeout),
-        None => (RequestBody::Empty, None),
-    };
+    (going.permit, going.ready) = admit(plan, client, &mut going.head).await?;
     let began = Instant::now();
-    let going = Going { permit, ready, request: outgoing.map(|()| body), upload };
     let (mut response, lease) = send(plan, client, going, record).await?;
     plan.route.metrics.upstream_answered(began.elapsed());
     if response::is_refusal(response.status(), response.headers()) {
@@ -171,16 +188,16 @@ async fn forward(
 
     record.status = response.status().as_u16();
     let protocol = response.headers().get(UPGRADE).cloned();
-    let host_asked = host_asked.as_ref().map(Authority::as_str);
+    let host_asked = plan.authority.as_ref().filter(|_| plan.route.rule.preserve_host).map(Authority::as_str);
     headers::to_client(response.headers_mut(), &plan.route.rule, host_asked);
     response::tell_wait(response.headers_mut(), record);
     // Of the connection to the client, and hyper knows best.
     *response.version_mut() = Version::HTTP_11;
     if response.status() == SWITCHING_PROTOCOLS {
-        return change(response, protocol, changes, lease);
+        return change(response, protocol, going.changes.take(), lease);
     }
     record.outcome = Outcome::Forwarded;
-    let idle_timeout = upstream.settings().idle_timeout;
+    let idle_timeout = plan.route.upstream.settings().idle_timeout;
     Ok(Answer::Response(response.map(|incoming| Body::upstream(incoming, idle_timeout, lease))))
 }
 
@@ -225,8 +242,14 @@ async fn wait(plan: &Plan, gate: &Gate, mut ticket: Ticket) -> Result<(Permit, R
         return Ok((ticket.turn().await.map_err(refused)?, Ready::default()));
     };
     let turn = async { ticket.turn().await.map_err(refused) };
-    let checkout = async { Ok(Ready::from(upstream.checkout(plan.wanted()).await?)) };
-    try_join(turn, checkout).await
+    let ready = async {
+        let lease = match upstream.idle(plan.wanted()) {
+            Some(lease) => lease,
+            None => Box::pin(upstream.open(plan.wanted())).await?,
+        };
+        Ok(Ready::from(lease))
+    };
+    try_join(turn, ready).await
 }
 
 /// Waits for something, unless the client leaves or weir's time is over.
@@ -247,35 +270,31 @@ fn refused(gate: &Gate, refusal: Refusal) -> ProxyError {
     ProxyError::Refused { refusal, limiter }
 }
 
-/// What it takes to send a request.
-struct Going {
-    permit: Option<Permit>,
-    ready: Ready,
-    request: Request<RequestBody>,
-    upload: Option<Arc<Upload>>,
-}
-
 /// Sends the request and waits for the head of its response. A request of which nothing was written, because
 /// the connection had been closed meanwhile, is sent once more by a fresh one; its permit is not spent yet.
 async fn send(
     plan: &Plan,
     client: &Client,
-    going: Going,
+    going: &mut Going,
     record: &mut Record,
 ) -> Result<(Response<Incoming>, Lease), ProxyError> {
-    let Going { mut permit, ready, mut request, upload } = going;
     let upstream = &plan.route.upstream;
-    let (mut lease, mut again) = match ready.take() {
+    let (mut lease, mut again) = match going.ready.take() {
         Some(lease) => (lease, true),
-        None => {
+        None => match upstream.idle(plan.wanted()) {
+            Some(lease) => (lease, true),
             // On the heap: what waits must stay small.
-            let lease = Box::pin(checkout(plan, &mut permit)).await?;
-            let reused = lease.is_reused();
-            (lease, reused)
-        }
+            None => {
+                let lease = Box::pin(open(plan, &mut going.permit)).await?;
+                let reused = lease.is_reused();
+                (lease, reused)
+            }
+        },
     };
+    let mut unsent: Option<Box<Request<RequestBody>>> = None;
+    let mut upload = None;
     loop {
-        if let (Some(permit), Some(gate)) = (&mut permit, &plan.route.gate) {
+        if let (Some(permit), Some(gate)) = (&mut going.permit, &plan.route.gate) {
             let confirmed = async { permit.confirm().await.map_err(|refusal| refused(gate, refusal)) };
             if let Err(error) = while_wanted(client, pin!(confirmed)).await {
                 lease.release();
@@ -283,37 +302,34 @@ async fn send(
             }
             record.waited = permit.waited();
         }
-        let spent = Spent(permit.take());
-        let answer = {
-            let answer = pin!(lease.send(request, upload.clone()));
-            in_time(answer, upstream.settings().timeout, upload.as_deref()).await
-        };
-        match answer {
-            Some(Ok(response)) => return Ok((response, lease)),
-            Some(Err(SendError::Failed(error))) => return Err(failed(error, upload.as_deref())),
-            Some(Err(SendError::Unsent(unsent, error))) => {
-                permit = spent.recall();
+        let spent = Spent(going.permit.take());
+        let request = unsent.take().map_or_else(|| going.request(plan, &mut upload), |unsent| *unsent);
+        match lease.send(request, upload.clone()).await {
+            Ok(response) => return Ok((response, lease)),
+            Err(SendError::Failed(error)) => return Err(failed(error, upload.as_deref())),
+            Err(SendError::TimedOut) => return Err(ProxyError::UpstreamTimeout),
+            Err(SendError::Unsent(request, error)) => {
+                going.permit = spent.recall();
                 if !again {
                     return Err(ConnectError::Http(Arc::new(error)).into());
                 }
-                (again, request) = (false, *unsent);
-                lease = upstream.checkout_fresh(plan.wanted()).await?;
+                (again, unsent) = (false, Some(request));
+                lease = Box::pin(upstream.open_fresh(plan.wanted())).await?;
             }
-            None => return Err(ProxyError::UpstreamTimeout),
         }
     }
 }
 
-/// Gets a connection. While one takes long to open, other permits go before this one.
-async fn checkout(plan: &Plan, permit: &mut Option<Permit>) -> Result<Lease, ConnectError> {
-    let mut checkout = pin!(plan.route.upstream.checkout(plan.wanted()));
-    if let Ok(lease) = timeout(CONNECT_SOON, checkout.as_mut()).await {
+/// Opens a connection. While that takes long, other permits go before this one.
+async fn open(plan: &Plan, permit: &mut Option<Permit>) -> Result<Lease, ConnectError> {
+    let mut opening = pin!(plan.route.upstream.open(plan.wanted()));
+    if let Ok(lease) = timeout(CONNECT_SOON, opening.as_mut()).await {
         return lease;
     }
     if let Some(permit) = permit {
         permit.set_aside();
     }
-    checkout.await
+    opening.await
 }
 
 /// A permit whose request has been handed over. Nobody knows whether it was written if the client leaves now, so
@@ -330,24 +346,6 @@ impl Drop for Spent {
     fn drop(&mut self) {
         if let Some(permit) = self.0.take() {
             permit.commit();
-        }
-    }
-}
-
-/// Waits for an answer as long as `limit`, counted from the last piece of the request's body.
-async fn in_time<T>(
-    mut answer: Pin<&mut impl Future<Output = T>>,
-    limit: Duration,
-    upload: Option<&Upload>,
-) -> Option<T> {
-    let mut deadline = Instant::now() + limit;
-    loop {
-        if let Ok(answer) = timeout_at(deadline, answer.as_mut()).await {
-            return Some(answer);
-        }
-        deadline = upload?.last_piece() + limit;
-        if deadline <= Instant::now() {
-            return None;
         }
     }
 }

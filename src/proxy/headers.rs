@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, COOKIE, Entry, FORWARDED, HOST, LOCATION, TE, TRANSFER_ENCODING, UPGRADE, VIA,
+    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, EXPECT, Entry, FORWARDED, HOST, LOCATION,
+    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE, VIA,
 };
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version};
@@ -31,27 +32,74 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
-/// What ends with a connection whether or not `Connection` names it (RFC 9110, 7.6.1). `Trailer` is not among
-/// them: it announces what comes behind the body, and that passes.
-const HOP_BY_HOP: [HeaderName; 8] = [
-    CONNECTION,
-    KEEP_ALIVE,
-    PROXY_CONNECTION,
-    TE,
-    TRANSFER_ENCODING,
-    UPGRADE,
-    http::header::PROXY_AUTHENTICATE,
-    http::header::PROXY_AUTHORIZATION,
-];
+/// What ends with a connection whether or not `Connection` names it (RFC 9110, 7.6.1), beside `Connection`, `TE`,
+/// `Transfer-Encoding` and `Upgrade`. `Trailer` is not among them: it announces what comes behind the body, and that
+/// passes.
+const OTHER_HOP_BY_HOP: [HeaderName; 4] =
+    [KEEP_ALIVE, PROXY_CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION];
+
+/// Which of the headers that mean something to a proxy a message has, found in one pass over their names: most have hardly
+/// any, and each question to a map of headers hashes a name.
+#[derive(Clone, Copy)]
+pub(crate) struct Seen(u16);
+
+impl Seen {
+    const CONNECTION: Seen = Seen(1);
+    const TE: Seen = Seen(1 << 1);
+    const TRANSFER_ENCODING: Seen = Seen(1 << 2);
+    const UPGRADE: Seen = Seen(1 << 3);
+    /// Any of [`OTHER_HOP_BY_HOP`].
+    const OTHER_HOP_BY_HOP: Seen = Seen(1 << 4);
+    const VIA: Seen = Seen(1 << 5);
+    /// The others that tell about the client's network.
+    const FORWARDED: Seen = Seen(1 << 6);
+    /// `weir-*`.
+    const OWN: Seen = Seen(1 << 7);
+    const EXPECT: Seen = Seen(1 << 8);
+    const CONTENT_TYPE: Seen = Seen(1 << 9);
+    const LOCATION: Seen = Seen(1 << 10);
+
+    /// Looks at all names.
+    pub(crate) fn of(headers: &HeaderMap) -> Seen {
+        let marks = headers.keys().map(|name| Seen::mark(name.as_str()).0);
+        Seen(marks.fold(0, |seen, mark| seen | mark))
+    }
+
+    fn mark(name: &str) -> Seen {
+        match name {
+            "connection" => Seen::CONNECTION,
+            "te" => Seen::TE,
+            "transfer-encoding" => Seen::TRANSFER_ENCODING,
+            "upgrade" => Seen::UPGRADE,
+            "keep-alive" | "proxy-connection" | "proxy-authenticate" | "proxy-authorization" => {
+                Seen::OTHER_HOP_BY_HOP
+            }
+            "via" => Seen::VIA,
+            "forwarded" | "x-forwarded-for" | "x-forwarded-proto" | "x-forwarded-host" => Seen::FORWARDED,
+            "expect" => Seen::EXPECT,
+            "content-type" => Seen::CONTENT_TYPE,
+            "location" => Seen::LOCATION,
+            _ if name.starts_with(OWN_PREFIX) => Seen::OWN,
+            _ => Seen(0),
+        }
+    }
+
+    fn has(self, one: Seen) -> bool {
+        self.0 & one.0 != 0
+    }
+}
 
 /// Refuses what a reverse proxy does not forward, before anything else is looked at.
-pub(crate) fn check<B>(request: &Request<B>) -> Result<(), ProxyError> {
+pub(crate) fn check<B>(request: &Request<B>, seen: Seen) -> Result<(), ProxyError> {
     let asterisk = request.method() == Method::OPTIONS && request.uri().path() == "*";
     if asterisk || [Method::CONNECT, Method::TRACE].contains(request.method()) {
         return Err(ProxyError::MethodNotAllowed);
     }
     if !request.uri().path().starts_with('/') {
         return Err(ProxyError::BadRequest("the path does not begin with a slash"));
+    }
+    if !seen.has(Seen::VIA) {
+        return Ok(());
     }
     let vias = request.headers().get_all(VIA).iter().filter_map(|value| value.to_str().ok());
     let names = vias.flat_map(|value| value.split(',')).filter_map(|hop| hop.split_whitespace().nth(1));
@@ -71,7 +119,8 @@ pub(crate) fn authority<B>(request: &Request<B>) -> Result<Option<Authority>, Pr
     }
     let host = match host.map(|host| Authority::try_from(host.as_bytes())) {
         None => None,
-        Some(Ok(host)) if !host.as_str().contains('@') && !host.host().is_empty() => Some(host),
+        // What begins with a colon has a port and no host.
+        Some(Ok(host)) if !host.as_str().contains('@') && !host.as_str().starts_with(':') => Some(host),
         Some(_) => return Err(ProxyError::BadRequest("the host is not valid")),
     };
     let target = request.uri().authority();
@@ -96,7 +145,10 @@ pub(crate) fn host(authority: Option<&Authority>) -> Cow<'_, str> {
 }
 
 /// The wait that the request asked for with `weir-timeout`.
-pub(crate) fn wait_max(headers: &HeaderMap) -> Result<Option<Duration>, ProxyError> {
+pub(crate) fn wait_max(headers: &HeaderMap, seen: Seen) -> Result<Option<Duration>, ProxyError> {
+    if !seen.has(Seen::OWN) {
+        return Ok(None);
+    }
     let mut values = headers.get_all(WEIR_TIMEOUT).iter();
     let Some(value) = values.next() else { return Ok(None) };
     let wait = value.to_str().ok().and_then(parse_wait).filter(|_| values.next().is_none());
@@ -139,22 +191,27 @@ fn parse_wait(text: &str) -> Option<Duration> {
 }
 
 /// Whether the client waits for `100 Continue` before it sends its body.
-pub(crate) fn expects_continue(headers: &HeaderMap) -> bool {
-    headers
-        .get(http::header::EXPECT)
-        .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+pub(crate) fn expects_continue(headers: &HeaderMap, seen: Seen) -> bool {
+    let expected = headers.get(EXPECT).filter(|_| seen.has(Seen::EXPECT));
+    expected.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
 /// Whether the call is gRPC, whose clients understand `grpc-status` and nothing else.
-pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
-    let kind = headers.get(http::header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+pub(crate) fn is_grpc(headers: &HeaderMap, seen: Seen) -> bool {
+    if !seen.has(Seen::CONTENT_TYPE) {
+        return false;
+    }
+    let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
     let rest = kind.strip_prefix(b"application/grpc");
     rest.is_some_and(|rest| rest.first().is_none_or(|byte| b"+;".contains(byte)))
 }
 
 /// The protocol that the client wants to change to; only HTTP/1.1 can.
-pub(crate) fn upgrade<B>(request: &Request<B>) -> Option<HeaderValue> {
+pub(crate) fn upgrade<B>(request: &Request<B>, seen: Seen) -> Option<HeaderValue> {
     let headers = request.headers();
+    if !seen.has(Seen::UPGRADE) {
+        return None;
+    }
     let asked = request.version() == Version::HTTP_11 && lists(headers, &CONNECTION, "upgrade");
     if asked { headers.get(UPGRADE).cloned() } else { None }
 }
@@ -169,25 +226,27 @@ pub(crate) struct Origin<'a> {
     pub(crate) upgrade: Option<&'a HeaderValue>,
     /// Of the client's request.
     pub(crate) version: Version,
+    /// What its headers are.
+    pub(crate) seen: Seen,
 }
 
 /// Makes the headers of a client's request those of the request that goes upstream. What belongs to this
 /// connection goes first, so that `Connection` cannot name a credential that the route sets.
-pub(crate) fn to_upstream(headers: &mut HeaderMap, rule: &Rule, origin: &Origin<'_>) {
-    let trailers = lists(headers, &TE, "trailers");
-    if headers.contains_key(TRANSFER_ENCODING) {
+///
+/// `host` is the upstream's.
+pub(crate) fn to_upstream(headers: &mut HeaderMap, rule: &Rule, host: &HeaderValue, origin: &Origin<'_>) {
+    let seen = origin.seen;
+    let trailers = seen.has(Seen::TE) && lists(headers, &TE, "trailers");
+    if seen.has(Seen::TRANSFER_ENCODING) {
         headers.remove(CONTENT_LENGTH);
     }
-    remove_hop_by_hop(headers);
-    remove_own(headers);
+    remove_hop_by_hop(headers, seen);
+    remove_own(headers, seen);
     forwarded(headers, rule.forwarded_headers, origin);
-    let host = match origin.authority {
-        Some(authority) if rule.preserve_host => authority.as_str(),
-        _ => &rule.upstream.authority,
-    };
-    match HeaderValue::from_str(host) {
-        Ok(host) => headers.insert(HOST, host),
-        Err(_) => headers.remove(HOST),
+    match origin.authority.filter(|_| rule.preserve_host).map(|asked| HeaderValue::from_str(asked.as_str())) {
+        Some(Ok(asked)) => headers.insert(HOST, asked),
+        Some(Err(_)) => headers.remove(HOST),
+        None => headers.insert(HOST, host.clone()),
     };
     for name in &rule.remove_headers {
         headers.remove(name);
@@ -207,12 +266,18 @@ pub(crate) fn to_upstream(headers: &mut HeaderMap, rule: &Rule, origin: &Origin<
 /// A third party learns nothing of the client's network unless the route asks for it; what the client itself
 /// claims about it goes no further in either case, but for the addresses before it.
 fn forwarded(headers: &mut HeaderMap, wanted: bool, origin: &Origin<'_>) {
-    headers.remove(FORWARDED);
-    headers.remove(X_FORWARDED_PROTO);
-    headers.remove(X_FORWARDED_HOST);
+    if origin.seen.has(Seen::FORWARDED) {
+        headers.remove(FORWARDED);
+        headers.remove(X_FORWARDED_PROTO);
+        headers.remove(X_FORWARDED_HOST);
+        if !wanted {
+            headers.remove(X_FORWARDED_FOR);
+        }
+    }
     if !wanted {
-        headers.remove(X_FORWARDED_FOR);
-        headers.remove(VIA);
+        if origin.seen.has(Seen::VIA) {
+            headers.remove(VIA);
+        }
         return;
     }
     append(headers, X_FORWARDED_FOR, &origin.peer.to_canonical().to_string());
@@ -237,21 +302,34 @@ fn append(headers: &mut HeaderMap, name: HeaderName, element: &str) {
 }
 
 /// Removes what ends with this connection, and all that `Connection` names.
-pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> = headers
-        .get_all(CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|name| HeaderName::try_from(name.trim()).ok())
-        .collect();
-    for name in named.iter().chain(&HOP_BY_HOP) {
+pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap, seen: Seen) {
+    if seen.has(Seen::CONNECTION) {
+        let lines = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+        let named: Vec<HeaderName> = lines
+            .flat_map(|line| line.split(',').map(str::trim))
+            // What nearly all say, and no header.
+            .filter(|name| !name.eq_ignore_ascii_case("keep-alive") && !name.eq_ignore_ascii_case("close"))
+            .filter_map(|name| HeaderName::try_from(name).ok())
+            .collect();
+        named.iter().for_each(|name| drop(headers.remove(name)));
+        headers.remove(CONNECTION);
+    }
+    let rest = [
+        (Seen::TE, &[TE][..]),
+        (Seen::TRANSFER_ENCODING, &[TRANSFER_ENCODING]),
+        (Seen::UPGRADE, &[UPGRADE]),
+        (Seen::OTHER_HOP_BY_HOP, &OTHER_HOP_BY_HOP),
+    ];
+    for name in rest.into_iter().filter(|(mark, _)| seen.has(*mark)).flat_map(|(_, names)| names) {
         headers.remove(name);
     }
 }
 
 /// Removes `weir-*`: what the client says to weir, and what an upstream has no business to say.
-pub(crate) fn remove_own(headers: &mut HeaderMap) {
+pub(crate) fn remove_own(headers: &mut HeaderMap, seen: Seen) {
+    if !seen.has(Seen::OWN) {
+        return;
+    }
     while let Some(name) = headers.keys().find(|name| name.as_str().starts_with(OWN_PREFIX)).cloned() {
         headers.remove(name);
     }
@@ -346,8 +424,12 @@ fn join_cookies(headers: &mut HeaderMap) {
 /// Makes the headers of an upstream's response those of the response that goes to the client. `host` is the
 /// `Host` that went upstream.
 pub(crate) fn to_client(headers: &mut HeaderMap, rule: &Rule, host: Option<&str>) {
-    remove_hop_by_hop(headers);
-    remove_own(headers);
+    let seen = Seen::of(headers);
+    remove_hop_by_hop(headers, seen);
+    remove_own(headers, seen);
+    if !seen.has(Seen::LOCATION) {
+        return;
+    }
     if let Entry::Occupied(mut location) = headers.entry(LOCATION) {
         let back = location.get().to_str().ok().and_then(|location| relocate(location, rule, host));
         if let Some(back) = back.and_then(|back| HeaderValue::try_from(back).ok()) {

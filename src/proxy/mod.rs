@@ -11,6 +11,7 @@
 mod body;
 mod connect;
 mod connection;
+mod driver;
 mod error;
 mod forwarder;
 mod headers;

@@ -5,17 +5,23 @@
 //! once; of those, at most [`IDLE_MAX`] stay.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use futures_util::future::Either;
 use http::uri::Scheme;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 
-use super::body::RequestBody;
+use super::body::{RequestBody, Upload, UploadState};
+use super::driver::{Alarm, Driver};
 use super::headers;
 use super::io::Probe;
 
@@ -25,8 +31,9 @@ const IDLE_MAX: usize = 256;
 /// How long one is kept. Below the 60 s after which common servers and load balancers close theirs, so that
 /// they seldom close one at the moment when it is used.
 const IDLE_AGE_MAX: Duration = Duration::from_secs(55);
-/// A connection comes back when its response has ended, which its task may learn a moment later.
-const READY_WAIT_MAX: Duration = Duration::from_millis(10);
+/// The runtime has looked at the sockets since: whether one that has been idle for less was closed need not be asked the
+/// kernel, which may not know it either.
+const FRESH: Duration = Duration::from_millis(1);
 
 /// An open connection, held by one request.
 pub(crate) enum Connection {
@@ -42,11 +49,13 @@ pub(crate) enum SendError {
     Unsent(Box<Request<RequestBody>>, hyper::Error),
     /// It may have arrived.
     Failed(hyper::Error),
+    /// It took too long.
+    TimedOut,
 }
 
 impl Connection {
     /// Whether it can still take a request.
-    pub(crate) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&mut self) -> bool {
         match self {
             Connection::Http1(http1) => http1.is_open(),
             Connection::Http2(http2) => http2.connection.is_open(),
@@ -61,60 +70,168 @@ impl Connection {
         }
     }
 
-    /// Sends a request and waits for the head of its response.
-    pub(crate) async fn send(
+    /// Sends a request and waits for the head of its response, as long as `limit`, counted from the last piece of the
+    /// request's body, `upload`. What it returns holds no request: that is on its way already.
+    pub(crate) fn send(
         &mut self,
         mut request: Request<RequestBody>,
-    ) -> Result<Response<Incoming>, SendError> {
-        let sent = match self {
+        limit: Duration,
+        upload: Option<&Upload>,
+    ) -> impl Future<Output = Result<Response<Incoming>, SendError>> {
+        let deadline = Instant::now() + limit;
+        let later = move || upload.map(|upload| upload.last_piece() + limit);
+        match self {
             Connection::Http1(http1) => {
                 headers::to_http1(&mut request);
-                http1.sender.try_send_request(request).await
+                let answer = http1.sender.try_send_request(request);
+                Either::Left(async move {
+                    let Http1 { wire, alarm, .. } = http1;
+                    let mut answer = pin!(answer);
+                    let driven =
+                        poll_fn(|context| drive(wire, context, |context| answer.as_mut().poll(context)));
+                    let answer = in_time(pin!(driven), alarm, deadline, later).await;
+                    let response = answer.ok_or(SendError::TimedOut)?.map_err(unsent)?;
+                    let is_uploaded = upload.is_none_or(|upload| upload.state() == UploadState::Complete);
+                    if !is_uploaded || response.status() == StatusCode::SWITCHING_PROTOCOLS {
+                        http1.detach();
+                    }
+                    Ok(response)
+                })
             }
             Connection::Http2(Http2 { connection, .. }) => {
                 headers::to_http2(&mut request, connection.scheme.clone());
-                connection.sender.try_send_request(request).await
+                let answer = connection.sender.try_send_request(request);
+                Either::Right(async move {
+                    let answer = in_time(pin!(answer), &mut Alarm::default(), deadline, later).await;
+                    let answer = answer.ok_or(SendError::TimedOut)?.map_err(unsent);
+                    if matches!(answer, Err(SendError::Unsent(..))) {
+                        // It takes no more streams, which its sender may not know yet.
+                        connection.load.retired.store(true, Ordering::Release);
+                    }
+                    answer
+                })
             }
-        };
-        sent.map_err(|error| self.explain(error))
+        }
     }
 
-    fn explain(&self, mut error: TrySendError<Request<RequestBody>>) -> SendError {
-        let Some(request) = error.take_message() else { return SendError::Failed(error.into_error()) };
-        if let Connection::Http2(http2) = self {
-            // It takes no more streams, which its sender may not know yet.
-            http2.connection.load.retired.store(true, Ordering::Release);
+    /// Polls a piece of a response's body, which comes by this connection.
+    pub(crate) fn poll_piece<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        mut step: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        match self {
+            Connection::Http1(http1) => drive(&mut http1.wire, context, step),
+            Connection::Http2(_) => step(context),
         }
-        SendError::Unsent(Box::new(request), error.into_error())
     }
 }
+
+/// A request comes back if nothing of it was written.
+fn unsent(mut error: TrySendError<Request<RequestBody>>) -> SendError {
+    match error.take_message() {
+        Some(request) => SendError::Unsent(Box::new(request), error.into_error()),
+        None => SendError::Failed(error.into_error()),
+    }
+}
+
+/// What reads from an HTTP/1.1 connection and writes to it, until it ends.
+pub(crate) type Wire = dyn Future<Output = ()> + Send;
 
 /// An HTTP/1.1 connection.
 pub(crate) struct Http1 {
     sender: http1::SendRequest<RequestBody>,
+    /// `None` where it has a task of its own, or has ended.
+    wire: Option<Driver<Wire>>,
+    /// For its requests.
+    alarm: Alarm,
     probe: Probe,
     idle_since: Instant,
     reused: bool,
+    /// For the wire, when it goes on by itself.
+    tasks: TaskTracker,
 }
 
 impl Http1 {
     /// A connection that has just been opened.
-    pub(crate) fn new(sender: http1::SendRequest<RequestBody>, probe: Probe) -> Http1 {
-        Http1 { sender, probe, idle_since: Instant::now(), reused: false }
+    pub(crate) fn new(
+        sender: http1::SendRequest<RequestBody>,
+        wire: Pin<Box<Wire>>,
+        probe: Probe,
+        tasks: TaskTracker,
+    ) -> Http1 {
+        let (wire, alarm, idle_since) = (Some(Driver::new(wire)), Alarm::default(), Instant::now());
+        let mut http1 = Http1 { sender, wire, alarm, probe, idle_since, reused: false, tasks };
+        http1.rest();
+        http1
     }
 
-    fn is_open(&self) -> bool {
-        !self.sender.is_closed() && self.probe.is_idle()
+    /// Whether it is still open, as far as can be known.
+    fn is_open(&mut self) -> bool {
+        // Something came while nobody looked: an end, or what only concerns TLS.
+        let looked = !self.wire.as_ref().is_some_and(Driver::is_woken) || self.rest();
+        looked && self.sender.is_ready() && (self.idle_since.elapsed() < FRESH || self.probe.is_idle())
+    }
+
+    /// Gives it a task of its own: it goes on in both directions whether or not the response is being read, and says goodbye,
+    /// as TLS wants it to, when nobody holds it any more.
+    fn detach(&mut self) {
+        if let Some(wire) = self.wire.take() {
+            self.tasks.spawn(wire.into_inner());
+        }
+    }
+
+    /// Ends it.
+    fn end(mut self) {
+        self.detach();
+    }
+
+    /// Lets it come to rest; `false` if it has ended.
+    fn rest(&mut self) -> bool {
+        let ended = self.wire.as_mut().is_some_and(|wire| wire.rest().is_ready());
+        !ended && !self.sender.is_closed()
     }
 
     fn is_old(&self) -> bool {
         self.idle_since.elapsed() > IDLE_AGE_MAX
     }
+}
 
-    /// Whether it is done with its last request.
-    async fn is_ready(&mut self) -> bool {
-        self.sender.is_ready() || matches!(timeout(READY_WAIT_MAX, self.sender.ready()).await, Ok(Ok(())))
+/// Waits for an answer until `deadline`, and then until `later` if that still lies ahead.
+async fn in_time<T>(
+    mut answer: Pin<&mut impl Future<Output = T>>,
+    alarm: &mut Alarm,
+    mut deadline: Instant,
+    later: impl Fn() -> Option<Instant>,
+) -> Option<T> {
+    poll_fn(|context| {
+        loop {
+            if let Poll::Ready(answer) = answer.as_mut().poll(context) {
+                return Poll::Ready(Some(answer));
+            }
+            ready!(alarm.poll(context, deadline));
+            match later() {
+                Some(later) if later > Instant::now() => deadline = later,
+                _ => return Poll::Ready(None),
+            }
+        }
+    })
+    .await
+}
+
+/// Polls what an exchange on a connection brings on, and drives the connection meanwhile.
+fn drive<T>(
+    wire: &mut Option<Driver<Wire>>,
+    context: &mut Context<'_>,
+    mut step: impl FnMut(&mut Context<'_>) -> Poll<T>,
+) -> Poll<T> {
+    if let Some(driver) = wire {
+        match ready!(driver.drive(context, &mut step)) {
+            Ok(done) => return Poll::Ready(done),
+            Err(()) => *wire = None,
+        }
     }
+    step(context)
 }
 
 /// An HTTP/2 connection, as all its requests share it.
@@ -193,13 +310,14 @@ pub(crate) struct Pool {
 
 impl Pool {
     /// An idle HTTP/1.1 connection that is open as far as can be known.
-    pub(crate) async fn take_http1(&self) -> Option<Connection> {
+    pub(crate) fn take_http1(&self) -> Option<Connection> {
         loop {
             let mut connection = lock(&self.idle).pop_back()?;
-            if !connection.is_old() && connection.is_ready().await && connection.is_open() {
+            if !connection.is_old() && connection.is_open() {
                 connection.reused = true;
                 return Some(Connection::Http1(connection));
             }
+            connection.end();
         }
     }
 
@@ -213,15 +331,15 @@ impl Pool {
     /// Takes back a connection whose response has ended. An HTTP/2 connection never left.
     pub(crate) fn put(&self, connection: Connection) {
         let Connection::Http1(mut connection) = connection else { return };
-        if connection.sender.is_closed() {
+        if !connection.rest() {
             return;
         }
         connection.idle_since = Instant::now();
         let mut idle = lock(&self.idle);
         idle.push_back(connection);
-        if idle.len() > IDLE_MAX {
-            idle.pop_front();
-        }
+        let surplus = if idle.len() > IDLE_MAX { idle.pop_front() } else { None };
+        drop(idle);
+        surplus.into_iter().for_each(Http1::end);
     }
 
     /// Others may take streams of this connection from now on.
@@ -233,13 +351,23 @@ impl Pool {
 
     /// Closes what has been idle for too long or has been closed by the upstream.
     pub(crate) fn sweep(&self) {
-        lock(&self.idle).retain(|connection| !connection.is_old() && !connection.sender.is_closed());
+        let done = {
+            let mut idle = lock(&self.idle);
+            let looked_at = idle
+                .drain(..)
+                .map(|mut connection| (!connection.is_old() && connection.is_open(), connection));
+            let (kept, done): (Vec<_>, Vec<_>) = looked_at.partition(|(is_kept, _)| *is_kept);
+            idle.extend(kept.into_iter().map(|(_, connection)| connection));
+            done
+        };
+        done.into_iter().for_each(|(_, connection)| connection.end());
         lock(&self.shared).retain(Multiplexed::is_open);
     }
 
     /// Closes all that is not in use.
     pub(crate) fn clear(&self) {
-        lock(&self.idle).clear();
+        let idle = std::mem::take(&mut *lock(&self.idle));
+        idle.into_iter().for_each(Http1::end);
         lock(&self.shared).clear();
     }
 }

@@ -35,14 +35,15 @@ pub(crate) struct Record {
 impl Record {
     /// Begins when the request's head has been read.
     pub(crate) fn begin<B>(table: &Table, client: &Arc<Client>, request: &Request<B>) -> Record {
-        client.activity.began();
+        let began = Instant::now();
+        client.activity.began(began);
         let (route, metrics) = table.no_route();
         Record {
             status: CLIENT_LEFT,
             outcome: Outcome::Cancelled,
             waited: Duration::ZERO,
             error: None,
-            began: Instant::now(),
+            began,
             method: request.method().clone(),
             path: table.access_log().then(|| request.uri().path().into()),
             route: Arc::clone(route),
@@ -60,8 +61,9 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        let elapsed = self.began.elapsed();
-        self.client.activity.ended();
+        let now = Instant::now();
+        let elapsed = now - self.began;
+        self.client.activity.ended(now);
         self.metrics.finished(self.status, self.outcome, elapsed);
         if let Some(path) = &self.path {
             tracing::info!(

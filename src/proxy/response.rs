@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::body::Body;
 use super::error::ProxyError;
-use super::headers;
+use super::headers::{self, Seen};
 use super::record::Record;
 use crate::clock::Micros;
 use crate::limiter::Refusal;
@@ -44,8 +44,8 @@ pub(crate) struct Asked {
 
 impl Asked {
     /// Looks at a request before it is taken apart.
-    pub(crate) fn of<B>(request: &Request<B>) -> Asked {
-        Asked { head: request.method() == Method::HEAD, grpc: headers::is_grpc(request.headers()) }
+    pub(crate) fn of<B>(request: &Request<B>, seen: Seen) -> Asked {
+        Asked { head: request.method() == Method::HEAD, grpc: headers::is_grpc(request.headers(), seen) }
     }
 }
 

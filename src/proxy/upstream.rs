@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Context, Poll};
 
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 use tokio::time::timeout;
@@ -34,6 +35,7 @@ pub(crate) struct Key {
 /// One upstream.
 pub(crate) struct Upstream {
     settings: Settings,
+    host: HeaderValue,
     connector: Connector,
     pool: Pool,
     /// What it spoke last: [`UNKNOWN`], [`HTTP1`] or [`HTTP2`].
@@ -58,8 +60,10 @@ impl Upstream {
         };
         let connector = Connector::new(&settings, key.ca.as_deref(), tasks)?;
         let (pool, opening) = (Pool::default(), Mutex::default());
+        let host = HeaderValue::from_str(&settings.authority);
+        let host = host.map_err(|_| ProxyBuildError::Host { authority: Arc::clone(&settings.authority) })?;
         let (speaks, early) = (AtomicU8::new(speaks), Semaphore::new(EARLY_MAX));
-        Ok(Upstream { settings, connector, pool, speaks, opening, early })
+        Ok(Upstream { settings, host, connector, pool, speaks, opening, early })
     }
 
     /// As configured.
@@ -67,30 +71,37 @@ impl Upstream {
         &self.settings
     }
 
-    /// A connection for one request: one that is open, or a new one.
-    pub(crate) async fn checkout(self: &Arc<Self>, wanted: Wanted) -> Result<Lease, ConnectError> {
-        if let Some(connection) = self.take(wanted).await {
-            return Ok(self.lease(connection));
-        }
+    /// What it is called in `Host`.
+    pub(crate) fn host(&self) -> &HeaderValue {
+        &self.host
+    }
+
+    /// A connection for one request, of those that are open.
+    pub(crate) fn idle(self: &Arc<Self>, wanted: Wanted) -> Option<Lease> {
+        self.take(wanted).map(|connection| self.lease(connection))
+    }
+
+    /// A new connection, or one that others have opened meanwhile and share.
+    pub(crate) async fn open(self: &Arc<Self>, wanted: Wanted) -> Result<Lease, ConnectError> {
         self.bounded(async {
             if wanted == Wanted::Http1 || self.speaks.load(Ordering::Acquire) == HTTP1 {
-                return self.open(wanted).await;
+                return self.connect(wanted).await;
             }
             let turn = self.opening.lock().await;
-            if let Some(connection) = self.take(wanted).await {
+            if let Some(connection) = self.take(wanted) {
                 return Ok(connection);
             }
             if self.speaks.load(Ordering::Acquire) == HTTP1 {
                 drop(turn);
             }
-            self.open(wanted).await
+            self.connect(wanted).await
         })
         .await
     }
 
     /// A new connection.
-    pub(crate) async fn checkout_fresh(self: &Arc<Self>, wanted: Wanted) -> Result<Lease, ConnectError> {
-        self.bounded(self.open(wanted)).await
+    pub(crate) async fn open_fresh(self: &Arc<Self>, wanted: Wanted) -> Result<Lease, ConnectError> {
+        self.bounded(self.connect(wanted)).await
     }
 
     /// A place among those that hold a connection ready before their slot comes; `None` if all are taken.
@@ -102,18 +113,18 @@ impl Upstream {
         Lease { upstream: Arc::clone(self), connection, upload: None }
     }
 
-    async fn take(&self, wanted: Wanted) -> Option<Connection> {
+    fn take(&self, wanted: Wanted) -> Option<Connection> {
         if wanted == Wanted::Any
+            && self.speaks.load(Ordering::Acquire) != HTTP1
             && let Some(connection) = self.pool.take_http2()
         {
             return Some(connection);
         }
-        self.pool.take_http1().await
+        self.pool.take_http1()
     }
 
-    async fn open(&self, wanted: Wanted) -> Result<Connection, ConnectError> {
-        // On the heap: it is seldom needed, and would make every request's future seven times as large.
-        let connection = Box::pin(self.connector.connect(wanted)).await?;
+    async fn connect(&self, wanted: Wanted) -> Result<Connection, ConnectError> {
+        let connection = self.connector.connect(wanted).await?;
         if wanted == Wanted::Any {
             let speaks = if matches!(connection, Connection::Http1(_)) { HTTP1 } else { HTTP2 };
             self.speaks.store(speaks, Ordering::Release);
@@ -150,7 +161,7 @@ pub(crate) struct Lease {
 
 impl Lease {
     /// Whether it can still take a request.
-    pub(crate) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&mut self) -> bool {
         self.connection.is_open()
     }
 
@@ -160,19 +171,32 @@ impl Lease {
     }
 
     /// Sends a request, whose body is `upload`, and waits for the head of its response.
-    pub(crate) async fn send(
+    pub(crate) fn send(
         &mut self,
         request: Request<RequestBody>,
         upload: Option<Arc<Upload>>,
-    ) -> Result<Response<Incoming>, SendError> {
+    ) -> impl Future<Output = Result<Response<Incoming>, SendError>> {
         self.upload = upload;
-        self.connection.send(request).await
+        self.connection.send(request, self.upstream.settings.timeout, self.upload.as_deref())
+    }
+
+    /// Polls a piece of the response's body.
+    pub(crate) fn poll_piece<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        step: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        self.connection.poll_piece(context, step)
+    }
+
+    fn is_uploaded(&self) -> bool {
+        self.upload.as_ref().is_none_or(|upload| upload.state() == UploadState::Complete)
     }
 
     /// Nothing is under way on it, or the response has ended: it can be used again, unless its request's body
     /// has not ended yet.
     pub(crate) fn release(self) {
-        if self.upload.is_none_or(|upload| upload.state() == UploadState::Complete) {
+        if self.is_uploaded() {
             self.upstream.pool.put(self.connection);
         }
     }
@@ -185,8 +209,8 @@ pub(crate) struct Ready(Option<Lease>);
 
 impl Ready {
     /// For the request that has come.
-    pub(crate) fn take(mut self) -> Option<Lease> {
-        self.0.take().filter(Lease::is_open)
+    pub(crate) fn take(&mut self) -> Option<Lease> {
+        self.0.take().and_then(|mut lease| lease.is_open().then_some(lease))
     }
 }
 

@@ -1,0 +1,231 @@
+//! A future that is driven from within another task, and polled only when it has been woken.
+//!
+//! hyper hands out an upstream connection in two halves: what takes requests, and a future that reads and writes. The
+//! usual way is to give that future a task. Then every request crosses to another task and back, which is two more
+//! wake-ups, maybe on another processor; driven by whoever uses the connection it crosses none. Beside that, a
+//! connection's task has futures that hardly ever wake, timers above all, and need not be asked each time that it is polled.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker, ready};
+
+use futures_util::task::AtomicWaker;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+/// How often the future is polled in one go: the runtime lets a task do so much before it makes every poll wait for the
+/// task's next turn.
+const ROUNDS_MAX: u8 = 16;
+
+/// A future in the hands of other tasks, one after the other.
+pub(crate) struct Driver<F: ?Sized> {
+    future: Pin<Box<F>>,
+    state: Arc<State>,
+    /// Made of `state`, once.
+    waker: Waker,
+}
+
+/// Who is told when the future can go on.
+struct State {
+    /// The task that drives it, if one does.
+    task: AtomicWaker,
+    woken: AtomicBool,
+    /// While it is driven, whoever does looks at `woken` before it leaves, and need not be told.
+    ///
+    /// Invariant: a wake sets `woken` before it reads `driven`, and a drive clears `driven` before it reads `woken` for
+    /// the last time; both are sequentially consistent, so at least one of them sees the other and none is lost.
+    driven: AtomicBool,
+}
+
+impl Wake for State {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.woken.store(true, Ordering::SeqCst);
+        if !self.driven.load(Ordering::SeqCst) {
+            self.task.wake();
+        }
+    }
+}
+
+impl<F: Future + ?Sized> Driver<F> {
+    /// A future that nobody has polled yet.
+    pub(crate) fn new(future: Pin<Box<F>>) -> Driver<F> {
+        let (task, woken, driven) = (AtomicWaker::new(), AtomicBool::new(true), AtomicBool::new(false));
+        let state = Arc::new(State { task, woken, driven });
+        Driver { future, waker: Waker::from(Arc::clone(&state)), state }
+    }
+
+    /// Polls the future, if it has been woken.
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<F::Output> {
+        self.state.task.register(context.waker());
+        if !self.state.woken.swap(false, Ordering::SeqCst) {
+            return Poll::Pending;
+        }
+        self.future.as_mut().poll(&mut Context::from_waker(&self.waker))
+    }
+
+    /// Polls `step`, which only the future brings on, and drives the future until neither goes on. Returns what `step`
+    /// comes to; `Err` if the future ends before.
+    pub(crate) fn drive<S>(
+        &mut self,
+        context: &mut Context<'_>,
+        mut step: impl FnMut(&mut Context<'_>) -> Poll<S>,
+    ) -> Poll<Result<S, F::Output>> {
+        self.state.task.register(context.waker());
+        self.state.driven.store(true, Ordering::SeqCst);
+        let mut rounds = 0..ROUNDS_MAX;
+        let outcome = loop {
+            // Nobody needs to be woken for it: it is asked again whenever the future has moved.
+            if let Poll::Ready(done) = step(&mut Context::from_waker(Waker::noop())) {
+                break Poll::Ready(Ok(done));
+            }
+            if rounds.next().is_none() || !self.state.woken.swap(false, Ordering::SeqCst) {
+                break Poll::Pending;
+            }
+            if let Poll::Ready(end) = self.future.as_mut().poll(&mut Context::from_waker(&self.waker)) {
+                break Poll::Ready(Err(end));
+            }
+        };
+        self.state.driven.store(false, Ordering::SeqCst);
+        if outcome.is_pending() && self.state.woken.load(Ordering::SeqCst) {
+            context.waker().wake_by_ref();
+        }
+        outcome
+    }
+
+    /// Lets the future come to rest with nobody to drive it; `Ready` if it has ended.
+    pub(crate) fn rest(&mut self) -> Poll<F::Output> {
+        drop(self.state.task.take());
+        self.state.woken.store(false, Ordering::SeqCst);
+        self.future.as_mut().poll(&mut Context::from_waker(&self.waker))
+    }
+
+    /// Whether something has happened to it since it came to rest.
+    pub(crate) fn is_woken(&self) -> bool {
+        self.state.woken.load(Ordering::SeqCst)
+    }
+
+    /// The future itself, to be driven by a task of its own from now on.
+    pub(crate) fn into_inner(self) -> Pin<Box<F>> {
+        self.future
+    }
+}
+
+/// A timer for deadlines of which most are never reached. It is registered with the runtime when it is first needed, and
+/// again only for an earlier deadline or when it has rung too soon: a later one costs nothing.
+#[derive(Default)]
+pub(crate) struct Alarm(Option<Driver<Sleep>>);
+
+impl Alarm {
+    /// Ends when `deadline` has come.
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>, deadline: Instant) -> Poll<()> {
+        let sleep = self.0.get_or_insert_with(|| Driver::new(Box::pin(sleep_until(deadline))));
+        let mut rings_at = sleep.future.deadline();
+        if deadline < rings_at {
+            rings_at = sleep.set(deadline);
+        }
+        loop {
+            ready!(sleep.poll(context));
+            if rings_at >= deadline {
+                sleep.state.woken.store(true, Ordering::SeqCst);
+                return Poll::Ready(());
+            }
+            rings_at = sleep.set(deadline);
+        }
+    }
+}
+
+impl Driver<Sleep> {
+    fn set(&mut self, at: Instant) -> Instant {
+        self.future.as_mut().reset(at);
+        self.state.woken.store(true, Ordering::SeqCst);
+        at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::pin::pin;
+
+    use tokio::sync::{mpsc, oneshot};
+
+    use super::*;
+
+    /// Answers each number with the one after it.
+    fn echo() -> (Driver<impl Future<Output = ()>>, mpsc::UnboundedSender<(u32, oneshot::Sender<u32>)>) {
+        let (sender, mut receiver) = mpsc::unbounded_channel::<(u32, oneshot::Sender<u32>)>();
+        let driver = Driver::new(Box::pin(async move {
+            while let Some((number, reply)) = receiver.recv().await {
+                tokio::task::yield_now().await;
+                let _ = reply.send(number + 1);
+            }
+        }));
+        (driver, sender)
+    }
+
+    #[tokio::test]
+    async fn a_step_is_brought_on_by_the_future_that_is_driven() {
+        let (mut driver, sender) = echo();
+        for number in 0..10 {
+            let (reply, replied) = oneshot::channel();
+            sender.send((number, reply)).unwrap();
+            let mut replied = pin!(replied);
+            let step = poll_fn(|context| driver.drive(context, |context| replied.as_mut().poll(context)));
+            assert_eq!(step.await.unwrap(), Ok(number + 1));
+            assert!(driver.rest().is_pending());
+            assert!(!driver.is_woken());
+        }
+    }
+
+    #[tokio::test]
+    async fn an_end_is_told() {
+        let (mut driver, sender) = echo();
+        drop(sender);
+        let end = poll_fn(|context| driver.drive(context, |_| Poll::<()>::Pending)).await;
+        assert_eq!(end, Err(()));
+    }
+
+    #[tokio::test]
+    async fn what_wakes_it_at_rest_is_remembered_and_wakes_nobody() {
+        let (mut driver, sender) = echo();
+        assert!(driver.rest().is_pending());
+        let (reply, _replied) = oneshot::channel();
+        sender.send((1, reply)).unwrap();
+        assert!(driver.is_woken());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_alarm_rings_at_the_last_deadline_that_it_was_given() {
+        let mut alarm = Alarm::default();
+        let begin = Instant::now();
+        let second = std::time::Duration::from_secs(1);
+        for (from, to) in [(10, 20), (25, 30), (50, 35)] {
+            let mut deadlines = [from, to].into_iter().map(|seconds| begin + second * seconds);
+            let (mut deadline, later) = (deadlines.next().unwrap(), deadlines.next().unwrap());
+            poll_fn(|context| {
+                let poll = alarm.poll(context, deadline);
+                deadline = later;
+                if poll.is_pending() { alarm.poll(context, deadline) } else { poll }
+            })
+            .await;
+            assert_eq!(begin.elapsed(), second * to);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_wake_from_elsewhere_is_never_lost() {
+        for _ in 0..2000 {
+            let (reply, replied) = oneshot::channel();
+            let mut driver = Driver::new(Box::pin(replied));
+            let answering = std::thread::spawn(move || reply.send(7));
+            let done = poll_fn(|context| driver.drive(context, |_| Poll::<()>::Pending));
+            let done = tokio::time::timeout(std::time::Duration::from_secs(10), done).await;
+            assert_eq!(done.unwrap(), Err(Ok(7)));
+            answering.join().unwrap().unwrap();
+        }
+    }
+}
