@@ -88,7 +88,7 @@ local function order_floor(cost)
 end
 
 local function order_given_back(slot, permits)
-  if slot < last then
+  if slot < last and last > now then
     room_at = room_permits == 0 and slot or min(room_at, slot)
     room_permits = room_permits + permits
   end

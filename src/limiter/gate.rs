@@ -75,11 +75,11 @@ impl Gate {
     /// # Errors
     /// The refusal, if the request may not pass within its wait.
     pub async fn enter(&self, partitions: &[Option<Partition>], demand: Demand) -> Result<Entered, Refusal> {
-        let (entered, shadows) = self.submit(partitions, demand)?;
-        let Some(entered) = entered else {
-            return Ok(Entered::Granted(Permit::free(demand.cost, shadows)));
+        let (submitted, shadows) = self.submit(partitions, demand)?;
+        let mut entered = match submitted {
+            Submitted::Granted(permit) => Entered::Granted(permit),
+            Submitted::Asked(answered) => answered.await.unwrap_or_else(|_| Err(self.closed()))?,
         };
-        let mut entered = entered.await.unwrap_or_else(|_| Err(self.closed()))?;
         match &mut entered {
             Entered::Granted(permit) => permit.shadows = shadows,
             Entered::Waiting(ticket) => ticket.shadows = shadows,
@@ -94,17 +94,32 @@ impl Gate {
     }
 }
 
-/// What a request hears of its queue, if it is in one, and who is told of it later.
-type Submitted = (Option<Answered>, Option<Shadows>);
+/// What becomes of a request.
+enum Submitted {
+    /// Its permit was there.
+    Granted(Permit),
+    /// It will hear.
+    Asked(Answered),
+}
 
 impl Gate {
-    fn submit(&self, partitions: &[Option<Partition>], demand: Demand) -> Result<Submitted, Refusal> {
+    /// Also says who is told of it later.
+    fn submit(
+        &self,
+        partitions: &[Option<Partition>],
+        demand: Demand,
+    ) -> Result<(Submitted, Option<Shadows>), Refusal> {
         loop {
             let (queue, shadows) =
                 self.ways(partitions).inspect_err(|refusal| self.count_refused(refusal, demand))?;
-            let Some(queue) = queue else { return Ok((None, shadows)) };
+            let Some(queue) = queue else {
+                return Ok((Submitted::Granted(Permit::free(demand.cost)), shadows));
+            };
+            if let Some(permit) = queue.take_from_stock(demand) {
+                return Ok((Submitted::Granted(permit), shadows));
+            }
             if let Some(answered) = queue.submit(demand)? {
-                return Ok((Some(answered), shadows));
+                return Ok((Submitted::Asked(answered), shadows));
             }
             // It has ended meanwhile.
             self.inner.fixed.store(None);

@@ -15,6 +15,7 @@ use crate::limiter::order::Room;
 use crate::limiter::permit::Returned;
 use crate::limiter::queue::{Arrival, Shared};
 use crate::limiter::refusal::Refusal;
+use crate::limiter::stock::{Look, Stock};
 
 /// Requests that may lie between those who enter and the worker while a call to the store is under way: what a
 /// replica takes in during a store's whole deadline at 100 000 requests a second.
@@ -48,6 +49,8 @@ pub(super) struct Inbox {
     /// What requests can be refused by without asking.
     learnt: Option<Box<Learnt>>,
     refusals: Refusals,
+    /// Permits that can be had at once.
+    pub(super) stock: Stock,
 }
 
 /// How many requests were refused lately.
@@ -88,6 +91,9 @@ pub(super) struct News {
     pub(super) closing: bool,
     pub(super) is_kept: bool,
     pub(super) room: Option<Room>,
+    /// How many have come.
+    pub(super) arrived: u64,
+    pub(super) stock: Look,
 }
 
 impl Inbox {
@@ -139,7 +145,8 @@ impl Inbox {
     }
 
     /// Tells what has happened, and moves as many arrivals as fit behind those in `pending`.
-    pub(super) fn news(&mut self, pending: &mut VecDeque<Arrival>, pending_max: usize) -> News {
+    pub(super) fn news(&mut self, pending: &mut VecDeque<Arrival>, pending_max: usize, now: Instant) -> News {
+        let before = pending.len();
         if pending.is_empty() && self.arrivals.len() <= pending_max {
             // The two take turns, so that under load nothing is allocated.
             std::mem::swap(pending, &mut self.arrivals);
@@ -155,6 +162,8 @@ impl Inbox {
             closing: self.closing,
             is_kept: self.kept > 0,
             room: self.room.take(),
+            arrived: (pending.len() - before) as u64,
+            stock: self.stock.look(now),
         }
     }
 

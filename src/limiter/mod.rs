@@ -59,6 +59,9 @@ pub mod rule;
 mod shadow;
 #[cfg(test)]
 mod spreading;
+mod stock;
+#[cfg(test)]
+mod stocking;
 pub mod store;
 pub mod store_clock;
 #[cfg(test)]

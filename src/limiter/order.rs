@@ -74,8 +74,9 @@ impl QueueOrder {
         if slot < self.last { self.room_permits / cost } else { u64::MAX }
     }
 
-    pub(super) fn given_back(&mut self, slot: Micros, permits: u64) {
-        if slot < self.last {
+    /// Notes room. Where nothing is booked ahead of `now`, whoever comes finds it without being told.
+    pub(super) fn given_back(&mut self, now: Micros, slot: Micros, permits: u64) {
+        if slot < self.last && self.last > now {
             self.room_at = if self.room_permits == 0 { slot } else { self.room_at.min(slot) };
             self.room_permits += permits;
         }

@@ -131,8 +131,8 @@ impl Permit {
     }
 
     /// A permit that nobody had to book.
-    pub(super) fn free(cost: Permits, shadows: Option<Shadows>) -> Permit {
-        Permit { held: None, cost, waited: Duration::ZERO, shadows }
+    pub(super) fn free(cost: Permits) -> Permit {
+        Permit { held: None, cost, waited: Duration::ZERO, shadows: None }
     }
 
     /// Makes sure, right before the request's head is written, that the permit is still good.

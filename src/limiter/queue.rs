@@ -17,9 +17,10 @@ use crate::limiter::learnt::Learnt;
 use crate::limiter::limit::{LimiterName, OnStoreFailure, Permits};
 use crate::limiter::live::{Live, Member};
 use crate::limiter::order::Room;
-use crate::limiter::permit::{Permit, Returned, Source};
+use crate::limiter::permit::{Permit, Returned, Source, Whose};
 use crate::limiter::refusal::Refusal;
 use crate::limiter::shadow::Shadows;
+use crate::limiter::stock::Batch;
 
 /// Permits that may be between the queue and the wire at once. More would only wait for the processor, and come later
 /// than their guard; in the queue they keep their order, and what is late there is booked anew in one call. Those whose
@@ -139,6 +140,29 @@ impl Shared {
         places.filter(move |(_, live)| live.limiter().on_store_failure == policy).map(|(place, _)| place)
     }
 
+    /// A permit that lies ready for a request of that cost.
+    pub(super) fn take_from_stock(self: &Arc<Shared>, demand: Demand) -> Option<Permit> {
+        let now = Instant::now();
+        let (slot, clock, is_low) = self.inbox().stock.take(demand.cost, now)?;
+        if is_low {
+            self.wake.notify_one();
+        }
+        self.count_waited(Duration::ZERO);
+        let deadline = now + self.wait_max().min(demand.wait_max.unwrap_or(Duration::MAX));
+        let whose = Whose { arrived: now, deadline, waited: Duration::ZERO, late: 0 };
+        Some(Permit::new(self.clone(), slot, clock, demand.cost, whose))
+    }
+
+    /// Puts permits into stock; below `low` the worker is woken.
+    pub(super) fn stock(&self, batch: Batch, low: u64) {
+        self.inbox().stock.add(batch, low);
+    }
+
+    /// Takes all permits out of stock.
+    pub(super) fn clear_stock(&self) -> VecDeque<Batch> {
+        self.inbox().stock.clear()
+    }
+
     /// Puts a request into the queue; what becomes of it is received. `None` if the queue has ended: there is a new one.
     pub(super) fn submit(&self, demand: Demand) -> Result<Option<Answered>, Refusal> {
         let (sender, entered) = oneshot::channel();
@@ -237,8 +261,8 @@ impl Shared {
     }
 
     /// What has happened since the last look; arrivals are put into `pending`, up to so many.
-    pub(super) fn news(&self, pending: &mut VecDeque<Arrival>, pending_max: usize) -> News {
-        self.inbox().news(pending, pending_max)
+    pub(super) fn news(&self, pending: &mut VecDeque<Arrival>, pending_max: usize, now: Instant) -> News {
+        self.inbox().news(pending, pending_max, now)
     }
 
     pub(super) fn has_ended(&self) -> bool {

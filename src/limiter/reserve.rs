@@ -119,7 +119,7 @@ pub fn reserve(
     for holding in &call.give_back {
         let permits = holding.cost * holding.count;
         let moved = give_back(books, &call.known, holding.slot, permits);
-        order.given_back(moved.unwrap_or(holding.slot), permits);
+        order.given_back(now, moved.unwrap_or(holding.slot), permits);
     }
     let exchanged = exchange(now, books, order, call);
     let mut outcomes = book_runs(now, books, order, call);

@@ -37,6 +37,7 @@ use crate::limiter::permit::{LatePermit, Permit, Returned, Slot, Source, Whose};
 use crate::limiter::queue::{Arrival, Entered, Shared, Ticket};
 use crate::limiter::queues::Queues;
 use crate::limiter::reserve::{Answer, Holding};
+use crate::limiter::stock::{Batch, Look, Pace};
 use crate::limiter::store::{StoreError, Subject};
 use crate::limiter::store_clock::StoreClock;
 
@@ -92,6 +93,13 @@ pub(super) struct Worker {
     fruitless: Option<Room>,
     /// What the fleet had used of each limiter, as last heard.
     used: Box<[u64]>,
+    /// How many requests come, for whom permits are put in stock.
+    pace: Pace,
+    /// What is in stock, as last seen, and until when.
+    stocked: u64,
+    stocked_until: Option<Instant>,
+    /// What the limits can spare for that, as last heard.
+    spare: u64,
     /// Whether the store has failed since it was last heard.
     is_local: bool,
     /// Whether the store must hear of changed limits.
@@ -126,6 +134,10 @@ impl Worker {
             room: None,
             fruitless: None,
             used: Box::default(),
+            pace: Pace::new(),
+            stocked: 0,
+            stocked_until: None,
+            spare: 0,
             is_local: false,
             limits_changed: false,
             is_kept: false,
@@ -148,7 +160,7 @@ impl Worker {
                 () = self.shared.woken() => {}
                 () = sleep_until(wake) => {}
             }
-            let news = self.shared.news(&mut self.pending, BATCH_MAX);
+            let news = self.shared.news(&mut self.pending, BATCH_MAX, Instant::now());
             if news.closing {
                 // In a place of its own: there it is large, and every worker would have it.
                 return Box::pin(self.close()).await;
@@ -174,6 +186,7 @@ impl Worker {
         if news.left {
             self.lanes.values_mut().for_each(Lane::forget_those_who_left);
         }
+        self.look_at_stock(news.arrived, news.stock, now);
         self.take_returned(news.returned, now);
         self.refuse_too_costly();
         self.hand_out(now);
@@ -181,6 +194,36 @@ impl Worker {
         self.lanes.retain(|_, lane| !lane.is_empty());
         self.start_call(now);
         self.shared.set_waiting(u32::try_from(self.waiting()).unwrap_or(u32::MAX));
+    }
+
+    /// Counts who came, gives back what nobody took in time, and all of it where somebody waits or the limits change.
+    fn look_at_stock(&mut self, arrived: u64, stock: Look, now: Instant) {
+        let cost = self.pending.back().map(|arrival| arrival.cost);
+        self.pace.count(arrived + stock.taken, cost, now, self.shared.guard());
+        (self.stocked, self.stocked_until) = (stock.left, stock.until);
+        stock.stale.into_iter().for_each(|batch| self.give_back_batch(batch));
+        if self.stocked > 0 && (self.limits_changed || self.is_local || self.waiting() > 0) {
+            self.clear_stock();
+        }
+    }
+
+    fn clear_stock(&mut self) {
+        self.shared.clear_stock().into_iter().for_each(|batch| self.give_back_batch(batch));
+        (self.stocked, self.stocked_until) = (0, None);
+    }
+
+    fn give_back_batch(&mut self, Batch { slot, cost, count, known, .. }: Batch) {
+        if count > 0 {
+            self.give_back.push_back((Holding { slot: slot.at, cost: cost.get(), count }, known));
+        }
+    }
+
+    /// What should be put in stock by the next call.
+    fn stock_wanted(&self, now: Instant) -> Option<(Permits, u64)> {
+        if self.is_local || self.limits_changed || !self.lanes.is_empty() || !self.void.is_empty() {
+            return None;
+        }
+        self.pace.wanted(self.stocked, self.spare, now, self.shared.guard())
     }
 
     fn make_subjects(&mut self) {
@@ -332,6 +375,10 @@ impl Worker {
         }
         if self.call.is_none() && self.must_hear() {
             wake = wake.min(self.heard + self.heartbeat());
+        }
+        // While there is a stock, it is looked at in each step of the pace.
+        if let Some(until) = self.stocked_until {
+            wake = wake.min(until).min(self.pace.next(self.shared.guard()));
         }
         if let Some(since) = self.idle_since {
             wake = wake.min(since + self.queues.linger);

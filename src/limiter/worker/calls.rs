@@ -38,6 +38,8 @@ pub(super) struct Sent {
     pub(super) arrivals: Vec<Arrival>,
     /// The earliest slot that is given back to be traded for an earlier one.
     pub(super) traded: Option<Micros>,
+    /// The cost of each permit that is asked for beyond that, to lie in stock. They come last in the runs.
+    pub(super) stock: Option<Permits>,
 }
 
 impl Worker {
@@ -52,6 +54,7 @@ impl Worker {
             || (!self.give_back.is_empty() && !self.is_local)
             || !self.void.is_empty()
             || !self.replace.is_empty()
+            || self.stock_wanted(now).is_some()
             || self.can_trade(now);
         if self.call.is_some() || !anything {
             return;
@@ -150,6 +153,11 @@ impl Worker {
         let replace: Vec<_> = std::mem::take(&mut self.replace).into_iter().collect();
         let arrivals: Vec<_> = self.pending.drain(..self.pending.len().min(BATCH_MAX)).collect();
         let replaced: usize = replace.iter().map(|(_, count)| count).sum();
+        let mut runs = self.runs(now, &replace, &arrivals);
+        // Nobody wants those who come next to wait for it.
+        let wanted = self.stock_wanted(now).filter(|_| replace.is_empty());
+        runs.extend(wanted.map(|(cost, count)| Run { cost: cost.get(), wait_max: Micros::ZERO, count }));
+        let stock = wanted.map(|(cost, _)| cost);
         let call = Call {
             replica: self.queues.fallback.replica,
             known: known.to_vec(),
@@ -157,10 +165,10 @@ impl Worker {
             exchange: holdings(&exchange),
             exchange_wait: self.longest_wait(now),
             spare: self.shared.spare(now),
-            runs: self.runs(now, &replace, &arrivals),
+            runs,
             room: self.room() + replaced as u64,
         };
-        Sent { call, at: now, exchange, replace, arrivals, traded }
+        Sent { call, at: now, exchange, replace, arrivals, traded, stock }
     }
 
     /// The holdings of one generation: those of another go with the next call.

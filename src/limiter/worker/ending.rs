@@ -32,6 +32,7 @@ impl Worker {
             || !self.pending.is_empty()
             || !self.lanes.is_empty()
             || !self.give_back.is_empty()
+            || self.stocked > 0
             || !self.void.is_empty()
             || !self.replace.is_empty()
     }
@@ -65,6 +66,7 @@ impl Worker {
             self.settle(sent, result);
         }
         let (arrivals, returned) = self.shared.end();
+        self.clear_stock();
         self.pending.extend(arrivals);
         for arrival in std::mem::take(&mut self.pending) {
             self.refuse(arrival, self.shared.closed());

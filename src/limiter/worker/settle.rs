@@ -18,6 +18,7 @@ use crate::limiter::queue::{Arrival, Asker};
 use crate::limiter::refusal::Refusal;
 use crate::limiter::reserve::{Answer, Away, Call, Outcome, Violated};
 use crate::limiter::rule::Rule;
+use crate::limiter::stock::{self, Batch};
 use crate::limiter::store::{StoreError, Subject};
 
 /// The most limiters and partitions whose use is remembered for a time without a store after their queues have ended: some
@@ -53,7 +54,12 @@ impl Worker {
             }
         }
         let replaced = !sent.replace.is_empty();
-        let first = self.settle_outcomes(sent.replace, sent.arrivals, answer, sent.call.spare, slot);
+        let mut outcomes = each(answer);
+        let first =
+            self.settle_outcomes(sent.replace, sent.arrivals, (answer, &mut outcomes), sent.call.spare, slot);
+        if let Some(cost) = sent.stock {
+            self.put_in_stock(cost, outcomes);
+        }
         self.room = answer.room;
         let is_fruitless = sent.traded.is_some_and(|traded| first.is_none_or(|first| first >= traded));
         self.fruitless = if is_fruitless { answer.room } else { self.fruitless };
@@ -63,8 +69,37 @@ impl Worker {
         self.learn_use(answer);
     }
 
+    /// Puts what was booked for nobody yet where the next requests find it.
+    fn put_in_stock(&mut self, cost: Permits, outcomes: impl Iterator<Item = Outcome>) {
+        let mut booked: Vec<(Micros, u64)> = Vec::new();
+        for outcome in outcomes {
+            match (outcome, booked.last_mut()) {
+                (Outcome::Booked(at), Some((last, count))) if *last == at => *count += 1,
+                (Outcome::Booked(at), _) => booked.push((at, 1)),
+                _ => break,
+            }
+        }
+        for (at, count) in booked {
+            let known = self.known.clone();
+            match Batch::new(at, (cost, count), known, self.clock, self.shared.guard()) {
+                Ok(batch) => {
+                    self.stocked += count;
+                    self.stocked_until = self.stocked_until.or(Some(batch.until()));
+                    self.shared.stock(batch, self.pace.low());
+                }
+                Err(batch) => {
+                    self.pace.slow();
+                    self.give_back_batch(batch);
+                }
+            }
+        }
+    }
+
     /// What the fleet has left, and so has used.
     fn learn_use(&mut self, answer: &Answer) {
+        let limits = answer.available.iter().zip(self.subjects.iter());
+        let limits = limits.flat_map(|(left, subject)| subject.rules.iter().zip(left));
+        self.spare = limits.map(|(rule, left)| stock::spare(rule.holds(), *left)).min().unwrap_or_default();
         let members = self.shared.members.iter().zip(&answer.available).zip(self.subjects.iter());
         let used = members.map(|((member, available), subject)| {
             member.live.answered(member.partition, available);
@@ -87,6 +122,7 @@ impl Worker {
         if numbers == self.known {
             return false;
         }
+        self.clear_stock();
         let void_from = answer
             .generations
             .iter()
@@ -123,12 +159,10 @@ impl Worker {
         &mut self,
         replace: Vec<(Permits, usize)>,
         arrivals: Vec<Arrival>,
-        answer: &Answer,
+        (answer, outcomes): (&Answer, &mut impl Iterator<Item = Outcome>),
         mut spare: u64,
         slot: impl Fn(Micros) -> Slot,
     ) -> Option<Micros> {
-        let outcomes = answer.outcomes.iter();
-        let mut outcomes = outcomes.flat_map(|(count, outcome)| repeat_n(*outcome, to_usize(*count)));
         let mut first: Option<Micros> = None;
         for (cost, count) in replace {
             for outcome in outcomes.by_ref().take(count) {
@@ -347,7 +381,7 @@ impl Worker {
         let answer = self.ask_fallback(call);
         let clock = self.clock_of(Source::Local, Instant::now());
         let slot = |at: Micros| Slot { at, due: clock.due(at), source: Source::Local };
-        self.settle_outcomes(replace, arrivals, &answer, 0, slot);
+        self.settle_outcomes(replace, arrivals, (&answer, &mut each(&answer)), 0, slot);
     }
 
     /// This replica's shares of the limiters that are enforced without a store.
@@ -371,6 +405,12 @@ impl Worker {
         }
         answer
     }
+}
+
+/// What became of each request, in order.
+fn each(answer: &Answer) -> impl Iterator<Item = Outcome> {
+    let outcomes = answer.outcomes.iter();
+    outcomes.flat_map(|(count, outcome)| repeat_n(*outcome, to_usize(*count)))
 }
 
 /// A count that is zipped with requests at hand, so a cut changes nothing.
