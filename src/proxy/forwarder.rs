@@ -52,7 +52,7 @@ pub(crate) async fn handle(
         Err(error) => (error, Some(request.into_body())),
         Ok((plan, target)) => {
             record.routed(&plan.route);
-            let mut going = Going::new(&plan, target, request, &client);
+            let mut going = Going::new(&plan, target, request);
             match forward(&plan, &client, &mut going, &mut record).await {
                 Ok(answer) => return Ok(answer.finish(record, &client)),
                 Err(error) => (error, going.body.take()),
@@ -114,7 +114,7 @@ impl Plan {
 
 /// A request on its way.
 struct Going {
-    /// As it goes upstream.
+    /// As it came, but for its target.
     head: Request<()>,
     /// Until it goes upstream.
     body: Option<Incoming>,
@@ -125,27 +125,32 @@ struct Going {
 }
 
 impl Going {
-    fn new(plan: &Plan, target: PathAndQuery, mut request: Request<Incoming>, client: &Client) -> Going {
+    fn new(plan: &Plan, target: PathAndQuery, mut request: Request<Incoming>) -> Going {
         let changes = plan.upgrade.as_ref().map(|_| hyper::upgrade::on(&mut request));
         let (mut parts, body) = request.into_parts();
-        let origin = Origin {
-            peer: client.peer,
-            authority: plan.authority.as_ref(),
-            upgrade: plan.upgrade.as_ref(),
-            version: parts.version,
-            seen: plan.seen,
-        };
-        let Route { rule, upstream, .. } = &*plan.route;
-        headers::to_upstream(&mut parts.headers, rule, upstream.host(), &origin);
         parts.uri = Uri::from(target);
         parts.extensions.clear();
         let head = Request::from_parts(parts, ());
         Going { head, body: Some(body), permit: None, ready: Ready::default(), changes }
     }
 
-    /// The request with its body, and what can be seen of that.
-    fn request(&mut self, plan: &Plan, upload: &mut Option<Arc<Upload>>) -> Request<RequestBody> {
-        let head = std::mem::take(&mut self.head);
+    /// The request as it goes upstream, and what can be seen of its body.
+    fn request(
+        &mut self,
+        plan: &Plan,
+        client: &Client,
+        upload: &mut Option<Arc<Upload>>,
+    ) -> Request<RequestBody> {
+        let mut head = std::mem::take(&mut self.head);
+        let origin = Origin {
+            peer: client.peer,
+            authority: plan.authority.as_ref(),
+            upgrade: plan.upgrade.as_ref(),
+            version: head.version(),
+            seen: plan.seen,
+        };
+        let Route { rule, upstream, .. } = &*plan.route;
+        headers::to_upstream(head.headers_mut(), rule, upstream.host(), &origin);
         let Some(incoming) = self.body.take() else { return head.map(|()| RequestBody::Empty) };
         let body;
         (body, *upload) = RequestBody::new(incoming, plan.route.upstream.settings().idle_timeout);
@@ -303,7 +308,8 @@ async fn send(
             record.waited = permit.waited();
         }
         let spent = Spent(going.permit.take());
-        let request = unsent.take().map_or_else(|| going.request(plan, &mut upload), |unsent| *unsent);
+        let request =
+            unsent.take().map_or_else(|| going.request(plan, client, &mut upload), |unsent| *unsent);
         match lease.send(request, upload.clone()).await {
             Ok(response) => return Ok((response, lease)),
             Err(SendError::Failed(error)) => return Err(failed(error, upload.as_deref())),

@@ -16,6 +16,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
+/// Pieces that are written in one go up to this length are joined.
+const JOINED_MAX: usize = 1024;
+
 /// A TCP stream that hands out [`Probe`]s.
 pub(crate) struct Stream {
     read: OwnedReadHalf,
@@ -73,7 +76,21 @@ impl AsyncWrite for Stream {
         context: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.poll_try(context, |tcp| tcp.try_write_vectored(pieces))
+        // A head alone, and a head with a small body: to copy them costs less than what the kernel does for a list of pieces.
+        let length: usize = pieces.iter().map(|piece| piece.len()).sum();
+        let mut joined = [0; JOINED_MAX];
+        match pieces {
+            [piece] => self.poll_try(context, |tcp| tcp.try_write(piece)),
+            _ if length <= JOINED_MAX => {
+                let mut filled = 0;
+                for piece in pieces {
+                    joined[filled..filled + piece.len()].copy_from_slice(piece);
+                    filled += piece.len();
+                }
+                self.poll_try(context, |tcp| tcp.try_write(&joined[..filled]))
+            }
+            _ => self.poll_try(context, |tcp| tcp.try_write_vectored(pieces)),
+        }
     }
 
     fn is_write_vectored(&self) -> bool {

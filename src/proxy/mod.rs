@@ -2,7 +2,7 @@
 //!
 //! The way of a request: [`listener`] accepts its connection, [`connection`] serves it, [`router`] chooses its route
 //! (by every form of its [`path`]), [`partition`] tells it from those of other tenants, [`forwarder`] takes its permit, gets a connection from the [`upstream`]'s
-//! [`pool`] (opened by [`connect`]) and sends it; its [`body`] streams, and so does the response's. What weir
+//! [`pool`] (opened by [`connect`]) and sends it, reading and writing that connection itself ([`driver`]); its [`body`] streams, and so does the response's. What weir
 //! answers itself is an [`error`] that [`response`] puts into words. [`headers`] says what may cross, [`upgrade`]
 //! carries what is no longer HTTP, [`record`] counts and logs, [`io`] and [`tasks`] stand below it all.
 //!

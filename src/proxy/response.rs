@@ -31,6 +31,10 @@ const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 /// Its title there.
 const QUOTA_EXCEEDED_TITLE: &str = "Request cannot be satisfied as assigned quota has been exceeded";
+/// About what a problem document takes.
+const PROBLEM_BYTES: usize = 512;
+/// About what a policy takes in `RateLimit-Policy`.
+const POLICY_BYTES: usize = 48;
 /// gRPC's RESOURCE_EXHAUSTED and UNAVAILABLE.
 const GRPC_RESOURCE_EXHAUSTED: &str = "8";
 const GRPC_UNAVAILABLE: &str = "14";
@@ -62,7 +66,8 @@ struct Verdict<'a> {
 struct Quota<'a> {
     name: &'a LimiterName,
     limiter: Option<&'a Limiter>,
-    limit: usize,
+    /// The policy that stood in the way, `github:900/1m`.
+    violated: Option<String>,
     retry_after: Micros,
 }
 
@@ -79,7 +84,7 @@ struct Problem<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     retry_after_ms: Option<u64>,
     #[serde(rename = "violated-policies", skip_serializing_if = "Vec::is_empty")]
-    violated_policies: Vec<String>,
+    violated_policies: Vec<&'a str>,
 }
 
 /// The answer to a request that was not forwarded; the record learns of it.
@@ -144,19 +149,21 @@ fn verdict(error: &ProxyError) -> Verdict<'_> {
 fn refused<'a>(refusal: &'a Refusal, limiter: Option<&'a Limiter>) -> Verdict<'a> {
     let name = refusal.limiter();
     let quota = |limit: &usize, retry_after: &Micros| {
-        Some(Quota { name, limiter, limit: *limit, retry_after: *retry_after })
+        let violated = limiter.and_then(|limiter| limiter.limits.get(*limit));
+        let violated = violated.map(|limit| [name.as_str(), ":", &limit.label].concat());
+        Some(Quota { name, limiter, violated, retry_after: *retry_after })
     };
     let (status, code, detail, quota) = match refusal {
         Refusal::RateLimited { limit, retry_after, .. } => (
             StatusCode::TOO_MANY_REQUESTS,
             "rate_limited",
-            format!("limiter {name} has no permit within the wait"),
+            ["limiter ", name.as_str(), " has no permit within the wait"].concat(),
             quota(limit, retry_after),
         ),
         Refusal::QueueFull { limit, retry_after, .. } => (
             StatusCode::TOO_MANY_REQUESTS,
             "queue_full",
-            format!("the queue of limiter {name} is full"),
+            ["the queue of limiter ", name.as_str(), " is full"].concat(),
             quota(limit, retry_after),
         ),
         Refusal::StoreUnavailable { .. } => (
@@ -189,10 +196,11 @@ fn problem(verdict: &Verdict<'_>, head: bool) -> Response<Body> {
         code: verdict.code,
         limiter: quota.map(|quota| quota.name.as_str()),
         retry_after_ms: quota.map(|quota| quota.retry_after.millis_up()),
-        violated_policies: quota.into_iter().filter_map(Quota::violated).collect(),
+        violated_policies: quota.into_iter().filter_map(|quota| quota.violated.as_deref()).collect(),
     };
     // Strings and numbers alone always serialise.
-    let mut document = serde_json::to_vec(&problem).unwrap_or_default();
+    let mut document = Vec::with_capacity(PROBLEM_BYTES);
+    let _ = serde_json::to_writer(&mut document, &problem);
     // For those who read it in a terminal.
     document.push(b'\n');
     let length = document.len();
@@ -241,26 +249,25 @@ impl Quota<'_> {
         if let Some(Ok(policies)) = policies.map(HeaderValue::try_from) {
             headers.insert(RATELIMIT_POLICY, policies);
         }
-        let limit = self.violated().map(|policy| format!("\"{policy}\";r=0;t={seconds}"));
+        let limit = self.violated.as_deref();
+        let limit = limit.map(|policy| ["\"", policy, "\";r=0;t=", &seconds.to_string()].concat());
         if let Some(Ok(limit)) = limit.map(HeaderValue::try_from) {
             headers.insert(RATELIMIT, limit);
         }
     }
 
-    /// The policy that stood in the way, `github:900/1m`.
-    fn violated(&self) -> Option<String> {
-        let limit = self.limiter?.limits.get(self.limit)?;
-        Some(format!("{}:{}", self.name, limit.label))
-    }
-
     /// All policies of the limiter; names and labels hold nothing that a quoted string would have to escape.
     fn policies(&self) -> String {
-        let mut policies = String::new();
-        for limit in self.limiter.into_iter().flat_map(|limiter| &limiter.limits) {
+        let limits = self.limiter.map(|limiter| &*limiter.limits).unwrap_or_default();
+        let mut policies = String::with_capacity(limits.len() * POLICY_BYTES);
+        for limit in limits {
             let comma = if policies.is_empty() { "" } else { ", " };
-            let _ = write!(policies, "{comma}\"{}:{}\";q={}", self.name, limit.label, limit.rate);
+            let rate = limit.rate.get().to_string();
+            let pieces = [comma, "\"", self.name.as_str(), ":", &limit.label, "\";q=", &rate];
+            pieces.into_iter().for_each(|piece| policies.push_str(piece));
             if let Some(seconds) = window_seconds(limit) {
-                let _ = write!(policies, ";w={seconds}");
+                policies.push_str(";w=");
+                policies.push_str(&seconds.to_string());
             }
         }
         policies
