@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use futures_util::future::Either;
 use http::uri::Scheme;
-use http::{Request, Response, StatusCode};
+use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
 use tokio::time::Instant;
@@ -24,6 +24,7 @@ use super::body::{RequestBody, Upload, UploadState};
 use super::driver::{Alarm, Driver};
 use super::headers;
 use super::io::Probe;
+use super::response::SWITCHING_PROTOCOLS;
 
 /// The most idle connections that are kept for an upstream: enough for a burst after a lull, and little beside
 /// the file descriptors that a proxy has.
@@ -92,7 +93,7 @@ impl Connection {
                     let answer = in_time(pin!(driven), alarm, deadline, later).await;
                     let response = answer.ok_or(SendError::TimedOut)?.map_err(unsent)?;
                     let is_uploaded = upload.is_none_or(|upload| upload.state() == UploadState::Complete);
-                    if !is_uploaded || response.status() == StatusCode::SWITCHING_PROTOCOLS {
+                    if !is_uploaded || response.status() == SWITCHING_PROTOCOLS {
                         http1.detach();
                     }
                     Ok(response)
