@@ -206,12 +206,15 @@ impl Lane {
     }
 
     /// Takes out the requests whose slot lies behind their deadline, each with its slot's instant. Those behind move up.
-    pub(super) fn take_overdue(&mut self) -> Vec<(Waiter, Instant)> {
+    /// Whoever's slot has come already goes, however late that is: there is nothing left to wait for.
+    pub(super) fn take_overdue(&mut self, now: Instant) -> Vec<(Waiter, Instant)> {
         let mut overdue = Vec::new();
         let mut kept = VecDeque::with_capacity(self.waiters.len());
         for waiter in self.waiters.drain(..) {
             match self.slots.get(kept.len()) {
-                Some(slot) if slot.due > waiter.deadline + DEADLINE_SLACK => overdue.push((waiter, slot.due)),
+                Some(slot) if slot.due > waiter.deadline.max(now) + DEADLINE_SLACK => {
+                    overdue.push((waiter, slot.due));
+                }
                 _ => kept.push_back(waiter),
             }
         }

@@ -189,8 +189,11 @@ impl Http1 {
 
     /// Lets it come to rest; `false` if it has ended.
     fn rest(&mut self) -> bool {
-        let ended = self.wire.as_mut().is_some_and(|wire| wire.rest().is_ready());
-        !ended && !self.sender.is_closed()
+        if self.wire.as_mut().is_some_and(|wire| wire.rest().is_ready()) {
+            self.wire = None;
+            return false;
+        }
+        !self.sender.is_closed()
     }
 
     fn is_old(&self) -> bool {

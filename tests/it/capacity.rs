@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::support::{Pending, RedisServer, Upstream, Weir, client, eventually, lane, open_files_max};
 
 const WAITING: usize = 10_000;
-const BYTES_PER_WAITING_MAX: u64 = 20 * 1024;
+const BYTES_PER_WAITING_MAX: u64 = 12 * 1024;
 /// The quota: so many a second, so that ten thousand drain in a moment.
 const RATE: usize = 1000;
 /// Whole quotas that are taken first, so that nothing is served while the ten thousand arrive.

@@ -253,7 +253,7 @@ impl Worker {
     fn refuse_overdue(&mut self, now: Instant) {
         let mut overdue = Vec::new();
         for (cost, lane) in &mut self.lanes {
-            overdue.extend(lane.take_overdue().into_iter().map(|(waiter, due)| (*cost, waiter, due)));
+            overdue.extend(lane.take_overdue(now).into_iter().map(|(waiter, due)| (*cost, waiter, due)));
         }
         for (cost, waiter, due) in overdue {
             let delay = Micros::from(due.saturating_duration_since(now)).max(Micros::ONE);
