@@ -71,6 +71,16 @@ async fn who_leaves_while_the_store_is_away_stops_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_slot_that_comes_late_is_not_refused_once_it_is_there() {
+    // Each answer takes longer than a slot may overrun a request's deadline.
+    let (_limiters, gate, _) = limiters(&limiter(2, 10 * SECOND, Duration::ZERO), SECOND / 5);
+    let mut permit = granted(&gate).await;
+    sleep(SECOND).await;
+    permit.confirm().await.unwrap();
+    permit.commit();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_refused_cost_takes_no_room_from_a_smaller_one_in_the_same_call() {
     let (_limiters, gate, _) = limiters(&limiter(10, SECOND, Duration::ZERO), SECOND / 200);
     for _ in 0..5 {
