@@ -25,6 +25,29 @@ pub(crate) enum Name {
     WeirManyRoutes,
 }
 
+/// What is compared with each other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scenario {
+    Proxies,
+    Refusals,
+    Routes,
+}
+
+impl Name {
+    pub(crate) fn scenario(self) -> Scenario {
+        match self {
+            Name::Nginx
+            | Name::WeirRedis
+            | Name::Haproxy
+            | Name::NginxLua
+            | Name::WeirMemory
+            | Name::WeirUnlimited => Scenario::Proxies,
+            Name::NginxStatic | Name::WeirRefusing => Scenario::Refusals,
+            Name::WeirFewRoutes | Name::WeirManyRoutes => Scenario::Routes,
+        }
+    }
+}
+
 impl fmt::Display for Name {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {

@@ -2,9 +2,13 @@
 
 use std::ffi::OsStr;
 use std::process::Command;
+use std::time::Duration;
 use std::{fmt, fs};
 
 use crate::load::Result;
+
+/// Linux tells times in these, whatever the kernel's own tick.
+const MILLIS_PER_TICK: u64 = 10;
 
 /// Who shares a core.
 #[derive(Clone, Copy)]
@@ -40,6 +44,24 @@ impl Machine {
         }
         command.arg(program);
         command
+    }
+
+    /// How long the core of the measured proxy has been busy so far, for whomever; none if nothing is pinned.
+    pub(crate) fn busy(&self) -> Result<Option<Duration>> {
+        let Some([core, _]) = self.cores else { return Ok(None) };
+        let stat = fs::read_to_string("/proc/stat")?;
+        let line = stat.lines().find_map(|line| line.strip_prefix(&format!("cpu{core} ")));
+        let ticks: Vec<u64> = line
+            .unwrap_or_default()
+            .split_whitespace()
+            .map(str::parse)
+            .collect::<std::result::Result<_, _>>()?;
+        // Guests, whose time comes last, are counted as users before.
+        let [user, nice, system, _idle, _waiting, interrupts, soft_interrupts, stolen, ..] = ticks[..] else {
+            return Err("an unknown format of /proc/stat".into());
+        };
+        let busy = user + nice + system + interrupts + soft_interrupts + stolen;
+        Ok(Some(Duration::from_millis(busy * MILLIS_PER_TICK)))
     }
 }
 

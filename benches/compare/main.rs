@@ -9,9 +9,11 @@
 //!
 //! Each contender is one process on the first core, alone when it is loaded; origin, Redis and load generator are on
 //! the second core. CPU is the contender's own, user and system; what the kernel does for its packages on loopback
-//! counts for who sends. A round loads each contender once, and who goes first rotates from round to round; ratios
-//! are taken within a round, since neighbours on the machine disturb all of a round alike. A contender that has
-//! less than its whole core waited for the second one: then compare the CPU, not the throughput.
+//! counts for who sends. A round loads each contender once, scenario by scenario, and who goes first in a scenario
+//! rotates from round to round. Ratios are taken within a round: neighbours on the machine disturb those alike that
+//! are measured shortly after each other. The report says how much of the core others took; beyond a few percent the
+//! figures are rough. A contender that left its core idle waited for the second core: then the ratio of the CPU tells
+//! more than that of the throughput.
 
 #[path = "../load/mod.rs"]
 mod load;
@@ -23,6 +25,7 @@ mod report;
 mod round;
 mod start;
 
+use contender::Contender;
 use load::Result;
 use machine::Machine;
 use packages::{H2LOAD, NGINX, WRK, obtain};
@@ -82,17 +85,21 @@ fn compare(options: Options) -> Result<String> {
     let with = |protocol| started.contenders.iter().map(move |contender| (contender, protocol));
     let mut loads: Vec<_> = with(Protocol::Http1).collect();
     loads.extend(with(Protocol::Http2).filter(|(contender, _)| has_h2load && contender.http2.is_some()));
+    let of = |(contender, protocol): &(&Contender, Protocol)| (contender.name.scenario(), *protocol);
+    let mut scenarios: Vec<_> = loads.chunk_by(|one, next| of(one) == of(next)).map(<[_]>::to_vec).collect();
 
     let mut rounds = Rounds(Vec::with_capacity(options.rounds));
     for round in 1..=options.rounds {
         let mut measures = Vec::with_capacity(loads.len());
-        for (contender, protocol) in &loads {
-            let measure = measure(&machine, contender, *protocol, options.seconds)?;
-            tell(&format!("round {round} of {}: {measure}", options.rounds));
-            measures.push(measure);
+        for scenario in &mut scenarios {
+            for (contender, protocol) in &*scenario {
+                let measure = measure(&machine, contender, *protocol, options.seconds)?;
+                tell(&format!("round {round} of {}: {measure}", options.rounds));
+                measures.push(measure);
+            }
+            scenario.rotate_left(1);
         }
         rounds.0.push(measures);
-        loads.rotate_left(1);
     }
     Ok(format!("{machine}\n\n{}", rounds.report()?))
 }

@@ -119,14 +119,10 @@ impl Rounds {
     pub(crate) fn report(&self) -> Result<String> {
         let mut report = String::new();
         for protocol in [Protocol::Http1, Protocol::Http2] {
-            writeln!(
-                report,
-                "{}; rounds: {}, of which these are the medians:\n",
-                protocol.load(),
-                self.0.len()
-            )?;
-            report += &self.medians(protocol)?;
-            report.push('\n');
+            if !self.names(protocol).is_empty() {
+                writeln!(report, "{}; the medians, rounds: {}\n", protocol.load(), self.0.len())?;
+                writeln!(report, "{}", self.medians(protocol)?)?;
+            }
         }
         report += "Ratios within a round:\n\n";
         report += &self.ratios()?;
@@ -135,8 +131,9 @@ impl Rounds {
 
     fn medians(&self, protocol: Protocol) -> Result<String> {
         let mut table = String::from(
-            "| contender | requests/s | CPU us/request | of a core | Redis CPU us/request | p50 ms | p99 ms | MiB |\n\
-             |---|---|---|---|---|---|---|---|\n",
+            "| contender | requests/s | CPU us/request | % of the core | % of others | Redis CPU us/request \
+             | p50 ms | p99 ms | MiB |\n\
+             |---|---|---|---|---|---|---|---|---|\n",
         );
         for name in self.names(protocol) {
             let rounds: Vec<&Measure> =
@@ -147,10 +144,11 @@ impl Rounds {
             };
             writeln!(
                 table,
-                "| {name} | {} | {} | {} % | {} | {} | {} | {} |",
+                "| {name} | {} | {} | {} | {} | {} | {} | {} | {} |",
                 told(0, &|measure| Some(measure.requests_per_second)),
                 told(1, &|measure| Some(measure.cpu_us_per_request)),
-                told(0, &|measure| Some(measure.busy * 100.0)),
+                told(0, &|measure| Some(measure.share * 100.0)),
+                told(0, &|measure| Some(measure.share_of_others? * 100.0)),
                 told(1, &|measure| measure.redis_cpu_us_per_request),
                 told(2, &|measure| Some(measure.latency?.p50_ms)),
                 told(2, &|measure| Some(measure.latency?.p99_ms)),

@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::process::Stdio;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::contender::{Contender, Name};
 use crate::load::Result;
+use crate::load::process::Process;
 use crate::load::wrk;
 use crate::machine::{Machine, Side};
 
@@ -51,8 +52,10 @@ pub(crate) struct Measure {
     pub(crate) requests_per_second: f64,
     pub(crate) cpu_us_per_request: f64,
     pub(crate) redis_cpu_us_per_request: Option<f64>,
-    /// The part of the time in which the contender had a core.
-    pub(crate) busy: f64,
+    /// The part of the core that the contender took.
+    pub(crate) share: f64,
+    /// The part of it that others took, if it is known.
+    pub(crate) share_of_others: Option<f64>,
     pub(crate) latency: Option<Latency>,
     pub(crate) resident_mib: f64,
 }
@@ -78,6 +81,27 @@ struct Answers {
     latency: Option<Latency>,
 }
 
+/// What is read before and after a load.
+struct Counters {
+    at: Instant,
+    /// Of the contender.
+    cpu: Duration,
+    redis_cpu: Option<Duration>,
+    /// Of the contender's core, whoever had it.
+    core: Option<Duration>,
+}
+
+impl Counters {
+    fn read(machine: &Machine, contender: &Contender) -> Result<Counters> {
+        Ok(Counters {
+            at: Instant::now(),
+            cpu: contender.process.cpu()?,
+            redis_cpu: contender.redis.as_ref().map(Process::cpu).transpose()?,
+            core: machine.busy()?,
+        })
+    }
+}
+
 pub(crate) fn measure(
     machine: &Machine,
     contender: &Contender,
@@ -85,22 +109,24 @@ pub(crate) fn measure(
     seconds: u64,
 ) -> Result<Measure> {
     load(machine, contender, protocol, WARM_UP_SECONDS)?;
-    let redis_cpu = || contender.redis.as_ref().map(|redis| redis.cpu()).transpose();
-    let (begun, cpu_before, redis_cpu_before) = (Instant::now(), contender.process.cpu()?, redis_cpu()?);
+    let before = Counters::read(machine, contender)?;
     let answers = load(machine, contender, protocol, seconds)?;
-    let (elapsed, cpu, redis_cpu) = (begun.elapsed(), contender.process.cpu()?, redis_cpu()?);
-    let cpu = cpu.saturating_sub(cpu_before);
-    let redis_cpu = redis_cpu.zip(redis_cpu_before).map(|(after, before)| after.saturating_sub(before));
+    let after = Counters::read(machine, contender)?;
     let resident_mib = contender.process.resident_kib()? / 1024.0;
     // A load generator tells good from bad, but not one bad answer from another.
     contender.check()?;
+    let cpu = micros(before.cpu, after.cpu);
+    let time = after.at.duration_since(before.at).as_secs_f64() * 1e6;
+    let optional = |before: Option<_>, after| before.zip(after).map(|(before, after)| micros(before, after));
     Ok(Measure {
         name: contender.name,
         protocol,
         requests_per_second: answers.requests_per_second,
-        cpu_us_per_request: cpu.as_secs_f64() * 1e6 / answers.requests,
-        redis_cpu_us_per_request: redis_cpu.map(|cpu| cpu.as_secs_f64() * 1e6 / answers.requests),
-        busy: cpu.as_secs_f64() / elapsed.as_secs_f64(),
+        cpu_us_per_request: cpu / answers.requests,
+        redis_cpu_us_per_request: optional(before.redis_cpu, after.redis_cpu)
+            .map(|cpu| cpu / answers.requests),
+        share: cpu / time,
+        share_of_others: optional(before.core, after.core).map(|core| (core - cpu).max(0.0) / time),
         latency: answers.latency,
         resident_mib,
     })
@@ -157,4 +183,8 @@ fn h2load(machine: &Machine, url: &str, seconds: u64) -> Result<Answers> {
         }
         _ => Err(format!("not every request was answered with success:\n{text}").into()),
     }
+}
+
+fn micros(before: Duration, after: Duration) -> f64 {
+    after.saturating_sub(before).as_secs_f64() * 1e6
 }

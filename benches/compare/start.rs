@@ -32,7 +32,7 @@ pub(crate) struct Started {
     _directory: TempDir,
 }
 
-/// In the order in which they are measured: those that are compared with each other stand close together.
+/// Scenario by scenario; who is compared with each other stands close together.
 pub(crate) fn start(machine: &Machine) -> Result<Started> {
     let directory = TempDir::with_prefix("weir-compare")?;
     let starter = Starter { machine, directory: directory.path(), origin: free_address()? };
