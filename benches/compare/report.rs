@@ -131,7 +131,7 @@ impl Rounds {
 
     fn medians(&self, protocol: Protocol) -> Result<String> {
         let mut table = String::from(
-            "| contender | requests/s | CPU us/request | % of the core | % of others | Redis CPU us/request \
+            "| contender | requests/s | CPU us/request | its % of the core | others, % | Redis CPU us/request \
              | p50 ms | p99 ms | MiB |\n\
              |---|---|---|---|---|---|---|---|---|\n",
         );
