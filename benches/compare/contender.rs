@@ -1,15 +1,18 @@
 //! Who is compared. Knows nothing of how a contender is configured and loaded.
 
-use std::fmt;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
 use std::time::Duration;
+use std::{fmt, fs};
 
 use crate::load::Result;
 use crate::load::process::Process;
 
 /// Who takes longer for a single answer has failed.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+/// Of a complaint, of which the rest may be a long trace.
+const COMPLAINT_LINES: usize = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Name {
@@ -69,6 +72,8 @@ impl fmt::Display for Name {
 pub(crate) struct Contender {
     pub(crate) name: Name,
     pub(crate) process: Process,
+    /// Where it complains. It is configured to say nothing while all is well.
+    pub(crate) log: PathBuf,
     /// Its own, so that what is measured there is its doing.
     pub(crate) redis: Option<Process>,
     pub(crate) http1: SocketAddr,
@@ -87,7 +92,14 @@ impl Contender {
         if status == Some(self.status) {
             return Ok(());
         }
-        Err(format!("{} does not answer {}, but:\n{answer}", self.name, self.status).into())
+        Err(format!("{} does not answer {}, but:\n{answer}\n{}", self.name, self.status, self.complaints()?)
+            .into())
+    }
+
+    /// The first lines of what it has said; empty as a rule.
+    pub(crate) fn complaints(&self) -> Result<String> {
+        let said = fs::read_to_string(&self.log)?;
+        Ok(said.lines().take(COMPLAINT_LINES).map(|line| format!("    {line}\n")).collect())
     }
 
     /// The answer to one request, head and body.

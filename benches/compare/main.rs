@@ -25,6 +25,9 @@ mod report;
 mod round;
 mod start;
 
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
 use contender::Contender;
 use load::Result;
 use machine::Machine;
@@ -43,13 +46,22 @@ struct Options {
 const DEFAULTS: Options = Options { rounds: 7, seconds: 3 };
 
 #[expect(clippy::print_stdout, reason = "the report")]
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     // Cargo says so; without it this is a test run, in which there is nothing to measure.
-    if arguments.iter().any(|argument| argument == "--bench") {
-        println!("{}", compare(options(&arguments)?)?);
+    if !arguments.iter().any(|argument| argument == "--bench") {
+        return ExitCode::SUCCESS;
     }
-    Ok(())
+    match options(&arguments).and_then(compare) {
+        Ok(report) => {
+            println!("{report}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            tell(&error.to_string());
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn options(arguments: &[String]) -> Result<Options> {
@@ -101,7 +113,14 @@ fn compare(options: Options) -> Result<String> {
         }
         rounds.0.push(measures);
     }
-    Ok(format!("{machine}\n\n{}", rounds.report()?))
+    let mut report = format!("{machine}\n\n{}", rounds.report()?);
+    for contender in &started.contenders {
+        let complaints = contender.complaints()?;
+        if !complaints.is_empty() {
+            writeln!(report, "\n{} answered all that, but said:\n\n{complaints}", contender.name)?;
+        }
+    }
+    Ok(report)
 }
 
 /// Progress, and what is out of the ordinary.

@@ -140,7 +140,12 @@ fn load(machine: &Machine, contender: &Contender, protocol: Protocol, seconds: u
         }
         (Protocol::Http2, None) => Err("no HTTP/2".into()),
     };
-    answers.map_err(|problem| format!("{}, {protocol}: {problem}", contender.name).into())
+    match answers {
+        Ok(answers) => Ok(answers),
+        Err(problem) => {
+            Err(format!("{}, {protocol}: {problem}\n{}", contender.name, contender.complaints()?).into())
+        }
+    }
 }
 
 fn wrk(machine: &Machine, contender: &Contender, seconds: u64) -> Result<Answers> {

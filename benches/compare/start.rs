@@ -71,6 +71,12 @@ struct Starter<'a> {
     origin: SocketAddr,
 }
 
+/// One that has been started, and where it writes what it says.
+struct Server {
+    process: Process,
+    log: PathBuf,
+}
+
 /// What a weir has in its configuration beside the addresses.
 struct Weir<'a> {
     store: &'a str,
@@ -85,14 +91,14 @@ impl Starter<'_> {
             include_str!("config/nginx-static.conf"),
             &[("http1", &self.origin.to_string()), ("body", &"x".repeat(BODY_BYTES))],
         );
-        self.start_nginx(Side::Surroundings, "origin", "", &served, &[self.origin])
+        Ok(self.start_nginx(Side::Surroundings, "origin", "", &served, &[self.origin])?.process)
     }
 
     fn nginx(&self, name: Name) -> Result<Contender> {
         let (http1, http2) = (free_address()?, free_address()?);
         let served = self.nginx_proxy(http1, http2, "");
-        let process = self.start_nginx(Side::Proxy, "nginx", "", &served, &[http1, http2])?;
-        Ok(Contender { http2: Some(http2), ..plain(name, process, http1) })
+        let server = self.start_nginx(Side::Proxy, "nginx", "", &served, &[http1, http2])?;
+        Ok(Contender { http2: Some(http2), ..plain(name, server, http1) })
     }
 
     fn nginx_lua(&self, name: Name) -> Result<Contender> {
@@ -113,8 +119,8 @@ impl Starter<'_> {
             self.nginx_proxy(http1, http2, "access_by_lua_block { require(\"limit\").check() }")
         );
         let modules = format!("load_module {NDK_MODULE};\nload_module {LUA_MODULE};\n");
-        let process = self.start_nginx(Side::Proxy, "nginx-lua", &modules, &served, &[http1, http2])?;
-        Ok(Contender { http2: Some(http2), redis: Some(redis), ..plain(name, process, http1) })
+        let server = self.start_nginx(Side::Proxy, "nginx-lua", &modules, &served, &[http1, http2])?;
+        Ok(Contender { http2: Some(http2), redis: Some(redis), ..plain(name, server, http1) })
     }
 
     fn nginx_static(&self, name: Name) -> Result<Contender> {
@@ -135,20 +141,20 @@ impl Starter<'_> {
         fs::write(&configuration, fill(include_str!("config/haproxy.cfg"), &addresses))?;
         // In the foreground, as one process.
         let arguments = ["-db".into(), "-f".into(), configuration];
-        let process = self.start(Side::Proxy, "haproxy", &program("haproxy"), &arguments, &[http1, http2])?;
-        Ok(Contender { http2: Some(http2), ..plain(name, process, http1) })
+        let server = self.start(Side::Proxy, "haproxy", &program("haproxy"), &arguments, &[http1, http2])?;
+        Ok(Contender { http2: Some(http2), ..plain(name, server, http1) })
     }
 
     fn weir_unlimited(&self, name: Name) -> Result<Contender> {
-        let (process, address) =
+        let (server, address) =
             self.start_weir("weir-unlimited", &Weir { store: "memory", limits: None, routes: 1 })?;
-        Ok(Contender { http2: Some(address), ..plain(name, process, address) })
+        Ok(Contender { http2: Some(address), ..plain(name, server, address) })
     }
 
     fn weir_memory(&self, name: Name) -> Result<Contender> {
-        let (process, address) =
+        let (server, address) =
             self.start_weir("weir-memory", &Weir { store: "memory", limits: Some(PLENTY), routes: 1 })?;
-        Ok(Contender { http2: Some(address), ..plain(name, process, address) })
+        Ok(Contender { http2: Some(address), ..plain(name, server, address) })
     }
 
     fn weir_redis(&self, name: Name) -> Result<Contender> {
@@ -167,16 +173,16 @@ impl Starter<'_> {
         let (redis, redis_address) = self.redis(&format!("{directory}-redis"))?;
         // A neighbour on the machine that takes the core for a moment is no outage.
         let store = format!("{{redis: {{url: \"redis://{redis_address}/0\", timeout: 1s}}}}");
-        let (process, address) =
+        let (server, address) =
             self.start_weir(directory, &Weir { store: &store, limits: Some(limits), routes: 1 })?;
-        Ok(Contender { redis: Some(redis), ..plain(name, process, address) })
+        Ok(Contender { redis: Some(redis), ..plain(name, server, address) })
     }
 
     fn weir_routes(&self, name: Name, routes: usize) -> Result<Contender> {
-        let (process, address) = self
+        let (server, address) = self
             .start_weir(&format!("weir-{routes}-routes"), &Weir { store: "memory", limits: None, routes })?;
         // One in the middle of them.
-        Ok(Contender { path: format!("{}/", route_path(routes / 2)), ..plain(name, process, address) })
+        Ok(Contender { path: format!("{}/", route_path(routes / 2)), ..plain(name, server, address) })
     }
 
     fn nginx_proxy(&self, http1: SocketAddr, http2: SocketAddr, limit: &str) -> String {
@@ -194,7 +200,7 @@ impl Starter<'_> {
         modules: &str,
         served: &str,
         addresses: &[SocketAddr],
-    ) -> Result<Process> {
+    ) -> Result<Server> {
         let directory = self.directory(name)?;
         let configuration = directory.join("nginx.conf");
         fs::write(&configuration, include_str!("config/nginx.conf"))?;
@@ -204,7 +210,7 @@ impl Starter<'_> {
         self.start(side, name, &program("nginx"), &arguments, addresses)
     }
 
-    fn start_weir(&self, name: &str, weir: &Weir<'_>) -> Result<(Process, SocketAddr)> {
+    fn start_weir(&self, name: &str, weir: &Weir<'_>) -> Result<(Server, SocketAddr)> {
         let (address, admin) = (free_address()?, free_address()?);
         let mut text = format!(
             "listen: {address}\nadmin: {{listen: \"{admin}\"}}\nlog: {{level: warn, access: false}}\nstore: {}\n",
@@ -228,9 +234,9 @@ impl Starter<'_> {
         let configuration = self.directory(name)?.join("weir.yaml");
         fs::write(&configuration, text)?;
         let arguments = ["serve".into(), "--config".into(), configuration];
-        let process =
+        let server =
             self.start(Side::Proxy, name, Path::new(env!("CARGO_BIN_EXE_weir")), &arguments, &[address])?;
-        Ok((process, address))
+        Ok((server, address))
     }
 
     fn redis(&self, name: &str) -> Result<(Process, SocketAddr)> {
@@ -239,9 +245,9 @@ impl Starter<'_> {
         let options = ["--bind", "127.0.0.1", "--port", &port, "--save", "", "--appendonly", "no", "--dir"];
         let mut arguments: Vec<PathBuf> = options.map(PathBuf::from).into();
         arguments.push(self.directory(name)?);
-        let process =
+        let server =
             self.start(Side::Surroundings, name, &program("redis-server"), &arguments, &[address])?;
-        Ok((process, address))
+        Ok((server.process, address))
     }
 
     /// Starts a program. What it writes is told if it does not come up.
@@ -252,15 +258,18 @@ impl Starter<'_> {
         program: &Path,
         arguments: &[PathBuf],
         addresses: &[SocketAddr],
-    ) -> Result<Process> {
+    ) -> Result<Server> {
         let log = self.directory(name)?.join("output.log");
         let output = File::create(&log)?;
         let mut command = self.machine.command(side, program);
         command.args(arguments).stdout(output.try_clone()?).stderr(output);
-        Process::start(command, addresses).map_err(|problem| {
-            let written = fs::read_to_string(&log).unwrap_or_default();
-            format!("{}: {problem}\n{written}", program.display()).into()
-        })
+        match Process::start(command, addresses) {
+            Ok(process) => Ok(Server { process, log }),
+            Err(problem) => {
+                let written = fs::read_to_string(&log)?;
+                Err(format!("{}: {problem}\n{written}", program.display()).into())
+            }
+        }
     }
 
     /// Of one server; made when it is first asked for.
@@ -272,8 +281,9 @@ impl Starter<'_> {
 }
 
 /// A contender that forwards, and takes HTTP/1.1 only.
-fn plain(name: Name, process: Process, http1: SocketAddr) -> Contender {
-    Contender { name, process, redis: None, http1, http2: None, path: "/".to_owned(), status: 200 }
+fn plain(name: Name, server: Server, http1: SocketAddr) -> Contender {
+    let Server { process, log } = server;
+    Contender { name, process, log, redis: None, http1, http2: None, path: "/".to_owned(), status: 200 }
 }
 
 /// Of the same length whatever the number of routes.
