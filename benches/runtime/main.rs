@@ -4,16 +4,17 @@
 //! a bare proxy of each kind, lets `wrk` load it, and compares requests per second and the proxy's own CPU time
 //! per request, round by round: neighbours on the machine disturb both kinds of a round alike.
 
+#[expect(dead_code, reason = "benches/compare asks for more of what was measured")]
+#[path = "../load/mod.rs"]
+mod load;
 mod proxy;
 mod round;
 
-use std::error::Error;
 use std::fmt::Write as _;
 
+use load::{Result, median};
 use proxy::{Kind, Permits};
 use round::{Load, Measure};
-
-type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 /// Rounds for each load: the median of as many paired ratios is told.
 const ROUNDS: usize = 10;
@@ -82,10 +83,4 @@ fn row(load: Load, pairs: &[(Measure, Measure)]) -> Result<String> {
         of(|(multi, per_core)| per_core.cpu_us_per_request / multi.cpu_us_per_request),
     )?;
     Ok(row)
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) }
 }

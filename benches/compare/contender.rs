@@ -1,0 +1,114 @@
+//! Who is compared. Knows nothing of how a contender is configured and loaded.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::time::Duration;
+use std::{fmt, fs};
+
+use crate::load::Result;
+use crate::load::process::Process;
+
+/// Who takes longer for a single answer has failed.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+/// Of a complaint, of which the rest may be a long trace.
+const COMPLAINT_LINES: usize = 4;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Name {
+    Nginx,
+    WeirRedis,
+    Haproxy,
+    NginxLua,
+    WeirMemory,
+    WeirUnlimited,
+    NginxStatic,
+    WeirRefusing,
+    WeirFewRoutes,
+    WeirManyRoutes,
+}
+
+/// What is compared with each other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scenario {
+    Proxies,
+    Refusals,
+    Routes,
+}
+
+impl Name {
+    pub(crate) fn scenario(self) -> Scenario {
+        match self {
+            Name::Nginx
+            | Name::WeirRedis
+            | Name::Haproxy
+            | Name::NginxLua
+            | Name::WeirMemory
+            | Name::WeirUnlimited => Scenario::Proxies,
+            Name::NginxStatic | Name::WeirRefusing => Scenario::Refusals,
+            Name::WeirFewRoutes | Name::WeirManyRoutes => Scenario::Routes,
+        }
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Name::Nginx => "nginx",
+            Name::WeirRedis => "weir, limiter in Redis",
+            Name::Haproxy => "HAProxy",
+            Name::NginxLua => "nginx + Lua + Redis",
+            Name::WeirMemory => "weir, limiter in memory",
+            Name::WeirUnlimited => "weir, no limiter",
+            Name::NginxStatic => "nginx, static 200",
+            Name::WeirRefusing => "weir, 429 of a limiter in Redis",
+            Name::WeirFewRoutes => "weir, 10 routes",
+            Name::WeirManyRoutes => "weir, 10 000 routes",
+        })
+    }
+}
+
+/// One that runs.
+pub(crate) struct Contender {
+    pub(crate) name: Name,
+    pub(crate) process: Process,
+    /// Where it complains. It is configured to say nothing while all is well.
+    pub(crate) log: PathBuf,
+    /// Its own, so that what is measured there is its doing.
+    pub(crate) redis: Option<Process>,
+    pub(crate) http1: SocketAddr,
+    /// Where it takes HTTP/2 in the clear, if that is measured.
+    pub(crate) http2: Option<SocketAddr>,
+    pub(crate) path: String,
+    /// Of every answer.
+    pub(crate) status: u16,
+}
+
+impl Contender {
+    /// An error unless it answers as it should.
+    pub(crate) fn check(&self) -> Result<()> {
+        let answer = self.ask()?;
+        let status = answer.split(' ').nth(1).and_then(|status| status.parse::<u16>().ok());
+        if status == Some(self.status) {
+            return Ok(());
+        }
+        Err(format!("{} does not answer {}, but:\n{answer}\n{}", self.name, self.status, self.complaints()?)
+            .into())
+    }
+
+    /// The first lines of what it has said; empty as a rule.
+    pub(crate) fn complaints(&self) -> Result<String> {
+        let said = fs::read_to_string(&self.log)?;
+        Ok(said.lines().take(COMPLAINT_LINES).map(|line| format!("    {line}\n")).collect())
+    }
+
+    /// The answer to one request, head and body.
+    pub(crate) fn ask(&self) -> Result<String> {
+        let mut stream = TcpStream::connect(self.http1)?;
+        stream.set_read_timeout(Some(ANSWER_DEADLINE))?;
+        write!(stream, "GET {} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\r\n", self.path, self.http1)?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    }
+}

@@ -1,0 +1,130 @@
+//! What a request costs weir, beside plain proxies and beside what people build with nginx and Lua.
+//!
+//! `cargo bench --bench compare`, or `cargo bench --bench compare -- --rounds 3 --seconds 2` for a first look. Needs
+//! Linux and Debian's packages, which are installed with apt-get where they are missing (root or sudo): nginx, wrk;
+//! and for a part of it haproxy, redis-server, nghttp2-client, libnginx-mod-http-lua, lua-nginx-redis. Whatever cannot
+//! be had is left out, and said so. Ports are free ones of loopback, configurations lie in a temporary directory, and
+//! every process ends with the bench. The targets are told, not asserted: the exit code is 0 whether they are reached
+//! or not, and an error only if a contender did not answer as it should.
+//!
+//! Each contender is one process on the first core, alone when it is loaded; origin, Redis and load generator are on
+//! the second core. CPU is the contender's own, user and system; what the kernel does for its packages on loopback
+//! counts for who sends. A round loads each contender once, scenario by scenario, and who goes first in a scenario
+//! rotates from round to round. Ratios are taken within a round: neighbours on the machine disturb those alike that
+//! are measured shortly after each other. The report says how much of the core others took; beyond a few percent the
+//! figures are rough. A contender that left its core idle waited for the second core: then the ratio of the CPU tells
+//! more than that of the throughput.
+
+#[path = "../load/mod.rs"]
+mod load;
+
+mod contender;
+mod machine;
+mod packages;
+mod report;
+mod round;
+mod start;
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use contender::Contender;
+use load::Result;
+use machine::Machine;
+use packages::{H2LOAD, NGINX, WRK, obtain};
+use report::Rounds;
+use round::{Protocol, measure};
+
+/// What is asked for on the command line.
+#[derive(Clone, Copy)]
+struct Options {
+    rounds: usize,
+    /// Of each load, after its warm up.
+    seconds: u64,
+}
+
+const DEFAULTS: Options = Options { rounds: 7, seconds: 3 };
+
+#[expect(clippy::print_stdout, reason = "the report")]
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    // Cargo says so; without it this is a test run, in which there is nothing to measure.
+    if !arguments.iter().any(|argument| argument == "--bench") {
+        return ExitCode::SUCCESS;
+    }
+    match options(&arguments).and_then(compare) {
+        Ok(report) => {
+            println!("{report}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            tell(&error.to_string());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn options(arguments: &[String]) -> Result<Options> {
+    let mut options = DEFAULTS;
+    let mut left = arguments.iter().filter(|argument| *argument != "--bench");
+    while let Some(argument) = left.next() {
+        let mut number = || {
+            let number = left.next().and_then(|text| text.parse::<u64>().ok()).filter(|number| *number > 0);
+            number.ok_or_else(|| format!("{argument}: a number from 1 on is missing"))
+        };
+        match argument.as_str() {
+            "--rounds" => options.rounds = usize::try_from(number()?)?,
+            "--seconds" => options.seconds = number()?,
+            _ => return Err(format!("{argument}: unknown; there are --rounds N and --seconds N").into()),
+        }
+    }
+    Ok(options)
+}
+
+fn compare(options: Options) -> Result<String> {
+    let machine = Machine::new()?;
+    tell(&machine.to_string());
+    for part in [&NGINX, &WRK] {
+        if !obtain(part) {
+            return Err("nothing can be measured without nginx and wrk".into());
+        }
+    }
+    let has_h2load = obtain(&H2LOAD);
+    if !has_h2load {
+        tell("HTTP/2: left out");
+    }
+    let started = start::start(&machine)?;
+    let with = |protocol| started.contenders.iter().map(move |contender| (contender, protocol));
+    let mut loads: Vec<_> = with(Protocol::Http1).collect();
+    loads.extend(with(Protocol::Http2).filter(|(contender, _)| has_h2load && contender.http2.is_some()));
+    let of = |(contender, protocol): &(&Contender, Protocol)| (contender.name.scenario(), *protocol);
+    let mut scenarios: Vec<_> = loads.chunk_by(|one, next| of(one) == of(next)).map(<[_]>::to_vec).collect();
+
+    let mut rounds = Rounds(Vec::with_capacity(options.rounds));
+    for round in 1..=options.rounds {
+        let mut measures = Vec::with_capacity(loads.len());
+        for scenario in &mut scenarios {
+            for (contender, protocol) in &*scenario {
+                let measure = measure(&machine, contender, *protocol, options.seconds)?;
+                tell(&format!("round {round} of {}: {measure}", options.rounds));
+                measures.push(measure);
+            }
+            scenario.rotate_left(1);
+        }
+        rounds.0.push(measures);
+    }
+    let mut report = format!("{machine}\n\n{}", rounds.report()?);
+    for contender in &started.contenders {
+        let complaints = contender.complaints()?;
+        if !complaints.is_empty() {
+            writeln!(report, "\n{} answered all that, but said:\n\n{complaints}", contender.name)?;
+        }
+    }
+    Ok(report)
+}
+
+/// Progress, and what is out of the ordinary.
+#[expect(clippy::print_stderr, reason = "the report alone goes to the standard output")]
+fn tell(message: &str) {
+    eprintln!("{message}");
+}
