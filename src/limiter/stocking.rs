@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::far_store::FarStore;
 use super::limit::{Limiter, Permits};
@@ -131,4 +131,19 @@ async fn closing_gives_the_stock_back() {
     let passed = pace(&gate, 20, 100).await.len() as u64;
     limiters.close().await;
     assert_eq!(available(&store, &limiter).await, 100_000 - passed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_under_load_ends_and_gives_the_stock_back() {
+    // At any point between two looks at the pace.
+    for after in 100..120 {
+        let (limiter, clock) = (limiter(100_000, Duration::ZERO), Clock::start());
+        let store = FarStore::new(clock, DELAY);
+        let (limiters, gate) = replica(&limiter, clock, &store);
+        let asking = tokio::spawn(async move { pace(&gate, 20, 200).await.len() as u64 });
+        sleep(MILLISECOND * after + MILLISECOND / 2).await;
+        assert!(timeout(SECOND, limiters.close()).await.is_ok(), "the worker does not end");
+        let passed = asking.await.unwrap();
+        assert_eq!(available(&store, &limiter).await, 100_000 - passed);
+    }
 }

@@ -10,6 +10,7 @@ use crate::limiter::permit::{LatePermit, Returned};
 use crate::limiter::queue::Shared;
 use crate::limiter::queues::Queues;
 use crate::limiter::reserve::Holding;
+use crate::limiter::stock::Pace;
 
 /// Ends a queue with its worker, however that ends: nobody is left to wait for an answer.
 pub(super) struct Ending {
@@ -67,6 +68,8 @@ impl Worker {
         }
         let (arrivals, returned) = self.shared.end();
         self.clear_stock();
+        // Nobody comes any more: at the pace of before, each of the calls that are left would ask for stock, without end.
+        self.pace = Pace::new();
         self.pending.extend(arrivals);
         for arrival in std::mem::take(&mut self.pending) {
             self.refuse(arrival, self.shared.closed());
