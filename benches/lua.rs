@@ -4,24 +4,24 @@
 //! (`SLOWLOG`), the median of many calls on the same state. Exits with 1 when a bound is broken.
 
 mod cases;
+#[expect(dead_code, reason = "other benches ask for more of a process")]
+mod load;
+#[expect(dead_code, reason = "the other bench asks what its process has used")]
+mod server;
 
-use std::error::Error;
 use std::fmt::Write as _;
-use std::path::Path;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use cases::{CASES, Case, call};
-use redis::aio::MultiplexedConnection;
-use tempfile::TempDir;
+use load::Result;
+use server::Server;
 use weir::clock::Micros;
 use weir::config::model::{self, Secret};
 use weir::limiter::reserve::Outcome;
 use weir::limiter::store::{Store, Subject};
 use weir::redis::RedisStore;
 use weir::telemetry::Metrics;
-
-type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 /// Requests in one call, and the runs in which they come: a run is what arrived in the same millisecond.
 const BATCHES: [(u64, u64); 5] = [(1, 1), (10, 1), (100, 1), (1000, 1), (1000, 1000)];
@@ -35,8 +35,6 @@ const WAIT_MAX: Micros = Micros::from_millis(3_600_000);
 const BYTES_MAX: u64 = 32 * 1024;
 /// Of a call after an idle time.
 const AFTER_IDLE_US_MAX: u64 = 1000;
-/// A server that takes longer has failed.
-const START_DEADLINE: Duration = Duration::from_secs(10);
 
 #[expect(clippy::print_stdout, reason = "the report")]
 fn main() -> Result<ExitCode> {
@@ -51,7 +49,7 @@ fn main() -> Result<ExitCode> {
 }
 
 async fn measure() -> Result<(String, bool)> {
-    let mut server = Server::start().await?;
+    let mut server = Server::start(&[], &["--slowlog-log-slower-than", "0"]).await?;
     let mut calls = String::from(
         "| us of the script, requests in the call | 1 | 10 | 100 | 1000 | 1000 in 1000 runs | refused | bytes |\n\
          |---|---|---|---|---|---|---|---|\n",
@@ -190,43 +188,7 @@ impl<'a> Limiter<'a> {
     }
 }
 
-/// A server of its own, on a socket in a directory of its own. Killed on drop.
-struct Server {
-    process: Child,
-    _directory: TempDir,
-    url: String,
-    connection: MultiplexedConnection,
-}
-
 impl Server {
-    async fn start() -> Result<Server> {
-        let directory = TempDir::with_prefix("weir-bench")?;
-        let socket = directory.path().join("redis.sock");
-        let mut process = Command::new("redis-server")
-            .args(["--port", "0", "--save", "", "--appendonly", "no", "--dir"])
-            .arg(directory.path())
-            .arg("--unixsocket")
-            .arg(&socket)
-            .args(["--slowlog-log-slower-than", "0"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()?;
-        let url = format!("redis+unix://{}", socket.display());
-        let deadline = Instant::now() + START_DEADLINE;
-        match connect(&url, &socket, deadline).await {
-            Ok(connection) => Ok(Server { process, _directory: directory, url, connection }),
-            Err(error) => {
-                process.kill()?;
-                process.wait()?;
-                Err(error)
-            }
-        }
-    }
-
-    async fn flush(&mut self) -> Result<()> {
-        Ok(redis::cmd("FLUSHALL").exec_async(&mut self.connection).await?)
-    }
-
     async fn state(&mut self) -> Result<State> {
         let names: Vec<Vec<u8>> = redis::cmd("KEYS").arg("*").query_async(&mut self.connection).await?;
         let (mut keys, mut bytes) = (Vec::new(), 0);
@@ -265,28 +227,5 @@ impl Server {
             }
         }
         Err("no script was called".into())
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-async fn connect(url: &str, socket: &Path, deadline: Instant) -> Result<MultiplexedConnection> {
-    let client = redis::Client::open(url)?;
-    loop {
-        if socket.exists()
-            && let Ok(connection) = client.get_multiplexed_async_connection().await
-        {
-            return Ok(connection);
-        }
-        if Instant::now() > deadline {
-            return Err("redis-server does not answer".into());
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

@@ -35,22 +35,8 @@ impl Process {
     }
 
     /// User and system time of all its threads so far.
-    ///
-    /// The scheduler's own count, in nanoseconds: the ticks of `/proc/PID/stat` are coarse, 10 ms each.
     pub(crate) fn cpu(&self) -> Result<Duration> {
-        let mut nanos = 0;
-        for thread in fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
-            match fs::read_to_string(thread?.path().join("schedstat")) {
-                Ok(counts) => {
-                    let first = counts.split_whitespace().next();
-                    nanos += first.and_then(|text| text.parse::<u64>().ok()).ok_or("an unknown schedstat")?;
-                }
-                // A thread that has just ended.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(Duration::from_nanos(nanos))
+        cpu(self.child.id())
     }
 
     /// The memory that it has in RAM, in KiB.
@@ -73,4 +59,23 @@ impl Drop for Process {
 /// On which nothing listens yet.
 pub(crate) fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
+}
+
+/// User and system time of all threads of a process so far.
+///
+/// The scheduler's own count, in nanoseconds: the ticks of `/proc/PID/stat` are coarse, 10 ms each.
+pub(crate) fn cpu(process: u32) -> Result<Duration> {
+    let mut nanos = 0;
+    for thread in fs::read_dir(format!("/proc/{process}/task"))? {
+        match fs::read_to_string(thread?.path().join("schedstat")) {
+            Ok(counts) => {
+                let first = counts.split_whitespace().next();
+                nanos += first.and_then(|text| text.parse::<u64>().ok()).ok_or("an unknown schedstat")?;
+            }
+            // A thread that has just ended.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(Duration::from_nanos(nanos))
 }
