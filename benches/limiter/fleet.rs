@@ -1,0 +1,139 @@
+//! Replicas in this process, each wired as weir wires itself, and a permit as the proxy takes it.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use weir::clock::{Clock, Micros};
+use weir::config::model::{RedisStore as Settings, RedisTls, Secret};
+use weir::limiter::limit::{
+    Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, PRECISION_DEFAULT, Permits, QueueLimits,
+};
+use weir::limiter::store::Subject;
+use weir::limiter::{Demand, Entered, Gate, Limiters, Refusal};
+use weir::redis::RedisStore;
+use weir::telemetry::Metrics;
+
+use crate::load::Result;
+use crate::server::Server;
+
+/// Long enough that no call fails because a neighbour has the core.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Nobody leaves, and there is room for all.
+const QUEUE: QueueLimits = QueueLimits { timeout: Duration::from_secs(30), max_waiting: 100_000 };
+
+/// A sliding window with the default precision.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Window {
+    pub(crate) permits: u32,
+    pub(crate) per: Duration,
+    pub(crate) guard: Duration,
+}
+
+impl Window {
+    fn limiter(self) -> Result<Limiter> {
+        let rate = Permits::new(self.permits.into()).ok_or("no such rate")?;
+        let precision = NonZeroU32::new(PRECISION_DEFAULT).ok_or("no precision")?;
+        let (per, algorithm) = (self.per, Algorithm::SlidingWindow { precision });
+        let limits = vec![Limit { rate, per, algorithm, label: self.to_string().into() }];
+        // A call that fails ends the bench: what is granted without the store is not to be measured.
+        let on_store_failure = OnStoreFailure::Reject;
+        let (guard, queue) = (self.guard, Some(QUEUE));
+        Ok(Limiter { guard, queue, on_store_failure, ..Limiter::new(name()?, limits) })
+    }
+
+    pub(crate) fn subject(self) -> Result<Subject> {
+        Ok(Subject::new(&self.limiter()?, None, Micros::ZERO))
+    }
+}
+
+impl fmt::Display for Window {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}/{:?}", self.permits, self.per)
+    }
+}
+
+fn name() -> Result<LimiterName> {
+    LimiterName::parse("bench").ok_or_else(|| "no such name".into())
+}
+
+/// A store with connections of its own.
+pub(crate) fn store(server: &Server, metrics: &Metrics) -> Result<RedisStore> {
+    let settings = Settings {
+        url: Secret::new(&server.url),
+        address: server.url.clone(),
+        tls: RedisTls::default(),
+        timeout: TIMEOUT,
+        pool_size: 8,
+        key_prefix: "weir".into(),
+        fleet_size: 1,
+    };
+    Ok(RedisStore::new(&settings, metrics.store())?)
+}
+
+/// Replicas that share one limiter.
+pub(crate) struct Fleet {
+    limiters: Vec<Limiters>,
+    /// Of each replica.
+    pub(crate) gates: Vec<Gate>,
+    end: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Fleet {
+    /// Every replica has taken a permit when this ends: connections are open, and the server knows the script.
+    pub(crate) async fn start(server: &Server, window: Window, replicas: usize) -> Result<Fleet> {
+        let (end, tasks) = (CancellationToken::new(), TaskTracker::new());
+        let mut fleet = Fleet { limiters: Vec::new(), gates: Vec::new(), end, tasks };
+        for _ in 0..replicas {
+            fleet.add(server, window).await?;
+        }
+        Ok(fleet)
+    }
+
+    async fn add(&mut self, server: &Server, window: Window) -> Result<()> {
+        let metrics = Metrics::new();
+        let store = Arc::new(store(server, &metrics)?);
+        let (probing, listening) = (store.clone(), store.clone());
+        let (probe_end, listen_end) = (self.end.clone(), self.end.clone());
+        self.tasks.spawn(async move { probing.probe(probe_end).await });
+        self.tasks.spawn(async move { listening.listen(listen_end).await });
+        let limiters = Limiters::new(store, Clock::start(), 1, metrics);
+        limiters.apply(&[Arc::new(window.limiter()?)]);
+        let (following, end) = (limiters.clone(), self.end.clone());
+        self.tasks.spawn(async move { end.run_until_cancelled(following.follow()).await });
+        let gate = limiters.gate(&[name()?])?.ok_or("a gate without limiters")?;
+        take(&gate).await?;
+        self.limiters.push(limiters);
+        self.gates.push(gate);
+        Ok(())
+    }
+
+    /// Ends every task.
+    pub(crate) async fn close(self) {
+        for limiters in &self.limiters {
+            limiters.close().await;
+        }
+        self.end.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}
+
+/// A permit, from the question until it is spent.
+pub(crate) async fn take(gate: &Gate) -> std::result::Result<(), Refusal> {
+    let demand = Demand { cost: Permits::ONE, wait_max: None };
+    let mut permit = match gate.enter(&[], demand).await? {
+        Entered::Granted(permit) => permit,
+        Entered::Waiting(mut ticket) => {
+            ticket.approaching().await;
+            ticket.turn().await?
+        }
+    };
+    permit.confirm().await?;
+    permit.commit();
+    Ok(())
+}

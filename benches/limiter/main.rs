@@ -1,0 +1,101 @@
+//! What a permit costs that comes from Redis: permits per second, script calls, Redis's own CPU, latency.
+//!
+//! `cargo bench --bench limiter` needs `redis-server` and Linux; `-- --rounds 3 --seconds 2` says how long. It takes
+//! permits as the proxy does (enter, turn, confirm, commit) from the real workers over the real store, without HTTP. All
+//! replicas live in this process, each with its own connections. Where there are two cores and `taskset`, one is
+//! Redis's and the other one everybody else's, so what is measured is always one core of replicas and callers.
+//!
+//! Every round takes each measure once, so that what else goes on disturbs all alike; told are medians over the rounds. Nothing is
+//! asserted: the last table says which targets were reached. What the script costs by algorithm and batch is in `lua.rs`.
+
+mod callers;
+mod cores;
+mod fleet;
+mod latency;
+#[expect(dead_code, reason = "other benches ask for more of a process")]
+#[path = "../load/mod.rs"]
+mod load;
+mod report;
+mod sample;
+#[path = "../server/mod.rs"]
+mod server;
+
+use std::time::Duration;
+
+use callers::{Load, Throughput};
+use clap::Parser;
+use cores::Cores;
+use latency::Latency;
+use load::Result;
+use server::Server;
+
+/// A round's latency is measured in so many parts: a neighbour spoils the highest percent of some, not of most.
+const LATENCY_PARTS: u32 = 5;
+
+/// As in weir itself.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+#[derive(Parser)]
+struct Arguments {
+    /// Cargo says so.
+    #[arg(long, hide = true)]
+    bench: bool,
+    /// How often everything is measured: the median counts.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// How long each measure of a round takes.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..))]
+    seconds: u64,
+}
+
+#[expect(clippy::print_stdout, reason = "the report")]
+fn main() -> Result<()> {
+    // Cargo says so; without it this is a test run, in which there is nothing to measure.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return Ok(());
+    }
+    let arguments = Arguments::parse();
+    let cores = Cores::choose();
+    // As weir's own: a thread for each core that it may use.
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let measures = runtime.block_on(async move {
+        // Off the main thread, which is none of the runtime's: each wake-up would go from one thread to another.
+        tokio::spawn(async move { measure(&arguments, cores).await }).await?
+    })?;
+    println!("{}\n\n{}", cores.told(), report::tables(&measures)?);
+    Ok(())
+}
+
+/// All rounds of everything.
+struct Measures {
+    /// Each load, with a value for each round.
+    throughputs: Vec<(Load, Vec<Throughput>)>,
+    /// For each of [`latency::WINDOWS`].
+    latencies: [Vec<Latency>; 2],
+}
+
+async fn measure(arguments: &Arguments, cores: Cores) -> Result<Measures> {
+    let time = Duration::from_secs(arguments.seconds);
+    let mut server = Server::start(cores.launcher(), &[]).await?;
+    let throughputs = callers::all().into_iter().map(|load| (load, Vec::new())).collect();
+    let mut measures = Measures { throughputs, latencies: Default::default() };
+    for round in 1..=arguments.rounds {
+        for (load, throughputs) in &mut measures.throughputs {
+            progress(&format!("round {round} of {}: {load}", arguments.rounds));
+            throughputs.push(load.measure(&mut server, time).await?);
+        }
+        progress(&format!("round {round} of {}: latency", arguments.rounds));
+        for _ in 0..LATENCY_PARTS {
+            for ((_, window), latencies) in latency::WINDOWS.iter().zip(&mut measures.latencies) {
+                latencies.push(latency::measure(&mut server, *window, time / LATENCY_PARTS).await?);
+            }
+        }
+    }
+    Ok(measures)
+}
+
+#[expect(clippy::print_stderr, reason = "for whoever waits; the report goes elsewhere")]
+fn progress(line: &str) {
+    eprintln!("{line}");
+}
