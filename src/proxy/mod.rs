@@ -5,9 +5,12 @@
 //! [`pool`] (opened by [`connect`]) and sends it, reading and writing that connection itself ([`driver`]); its [`body`] streams, and so does the response's. What weir
 //! answers itself is an [`error`] that [`response`] puts into words. [`headers`] says what may cross, [`upgrade`]
 //! carries what is no longer HTTP, [`record`] counts and logs, [`io`] and [`tasks`] stand below it all.
+//! [`bench`] shows the benches what is pure of it.
 //!
 //! Decides nothing about limits, and reads no file but the certificates that an upstream names.
 
+#[doc(hidden)]
+pub mod bench;
 mod body;
 mod connect;
 mod connection;

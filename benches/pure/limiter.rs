@@ -1,0 +1,85 @@
+//! The limiter: `reserve`, on a limiter that is saturated and has a window of requests waiting. What the same costs in Lua
+//! is in `lua.rs`.
+
+use criterion::{BatchSize, BenchmarkId, Criterion};
+use weir::clock::Micros;
+use weir::limiter::book::Book;
+use weir::limiter::order::QueueOrder;
+use weir::limiter::reserve::{Answer, Call, Outcome, reserve};
+use weir::limiter::store::Subject;
+
+use crate::Result;
+use crate::cases::{CASES, Case, call};
+
+/// Requests in one call.
+const BATCHES: [u64; 4] = [1, 10, 100, 1000];
+/// As with Redis; without a change of the limits it plays no part.
+const LEASE: Micros = Micros::from_millis(500);
+/// Longer than any wait that comes up.
+const WAIT_MAX: Micros = Micros::from_millis(3_600_000);
+/// Any instant will do.
+const BEGIN: Micros = Micros(1_800_000_000_000_000);
+
+/// Every measured call has a copy of the same state.
+pub(crate) fn step(criterion: &mut Criterion) -> Result<()> {
+    let mut group = criterion.benchmark_group("limiter");
+    for case in &CASES {
+        let config = case.config().ok_or_else(|| format!("{}: not supported", case.name))?;
+        let subjects = case.subjects(&config);
+        let saturated = Saturated::new(case, &subjects[0]);
+        for batch in BATCHES {
+            let asked = call(batch, 1, WAIT_MAX);
+            if !saturated.makes_wait(&asked) {
+                return Err(format!("{}: it is not saturated", case.name).into());
+            }
+            group.bench_function(BenchmarkId::new(case.name, batch), |bencher| {
+                let one = |state: &mut State| saturated.step(state, &asked);
+                bencher.iter_batched_ref(|| saturated.state.clone(), one, BatchSize::SmallInput);
+            });
+        }
+    }
+    group.finish();
+    Ok(())
+}
+
+/// A limiter of which a whole window has been used, step by step, and another one is booked.
+struct Saturated<'a> {
+    subject: &'a Subject,
+    now: Micros,
+    state: State,
+}
+
+/// What a store keeps of a queue with one limiter.
+#[derive(Clone, Default)]
+struct State {
+    book: Book,
+    order: QueueOrder,
+}
+
+impl<'a> Saturated<'a> {
+    fn new(case: &Case, subject: &'a Subject) -> Saturated<'a> {
+        let mut saturated = Saturated { subject, now: BEGIN, state: State::default() };
+        let (permits, micros) = case.step();
+        let (asked, steps) = (call(permits, 1, WAIT_MAX), case.rate / permits);
+        for step in 0..2 * steps {
+            // The first window is used as time goes on, the second one is booked at its end.
+            if step < steps {
+                saturated.now = saturated.now + Micros(micros);
+            }
+            let mut state = std::mem::take(&mut saturated.state);
+            saturated.step(&mut state, &asked);
+            saturated.state = state;
+        }
+        saturated
+    }
+
+    fn step(&self, state: &mut State, asked: &Call) -> Answer {
+        let mut books = [(&mut state.book, self.subject.rules.clone())];
+        reserve(self.now, LEASE, &mut books, &mut state.order, asked)
+    }
+
+    fn makes_wait(&self, asked: &Call) -> bool {
+        let waits = |outcome: &Outcome| matches!(outcome, Outcome::Booked(slot) if *slot > self.now);
+        self.step(&mut self.state.clone(), asked).outcomes.iter().all(|(_, outcome)| waits(outcome))
+    }
+}
