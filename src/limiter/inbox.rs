@@ -51,6 +51,9 @@ pub(super) struct Inbox {
     refusals: Refusals,
     /// Permits that can be had at once.
     pub(super) stock: Stock,
+    /// Whether the worker waits for an answer of the store. It looks here when that has come, so whoever arrives before need
+    /// not wake it. Set when a call is under way, and cleared with each look.
+    pub(super) is_calling: bool,
 }
 
 /// How many requests were refused lately.
@@ -146,6 +149,7 @@ impl Inbox {
 
     /// Tells what has happened, and moves as many arrivals as fit behind those in `pending`.
     pub(super) fn news(&mut self, pending: &mut VecDeque<Arrival>, pending_max: usize, now: Instant) -> News {
+        self.is_calling = false;
         let before = pending.len();
         if pending.is_empty() && self.arrivals.len() <= pending_max {
             // The two take turns, so that under load nothing is allocated.

@@ -143,14 +143,23 @@ impl Shared {
     /// A permit that lies ready for a request of that cost.
     pub(super) fn take_from_stock(self: &Arc<Shared>, demand: Demand) -> Option<Permit> {
         let now = Instant::now();
-        let (slot, clock, is_low) = self.inbox().stock.take(demand.cost, now)?;
-        if is_low {
+        let (slot, clock, wakes) = {
+            let mut inbox = self.inbox();
+            let (slot, clock, is_low) = inbox.stock.take(demand.cost, now)?;
+            (slot, clock, is_low && !inbox.is_calling)
+        };
+        if wakes {
             self.wake.notify_one();
         }
         self.count_waited(Duration::ZERO);
         let deadline = now + self.wait_max().min(demand.wait_max.unwrap_or(Duration::MAX));
         let whose = Whose { arrived: now, deadline, waited: Duration::ZERO, late: 0 };
         Some(Permit::new(self.clone(), slot, clock, demand.cost, whose))
+    }
+
+    /// The worker waits for an answer of the store, and looks for arrivals when that has come.
+    pub(super) fn set_calling(&self) {
+        self.inbox().is_calling = true;
     }
 
     /// Puts permits into stock; below `low` the worker is woken.
@@ -184,17 +193,19 @@ impl Shared {
         let wait = self.wait_max().min(wait_max.unwrap_or(Duration::MAX));
         let arrived = Instant::now();
         let arrival = Arrival { cost, arrived, deadline: arrived + wait, asker };
-        let sent = {
+        let (sent, wakes) = {
             let mut inbox = self.inbox();
             if let Some(refusal) = inbox.refuse(cost, arrival.deadline) {
                 drop(inbox);
                 return refused(refusal);
             }
-            inbox.push(arrival)
+            (inbox.push(arrival), !inbox.is_calling)
         };
         match sent {
             Ok(()) => {
-                self.wake.notify_one();
+                if wakes {
+                    self.wake.notify_one();
+                }
                 Ok(true)
             }
             Err(Unsent::Ended) => Ok(false),

@@ -149,8 +149,16 @@ impl Worker {
     /// Works until nothing is left to do and nobody holds the queue, or until weir shuts down.
     pub(super) async fn run(mut self) {
         let _ending = Ending { shared: self.shared.clone(), queues: self.queues.clone() };
+        // Moved only for an earlier instant, or when it has rung: each move takes a lock of the runtime.
+        let mut alarm = Box::pin(sleep_until(Instant::now()));
         loop {
             let wake = self.next_wake();
+            if wake < alarm.deadline() || alarm.is_elapsed() {
+                alarm.as_mut().reset(wake);
+            }
+            if self.call.is_some() {
+                self.shared.set_calling();
+            }
             tokio::select! {
                 biased;
                 (sent, result) = answered(&mut self.call) => {
@@ -158,7 +166,7 @@ impl Worker {
                     self.settle(sent, result);
                 }
                 () = self.shared.woken() => {}
-                () = sleep_until(wake) => {}
+                () = alarm.as_mut() => {}
             }
             let news = self.shared.news(&mut self.pending, BATCH_MAX, Instant::now());
             if news.closing {
