@@ -180,6 +180,8 @@ async fn in_a_loop(gate: Gate, counted: Arc<Counted>) -> std::result::Result<(),
     while !counted.is_over() {
         take(&gate).await?;
         counted.count();
+        // As a request waits for its response. A permit from stock makes nobody wait, and one caller would take them all.
+        yield_now().await;
     }
     Ok(())
 }

@@ -36,6 +36,7 @@ pub(crate) struct Latency {
 /// Of many.
 pub(crate) struct Percentiles {
     pub(crate) p50: f64,
+    pub(crate) p90: f64,
     pub(crate) p99: f64,
 }
 
@@ -43,8 +44,8 @@ impl Percentiles {
     fn of(mut values: Vec<f64>) -> Result<Percentiles> {
         values.sort_by(f64::total_cmp);
         let at = |percent: usize| values.get(values.len() * percent / 100).copied();
-        let (p50, p99) = at(50).zip(at(99)).ok_or("nothing was measured")?;
-        Ok(Percentiles { p50, p99 })
+        let ((p50, p90), p99) = at(50).zip(at(90)).zip(at(99)).ok_or("nothing was measured")?;
+        Ok(Percentiles { p50, p90, p99 })
     }
 }
 

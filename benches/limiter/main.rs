@@ -5,8 +5,10 @@
 //! replicas live in this process, each with its own connections. Where there are two cores and `taskset`, one is
 //! Redis's and the other one everybody else's, so what is measured is always one core of replicas and callers.
 //!
-//! Every round takes each measure once, so that what else goes on disturbs all alike; told are medians over the rounds. Nothing is
-//! asserted: the last table says which targets were reached. What the script costs by algorithm and batch is in `lua.rs`.
+//! Every round takes each measure once, so that what else goes on disturbs all alike; told are medians over the rounds.
+//! Latency is measured in short parts, of which those count in which bare round trips were the quickest. Nothing is
+//! asserted: the last table says which targets were reached. What the script costs by algorithm and batch is in
+//! `lua.rs`.
 
 mod callers;
 mod cores;
@@ -29,8 +31,8 @@ use latency::Latency;
 use load::Result;
 use server::Server;
 
-/// A round's latency is measured in so many parts: a neighbour spoils the highest percent of some, not of most.
-const LATENCY_PARTS: u32 = 5;
+/// A round's latency is measured in so many parts, of which the quieter half counts.
+const LATENCY_PARTS: u32 = 10;
 
 /// As in weir itself.
 #[global_allocator]
@@ -88,7 +90,7 @@ async fn measure(arguments: &Arguments, cores: Cores) -> Result<Measures> {
         progress(&format!("round {round} of {}: latency", arguments.rounds));
         for _ in 0..LATENCY_PARTS {
             for ((_, window), latencies) in latency::WINDOWS.iter().zip(&mut measures.latencies) {
-                latencies.push(latency::measure(&mut server, *window, time / LATENCY_PARTS).await?);
+                latencies.push(latency::measure(&mut server, *window, time * 2 / LATENCY_PARTS).await?);
             }
         }
     }
