@@ -16,7 +16,7 @@ mod calls;
 mod ending;
 mod settle;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -86,9 +86,7 @@ pub(super) struct Worker {
     /// Lanes in which a slot came too late. Those behind it are booked so that it fits nowhere but behind them all,
     /// which would waste its room; so the whole lane is booked anew, and takes on the pace at which this
     /// replica really sends.
-    ///
-    /// With how many slots came too late since it was: each wastes its own room, so a long lane is left alone for a few.
-    rebook: BTreeMap<Permits, usize>,
+    rebook: BTreeSet<Permits>,
     /// Room before the queue's last slot, as last heard.
     room: Option<Room>,
     /// Such room for which nothing could be traded.
@@ -132,7 +130,7 @@ impl Worker {
             void: VecDeque::new(),
             void_known: known,
             replace: BTreeMap::new(),
-            rebook: BTreeMap::new(),
+            rebook: BTreeSet::new(),
             room: None,
             fruitless: None,
             used: Box::default(),
@@ -280,7 +278,7 @@ impl Worker {
                     waiter.has_missed(now);
                     self.lanes.entry(cost).or_default().join_again(waiter);
                     self.want(cost);
-                    *self.rebook.entry(cost).or_default() += 1;
+                    self.rebook.insert(cost);
                 }
             }
         }
@@ -320,7 +318,7 @@ impl Worker {
                     self.shared.count_late(slot.lateness(&clock, now));
                     self.give_back(slot, cost);
                     self.want(cost);
-                    *self.rebook.entry(cost).or_default() += 1;
+                    self.rebook.insert(cost);
                 } else if let Some(waiter) = self.lanes.get_mut(&cost).and_then(Lane::take_first) {
                     self.grant(waiter, slot, clock, cost, now);
                 }

@@ -16,10 +16,6 @@ use crate::limiter::reserve::{Call, Holding, Run};
 /// Requests whose waits differ by less go into one run, which waits as long as the shortest of them.
 const RUN_SPREAD: Duration = Duration::from_millis(1);
 
-/// A lane is booked anew when one in so many of its slots has come too late: what is wasted until then is no more than that,
-/// and a call that books thousands anew takes the server longer than anything else.
-const LATE_PART: usize = 50;
-
 /// Slots that are due sooner are about to be used, and are not booked anew.
 const REBOOK_MARGIN: Duration = Duration::from_millis(20);
 
@@ -82,12 +78,8 @@ impl Worker {
         if self.give_back.iter().any(|(_, known)| *known != self.known) {
             return;
         }
-        for (cost, late) in std::mem::take(&mut self.rebook) {
+        for cost in std::mem::take(&mut self.rebook) {
             let Some(lane) = self.lanes.get_mut(&cost) else { continue };
-            if late * LATE_PART < lane.waiting() {
-                self.rebook.insert(cost, late);
-                continue;
-            }
             let mut space = GIVE_BACK_MAX.saturating_sub(self.give_back.len());
             let mut last = None;
             let slots = lane.take_void(|slot| {
