@@ -15,9 +15,9 @@ use tokio::sync::{RwLock, RwLockReadGuard};
 /// Fair: a test that waits for the lane alone is not overtaken by those that share it.
 static LANE: RwLock<()> = RwLock::const_new(());
 
-/// A machine that stands still for this long may delay a permit beyond what any limiter can answer for: it is held up
-/// between weir's last look at the clock and the upstream's.
-const STALL: Duration = Duration::from_millis(15);
+/// A machine that stands still for this long may delay a permit beyond what any limiter can answer for, between weir's last
+/// look at the clock and the upstream's; it is the guard of a window of a second.
+const STALL: Duration = Duration::from_millis(10);
 
 /// How often a test is begun in all on a machine that stands still each time.
 const ATTEMPTS: usize = 5;
