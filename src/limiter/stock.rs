@@ -63,9 +63,8 @@ impl Batch {
         let batch = Batch { slot, cost, count, known, clock, until: now + left.to_duration() };
         if left > Micros::ZERO && slot.due <= now { Ok(batch) } else { Err(batch) }
     }
-}
 
-impl Batch {
+    /// When it becomes too old.
     pub(super) fn until(&self) -> Instant {
         self.until
     }

@@ -252,15 +252,12 @@ impl http_body::Body for Body {
             Content::Own(bytes) => Some(Ok(Frame::data(std::mem::take(bytes)))),
             Content::Upstream(download) => {
                 let Download { incoming, timer, lease } = &mut **download;
-                let poll = |context: &mut Context<'_>| {
+                let mut poll = |context: &mut Context<'_>| {
                     http_body::Body::poll_frame(Pin::new(&mut *incoming), context)
                 };
                 let frame = match lease {
                     Some(lease) => lease.poll_piece(context, poll),
-                    None => {
-                        let mut poll = poll;
-                        poll(context)
-                    }
+                    None => poll(context),
                 };
                 ready!(timer.poll_frame(frame, context))
             }

@@ -76,7 +76,7 @@ impl AsyncWrite for Stream {
         context: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        // A head alone, and a head with a small body: to copy them costs less than what the kernel does for a list of pieces.
+        // A head alone, and a head with a small body, need no list of pieces, which the kernel would have to take apart.
         let length: usize = pieces.iter().map(|piece| piece.len()).sum();
         let mut joined = [0; JOINED_MAX];
         match pieces {
