@@ -133,6 +133,9 @@ impl<'a> Limiter<'a> {
     /// A window of the limiter is used at its pace, and another one is booked.
     async fn saturate(&self, server: &mut Server) -> Result<State> {
         server.flush().await?;
+        while self.store.epoch(0).await?.settles_until.is_some() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
         let (permits, micros) = self.case.step();
         let steps = self.case.rate / permits;
         let mut pace = tokio::time::interval(Duration::from_micros(micros));

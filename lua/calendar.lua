@@ -5,10 +5,13 @@
 --
 -- A book is stored as one MessagePack array:
 --   { number, void_from, moved_generation, moved_cell, moved_until,
---     { text of rules, seen, by, ... }, text of the union, { from, to, permits, ... }, { at, permits, ... },
---     { micros, rest, folded, ... for each bucket of the union } }
+--     { text of rules, seen, by, ... }, text of the union, { from, to, permits, ... },
+--     { at, ... }, { permits, ... }, { micros, rest, folded, ... for each bucket of the union },
+--     epoch, owed, { replica, the numbers of what it wrote back, ... }, the instant of the last call,
+--     the last two instants between which nobody called for long }
 -- `by` is the only replica that has declared the rules, 0 for several.
--- Instants of the calendar are kept as differences, which makes them short. Rules travel as a text, so that equal
+-- Instants of the calendar are kept as differences, which makes them short. Both arrays are used as they come, for a
+-- calendar may have hundreds of entries and a server does nothing else meanwhile. Rules travel as a text, so that equal
 -- rules are equal texts: joined by `;`, each one of
 --   S rate window cell          a sliding window
 --   B rate window cell burst    a bucket
@@ -22,32 +25,38 @@ local FIXED_SPACING = 10000
 local RETIMED_MAX = 25 * 3600 * 1000000
 local REFUND_PART = 8
 local SURE = 1 - 1 / 1099511627776
+-- The server drops keys by a clock that it reads once per command; a key that lives too long by a second harms nobody.
+local EXPIRY_MIN_MS = 1000
 
 local floor, min, max = math.floor, math.min, math.max
+local find, gmatch, match = string.find, string.gmatch, string.match
 
 -- ---- rules ----
 
 local function rule_of(text)
-  local numbers = {}
-  for number in string.gmatch(text, "%d+") do numbers[#numbers + 1] = tonumber(number) end
-  local rule = { text = text, rate = numbers[1], window = numbers[2], cell = numbers[3] }
-  local kind = string.sub(text, 1, 1)
+  local kind, rate, window, cell, rest = match(text, "^(%a) (%d+) (%d+) (%d+)(.*)$")
+  rate, window = tonumber(rate), tonumber(window)
+  -- A permit takes `whole` microseconds and `part` in parts of `rate`.
+  local rule = {
+    text = text, rate = rate, window = window, cell = tonumber(cell), whole = floor(window / rate), part = window % rate,
+  }
   if kind == "B" then
-    rule.burst = numbers[4]
+    rule.burst = tonumber(rest)
   elseif kind == "F" then
-    rule.guard = numbers[4]
-    rule.starts, rule.lengths = {}, {}
-    for index = 5, #numbers, 2 do
-      rule.starts[#rule.starts + 1] = numbers[index]
-      rule.lengths[#rule.lengths + 1] = numbers[index + 1]
+    local guard, stretches = match(rest, "^ (%d+)(.*)$")
+    rule.guard, rule.starts, rule.lengths = tonumber(guard), {}, {}
+    for start, length in gmatch(stretches, "(%d+) (%d+)") do
+      rule.starts[#rule.starts + 1] = tonumber(start)
+      rule.lengths[#rule.lengths + 1] = tonumber(length)
     end
   end
   return rule
 end
 
 local function rules_of(text)
+  if not find(text, ";", 1, true) then return { rule_of(text) } end
   local rules = {}
-  for part in string.gmatch(text, "[^;]+") do rules[#rules + 1] = rule_of(part) end
+  for part in gmatch(text, "[^;]+") do rules[#rules + 1] = rule_of(part) end
   return rules
 end
 
@@ -62,14 +71,14 @@ end
 -- How long a limit takes to allow that many permits: whole microseconds and a rest in parts of `rate`.
 -- The product of very many permits may exceed 2^53, so it is taken in two parts, 20 bits and the rest.
 local function span_exact(rule, permits)
-  local rate = rule.rate
-  local whole, part = floor(rule.window / rate), rule.window % rate
+  local rate, whole, part = rule.rate, rule.whole, rule.part
   if permits * whole > SPAN_MAX then return SPAN_MAX, 0 end
   if permits < 8388608 then
     local product = permits * part
-    local micros = permits * whole + floor(product / rate)
+    local rest = product % rate
+    local micros = permits * whole + (product - rest) / rate
     if micros > SPAN_MAX then return SPAN_MAX, 0 end
-    return micros, product % rate
+    return micros, rest
   end
   local high, low = floor(permits / 1048576), permits % 1048576
   local product = high * part
@@ -143,15 +152,30 @@ local function first_from(book, at)
   return low
 end
 
+-- Takes in the bookings of these entries: `level_take` for each, without as many calls.
+local function level_take_all(rule, micros, rest, book, first, final)
+  local entries, permits, rate, same = book.at, book.permits, rule.rate, nil
+  local more_micros, more_rest
+  for index = first, final do
+    local at, count = entries[index], permits[index]
+    if count ~= same then
+      more_micros, more_rest = span_exact(rule, count)
+      same = count
+    end
+    if micros < at then micros, rest = at, 0 end
+    micros, rest = micros + more_micros, rest + more_rest
+    if rest >= rate then micros, rest = micros + 1, rest - rate end
+  end
+  return micros, rest
+end
+
 -- Takes in the bookings up to an instant that the base does not hold yet.
 local function fold(book, rule, base, till)
-  local micros, rest, folded = base[1], base[2], base[3]
-  for index = first_from(book, folded + 1), book.size do
-    local at = book.at[index]
-    if at > till then break end
-    micros, rest = level_take(rule, micros, rest, at, book.permits[index])
-  end
-  return { micros, rest, max(folded, till) }
+  local folded = base[3]
+  if folded >= till then return base end
+  local micros, rest =
+    level_take_all(rule, base[1], base[2], book, first_from(book, folded + 1), first_from(book, till + 1) - 1)
+  return { micros, rest, till }
 end
 
 -- What the bucket of another rule remembers that misses as many permits.
@@ -185,6 +209,7 @@ local function book_new()
   return {
     number = 0, void_from = 0, moved_generation = 0, moved_cell = 1, moved_until = 0,
     declared = {}, union = "", rules = {}, bases = {}, moved = {}, at = {}, permits = {}, size = 0, cell = 1,
+    epoch = 0, owed = 0, restored = {}, called = 0, silent_from = 0, silent_till = 0,
   }
 end
 
@@ -195,17 +220,18 @@ local function book_load(text)
   book.number, book.void_from, book.moved_generation = stored[1], stored[2], stored[3]
   book.moved_cell, book.moved_until = stored[4], stored[5]
   book.declared, book.union, book.moved = stored[6], stored[7], stored[8]
+  book.epoch, book.owed, book.restored, book.called = stored[12], stored[13], stored[14], stored[15]
+  book.silent_from, book.silent_till = stored[16], stored[17]
   book.rules = rules_of(book.union)
   book.cell = finest_cell(book.rules)
-  local entries, at, size = stored[9], 0, 0
-  for index = 1, #entries, 2 do
-    size = size + 1
+  local entries, at = stored[9], 0
+  local size = #entries
+  for index = 1, size do
     at = at + entries[index]
-    book.at[size] = at
-    book.permits[size] = entries[index + 1]
+    entries[index] = at
   end
-  book.size = size
-  local bases, next_base = stored[10], 1
+  book.at, book.permits, book.size = entries, stored[10], size
+  local bases, next_base = stored[11], 1
   for index, rule in ipairs(book.rules) do
     if rule.burst then
       book.bases[index] = { bases[next_base], bases[next_base + 1], bases[next_base + 2] }
@@ -238,9 +264,10 @@ local function compact(book)
   book.has_empty = false
 end
 
+-- The book as it is stored. Nothing can be asked of it any more.
 local function book_text(book)
   compact(book)
-  local entries, before, moved = {}, 0, {}
+  local entries, before, moved = book.at, 0, {}
   for index = 1, #book.moved, 3 do
     if book.moved[index + 2] > 0 then
       local size = #moved
@@ -248,9 +275,9 @@ local function book_text(book)
     end
   end
   for index = 1, book.size do
-    entries[2 * index - 1] = book.at[index] - before
-    entries[2 * index] = book.permits[index]
-    before = book.at[index]
+    local at = entries[index]
+    entries[index] = at - before
+    before = at
   end
   local bases = {}
   for index = 1, #book.rules do
@@ -259,7 +286,8 @@ local function book_text(book)
   end
   return cmsgpack.pack({
     book.number, book.void_from, book.moved_generation, book.moved_cell, book.moved_until,
-    book.declared, book.union, moved, entries, bases,
+    book.declared, book.union, moved, entries, book.permits, bases, book.epoch, book.owed, book.restored,
+    book.called, book.silent_from, book.silent_till,
   })
 end
 
@@ -281,10 +309,10 @@ end
 -- Moves the entries from `first` on to the front.
 local function keep_from(book, first)
   if first == 1 then return end
-  local size = book.size
+  local entries, permits, size = book.at, book.permits, book.size
   for index = first, size do
-    book.at[index - first + 1] = book.at[index]
-    book.permits[index - first + 1] = book.permits[index]
+    local place = index - first + 1
+    entries[place], permits[place] = entries[index], permits[index]
   end
   shorten(book, size - first + 1)
 end
@@ -335,26 +363,19 @@ local function search_advance(search, at)
   local book, rules = search.book, search.book.rules
   if at > search.at then search.at = at end
   at = search.at
-  local entered, size, cell = search.entered, book.size, book.cell
+  local before, entered, size, cell = search.entered, search.entered, book.size, book.cell
   local left, held, rest = search.left, search.held, search.rest
   local entries, permits = book.at, book.permits
-  while entered < size and entries[entered + 1] - entries[entered + 1] % cell <= at do
-    entered = entered + 1
-    for index = 1, #rules do
-      local rule = rules[index]
-      if rule.burst then
-        if entries[entered] > book.bases[index][3] then
-          held[index], rest[index] = level_take(rule, held[index], rest[index], entries[entered], permits[entered])
-        end
-      elseif not rule.starts then
-        held[index] = held[index] + permits[entered]
-      end
-    end
-  end
+  -- Those of the cell of `at` count.
+  local till = at - at % cell + cell
+  while entered < size and entries[entered + 1] < till do entered = entered + 1 end
   search.entered = entered
   for index = 1, #rules do
     local rule = rules[index]
-    if rule.starts then
+    if rule.burst then
+      local first = max(before + 1, first_from(book, book.bases[index][3] + 1))
+      held[index], rest[index] = level_take_all(rule, held[index], rest[index], book, first, entered)
+    elseif rule.starts then
       if at >= left[index] then
         local start, finish = window_of(rule, at)
         local sum, entry = 0, first_from(book, start)
@@ -364,13 +385,14 @@ local function search_advance(search, at)
         end
         left[index], held[index] = finish, sum
       end
-    elseif not rule.burst then
-      local gone, window = left[index], rule.window
-      while gone < entered and entries[gone + 1] + window <= at do
+    else
+      local gone, sum, limit = left[index], held[index], at - rule.window
+      for entry = before + 1, entered do sum = sum + permits[entry] end
+      while gone < entered and entries[gone + 1] <= limit do
         gone = gone + 1
-        held[index] = held[index] - permits[gone]
+        sum = sum - permits[gone]
       end
-      left[index] = gone
+      left[index], held[index] = gone, sum
     end
   end
 end
@@ -661,11 +683,10 @@ local function available(book, now, rule)
     return max(rule.burst - math.ceil(missing * SURE), 0)
   end
   local from = rule.starts and window_of(rule, now) or now + 1 - rule.window
-  local held = 0
-  for index = 1, book.size do
-    local at = book.at[index]
-    if at > now then break end
-    if at >= from then held = held + book.permits[index] end
+  local held, entries, permits = 0, book.at, book.permits
+  for index = first_from(book, from), book.size do
+    if entries[index] > now then break end
+    held = held + permits[index]
   end
   return max(rule.rate - held, 0)
 end

@@ -3,6 +3,7 @@
 -- KEYS[1..n]   the books of the n limiters that the queue needs, all at once
 -- KEYS[n + 1]  the queue's order: { last, room_at, room_permits, generation, told, reviewed, expected, booked,
 --              { replica, call, at, answer or 0, ... } the last call of each replica }
+-- KEYS[n + 2]  the epoch
 -- ARGV[1]      now in microseconds; 0: this server's clock (anything else is for the test of the twin)
 -- ARGV[2]      lease in microseconds
 -- ARGV[3]      room: how many requests may be given a slot in the future
@@ -14,25 +15,29 @@
 -- ARGV[9]      how many requests like the first that is refused the caller may refuse without asking
 -- ARGV[10]     the channel on which room is announced that was given back; none if empty
 -- ARGV[11]     the number of this call among those of the replica; 0: it is not repeated
--- ARGV[12..]   for each limiter: its rules as text, the generation known to the caller;
+-- ARGV[12]     the server's run, as the caller knows it; empty: not known
+-- ARGV[13]     how long a new epoch takes to settle; 0: there are no epochs
+-- ARGV[14]     the latest epoch that the caller has heard of
+-- ARGV[15..]   for each limiter: its rules as text, the generation known to the caller;
 --              then holdings to give back, then to exchange: slot, cost, count;
 --              then runs: cost, wait_max, count
--- Returns      { now, for each limiter: number, void_from, the number before, available of each rule;
---              where room was given back before the last slot, how many permits, 0 if none;
+-- Returns      { now, the epoch, until when it settles or 0, for each limiter: number, void_from, the number before, available of each rule;
+--              the last instant that is booked, 0 if none; where room was given back before the last slot, how many permits, 0 if none;
 --              number of exchanges, count, slot (0: none within the wait), ...;
 --              then of the runs: count, 0, slot: booked; or count, code, delay, delay told, limiter * 256 + limit:
 --              code 1: too far, 2: as many wait as may } integers only
+--              While an epoch settles nothing is exchanged or booked, and the answer ends before the number of exchanges.
 --              A call that is repeated under its number is answered again and not carried out twice.
 -- Atomic:      all keys carry one hash tag, so one cluster slot
 -- Expiry:      every key when nothing in it can matter any more, never earlier
 
-local limiters = #KEYS - 1
+local limiters = #KEYS - 2
 local now, lease, room = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local give_backs, exchanges, runs = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local replica, exchange_wait, spare = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local channel = ARGV[10]
-local call = tonumber(ARGV[11])
-local argument = 11
+local call, run, settle = tonumber(ARGV[11]), ARGV[12], tonumber(ARGV[13])
+local argument = 14
 if now == 0 then
   local time = redis.call("TIME")
   now = time[1] * 1000000 + time[2]
@@ -44,12 +49,21 @@ local function take()
 end
 
 local stored = redis.call("MGET", unpack(KEYS))
+-- A server that is asked by nobody for so long may have been away.
+local SILENT_MIN = 100000
+
+local epoch = epoch_open(stored[limiters + 2], now, run, settle, tonumber(ARGV[14]))
+local settles = now < epoch.settled_at
 local books, texts, known = {}, {}, {}
 for index = 1, limiters do
   texts[index] = ARGV[argument + 1]
   known[index] = tonumber(ARGV[argument + 2])
   argument = argument + 2
   books[index] = book_load(stored[index])
+  book_enter(books[index], epoch, now)
+  local book = books[index]
+  if now - book.called > SILENT_MIN then book.silent_from, book.silent_till = book.called, now end
+  book.called = now
   book_open(books[index], now, texts[index], lease, replica)
 end
 
@@ -201,10 +215,16 @@ local function earliest(searches, cost)
   end
 end
 
+-- The caller's own rules for a limiter; mostly they are those in force.
+local function own_rules(limiter)
+  local book = books[limiter]
+  return book.union == texts[limiter] and book.rules or rules_of(texts[limiter])
+end
+
 -- A violated rule by its place among the caller's, the first where it is another caller's.
 local function violated_number(limiter, limit)
   local rule = books[limiter].rules[limit]
-  for index, own in ipairs(rules_of(texts[limiter])) do
+  for index, own in ipairs(own_rules(limiter)) do
     if own.text == rule.text then return (limiter - 1) * 256 + index - 1 end
   end
   return (limiter - 1) * 256
@@ -220,7 +240,7 @@ end
 -- ---- exchange: one by one, each at the place that the change kept for it, or no earlier than that ----
 
 local exchanged = {}
-for _ = 1, exchanges do
+for _ = 1, settles and 0 or exchanges do
   local slot, cost, count = take(), take(), take()
   for _ = 1, count do
     local at = fetch(slot, cost)
@@ -252,7 +272,7 @@ local function refused(count, code, at, cost, limiter, limit)
   outcomes[size + 5] = violated_number(limiter, limit)
 end
 
-if runs > 0 then
+if runs > 0 and not settles then
   local searches = searches_new(now)
   -- The search has moved on for a cost that found nothing where it stood: a smaller one may have room before.
   local passed = 0
@@ -290,9 +310,6 @@ end
 
 -- ---- store and answer ----
 
--- The server drops keys by a clock that it reads once per command; a key that lives too long by a second harms nobody.
-local EXPIRY_MIN_MS = 1000
-
 local function store(key, was, text, expires)
   if expires > now then
     redis.call("SET", key, text, "PX", max(math.ceil((expires - now) / 1000), EXPIRY_MIN_MS))
@@ -301,17 +318,23 @@ local function store(key, was, text, expires)
   end
 end
 
-local answer = { now }
+local answer = { now, epoch.id, settles and epoch.settled_at or 0 }
+local lives_until, last_booked = now, 0
 for index = 1, limiters do
   local book = books[index]
-  store(KEYS[index], stored[index], book_text(book), book_expires(book))
   answer[#answer + 1] = book.number
   answer[#answer + 1] = book.void_from
   answer[#answer + 1] = book.moved_generation
-  for _, rule in ipairs(rules_of(texts[index])) do
+  for _, rule in ipairs(own_rules(index)) do
     answer[#answer + 1] = available(book, now, rule)
   end
+  local expires = book_expires(book)
+  last_booked = max(last_booked, book.at[book.size] or 0)
+  if settles and (book.owed > 0 or #book.restored > 0) then expires = max(expires, epoch.settled_at + longest_window(book.rules)) end
+  lives_until = max(lives_until, expires)
+  store(KEYS[index], stored[index], book_text(book), expires)
 end
+answer[#answer + 1] = last_booked
 local has_room = room_permits > 0 and room_at < last
 answer[#answer + 1] = has_room and room_at or 0
 answer[#answer + 1] = has_room and room_permits or 0
@@ -320,9 +343,11 @@ if has_room and give_backs > 0 and channel ~= "" then
   redis.pcall("PUBLISH", channel, string.format("%s %.0f %.0f", KEYS[limiters + 1], room_at, room_permits))
 end
 
-answer[#answer + 1] = #exchanged / 2
-for index = 1, #exchanged do answer[#answer + 1] = exchanged[index] end
-for index = 1, #outcomes do answer[#answer + 1] = outcomes[index] end
+if not settles then
+  answer[#answer + 1] = #exchanged / 2
+  for index = 1, #exchanged do answer[#answer + 1] = exchanged[index] end
+  for index = 1, #outcomes do answer[#answer + 1] = outcomes[index] end
+end
 
 local kept = {}
 local function keep(...)
@@ -339,4 +364,5 @@ store(
   cmsgpack.pack({ last, room_at, room_permits, generation, told, reviewed, expected, booked, kept }),
   max(last, told, call > 0 and now + CALL_KEPT or 0)
 )
+if settle > 0 then epoch_keep(KEYS[limiters + 2], epoch, now, lives_until) end
 return answer

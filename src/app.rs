@@ -158,8 +158,12 @@ impl App {
         let admin_address = address("admin.listen", config.admin.listen, &admin_listener)?;
         let limiters = limiters(&config, &metrics, &tasks, &end)?;
         limiters.apply(&config.limiters);
+        // The kernel holds those who come meanwhile.
+        limiters.settle().await;
         let (following, ended) = (limiters.clone(), end.clone());
         tasks.spawn(async move { ended.run_until_cancelled(following.follow()).await });
+        let (keeping, ended) = (limiters.clone(), end.clone());
+        tasks.spawn(async move { ended.run_until_cancelled(keeping.keep()).await });
         let proxy = Proxy::new(metrics.clone(), &config, &limiters)?;
         metrics.started(unix_seconds());
 

@@ -105,6 +105,9 @@ impl Fleet {
         limiters.apply(&[Arc::new(window.limiter()?)]);
         let (following, end) = (limiters.clone(), self.end.clone());
         self.tasks.spawn(async move { end.run_until_cancelled(following.follow()).await });
+        limiters.settle().await;
+        let (keeping, end) = (limiters.clone(), self.end.clone());
+        self.tasks.spawn(async move { end.run_until_cancelled(keeping.keep()).await });
         let gate = limiters.gate(&[name()?])?.ok_or("a gate without limiters")?;
         take(&gate).await?;
         self.limiters.push(limiters);

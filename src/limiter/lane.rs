@@ -101,6 +101,12 @@ impl Lane {
         self.waiters.len()
     }
 
+    /// Whether a slot is not due or not even there, for somebody who wants it.
+    pub(super) fn is_short(&self, now: Instant) -> bool {
+        let last = self.waiters.len().checked_sub(1).map(|last| self.slots.get(last));
+        self.wanted > 0 || last.is_some_and(|slot| slot.is_none_or(|slot| slot.due > now))
+    }
+
     /// The latest deadline of those who wait, for a slot that any of them may get.
     pub(super) fn last_deadline(&self) -> Option<Instant> {
         self.waiters.iter().map(|waiter| waiter.deadline).max()

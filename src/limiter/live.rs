@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::{ArcSwap, Guard};
+use tokio::sync::Notify;
 use tokio::time::{Duration, Instant};
 
 use crate::clock::{Clock, Micros};
+use crate::limiter::ledger::Ledger;
 use crate::limiter::limit::{Limiter, LimiterName};
 use crate::limiter::partition::Partition;
 use crate::limiter::refusal::Refusal;
@@ -30,9 +32,39 @@ pub(super) struct Home {
     pub(super) clock: SharedClock,
     /// The best guess until it has been heard.
     pub(super) wall: Clock,
+    /// What was granted there.
+    pub(super) ledger: Ledger,
+    /// The latest epoch of the store that was heard of; zero before the first.
+    pub(super) epoch: AtomicU64,
+    lost: Notify,
 }
 
 impl Home {
+    pub(super) fn new(store: Arc<dyn Store>, wall: Clock) -> Home {
+        let (clock, ledger, epoch) = (SharedClock::unheard(), Ledger::default(), AtomicU64::new(0));
+        Home { store, clock, wall, ledger, epoch, lost: Notify::new() }
+    }
+
+    /// How often the store is heard, while anything of it is held: twice in a lease, and some of that to spare.
+    pub(super) fn heartbeat(&self) -> Duration {
+        self.store.lease().to_duration() * 2 / 5
+    }
+
+    /// Hears of an epoch. Returns whether what was booked before is lost.
+    pub(super) fn meet_epoch(&self, id: u64) -> bool {
+        let before = self.epoch.fetch_max(id, Ordering::AcqRel);
+        let is_lost = before != 0 && before < id;
+        if is_lost {
+            self.lost.notify_one();
+        }
+        is_lost
+    }
+
+    /// Ends when another epoch has begun.
+    pub(super) async fn lost(&self) {
+        self.lost.notified().await;
+    }
+
     /// About what the store's clock shows.
     pub(super) fn now(&self) -> Micros {
         let now = Instant::now();

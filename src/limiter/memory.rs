@@ -1,15 +1,13 @@
 //! The memory store: limiter state in this process, on this process's clock.
 
-use std::cmp::Reverse;
-use std::collections::binary_heap::PeekMut;
-use std::collections::{BinaryHeap, HashMap};
-use std::hash::Hash;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
 use crate::clock::{Clock, Micros};
 use crate::limiter::book::Book;
+use crate::limiter::expiring::Expiring;
 use crate::limiter::limit::LimiterName;
 use crate::limiter::order::QueueOrder;
 use crate::limiter::partition::Partition;
@@ -19,12 +17,6 @@ use crate::limiter::store::{Inspection, Store, StoreError, Subject};
 
 /// Callers share the process, so they hear of changed limits within one heartbeat.
 const LEASE: Micros = Micros::from_millis(100);
-
-/// How many states whose time is over are looked at in a call: more than a call can make.
-const SWEEP_MAX: usize = 8;
-
-/// The fewest places for which it is worth while to make a map smaller.
-const SHRINK_MIN: usize = 1024;
 
 /// Whose state it is.
 type StateKey = (LimiterName, Option<Partition>);
@@ -89,7 +81,7 @@ impl MemoryStore {
 
     /// The number of limiters and partitions of which something is kept.
     pub fn len(&self) -> usize {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).books.states.len()
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).books.len()
     }
 
     /// Whether nothing is kept.
@@ -99,7 +91,7 @@ impl MemoryStore {
 
     fn inspect_at(&self, now: Micros, subject: &Subject) -> Inspection {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let book = state.books.states.get(&key(subject)).cloned().unwrap_or_default();
+        let book = state.books.get(&key(subject)).cloned().unwrap_or_default();
         let last = book.calendar().last().unwrap_or_default();
         Inspection { now, last, available: book.available(now, &subject.rules) }
     }
@@ -149,62 +141,6 @@ impl State {
     }
 }
 
-/// States that are forgotten when they have expired, without a look at all the others.
-#[derive(Debug)]
-struct Expiring<K, S> {
-    states: HashMap<K, S>,
-    /// When to look at each of them; one that has lived on is looked at again when it expires then.
-    due: BinaryHeap<Reverse<(Micros, K)>>,
-}
-
-impl<K, S> Default for Expiring<K, S>
-where
-    K: Ord,
-{
-    fn default() -> Expiring<K, S> {
-        Expiring { states: HashMap::new(), due: BinaryHeap::new() }
-    }
-}
-
-impl<K: Clone + Ord + Hash, S: Default> Expiring<K, S> {
-    /// Takes a state out, to be put back.
-    fn take(&mut self, key: &K) -> Option<S> {
-        self.states.get_mut(key).map(std::mem::take)
-    }
-
-    /// Returns whether it was not there before.
-    fn put(&mut self, key: K, state: S, expires: Micros) -> bool {
-        if let Some(place) = self.states.get_mut(&key) {
-            *place = state;
-            return false;
-        }
-        self.due.push(Reverse((expires, key.clone())));
-        self.states.insert(key, state);
-        true
-    }
-
-    /// Forgets some of those whose time is over, and returns whose they were.
-    fn sweep(&mut self, now: Micros, expires: impl Fn(&S) -> Micros) -> Vec<K> {
-        let mut gone = Vec::new();
-        for _ in 0..SWEEP_MAX {
-            let Some(mut first) = self.due.peek_mut().filter(|first| first.0.0 <= now) else { break };
-            match self.states.get(&first.0.1).map(&expires).filter(|expires| *expires > now) {
-                Some(expires) => first.0.0 = expires,
-                None => {
-                    let Reverse((_, key)) = PeekMut::pop(first);
-                    self.states.remove(&key);
-                    gone.push(key);
-                }
-            }
-        }
-        if self.states.capacity() > SHRINK_MIN && self.states.len() < self.states.capacity() / 8 {
-            self.states.shrink_to(self.states.len() * 2);
-            self.due.shrink_to(self.states.len() * 2);
-        }
-        gone
-    }
-}
-
 impl Store for MemoryStore {
     fn reserve<'a>(
         &'a self,
@@ -230,7 +166,7 @@ impl Store for MemoryStore {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.sweep(self.clock.now());
         let count = state.counts.get(limiter).copied().unwrap_or_default();
-        count < partitions_max || state.books.states.contains_key(&(limiter.clone(), Some(partition)))
+        count < partitions_max || state.books.get(&(limiter.clone(), Some(partition))).is_some()
     }
 
     fn may_fail(&self) -> bool {
@@ -312,7 +248,7 @@ mod tests {
         }
         assert_eq!(store.len(), 3);
         let state = store.state.lock().unwrap();
-        assert!(state.books.due.len() <= 3 && state.books.states.capacity() < 1000);
+        assert!(state.books.places() < 1000);
     }
 
     #[tokio::test]

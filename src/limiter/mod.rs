@@ -24,12 +24,14 @@
 //! - `shadow`: limiters that only count.
 //! - `worker`: the task that owns a queue; `lane`: its requests of one cost, and their slots.
 //! - `learnt`: refusing without asking.
+//! - `ledger`: what this replica was granted; `keeper`: writes it back when the store has lost its memory.
 //! - [`permit`]: the right to send, which settles itself.
 //! - [`refusal`]: why not, and when.
 
 pub mod algorithm;
 pub mod book;
 pub mod calendar;
+mod expiring;
 #[cfg(test)]
 mod far_store;
 pub mod gate;
@@ -38,8 +40,10 @@ mod gates;
 mod inbox;
 #[cfg(test)]
 mod interleavings;
+mod keeper;
 mod lane;
 mod learnt;
+mod ledger;
 pub mod limit;
 mod live;
 pub mod memory;

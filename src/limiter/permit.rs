@@ -126,8 +126,17 @@ impl Permit {
     ) -> Permit {
         shared.permit_out();
         let waited = whose.waited;
-        let held = Held { shared, slot: Some(slot), clock, cost, whose, confirmed: None, is_sending: true };
+        let held = Held { shared, slot: Some(slot), clock, cost, whose, confirmed: None, is_sending: false };
         Permit { held: Some(held), cost, waited, shadows: None }
+    }
+
+    /// Its request does not run yet, and has still to be woken.
+    pub(super) fn sending(mut self) -> Permit {
+        if let Some(held) = &mut self.held {
+            held.is_sending = true;
+            held.shared.sending();
+        }
+        self
     }
 
     /// A permit that nobody had to book.

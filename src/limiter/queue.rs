@@ -24,8 +24,11 @@ use crate::limiter::stock::Batch;
 
 /// Permits that may be between the queue and the wire at once. More would only wait for the processor, and come later
 /// than their guard; in the queue they keep their order, and what is late there is booked anew in one call. Those whose
-/// request has been sent, or waits for a connection, do not count.
+/// request has been sent, or waits for a connection, do not count, nor those from stock, whose requests run already.
 const SENDING_MAX: u32 = 128;
+
+/// The next ones are handed out when so few are left of them: some at a time, not one by one.
+const SENDING_LOW: u32 = SENDING_MAX / 2;
 
 /// What a full intake tells a caller: by then the store has answered or counts as away.
 const INTAKE_RETRY: Micros = Micros::from_millis(100);
@@ -290,6 +293,11 @@ impl Shared {
         self.inbox().end()
     }
 
+    /// Lets the worker look around.
+    pub(super) fn wake(&self) {
+        self.wake.notify_one();
+    }
+
     /// Ends when something has happened.
     pub(super) async fn woken(&self) {
         self.wake.notified().await;
@@ -309,7 +317,6 @@ impl Shared {
     /// A permit is handed out.
     pub(super) fn permit_out(&self) {
         self.out.fetch_add(1, Ordering::AcqRel);
-        self.sending.fetch_add(1, Ordering::AcqRel);
     }
 
     /// A permit was used or given back. Who gives one back hands it back before, so that the worker does not end meanwhile.
@@ -317,16 +324,22 @@ impl Shared {
         self.out.fetch_sub(1, Ordering::AcqRel);
     }
 
+    /// A permit is on its way to the wire, whose request must be woken first.
+    pub(super) fn sending(&self) {
+        self.sending.fetch_add(1, Ordering::AcqRel);
+    }
+
     /// A permit is no longer on its way to the wire.
     pub(super) fn sent(&self) {
-        if self.sending.fetch_sub(1, Ordering::AcqRel) == SENDING_MAX {
+        if self.sending.fetch_sub(1, Ordering::AcqRel) == SENDING_LOW + 1 {
             self.wake.notify_one();
         }
     }
 
-    /// Whether as many permits are on their way to the wire as may be.
-    pub(super) fn is_all_sending(&self) -> bool {
-        self.sending.load(Ordering::Acquire) >= SENDING_MAX
+    /// How many more permits may be on their way to the wire. While it is none, one that has got there wakes the worker.
+    pub(super) fn sending_room(&self) -> u32 {
+        let sending = self.sending.load(Ordering::Acquire);
+        if sending > SENDING_LOW { 0 } else { SENDING_MAX - sending }
     }
 
     pub(super) fn has_out(&self) -> bool {

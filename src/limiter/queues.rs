@@ -116,6 +116,11 @@ impl Queues {
         });
     }
 
+    /// Lets every worker look around.
+    pub(super) fn wake_all(&self) {
+        self.each(Shared::wake);
+    }
+
     /// Tells the queue of these, if there is one, of room that was given back before its last slot.
     pub(super) fn tell_room(&self, members: &[Member], room: Room) {
         let queue = self.shard(members).get(members).cloned();

@@ -2,22 +2,27 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::broadcast::error::RecvError;
-use tokio::time::Duration;
+use tokio::time::{Duration, sleep, timeout};
 
 use crate::clock::Clock;
 use crate::limiter::gate::{Gate, GateError};
+use crate::limiter::keeper::Keeper;
 use crate::limiter::limit::{Limiter, LimiterName, OnStoreFailure, Scope};
 use crate::limiter::live::{Home, Live, Member};
 use crate::limiter::memory::MemoryStore;
 use crate::limiter::partition::Partition;
 use crate::limiter::queues::{LINGER, Queues};
 use crate::limiter::store::{Announcement, Store};
-use crate::limiter::store_clock::SharedClock;
 use crate::limiter::worker::Fallback;
 use crate::telemetry::Metrics;
+
+/// How often a store that settles is looked at, and for how long.
+const SETTLING_LOOK: Duration = Duration::from_millis(50);
+const SETTLING_MAX: Duration = Duration::from_secs(2);
 
 /// One limiter's live state.
 #[derive(Debug)]
@@ -73,7 +78,7 @@ impl Limiters {
     ) -> Limiters {
         let fleet_size = u64::from(fleet_size);
         let fallback = Fallback { replica: replica(), store: MemoryStore::new(clock), clock, fleet_size };
-        let home = |store| Arc::new(Home { store, clock: SharedClock::unheard(), wall: clock });
+        let home = |store| Arc::new(Home::new(store, clock));
         let inner = Inner {
             overall: home(store),
             per_replica: home(Arc::new(MemoryStore::new(clock))),
@@ -196,6 +201,30 @@ impl Limiters {
                 Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return,
             }
+        }
+    }
+
+    /// Ends when the store grants permits: one that is new, or has lost its memory, settles first. Ends at once if it does
+    /// not answer, and after two seconds in any case.
+    pub async fn settle(&self) {
+        let home = &self.inner.overall;
+        let settled = async {
+            while let Ok(epoch) = home.store.epoch(home.epoch.load(Ordering::Acquire)).await {
+                home.meet_epoch(epoch.id);
+                if epoch.settles_until.is_none() {
+                    return;
+                }
+                sleep(SETTLING_LOOK).await;
+            }
+        };
+        let _ = timeout(SETTLING_MAX, settled).await;
+    }
+
+    /// Keeps the store's memory for as long as it is polled; ends at once where that is never lost.
+    pub async fn keep(&self) {
+        let Inner { overall, queues, .. } = &*self.inner;
+        if overall.store.may_fail() {
+            Keeper::new(overall.clone(), queues.clone()).run().await;
         }
     }
 

@@ -10,6 +10,7 @@ use crate::limiter::algorithm::Search;
 use crate::limiter::book::{Book, Generation, Returned};
 use crate::limiter::order::{QueueOrder, Room};
 use crate::limiter::rule::Rule;
+use crate::limiter::store::Epoch;
 
 /// Permits held at one slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,6 +39,8 @@ pub struct Run {
 pub struct Call {
     /// The calling replica: a number below 2^53, chosen at its start.
     pub replica: u64,
+    /// The latest epoch of the store that the caller has heard of.
+    pub epoch: u64,
     /// For each limiter: the generation under which the holdings below were booked.
     pub known: Vec<u64>,
     /// Permits that are not needed.
@@ -91,10 +94,14 @@ pub struct Away {
 pub struct Answer {
     /// The store's clock when the call was carried out.
     pub now: Micros,
+    /// The store's memory: which, and whether nothing is granted in it yet. Then nothing was exchanged or booked.
+    pub epoch: Epoch,
     /// For each limiter: the last change of its limits.
     pub generations: Vec<Generation>,
     /// For each limiter and each of its limits: the permits that could be used at once.
     pub available: Vec<Vec<u64>>,
+    /// The last instant at which one of the limiters is booked; zero if none is.
+    pub last: Micros,
     /// Room that was given back before the queue's last slot, and that its later slots may be traded for.
     pub room: Option<Room>,
     /// The slots of the holdings to exchange, in order, as counts; `None`: none within the wait.
@@ -131,8 +138,10 @@ pub fn reserve(
     }
     Answer {
         now,
+        epoch: Epoch { now, ..Epoch::default() },
         generations: books.iter().map(|(book, _)| book.generation()).collect(),
         available: books.iter().map(|(book, rules)| book.available(now, rules)).collect(),
+        last: books.iter().filter_map(|(book, _)| book.calendar().last()).max().unwrap_or_default(),
         room: order.room(),
         exchanged,
         outcomes,

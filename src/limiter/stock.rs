@@ -7,7 +7,7 @@
 //! - under a pace at which the stock is used: sparse requests pay for nothing in advance,
 //! - while the limits have more than half of their permits left, and of a small part of those: whoever asks elsewhere finds
 //!   room all the same,
-//! - while nobody waits in this queue: a newcomer must not pass.
+//! - while nobody waits for the limits in this queue: a newcomer must not pass.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, FutureExt, ready};
 use tokio::sync::broadcast;
 
 use crate::clock::Micros;
@@ -85,6 +85,46 @@ pub struct Announcement {
     pub room: Room,
 }
 
+/// The time between two losses of a store's memory.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Epoch {
+    /// The store's clock when it was asked.
+    pub now: Micros,
+    /// Which: a later one has a greater number. Zero where nothing is ever lost.
+    pub id: u64,
+    /// Until when, by the store's clock, nothing is granted in it.
+    pub settles_until: Option<Micros>,
+}
+
+/// Why a store does not know what a replica was granted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unknown {
+    /// It has lost it.
+    Lost,
+    /// It was away, and permits were granted without it from so long ago on.
+    Away(Micros),
+}
+
+/// What a replica was granted under one limiter, for a store that does not know it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WriteBack {
+    /// The replica.
+    pub replica: u64,
+    /// Why the store does not know it.
+    pub unknown: Unknown,
+    /// Grows with each write of a replica that is unknown for that reason: what comes twice counts once.
+    pub number: u64,
+    /// The epoch that the replica has heard of.
+    pub known: u64,
+    /// How much of the limiter's tightest limit was lately seen in use, by whomever.
+    pub seen: u64,
+    /// What the store's clock showed when this was made, as far as is known: it may be carried out much later. Zero if it
+    /// has not been heard.
+    pub sent: Micros,
+    /// How many microseconds before that permits were used, the longest first, and how many; less than zero: will be used.
+    pub entries: Vec<(i64, u64)>,
+}
+
 /// A place for limiter state.
 pub trait Store: Send + Sync + 'static {
     /// Carries out a call for the queue that takes all of `subjects` at once.
@@ -96,6 +136,20 @@ pub trait Store: Send + Sync + 'static {
 
     /// Reads what is left, and changes nothing.
     fn inspect<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>>;
+
+    /// Keeps the store's epoch alive and tells which it is, for a caller that knows of no later one than `known`.
+    fn epoch(&self, _known: u64) -> BoxFuture<'_, Result<Epoch, StoreError>> {
+        ready(Ok(Epoch::default())).boxed()
+    }
+
+    /// Charges what was granted before the store lost it.
+    fn write_back<'a>(
+        &'a self,
+        _subject: &'a Subject,
+        _write: &'a WriteBack,
+    ) -> BoxFuture<'a, Result<Epoch, StoreError>> {
+        ready(Ok(Epoch::default())).boxed()
+    }
 
     /// What other replicas do, told without being asked; `None` where there are no others.
     fn announcements(&self) -> Option<broadcast::Receiver<Announcement>> {

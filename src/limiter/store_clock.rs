@@ -42,6 +42,11 @@ impl StoreClock {
         *self = if earliest <= latest { StoreClock { anchor, earliest, latest } } else { told };
     }
 
+    /// When the last answer came that told of it.
+    pub fn heard(&self) -> Instant {
+        self.anchor
+    }
+
     /// The least that the store's clock shows at an instant.
     pub fn earliest(&self, instant: Instant) -> Micros {
         let passed = Micros::from(instant.saturating_duration_since(self.anchor));

@@ -19,6 +19,7 @@ mod settle;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
@@ -26,7 +27,7 @@ use tokio::time::{Duration, Instant, sleep_until};
 
 use self::calls::Sent;
 use self::ending::Ending;
-use crate::clock::Clock;
+use crate::clock::{Clock, Micros};
 use crate::limiter::inbox::News;
 use crate::limiter::lane::{LATE_MAX, Lane, Stage, Waiter};
 use crate::limiter::limit::Permits;
@@ -100,6 +101,12 @@ pub(super) struct Worker {
     stocked_until: Option<Instant>,
     /// What the limits can spare for that, as last heard.
     spare: u64,
+    /// The last slot in the store, by whomever it was booked, where it lay ahead when the store was last heard.
+    booked_ahead: Option<Micros>,
+    /// The store's epoch in which the slots were booked; zero before the first answer.
+    epoch: u64,
+    /// Until then the store grants nothing.
+    settles_until: Option<Instant>,
     /// Whether the store has failed since it was last heard.
     is_local: bool,
     /// Whether the store must hear of changed limits.
@@ -138,6 +145,9 @@ impl Worker {
             stocked: 0,
             stocked_until: None,
             spare: 0,
+            booked_ahead: None,
+            epoch: 0,
+            settles_until: None,
             is_local: false,
             limits_changed: false,
             is_kept: false,
@@ -194,6 +204,8 @@ impl Worker {
         if news.left {
             self.lanes.values_mut().for_each(Lane::forget_those_who_left);
         }
+        self.notice_loss();
+        self.refuse_who_cannot_wait(now);
         self.look_at_stock(news.arrived, news.stock, now);
         self.take_returned(news.returned, now);
         self.refuse_too_costly();
@@ -210,7 +222,7 @@ impl Worker {
         self.pace.count(arrived + stock.taken, cost, now, self.shared.guard());
         (self.stocked, self.stocked_until) = (stock.left, stock.until);
         stock.stale.into_iter().for_each(|batch| self.give_back_batch(batch));
-        if self.stocked > 0 && (self.limits_changed || self.is_local || self.waiting() > 0) {
+        if self.stocked > 0 && (self.limits_changed || self.is_local || self.is_short(now)) {
             self.clear_stock();
         }
     }
@@ -226,9 +238,14 @@ impl Worker {
         }
     }
 
+    /// Whether somebody waits for the limits, and not only for the processor.
+    fn is_short(&self, now: Instant) -> bool {
+        self.lanes.values().any(|lane| lane.is_short(now))
+    }
+
     /// What should be put in stock by the next call.
     fn stock_wanted(&self, now: Instant) -> Option<(Permits, u64)> {
-        if self.is_local || self.limits_changed || !self.lanes.is_empty() || !self.void.is_empty() {
+        if self.is_local || self.limits_changed || self.is_short(now) || !self.void.is_empty() {
             return None;
         }
         self.pace.wanted(self.stocked, self.spare, now, self.shared.guard())
@@ -299,13 +316,52 @@ impl Worker {
         }
     }
 
+    /// The store may have lost its memory, as somebody else was told: then no slot is used that it held.
+    fn notice_loss(&mut self) {
+        let epoch = self.home.epoch.load(Ordering::Acquire);
+        if self.epoch != 0 && epoch > self.epoch {
+            self.lose_slots();
+            self.epoch = epoch;
+        }
+    }
+
+    /// Forgets every slot of the store, and asks for as many anew.
+    fn lose_slots(&mut self) {
+        // Those in stock have come and may be used: they are written back with all that has.
+        self.give_back.clear();
+        self.rebook.clear();
+        (self.room, self.fruitless) = (None, None);
+        self.shared.learn(None);
+        let void: Vec<Permits> = self.void.drain(..).map(|(_, cost)| cost).collect();
+        void.into_iter().for_each(|cost| *self.replace.entry(cost).or_default() += 1);
+        for (cost, lane) in &mut self.lanes {
+            let lost = lane.take_void(|_| true).len();
+            lane.wanted += lost;
+            if lost > 0 {
+                *self.replace.entry(*cost).or_default() += lost;
+            }
+        }
+    }
+
+    /// Refuses those for whom the store settles too long.
+    fn refuse_who_cannot_wait(&mut self, now: Instant) {
+        let Some(until) = self.settles_until.filter(|until| *until > now) else { return };
+        let (waiting, hasty): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.pending).into_iter().partition(|arrival| arrival.deadline >= until);
+        self.pending = waiting;
+        let refusal = self.too_far(Some(Micros::from(until - now)));
+        hasty.into_iter().for_each(|arrival| self.refuse(arrival, refusal.clone()));
+    }
+
     /// Hands every slot that is due to the first request of its lane.
     fn hand_out(&mut self, now: Instant) {
+        self.notice_loss();
         let guard = self.shared.guard();
         let costs: Vec<Permits> = self.lanes.keys().copied().collect();
+        let mut room = self.shared.sending_room();
         for cost in costs {
             let mut is_first_late = true;
-            while !self.shared.is_all_sending()
+            while room > 0
                 && let Some(slot) = self.lanes.get_mut(&cost).and_then(|lane| lane.take_due(now))
             {
                 let clock = self.clock_of(slot.source, now);
@@ -321,6 +377,7 @@ impl Worker {
                     self.rebook.insert(cost);
                 } else if let Some(waiter) = self.lanes.get_mut(&cost).and_then(Lane::take_first) {
                     self.grant(waiter, slot, clock, cost, now);
+                    room -= 1;
                 }
             }
         }
@@ -334,7 +391,7 @@ impl Worker {
         self.shared.count_waited(waited);
         let Waiter { arrived, deadline, late, .. } = waiter;
         let whose = Whose { arrived, deadline, waited, late };
-        waiter.grant(Permit::new(self.shared.clone(), slot, clock, cost, whose));
+        waiter.grant(Permit::new(self.shared.clone(), slot, clock, cost, whose).sending());
     }
 
     fn give_back_surplus(&mut self) {
@@ -363,10 +420,6 @@ impl Worker {
         }
     }
 
-    fn heartbeat(&self) -> Duration {
-        self.home.store.lease().to_duration() * 2 / 5
-    }
-
     fn must_hear(&self) -> bool {
         // What a store that is away could not take back is offered again with each heartbeat, not at once.
         !self.void.is_empty() || !self.give_back.is_empty() || self.lanes.values().any(Lane::holds_stored)
@@ -375,14 +428,18 @@ impl Worker {
     fn next_wake(&mut self) -> Instant {
         let now = Instant::now();
         let mut wake = now + IDLE;
+        let has_room = self.shared.sending_room() > 0;
         for lane in self.lanes.values_mut() {
             let near = lane.approach(now);
             // While as many are being sent as may be, one that has been wakes the worker.
-            let due = lane.next_due().filter(|_| !self.shared.is_all_sending());
+            let due = lane.next_due().filter(|_| has_room);
             wake = [due, near].into_iter().flatten().fold(wake, Instant::min);
         }
         if self.call.is_none() && self.must_hear() {
-            wake = wake.min(self.heard + self.heartbeat());
+            wake = wake.min(self.heard + self.home.heartbeat());
+        }
+        if let Some(until) = self.settles_until.filter(|until| *until > now) {
+            wake = wake.min(until);
         }
         // While there is a stock, it is looked at in each step of the pace.
         if let Some(until) = self.stocked_until {

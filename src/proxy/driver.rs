@@ -189,6 +189,24 @@ mod tests {
         assert_eq!(end, Err(()));
     }
 
+    /// Nobody else wakes the task here: only the last look of a drive does, at what came since the future was polled.
+    #[tokio::test]
+    async fn a_wake_while_it_is_driven_is_not_lost() {
+        let mut driver = Driver::new(Box::pin(async {
+            for _ in 0..10 * u32::from(ROUNDS_MAX) {
+                let mut is_second = false;
+                poll_fn(|context| {
+                    context.waker().wake_by_ref();
+                    if std::mem::replace(&mut is_second, true) { Poll::Ready(()) } else { Poll::Pending }
+                })
+                .await;
+            }
+        }));
+        let end = poll_fn(|context| driver.drive(context, |_| Poll::<()>::Pending));
+        let end = tokio::time::timeout(std::time::Duration::from_secs(10), end).await;
+        assert_eq!(end.unwrap(), Err(()));
+    }
+
     #[tokio::test]
     async fn what_wakes_it_at_rest_is_remembered_and_wakes_nobody() {
         let (mut driver, sender) = echo();

@@ -40,6 +40,11 @@ pub(super) fn queue_members(key: &str) -> Option<Vec<(LimiterName, Option<Partit
     states.split('+').map(member).collect()
 }
 
+/// What tells whether the server has lost its memory.
+pub(super) fn epoch(prefix: &str) -> String {
+    format!("{prefix}:v1:epoch")
+}
+
 /// The channel on which scripts tell the fleet what it need not ask for.
 pub(super) fn announcements(prefix: &str) -> String {
     format!("{prefix}:v1:announcements")

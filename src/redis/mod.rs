@@ -8,6 +8,8 @@
 //! - `health`: whether the store is worth asking.
 
 mod announcements;
+#[cfg(test)]
+mod forgetting;
 mod health;
 mod keys;
 mod pool;

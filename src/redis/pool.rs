@@ -41,7 +41,14 @@ pub enum RedisSetupError {
 pub(super) struct Connections {
     client: Client,
     pool: Pool,
-    kept: Vec<ArcSwapOption<Connection>>,
+    kept: Vec<ArcSwapOption<Kept>>,
+}
+
+/// A connection that is in use.
+struct Kept {
+    connection: Connection,
+    /// The run of the server at its other end: another one may have another memory.
+    run: Arc<str>,
 }
 
 impl Connections {
@@ -77,16 +84,21 @@ impl Connections {
         self.client.clone()
     }
 
-    /// The connection for calls of this owner: always the same one while it works.
-    pub(super) async fn get(&self, owner: &impl Hash) -> Result<MultiplexedConnection, PoolError> {
+    /// The connection for calls of this owner, always the same one while it works, and the run of its server; empty if
+    /// that must not be asked for.
+    pub(super) async fn get(
+        &self,
+        owner: &impl Hash,
+    ) -> Result<(MultiplexedConnection, Arc<str>), PoolError> {
         let place = self.place(owner);
-        if let Some(connection) = &*place.load() {
-            return Ok((***connection).clone());
+        if let Some(kept) = &*place.load() {
+            return Ok(((*kept.connection).clone(), kept.run.clone()));
         }
         let made = self.pool.get().await?;
-        let connection = (*made).clone();
-        place.store(Some(Arc::new(made)));
-        Ok(connection)
+        let mut connection = (*made).clone();
+        let run = run_of(&mut connection).await?;
+        place.store(Some(Arc::new(Kept { connection: made, run: run.clone() })));
+        Ok((connection, run))
     }
 
     /// Gives this owner's connection back to the pool, which looks at it before anybody gets it again.
@@ -94,11 +106,22 @@ impl Connections {
         self.place(owner).store(None);
     }
 
-    fn place(&self, owner: &impl Hash) -> &ArcSwapOption<Connection> {
+    fn place(&self, owner: &impl Hash) -> &ArcSwapOption<Kept> {
         let mut hasher = DefaultHasher::new();
         owner.hash(&mut hasher);
         let index = hasher.finish() % self.kept.len() as u64;
         &self.kept[usize::try_from(index).unwrap_or_default()]
+    }
+}
+
+/// The run of a server: it has another after each start.
+async fn run_of(connection: &mut MultiplexedConnection) -> Result<Arc<str>, RedisError> {
+    let told: Result<String, RedisError> = redis::cmd("INFO").arg("server").query_async(connection).await;
+    match told {
+        Ok(told) => Ok(told.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap_or_default().into()),
+        Err(error) if error.is_io_error() || error.is_unrecoverable_error() => Err(error),
+        // A user without INFO.
+        Err(_) => Ok("".into()),
     }
 }
 

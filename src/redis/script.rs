@@ -6,7 +6,13 @@ use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 /// What every script shares, in front of each.
 macro_rules! source {
     ($file:literal) => {
-        concat!(include_str!("../../lua/calendar.lua"), "\n", include_str!($file))
+        concat!(
+            include_str!("../../lua/calendar.lua"),
+            "\n",
+            include_str!("../../lua/epoch.lua"),
+            "\n",
+            include_str!($file)
+        )
     };
 }
 
@@ -25,6 +31,16 @@ impl Script {
     /// Reads what is left.
     pub(super) fn inspect() -> Script {
         Script::new(source!("../../lua/inspect.lua"))
+    }
+
+    /// Keeps the epoch alive.
+    pub(super) fn epoch_keep() -> Script {
+        Script::new(source!("../../lua/epoch_keep.lua"))
+    }
+
+    /// Charges what was lost.
+    pub(super) fn write_back() -> Script {
+        Script::new(source!("../../lua/write_back.lua"))
     }
 
     fn new(source: &'static str) -> Script {

@@ -17,7 +17,9 @@ use crate::limiter::book::Generation;
 use crate::limiter::order::Room;
 use crate::limiter::reserve::{Answer, Away, Call, Holding, Outcome, Violated};
 use crate::limiter::rule::Kind;
-use crate::limiter::store::{Announcement, Inspection, Store, StoreError, Subject};
+use crate::limiter::store::{
+    Announcement, Epoch, Inspection, Store, StoreError, Subject, Unknown, WriteBack,
+};
 use crate::redis::announcements::Announcements;
 use crate::redis::health::{Health, PROBE_INTERVAL};
 use crate::redis::keys;
@@ -27,6 +29,13 @@ use crate::telemetry::{StoreMetrics, StoreOp, StoreResult};
 
 /// Two heartbeats of a worker and a margin: by then every replica has heard of changed limits.
 const LEASE: Micros = Micros::from_millis(500);
+
+/// How long a new epoch takes to settle: a replica that has been granted anything asks for the epoch twice in that time, and
+/// has some of it left to write back.
+const SETTLE: Micros = LEASE;
+
+/// The owner of the connection for what is not a limiter's.
+const KEEPER: &str = "keeper";
 
 /// For how long after it was first made a call may be repeated: half as long as the script remembers it.
 const REPEAT_WITHIN: Duration = Duration::from_millis(500);
@@ -41,6 +50,8 @@ pub struct RedisStore {
     health: Health,
     reserve: Script,
     inspect: Script,
+    epoch_keep: Script,
+    write_back: Script,
     prefix: String,
     /// Where the server is, without user and password.
     address: String,
@@ -66,6 +77,8 @@ impl RedisStore {
             health: Health::new(metrics.clone()),
             reserve: Script::reserve(),
             inspect: Script::inspect(),
+            epoch_keep: Script::epoch_keep(),
+            write_back: Script::write_back(),
             prefix: settings.key_prefix.clone(),
             address: settings.address.clone(),
             timeout: settings.timeout,
@@ -102,10 +115,13 @@ impl RedisStore {
     async fn ping(&self) -> Result<(), StoreError> {
         let started = Instant::now();
         let attempt = async {
-            let mut connection = self.connections.get(&"ping").await.map_err(|error| self.lost(&error))?;
+            let (mut connection, _) =
+                self.connections.get(&"ping").await.map_err(|error| self.lost(&error))?;
             let mut commands = redis::pipe();
             commands.cmd("PING").cmd("SCRIPT").arg("LOAD").arg(self.reserve.source());
-            commands.cmd("SCRIPT").arg("LOAD").arg(self.inspect.source());
+            for script in [&self.inspect, &self.epoch_keep, &self.write_back] {
+                commands.cmd("SCRIPT").arg("LOAD").arg(script.source());
+            }
             let answered = commands.exec_async(&mut connection).await;
             answered.map_err(|error| self.failed(&"ping", &error))
         };
@@ -115,13 +131,13 @@ impl RedisStore {
         result
     }
 
-    /// Makes a script call within the deadline.
+    /// Makes a script call within the deadline. `command` makes it for the run of the server that is connected.
     async fn call(
         &self,
         op: StoreOp,
         script: &Script,
         owner: &str,
-        command: &Cmd,
+        command: impl Fn(&str) -> Cmd,
     ) -> Result<Value, StoreError> {
         if !self.health.is_up() {
             return Err(StoreError::Away);
@@ -130,8 +146,9 @@ impl RedisStore {
         let attempt = async {
             let mut is_repeated = false;
             loop {
-                let mut connection = self.connections.get(&owner).await.map_err(|error| self.lost(&error))?;
-                let (loaded, result) = script.call(&mut connection, command).await;
+                let (mut connection, run) =
+                    self.connections.get(&owner).await.map_err(|error| self.lost(&error))?;
+                let (loaded, result) = script.call(&mut connection, &command(&run)).await;
                 if loaded {
                     self.metrics.called(op, StoreResult::NoScript, started.elapsed());
                 }
@@ -197,11 +214,13 @@ impl Store for RedisStore {
             let owner = subjects.first().map_or("", |subject| subject.name.as_str());
             let number = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
             let channel = self.announcements.channel();
-            let place = Place { prefix: &self.prefix, channel, call: number };
-            let command = command_for(&self.reserve, place, Micros::ZERO, LEASE, subjects, call);
+            let command = |run: &str| {
+                let place = Place { prefix: &self.prefix, channel, call: number, run, settle: SETTLE };
+                command_for(&self.reserve, place, Micros::ZERO, LEASE, subjects, call)
+            };
             let requests: u64 = call.runs.iter().map(|run| run.count).sum();
             self.metrics.batch_size(usize::try_from(requests).unwrap_or(usize::MAX));
-            let value = self.call(StoreOp::Reserve, &self.reserve, owner, &command).await?;
+            let value = self.call(StoreOp::Reserve, &self.reserve, owner, command).await?;
             decode_answer(&value, subjects, call).ok_or(StoreError::Malformed("reserve"))
         }
         .boxed()
@@ -209,9 +228,12 @@ impl Store for RedisStore {
 
     fn inspect<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>> {
         async move {
-            let mut command = self.inspect.command(&[keys::limiter(&self.prefix, subject)]);
-            command.arg(0).arg(rules_text(subject));
-            let value = self.call(StoreOp::Inspect, &self.inspect, subject.name.as_str(), &command).await?;
+            let command = |_: &str| {
+                let mut command = self.inspect.command(&[keys::limiter(&self.prefix, subject)]);
+                command.arg(0).arg(rules_text(subject));
+                command
+            };
+            let value = self.call(StoreOp::Inspect, &self.inspect, subject.name.as_str(), command).await?;
             let mut numbers = Numbers::new(&value).ok_or(StoreError::Malformed("inspect"))?;
             let inspection = (|| {
                 let (now, last) = (Micros(numbers.take()?), Micros(numbers.take()?));
@@ -219,6 +241,33 @@ impl Store for RedisStore {
                 Some(Inspection { now, last, available })
             })();
             inspection.ok_or(StoreError::Malformed("inspect"))
+        }
+        .boxed()
+    }
+
+    fn epoch(&self, known: u64) -> BoxFuture<'_, Result<Epoch, StoreError>> {
+        async move {
+            let command = |run: &str| {
+                let mut command = self.epoch_keep.command(&[keys::epoch(&self.prefix)]);
+                command.arg(0).arg(SETTLE.0).arg(run).arg(known);
+                command
+            };
+            let value = self.call(StoreOp::Epoch, &self.epoch_keep, KEEPER, command).await?;
+            decode_epoch(&value).ok_or(StoreError::Malformed("epoch_keep"))
+        }
+        .boxed()
+    }
+
+    fn write_back<'a>(
+        &'a self,
+        subject: &'a Subject,
+        write: &'a WriteBack,
+    ) -> BoxFuture<'a, Result<Epoch, StoreError>> {
+        async move {
+            let command =
+                |run: &str| write_command(&self.write_back, &self.prefix, run, Micros::ZERO, subject, write);
+            let value = self.call(StoreOp::WriteBack, &self.write_back, KEEPER, command).await?;
+            decode_epoch(&value).ok_or(StoreError::Malformed("write_back"))
         }
         .boxed()
     }
@@ -243,6 +292,10 @@ pub(super) struct Place<'a> {
     pub(super) channel: &'a str,
     /// The number of the call among this replica's, by which the script knows one that is repeated; zero if it never is.
     pub(super) call: u64,
+    /// The run of the server that is connected; empty if it is not known.
+    pub(super) run: &'a str,
+    /// How long a new epoch takes to settle; zero: there are none.
+    pub(super) settle: Micros,
 }
 
 /// The command for a call; `now` is zero for the server's own clock.
@@ -256,10 +309,12 @@ pub(super) fn command_for(
 ) -> Cmd {
     let mut keys: Vec<String> = subjects.iter().map(|subject| keys::limiter(place.prefix, subject)).collect();
     keys.push(keys::queue(place.prefix, subjects));
+    keys.push(keys::epoch(place.prefix));
     let mut command = script.command(&keys);
     command.arg(now.0).arg(lease.0).arg(call.room);
     command.arg(call.give_back.len()).arg(call.exchange.len()).arg(call.runs.len()).arg(call.replica);
     command.arg(call.exchange_wait.0).arg(call.spare).arg(place.channel).arg(place.call);
+    command.arg(place.run).arg(place.settle.0).arg(call.epoch);
     for (index, subject) in subjects.iter().enumerate() {
         command.arg(rules_text(subject)).arg(call.known.get(index).copied().unwrap_or_default());
     }
@@ -268,6 +323,29 @@ pub(super) fn command_for(
     }
     for run in &call.runs {
         command.arg(run.cost).arg(run.wait_max.0).arg(run.count);
+    }
+    command
+}
+
+/// The command for a write-back; `now` is zero for the server's own clock.
+pub(super) fn write_command(
+    script: &Script,
+    prefix: &str,
+    run: &str,
+    now: Micros,
+    subject: &Subject,
+    write: &WriteBack,
+) -> Cmd {
+    let mut command = script.command(&[keys::epoch(prefix), keys::limiter(prefix, subject)]);
+    command.arg(now.0).arg(SETTLE.0).arg(run).arg(LEASE.0).arg(write.replica).arg(write.number);
+    let (kind, since) = match write.unknown {
+        Unknown::Lost => (1, Micros::ZERO),
+        Unknown::Away(since) => (2, since),
+    };
+    command.arg(write.seen).arg(rules_text(subject)).arg(write.known).arg(kind).arg(since.0);
+    command.arg(write.sent.0);
+    for (ago, permits) in &write.entries {
+        command.arg(*ago).arg(*permits);
     }
     command
 }
@@ -319,14 +397,19 @@ impl<'a> Numbers<'a> {
 /// The answer of `reserve.lua`, if it is one, and one to this call.
 pub(super) fn decode_answer(value: &Value, subjects: &[Subject], call: &Call) -> Option<Answer> {
     let mut numbers = Numbers::new(value)?;
-    let mut answer = Answer { now: Micros(numbers.take()?), ..Answer::default() };
+    let now = Micros(numbers.take()?);
+    let mut answer = Answer { now, epoch: take_epoch(now, &mut numbers)?, ..Answer::default() };
     for subject in subjects {
         let (number, void_from, before) = (numbers.take()?, Micros(numbers.take()?), numbers.take()?);
         answer.generations.push(Generation { number, void_from, before });
         answer.available.push(subject.rules.iter().map(|_| numbers.take()).collect::<Option<_>>()?);
     }
+    answer.last = Micros(numbers.take()?);
     let room = Room { at: Micros(numbers.take()?), permits: numbers.take()? };
     answer.room = Some(room).filter(|room| room.permits > 0);
+    if answer.epoch.settles_until.is_some() {
+        return (numbers.values.len() == 0).then_some(answer);
+    }
     for _ in 0..numbers.take()? {
         let (count, at) = (numbers.take()?, Micros(numbers.take()?));
         answer.exchanged.push((count, Some(at).filter(|at| *at > Micros::ZERO)));
@@ -346,6 +429,18 @@ pub(super) fn decode_answer(value: &Value, subjects: &[Subject], call: &Call) ->
         && total(answer.outcomes.iter().map(|(count, _)| *count))
             == total(call.runs.iter().map(|run| run.count));
     fits.then_some(answer)
+}
+
+fn take_epoch(now: Micros, numbers: &mut Numbers<'_>) -> Option<Epoch> {
+    let (id, settles_until) = (numbers.take()?, Micros(numbers.take()?));
+    Some(Epoch { now, id, settles_until: Some(settles_until).filter(|until| *until > Micros::ZERO) })
+}
+
+/// The answer of a script that tells the epoch alone.
+pub(super) fn decode_epoch(value: &Value) -> Option<Epoch> {
+    let mut numbers = Numbers::new(value)?;
+    let now = Micros(numbers.take()?);
+    take_epoch(now, &mut numbers)
 }
 
 fn away(delay: Micros, numbers: &mut Numbers<'_>) -> Option<Away> {

@@ -24,13 +24,13 @@ use crate::limiter::windows::Stretch;
 const START: u64 = 1_800_000_000_000_000;
 const LEASE: Micros = Micros::from_millis(500);
 
-struct RedisServer {
+pub(super) struct RedisServer {
     process: Child,
     socket: tempfile::TempDir,
 }
 
 impl RedisServer {
-    fn start() -> RedisServer {
+    pub(super) fn start() -> RedisServer {
         let socket = tempfile::tempdir().unwrap();
         let path = socket.path().join("redis.sock");
         let process = Command::new("redis-server")
@@ -43,7 +43,7 @@ impl RedisServer {
         RedisServer { process, socket }
     }
 
-    fn connect(&self) -> redis::Connection {
+    pub(super) fn connect(&self) -> redis::Connection {
         let url = format!("unix://{}", self.socket.path().join("redis.sock").display());
         let client = redis::Client::open(url).unwrap();
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -215,7 +215,7 @@ fn both(model: &mut Model, connection: &mut redis::Connection, count: usize, cal
     let script = Script::reserve();
     let command = command_for(
         &script,
-        Place { prefix: "model", channel: "", call: 0 },
+        Place { prefix: "model", channel: "", call: 0, run: "", settle: Micros::ZERO },
         model.now,
         LEASE,
         &model.subjects[..count],
@@ -342,7 +342,7 @@ fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
         let mut ask = |subject: &Subject, now: u64, call: Call| {
             let command = command_for(
                 &script,
-                Place { prefix: "p", channel: "", call: 0 },
+                Place { prefix: "p", channel: "", call: 0, run: "", settle: Micros::ZERO },
                 Micros(now),
                 LEASE,
                 std::slice::from_ref(subject),
@@ -401,7 +401,7 @@ fn a_repeated_call_is_counted_once() {
     let runs = vec![Run { cost: 1, wait_max: Micros(60_000_000), count: 12 }];
     let mut ask = |replica, call_number| {
         let call = Call { replica, known: vec![0], runs: runs.clone(), room: 100, ..Call::default() };
-        let place = Place { prefix: "p", channel: "", call: call_number };
+        let place = Place { prefix: "p", channel: "", call: call_number, run: "", settle: Micros::ZERO };
         let command = command_for(&script, place, Micros(START), LEASE, &subjects, &call);
         let value: redis::Value = command.query(&mut connection).unwrap();
         decode_answer(&value, &subjects, &call).unwrap()

@@ -203,16 +203,23 @@ pub enum StoreOp {
     Inspect,
     /// Asks whether the store is there.
     Ping,
+    /// Keeps the store's epoch alive.
+    Epoch,
+    /// Writes back what the store has lost.
+    WriteBack,
 }
 
 impl StoreOp {
-    const ALL: [StoreOp; 3] = [StoreOp::Reserve, StoreOp::Inspect, StoreOp::Ping];
+    const ALL: [StoreOp; 5] =
+        [StoreOp::Reserve, StoreOp::Inspect, StoreOp::Ping, StoreOp::Epoch, StoreOp::WriteBack];
 
     const fn as_str(self) -> &'static str {
         match self {
             StoreOp::Reserve => "reserve",
             StoreOp::Inspect => "inspect",
             StoreOp::Ping => "ping",
+            StoreOp::Epoch => "epoch",
+            StoreOp::WriteBack => "write_back",
         }
     }
 }

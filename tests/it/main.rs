@@ -13,6 +13,7 @@ mod algorithms;
 mod bad_input;
 mod capacity;
 mod demo;
+mod faults;
 mod fleet;
 mod harness;
 mod leaving;

@@ -1,11 +1,13 @@
 //! What the worker asks the store: building the next call.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use tokio::time::{Duration, Instant};
 
 use super::{BATCH_MAX, Worker};
 use crate::clock::Micros;
+use crate::limiter::keeper;
 use crate::limiter::lane::{DEADLINE_SLACK, Lane};
 use crate::limiter::limit::Permits;
 use crate::limiter::order::Room;
@@ -45,7 +47,7 @@ pub(super) struct Sent {
 impl Worker {
     /// Sends the next call if there is anything to say and none is under way.
     pub(super) fn start_call(&mut self, now: Instant) {
-        let heartbeat_is_due = self.must_hear() && now >= self.heard + self.heartbeat();
+        let heartbeat_is_due = self.must_hear() && now >= self.heard + self.home.heartbeat();
         // An idle queue that nobody holds tells its next request's call; there may be very many of them.
         let must_tell = self.limits_changed && (self.is_kept || self.must_hear());
         let anything = must_tell
@@ -56,7 +58,8 @@ impl Worker {
             || !self.replace.is_empty()
             || self.stock_wanted(now).is_some()
             || self.can_trade(now);
-        if self.call.is_some() || !anything {
+        let settles = self.settles_until.is_some_and(|until| now < until);
+        if self.call.is_some() || settles || !anything {
             return;
         }
         self.limits_changed = false;
@@ -65,9 +68,12 @@ impl Worker {
             self.make_subjects();
         }
         let sent = self.next_call(now);
-        let (home, subjects) = (self.home.clone(), self.subjects.clone());
+        let (home, subjects, queues) = (self.home.clone(), self.subjects.clone(), self.queues.clone());
         self.call = Some(Box::pin(async move {
-            let result = home.store.reserve(&subjects, &sent.call).await;
+            let result = match keeper::say(&home, &subjects, &queues.fallback).await {
+                Ok(()) => home.store.reserve(&subjects, &sent.call).await,
+                Err(error) => Err(error),
+            };
             (sent, result)
         }));
     }
@@ -160,6 +166,7 @@ impl Worker {
         let stock = wanted.map(|(cost, _)| cost);
         let call = Call {
             replica: self.queues.fallback.replica,
+            epoch: self.home.epoch.load(Ordering::Acquire),
             known: known.to_vec(),
             give_back,
             exchange: holdings(&exchange),
@@ -225,6 +232,7 @@ impl Worker {
         match slot.source {
             Source::Unlimited => {}
             Source::Local => {
+                self.home.ledger.forget_away(&self.subjects, slot.at, cost.get());
                 self.ask_fallback(Call { give_back: vec![holding], ..Call::default() });
             }
             Source::Store => {

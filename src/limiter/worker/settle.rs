@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::iter::repeat_n;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -11,6 +12,7 @@ use super::{Fallback, Sent, Worker};
 use crate::clock::Micros;
 use crate::limiter::lane::{Stage, Waiter};
 use crate::limiter::learnt::Learnt;
+use crate::limiter::ledger::booked;
 use crate::limiter::limit::{OnStoreFailure, Permits};
 use crate::limiter::memory::share;
 use crate::limiter::permit::{Slot, Source};
@@ -40,7 +42,22 @@ impl Worker {
         self.clock = self.home.clock.learn(sent.at, now, answer.now);
         self.heard = sent.at;
         self.is_local = false;
+        if self.home.meet_epoch(answer.epoch.id) {
+            self.queues.wake_all();
+        }
+        self.notice_loss();
+        if answer.epoch.id < self.home.epoch.load(Ordering::Acquire) {
+            return self.ask_again(sent, None);
+        }
+        self.epoch = answer.epoch.id;
         let moved = self.learn_generations(answer);
+        if answer.epoch.settles_until.is_some() {
+            return self.ask_again(sent, answer.epoch.settles_until);
+        }
+        if self.home.store.may_fail() {
+            self.home.ledger.remember(&self.subjects, &sent.call, answer);
+        }
+        self.booked_ahead = Some(answer.last).filter(|last| *last > answer.now);
         let clock = self.clock;
         let slot = |at: Micros| Slot { at, due: clock.due(at), source: Source::Store };
         for lane in self.lanes.values_mut() {
@@ -67,6 +84,17 @@ impl Worker {
             self.refuse_overdue(now);
         }
         self.learn_use(answer);
+    }
+
+    /// Nothing was booked, or in an epoch that is over: everything is asked for anew, when the store grants again.
+    fn ask_again(&mut self, sent: Sent, settles_until: Option<Micros>) {
+        let exchange = sent.exchange.into_iter().map(|(_, cost)| (cost, 1));
+        for (cost, count) in exchange.chain(sent.replace) {
+            *self.replace.entry(cost).or_default() += count;
+        }
+        sent.arrivals.into_iter().rev().for_each(|arrival| self.pending.push_front(arrival));
+        self.settles_until = settles_until.map(|until| self.clock.due(until));
+        self.refuse_who_cannot_wait(Instant::now());
     }
 
     /// Puts what was booked for nobody yet where the next requests find it.
@@ -264,7 +292,7 @@ impl Worker {
     }
 
     /// What those are told who no longer fit into their wait.
-    fn too_far(&self, delay: Option<Micros>) -> Refusal {
+    pub(super) fn too_far(&self, delay: Option<Micros>) -> Refusal {
         let delay = delay.unwrap_or(Micros::from(self.home.store.lease().to_duration()));
         self.refusal(Outcome::TooFar(Away { delay, told: delay, violated: Violated::default() }), delay)
     }
@@ -323,6 +351,11 @@ impl Worker {
             self.settle_locally(replace, arrivals);
         } else {
             let slot = Slot { at: Micros::ZERO, due: Instant::now(), source: Source::Unlimited };
+            let costs = replace.iter().map(|(cost, count)| cost.get() * *count as u64);
+            let permits = costs.chain(arrivals.iter().map(|arrival| arrival.cost.get())).sum::<u64>();
+            let now = self.queues.fallback.clock.now();
+            let granted = Some((now, permits)).filter(|_| permits > 0);
+            self.home.ledger.remember_away(now, &self.subjects, granted.as_slice());
             for (cost, count) in replace {
                 (0..count).for_each(|_| self.arrived_slot(cost, slot));
             }
@@ -334,7 +367,8 @@ impl Worker {
     /// used when the store was last heard, and the slots that it still holds.
     ///
     /// A share is the limit divided by the fleet, so a part of the use is the use divided by the fleet: what all
-    /// replicas together have left is what the fleet had left. Other queues of a limiter may have charged its use already.
+    /// replicas together have left is what the fleet had left. Where it had booked ahead, there is nothing left before the last
+    /// of that: all that the limits hold counts as used then. Other queues of a limiter may have charged its use already.
     fn begin_locally(&self) {
         let Fallback { store, clock, fleet_size, replica } = &self.queues.fallback;
         let mut booked = Vec::new();
@@ -343,8 +377,17 @@ impl Worker {
         }
         for place in self.shared.with_policy(OnStoreFailure::Local) {
             let subject = share(&self.subjects[place], *fleet_size);
-            let used = self.used.get(place).map_or(0, |used| used.div_ceil(*fleet_size));
-            store.charge_at(clock.now(), &subject, (clock.at(self.heard), used), &booked, *replica);
+            let used = match self.booked_ahead {
+                Some(last) => {
+                    let holds = subject.rules.iter().map(Rule::holds).max();
+                    (clock.at(self.clock.due(last)), holds.unwrap_or_default())
+                }
+                None => {
+                    let used = self.used.get(place).map_or(0, |used| used.div_ceil(*fleet_size));
+                    (clock.at(self.heard), used)
+                }
+            };
+            store.charge_at(clock.now(), &subject, used, &booked, *replica);
         }
     }
 
@@ -378,7 +421,9 @@ impl Worker {
             room: self.room() + replace.iter().map(|(_, count)| *count as u64).sum::<u64>(),
             ..Call::default()
         };
-        let answer = self.ask_fallback(call);
+        let answer = self.ask_fallback(call.clone());
+        let granted: Vec<_> = booked(&call, &answer).collect();
+        self.home.ledger.remember_away(answer.now, &self.subjects, &granted);
         let clock = self.clock_of(Source::Local, Instant::now());
         let slot = |at: Micros| Slot { at, due: clock.due(at), source: Source::Local };
         self.settle_outcomes(replace, arrivals, (&answer, &mut each(&answer)), 0, slot);

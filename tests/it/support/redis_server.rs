@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::certificates::Certificates;
@@ -104,6 +105,17 @@ impl RedisServer {
         }
     }
 
+    /// Stops it in the middle of whatever it does, or lets it go on.
+    pub(crate) fn freeze(&self, frozen: bool) {
+        let pid = Pid::from_child(&self.process);
+        kill_process(pid, if frozen { Signal::STOP } else { Signal::CONT }).expect("it runs");
+    }
+
+    /// Where it listens.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     /// The certificate of the authority that signed the server's, when it speaks TLS.
     pub(crate) fn ca(&self) -> Option<PathBuf> {
         self.tls.as_ref().map(|(_, files)| files.ca.clone())
@@ -149,10 +161,12 @@ impl RedisServer {
         self.info("persistence", "rdb_changes_since_last_save").await
     }
 
-    /// The number of keys, without those that have expired and are still to be removed only as far as the server has
-    /// come with that.
+    /// The number of keys but for weir's epoch, without those that have expired and are still to be removed only as far as
+    /// the server has come with that.
     pub(crate) async fn size(&self) -> u64 {
-        redis::from_redis_value(self.command(&["DBSIZE"]).await).expect("DBSIZE is a number")
+        let number = |value| redis::from_redis_value::<u64>(value).expect("a number");
+        let epoch = number(self.command(&["EXISTS", "weir:v1:epoch"]).await);
+        number(self.command(&["DBSIZE"]).await) - epoch
     }
 
     /// All keys.

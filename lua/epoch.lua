@@ -1,0 +1,63 @@
+-- epoch.lua: which memory of the server a state belongs to; shared by the scripts that follow it in the same text.
+--
+-- A server can lose what it held: flushed, restarted with less or with nothing, replaced by a replica that lagged. An epoch is
+-- the time between two such losses. Its key lives longer than any state under it, so that a state which is missing has
+-- expired while the epoch lives; and it names the server's run. An epoch that is missing, or of another run, means loss: a
+-- new one begins, and until it has settled nothing is granted and replicas write back what they were granted.
+--
+-- Stored as one MessagePack array: { id, run, settled_at, kept_until }. `id` is the instant of its beginning, or more, so that no
+-- epoch comes twice.
+
+-- For how many times as long as it takes at least an epoch settles at most, while something is still being written back.
+local SETTLES_MAX = 4
+
+-- How long its key outlives every state, at most; half as long at least.
+local EPOCH_KEPT = 30000000
+
+-- The epoch as of now for a caller whose server calls itself `run` (empty: not known) and who has heard of no later one than
+-- `heard`. `settle` is how long a new one takes to settle; 0: there are no epochs.
+local function epoch_open(text, now, run, settle, heard)
+  if settle == 0 then return { id = 0, settled_at = 0, kept_until = SPAN_MAX } end
+  local epoch = nil
+  if text then
+    local id, of, settled_at, kept_until = unpack(cmsgpack.unpack(text))
+    epoch = { id = id, run = of == "" and run or of, settled_at = settled_at, kept_until = kept_until }
+    -- An epoch before one that was heard of comes from an old copy; a clock that stands before its beginning was set back.
+    if id >= heard and now >= settled_at - SETTLES_MAX * settle and (run == "" or run == epoch.run) then return epoch end
+    heard = max(heard, id)
+  end
+  return { id = max(now, heard + 1), run = run, settled_at = now + settle, kept_until = 0 }
+end
+
+-- Keeps the epoch for longer than a state that expires then; written now and then, not with each call.
+local function epoch_keep(key, epoch, now, expires)
+  local until_least = max(now, expires, epoch.settled_at) + EPOCH_KEPT / 2
+  if epoch.kept_until >= until_least then return end
+  epoch.kept_until = until_least + EPOCH_KEPT / 2
+  local text = cmsgpack.pack({ epoch.id, epoch.run, epoch.settled_at, epoch.kept_until })
+  redis.call("SET", key, text, "PX", math.ceil((epoch.kept_until - now) / 1000))
+end
+
+-- How much of a book's tightest rule is in use.
+local function book_used(book, now)
+  local used = 0
+  for _, rule in ipairs(book.rules) do used = max(used, (rule.burst or rule.rate) - available(book, now, rule)) end
+  return used
+end
+
+-- Brings a book into an epoch. What is left of it from before is forgotten but for how much was in use: whoever holds the
+-- permits writes them back, and what nobody wrote back is charged once the epoch has settled.
+local function book_enter(book, epoch, now)
+  if book.epoch ~= epoch.id then
+    book.owed = max(book.owed, book_used(book, now))
+    book.number, book.epoch = max(epoch.id, book.number + 1), epoch.id
+    book.void_from, book.moved_generation, book.moved, book.moved_until = 0, 0, {}, 0
+    book.at, book.permits, book.size, book.restored = {}, {}, 0, {}
+    for index, rule in ipairs(book.rules) do book.bases[index] = rule.burst and { 0, 0, 0 } or nil end
+  end
+  if book.owed > 0 and now >= epoch.settled_at then
+    local missing = book.owed - book_used(book, now)
+    book.owed = 0
+    if missing > 0 then search_charge(search_new(book, now), missing) end
+  end
+end

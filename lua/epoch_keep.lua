@@ -1,0 +1,17 @@
+-- epoch_keep.lua: a heartbeat, which keeps the epoch alive and tells which it is.
+-- KEYS[1]  the epoch
+-- ARGV[1]  now in microseconds; 0: this server's clock
+-- ARGV[2]  how long a new epoch takes to settle
+-- ARGV[3]  the server's run, as the caller knows it; empty: not known
+-- ARGV[4]  the latest epoch that the caller has heard of
+-- Returns  { now, the epoch, until when it settles or 0 } integers only
+-- Atomic:  one key
+
+local now, settle, run = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
+if now == 0 then
+  local time = redis.call("TIME")
+  now = time[1] * 1000000 + time[2]
+end
+local epoch = epoch_open(redis.call("GET", KEYS[1]) or nil, now, run, settle, tonumber(ARGV[4]))
+epoch_keep(KEYS[1], epoch, now, now)
+return { now, epoch.id, now < epoch.settled_at and epoch.settled_at or 0 }

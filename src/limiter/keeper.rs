@@ -1,0 +1,139 @@
+//! Keeps the memory of the store: tells it that this replica lives, hears when it has lost what it held, and writes back
+//! what this replica was granted.
+//!
+//! An [epoch](Epoch) is the time between two losses. Invariants:
+//! - nobody uses a slot that was booked in an epoch before the one last heard of ([`Home::epoch`]), so all that is ever used
+//!   of what was booked before lies at or before the instant at which the ledger is read;
+//! - the store grants nothing in the first moments of an epoch, in which every replica is heard at least twice.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use futures_util::future::ready;
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+use tokio::time::{Duration, Instant, sleep};
+use tracing::{debug, warn};
+
+use crate::clock::Micros;
+use crate::limiter::ledger::Granted;
+use crate::limiter::live::Home;
+use crate::limiter::queues::Queues;
+use crate::limiter::store::{Epoch, StoreError, Subject, Unknown, WriteBack};
+use crate::limiter::worker::Fallback;
+
+/// How often the store is asked for its epoch while nothing is granted. Its key lives longer than two of these.
+const QUIET: Duration = Duration::from_secs(5);
+
+/// Writes that are under way at once: the epoch settles only while they come.
+const WRITES_MAX: usize = 64;
+
+/// Keeps one store's memory.
+pub(super) struct Keeper {
+    home: Arc<Home>,
+    queues: Arc<Queues>,
+    /// The epoch into which everything has been written.
+    written: u64,
+}
+
+impl Keeper {
+    pub(super) fn new(home: Arc<Home>, queues: Arc<Queues>) -> Keeper {
+        Keeper { home, queues, written: 0 }
+    }
+
+    /// Works for ever.
+    pub(super) async fn run(mut self) {
+        loop {
+            // An error is counted and told by the store; the next heartbeat tries again.
+            if let Err(error) = self.beat().await {
+                debug!(%error, "the store's epoch is not known");
+            }
+            self.home.ledger.sweep(self.home.now());
+            let pause = if self.home.ledger.is_empty() { QUIET } else { self.home.heartbeat() };
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = self.home.ledger.begun() => {}
+                () = self.home.lost() => {}
+            }
+        }
+    }
+
+    async fn beat(&mut self) -> Result<(), StoreError> {
+        let known = self.home.epoch.load(Ordering::Acquire);
+        // Each answer to a worker tells the epoch, and keeps it alive.
+        let heard = self.home.clock.heard().map(|clock| clock.heard());
+        let is_fresh = known != 0 && heard.is_some_and(|heard| heard.elapsed() < self.home.heartbeat());
+        if !is_fresh {
+            let Epoch { id, .. } = self.home.store.epoch(known).await?;
+            if self.home.meet_epoch(id) {
+                self.queues.wake_all();
+            }
+        }
+        let current = self.home.epoch.load(Ordering::Acquire);
+        // The first one that is heard of has lost nothing of this replica's.
+        if self.written == 0 {
+            self.written = current;
+        }
+        if self.written != current {
+            self.write_back(current).await?;
+        }
+        say(&self.home, &self.home.ledger.unsaid(), &self.queues.fallback).await
+    }
+
+    /// Writes everything back. What fails is tried again with the next heartbeat, under its number.
+    async fn write_back(&mut self, epoch: u64) -> Result<(), StoreError> {
+        let now = Instant::now();
+        let clock = self.home.clock.heard();
+        let latest = clock.map_or_else(|| self.home.now(), |clock| clock.latest(now));
+        let sent = clock.map_or(Micros::ZERO, |_| latest);
+        self.home.ledger.forget_after(latest);
+        let granted = self.home.ledger.granted(latest);
+        let permits: u64 = granted.iter().flat_map(|page| &page.entries).map(|entry| entry.permits).sum();
+        warn!(
+            limiters = granted.len(),
+            permits, "the store has lost its state: writing back what this replica was granted"
+        );
+        let (store, replica) = (&self.home.store, self.queues.fallback.replica);
+        let writes = granted.into_iter().map(|Granted { subject, entries, seen }| async move {
+            let entries = entries.iter().map(|entry| (ago(latest, entry.at), entry.permits)).collect();
+            // The epoch is the number: what has been written into it already is not written twice.
+            let unknown = Unknown::Lost;
+            let write = WriteBack { replica, unknown, number: epoch, known: epoch, seen, sent, entries };
+            store.write_back(&subject, &write).await
+        });
+        stream::iter(writes).buffer_unordered(WRITES_MAX).try_for_each(|_| ready(Ok(()))).await?;
+        self.written = epoch;
+        Ok(())
+    }
+}
+
+/// Tells the store what was granted while it was away, before it is asked for anything else. Nothing is said twice, and what
+/// fails is said again.
+pub(super) async fn say(home: &Home, subjects: &[Subject], fallback: &Fallback) -> Result<(), StoreError> {
+    if !home.ledger.has_unsaid() {
+        return Ok(());
+    }
+    for subject in subjects {
+        while let Some(saying) = home.ledger.say(subject, fallback.clock.now().0) {
+            let (now, number) = (fallback.clock.now(), saying.number);
+            let since = saying.entries.first().map_or(Micros::ZERO, |entry| now - entry.at);
+            let write = WriteBack {
+                replica: fallback.replica,
+                unknown: Unknown::Away(since),
+                number,
+                known: home.epoch.load(Ordering::Acquire),
+                seen: 0,
+                sent: home.clock.heard().map_or(Micros::ZERO, |clock| clock.latest(Instant::now())),
+                entries: saying.entries.iter().map(|entry| (ago(now, entry.at), entry.permits)).collect(),
+            };
+            let heard = home.store.write_back(subject, &write).await?;
+            home.ledger.said(subject, number, heard.now, now);
+        }
+    }
+    Ok(())
+}
+
+/// How many microseconds an instant lies before another; less than zero: after it.
+fn ago(now: Micros, at: Micros) -> i64 {
+    let span = |span: Micros| i64::try_from(span.0).unwrap_or(i64::MAX);
+    span(now - at) - span(at - now)
+}

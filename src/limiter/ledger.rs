@@ -1,0 +1,305 @@
+//! What this replica was granted by a store that may forget it.
+//!
+//! Redis is the fleet's shared memory, not its only one: when it has lost what it held, each replica writes back what it
+//! was granted itself, and so the windows that are running stay full. What was granted while it was away it hears when it is back.
+//! A page is kept for as long as what is on it matters to its limits; it is as large as the store's own book at most.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+use crate::clock::Micros;
+use crate::limiter::calendar::{Calendar, Entry};
+use crate::limiter::expiring::Expiring;
+use crate::limiter::limit::LimiterName;
+use crate::limiter::partition::Partition;
+use crate::limiter::reserve::{Answer, Call, Outcome};
+use crate::limiter::rule::{Kind, Rule, cell_start, finest_cell, is_one};
+use crate::limiter::store::Subject;
+
+/// What was seen in use longer ago says little of what is in use now.
+const SEEN_FOR: Micros = Micros::from_millis(1000);
+
+/// The most limiters and partitions of which something is kept: some 30 MB. What is granted under further ones is not
+/// written back.
+const PAGES_MAX: usize = 100_000;
+
+/// For how much longer than it matters what was granted while the store was away is kept for it.
+const AWAY_MAX: Micros = Micros::from_millis(24 * 3_600_000);
+
+type Key = (LimiterName, Option<Partition>);
+
+/// What was granted under each limiter and partition.
+#[derive(Default)]
+pub(super) struct Ledger {
+    pages: Mutex<Expiring<Key, Page>>,
+    /// Whether one of them may hold something of which the store has not heard.
+    has_unsaid: AtomicBool,
+    begun: Notify,
+}
+
+/// What was granted under one.
+#[derive(Clone, Default)]
+struct Page {
+    subject: Option<Subject>,
+    /// Its limits, each as a window: that in which a grant matters.
+    windows: Vec<Rule>,
+    /// By the store's clock.
+    granted: Calendar,
+    /// When the store was last heard, and how much of the tightest limit was in use then.
+    seen: (Micros, u64),
+    /// Granted while the store was away, by this process's clock.
+    away: Calendar,
+    /// What of that is being said.
+    saying: Option<Saying>,
+}
+
+/// What the store is being told, under one number until it has heard it.
+#[derive(Clone)]
+pub(super) struct Saying {
+    pub(super) number: u64,
+    /// By this process's clock, ascending.
+    pub(super) entries: Vec<Entry>,
+}
+
+/// What a replica has to write back.
+pub(super) struct Granted {
+    pub(super) subject: Subject,
+    /// Ascending.
+    pub(super) entries: Vec<Entry>,
+    /// What it has lately seen in use, by whomever.
+    pub(super) seen: u64,
+}
+
+impl Ledger {
+    fn lock(&self) -> MutexGuard<'_, Expiring<Key, Page>> {
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes down what a call has come to.
+    pub(super) fn remember(&self, subjects: &[Subject], call: &Call, answer: &Answer) {
+        let is_nothing =
+            call.give_back.is_empty() && answer.exchanged.is_empty() && answer.outcomes.is_empty();
+        if is_nothing {
+            return;
+        }
+        let exchanged = pair(
+            call.exchange.iter().map(|holding| (holding.count, holding.cost)),
+            answer.exchanged.iter().copied(),
+        );
+        let moved = exchanged.filter_map(|(count, cost, at)| Some((at?, count * cost)));
+        let charged: Vec<(Micros, u64)> = moved.chain(booked(call, answer)).collect();
+        let mut pages = self.lock();
+        let had_none = pages.len() == 0;
+        pages.sweep(answer.now, Page::expires);
+        for (subject, available) in subjects.iter().zip(&answer.available) {
+            let key = key(subject);
+            let Some(mut page) = take(&mut pages, &key) else { continue };
+            page.follow(subject);
+            page.granted.prune(answer.now, &page.windows, &mut []);
+            for holding in call.give_back.iter().chain(&call.exchange) {
+                page.granted.uncharge(holding.slot, holding.cost * holding.count, &page.windows);
+            }
+            charged.iter().for_each(|(at, permits)| charge(&mut page.granted, &page.windows, *at, *permits));
+            let in_use = subject.rules.iter().zip(available);
+            let in_use = in_use.map(|(rule, left)| rule.holds().saturating_sub(*left)).max();
+            page.seen = (answer.now, in_use.unwrap_or_default());
+            let expires = page.expires();
+            if expires > answer.now {
+                pages.put(key, page, expires);
+            }
+        }
+        let begins = had_none && pages.len() > 0;
+        drop(pages);
+        if begins {
+            self.begun.notify_one();
+        }
+    }
+
+    /// Writes down what was granted while the store was away: when, by this process's clock, and how many permits.
+    pub(super) fn remember_away(&self, now: Micros, subjects: &[Subject], granted: &[(Micros, u64)]) {
+        if granted.is_empty() {
+            return;
+        }
+        let mut pages = self.lock();
+        self.has_unsaid.store(true, Ordering::Release);
+        for subject in subjects {
+            let key = key(subject);
+            let Some(mut page) = take(&mut pages, &key) else { continue };
+            page.follow(subject);
+            page.away.prune(now, &page.windows, &mut []);
+            granted.iter().for_each(|(at, permits)| charge(&mut page.away, &page.windows, *at, *permits));
+            let expires = page.expires();
+            pages.put(key, page, expires);
+        }
+    }
+
+    /// Takes back what was granted while the store was away and not used.
+    pub(super) fn forget_away(&self, subjects: &[Subject], at: Micros, permits: u64) {
+        let mut pages = self.lock();
+        for subject in subjects {
+            if let Some(page) = pages.get_mut(&key(subject)) {
+                page.away.uncharge(at, permits, &page.windows);
+            }
+        }
+    }
+
+    /// Whether the store has something to hear.
+    pub(super) fn has_unsaid(&self) -> bool {
+        self.has_unsaid.load(Ordering::Acquire)
+    }
+
+    /// Of which the store has something to hear.
+    pub(super) fn unsaid(&self) -> Vec<Subject> {
+        let pages = self.lock();
+        let unsaid = pages.iter().filter(|(_, page)| page.has_unsaid());
+        let unsaid: Vec<_> = unsaid.filter_map(|(_, page)| page.subject.clone()).collect();
+        self.has_unsaid.store(!unsaid.is_empty(), Ordering::Release);
+        unsaid
+    }
+
+    /// What the store has to hear of one, under `number` if that is new.
+    pub(super) fn say(&self, subject: &Subject, number: u64) -> Option<Saying> {
+        let mut pages = self.lock();
+        let page = pages.get_mut(&key(subject)).filter(|page| page.has_unsaid())?;
+        let away = &mut page.away;
+        let saying =
+            page.saying.get_or_insert_with(|| Saying { number, entries: away.split_off(Micros::ZERO) });
+        Some(saying.clone())
+    }
+
+    /// The store has heard what was said under a number, when its clock showed `heard` and this process's `now`.
+    pub(super) fn said(&self, subject: &Subject, number: u64, heard: Micros, now: Micros) {
+        let (mut pages, key) = (self.lock(), key(subject));
+        let Some(mut page) = pages.remove(&key) else { return };
+        if let Some(saying) = page.saying.take_if(|saying| saying.number == number) {
+            for Entry { at, permits } in saying.entries {
+                charge(&mut page.granted, &page.windows, (heard + at) - now, permits);
+            }
+        }
+        let expires = page.expires();
+        pages.put(key, page, expires);
+    }
+
+    /// What was granted and still matters, up to an instant: what is booked for later is void.
+    pub(super) fn granted(&self, now: Micros) -> Vec<Granted> {
+        let mut pages = self.lock();
+        pages.sweep(now, Page::expires);
+        pages.iter().filter_map(|(_, page)| page.granted(now)).collect()
+    }
+
+    /// Forgets what is booked after an instant: it is void.
+    pub(super) fn forget_after(&self, now: Micros) {
+        self.lock().for_each(|page| drop(page.granted.split_off(now + Micros::ONE)));
+    }
+
+    /// Forgets what no longer matters.
+    pub(super) fn sweep(&self, now: Micros) {
+        while !self.lock().sweep(now, Page::expires).is_empty() {}
+    }
+
+    /// Whether there is nothing to write back.
+    pub(super) fn is_empty(&self) -> bool {
+        self.lock().len() == 0
+    }
+
+    /// Ends when there is something, after there was nothing.
+    pub(super) async fn begun(&self) {
+        self.begun.notified().await;
+    }
+}
+
+impl Page {
+    /// Takes on a subject's limits as they are now.
+    fn follow(&mut self, subject: &Subject) {
+        let is_same = self.subject.as_ref().is_some_and(|known| known.rules == subject.rules);
+        if !is_same {
+            self.windows = subject.rules.iter().map(window).collect();
+            self.subject = Some(subject.clone());
+        }
+    }
+
+    fn has_unsaid(&self) -> bool {
+        self.saying.is_some() || !self.away.entries().is_empty()
+    }
+
+    fn granted(&self, now: Micros) -> Option<Granted> {
+        let entries: Vec<Entry> =
+            self.granted.entries().iter().copied().take_while(|entry| entry.at <= now).collect();
+        let (at, seen) = self.seen;
+        let seen = if at + SEEN_FOR > now { seen } else { 0 };
+        Some(Granted { subject: self.subject.clone()?, entries, seen })
+    }
+
+    fn expires(&self) -> Micros {
+        let longest = self.windows.iter().map(|rule| rule.window).max().unwrap_or_default();
+        let granted = self.granted.last().map_or(Micros::ZERO, |last| last + longest);
+        // By another clock, and the store may be away for long.
+        let away = self
+            .away
+            .last()
+            .max(self.saying.as_ref().and_then(|saying| saying.entries.last()).map(|entry| entry.at));
+        granted.max(away.map_or(Micros::ZERO, |last| last + longest + AWAY_MAX))
+    }
+}
+
+fn key(subject: &Subject) -> Key {
+    (subject.name.clone(), subject.partition)
+}
+
+/// A page, to be put back; `None` where there may be no further one.
+fn take(pages: &mut Expiring<Key, Page>, key: &Key) -> Option<Page> {
+    let is_full = pages.len() >= PAGES_MAX;
+    pages.take(key).or_else(|| (!is_full).then(Page::default))
+}
+
+fn charge(calendar: &mut Calendar, windows: &[Rule], at: Micros, permits: u64) {
+    let cell = finest_cell(windows);
+    let after = calendar.entries().partition_point(|entry| cell_start(entry.at, cell) <= at);
+    let is_one = |other: Micros| is_one(windows, cell, at.min(other), at.max(other));
+    calendar.charge(after, at, permits, is_one);
+}
+
+/// A limit as the window in which a grant matters to it.
+fn window(rule: &Rule) -> Rule {
+    match rule.kind {
+        Kind::Sliding | Kind::Fixed { .. } => rule.clone(),
+        Kind::Bucket { burst } => {
+            let window = rule.window.max(rule.span(burst) + Micros::ONE);
+            Rule { window, kind: Kind::Sliding, ..rule.clone() }
+        }
+    }
+}
+
+/// What was booked for the requests of a call: when, and how many permits.
+pub(super) fn booked(call: &Call, answer: &Answer) -> impl Iterator<Item = (Micros, u64)> {
+    let runs = call.runs.iter().map(|run| (run.count, run.cost));
+    pair(runs, answer.outcomes.iter().copied()).filter_map(|(count, cost, outcome)| match outcome {
+        Outcome::Booked(at) => Some((at, count * cost)),
+        Outcome::TooFar(_) | Outcome::Full(_) => None,
+    })
+}
+
+/// Goes along two rows of counts, of which one says what each costs and the other what became of it.
+fn pair<T: Copy>(
+    mut costs: impl Iterator<Item = (u64, u64)>,
+    outcomes: impl Iterator<Item = (u64, T)>,
+) -> impl Iterator<Item = (u64, u64, T)> {
+    let mut of_one = (0, 0);
+    outcomes.flat_map(move |(mut count, outcome)| {
+        let mut parts = Vec::new();
+        while count > 0 {
+            if of_one.0 == 0 {
+                let Some(next) = costs.next() else { break };
+                of_one = next;
+                continue;
+            }
+            let part = count.min(of_one.0);
+            parts.push((part, of_one.1, outcome));
+            of_one.0 -= part;
+            count -= part;
+        }
+        parts
+    })
+}

@@ -1,0 +1,250 @@
+//! What the scripts do on a real Redis that has lost what it held, instant by instant.
+
+use redis::{Connection, Value};
+
+use super::script::Script;
+use super::store::{Place, command_for, decode_answer, decode_epoch, write_command};
+use super::twin::RedisServer;
+use crate::clock::Micros;
+use crate::limiter::limit::LimiterName;
+use crate::limiter::reserve::{Answer, Call, Outcome, Run};
+use crate::limiter::rule::{Kind, Rule};
+use crate::limiter::store::{Epoch, Subject, Unknown, WriteBack};
+
+const START: u64 = 1_800_000_000_000_000;
+const LEASE: Micros = Micros::from_millis(500);
+const SECOND: u64 = 1_000_000;
+
+/// A server, and the run that it says it is.
+struct Fleet {
+    connection: Connection,
+    run: &'static str,
+    subject: Subject,
+    _server: RedisServer,
+}
+
+impl Fleet {
+    /// Ten permits in ten seconds.
+    fn new(kind: Kind) -> Fleet {
+        let server = RedisServer::start();
+        let mut connection = server.connect();
+        for script in [Script::reserve(), Script::write_back(), Script::epoch_keep()] {
+            redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(&mut connection).unwrap();
+        }
+        let rule = Rule { rate: 10, window: Micros(10 * SECOND), cell: Micros::ONE, kind };
+        let subject = Subject {
+            name: LimiterName::parse("a").unwrap(),
+            partition: None,
+            valid_until: None,
+            group: "a".into(),
+            rules: [rule].into(),
+        };
+        Fleet { connection, run: "one", subject, _server: server }
+    }
+
+    /// Asks for permits that may wait for ten seconds, so many microseconds after the start.
+    fn ask(&mut self, after: u64, heard: u64, count: u64) -> Answer {
+        let run = Run { cost: 1, wait_max: Micros(10 * SECOND), count };
+        let call =
+            Call { replica: 1, epoch: heard, known: vec![0], runs: vec![run], room: 100, ..Call::default() };
+        let place = Place { prefix: "p", channel: "", call: 0, run: self.run, settle: LEASE };
+        let subjects = std::slice::from_ref(&self.subject);
+        let command = command_for(&Script::reserve(), place, Micros(START + after), LEASE, subjects, &call);
+        let value: Value = command.query(&mut self.connection).unwrap();
+        decode_answer(&value, subjects, &call).unwrap()
+    }
+
+    /// Begins an epoch, and goes by when it has settled.
+    fn begin(&mut self, after: u64) -> u64 {
+        let answer = self.ask(after, 0, 1);
+        assert_eq!(answer.epoch.settles_until, Some(Micros(START + after) + LEASE));
+        assert!(answer.outcomes.is_empty(), "nothing is granted yet");
+        answer.epoch.id
+    }
+
+    fn write_back(&mut self, after: u64, write: &WriteBack) -> Epoch {
+        let command =
+            write_command(&Script::write_back(), "p", self.run, Micros(START + after), &self.subject, write);
+        decode_epoch(&command.query(&mut self.connection).unwrap()).unwrap()
+    }
+
+    fn lose_everything(&mut self) {
+        redis::cmd("FLUSHALL").exec(&mut self.connection).unwrap();
+    }
+}
+
+fn lost(replica: u64, epoch: u64, entries: &[(i64, u64)]) -> WriteBack {
+    let entries = entries.to_vec();
+    WriteBack {
+        replica,
+        unknown: Unknown::Lost,
+        number: epoch,
+        known: epoch,
+        seen: 0,
+        sent: Micros::ZERO,
+        entries,
+    }
+}
+
+/// How many were granted at once, and when the first of the others is.
+fn granted(answer: &Answer) -> (u64, Option<u64>) {
+    let at = |outcome: &Outcome| match outcome {
+        Outcome::Booked(at) => Some(at.0 - START),
+        _ => None,
+    };
+    let now = answer.now.0 - START;
+    let at_once = answer.outcomes.iter().filter(|(_, outcome)| at(outcome) == Some(now));
+    let later = answer.outcomes.iter().filter_map(|(_, outcome)| at(outcome)).find(|at| *at > now);
+    (at_once.map(|(count, _)| count).sum(), later)
+}
+
+#[test]
+fn what_is_written_back_counts_once_and_where_it_was() {
+    let mut fleet = Fleet::new(Kind::Sliding);
+    let first = fleet.begin(0);
+    assert_eq!(granted(&fleet.ask(SECOND, first, 4)), (4, None));
+    fleet.lose_everything();
+    // A second later both replicas hear of it, one of them twice.
+    let second = fleet.ask(2 * SECOND, first, 1).epoch.id;
+    assert!(second > first);
+    for (replica, entries) in
+        [(1, &[(1_000_000, 4)][..]), (2, &[(1_500_000, 2), (0, 1)]), (1, &[(1_100_000, 4)])]
+    {
+        let epoch = fleet.write_back(2 * SECOND + 100_000, &lost(replica, second, entries));
+        assert_eq!((epoch.id, epoch.settles_until), (second, Some(Micros(START + 2 * SECOND) + LEASE)));
+    }
+    // Four, two and one of ten are in use; the earliest of them were used 1.5 s before they were written back.
+    assert_eq!(granted(&fleet.ask(3 * SECOND, second, 4)), (3, Some(10 * SECOND + 600_000)));
+}
+
+#[test]
+fn a_bucket_that_was_lost_is_as_empty_as_before() {
+    let mut fleet = Fleet::new(Kind::Bucket { burst: 10 });
+    let first = fleet.begin(0);
+    assert_eq!(granted(&fleet.ask(SECOND, first, 10)), (10, None));
+    fleet.lose_everything();
+    let second = fleet.ask(2 * SECOND, first, 1).epoch.id;
+    fleet.write_back(2 * SECOND, &lost(1, second, &[(1_000_000, 10)]));
+    // Ten were taken at 1 s, and one a second flows in.
+    assert_eq!(granted(&fleet.ask(4 * SECOND, second, 4)), (3, Some(5 * SECOND)));
+}
+
+#[test]
+fn another_run_of_the_server_is_another_memory() {
+    let mut fleet = Fleet::new(Kind::Sliding);
+    let first = fleet.begin(0);
+    assert_eq!(granted(&fleet.ask(SECOND, first, 4)), (4, None));
+    // It comes back with what it held, or with some of it: nobody can tell.
+    fleet.run = "two";
+    let second = fleet.ask(2 * SECOND, first, 1).epoch.id;
+    assert!(second > first);
+    fleet.write_back(2 * SECOND + 100_000, &lost(1, second, &[(1_100_000, 3)]));
+    // One of the four was granted to a replica that is gone. It counts from when the epoch has settled.
+    let answer = fleet.ask(3 * SECOND, second, 8);
+    assert_eq!(granted(&answer), (6, Some(11 * SECOND)));
+    // Who does not know the run goes along.
+    fleet.run = "";
+    assert_eq!(
+        fleet.ask(4 * SECOND, second, 1).epoch,
+        Epoch { now: answer.now + Micros(SECOND), id: second, settles_until: None }
+    );
+}
+
+#[test]
+fn what_somebody_saw_in_use_counts_though_nobody_writes_it_back() {
+    let mut fleet = Fleet::new(Kind::Sliding);
+    let epoch = fleet.begin(0);
+    let write = WriteBack { seen: 7, ..lost(1, epoch, &[(1_000_000, 2)]) };
+    fleet.write_back(100_000, &write);
+    assert_eq!(granted(&fleet.ask(SECOND, epoch, 4)).0, 3);
+}
+
+#[test]
+fn after_all_have_lost_it_the_fleet_waits_for_all() {
+    let mut fleet = Fleet::new(Kind::Sliding);
+    let epoch = fleet.begin(0);
+    fleet.ask(SECOND, epoch, 1);
+    let away = |replica, since: u64, number| WriteBack {
+        unknown: Unknown::Away(Micros(since)),
+        ..WriteBack { number, ..lost(replica, epoch, &[(1_000_000, 3)]) }
+    };
+    // It was away from 2 s to 5 s, and the first comes back.
+    let told = fleet.write_back(5 * SECOND, &away(1, 3 * SECOND, 1));
+    assert_eq!((told.id, told.settles_until), (epoch, Some(Micros(START + 5 * SECOND) + LEASE)));
+    assert!(fleet.ask(5 * SECOND + 100_000, epoch, 1).outcomes.is_empty());
+    fleet.write_back(5 * SECOND + 200_000, &away(2, 3 * SECOND, 1));
+    // One and twice three are in use.
+    assert_eq!(granted(&fleet.ask(6 * SECOND, epoch, 4)).0, 3);
+    // One alone that did not hear the store, while others did, holds nobody up.
+    fleet.ask(6 * SECOND + 50_000, epoch, 1);
+    let told = fleet.write_back(6 * SECOND + 100_000, &away(2, 90_000, 2));
+    assert_eq!(told.settles_until, None);
+}
+
+#[test]
+fn calls_that_were_on_their_way_do_not_hide_that_the_server_was_away() {
+    let mut fleet = Fleet::new(Kind::Sliding);
+    let epoch = fleet.begin(0);
+    fleet.ask(SECOND, epoch, 1);
+    // It stands still from 2 s to 5 s. What was sent before is carried out then, before anybody can say what was granted.
+    fleet.ask(5 * SECOND, epoch, 1);
+    fleet.ask(5 * SECOND + 1000, epoch, 1);
+    let away = WriteBack { unknown: Unknown::Away(Micros(2 * SECOND)), ..lost(1, epoch, &[(1_000_000, 3)]) };
+    let told = fleet.write_back(5 * SECOND + 2000, &away);
+    assert_eq!(told.settles_until, Some(Micros(START + 5 * SECOND + 2000) + LEASE));
+}
+
+#[test]
+fn what_is_written_late_counts_where_it_was() {
+    let mut fleet = Fleet::new(Kind::Sliding);
+    let epoch = fleet.begin(0);
+    // Sent at 1 s: two were used a second before, eight will be a second later. The server stands still until 1.7 s.
+    let sent = Micros(START + SECOND);
+    let away = WriteBack {
+        unknown: Unknown::Away(Micros(SECOND)),
+        sent,
+        ..lost(1, epoch, &[(1_000_000, 2), (-1_000_000, 8)])
+    };
+    fleet.write_back(1_700_000, &away);
+    fleet.write_back(1_800_000, &away);
+    let answer = fleet.ask(3 * SECOND, epoch, 3);
+    // The window is full until the first two leave it, and the eight leave it together.
+    let slots: Vec<_> = answer.outcomes.iter().map(|(count, outcome)| (*count, *outcome)).collect();
+    let booked = |at| Outcome::Booked(Micros(START + at));
+    assert_eq!(slots, [(2, booked(10 * SECOND)), (1, booked(12 * SECOND))]);
+    // From a clock that shows another time it counts from when it comes.
+    let strange = WriteBack { sent: Micros(START + 3600 * SECOND), ..lost(2, epoch, &[(0, 1)]) };
+    assert_eq!(fleet.write_back(4 * SECOND, &strange).id, epoch);
+    assert_eq!(granted(&fleet.ask(13_500_000, epoch, 10)).1, Some(14 * SECOND));
+}
+
+#[test]
+fn an_epoch_settles_while_somebody_writes_but_not_for_ever() {
+    let mut fleet = Fleet::new(Kind::Sliding);
+    let epoch = fleet.begin(0);
+    let settles = |after| Some(Micros(START + after));
+    for (after, until) in [(100_000, 500_000), (400_000, 650_000), (600_000, 850_000), (840_000, 1_090_000)] {
+        let told = fleet.write_back(after, &lost(after, epoch, &[(0, 1)]));
+        assert_eq!(told.settles_until, settles(until), "{after}");
+    }
+    for after in [1_080_000, 1_300_000, 1_500_000, 1_700_000, 1_900_000] {
+        fleet.write_back(after, &lost(after, epoch, &[(0, 1)]));
+    }
+    assert_eq!(fleet.ask(1_950_000, epoch, 1).epoch.settles_until, settles(2_000_000));
+    assert_eq!(granted(&fleet.ask(2_000_000, epoch, 2)).0, 1);
+}
+
+#[test]
+fn an_epoch_never_goes_back() {
+    let mut fleet = Fleet::new(Kind::Sliding);
+    let first = fleet.begin(100 * SECOND);
+    // Lost, and the clock was set back.
+    fleet.lose_everything();
+    let second = fleet.ask(50 * SECOND, first, 1).epoch;
+    assert_eq!((second.id, second.settles_until), (first + 1, Some(Micros(START + 50 * SECOND) + LEASE)));
+    assert_eq!(fleet.ask(51 * SECOND, second.id, 1).epoch.id, second.id);
+    // Set back again, with all that is stored.
+    let third = fleet.ask(0, second.id, 1).epoch;
+    assert_eq!((third.id, third.settles_until), (second.id + 1, Some(Micros(START) + LEASE)));
+    assert_eq!(fleet.ask(SECOND, third.id, 1).epoch.settles_until, None);
+}

@@ -1,0 +1,141 @@
+//! Redis loses what it held, under load: no window goes over all the same, and every request gets an answer.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::support::load::Load;
+use crate::support::measure::occupancy;
+use crate::support::{
+    PATIENCE, RedisOptions, RedisServer, Request, Upstream, Weir, eventually, lane, one_limiter,
+};
+
+const WINDOW: Duration = Duration::from_secs(2);
+const LIMIT: usize = 40;
+
+/// What happens to a server under load.
+enum Fault {
+    Command(&'static [&'static str]),
+    /// It ends, and starts again with nothing.
+    Restart,
+    /// It answers nobody for so long.
+    Freeze(Duration),
+}
+
+/// Three replicas, each with clients that come again at once; after a window and a half each fault, and a window and a
+/// half after it.
+async fn nothing_goes_over(policy: &str, faults: &[Fault]) {
+    lane::alone(async || {
+        let (mut redis, upstream) = (Some(RedisServer::start().await), Upstream::start());
+        let store = redis.as_ref().map(RedisServer::store).expect("it has been started");
+        let store = store.replace("timeout: 1s", "timeout: 200ms, fleet_size: 3");
+        let limiter = format!(
+            "{{limits: [{LIMIT}/{}s], on_store_failure: {policy}, queue: {{timeout: 30s, max_waiting: 1000}}}}",
+            WINDOW.as_secs()
+        );
+        let fleet = Weir::fleet(3, &one_limiter(&store, &limiter, &upstream)).await;
+        let loads: Vec<Load> = fleet.iter().map(|weir| Load::start(weir, 20, &Request::get("/"))).collect();
+        for fault in faults {
+            upstream.wait_for(upstream.count() + LIMIT + LIMIT / 2, PATIENCE).await;
+            let server = redis.take().expect("it runs");
+            redis = Some(match fault {
+                Fault::Command(command) => {
+                    server.command(command).await;
+                    server
+                }
+                Fault::Freeze(time) => {
+                    server.freeze(true);
+                    sleep(*time).await;
+                    server.freeze(false);
+                    server
+                }
+                Fault::Restart => {
+                    let port = Some(server.port());
+                    drop(server);
+                    RedisServer::start_with(RedisOptions { port, ..RedisOptions::default() }).await
+                }
+            });
+        }
+        upstream.wait_for(upstream.count() + 2 * LIMIT, PATIENCE).await;
+        let statuses: Vec<_> = loads.iter().map(Load::statuses).collect();
+        let instants = upstream.instants();
+        println!(
+            "fullest window {}, {:.1} % used, {statuses:?}",
+            upstream.fullest_window(WINDOW),
+            occupancy(&instants, LIMIT, WINDOW) * 100.0
+        );
+        upstream.assert_within(LIMIT, WINDOW);
+        for status in statuses.iter().flat_map(|statuses| statuses.keys()) {
+            assert!(matches!(status, 200 | 503), "{statuses:?}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn flushed() {
+    nothing_goes_over("local", &[Fault::Command(&["FLUSHALL"]), Fault::Command(&["FLUSHALL", "ASYNC"])])
+        .await;
+}
+
+#[tokio::test]
+async fn scripts_flushed() {
+    nothing_goes_over("local", &[Fault::Command(&["SCRIPT", "FLUSH"]), Fault::Command(&["FLUSHALL"])]).await;
+}
+
+#[tokio::test]
+async fn restarted_with_nothing() {
+    nothing_goes_over("reject", &[Fault::Restart, Fault::Restart]).await;
+}
+
+#[tokio::test]
+async fn restarted_with_nothing_and_served_meanwhile() {
+    nothing_goes_over("local", &[Fault::Restart, Fault::Restart]).await;
+}
+
+/// Goes over by up to a share now and then: replicas that serve locally do not know what the others hold.
+#[tokio::test]
+#[ignore = "does not always hold yet: 41 to 47 of 40"]
+async fn frozen_and_served_meanwhile() {
+    nothing_goes_over(
+        "local",
+        &[Fault::Freeze(Duration::from_millis(3300)), Fault::Freeze(Duration::from_millis(700))],
+    )
+    .await;
+}
+
+/// The epoch's key outlives what it speaks of, and goes in the end.
+#[tokio::test]
+async fn a_replica_that_comes_alone_waits_for_nobody() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let config = one_limiter(&redis.store(), "{limits: [1/1s]}", &upstream);
+    let first = Weir::start(&config).await;
+    assert_eq!(first.get("/").await.status, 200);
+    drop(first);
+    // Restarted, it finds the epoch of before, and what was used.
+    let second = Weir::start(&config).await;
+    eventually("its permit is free again", PATIENCE, async || second.get("/").await.status == 200).await;
+    let expiry: i64 = redis::from_redis_value(redis.command(&["PTTL", "weir:v1:epoch"]).await).unwrap();
+    assert!((10_000..=30_000).contains(&expiry), "{expiry}");
+}
+
+/// More partitions than can be written back while an epoch settles at least.
+#[tokio::test]
+async fn every_partition_is_written_back() {
+    let _lane = lane::shared().await;
+    const TENANTS: usize = 3000;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let limiter = "{limits: [1/60s], key: [\"header:tenant\"], on_store_failure: reject}";
+    let weir = Weir::start(&one_limiter(&redis.store(), limiter, &upstream)).await;
+    let mut client = weir.connect().await;
+    let tenant = |tenant: usize| Request::get("/").header("tenant", &tenant.to_string());
+    for index in 0..TENANTS {
+        assert_eq!(client.ask(&tenant(index)).await.status, 200);
+    }
+    redis.command(&["FLUSHALL"]).await;
+    eventually("Redis has heard of all again", PATIENCE, async || redis.size().await >= TENANTS as u64).await;
+    for index in 0..TENANTS {
+        assert_eq!(client.ask(&tenant(index)).await.status, 429, "{index}");
+    }
+}
