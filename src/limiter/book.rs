@@ -82,6 +82,8 @@ pub struct Book {
     moved: Vec<Moved>,
     /// Until when they are kept, and no other change moves bookings.
     moved_until: Micros,
+    /// Before that nothing is booked, whether there is room or not. A book of the store has none: it begins with all there is.
+    opens_at: Micros,
 }
 
 impl Book {
@@ -238,12 +240,18 @@ impl Book {
 
     /// A search for room from `from` on.
     pub fn search(&mut self, from: Micros) -> Search<'_> {
+        let from = from.max(self.opens_at);
         Search::new(&mut self.calendar, &self.rules, &self.bases, from)
+    }
+
+    /// Grants nothing before an instant.
+    pub fn close_until(&mut self, at: Micros) {
+        self.opens_at = self.opens_at.max(at);
     }
 
     /// Books permits whose place is not in question, because they are used there whether there is room or not.
     pub fn charge(&mut self, at: Micros, permits: u64) {
-        self.search(at).charge(permits);
+        Search::new(&mut self.calendar, &self.rules, &self.bases, at).charge(permits);
     }
 
     /// Permits that could be used at `now` under each of the caller's rules.
@@ -279,7 +287,7 @@ impl Book {
             let full = base.level.micros + Micros(u64::from(base.level.rest > 0));
             full.max(last.map_or(Micros::ZERO, |last| last + rule.window))
         });
-        left.max().unwrap_or_default()
+        left.max().unwrap_or_default().max(self.opens_at)
     }
 
     /// The place among the caller's rules of a rule in force; the first where it is another caller's.

@@ -6,7 +6,7 @@
 
 use crate::clock::Micros;
 use crate::limiter::algorithm::bucket::{Base, REFUND_PART};
-use crate::limiter::rule::{Kind, Rule, finest_cell, is_one};
+use crate::limiter::rule::{Kind, Rule, cell_start, finest_cell, is_one};
 
 /// Permits booked in one cell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -116,5 +116,12 @@ impl Calendar {
     pub fn split_off(&mut self, at: Micros) -> Vec<Entry> {
         let index = self.entries.partition_point(|entry| entry.at < at);
         self.entries.split_off(index)
+    }
+
+    /// Takes out the entries in which something may have been booked for an instant or before.
+    pub fn take_until(&mut self, at: Micros, rules: &[Rule]) -> Vec<Entry> {
+        let cell = finest_cell(rules);
+        let index = self.entries.partition_point(|entry| cell_start(entry.at, cell) <= at);
+        self.entries.drain(..index).collect()
     }
 }

@@ -113,7 +113,7 @@ pub(super) async fn say(home: &Home, subjects: &[Subject], fallback: &Fallback) 
         return Ok(());
     }
     for subject in subjects {
-        while let Some(saying) = home.ledger.say(subject, fallback.clock.now().0) {
+        while let Some(saying) = home.ledger.say(subject, fallback.clock.now()) {
             let (now, number) = (fallback.clock.now(), saying.number);
             let since = saying.entries.first().map_or(Micros::ZERO, |entry| now - entry.at);
             let write = WriteBack {

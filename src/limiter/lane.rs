@@ -138,19 +138,14 @@ impl Lane {
         self.slots.iter_mut().for_each(|slot| slot.due = due(slot));
     }
 
-    /// When the store's slots are due.
-    pub(super) fn dues_stored(&self) -> impl Iterator<Item = Instant> {
-        self.slots.iter().filter(|slot| slot.source == Source::Store).map(|slot| slot.due)
-    }
-
     /// The last slot, if it is the store's.
     pub(super) fn last_stored(&self) -> Option<&Slot> {
         self.slots.back().filter(|slot| slot.source == Source::Store)
     }
 
-    /// Whether a slot of the store is held: then its changes must be heard of.
-    pub(super) fn holds_stored(&self) -> bool {
-        self.slots.iter().any(|slot| slot.source == Source::Store)
+    /// Whether a booked slot is held: then the store must be heard, for its changes or for its being back.
+    pub(super) fn holds_booked(&self) -> bool {
+        self.slots.iter().any(|slot| slot.source != Source::Unlimited)
     }
 
     /// The next slot that is due, if a request waits for it.
@@ -199,7 +194,12 @@ impl Lane {
 
     /// The store's slots for which `void` holds.
     pub(super) fn take_void(&mut self, mut void: impl FnMut(&Slot) -> bool) -> VecDeque<Slot> {
-        let (gone, kept) = self.slots.drain(..).partition(|slot| slot.source == Source::Store && void(slot));
+        self.take_slots(|slot| slot.source == Source::Store && void(slot))
+    }
+
+    /// The slots for which `gone` holds.
+    pub(super) fn take_slots(&mut self, gone: impl FnMut(&Slot) -> bool) -> VecDeque<Slot> {
+        let (gone, kept) = self.slots.drain(..).partition(gone);
         self.slots = kept;
         gone
     }

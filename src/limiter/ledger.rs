@@ -25,6 +25,10 @@ const SEEN_FOR: Micros = Micros::from_millis(1000);
 /// written back.
 const PAGES_MAX: usize = 100_000;
 
+/// What is granted while the store is away is told to it, when it is back, up to so long ahead: what lies further ahead is
+/// asked for anew.
+pub(super) const SAID_AHEAD: Micros = Micros::from_millis(500);
+
 /// For how much longer than it matters what was granted while the store was away is kept for it.
 const AWAY_MAX: Micros = Micros::from_millis(24 * 3_600_000);
 
@@ -159,14 +163,15 @@ impl Ledger {
         unsaid
     }
 
-    /// What the store has to hear of one, under `number` if that is new.
-    pub(super) fn say(&self, subject: &Subject, number: u64) -> Option<Saying> {
+    /// What the store has to hear of one now.
+    pub(super) fn say(&self, subject: &Subject, now: Micros) -> Option<Saying> {
         let mut pages = self.lock();
-        let page = pages.get_mut(&key(subject)).filter(|page| page.has_unsaid())?;
-        let away = &mut page.away;
-        let saying =
-            page.saying.get_or_insert_with(|| Saying { number, entries: away.split_off(Micros::ZERO) });
-        Some(saying.clone())
+        let page = pages.get_mut(&key(subject))?;
+        if page.saying.is_none() {
+            let entries = page.away.take_until(now + SAID_AHEAD, &page.windows);
+            page.saying = (!entries.is_empty()).then_some(Saying { number: now.0, entries });
+        }
+        page.saying.clone()
     }
 
     /// The store has heard what was said under a number, when its clock showed `heard` and this process's `now`.

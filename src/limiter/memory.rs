@@ -55,15 +55,8 @@ impl MemoryStore {
     }
 
     /// Books permits that are used elsewhere, for the limiter to count with: as many at the instant of `used` as are
-    /// missing for so many to be in use, and each number of `booked` at its instant.
-    pub fn charge_at(
-        &self,
-        now: Micros,
-        subject: &Subject,
-        used: (Micros, u64),
-        booked: &[(Micros, u64)],
-        replica: u64,
-    ) {
+    /// missing for so many to be in use. Nothing is granted before that.
+    pub fn charge_at(&self, now: Micros, subject: &Subject, used: (Micros, u64), replica: u64) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut book = state.books.take(&key(subject)).unwrap_or_default();
         book.open(now, &subject.rules, LEASE, replica);
@@ -71,10 +64,10 @@ impl MemoryStore {
         let rates = subject.rules.iter().map(Rule::holds);
         let known = rates.zip(available).map(|(rate, left)| rate.saturating_sub(left)).max();
         let missing = used.1.saturating_sub(known.unwrap_or_default());
-        let mut charges: Vec<_> = [(used.0, missing)].into_iter().chain(booked.iter().copied()).collect();
-        charges.retain(|(_, permits)| *permits > 0);
-        charges.sort_unstable();
-        charges.into_iter().for_each(|(at, permits)| book.charge(at, permits));
+        book.close_until(used.0);
+        if missing > 0 {
+            book.charge(used.0, missing);
+        }
         let expires = book.expires();
         state.put(key(subject), book, expires);
     }
@@ -201,7 +194,7 @@ mod tests {
 
     use super::*;
     use crate::limiter::limit::Limiter;
-    use crate::limiter::reserve::Run;
+    use crate::limiter::reserve::{Outcome, Run};
     use crate::limiter::tests::limiter;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -257,10 +250,26 @@ mod tests {
         let (store, now) = (MemoryStore::new(clock), clock.now());
         let subject = partition(&limiter, 1);
         let left = || store.inspect_at(now, &subject).available[0];
-        store.charge_at(now, &subject, (now, 4), &[], 1);
-        store.charge_at(now, &subject, (now, 4), &[], 1);
+        store.charge_at(now, &subject, (now, 4), 1);
+        store.charge_at(now, &subject, (now, 4), 1);
         assert_eq!(left(), 6);
-        store.charge_at(now, &subject, (now, 7), &[(now + Micros::ONE, 1)], 1);
+        store.charge_at(now, &subject, (now, 7), 1);
         assert_eq!(left(), 3);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_granted_before_what_is_booked_elsewhere() {
+        let (clock, limiter) = (Clock::start(), limiter(10, SECOND, SECOND));
+        let (store, now) = (MemoryStore::new(clock), clock.now());
+        let subject = partition(&limiter, 1);
+        let ahead = now + Micros::from_millis(3500);
+        store.charge_at(now, &subject, (ahead, 7), 1);
+        let run = Run { cost: 1, wait_max: Micros::from_millis(60_000), count: 4 };
+        let call = Call { room: 4, runs: vec![run], ..Call::default() };
+        let answer = store.reserve_at(now, std::slice::from_ref(&subject), &call);
+        let (first, then) = (answer.outcomes[0], answer.outcomes[1]);
+        assert_eq!(first, (3, Outcome::Booked(ahead)));
+        let window = subject.rules[0].window;
+        assert_eq!(then, (1, Outcome::Booked(ahead + window)));
     }
 }

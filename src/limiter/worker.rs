@@ -12,6 +12,7 @@
 //! - while a slot of the store is held, the store is heard at least twice in a lease, so that a change of the
 //!   limits is known before it voids anything.
 
+mod booked_ahead;
 mod calls;
 mod ending;
 mod settle;
@@ -25,6 +26,7 @@ use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 use tokio::time::{Duration, Instant, sleep_until};
 
+use self::booked_ahead::BookedAhead;
 use self::calls::Sent;
 use self::ending::Ending;
 use crate::clock::{Clock, Micros};
@@ -101,14 +103,16 @@ pub(super) struct Worker {
     stocked_until: Option<Instant>,
     /// What the limits can spare for that, as last heard.
     spare: u64,
-    /// The last slot in the store, by whomever it was booked, where it lay ahead when the store was last heard.
-    booked_ahead: Option<Micros>,
+    /// How far ahead the store is booked.
+    booked_ahead: BookedAhead,
     /// The store's epoch in which the slots were booked; zero before the first answer.
     epoch: u64,
     /// Until then the store grants nothing.
     settles_until: Option<Instant>,
     /// Whether the store has failed since it was last heard.
     is_local: bool,
+    /// Whether slots may be held that were booked locally.
+    has_served_locally: bool,
     /// Whether the store must hear of changed limits.
     limits_changed: bool,
     /// Whether a gate holds the queue.
@@ -123,6 +127,7 @@ impl Worker {
         let home = shared.members[0].live.home.clone();
         let subjects: Arc<[Subject]> = shared.members.iter().map(Member::subject).collect();
         let known: Arc<[u64]> = vec![0; subjects.len()].into();
+        let booked_ahead = BookedAhead::new(home.heartbeat());
         Worker {
             shared,
             queues,
@@ -145,10 +150,11 @@ impl Worker {
             stocked: 0,
             stocked_until: None,
             spare: 0,
-            booked_ahead: None,
+            booked_ahead,
             epoch: 0,
             settles_until: None,
             is_local: false,
+            has_served_locally: false,
             limits_changed: false,
             is_kept: false,
             idle_since: None,
@@ -422,7 +428,7 @@ impl Worker {
 
     fn must_hear(&self) -> bool {
         // What a store that is away could not take back is offered again with each heartbeat, not at once.
-        !self.void.is_empty() || !self.give_back.is_empty() || self.lanes.values().any(Lane::holds_stored)
+        !self.void.is_empty() || !self.give_back.is_empty() || self.lanes.values().any(Lane::holds_booked)
     }
 
     fn next_wake(&mut self) -> Instant {

@@ -93,9 +93,7 @@ async fn restarted_with_nothing_and_served_meanwhile() {
     nothing_goes_over("local", &[Fault::Restart, Fault::Restart]).await;
 }
 
-/// Goes over by up to a share now and then: replicas that serve locally do not know what the others hold.
 #[tokio::test]
-#[ignore = "does not always hold yet: 41 to 47 of 40"]
 async fn frozen_and_served_meanwhile() {
     nothing_goes_over(
         "local",

@@ -12,7 +12,7 @@ use super::{Fallback, Sent, Worker};
 use crate::clock::Micros;
 use crate::limiter::lane::{Stage, Waiter};
 use crate::limiter::learnt::Learnt;
-use crate::limiter::ledger::booked;
+use crate::limiter::ledger::{SAID_AHEAD, booked};
 use crate::limiter::limit::{OnStoreFailure, Permits};
 use crate::limiter::memory::share;
 use crate::limiter::permit::{Slot, Source};
@@ -57,7 +57,10 @@ impl Worker {
         if self.home.store.may_fail() {
             self.home.ledger.remember(&self.subjects, &sent.call, answer);
         }
-        self.booked_ahead = Some(answer.last).filter(|last| *last > answer.now);
+        self.booked_ahead.learn(sent.at, answer.now, answer.last);
+        if std::mem::take(&mut self.has_served_locally) {
+            self.return_to_store(now);
+        }
         let clock = self.clock;
         let slot = |at: Micros| Slot { at, due: clock.due(at), source: Source::Store };
         for lane in self.lanes.values_mut() {
@@ -95,6 +98,21 @@ impl Worker {
         sent.arrivals.into_iter().rev().for_each(|arrival| self.pending.push_front(arrival));
         self.settles_until = settles_until.map(|until| self.clock.due(until));
         self.refuse_who_cannot_wait(Instant::now());
+    }
+
+    /// Asks the store for what was booked while it was away, but for what it has heard of: so that whoever waits stands in
+    /// the order of the fleet again.
+    fn return_to_store(&mut self, now: Instant) {
+        let told = now + SAID_AHEAD.to_duration();
+        let mut returned = Vec::new();
+        for (cost, lane) in &mut self.lanes {
+            let slots = lane.take_slots(|slot| slot.source == Source::Local && slot.due > told);
+            returned.extend(slots.into_iter().map(|slot| (slot, *cost)));
+        }
+        for (slot, cost) in returned {
+            self.give_back(slot, cost);
+            self.want(cost);
+        }
     }
 
     /// Puts what was booked for nobody yet where the next requests find it.
@@ -320,8 +338,8 @@ impl Worker {
     /// The store did not answer: whoever was in the call is served by the limiters' policies. One that rejects decides for
     /// all; those that allow everything are otherwise left out.
     ///
-    /// Slots booked before stay good. Those that were being given back or exchanged may or may not have been: they
-    /// are left charged, unless the store was not asked at all.
+    /// Slots booked before stay good, where every replica knows of them. Those that were being given back or exchanged may or
+    /// may not have been: they are left charged, unless the store was not asked at all.
     fn settle_failure(&mut self, sent: Sent, error: &StoreError) {
         let Sent { call, exchange, mut replace, arrivals, .. } = sent;
         if matches!(error, StoreError::Away) {
@@ -348,6 +366,7 @@ impl Worker {
             }
             arrivals.into_iter().for_each(|arrival| self.refuse(arrival, refusal.clone()));
         } else if self.shared.with_policy(OnStoreFailure::Local).next().is_some() {
+            replace.extend(self.leave_what_others_do_not_know());
             self.settle_locally(replace, arrivals);
         } else {
             let slot = Slot { at: Micros::ZERO, due: Instant::now(), source: Source::Unlimited };
@@ -363,31 +382,45 @@ impl Worker {
         }
     }
 
+    /// Leaves the slots that were booked so lately that other replicas may not have heard how far ahead the store is booked by
+    /// them: theirs may serve locally beside them. Returns what is to be asked for in their place.
+    ///
+    /// What is used of the store's slots from then on, by whomever, lies no later than the last slot that every replica
+    /// has heard of, and each begins to serve locally when a window has passed since that.
+    fn leave_what_others_do_not_know(&mut self) -> Vec<(Permits, usize)> {
+        let known = self.booked_ahead.known_to_all();
+        let mut left = Vec::new();
+        for (cost, lane) in &mut self.lanes {
+            let slots = lane.take_void(|slot| slot.at > known);
+            lane.wanted += slots.len();
+            left.push((*cost, slots));
+        }
+        let wanted = left.iter().map(|(cost, slots)| (*cost, slots.len())).collect();
+        for (cost, slots) in left {
+            slots.into_iter().for_each(|slot| self.give_back(slot, cost));
+        }
+        wanted
+    }
+
     /// Charges this replica's memory with what is known of the window that is running: its part of what the fleet had
-    /// used when the store was last heard, and the slots that it still holds.
+    /// used when the store was last heard.
     ///
     /// A share is the limit divided by the fleet, so a part of the use is the use divided by the fleet: what all
-    /// replicas together have left is what the fleet had left. Where it had booked ahead, there is nothing left before the last
-    /// of that: all that the limits hold counts as used then. Other queues of a limiter may have charged its use already.
+    /// replicas together have left is what the fleet had left. Where it had booked ahead, nothing is granted before the last
+    /// of that, and the tightest limit counts as full then. Other queues of a limiter may have charged its use already.
     fn begin_locally(&self) {
         let Fallback { store, clock, fleet_size, replica } = &self.queues.fallback;
-        let mut booked = Vec::new();
-        for (cost, lane) in &self.lanes {
-            booked.extend(lane.dues_stored().map(|due| (clock.at(due), cost.get())));
-        }
         for place in self.shared.with_policy(OnStoreFailure::Local) {
             let subject = share(&self.subjects[place], *fleet_size);
-            let used = match self.booked_ahead {
+            let used = self.used.get(place).map_or(0, |used| used.div_ceil(*fleet_size));
+            let used = match self.booked_ahead.last() {
                 Some(last) => {
-                    let holds = subject.rules.iter().map(Rule::holds).max();
-                    (clock.at(self.clock.due(last)), holds.unwrap_or_default())
+                    let full = subject.rules.iter().map(Rule::holds).min().unwrap_or_default();
+                    (clock.at(self.clock.due(last)), used.max(full))
                 }
-                None => {
-                    let used = self.used.get(place).map_or(0, |used| used.div_ceil(*fleet_size));
-                    (clock.at(self.heard), used)
-                }
+                None => (clock.at(self.heard), used),
             };
-            store.charge_at(clock.now(), &subject, used, &booked, *replica);
+            store.charge_at(clock.now(), &subject, used, *replica);
         }
     }
 
@@ -424,6 +457,7 @@ impl Worker {
         let answer = self.ask_fallback(call.clone());
         let granted: Vec<_> = booked(&call, &answer).collect();
         self.home.ledger.remember_away(answer.now, &self.subjects, &granted);
+        self.has_served_locally = true;
         let clock = self.clock_of(Source::Local, Instant::now());
         let slot = |at: Micros| Slot { at, due: clock.due(at), source: Source::Local };
         self.settle_outcomes(replace, arrivals, (&answer, &mut each(&answer)), 0, slot);
