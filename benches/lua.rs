@@ -17,7 +17,7 @@ use cases::{CASES, Case, call};
 use load::Result;
 use server::Server;
 use weir::clock::Micros;
-use weir::config::model::{self, Secret};
+use weir::config::model::{self, RedisNode, RedisServers, Secret};
 use weir::limiter::reserve::Outcome;
 use weir::limiter::store::{Store, Subject};
 use weir::redis::RedisStore;
@@ -120,7 +120,10 @@ impl<'a> Limiter<'a> {
         let Some(config) = case.config() else { return Ok(None) };
         let subjects = case.subjects(&config);
         let model::Store::Redis(settings) = &config.store else { return Err("the store is Redis".into()) };
-        let settings = model::RedisStore { url: Secret::new(&server.url), ..settings.clone() };
+        let settings = model::RedisStore {
+            servers: RedisServers::One(RedisNode { url: Secret::new(&server.url), address: String::new() }),
+            ..settings.clone()
+        };
         let store = RedisStore::new(&settings, Metrics::new().store())?;
         Ok(Some(Limiter { case, store, subjects }))
     }

@@ -14,6 +14,12 @@ local SETTLES_MAX = 4
 -- How long its key outlives every state, at most; half as long at least.
 local EPOCH_KEPT = 30000000
 
+-- The server's run, as the caller knows it; `?` from one that is connected to many and cannot know which of them answers.
+local function run_of(run)
+  if run ~= "?" then return run end
+  return match(redis.call("INFO", "server"), "run_id:(%x+)") or ""
+end
+
 -- The epoch as of now for a caller whose server calls itself `run` (empty: not known) and who has heard of no later one than
 -- `heard`. `settle` is how long a new one takes to settle; 0: there are no epochs.
 local function epoch_open(text, now, run, settle, heard)

@@ -2,12 +2,12 @@
 -- KEYS[1]  the epoch
 -- ARGV[1]  now in microseconds; 0: this server's clock
 -- ARGV[2]  how long a new epoch takes to settle
--- ARGV[3]  the server's run, as the caller knows it; empty: not known
+-- ARGV[3]  the server's run, as the caller knows it; empty: not known, `?`: to be found out
 -- ARGV[4]  the latest epoch that the caller has heard of
 -- Returns  { now, the epoch, until when it settles or 0 } integers only
 -- Atomic:  one key
 
-local now, settle, run = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
+local now, settle, run = tonumber(ARGV[1]), tonumber(ARGV[2]), run_of(ARGV[3])
 if now == 0 then
   local time = redis.call("TIME")
   now = time[1] * 1000000 + time[2]

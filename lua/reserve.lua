@@ -15,7 +15,7 @@
 -- ARGV[9]      how many requests like the first that is refused the caller may refuse without asking
 -- ARGV[10]     the channel on which room is announced that was given back; none if empty
 -- ARGV[11]     the number of this call among those of the replica; 0: it is not repeated
--- ARGV[12]     the server's run, as the caller knows it; empty: not known
+-- ARGV[12]     the server's run, as the caller knows it; empty: not known, `?`: to be found out
 -- ARGV[13]     how long a new epoch takes to settle; 0: there are no epochs
 -- ARGV[14]     the latest epoch that the caller has heard of
 -- ARGV[15..]   for each limiter: its rules as text, the generation known to the caller;
@@ -36,7 +36,7 @@ local now, lease, room = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local give_backs, exchanges, runs = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local replica, exchange_wait, spare = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local channel = ARGV[10]
-local call, run, settle = tonumber(ARGV[11]), ARGV[12], tonumber(ARGV[13])
+local call, run, settle = tonumber(ARGV[11]), run_of(ARGV[12]), tonumber(ARGV[13])
 local argument = 14
 if now == 0 then
   local time = redis.call("TIME")

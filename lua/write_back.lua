@@ -3,7 +3,7 @@
 -- KEYS[2]     the limiter's book
 -- ARGV[1]     now in microseconds; 0: this server's clock
 -- ARGV[2]     how long a new epoch takes to settle
--- ARGV[3]     the server's run, as the caller knows it; empty: not known
+-- ARGV[3]     the server's run, as the caller knows it; empty: not known, `?`: to be found out
 -- ARGV[4]     lease in microseconds
 -- ARGV[5]     the calling replica, a number
 -- ARGV[6]     the number of this write among those of its kind and the replica: one that is repeated is carried out once
@@ -18,7 +18,7 @@
 -- Atomic:     a single server, or keys of one hash tag
 -- Expiry:     every key when nothing in it can matter any more, never earlier
 
-local now, settle, run, lease = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+local now, settle, run, lease = tonumber(ARGV[1]), tonumber(ARGV[2]), run_of(ARGV[3]), tonumber(ARGV[4])
 local replica, number, seen, text = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
 if now == 0 then
   local time = redis.call("TIME")

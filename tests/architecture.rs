@@ -30,7 +30,7 @@ const RULES: &[Rule] = &[
         says: "the limiter knows nothing of HTTP, Redis, YAML or the configuration",
         within: &["limiter/"],
         except: &[],
-        pattern: r"\b(http|http_body|hyper|hyper_util|deadpool_redis|serde|serde_json|saphyr_parser|prometheus)::|#\[derive\([^)]*\b(Serialize|Deserialize)\b|\bcrate::(config|redis|proxy|admin|cli|app)\b|\buse redis\b",
+        pattern: r"\b(http|http_body|hyper|hyper_util|deadpool|serde|serde_json|saphyr_parser|prometheus)::|#\[derive\([^)]*\b(Serialize|Deserialize)\b|\bcrate::(config|redis|proxy|admin|cli|app)\b|\buse redis\b",
         catches: "use http::HeaderName;",
     },
     Rule {
@@ -44,7 +44,7 @@ const RULES: &[Rule] = &[
         says: "no Redis type outside redis/",
         within: &[],
         except: &["redis/"],
-        pattern: r"\bdeadpool_redis\b|(^|[^:\w])(::)?redis::(aio|cmd|pipe|Cmd|Client|Connection\w*|ErrorKind|FromRedisValue|ToRedisArgs|RedisError|RedisResult|Script|Value|AsyncCommands|AsyncTypedCommands|Commands)\b|\buse ::redis\b",
+        pattern: r"\bdeadpool\b|(^|[^:\w])(::)?redis::(aio|cmd|pipe|Cmd|Client|Connection\w*|ErrorKind|FromRedisValue|ToRedisArgs|RedisError|RedisResult|Script|Value|AsyncCommands|AsyncTypedCommands|Commands)\b|\buse ::redis\b",
         catches: "fn call(client: &redis::Client) {}",
     },
     Rule {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use weir::config::model::{Config, Cost, HostMatch, Http2, KeyPart, PathMatch, Store};
+use weir::config::model::{Config, Cost, HostMatch, Http2, KeyPart, PathMatch, RedisServers, Store};
 use weir::config::{self, Handle, LoadError, Loaded, Outcome};
 use weir::limiter::limit::{Algorithm, Limit, Mode, OnStoreFailure, Partitioned, Permits, Scope};
 use weir::limiter::windows::{CalendarWindows, Period};
@@ -245,14 +245,38 @@ const BROKEN: &[(&str, &str)] = &[
         "store: {redis: {url: 'http://a'}}\nROUTES",
         "1:22: store.redis.url: the URL must begin with redis:// or rediss://",
     ),
-    ("store: {redis: {timeout: 1s}}\nROUTES", "1:9: store.redis: the key `url` is missing"),
+    ("store: {redis: {timeout: 1s}}\nROUTES", "1:9: store.redis: the key `url` is missing; or give"),
+    (
+        "store: {redis: {cluster: ['redis://a:1', 'rediss://b:1', 'redis://c:1/2']}}\nROUTES",
+        "1:42: store.redis.cluster[1]: redis:// and rediss:// cannot be mixed\n\
+         1:58: store.redis.cluster[2]: these URLs name no database",
+    ),
+    (
+        "store: {redis: {cluster: [], tls: {ca: pem}}}\nROUTES",
+        "1:26: store.redis.cluster: needs at least one URL",
+    ),
+    (
+        "store: {redis: {cluster: ['redis://a'], sentinel: {nodes: ['redis://a'], master: ''}}}\nROUTES",
+        "1:9: store.redis: `url`, `cluster` and `sentinel` exclude each other\n\
+         1:82: store.redis.sentinel.master: must not be empty",
+    ),
+    (
+        "store: {redis: {sentinel: {nodes: ['redis://a'], master: m, username: u, database: 70000}}}\nROUTES",
+        "1:61: store.redis.sentinel.username: needs `password` beside it\n\
+         1:84: store.redis.sentinel.database: must be from 0 to 65535",
+    ),
+    (
+        "store: {redis: {cluster: ['redis://a']}}\nlimiters: {a: {limits: [1/s]}, b: {limits: [1/s], group: c}}\n\
+         routes:\n  - {name: a, match: {}, upstream: 'http://a', limiters: [a, b]}\n",
+        "4:62: routes[0].limiters[1]: on a Redis Cluster the limiters of one route need the same `group`: \"a\" is of \"a\"",
+    ),
     (
         "store: {redis: {url: 'redis://a/x'}}\nROUTES",
         "1:22: store.redis.url: the path of the URL must be a database number",
     ),
     (
         "store: {redis: {url: 'redis://a', tls: {}}}\nROUTES",
-        "1:35: store.redis.tls: needs a URL that begins with rediss://",
+        "1:35: store.redis.tls: needs URLs that begin with rediss://",
     ),
     (
         "store: {redis: {url: 'rediss://a', tls: {cert: pem}}}\nROUTES",
@@ -404,11 +428,6 @@ const LATER: &[(&str, &str)] = &[
     ("server: {trusted_proxies: [10.0.0.0/8]}\nROUTES", "1:10: server.trusted_proxies: not supported yet"),
     ("server: {tls: {cert: pem, key: key}}\nROUTES", "1:10: server.tls: not supported yet"),
     ("clients: {a: {tokens: [x]}}\nROUTES", "1:1: clients: not supported yet"),
-    ("store: {redis: {cluster: ['redis://a']}}\nROUTES", "1:17: store.redis.cluster: not supported yet"),
-    (
-        "store: {redis: {sentinel: {nodes: ['redis://a'], master: m}}}\nROUTES",
-        "1:17: store.redis.sentinel: not supported yet",
-    ),
     (
         "limiters:\n  a: {limits: [1/s], key: [host, client]}\nROUTES",
         "2:34: limiters.a.key[1]: `client` is not supported yet; it comes with `clients`",
@@ -742,8 +761,9 @@ fn a_redis_store_shows_no_password() {
         ))
         .unwrap();
     let Store::Redis(redis) = &loaded.config.store else { panic!("no redis") };
-    assert_eq!(redis.url.reveal(), "rediss://user:pa55@redis.internal/2");
-    assert_eq!(redis.address, "redis.internal:6379");
+    let RedisServers::One(node) = &redis.servers else { panic!("one server") };
+    assert_eq!(node.url.reveal(), "rediss://user:pa55@redis.internal/2");
+    assert_eq!(redis.servers.addresses(), "redis.internal:6379");
     assert_eq!((redis.timeout, redis.pool_size, redis.fleet_size), (Duration::from_millis(50), 2, 3));
     assert_eq!(redis.key_prefix, "prod:weir");
     assert!(!format!("{loaded:?}").contains("pa55"));

@@ -28,7 +28,7 @@ pub fn run(path: &Path) -> std::io::Result<ExitCode> {
 fn summary(config: &Config) -> String {
     let store = match &config.store {
         Store::Memory => "memory".to_owned(),
-        Store::Redis(redis) => format!("redis at {}", redis.address),
+        Store::Redis(redis) => format!("redis at {}", redis.servers.addresses()),
     };
     format!(
         "{}, {}, store {store}",

@@ -123,13 +123,11 @@ pub enum Store {
     Redis(RedisStore),
 }
 
-/// One Redis server.
+/// Redis: one server, or several that know each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedisStore {
-    /// `redis://` or `rediss://`, with user, password and database number.
-    pub url: Secret,
-    /// The address without user and password, for logs and pages.
-    pub address: String,
+    /// Where it is.
+    pub servers: RedisServers,
     /// For `rediss://`: beyond the public roots, and the client's certificate.
     pub tls: RedisTls,
     /// The longest time that a call may take.
@@ -140,6 +138,51 @@ pub struct RedisStore {
     pub key_prefix: String,
     /// Replicas to assume before the store has been seen.
     pub fleet_size: u32,
+}
+
+/// Where Redis is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RedisServers {
+    /// One server.
+    One(RedisNode),
+    /// A Redis Cluster, by some of its nodes.
+    Cluster(Vec<RedisNode>),
+    /// A server that sentinels name.
+    Sentinel {
+        /// The sentinels, each with the user and password for itself.
+        nodes: Vec<RedisNode>,
+        /// What they call the server.
+        master: String,
+        /// For the server.
+        username: Option<String>,
+        /// For the server.
+        password: Option<Secret>,
+        /// On the server.
+        database: u16,
+    },
+}
+
+impl RedisServers {
+    /// Each address without user and password, for logs and pages.
+    pub fn addresses(&self) -> String {
+        let list = |nodes: &[RedisNode]| {
+            nodes.iter().map(|node| node.address.as_str()).collect::<Vec<_>>().join(", ")
+        };
+        match self {
+            RedisServers::One(node) => node.address.clone(),
+            RedisServers::Cluster(nodes) => format!("cluster {}", list(nodes)),
+            RedisServers::Sentinel { nodes, master, .. } => format!("{master} of sentinels {}", list(nodes)),
+        }
+    }
+}
+
+/// One server of Redis.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RedisNode {
+    /// `redis://` or `rediss://`, with user, password and database number.
+    pub url: Secret,
+    /// The address without user and password.
+    pub address: String,
 }
 
 /// PEM files, by path.

@@ -6,8 +6,8 @@
 //!   of what was booked before lies at or before the instant at which the ledger is read;
 //! - the store grants nothing in the first moments of an epoch, in which every replica is heard at least twice.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use futures_util::future::ready;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
@@ -29,70 +29,70 @@ const WRITES_MAX: usize = 64;
 
 /// Keeps one store's memory.
 pub(super) struct Keeper {
-    home: Arc<Home>,
+    home: Weak<Home>,
     queues: Arc<Queues>,
     /// The epoch into which everything has been written.
     written: u64,
 }
 
 impl Keeper {
-    pub(super) fn new(home: Arc<Home>, queues: Arc<Queues>) -> Keeper {
+    pub(super) fn new(home: Weak<Home>, queues: Arc<Queues>) -> Keeper {
         Keeper { home, queues, written: 0 }
     }
 
-    /// Works for ever.
+    /// Works for as long as somebody uses the store.
     pub(super) async fn run(mut self) {
-        loop {
+        while let Some(home) = self.home.upgrade() {
             // An error is counted and told by the store; the next heartbeat tries again.
-            if let Err(error) = self.beat().await {
+            if let Err(error) = self.beat(&home).await {
                 debug!(%error, "the store's epoch is not known");
             }
-            self.home.ledger.sweep(self.home.now());
-            let pause = if self.home.ledger.is_empty() { QUIET } else { self.home.heartbeat() };
+            home.ledger.sweep(home.now());
+            let pause = if home.ledger.is_empty() { QUIET } else { home.heartbeat() };
             tokio::select! {
                 () = sleep(pause) => {}
-                () = self.home.ledger.begun() => {}
-                () = self.home.lost() => {}
+                () = home.ledger.begun() => {}
+                () = home.lost() => {}
             }
         }
     }
 
-    async fn beat(&mut self) -> Result<(), StoreError> {
-        let known = self.home.epoch.load(Ordering::Acquire);
+    async fn beat(&mut self, home: &Home) -> Result<(), StoreError> {
+        let known = home.epoch.load(Ordering::Acquire);
         // Each answer to a worker tells the epoch, and keeps it alive.
-        let heard = self.home.clock.heard().map(|clock| clock.heard());
-        let is_fresh = known != 0 && heard.is_some_and(|heard| heard.elapsed() < self.home.heartbeat());
+        let heard = home.clock.heard().map(|clock| clock.heard());
+        let is_fresh = known != 0 && heard.is_some_and(|heard| heard.elapsed() < home.heartbeat());
         if !is_fresh {
-            let Epoch { id, .. } = self.home.store.epoch(known).await?;
-            if self.home.meet_epoch(id) {
+            let Epoch { id, .. } = home.store.epoch(known).await?;
+            if home.meet_epoch(id) {
                 self.queues.wake_all();
             }
         }
-        let current = self.home.epoch.load(Ordering::Acquire);
+        let current = home.epoch.load(Ordering::Acquire);
         // The first one that is heard of has lost nothing of this replica's.
         if self.written == 0 {
             self.written = current;
         }
         if self.written != current {
-            self.write_back(current).await?;
+            self.write_back(home, current).await?;
         }
-        say(&self.home, &self.home.ledger.unsaid(), &self.queues.fallback).await
+        say(home, &home.ledger.unsaid(), &self.queues.fallback).await
     }
 
     /// Writes everything back. What fails is tried again with the next heartbeat, under its number.
-    async fn write_back(&mut self, epoch: u64) -> Result<(), StoreError> {
+    async fn write_back(&mut self, home: &Home, epoch: u64) -> Result<(), StoreError> {
         let now = Instant::now();
-        let clock = self.home.clock.heard();
-        let latest = clock.map_or_else(|| self.home.now(), |clock| clock.latest(now));
+        let clock = home.clock.heard();
+        let latest = clock.map_or_else(|| home.now(), |clock| clock.latest(now));
         let sent = clock.map_or(Micros::ZERO, |_| latest);
-        self.home.ledger.forget_after(latest);
-        let granted = self.home.ledger.granted(latest);
+        home.ledger.forget_after(latest);
+        let granted = home.ledger.granted(latest);
         let permits: u64 = granted.iter().flat_map(|page| &page.entries).map(|entry| entry.permits).sum();
         warn!(
             limiters = granted.len(),
             permits, "the store has lost its state: writing back what this replica was granted"
         );
-        let (store, replica) = (&self.home.store, self.queues.fallback.replica);
+        let (store, replica) = (&home.store, self.queues.fallback.replica);
         let writes = granted.into_iter().map(|Granted { subject, entries, seen }| async move {
             let entries = entries.iter().map(|entry| (ago(latest, entry.at), entry.permits)).collect();
             // The epoch is the number: what has been written into it already is not written twice.

@@ -3,8 +3,11 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use futures_util::future::join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::sync::Notify;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Duration, sleep, timeout};
 
@@ -47,14 +50,49 @@ pub struct Limiters {
 }
 
 struct Inner {
-    /// For the limiters that the fleet shares.
-    overall: Arc<Home>,
-    /// For those that each replica has by itself.
-    per_replica: Arc<Home>,
+    homes: Homes,
     queues: Arc<Queues>,
     metrics: Metrics,
     /// In the order of the configuration.
     lives: Mutex<Vec<Arc<Live>>>,
+}
+
+/// Where limiters live.
+struct Homes {
+    /// Those that the fleet shares.
+    overall: Arc<Home>,
+    /// Those that each replica has by itself.
+    per_replica: Arc<Home>,
+    /// The homes of groups, where each may be lost by itself, in use or not.
+    parts: Mutex<HashMap<Arc<str>, Weak<Home>>>,
+    /// Told when there is another one.
+    grown: Notify,
+    clock: Clock,
+}
+
+impl Homes {
+    fn of(&self, limiter: &Limiter) -> Arc<Home> {
+        if limiter.scope == Scope::PerReplica {
+            return self.per_replica.clone();
+        }
+        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(home) = parts.get(&limiter.group).and_then(Weak::upgrade) {
+            return home;
+        }
+        let Some(store) = self.overall.store.part(&limiter.group) else { return self.overall.clone() };
+        let home = Arc::new(Home::new(store, self.clock));
+        parts.retain(|_, home| home.strong_count() > 0);
+        parts.insert(limiter.group.clone(), Arc::downgrade(&home));
+        self.grown.notify_one();
+        home
+    }
+
+    /// All whose memory may be lost.
+    fn shared(&self) -> Vec<Arc<Home>> {
+        let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let parts = parts.values().filter_map(Weak::upgrade);
+        parts.chain([self.overall.clone()]).filter(|home| home.store.may_fail()).collect()
+    }
 }
 
 /// A number for this replica, below 2^53 because Lua must hold it, and not zero.
@@ -79,9 +117,15 @@ impl Limiters {
         let fleet_size = u64::from(fleet_size);
         let fallback = Fallback { replica: replica(), store: MemoryStore::new(clock), clock, fleet_size };
         let home = |store| Arc::new(Home::new(store, clock));
-        let inner = Inner {
+        let homes = Homes {
             overall: home(store),
             per_replica: home(Arc::new(MemoryStore::new(clock))),
+            parts: Mutex::default(),
+            grown: Notify::new(),
+            clock,
+        };
+        let inner = Inner {
+            homes,
             queues: Arc::new(Queues::new(fallback, linger)),
             metrics,
             lives: Mutex::default(),
@@ -92,7 +136,7 @@ impl Limiters {
     /// Puts these limiters in force. An unchanged one notices nothing; a changed one keeps its queues and
     /// what was used; the queues of a removed one end with their last request.
     ///
-    /// One that changes its scope, or that becomes partitioned or no longer is, is another one for gates made from now on.
+    /// One that changes its scope or moves to another memory, or that becomes partitioned or no longer is, is another one for gates made from now on.
     pub fn apply(&self, limiters: &[Arc<Limiter>]) {
         let Inner { queues, metrics, .. } = &*self.inner;
         let mut lives = self.inner.lives.lock().unwrap_or_else(PoisonError::into_inner);
@@ -104,8 +148,8 @@ impl Limiters {
             if *before == *limiter {
                 return live.clone();
             }
-            if before.scope != limiter.scope || before.partitioned.is_some() != limiter.partitioned.is_some()
-            {
+            let stays = Arc::ptr_eq(&live.home, &self.inner.homes.of(limiter));
+            if !stays || before.partitioned.is_some() != limiter.partitioned.is_some() {
                 return self.begin(limiter, Some(live));
             }
             live.change(limiter.clone(), metrics.limiter(limiter));
@@ -124,13 +168,10 @@ impl Limiters {
     }
 
     fn begin(&self, limiter: &Arc<Limiter>, before: Option<&Arc<Live>>) -> Arc<Live> {
-        let home = match limiter.scope {
-            Scope::Overall => &self.inner.overall,
-            Scope::PerReplica => &self.inner.per_replica,
-        };
+        let home = self.inner.homes.of(limiter);
         let counts = before.map(|before| before.counts.clone()).unwrap_or_default();
         let metrics = self.inner.metrics.limiter(limiter);
-        Arc::new(Live::new(limiter.clone(), metrics, home.clone(), counts))
+        Arc::new(Live::new(limiter.clone(), metrics, home, counts))
     }
 
     fn lives(&self) -> Vec<Arc<Live>> {
@@ -179,7 +220,7 @@ impl Limiters {
 
     /// Whether the store answers, as far as is known.
     pub fn store_up(&self) -> bool {
-        self.inner.overall.store.is_up()
+        self.inner.homes.overall.store.is_up()
     }
 
     /// Whether every limiter can serve by its policy: false while one that rejects has no store.
@@ -193,7 +234,7 @@ impl Limiters {
 
     /// Passes on what other replicas announce, until they no longer can.
     pub async fn follow(&self) {
-        let Some(mut announcements) = self.inner.overall.store.announcements() else { return };
+        let Some(mut announcements) = self.inner.homes.overall.store.announcements() else { return };
         loop {
             match announcements.recv().await {
                 Ok(announcement) => self.announced(&announcement),
@@ -207,8 +248,8 @@ impl Limiters {
     /// Ends when the store grants permits: one that is new, or has lost its memory, settles first. Ends at once if it does
     /// not answer, and after two seconds in any case.
     pub async fn settle(&self) {
-        let home = &self.inner.overall;
-        let settled = async {
+        let homes = self.inner.homes.shared();
+        let settled = |home: Arc<Home>| async move {
             while let Ok(epoch) = home.store.epoch(home.epoch.load(Ordering::Acquire)).await {
                 home.meet_epoch(epoch.id);
                 if epoch.settles_until.is_none() {
@@ -217,14 +258,27 @@ impl Limiters {
                 sleep(SETTLING_LOOK).await;
             }
         };
-        let _ = timeout(SETTLING_MAX, settled).await;
+        let _ = timeout(SETTLING_MAX, join_all(homes.into_iter().map(settled))).await;
     }
 
-    /// Keeps the store's memory for as long as it is polled; ends at once where that is never lost.
+    /// Keeps the store's memory for as long as it is polled.
     pub async fn keep(&self) {
-        let Inner { overall, queues, .. } = &*self.inner;
-        if overall.store.may_fail() {
-            Keeper::new(overall.clone(), queues.clone()).run().await;
+        let Inner { homes, queues, .. } = &*self.inner;
+        let mut kept: Vec<Weak<Home>> = Vec::new();
+        let mut keepers = FuturesUnordered::new();
+        loop {
+            kept.retain(|home| home.strong_count() > 0);
+            for home in homes.shared() {
+                let home = Arc::downgrade(&home);
+                if !kept.iter().any(|known| known.ptr_eq(&home)) {
+                    kept.push(home.clone());
+                    keepers.push(Keeper::new(home, queues.clone()).run());
+                }
+            }
+            tokio::select! {
+                () = homes.grown.notified() => {}
+                Some(()) = keepers.next() => {}
+            }
         }
     }
 

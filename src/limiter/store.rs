@@ -156,6 +156,11 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
+    /// The store for the limiters of a group, where each group may be lost by itself; `None` where there is one memory for all.
+    fn part(&self, _group: &str) -> Option<Arc<dyn Store>> {
+        None
+    }
+
     /// Whether there is room for the state of a partition of a limiter that may have so many of them.
     fn has_room(&self, _limiter: &LimiterName, _partition: Partition, _partitions_max: u32) -> bool {
         true

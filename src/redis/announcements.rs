@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use redis::{Client, RedisError};
+use redis::RedisError;
 use tokio::sync::broadcast;
 use tokio::time::{Instant, interval_at, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -15,6 +15,7 @@ use crate::clock::Micros;
 use crate::limiter::order::Room;
 use crate::limiter::store::Announcement;
 use crate::redis::keys;
+use crate::redis::pool::Connections;
 
 /// Announcements that a listener may lag behind.
 const BACKLOG_MAX: usize = 1024;
@@ -28,15 +29,15 @@ const RETRY_MAX: Duration = Duration::from_secs(5);
 
 /// Hears announcements and passes them on.
 pub(super) struct Announcements {
-    client: Client,
+    connections: Connections,
     channel: String,
     connect_timeout: Duration,
     heard: broadcast::Sender<Announcement>,
 }
 
 impl Announcements {
-    pub(super) fn new(client: Client, channel: String, connect_timeout: Duration) -> Announcements {
-        Announcements { client, channel, connect_timeout, heard: broadcast::channel(BACKLOG_MAX).0 }
+    pub(super) fn new(connections: Connections, channel: String, connect_timeout: Duration) -> Announcements {
+        Announcements { connections, channel, connect_timeout, heard: broadcast::channel(BACKLOG_MAX).0 }
     }
 
     /// The channel that scripts publish to.
@@ -73,7 +74,7 @@ impl Announcements {
     /// Hears until the connection breaks.
     async fn hear(&self) -> Result<(), RedisError> {
         let connect = async {
-            let mut connection = self.client.get_async_pubsub().await?;
+            let mut connection = self.connections.servers().subscriber().await?;
             connection.subscribe(&self.channel).await?;
             Ok::<_, RedisError>(connection)
         };

@@ -47,7 +47,8 @@ impl Fleet {
         let run = Run { cost: 1, wait_max: Micros(10 * SECOND), count };
         let call =
             Call { replica: 1, epoch: heard, known: vec![0], runs: vec![run], room: 100, ..Call::default() };
-        let place = Place { prefix: "p", channel: "", call: 0, run: self.run, settle: LEASE };
+        let place =
+            Place { prefix: "p", epoch: "p:epoch", channel: "", call: 0, run: self.run, settle: LEASE };
         let subjects = std::slice::from_ref(&self.subject);
         let command = command_for(&Script::reserve(), place, Micros(START + after), LEASE, subjects, &call);
         let value: Value = command.query(&mut self.connection).unwrap();
@@ -63,8 +64,10 @@ impl Fleet {
     }
 
     fn write_back(&mut self, after: u64, write: &WriteBack) -> Epoch {
+        let place =
+            Place { prefix: "p", epoch: "p:epoch", channel: "", call: 0, run: self.run, settle: LEASE };
         let command =
-            write_command(&Script::write_back(), "p", self.run, Micros(START + after), &self.subject, write);
+            write_command(&Script::write_back(), place, Micros(START + after), &self.subject, write);
         decode_epoch(&command.query(&mut self.connection).unwrap()).unwrap()
     }
 

@@ -1,6 +1,10 @@
-//! A circuit breaker: after repeated failures nobody asks the store until a probe has found it again.
+//! Circuit breakers: after repeated failures nobody asks the store until a probe has found it again.
+//!
+//! One server has one circuit. On a Cluster each group of limiters has its own, for it may be away while others are there.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -11,22 +15,64 @@ use crate::telemetry::StoreMetrics;
 /// Failures in a row that open the circuit: one may be a lost connection, three are an outage.
 const FAILURES_MAX: u32 = 3;
 
-/// How long an open circuit waits between two probes.
-pub(super) const PROBE_INTERVAL: Duration = Duration::from_millis(200);
+/// How long an open circuit waits between two probes; each time a quarter more or less, so that a fleet does not probe at once.
+const PROBE_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Whether the store is worth asking.
-pub(super) struct Health {
-    up: AtomicBool,
-    failures: AtomicU32,
+/// The circuits of a store.
+pub(super) struct Circuits {
+    open: AtomicUsize,
     opened: Notify,
     metrics: StoreMetrics,
 }
 
-impl Health {
-    /// Assumes that the store is there.
-    pub(super) fn new(metrics: StoreMetrics) -> Health {
+impl Circuits {
+    pub(super) fn new(metrics: StoreMetrics) -> Circuits {
         metrics.set_up(true);
-        Health { up: AtomicBool::new(true), failures: AtomicU32::new(0), opened: Notify::new(), metrics }
+        Circuits { open: AtomicUsize::new(0), opened: Notify::new(), metrics }
+    }
+
+    /// Whether none is open.
+    pub(super) fn are_closed(&self) -> bool {
+        self.open.load(Ordering::Acquire) == 0
+    }
+
+    /// Ends when it is time for a probe.
+    pub(super) async fn probe_is_due(&self) {
+        while self.are_closed() {
+            self.opened.notified().await;
+        }
+        tokio::time::sleep(jittered(PROBE_INTERVAL)).await;
+    }
+
+    fn count(&self, opens: bool) {
+        if opens {
+            self.open.fetch_add(1, Ordering::AcqRel);
+            self.metrics.set_up(false);
+            self.opened.notify_one();
+        } else if self.open.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.metrics.set_up(true);
+        }
+    }
+}
+
+/// Three to five quarters of a time.
+fn jittered(time: Duration) -> Duration {
+    // The standard library seeds each of these at random.
+    let share = u32::try_from(RandomState::new().hash_one(0u8) % 512).unwrap_or_default();
+    time * (768 + share) / 1024
+}
+
+/// Whether a store, or a part of one, is worth asking.
+pub(super) struct Health {
+    up: AtomicBool,
+    failures: AtomicU32,
+    circuits: Arc<Circuits>,
+}
+
+impl Health {
+    /// Assumes that it is there.
+    pub(super) fn new(circuits: Arc<Circuits>) -> Health {
+        Health { up: AtomicBool::new(true), failures: AtomicU32::new(0), circuits }
     }
 
     pub(super) fn is_up(&self) -> bool {
@@ -36,24 +82,58 @@ impl Health {
     pub(super) fn succeeded(&self) {
         self.failures.store(0, Ordering::Relaxed);
         if !self.up.swap(true, Ordering::AcqRel) {
-            self.metrics.set_up(true);
+            self.circuits.count(false);
             info!("the store answers again");
         }
     }
 
-    pub(super) fn failed(&self, why: &str) {
+    /// Returns whether the circuit has opened with this failure.
+    pub(super) fn failed(&self, why: &str) -> bool {
         let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
-        if failures >= FAILURES_MAX && self.up.swap(false, Ordering::AcqRel) {
-            self.metrics.set_up(false);
+        let opens = failures >= FAILURES_MAX && self.up.swap(false, Ordering::AcqRel);
+        if opens {
+            self.circuits.count(true);
             warn!(error = why, failures, "the store is away: limiters go by their on_store_failure");
-            self.opened.notify_one();
+        }
+        opens
+    }
+}
+
+impl Drop for Health {
+    fn drop(&mut self) {
+        if !self.is_up() {
+            self.circuits.count(false);
         }
     }
+}
 
-    /// Ends while the circuit is open.
-    pub(super) async fn is_open(&self) {
-        while self.is_up() {
-            self.opened.notified().await;
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::Metrics;
+
+    #[test]
+    fn probes_are_spread() {
+        let times: Vec<Duration> = (0..200).map(|_| jittered(PROBE_INTERVAL)).collect();
+        let (least, most) = (times.iter().min().unwrap(), times.iter().max().unwrap());
+        assert!((150..165).contains(&least.as_millis()), "{least:?}");
+        assert!((235..=250).contains(&most.as_millis()), "{most:?}");
+    }
+
+    #[test]
+    fn a_store_is_up_when_each_part_is() {
+        let metrics = Metrics::new();
+        let circuits = Arc::new(Circuits::new(metrics.store()));
+        let (one, two) = (Health::new(circuits.clone()), Health::new(circuits.clone()));
+        assert_eq!([(); 3].map(|()| one.failed("away")), [false, false, true]);
+        assert!((0..4).any(|_| two.failed("away")));
+        assert!(!one.is_up() && !two.is_up() && !circuits.are_closed());
+        one.succeeded();
+        one.succeeded();
+        assert!(one.is_up() && !circuits.are_closed());
+        assert!(metrics.render().contains("weir_store_up 0"));
+        drop(two);
+        assert!(circuits.are_closed());
+        assert!(metrics.render().contains("weir_store_up 1"));
     }
 }

@@ -40,9 +40,12 @@ pub(super) fn queue_members(key: &str) -> Option<Vec<(LimiterName, Option<Partit
     states.split('+').map(member).collect()
 }
 
-/// What tells whether the server has lost its memory.
-pub(super) fn epoch(prefix: &str) -> String {
-    format!("{prefix}:v1:epoch")
+/// What tells whether the server has lost its memory: one for all on one server, one for each group on a Cluster.
+pub(super) fn epoch(prefix: &str, group: Option<&str>) -> String {
+    match group {
+        Some(group) => format!("{prefix}:{{{group}}}:v1:epoch"),
+        None => format!("{prefix}:v1:epoch"),
+    }
 }
 
 /// The channel on which scripts tell the fleet what it need not ask for.

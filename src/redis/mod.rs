@@ -3,7 +3,7 @@
 //! - [`store`]: calls as scripts, answers as values.
 //! - `script`: the Lua sources, called by their hash.
 //! - `keys`: every key's name, and why it looks so.
-//! - `pool`: connections, made and replaced.
+//! - `servers`: where Redis is: one server, behind sentinels, a Cluster. `pool`: connections, made and replaced.
 //! - `announcements`: what the fleet tells without being asked.
 //! - `health`: whether the store is worth asking.
 
@@ -14,9 +14,10 @@ mod health;
 mod keys;
 mod pool;
 mod script;
+mod servers;
 pub mod store;
 #[cfg(test)]
 mod twin;
 
-pub use pool::RedisSetupError;
+pub use servers::RedisSetupError;
 pub use store::RedisStore;

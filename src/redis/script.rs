@@ -1,6 +1,6 @@
-//! The Lua scripts: embedded, called by their SHA-1, loaded again when the server has forgotten them.
+//! The Lua scripts: embedded, called by their SHA-1, sent whole to a server that does not know them.
 
-use redis::aio::MultiplexedConnection;
+use super::servers::Wire;
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
 /// What every script shares, in front of each.
@@ -48,31 +48,31 @@ impl Script {
     }
 
     /// Its text.
+    #[cfg(test)]
     pub(super) fn source(&self) -> &'static str {
         self.source
     }
 
-    /// The beginning of a call.
+    /// The beginning of a call by the script's hash.
     pub(super) fn command(&self, keys: &[String]) -> Cmd {
         let mut command = redis::cmd("EVALSHA");
         command.arg(&self.sha).arg(keys.len()).arg(keys);
         command
     }
 
-    /// Makes the call. A server that does not know the script is given it, and the call is repeated: it had not been
-    /// carried out. Returns whether that was so.
-    pub(super) async fn call(
-        &self,
-        connection: &mut MultiplexedConnection,
-        command: &Cmd,
-    ) -> (bool, Result<Value, RedisError>) {
-        match command.query_async(connection).await {
+    /// Makes the call. A server that does not know the script had not carried it out: it is sent the script with the call, and
+    /// knows it then. Returns whether that was so.
+    pub(super) async fn call(&self, wire: &mut Wire, command: &Cmd) -> (bool, Result<Value, RedisError>) {
+        match command.query_async(wire).await {
             Err(error) if forgotten(&error) => {
-                let loaded = redis::cmd("SCRIPT").arg("LOAD").arg(self.source).exec_async(connection).await;
-                match loaded {
-                    Ok(()) => (true, command.query_async(connection).await),
-                    Err(error) => (true, Err(error)),
+                let mut whole = redis::cmd("EVAL");
+                whole.arg(self.source);
+                for argument in command.args_iter().skip(2) {
+                    if let redis::Arg::Simple(argument) = argument {
+                        whole.arg(argument);
+                    }
                 }
+                (true, whole.query_async(wire).await)
             }
             result => (false, result),
         }

@@ -2,13 +2,14 @@
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use deadpool_redis::PoolError;
-use futures_util::future::{BoxFuture, FutureExt};
-use redis::{Cmd, Value};
+use deadpool::managed::PoolError;
+use futures_util::future::{BoxFuture, FutureExt, join_all};
+use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::sync::broadcast;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Micros;
@@ -21,10 +22,11 @@ use crate::limiter::store::{
     Announcement, Epoch, Inspection, Store, StoreError, Subject, Unknown, WriteBack,
 };
 use crate::redis::announcements::Announcements;
-use crate::redis::health::{Health, PROBE_INTERVAL};
+use crate::redis::health::{Circuits, Health};
 use crate::redis::keys;
-use crate::redis::pool::{Connections, RedisSetupError, connect_timeout};
+use crate::redis::pool::{Connections, NoConnection, connect_timeout};
 use crate::redis::script::Script;
+use crate::redis::servers::RedisSetupError;
 use crate::telemetry::{StoreMetrics, StoreOp, StoreResult};
 
 /// Two heartbeats of a worker and a margin: by then every replica has heard of changed limits.
@@ -33,6 +35,9 @@ const LEASE: Micros = Micros::from_millis(500);
 /// How long a new epoch takes to settle: a replica that has been granted anything asks for the epoch twice in that time, and
 /// has some of it left to write back.
 const SETTLE: Micros = LEASE;
+
+/// A Cluster as a whole holds no limiter.
+const NO_PART: StoreError = StoreError::Malformed("no group");
 
 /// The owner of the connection for what is not a limiter's.
 const KEEPER: &str = "keeper";
@@ -43,26 +48,43 @@ const REPEAT_WITHIN: Duration = Duration::from_millis(500);
 /// The most rules of one queue: what a script may name as violated.
 const VIOLATED_LIMITS: u64 = 256;
 
-/// Limiter state in Redis.
+/// Limiter state in Redis: all of it, or on a Cluster that of one group.
+#[derive(Clone)]
 pub struct RedisStore {
+    shared: Arc<Shared>,
+    part: Arc<Part>,
+}
+
+/// What all parts have in common.
+struct Shared {
     connections: Connections,
     announcements: Announcements,
-    health: Health,
+    circuits: Arc<Circuits>,
+    /// Whether each group of limiters is a part by itself, and those that are in use.
+    is_cluster: bool,
+    parts: Mutex<Vec<Weak<Part>>>,
     reserve: Script,
     inspect: Script,
     epoch_keep: Script,
     write_back: Script,
     prefix: String,
-    /// Where the server is, without user and password.
-    address: String,
+    /// Where the servers are, without user and password.
+    addresses: String,
     timeout: Duration,
     /// How many calls have been made.
     calls: AtomicU64,
     metrics: StoreMetrics,
 }
 
+/// What may be lost, or away, by itself.
+struct Part {
+    health: Health,
+    /// What tells whether it has been lost; none for a Cluster as a whole.
+    epoch: Option<String>,
+}
+
 impl RedisStore {
-    /// A store on the configured server, which is not asked yet.
+    /// A store on the configured servers, which are not asked yet.
     ///
     /// # Errors
     /// If the address or a TLS file cannot be used.
@@ -70,65 +92,79 @@ impl RedisStore {
         let connections = Connections::new(settings)?;
         let channel = keys::announcements(&settings.key_prefix);
         let announcements =
-            Announcements::new(connections.client(), channel, connect_timeout(settings.timeout));
-        Ok(RedisStore {
+            Announcements::new(connections.clone(), channel, connect_timeout(settings.timeout));
+        let circuits = Arc::new(Circuits::new(metrics.clone()));
+        let is_cluster = matches!(settings.servers, model::RedisServers::Cluster(_));
+        let epoch = (!is_cluster).then(|| keys::epoch(&settings.key_prefix, None));
+        let part = Arc::new(Part { health: Health::new(circuits.clone()), epoch });
+        let shared = Arc::new(Shared {
             connections,
             announcements,
-            health: Health::new(metrics.clone()),
+            circuits,
+            is_cluster,
+            parts: Mutex::new(vec![Arc::downgrade(&part)]),
             reserve: Script::reserve(),
             inspect: Script::inspect(),
             epoch_keep: Script::epoch_keep(),
             write_back: Script::write_back(),
             prefix: settings.key_prefix.clone(),
-            address: settings.address.clone(),
+            addresses: settings.servers.addresses(),
             timeout: settings.timeout,
             calls: AtomicU64::new(0),
             metrics,
-        })
+        });
+        Ok(RedisStore { shared, part })
     }
 
     /// Hears what other replicas announce, until `shutdown`.
     pub async fn listen(&self, shutdown: CancellationToken) {
-        self.announcements.listen(shutdown).await;
+        self.shared.announcements.listen(shutdown).await;
     }
 
-    /// Looks once whether the store is there, then whenever the circuit is open, until it is found again.
+    /// Looks once whether the store is there, then whenever a circuit is open, until it is found again.
     pub async fn probe(&self, shutdown: CancellationToken) {
         if let Err(error) = self.ping().await {
             tracing::warn!(%error, "cannot reach the store at start: limiters go by their on_store_failure");
         }
         loop {
-            let probe_is_due = async {
-                self.health.is_open().await;
-                sleep(PROBE_INTERVAL).await;
-            };
             tokio::select! {
                 () = shutdown.cancelled() => return,
-                () = probe_is_due => {}
+                () = self.shared.circuits.probe_is_due() => {}
             }
+            let probes = self.parts().into_iter().filter(|part| !part.part.health.is_up());
             // The outcome is kept by the health.
-            let _ = self.ping().await;
+            join_all(probes.map(|part| async move { part.ping().await })).await;
         }
     }
 
-    /// Asks whether the server is there, and gives it the scripts before the first request needs them.
+    /// Those that are in use.
+    fn parts(&self) -> Vec<RedisStore> {
+        let mut parts = self.shared.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        parts.retain(|part| part.strong_count() > 0);
+        let parts = parts.iter().filter_map(Weak::upgrade);
+        parts.map(|part| RedisStore { shared: self.shared.clone(), part }).collect()
+    }
+
+    /// Asks whether the server is there, by a heartbeat where that is possible: it must be able to write, too.
     async fn ping(&self) -> Result<(), StoreError> {
         let started = Instant::now();
         let attempt = async {
-            let (mut connection, _) =
-                self.connections.get(&"ping").await.map_err(|error| self.lost(&error))?;
-            let mut commands = redis::pipe();
-            commands.cmd("PING").cmd("SCRIPT").arg("LOAD").arg(self.reserve.source());
-            for script in [&self.inspect, &self.epoch_keep, &self.write_back] {
-                commands.cmd("SCRIPT").arg("LOAD").arg(script.source());
-            }
-            let answered = commands.exec_async(&mut connection).await;
-            answered.map_err(|error| self.failed(&"ping", &error))
+            let command = |run: &str| match &self.part.epoch {
+                Some(epoch) => self.heartbeat(epoch, run, 0),
+                None => redis::cmd("PING"),
+            };
+            self.attempt(StoreOp::Ping, &self.shared.epoch_keep, "ping", command).await.map(drop)
         };
-        let result =
-            timeout(self.timeout * 5, attempt).await.unwrap_or(Err(StoreError::Timeout(self.timeout)));
+        let timeout_after = connect_timeout(self.shared.timeout);
+        let result = timeout(timeout_after, attempt).await.unwrap_or(Err(StoreError::Timeout(timeout_after)));
         self.record(StoreOp::Ping, started, &result);
         result
+    }
+
+    fn heartbeat(&self, epoch: &str, run: &str, known: u64) -> Cmd {
+        let mut command = self.shared.epoch_keep.command(&[epoch.to_owned()]);
+        command.arg(0).arg(SETTLE.0).arg(run).arg(known);
+        command
     }
 
     /// Makes a script call within the deadline. `command` makes it for the run of the server that is connected.
@@ -139,38 +175,45 @@ impl RedisStore {
         owner: &str,
         command: impl Fn(&str) -> Cmd,
     ) -> Result<Value, StoreError> {
-        if !self.health.is_up() {
+        if !self.part.health.is_up() {
             return Err(StoreError::Away);
         }
         let started = Instant::now();
-        let attempt = async {
-            let mut is_repeated = false;
-            loop {
-                let (mut connection, run) =
-                    self.connections.get(&owner).await.map_err(|error| self.lost(&error))?;
-                let (loaded, result) = script.call(&mut connection, &command(&run)).await;
-                if loaded {
-                    self.metrics.called(op, StoreResult::NoScript, started.elapsed());
-                }
-                let error = match result {
-                    Ok(value) => return Ok(value),
-                    Err(error) => self.failed(&owner, &error),
-                };
-                // A call whose connection broke may have been carried out: it is made once more under its number, by a new
-                // connection, while the script is sure to remember it.
-                if is_repeated
-                    || !matches!(error, StoreError::Connection(_))
-                    || started.elapsed() > REPEAT_WITHIN
-                {
-                    return Err(error);
-                }
-                self.metrics.called(op, StoreResult::Connection, started.elapsed());
-                is_repeated = true;
-            }
-        };
-        let result = timeout(self.timeout, attempt).await.unwrap_or(Err(StoreError::Timeout(self.timeout)));
+        let attempt = self.attempt(op, script, owner, command);
+        let after = self.shared.timeout;
+        let result = timeout(after, attempt).await.unwrap_or(Err(StoreError::Timeout(after)));
         self.record(op, started, &result);
         result
+    }
+
+    async fn attempt(
+        &self,
+        op: StoreOp,
+        script: &Script,
+        owner: &str,
+        command: impl Fn(&str) -> Cmd,
+    ) -> Result<Value, StoreError> {
+        let (started, mut is_repeated) = (Instant::now(), false);
+        loop {
+            let got = self.shared.connections.get(&owner).await;
+            let mut connection = got.map_err(|error| self.lost(&error))?;
+            let (unknown, result) = script.call(&mut connection.wire, &command(&connection.run)).await;
+            if unknown {
+                self.shared.metrics.called(op, StoreResult::NoScript, started.elapsed());
+            }
+            let error = match result {
+                Ok(value) => return Ok(value),
+                Err(error) => self.failed(&owner, &error),
+            };
+            // A call whose connection broke may have been carried out: it is made once more under its number, by a new
+            // connection, while the script is sure to remember it.
+            if is_repeated || !matches!(error, StoreError::Connection(_)) || started.elapsed() > REPEAT_WITHIN
+            {
+                return Err(error);
+            }
+            self.shared.metrics.called(op, StoreResult::Connection, started.elapsed());
+            is_repeated = true;
+        }
     }
 
     fn record<T>(&self, op: StoreOp, started: Instant, result: &Result<T, StoreError>) {
@@ -180,28 +223,41 @@ impl RedisStore {
             Err(StoreError::Away | StoreError::Connection(_)) => StoreResult::Connection,
             Err(StoreError::Refused(_) | StoreError::Malformed(_)) => StoreResult::Error,
         };
-        self.metrics.called(op, told, started.elapsed());
+        self.shared.metrics.called(op, told, started.elapsed());
         match result {
-            Ok(_) => self.health.succeeded(),
-            Err(error) => self.health.failed(&error.to_string()),
+            Ok(_) => self.part.health.succeeded(),
+            Err(error) => {
+                // A server that is gone without a word is found again, or another in its place, by new connections.
+                if self.part.health.failed(&error.to_string()) {
+                    self.shared.connections.replace_all();
+                }
+            }
         }
     }
 
-    fn lost(&self, error: &PoolError) -> StoreError {
+    fn lost(&self, error: &NoConnection) -> StoreError {
         let why = match error {
             PoolError::Backend(error) => error.to_string(),
+            PoolError::Timeout(_) => "no connection in time".to_owned(),
             other => other.to_string(),
         };
-        StoreError::Connection(format!("{}: {why}", self.address))
+        StoreError::Connection(format!("{}: {why}", self.shared.addresses))
     }
 
-    fn failed(&self, owner: &&str, error: &redis::RedisError) -> StoreError {
-        if error.is_io_error() || error.is_unrecoverable_error() {
-            self.connections.replace(owner);
-            return StoreError::Connection(format!("{}: {error}", self.address));
+    fn failed(&self, owner: &&str, error: &RedisError) -> StoreError {
+        if is_misplaced(error) {
+            self.shared.connections.replace(owner);
+            return StoreError::Connection(format!("{}: {error}", self.shared.addresses));
         }
         StoreError::Refused(error.to_string())
     }
+}
+
+/// Whether another connection may do better: this one broke, or leads to a server that is the primary no more.
+fn is_misplaced(error: &RedisError) -> bool {
+    let is_no_primary =
+        matches!(error.kind(), ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown));
+    is_no_primary || error.is_io_error() || error.is_unrecoverable_error()
 }
 
 impl Store for RedisStore {
@@ -212,15 +268,17 @@ impl Store for RedisStore {
     ) -> BoxFuture<'a, Result<Answer, StoreError>> {
         async move {
             let owner = subjects.first().map_or("", |subject| subject.name.as_str());
-            let number = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
-            let channel = self.announcements.channel();
+            let number = self.shared.calls.fetch_add(1, Ordering::Relaxed) + 1;
+            let channel = self.shared.announcements.channel();
+            let Some(epoch) = &self.part.epoch else { return Err(NO_PART) };
             let command = |run: &str| {
-                let place = Place { prefix: &self.prefix, channel, call: number, run, settle: SETTLE };
-                command_for(&self.reserve, place, Micros::ZERO, LEASE, subjects, call)
+                let prefix = &self.shared.prefix;
+                let place = Place { prefix, epoch, channel, call: number, run, settle: SETTLE };
+                command_for(&self.shared.reserve, place, Micros::ZERO, LEASE, subjects, call)
             };
             let requests: u64 = call.runs.iter().map(|run| run.count).sum();
-            self.metrics.batch_size(usize::try_from(requests).unwrap_or(usize::MAX));
-            let value = self.call(StoreOp::Reserve, &self.reserve, owner, command).await?;
+            self.shared.metrics.batch_size(usize::try_from(requests).unwrap_or(usize::MAX));
+            let value = self.call(StoreOp::Reserve, &self.shared.reserve, owner, command).await?;
             decode_answer(&value, subjects, call).ok_or(StoreError::Malformed("reserve"))
         }
         .boxed()
@@ -229,11 +287,12 @@ impl Store for RedisStore {
     fn inspect<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>> {
         async move {
             let command = |_: &str| {
-                let mut command = self.inspect.command(&[keys::limiter(&self.prefix, subject)]);
+                let mut command = self.shared.inspect.command(&[keys::limiter(&self.shared.prefix, subject)]);
                 command.arg(0).arg(rules_text(subject));
                 command
             };
-            let value = self.call(StoreOp::Inspect, &self.inspect, subject.name.as_str(), command).await?;
+            let owner = subject.name.as_str();
+            let value = self.call(StoreOp::Inspect, &self.shared.inspect, owner, command).await?;
             let mut numbers = Numbers::new(&value).ok_or(StoreError::Malformed("inspect"))?;
             let inspection = (|| {
                 let (now, last) = (Micros(numbers.take()?), Micros(numbers.take()?));
@@ -247,12 +306,10 @@ impl Store for RedisStore {
 
     fn epoch(&self, known: u64) -> BoxFuture<'_, Result<Epoch, StoreError>> {
         async move {
-            let command = |run: &str| {
-                let mut command = self.epoch_keep.command(&[keys::epoch(&self.prefix)]);
-                command.arg(0).arg(SETTLE.0).arg(run).arg(known);
-                command
-            };
-            let value = self.call(StoreOp::Epoch, &self.epoch_keep, KEEPER, command).await?;
+            // A Cluster as a whole holds nothing that could be lost.
+            let Some(epoch) = &self.part.epoch else { return Ok(Epoch::default()) };
+            let command = |run: &str| self.heartbeat(epoch, run, known);
+            let value = self.call(StoreOp::Epoch, &self.shared.epoch_keep, KEEPER, command).await?;
             decode_epoch(&value).ok_or(StoreError::Malformed("epoch_keep"))
         }
         .boxed()
@@ -264,16 +321,20 @@ impl Store for RedisStore {
         write: &'a WriteBack,
     ) -> BoxFuture<'a, Result<Epoch, StoreError>> {
         async move {
-            let command =
-                |run: &str| write_command(&self.write_back, &self.prefix, run, Micros::ZERO, subject, write);
-            let value = self.call(StoreOp::WriteBack, &self.write_back, KEEPER, command).await?;
+            let Some(epoch) = &self.part.epoch else { return Err(NO_PART) };
+            let command = |run: &str| {
+                let Shared { write_back, prefix, .. } = &*self.shared;
+                let place = Place { prefix, epoch, channel: "", call: 0, run, settle: SETTLE };
+                write_command(write_back, place, Micros::ZERO, subject, write)
+            };
+            let value = self.call(StoreOp::WriteBack, &self.shared.write_back, KEEPER, command).await?;
             decode_epoch(&value).ok_or(StoreError::Malformed("write_back"))
         }
         .boxed()
     }
 
     fn announcements(&self) -> Option<broadcast::Receiver<Announcement>> {
-        Some(self.announcements.subscribe())
+        Some(self.shared.announcements.subscribe())
     }
 
     fn lease(&self) -> Micros {
@@ -281,7 +342,17 @@ impl Store for RedisStore {
     }
 
     fn is_up(&self) -> bool {
-        self.health.is_up()
+        if self.part.epoch.is_some() { self.part.health.is_up() } else { self.shared.circuits.are_closed() }
+    }
+
+    fn part(&self, group: &str) -> Option<Arc<dyn Store>> {
+        let Shared { is_cluster, circuits, prefix, parts, .. } = &*self.shared;
+        is_cluster.then(|| -> Arc<dyn Store> {
+            let (health, epoch) = (Health::new(circuits.clone()), Some(keys::epoch(prefix, Some(group))));
+            let part = Arc::new(Part { health, epoch });
+            parts.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&part));
+            Arc::new(RedisStore { shared: self.shared.clone(), part })
+        })
     }
 }
 
@@ -289,6 +360,8 @@ impl Store for RedisStore {
 #[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
     pub(super) prefix: &'a str,
+    /// The epoch's key.
+    pub(super) epoch: &'a str,
     pub(super) channel: &'a str,
     /// The number of the call among this replica's, by which the script knows one that is repeated; zero if it never is.
     pub(super) call: u64,
@@ -309,7 +382,7 @@ pub(super) fn command_for(
 ) -> Cmd {
     let mut keys: Vec<String> = subjects.iter().map(|subject| keys::limiter(place.prefix, subject)).collect();
     keys.push(keys::queue(place.prefix, subjects));
-    keys.push(keys::epoch(place.prefix));
+    keys.push(place.epoch.to_owned());
     let mut command = script.command(&keys);
     command.arg(now.0).arg(lease.0).arg(call.room);
     command.arg(call.give_back.len()).arg(call.exchange.len()).arg(call.runs.len()).arg(call.replica);
@@ -330,14 +403,13 @@ pub(super) fn command_for(
 /// The command for a write-back; `now` is zero for the server's own clock.
 pub(super) fn write_command(
     script: &Script,
-    prefix: &str,
-    run: &str,
+    place: Place<'_>,
     now: Micros,
     subject: &Subject,
     write: &WriteBack,
 ) -> Cmd {
-    let mut command = script.command(&[keys::epoch(prefix), keys::limiter(prefix, subject)]);
-    command.arg(now.0).arg(SETTLE.0).arg(run).arg(LEASE.0).arg(write.replica).arg(write.number);
+    let mut command = script.command(&[place.epoch.to_owned(), keys::limiter(place.prefix, subject)]);
+    command.arg(now.0).arg(place.settle.0).arg(place.run).arg(LEASE.0).arg(write.replica).arg(write.number);
     let (kind, since) = match write.unknown {
         Unknown::Lost => (1, Micros::ZERO),
         Unknown::Away(since) => (2, since),

@@ -215,7 +215,7 @@ fn both(model: &mut Model, connection: &mut redis::Connection, count: usize, cal
     let script = Script::reserve();
     let command = command_for(
         &script,
-        Place { prefix: "model", channel: "", call: 0, run: "", settle: Micros::ZERO },
+        Place { prefix: "model", epoch: "model:epoch", channel: "", call: 0, run: "", settle: Micros::ZERO },
         model.now,
         LEASE,
         &model.subjects[..count],
@@ -342,7 +342,7 @@ fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
         let mut ask = |subject: &Subject, now: u64, call: Call| {
             let command = command_for(
                 &script,
-                Place { prefix: "p", channel: "", call: 0, run: "", settle: Micros::ZERO },
+                Place { prefix: "p", epoch: "p:epoch", channel: "", call: 0, run: "", settle: Micros::ZERO },
                 Micros(now),
                 LEASE,
                 std::slice::from_ref(subject),
@@ -401,7 +401,14 @@ fn a_repeated_call_is_counted_once() {
     let runs = vec![Run { cost: 1, wait_max: Micros(60_000_000), count: 12 }];
     let mut ask = |replica, call_number| {
         let call = Call { replica, known: vec![0], runs: runs.clone(), room: 100, ..Call::default() };
-        let place = Place { prefix: "p", channel: "", call: call_number, run: "", settle: Micros::ZERO };
+        let place = Place {
+            prefix: "p",
+            epoch: "p:epoch",
+            channel: "",
+            call: call_number,
+            run: "",
+            settle: Micros::ZERO,
+        };
         let command = command_for(&script, place, Micros(START), LEASE, &subjects, &call);
         let value: redis::Value = command.query(&mut connection).unwrap();
         decode_answer(&value, &subjects, &call).unwrap()

@@ -20,7 +20,7 @@ use forms::{Named, Text};
 pub(crate) use forms::{Form, OffOr};
 pub(crate) use limiter::{Algorithm, Limit, Limiter, Mode, OnStoreFailure, Pause, Queue, Scope};
 pub(crate) use route::{Cost, CostHeader, Http2, Match, Route, Upstream};
-pub(crate) use store::{Redis, RedisTls, Store};
+pub(crate) use store::{Redis, RedisTls, Sentinel, Store};
 
 /// The configuration of weir, an HTTP reverse proxy that keeps a fleet inside the rate limits of third-party APIs.
 ///

@@ -24,9 +24,9 @@ pub(crate) struct Redis {
     /// `redis://USER:PASSWORD@HOST:PORT/DATABASE`, or `rediss://` for TLS. Required unless `cluster` or `sentinel` is
     /// given. User and password are percent-encoded.
     pub(crate) url: Option<String>,
-    /// Nodes of a Redis Cluster, as URLs. Not supported yet.
+    /// Some nodes of a Redis Cluster, as URLs; the others are found by them.
     pub(crate) cluster: Option<Vec<String>>,
-    /// Sentinels that know the server. Not supported yet.
+    /// Sentinels that know the server.
     pub(crate) sentinel: Option<Sentinel>,
     /// TLS files, for `rediss://`.
     pub(crate) tls: Option<RedisTls>,
@@ -46,10 +46,17 @@ pub(crate) struct Redis {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Sentinel {
-    /// The sentinels, as URLs. Required.
+    /// The sentinels, as URLs, each with the user and password for itself; `rediss://` is for the server, too. Required.
     pub(crate) nodes: Vec<String>,
-    /// The name of the master. Required.
+    /// What the sentinels call the server. Required.
     pub(crate) master: String,
+    /// The user for the server.
+    pub(crate) username: Option<String>,
+    /// The password for the server.
+    pub(crate) password: Option<String>,
+    /// The number of the database on the server. Default 0.
+    #[schemars(range(min = 0, max = 65_535))]
+    pub(crate) database: Option<i64>,
 }
 
 /// TLS towards Redis: PEM files.

@@ -20,7 +20,7 @@ use std::time::Duration;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::model::Config;
+use super::model::{Config, RedisServers, Store};
 use super::problem::Report;
 use super::schema;
 use super::schema::forms::Text;
@@ -59,6 +59,7 @@ pub(crate) fn validate(
         limiters: &limiters,
         limiter_names: root.key("limiters").names(),
         client_names: root.key("clients").names(),
+        has_groups_apart: matches!(&store, Some(Store::Redis(redis)) if matches!(redis.servers, RedisServers::Cluster(_))),
     };
     let routes = route::routes(&mut check, file.routes.as_deref(), &known, &root.key("routes"));
     if !check.report.is_empty() {

@@ -45,6 +45,8 @@ pub(super) struct Known<'a> {
     /// All limiters of the file: one that is not valid is not unknown.
     pub(super) limiter_names: Vec<&'a str>,
     pub(super) client_names: Vec<&'a str>,
+    /// Whether each group of limiters lives in a place of its own, so that nothing can book in two groups at once.
+    pub(super) has_groups_apart: bool,
 }
 
 /// Every valid route, in the order of the file.
@@ -343,7 +345,7 @@ fn limiters<'a>(
         let Some(limiter) = known.limiters.iter().find(|(limiter, _)| limiter.name.as_str() == *name) else {
             continue;
         };
-        if limiters.first().is_none_or(|first| fit(check, &first.0, &limiter.0, at)) {
+        if limiters.first().is_none_or(|first| fit(check, known, (&first.0, &limiter.0), at)) {
             limiters.push(limiter);
         }
     }
@@ -351,13 +353,22 @@ fn limiters<'a>(
 }
 
 /// Whether one call can take both limiters, all or nothing.
-fn fit(check: &mut Check<'_>, first: &Limiter, other: &Limiter, at: &At<'_>) -> bool {
+fn fit(check: &mut Check<'_>, known: &Known<'_>, (first, other): (&Limiter, &Limiter), at: &At<'_>) -> bool {
     let (one, two) = (quoted(first.name.as_str()), quoted(other.name.as_str()));
     if first.scope != other.scope {
         let message = format!(
             "limiters of one route need the same `scope`: {one} is {}, {two} is {}",
             scope_name(first.scope),
             scope_name(other.scope)
+        );
+        check.problem(at, message);
+        return false;
+    }
+    if known.has_groups_apart && first.scope == Scope::Overall && first.group != other.group {
+        let message = format!(
+            "on a Redis Cluster the limiters of one route need the same `group`: {one} is of {}, {two} is of {}",
+            quoted(&first.group),
+            quoted(&other.group)
         );
         check.problem(at, message);
         return false;

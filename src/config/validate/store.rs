@@ -6,7 +6,7 @@ use url::Url;
 
 use super::place::At;
 use super::{Check, MILLISECOND, MINUTE};
-use crate::config::model::{RedisStore, RedisTls, Secret, Store};
+use crate::config::model::{RedisNode, RedisServers, RedisStore, RedisTls, Secret, Store};
 use crate::config::schema;
 
 const PORT: u16 = 6379;
@@ -21,27 +21,23 @@ pub(super) fn store(check: &mut Check<'_>, given: Option<&schema::Store>, at: &A
 }
 
 fn redis(check: &mut Check<'_>, given: &schema::Redis, at: &At<'_>) -> Option<RedisStore> {
-    topologies(check, given, at);
-    let server = given.url.as_deref().map(|url| server(check, url, &at.key("url")));
-    let encrypted = matches!(&server, Some(Some(server)) if server.encrypted);
-    if let (Some(_), Some(Some(server))) = (&given.tls, &server)
-        && !server.encrypted
-    {
-        check.problem_of_key(&at.key("tls"), "needs a URL that begins with rediss://");
-    }
-    let tls = match &given.tls {
-        Some(given) if encrypted || server.is_none() => tls(check, given, &at.key("tls")),
-        _ => Some(RedisTls::default()),
+    let servers = servers(check, given, at);
+    let tls = match (&given.tls, &servers) {
+        (Some(given), Some((_, true)) | None) => tls(check, given, &at.key("tls")),
+        (Some(_), Some((_, false))) => {
+            check.problem_of_key(&at.key("tls"), "needs URLs that begin with rediss://");
+            None
+        }
+        (None, _) => Some(RedisTls::default()),
     };
     let timeout = Duration::from_millis(100);
     let timeout = check.duration(given.timeout, timeout, MILLISECOND..=MINUTE, &at.key("timeout"));
     let pool_size = check.count(given.pool_size, 8, 1..=1024, &at.key("pool_size"));
     let fleet_size = check.count(given.fleet_size, 1, 1..=10_000, &at.key("fleet_size"));
     let key_prefix = key_prefix(check, given.key_prefix.as_deref(), &at.key("key_prefix"));
-    let Server { url, address, .. } = server??;
+    let (servers, _) = servers?;
     Some(RedisStore {
-        url,
-        address,
+        servers,
         tls: tls?,
         timeout: timeout?,
         pool_size: pool_size?,
@@ -50,41 +46,77 @@ fn redis(check: &mut Check<'_>, given: &schema::Redis, at: &At<'_>) -> Option<Re
     })
 }
 
-/// Exactly one of `url`, `cluster` and `sentinel` says where Redis is.
-fn topologies(check: &mut Check<'_>, given: &schema::Redis, at: &At<'_>) {
-    let (at_cluster, at_sentinel) = (at.key("cluster"), at.key("sentinel"));
-    check.unsupported(given.cluster.as_ref(), &at_cluster);
-    check.unsupported(given.sentinel.as_ref(), &at_sentinel);
-    if let Some(nodes) = &given.cluster {
-        servers(check, nodes, &at_cluster);
-    }
-    if let Some(sentinel) = &given.sentinel {
-        servers(check, &sentinel.nodes, &at_sentinel.key("nodes"));
-        if sentinel.master.is_empty() {
-            check.problem(&at_sentinel.key("master"), "must not be empty");
-        }
-    }
+/// Where Redis is, by exactly one of `url`, `cluster` and `sentinel`, and whether it is spoken to over TLS.
+fn servers(check: &mut Check<'_>, given: &schema::Redis, at: &At<'_>) -> Option<(RedisServers, bool)> {
     let ways = [at.key("url"), at.key("cluster"), at.key("sentinel")];
     match ways.iter().filter(|way| way.is_given()).count() {
-        0 => check.problem_of_key(at, "the key `url` is missing"),
+        0 => check.problem_of_key(at, "the key `url` is missing; or give `cluster` or `sentinel`"),
         1 => {}
         _ => check.problem_of_key(at, "`url`, `cluster` and `sentinel` exclude each other"),
     }
+    let [at_url, at_cluster, at_sentinel] = &ways;
+    let url = given.url.as_deref().map(|url| server(check, url, at_url));
+    let cluster = given.cluster.as_deref().map(|urls| nodes(check, urls, at_cluster));
+    let sentinel = given.sentinel.as_ref().map(|given| sentinel(check, given, at_sentinel));
+    match (url, cluster, sentinel) {
+        (Some(server), None, None) => {
+            server.map(|Server { node, encrypted, .. }| (RedisServers::One(node), encrypted))
+        }
+        (None, Some(nodes), None) => {
+            let (nodes, encrypted) = nodes?;
+            Some((RedisServers::Cluster(nodes), encrypted))
+        }
+        (None, None, Some(sentinel)) => sentinel,
+        _ => None,
+    }
 }
 
-fn servers(check: &mut Check<'_>, nodes: &[String], at: &At<'_>) {
+fn sentinel(check: &mut Check<'_>, given: &schema::Sentinel, at: &At<'_>) -> Option<(RedisServers, bool)> {
+    let nodes = nodes(check, &given.nodes, &at.key("nodes"));
+    if given.master.is_empty() {
+        check.problem(&at.key("master"), "must not be empty");
+    }
+    if given.username.is_some() && given.password.is_none() {
+        check.problem_of_key(&at.key("username"), "needs `password` beside it");
+    }
+    let database = check.count(given.database, 0, 0..=65_535, &at.key("database"));
+    let (nodes, encrypted) = nodes?;
+    let servers = RedisServers::Sentinel {
+        nodes,
+        master: given.master.clone(),
+        username: given.username.clone(),
+        password: given.password.as_deref().filter(|password| !password.is_empty()).map(Secret::new),
+        database: u16::try_from(database?).ok()?,
+    };
+    Some((servers, encrypted))
+}
+
+/// Several servers, of which all are spoken to over TLS or none.
+fn nodes(check: &mut Check<'_>, urls: &[String], at: &At<'_>) -> Option<(Vec<RedisNode>, bool)> {
     if at.length() == 0 {
         check.problem(at, "needs at least one URL");
     }
-    for (index, node) in nodes.iter().enumerate() {
-        server(check, node, &at.index(index));
+    let servers: Vec<_> =
+        urls.iter().enumerate().map(|(index, url)| (index, server(check, url, &at.index(index)))).collect();
+    let known = servers.iter().filter_map(|(index, server)| Some((index, server.as_ref()?)));
+    let encrypted = known.clone().next().is_some_and(|(_, server)| server.encrypted);
+    for (index, server) in known {
+        if server.encrypted != encrypted {
+            check.problem(&at.index(*index), "redis:// and rediss:// cannot be mixed");
+        }
+        if server.database != 0 {
+            check.problem(&at.index(*index), "these URLs name no database: a Cluster has none, and that of a server behind sentinels is `database`");
+        }
     }
+    let nodes: Option<Vec<_>> =
+        servers.into_iter().map(|(_, server)| server.map(|server| server.node)).collect();
+    nodes.filter(|nodes| !nodes.is_empty()).map(|nodes| (nodes, encrypted))
 }
 
 /// One server's address, with what must not be shown apart from what may be.
 struct Server {
-    url: Secret,
-    address: String,
+    node: RedisNode,
+    database: u16,
     encrypted: bool,
 }
 
@@ -111,7 +143,11 @@ fn server(check: &mut Check<'_>, given: &str, at: &At<'_>) -> Option<Server> {
     } else {
         let host = parsed.host_str().unwrap_or_default();
         let address = format!("{host}:{}", parsed.port().unwrap_or(PORT));
-        return Some(Server { url: Secret::new(given), address, encrypted: parsed.scheme() == "rediss" });
+        return Some(Server {
+            node: RedisNode { url: Secret::new(given), address },
+            database: database.parse().unwrap_or_default(),
+            encrypted: parsed.scheme() == "rediss",
+        });
     };
     check.problem(at, fault);
     None

@@ -1,0 +1,302 @@
+//! Where Redis is, and how a connection to it is made: to one server, to the one that sentinels name, or to a Cluster.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use deadpool::managed::{self, Metrics, RecycleResult};
+use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
+use redis::cluster::{ClusterClient, ClusterClientBuilder};
+use redis::cluster_async::ClusterConnection;
+use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
+use redis::{
+    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, IntoConnectionInfo, Pipeline, RedisError,
+    RedisFuture, TlsCertificates, TlsMode, Value,
+};
+use tokio::sync::Mutex;
+use tokio::time::Duration;
+
+use crate::config::model::{RedisNode, RedisServers, RedisStore, RedisTls};
+
+/// How often a command of a Cluster is sent again where its slot has moved or its node is gone; each within its deadline.
+const CLUSTER_RETRIES: u32 = 4;
+
+/// The pauses between them, in milliseconds.
+const CLUSTER_RETRY_MIN: u64 = 10;
+const CLUSTER_RETRY_MAX: u64 = 200;
+
+/// The deadline of a call is kept by the store, so that a late answer is not mistaken for a broken connection; this one is for
+/// the client library, which knows no call without.
+const NO_DEADLINE: Duration = Duration::from_secs(3600);
+
+/// What is known of the run where there are many servers: a script finds out by itself where it is.
+const ASK_THERE: &str = "?";
+
+/// Why a Redis store cannot be set up from its configuration. No server has been asked yet.
+#[derive(Debug, thiserror::Error)]
+pub enum RedisSetupError {
+    /// The address is not one.
+    #[error("store.redis: {0}")]
+    Address(String),
+    /// A PEM file cannot be read.
+    #[error("store.redis.tls: cannot read {path}: {error}")]
+    File {
+        /// Which.
+        path: String,
+        /// Why.
+        error: io::Error,
+    },
+    /// TLS cannot be set up with what the files hold.
+    #[error("store.redis.tls: {0}")]
+    Tls(String),
+}
+
+/// Makes connections.
+pub(super) struct Servers {
+    place: Place,
+    config: AsyncConnectionConfig,
+}
+
+enum Place {
+    One(Client),
+    /// One client for each sentinel that is asked first: a sentinel that does not answer takes all the time there is.
+    Sentinel {
+        clients: Vec<Mutex<SentinelClient>>,
+        first: AtomicUsize,
+    },
+    Cluster {
+        cluster: Box<ClusterClient>,
+        /// For what is published, which every node tells.
+        nodes: Vec<Client>,
+        first: AtomicUsize,
+    },
+}
+
+impl Servers {
+    pub(super) fn new(settings: &RedisStore, connect_timeout: Duration) -> Result<Servers, RedisSetupError> {
+        let certificates = certificates(&settings.tls)?;
+        let place = match &settings.servers {
+            RedisServers::One(node) => Place::One(client(node, certificates.as_ref())?),
+            RedisServers::Sentinel { nodes, master, username, password, database } => {
+                let mut builder_for = |first: usize| {
+                    let mut infos = Vec::new();
+                    for node in nodes {
+                        infos.push(client(node, None)?.get_connection_info().clone());
+                    }
+                    infos.rotate_left(first);
+                    let user = infos.first().map(|info| info.redis_settings().clone());
+                    let unusable = |error: RedisError| unusable(&settings.servers.addresses(), &error);
+                    let addresses = infos.iter().map(|info| info.addr().clone());
+                    let mut builder =
+                        SentinelClientBuilder::new(addresses, master, SentinelServerType::Master)
+                            .map_err(unusable)?;
+                    if let Some(user) = user {
+                        if let Some(name) = user.username() {
+                            builder = builder.set_client_to_sentinel_username(name);
+                        }
+                        if let Some(password) = user.password() {
+                            builder = builder.set_client_to_sentinel_password(password);
+                        }
+                    }
+                    if let Some(username) = username {
+                        builder = builder.set_client_to_redis_username(username);
+                    }
+                    if let Some(password) = password {
+                        builder = builder.set_client_to_redis_password(password.reveal());
+                    }
+                    builder = builder.set_client_to_redis_db(i64::from(*database));
+                    if is_encrypted(nodes) {
+                        builder = builder
+                            .set_client_to_redis_tls_mode(TlsMode::Secure)
+                            .set_client_to_sentinel_tls_mode(TlsMode::Secure);
+                    }
+                    if let Some(certificates) = &certificates {
+                        builder = builder
+                            .set_client_to_redis_certificates(certificates.clone())
+                            .set_client_to_sentinel_certificates(certificates.clone());
+                    }
+                    builder.build().map(Mutex::new).map_err(unusable)
+                };
+                let clients = (0..nodes.len()).map(&mut builder_for).collect::<Result<_, _>>()?;
+                Place::Sentinel { clients, first: AtomicUsize::new(0) }
+            }
+            RedisServers::Cluster(nodes) => {
+                let clients = nodes.iter().map(|node| client(node, certificates.as_ref()));
+                let urls: Vec<&str> = nodes.iter().map(|node| node.url.reveal()).collect();
+                let mut builder = ClusterClientBuilder::new(urls)
+                    .connection_timeout(connect_timeout)
+                    .response_timeout(NO_DEADLINE)
+                    .overall_response_timeout(None)
+                    .retries(CLUSTER_RETRIES)
+                    .min_retry_wait(CLUSTER_RETRY_MIN)
+                    .max_retry_wait(CLUSTER_RETRY_MAX);
+                if let Some(certificates) = &certificates {
+                    builder = builder.certs(certificates.clone());
+                }
+                let cluster =
+                    builder.build().map_err(|error| unusable(&settings.servers.addresses(), &error))?;
+                Place::Cluster {
+                    cluster: Box::new(cluster),
+                    nodes: clients.collect::<Result<_, _>>()?,
+                    first: AtomicUsize::new(0),
+                }
+            }
+        };
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(connect_timeout))
+            .set_response_timeout(None);
+        Ok(Servers { place, config })
+    }
+
+    /// A connection that hears what is published.
+    pub(super) async fn subscriber(&self) -> Result<PubSub, RedisError> {
+        match &self.place {
+            Place::One(client) => client.get_async_pubsub().await,
+            Place::Sentinel { clients, first } => {
+                let client = pick(clients, first).lock().await.async_get_client().await?;
+                client.get_async_pubsub().await
+            }
+            Place::Cluster { nodes, first, .. } => {
+                first.fetch_add(1, Ordering::Relaxed);
+                pick(nodes, first).get_async_pubsub().await
+            }
+        }
+    }
+}
+
+impl managed::Manager for Servers {
+    type Type = Connection;
+    type Error = RedisError;
+
+    async fn create(&self) -> Result<Connection, RedisError> {
+        let mut wire = self.connect().await?;
+        let run = run_of(&mut wire).await?;
+        Ok(Connection { wire, run })
+    }
+
+    /// Seldom asked for: a connection is kept for as long as it works, and then thrown away.
+    async fn recycle(&self, connection: &mut Connection, _: &Metrics) -> RecycleResult<RedisError> {
+        redis::cmd("PING").exec_async(&mut connection.wire).await.map_err(Into::into)
+    }
+}
+
+impl Servers {
+    async fn connect(&self) -> Result<Wire, RedisError> {
+        match &self.place {
+            Place::One(client) => {
+                client.get_multiplexed_async_connection_with_config(&self.config).await.map(Wire::Server)
+            }
+            Place::Sentinel { clients, first } => {
+                // Whoever gives up waiting leaves the next one to another sentinel.
+                let mine = first.fetch_add(1, Ordering::Relaxed);
+                let mut client = clients[mine % clients.len()].lock().await;
+                let connection = client.get_async_connection_with_config(&self.config).await?;
+                first.store(mine, Ordering::Relaxed);
+                Ok(Wire::Server(connection))
+            }
+            Place::Cluster { cluster, .. } => cluster.get_async_connection().await.map(Wire::Cluster),
+        }
+    }
+}
+
+fn pick<'a, T>(of: &'a [T], first: &AtomicUsize) -> &'a T {
+    &of[first.load(Ordering::Relaxed) % of.len()]
+}
+
+/// The run of a server: it has another after each start.
+async fn run_of(wire: &mut Wire) -> Result<Arc<str>, RedisError> {
+    if matches!(wire, Wire::Cluster(_)) {
+        return Ok(ASK_THERE.into());
+    }
+    let told: Result<String, RedisError> = redis::cmd("INFO").arg("server").query_async(wire).await;
+    match told {
+        Ok(told) => Ok(told.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap_or_default().into()),
+        Err(error) if error.is_io_error() || error.is_unrecoverable_error() => Err(error),
+        // A user without INFO.
+        Err(_) => Ok("".into()),
+    }
+}
+
+/// A connection, and who is at its other end.
+#[derive(Clone)]
+pub(super) struct Connection {
+    pub(super) wire: Wire,
+    /// The run of the server: another one may have another memory. Empty if that must not be asked for.
+    pub(super) run: Arc<str>,
+}
+
+/// A connection that many callers share: it answers each in its own time.
+#[derive(Clone)]
+pub(super) enum Wire {
+    /// To one server.
+    Server(MultiplexedConnection),
+    /// To all nodes of a Cluster.
+    Cluster(ClusterConnection),
+}
+
+impl ConnectionLike for Wire {
+    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
+        match self {
+            Wire::Server(connection) => connection.req_packed_command(command),
+            Wire::Cluster(connection) => connection.req_packed_command(command),
+        }
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        commands: &'a Pipeline,
+        offset: usize,
+        count: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        match self {
+            Wire::Server(connection) => connection.req_packed_commands(commands, offset, count),
+            Wire::Cluster(connection) => connection.req_packed_commands(commands, offset, count),
+        }
+    }
+
+    fn get_db(&self) -> i64 {
+        match self {
+            Wire::Server(connection) => connection.get_db(),
+            Wire::Cluster(connection) => connection.get_db(),
+        }
+    }
+}
+
+/// Errors of the client library may quote the address, password included: they are not shown.
+fn unusable(address: &str, error: &RedisError) -> RedisSetupError {
+    RedisSetupError::Address(format!("cannot use {address}: {}", error.category()))
+}
+
+fn client(node: &RedisNode, certificates: Option<&TlsCertificates>) -> Result<Client, RedisSetupError> {
+    let made = match certificates {
+        Some(certificates) => Client::build_with_tls(node.url.reveal(), certificates.clone())
+            .map_err(|error| RedisSetupError::Tls(error.category().to_owned()))?,
+        None => Client::open(node.url.reveal()).map_err(|error| unusable(&node.address, &error))?,
+    };
+    // A second look, as a connection has it: what cannot be used is told now.
+    made.get_connection_info()
+        .clone()
+        .into_connection_info()
+        .map_err(|error| unusable(&node.address, &error))?;
+    Ok(made)
+}
+
+fn is_encrypted(nodes: &[RedisNode]) -> bool {
+    nodes.iter().any(|node| node.url.reveal().starts_with("rediss:"))
+}
+
+fn certificates(files: &RedisTls) -> Result<Option<TlsCertificates>, RedisSetupError> {
+    if *files == RedisTls::default() {
+        return Ok(None);
+    }
+    let read = |path: &Path| {
+        std::fs::read(path).map_err(|error| RedisSetupError::File { path: path.display().to_string(), error })
+    };
+    let root_cert = files.ca.as_deref().map(read).transpose()?;
+    let client_tls = match &files.identity {
+        Some((cert, key)) => Some(ClientTlsConfig { client_cert: read(cert)?, client_key: read(key)? }),
+        None => None,
+    };
+    Ok(Some(TlsCertificates { client_tls, root_cert }))
+}
