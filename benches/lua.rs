@@ -11,6 +11,7 @@ mod server;
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cases::{CASES, Case, call};
@@ -98,7 +99,7 @@ async fn measure() -> Result<(String, bool)> {
 struct Limiter<'a> {
     case: &'a Case,
     store: RedisStore,
-    subjects: Vec<Subject>,
+    subjects: Arc<[Subject]>,
 }
 
 /// Every key as Redis would save it, so that each measured call finds the same.
@@ -118,18 +119,22 @@ impl<'a> Limiter<'a> {
     /// `None` while the case is not supported.
     fn new(case: &'a Case, server: &Server) -> Result<Option<Limiter<'a>>> {
         let Some(config) = case.config() else { return Ok(None) };
-        let subjects = case.subjects(&config);
+        let subjects = case.subjects(&config).into();
         let model::Store::Redis(settings) = &config.store else { return Err("the store is Redis".into()) };
         let settings = model::RedisStore {
             servers: RedisServers::One(RedisNode { url: Secret::new(&server.url), address: String::new() }),
-            ..settings.clone()
+            ..(**settings).clone()
         };
         let store = RedisStore::new(&settings, Metrics::new().store())?;
         Ok(Some(Limiter { case, store, subjects }))
     }
 
     async fn ask(&self, requests: u64, runs: u64, wait_max: Micros) -> Result<Option<Outcome>> {
-        let answer = self.store.reserve(&self.subjects, &call(requests, runs, wait_max)).await?;
+        let answer = self
+            .store
+            .reserve(&self.subjects, &Arc::new(call(requests, runs, wait_max)))
+            .await
+            .map_err(|failure| failure.error)?;
         Ok(answer.outcomes.last().map(|(_, outcome)| *outcome))
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use weir::clock::{Clock, Micros};
-use weir::config::model::{RedisStore as Settings, RedisTls, Secret};
+use weir::config::model::{RedisNode, RedisServers, RedisStore as Settings, RedisTls, Secret};
 use weir::limiter::limit::{
     Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, PRECISION_DEFAULT, Permits, QueueLimits,
 };
@@ -63,8 +63,7 @@ fn name() -> Result<LimiterName> {
 /// A store with connections of its own.
 pub(crate) fn store(server: &Server, metrics: &Metrics) -> Result<RedisStore> {
     let settings = Settings {
-        url: Secret::new(&server.url),
-        address: server.url.clone(),
+        servers: RedisServers::One(RedisNode { url: Secret::new(&server.url), address: server.url.clone() }),
         tls: RedisTls::default(),
         timeout: TIMEOUT,
         pool_size: 8,

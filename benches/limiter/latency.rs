@@ -1,5 +1,6 @@
 //! What one permit takes when nobody else wants one, beside a bare round trip to the same server.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weir::clock::Micros;
@@ -54,16 +55,16 @@ pub(crate) async fn measure(server: &mut Server, window: Window, time: Duration)
     server.flush().await?;
     let fleet = Fleet::start(server, window, 1).await?;
     // Of the same limiter, so that both calls find the same state.
-    let (store, subjects) = (store(server, &Metrics::new())?, [window.subject()?]);
+    let (store, subjects) = (store(server, &Metrics::new())?, Arc::from([window.subject()?]));
     let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: 1 }];
-    let call = Call { replica: 1, runs, room: 1, ..Call::default() };
+    let call = Arc::new(Call { replica: 1, runs, room: 1, ..Call::default() });
     let [mut bare, mut called, mut permits] = [Vec::new(), Vec::new(), Vec::new()];
     let (mut done, mut end) = (0, None);
     while end.is_none_or(|end| Instant::now() < end) {
         let first = Instant::now();
         redis::cmd("PING").exec_async(&mut server.connection).await?;
         let second = Instant::now();
-        store.reserve(&subjects, &call).await?;
+        store.reserve(&subjects, &call).await.map_err(|failure| failure.error)?;
         let third = Instant::now();
         take(&fleet.gates[0]).await?;
         let fourth = Instant::now();

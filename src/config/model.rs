@@ -120,7 +120,7 @@ pub enum Store {
     /// In this process.
     Memory,
     /// In Redis, shared by all replicas.
-    Redis(RedisStore),
+    Redis(Box<RedisStore>),
 }
 
 /// Redis: one server, or several that know each other.

@@ -1,7 +1,7 @@
 //! The store of the limiter's tests: a memory store that counts its calls, takes its time, and can be away.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use super::memory::MemoryStore;
 use super::reserve::{Answer, Call};
-use super::store::{Inspection, Store, StoreError, Subject};
+use super::store::{Failure, Inspection, Store, StoreError, Subject};
 use crate::clock::{Clock, Micros};
 
 pub(super) struct FarStore {
@@ -20,13 +20,16 @@ pub(super) struct FarStore {
     /// Whether it grants everything and keeps nothing.
     is_forgetful: AtomicBool,
     delay: Duration,
+    /// How long after they have been given up calls are answered, though they were carried out at once.
+    late_by: Mutex<Duration>,
 }
 
 impl FarStore {
     pub(super) fn new(clock: Clock, delay: Duration) -> Arc<FarStore> {
         let (is_away, is_forgetful) = (AtomicBool::new(false), AtomicBool::new(false));
         let store = MemoryStore::new(clock);
-        Arc::new(FarStore { clock, store, calls: AtomicU64::new(0), is_away, is_forgetful, delay })
+        let (calls, late_by) = (AtomicU64::new(0), Mutex::default());
+        Arc::new(FarStore { clock, store, calls, is_away, is_forgetful, delay, late_by })
     }
 
     pub(super) fn away(clock: Clock) -> Arc<FarStore> {
@@ -37,6 +40,10 @@ impl FarStore {
 
     pub(super) fn set_away(&self, is_away: bool) {
         self.is_away.store(is_away, Ordering::Relaxed);
+    }
+
+    pub(super) fn set_late_by(&self, late_by: Duration) {
+        *self.late_by.lock().unwrap() = late_by;
     }
 
     pub(super) fn set_forgetful(&self) {
@@ -51,19 +58,28 @@ impl FarStore {
 impl Store for FarStore {
     fn reserve<'a>(
         &'a self,
-        subjects: &'a [Subject],
-        call: &'a Call,
-    ) -> BoxFuture<'a, Result<Answer, StoreError>> {
+        subjects: &'a Arc<[Subject]>,
+        call: &'a Arc<Call>,
+    ) -> BoxFuture<'a, Result<Answer, Failure>> {
         async move {
             self.calls.fetch_add(1, Ordering::Relaxed);
             if self.is_away.load(Ordering::Relaxed) {
-                return Err(StoreError::Away);
+                return Err(StoreError::Away.into());
             }
             if self.is_forgetful.load(Ordering::Relaxed) {
                 return Ok(MemoryStore::new(self.clock).reserve_at(self.clock.now(), subjects, call));
             }
             if self.delay > Duration::ZERO {
                 sleep(self.delay).await;
+            }
+            let late_by = *self.late_by.lock().unwrap();
+            if late_by > Duration::ZERO {
+                let answer = self.store.reserve_now(subjects, call);
+                let late = async move {
+                    sleep(late_by).await;
+                    Some(answer)
+                };
+                return Err(Failure { error: StoreError::Timeout(Duration::ZERO), late: Some(late.boxed()) });
             }
             self.store.reserve(subjects, call).await
         }

@@ -40,6 +40,10 @@ impl Fleet {
         self.store.set_away(is_away);
     }
 
+    pub(super) fn set_late_by(&self, late_by: Duration) {
+        self.store.set_late_by(late_by);
+    }
+
     pub(super) fn set_forgetful(&self) {
         self.store.set_forgetful();
     }

@@ -88,12 +88,7 @@ impl Ledger {
         if is_nothing {
             return;
         }
-        let exchanged = pair(
-            call.exchange.iter().map(|holding| (holding.count, holding.cost)),
-            answer.exchanged.iter().copied(),
-        );
-        let moved = exchanged.filter_map(|(count, cost, at)| Some((at?, count * cost)));
-        let charged: Vec<(Micros, u64)> = moved.chain(booked(call, answer)).collect();
+        let charged: Vec<(Micros, u64)> = granted(call, answer).collect();
         let mut pages = self.lock();
         let had_none = pages.len() == 0;
         pages.sweep(answer.now, Page::expires);
@@ -275,6 +270,14 @@ fn window(rule: &Rule) -> Rule {
             Rule { window, kind: Kind::Sliding, ..rule.clone() }
         }
     }
+}
+
+/// What a call has come to: when, and how many permits.
+pub(super) fn granted(call: &Call, answer: &Answer) -> impl Iterator<Item = (Micros, u64)> {
+    let exchange = call.exchange.iter().map(|holding| (holding.count, holding.cost));
+    let exchanged = pair(exchange, answer.exchanged.iter().copied());
+    let moved = exchanged.filter_map(|(count, cost, at)| Some((at?, count * cost)));
+    moved.chain(booked(call, answer))
 }
 
 /// What was booked for the requests of a call: when, and how many permits.

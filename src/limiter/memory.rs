@@ -13,7 +13,7 @@ use crate::limiter::order::QueueOrder;
 use crate::limiter::partition::Partition;
 use crate::limiter::reserve::{Answer, Call, reserve};
 use crate::limiter::rule::{Kind, Rule};
-use crate::limiter::store::{Inspection, Store, StoreError, Subject};
+use crate::limiter::store::{Failure, Inspection, Store, StoreError, Subject};
 
 /// Callers share the process, so they hear of changed limits within one heartbeat.
 const LEASE: Micros = Micros::from_millis(100);
@@ -137,9 +137,9 @@ impl State {
 impl Store for MemoryStore {
     fn reserve<'a>(
         &'a self,
-        subjects: &'a [Subject],
-        call: &'a Call,
-    ) -> BoxFuture<'a, Result<Answer, StoreError>> {
+        subjects: &'a Arc<[Subject]>,
+        call: &'a Arc<Call>,
+    ) -> BoxFuture<'a, Result<Answer, Failure>> {
         ready(Ok(self.reserve_now(subjects, call))).boxed()
     }
 

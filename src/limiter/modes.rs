@@ -226,6 +226,24 @@ async fn what_was_used_is_remembered_when_the_worker_has_ended() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_a_late_answer_has_booked_is_given_back() {
+    let mut slow = limiter("api", 10, 0);
+    slow.limits[0].per = 60 * SECOND;
+    let fleet = fleet(&[slow], Duration::ZERO, SECOND);
+    let gate = gate(&fleet.limiters, &["api"]);
+    granted(&gate, &[]).await.commit();
+    fleet.set_late_by(5 * SECOND);
+    granted(&gate, &[]).await.commit();
+    granted(&gate, &[]).await.commit();
+    assert_eq!(fleet.left("api", None).await, Some(7), "both calls were carried out");
+    fleet.set_late_by(Duration::ZERO);
+    sleep(4 * SECOND).await;
+    assert_eq!(fleet.left("api", None).await, Some(7), "and not answered yet");
+    sleep(2 * SECOND).await;
+    assert_eq!(fleet.left("api", None).await, Some(9));
+}
+
 /// Not with the others: it measures the whole process. Run it with `--ignored --nocapture`.
 #[tokio::test]
 #[ignore = "measures the whole process"]

@@ -76,6 +76,23 @@ pub enum StoreError {
     Malformed(&'static str),
 }
 
+/// A call that came to nothing as far as those are concerned for whom it was made.
+pub struct Failure {
+    /// Why.
+    pub error: StoreError,
+    /// What became of a call that was not answered in time: it may be answered yet.
+    pub late: Option<LateAnswer>,
+}
+
+/// Ends when a call is answered for which nobody waits any more, or when it no longer will be.
+pub type LateAnswer = BoxFuture<'static, Option<Answer>>;
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Failure {
+        Failure { error, late: None }
+    }
+}
+
 /// News of a queue from whichever replica caused it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Announcement {
@@ -130,9 +147,9 @@ pub trait Store: Send + Sync + 'static {
     /// Carries out a call for the queue that takes all of `subjects` at once.
     fn reserve<'a>(
         &'a self,
-        subjects: &'a [Subject],
-        call: &'a Call,
-    ) -> BoxFuture<'a, Result<Answer, StoreError>>;
+        subjects: &'a Arc<[Subject]>,
+        call: &'a Arc<Call>,
+    ) -> BoxFuture<'a, Result<Answer, Failure>>;
 
     /// Reads what is left, and changes nothing.
     fn inspect<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>>;

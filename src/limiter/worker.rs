@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use futures_util::future::BoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::oneshot;
 use tokio::time::{Duration, Instant, sleep_until};
 
@@ -39,9 +40,9 @@ use crate::limiter::order::Room;
 use crate::limiter::permit::{LatePermit, Permit, Returned, Slot, Source, Whose};
 use crate::limiter::queue::{Arrival, Entered, Shared, Ticket};
 use crate::limiter::queues::Queues;
-use crate::limiter::reserve::{Answer, Holding};
+use crate::limiter::reserve::{Answer, Call, Holding};
 use crate::limiter::stock::{Batch, Look, Pace};
-use crate::limiter::store::{StoreError, Subject};
+use crate::limiter::store::{Failure, Subject};
 use crate::limiter::store_clock::StoreClock;
 
 /// The most requests in one call: the server does nothing else meanwhile, some milliseconds where each has a slot of its own
@@ -63,7 +64,10 @@ pub(super) struct Fallback {
     pub(super) fleet_size: u64,
 }
 
-type CallInFlight = BoxFuture<'static, (Sent, Result<Answer, StoreError>)>;
+type CallInFlight = BoxFuture<'static, (Sent, Result<Answer, Failure>)>;
+
+/// A call for which nobody waits any more.
+type LateCall = BoxFuture<'static, (Arc<[Subject]>, Arc<Call>, Option<Answer>)>;
 
 pub(super) struct Worker {
     shared: Arc<Shared>,
@@ -120,6 +124,8 @@ pub(super) struct Worker {
     /// Since when there is nothing to do.
     idle_since: Option<Instant>,
     call: Option<CallInFlight>,
+    /// Calls that were not answered in time and may be yet.
+    late: FuturesUnordered<LateCall>,
 }
 
 impl Worker {
@@ -159,6 +165,7 @@ impl Worker {
             is_kept: false,
             idle_since: None,
             call: None,
+            late: FuturesUnordered::new(),
         }
     }
 
@@ -180,6 +187,11 @@ impl Worker {
                 (sent, result) = answered(&mut self.call) => {
                     self.call = None;
                     self.settle(sent, result);
+                }
+                Some((subjects, call, answer)) = self.late.next(), if !self.late.is_empty() => {
+                    if let Some(answer) = answer {
+                        self.settle_late(&subjects, &call, &answer);
+                    }
                 }
                 () = self.shared.woken() => {}
                 () = alarm.as_mut() => {}
@@ -458,7 +470,7 @@ impl Worker {
     }
 }
 
-async fn answered(call: &mut Option<CallInFlight>) -> (Sent, Result<Answer, StoreError>) {
+async fn answered(call: &mut Option<CallInFlight>) -> (Sent, Result<Answer, Failure>) {
     match call {
         Some(call) => call.await,
         None => std::future::pending().await,

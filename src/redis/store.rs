@@ -15,11 +15,12 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::Micros;
 use crate::config::model;
 use crate::limiter::book::Generation;
+use crate::limiter::limit::LimiterName;
 use crate::limiter::order::Room;
 use crate::limiter::reserve::{Answer, Away, Call, Holding, Outcome, Violated};
 use crate::limiter::rule::Kind;
 use crate::limiter::store::{
-    Announcement, Epoch, Inspection, Store, StoreError, Subject, Unknown, WriteBack,
+    Announcement, Epoch, Failure, Inspection, Store, StoreError, Subject, Unknown, WriteBack,
 };
 use crate::redis::announcements::Announcements;
 use crate::redis::health::{Circuits, Health};
@@ -44,6 +45,9 @@ const KEEPER: &str = "keeper";
 
 /// For how long after it was first made a call may be repeated: half as long as the script remembers it.
 const REPEAT_WITHIN: Duration = Duration::from_millis(500);
+
+/// For how long after its deadline a call may still be answered: a server that stood still carries out what it was sent.
+const LATE_MAX: Duration = Duration::from_secs(60);
 
 /// The most rules of one queue: what a script may name as violated.
 const VIOLATED_LIMITS: u64 = 256;
@@ -74,6 +78,17 @@ struct Shared {
     /// How many calls have been made.
     calls: AtomicU64,
     metrics: StoreMetrics,
+}
+
+impl Shared {
+    fn script(&self, op: StoreOp) -> &Script {
+        match op {
+            StoreOp::Reserve => &self.reserve,
+            StoreOp::Inspect => &self.inspect,
+            StoreOp::Epoch | StoreOp::Ping => &self.epoch_keep,
+            StoreOp::WriteBack => &self.write_back,
+        }
+    }
 }
 
 /// What may be lost, or away, by itself.
@@ -153,7 +168,7 @@ impl RedisStore {
                 Some(epoch) => self.heartbeat(epoch, run, 0),
                 None => redis::cmd("PING"),
             };
-            self.attempt(StoreOp::Ping, &self.shared.epoch_keep, "ping", command).await.map(drop)
+            self.attempt(StoreOp::Ping, "ping", command).await.map(drop)
         };
         let timeout_after = connect_timeout(self.shared.timeout);
         let result = timeout(timeout_after, attempt).await.unwrap_or(Err(StoreError::Timeout(timeout_after)));
@@ -171,7 +186,6 @@ impl RedisStore {
     async fn call(
         &self,
         op: StoreOp,
-        script: &Script,
         owner: &str,
         command: impl Fn(&str) -> Cmd,
     ) -> Result<Value, StoreError> {
@@ -179,20 +193,40 @@ impl RedisStore {
             return Err(StoreError::Away);
         }
         let started = Instant::now();
-        let attempt = self.attempt(op, script, owner, command);
         let after = self.shared.timeout;
-        let result = timeout(after, attempt).await.unwrap_or(Err(StoreError::Timeout(after)));
+        let attempt = timeout(after, self.attempt(op, owner, command)).await;
+        let result = attempt.unwrap_or(Err(StoreError::Timeout(after)));
         self.record(op, started, &result);
         result
+    }
+
+    /// Makes a call that goes on when nobody waits for it any more: what it books must not be lost.
+    async fn call_on(
+        &self,
+        op: StoreOp,
+        owner: LimiterName,
+        command: impl Fn(&str) -> Cmd + Send + Sync + 'static,
+    ) -> Result<Value, (StoreError, Option<BoxFuture<'static, Option<Value>>>)> {
+        if !self.part.health.is_up() {
+            return Err((StoreError::Away, None));
+        }
+        let (started, after, store) = (Instant::now(), self.shared.timeout, self.clone());
+        let mut attempt = async move { store.attempt(op, owner.as_str(), command).await }.boxed();
+        let attempted = timeout(after, &mut attempt).await;
+        let is_late = attempted.is_err();
+        let result = attempted.unwrap_or(Err(StoreError::Timeout(after)));
+        self.record(op, started, &result);
+        let late = async move { timeout(LATE_MAX, attempt).await.ok()?.ok() };
+        result.map_err(|error| (error, is_late.then(|| late.boxed())))
     }
 
     async fn attempt(
         &self,
         op: StoreOp,
-        script: &Script,
         owner: &str,
         command: impl Fn(&str) -> Cmd,
     ) -> Result<Value, StoreError> {
+        let script = self.shared.script(op);
         let (started, mut is_repeated) = (Instant::now(), false);
         loop {
             let got = self.shared.connections.get(&owner).await;
@@ -263,23 +297,35 @@ fn is_misplaced(error: &RedisError) -> bool {
 impl Store for RedisStore {
     fn reserve<'a>(
         &'a self,
-        subjects: &'a [Subject],
-        call: &'a Call,
-    ) -> BoxFuture<'a, Result<Answer, StoreError>> {
+        subjects: &'a Arc<[Subject]>,
+        call: &'a Arc<Call>,
+    ) -> BoxFuture<'a, Result<Answer, Failure>> {
         async move {
-            let owner = subjects.first().map_or("", |subject| subject.name.as_str());
-            let number = self.shared.calls.fetch_add(1, Ordering::Relaxed) + 1;
-            let channel = self.shared.announcements.channel();
-            let Some(epoch) = &self.part.epoch else { return Err(NO_PART) };
-            let command = |run: &str| {
-                let prefix = &self.shared.prefix;
-                let place = Place { prefix, epoch, channel, call: number, run, settle: SETTLE };
-                command_for(&self.shared.reserve, place, Micros::ZERO, LEASE, subjects, call)
+            let (Some(first), true) = (subjects.first(), self.part.epoch.is_some()) else {
+                return Err(NO_PART.into());
             };
             let requests: u64 = call.runs.iter().map(|run| run.count).sum();
             self.shared.metrics.batch_size(usize::try_from(requests).unwrap_or(usize::MAX));
-            let value = self.call(StoreOp::Reserve, &self.shared.reserve, owner, command).await?;
-            decode_answer(&value, subjects, call).ok_or(StoreError::Malformed("reserve"))
+            let number = self.shared.calls.fetch_add(1, Ordering::Relaxed) + 1;
+            let (store, subjects, call) = (self.clone(), subjects.clone(), call.clone());
+            let decode = {
+                let (subjects, call) = (subjects.clone(), call.clone());
+                move |value: &Value| decode_answer(value, &subjects, &call)
+            };
+            let command = move |run: &str| {
+                let Shared { reserve, prefix, announcements, .. } = &*store.shared;
+                let epoch = store.part.epoch.as_deref().unwrap_or_default();
+                let channel = announcements.channel();
+                let place = Place { prefix, epoch, channel, call: number, run, settle: SETTLE };
+                command_for(reserve, place, Micros::ZERO, LEASE, &subjects, &call)
+            };
+            match self.call_on(StoreOp::Reserve, first.name.clone(), command).await {
+                Ok(value) => decode(&value).ok_or(StoreError::Malformed("reserve").into()),
+                Err((error, late)) => {
+                    let late = late.map(|late| async move { decode(&late.await?) }.boxed());
+                    Err(Failure { error, late })
+                }
+            }
         }
         .boxed()
     }
@@ -292,7 +338,7 @@ impl Store for RedisStore {
                 command
             };
             let owner = subject.name.as_str();
-            let value = self.call(StoreOp::Inspect, &self.shared.inspect, owner, command).await?;
+            let value = self.call(StoreOp::Inspect, owner, command).await?;
             let mut numbers = Numbers::new(&value).ok_or(StoreError::Malformed("inspect"))?;
             let inspection = (|| {
                 let (now, last) = (Micros(numbers.take()?), Micros(numbers.take()?));
@@ -309,7 +355,7 @@ impl Store for RedisStore {
             // A Cluster as a whole holds nothing that could be lost.
             let Some(epoch) = &self.part.epoch else { return Ok(Epoch::default()) };
             let command = |run: &str| self.heartbeat(epoch, run, known);
-            let value = self.call(StoreOp::Epoch, &self.shared.epoch_keep, KEEPER, command).await?;
+            let value = self.call(StoreOp::Epoch, KEEPER, command).await?;
             decode_epoch(&value).ok_or(StoreError::Malformed("epoch_keep"))
         }
         .boxed()
@@ -327,7 +373,7 @@ impl Store for RedisStore {
                 let place = Place { prefix, epoch, channel: "", call: 0, run, settle: SETTLE };
                 write_command(write_back, place, Micros::ZERO, subject, write)
             };
-            let value = self.call(StoreOp::WriteBack, &self.shared.write_back, KEEPER, command).await?;
+            let value = self.call(StoreOp::WriteBack, KEEPER, command).await?;
             decode_epoch(&value).ok_or(StoreError::Malformed("write_back"))
         }
         .boxed()

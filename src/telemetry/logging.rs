@@ -75,6 +75,8 @@ fn targets(log: &Log) -> Targets {
     Targets::new()
         .with_default(log.level.min(Level::WARN))
         .with_target("weir", log.level)
+        // What goes wrong there weir says itself, once, and without naming files of the build.
+        .with_target("redis", LevelFilter::ERROR.min(log.level.into()))
         .with_target(ACCESS, access)
 }
 

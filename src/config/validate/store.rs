@@ -16,7 +16,9 @@ const KEY_PREFIX_LENGTH_MAX: usize = 64;
 pub(super) fn store(check: &mut Check<'_>, given: Option<&schema::Store>, at: &At<'_>) -> Option<Store> {
     match given {
         None | Some(schema::Store::Memory) => Some(Store::Memory),
-        Some(schema::Store::Redis(given)) => redis(check, given, &at.key("redis")).map(Store::Redis),
+        Some(schema::Store::Redis(given)) => {
+            redis(check, given, &at.key("redis")).map(|redis| Store::Redis(Box::new(redis)))
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use crate::limiter::order::Room;
 use crate::limiter::permit::{Slot, Source};
 use crate::limiter::queue::Arrival;
 use crate::limiter::reserve::{Call, Holding, Run};
+use crate::limiter::store::Subject;
 
 /// Requests whose waits differ by less go into one run, which waits as long as the shortest of them.
 const RUN_SPREAD: Duration = Duration::from_millis(1);
@@ -30,7 +31,9 @@ const TRADE_MAX: usize = 16;
 
 /// A call, and for whom it was made.
 pub(super) struct Sent {
-    pub(super) call: Call,
+    pub(super) call: Arc<Call>,
+    /// For which limiters, as they were then.
+    pub(super) subjects: Arc<[Subject]>,
     pub(super) at: Instant,
     /// The cost of each slot to exchange, in order.
     pub(super) exchange: Vec<(Slot, Permits)>,
@@ -68,11 +71,11 @@ impl Worker {
             self.make_subjects();
         }
         let sent = self.next_call(now);
-        let (home, subjects, queues) = (self.home.clone(), self.subjects.clone(), self.queues.clone());
+        let (home, queues) = (self.home.clone(), self.queues.clone());
         self.call = Some(Box::pin(async move {
-            let result = match keeper::say(&home, &subjects, &queues.fallback).await {
-                Ok(()) => home.store.reserve(&subjects, &sent.call).await,
-                Err(error) => Err(error),
+            let result = match keeper::say(&home, &sent.subjects, &queues.fallback).await {
+                Ok(()) => home.store.reserve(&sent.subjects, &sent.call).await,
+                Err(error) => Err(error.into()),
             };
             (sent, result)
         }));
@@ -175,7 +178,8 @@ impl Worker {
             runs,
             room: self.room() + replaced as u64,
         };
-        Sent { call, at: now, exchange, replace, arrivals, traded, stock }
+        let (call, subjects) = (Arc::new(call), self.subjects.clone());
+        Sent { call, subjects, at: now, exchange, replace, arrivals, traded, stock }
     }
 
     /// The holdings of one generation: those of another go with the next call.

@@ -30,6 +30,7 @@ impl Worker {
     fn is_busy(&self) -> bool {
         self.is_kept
             || self.call.is_some()
+            || !self.late.is_empty()
             || !self.pending.is_empty()
             || !self.lanes.is_empty()
             || !self.give_back.is_empty()

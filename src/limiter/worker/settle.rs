@@ -5,6 +5,7 @@ use std::iter::repeat_n;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use futures_util::future::FutureExt;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -12,26 +13,35 @@ use super::{Fallback, Sent, Worker};
 use crate::clock::Micros;
 use crate::limiter::lane::{Stage, Waiter};
 use crate::limiter::learnt::Learnt;
-use crate::limiter::ledger::{SAID_AHEAD, booked};
+use crate::limiter::ledger::{SAID_AHEAD, booked, granted};
 use crate::limiter::limit::{OnStoreFailure, Permits};
 use crate::limiter::memory::share;
 use crate::limiter::permit::{Slot, Source};
 use crate::limiter::queue::{Arrival, Asker};
 use crate::limiter::refusal::Refusal;
-use crate::limiter::reserve::{Answer, Away, Call, Outcome, Violated};
+use crate::limiter::reserve::{Answer, Away, Call, Holding, Outcome, Violated};
 use crate::limiter::rule::Rule;
 use crate::limiter::stock::{self, Batch};
-use crate::limiter::store::{StoreError, Subject};
+use crate::limiter::store::{Failure, StoreError, Subject};
 
 /// The most limiters and partitions whose use is remembered for a time without a store after their queues have ended: some
 /// 30 MB. Beyond it, one begins such a time as if it had not been used.
 const REMEMBERED_MAX: usize = 100_000;
 
+/// The most calls of a queue that were given up and may be answered yet: a store that has failed three times is not asked.
+const LATE_CALLS_MAX: usize = 16;
+
 impl Worker {
-    pub(super) fn settle(&mut self, sent: Sent, result: Result<Answer, StoreError>) {
+    pub(super) fn settle(&mut self, sent: Sent, result: Result<Answer, Failure>) {
         match result {
             Ok(answer) => self.settle_answer(sent, &answer),
-            Err(error) => self.settle_failure(sent, &error),
+            Err(Failure { error, late }) => {
+                if let Some(late) = late.filter(|_| self.late.len() < LATE_CALLS_MAX) {
+                    let (subjects, call) = (sent.subjects.clone(), sent.call.clone());
+                    self.late.push(late.map(|answer| (subjects, call, answer)).boxed());
+                }
+                self.settle_failure(sent, &error);
+            }
         }
         self.hand_out(Instant::now());
         self.tell_waiting();
@@ -55,7 +65,7 @@ impl Worker {
             return self.ask_again(sent, answer.epoch.settles_until);
         }
         if self.home.store.may_fail() {
-            self.home.ledger.remember(&self.subjects, &sent.call, answer);
+            self.home.ledger.remember(&sent.subjects, &sent.call, answer);
         }
         self.booked_ahead.learn(sent.at, answer.now, answer.last);
         if std::mem::take(&mut self.has_served_locally) {
@@ -98,6 +108,22 @@ impl Worker {
         sent.arrivals.into_iter().rev().for_each(|arrival| self.pending.push_front(arrival));
         self.settles_until = settles_until.map(|until| self.clock.due(until));
         self.refuse_who_cannot_wait(Instant::now());
+    }
+
+    /// Gives back what a call has booked for which nobody waited any more. Where the store has lost its memory meanwhile, or
+    /// grants nothing yet, there is nothing to give back.
+    pub(super) fn settle_late(&mut self, subjects: &[Subject], call: &Call, answer: &Answer) {
+        if self.home.meet_epoch(answer.epoch.id) {
+            self.queues.wake_all();
+        }
+        let is_current = answer.epoch.id >= self.home.epoch.load(Ordering::Acquire);
+        if !is_current || answer.epoch.settles_until.is_some() {
+            return;
+        }
+        self.home.ledger.remember(subjects, call, answer);
+        let known: Arc<[u64]> = answer.generations.iter().map(|generation| generation.number).collect();
+        let unused = granted(call, answer).map(|(slot, cost)| Holding { slot, cost, count: 1 });
+        self.give_back.extend(unused.map(|holding| (holding, known.clone())));
     }
 
     /// Asks the store for what was booked while it was away, but for what it has heard of: so that whoever waits stands in
@@ -335,7 +361,7 @@ impl Worker {
         Refusal::StoreUnavailable { limiter: self.subjects[place].name.clone() }
     }
 
-    /// The store did not answer: whoever was in the call is served by the limiters' policies. One that rejects decides for
+    /// The store did not answer in time: whoever was in the call is served by the limiters' policies. One that rejects decides for
     /// all; those that allow everything are otherwise left out.
     ///
     /// Slots booked before stay good, where every replica knows of them. Those that were being given back or exchanged may or
@@ -343,8 +369,8 @@ impl Worker {
     fn settle_failure(&mut self, sent: Sent, error: &StoreError) {
         let Sent { call, exchange, mut replace, arrivals, .. } = sent;
         if matches!(error, StoreError::Away) {
-            let known: Arc<[u64]> = call.known.into();
-            let unsaid: Vec<_> = call.give_back.into_iter().map(|holding| (holding, known.clone())).collect();
+            let known: Arc<[u64]> = call.known.as_slice().into();
+            let unsaid: Vec<_> = call.give_back.iter().map(|holding| (*holding, known.clone())).collect();
             unsaid.into_iter().rev().for_each(|unsaid| self.give_back.push_front(unsaid));
         } else {
             warn!(limiter = %self.subjects[0].name, %error, "store call failed");
