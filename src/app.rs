@@ -158,6 +158,7 @@ impl App {
         let admin_address = address("admin.listen", config.admin.listen, &admin_listener)?;
         let limiters = limiters(&config, &metrics, &tasks, &end)?;
         limiters.apply(&config.limiters);
+        limiters.configured(&config.hash);
         // The kernel holds those who come meanwhile.
         limiters.settle().await;
         let (following, ended) = (limiters.clone(), end.clone());
@@ -311,6 +312,7 @@ impl Reloads {
         if let Some(logging) = &self.logging {
             logging.apply(&config.log);
         }
+        self.limiters.configured(&config.hash);
         let restart_needed = self.handle.publish(loaded);
         self.metrics.reload(true, unix_seconds());
         info!(hash = %config.hash, "configuration reloaded");

@@ -5,13 +5,14 @@
 //! - [`router`]: which path is answered by whom, and for whom.
 //! - [`access`]: who may see and do what.
 //! - [`response`]: the forms in which an answer is written.
-//! - [`health`], [`metrics`], [`limiters`], [`config`]: the endpoints.
+//! - [`health`], [`metrics`], [`limiters`], [`replicas`], [`config`]: the endpoints.
 
 mod access;
 mod config;
 mod health;
 mod limiters;
 mod metrics;
+mod replicas;
 mod response;
 mod router;
 mod server;
@@ -31,7 +32,7 @@ use crate::telemetry::Metrics;
 pub struct AdminState {
     /// What `/metrics` renders.
     pub metrics: Metrics,
-    /// What `/api/limiters` and `/readyz` ask.
+    /// What `/api/limiters`, `/api/replicas` and `/readyz` ask.
     pub limiters: Limiters,
     /// What `/api/config` shows, and where the token is.
     pub config: Arc<Handle>,

@@ -6,7 +6,7 @@ use http::{HeaderValue, Method, StatusCode};
 
 use super::access::{self, Denied};
 use super::response::{self, Response};
-use super::{AdminState, config, health, limiters, metrics};
+use super::{AdminState, config, health, limiters, metrics, replicas};
 
 /// The page at `/`: needs nothing from outside itself.
 const PAGE: &str = include_str!("page.html");
@@ -18,6 +18,7 @@ enum Endpoint<'path> {
     Metrics,
     Limiters,
     Limiter(&'path str),
+    Replicas,
     Config,
     Reload,
 }
@@ -30,6 +31,7 @@ impl Endpoint<'_> {
             "/readyz" => Endpoint::Ready,
             "/metrics" => Endpoint::Metrics,
             "/api/limiters" => Endpoint::Limiters,
+            "/api/replicas" => Endpoint::Replicas,
             "/api/config" => Endpoint::Config,
             "/api/reload" => Endpoint::Reload,
             _ => Endpoint::Limiter(path.strip_prefix("/api/limiters/")?),
@@ -77,6 +79,7 @@ pub(super) async fn respond(state: &AdminState, loopback: bool, request: &Parts)
         Endpoint::Metrics => metrics::render(&state.metrics),
         Endpoint::Limiters => limiters::all(&state.limiters).await,
         Endpoint::Limiter(name) => limiters::one(&state.limiters, name, request.uri.query()).await,
+        Endpoint::Replicas => replicas::all(&state.limiters),
         Endpoint::Config => config::show(&state.config),
         Endpoint::Reload => config::reload(&state.reloader).await,
     }

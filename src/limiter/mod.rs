@@ -24,6 +24,7 @@
 //! - `shadow`: limiters that only count.
 //! - `worker`: the task that owns a queue; `lane`: its requests of one cost, and their slots.
 //! - `learnt`: refusing without asking.
+//! - `fleet`: the replicas that share a store.
 //! - `ledger`: what this replica was granted; `keeper`: writes it back when the store has lost its memory.
 //! - [`permit`]: the right to send, which settles itself.
 //! - [`refusal`]: why not, and when.
@@ -34,6 +35,7 @@ pub mod calendar;
 mod expiring;
 #[cfg(test)]
 mod far_store;
+mod fleet;
 pub mod gate;
 #[cfg(test)]
 mod gates;
@@ -73,6 +75,8 @@ mod tests;
 pub mod windows;
 mod worker;
 
+pub(crate) use fleet::COUNTS_FOR;
+pub use fleet::Replica;
 pub use gate::{Gate, GateError};
 pub use partition::Partition;
 pub use permit::Permit;

@@ -12,6 +12,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Duration, sleep, timeout};
 
 use crate::clock::Clock;
+use crate::limiter::fleet::{Fleet, Replica};
 use crate::limiter::gate::{Gate, GateError};
 use crate::limiter::keeper::Keeper;
 use crate::limiter::limit::{Limiter, LimiterName, OnStoreFailure, Scope};
@@ -102,7 +103,7 @@ fn replica() -> u64 {
 }
 
 impl Limiters {
-    /// No limiters yet, over this store. `fleet_size` divides the limits while the store is away.
+    /// No limiters yet, over this store. `fleet_size` divides the limits while the store is away and has never been seen.
     pub fn new(store: Arc<dyn Store>, clock: Clock, fleet_size: u32, metrics: Metrics) -> Limiters {
         Limiters::lingering(store, clock, fleet_size, metrics, LINGER)
     }
@@ -114,8 +115,9 @@ impl Limiters {
         metrics: Metrics,
         linger: Duration,
     ) -> Limiters {
-        let fleet_size = u64::from(fleet_size);
-        let fallback = Fallback { replica: replica(), store: MemoryStore::new(clock), clock, fleet_size };
+        let replica = replica();
+        let fleet = Fleet::new(replica, u64::from(fleet_size));
+        let fallback = Fallback { replica, store: MemoryStore::new(clock), clock, fleet };
         let home = |store| Arc::new(Home::new(store, clock));
         let homes = Homes {
             overall: home(store),
@@ -218,6 +220,20 @@ impl Limiters {
         Some(state(live, partition).await)
     }
 
+    /// The replicas that share the store, this one first; as the store told last.
+    pub fn replicas(&self) -> Vec<Replica> {
+        self.fleet().replicas()
+    }
+
+    /// Tells the fleet which configuration this replica has.
+    pub fn configured(&self, configuration: &Arc<str>) {
+        self.fleet().configured(configuration);
+    }
+
+    fn fleet(&self) -> &Fleet {
+        &self.inner.queues.fallback.fleet
+    }
+
     /// Whether the store answers, as far as is known.
     pub fn store_up(&self) -> bool {
         self.inner.homes.overall.store.is_up()
@@ -248,6 +264,7 @@ impl Limiters {
     /// Ends when the store grants permits: one that is new, or has lost its memory, settles first. Ends at once if it does
     /// not answer, and after two seconds in any case.
     pub async fn settle(&self) {
+        self.fleet().attend(&*self.inner.homes.overall.store).await;
         let homes = self.inner.homes.shared();
         let settled = |home: Arc<Home>| async move {
             while let Ok(epoch) = home.store.epoch(home.epoch.load(Ordering::Acquire)).await {
@@ -278,6 +295,7 @@ impl Limiters {
             tokio::select! {
                 () = homes.grown.notified() => {}
                 Some(()) = keepers.next() => {}
+                () = self.fleet().keep_attending(&*homes.overall.store) => {}
             }
         }
     }
@@ -294,9 +312,10 @@ impl Limiters {
         }
     }
 
-    /// Refuses all who wait, gives their slots back, and ends when every worker has ended.
+    /// Refuses all who wait, gives their slots back, leaves the fleet, and ends when every worker has ended.
     pub async fn close(&self) {
         self.inner.queues.close().await;
+        self.fleet().leave(&*self.inner.homes.overall.store).await;
     }
 
     /// How many queues there are.

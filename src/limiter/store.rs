@@ -8,6 +8,7 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 use tokio::sync::broadcast;
 
 use crate::clock::Micros;
+use crate::limiter::fleet::Replica;
 use crate::limiter::limit::{Limiter, LimiterName};
 use crate::limiter::order::Room;
 use crate::limiter::partition::Partition;
@@ -166,6 +167,15 @@ pub trait Store: Send + Sync + 'static {
         _write: &'a WriteBack,
     ) -> BoxFuture<'a, Result<Epoch, StoreError>> {
         ready(Ok(Epoch::default())).boxed()
+    }
+
+    /// Says that a replica is there, or that it leaves, and tells who is there.
+    fn attend<'a>(
+        &'a self,
+        me: &'a Replica,
+        leaves: bool,
+    ) -> BoxFuture<'a, Result<Vec<Replica>, StoreError>> {
+        ready(Ok(if leaves { Vec::new() } else { vec![me.clone()] })).boxed()
     }
 
     /// What other replicas do, told without being asked; `None` where there are no others.

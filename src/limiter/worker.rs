@@ -31,6 +31,7 @@ use self::booked_ahead::BookedAhead;
 use self::calls::Sent;
 use self::ending::Ending;
 use crate::clock::{Clock, Micros};
+use crate::limiter::fleet::Fleet;
 use crate::limiter::inbox::News;
 use crate::limiter::lane::{LATE_MAX, Lane, Stage, Waiter};
 use crate::limiter::limit::Permits;
@@ -60,8 +61,8 @@ pub(super) struct Fallback {
     pub(super) store: MemoryStore,
     /// The clock of that.
     pub(super) clock: Clock,
-    /// By how many replicas a limit is divided.
-    pub(super) fleet_size: u64,
+    /// The replicas by which a limit is divided.
+    pub(super) fleet: Fleet,
 }
 
 type CallInFlight = BoxFuture<'static, (Sent, Result<Answer, Failure>)>;

@@ -48,6 +48,11 @@ pub(super) fn epoch(prefix: &str, group: Option<&str>) -> String {
     }
 }
 
+/// The replicas that share the store.
+pub(super) fn replicas(prefix: &str) -> String {
+    format!("{prefix}:v1:replicas")
+}
+
 /// The channel on which scripts tell the fleet what it need not ask for.
 pub(super) fn announcements(prefix: &str) -> String {
     format!("{prefix}:v1:announcements")

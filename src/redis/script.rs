@@ -43,6 +43,11 @@ impl Script {
         Script::new(source!("../../lua/write_back.lua"))
     }
 
+    /// Tells the fleet of a replica.
+    pub(super) fn attend() -> Script {
+        Script::new(include_str!("../../lua/attend.lua"))
+    }
+
     fn new(source: &'static str) -> Script {
         Script { source, sha: redis::Script::new(source).get_hash().to_owned() }
     }

@@ -22,6 +22,7 @@ use crate::limiter::rule::Kind;
 use crate::limiter::store::{
     Announcement, Epoch, Failure, Inspection, Store, StoreError, Subject, Unknown, WriteBack,
 };
+use crate::limiter::{COUNTS_FOR, Replica};
 use crate::redis::announcements::Announcements;
 use crate::redis::health::{Circuits, Health};
 use crate::redis::keys;
@@ -71,6 +72,7 @@ struct Shared {
     inspect: Script,
     epoch_keep: Script,
     write_back: Script,
+    attend: Script,
     prefix: String,
     /// Where the servers are, without user and password.
     addresses: String,
@@ -87,6 +89,7 @@ impl Shared {
             StoreOp::Inspect => &self.inspect,
             StoreOp::Epoch | StoreOp::Ping => &self.epoch_keep,
             StoreOp::WriteBack => &self.write_back,
+            StoreOp::Attend => &self.attend,
         }
     }
 }
@@ -122,6 +125,7 @@ impl RedisStore {
             inspect: Script::inspect(),
             epoch_keep: Script::epoch_keep(),
             write_back: Script::write_back(),
+            attend: Script::attend(),
             prefix: settings.key_prefix.clone(),
             addresses: settings.servers.addresses(),
             timeout: settings.timeout,
@@ -379,6 +383,24 @@ impl Store for RedisStore {
         .boxed()
     }
 
+    fn attend<'a>(
+        &'a self,
+        me: &'a Replica,
+        leaves: bool,
+    ) -> BoxFuture<'a, Result<Vec<Replica>, StoreError>> {
+        async move {
+            let command = |_: &str| {
+                let mut command = self.shared.attend.command(&[keys::replicas(&self.shared.prefix)]);
+                command.arg(0).arg(Micros::from(COUNTS_FOR).0).arg(me.id);
+                command.arg(&*me.version).arg(&*me.configuration).arg(u8::from(leaves));
+                command
+            };
+            let value = self.call(StoreOp::Attend, KEEPER, command).await?;
+            decode_replicas(value).ok_or(StoreError::Malformed("attend"))
+        }
+        .boxed()
+    }
+
     fn announcements(&self) -> Option<broadcast::Receiver<Announcement>> {
         Some(self.shared.announcements.subscribe())
     }
@@ -552,6 +574,18 @@ pub(super) fn decode_answer(value: &Value, subjects: &[Subject], call: &Call) ->
 fn take_epoch(now: Micros, numbers: &mut Numbers<'_>) -> Option<Epoch> {
     let (id, settles_until) = (numbers.take()?, Micros(numbers.take()?));
     Some(Epoch { now, id, settles_until: Some(settles_until).filter(|until| *until > Micros::ZERO) })
+}
+
+/// The answer of `attend.lua`.
+fn decode_replicas(value: Value) -> Option<Vec<Replica>> {
+    let replicas: Vec<(u64, u64, String, String)> = redis::from_redis_value(value).ok()?;
+    let replica = |(id, seen_ago_micros, version, configuration): (u64, u64, String, String)| Replica {
+        id,
+        version: version.into(),
+        configuration: configuration.into(),
+        seen_ago: Duration::from_micros(seen_ago_micros),
+    };
+    Some(replicas.into_iter().map(replica).collect())
 }
 
 /// The answer of a script that tells the epoch alone.

@@ -207,11 +207,19 @@ pub enum StoreOp {
     Epoch,
     /// Writes back what the store has lost.
     WriteBack,
+    /// Says that this replica is there.
+    Attend,
 }
 
 impl StoreOp {
-    const ALL: [StoreOp; 5] =
-        [StoreOp::Reserve, StoreOp::Inspect, StoreOp::Ping, StoreOp::Epoch, StoreOp::WriteBack];
+    const ALL: [StoreOp; 6] = [
+        StoreOp::Reserve,
+        StoreOp::Inspect,
+        StoreOp::Ping,
+        StoreOp::Epoch,
+        StoreOp::WriteBack,
+        StoreOp::Attend,
+    ];
 
     const fn as_str(self) -> &'static str {
         match self {
@@ -220,6 +228,7 @@ impl StoreOp {
             StoreOp::Ping => "ping",
             StoreOp::Epoch => "epoch",
             StoreOp::WriteBack => "write_back",
+            StoreOp::Attend => "attend",
         }
     }
 }

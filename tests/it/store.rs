@@ -1,5 +1,6 @@
 //! Redis: with a password, over TLS, without its scripts, and not there at all.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::support::{
@@ -229,4 +230,52 @@ async fn the_documented_rights_are_enough_and_none_is_missed() {
     assert_eq!(fleet[0].get("/").await.status, 200);
     let refused: Vec<redis::Value> = redis::from_redis_value(redis.command(&["ACL", "LOG"]).await).unwrap();
     assert!(refused.is_empty(), "{refused:?}");
+}
+
+/// How many replicas one of them knows of.
+async fn known(weir: &Weir) -> usize {
+    weir.ask("/api/replicas").await.json()["replicas"].as_array().map_or(0, Vec::len)
+}
+
+#[tokio::test]
+async fn replicas_know_each_other_and_share_by_their_number() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    // Nothing says how many there will be.
+    let config = one_limiter(&redis.store(), "{limits: [30/1h]}", &upstream);
+    let mut fleet = Weir::fleet(3, &config).await;
+    for weir in &fleet {
+        eventually("each knows of all", PATIENCE, async || known(weir).await == 3).await;
+    }
+    let replicas = fleet[0].ask("/api/replicas").await.json();
+    assert_eq!(replicas["store_up"], true);
+    let field = |name: &str| {
+        let replicas = replicas["replicas"].as_array().unwrap().iter();
+        replicas.map(|replica| replica[name].to_string()).collect::<BTreeSet<_>>()
+    };
+    assert_eq!(field("id").len(), 3, "{replicas}");
+    assert_eq!(field("version"), [format!("\"{}\"", env!("CARGO_PKG_VERSION"))].into());
+    assert_eq!(field("configuration").len(), 1, "all run the same: {replicas}");
+    assert_eq!(field("this"), ["false".to_owned(), "true".to_owned()].into());
+
+    drop(redis);
+    let mut passed = 0;
+    for weir in &fleet {
+        for _ in 0..15 {
+            passed += usize::from(weir.get("/").await.status == 200);
+        }
+    }
+    assert_eq!((passed, upstream.count()), (30, 30), "a third each");
+
+    // Redis comes back with nothing: all say that they are there, and one that ends says that it leaves.
+    let redis = RedisServer::start().await;
+    let config = one_limiter(&redis.store(), "{limits: [30/1h]}", &upstream);
+    let others = Weir::fleet(2, &config).await;
+    eventually("they know of each other", PATIENCE, async || known(&others[0]).await == 2).await;
+    let mut leaving = Weir::start(&config).await;
+    eventually("and of a third", PATIENCE, async || known(&others[0]).await == 3).await;
+    leaving.sigterm();
+    leaving.wait_exit(PATIENCE).await;
+    eventually("which has left", PATIENCE, async || known(&others[0]).await == 2).await;
+    fleet.clear();
 }

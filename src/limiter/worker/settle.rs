@@ -435,10 +435,11 @@ impl Worker {
     /// replicas together have left is what the fleet had left. Where it had booked ahead, nothing is granted before the last
     /// of that, and the tightest limit counts as full then. Other queues of a limiter may have charged its use already.
     fn begin_locally(&self) {
-        let Fallback { store, clock, fleet_size, replica } = &self.queues.fallback;
+        let Fallback { store, clock, fleet, replica } = &self.queues.fallback;
+        let fleet_size = fleet.size();
         for place in self.shared.with_policy(OnStoreFailure::Local) {
-            let subject = share(&self.subjects[place], *fleet_size);
-            let used = self.used.get(place).map_or(0, |used| used.div_ceil(*fleet_size));
+            let subject = share(&self.subjects[place], fleet_size);
+            let used = self.used.get(place).map_or(0, |used| used.div_ceil(fleet_size));
             let used = match self.booked_ahead.last() {
                 Some(last) => {
                     let full = subject.rules.iter().map(Rule::holds).min().unwrap_or_default();
@@ -492,7 +493,7 @@ impl Worker {
     /// This replica's shares of the limiters that are enforced without a store.
     fn local_subjects(&self) -> impl Iterator<Item = Subject> {
         let places = self.shared.with_policy(OnStoreFailure::Local);
-        places.map(|place| share(&self.subjects[place], self.queues.fallback.fleet_size))
+        places.map(|place| share(&self.subjects[place], self.queues.fallback.fleet.size()))
     }
 
     /// Asks this replica's memory for a share of the limiters that are enforced there.

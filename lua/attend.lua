@@ -1,0 +1,36 @@
+-- attend.lua: a replica says that it is there, or that it leaves, and hears who else is.
+-- KEYS[1]  the replicas: { replica, the instant at which it was last heard, version, configuration, ... }
+-- ARGV[1]  now in microseconds; 0: this server's clock
+-- ARGV[2]  for how many microseconds a replica counts that is not heard
+-- ARGV[3]  the calling replica, a number
+-- ARGV[4]  its version
+-- ARGV[5]  the hash of its configuration
+-- ARGV[6]  1: it leaves
+-- Returns  { replica, microseconds since it was last heard, version, configuration, ... } the caller first, if it stays
+-- Atomic:  one key
+-- Expiry:  when none of them counts any more
+
+local now, counts_for, caller = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+if now == 0 then
+  local time = redis.call("TIME")
+  now = time[1] * 1000000 + time[2]
+end
+local text = redis.call("GET", KEYS[1])
+local known = text and cmsgpack.unpack(text) or {}
+local kept, answer = {}, {}
+local function keep(replica, heard, version, configuration)
+  for _, value in ipairs({ replica, heard, version, configuration }) do kept[#kept + 1] = value end
+  for _, value in ipairs({ replica, now - heard, version, configuration }) do answer[#answer + 1] = value end
+end
+if ARGV[6] ~= "1" then keep(caller, now, ARGV[4], ARGV[5]) end
+for index = 1, #known, 4 do
+  -- One from before the clock was set back is as good as new.
+  local heard = math.min(known[index + 1], now)
+  if known[index] ~= caller and now - heard < counts_for then keep(known[index], heard, known[index + 2], known[index + 3]) end
+end
+if #kept > 0 then
+  redis.call("SET", KEYS[1], cmsgpack.pack(kept), "PX", math.ceil(counts_for / 1000))
+else
+  redis.call("DEL", KEYS[1])
+end
+return answer

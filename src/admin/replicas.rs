@@ -1,0 +1,41 @@
+//! `/api/replicas`: the replicas that share the store. Read-only; the store is not asked.
+
+use serde::Serialize;
+
+use super::response::{self, Response};
+use crate::limiter::{Limiters, Replica};
+
+#[derive(Serialize)]
+struct Listing {
+    store_up: bool,
+    replicas: Vec<ReplicaView>,
+}
+
+#[derive(Serialize)]
+struct ReplicaView {
+    /// In hexadecimal: readers of JSON may round a number as large.
+    id: String,
+    version: String,
+    configuration: String,
+    last_seen_ms: u128,
+    this: bool,
+}
+
+/// This one first.
+pub(super) fn all(limiters: &Limiters) -> Response {
+    let replicas = limiters.replicas();
+    let views = replicas.iter().enumerate().map(|(place, replica)| ReplicaView::of(replica, place == 0));
+    response::document(&Listing { store_up: limiters.store_up(), replicas: views.collect() })
+}
+
+impl ReplicaView {
+    fn of(replica: &Replica, this: bool) -> ReplicaView {
+        ReplicaView {
+            id: format!("{:014x}", replica.id),
+            version: replica.version.to_string(),
+            configuration: replica.configuration.to_string(),
+            last_seen_ms: replica.seen_ago.as_millis(),
+            this,
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! The replicas that share a store: who they are, as the store last told, and so by how many a limit is divided while it
+//! is away.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+use tokio::time::{Duration, Instant, sleep, timeout};
+use tracing::debug;
+
+use crate::limiter::store::Store;
+
+/// How often a replica says that it is there.
+const EVERY: Duration = Duration::from_secs(5);
+
+/// For how long one counts that says nothing: it may miss two of three.
+pub(crate) const COUNTS_FOR: Duration = Duration::from_secs(15);
+
+/// How long one that leaves takes to say so, at most.
+const LEAVING_MAX: Duration = Duration::from_secs(1);
+
+/// One running weir.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Replica {
+    /// A number below 2^53, chosen at its start.
+    pub id: u64,
+    /// Its version.
+    pub version: Arc<str>,
+    /// The hash of its configuration.
+    pub configuration: Arc<str>,
+    /// How long ago it said so.
+    pub seen_ago: Duration,
+}
+
+/// The replicas that share a store.
+pub(super) struct Fleet {
+    /// How many to assume before the store has been seen.
+    assumed: u64,
+    /// How many there are; zero before.
+    size: AtomicU64,
+    me: Mutex<Replica>,
+    /// When the store was last asked, and whom it named.
+    seen: Mutex<Option<(Instant, Vec<Replica>)>>,
+    changed: Notify,
+}
+
+impl Fleet {
+    pub(super) fn new(id: u64, assumed: u64) -> Fleet {
+        let me = Replica {
+            id,
+            version: env!("CARGO_PKG_VERSION").into(),
+            configuration: "".into(),
+            seen_ago: Duration::ZERO,
+        };
+        Fleet {
+            assumed: assumed.max(1),
+            size: AtomicU64::new(0),
+            me: Mutex::new(me),
+            seen: Mutex::default(),
+            changed: Notify::new(),
+        }
+    }
+
+    /// This replica.
+    pub(super) fn me(&self) -> Replica {
+        lock(&self.me).clone()
+    }
+
+    /// By how many replicas a limit is divided.
+    pub(super) fn size(&self) -> u64 {
+        match self.size.load(Ordering::Acquire) {
+            0 => self.assumed,
+            size => size,
+        }
+    }
+
+    /// Takes another configuration, of which the others hear at once.
+    pub(super) fn configured(&self, configuration: &Arc<str>) {
+        lock(&self.me).configuration = configuration.clone();
+        self.changed.notify_one();
+    }
+
+    /// This replica, then those of which the store told last and that may still be there.
+    pub(super) fn replicas(&self) -> Vec<Replica> {
+        let mut replicas = vec![self.me()];
+        if let Some((at, seen)) = &*lock(&self.seen) {
+            let others = seen.iter().filter(|replica| replica.id != replicas[0].id).cloned();
+            let aged = others.map(|replica| Replica { seen_ago: replica.seen_ago + at.elapsed(), ..replica });
+            replicas.extend(aged.collect::<Vec<_>>());
+        }
+        replicas
+    }
+
+    /// Asks once.
+    pub(super) async fn attend(&self, store: &dyn Store) {
+        match store.attend(&self.me(), false).await {
+            Ok(seen) => {
+                self.size.store((seen.len() as u64).max(1), Ordering::Release);
+                *lock(&self.seen) = Some((Instant::now(), seen));
+            }
+            // Counted and told by the store. Who was there is assumed to be there still.
+            Err(error) => debug!(%error, "the fleet is not known"),
+        }
+    }
+
+    /// Asks for as long as it is polled.
+    pub(super) async fn keep_attending(&self, store: &dyn Store) {
+        loop {
+            tokio::select! {
+                () = sleep(EVERY) => {}
+                () = self.changed.notified() => {}
+            }
+            self.attend(store).await;
+        }
+    }
+
+    /// Tells the others not to count on this replica any more.
+    pub(super) async fn leave(&self, store: &dyn Store) {
+        // Who is not told notices by itself.
+        let _ = timeout(LEAVING_MAX, store.attend(&self.me(), true)).await;
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
