@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, FromRedisValue, RedisResult};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -15,8 +17,11 @@ use super::closed_port;
 
 /// A server that takes longer has failed.
 const START_DEADLINE: Duration = Duration::from_secs(10);
+/// The client's own half second is too short for a machine that is busy with other tests.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 /// Between choosing a free port and listening on it, another process may take it.
 const ATTEMPTS_MAX: u32 = 5;
+const LOG: &str = "redis.log";
 /// Valkey is installed in Redis's place by some distributions.
 const PROGRAMS: [&str; 2] = ["redis-server", "valkey-server"];
 
@@ -31,15 +36,15 @@ pub(crate) struct RedisOptions {
     pub(crate) tls: bool,
 }
 
-/// A running server. Killed on drop.
+/// A running server. Killed on drop; its log is printed when the test panics.
 pub(crate) struct RedisServer {
     process: Child,
     /// Holds log and certificates; removed on drop.
-    _directory: TempDir,
+    directory: TempDir,
     port: u16,
     tls: Option<(u16, Certificates)>,
     password: Option<&'static str>,
-    connection: MultiplexedConnection,
+    connection: Mutex<MultiplexedConnection>,
 }
 
 impl RedisServer {
@@ -51,9 +56,24 @@ impl RedisServer {
     /// Waits until it answers PING.
     pub(crate) async fn start_with(options: RedisOptions) -> RedisServer {
         let attempts = if options.port.is_some() { 1 } else { ATTEMPTS_MAX };
+        RedisServer::start_as(&options, attempts, closed_port, &[]).await
+    }
+
+    /// One that is a part of something larger: on a port chosen so, with further arguments.
+    pub(super) async fn start_part(choose_port: impl Fn() -> u16, arguments: &[&str]) -> RedisServer {
+        RedisServer::start_as(&RedisOptions::default(), ATTEMPTS_MAX, choose_port, arguments).await
+    }
+
+    async fn start_as(
+        options: &RedisOptions,
+        attempts: u32,
+        choose_port: impl Fn() -> u16,
+        arguments: &[&str],
+    ) -> RedisServer {
         let mut log = String::new();
         for _ in 0..attempts {
-            match RedisServer::try_start(&options).await {
+            let port = options.port.unwrap_or_else(&choose_port);
+            match RedisServer::try_start(options, port, arguments).await {
                 Ok(server) => return server,
                 Err(reason) => log = reason,
             }
@@ -61,14 +81,18 @@ impl RedisServer {
         panic!("redis-server did not start:\n{log}");
     }
 
-    async fn try_start(options: &RedisOptions) -> Result<RedisServer, String> {
+    async fn try_start(options: &RedisOptions, port: u16, further: &[&str]) -> Result<RedisServer, String> {
         let directory = TempDir::with_prefix("weir-test-redis").expect("a temporary directory");
-        let port = options.port.unwrap_or_else(closed_port);
         let tls = options.tls.then(|| (closed_port(), Certificates::write_to(directory.path())));
-        let log = directory.path().join("redis.log");
+        let log = directory.path().join(LOG);
 
-        let mut arguments = vec!["--port".to_owned(), port.to_string()];
+        // Empty. A sentinel wants one, to keep what it knows in.
+        let configuration = directory.path().join("redis.conf");
+        fs::write(&configuration, "").expect("write the configuration");
+
+        let mut arguments = vec![configuration.to_string_lossy().into_owned()];
         let mut set = |key: &str, value: &str| arguments.extend([key.to_owned(), value.to_owned()]);
+        set("--port", &port.to_string());
         set("--bind", "127.0.0.1");
         set("--save", "");
         set("--appendonly", "no");
@@ -84,15 +108,16 @@ impl RedisServer {
             set("--tls-key-file", &files.key.to_string_lossy());
             set("--tls-auth-clients", "no");
         }
+        arguments.extend(further.iter().map(|argument| (*argument).to_owned()));
         let mut process = spawn(&arguments);
         match connect(&mut process, &plain_url(port, options.password)).await {
             Some(connection) => {
-                let password = options.password;
-                Ok(RedisServer { process, _directory: directory, port, tls, password, connection })
+                let (password, connection) = (options.password, Mutex::new(connection));
+                Ok(RedisServer { process, directory, port, tls, password, connection })
             }
             None => {
                 stop(&mut process);
-                Err(fs::read_to_string(log).unwrap_or_default())
+                Err(log_in(&directory))
             }
         }
     }
@@ -129,10 +154,45 @@ impl RedisServer {
 
     /// Runs a command.
     pub(crate) async fn command(&self, command: &[&str]) -> redis::Value {
-        let mut connection = self.connection.clone();
-        let mut prepared = redis::cmd(command[0]);
-        prepared.arg(&command[1..]);
-        prepared.query_async(&mut connection).await.unwrap_or_else(|error| panic!("{command:?}: {error}"))
+        let connection = self.kept_connection();
+        run(connection, command).await.unwrap_or_else(|error| panic!("{command:?}: {error}"))
+    }
+
+    /// Runs a command that may be refused, also where the server has closed all connections: sentinels make it do so when
+    /// they change its role.
+    pub(super) async fn try_command<T: FromRedisValue>(&self, command: &[&str]) -> RedisResult<T> {
+        let mut connection = self.kept_connection();
+        if run::<String>(connection.clone(), &["PING"]).await.is_err() {
+            connection = open(&plain_url(self.port, self.password)).await?;
+            *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = connection.clone();
+        }
+        run(connection, command).await
+    }
+
+    fn kept_connection(&self) -> MultiplexedConnection {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Like [`RedisServer::try_command`]; panics when it is refused.
+    pub(super) async fn query<T: FromRedisValue>(&self, command: &[&str]) -> T {
+        self.try_command(command).await.unwrap_or_else(|error| panic!("{command:?}: {error}"))
+    }
+
+    /// A field of INFO, or of another command that answers in its form; `None` where it is not named, or nothing answers.
+    pub(super) async fn field(&self, command: &[&str], name: &str) -> Option<String> {
+        let text: String = self.try_command(command).await.ok()?;
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        value.map(|value| value.trim().to_owned())
+    }
+
+    /// Whether it is a primary, by its own account.
+    pub(super) async fn is_primary(&self) -> bool {
+        self.field(&["INFO", "replication"], "role").await.as_deref() == Some("master")
+    }
+
+    /// Whether it is a replica that has all that its primary has, but for what is on the way.
+    pub(super) async fn is_linked(&self) -> bool {
+        self.field(&["INFO", "replication"], "master_link_status").await.as_deref() == Some("up")
     }
 
     /// How often each command was called since the start, by its name in lower case.
@@ -150,10 +210,8 @@ impl RedisServer {
 
     /// A number that INFO names.
     pub(crate) async fn info(&self, section: &str, name: &str) -> u64 {
-        let info: String =
-            redis::from_redis_value(self.command(&["INFO", section]).await).expect("INFO is text");
-        let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        value.and_then(|value| value.trim().parse().ok()).unwrap_or_else(|| panic!("{name} in {info}"))
+        let value = self.field(&["INFO", section], name).await;
+        value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no number {name} in {section}"))
     }
 
     /// How often the data was changed since the start: any write counts, that of an expiry too.
@@ -178,7 +236,14 @@ impl RedisServer {
 impl Drop for RedisServer {
     fn drop(&mut self) {
         stop(&mut self.process);
+        if std::thread::panicking() {
+            println!("redis-server on port {}:\n{}", self.port, log_in(&self.directory));
+        }
     }
+}
+
+fn log_in(directory: &TempDir) -> String {
+    fs::read_to_string(directory.path().join(LOG)).unwrap_or_default()
 }
 
 fn spawn(arguments: &[String]) -> Child {
@@ -201,17 +266,26 @@ fn stop(process: &mut Child) {
 
 /// A connection that has answered PING; `None` when the process ends or the deadline passes.
 async fn connect(process: &mut Child, url: &str) -> Option<MultiplexedConnection> {
-    let client = redis::Client::open(url).expect("the harness makes valid addresses");
     let end = Instant::now() + START_DEADLINE;
     while Instant::now() < end && matches!(process.try_wait(), Ok(None)) {
-        if let Ok(mut connection) = client.get_multiplexed_async_connection().await
-            && redis::cmd("PING").query_async::<String>(&mut connection).await.is_ok()
+        if let Ok(connection) = open(url).await
+            && run::<String>(connection.clone(), &["PING"]).await.is_ok()
         {
             return Some(connection);
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     None
+}
+
+async fn open(url: &str) -> RedisResult<MultiplexedConnection> {
+    let client = redis::Client::open(url).expect("the harness makes valid addresses");
+    let patient = AsyncConnectionConfig::new().set_response_timeout(Some(ANSWER_DEADLINE));
+    client.get_multiplexed_async_connection_with_config(&patient).await
+}
+
+async fn run<T: FromRedisValue>(mut connection: MultiplexedConnection, command: &[&str]) -> RedisResult<T> {
+    redis::cmd(command[0]).arg(&command[1..]).query_async(&mut connection).await
 }
 
 fn plain_url(port: u16, password: Option<&str>) -> String {
