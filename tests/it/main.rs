@@ -5,7 +5,7 @@
 //! the tests of the harness itself.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
-#![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+#![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
 
 mod support;
 
@@ -13,6 +13,7 @@ mod algorithms;
 mod bad_input;
 mod capacity;
 mod demo;
+mod failover;
 mod faults;
 mod fleet;
 mod harness;

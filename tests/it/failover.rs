@@ -1,0 +1,215 @@
+//! A part of Redis is replaced by another under load: behind sentinels, in a Cluster; and a replica of weir that is killed.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::support::load::Load;
+use crate::support::measure::occupancy;
+use crate::support::{
+    Cluster, PATIENCE, RedisServer, Request, Sentinel, Upstream, Weir, eventually, lane, one_limiter,
+};
+
+const WINDOW: Duration = Duration::from_secs(2);
+const LIMIT: usize = 40;
+/// From when there is a new primary until permits come from it.
+const RECOVERY: Duration = Duration::from_secs(5);
+/// What the Cluster tells slots apart by.
+const KEY: &str = "weir:{api}:v1:epoch";
+
+/// Three replicas under load.
+struct Fleet {
+    upstream: Upstream,
+    replicas: Vec<Weir>,
+    loads: Vec<Load>,
+}
+
+impl Fleet {
+    async fn start(store: &str, policy: &str) -> Fleet {
+        let (upstream, store) = (Upstream::start(), store.replace("timeout: 1s", "timeout: 200ms"));
+        let limiter = format!(
+            "{{limits: [{LIMIT}/{}s], on_store_failure: {policy}, queue: {{timeout: 30s, max_waiting: 1000}}}}",
+            WINDOW.as_secs()
+        );
+        let replicas = Weir::fleet(3, &one_limiter(&store, &limiter, &upstream)).await;
+        for weir in &replicas {
+            eventually("each knows of all", PATIENCE, async || {
+                weir.ask("/api/replicas").await.json()["replicas"].as_array().map_or(0, Vec::len) == 3
+            })
+            .await;
+        }
+        let loads = replicas.iter().map(|weir| Load::start(weir, 20, &Request::get("/"))).collect();
+        let fleet = Fleet { upstream, replicas, loads };
+        fleet.after(LIMIT + LIMIT / 2).await;
+        fleet
+    }
+
+    /// Ends when so many more have come.
+    async fn after(&self, more: usize) {
+        self.upstream.wait_for(self.upstream.count() + more, PATIENCE).await;
+    }
+
+    /// The store is asked again by all, and grants. A limiter that rejects sends nothing upstream before.
+    async fn recovers(&self, found: Instant) {
+        let before = self.upstream.count();
+        eventually("the new primary grants", RECOVERY.saturating_sub(found.elapsed()), async || {
+            self.upstream.count() > before + LIMIT / 2
+        })
+        .await;
+        for weir in &self.replicas {
+            let left = RECOVERY.saturating_sub(found.elapsed());
+            eventually("each is back", left, async || weir.metrics().await.sum("weir_store_up", &[]) == 1.0)
+                .await;
+        }
+        println!("back after {:?}", found.elapsed());
+    }
+
+    async fn judge(self) {
+        self.after(2 * LIMIT).await;
+        println!(
+            "fullest window {}, {:.1} % used, {:?}",
+            self.upstream.fullest_window(WINDOW),
+            occupancy(&self.upstream.instants(), LIMIT, WINDOW) * 100.0,
+            self.loads.iter().map(Load::statuses).collect::<Vec<_>>()
+        );
+        self.upstream.assert_within(LIMIT, WINDOW);
+        for status in self.loads.iter().flat_map(|load| load.statuses().into_keys()) {
+            assert!(matches!(status, 200 | 503), "{status}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn sentinels_replace_a_killed_primary() {
+    lane::alone(async || {
+        let mut sentinel = Sentinel::start().await;
+        let fleet = Fleet::start(&sentinel.store(), "local").await;
+        let killed = sentinel.kill_primary().await;
+        sentinel.wait_for_primary_other_than(killed).await;
+        fleet.recovers(Instant::now()).await;
+        fleet.judge().await;
+    })
+    .await;
+}
+
+/// The old primary lives on as a replica: it answers, but takes no writes.
+#[tokio::test]
+async fn sentinels_move_the_primary() {
+    lane::alone(async || {
+        let sentinel = Sentinel::start().await;
+        let before = sentinel.primary_port().await;
+        let fleet = Fleet::start(&sentinel.store(), "reject").await;
+        sentinel.failover().await;
+        sentinel.wait_for_primary_other_than(before).await;
+        fleet.recovers(Instant::now()).await;
+        fleet.judge().await;
+    })
+    .await;
+}
+
+/// Nobody is told that the old primary is gone: its connections stay open.
+#[tokio::test]
+async fn sentinels_replace_a_frozen_primary() {
+    lane::alone(async || {
+        let mut sentinel = Sentinel::start().await;
+        let before = sentinel.primary_port().await;
+        let fleet = Fleet::start(&sentinel.store(), "reject").await;
+        sentinel.freeze_primary(true).await;
+        sentinel.wait_for_primary_other_than(before).await;
+        fleet.recovers(Instant::now()).await;
+        // It comes back, and with it what was on its way to it.
+        sentinel.freeze_primary(false).await;
+        fleet.judge().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_cluster_loses_a_primary() {
+    lane::alone(async || {
+        let mut cluster = Cluster::start().await;
+        let fleet = Fleet::start(&cluster.store(), "local").await;
+        cluster.kill_primary_of(KEY).await;
+        cluster.wait_for_primary_of(KEY).await;
+        fleet.recovers(Instant::now()).await;
+        fleet.judge().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_slot_of_a_cluster_moves() {
+    lane::alone(async || {
+        let cluster = Cluster::start().await;
+        let fleet = Fleet::start(&cluster.store(), "reject").await;
+        for _ in 0..2 {
+            cluster.migrate_slot_of(KEY).await;
+            fleet.recovers(Instant::now()).await;
+        }
+        fleet.judge().await;
+    })
+    .await;
+}
+
+/// Limiters all over a Cluster: each call goes where its group is.
+#[tokio::test]
+async fn fifty_limiters_are_spread_over_a_cluster() {
+    const LIMITERS: usize = 50;
+    let _lane = lane::shared().await;
+    let (cluster, upstream) = (Cluster::start().await, Upstream::start());
+    let mut config = format!("store: {}\nlimiters:\n", cluster.store());
+    for index in 0..LIMITERS {
+        config += &format!("  l{index}: {{limits: [3/1h], on_store_failure: reject}}\n");
+    }
+    config += "routes:\n";
+    for index in 0..LIMITERS {
+        let upstream = upstream.url();
+        config += &format!(
+            "  - {{name: r{index}, match: {{path: /r{index}}}, upstream: \"{upstream}\", limiter: l{index}}}\n"
+        );
+    }
+    let fleet = Weir::fleet(2, &config).await;
+    let ask = async |round: usize, status: u16| {
+        for index in 0..LIMITERS {
+            let answer = fleet[(index + round) % 2].get(&format!("/r{index}")).await;
+            assert_eq!(answer.status, status, "l{index}, round {round}: {}", answer.text());
+        }
+    };
+    ask(0, 200).await;
+    ask(1, 200).await;
+    for index in 0..5 {
+        cluster.migrate_slot_of(&format!("weir:{{l{index}}}:v1:epoch")).await;
+    }
+    // Who has moved is found where it is, and what it held; the new home settles first.
+    for index in 0..LIMITERS {
+        let target = format!("/r{index}");
+        eventually("a third one is granted", PATIENCE, async || fleet[0].get(&target).await.status == 200)
+            .await;
+    }
+    ask(3, 429).await;
+    assert_eq!(upstream.count(), 3 * LIMITERS);
+    for weir in &fleet {
+        assert_eq!(weir.metrics().await.sum("weir_store_calls_total", &[("result", "error")]), 0.0);
+    }
+}
+
+#[tokio::test]
+async fn a_killed_replica_costs_what_it_had_booked() {
+    lane::alone(async || {
+        let redis = RedisServer::start().await;
+        let mut fleet = Fleet::start(&redis.store(), "local").await;
+        let killed = fleet.replicas.remove(0);
+        drop(fleet.loads.remove(0));
+        let (start, before) = (Instant::now(), fleet.upstream.count());
+        killed.signal(Signal::KILL);
+        fleet.after(2 * LIMIT).await;
+        // It had a slot for each of its twenty clients at most; the others use all that is left.
+        let windows = start.elapsed().as_secs_f64() / WINDOW.as_secs_f64();
+        let used = (fleet.upstream.count() - before) as f64;
+        println!("{used} used in {windows:.2} windows");
+        assert!(used >= (windows - 1.0) * LIMIT as f64 - 20.0, "{used} used in {windows:.2} windows");
+        assert!(windows < 4.0, "{windows}");
+        fleet.judge().await;
+    })
+    .await;
+}
