@@ -29,3 +29,4 @@ mod shutdown;
 mod spread;
 mod store;
 mod telemetry;
+mod topologies;

@@ -1,4 +1,4 @@
-//! The harness: real `redis-server` and weir processes, an upstream that records, a client that can hold
+//! The harness: real `redis-server` (alone, under sentinels) and weir processes, an upstream that records, a client that can hold
 //! thousands of connections.
 //!
 //! Knows nothing of weir's insides: everything goes through sockets, files, signals and `/proc`. Everything that is
@@ -12,6 +12,7 @@ pub(crate) mod measure;
 pub(crate) mod metrics;
 pub(crate) mod patience;
 pub(crate) mod redis_server;
+pub(crate) mod sentinel;
 pub(crate) mod upstream;
 pub(crate) mod wall_clock;
 pub(crate) mod weir;
@@ -20,6 +21,7 @@ pub(crate) use client::{Answer, Connection, Pending, Request};
 pub(crate) use load::Load;
 pub(crate) use patience::{PATIENCE, eventually, poll_for};
 pub(crate) use redis_server::{RedisOptions, RedisServer};
+pub(crate) use sentinel::Sentinel;
 pub(crate) use upstream::{Reply, Upstream};
 pub(crate) use weir::Weir;
 
