@@ -1,9 +1,13 @@
-//! The harness itself: servers under sentinels do what their methods say.
+//! The harness itself: servers under sentinels and a cluster do what their methods say.
 
-use crate::support::{Sentinel, lane};
+use crate::support::{Cluster, Sentinel, lane};
 
 fn text(value: redis::Value) -> String {
     redis::from_redis_value(value).expect("text")
+}
+
+fn number(value: redis::Value) -> u64 {
+    redis::from_redis_value(value).expect("a number")
 }
 
 #[tokio::test]
@@ -48,4 +52,42 @@ async fn a_frozen_primary_is_replaced_and_follows_once_it_goes_on() {
     sentinel.freeze_primary(false).await;
     sentinel.wait_until_whole().await;
     assert_eq!(sentinel.primary_port().await, primary);
+}
+
+#[tokio::test]
+async fn a_cluster_goes_on_without_a_primary() {
+    let _lane = lane::shared().await;
+    let mut cluster = Cluster::start().await;
+    let owner = cluster.owner_port("key").await;
+    let store = cluster.store();
+    assert!(store.contains(&format!("\"redis://127.0.0.1:{owner}\"")), "{store}");
+    assert_eq!(store.matches("redis://127.0.0.1:").count(), 3, "{store}");
+
+    let killed = cluster.kill_primary_of("key").await;
+    assert_eq!(killed, owner);
+    let heir = cluster.wait_for_primary_of("key").await;
+    assert_ne!(heir, killed);
+    cluster.command_at(heir, &["SET", "key", "value"]).await;
+    cluster.flush_all().await;
+    assert_eq!(number(cluster.command_at(heir, &["DBSIZE"]).await), 0);
+}
+
+#[tokio::test]
+async fn a_slot_moves_with_its_keys() {
+    let _lane = lane::shared().await;
+    let cluster = Cluster::start().await;
+    let source = cluster.owner_port("{slot}").await;
+    for index in 0..100 {
+        let key = format!("{{slot}}:{index}");
+        cluster.command_at(source, &["SET", &key, &index.to_string()]).await;
+    }
+    let target = cluster.migrate_slot_of("{slot}").await;
+    assert_ne!(target, source);
+    assert_eq!(cluster.owner_port("{slot}").await, target);
+    assert_eq!(number(cluster.command_at(source, &["DBSIZE"]).await), 0);
+    assert_eq!(number(cluster.command_at(target, &["DBSIZE"]).await), 100);
+    for index in 0..100 {
+        let key = format!("{{slot}}:{index}");
+        assert_eq!(text(cluster.command_at(target, &["GET", &key]).await), index.to_string());
+    }
 }

@@ -1,4 +1,4 @@
-//! The harness: real `redis-server` (alone, under sentinels) and weir processes, an upstream that records, a client that can hold
+//! The harness: real `redis-server` (alone, under sentinels, as a cluster) and weir processes, an upstream that records, a client that can hold
 //! thousands of connections.
 //!
 //! Knows nothing of weir's insides: everything goes through sockets, files, signals and `/proc`. Everything that is
@@ -6,6 +6,7 @@
 
 pub(crate) mod certificates;
 pub(crate) mod client;
+pub(crate) mod cluster;
 pub(crate) mod lane;
 pub(crate) mod load;
 pub(crate) mod measure;
@@ -18,6 +19,7 @@ pub(crate) mod wall_clock;
 pub(crate) mod weir;
 
 pub(crate) use client::{Answer, Connection, Pending, Request};
+pub(crate) use cluster::Cluster;
 pub(crate) use load::Load;
 pub(crate) use patience::{PATIENCE, eventually, poll_for};
 pub(crate) use redis_server::{RedisOptions, RedisServer};
