@@ -1,6 +1,13 @@
-//! The harness itself: servers under sentinels and a cluster do what their methods say.
+//! The harness itself: servers under sentinels, a cluster, and a line that is cut do what their methods say.
 
-use crate::support::{Cluster, Sentinel, lane};
+use std::io::ErrorKind;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::support::{Cluster, Cut, PATIENCE, RedisServer, Sentinel, eventually, lane};
 
 fn text(value: redis::Value) -> String {
     redis::from_redis_value(value).expect("text")
@@ -90,4 +97,114 @@ async fn a_slot_moves_with_its_keys() {
         let key = format!("{{slot}}:{index}");
         assert_eq!(text(cluster.command_at(target, &["GET", &key]).await), index.to_string());
     }
+}
+
+async fn connect(cut: &Cut) -> TcpStream {
+    TcpStream::connect(("127.0.0.1", cut.port())).await.expect("the line accepts")
+}
+
+async fn ask(connection: &mut TcpStream, command: &str) {
+    connection.write_all(format!("{command}\r\n").as_bytes()).await.expect("the line takes requests");
+}
+
+/// The next reply, which is known to be that long.
+async fn reply(connection: &mut TcpStream, length: usize) -> String {
+    let mut reply = vec![0; length];
+    timeout(PATIENCE, connection.read_exact(&mut reply)).await.expect("in time").expect("the whole reply");
+    String::from_utf8(reply).expect("text")
+}
+
+/// What comes until the connection ends, and whether it was reset.
+async fn rest(connection: &mut TcpStream) -> (String, bool) {
+    let mut rest = Vec::new();
+    let end = timeout(PATIENCE, connection.read_to_end(&mut rest)).await.expect("in time");
+    let was_reset = end.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset);
+    (String::from_utf8(rest).expect("text"), was_reset)
+}
+
+#[tokio::test]
+async fn a_line_delays_each_reply() {
+    let _lane = lane::shared().await;
+    const DELAY: Duration = Duration::from_millis(200);
+    let redis = RedisServer::start().await;
+    let cut = Cut::before(redis.port()).await;
+    let mut connection = connect(&cut).await;
+    ask(&mut connection, "PING").await;
+    assert_eq!(reply(&mut connection, 7).await, "+PONG\r\n");
+
+    cut.delay(DELAY);
+    for _ in 0..2 {
+        let asked = Instant::now();
+        ask(&mut connection, "PING").await;
+        assert_eq!(reply(&mut connection, 7).await, "+PONG\r\n");
+        assert!(asked.elapsed() >= DELAY, "{:?}", asked.elapsed());
+    }
+    cut.delay(Duration::ZERO);
+    eventually("a reply at once", PATIENCE, async || {
+        let asked = Instant::now();
+        ask(&mut connection, "PING").await;
+        assert_eq!(reply(&mut connection, 7).await, "+PONG\r\n");
+        asked.elapsed() < DELAY
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_line_cuts_one_reply() {
+    let _lane = lane::shared().await;
+    let redis = RedisServer::start().await;
+    let cut = Cut::before(redis.port()).await;
+    for (bytes, passed) in [(3, "+PO"), (0, ""), (10, "+PONG\r\n+PO")] {
+        cut.cut_reply_after(bytes);
+        let mut connection = connect(&cut).await;
+        ask(&mut connection, "PING").await;
+        ask(&mut connection, "PING").await;
+        assert_eq!(rest(&mut connection).await, (passed.to_owned(), true));
+    }
+    let mut connection = connect(&cut).await;
+    ask(&mut connection, "PING").await;
+    assert_eq!(reply(&mut connection, 7).await, "+PONG\r\n");
+}
+
+#[tokio::test]
+async fn a_line_swallows_replies_and_delivers_them() {
+    let _lane = lane::shared().await;
+    let redis = RedisServer::start().await;
+    let cut = Cut::before(redis.port()).await;
+    let mut connection = connect(&cut).await;
+    cut.swallow_replies(true);
+    for _ in 0..2 {
+        ask(&mut connection, "INCR counter").await;
+    }
+    eventually("requests at the server", PATIENCE, async || {
+        redis::from_redis_value::<Option<u64>>(redis.command(&["GET", "counter"]).await).unwrap() == Some(2)
+    })
+    .await;
+    let mut byte = [0];
+    let early = timeout(Duration::from_millis(200), connection.read(&mut byte)).await;
+    assert!(early.is_err(), "{early:?}");
+    cut.swallow_replies(false);
+    assert_eq!(reply(&mut connection, 8).await, ":1\r\n:2\r\n");
+}
+
+#[tokio::test]
+async fn a_line_drops_and_refuses_connections() {
+    let _lane = lane::shared().await;
+    let redis = RedisServer::start().await;
+    let cut = Cut::before(redis.port()).await;
+    let mut connection = connect(&cut).await;
+    ask(&mut connection, "PING").await;
+    assert_eq!(reply(&mut connection, 7).await, "+PONG\r\n");
+    cut.drop_connections();
+    assert_eq!(rest(&mut connection).await, (String::new(), true));
+
+    cut.refuse(true);
+    assert_eq!(rest(&mut connect(&cut).await).await.0, "");
+    cut.refuse(false);
+    let mut connection = connect(&cut).await;
+    ask(&mut connection, "PING").await;
+    assert_eq!(reply(&mut connection, 7).await, "+PONG\r\n");
+
+    drop(cut);
+    assert_eq!(rest(&mut connection).await.0, "");
 }

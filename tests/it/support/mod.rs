@@ -7,6 +7,7 @@
 pub(crate) mod certificates;
 pub(crate) mod client;
 pub(crate) mod cluster;
+pub(crate) mod cut;
 pub(crate) mod lane;
 pub(crate) mod load;
 pub(crate) mod measure;
@@ -20,6 +21,7 @@ pub(crate) mod weir;
 
 pub(crate) use client::{Answer, Connection, Pending, Request};
 pub(crate) use cluster::Cluster;
+pub(crate) use cut::Cut;
 pub(crate) use load::Load;
 pub(crate) use patience::{PATIENCE, eventually, poll_for};
 pub(crate) use redis_server::{RedisOptions, RedisServer};

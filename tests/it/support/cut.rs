@@ -1,0 +1,196 @@
+//! A line that can be cut: a TCP proxy in front of a local port, which delays, holds back and breaks what the server sends.
+//!
+//! Knows nothing of what is said on it. It runs on the test's runtime.
+
+use std::io;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::task::AbortOnDropHandle;
+
+/// Read in one go at most.
+const CHUNK_BYTES: usize = 64 * 1024;
+/// Held back on one connection; the server waits for the rest to be read.
+const CHUNKS_HELD_MAX: usize = 1024;
+
+/// A running line. Dropping it closes every connection.
+pub(crate) struct Cut {
+    port: u16,
+    rules: Arc<watch::Sender<Rules>>,
+    _task: AbortOnDropHandle<()>,
+}
+
+/// What is done to connections.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rules {
+    delay: Duration,
+    swallow: bool,
+    refuse: bool,
+    /// Of what is delivered next; whichever connection comes first takes it.
+    cut_after: Option<usize>,
+    /// How often all connections were reset; each ends when this is no longer what it was at its start.
+    drops: u64,
+}
+
+/// Bytes of the server, and when they are due at the client.
+type Held = (Instant, Vec<u8>);
+
+impl Cut {
+    /// Listens on a free port, and passes everything on to and from this one.
+    pub(crate) async fn before(port: u16) -> Cut {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
+        let own_port = listener.local_addr().expect("an address").port();
+        let rules = Arc::new(watch::Sender::new(Rules::default()));
+        let task = tokio::spawn(accept(listener, port, Arc::clone(&rules)));
+        Cut { port: own_port, rules, _task: AbortOnDropHandle::new(task) }
+    }
+
+    /// Where it listens.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// From now on, what the server sends reaches the client so much later.
+    pub(crate) fn delay(&self, delay: Duration) {
+        self.rules.send_modify(|rules| rules.delay = delay);
+    }
+
+    /// Resets all connections on which anything was said.
+    pub(crate) fn drop_connections(&self) {
+        self.rules.send_modify(|rules| rules.drops += 1);
+    }
+
+    /// Whether new connections are closed at once.
+    pub(crate) fn refuse(&self, refuse: bool) {
+        self.rules.send_modify(|rules| rules.refuse = refuse);
+    }
+
+    /// Once: whichever connection is next sent something by the server passes so many bytes of it, and is reset then. A
+    /// shorter reply goes through, and the connection is reset in the one after it.
+    pub(crate) fn cut_reply_after(&self, bytes: usize) {
+        self.rules.send_modify(|rules| rules.cut_after = Some(bytes));
+    }
+
+    /// Whether what the server sends is held back. Requests reach it; what it answered is delivered when this ends, on the
+    /// connections that are still open.
+    pub(crate) fn swallow_replies(&self, swallow: bool) {
+        self.rules.send_modify(|rules| rules.swallow = swallow);
+    }
+}
+
+async fn accept(listener: TcpListener, port: u16, rules: Arc<watch::Sender<Rules>>) {
+    // Ends with this task.
+    let mut connections = JoinSet::new();
+    loop {
+        // An error here is one connection's (it was reset before it was accepted).
+        let Ok((client, _)) = listener.accept().await else { continue };
+        while connections.try_join_next().is_some() {}
+        let watched = rules.subscribe();
+        let now = *watched.borrow();
+        if !now.refuse {
+            connections.spawn(serve(
+                client,
+                port,
+                Line { rules: Arc::clone(&rules), watched, drops: now.drops },
+            ));
+        }
+    }
+}
+
+/// What one connection follows.
+struct Line {
+    rules: Arc<watch::Sender<Rules>>,
+    watched: watch::Receiver<Rules>,
+    /// As it was at the start.
+    drops: u64,
+}
+
+async fn serve(mut client: TcpStream, port: u16, line: Line) {
+    // Where the server does not listen, the client is closed.
+    let Ok(mut server) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await else { return };
+    client.set_nodelay(true).ok();
+    server.set_nodelay(true).ok();
+    let mut dropped = line.watched.clone();
+    let passed = tokio::select! {
+        // First: nothing more is passed on once the test has said so.
+        biased;
+        _ = dropped.wait_for(|rules| rules.drops != line.drops) => Err(reset()),
+        passed = pass(&mut client, &mut server, &line) => passed,
+    };
+    if passed.is_err() {
+        // Both sides are reset where otherwise they would be closed.
+        client.set_zero_linger().ok();
+        server.set_zero_linger().ok();
+    }
+}
+
+/// Until both sides have closed, or one breaks.
+async fn pass(client: &mut TcpStream, server: &mut TcpStream, line: &Line) -> io::Result<()> {
+    let (mut from_client, to_client) = client.split();
+    let (from_server, mut to_server) = server.split();
+    let (hold, held) = mpsc::channel(CHUNKS_HELD_MAX);
+    let requests = async {
+        tokio::io::copy(&mut from_client, &mut to_server).await?;
+        to_server.shutdown().await
+    };
+    tokio::try_join!(requests, receive(from_server, hold, line), deliver(held, to_client, line))?;
+    Ok(())
+}
+
+/// Reads what the server sends at once: what is delayed is not slowed down.
+async fn receive(mut server: ReadHalf<'_>, hold: mpsc::Sender<Held>, line: &Line) -> io::Result<()> {
+    let mut buffer = vec![0; CHUNK_BYTES];
+    loop {
+        let length = server.read(&mut buffer).await?;
+        if length == 0 {
+            return Ok(());
+        }
+        let due = Instant::now() + line.watched.borrow().delay;
+        hold.send((due, buffer[..length].to_vec())).await.map_err(|_| reset())?;
+    }
+}
+
+async fn deliver(mut held: mpsc::Receiver<Held>, mut client: WriteHalf<'_>, line: &Line) -> io::Result<()> {
+    let mut watched = line.watched.clone();
+    let mut cut_after = None;
+    while let Some((due, bytes)) = held.recv().await {
+        sleep_until(due).await;
+        watched.wait_for(|rules| !rules.swallow).await.map_err(|_| reset())?;
+        cut_after = cut_after.or_else(|| line.take_cut());
+        let Some(left) = cut_after.as_mut() else {
+            client.write_all(&bytes).await?;
+            continue;
+        };
+        let passed = bytes.len().min(*left);
+        client.write_all(&bytes[..passed]).await?;
+        *left -= passed;
+        if *left == 0 {
+            return Err(reset());
+        }
+    }
+    client.shutdown().await
+}
+
+impl Line {
+    /// The cut that the test asked for, if no other connection has taken it.
+    fn take_cut(&self) -> Option<usize> {
+        let mut taken = None;
+        // Nobody waits for this change.
+        self.rules.send_if_modified(|rules| {
+            taken = rules.cut_after.take();
+            false
+        });
+        taken
+    }
+}
+
+fn reset() -> io::Error {
+    io::ErrorKind::ConnectionReset.into()
+}
