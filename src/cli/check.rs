@@ -6,6 +6,8 @@ use std::process::ExitCode;
 
 use crate::config::model::Store;
 use crate::config::{self, Config};
+use crate::redis::RedisStore;
+use crate::telemetry::Metrics;
 
 /// Checks a file: a summary on standard output and success, or every problem on standard error and failure.
 ///
@@ -19,6 +21,34 @@ pub fn run(path: &Path) -> std::io::Result<ExitCode> {
         }
         Err(error) => {
             writeln!(std::io::stderr().lock(), "{error}")?;
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
+
+/// The same, and then tries the store: what it is and success, or what does not work and failure.
+///
+/// # Errors
+/// When the output cannot be written.
+pub async fn run_with_store(path: &Path) -> std::io::Result<ExitCode> {
+    let verdict = run(path)?;
+    let Ok(loaded) = config::load(path) else { return Ok(verdict) };
+    let Store::Redis(settings) = &loaded.config.store else {
+        writeln!(std::io::stdout().lock(), "the store is this process's memory: there is nothing to try")?;
+        return Ok(verdict);
+    };
+    let checked = match RedisStore::new(settings, Metrics::new().store()) {
+        Ok(store) => store.check().await.map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    match checked {
+        Ok(server) => {
+            let addresses = settings.servers.addresses();
+            writeln!(std::io::stdout().lock(), "the store works: {server} at {addresses}")?;
+            Ok(verdict)
+        }
+        Err(error) => {
+            writeln!(std::io::stderr().lock(), "the store does not work: {error}")?;
             Ok(ExitCode::FAILURE)
         }
     }

@@ -34,7 +34,14 @@ pub enum Command {
 
     /// Check a configuration: exit 0 and a summary, or 1 and every problem
     #[command(after_help = CHECK_HELP)]
-    Check(ConfigFile),
+    Check {
+        /// Which
+        #[command(flatten)]
+        file: ConfigFile,
+        /// Also try the store: everything that weir does there
+        #[arg(long)]
+        store: bool,
+    },
 
     /// Print the JSON Schema of the configuration, for editors
     #[command(after_help = SCHEMA_HELP)]
@@ -86,11 +93,12 @@ Examples:
   GITHUB_TOKEN=... weir serve --config /etc/weir/weir.yaml";
 
 const CHECK_HELP: &str = "\
-Nothing is started and nothing is contacted. `${VAR}` and `${file:PATH}` are
-replaced, so they must be there.
+Nothing is started, and nothing is contacted but the store, with --store. `${VAR}`
+and `${file:PATH}` are replaced, so they must be there.
 
 Examples:
-  weir check --config config/weir.yaml";
+  weir check --config config/weir.yaml
+  weir check --config /etc/weir/weir.yaml --store";
 
 const SCHEMA_HELP: &str = "\
 Examples:
@@ -125,7 +133,7 @@ mod tests {
             [["check", "a.yaml"].as_slice(), &["check", "--config", "a.yaml"], &["check", "-c", "a.yaml"]]
         {
             let cli = Cli::try_parse_from([&["weir"], words].concat()).unwrap();
-            let Command::Check(file) = cli.command else { panic!("{words:?}") };
+            let Command::Check { file, store: false } = cli.command else { panic!("{words:?}") };
             assert_eq!(file.into_path(), PathBuf::from("a.yaml"));
         }
         assert!(matches!(Cli::try_parse_from(["weir", "serve", "a"]).unwrap().command, Command::Serve(_)));

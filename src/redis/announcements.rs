@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use redis::RedisError;
+use redis::aio::PubSub;
 use tokio::sync::broadcast;
 use tokio::time::{Instant, interval_at, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -71,14 +72,20 @@ impl Announcements {
         }
     }
 
+    async fn connect(&self) -> Result<PubSub, RedisError> {
+        let mut connection = self.connections.servers().subscriber().await?;
+        connection.subscribe(&self.channel).await?;
+        Ok(connection)
+    }
+
+    /// Looks whether announcements can be heard.
+    pub(super) async fn try_out(&self) -> Result<(), RedisError> {
+        self.connect().await.map(drop)
+    }
+
     /// Hears until the connection breaks.
     async fn hear(&self) -> Result<(), RedisError> {
-        let connect = async {
-            let mut connection = self.connections.servers().subscriber().await?;
-            connection.subscribe(&self.channel).await?;
-            Ok::<_, RedisError>(connection)
-        };
-        let Ok(connection) = timeout(self.connect_timeout, connect).await else { return Ok(()) };
+        let Ok(connection) = timeout(self.connect_timeout, self.connect()).await else { return Ok(()) };
         let (mut sink, mut messages) = connection?.split();
         let mut pings = interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
         loop {

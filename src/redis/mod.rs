@@ -4,10 +4,12 @@
 //! - `script`: the Lua sources, called by their hash.
 //! - `keys`: every key's name, and why it looks so.
 //! - `servers`: where Redis is: one server, behind sentinels, a Cluster. `pool`: connections, made and replaced.
+//! - `explain`: what an error means to whoever runs weir.
 //! - `announcements`: what the fleet tells without being asked.
 //! - `health`: whether the store is worth asking.
 
 mod announcements;
+mod explain;
 #[cfg(test)]
 mod forgetting;
 mod health;

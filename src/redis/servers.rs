@@ -11,12 +11,13 @@ use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
 use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{
-    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, IntoConnectionInfo, Pipeline, RedisError,
+    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ErrorKind, IntoConnectionInfo, Pipeline, RedisError,
     RedisFuture, TlsCertificates, TlsMode, Value,
 };
 use tokio::sync::Mutex;
 use tokio::time::Duration;
 
+use super::explain::unfit;
 use crate::config::model::{RedisNode, RedisServers, RedisStore, RedisTls};
 
 /// How often a command of a Cluster is sent again where its slot has moved or its node is gone; each within its deadline.
@@ -171,7 +172,13 @@ impl managed::Manager for Servers {
 
     async fn create(&self) -> Result<Connection, RedisError> {
         let mut wire = self.connect().await?;
-        let run = run_of(&mut wire).await?;
+        let has_parts = matches!(wire, Wire::Cluster(_));
+        let info = if has_parts { String::new() } else { server_of(&mut wire).await? };
+        if let Some(why) = unfit(&info, has_parts) {
+            return Err((ErrorKind::InvalidClientConfig, "unfit", why).into());
+        }
+        let run = info.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap_or_default();
+        let run = if has_parts { ASK_THERE } else { run }.into();
         Ok(Connection { wire, run })
     }
 
@@ -204,17 +211,11 @@ fn pick<'a, T>(of: &'a [T], first: &AtomicUsize) -> &'a T {
     &of[first.load(Ordering::Relaxed) % of.len()]
 }
 
-/// The run of a server: it has another after each start.
-async fn run_of(wire: &mut Wire) -> Result<Arc<str>, RedisError> {
-    if matches!(wire, Wire::Cluster(_)) {
-        return Ok(ASK_THERE.into());
-    }
-    let told: Result<String, RedisError> = redis::cmd("INFO").arg("server").query_async(wire).await;
-    match told {
-        Ok(told) => Ok(told.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap_or_default().into()),
-        Err(error) if error.is_io_error() || error.is_unrecoverable_error() => Err(error),
-        // A user without INFO.
-        Err(_) => Ok("".into()),
+/// What a server says of itself; nothing to a user who must not ask.
+pub(super) async fn server_of(wire: &mut Wire) -> Result<String, RedisError> {
+    match redis::cmd("INFO").arg("server").query_async(wire).await {
+        Err(error) if !error.is_io_error() && !error.is_unrecoverable_error() => Ok(String::new()),
+        told => told,
     }
 }
 

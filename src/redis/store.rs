@@ -18,17 +18,18 @@ use crate::limiter::book::Generation;
 use crate::limiter::limit::LimiterName;
 use crate::limiter::order::Room;
 use crate::limiter::reserve::{Answer, Away, Call, Holding, Outcome, Violated};
-use crate::limiter::rule::Kind;
+use crate::limiter::rule::{Kind, Rule};
 use crate::limiter::store::{
     Announcement, Epoch, Failure, Inspection, Store, StoreError, Subject, Unknown, WriteBack,
 };
 use crate::limiter::{COUNTS_FOR, Replica};
 use crate::redis::announcements::Announcements;
+use crate::redis::explain::{explain, version};
 use crate::redis::health::{Circuits, Health};
 use crate::redis::keys;
 use crate::redis::pool::{Connections, NoConnection, connect_timeout};
 use crate::redis::script::Script;
-use crate::redis::servers::RedisSetupError;
+use crate::redis::servers::{RedisSetupError, Wire, server_of};
 use crate::telemetry::{StoreMetrics, StoreOp, StoreResult};
 
 /// Two heartbeats of a worker and a margin: by then every replica has heard of changed limits.
@@ -133,6 +134,57 @@ impl RedisStore {
             metrics,
         });
         Ok(RedisStore { shared, part })
+    }
+
+    /// Tries everything that weir does there, on keys of its own that go by themselves, and tells what server that is.
+    ///
+    /// # Errors
+    /// What does not work, and what to do about it.
+    pub async fn check(&self) -> Result<String, StoreError> {
+        const GROUP: &str = "weir-check";
+        let patience = connect_timeout(self.shared.timeout);
+        let within = async |attempt: BoxFuture<'_, Result<(), StoreError>>| {
+            timeout(patience, attempt).await.unwrap_or(Err(StoreError::Timeout(patience)))
+        };
+        within(self.ping().boxed()).await?;
+        let connected = self.shared.connections.get(&"ping").await;
+        let mut connection = connected.map_err(|error| self.lost(&error))?;
+        let info = match &mut connection.wire {
+            // Every node has the same version, or will have.
+            Wire::Cluster(_) => String::new(),
+            wire => server_of(wire).await.map_err(|error| StoreError::Refused(explain(&error)))?,
+        };
+        let part = self.part(GROUP).unwrap_or_else(|| Arc::new(self.clone()));
+        let name = LimiterName::parse(GROUP).ok_or(NO_PART)?;
+        let rule = Rule { rate: 1, window: Micros::from_millis(1), cell: Micros::ONE, kind: Kind::Sliding };
+        let subject =
+            Subject { name, partition: None, group: GROUP.into(), rules: [rule].into(), valid_until: None };
+        let me =
+            Replica { id: 1, version: "check".into(), configuration: "".into(), seen_ago: Duration::ZERO };
+        let (subjects, call) = (Arc::from([subject.clone()]), Arc::default());
+        let write = WriteBack {
+            replica: me.id,
+            unknown: Unknown::Lost,
+            number: 1,
+            known: 0,
+            seen: 0,
+            sent: Micros::ZERO,
+            entries: Vec::new(),
+        };
+        part.epoch(0).await?;
+        part.reserve(&subjects, &call).await.map_err(|failure| failure.error)?;
+        part.inspect(&subject).await?;
+        part.write_back(&subject, &write).await?;
+        self.attend(&me, true).await?;
+        // Nobody understands it. A script that may not publish goes on without.
+        let mut publish = redis::cmd("PUBLISH");
+        publish.arg(self.shared.announcements.channel()).arg("");
+        let published = publish.exec_async(&mut connection.wire).await;
+        published.map_err(|error| StoreError::Refused(explain(&error)))?;
+        let subscribe = self.shared.announcements.try_out();
+        let subscribed = timeout(patience, subscribe).await.unwrap_or(Ok(()));
+        subscribed.map_err(|error| StoreError::Refused(explain(&error)))?;
+        Ok(version(&info).unwrap_or_else(|| "Redis".to_owned()))
     }
 
     /// Hears what other replicas announce, until `shutdown`.
@@ -275,7 +327,7 @@ impl RedisStore {
 
     fn lost(&self, error: &NoConnection) -> StoreError {
         let why = match error {
-            PoolError::Backend(error) => error.to_string(),
+            PoolError::Backend(error) => explain(error),
             PoolError::Timeout(_) => "no connection in time".to_owned(),
             other => other.to_string(),
         };
@@ -285,9 +337,9 @@ impl RedisStore {
     fn failed(&self, owner: &&str, error: &RedisError) -> StoreError {
         if is_misplaced(error) {
             self.shared.connections.replace(owner);
-            return StoreError::Connection(format!("{}: {error}", self.shared.addresses));
+            return StoreError::Connection(format!("{}: {}", self.shared.addresses, explain(error)));
         }
-        StoreError::Refused(error.to_string())
+        StoreError::Refused(explain(error))
     }
 }
 

@@ -12,6 +12,7 @@ mod support;
 mod algorithms;
 mod bad_input;
 mod capacity;
+mod check_store;
 mod demo;
 mod failover;
 mod faults;

@@ -1,0 +1,91 @@
+//! What an error of Redis means to whoever runs weir, in one line.
+
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+
+/// What Redis must be at least; Valkey is in any version.
+const VERSION_MIN: (u32, u32) = (6, 2);
+
+/// The error, and what to do about it where that is known. Holds no password.
+pub(super) fn explain(error: &RedisError) -> String {
+    if let (ErrorKind::InvalidClientConfig, Some(why)) = (error.kind(), error.detail()) {
+        return why.to_owned();
+    }
+    let told = error.to_string();
+    let advice = match (error.kind(), error.code().unwrap_or_default()) {
+        (ErrorKind::AuthenticationFailed, _) | (_, "NOAUTH" | "WRONGPASS") => {
+            "check user and password in `store.redis`"
+        }
+        (ErrorKind::MasterNameNotFoundBySentinel, _) => {
+            "no sentinel that answers knows this master: check `store.redis.sentinel`"
+        }
+        (ErrorKind::Server(ServerErrorKind::NoPerm), _) => LACKS_A_RIGHT,
+        _ if told.contains("The user executing the script can't") => LACKS_A_RIGHT,
+        (ErrorKind::Server(ServerErrorKind::ReadOnly), _) => {
+            "this server is a replica: name its primary, or its sentinels"
+        }
+        (ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::CrossSlot), _) => NOT_ONE_SERVER,
+        _ if told.contains("cluster support disabled") => {
+            "this server is no Cluster: give `store.redis.url` in place of `cluster`"
+        }
+        (_, "OOM") => "Redis is full: give it more `maxmemory`, or nothing else to hold",
+        (_, "BUSY") => "a script of somebody else keeps Redis busy: SCRIPT KILL ends it",
+        (_, "WRONGTYPE") => {
+            "something else wrote to a key of weir: delete it, and give weir a `key_prefix` of its own"
+        }
+        _ => return told,
+    };
+    format!("{told}; {advice}")
+}
+
+const LACKS_A_RIGHT: &str = "the user lacks a right: the README lists what weir needs";
+
+const NOT_ONE_SERVER: &str =
+    "this server is a node of a Redis Cluster: give `store.redis.cluster` in place of `url`";
+
+/// Why a server that calls itself this in `INFO server` cannot be used; `None` if it can. `has_parts`: as a part of a Cluster.
+pub(super) fn unfit(info: &str, has_parts: bool) -> Option<String> {
+    let field = |name: &str| {
+        info.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':')).unwrap_or_default()
+    };
+    let version = field("redis_version");
+    let mut numbers = version.split('.').map_while(|number| number.parse::<u32>().ok());
+    let is_old = matches!((numbers.next(), numbers.next()), (Some(major), Some(minor)) if (major, minor) < VERSION_MIN);
+    if is_old && field("server_name") != "valkey" {
+        let (major, minor) = VERSION_MIN;
+        return Some(format!("Redis {version} is too old: weir needs {major}.{minor} or newer, or Valkey"));
+    }
+    (!has_parts && field("redis_mode") == "cluster").then(|| NOT_ONE_SERVER.to_owned())
+}
+
+/// What a server calls itself in `INFO server`.
+pub(super) fn version(info: &str) -> Option<String> {
+    let field = |name: &str| info.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':'));
+    match field("valkey_version") {
+        Some(version) => Some(format!("Valkey {version}")),
+        None => field("redis_version").map(|version| format!("Redis {version}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_that_are_too_old_or_something_else_are_told() {
+        let redis = |version: &str, mode: &str| {
+            format!("# Server\r\nredis_version:{version}\r\nredis_mode:{mode}\r\nrun_id:ab\r\n")
+        };
+        for version in ["6.2.0", "7.0.15", "8.2.1", "10.0"] {
+            assert_eq!(unfit(&redis(version, "standalone"), false), None, "{version}");
+        }
+        for version in ["6.0.16", "5.0.3", "2.8"] {
+            let why = unfit(&redis(version, "standalone"), false).unwrap();
+            assert!(why.starts_with(&format!("Redis {version} is too old: weir needs 6.2")), "{why}");
+        }
+        assert!(unfit(&redis("7.0.15", "cluster"), false).unwrap().contains("store.redis.cluster"));
+        assert_eq!(unfit(&redis("7.0.15", "cluster"), true), None);
+        assert_eq!(unfit("", false), None, "who must not ask is not judged");
+        assert_eq!(version(&redis("7.0.15", "x")).unwrap(), "Redis 7.0.15");
+        assert_eq!(version("redis_version:7.2.4\r\nvalkey_version:8.1.0\r\n").unwrap(), "Valkey 8.1.0");
+    }
+}

@@ -1,0 +1,112 @@
+//! A store that cannot be used: `weir check --store` and the log say in one line what is wrong and what to do.
+
+use crate::support::weir::{run, write_whole};
+use crate::support::{
+    Cluster, PATIENCE, RedisOptions, RedisServer, Sentinel, Upstream, Weir, closed_port, eventually, lane,
+    one_limiter,
+};
+
+/// What `weir check --store` says to a store, the summary of the file left out.
+async fn check(store: &str) -> (bool, String) {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let file = directory.path().join("weir.yaml");
+    let upstream = "http://127.0.0.1:1";
+    let config = format!(
+        "store: {store}\nlimiters: {{api: {{limits: [5/1s]}}}}\n\
+         routes: [{{name: api, match: {{}}, upstream: \"{upstream}\", limiter: api}}]\n"
+    );
+    write_whole(&file, &config);
+    let finished = run(&["check", "--store", file.to_str().expect("a path that is text")]).await;
+    let said = finished.output();
+    let said = said.lines().filter(|line| !line.contains("is valid")).collect::<Vec<_>>().join("\n");
+    (finished.code == Some(0), said)
+}
+
+fn url(server: &RedisServer, user: &str) -> String {
+    format!("{{redis: {{url: \"redis://{user}127.0.0.1:{}\"}}}}", server.port())
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_store_is_said_in_one_line() {
+    let _lane = lane::shared().await;
+    let plain = RedisServer::start().await;
+    let options = RedisOptions { password: Some("right"), ..RedisOptions::default() };
+    let locked = RedisServer::start_with(options).await;
+    let right =
+        ["~weir:*", "&weir:*", "+evalsha", "+eval", "+ping", "+info", "+publish", "+subscribe", "+time"];
+    let data = ["+get", "+mget", "+set", "+del"];
+    let user = async |name: &str, rights: &[&str]| {
+        plain.command(&[&["ACL", "SETUSER", name, "on", ">x"], rights].concat()).await;
+        url(&plain, &format!("{name}:x@"))
+    };
+    let (able, lame) = (user("able", &[&right[..], &data].concat()).await, user("lame", &right).await);
+    let elsewhere = user("elsewhere", &["~other:*", "&*", "+@all"]).await;
+
+    let works = "the store works: ";
+    let cases = [
+        (url(&plain, ""), works),
+        (able, works),
+        (url(&locked, ":right@"), works),
+        (url(&locked, ":wrong@"), "check user and password in `store.redis`"),
+        (url(&locked, ""), "check user and password in `store.redis`"),
+        (lame, "the user lacks a right: the README lists what weir needs"),
+        (elsewhere, "no permissions to access one of the keys"),
+        (format!("{{redis: {{url: \"redis://127.0.0.1:{}\"}}}}", closed_port()), "Connection refused"),
+        (
+            format!("{{redis: {{cluster: [\"redis://127.0.0.1:{}\"]}}}}", plain.port()),
+            "this server is no Cluster: give `store.redis.url`",
+        ),
+        ("memory".to_owned(), "there is nothing to try"),
+    ];
+    for (store, expected) in &cases {
+        let (is_success, said) = check(store).await;
+        assert!(said.contains(expected) && said.lines().count() == 1, "{store}: {said}");
+        assert_eq!(is_success, [works, "there is nothing to try"].contains(expected), "{store}: {said}");
+        assert!(!said.contains("right@") && !said.contains("wrong"), "{said}");
+    }
+
+    // A replica, which must be read from alone.
+    plain.command(&["REPLICAOF", "127.0.0.1", &locked.port().to_string()]).await;
+    let (is_success, said) = check(&url(&plain, "")).await;
+    assert!(!is_success && said.contains("this server is a replica: name its primary"), "{said}");
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_sentinels_and_clusters_is_said() {
+    let _lane = lane::shared().await;
+    let (sentinel, cluster) = (Sentinel::start().await, Cluster::start().await);
+    for store in [sentinel.store(), cluster.store()] {
+        let (is_success, said) = check(&store).await;
+        assert!(is_success && said.starts_with("the store works: Redis"), "{store}: {said}");
+    }
+    let (is_success, said) = check(&sentinel.store().replace("master: weir", "master: other")).await;
+    assert!(!is_success && said.contains("knows this master: check `store.redis.sentinel`"), "{said}");
+    let node = format!("{{redis: {{url: \"redis://127.0.0.1:{}\"}}}}", cluster.owner_port("any").await);
+    let (is_success, said) = check(&node).await;
+    assert!(!is_success && said.contains("a node of a Redis Cluster: give `store.redis.cluster`"), "{said}");
+}
+
+#[tokio::test]
+async fn the_log_says_the_same() {
+    let _lane = lane::shared().await;
+    let (plain, upstream) = (RedisServer::start().await, Upstream::start());
+    let options = RedisOptions { password: Some("right"), ..RedisOptions::default() };
+    let locked = RedisServer::start_with(options).await;
+    let cases = [
+        (url(&locked, ":wrong@"), "check user and password in `store.redis`"),
+        (
+            format!("{{redis: {{cluster: [\"redis://127.0.0.1:{}\"]}}}}", plain.port()),
+            "this server is no Cluster: give `store.redis.url`",
+        ),
+    ];
+    for (store, expected) in cases {
+        let weir = Weir::start(&one_limiter(&store, "{limits: [5/1s]}", &upstream)).await;
+        eventually("the log says why", PATIENCE, async || {
+            weir.log()
+                .lines()
+                .any(|line| line.contains("cannot reach the store at start") && line.contains(expected))
+        })
+        .await;
+        assert!(!weir.log().contains("wrong"), "{}", weir.log());
+    }
+}
