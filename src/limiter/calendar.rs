@@ -7,6 +7,7 @@
 use crate::clock::Micros;
 use crate::limiter::algorithm::bucket::{Base, REFUND_PART};
 use crate::limiter::rule::{Kind, Rule, cell_start, finest_cell, is_one};
+use crate::limiter::store_clock::{Step, stepped};
 
 /// Permits booked in one cell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -116,6 +117,11 @@ impl Calendar {
     pub fn split_off(&mut self, at: Micros) -> Vec<Entry> {
         let index = self.entries.partition_point(|entry| entry.at < at);
         self.entries.split_off(index)
+    }
+
+    /// Moves everything with the clock.
+    pub fn step(&mut self, step: Step) {
+        self.entries.iter_mut().for_each(|entry| entry.at = stepped(entry.at, step));
     }
 
     /// Takes out the entries in which something may have been booked for an instant or before.

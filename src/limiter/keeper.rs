@@ -61,9 +61,16 @@ impl Keeper {
         let known = home.epoch.load(Ordering::Acquire);
         // Each answer to a worker tells the epoch, and keeps it alive.
         let heard = home.clock.heard().map(|clock| clock.heard());
-        let is_fresh = known != 0 && heard.is_some_and(|heard| heard.elapsed() < home.heartbeat());
+        let least = home.epoch_least();
+        let is_fresh =
+            known != 0 && known == least && heard.is_some_and(|heard| heard.elapsed() < home.heartbeat());
         if !is_fresh {
-            let Epoch { id, .. } = home.store.epoch(known).await?;
+            let sent = Instant::now();
+            let Epoch { id, now, .. } = home.store.epoch(least).await?;
+            // A store that is never lost tells none.
+            if id != 0 {
+                home.hear_clock(sent, Instant::now(), now);
+            }
             if home.meet_epoch(id) {
                 self.queues.wake_all();
             }
@@ -120,7 +127,7 @@ pub(super) async fn say(home: &Home, subjects: &[Subject], fallback: &Fallback) 
                 replica: fallback.replica,
                 unknown: Unknown::Away(since),
                 number,
-                known: home.epoch.load(Ordering::Acquire),
+                known: home.epoch_least(),
                 seen: 0,
                 sent: home.clock.heard().map_or(Micros::ZERO, |clock| clock.latest(Instant::now())),
                 entries: saying.entries.iter().map(|entry| (ago(now, entry.at), entry.permits)).collect(),

@@ -17,6 +17,7 @@ use crate::limiter::partition::Partition;
 use crate::limiter::reserve::{Answer, Call, Outcome};
 use crate::limiter::rule::{Kind, Rule, cell_start, finest_cell, is_one};
 use crate::limiter::store::Subject;
+use crate::limiter::store_clock::{Step, stepped};
 
 /// What was seen in use longer ago says little of what is in use now.
 const SEEN_FOR: Micros = Micros::from_millis(1000);
@@ -192,6 +193,14 @@ impl Ledger {
     /// Forgets what is booked after an instant: it is void.
     pub(super) fn forget_after(&self, now: Micros) {
         self.lock().for_each(|page| drop(page.granted.split_off(now + Micros::ONE)));
+    }
+
+    /// Moves everything with the store's clock.
+    pub(super) fn step(&self, step: Step) {
+        self.lock().for_each(|page| {
+            page.granted.step(step);
+            page.seen.0 = stepped(page.seen.0, step);
+        });
     }
 
     /// Forgets what no longer matters.

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::{ArcSwap, Guard};
 use tokio::sync::Notify;
 use tokio::time::{Duration, Instant};
+use tracing::warn;
 
 use crate::clock::{Clock, Micros};
 use crate::limiter::ledger::Ledger;
@@ -16,7 +17,7 @@ use crate::limiter::limit::{Limiter, LimiterName};
 use crate::limiter::partition::Partition;
 use crate::limiter::refusal::Refusal;
 use crate::limiter::store::{Store, Subject};
-use crate::limiter::store_clock::SharedClock;
+use crate::limiter::store_clock::{SharedClock, StoreClock};
 use crate::telemetry::LimiterMetrics;
 
 /// For how long the tightest partition is shown after its last answer, before any other may take its place: a scrape
@@ -36,13 +37,16 @@ pub(super) struct Home {
     pub(super) ledger: Ledger,
     /// The latest epoch of the store that was heard of; zero before the first.
     pub(super) epoch: AtomicU64,
+    /// The least epoch that will do: one that has begun since its clock was stepped.
+    demanded: AtomicU64,
     lost: Notify,
 }
 
 impl Home {
     pub(super) fn new(store: Arc<dyn Store>, wall: Clock) -> Home {
-        let (clock, ledger, epoch) = (SharedClock::unheard(), Ledger::default(), AtomicU64::new(0));
-        Home { store, clock, wall, ledger, epoch, lost: Notify::new() }
+        let (clock, ledger) = (SharedClock::unheard(), Ledger::default());
+        let (epoch, demanded) = (AtomicU64::new(0), AtomicU64::new(0));
+        Home { store, clock, wall, ledger, epoch, demanded, lost: Notify::new() }
     }
 
     /// How often the store is heard, while anything of it is held: twice in a lease, and some of that to spare.
@@ -58,6 +62,26 @@ impl Home {
             self.lost.notify_one();
         }
         is_lost
+    }
+
+    /// The least epoch that will do, for a call to say.
+    pub(super) fn epoch_least(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire).max(self.demanded.load(Ordering::Acquire))
+    }
+
+    /// Hears what a call tells of the store's clock. One that was stepped no longer says when anything was: what was granted is
+    /// moved with it, and the store is to begin another epoch, in which all is written back.
+    pub(super) fn hear_clock(&self, sent: Instant, answered: Instant, now: Micros) -> StoreClock {
+        let (clock, step) = self.clock.learn(sent, answered, now);
+        if let Some(step) = step
+            && self.store.may_fail()
+        {
+            warn!(?step, "the store's clock was stepped: its state begins anew with what replicas remember");
+            self.ledger.step(step);
+            self.demanded.fetch_max(self.epoch.load(Ordering::Acquire) + 1, Ordering::AcqRel);
+            self.lost.notify_one();
+        }
+        clock
     }
 
     /// Ends when another epoch has begun.

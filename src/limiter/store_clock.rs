@@ -15,6 +15,26 @@ use crate::clock::Micros;
 /// How fast two clocks may drift apart: 200 millionths, twice what is tolerable in a machine's clock.
 const DRIFT_PER_MILLION: u64 = 200;
 
+/// Bounds that contradict each other by more mean that a clock was stepped; by less, that it drifts or is slewed.
+const STEP_MIN: Micros = Micros::from_millis(20);
+
+/// By how much a store's clock was stepped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// It shows later than it would have.
+    Forward(Micros),
+    /// It shows earlier.
+    Back(Micros),
+}
+
+/// An instant of a clock as it shows it after a step.
+pub fn stepped(at: Micros, step: Step) -> Micros {
+    match step {
+        Step::Forward(by) => at + by,
+        Step::Back(by) => at - by,
+    }
+}
+
 /// Bounds of a store's clock.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreClock {
@@ -32,14 +52,23 @@ impl StoreClock {
     }
 
     /// Adds what another call tells. Bounds that contradict each other mean that a clock was stepped: then
-    /// the new one counts alone.
-    pub fn learn(&mut self, sent: Instant, answered: Instant, now: Micros) {
+    /// the new one counts alone. Returns by how much, if it is much.
+    pub fn learn(&mut self, sent: Instant, answered: Instant, now: Micros) -> Option<Step> {
         let told = StoreClock::new(sent, answered, now);
         // Who answered first need not be heard first; bounds cannot be carried back, only on.
         let anchor = answered.max(self.anchor);
         let earliest = self.earliest(anchor).max(told.earliest(anchor));
         let latest = self.latest(anchor).min(told.latest(anchor));
-        *self = if earliest <= latest { StoreClock { anchor, earliest, latest } } else { told };
+        if earliest <= latest {
+            *self = StoreClock { anchor, earliest, latest };
+            return None;
+        }
+        // What lies between the bounds is nobody's: the least that it can be.
+        let forward = told.earliest(anchor) - self.latest(anchor);
+        let back = self.earliest(anchor) - told.latest(anchor);
+        *self = told;
+        let step = if forward > back { Step::Forward(forward) } else { Step::Back(back) };
+        (forward.max(back) >= STEP_MIN).then_some(step)
     }
 
     /// When the last answer came that told of it.
@@ -98,15 +127,15 @@ impl SharedClock {
         self.heard().unwrap_or_else(|| StoreClock::new(now, now, Micros::ZERO))
     }
 
-    /// Adds what a call tells, and returns what is known then.
-    pub fn learn(&self, sent: Instant, answered: Instant, now: Micros) -> StoreClock {
+    /// Adds what a call tells. Returns what is known then, and by how much the clock was stepped since the call before.
+    pub fn learn(&self, sent: Instant, answered: Instant, now: Micros) -> (StoreClock, Option<Step>) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *known {
             Some(known) => {
-                known.learn(sent, answered, now);
-                *known
+                let step = known.learn(sent, answered, now);
+                (*known, step)
             }
-            unheard => *unheard.insert(StoreClock::new(sent, answered, now)),
+            unheard => (*unheard.insert(StoreClock::new(sent, answered, now)), None),
         }
     }
 }
@@ -127,11 +156,30 @@ mod tests {
         let clock = SharedClock::unheard();
         clock.learn(after(99), after(100), shown(100));
         // Another worker's answer, from before.
-        let known = clock.learn(after(10), after(50), shown(30));
+        let (known, step) = clock.learn(after(10), after(50), shown(30));
+        assert_eq!(step, None);
         for millis in [50, 100, 1000] {
             assert!(known.earliest(after(millis).max(after(100))) <= shown(millis.max(100)));
             assert!(known.latest(after(millis)) >= shown(millis));
         }
         assert!(known.latest(after(100)) <= shown(102));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_step_is_noticed_and_a_drift_is_not() {
+        let start = Instant::now();
+        let after = |millis| start + Duration::from_millis(millis);
+        let shown = |millis: u64| Micros::from_millis(1_000_000 + millis);
+        let clock = SharedClock::unheard();
+        clock.learn(after(0), after(2), shown(1));
+        // Ten milliseconds in ten seconds: somebody slews it.
+        assert_eq!(clock.learn(after(10_000), after(10_002), shown(10_011)).1, None);
+        let (known, step) = clock.learn(after(10_010), after(10_012), shown(3_610_011));
+        let Some(Step::Forward(by)) = step else { panic!("{step:?}") };
+        assert!(by.0.abs_diff(3_600_000_000) < 15_000, "{by:?}");
+        assert!(known.earliest(after(10_012)) >= shown(3_610_011));
+        let (_, step) = clock.learn(after(10_020), after(10_022), shown(10_021));
+        let Some(Step::Back(by)) = step else { panic!("{step:?}") };
+        assert!(by.0.abs_diff(3_600_000_000) < 15_000, "{by:?}");
     }
 }

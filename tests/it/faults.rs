@@ -6,6 +6,7 @@ use tokio::time::sleep;
 
 use crate::support::load::Load;
 use crate::support::measure::occupancy;
+use crate::support::wall_clock::SteppedClock;
 use crate::support::{
     PATIENCE, RedisOptions, RedisServer, Request, Upstream, Weir, eventually, lane, one_limiter,
 };
@@ -20,13 +21,17 @@ enum Fault {
     Restart,
     /// It answers nobody for so long.
     Freeze(Duration),
+    /// Its clock shows so many milliseconds more than the right time from then on.
+    Clock(i64),
 }
 
 /// Three replicas, each with clients that come again at once; after a window and a half each fault, and a window and a
 /// half after it.
 async fn nothing_goes_over(policy: &str, faults: &[Fault]) {
     lane::alone(async || {
-        let (mut redis, upstream) = (Some(RedisServer::start().await), Upstream::start());
+        let clock = SteppedClock::new();
+        let options = || RedisOptions { clock: Some(clock.clone()), ..RedisOptions::default() };
+        let (mut redis, upstream) = (Some(RedisServer::start_with(options()).await), Upstream::start());
         let store = redis.as_ref().map(RedisServer::store).expect("it has been started");
         let store = store.replace("timeout: 1s", "timeout: 200ms, fleet_size: 3");
         let limiter = format!(
@@ -49,10 +54,20 @@ async fn nothing_goes_over(policy: &str, faults: &[Fault]) {
                     server.freeze(false);
                     server
                 }
+                Fault::Clock(ahead_ms) => {
+                    clock.set_ahead_ms(*ahead_ms);
+                    let before = upstream.count();
+                    // One window, and the time in which replicas write back; the machine may be slow.
+                    eventually("nobody is locked out", WINDOW + Duration::from_secs(2), async || {
+                        upstream.count() >= before + LIMIT
+                    })
+                    .await;
+                    server
+                }
                 Fault::Restart => {
                     let port = Some(server.port());
                     drop(server);
-                    RedisServer::start_with(RedisOptions { port, ..RedisOptions::default() }).await
+                    RedisServer::start_with(RedisOptions { port, ..options() }).await
                 }
             });
         }
@@ -81,6 +96,16 @@ async fn flushed() {
 #[tokio::test]
 async fn scripts_flushed() {
     nothing_goes_over("local", &[Fault::Command(&["SCRIPT", "FLUSH"]), Fault::Command(&["FLUSHALL"])]).await;
+}
+
+#[tokio::test]
+async fn its_clock_is_stepped() {
+    const HOUR: i64 = 3_600_000;
+    nothing_goes_over(
+        "reject",
+        &[Fault::Clock(HOUR), Fault::Clock(0), Fault::Clock(-HOUR), Fault::Clock(-HOUR + 700)],
+    )
+    .await;
 }
 
 #[tokio::test]

@@ -28,6 +28,7 @@ mod reload;
 mod responses;
 mod several;
 mod shutdown;
+mod soak;
 mod spread;
 mod store;
 mod telemetry;

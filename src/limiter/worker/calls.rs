@@ -1,7 +1,6 @@
 //! What the worker asks the store: building the next call.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use tokio::time::{Duration, Instant};
 
@@ -169,7 +168,7 @@ impl Worker {
         let stock = wanted.map(|(cost, _)| cost);
         let call = Call {
             replica: self.queues.fallback.replica,
-            epoch: self.home.epoch.load(Ordering::Acquire),
+            epoch: self.home.epoch_least(),
             known: known.to_vec(),
             give_back,
             exchange: holdings(&exchange),

@@ -49,14 +49,14 @@ impl Worker {
 
     fn settle_answer(&mut self, sent: Sent, answer: &Answer) {
         let now = Instant::now();
-        self.clock = self.home.clock.learn(sent.at, now, answer.now);
+        self.clock = self.home.hear_clock(sent.at, now, answer.now);
         self.heard = sent.at;
         self.is_local = false;
         if self.home.meet_epoch(answer.epoch.id) {
             self.queues.wake_all();
         }
         self.notice_loss();
-        if answer.epoch.id < self.home.epoch.load(Ordering::Acquire) {
+        if answer.epoch.id < self.home.epoch_least() {
             return self.ask_again(sent, None);
         }
         self.epoch = answer.epoch.id;

@@ -14,6 +14,7 @@ use tempfile::TempDir;
 
 use super::certificates::Certificates;
 use super::closed_port;
+use super::wall_clock::SteppedClock;
 
 /// A server that takes longer has failed.
 const START_DEADLINE: Duration = Duration::from_secs(10);
@@ -34,6 +35,8 @@ pub(crate) struct RedisOptions {
     pub(crate) password: Option<&'static str>,
     /// [`RedisServer::url`] is then a `rediss://` one; [`RedisServer::ca`] signs it.
     pub(crate) tls: bool,
+    /// What its wall clock shows.
+    pub(crate) clock: Option<SteppedClock>,
 }
 
 /// A running server. Killed on drop; its log is printed when the test panics.
@@ -109,7 +112,7 @@ impl RedisServer {
             set("--tls-auth-clients", "no");
         }
         arguments.extend(further.iter().map(|argument| (*argument).to_owned()));
-        let mut process = spawn(&arguments);
+        let mut process = spawn(&arguments, options.clock.as_ref());
         match connect(&mut process, &plain_url(port, options.password)).await {
             Some(connection) => {
                 let (password, connection) = (options.password, Mutex::new(connection));
@@ -246,10 +249,15 @@ fn log_in(directory: &TempDir) -> String {
     fs::read_to_string(directory.path().join(LOG)).unwrap_or_default()
 }
 
-fn spawn(arguments: &[String]) -> Child {
+fn spawn(arguments: &[String], clock: Option<&SteppedClock>) -> Child {
+    let environment: Vec<_> = clock.iter().flat_map(|clock| clock.environment()).collect();
     for program in PROGRAMS {
-        let started =
-            Command::new(program).args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+        let started = Command::new(program)
+            .args(arguments)
+            .envs(environment.clone())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn();
         match started {
             Ok(process) => return process,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}

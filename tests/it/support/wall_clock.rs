@@ -2,32 +2,48 @@
 //! `CLOCK_REALTIME` shows by an environment variable. The monotonic clock stays as it is.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+
+use tempfile::NamedTempFile;
 
 const SOURCE: &str = r#"
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
-static long ahead_ms;
+static long fixed_ms;
+static volatile long *stepped_ms = &fixed_ms;
 
 __attribute__((constructor)) static void read_ahead(void) {
-    const char *text = getenv("WALL_CLOCK_AHEAD_MS");
-    ahead_ms = text ? atol(text) : 0;
+    const char *text = getenv("WALL_CLOCK_AHEAD_MS"), *file = getenv("WALL_CLOCK_FILE");
+    fixed_ms = text ? atol(text) : 0;
+    int opened = file ? open(file, O_RDONLY) : -1;
+    if (opened < 0) return;
+    void *mapped = mmap(0, sizeof(long), PROT_READ, MAP_SHARED, opened, 0);
+    if (mapped != MAP_FAILED) stepped_ms = mapped;
+    close(opened);
 }
 
 int clock_gettime(clockid_t clock, struct timespec *at) {
     int result = (int)syscall(SYS_clock_gettime, clock, at);
     if (result == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
+        long ahead_ms = *stepped_ms;
         long nanos = at->tv_nsec + ahead_ms % 1000 * 1000000L;
         at->tv_sec += ahead_ms / 1000 + nanos / 1000000000L;
         at->tv_nsec = nanos % 1000000000L;
+        if (at->tv_nsec < 0) {
+            at->tv_nsec += 1000000000L;
+            at->tv_sec -= 1;
+        }
     }
     return result;
 }
@@ -55,6 +71,31 @@ pub(crate) fn ahead(ahead: Duration) -> [(&'static str, String); 2] {
         ("LD_PRELOAD", library().to_string_lossy().into_owned()),
         ("WALL_CLOCK_AHEAD_MS", ahead.as_millis().to_string()),
     ]
+}
+
+/// A wall clock that is moved while its process runs. Clones move the same one.
+#[derive(Clone, Debug)]
+pub(crate) struct SteppedClock(Arc<NamedTempFile>);
+
+impl SteppedClock {
+    pub(crate) fn new() -> SteppedClock {
+        let clock = SteppedClock(Arc::new(NamedTempFile::new().expect("a temporary file")));
+        clock.set_ahead_ms(0);
+        clock
+    }
+
+    /// By how much it is ahead from now on; less than zero: behind.
+    pub(crate) fn set_ahead_ms(&self, ahead_ms: i64) {
+        self.0.as_file().write_all_at(&ahead_ms.to_ne_bytes(), 0).expect("write the clock");
+    }
+
+    /// The environment of its process.
+    pub(crate) fn environment(&self) -> [(&'static str, String); 2] {
+        [
+            ("LD_PRELOAD", library().to_string_lossy().into_owned()),
+            ("WALL_CLOCK_FILE", self.0.path().to_string_lossy().into_owned()),
+        ]
+    }
 }
 
 /// Compiled once in each run of the tests, beside what else cargo keeps for them.

@@ -233,6 +233,11 @@ impl Weir {
         poll_for("weir's end", deadline, async || self.process.try_wait().expect("weir is our child")).await
     }
 
+    /// How many files it has open, sockets among them.
+    pub(crate) fn open_files(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.process.id())).expect("weir runs").count()
+    }
+
     /// Resident memory, in bytes.
     pub(crate) fn rss_bytes(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).expect("weir runs");
