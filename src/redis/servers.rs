@@ -11,8 +11,8 @@ use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
 use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{
-    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, IntoConnectionInfo, Pipeline, RedisError,
-    RedisFuture, TlsCertificates, TlsMode, Value,
+    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ErrorKind, IntoConnectionInfo, Pipeline, RedisError,
+    RedisFuture, ServerErrorKind, TlsCertificates, TlsMode, Value,
 };
 use tokio::sync::Mutex;
 use tokio::time::Duration;
@@ -212,10 +212,16 @@ async fn run_of(wire: &mut Wire) -> Result<Arc<str>, RedisError> {
     let told: Result<String, RedisError> = redis::cmd("INFO").arg("server").query_async(wire).await;
     match told {
         Ok(told) => Ok(told.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap_or_default().into()),
-        Err(error) if error.is_io_error() || error.is_unrecoverable_error() => Err(error),
-        // A user without INFO.
-        Err(_) => Ok("".into()),
+        // A user without INFO, or a server without it. Any other error passes; a connection of an unknown run would stay.
+        Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) || is_unknown(&error) => {
+            Ok("".into())
+        }
+        Err(error) => Err(error),
     }
+}
+
+fn is_unknown(error: &RedisError) -> bool {
+    error.detail().is_some_and(|detail| detail.starts_with("unknown command"))
 }
 
 /// A connection, and who is at its other end.
