@@ -29,5 +29,6 @@ mod several;
 mod shutdown;
 mod spread;
 mod store;
+mod store_errors;
 mod telemetry;
 mod topologies;
