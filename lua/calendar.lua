@@ -213,10 +213,27 @@ local function book_new()
   }
 end
 
-local function book_load(text)
+-- What a key holds, unpacked, of which only `text` has been read; nil if it holds nothing. The call ends here, before
+-- anything is written, where it holds something else: nobody's data is overwritten, and a limit of which it is not known how
+-- much is used does not count as unused. The store knows the error by its first word.
+local function stored_at(key, text, size)
+  local why = "bytes that cannot be read"
+  if text then
+    local is_packed, stored = pcall(cmsgpack.unpack, text)
+    if is_packed and type(stored) == "table" and #stored == size then return stored end
+  else
+    -- MGET says of another type that there is nothing.
+    local found = redis.pcall("GET", key)
+    if type(found) ~= "table" or not find(found.err, "WRONGTYPE", 1, true) then return nil end
+    why = "another type: WRONGTYPE"
+  end
+  error("UNREADABLE the key " .. key .. " holds what weir has not written (" .. why .. "): delete it", 0)
+end
+
+local function book_load(key, text)
   local book = book_new()
-  if not text then return book end
-  local stored = cmsgpack.unpack(text)
+  local stored = stored_at(key, text, 17)
+  if not stored then return book end
   book.number, book.void_from, book.moved_generation = stored[1], stored[2], stored[3]
   book.moved_cell, book.moved_until = stored[4], stored[5]
   book.declared, book.union, book.moved = stored[6], stored[7], stored[8]

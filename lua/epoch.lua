@@ -22,12 +22,12 @@ end
 
 -- The epoch as of now for a caller whose server calls itself `run` (empty: not known) and who has heard of no later one than
 -- `heard`. `settle` is how long a new one takes to settle; 0: there are no epochs.
-local function epoch_open(text, now, run, settle, heard)
+local function epoch_open(key, text, now, run, settle, heard)
   if settle == 0 then return { id = 0, settled_at = 0, kept_until = SPAN_MAX } end
-  local epoch = nil
-  if text then
-    local id, of, settled_at, kept_until = unpack(cmsgpack.unpack(text))
-    epoch = { id = id, run = of == "" and run or of, settled_at = settled_at, kept_until = kept_until }
+  local stored = stored_at(key, text, 4)
+  if stored then
+    local id, of, settled_at, kept_until = unpack(stored)
+    local epoch = { id = id, run = of == "" and run or of, settled_at = settled_at, kept_until = kept_until }
     -- An epoch before one that was heard of comes from an old copy; a clock that stands before its beginning was set back.
     if id >= heard and now >= settled_at - SETTLES_MAX * settle and (run == "" or run == epoch.run) then return epoch end
     heard = max(heard, id)
@@ -35,11 +35,14 @@ local function epoch_open(text, now, run, settle, heard)
   return { id = max(now, heard + 1), run = run, settled_at = now + settle, kept_until = 0 }
 end
 
--- Keeps the epoch for longer than a state that expires then; written now and then, not with each call.
-local function epoch_keep(key, epoch, now, expires)
+-- Keeps the epoch for longer than a state that expires then; written now and then, not with each call, unless that is asked for.
+local function epoch_keep(key, epoch, now, expires, always)
   local until_least = max(now, expires, epoch.settled_at) + EPOCH_KEPT / 2
-  if epoch.kept_until >= until_least then return end
-  epoch.kept_until = until_least + EPOCH_KEPT / 2
+  if epoch.kept_until < until_least then
+    epoch.kept_until = until_least + EPOCH_KEPT / 2
+  elseif not always then
+    return
+  end
   local text = cmsgpack.pack({ epoch.id, epoch.run, epoch.settled_at, epoch.kept_until })
   redis.call("SET", key, text, "PX", math.ceil((epoch.kept_until - now) / 1000))
 end

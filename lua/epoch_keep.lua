@@ -4,6 +4,7 @@
 -- ARGV[2]  how long a new epoch takes to settle
 -- ARGV[3]  the server's run, as the caller knows it; empty: not known, `?`: to be found out
 -- ARGV[4]  the latest epoch that the caller has heard of
+-- ARGV[5]  1: something is written in any case, to find out whether the server can
 -- Returns  { now, the epoch, until when it settles or 0 } integers only
 -- Atomic:  one key
 
@@ -12,6 +13,6 @@ if now == 0 then
   local time = redis.call("TIME")
   now = time[1] * 1000000 + time[2]
 end
-local epoch = epoch_open(redis.call("GET", KEYS[1]) or nil, now, run, settle, tonumber(ARGV[4]))
-epoch_keep(KEYS[1], epoch, now, now)
+local epoch = epoch_open(KEYS[1], redis.call("MGET", KEYS[1])[1], now, run, settle, tonumber(ARGV[4]))
+epoch_keep(KEYS[1], epoch, now, now, ARGV[5] == "1")
 return { now, epoch.id, now < epoch.settled_at and epoch.settled_at or 0 }

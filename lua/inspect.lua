@@ -10,7 +10,7 @@ if now == 0 then
   local time = redis.call("TIME")
   now = time[1] * 1000000 + time[2]
 end
-local book = book_load(redis.call("GET", KEYS[1]) or nil)
+local book = book_load(KEYS[1], redis.call("MGET", KEYS[1])[1])
 local answer = { now, book.at[book.size] or 0 }
 for _, rule in ipairs(rules_of(ARGV[2])) do
   answer[#answer + 1] = available(book, now, rule)

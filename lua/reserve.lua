@@ -52,14 +52,14 @@ local stored = redis.call("MGET", unpack(KEYS))
 -- A server that is asked by nobody for so long may have been away.
 local SILENT_MIN = 100000
 
-local epoch = epoch_open(stored[limiters + 2], now, run, settle, tonumber(ARGV[14]))
+local epoch = epoch_open(KEYS[limiters + 2], stored[limiters + 2], now, run, settle, tonumber(ARGV[14]))
 local settles = now < epoch.settled_at
 local books, texts, known = {}, {}, {}
 for index = 1, limiters do
   texts[index] = ARGV[argument + 1]
   known[index] = tonumber(ARGV[argument + 2])
   argument = argument + 2
-  books[index] = book_load(stored[index])
+  books[index] = book_load(KEYS[index], stored[index])
   book_enter(books[index], epoch, now)
   local book = books[index]
   if now - book.called > SILENT_MIN then book.silent_from, book.silent_till = book.called, now end
@@ -78,9 +78,9 @@ local ANSWER_MAX = 1000
 
 local last, room_at, room_permits, generation, told, reviewed, expected, booked = 0, 0, 0, 0, 0, 0, 0, 0
 local calls = {}
-if stored[limiters + 1] then
-  last, room_at, room_permits, generation, told, reviewed, expected, booked, calls =
-    unpack(cmsgpack.unpack(stored[limiters + 1]))
+local order = stored_at(KEYS[limiters + 1], stored[limiters + 1], 9)
+if order then
+  last, room_at, room_permits, generation, told, reviewed, expected, booked, calls = unpack(order)
 end
 for index = 1, #calls, 4 do
   if call > 0 and calls[index] == replica and calls[index + 1] == call then

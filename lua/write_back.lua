@@ -31,8 +31,8 @@ local sent = tonumber(ARGV[12])
 if sent > now or now - sent > DELAY_MAX then sent = now end
 
 local stored = redis.call("MGET", KEYS[1], KEYS[2])
-local epoch = epoch_open(stored[1], now, run, settle, tonumber(ARGV[9]))
-local book = book_load(stored[2])
+local epoch = epoch_open(KEYS[1], stored[1], now, run, settle, tonumber(ARGV[9]))
+local book = book_load(KEYS[2], stored[2])
 book_enter(book, epoch, now)
 book_open(book, now, text, lease, replica)
 

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 use tokio::time::{Duration, Instant, sleep, timeout};
-use tracing::debug;
+use tracing::{debug, warn};
 
-use crate::limiter::store::Store;
+use crate::limiter::store::{Store, StoreError};
 
 /// How often a replica says that it is there.
 const EVERY: Duration = Duration::from_secs(5);
@@ -98,6 +98,8 @@ impl Fleet {
                 self.size.store((seen.len() as u64).max(1), Ordering::Release);
                 *lock(&self.seen) = Some((Instant::now(), seen));
             }
+            // It stays so until somebody deletes what is there.
+            Err(error @ StoreError::Unreadable(_)) => warn!(%error, "the fleet is not known"),
             // Counted and told by the store. Who was there is assumed to be there still.
             Err(error) => debug!(%error, "the fleet is not known"),
         }

@@ -72,6 +72,9 @@ pub enum StoreError {
     /// It answered with an error.
     #[error("the store refused the call: {0}")]
     Refused(String),
+    /// It holds something that is not weir's under a key of weir's. What is under other keys may be all right.
+    #[error("the store holds what is not weir's: {0}")]
+    Unreadable(String),
     /// It answered with something that is not an answer.
     #[error("the store's answer is not understood: {0}")]
     Malformed(&'static str),

@@ -116,6 +116,8 @@ pub(super) struct Worker {
     settles_until: Option<Instant>,
     /// Whether the store has failed since it was last heard.
     is_local: bool,
+    /// The error of the store that was last told of, and when.
+    told: Option<(Instant, String)>,
     /// Whether slots may be held that were booked locally.
     has_served_locally: bool,
     /// Whether the store must hear of changed limits.
@@ -161,6 +163,7 @@ impl Worker {
             epoch: 0,
             settles_until: None,
             is_local: false,
+            told: None,
             has_served_locally: false,
             limits_changed: false,
             is_kept: false,

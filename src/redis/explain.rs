@@ -10,7 +10,7 @@ pub(super) fn explain(error: &RedisError) -> String {
     if let (ErrorKind::InvalidClientConfig, Some(why)) = (error.kind(), error.detail()) {
         return why.to_owned();
     }
-    let told = error.to_string();
+    let told = told(error);
     let advice = match (error.kind(), error.code().unwrap_or_default()) {
         (ErrorKind::AuthenticationFailed, _) | (_, "NOAUTH" | "WRONGPASS") => {
             "check user and password in `store.redis`"
@@ -35,6 +35,14 @@ pub(super) fn explain(error: &RedisError) -> String {
         _ => return told,
     };
     format!("{told}; {advice}")
+}
+
+/// An error in the server's own words, as its documentation has them.
+fn told(error: &RedisError) -> String {
+    match (error.code(), error.detail()) {
+        (Some(code), Some(detail)) => format!("{code} {detail}"),
+        _ => error.to_string(),
+    }
 }
 
 const LACKS_A_RIGHT: &str = "the user lacks a right: the README lists what weir needs";

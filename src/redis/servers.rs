@@ -12,7 +12,7 @@ use redis::cluster_async::ClusterConnection;
 use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ErrorKind, IntoConnectionInfo, Pipeline, RedisError,
-    RedisFuture, TlsCertificates, TlsMode, Value,
+    RedisFuture, ServerErrorKind, TlsCertificates, TlsMode, Value,
 };
 use tokio::sync::Mutex;
 use tokio::time::Duration;
@@ -211,12 +211,19 @@ fn pick<'a, T>(of: &'a [T], first: &AtomicUsize) -> &'a T {
     &of[first.load(Ordering::Relaxed) % of.len()]
 }
 
-/// What a server says of itself; nothing to a user who must not ask.
+/// What a server says of itself; nothing to a user who must not ask, or from a server that does not know how.
 pub(super) async fn server_of(wire: &mut Wire) -> Result<String, RedisError> {
     match redis::cmd("INFO").arg("server").query_async(wire).await {
-        Err(error) if !error.is_io_error() && !error.is_unrecoverable_error() => Ok(String::new()),
+        // Any other error passes; a connection of an unknown run would stay.
+        Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) || is_unknown(&error) => {
+            Ok(String::new())
+        }
         told => told,
     }
+}
+
+fn is_unknown(error: &RedisError) -> bool {
+    error.detail().is_some_and(|detail| detail.starts_with("unknown command"))
 }
 
 /// A connection, and who is at its other end.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use deadpool::managed::PoolError;
 use futures_util::future::{BoxFuture, FutureExt, join_all};
-use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{Cmd, RedisError, Value};
 use tokio::sync::broadcast;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
@@ -44,6 +44,9 @@ const NO_PART: StoreError = StoreError::Malformed("no group");
 
 /// The owner of the connection for what is not a limiter's.
 const KEEPER: &str = "keeper";
+
+/// How a script begins the error by which it says that a key holds what is not weir's.
+const UNREADABLE: &str = "UNREADABLE ";
 
 /// For how long after it was first made a call may be repeated: half as long as the script remembers it.
 const REPEAT_WITHIN: Duration = Duration::from_millis(500);
@@ -221,7 +224,7 @@ impl RedisStore {
         let started = Instant::now();
         let attempt = async {
             let command = |run: &str| match &self.part.epoch {
-                Some(epoch) => self.heartbeat(epoch, run, 0),
+                Some(epoch) => self.heartbeat(epoch, run, 0, true),
                 None => redis::cmd("PING"),
             };
             self.attempt(StoreOp::Ping, "ping", command).await.map(drop)
@@ -232,9 +235,10 @@ impl RedisStore {
         result
     }
 
-    fn heartbeat(&self, epoch: &str, run: &str, known: u64) -> Cmd {
+    /// A probe writes in any case: a server without memory left, or that is no primary, still reads.
+    fn heartbeat(&self, epoch: &str, run: &str, known: u64, is_probe: bool) -> Cmd {
         let mut command = self.shared.epoch_keep.command(&[epoch.to_owned()]);
-        command.arg(0).arg(SETTLE.0).arg(run).arg(known);
+        command.arg(0).arg(SETTLE.0).arg(run).arg(known).arg(u8::from(is_probe));
         command
     }
 
@@ -311,11 +315,15 @@ impl RedisStore {
             Ok(_) => StoreResult::Ok,
             Err(StoreError::Timeout(_)) => StoreResult::Timeout,
             Err(StoreError::Away | StoreError::Connection(_)) => StoreResult::Connection,
-            Err(StoreError::Refused(_) | StoreError::Malformed(_)) => StoreResult::Error,
+            Err(StoreError::Refused(_) | StoreError::Unreadable(_) | StoreError::Malformed(_)) => {
+                StoreResult::Error
+            }
         };
         self.shared.metrics.called(op, told, started.elapsed());
         match result {
             Ok(_) => self.part.health.succeeded(),
+            // One key of many: the others are served all the same. Without the epoch none is.
+            Err(StoreError::Unreadable(_)) if !matches!(op, StoreOp::Epoch | StoreOp::Ping) => {}
             Err(error) => {
                 // A server that is gone without a word is found again, or another in its place, by new connections.
                 if self.part.health.failed(&error.to_string()) {
@@ -339,15 +347,26 @@ impl RedisStore {
             self.shared.connections.replace(owner);
             return StoreError::Connection(format!("{}: {}", self.shared.addresses, explain(error)));
         }
+        if let Some(found) = error.detail().and_then(|detail| detail.find(UNREADABLE).map(|at| &detail[at..]))
+        {
+            let what = found[UNREADABLE.len()..].split(" script: ").next().unwrap_or_default();
+            return StoreError::Unreadable(what.to_owned());
+        }
         StoreError::Refused(explain(error))
     }
 }
 
-/// Whether another connection may do better: this one broke, or leads to a server that is the primary no more.
+/// Whether another connection may do better: this one broke, is not logged in any more, or leads to a server that is the primary
+/// no more.
 fn is_misplaced(error: &RedisError) -> bool {
-    let is_no_primary =
-        matches!(error.kind(), ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown));
-    is_no_primary || error.is_io_error() || error.is_unrecoverable_error()
+    let said = |word: &str| {
+        // Before Redis 7, what ends a script is quoted in an error of the script's.
+        error.code() == Some(word)
+            || error.detail().is_some_and(|detail| detail.contains(&format!(": -{word} ")))
+    };
+    error.is_io_error()
+        || error.is_unrecoverable_error()
+        || ["READONLY", "MASTERDOWN", "NOAUTH"].into_iter().any(said)
 }
 
 impl Store for RedisStore {
@@ -410,7 +429,7 @@ impl Store for RedisStore {
         async move {
             // A Cluster as a whole holds nothing that could be lost.
             let Some(epoch) = &self.part.epoch else { return Ok(Epoch::default()) };
-            let command = |run: &str| self.heartbeat(epoch, run, known);
+            let command = |run: &str| self.heartbeat(epoch, run, known, false);
             let value = self.call(StoreOp::Epoch, KEEPER, command).await?;
             decode_epoch(&value).ok_or(StoreError::Malformed("epoch_keep"))
         }

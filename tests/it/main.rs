@@ -31,5 +31,6 @@ mod shutdown;
 mod soak;
 mod spread;
 mod store;
+mod store_errors;
 mod telemetry;
 mod topologies;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use futures_util::future::FutureExt;
-use tokio::time::Instant;
+use tokio::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use super::{Fallback, Sent, Worker};
@@ -27,6 +27,9 @@ use crate::limiter::store::{Failure, StoreError, Subject};
 /// The most limiters and partitions whose use is remembered for a time without a store after their queues have ended: some
 /// 30 MB. Beyond it, one begins such a time as if it had not been used.
 const REMEMBERED_MAX: usize = 100_000;
+
+/// How often a queue tells of the same error of the store.
+const TELL_EVERY: Duration = Duration::from_secs(1);
 
 /// The most calls of a queue that were given up and may be answered yet: a store that has failed three times is not asked.
 const LATE_CALLS_MAX: usize = 16;
@@ -373,7 +376,7 @@ impl Worker {
             let unsaid: Vec<_> = call.give_back.iter().map(|holding| (*holding, known.clone())).collect();
             unsaid.into_iter().rev().for_each(|unsaid| self.give_back.push_front(unsaid));
         } else {
-            warn!(limiter = %self.subjects[0].name, %error, "store call failed");
+            self.tell(error);
         }
         for (_, cost) in exchange.into_iter().chain(self.void.drain(..)) {
             replace.push((cost, 1));
@@ -406,6 +409,17 @@ impl Worker {
             }
             arrivals.into_iter().for_each(|arrival| self.join(arrival, slot));
         }
+    }
+
+    /// Tells of a failed call. Some errors stay until somebody does something about them: the same one is not told of with each
+    /// call.
+    fn tell(&mut self, error: &StoreError) {
+        let text = error.to_string();
+        if self.told.as_ref().is_some_and(|(at, told)| *told == text && at.elapsed() < TELL_EVERY) {
+            return;
+        }
+        warn!(limiter = %self.subjects[0].name, error = text, "store call failed");
+        self.told = Some((Instant::now(), text));
     }
 
     /// Leaves the slots that were booked so lately that other replicas may not have heard how far ahead the store is booked by

@@ -63,7 +63,7 @@ impl RedisServer {
     }
 
     /// One that is a part of something larger: on a port chosen so, with further arguments.
-    pub(super) async fn start_part(choose_port: impl Fn() -> u16, arguments: &[&str]) -> RedisServer {
+    pub(crate) async fn start_part(choose_port: impl Fn() -> u16, arguments: &[&str]) -> RedisServer {
         RedisServer::start_as(&RedisOptions::default(), ATTEMPTS_MAX, choose_port, arguments).await
     }
 
