@@ -13,6 +13,10 @@ use crate::limiter::store::{Store, StoreError};
 /// How often a replica says that it is there.
 const EVERY: Duration = Duration::from_secs(5);
 
+/// How often at first: those that were started with it come in the next moments.
+const EVERY_AT_FIRST: Duration = Duration::from_secs(1);
+const AT_FIRST: Duration = Duration::from_secs(5);
+
 /// For how long one counts that says nothing: it may miss two of three.
 pub(crate) const COUNTS_FOR: Duration = Duration::from_secs(15);
 
@@ -107,9 +111,11 @@ impl Fleet {
 
     /// Asks for as long as it is polled.
     pub(super) async fn keep_attending(&self, store: &dyn Store) {
+        let start = Instant::now();
         loop {
+            let pause = if start.elapsed() < AT_FIRST { EVERY_AT_FIRST } else { EVERY };
             tokio::select! {
-                () = sleep(EVERY) => {}
+                () = sleep(pause) => {}
                 () = self.changed.notified() => {}
             }
             self.attend(store).await;

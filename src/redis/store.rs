@@ -146,10 +146,7 @@ impl RedisStore {
     pub async fn check(&self) -> Result<String, StoreError> {
         const GROUP: &str = "weir-check";
         let patience = connect_timeout(self.shared.timeout);
-        let within = async |attempt: BoxFuture<'_, Result<(), StoreError>>| {
-            timeout(patience, attempt).await.unwrap_or(Err(StoreError::Timeout(patience)))
-        };
-        within(self.ping().boxed()).await?;
+        self.ping().await?;
         let connected = self.shared.connections.get(&"ping").await;
         let mut connection = connected.map_err(|error| self.lost(&error))?;
         let info = match &mut connection.wire {
@@ -185,7 +182,7 @@ impl RedisStore {
         let published = publish.exec_async(&mut connection.wire).await;
         published.map_err(|error| StoreError::Refused(explain(&error)))?;
         let subscribe = self.shared.announcements.try_out();
-        let subscribed = timeout(patience, subscribe).await.unwrap_or(Ok(()));
+        let subscribed = timeout(patience, subscribe).await.map_err(|_| StoreError::Timeout(patience))?;
         subscribed.map_err(|error| StoreError::Refused(explain(&error)))?;
         Ok(version(&info).unwrap_or_else(|| "Redis".to_owned()))
     }

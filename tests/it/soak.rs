@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use crate::support::load::{Load, leavers};
 use crate::support::{PATIENCE, RedisOptions, RedisServer, Request, Upstream, Weir, eventually, lane};
 
-const SECONDS: u64 = 120;
+const SECONDS: u64 = 45;
 /// Between two faults, with what each takes by itself.
 const BETWEEN: Duration = Duration::from_secs(6);
 const CLIENTS: usize = 15;

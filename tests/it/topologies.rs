@@ -38,30 +38,6 @@ async fn a_killed_primary_is_replaced_and_comes_back_as_a_replica() {
 }
 
 #[tokio::test]
-async fn a_primary_gives_way_though_nothing_is_wrong() {
-    let _lane = lane::shared().await;
-    let sentinel = Sentinel::start().await;
-    let before = sentinel.primary_port().await;
-    sentinel.failover().await;
-    sentinel.wait_for_primary_other_than(before).await;
-    sentinel.command(&["SET", "key", "value"]).await;
-    sentinel.wait_until_whole().await;
-    assert_eq!(text(sentinel.command(&["GET", "key"]).await), "value");
-}
-
-#[tokio::test]
-async fn a_frozen_primary_is_replaced_and_follows_once_it_goes_on() {
-    let _lane = lane::shared().await;
-    let mut sentinel = Sentinel::start().await;
-    let before = sentinel.primary_port().await;
-    sentinel.freeze_primary(true).await;
-    let primary = sentinel.wait_for_primary_other_than(before).await;
-    sentinel.freeze_primary(false).await;
-    sentinel.wait_until_whole().await;
-    assert_eq!(sentinel.primary_port().await, primary);
-}
-
-#[tokio::test]
 async fn a_cluster_goes_on_without_a_primary() {
     let _lane = lane::shared().await;
     let mut cluster = Cluster::start().await;
