@@ -222,12 +222,12 @@ impl RedisServer {
         self.info("persistence", "rdb_changes_since_last_save").await
     }
 
-    /// The number of keys but for weir's epoch, without those that have expired and are still to be removed only as far as
+    /// The number of keys but for weir's epoch and replicas, without those that have expired and are still to be removed only as far as
     /// the server has come with that.
     pub(crate) async fn size(&self) -> u64 {
         let number = |value| redis::from_redis_value::<u64>(value).expect("a number");
-        let epoch = number(self.command(&["EXISTS", "weir:v1:epoch"]).await);
-        number(self.command(&["DBSIZE"]).await) - epoch
+        let own = number(self.command(&["EXISTS", "weir:v1:epoch", "weir:v1:replicas"]).await);
+        number(self.command(&["DBSIZE"]).await) - own
     }
 
     /// All keys.
