@@ -89,7 +89,7 @@ async fn a_full_queue_refuses_at_once() {
     assert!(full.header("retry-after").is_some());
     assert_eq!(full.json()["code"], "queue_full");
     drop(waiting);
-    eventually("an empty queue", PATIENCE, async || weir.waiting().await == 0.0).await;
+    weir.wait_for_empty_queue().await;
 }
 
 #[tokio::test]

@@ -211,7 +211,7 @@ async fn whatever_goes_wrong() {
         soak.loads.clear();
         let before = soak.idle;
         for weir in &soak.replicas {
-            eventually("nobody waits", PATIENCE, async || weir.waiting().await == 0.0).await;
+            weir.wait_for_empty_queue().await;
             eventually("files are closed", PATIENCE, async || weir.open_files() <= before.0 + FILES_MORE)
                 .await;
             let bytes = weir.rss_bytes();

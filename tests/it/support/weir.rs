@@ -180,6 +180,11 @@ impl Weir {
         eventually(&what, PATIENCE, async || self.waiting().await >= count as f64).await;
     }
 
+    /// Waits until no request waits.
+    pub(crate) async fn wait_for_empty_queue(&self) {
+        eventually("an empty queue", PATIENCE, async || self.waiting().await == 0.0).await;
+    }
+
     /// How often a configuration was applied (`ok`) or refused (`error`).
     pub(crate) async fn reloads(&self, result: &str) -> f64 {
         self.metrics().await.sum("weir_config_reloads_total", &[("result", result)])
