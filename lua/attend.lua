@@ -10,18 +10,8 @@
 -- Atomic:  one key
 -- Expiry:  when none of them counts any more
 
-local now, counts_for, caller = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-if now == 0 then
-  local time = redis.call("TIME")
-  now = time[1] * 1000000 + time[2]
-end
-local text = redis.pcall("GET", KEYS[1])
-local is_packed, known = true, {}
-if type(text) == "string" then is_packed, known = pcall(cmsgpack.unpack, text) end
-if type(text) == "table" or not is_packed or type(known) ~= "table" then
-  local why = type(text) == "table" and text.err or "bytes that cannot be read"
-  error("UNREADABLE the key " .. KEYS[1] .. " holds what weir has not written (" .. why .. "): delete it", 0)
-end
+local now, counts_for, caller = now_of(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local known = stored_at(KEYS[1], redis.call("MGET", KEYS[1])[1]) or {}
 local kept, answer = {}, {}
 local function keep(replica, heard, version, configuration)
   for _, value in ipairs({ replica, heard, version, configuration }) do kept[#kept + 1] = value end

@@ -31,6 +31,14 @@ local EXPIRY_MIN_MS = 1000
 local floor, min, max = math.floor, math.min, math.max
 local find, gmatch, match = string.find, string.gmatch, string.match
 
+-- An instant in microseconds as a call gives it; 0: this server's clock.
+local function now_of(text)
+  local now = tonumber(text)
+  if now ~= 0 then return now end
+  local time = redis.call("TIME")
+  return time[1] * 1000000 + time[2]
+end
+
 -- ---- rules ----
 
 local function rule_of(text)
@@ -213,14 +221,15 @@ local function book_new()
   }
 end
 
--- What a key holds, unpacked, of which only `text` has been read; nil if it holds nothing. The call ends here, before
+-- What a key holds, unpacked, of which only `text` has been read; nil if it holds nothing. `size` is how many values it has, if
+-- that is always the same. The call ends here, before
 -- anything is written, where it holds something else: nobody's data is overwritten, and a limit of which it is not known how
 -- much is used does not count as unused. The store knows the error by its first word.
 local function stored_at(key, text, size)
   local why = "bytes that cannot be read"
   if text then
     local is_packed, stored = pcall(cmsgpack.unpack, text)
-    if is_packed and type(stored) == "table" and #stored == size then return stored end
+    if is_packed and type(stored) == "table" and #stored == (size or #stored) then return stored end
   else
     -- MGET says of another type that there is nothing.
     local found = redis.pcall("GET", key)

@@ -8,11 +8,7 @@
 -- Returns  { now, the epoch, until when it settles or 0 } integers only
 -- Atomic:  one key
 
-local now, settle, run = tonumber(ARGV[1]), tonumber(ARGV[2]), run_of(ARGV[3])
-if now == 0 then
-  local time = redis.call("TIME")
-  now = time[1] * 1000000 + time[2]
-end
+local now, settle, run = now_of(ARGV[1]), tonumber(ARGV[2]), run_of(ARGV[3])
 local epoch = epoch_open(KEYS[1], redis.call("MGET", KEYS[1])[1], now, run, settle, tonumber(ARGV[4]))
 epoch_keep(KEYS[1], epoch, now, now, ARGV[5] == "1")
 return { now, epoch.id, now < epoch.settled_at and epoch.settled_at or 0 }

@@ -5,11 +5,7 @@
 -- Returns  { now, the last booked slot or 0, available of each rule } integers only
 -- Atomic:  one key
 
-local now = tonumber(ARGV[1])
-if now == 0 then
-  local time = redis.call("TIME")
-  now = time[1] * 1000000 + time[2]
-end
+local now = now_of(ARGV[1])
 local book = book_load(KEYS[1], redis.call("MGET", KEYS[1])[1])
 local answer = { now, book.at[book.size] or 0 }
 for _, rule in ipairs(rules_of(ARGV[2])) do

@@ -32,16 +32,12 @@
 -- Expiry:      every key when nothing in it can matter any more, never earlier
 
 local limiters = #KEYS - 2
-local now, lease, room = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local now, lease, room = now_of(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local give_backs, exchanges, runs = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local replica, exchange_wait, spare = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local channel = ARGV[10]
 local call, run, settle = tonumber(ARGV[11]), run_of(ARGV[12]), tonumber(ARGV[13])
 local argument = 14
-if now == 0 then
-  local time = redis.call("TIME")
-  now = time[1] * 1000000 + time[2]
-end
 
 local function take()
   argument = argument + 1

@@ -18,12 +18,8 @@
 -- Atomic:     a single server, or keys of one hash tag
 -- Expiry:     every key when nothing in it can matter any more, never earlier
 
-local now, settle, run, lease = tonumber(ARGV[1]), tonumber(ARGV[2]), run_of(ARGV[3]), tonumber(ARGV[4])
+local now, settle, run, lease = now_of(ARGV[1]), tonumber(ARGV[2]), run_of(ARGV[3]), tonumber(ARGV[4])
 local replica, number, seen, text = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
-if now == 0 then
-  local time = redis.call("TIME")
-  now = time[1] * 1000000 + time[2]
-end
 
 -- A call that was sent to a server that stood still is carried out late; one from another clock seems sent long ago, or not yet.
 local DELAY_MAX = 60000000

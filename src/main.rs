@@ -27,10 +27,7 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
-        Command::Check { file, store: false } => Ok(cli::check::run(&file.into_path())?),
-        Command::Check { file, store: true } => {
-            Ok(runtime()?.block_on(cli::check::run_with_store(&file.into_path()))?)
-        }
+        Command::Check { file, store } => Ok(runtime()?.block_on(cli::check::run(&file.into_path(), store))?),
         Command::Schema => Ok(cli::schema::run()?),
         Command::Serve(file) => {
             runtime()?.block_on(weir::app::serve(&file.into_path()))?;

@@ -9,49 +9,43 @@ use crate::config::{self, Config};
 use crate::redis::RedisStore;
 use crate::telemetry::Metrics;
 
-/// Checks a file: a summary on standard output and success, or every problem on standard error and failure.
+/// Checks a file, and tries its store if asked to: a summary on standard output and success, or everything that is wrong on
+/// standard error and failure.
 ///
 /// # Errors
 /// When the output cannot be written.
-pub fn run(path: &Path) -> std::io::Result<ExitCode> {
-    match config::load(path) {
-        Ok(loaded) => {
-            writeln!(std::io::stdout().lock(), "{} is valid: {}", path.display(), summary(&loaded.config))?;
+pub async fn run(path: &Path, tries_store: bool) -> std::io::Result<ExitCode> {
+    let config = match config::load(path) {
+        Ok(loaded) => loaded.config,
+        Err(error) => {
+            writeln!(std::io::stderr(), "{error}")?;
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    writeln!(std::io::stdout(), "{} is valid: {}", path.display(), summary(&config))?;
+    if !tries_store {
+        return Ok(ExitCode::SUCCESS);
+    }
+    match try_store(&config.store).await {
+        Ok(found) => {
+            writeln!(std::io::stdout(), "{found}")?;
             Ok(ExitCode::SUCCESS)
         }
         Err(error) => {
-            writeln!(std::io::stderr().lock(), "{error}")?;
+            writeln!(std::io::stderr(), "the store does not work: {error}")?;
             Ok(ExitCode::FAILURE)
         }
     }
 }
 
-/// The same, and then tries the store: what it is and success, or what does not work and failure.
-///
-/// # Errors
-/// When the output cannot be written.
-pub async fn run_with_store(path: &Path) -> std::io::Result<ExitCode> {
-    let verdict = run(path)?;
-    let Ok(loaded) = config::load(path) else { return Ok(verdict) };
-    let Store::Redis(settings) = &loaded.config.store else {
-        writeln!(std::io::stdout().lock(), "the store is this process's memory: there is nothing to try")?;
-        return Ok(verdict);
+/// Does everything there that weir does.
+async fn try_store(store: &Store) -> Result<String, String> {
+    let Store::Redis(settings) = store else {
+        return Ok("the store is this process's memory: there is nothing to try".to_owned());
     };
-    let checked = match RedisStore::new(settings, Metrics::new().store()) {
-        Ok(store) => store.check().await.map_err(|error| error.to_string()),
-        Err(error) => Err(error.to_string()),
-    };
-    match checked {
-        Ok(server) => {
-            let addresses = settings.servers.addresses();
-            writeln!(std::io::stdout().lock(), "the store works: {server} at {addresses}")?;
-            Ok(verdict)
-        }
-        Err(error) => {
-            writeln!(std::io::stderr().lock(), "the store does not work: {error}")?;
-            Ok(ExitCode::FAILURE)
-        }
-    }
+    let store = RedisStore::new(settings, Metrics::new().store()).map_err(|error| error.to_string())?;
+    let server = store.check().await.map_err(|error| error.to_string())?;
+    Ok(format!("the store works: {server} at {}", settings.servers.addresses()))
 }
 
 /// `2 limiters, 3 routes, store redis at 127.0.0.1:6379`.

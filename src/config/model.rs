@@ -148,18 +148,22 @@ pub enum RedisServers {
     /// A Redis Cluster, by some of its nodes.
     Cluster(Vec<RedisNode>),
     /// A server that sentinels name.
-    Sentinel {
-        /// The sentinels, each with the user and password for itself.
-        nodes: Vec<RedisNode>,
-        /// What they call the server.
-        master: String,
-        /// For the server.
-        username: Option<String>,
-        /// For the server.
-        password: Option<Secret>,
-        /// On the server.
-        database: u16,
-    },
+    Sentinel(RedisSentinels),
+}
+
+/// Sentinels, and the server that they name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RedisSentinels {
+    /// The sentinels, each with the user and password for itself.
+    pub nodes: Vec<RedisNode>,
+    /// What they call the server.
+    pub master: String,
+    /// For the server.
+    pub username: Option<String>,
+    /// For the server.
+    pub password: Option<Secret>,
+    /// On the server.
+    pub database: u16,
 }
 
 impl RedisServers {
@@ -171,7 +175,9 @@ impl RedisServers {
         match self {
             RedisServers::One(node) => node.address.clone(),
             RedisServers::Cluster(nodes) => format!("cluster {}", list(nodes)),
-            RedisServers::Sentinel { nodes, master, .. } => format!("{master} of sentinels {}", list(nodes)),
+            RedisServers::Sentinel(RedisSentinels { nodes, master, .. }) => {
+                format!("{master} of sentinels {}", list(nodes))
+            }
         }
     }
 }

@@ -1,7 +1,6 @@
 //! The replicas that share a store: who they are, as the store last told, and so by how many a limit is divided while it
 //! is away.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
@@ -38,10 +37,9 @@ pub struct Replica {
 
 /// The replicas that share a store.
 pub(super) struct Fleet {
-    /// How many to assume before the store has been seen.
+    /// How many to assume at least, before the others can have said that they are there.
     assumed: u64,
-    /// How many there are; zero before.
-    size: AtomicU64,
+    start: Instant,
     me: Mutex<Replica>,
     /// When the store was last asked, and whom it named.
     seen: Mutex<Option<(Instant, Vec<Replica>)>>,
@@ -58,7 +56,7 @@ impl Fleet {
         };
         Fleet {
             assumed: assumed.max(1),
-            size: AtomicU64::new(0),
+            start: Instant::now(),
             me: Mutex::new(me),
             seen: Mutex::default(),
             changed: Notify::new(),
@@ -72,10 +70,16 @@ impl Fleet {
 
     /// By how many replicas a limit is divided.
     pub(super) fn size(&self) -> u64 {
-        match self.size.load(Ordering::Acquire) {
-            0 => self.assumed,
-            size => size,
+        let least = if self.is_new() { self.assumed } else { 1 };
+        match &*lock(&self.seen) {
+            Some((_, seen)) => (seen.len() as u64).max(least),
+            None => self.assumed,
         }
+    }
+
+    /// Whether those that were started with it may not have been seen yet.
+    fn is_new(&self) -> bool {
+        self.start.elapsed() < AT_FIRST
     }
 
     /// Takes another configuration, of which the others hear at once.
@@ -98,10 +102,7 @@ impl Fleet {
     /// Asks once.
     pub(super) async fn attend(&self, store: &dyn Store) {
         match store.attend(&self.me(), false).await {
-            Ok(seen) => {
-                self.size.store((seen.len() as u64).max(1), Ordering::Release);
-                *lock(&self.seen) = Some((Instant::now(), seen));
-            }
+            Ok(seen) => *lock(&self.seen) = Some((Instant::now(), seen)),
             // It stays so until somebody deletes what is there.
             Err(error @ StoreError::Unreadable(_)) => warn!(%error, "the fleet is not known"),
             // Counted and told by the store. Who was there is assumed to be there still.
@@ -111,9 +112,8 @@ impl Fleet {
 
     /// Asks for as long as it is polled.
     pub(super) async fn keep_attending(&self, store: &dyn Store) {
-        let start = Instant::now();
         loop {
-            let pause = if start.elapsed() < AT_FIRST { EVERY_AT_FIRST } else { EVERY };
+            let pause = if self.is_new() { EVERY_AT_FIRST } else { EVERY };
             tokio::select! {
                 () = sleep(pause) => {}
                 () = self.changed.notified() => {}

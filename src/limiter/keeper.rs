@@ -9,8 +9,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use futures_util::future::ready;
-use futures_util::stream::{self, StreamExt, TryStreamExt};
+use futures_util::stream::{self, StreamExt};
 use tokio::time::{Duration, Instant, sleep};
 use tracing::{debug, warn};
 
@@ -107,19 +106,29 @@ impl Keeper {
             let write = WriteBack { replica, unknown, number: epoch, known: epoch, seen, sent, entries };
             store.write_back(&subject, &write).await
         });
-        stream::iter(writes).buffer_unordered(WRITES_MAX).try_for_each(|_| ready(Ok(()))).await?;
+        // One that fails does not keep the others from it.
+        let written: Vec<Result<Epoch, _>> =
+            stream::iter(writes).buffer_unordered(WRITES_MAX).collect().await;
+        for error in written.into_iter().filter_map(Result::err) {
+            match error {
+                // It stays so until somebody deletes what is there, and begins anew with that.
+                StoreError::Unreadable(_) => warn!(%error, "cannot write back"),
+                error => return Err(error),
+            }
+        }
         self.written = epoch;
         Ok(())
     }
 }
 
 /// Tells the store what was granted while it was away, before it is asked for anything else. Nothing is said twice, and what
-/// fails is said again.
+/// fails is said again. A limiter whose key holds something else does not keep the others from being heard.
 pub(super) async fn say(home: &Home, subjects: &[Subject], fallback: &Fallback) -> Result<(), StoreError> {
     if !home.ledger.has_unsaid() {
         return Ok(());
     }
-    for subject in subjects {
+    let mut heard = Ok(());
+    'subjects: for subject in subjects {
         while let Some(saying) = home.ledger.say(subject, fallback.clock.now()) {
             let (now, number) = (fallback.clock.now(), saying.number);
             let since = saying.entries.first().map_or(Micros::ZERO, |entry| now - entry.at);
@@ -132,11 +141,17 @@ pub(super) async fn say(home: &Home, subjects: &[Subject], fallback: &Fallback) 
                 sent: home.clock.heard().map_or(Micros::ZERO, |clock| clock.latest(Instant::now())),
                 entries: saying.entries.iter().map(|entry| (ago(now, entry.at), entry.permits)).collect(),
             };
-            let heard = home.store.write_back(subject, &write).await?;
-            home.ledger.said(subject, number, heard.now, now);
+            match home.store.write_back(subject, &write).await {
+                Ok(Epoch { now: store_now, .. }) => home.ledger.said(subject, number, store_now, now),
+                Err(error @ StoreError::Unreadable(_)) => {
+                    heard = Err(error);
+                    continue 'subjects;
+                }
+                Err(error) => return Err(error),
+            }
         }
     }
-    Ok(())
+    heard
 }
 
 /// How many microseconds an instant lies before another; less than zero: after it.

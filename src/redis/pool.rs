@@ -17,6 +17,9 @@ use tokio::sync::Mutex;
 use super::servers::{Connection, RedisSetupError, Servers};
 use crate::config::model;
 
+/// A connection to a Cluster asks some nodes which there are, and then greets them all; of each some may stand still.
+const CLUSTER_STEPS_MAX: u32 = 4;
+
 /// Why there is no connection.
 pub(super) type NoConnection = PoolError<RedisError>;
 
@@ -42,11 +45,13 @@ impl Connections {
         let size = settings.pool_size.max(1) as usize;
         let connect_timeout = connect_timeout(settings.timeout);
         let servers = Servers::new(settings, connect_timeout)?;
+        let create_timeout = connect_timeout * if servers.are_cluster() { CLUSTER_STEPS_MAX } else { 1 };
         let pool = Pool::builder(servers)
-            .max_size(size)
+            // On a Cluster the next one is made before the last one goes.
+            .max_size(2 * size)
             .runtime(Runtime::Tokio1)
             .wait_timeout(Some(connect_timeout))
-            .create_timeout(Some(connect_timeout))
+            .create_timeout(Some(create_timeout))
             .recycle_timeout(Some(settings.timeout))
             .build()
             .map_err(|error| RedisSetupError::Address(error.to_string()))?;
@@ -70,12 +75,19 @@ impl Connections {
         making.await.unwrap_or(Err(PoolError::Closed))
     }
 
-    /// Throws this owner's connection away.
+    /// Throws this owner's connection away. One to a Cluster leads to many nodes, and mends itself where one of them is gone; but
+    /// it may not notice that. It is used for as long as another one is being made, which knows the nodes as they are by then.
     pub(super) fn replace(&self, owner: &impl Hash) {
-        self.inner.places[self.inner.place(owner)].replace();
+        let place = self.inner.place(owner);
+        if self.servers().are_cluster() {
+            let inner = self.inner.clone();
+            tokio::spawn(async move { inner.renew(place).await });
+        } else {
+            self.inner.places[place].replace();
+        }
     }
 
-    /// Throws all connections away: each may lead to a server that is gone without a word.
+    /// Throws all connections to a server away: each may lead to one that is gone without a word.
     pub(super) fn replace_all(&self) {
         self.inner.places.iter().for_each(Place::replace);
     }
@@ -99,6 +111,17 @@ impl Inner {
         let connection = Connection::clone(&made);
         place.kept.store(Some(Arc::new(made)));
         Ok(connection)
+    }
+
+    /// Makes another connection, if nobody does.
+    async fn renew(&self, place: usize) {
+        let place = &self.places[place];
+        let Ok(_making) = place.making.try_lock() else { return };
+        // What cannot be made now is tried again when the last one fails again.
+        if let Ok(made) = self.pool.get().await {
+            place.replace();
+            place.kept.store(Some(Arc::new(made)));
+        }
     }
 }
 

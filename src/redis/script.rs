@@ -45,7 +45,7 @@ impl Script {
 
     /// Tells the fleet of a replica.
     pub(super) fn attend() -> Script {
-        Script::new(include_str!("../../lua/attend.lua"))
+        Script::new(source!("../../lua/attend.lua"))
     }
 
     fn new(source: &'static str) -> Script {

@@ -11,14 +11,14 @@ use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
 use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{
-    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ErrorKind, IntoConnectionInfo, Pipeline, RedisError,
-    RedisFuture, ServerErrorKind, TlsCertificates, TlsMode, Value,
+    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisFuture,
+    ServerErrorKind, TlsCertificates, TlsMode, Value,
 };
 use tokio::sync::Mutex;
 use tokio::time::Duration;
 
 use super::explain::unfit;
-use crate::config::model::{RedisNode, RedisServers, RedisStore, RedisTls};
+use crate::config::model::{RedisNode, RedisSentinels, RedisServers, RedisStore, RedisTls};
 
 /// How often a command of a Cluster is sent again where its slot has moved or its node is gone; each within its deadline.
 const CLUSTER_RETRIES: u32 = 4;
@@ -26,10 +26,6 @@ const CLUSTER_RETRIES: u32 = 4;
 /// The pauses between them, in milliseconds.
 const CLUSTER_RETRY_MIN: u64 = 10;
 const CLUSTER_RETRY_MAX: u64 = 200;
-
-/// The deadline of a call is kept by the store, so that a late answer is not mistaken for a broken connection; this one is for
-/// the client library, which knows no call without.
-const NO_DEADLINE: Duration = Duration::from_secs(3600);
 
 /// What is known of the run where there are many servers: a script finds out by itself where it is.
 const ASK_THERE: &str = "?";
@@ -79,55 +75,19 @@ impl Servers {
         let certificates = certificates(&settings.tls)?;
         let place = match &settings.servers {
             RedisServers::One(node) => Place::One(client(node, certificates.as_ref())?),
-            RedisServers::Sentinel { nodes, master, username, password, database } => {
-                let mut builder_for = |first: usize| {
-                    let mut infos = Vec::new();
-                    for node in nodes {
-                        infos.push(client(node, None)?.get_connection_info().clone());
-                    }
-                    infos.rotate_left(first);
-                    let user = infos.first().map(|info| info.redis_settings().clone());
-                    let unusable = |error: RedisError| unusable(&settings.servers.addresses(), &error);
-                    let addresses = infos.iter().map(|info| info.addr().clone());
-                    let mut builder =
-                        SentinelClientBuilder::new(addresses, master, SentinelServerType::Master)
-                            .map_err(unusable)?;
-                    if let Some(user) = user {
-                        if let Some(name) = user.username() {
-                            builder = builder.set_client_to_sentinel_username(name);
-                        }
-                        if let Some(password) = user.password() {
-                            builder = builder.set_client_to_sentinel_password(password);
-                        }
-                    }
-                    if let Some(username) = username {
-                        builder = builder.set_client_to_redis_username(username);
-                    }
-                    if let Some(password) = password {
-                        builder = builder.set_client_to_redis_password(password.reveal());
-                    }
-                    builder = builder.set_client_to_redis_db(i64::from(*database));
-                    if is_encrypted(nodes) {
-                        builder = builder
-                            .set_client_to_redis_tls_mode(TlsMode::Secure)
-                            .set_client_to_sentinel_tls_mode(TlsMode::Secure);
-                    }
-                    if let Some(certificates) = &certificates {
-                        builder = builder
-                            .set_client_to_redis_certificates(certificates.clone())
-                            .set_client_to_sentinel_certificates(certificates.clone());
-                    }
-                    builder.build().map(Mutex::new).map_err(unusable)
-                };
-                let clients = (0..nodes.len()).map(&mut builder_for).collect::<Result<_, _>>()?;
-                Place::Sentinel { clients, first: AtomicUsize::new(0) }
+            RedisServers::Sentinel(sentinels) => {
+                let clients = (0..sentinels.nodes.len())
+                    .map(|first| sentinel_client(sentinels, first, certificates.as_ref()).map(Mutex::new));
+                Place::Sentinel { clients: clients.collect::<Result<_, _>>()?, first: AtomicUsize::new(0) }
             }
             RedisServers::Cluster(nodes) => {
                 let clients = nodes.iter().map(|node| client(node, certificates.as_ref()));
                 let urls: Vec<&str> = nodes.iter().map(|node| node.url.reveal()).collect();
                 let mut builder = ClusterClientBuilder::new(urls)
                     .connection_timeout(connect_timeout)
-                    .response_timeout(NO_DEADLINE)
+                    // The deadline of a call is kept by the store. This one is for the client library's own questions, before
+                    // whose answers no call goes on: a node that stands still would keep them all.
+                    .response_timeout(connect_timeout)
                     .overall_response_timeout(None)
                     .retries(CLUSTER_RETRIES)
                     .min_retry_wait(CLUSTER_RETRY_MIN)
@@ -148,6 +108,11 @@ impl Servers {
             .set_connection_timeout(Some(connect_timeout))
             .set_response_timeout(None);
         Ok(Servers { place, config })
+    }
+
+    /// Whether they are the nodes of a Cluster.
+    pub(super) fn are_cluster(&self) -> bool {
+        matches!(self.place, Place::Cluster { .. })
     }
 
     /// A connection that hears what is published.
@@ -277,17 +242,55 @@ fn unusable(address: &str, error: &RedisError) -> RedisSetupError {
 }
 
 fn client(node: &RedisNode, certificates: Option<&TlsCertificates>) -> Result<Client, RedisSetupError> {
-    let made = match certificates {
+    match certificates {
         Some(certificates) => Client::build_with_tls(node.url.reveal(), certificates.clone())
-            .map_err(|error| RedisSetupError::Tls(error.category().to_owned()))?,
-        None => Client::open(node.url.reveal()).map_err(|error| unusable(&node.address, &error))?,
-    };
-    // A second look, as a connection has it: what cannot be used is told now.
-    made.get_connection_info()
-        .clone()
-        .into_connection_info()
-        .map_err(|error| unusable(&node.address, &error))?;
-    Ok(made)
+            .map_err(|error| RedisSetupError::Tls(error.category().to_owned())),
+        None => Client::open(node.url.reveal()).map_err(|error| unusable(&node.address, &error)),
+    }
+}
+
+/// A client for the server that sentinels name, which asks the one in place `first` before the others.
+fn sentinel_client(
+    sentinels: &RedisSentinels,
+    first: usize,
+    certificates: Option<&TlsCertificates>,
+) -> Result<SentinelClient, RedisSetupError> {
+    let RedisSentinels { nodes, master, username, password, database } = sentinels;
+    let unusable = |error: RedisError| unusable(master, &error);
+    let infos: Result<Vec<_>, _> =
+        nodes.iter().map(|node| Ok(client(node, None)?.get_connection_info().clone())).collect();
+    let mut infos = infos?;
+    infos.rotate_left(first);
+    let addresses = infos.iter().map(|info| info.addr().clone());
+    let mut builder = SentinelClientBuilder::new(addresses, master, SentinelServerType::Master)
+        .map_err(unusable)?
+        .set_client_to_redis_db(i64::from(*database));
+    // The client library has one user for all sentinels.
+    if let Some(user) = infos.first().map(|info| info.redis_settings()) {
+        if let Some(name) = user.username() {
+            builder = builder.set_client_to_sentinel_username(name);
+        }
+        if let Some(password) = user.password() {
+            builder = builder.set_client_to_sentinel_password(password);
+        }
+    }
+    if let Some(username) = username {
+        builder = builder.set_client_to_redis_username(username);
+    }
+    if let Some(password) = password {
+        builder = builder.set_client_to_redis_password(password.reveal());
+    }
+    if is_encrypted(nodes) {
+        builder = builder
+            .set_client_to_redis_tls_mode(TlsMode::Secure)
+            .set_client_to_sentinel_tls_mode(TlsMode::Secure);
+    }
+    if let Some(certificates) = certificates {
+        builder = builder
+            .set_client_to_redis_certificates(certificates.clone())
+            .set_client_to_sentinel_certificates(certificates.clone());
+    }
+    builder.build().map_err(unusable)
 }
 
 fn is_encrypted(nodes: &[RedisNode]) -> bool {

@@ -218,18 +218,12 @@ impl RedisStore {
 
     /// Asks whether the server is there, by a heartbeat where that is possible: it must be able to write, too.
     async fn ping(&self) -> Result<(), StoreError> {
-        let started = Instant::now();
-        let attempt = async {
-            let command = |run: &str| match &self.part.epoch {
-                Some(epoch) => self.heartbeat(epoch, run, 0, true),
-                None => redis::cmd("PING"),
-            };
-            self.attempt(StoreOp::Ping, "ping", command).await.map(drop)
+        let command = |run: &str| match &self.part.epoch {
+            Some(epoch) => self.heartbeat(epoch, run, 0, true),
+            None => redis::cmd("PING"),
         };
-        let timeout_after = connect_timeout(self.shared.timeout);
-        let result = timeout(timeout_after, attempt).await.unwrap_or(Err(StoreError::Timeout(timeout_after)));
-        self.record(StoreOp::Ping, started, &result);
-        result
+        let attempt = self.attempt(StoreOp::Ping, "ping", command);
+        self.timed(StoreOp::Ping, connect_timeout(self.shared.timeout), attempt).await.map(drop)
     }
 
     /// A probe writes in any case: a server without memory left, or that is no primary, still reads.
@@ -249,12 +243,7 @@ impl RedisStore {
         if !self.part.health.is_up() {
             return Err(StoreError::Away);
         }
-        let started = Instant::now();
-        let after = self.shared.timeout;
-        let attempt = timeout(after, self.attempt(op, owner, command)).await;
-        let result = attempt.unwrap_or(Err(StoreError::Timeout(after)));
-        self.record(op, started, &result);
-        result
+        self.timed(op, self.shared.timeout, self.attempt(op, owner, command)).await
     }
 
     /// Makes a call that goes on when nobody waits for it any more: what it books must not be lost.
@@ -267,23 +256,42 @@ impl RedisStore {
         if !self.part.health.is_up() {
             return Err((StoreError::Away, None));
         }
-        let (started, after, store) = (Instant::now(), self.shared.timeout, self.clone());
+        let store = self.clone();
         let mut attempt = async move { store.attempt(op, owner.as_str(), command).await }.boxed();
-        let attempted = timeout(after, &mut attempt).await;
-        let is_late = attempted.is_err();
-        let result = attempted.unwrap_or(Err(StoreError::Timeout(after)));
+        let result = self.timed(op, self.shared.timeout, &mut attempt).await;
+        result.map_err(|error| {
+            let late = async move { timeout(LATE_MAX, attempt).await.ok()?.ok() };
+            let is_late = matches!(error, StoreError::Timeout(_));
+            (error, is_late.then(|| late.boxed()))
+        })
+    }
+
+    /// Waits for a call until its deadline, and keeps what became of it.
+    async fn timed(
+        &self,
+        op: StoreOp,
+        deadline: Duration,
+        attempt: impl Future<Output = Result<Value, StoreError>>,
+    ) -> Result<Value, StoreError> {
+        let started = Instant::now();
+        let result = timeout(deadline, attempt).await.unwrap_or(Err(StoreError::Timeout(deadline)));
         self.record(op, started, &result);
-        let late = async move { timeout(LATE_MAX, attempt).await.ok()?.ok() };
-        result.map_err(|error| (error, is_late.then(|| late.boxed())))
+        result
+    }
+
+    /// Whose connection a call goes by: on a Cluster all calls for a group go by one.
+    fn owner<'a>(&'a self, caller: &'a str) -> &'a str {
+        let group = self.part.epoch.as_deref().filter(|_| self.shared.is_cluster);
+        group.unwrap_or(caller)
     }
 
     async fn attempt(
         &self,
         op: StoreOp,
-        owner: &str,
+        caller: &str,
         command: impl Fn(&str) -> Cmd,
     ) -> Result<Value, StoreError> {
-        let script = self.shared.script(op);
+        let (script, owner) = (self.shared.script(op), self.owner(caller));
         let (started, mut is_repeated) = (Instant::now(), false);
         loop {
             let got = self.shared.connections.get(&owner).await;
@@ -307,7 +315,7 @@ impl RedisStore {
         }
     }
 
-    fn record<T>(&self, op: StoreOp, started: Instant, result: &Result<T, StoreError>) {
+    fn record(&self, op: StoreOp, started: Instant, result: &Result<Value, StoreError>) {
         let told = match result {
             Ok(_) => StoreResult::Ok,
             Err(StoreError::Timeout(_)) => StoreResult::Timeout,
@@ -323,8 +331,12 @@ impl RedisStore {
             Err(StoreError::Unreadable(_)) if !matches!(op, StoreOp::Epoch | StoreOp::Ping) => {}
             Err(error) => {
                 // A server that is gone without a word is found again, or another in its place, by new connections.
-                if self.part.health.failed(&error.to_string()) {
+                let opens = self.part.health.failed(&error.to_string());
+                let is_away = matches!(error, StoreError::Timeout(_) | StoreError::Connection(_));
+                if opens && !self.shared.is_cluster {
                     self.shared.connections.replace_all();
+                } else if opens || (op == StoreOp::Ping && is_away) {
+                    self.shared.connections.replace(&self.owner("ping"));
                 }
             }
         }

@@ -137,6 +137,22 @@ async fn a_cluster_loses_a_primary() {
     .await;
 }
 
+/// Its connections stay open, and the others of the Cluster answer all the time.
+#[tokio::test]
+async fn a_primary_of_a_cluster_freezes() {
+    lane::alone(async || {
+        let mut cluster = Cluster::start().await;
+        let fleet = Fleet::start(&cluster.store(), "reject").await;
+        cluster.freeze_primary_of(KEY).await;
+        cluster.wait_for_primary_of(KEY).await;
+        fleet.recovers(Instant::now()).await;
+        // It comes back, and with it what was on its way to it.
+        cluster.thaw().await;
+        fleet.judge().await;
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_slot_of_a_cluster_moves() {
     lane::alone(async || {

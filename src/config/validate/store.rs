@@ -6,7 +6,7 @@ use url::Url;
 
 use super::place::At;
 use super::{Check, MILLISECOND, MINUTE};
-use crate::config::model::{RedisNode, RedisServers, RedisStore, RedisTls, Secret, Store};
+use crate::config::model::{RedisNode, RedisSentinels, RedisServers, RedisStore, RedisTls, Secret, Store};
 use crate::config::schema;
 
 const PORT: u16 = 6379;
@@ -83,13 +83,13 @@ fn sentinel(check: &mut Check<'_>, given: &schema::Sentinel, at: &At<'_>) -> Opt
     }
     let database = check.count(given.database, 0, 0..=65_535, &at.key("database"));
     let (nodes, encrypted) = nodes?;
-    let servers = RedisServers::Sentinel {
+    let servers = RedisServers::Sentinel(RedisSentinels {
         nodes,
         master: given.master.clone(),
         username: given.username.clone(),
         password: given.password.as_deref().filter(|password| !password.is_empty()).map(Secret::new),
         database: u16::try_from(database?).ok()?,
-    };
+    });
     Some((servers, encrypted))
 }
 

@@ -33,6 +33,8 @@ const FAILOVER_DEADLINE: Duration = Duration::from_secs(30);
 pub(crate) struct Cluster {
     /// Those that run: first the primaries, as they were at the start.
     nodes: Vec<RedisServer>,
+    /// One that stands still, and does not count as running.
+    frozen: Option<RedisServer>,
     /// weir is told of these, whether they run or not.
     seeds: Vec<u16>,
 }
@@ -54,7 +56,7 @@ impl Cluster {
             nodes.push(RedisServer::start_part(port_with_bus, &NODE).await);
         }
         let seeds = nodes[..PRIMARIES].iter().map(RedisServer::port).collect();
-        let cluster = Cluster { nodes, seeds };
+        let cluster = Cluster { nodes, frozen: None, seeds };
         cluster.introduce().await;
         cluster.assign().await;
         eventually("a cluster in order", FAILOVER_DEADLINE, async || cluster.is_whole().await).await;
@@ -145,10 +147,28 @@ impl Cluster {
 
     /// Kills the primary that serves the key's slot. Returns its port.
     pub(crate) async fn kill_primary_of(&mut self, key: &str) -> u16 {
+        self.take_primary_of(key).await.port()
+    }
+
+    /// Stops the primary that serves the key's slot in the middle of whatever it does.
+    pub(crate) async fn freeze_primary_of(&mut self, key: &str) {
+        let primary = self.take_primary_of(key).await;
+        primary.freeze(true);
+        self.frozen = Some(primary);
+    }
+
+    /// Lets the one that was frozen go on, and waits until it follows whoever has taken its place.
+    pub(crate) async fn thaw(&mut self) {
+        let node = self.frozen.take().expect("a node was frozen");
+        node.freeze(false);
+        eventually("it follows", FAILOVER_DEADLINE, async || node.is_linked().await).await;
+        self.nodes.push(node);
+    }
+
+    async fn take_primary_of(&mut self, key: &str) -> RedisServer {
         let port = self.owner_port(key).await;
         let index = self.nodes.iter().position(|node| node.port() == port).expect("the primary runs");
-        drop(self.nodes.remove(index));
-        port
+        self.nodes.remove(index)
     }
 
     /// Waits until all nodes that run find everything in order, and have the same primary, which runs, serve the key's
