@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use crate::config::model::Store;
 use crate::config::{self, Config};
-use crate::redis::RedisStore;
+use crate::redis::{Checked, RedisStore};
 use crate::telemetry::Metrics;
 
 /// Checks a file, and tries its store if asked to: a summary on standard output and success, or everything that is wrong on
@@ -44,8 +44,9 @@ async fn try_store(store: &Store) -> Result<String, String> {
         return Ok("the store is this process's memory: there is nothing to try".to_owned());
     };
     let store = RedisStore::new(settings, Metrics::new().store()).map_err(|error| error.to_string())?;
-    let server = store.check().await.map_err(|error| error.to_string())?;
-    Ok(format!("the store works: {server} at {}", settings.servers.addresses()))
+    let Checked { server, caution } = store.check().await.map_err(|error| error.to_string())?;
+    let caution = caution.map(|caution| format!("\nbut {caution}")).unwrap_or_default();
+    Ok(format!("the store works: {server} at {}{caution}", settings.servers.addresses()))
 }
 
 /// `2 limiters, 3 routes, store redis at 127.0.0.1:6379`.

@@ -52,9 +52,7 @@ const NOT_ONE_SERVER: &str =
 
 /// Why a server that calls itself this in `INFO server` cannot be used; `None` if it can. `has_parts`: as a part of a Cluster.
 pub(super) fn unfit(info: &str, has_parts: bool) -> Option<String> {
-    let field = |name: &str| {
-        info.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':')).unwrap_or_default()
-    };
+    let field = |name| field(info, name).unwrap_or_default();
     let version = field("redis_version");
     let mut numbers = version.split('.').map_while(|number| number.parse::<u32>().ok());
     let is_old = matches!((numbers.next(), numbers.next()), (Some(major), Some(minor)) if (major, minor) < VERSION_MIN);
@@ -67,11 +65,26 @@ pub(super) fn unfit(info: &str, has_parts: bool) -> Option<String> {
 
 /// What a server calls itself in `INFO server`.
 pub(super) fn version(info: &str) -> Option<String> {
-    let field = |name: &str| info.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':'));
-    match field("valkey_version") {
+    match field(info, "valkey_version") {
         Some(version) => Some(format!("Valkey {version}")),
-        None => field("redis_version").map(|version| format!("Redis {version}")),
+        None => field(info, "redis_version").map(|version| format!("Redis {version}")),
     }
+}
+
+/// What is wrong with a server that forgets single keys when it is full, by its `INFO memory`.
+pub(super) fn evicts(info: &str) -> Option<String> {
+    let policy = field(info, "maxmemory_policy")?;
+    let may_be_full = field(info, "maxmemory").is_some_and(|bytes| bytes != "0");
+    (may_be_full && policy != "noeviction").then(|| {
+        format!(
+            "when it is full it forgets keys, and with them what was used of a limit \
+             (maxmemory-policy {policy}): set it to noeviction"
+        )
+    })
+}
+
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':'))
 }
 
 #[cfg(test)]
@@ -94,6 +107,14 @@ mod tests {
         assert_eq!(unfit(&redis("7.0.15", "cluster"), true), None);
         assert_eq!(unfit("", false), None, "who must not ask is not judged");
         assert_eq!(version(&redis("7.0.15", "x")).unwrap(), "Redis 7.0.15");
+        let memory = |maxmemory: &str, policy: &str| {
+            evicts(&format!("# Memory\r\nmaxmemory:{maxmemory}\r\nmaxmemory_policy:{policy}\r\n"))
+        };
+        assert_eq!(
+            [memory("0", "allkeys-lru"), memory("1000", "noeviction"), evicts("")],
+            [None, None, None]
+        );
+        assert!(memory("1000", "volatile-ttl").unwrap().contains("(maxmemory-policy volatile-ttl)"));
         assert_eq!(version("redis_version:7.2.4\r\nvalkey_version:8.1.0\r\n").unwrap(), "Valkey 8.1.0");
     }
 }

@@ -22,4 +22,4 @@ pub mod store;
 mod twin;
 
 pub use servers::RedisSetupError;
-pub use store::RedisStore;
+pub use store::{Checked, RedisStore};

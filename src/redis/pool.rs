@@ -13,6 +13,7 @@ use deadpool::Runtime;
 use deadpool::managed::{Object, Pool, PoolError};
 use redis::RedisError;
 use tokio::sync::Mutex;
+use tokio_util::task::TaskTracker;
 
 use super::servers::{Connection, RedisSetupError, Servers};
 use crate::config::model;
@@ -32,6 +33,8 @@ pub(super) struct Connections {
 struct Inner {
     pool: Pool<Servers>,
     places: Vec<Place>,
+    /// Where the next connections are made.
+    renewals: TaskTracker,
 }
 
 #[derive(Default)]
@@ -56,7 +59,7 @@ impl Connections {
             .build()
             .map_err(|error| RedisSetupError::Address(error.to_string()))?;
         let places = (0..size).map(|_| Place::default()).collect();
-        Ok(Connections { inner: Arc::new(Inner { pool, places }) })
+        Ok(Connections { inner: Arc::new(Inner { pool, places, renewals: TaskTracker::new() }) })
     }
 
     /// What makes a connection that is not for calls.
@@ -81,7 +84,7 @@ impl Connections {
         let place = self.inner.place(owner);
         if self.servers().are_cluster() {
             let inner = self.inner.clone();
-            tokio::spawn(async move { inner.renew(place).await });
+            self.inner.renewals.spawn(async move { inner.renew(place).await });
         } else {
             self.inner.places[place].replace();
         }

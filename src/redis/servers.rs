@@ -138,7 +138,7 @@ impl managed::Manager for Servers {
     async fn create(&self) -> Result<Connection, RedisError> {
         let mut wire = self.connect().await?;
         let has_parts = matches!(wire, Wire::Cluster(_));
-        let info = if has_parts { String::new() } else { server_of(&mut wire).await? };
+        let info = if has_parts { String::new() } else { info_of(&mut wire, "server").await? };
         if let Some(why) = unfit(&info, has_parts) {
             return Err((ErrorKind::InvalidClientConfig, "unfit", why).into());
         }
@@ -177,8 +177,8 @@ fn pick<'a, T>(of: &'a [T], first: &AtomicUsize) -> &'a T {
 }
 
 /// What a server says of itself; nothing to a user who must not ask, or from a server that does not know how.
-pub(super) async fn server_of(wire: &mut Wire) -> Result<String, RedisError> {
-    match redis::cmd("INFO").arg("server").query_async(wire).await {
+pub(super) async fn info_of(wire: &mut Wire, section: &str) -> Result<String, RedisError> {
+    match redis::cmd("INFO").arg(section).query_async(wire).await {
         // Any other error passes; a connection of an unknown run would stay.
         Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) || is_unknown(&error) => {
             Ok(String::new())

@@ -24,12 +24,12 @@ use crate::limiter::store::{
 };
 use crate::limiter::{COUNTS_FOR, Replica};
 use crate::redis::announcements::Announcements;
-use crate::redis::explain::{explain, version};
+use crate::redis::explain::{evicts, explain, version};
 use crate::redis::health::{Circuits, Health};
 use crate::redis::keys;
 use crate::redis::pool::{Connections, NoConnection, connect_timeout};
 use crate::redis::script::Script;
-use crate::redis::servers::{RedisSetupError, Wire, server_of};
+use crate::redis::servers::{RedisSetupError, Wire, info_of};
 use crate::telemetry::{StoreMetrics, StoreOp, StoreResult};
 
 /// Two heartbeats of a worker and a margin: by then every replica has heard of changed limits.
@@ -105,6 +105,14 @@ struct Part {
     epoch: Option<String>,
 }
 
+/// A store that works.
+pub struct Checked {
+    /// What it is, and in which version.
+    pub server: String,
+    /// What may go wrong all the same, and what to do about it.
+    pub caution: Option<String>,
+}
+
 impl RedisStore {
     /// A store on the configured servers, which are not asked yet.
     ///
@@ -139,20 +147,24 @@ impl RedisStore {
         Ok(RedisStore { shared, part })
     }
 
-    /// Tries everything that weir does there, on keys of its own that go by themselves, and tells what server that is.
+    /// Tries everything that weir does there, on keys of its own that go by themselves.
     ///
     /// # Errors
     /// What does not work, and what to do about it.
-    pub async fn check(&self) -> Result<String, StoreError> {
+    pub async fn check(&self) -> Result<Checked, StoreError> {
         const GROUP: &str = "weir-check";
         let patience = connect_timeout(self.shared.timeout);
         self.ping().await?;
         let connected = self.shared.connections.get(&"ping").await;
         let mut connection = connected.map_err(|error| self.lost(&error))?;
-        let info = match &mut connection.wire {
+        let refused = |error: RedisError| StoreError::Refused(explain(&error));
+        let (server, memory) = match &mut connection.wire {
             // Every node has the same version, or will have.
-            Wire::Cluster(_) => String::new(),
-            wire => server_of(wire).await.map_err(|error| StoreError::Refused(explain(&error)))?,
+            Wire::Cluster(_) => (String::new(), String::new()),
+            wire => (
+                info_of(wire, "server").await.map_err(refused)?,
+                info_of(wire, "memory").await.map_err(refused)?,
+            ),
         };
         let part = self.part(GROUP).unwrap_or_else(|| Arc::new(self.clone()));
         let name = LimiterName::parse(GROUP).ok_or(NO_PART)?;
@@ -179,12 +191,12 @@ impl RedisStore {
         // Nobody understands it. A script that may not publish goes on without.
         let mut publish = redis::cmd("PUBLISH");
         publish.arg(self.shared.announcements.channel()).arg("");
-        let published = publish.exec_async(&mut connection.wire).await;
-        published.map_err(|error| StoreError::Refused(explain(&error)))?;
+        publish.exec_async(&mut connection.wire).await.map_err(refused)?;
         let subscribe = self.shared.announcements.try_out();
         let subscribed = timeout(patience, subscribe).await.map_err(|_| StoreError::Timeout(patience))?;
-        subscribed.map_err(|error| StoreError::Refused(explain(&error)))?;
-        Ok(version(&info).unwrap_or_else(|| "Redis".to_owned()))
+        subscribed.map_err(refused)?;
+        let server = version(&server).unwrap_or_else(|| "Redis".to_owned());
+        Ok(Checked { server, caution: evicts(&memory) })
     }
 
     /// Hears what other replicas announce, until `shutdown`.

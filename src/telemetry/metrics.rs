@@ -64,6 +64,7 @@ pub(super) struct Families {
     config_reloads_total: IntCounterVec,
     config_last_reload_successful: IntGauge,
     config_last_success_timestamp_seconds: Gauge,
+    tasks: IntGauge,
 }
 
 impl Families {
@@ -108,6 +109,8 @@ impl Families {
                 "1 if the last attempt to take up a configuration succeeded.", &[])),
             config_last_success_timestamp_seconds: seconds(registry, "weir_config_last_success_timestamp_seconds",
                 "When a configuration was last taken up, since the Unix epoch."),
+            tasks: only(&gauges(registry, "weir_tasks",
+                "Asynchronous tasks: one for each connection and live queue, and a few more.", &[])),
         }
     }
 }
@@ -131,6 +134,10 @@ impl Metrics {
 
     /// Everything in Prometheus's text format, families and series in the order of their names.
     pub fn render(&self) -> String {
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let tasks = runtime.metrics().num_alive_tasks();
+            self.shared.families.tasks.set(i64::try_from(tasks).unwrap_or(i64::MAX));
+        }
         let mut text = String::new();
         if let Err(error) = TextEncoder::new().encode_utf8(&self.shared.registry.gather(), &mut text) {
             tracing::warn!(%error, "metrics are incomplete");
@@ -311,7 +318,7 @@ mod tests {
             permits_total queue_wait_seconds queue_waiting queue_capacity slot_lateness_seconds \
             limiter_limit_permits limiter_available_permits limiter_paused store_calls_total \
             store_call_duration_seconds store_batch_size store_up config_reloads_total \
-            config_last_reload_successful config_last_success_timestamp_seconds build_info";
+            config_last_reload_successful config_last_success_timestamp_seconds build_info tasks";
         for name in named.split_whitespace() {
             assert!(text.contains(&format!("# TYPE weir_{name} ")), "weir_{name} is missing");
         }

@@ -65,6 +65,12 @@ async fn what_is_wrong_with_a_store_is_said_in_one_line() {
         assert!(!said.contains("right@") && !said.contains("wrong"), "{said}");
     }
 
+    // One that forgets what it pleases.
+    plain.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru", "maxmemory", "1gb"]).await;
+    let (is_success, said) = check(&url(&plain, "")).await;
+    assert!(is_success && said.starts_with(works), "{said}");
+    assert!(said.contains("\nbut when it is full it forgets keys") && said.contains("allkeys-lru"), "{said}");
+
     // A replica, which must be read from alone.
     plain.command(&["REPLICAOF", "127.0.0.1", &locked.port().to_string()]).await;
     let (is_success, said) = check(&url(&plain, "")).await;

@@ -17,8 +17,7 @@ const SECONDS: u64 = 45;
 const BETWEEN: Duration = Duration::from_secs(6);
 const CLIENTS: usize = 15;
 /// What a replica may hold beyond what it held before the load: connections kept open to upstream and Redis.
-const FILES_MORE: usize = 60;
-const BYTES_MORE: u64 = 64 * 1024 * 1024;
+const MORE: Held = Held { files: 60, tasks: 20, bytes: 64 * 1024 * 1024 };
 
 /// Each limiter's path, its permits, and the window in which no more are used.
 const LIMITS: [(&str, usize, Duration); 3] = [
@@ -69,14 +68,35 @@ impl Dice {
     }
 }
 
+/// What a replica holds.
+#[derive(Clone, Copy, Default, Debug)]
+struct Held {
+    files: usize,
+    tasks: usize,
+    bytes: u64,
+}
+
+impl Held {
+    async fn by(weir: &Weir) -> Held {
+        let tasks = weir.metrics().await.sum("weir_tasks", &[]);
+        Held { files: weir.open_files(), tasks: tasks as usize, bytes: weir.rss_bytes() }
+    }
+
+    fn is_within(&self, before: Held) -> bool {
+        self.files <= before.files + MORE.files
+            && self.tasks <= before.tasks + MORE.tasks
+            && self.bytes <= before.bytes + MORE.bytes
+    }
+}
+
 struct Soak {
     redis: Option<RedisServer>,
     upstream: Upstream,
     config: String,
     replicas: Vec<Weir>,
     loads: Vec<Vec<Load>>,
-    /// Open files and resident bytes of a replica that has just started.
-    idle: (usize, u64),
+    /// What a replica holds that has just started.
+    idle: Held,
 }
 
 impl Soak {
@@ -100,7 +120,7 @@ impl Soak {
             config,
             replicas: Vec::new(),
             loads: Vec::new(),
-            idle: (0, 0),
+            idle: Held::default(),
         };
         for _ in 0..3 {
             soak.join().await;
@@ -111,7 +131,7 @@ impl Soak {
     /// One more replica, with its clients.
     async fn join(&mut self) {
         let weir = Weir::start(&self.config).await;
-        self.idle = (weir.open_files(), weir.rss_bytes());
+        self.idle = Held::by(&weir).await;
         let load = |(path, _, _): &(&str, usize, Duration)| Load::start(&weir, CLIENTS, &Request::get(path));
         self.loads.push(LIMITS.iter().map(load).collect());
         self.replicas.push(weir);
@@ -209,20 +229,13 @@ async fn whatever_goes_wrong() {
         soak.upstream.wait_for(soak.upstream.count() + 200, PATIENCE).await;
         soak.judge();
         soak.loads.clear();
-        let before = soak.idle;
         for weir in &soak.replicas {
             weir.wait_for_empty_queue().await;
-            eventually("files are closed", PATIENCE, async || weir.open_files() <= before.0 + FILES_MORE)
-                .await;
-            let bytes = weir.rss_bytes();
-            println!(
-                "{} files and {} KiB, {} and {} before",
-                weir.open_files(),
-                bytes / 1024,
-                before.0,
-                before.1 / 1024
-            );
-            assert!(bytes <= before.1 + BYTES_MORE, "{bytes} bytes, {} before", before.1);
+            eventually("it has let go of what it held", PATIENCE, async || {
+                Held::by(weir).await.is_within(soak.idle)
+            })
+            .await;
+            println!("{:?}, before {:?}", Held::by(weir).await, soak.idle);
         }
     })
     .await;
