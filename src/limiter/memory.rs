@@ -55,15 +55,21 @@ impl MemoryStore {
     }
 
     /// Books permits that are used elsewhere, for the limiter to count with: as many at the instant of `used` as are
-    /// missing for so many to be in use. Nothing is granted before that.
+    /// missing for so many to be in use now, or, where it lies ahead, from then on. Nothing is granted before that.
     pub fn charge_at(&self, now: Micros, subject: &Subject, used: (Micros, u64), replica: u64) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut book = state.books.take(&key(subject)).unwrap_or_default();
         book.open(now, &subject.rules, LEASE, replica);
-        let available = book.available(now, &subject.rules);
-        let rates = subject.rules.iter().map(Rule::holds);
-        let known = rates.zip(available).map(|(rate, left)| rate.saturating_sub(left)).max();
-        let missing = used.1.saturating_sub(known.unwrap_or_default());
+        let known = if used.0 > now {
+            // What is in use now, or before that instant, has come back before what is booked there.
+            let entries = book.calendar().entries().iter().filter(|entry| entry.at >= used.0);
+            entries.map(|entry| entry.permits).sum()
+        } else {
+            let rates = subject.rules.iter().map(Rule::holds);
+            let in_use = rates.zip(book.available(now, &subject.rules));
+            in_use.map(|(rate, left)| rate.saturating_sub(left)).max().unwrap_or_default()
+        };
+        let missing = used.1.saturating_sub(known);
         book.close_until(used.0);
         if missing > 0 {
             book.charge(used.0, missing);
@@ -271,5 +277,23 @@ mod tests {
         assert_eq!(first, (3, Outcome::Booked(ahead)));
         let window = subject.rules[0].window;
         assert_eq!(then, (1, Outcome::Booked(ahead + window)));
+    }
+
+    #[tokio::test]
+    async fn what_is_in_use_now_says_nothing_of_what_is_booked_ahead() {
+        let (clock, limiter) = (Clock::start(), limiter(10, SECOND, SECOND));
+        let (store, now) = (MemoryStore::new(clock), clock.now());
+        let subject = partition(&limiter, 1);
+        let run = Run { cost: 1, wait_max: Micros::from_millis(60_000), count: 1 };
+        let call = Call { room: 1, runs: vec![run], ..Call::default() };
+        let after = |millis| now + Micros::from_millis(millis);
+        // The store was away before, and is again a window later; the limiter's other queues have heard of a little less and more.
+        store.charge_at(now, &subject, (after(900), 10), 1);
+        for ahead in [3000, 3200, 3100] {
+            store.charge_at(after(1000), &subject, (after(ahead), 10), 1);
+        }
+        let answer = store.reserve_at(after(1000), std::slice::from_ref(&subject), &call);
+        let window = subject.rules[0].window;
+        assert_eq!(answer.outcomes, [(1, Outcome::Booked(after(3200) + window))]);
     }
 }
