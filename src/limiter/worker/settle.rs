@@ -72,7 +72,7 @@ impl Worker {
         }
         self.booked_ahead.learn(sent.at, answer.now, answer.last);
         if std::mem::take(&mut self.has_served_locally) {
-            self.return_to_store(now);
+            self.return_to_store(sent.at);
         }
         let clock = self.clock;
         let slot = |at: Micros| Slot { at, due: clock.due(at), source: Source::Store };
@@ -129,10 +129,11 @@ impl Worker {
         self.give_back.extend(unused.map(|holding| (holding, known.clone())));
     }
 
-    /// Asks the store for what was booked while it was away, but for what it has heard of: so that whoever waits stands in
-    /// the order of the fleet again.
-    fn return_to_store(&mut self, now: Instant) {
-        let told = now + SAID_AHEAD.to_duration();
+    /// Asks the store for what was booked while it was away, but for what it has surely heard of with a call that was sent at
+    /// that instant: so that whoever waits stands in the order of the fleet again. A slot that it has not heard of may be
+    /// another's by then.
+    fn return_to_store(&mut self, sent: Instant) {
+        let told = sent + SAID_AHEAD.to_duration();
         let mut returned = Vec::new();
         for (cost, lane) in &mut self.lanes {
             let slots = lane.take_slots(|slot| slot.source == Source::Local && slot.due > told);
