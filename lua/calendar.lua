@@ -222,9 +222,9 @@ local function book_new()
 end
 
 -- What a key holds, unpacked, of which only `text` has been read; nil if it holds nothing. `size` is how many values it has, if
--- that is always the same. The call ends here, before
--- anything is written, where it holds something else: nobody's data is overwritten, and a limit of which it is not known how
--- much is used does not count as unused. The store knows the error by its first word.
+-- that is always the same. The call ends here, before anything is written, where it holds something else: nobody's data is
+-- overwritten, and a limit of which it is not known how much is used does not count as unused. The store knows the error by its
+-- first word.
 local function stored_at(key, text, size)
   local why = "bytes that cannot be read"
   if text then

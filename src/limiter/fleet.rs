@@ -1,6 +1,7 @@
 //! The replicas that share a store: who they are, as the store last told, and so by how many a limit is divided while it
 //! is away.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
@@ -41,9 +42,29 @@ pub(super) struct Fleet {
     assumed: u64,
     start: Instant,
     me: Mutex<Replica>,
-    /// When the store was last asked, and whom it named.
-    seen: Mutex<Option<(Instant, Vec<Replica>)>>,
+    seen: Mutex<Option<Seen>>,
     changed: Notify,
+}
+
+/// What the store told.
+struct Seen {
+    at: Instant,
+    replicas: Vec<Replica>,
+    /// When each was heard that may still be there. A store that has lost its memory names only those that have said so since,
+    /// and a share must not grow by that; so one that left counts for as long as one that fell silent.
+    heard: BTreeMap<u64, Instant>,
+}
+
+impl Seen {
+    fn after(before: Option<Seen>, replicas: Vec<Replica>) -> Seen {
+        let at = Instant::now();
+        let mut heard = before.map(|before| before.heard).unwrap_or_default();
+        heard.retain(|_, heard| at - *heard < COUNTS_FOR);
+        heard.extend(
+            replicas.iter().map(|replica| (replica.id, at.checked_sub(replica.seen_ago).unwrap_or(at))),
+        );
+        Seen { at, replicas, heard }
+    }
 }
 
 impl Fleet {
@@ -72,7 +93,7 @@ impl Fleet {
     pub(super) fn size(&self) -> u64 {
         let least = if self.is_new() { self.assumed } else { 1 };
         match &*lock(&self.seen) {
-            Some((_, seen)) => (seen.len() as u64).max(least),
+            Some(seen) => (seen.heard.len() as u64).max(least),
             None => self.assumed,
         }
     }
@@ -91,7 +112,7 @@ impl Fleet {
     /// This replica, then those of which the store told last and that may still be there.
     pub(super) fn replicas(&self) -> Vec<Replica> {
         let mut replicas = vec![self.me()];
-        if let Some((at, seen)) = &*lock(&self.seen) {
+        if let Some(Seen { at, replicas: seen, .. }) = &*lock(&self.seen) {
             let others = seen.iter().filter(|replica| replica.id != replicas[0].id).cloned();
             let aged = others.map(|replica| Replica { seen_ago: replica.seen_ago + at.elapsed(), ..replica });
             replicas.extend(aged.collect::<Vec<_>>());
@@ -102,7 +123,10 @@ impl Fleet {
     /// Asks once.
     pub(super) async fn attend(&self, store: &dyn Store) {
         match store.attend(&self.me(), false).await {
-            Ok(seen) => *lock(&self.seen) = Some((Instant::now(), seen)),
+            Ok(replicas) => {
+                let mut seen = lock(&self.seen);
+                *seen = Some(Seen::after(seen.take(), replicas));
+            }
             // It stays so until somebody deletes what is there.
             Err(error @ StoreError::Unreadable(_)) => warn!(%error, "the fleet is not known"),
             // Counted and told by the store. Who was there is assumed to be there still.
@@ -131,4 +155,33 @@ impl Fleet {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn replica(id: u64) -> Replica {
+        Replica { id, version: "".into(), configuration: "".into(), seen_ago: Duration::ZERO }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_has_lost_its_memory_makes_no_share_larger() {
+        let fleet = Fleet::new(1, 1);
+        let hear = |ids: &[u64]| {
+            let mut seen = lock(&fleet.seen);
+            *seen = Some(Seen::after(seen.take(), ids.iter().copied().map(replica).collect()));
+        };
+        hear(&[1, 2, 3]);
+        tokio::time::advance(EVERY).await;
+        hear(&[1]);
+        assert_eq!((fleet.size(), fleet.replicas().len()), (3, 1));
+        tokio::time::advance(EVERY).await;
+        hear(&[1, 2]);
+        assert_eq!(fleet.size(), 3);
+        // The third has been silent for as long as it counts.
+        tokio::time::advance(EVERY).await;
+        hear(&[1, 2]);
+        assert_eq!(fleet.size(), 2);
+    }
 }

@@ -67,6 +67,11 @@ impl Connections {
         self.inner.pool.manager()
     }
 
+    /// Whether they lead to the nodes of a Cluster.
+    pub(super) fn are_cluster(&self) -> bool {
+        self.servers().are_cluster()
+    }
+
     /// The connection for calls of this owner, always the same one while it works.
     pub(super) async fn get(&self, owner: &impl Hash) -> Result<Connection, NoConnection> {
         let place = self.inner.place(owner);
@@ -82,7 +87,7 @@ impl Connections {
     /// it may not notice that. It is used for as long as another one is being made, which knows the nodes as they are by then.
     pub(super) fn replace(&self, owner: &impl Hash) {
         let place = self.inner.place(owner);
-        if self.servers().are_cluster() {
+        if self.are_cluster() {
             let inner = self.inner.clone();
             self.inner.renewals.spawn(async move { inner.renew(place).await });
         } else {

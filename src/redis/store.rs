@@ -69,8 +69,7 @@ struct Shared {
     connections: Connections,
     announcements: Announcements,
     circuits: Arc<Circuits>,
-    /// Whether each group of limiters is a part by itself, and those that are in use.
-    is_cluster: bool,
+    /// On a Cluster each group of limiters is a part by itself: those that are in use.
     parts: Mutex<Vec<Weak<Part>>>,
     reserve: Script,
     inspect: Script,
@@ -124,14 +123,12 @@ impl RedisStore {
         let announcements =
             Announcements::new(connections.clone(), channel, connect_timeout(settings.timeout));
         let circuits = Arc::new(Circuits::new(metrics.clone()));
-        let is_cluster = matches!(settings.servers, model::RedisServers::Cluster(_));
-        let epoch = (!is_cluster).then(|| keys::epoch(&settings.key_prefix, None));
+        let epoch = (!connections.are_cluster()).then(|| keys::epoch(&settings.key_prefix, None));
         let part = Arc::new(Part { health: Health::new(circuits.clone()), epoch });
         let shared = Arc::new(Shared {
             connections,
             announcements,
             circuits,
-            is_cluster,
             parts: Mutex::new(vec![Arc::downgrade(&part)]),
             reserve: Script::reserve(),
             inspect: Script::inspect(),
@@ -293,7 +290,7 @@ impl RedisStore {
 
     /// Whose connection a call goes by: on a Cluster all calls for a group go by one.
     fn owner<'a>(&'a self, caller: &'a str) -> &'a str {
-        let group = self.part.epoch.as_deref().filter(|_| self.shared.is_cluster);
+        let group = self.part.epoch.as_deref().filter(|_| self.shared.connections.are_cluster());
         group.unwrap_or(caller)
     }
 
@@ -345,7 +342,7 @@ impl RedisStore {
                 // A server that is gone without a word is found again, or another in its place, by new connections.
                 let opens = self.part.health.failed(&error.to_string());
                 let is_away = matches!(error, StoreError::Timeout(_) | StoreError::Connection(_));
-                if opens && !self.shared.is_cluster {
+                if opens && !self.shared.connections.are_cluster() {
                     self.shared.connections.replace_all();
                 } else if opens || (op == StoreOp::Ping && is_away) {
                     self.shared.connections.replace(&self.owner("ping"));
@@ -506,8 +503,8 @@ impl Store for RedisStore {
     }
 
     fn part(&self, group: &str) -> Option<Arc<dyn Store>> {
-        let Shared { is_cluster, circuits, prefix, parts, .. } = &*self.shared;
-        is_cluster.then(|| -> Arc<dyn Store> {
+        let Shared { connections, circuits, prefix, parts, .. } = &*self.shared;
+        connections.are_cluster().then(|| -> Arc<dyn Store> {
             let (health, epoch) = (Health::new(circuits.clone()), Some(keys::epoch(prefix, Some(group))));
             let part = Arc::new(Part { health, epoch });
             parts.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&part));

@@ -101,7 +101,11 @@ async fn scripts_flushed() {
 #[tokio::test]
 async fn its_clock_is_stepped() {
     const HOUR: i64 = 3_600_000;
-    nothing_goes_over("reject", &[Fault::Clock(HOUR), Fault::Clock(0)]).await;
+    nothing_goes_over(
+        "reject",
+        &[Fault::Clock(HOUR), Fault::Clock(0), Fault::Clock(-HOUR), Fault::Clock(-HOUR + 700)],
+    )
+    .await;
 }
 
 #[tokio::test]
