@@ -141,7 +141,7 @@ impl<'a> Limiter<'a> {
     /// A window of the limiter is used at its pace, and another one is booked.
     async fn saturate(&self, server: &mut Server) -> Result<State> {
         server.flush().await?;
-        while self.store.epoch(0).await?.settles_until.is_some() {
+        while self.store.epoch(0).await?.0.settles_until.is_some() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         let (permits, micros) = self.case.step();

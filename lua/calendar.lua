@@ -8,7 +8,8 @@
 --     { text of rules, seen, by, ... }, text of the union, { from, to, permits, ... },
 --     { at, ... }, { permits, ... }, { micros, rest, folded, ... for each bucket of the union },
 --     epoch, owed, { replica, the numbers of what it wrote back, ... }, the instant of the last call,
---     the last two instants between which nobody called for long }
+--     the last two instants between which nobody called for long, when it was made, until when callers were told that it
+--     lives, the last reset that it has followed }
 -- `by` is the only replica that has declared the rules, 0 for several.
 -- Instants of the calendar are kept as differences, which makes them short. Both arrays are used as they come, for a
 -- calendar may have hundreds of entries and a server does nothing else meanwhile. Rules travel as a text, so that equal
@@ -25,8 +26,9 @@ local FIXED_SPACING = 10000
 local RETIMED_MAX = 25 * 3600 * 1000000
 local REFUND_PART = 8
 local SURE = 1 - 1 / 1099511627776
--- The server drops keys by a clock that it reads once per command; a key that lives too long by a second harms nobody.
-local EXPIRY_MIN_MS = 1000
+-- For how much longer a key is kept than it can matter: the server drops keys by a clock that it reads once per command, and a
+-- call takes a while to come.
+local KEPT_LONGER_MS = 1000
 
 local floor, min, max = math.floor, math.min, math.max
 local find, gmatch, match = string.find, string.gmatch, string.match
@@ -217,7 +219,7 @@ local function book_new()
   return {
     number = 0, void_from = 0, moved_generation = 0, moved_cell = 1, moved_until = 0,
     declared = {}, union = "", rules = {}, bases = {}, moved = {}, at = {}, permits = {}, size = 0, cell = 1,
-    epoch = 0, owed = 0, restored = {}, called = 0, silent_from = 0, silent_till = 0,
+    epoch = 0, owed = 0, restored = {}, called = 0, silent_from = 0, silent_till = 0, born = 0, lives_until = 0, reset_at = 0,
   }
 end
 
@@ -239,15 +241,19 @@ local function stored_at(key, text, size)
   error("UNREADABLE the key " .. key .. " holds what weir has not written (" .. why .. "): delete it", 0)
 end
 
-local function book_load(key, text)
+local function book_load(key, text, now)
   local book = book_new()
-  local stored = stored_at(key, text, 17)
-  if not stored then return book end
+  local stored = stored_at(key, text, 20)
+  if not stored then
+    book.born = now
+    return book
+  end
   book.number, book.void_from, book.moved_generation = stored[1], stored[2], stored[3]
   book.moved_cell, book.moved_until = stored[4], stored[5]
   book.declared, book.union, book.moved = stored[6], stored[7], stored[8]
   book.epoch, book.owed, book.restored, book.called = stored[12], stored[13], stored[14], stored[15]
   book.silent_from, book.silent_till = stored[16], stored[17]
+  book.born, book.lives_until, book.reset_at = stored[18], stored[19], stored[20]
   book.rules = rules_of(book.union)
   book.cell = finest_cell(book.rules)
   local entries, at = stored[9], 0
@@ -313,7 +319,7 @@ local function book_text(book)
   return cmsgpack.pack({
     book.number, book.void_from, book.moved_generation, book.moved_cell, book.moved_until,
     book.declared, book.union, moved, entries, book.permits, bases, book.epoch, book.owed, book.restored,
-    book.called, book.silent_from, book.silent_till,
+    book.called, book.silent_from, book.silent_till, book.born, book.lives_until, book.reset_at,
   })
 end
 
@@ -330,6 +336,22 @@ local function book_expires(book)
     if last then expires = max(expires, last + rule.window) end
   end
   return expires
+end
+
+-- Writes a key for as long as it can matter, or removes it.
+local function keep(key, was, text, now, expires)
+  if expires > now then
+    redis.call("SET", key, text, "PX", math.ceil((expires - now) / 1000) + KEPT_LONGER_MS)
+  elseif was then
+    redis.call("DEL", key)
+  end
+end
+
+-- Writes a book, no shorter than callers were told before. Returns until when it is sure to be there.
+local function book_keep(key, was, book, now, expires)
+  book.lives_until = max(book.lives_until, expires)
+  keep(key, was, book_text(book), now, book.lives_until)
+  return book.lives_until
 end
 
 -- Moves the entries from `first` on to the front.
@@ -640,8 +662,17 @@ local function declare(book, now, text, lease, replica)
   book.declared = kept
 end
 
--- Brings a book to `now` under the caller's rules.
-local function book_open(book, now, text, lease, replica)
+-- Follows a reset: forgets what was used until then. Returns whether it had not been followed yet.
+local function book_reset(book, reset_at)
+  if reset_at <= book.reset_at then return false end
+  book.reset_at = reset_at
+  keep_from(book, first_from(book, reset_at + 1))
+  for index, rule in ipairs(book.rules) do book.bases[index] = rule.burst and { 0, 0, 0 } or nil end
+  return true
+end
+
+-- Brings a book to `now` under the caller's rules, and through its last reset.
+local function book_open(book, now, text, lease, replica, reset_at)
   if book.moved_until <= now then book.moved = {} end
   declare(book, now, text, lease, replica)
   local union = book.declared[1]
@@ -651,6 +682,8 @@ local function book_open(book, now, text, lease, replica)
   elseif union ~= book.union and #book.moved == 0 then
     retime(book, now, lease, union)
   end
+  -- What is booked for later moves up, as after a change of the limits.
+  if #book.moved == 0 and book_reset(book, reset_at) then retime(book, now, lease, union) end
   prune(book, now)
 end
 

@@ -5,8 +5,9 @@
 -- expired while the epoch lives; and it names the server's run. An epoch that is missing, or of another run, means loss: a
 -- new one begins, and until it has settled nothing is granted and replicas write back what they were granted.
 --
--- Stored as one MessagePack array: { id, run, settled_at, kept_until }. `id` is the instant of its beginning, or more, so that no
--- epoch comes twice.
+-- Stored as one MessagePack array: { id, run, settled_at, kept_until, { key, at, until, ... } }. `id` is the instant of its
+-- beginning, or more, so that no epoch comes twice. The array inside holds the resets that there have been, ascending: the key of
+-- a limiter's book, or what the keys of all its partitions' books begin with; and until when a book may hold what was before.
 
 -- For how many times as long as it takes at least an epoch settles at most, while something is still being written back.
 local SETTLES_MAX = 4
@@ -20,19 +21,24 @@ local function run_of(run)
   return match(redis.call("INFO", "server"), "run_id:(%x+)") or ""
 end
 
+local function epoch_begin(now, heard, run, settle, resets)
+  return { id = max(now, heard + 1), run = run, settled_at = now + settle, kept_until = 0, resets = resets }
+end
+
 -- The epoch as of now for a caller whose server calls itself `run` (empty: not known) and who has heard of no later one than
 -- `heard`. `settle` is how long a new one takes to settle; 0: there are no epochs.
 local function epoch_open(key, text, now, run, settle, heard)
-  if settle == 0 then return { id = 0, settled_at = 0, kept_until = SPAN_MAX } end
-  local stored = stored_at(key, text, 4)
+  if settle == 0 then return { id = 0, settled_at = 0, kept_until = SPAN_MAX, resets = {} } end
+  local stored, kept = stored_at(key, text, 5), {}
   if stored then
-    local id, of, settled_at, kept_until = unpack(stored)
-    local epoch = { id = id, run = of == "" and run or of, settled_at = settled_at, kept_until = kept_until }
+    local id, of, settled_at, kept_until, resets = unpack(stored)
+    local epoch = { id = id, run = of == "" and run or of, settled_at = settled_at, kept_until = kept_until, resets = resets }
     -- An epoch before one that was heard of comes from an old copy; a clock that stands before its beginning was set back.
     if id >= heard and now >= settled_at - SETTLES_MAX * settle and (run == "" or run == epoch.run) then return epoch end
     heard = max(heard, id)
+    if (resets[#resets - 1] or 0) <= now then kept = resets end
   end
-  return { id = max(now, heard + 1), run = run, settled_at = now + settle, kept_until = 0 }
+  return epoch_begin(now, heard, run, settle, kept)
 end
 
 -- Keeps the epoch for longer than a state that expires then; written now and then, not with each call, unless that is asked for.
@@ -43,8 +49,33 @@ local function epoch_keep(key, epoch, now, expires, always)
   elseif not always then
     return
   end
-  local text = cmsgpack.pack({ epoch.id, epoch.run, epoch.settled_at, epoch.kept_until })
+  local text = cmsgpack.pack({ epoch.id, epoch.run, epoch.settled_at, epoch.kept_until, epoch.resets })
   redis.call("SET", key, text, "PX", math.ceil((epoch.kept_until - now) / 1000))
+end
+
+-- What a caller is told of it: now, which it is, until when it settles or 0, the instant of the last reset or 0.
+local function epoch_answer(epoch, now)
+  local resets = epoch.resets
+  return { now, epoch.id, now < epoch.settled_at and epoch.settled_at or 0, resets[#resets - 1] or 0 }
+end
+
+-- Whether what is reset under `whole` is, or holds, the book with that key.
+local function is_part(whole, key)
+  return key == whole or key:sub(1, #whole + 1) == whole .. ":"
+end
+
+-- The last reset of a book; 0: none.
+local function reset_of(epoch, key)
+  local at = 0
+  for index = 1, #epoch.resets, 3 do
+    if is_part(epoch.resets[index], key) then at = epoch.resets[index + 1] end
+  end
+  return at
+end
+
+-- Whether a book has gone, or is an older copy, that a caller saw at an instant of this epoch and that should have lived until now.
+local function book_is_lost(book, seen, epoch, now)
+  return epoch.id < seen and seen <= now and (book.born > seen or book.called < seen)
 end
 
 -- How much of a book's tightest rule is in use.
@@ -60,6 +91,7 @@ local function book_enter(book, epoch, now)
   if book.epoch ~= epoch.id then
     book.owed = max(book.owed, book_used(book, now))
     book.number, book.epoch = max(epoch.id, book.number + 1), epoch.id
+    book.called, book.lives_until, book.reset_at = min(book.called, now), 0, min(book.reset_at, now)
     book.void_from, book.moved_generation, book.moved, book.moved_until = 0, 0, {}, 0
     book.at, book.permits, book.size, book.restored = {}, {}, 0, {}
     for index, rule in ipairs(book.rules) do book.bases[index] = rule.burst and { 0, 0, 0 } or nil end

@@ -18,10 +18,12 @@
 -- ARGV[12]     the server's run, as the caller knows it; empty: not known, `?`: to be found out
 -- ARGV[13]     how long a new epoch takes to settle; 0: there are no epochs
 -- ARGV[14]     the latest epoch that the caller has heard of
--- ARGV[15..]   for each limiter: its rules as text, the generation known to the caller;
+-- ARGV[15..]   for each limiter: its rules as text, the generation known to the caller, when the caller last saw its book that
+--              should still be there, 0 if it need not;
 --              then holdings to give back, then to exchange: slot, cost, count;
 --              then runs: cost, wait_max, count
--- Returns      { now, the epoch, until when it settles or 0, for each limiter: number, void_from, the number before, available of each rule;
+-- Returns      { now, the epoch, until when it settles or 0, the last reset or 0; for each limiter: number, void_from, the number
+--              before, available of each rule, until when its book is there;
 --              the last instant that is booked, 0 if none; where room was given back before the last slot, how many permits, 0 if none;
 --              number of exchanges, count, slot (0: none within the wait), ...;
 --              then of the runs: count, 0, slot: booked; or count, code, delay, delay told, limiter * 256 + limit:
@@ -49,18 +51,23 @@ local stored = redis.call("MGET", unpack(KEYS))
 local SILENT_MIN = 100000
 
 local epoch = epoch_open(KEYS[limiters + 2], stored[limiters + 2], now, run, settle, tonumber(ARGV[14]))
-local settles = now < epoch.settled_at
-local books, texts, known = {}, {}, {}
+local books, texts, known, is_lost = {}, {}, {}, false
 for index = 1, limiters do
   texts[index] = ARGV[argument + 1]
   known[index] = tonumber(ARGV[argument + 2])
-  argument = argument + 2
-  books[index] = book_load(KEYS[index], stored[index])
-  book_enter(books[index], epoch, now)
+  books[index] = book_load(KEYS[index], stored[index], now)
+  is_lost = is_lost or book_is_lost(books[index], tonumber(ARGV[argument + 3]), epoch, now)
+  argument = argument + 3
+end
+-- One key alone may go, deleted or evicted: whoever holds what it held is to write that back.
+if is_lost then epoch = epoch_begin(now, epoch.id, epoch.run, settle, epoch.resets) end
+local settles = now < epoch.settled_at
+for index = 1, limiters do
   local book = books[index]
+  book_enter(book, epoch, now)
   if now - book.called > SILENT_MIN then book.silent_from, book.silent_till = book.called, now end
-  book.called = now
-  book_open(books[index], now, texts[index], lease, replica)
+  book.called = max(book.called, now)
+  book_open(book, now, texts[index], lease, replica, reset_of(epoch, KEYS[index]))
 end
 
 -- ---- the order of the queue, the twin of order.rs ----
@@ -306,15 +313,7 @@ end
 
 -- ---- store and answer ----
 
-local function store(key, was, text, expires)
-  if expires > now then
-    redis.call("SET", key, text, "PX", max(math.ceil((expires - now) / 1000), EXPIRY_MIN_MS))
-  elseif was then
-    redis.call("DEL", key)
-  end
-end
-
-local answer = { now, epoch.id, settles and epoch.settled_at or 0 }
+local answer = epoch_answer(epoch, now)
 local lives_until, last_booked = now, 0
 for index = 1, limiters do
   local book = books[index]
@@ -327,8 +326,9 @@ for index = 1, limiters do
   local expires = book_expires(book)
   last_booked = max(last_booked, book.at[book.size] or 0)
   if settles and (book.owed > 0 or #book.restored > 0) then expires = max(expires, epoch.settled_at + longest_window(book.rules)) end
-  lives_until = max(lives_until, expires)
-  store(KEYS[index], stored[index], book_text(book), expires)
+  local lives = book_keep(KEYS[index], stored[index], book, now, expires)
+  lives_until = max(lives_until, lives)
+  answer[#answer + 1] = lives
 end
 answer[#answer + 1] = last_booked
 local has_room = room_permits > 0 and room_at < last
@@ -346,18 +346,18 @@ if not settles then
 end
 
 local kept = {}
-local function keep(...)
+local function remember(...)
   for _, value in ipairs({ ... }) do kept[#kept + 1] = value end
 end
 for index = 1, #calls, 4 do
   if calls[index] ~= replica and calls[index + 2] + CALL_KEPT > now then
-    keep(calls[index], calls[index + 1], calls[index + 2], calls[index + 3])
+    remember(calls[index], calls[index + 1], calls[index + 2], calls[index + 3])
   end
 end
-if call > 0 then keep(replica, call, now, #answer <= ANSWER_MAX and answer or 0) end
-store(
+if call > 0 then remember(replica, call, now, #answer <= ANSWER_MAX and answer or 0) end
+keep(
   KEYS[limiters + 1], stored[limiters + 1],
-  cmsgpack.pack({ last, room_at, room_permits, generation, told, reviewed, expected, booked, kept }),
+  cmsgpack.pack({ last, room_at, room_permits, generation, told, reviewed, expected, booked, kept }), now,
   max(last, told, call > 0 and now + CALL_KEPT or 0)
 )
 if settle > 0 then epoch_keep(KEYS[limiters + 2], epoch, now, lives_until) end

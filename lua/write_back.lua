@@ -14,7 +14,7 @@
 -- ARGV[11]    of the second kind: how many microseconds ago it was granted first
 -- ARGV[12]    what this clock showed when it was sent, as far as the caller knows; 0: it does not know
 -- ARGV[13..]  permits, ascending: microseconds before it was sent, count
--- Returns     { now, the epoch, until when it settles } integers only
+-- Returns     { now, the epoch, until when it settles or 0, the last reset or 0 } integers only
 -- Atomic:     a single server, or keys of one hash tag
 -- Expiry:     every key when nothing in it can matter any more, never earlier
 
@@ -28,9 +28,9 @@ if sent > now or now - sent > DELAY_MAX then sent = now end
 
 local stored = redis.call("MGET", KEYS[1], KEYS[2])
 local epoch = epoch_open(KEYS[1], stored[1], now, run, settle, tonumber(ARGV[9]))
-local book = book_load(KEYS[2], stored[2])
+local book = book_load(KEYS[2], stored[2], now)
 book_enter(book, epoch, now)
-book_open(book, now, text, lease, replica)
+book_open(book, now, text, lease, replica, reset_of(epoch, KEYS[2]))
 
 local place
 for index = 1, #book.restored, 3 do
@@ -73,13 +73,16 @@ if book.restored[place] < number then
       put(book.at[known], book.permits[known])
       known = known + 1
     end
-    put(instant, count)
-    -- A bucket that has taken in that instant takes this in, too.
-    for index, rule in ipairs(book.rules) do
-      local base = book.bases[index]
-      if rule.burst and instant <= base[3] then
-        local micros, rest = level_take(rule, base[1], base[2], instant, count)
-        book.bases[index] = { micros, rest, base[3] }
+    -- What was before a reset no longer counts.
+    if instant > book.reset_at then
+      put(instant, count)
+      -- A bucket that has taken in that instant takes this in, too.
+      for index, rule in ipairs(book.rules) do
+        local base = book.bases[index]
+        if rule.burst and instant <= base[3] then
+          local micros, rest = level_take(rule, base[1], base[2], instant, count)
+          book.bases[index] = { micros, rest, base[3] }
+        end
       end
     end
   end
@@ -91,8 +94,5 @@ if book.restored[place] < number then
 end
 
 local expires = max(book_expires(book), epoch.settled_at + longest_window(book.rules))
-epoch_keep(KEYS[1], epoch, now, expires)
-if expires > now then
-  redis.call("SET", KEYS[2], book_text(book), "PX", max(math.ceil((expires - now) / 1000), EXPIRY_MIN_MS))
-end
-return { now, epoch.id, now < epoch.settled_at and epoch.settled_at or 0 }
+epoch_keep(KEYS[1], epoch, now, book_keep(KEYS[2], stored[2], book, now, expires))
+return epoch_answer(epoch, now)

@@ -1,4 +1,4 @@
-//! `/api/limiters`: the live state of all limiters, or of one. Read-only.
+//! `/api/limiters`: the live state of all limiters, or of one; and what may be done to one by hand.
 
 use std::time::Duration;
 
@@ -61,16 +61,40 @@ pub(super) async fn one(limiters: &Limiters, name: &str, query: Option<&str>) ->
         Some(name) => limiters.inspect_one(&name, partition).await,
         None => None,
     };
-    let Some(state) = state else {
-        return response::problem(StatusCode::NOT_FOUND, "there is no limiter of this name");
-    };
-    if partition.is_some() && state.limiter.partitioned.is_none() {
-        return response::problem(
-            StatusCode::BAD_REQUEST,
-            "this limiter has no key, so it has no partitions",
-        );
+    match state {
+        None => unknown(),
+        Some(state) if partition.is_some() && state.limiter.partitioned.is_none() => unpartitioned(),
+        Some(state) => response::document(&LimiterView::of(&state)),
     }
-    response::document(&LimiterView::of(&state))
+}
+
+/// Forgets what was used of one limiter, or of one of its partitions, on all replicas; the state afterwards.
+pub(super) async fn reset(limiters: &Limiters, name: &str, query: Option<&str>) -> Response {
+    let partition = query.and_then(partition_of);
+    let Some((name, limiter)) = LimiterName::parse(name).and_then(|name| {
+        let limiter = limiters.limiter(&name)?;
+        Some((name, limiter))
+    }) else {
+        return unknown();
+    };
+    if partition.is_some() && limiter.partitioned.is_none() {
+        return unpartitioned();
+    }
+    match limiters.reset(&name, partition).await {
+        Ok(Some(state)) => response::document(&LimiterView::of(&state)),
+        Ok(None) => unknown(),
+        Err(error) => {
+            response::problem(StatusCode::SERVICE_UNAVAILABLE, &format!("nothing was reset: {error}"))
+        }
+    }
+}
+
+fn unknown() -> Response {
+    response::problem(StatusCode::NOT_FOUND, "there is no limiter of this name")
+}
+
+fn unpartitioned() -> Response {
+    response::problem(StatusCode::BAD_REQUEST, "this limiter has no key, so it has no partitions")
 }
 
 fn partition_of(query: &str) -> Option<Partition> {

@@ -18,6 +18,7 @@ enum Endpoint<'path> {
     Metrics,
     Limiters,
     Limiter(&'path str),
+    Reset(&'path str),
     Replicas,
     Config,
     Reload,
@@ -34,7 +35,10 @@ impl Endpoint<'_> {
             "/api/replicas" => Endpoint::Replicas,
             "/api/config" => Endpoint::Config,
             "/api/reload" => Endpoint::Reload,
-            _ => Endpoint::Limiter(path.strip_prefix("/api/limiters/")?),
+            _ => {
+                let name = path.strip_prefix("/api/limiters/")?;
+                name.strip_suffix("/reset").map_or(Endpoint::Limiter(name), Endpoint::Reset)
+            }
         })
     }
 
@@ -45,7 +49,7 @@ impl Endpoint<'_> {
     /// The methods that it answers, as in `Allow`.
     fn allow(&self) -> &'static str {
         match self {
-            Endpoint::Reload => "POST",
+            Endpoint::Reload | Endpoint::Reset(_) => "POST",
             _ => "GET, HEAD",
         }
     }
@@ -79,6 +83,7 @@ pub(super) async fn respond(state: &AdminState, loopback: bool, request: &Parts)
         Endpoint::Metrics => metrics::render(&state.metrics),
         Endpoint::Limiters => limiters::all(&state.limiters).await,
         Endpoint::Limiter(name) => limiters::one(&state.limiters, name, request.uri.query()).await,
+        Endpoint::Reset(name) => limiters::reset(&state.limiters, name, request.uri.query()).await,
         Endpoint::Replicas => replicas::all(&state.limiters),
         Endpoint::Config => config::show(&state.config),
         Endpoint::Reload => config::reload(&state.reloader).await,

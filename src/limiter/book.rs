@@ -22,7 +22,7 @@ pub const DECLARED_MAX: usize = 4;
 
 /// How far ahead a change of the limits moves bookings: a little over the longest wait of a request. Whoever would come later
 /// has left by then, or will be refused.
-const RETIMED_MAX: Micros = Micros::from_millis(25 * 3_600_000);
+pub(crate) const RETIMED_MAX: Micros = Micros::from_millis(25 * 3_600_000);
 
 /// Void permits and their new place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,6 +84,8 @@ pub struct Book {
     moved_until: Micros,
     /// Before that nothing is booked, whether there is room or not. A book of the store has none: it begins with all there is.
     opens_at: Micros,
+    /// A reset that has still to be followed: what was used until then is forgotten.
+    reset_at: Option<Micros>,
 }
 
 impl Book {
@@ -96,6 +98,9 @@ impl Book {
             self.put_in_force(union);
         } else if union != self.rules && self.moved.is_empty() {
             self.retime(now, lease, union);
+        }
+        if self.moved.is_empty() && self.follow_reset() {
+            self.retime(now, lease, self.rules.clone());
         }
         self.calendar.prune(now, &self.rules, &mut self.bases);
     }
@@ -174,6 +179,21 @@ impl Book {
         let before = self.generation.number;
         self.generation = Generation { number: now.0.max(before + 1), void_from, before };
         self.moved_until = void_from + lease;
+    }
+
+    /// Forgets what was used until an instant, when the book is opened next: what is booked for later moves up, as after a change
+    /// of the limits.
+    pub fn reset(&mut self, at: Micros) {
+        self.reset_at = Some(at);
+        self.opens_at = Micros::ZERO;
+    }
+
+    /// Forgets what was used before a reset. Returns whether there was one.
+    pub(super) fn follow_reset(&mut self) -> bool {
+        let Some(at) = self.reset_at.take() else { return false };
+        self.calendar = self.calendar.split_off(at + Micros::ONE).into();
+        self.bases.fill(Base::default());
+        true
     }
 
     /// Every rule in force.

@@ -25,6 +25,13 @@ pub struct Calendar {
     entries: Vec<Entry>,
 }
 
+impl From<Vec<Entry>> for Calendar {
+    /// Bookings that are ascending.
+    fn from(entries: Vec<Entry>) -> Calendar {
+        Calendar { entries }
+    }
+}
+
 impl Calendar {
     /// The bookings, ascending.
     pub fn entries(&self) -> &[Entry] {

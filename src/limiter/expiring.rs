@@ -57,9 +57,9 @@ impl<K: Clone + Ord + Hash, S: Default> Expiring<K, S> {
         self.states.iter()
     }
 
-    /// Changes all of them.
-    pub(super) fn for_each(&mut self, change: impl FnMut(&mut S)) {
-        self.states.values_mut().for_each(change);
+    /// All of them, to be changed where they are.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (&K, &mut S)> {
+        self.states.iter_mut()
     }
 
     /// Takes a state out, to be put back.

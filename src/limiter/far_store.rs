@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use super::memory::MemoryStore;
 use super::reserve::{Answer, Call};
-use super::store::{Failure, Inspection, Store, StoreError, Subject};
+use super::store::{Epoch, Failure, Inspection, Store, StoreError, Subject};
 use crate::clock::{Clock, Micros};
 
 pub(super) struct FarStore {
@@ -89,6 +89,10 @@ impl Store for FarStore {
     fn inspect<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.store.inspect(subject)
+    }
+
+    fn reset<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Epoch, StoreError>> {
+        self.store.reset(subject)
     }
 
     fn lease(&self) -> Micros {

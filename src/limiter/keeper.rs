@@ -51,7 +51,7 @@ impl Keeper {
             tokio::select! {
                 () = sleep(pause) => {}
                 () = home.ledger.begun() => {}
-                () = home.lost() => {}
+                () = home.news() => {}
             }
         }
     }
@@ -61,18 +61,21 @@ impl Keeper {
         // Each answer to a worker tells the epoch, and keeps it alive.
         let heard = home.clock.heard().map(|clock| clock.heard());
         let least = home.epoch_least();
-        let is_fresh =
-            known != 0 && known == least && heard.is_some_and(|heard| heard.elapsed() < home.heartbeat());
+        let is_fresh = known != 0
+            && known == least
+            && !home.has_reset()
+            && heard.is_some_and(|heard| heard.elapsed() < home.heartbeat());
         if !is_fresh {
             let sent = Instant::now();
-            let Epoch { id, now, .. } = home.store.epoch(least).await?;
+            let (epoch, resets) = home.store.epoch(least).await?;
             // A store that is never lost tells none.
-            if id != 0 {
-                home.hear_clock(sent, Instant::now(), now);
+            if epoch.id != 0 {
+                home.hear_clock(sent, Instant::now(), epoch.now);
             }
-            if home.meet_epoch(id) {
+            if home.meet_epoch(epoch) {
                 self.queues.wake_all();
             }
+            home.follow_resets(&resets, &self.queues.fallback);
         }
         let current = home.epoch.load(Ordering::Acquire);
         // The first one that is heard of has lost nothing of this replica's.

@@ -16,7 +16,7 @@ use crate::limiter::limit::LimiterName;
 use crate::limiter::partition::Partition;
 use crate::limiter::reserve::{Answer, Call, Outcome};
 use crate::limiter::rule::{Kind, Rule, cell_start, finest_cell, is_one};
-use crate::limiter::store::Subject;
+use crate::limiter::store::{Reset, Subject};
 use crate::limiter::store_clock::{Step, stepped};
 
 /// What was seen in use longer ago says little of what is in use now.
@@ -192,15 +192,29 @@ impl Ledger {
 
     /// Forgets what is booked after an instant: it is void.
     pub(super) fn forget_after(&self, now: Micros) {
-        self.lock().for_each(|page| drop(page.granted.split_off(now + Micros::ONE)));
+        self.lock().iter_mut().for_each(|(_, page)| drop(page.granted.split_off(now + Micros::ONE)));
     }
 
     /// Moves everything with the store's clock.
     pub(super) fn step(&self, step: Step) {
-        self.lock().for_each(|page| {
+        self.lock().iter_mut().for_each(|(_, page)| {
             page.granted.step(step);
             page.seen.0 = stepped(page.seen.0, step);
         });
+    }
+
+    /// Forgets what was granted of a limiter, or of one of its partitions, before it was reset: when that was, by the store's clock
+    /// and by this process's.
+    pub(super) fn reset(&self, Reset { name, partition, at }: &Reset, local_at: Micros) {
+        let mut pages = self.lock();
+        let is_meant = |key: &Key| key.0 == *name && partition.is_none_or(|one| key.1 == Some(one));
+        for (_, page) in pages.iter_mut().filter(|(key, _)| is_meant(key)) {
+            page.granted = page.granted.split_off(*at + Micros::ONE).into();
+            page.away = page.away.split_off(local_at + Micros::ONE).into();
+            if page.seen.0 <= *at {
+                page.seen.1 = 0;
+            }
+        }
     }
 
     /// Forgets what no longer matters.
@@ -272,13 +286,11 @@ fn charge(calendar: &mut Calendar, windows: &[Rule], at: Micros, permits: u64) {
 
 /// A limit as the window in which a grant matters to it.
 fn window(rule: &Rule) -> Rule {
-    match rule.kind {
-        Kind::Sliding | Kind::Fixed { .. } => rule.clone(),
-        Kind::Bucket { burst } => {
-            let window = rule.window.max(rule.span(burst) + Micros::ONE);
-            Rule { window, kind: Kind::Sliding, ..rule.clone() }
-        }
-    }
+    let kind = match &rule.kind {
+        Kind::Bucket { .. } => Kind::Sliding,
+        kind => kind.clone(),
+    };
+    Rule { window: rule.seen_for(), kind, ..rule.clone() }
 }
 
 /// What a call has come to: when, and how many permits.

@@ -9,15 +9,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::{ArcSwap, Guard};
 use tokio::sync::Notify;
 use tokio::time::{Duration, Instant};
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::clock::{Clock, Micros};
 use crate::limiter::ledger::Ledger;
 use crate::limiter::limit::{Limiter, LimiterName};
 use crate::limiter::partition::Partition;
 use crate::limiter::refusal::Refusal;
-use crate::limiter::store::{Store, Subject};
+use crate::limiter::store::{Epoch, Reset, Store, Subject};
 use crate::limiter::store_clock::{SharedClock, StoreClock};
+use crate::limiter::worker::Fallback;
 use crate::telemetry::LimiterMetrics;
 
 /// For how long the tightest partition is shown after its last answer, before any other may take its place: a scrape
@@ -39,14 +40,28 @@ pub(super) struct Home {
     pub(super) epoch: AtomicU64,
     /// The least epoch that will do: one that has begun since its clock was stepped.
     demanded: AtomicU64,
-    lost: Notify,
+    /// The last reset that was heard of, and that which was followed, by the store's clock.
+    reset_at: AtomicU64,
+    reset_followed: AtomicU64,
+    /// Told when the keeper has something to do.
+    news: Notify,
 }
 
 impl Home {
     pub(super) fn new(store: Arc<dyn Store>, wall: Clock) -> Home {
         let (clock, ledger) = (SharedClock::unheard(), Ledger::default());
-        let (epoch, demanded) = (AtomicU64::new(0), AtomicU64::new(0));
-        Home { store, clock, wall, ledger, epoch, demanded, lost: Notify::new() }
+        let zero = || AtomicU64::new(0);
+        Home {
+            store,
+            clock,
+            wall,
+            ledger,
+            epoch: zero(),
+            demanded: zero(),
+            reset_at: zero(),
+            reset_followed: zero(),
+            news: Notify::new(),
+        }
     }
 
     /// How often the store is heard, while anything of it is held: twice in a lease, and some of that to spare.
@@ -55,13 +70,31 @@ impl Home {
     }
 
     /// Hears of an epoch. Returns whether what was booked before is lost.
-    pub(super) fn meet_epoch(&self, id: u64) -> bool {
-        let before = self.epoch.fetch_max(id, Ordering::AcqRel);
-        let is_lost = before != 0 && before < id;
-        if is_lost {
-            self.lost.notify_one();
+    pub(super) fn meet_epoch(&self, epoch: Epoch) -> bool {
+        let before = self.epoch.fetch_max(epoch.id, Ordering::AcqRel);
+        let is_lost = before != 0 && before < epoch.id;
+        let is_reset = self.reset_at.fetch_max(epoch.reset_at.0, Ordering::AcqRel) < epoch.reset_at.0;
+        if is_lost || is_reset {
+            self.news.notify_one();
         }
         is_lost
+    }
+
+    /// Whether something was reset that the ledger still holds.
+    pub(super) fn has_reset(&self) -> bool {
+        self.reset_at.load(Ordering::Acquire) > self.reset_followed.load(Ordering::Acquire)
+    }
+
+    /// Forgets what was granted before these resets, and in `fallback` what it was charged with.
+    pub(super) fn follow_resets(&self, resets: &[Reset], fallback: &Fallback) {
+        let (now, followed) = (self.now(), self.reset_followed.load(Ordering::Acquire));
+        for reset in resets.iter().filter(|reset| reset.at.0 > followed) {
+            let local_at = fallback.clock.now() - (now - reset.at);
+            self.ledger.reset(reset, local_at);
+            fallback.store.reset_at(local_at, &reset.name, reset.partition);
+            self.reset_followed.fetch_max(reset.at.0, Ordering::AcqRel);
+            info!(limiter = %reset.name, "reset: what was used before no longer counts");
+        }
     }
 
     /// The least epoch that will do, for a call to say.
@@ -78,15 +111,18 @@ impl Home {
         {
             warn!(?step, "the store's clock was stepped: its state begins anew with what replicas remember");
             self.ledger.step(step);
+            // What is told of resets from now on is by another clock.
+            self.reset_at.store(0, Ordering::Release);
+            self.reset_followed.store(0, Ordering::Release);
             self.demanded.fetch_max(self.epoch.load(Ordering::Acquire) + 1, Ordering::AcqRel);
-            self.lost.notify_one();
+            self.news.notify_one();
         }
         clock
     }
 
-    /// Ends when another epoch has begun.
-    pub(super) async fn lost(&self) {
-        self.lost.notified().await;
+    /// Ends when the keeper has something to do: another epoch has begun, or something was reset.
+    pub(super) async fn news(&self) {
+        self.news.notified().await;
     }
 
     /// About what the store's clock shows.

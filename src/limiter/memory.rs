@@ -13,7 +13,7 @@ use crate::limiter::order::QueueOrder;
 use crate::limiter::partition::Partition;
 use crate::limiter::reserve::{Answer, Call, reserve};
 use crate::limiter::rule::{Kind, Rule};
-use crate::limiter::store::{Failure, Inspection, Store, StoreError, Subject};
+use crate::limiter::store::{Epoch, Failure, Inspection, Store, StoreError, Subject};
 
 /// Callers share the process, so they hear of changed limits within one heartbeat.
 const LEASE: Micros = Micros::from_millis(100);
@@ -78,6 +78,13 @@ impl MemoryStore {
         state.put(key(subject), book, expires);
     }
 
+    /// Forgets what was used of a limiter until an instant, or of one of its partitions.
+    pub fn reset_at(&self, at: Micros, name: &LimiterName, partition: Option<Partition>) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_meant = |key: &StateKey| key.0 == *name && partition.is_none_or(|one| key.1 == Some(one));
+        state.books.iter_mut().filter(|(key, _)| is_meant(key)).for_each(|(_, book)| book.reset(at));
+    }
+
     /// The number of limiters and partitions of which something is kept.
     pub fn len(&self) -> usize {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).books.len()
@@ -90,7 +97,8 @@ impl MemoryStore {
 
     fn inspect_at(&self, now: Micros, subject: &Subject) -> Inspection {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let book = state.books.get(&key(subject)).cloned().unwrap_or_default();
+        let mut book = state.books.get(&key(subject)).cloned().unwrap_or_default();
+        book.follow_reset();
         let last = book.calendar().last().unwrap_or_default();
         Inspection { now, last, available: book.available(now, &subject.rules) }
     }
@@ -151,6 +159,11 @@ impl Store for MemoryStore {
 
     fn inspect<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>> {
         ready(Ok(self.inspect_at(self.clock.now(), subject))).boxed()
+    }
+
+    fn reset<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Epoch, StoreError>> {
+        self.reset_at(self.clock.now(), &subject.name, subject.partition);
+        ready(Ok(Epoch::default())).boxed()
     }
 
     fn lease(&self) -> Micros {

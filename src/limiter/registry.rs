@@ -20,7 +20,7 @@ use crate::limiter::live::{Home, Live, Member};
 use crate::limiter::memory::MemoryStore;
 use crate::limiter::partition::Partition;
 use crate::limiter::queues::{LINGER, Queues};
-use crate::limiter::store::{Announcement, Store};
+use crate::limiter::store::{Announcement, Store, StoreError};
 use crate::limiter::worker::Fallback;
 use crate::telemetry::Metrics;
 
@@ -220,6 +220,30 @@ impl Limiters {
         Some(state(live, partition).await)
     }
 
+    /// A limiter as configured now; `None` if there is none of that name.
+    pub fn limiter(&self, name: &LimiterName) -> Option<Arc<Limiter>> {
+        let live = self.lives().into_iter().find(|live| live.name == *name)?;
+        Some(live.limiter().clone())
+    }
+
+    /// Forgets what was used of a limiter until now, on all replicas that share it: of one of its partitions, or of all of them.
+    /// What waits moves up. `None` if there is no such limiter.
+    ///
+    /// # Errors
+    /// If the store could not be asked: nothing is reset then.
+    pub async fn reset(
+        &self,
+        name: &LimiterName,
+        partition: Option<Partition>,
+    ) -> Result<Option<LimiterState>, StoreError> {
+        let Some(live) = self.lives().into_iter().find(|live| live.name == *name) else { return Ok(None) };
+        let partition = partition.filter(|_| live.is_partitioned());
+        let subject = Member { live: live.clone(), partition }.subject();
+        live.home.meet_epoch(live.home.store.reset(&subject).await?);
+        self.inner.queues.wake_all();
+        Ok(Some(state(live, partition).await))
+    }
+
     /// The replicas that share the store, this one first; as the store told last.
     pub fn replicas(&self) -> Vec<Replica> {
         self.fleet().replicas()
@@ -267,8 +291,8 @@ impl Limiters {
         self.fleet().attend(&*self.inner.homes.overall.store).await;
         let homes = self.inner.homes.shared();
         let settled = |home: Arc<Home>| async move {
-            while let Ok(epoch) = home.store.epoch(home.epoch.load(Ordering::Acquire)).await {
-                home.meet_epoch(epoch.id);
+            while let Ok((epoch, _)) = home.store.epoch(home.epoch.load(Ordering::Acquire)).await {
+                home.meet_epoch(epoch);
                 if epoch.settles_until.is_none() {
                     return;
                 }

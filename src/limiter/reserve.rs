@@ -43,6 +43,8 @@ pub struct Call {
     pub epoch: u64,
     /// For each limiter: the generation under which the holdings below were booked.
     pub known: Vec<u64>,
+    /// For each limiter: when the caller last saw its state that should still be there; zero if it need not.
+    pub seen: Vec<Micros>,
     /// Permits that are not needed.
     pub give_back: Vec<Holding>,
     /// Void permits that are wanted at their new place, ascending.
@@ -100,6 +102,8 @@ pub struct Answer {
     pub generations: Vec<Generation>,
     /// For each limiter and each of its limits: the permits that could be used at once.
     pub available: Vec<Vec<u64>>,
+    /// For each limiter: until when its state is sure to be there, in a store that may lose it.
+    pub lives_until: Vec<Micros>,
     /// The last instant at which one of the limiters is booked; zero if none is.
     pub last: Micros,
     /// Room that was given back before the queue's last slot, and that its later slots may be traded for.
@@ -141,6 +145,7 @@ pub fn reserve(
         epoch: Epoch { now, ..Epoch::default() },
         generations: books.iter().map(|(book, _)| book.generation()).collect(),
         available: books.iter().map(|(book, rules)| book.available(now, rules)).collect(),
+        lives_until: Vec::new(),
         last: books.iter().filter_map(|(book, _)| book.calendar().last()).max().unwrap_or_default(),
         room: order.room(),
         exchanged,

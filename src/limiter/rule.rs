@@ -88,6 +88,14 @@ impl Rule {
         }
     }
 
+    /// For how long a permit matters after it was used.
+    pub fn seen_for(&self) -> Micros {
+        match self.kind {
+            Kind::Sliding | Kind::Fixed { .. } => self.window,
+            Kind::Bucket { burst } => self.window.max(self.span(burst) + Micros::ONE),
+        }
+    }
+
     /// How long the limit takes to allow that many permits.
     pub fn span(&self, permits: u64) -> Micros {
         Micros(self.span_exact(permits).0).min(SPAN_MAX)

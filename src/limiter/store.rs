@@ -115,6 +115,19 @@ pub struct Epoch {
     pub id: u64,
     /// Until when, by the store's clock, nothing is granted in it.
     pub settles_until: Option<Micros>,
+    /// When a limiter was last reset, by the store's clock; zero if none was of late.
+    pub reset_at: Micros,
+}
+
+/// A limiter was reset, or one of its partitions: what was used before no longer counts.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Reset {
+    /// The limiter.
+    pub name: LimiterName,
+    /// Which of its partitions; all if none.
+    pub partition: Option<Partition>,
+    /// When, by the store's clock.
+    pub at: Micros,
 }
 
 /// Why a store does not know what a replica was granted.
@@ -158,10 +171,14 @@ pub trait Store: Send + Sync + 'static {
     /// Reads what is left, and changes nothing.
     fn inspect<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>>;
 
-    /// Keeps the store's epoch alive and tells which it is, for a caller that knows of no later one than `known`.
-    fn epoch(&self, _known: u64) -> BoxFuture<'_, Result<Epoch, StoreError>> {
-        ready(Ok(Epoch::default())).boxed()
+    /// Keeps the store's epoch alive and tells which it is, for a caller that knows of no later one than `known`; and what has been
+    /// reset of late, ascending.
+    fn epoch(&self, _known: u64) -> BoxFuture<'_, Result<(Epoch, Vec<Reset>), StoreError>> {
+        ready(Ok((Epoch::default(), Vec::new()))).boxed()
     }
+
+    /// Forgets what was used of a limiter until now, in all its partitions if the subject names none.
+    fn reset<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Epoch, StoreError>>;
 
     /// Charges what was granted before the store lost it.
     fn write_back<'a>(

@@ -67,6 +67,13 @@ pub(super) struct Fallback {
 
 type CallInFlight = BoxFuture<'static, (Sent, Result<Answer, Failure>)>;
 
+/// State in a store that may lose it: when it was there, and for each limiter until when it should be, by the store's clock.
+#[derive(Default)]
+struct Seen {
+    at: Micros,
+    until: Vec<Micros>,
+}
+
 /// A call for which nobody waits any more.
 type LateCall = BoxFuture<'static, (Arc<[Subject]>, Arc<Call>, Option<Answer>)>;
 
@@ -101,6 +108,8 @@ pub(super) struct Worker {
     fruitless: Option<Room>,
     /// What the fleet had used of each limiter, as last heard.
     used: Box<[u64]>,
+    /// The limiters' state in the store, as last seen.
+    seen: Seen,
     /// How many requests come, for whom permits are put in stock.
     pace: Pace,
     /// What is in stock, as last seen, and until when.
@@ -155,6 +164,7 @@ impl Worker {
             room: None,
             fruitless: None,
             used: Box::default(),
+            seen: Seen::default(),
             pace: Pace::new(),
             stocked: 0,
             stocked_until: None,

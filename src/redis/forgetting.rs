@@ -7,7 +7,7 @@ use super::store::{Place, command_for, decode_answer, decode_epoch, write_comman
 use super::twin::RedisServer;
 use crate::clock::Micros;
 use crate::limiter::limit::LimiterName;
-use crate::limiter::reserve::{Answer, Call, Outcome, Run};
+use crate::limiter::reserve::{Answer, Call, Holding, Outcome, Run};
 use crate::limiter::rule::{Kind, Rule};
 use crate::limiter::store::{Epoch, Subject, Unknown, WriteBack};
 
@@ -28,7 +28,7 @@ impl Fleet {
     fn new(kind: Kind) -> Fleet {
         let server = RedisServer::start();
         let mut connection = server.connect();
-        for script in [Script::reserve(), Script::write_back(), Script::epoch_keep()] {
+        for script in [Script::reserve(), Script::write_back(), Script::epoch_keep(), Script::reset()] {
             redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(&mut connection).unwrap();
         }
         let rule = Rule { rate: 10, window: Micros(10 * SECOND), cell: Micros::ONE, kind };
@@ -44,15 +44,32 @@ impl Fleet {
 
     /// Asks for permits that may wait for ten seconds, so many microseconds after the start.
     fn ask(&mut self, after: u64, heard: u64, count: u64) -> Answer {
+        self.ask_who_saw(0, after, heard, count)
+    }
+
+    /// The same from a caller who last saw the limiter's state so long after the start; zero: who has not.
+    fn ask_who_saw(&mut self, seen: u64, after: u64, heard: u64, count: u64) -> Answer {
+        let seen = vec![if seen > 0 { Micros(START + seen) } else { Micros::ZERO }];
         let run = Run { cost: 1, wait_max: Micros(10 * SECOND), count };
-        let call =
-            Call { replica: 1, epoch: heard, known: vec![0], runs: vec![run], room: 100, ..Call::default() };
+        let call = Call {
+            replica: 1,
+            epoch: heard,
+            known: vec![0],
+            seen,
+            runs: vec![run],
+            room: 100,
+            ..Call::default()
+        };
+        self.call(after, &call)
+    }
+
+    fn call(&mut self, after: u64, call: &Call) -> Answer {
         let place =
             Place { prefix: "p", epoch: "p:epoch", channel: "", call: 0, run: self.run, settle: LEASE };
         let subjects = std::slice::from_ref(&self.subject);
-        let command = command_for(&Script::reserve(), place, Micros(START + after), LEASE, subjects, &call);
+        let command = command_for(&Script::reserve(), place, Micros(START + after), LEASE, subjects, call);
         let value: Value = command.query(&mut self.connection).unwrap();
-        decode_answer(&value, subjects, &call).unwrap()
+        decode_answer(&value, subjects, call).unwrap()
     }
 
     /// Begins an epoch, and goes by when it has settled.
@@ -69,6 +86,14 @@ impl Fleet {
         let command =
             write_command(&Script::write_back(), place, Micros(START + after), &self.subject, write);
         decode_epoch(&command.query(&mut self.connection).unwrap()).unwrap()
+    }
+
+    /// Forgets what was used, for those who ask within the next minute.
+    fn reset(&mut self, after: u64) -> Result<Epoch, redis::RedisError> {
+        let key = crate::redis::keys::limiter("p", &self.subject);
+        let mut command = Script::reset().command(&["p:epoch".to_owned(), key]);
+        command.arg(START + after).arg(LEASE.0).arg(self.run).arg(0).arg(60 * SECOND);
+        Ok(decode_epoch(&command.query(&mut self.connection)?).unwrap())
     }
 
     fn lose_everything(&mut self) {
@@ -149,7 +174,7 @@ fn another_run_of_the_server_is_another_memory() {
     fleet.run = "";
     assert_eq!(
         fleet.ask(4 * SECOND, second, 1).epoch,
-        Epoch { now: answer.now + Micros(SECOND), id: second, settles_until: None }
+        Epoch { now: answer.now + Micros(SECOND), id: second, ..Epoch::default() }
     );
 }
 
@@ -250,4 +275,110 @@ fn an_epoch_never_goes_back() {
     let third = fleet.ask(0, second.id, 1).epoch;
     assert_eq!((third.id, third.settles_until), (second.id + 1, Some(Micros(START) + LEASE)));
     assert_eq!(fleet.ask(SECOND, third.id, 1).epoch.settles_until, None);
+}
+
+#[test]
+fn a_key_that_goes_alone_is_a_loss() {
+    let mut fleet = Fleet::new(Kind::Sliding);
+    let first = fleet.begin(0);
+    let answer = fleet.ask(SECOND, first, 4);
+    assert_eq!(answer.lives_until, [Micros(START + 11 * SECOND)]);
+    let key = crate::redis::keys::limiter("p", &fleet.subject);
+    redis::cmd("DEL").arg(&key).exec(&mut fleet.connection).unwrap();
+    let told = fleet.ask_who_saw(SECOND, 2 * SECOND, first, 1);
+    assert_eq!(told.epoch.settles_until, Some(Micros(START + 2 * SECOND) + LEASE));
+    assert!(told.epoch.id > first && told.outcomes.is_empty());
+    // Another who saw it then begins no further one, and nobody who sees it from now on.
+    let second = told.epoch.id;
+    assert_eq!(fleet.ask_who_saw(SECOND, 3 * SECOND, second, 1).epoch.id, second);
+    assert_eq!(fleet.ask_who_saw(3 * SECOND, 4 * SECOND, second, 1).epoch.id, second);
+}
+
+#[test]
+fn an_older_copy_is_a_loss() {
+    let mut fleet = Fleet::new(Kind::Sliding);
+    let first = fleet.begin(0);
+    fleet.ask(SECOND, first, 4);
+    let key = crate::redis::keys::limiter("p", &fleet.subject);
+    let copy: Vec<u8> = redis::cmd("GET").arg(&key).query(&mut fleet.connection).unwrap();
+    fleet.ask(2 * SECOND, first, 4);
+    redis::cmd("SET").arg(&key).arg(copy).exec(&mut fleet.connection).unwrap();
+    assert!(fleet.ask_who_saw(2 * SECOND, 3 * SECOND, first, 1).epoch.id > first);
+}
+
+/// Somebody moved the clock back by less than an epoch has lived.
+#[test]
+fn a_clock_that_goes_back_a_little_is_no_loss() {
+    let mut fleet = Fleet::new(Kind::Sliding);
+    let first = fleet.begin(0);
+    fleet.ask(2 * SECOND, first, 1);
+    fleet.ask(2 * SECOND - 5000, first, 1);
+    assert_eq!(fleet.ask_who_saw(2 * SECOND, 2 * SECOND - 2000, first, 1).epoch.id, first);
+    assert_eq!(fleet.ask_who_saw(2 * SECOND, 2 * SECOND + 1000, first, 1).epoch.id, first);
+}
+
+#[test]
+fn what_was_reset_stays_so() {
+    for (kind, at_once) in [(Kind::Sliding, 10), (Kind::Bucket { burst: 10 }, 10)] {
+        let mut fleet = Fleet::new(kind);
+        let epoch = fleet.begin(0);
+        assert_eq!(granted(&fleet.ask(SECOND, epoch, 10)).0, 10);
+        assert_eq!(fleet.reset(2 * SECOND).unwrap().reset_at, Micros(START + 2 * SECOND));
+        // Who had not heard of it when he found the store again says what was used before and after.
+        fleet.ask(2_100_000, epoch, 1);
+        let unknown = Unknown::Away(Micros(2 * SECOND));
+        let away = WriteBack { unknown, ..lost(2, epoch, &[(1_000_000, 5), (100_000, 2)]) };
+        assert_eq!(fleet.write_back(2_200_000, &away).reset_at, Micros(START + 2 * SECOND));
+        assert_eq!(granted(&fleet.ask(3 * SECOND, epoch, 10)).0, at_once - 3);
+        // Another run knows it, too.
+        fleet.run = "two";
+        let second = fleet.ask(4 * SECOND, epoch, 1).epoch;
+        assert_eq!((second.id > epoch, second.reset_at), (true, Micros(START + 2 * SECOND)));
+    }
+}
+
+#[test]
+fn who_waits_moves_up_when_it_is_reset() {
+    let mut fleet = Fleet::new(Kind::Sliding);
+    let epoch = fleet.begin(0);
+    // Ten at once, and ten that wait for ten seconds.
+    let before = fleet.ask(SECOND, epoch, 20);
+    fleet.reset(2 * SECOND).unwrap();
+    let told = fleet.ask(2_100_000, epoch, 1);
+    let (then, now) = (before.generations[0], told.generations[0]);
+    assert_eq!((now.before, now.void_from), (then.number, Micros(START + 2_100_000) + LEASE));
+    // What waited is where nothing is void any more, so the one who comes now would have to wait for more than a window.
+    let exchange = vec![Holding { slot: Micros(START + 11 * SECOND), cost: 1, count: 10 }];
+    let call = Call {
+        replica: 1,
+        epoch,
+        known: vec![then.number],
+        exchange,
+        exchange_wait: Micros(10 * SECOND),
+        ..Call::default()
+    };
+    let answer = fleet.call(2_200_000, &call);
+    assert_eq!(answer.exchanged, [(10, Some(now.void_from))]);
+    assert!(
+        matches!(told.outcomes[..], [(1, Outcome::TooFar(away))] if away.delay == Micros(10 * SECOND) + LEASE)
+    );
+}
+
+#[test]
+fn resets_are_bounded() {
+    let mut fleet = Fleet::new(Kind::Sliding);
+    fleet.begin(0);
+    let partition = |index: usize| Some(crate::limiter::Partition::of([Some(index.to_string().as_bytes())]));
+    for index in 0..64 {
+        fleet.subject.partition = partition(index);
+        fleet.reset(SECOND).unwrap();
+    }
+    fleet.subject.partition = partition(64);
+    let refused = fleet.reset(SECOND).unwrap_err();
+    assert!(refused.to_string().contains("64 resets"), "{refused}");
+    // All of them at once takes the place of each, and time makes room.
+    fleet.subject.partition = None;
+    fleet.reset(SECOND).unwrap();
+    fleet.subject.partition = partition(64);
+    fleet.reset(2 * SECOND).unwrap();
 }

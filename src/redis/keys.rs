@@ -13,6 +13,11 @@ pub(super) fn limiter(prefix: &str, subject: &Subject) -> String {
     format!("{prefix}:{{{}}}:v1:limiter:{}", subject.group, state(subject))
 }
 
+/// Whose book the key of one is, of a limiter or of one of its partitions.
+pub(super) fn limiter_of(key: &str) -> Option<(LimiterName, Option<Partition>)> {
+    member(key.rsplit_once(":v1:limiter:")?.1)
+}
+
 /// The order of the queue that takes all of `subjects` at once.
 pub(super) fn queue(prefix: &str, subjects: &[Subject]) -> String {
     let group = subjects.first().map_or("", |subject| &subject.group);
@@ -31,13 +36,15 @@ fn state(subject: &Subject) -> String {
 /// Whose queue it is, from its key.
 pub(super) fn queue_members(key: &str) -> Option<Vec<(LimiterName, Option<Partition>)>> {
     let (_, states) = key.rsplit_once(":v1:queue:")?;
-    let member = |state: &str| {
-        let Some((name, partition)) = state.split_once(':') else {
-            return Some((LimiterName::parse(state)?, None));
-        };
-        Some((LimiterName::parse(name)?, Some(Partition::parse(partition)?)))
-    };
     states.split('+').map(member).collect()
+}
+
+/// The inverse of [`state`].
+fn member(state: &str) -> Option<(LimiterName, Option<Partition>)> {
+    let Some((name, partition)) = state.split_once(':') else {
+        return Some((LimiterName::parse(state)?, None));
+    };
+    Some((LimiterName::parse(name)?, Some(Partition::parse(partition)?)))
 }
 
 /// What tells whether the server has lost its memory: one for all on one server, one for each group on a Cluster.
@@ -76,6 +83,9 @@ mod tests {
         let (all, one) = (subject("all", None), subject("one", Some(tenant)));
         assert_eq!(limiter("weir", &all), "weir:{g}:v1:limiter:all");
         assert_eq!(limiter("weir", &one), format!("weir:{{g}}:v1:limiter:one:{tenant}"));
+        assert_eq!(limiter_of(&limiter("weir", &one)), Some((name("one"), Some(tenant))));
+        assert_eq!(limiter_of(&limiter("weir", &all)), Some((name("all"), None)));
+        assert_eq!(limiter_of("weir:{g}:v1:queue:all"), None);
         assert_eq!(queue("weir", &[all, one]), format!("weir:{{g}}:v1:queue:all+one:{tenant}"));
     }
 }

@@ -43,6 +43,11 @@ impl Script {
         Script::new(source!("../../lua/write_back.lua"))
     }
 
+    /// Forgets what was used.
+    pub(super) fn reset() -> Script {
+        Script::new(source!("../../lua/reset.lua"))
+    }
+
     /// Tells the fleet of a replica.
     pub(super) fn attend() -> Script {
         Script::new(source!("../../lua/attend.lua"))

@@ -14,13 +14,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::Micros;
 use crate::config::model;
-use crate::limiter::book::Generation;
+use crate::limiter::book::{Generation, RETIMED_MAX};
 use crate::limiter::limit::LimiterName;
 use crate::limiter::order::Room;
 use crate::limiter::reserve::{Answer, Away, Call, Holding, Outcome, Violated};
 use crate::limiter::rule::{Kind, Rule};
 use crate::limiter::store::{
-    Announcement, Epoch, Failure, Inspection, Store, StoreError, Subject, Unknown, WriteBack,
+    Announcement, Epoch, Failure, Inspection, Reset, Store, StoreError, Subject, Unknown, WriteBack,
 };
 use crate::limiter::{COUNTS_FOR, Replica};
 use crate::redis::announcements::Announcements;
@@ -76,6 +76,7 @@ struct Shared {
     epoch_keep: Script,
     write_back: Script,
     attend: Script,
+    reset: Script,
     prefix: String,
     /// Where the servers are, without user and password.
     addresses: String,
@@ -93,6 +94,7 @@ impl Shared {
             StoreOp::Epoch | StoreOp::Ping => &self.epoch_keep,
             StoreOp::WriteBack => &self.write_back,
             StoreOp::Attend => &self.attend,
+            StoreOp::Reset => &self.reset,
         }
     }
 }
@@ -135,6 +137,7 @@ impl RedisStore {
             epoch_keep: Script::epoch_keep(),
             write_back: Script::write_back(),
             attend: Script::attend(),
+            reset: Script::reset(),
             prefix: settings.key_prefix.clone(),
             addresses: settings.servers.addresses(),
             timeout: settings.timeout,
@@ -426,7 +429,9 @@ impl Store for RedisStore {
     fn inspect<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>> {
         async move {
             let command = |_: &str| {
-                let mut command = self.shared.inspect.command(&[keys::limiter(&self.shared.prefix, subject)]);
+                let epoch = self.part.epoch.clone().unwrap_or_default();
+                let keys = [keys::limiter(&self.shared.prefix, subject), epoch];
+                let mut command = self.shared.inspect.command(&keys);
                 command.arg(0).arg(rules_text(subject));
                 command
             };
@@ -443,13 +448,29 @@ impl Store for RedisStore {
         .boxed()
     }
 
-    fn epoch(&self, known: u64) -> BoxFuture<'_, Result<Epoch, StoreError>> {
+    fn epoch(&self, known: u64) -> BoxFuture<'_, Result<(Epoch, Vec<Reset>), StoreError>> {
         async move {
             // A Cluster as a whole holds nothing that could be lost.
-            let Some(epoch) = &self.part.epoch else { return Ok(Epoch::default()) };
+            let Some(epoch) = &self.part.epoch else { return Ok(Default::default()) };
             let command = |run: &str| self.heartbeat(epoch, run, known, false);
             let value = self.call(StoreOp::Epoch, KEEPER, command).await?;
-            decode_epoch(&value).ok_or(StoreError::Malformed("epoch_keep"))
+            decode_heartbeat(&value).ok_or(StoreError::Malformed("epoch_keep"))
+        }
+        .boxed()
+    }
+
+    fn reset<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Epoch, StoreError>> {
+        async move {
+            let Some(epoch) = &self.part.epoch else { return Err(NO_PART) };
+            let longest = subject.rules.iter().map(Rule::seen_for).max().unwrap_or_default();
+            let command = |run: &str| {
+                let keys = [epoch.clone(), keys::limiter(&self.shared.prefix, subject)];
+                let mut command = self.shared.reset.command(&keys);
+                command.arg(0).arg(SETTLE.0).arg(run).arg(0).arg((longest + RETIMED_MAX).0);
+                command
+            };
+            let value = self.call(StoreOp::Reset, KEEPER, command).await?;
+            decode_epoch(&value).ok_or(StoreError::Malformed("reset"))
         }
         .boxed()
     }
@@ -547,6 +568,7 @@ pub(super) fn command_for(
     command.arg(place.run).arg(place.settle.0).arg(call.epoch);
     for (index, subject) in subjects.iter().enumerate() {
         command.arg(rules_text(subject)).arg(call.known.get(index).copied().unwrap_or_default());
+        command.arg(call.seen.get(index).copied().unwrap_or_default().0);
     }
     for Holding { slot, cost, count } in call.give_back.iter().chain(&call.exchange) {
         command.arg(slot.0).arg(*cost).arg(*count);
@@ -632,6 +654,7 @@ pub(super) fn decode_answer(value: &Value, subjects: &[Subject], call: &Call) ->
         let (number, void_from, before) = (numbers.take()?, Micros(numbers.take()?), numbers.take()?);
         answer.generations.push(Generation { number, void_from, before });
         answer.available.push(subject.rules.iter().map(|_| numbers.take()).collect::<Option<_>>()?);
+        answer.lives_until.push(Micros(numbers.take()?));
     }
     answer.last = Micros(numbers.take()?);
     let room = Room { at: Micros(numbers.take()?), permits: numbers.take()? };
@@ -662,7 +685,8 @@ pub(super) fn decode_answer(value: &Value, subjects: &[Subject], call: &Call) ->
 
 fn take_epoch(now: Micros, numbers: &mut Numbers<'_>) -> Option<Epoch> {
     let (id, settles_until) = (numbers.take()?, Micros(numbers.take()?));
-    Some(Epoch { now, id, settles_until: Some(settles_until).filter(|until| *until > Micros::ZERO) })
+    let settles_until = Some(settles_until).filter(|until| *until > Micros::ZERO);
+    Some(Epoch { now, id, settles_until, reset_at: Micros(numbers.take()?) })
 }
 
 /// The answer of `attend.lua`.
@@ -675,6 +699,20 @@ fn decode_replicas(value: Value) -> Option<Vec<Replica>> {
         seen_ago: Duration::from_micros(seen_ago_micros),
     };
     Some(replicas.into_iter().map(replica).collect())
+}
+
+/// The answer of `epoch_keep.lua`. A reset of what has another layout is another version's.
+fn decode_heartbeat(value: &Value) -> Option<(Epoch, Vec<Reset>)> {
+    let mut numbers = Numbers::new(value)?;
+    let now = Micros(numbers.take()?);
+    let epoch = take_epoch(now, &mut numbers)?;
+    let mut resets = Vec::new();
+    while let Some(key) = numbers.values.next() {
+        let at = Micros(numbers.take()?);
+        let key: String = redis::from_redis_value_ref(key).ok()?;
+        resets.extend(keys::limiter_of(&key).map(|(name, partition)| Reset { name, partition, at }));
+    }
+    Some((epoch, resets))
 }
 
 /// The answer of a script that tells the epoch alone.

@@ -161,6 +161,8 @@ struct Model {
     replica: u64,
     subjects: Vec<Subject>,
     books: Vec<Book>,
+    /// Until when callers were told that each is there.
+    lives_until: Vec<Micros>,
     orders: BTreeMap<usize, QueueOrder>,
     /// For each number of limiters taken at once: the generations known, and the slots held.
     known: BTreeMap<usize, Vec<u64>>,
@@ -181,6 +183,7 @@ impl Model {
             replica: 1,
             subjects: vec![subject("a", first), subject("b", first + 1)],
             books: vec![Book::default(), Book::default()],
+            lives_until: vec![Micros::ZERO; 2],
             orders: BTreeMap::new(),
             known: BTreeMap::new(),
             held: BTreeMap::new(),
@@ -196,10 +199,12 @@ impl Model {
             .take(count)
             .map(|(b, s)| (b, s.rules.clone()))
             .collect();
-        let answer = reserve(self.now, LEASE, &mut books, &mut order, call);
-        for book in &mut self.books {
-            if book.expires() <= self.now {
-                *book = Book::default();
+        let mut answer = reserve(self.now, LEASE, &mut books, &mut order, call);
+        for (book, lives_until) in self.books.iter_mut().zip(&mut self.lives_until).take(count) {
+            *lives_until = book.expires().max(*lives_until);
+            answer.lives_until.push(*lives_until);
+            if *lives_until <= self.now {
+                (*book, *lives_until) = (Book::default(), Micros::ZERO);
             }
         }
         if order.expires() > self.now {

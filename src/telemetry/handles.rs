@@ -209,16 +209,19 @@ pub enum StoreOp {
     WriteBack,
     /// Says that this replica is there.
     Attend,
+    /// Forgets what was used.
+    Reset,
 }
 
 impl StoreOp {
-    const ALL: [StoreOp; 6] = [
+    const ALL: [StoreOp; 7] = [
         StoreOp::Reserve,
         StoreOp::Inspect,
         StoreOp::Ping,
         StoreOp::Epoch,
         StoreOp::WriteBack,
         StoreOp::Attend,
+        StoreOp::Reset,
     ];
 
     const fn as_str(self) -> &'static str {
@@ -229,6 +232,7 @@ impl StoreOp {
             StoreOp::Epoch => "epoch",
             StoreOp::WriteBack => "write_back",
             StoreOp::Attend => "attend",
+            StoreOp::Reset => "reset",
         }
     }
 }

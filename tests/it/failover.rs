@@ -137,11 +137,13 @@ async fn a_cluster_loses_a_primary() {
     .await;
 }
 
-/// Its connections stay open, and the others of the Cluster answer all the time.
+/// Its connections stay open, and the others of the Cluster answer all the time. They are slow to replace it, so that whoever
+/// connects anew meanwhile is sent to it again.
 #[tokio::test]
 async fn a_primary_of_a_cluster_freezes() {
     lane::alone(async || {
         let mut cluster = Cluster::start().await;
+        cluster.be_patient(Duration::from_secs(5)).await;
         let fleet = Fleet::start(&cluster.store(), "reject").await;
         cluster.freeze_primary_of(KEY).await;
         cluster.wait_for_primary_of(KEY).await;

@@ -127,6 +127,48 @@ async fn frozen_and_served_meanwhile() {
     .await;
 }
 
+#[tokio::test]
+async fn one_key_alone_is_deleted() {
+    const DELETE: Fault = Fault::Command(&["DEL", "weir:{api}:v1:limiter:api"]);
+    nothing_goes_over("reject", &[DELETE, DELETE, Fault::Command(&["UNLINK", "weir:v1:epoch"])]).await;
+}
+
+async fn statuses(weir: &Weir, count: usize) -> Vec<u16> {
+    weir.connect().await.statuses(&Request::get("/"), count).await
+}
+
+/// All replicas forget, and none brings back what was used before, whatever the server forgets.
+#[tokio::test]
+async fn what_is_reset_stays_reset() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let limiter = "{limits: [6/60s], on_store_failure: reject}";
+    let fleet = Weir::fleet(3, &one_limiter(&redis.store(), limiter, &upstream)).await;
+    for weir in &fleet {
+        assert_eq!(statuses(weir, 2).await, [200, 200]);
+    }
+    assert_eq!(statuses(&fleet[0], 1).await, [429]);
+    let answer = fleet[1].tell("/api/limiters/api/reset").await;
+    assert_eq!((answer.status, answer.json()["limits"][0]["available"].as_u64()), (200, Some(6)));
+    for weir in &fleet {
+        eventually("it has heard of the reset", PATIENCE, async || weir.log().contains("reset: ")).await;
+    }
+    redis.command(&["FLUSHALL"]).await;
+    eventually("Redis has begun anew", PATIENCE, async || fleet[2].get("/").await.status == 200).await;
+    assert_eq!(statuses(&fleet[0], 6).await, [200, 200, 200, 200, 200, 429]);
+    // What was used since then is not forgotten.
+    redis.command(&["FLUSHALL"]).await;
+    eventually("it is written back", PATIENCE, async || {
+        fleet[1].get("/").await;
+        fleet[1].available("api").await == [0]
+    })
+    .await;
+    drop(redis);
+    let answer = fleet[0].tell("/api/limiters/api/reset").await;
+    assert_eq!(answer.status, 503);
+    assert!(answer.text().contains("nothing was reset"), "{}", answer.text());
+}
+
 /// The epoch's key outlives what it speaks of, and goes in the end.
 #[tokio::test]
 async fn a_replica_that_comes_alone_waits_for_nobody() {

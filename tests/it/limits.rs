@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::support::measure::occupancy;
-use crate::support::{RedisServer, Upstream, Weir, lane, one_limiter};
+use crate::support::{PATIENCE, RedisServer, Upstream, Weir, lane, one_limiter};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -162,4 +162,23 @@ async fn a_cost_is_charged_whole() {
     }
     assert_eq!(statuses, [200, 200, 429]);
     assert_eq!(upstream.count(), 2);
+}
+
+#[tokio::test]
+async fn a_reset_lets_those_through_who_wait() {
+    let _lane = lane::shared().await;
+    let redis = RedisServer::start().await;
+    for store in ["memory".to_owned(), redis.store()] {
+        let upstream = Upstream::start();
+        let limiter = "{limits: [2/60s], queue: {timeout: 300s, max_waiting: 10}}";
+        let weir = Weir::start(&one_limiter(&store, limiter, &upstream)).await;
+        let _waiting = weir.begin(5, "/");
+        weir.wait_for_waiting(3).await;
+        assert_eq!(weir.tell("/api/limiters/api/reset").await.status, 200);
+        upstream.wait_for(4, PATIENCE).await;
+        weir.wait_for_waiting(1).await;
+        assert_eq!(weir.available("api").await, [0]);
+        assert_eq!(weir.tell("/api/limiters/other/reset").await.status, 404);
+        assert_eq!(weir.ask("/api/limiters/api/reset").await.status, 405, "a GET changes nothing");
+    }
 }

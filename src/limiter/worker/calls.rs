@@ -170,6 +170,7 @@ impl Worker {
             replica: self.queues.fallback.replica,
             epoch: self.home.epoch_least(),
             known: known.to_vec(),
+            seen: self.seen(now),
             give_back,
             exchange: holdings(&exchange),
             exchange_wait: self.longest_wait(now),
@@ -179,6 +180,13 @@ impl Worker {
         };
         let (call, subjects) = (Arc::new(call), self.subjects.clone());
         Sent { call, subjects, at: now, exchange, replace, arrivals, traded, stock }
+    }
+
+    /// When each limiter's state was last seen, where it should still be there.
+    fn seen(&self, now: Instant) -> Vec<Micros> {
+        let now = self.clock.latest(now);
+        let until = self.seen.until.iter();
+        until.map(|until| if *until > now { self.seen.at } else { Micros::ZERO }).collect()
     }
 
     /// The holdings of one generation: those of another go with the next call.

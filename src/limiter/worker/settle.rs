@@ -9,7 +9,7 @@ use futures_util::future::FutureExt;
 use tokio::time::{Duration, Instant};
 use tracing::{info, warn};
 
-use super::{Fallback, Sent, Worker};
+use super::{Fallback, Seen, Sent, Worker};
 use crate::clock::Micros;
 use crate::limiter::lane::{Stage, Waiter};
 use crate::limiter::learnt::Learnt;
@@ -55,7 +55,7 @@ impl Worker {
         self.clock = self.home.hear_clock(sent.at, now, answer.now);
         self.heard = sent.at;
         self.is_local = false;
-        if self.home.meet_epoch(answer.epoch.id) {
+        if self.home.meet_epoch(answer.epoch) {
             self.queues.wake_all();
         }
         self.notice_loss();
@@ -63,10 +63,12 @@ impl Worker {
             return self.ask_again(sent, None);
         }
         self.epoch = answer.epoch.id;
+        self.seen = Seen { at: answer.now, until: answer.lives_until.clone() };
         let moved = self.learn_generations(answer);
         if answer.epoch.settles_until.is_some() {
             return self.ask_again(sent, answer.epoch.settles_until);
         }
+        self.settles_until = None;
         if self.home.store.may_fail() {
             self.home.ledger.remember(&sent.subjects, &sent.call, answer);
         }
@@ -116,7 +118,7 @@ impl Worker {
     /// Gives back what a call has booked for which nobody waited any more. Where the store has lost its memory meanwhile, or
     /// grants nothing yet, there is nothing to give back.
     pub(super) fn settle_late(&mut self, subjects: &[Subject], call: &Call, answer: &Answer) {
-        if self.home.meet_epoch(answer.epoch.id) {
+        if self.home.meet_epoch(answer.epoch) {
             self.queues.wake_all();
         }
         let is_current = answer.epoch.id >= self.home.epoch.load(Ordering::Acquire);
@@ -448,19 +450,22 @@ impl Worker {
     ///
     /// A share is the limit divided by the fleet, so a part of the use is the use divided by the fleet: what all
     /// replicas together have left is what the fleet had left. Where it had booked ahead, nothing is granted before the last
-    /// of that, and the tightest limit counts as full then. Other queues of a limiter may have charged its use already.
+    /// of that, and the tightest limit counts as full then; so it does where the store has settled since, for then others may have
+    /// been granted all that was left. Other queues of a limiter may have charged its use already.
     fn begin_locally(&self) {
         let Fallback { store, clock, fleet, replica } = &self.queues.fallback;
         let fleet_size = fleet.size();
         for place in self.shared.with_policy(OnStoreFailure::Local) {
             let subject = share(&self.subjects[place], fleet_size);
             let used = self.used.get(place).map_or(0, |used| used.div_ceil(fleet_size));
-            let used = match self.booked_ahead.last() {
-                Some(last) => {
-                    let full = subject.rules.iter().map(Rule::holds).min().unwrap_or_default();
-                    (clock.at(self.clock.due(last)), used.max(full))
+            let full = subject.rules.iter().map(Rule::holds).min().unwrap_or_default();
+            let used = match (self.settles_until, self.booked_ahead.last()) {
+                (Some(until), last) => {
+                    let last = last.map_or(until, |last| self.clock.due(last).max(until));
+                    (clock.at(last), used.max(full))
                 }
-                None => (clock.at(self.heard), used),
+                (None, Some(last)) => (clock.at(self.clock.due(last)), used.max(full)),
+                (None, None) => (clock.at(self.heard), used),
             };
             store.charge_at(clock.now(), &subject, used, *replica);
         }

@@ -150,6 +150,14 @@ impl Cluster {
         self.take_primary_of(key).await.port()
     }
 
+    /// How long a node may say nothing before the others put its replica in its place.
+    pub(crate) async fn be_patient(&self, with_nodes: Duration) {
+        let millis = with_nodes.as_millis().to_string();
+        for node in &self.nodes {
+            node.command(&["CONFIG", "SET", "cluster-node-timeout", &millis]).await;
+        }
+    }
+
     /// Stops the primary that serves the key's slot in the middle of whatever it does.
     pub(crate) async fn freeze_primary_of(&mut self, key: &str) {
         let primary = self.take_primary_of(key).await;
