@@ -2,7 +2,7 @@
 -- A script and not MULTI/EXEC: where a slot lies depends on what is read in the same step.
 -- KEYS[1..n]   the books of the n limiters that the queue needs, all at once
 -- KEYS[n + 1]  the queue's order: { last, room_at, room_permits, generation, told, reviewed, expected, booked,
---              { replica, call, at, answer or 0, ... } the last call of each replica }
+--              { replica, call, at, answer or "", ... } the last call of each replica }
 -- KEYS[n + 2]  the epoch
 -- ARGV[1]      now in microseconds; 0: this server's clock (anything else is for the test of the twin)
 -- ARGV[2]      lease in microseconds
@@ -27,7 +27,8 @@
 --              the last instant that is booked, 0 if none; where room was given back before the last slot, how many permits, 0 if none;
 --              number of exchanges, count, slot (0: none within the wait), ...;
 --              then of the runs: count, 0, slot: booked; or count, code, delay, delay told, limiter * 256 + limit:
---              code 1: too far, 2: as many wait as may } integers only
+--              code 1: too far, 2: as many wait as may } integers only, as one MessagePack array: a reply of as many elements takes
+--              longer to write, to read and to remember
 --              While an epoch settles nothing is exchanged or booked, and the answer ends before the number of exchanges.
 --              A call that is repeated under its number is answered again and not carried out twice.
 -- Atomic:      all keys carry one hash tag, so one cluster slot
@@ -75,9 +76,9 @@ end
 local REVIEW_MAX = 5000000
 local REVIEW_PERMITS = 8
 
--- How long an answer is kept for the same call, and how many numbers of it at most.
+-- How long an answer is kept for the same call, and how many bytes of it at most.
 local CALL_KEPT = 1000000
-local ANSWER_MAX = 1000
+local ANSWER_MAX = 8192
 
 local last, room_at, room_permits, generation, told, reviewed, expected, booked = 0, 0, 0, 0, 0, 0, 0, 0
 local calls = {}
@@ -87,7 +88,7 @@ if order then
 end
 for index = 1, #calls, 4 do
   if call > 0 and calls[index] == replica and calls[index + 1] == call then
-    if calls[index + 3] == 0 then return redis.error_reply("REPEATED the call was carried out before") end
+    if calls[index + 3] == "" then return redis.error_reply("REPEATED the call was carried out before") end
     return calls[index + 3]
   end
 end
@@ -345,7 +346,7 @@ if not settles then
   for index = 1, #outcomes do answer[#answer + 1] = outcomes[index] end
 end
 
-local kept = {}
+local text, kept = cmsgpack.pack(answer), {}
 local function remember(...)
   for _, value in ipairs({ ... }) do kept[#kept + 1] = value end
 end
@@ -354,11 +355,11 @@ for index = 1, #calls, 4 do
     remember(calls[index], calls[index + 1], calls[index + 2], calls[index + 3])
   end
 end
-if call > 0 then remember(replica, call, now, #answer <= ANSWER_MAX and answer or 0) end
+if call > 0 then remember(replica, call, now, #text <= ANSWER_MAX and text or "") end
 keep(
   KEYS[limiters + 1], stored[limiters + 1],
   cmsgpack.pack({ last, room_at, room_permits, generation, told, reviewed, expected, booked, kept }), now,
   max(last, told, call > 0 and now + CALL_KEPT or 0)
 )
 if settle > 0 then epoch_keep(KEYS[limiters + 2], epoch, now, lives_until) end
-return answer
+return text

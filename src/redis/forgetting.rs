@@ -91,7 +91,7 @@ impl Fleet {
     /// Forgets what was used, for those who ask within the next minute.
     fn reset(&mut self, after: u64) -> Result<Epoch, redis::RedisError> {
         let key = crate::redis::keys::limiter("p", &self.subject);
-        let mut command = Script::reset().command(&["p:epoch".to_owned(), key]);
+        let mut command = Script::reset().command(&["p:epoch".to_owned(), key], 5);
         command.arg(START + after).arg(LEASE.0).arg(self.run).arg(0).arg(60 * SECOND);
         Ok(decode_epoch(&command.query(&mut self.connection)?).unwrap())
     }

@@ -16,6 +16,10 @@ macro_rules! source {
     };
 }
 
+/// About what a key and another argument take in a command.
+const KEY_BYTES: usize = 64;
+const ARGUMENT_BYTES: usize = 24;
+
 /// A script of this room.
 pub(super) struct Script {
     source: &'static str,
@@ -63,10 +67,11 @@ impl Script {
         self.source
     }
 
-    /// The beginning of a call by the script's hash.
-    pub(super) fn command(&self, keys: &[String]) -> Cmd {
-        let mut command = redis::cmd("EVALSHA");
-        command.arg(&self.sha).arg(keys.len()).arg(keys);
+    /// The beginning of a call by the script's hash, with room for so many arguments.
+    pub(super) fn command(&self, keys: &[String], arguments: usize) -> Cmd {
+        let bytes = (keys.len() + 2) * KEY_BYTES + arguments * ARGUMENT_BYTES;
+        let mut command = Cmd::with_capacity(3 + keys.len() + arguments, bytes);
+        command.arg("EVALSHA").arg(&self.sha).arg(keys.len()).arg(keys);
         command
     }
 

@@ -240,7 +240,7 @@ impl RedisStore {
 
     /// A probe writes in any case: a server without memory left, or that is no primary, still reads.
     fn heartbeat(&self, epoch: &str, run: &str, known: u64, is_probe: bool) -> Cmd {
-        let mut command = self.shared.epoch_keep.command(&[epoch.to_owned()]);
+        let mut command = self.shared.epoch_keep.command(&[epoch.to_owned()], 5);
         command.arg(0).arg(SETTLE.0).arg(run).arg(known).arg(u8::from(is_probe));
         command
     }
@@ -431,7 +431,7 @@ impl Store for RedisStore {
             let command = |_: &str| {
                 let epoch = self.part.epoch.clone().unwrap_or_default();
                 let keys = [keys::limiter(&self.shared.prefix, subject), epoch];
-                let mut command = self.shared.inspect.command(&keys);
+                let mut command = self.shared.inspect.command(&keys, 2);
                 command.arg(0).arg(rules_text(subject));
                 command
             };
@@ -465,7 +465,7 @@ impl Store for RedisStore {
             let longest = subject.rules.iter().map(Rule::seen_for).max().unwrap_or_default();
             let command = |run: &str| {
                 let keys = [epoch.clone(), keys::limiter(&self.shared.prefix, subject)];
-                let mut command = self.shared.reset.command(&keys);
+                let mut command = self.shared.reset.command(&keys, 5);
                 command.arg(0).arg(SETTLE.0).arg(run).arg(0).arg((longest + RETIMED_MAX).0);
                 command
             };
@@ -500,7 +500,7 @@ impl Store for RedisStore {
     ) -> BoxFuture<'a, Result<Vec<Replica>, StoreError>> {
         async move {
             let command = |_: &str| {
-                let mut command = self.shared.attend.command(&[keys::replicas(&self.shared.prefix)]);
+                let mut command = self.shared.attend.command(&[keys::replicas(&self.shared.prefix)], 6);
                 command.arg(0).arg(Micros::from(COUNTS_FOR).0).arg(me.id);
                 command.arg(&*me.version).arg(&*me.configuration).arg(u8::from(leaves));
                 command
@@ -561,7 +561,8 @@ pub(super) fn command_for(
     let mut keys: Vec<String> = subjects.iter().map(|subject| keys::limiter(place.prefix, subject)).collect();
     keys.push(keys::queue(place.prefix, subjects));
     keys.push(place.epoch.to_owned());
-    let mut command = script.command(&keys);
+    let holdings = call.give_back.len() + call.exchange.len();
+    let mut command = script.command(&keys, 14 + 3 * (subjects.len() + holdings + call.runs.len()));
     command.arg(now.0).arg(lease.0).arg(call.room);
     command.arg(call.give_back.len()).arg(call.exchange.len()).arg(call.runs.len()).arg(call.replica);
     command.arg(call.exchange_wait.0).arg(call.spare).arg(place.channel).arg(place.call);
@@ -587,7 +588,8 @@ pub(super) fn write_command(
     subject: &Subject,
     write: &WriteBack,
 ) -> Cmd {
-    let mut command = script.command(&[place.epoch.to_owned(), keys::limiter(place.prefix, subject)]);
+    let keys = [place.epoch.to_owned(), keys::limiter(place.prefix, subject)];
+    let mut command = script.command(&keys, 12 + 2 * write.entries.len());
     command.arg(now.0).arg(place.settle.0).arg(place.run).arg(LEASE.0).arg(write.replica).arg(write.number);
     let (kind, since) = match write.unknown {
         Unknown::Lost => (1, Micros::ZERO),
@@ -624,30 +626,43 @@ fn rules_text(subject: &Subject) -> String {
     text
 }
 
-/// An array of integers, read from the front.
-struct Numbers<'a> {
-    values: std::slice::Iter<'a, Value>,
-}
+/// Integers, read from the front.
+struct Numbers(std::vec::IntoIter<u64>);
 
-impl<'a> Numbers<'a> {
-    fn new(value: &'a Value) -> Option<Numbers<'a>> {
-        match value {
-            Value::Array(values) => Some(Numbers { values: values.iter() }),
+impl Numbers {
+    /// Those of an array.
+    fn new(value: &Value) -> Option<Numbers> {
+        let Value::Array(values) = value else { return None };
+        Numbers::of(values.iter())
+    }
+
+    fn of<'a>(values: impl Iterator<Item = &'a Value>) -> Option<Numbers> {
+        let number = |value: &Value| match value {
+            Value::Int(number) => u64::try_from(*number).ok(),
             _ => None,
-        }
+        };
+        Some(Numbers(values.map(number).collect::<Option<Vec<_>>>()?.into_iter()))
+    }
+
+    /// Those of a MessagePack array.
+    fn unpack(value: &Value) -> Option<Numbers> {
+        let Value::BulkString(packed) = value else { return None };
+        let numbers: Vec<u64> = rmp_serde::from_slice(packed).ok()?;
+        Some(Numbers(numbers.into_iter()))
     }
 
     fn take(&mut self) -> Option<u64> {
-        match self.values.next() {
-            Some(Value::Int(number)) => u64::try_from(*number).ok(),
-            _ => None,
-        }
+        self.0.next()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.len() == 0
     }
 }
 
 /// The answer of `reserve.lua`, if it is one, and one to this call.
 pub(super) fn decode_answer(value: &Value, subjects: &[Subject], call: &Call) -> Option<Answer> {
-    let mut numbers = Numbers::new(value)?;
+    let mut numbers = Numbers::unpack(value)?;
     let now = Micros(numbers.take()?);
     let mut answer = Answer { now, epoch: take_epoch(now, &mut numbers)?, ..Answer::default() };
     for subject in subjects {
@@ -660,13 +675,13 @@ pub(super) fn decode_answer(value: &Value, subjects: &[Subject], call: &Call) ->
     let room = Room { at: Micros(numbers.take()?), permits: numbers.take()? };
     answer.room = Some(room).filter(|room| room.permits > 0);
     if answer.epoch.settles_until.is_some() {
-        return (numbers.values.len() == 0).then_some(answer);
+        return numbers.is_empty().then_some(answer);
     }
     for _ in 0..numbers.take()? {
         let (count, at) = (numbers.take()?, Micros(numbers.take()?));
         answer.exchanged.push((count, Some(at).filter(|at| *at > Micros::ZERO)));
     }
-    while numbers.values.len() > 0 {
+    while !numbers.is_empty() {
         let (count, code, instant) = (numbers.take()?, numbers.take()?, Micros(numbers.take()?));
         let outcome = match code {
             0 => Outcome::Booked(instant),
@@ -683,7 +698,7 @@ pub(super) fn decode_answer(value: &Value, subjects: &[Subject], call: &Call) ->
     fits.then_some(answer)
 }
 
-fn take_epoch(now: Micros, numbers: &mut Numbers<'_>) -> Option<Epoch> {
+fn take_epoch(now: Micros, numbers: &mut Numbers) -> Option<Epoch> {
     let (id, settles_until) = (numbers.take()?, Micros(numbers.take()?));
     let settles_until = Some(settles_until).filter(|until| *until > Micros::ZERO);
     Some(Epoch { now, id, settles_until, reset_at: Micros(numbers.take()?) })
@@ -703,16 +718,20 @@ fn decode_replicas(value: Value) -> Option<Vec<Replica>> {
 
 /// The answer of `epoch_keep.lua`. A reset of what has another layout is another version's.
 fn decode_heartbeat(value: &Value) -> Option<(Epoch, Vec<Reset>)> {
-    let mut numbers = Numbers::new(value)?;
+    const EPOCH: usize = 4;
+    let Value::Array(values) = value else { return None };
+    let (epoch, resets) = values.split_at_checked(EPOCH)?;
+    let mut numbers = Numbers::of(epoch.iter())?;
     let now = Micros(numbers.take()?);
     let epoch = take_epoch(now, &mut numbers)?;
-    let mut resets = Vec::new();
-    while let Some(key) = numbers.values.next() {
-        let at = Micros(numbers.take()?);
-        let key: String = redis::from_redis_value_ref(key).ok()?;
-        resets.extend(keys::limiter_of(&key).map(|(name, partition)| Reset { name, partition, at }));
-    }
-    Some((epoch, resets))
+    let reset = |pair: &[Value]| {
+        let [key, at] = pair else { return None };
+        let (key, at): (String, u64) =
+            (redis::from_redis_value_ref(key).ok()?, redis::from_redis_value_ref(at).ok()?);
+        let (name, partition) = keys::limiter_of(&key)?;
+        Some(Reset { name, partition, at: Micros(at) })
+    };
+    Some((epoch, resets.chunks(2).filter_map(reset).collect()))
 }
 
 /// The answer of a script that tells the epoch alone.
@@ -722,7 +741,7 @@ pub(super) fn decode_epoch(value: &Value) -> Option<Epoch> {
     take_epoch(now, &mut numbers)
 }
 
-fn away(delay: Micros, numbers: &mut Numbers<'_>) -> Option<Away> {
+fn away(delay: Micros, numbers: &mut Numbers) -> Option<Away> {
     let (told, violated) = (Micros(numbers.take()?), numbers.take()?);
     let violated = Violated {
         limiter: usize::try_from(violated / VIOLATED_LIMITS).ok()?,
