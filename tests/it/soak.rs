@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use crate::support::load::{Load, leavers};
 use crate::support::{PATIENCE, RedisOptions, RedisServer, Request, Upstream, Weir, eventually, lane};
 
-const SECONDS: u64 = 45;
+const SECONDS: u64 = 120;
 /// With it each fault comes once in that time.
 const SEED: u64 = 105;
 /// Between two faults, with what each takes by itself.
