@@ -131,7 +131,7 @@ pub(crate) fn authority<B>(request: &Request<B>) -> Result<Option<Authority>, Pr
         (None, None, Version::HTTP_10) => Ok(None),
         (None, None, _) => Err(ProxyError::BadRequest("the host is missing")),
         (Some(_), None, Version::HTTP_11) => Err(ProxyError::BadRequest("the host is missing")),
-        (Some(target), Some(host), Version::HTTP_2) if *target != host => {
+        (Some(target), Some(host), _) if *target != host => {
             Err(ProxyError::BadRequest("two different hosts"))
         }
         (Some(target), _, _) => Ok(Some(target.clone())),
@@ -206,14 +206,22 @@ pub(crate) fn is_grpc(headers: &HeaderMap, seen: Seen) -> bool {
     rest.is_some_and(|rest| rest.first().is_none_or(|byte| b"+;".contains(byte)))
 }
 
-/// The protocol that the client wants to change to; only HTTP/1.1 can.
+/// The protocol that the client wants to change to; only HTTP/1.1 can. To another HTTP it cannot: over a connection of its own
+/// it would send requests that no route and no limiter sees.
 pub(crate) fn upgrade<B>(request: &Request<B>, seen: Seen) -> Option<HeaderValue> {
     let headers = request.headers();
     if !seen.has(Seen::UPGRADE) {
         return None;
     }
     let asked = request.version() == Version::HTTP_11 && lists(headers, &CONNECTION, "upgrade");
-    if asked { headers.get(UPGRADE).cloned() } else { None }
+    let mut wanted = headers.get_all(UPGRADE).iter();
+    let protocol = wanted.next().filter(|_| asked && wanted.next().is_none())?;
+    let is_http = |protocol: &str| {
+        let name = protocol.split('/').next().unwrap_or_default().trim();
+        ["h2c", "h2", "h3", "http", "tls"].iter().any(|http| name.eq_ignore_ascii_case(http))
+    };
+    let is_other = protocol.to_str().is_ok_and(|list| !list.split(',').any(is_http));
+    is_other.then(|| protocol.clone())
 }
 
 /// Where a request comes from.
