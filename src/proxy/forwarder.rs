@@ -78,6 +78,7 @@ struct Plan {
     authority: Option<Authority>,
     /// What the request's headers are.
     seen: Seen,
+    version: Version,
     /// The protocol that it changes to.
     upgrade: Option<HeaderValue>,
     demand: Demand,
@@ -108,7 +109,8 @@ impl Plan {
         let upgrade = headers::upgrade(request, seen);
         let upgrade = upgrade.filter(|_| route.rule.upstream.http2 != Http2::PriorKnowledge);
         let route = Arc::clone(route);
-        Ok((Plan { route, authority, seen, upgrade, demand, partitions }, target))
+        let version = request.version();
+        Ok((Plan { route, authority, seen, version, upgrade, demand, partitions }, target))
     }
 
     fn wanted(&self) -> Wanted {
@@ -139,7 +141,15 @@ impl Going {
         parts.uri = Uri::from(target);
         parts.extensions.clear();
         let head = Request::from_parts(parts, ());
-        Going { head, body: Some(body), first: None, permit: None, ready: Ready::default(), changes, is_repeatable: false }
+        Going {
+            head,
+            body: Some(body),
+            first: None,
+            permit: None,
+            ready: Ready::default(),
+            changes,
+            is_repeatable: false,
+        }
     }
 
     /// Looks at what has come of the body with the head: one that is framed wrongly goes nowhere. What comes later streams.
@@ -156,7 +166,10 @@ impl Going {
             Poll::Pending => Poll::Ready(None),
             Poll::Ready(frame) => Poll::Ready(frame),
         });
-        self.first = first.await.transpose().map_err(|_| ProxyError::BadRequest("the body is not framed as HTTP"))?;
+        self.first = first
+            .await
+            .transpose()
+            .map_err(|_| ProxyError::BadFraming("the body is not framed as HTTP has it"))?;
         Ok(())
     }
 
@@ -182,7 +195,11 @@ impl Going {
         let idle_timeout = plan.route.upstream.settings().idle_timeout;
         let body;
         (body, *upload) = RequestBody::new(self.first.take(), incoming, idle_timeout);
-        if again && matches!(body, RequestBody::Empty) && head.method().is_idempotent() && self.changes.is_none() {
+        if again
+            && matches!(body, RequestBody::Empty)
+            && head.method().is_idempotent()
+            && self.changes.is_none()
+        {
             self.head = head.clone();
             self.is_repeatable = true;
         }
@@ -234,6 +251,13 @@ async fn forward(
         return change(response, protocol, going.changes.take(), lease);
     }
     record.outcome = Outcome::Forwarded;
+    // Over HTTP/2 the header alone says it.
+    if plan.version != Version::HTTP_2
+        && let Some(length) = response::length_unsent(response.status(), response.headers())
+    {
+        lease.release();
+        return Ok(Answer::Response(response.map(|_| Body::announced(length))));
+    }
     let idle_timeout = plan.route.upstream.settings().idle_timeout;
     Ok(Answer::Response(response.map(|incoming| Body::upstream(incoming, idle_timeout, lease))))
 }
@@ -403,7 +427,9 @@ fn hung_up(error: &hyper::Error) -> bool {
     use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
     let broken = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
     let kinds = [BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected];
-    error.is_incomplete_message() || error.is_closed() || broken.is_some_and(|error| kinds.contains(&error.kind()))
+    error.is_incomplete_message()
+        || error.is_closed()
+        || broken.is_some_and(|error| kinds.contains(&error.kind()))
 }
 
 /// Why there is no response: the client's body may be the reason.

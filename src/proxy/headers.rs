@@ -98,6 +98,14 @@ pub(crate) fn check<B>(request: &Request<B>, seen: Seen) -> Result<(), ProxyErro
     if !request.uri().path().starts_with('/') {
         return Err(ProxyError::BadRequest("the path does not begin with a slash"));
     }
+    if seen.has(Seen::TRANSFER_ENCODING) {
+        let mut codings = request.headers().get_all(TRANSFER_ENCODING).iter();
+        let is_chunked =
+            codings.next().is_some_and(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
+        if !is_chunked || codings.next().is_some() {
+            return Err(ProxyError::BadFraming("no transfer coding but chunked is understood"));
+        }
+    }
     if !seen.has(Seen::VIA) {
         return Ok(());
     }
@@ -119,12 +127,11 @@ pub(crate) fn authority<B>(request: &Request<B>) -> Result<Option<Authority>, Pr
     }
     let host = match host.map(|host| Authority::try_from(host.as_bytes())) {
         None => None,
-        // What begins with a colon has a port and no host.
-        Some(Ok(host)) if !host.as_str().contains('@') && !host.as_str().starts_with(':') => Some(host),
+        Some(Ok(host)) if names_a_host(&host) => Some(host),
         Some(_) => return Err(ProxyError::BadRequest("the host is not valid")),
     };
     let target = request.uri().authority();
-    if target.is_some_and(|target| target.as_str().contains('@')) {
+    if target.is_some_and(|target| !names_a_host(target)) {
         return Err(ProxyError::BadRequest("the host is not valid"));
     }
     match (target, host, request.version()) {
@@ -137,6 +144,14 @@ pub(crate) fn authority<B>(request: &Request<B>) -> Result<Option<Authority>, Pr
         (Some(target), _, _) => Ok(Some(target.clone())),
         (None, host, _) => Ok(host),
     }
+}
+
+/// Whether an authority is a host and perhaps a port: no user, no port without a host, no port that is none, and one host.
+fn names_a_host(authority: &Authority) -> bool {
+    let (text, host) = (authority.as_str(), authority.host());
+    let port = text.strip_prefix(host).unwrap_or_default();
+    let is_port = matches!(port, "" | ":") || authority.port_u16().is_some();
+    !host.is_empty() && is_port && !text.contains(['@', ','])
 }
 
 /// The host of an authority, as routes are matched.
@@ -433,6 +448,9 @@ fn join_cookies(headers: &mut HeaderMap) {
 /// `Host` that went upstream.
 pub(crate) fn to_client(headers: &mut HeaderMap, rule: &Rule, host: Option<&str>) {
     let seen = Seen::of(headers);
+    if seen.has(Seen::TRANSFER_ENCODING) {
+        headers.remove(CONTENT_LENGTH);
+    }
     remove_hop_by_hop(headers, seen);
     remove_own(headers, seen);
     if !seen.has(Seen::LOCATION) {

@@ -192,8 +192,18 @@ mod tests {
 
     #[test]
     fn every_spelling_has_one_canonical_form() {
-        for sent in ["/a/b", "//a/b", "/a//b", "/a/./b", "/x/../a/b", "/%61/b", "/a%2Fb", "/%2561/b", "/a\\b", "/a;x/b"]
-        {
+        for sent in [
+            "/a/b",
+            "//a/b",
+            "/a//b",
+            "/a/./b",
+            "/x/../a/b",
+            "/%61/b",
+            "/a%2Fb",
+            "/%2561/b",
+            "/a\\b",
+            "/a;x/b",
+        ] {
             assert_eq!(canonical(sent), "/a/b", "{sent}");
         }
     }

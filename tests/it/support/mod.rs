@@ -13,6 +13,7 @@ pub(crate) mod load;
 pub(crate) mod measure;
 pub(crate) mod metrics;
 pub(crate) mod patience;
+pub(crate) mod raw;
 pub(crate) mod redis_server;
 pub(crate) mod sentinel;
 pub(crate) mod upstream;
