@@ -125,7 +125,7 @@ struct Going {
     /// Until it goes upstream.
     body: Option<Incoming>,
     /// What has come of it already.
-    first: Option<Frame<Bytes>>,
+    first: Option<Box<Frame<Bytes>>>,
     permit: Option<Permit>,
     ready: Ready,
     /// The client's side, if it wants to change to another protocol.
@@ -152,9 +152,13 @@ impl Going {
         }
     }
 
+    fn has_body(&self) -> bool {
+        self.body.as_ref().is_some_and(|body| !body.is_end_stream())
+    }
+
     /// Looks at what has come of the body with the head: one that is framed wrongly goes nowhere. What comes later streams.
     async fn look_at_body(&mut self) -> Result<(), ProxyError> {
-        let Some(body) = self.body.as_mut().filter(|body| !body.is_end_stream()) else { return Ok(()) };
+        let Some(body) = &mut self.body else { return Ok(()) };
         let mut is_asked = false;
         let first = poll_fn(|context| match Pin::new(&mut *body).poll_frame(context) {
             // hyper reads a body only once it is asked for, which it is now.
@@ -166,10 +170,9 @@ impl Going {
             Poll::Pending => Poll::Ready(None),
             Poll::Ready(frame) => Poll::Ready(frame),
         });
-        self.first = first
-            .await
-            .transpose()
-            .map_err(|_| ProxyError::BadFraming("the body is not framed as HTTP has it"))?;
+        let first = first.await.transpose();
+        let first = first.map_err(|_| ProxyError::BadFraming("the body is not framed as HTTP has it"))?;
+        self.first = first.map(Box::new);
         Ok(())
     }
 
@@ -194,7 +197,7 @@ impl Going {
         let Some(incoming) = self.body.take() else { return head.map(|()| RequestBody::Empty) };
         let idle_timeout = plan.route.upstream.settings().idle_timeout;
         let body;
-        (body, *upload) = RequestBody::new(self.first.take(), incoming, idle_timeout);
+        (body, *upload) = RequestBody::new(self.first.take().map(|first| *first), incoming, idle_timeout);
         if again
             && matches!(body, RequestBody::Empty)
             && head.method().is_idempotent()
@@ -356,7 +359,10 @@ async fn send(
     };
     let mut unsent: Option<Box<Request<RequestBody>>> = None;
     let mut upload = None;
-    going.look_at_body().await?;
+    // On the heap, like all that few requests need while they wait.
+    if going.has_body() {
+        Box::pin(going.look_at_body()).await?;
+    }
     loop {
         if let (Some(permit), Some(gate)) = (&mut going.permit, &plan.route.gate) {
             let confirmed = async { permit.confirm().await.map_err(|refusal| refused(gate, refusal)) };
@@ -373,8 +379,8 @@ async fn send(
             Ok(response) => return Ok((response, lease)),
             Err(SendError::Failed(error)) if hung_up(&error) && std::mem::take(&mut going.is_repeatable) => {
                 drop(spent);
-                let mut head = std::mem::take(&mut going.head);
-                (going.permit, _) = Box::pin(admit(plan, client, &mut head)).await?;
+                (going.permit, _) = Box::pin(admit(plan, client, &mut going.head)).await?;
+                let head = std::mem::take(&mut going.head);
                 (again, unsent) = (false, Some(Box::new(head.map(|()| RequestBody::Empty))));
                 lease = Box::pin(upstream.open_fresh(plan.wanted())).await?;
             }

@@ -20,6 +20,7 @@ mod faults;
 mod fleet;
 mod framing;
 mod harness;
+mod http2_abuse;
 mod leaving;
 mod limits;
 mod partitions;
