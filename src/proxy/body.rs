@@ -371,13 +371,14 @@ impl IdleTimer {
     }
 }
 
-/// Trailers pass, without what concerns one connection only or weir itself.
+/// Trailers pass, without what has no business there and what concerns one connection only or weir itself.
 fn scrub_trailers(frame: Frame<Bytes>) -> Frame<Bytes> {
     match frame.into_trailers() {
         Ok(mut trailers) => {
             let seen = Seen::of(&trailers);
             headers::remove_hop_by_hop(&mut trailers, seen);
             headers::remove_own(&mut trailers, seen);
+            headers::remove_misplaced(&mut trailers);
             Frame::trailers(trailers)
         }
         Err(frame) => frame,

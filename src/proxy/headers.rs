@@ -348,6 +348,25 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap, seen: Seen) {
     }
 }
 
+/// Removes what means nothing behind a body, or something else than in front of it: what frames, routes, authenticates or modifies a
+/// message, or describes its content (RFC 9110, 6.5.1). A receiver that merges trailers into the headers would be deceived.
+pub(crate) fn remove_misplaced(trailers: &mut HeaderMap) {
+    while let Some(name) = trailers.keys().find(|name| is_misplaced(name.as_str())).cloned() {
+        trailers.remove(name);
+    }
+}
+
+fn is_misplaced(name: &str) -> bool {
+    let describes_content =
+        matches!(name, "content-length" | "content-type" | "content-encoding" | "content-range");
+    let routes =
+        matches!(name, "host" | "trailer" | "via" | "location" | "retry-after" | "max-forwards" | "expect");
+    let authenticates = matches!(name, "authorization" | "www-authenticate" | "cookie" | "set-cookie")
+        || name.starts_with("proxy-");
+    let caches = matches!(name, "cache-control" | "pragma" | "age" | "expires" | "date" | "vary" | "range");
+    describes_content || routes || authenticates || caches || name.starts_with("if-")
+}
+
 /// Removes `weir-*`: what the client says to weir, and what an upstream has no business to say.
 pub(crate) fn remove_own(headers: &mut HeaderMap, seen: Seen) {
     if !seen.has(Seen::OWN) {

@@ -14,6 +14,7 @@ mod bad_input;
 mod capacity;
 mod check_store;
 mod client_leaves;
+mod crossing;
 mod demo;
 mod failover;
 mod faults;
