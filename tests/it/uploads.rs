@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::raw::{in_time, read_head, read_to_end};
-use crate::support::{PATIENCE, Upstream, Weir, eventually, lane, one_limiter};
+use crate::support::raw::{RawUpstream, in_time, one_route, read_head, read_to_end};
+use crate::support::{Upstream, Weir, lane, one_limiter};
 
 const LIMITER: &str = "{limits: [1/1h]}";
 
@@ -71,29 +71,51 @@ async fn who_is_refused_is_not_told_to_continue() {
     assert!(answer.starts_with("HTTP/1.1 429 "), "{answer}");
 }
 
-/// Large bodies both ways, to slow readers: nothing is held but what is under way.
+const STREAMS: usize = 20;
+const EACH: usize = 200 * 1024 * 1024;
+
+/// What weir may take beyond what it took before, for all of them.
+const MORE_BYTES: u64 = 40 * 1024 * 1024;
+
+async fn send_body(stream: &mut TcpStream) {
+    let piece = vec![b'x'; 256 * 1024];
+    let mut left = EACH;
+    while left > 0 {
+        let length = left.min(piece.len());
+        if stream.write_all(&piece[..length]).await.is_err() {
+            return;
+        }
+        left -= length;
+    }
+}
+
+/// Reads a little from each in turn, so that all are under way together, and none is read as fast as it could be.
+async fn read_in_turn(streams: &mut [TcpStream], weir: &Weir) -> u64 {
+    let (mut most, mut buffer) = (0, vec![0; 1024 * 1024]);
+    let mut read = vec![0; streams.len()];
+    while read.iter().any(|read| *read < EACH) {
+        for (stream, read) in streams.iter_mut().zip(&mut read).filter(|(_, read)| **read < EACH) {
+            *read += match in_time("a piece", stream.read(&mut buffer)).await.unwrap() {
+                0 => EACH,
+                count => count,
+            };
+        }
+        most = most.max(weir.rss_bytes());
+    }
+    most
+}
+
+/// To slow readers: nothing is held but what is under way.
 #[tokio::test]
-async fn large_bodies_take_no_memory() {
+async fn large_answers_take_no_memory() {
     lane::alone(async || {
-        const STREAMS: usize = 20;
-        let each =
-            std::env::var("WEIR_BODY_MIB").map_or(20, |text| text.parse().expect("a number")) * 1024 * 1024;
-        let upstream = crate::support::raw::RawUpstream::start(move |mut connection, _| async move {
+        let upstream = RawUpstream::start(|mut connection, _| async move {
             connection.read_head().await;
-            connection.write(format!("HTTP/1.1 200 OK\r\ncontent-length: {each}\r\n\r\n").as_bytes()).await;
-            let piece = vec![b'x'; 64 * 1024];
-            let mut left: usize = each;
-            while left > 0 {
-                let length = left.min(piece.len());
-                if connection.stream.write_all(&piece[..length]).await.is_err() {
-                    return;
-                }
-                left -= length;
-            }
+            connection.write(format!("HTTP/1.1 200 OK\r\ncontent-length: {EACH}\r\n\r\n").as_bytes()).await;
+            send_body(&mut connection.stream).await;
         })
         .await;
-        let weir = Weir::start(&crate::support::raw::one_route(&upstream.url())).await;
-        assert_eq!(weir.get("/").await.body.len(), each);
+        let weir = Weir::start(&one_route(&upstream.url())).await;
         let before = weir.rss_bytes();
         let mut clients = Vec::new();
         for _ in 0..STREAMS {
@@ -101,22 +123,44 @@ async fn large_bodies_take_no_memory() {
             client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.unwrap();
             clients.push(client);
         }
-        eventually("all have been asked for", PATIENCE, async || upstream.heads().len() > STREAMS).await;
-        // They read a little each, in turn, so that all are under way together.
-        let mut most = weir.rss_bytes();
-        let mut buffer = vec![0; 1024 * 1024];
-        let mut read = vec![0; STREAMS];
-        while let Some(slowest) = read.iter().position(|read| *read < each) {
-            for (client, read) in clients.iter_mut().zip(&mut read).skip(slowest) {
-                *read += match client.read(&mut buffer).await.unwrap() {
-                    0 => each,
-                    count => count,
-                };
+        let most = read_in_turn(&mut clients, &weir).await;
+        println!("{STREAMS} answers of {EACH} bytes: {before} bytes before, {most} at most");
+        assert!(most < before + MORE_BYTES, "{before} bytes before, {most} at most");
+    })
+    .await;
+}
+
+/// From fast senders to a slow upstream.
+#[tokio::test]
+async fn large_uploads_take_no_memory() {
+    lane::alone(async || {
+        let (arrives, mut arrived) = tokio::sync::mpsc::channel(STREAMS);
+        let upstream = RawUpstream::start(move |mut connection, _| {
+            let arrives = arrives.clone();
+            async move {
+                connection.read_head().await;
+                let _ = arrives.send(connection.stream).await;
             }
-            most = most.max(weir.rss_bytes());
+        })
+        .await;
+        let weir = Weir::start(&one_route(&upstream.url())).await;
+        let before = weir.rss_bytes();
+        let mut senders = tokio::task::JoinSet::new();
+        for _ in 0..STREAMS {
+            let mut client = TcpStream::connect(weir.host()).await.unwrap();
+            senders.spawn(async move {
+                let head = format!("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {EACH}\r\n\r\n");
+                client.write_all(head.as_bytes()).await.unwrap();
+                send_body(&mut client).await;
+            });
         }
-        println!("{STREAMS} bodies of {each} bytes: {before} bytes before, {most} at most");
-        assert!(most < before + 32 * 1024 * 1024, "{before} bytes before, {most} at most");
+        let mut streams = Vec::new();
+        while streams.len() < STREAMS {
+            streams.push(in_time("a head", arrived.recv()).await.unwrap());
+        }
+        let most = read_in_turn(&mut streams, &weir).await;
+        println!("{STREAMS} uploads of {EACH} bytes: {before} bytes before, {most} at most");
+        assert!(most < before + MORE_BYTES, "{before} bytes before, {most} at most");
     })
     .await;
 }
