@@ -90,6 +90,26 @@ async fn streams_that_are_reset_at_once_take_nothing_along() {
     assert!(more < MORE_BYTES, "{more} bytes more");
 }
 
+/// A stream that is reset while it waits has left, like a connection that is closed.
+#[tokio::test]
+async fn a_stream_that_is_reset_has_left() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let limiter = "{limits: [1/1h], queue: {timeout: 2h, max_waiting: 10}}";
+    let weir = Weir::start(&one_limiter("memory", limiter, &upstream)).await;
+    assert_eq!(weir.get("/").await.status, 200);
+    let mut stream = connect(&weir).await;
+    for (id, flags, method) in [(1, END_HEADERS | END_STREAM, GET), (3, END_HEADERS, POST)] {
+        stream.write_all(&frame(HEADERS, flags, id, &request(method))).await.unwrap();
+        weir.wait_for_waiting(1).await;
+        stream.write_all(&frame(RST_STREAM, 0, id, &8_u32.to_be_bytes())).await.unwrap();
+        let left = std::time::Instant::now();
+        eventually("it is noticed", PATIENCE, async || weir.waiting().await == 0.0).await;
+        assert!(left.elapsed() < Duration::from_millis(1500), "noticed after {:?}", left.elapsed());
+    }
+    assert_eq!(upstream.count(), 1);
+}
+
 #[tokio::test]
 async fn floods_are_bounded() {
     let _lane = lane::shared().await;

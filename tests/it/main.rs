@@ -25,6 +25,7 @@ mod http2_abuse;
 mod leaving;
 mod limits;
 mod partitions;
+mod protocols;
 mod queue;
 mod readme;
 mod redisson;
