@@ -11,16 +11,16 @@ pub(super) fn explain(error: &RedisError) -> String {
         return why.to_owned();
     }
     let told = told(error);
-    let advice = match (error.kind(), error.code().unwrap_or_default()) {
+    let advice = match (error.kind(), word(error)) {
         (ErrorKind::AuthenticationFailed, _) | (_, "NOAUTH" | "WRONGPASS") => {
             "check user and password in `store.redis`"
         }
         (ErrorKind::MasterNameNotFoundBySentinel, _) => {
             "no sentinel that answers knows this master: check `store.redis.sentinel`"
         }
-        (ErrorKind::Server(ServerErrorKind::NoPerm), _) => LACKS_A_RIGHT,
+        (_, "NOPERM") => LACKS_A_RIGHT,
         _ if told.contains("The user executing the script can't") => LACKS_A_RIGHT,
-        (ErrorKind::Server(ServerErrorKind::ReadOnly), _) => {
+        (_, "READONLY") => {
             "this server is a replica: name its primary, or its sentinels"
         }
         (ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::CrossSlot), _) => NOT_ONE_SERVER,
@@ -35,6 +35,12 @@ pub(super) fn explain(error: &RedisError) -> String {
         _ => return told,
     };
     format!("{told}; {advice}")
+}
+
+/// The word with which a server begins an error. Before Redis 7, what ends a script is quoted in an error of the script's.
+pub(super) fn word(error: &RedisError) -> &str {
+    let quoted = error.detail().and_then(|detail| detail.split(": -").nth(1)?.split(' ').next());
+    quoted.or(error.code()).unwrap_or_default()
 }
 
 /// An error in the server's own words, as its documentation has them.

@@ -24,7 +24,7 @@ use crate::limiter::store::{
 };
 use crate::limiter::{COUNTS_FOR, Replica};
 use crate::redis::announcements::Announcements;
-use crate::redis::explain::{evicts, explain, version};
+use crate::redis::explain::{evicts, explain, version, word};
 use crate::redis::health::{Circuits, Health};
 use crate::redis::keys;
 use crate::redis::pool::{Connections, NoConnection, connect_timeout};
@@ -380,14 +380,9 @@ impl RedisStore {
 /// Whether another connection may do better: this one broke, is not logged in any more, or leads to a server that is the primary
 /// no more.
 fn is_misplaced(error: &RedisError) -> bool {
-    let said = |word: &str| {
-        // Before Redis 7, what ends a script is quoted in an error of the script's.
-        error.code() == Some(word)
-            || error.detail().is_some_and(|detail| detail.contains(&format!(": -{word} ")))
-    };
     error.is_io_error()
         || error.is_unrecoverable_error()
-        || ["READONLY", "MASTERDOWN", "NOAUTH"].into_iter().any(said)
+        || ["READONLY", "MASTERDOWN", "NOAUTH"].contains(&word(error))
 }
 
 impl Store for RedisStore {
