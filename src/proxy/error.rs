@@ -1,11 +1,13 @@
 //! Why weir answers a request itself. What the client then sees is decided in [`super::response`] alone.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use http::HeaderName;
 
+use super::outbound::HEAD_BYTES_MAX;
 use crate::limiter::limit::{Limiter, Permits};
 use crate::limiter::{GateError, Refusal};
 
@@ -74,9 +76,25 @@ pub(crate) enum ConnectError {
         /// What the resolver said.
         reason: String,
     },
-    /// No address accepted a connection; the last one's reason.
-    #[error("tcp: {0}")]
-    Tcp(Arc<io::Error>),
+    /// The name has no address at all.
+    #[error("no address")]
+    NoAddress,
+    /// No address accepted a connection.
+    #[error("{address}: {source}")]
+    Tcp {
+        /// The last one that failed.
+        address: SocketAddr,
+        /// Why.
+        source: Arc<io::Error>,
+    },
+    /// The outbound proxy opened no tunnel.
+    #[error("the outbound proxy {proxy}: {source}")]
+    Tunnel {
+        /// Its host and port.
+        proxy: Arc<str>,
+        /// Why not.
+        source: TunnelError,
+    },
     /// The TLS handshake failed.
     #[error("tls: {0}")]
     Tls(Arc<io::Error>),
@@ -91,20 +109,51 @@ pub(crate) enum ConnectError {
     Timeout,
 }
 
+/// Why an outbound proxy opened no tunnel.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(crate) enum TunnelError {
+    /// It says no.
+    #[error("it answered CONNECT with {status}: {advice}")]
+    Refused {
+        /// Its status.
+        status: u16,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// It speaks something else.
+    #[error("its answer to CONNECT is not HTTP/1.1 ({0}); check that `upstream.proxy` is an HTTP proxy")]
+    NotHttp(httparse::Error),
+    /// Its answer has no end.
+    #[error("the head of its answer to CONNECT is larger than {HEAD_BYTES_MAX} bytes")]
+    TooLarge,
+    /// It hung up.
+    #[error("it closed the connection before it had answered CONNECT")]
+    Closed,
+    /// The connection to it broke.
+    #[error("the connection broke: {0}")]
+    Io(Arc<io::Error>),
+}
+
+impl From<io::Error> for TunnelError {
+    fn from(error: io::Error) -> TunnelError {
+        TunnelError::Io(Arc::new(error))
+    }
+}
+
 /// Why a configuration cannot be routed. Nothing has changed then.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyBuildError {
-    /// The file behind an upstream's `ca` cannot be read.
+    /// A file that an upstream names cannot be read.
     #[error("cannot read {path}: {source}")]
-    CaUnreadable {
+    FileUnreadable {
         /// The file.
         path: PathBuf,
         /// Why.
         source: io::Error,
     },
-    /// The file behind an upstream's `ca` holds no certificate that can be used.
+    /// A file that an upstream names holds nothing that can be used.
     #[error("{path}: {reason}")]
-    CaInvalid {
+    FileInvalid {
         /// The file.
         path: PathBuf,
         /// Why.

@@ -142,6 +142,8 @@ pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
             idle_timeout: Duration::from_secs(60),
             http2: Http2::Auto,
             ca: None,
+            identity: None,
+            proxy: None,
         },
         strip_prefix: None,
         set_headers: Vec::new(),
