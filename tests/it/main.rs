@@ -20,6 +20,7 @@ mod fleet;
 mod harness;
 mod leaving;
 mod limits;
+mod outbound;
 mod partitions;
 mod queue;
 mod readme;
