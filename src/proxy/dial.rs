@@ -65,7 +65,7 @@ impl Dialer {
 
     /// Opens a connection to whichever address answers first; the caller bounds the time that it takes to `time`.
     pub(crate) async fn dial(&self, time: Duration) -> Result<TcpStream, ConnectError> {
-        let addresses = in_turn(self.addresses(time / 2).await?);
+        let addresses = self.addresses(time / 2).await?;
         // However little time there is, every address is tried in it.
         let turns = u32::try_from(addresses.len()).unwrap_or(u32::MAX).max(1);
         race(addresses, ATTEMPT_DELAY.min(time / 2 / turns), TcpStream::connect).await
@@ -83,6 +83,7 @@ impl Dialer {
         };
         let reason = match found {
             Ok(addresses) if !addresses.is_empty() => {
+                let addresses = in_turn(addresses);
                 let known = Known { addresses: addresses.clone(), at: Instant::now(), is_told: false };
                 *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
                 return Ok(addresses);
