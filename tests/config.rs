@@ -891,6 +891,28 @@ proptest! {
         let _ = config::parse(Path::new("f"), &text);
     }
 
+    /// Whatever a URL parser takes for a password is hidden.
+    #[test]
+    fn the_password_of_a_proxy_is_never_shown(
+        scheme in "(http|HTTP|ht\ttp| http):(//|//|//|[/\\\\]{0,3})",
+        before in "([ab]{0,2}:|[a-b:/@?#.% \\\\\t]{0,5})",
+        after in "(|:|[a-b:/@?#.% \\\\\t]{0,5})",
+        host in "(@h|@h:1|@h/|h)",
+    ) {
+        let given = serde_json::to_string(&format!("{scheme}{before}s3cret{after}{host}")).unwrap();
+        let file = format!("routes: [{{name: a, match: {{}}, upstream: {{url: 'http://a', proxy: {given}}}}}]\n");
+        match config::parse(Path::new("f"), &file) {
+            Ok(loaded) => {
+                let proxy = loaded.config.routes[0].upstream.proxy.as_ref().unwrap();
+                let (user, password) =
+                    proxy.credentials.as_ref().and_then(|secret| secret.reveal().split_once(':')).unwrap_or_default();
+                let is_secret = password.contains("s3cret") || password.is_empty() && user.contains("s3cret");
+                prop_assert!(!is_secret || !loaded.masked.to_string().contains("s3cret"), "{}", loaded.masked);
+            }
+            Err(error) => prop_assert!(!error.to_string().contains("s3cret"), "{error}"),
+        }
+    }
+
     #[test]
     fn a_damaged_file_never_panics(
         at in 0..WHOLE.len(),

@@ -16,7 +16,7 @@ use http::{Request, Response, StatusCode, Version};
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use weir::config::model::{Cost, Http2};
 use weir::limiter::limit::Permits;
 use weir::proxy::{Drained, Reach, Resolve};
@@ -640,11 +640,11 @@ async fn several_limiters_are_all_satisfied() {
 
 /// Names that lead where the test says, or nowhere.
 #[derive(Clone, Default)]
-struct Names(Arc<Mutex<Option<SocketAddr>>>);
+struct Names(Arc<Mutex<Vec<SocketAddr>>>);
 
 impl Names {
-    fn lead(&self, to: Option<SocketAddr>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = to;
+    fn lead(&self, to: &[SocketAddr]) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = to.to_vec();
     }
 
     fn reach(&self, connection_age_max: Duration) -> Reach {
@@ -653,9 +653,11 @@ impl Names {
 }
 
 impl Resolve for Names {
-    fn resolve<'a>(&'a self, _: &'a str, _: u16) -> BoxFuture<'a, std::io::Result<Vec<SocketAddr>>> {
-        let to = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        Box::pin(async move { to.map(|to| vec![to]).ok_or_else(|| std::io::Error::other("no such name")) })
+    fn resolve(&self, _: Arc<str>, _: u16) -> BoxFuture<'static, std::io::Result<Vec<SocketAddr>>> {
+        let to = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Box::pin(
+            async move { if to.is_empty() { Err(std::io::Error::other("no such name")) } else { Ok(to) } },
+        )
     }
 }
 
@@ -667,14 +669,14 @@ async fn a_name_that_leads_elsewhere_is_followed_however_busy_its_connections_ar
     for http2 in [Http2::Off, Http2::PriorKnowledge] {
         let (old, new) = (upstream(mirror).await, upstream(mirror).await);
         let names = Names::default();
-        names.lead(Some(*old));
+        names.lead(&[*old]);
         let mut rule = rule("/", &old);
         rule.upstream.host = "api.test".into();
         rule.upstream.http2 = http2;
         let weir = Weir::reaching(vec![rule], names.reach(AGE)).await;
         let began = tokio::time::Instant::now();
         assert!(call(weir.address, GET).await.starts_with("HTTP/1.1 200"));
-        names.lead(Some(*new));
+        names.lead(&[*new]);
         in_time(async {
             while new.requests() == 0 {
                 assert!(call(weir.address, GET).await.starts_with("HTTP/1.1 200"));
@@ -703,14 +705,14 @@ async fn what_is_under_way_goes_on_while_its_connection_retires() {
     .await;
     let new = upstream(mirror).await;
     let names = Names::default();
-    names.lead(Some(*old));
+    names.lead(&[*old]);
     let mut rule = rule("/", &old);
     rule.upstream.http2 = Http2::PriorKnowledge;
     let weir = Weir::reaching(vec![rule], names.reach(Duration::from_millis(100))).await;
     let slow = "GET /slow HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n";
     let slow = tokio::spawn(call(weir.address, slow));
     in_time(old.requested()).await;
-    names.lead(Some(*new));
+    names.lead(&[*new]);
     in_time(async {
         while new.requests() == 0 {
             assert!(call(weir.address, GET).await.starts_with("HTTP/1.1 200"));
@@ -730,11 +732,36 @@ async fn a_resolver_that_fails_for_a_moment_takes_no_upstream_along() {
     let weir = Weir::reaching(vec![rule("/", &up)], names.reach(Duration::ZERO)).await;
     let answer = call(weir.address, GET).await;
     assert!(answer.starts_with("HTTP/1.1 502") && answer.contains("upstream_connect"), "{answer}");
-    names.lead(Some(*up));
+    names.lead(&[*up]);
     assert!(call(weir.address, GET).await.starts_with("HTTP/1.1 200"));
-    names.lead(None);
+    names.lead(&[]);
     for _ in 0..3 {
         assert!(call(weir.address, GET).await.starts_with("HTTP/1.1 200"));
     }
     assert_eq!((up.connections(), up.requests()), (4, 4));
+}
+
+#[tokio::test]
+async fn every_address_is_tried_however_little_time_there_is() {
+    // A listener whose backlog is full: the kernel drops what asks for more.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let silent = socket.listen(1).unwrap();
+    let silent = silent.local_addr().unwrap();
+    let mut held = Vec::new();
+    let connect = || tokio::time::timeout(Duration::from_millis(200), TcpStream::connect(silent));
+    while let Ok(Ok(stream)) = connect().await {
+        held.push(stream);
+        assert!(held.len() < 64, "the backlog is never full");
+    }
+    let refusing = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let up = upstream(mirror).await;
+    let names = Names::default();
+    names.lead(&[silent, refusing, silent, silent, *up]);
+    let mut rule = rule("/", &up);
+    rule.upstream.host = "api.test".into();
+    rule.upstream.connect_timeout = Duration::from_millis(600);
+    let weir = Weir::reaching(vec![rule], names.reach(Duration::from_secs(600))).await;
+    let answer = call(weir.address, GET).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }

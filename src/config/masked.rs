@@ -43,14 +43,17 @@ fn show_scalar(scalar: &Scalar, secret: bool) -> Json {
     }
 }
 
-/// `redis://user:password@host` as `redis://user:***@host`. A user alone may be a token.
+/// `redis://user:password@host` as `redis://user:***@host`. A user without a password may be a token.
 fn without_password(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
     // The last `@` before the path ends the user information, as in a URL parser.
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
     let Some((user_info, _)) = authority.rsplit_once('@') else { return text.to_owned() };
-    let shown = user_info.split_once(':').map(|(user, _)| [user, ":"].concat()).unwrap_or_default();
-    format!("{scheme}://{shown}{MASK}{}", &rest[user_info.len()..])
+    let user = match user_info.split_once(':') {
+        Some((user, password)) if !password.is_empty() => [user, ":"].concat(),
+        _ => String::new(),
+    };
+    format!("{scheme}://{user}{MASK}{}", &rest[user_info.len()..])
 }
 
 #[cfg(test)]
@@ -83,5 +86,6 @@ mod tests {
         assert_eq!(without_password("redis://u:p@q@h/1"), "redis://u:***@h/1");
         assert_eq!(without_password("redis://h:1/0"), "redis://h:1/0");
         assert_eq!(without_password("http://token@h:3128"), "http://***@h:3128");
+        assert_eq!(without_password("http://token:@h"), "http://***@h");
     }
 }

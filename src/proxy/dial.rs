@@ -1,16 +1,16 @@
 //! Opens TCP connections to a name: looks it up each time, and races its addresses (RFC 8305). Speaks nothing over them.
 //!
 //! The name is looked up for each new connection, so that an answer that changes is followed; how soon depends on the
-//! system's own resolver alone. Where a lookup fails, the last good answer is used for a while: a resolver that is away
-//! for a moment must not take every upstream along.
+//! system's own resolver alone. Those that are opened at the same moment share a lookup. Where one fails, the last good
+//! answer is used for a while: a resolver that is away for a moment must not take every upstream along.
 
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, FutureExt, Shared};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::{Instant, sleep, timeout};
@@ -24,11 +24,14 @@ const ADDRESSES_MAX: usize = 16;
 /// The longest time for which the last good answer stands in for one that fails: longer than a resolver restarts, and
 /// not so long that an address which has been given to somebody else is still connected to.
 const STALE_MAX: Duration = Duration::from_secs(300);
+/// How long a lookup that is under way is shared. One that takes longer may have been left behind by all who waited for
+/// it; and one at a time, begun this often, is all that a resolver that hangs is asked.
+const SHARED_MAX: Duration = Duration::from_secs(1);
 
 /// Looks names up.
 pub trait Resolve: Send + Sync {
     /// The addresses of a name, in the order in which to try them.
-    fn resolve<'a>(&'a self, host: &'a str, port: u16) -> BoxFuture<'a, io::Result<Vec<SocketAddr>>>;
+    fn resolve(&self, host: Arc<str>, port: u16) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>>;
 }
 
 /// The system's way to look names up: `/etc/hosts`, DNS, and whatever else it is set up for.
@@ -36,8 +39,8 @@ pub trait Resolve: Send + Sync {
 pub struct SystemResolver;
 
 impl Resolve for SystemResolver {
-    fn resolve<'a>(&'a self, host: &'a str, port: u16) -> BoxFuture<'a, io::Result<Vec<SocketAddr>>> {
-        Box::pin(async move { Ok(lookup_host((host, port)).await?.collect()) })
+    fn resolve(&self, host: Arc<str>, port: u16) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> {
+        Box::pin(async move { Ok(lookup_host((&*host, port)).await?.collect()) })
     }
 }
 
@@ -46,8 +49,12 @@ pub(crate) struct Dialer {
     host: Arc<str>,
     port: u16,
     resolver: Arc<dyn Resolve>,
+    under_way: Mutex<Option<(Instant, Lookup)>>,
     known: Mutex<Option<Known>>,
 }
+
+/// A lookup that several wait for. Gives the addresses in the order in which they are tried.
+type Lookup = Shared<BoxFuture<'static, Result<Vec<SocketAddr>, Arc<io::Error>>>>;
 
 /// The last good answer.
 struct Known {
@@ -60,7 +67,13 @@ struct Known {
 impl Dialer {
     /// Looks nothing up yet.
     pub(crate) fn new(host: &Arc<str>, port: u16, resolver: Arc<dyn Resolve>) -> Dialer {
-        Dialer { host: Arc::clone(host), port, resolver, known: Mutex::new(None) }
+        Dialer {
+            host: Arc::clone(host),
+            port,
+            resolver,
+            under_way: Mutex::default(),
+            known: Mutex::default(),
+        }
     }
 
     /// Opens a connection to whichever address answers first; the caller bounds the time that it takes to `time`.
@@ -73,8 +86,8 @@ impl Dialer {
 
     /// A lookup that takes longer than `patience` has failed, if there is an answer to stand in for it.
     async fn addresses(&self, patience: Duration) -> Result<Vec<SocketAddr>, ConnectError> {
-        let mut lookup = self.resolver.resolve(&self.host, self.port);
-        let found = match timeout(patience, lookup.as_mut()).await {
+        let lookup = self.lookup();
+        let found = match timeout(patience, lookup.clone()).await {
             Ok(found) => found,
             Err(_) => match self.last("no answer in time") {
                 Some(addresses) => return Ok(addresses),
@@ -83,9 +96,8 @@ impl Dialer {
         };
         let reason = match found {
             Ok(addresses) if !addresses.is_empty() => {
-                let addresses = in_turn(addresses);
                 let known = Known { addresses: addresses.clone(), at: Instant::now(), is_told: false };
-                *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
+                *lock(&self.known) = Some(known);
                 return Ok(addresses);
             }
             Ok(_) => "no address".to_owned(),
@@ -95,15 +107,34 @@ impl Dialer {
         self.last(&reason).ok_or(ConnectError::Lookup { host, reason })
     }
 
+    /// The lookup that is under way, or a new one.
+    fn lookup(&self) -> Lookup {
+        let mut under_way = lock(&self.under_way);
+        if let Some((since, lookup)) = &*under_way
+            && lookup.peek().is_none()
+            && since.elapsed() < SHARED_MAX
+        {
+            return lookup.clone();
+        }
+        let found = self.resolver.resolve(Arc::clone(&self.host), self.port);
+        let lookup = found.map(|found| found.map(in_turn).map_err(Arc::new)).boxed().shared();
+        *under_way = Some((Instant::now(), lookup.clone()));
+        lookup
+    }
+
     /// The last good answer, if it is not too old, in place of one that failed.
     fn last(&self, reason: &str) -> Option<Vec<SocketAddr>> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.known);
         let known = known.as_mut().filter(|known| known.at.elapsed() <= STALE_MAX)?;
         if !std::mem::replace(&mut known.is_told, true) {
             tracing::warn!(host = %self.host, reason, "cannot look up a name; using its last addresses for up to {STALE_MAX:?}");
         }
         Some(known.addresses.clone())
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One address of each family in turn, beginning with that of the first: the resolver knows which family this system
@@ -232,7 +263,7 @@ mod tests {
     struct Scripted(Mutex<VecDeque<(u64, Option<SocketAddr>)>>);
 
     impl Resolve for Scripted {
-        fn resolve<'a>(&'a self, _: &'a str, _: u16) -> BoxFuture<'a, io::Result<Vec<SocketAddr>>> {
+        fn resolve(&self, _: Arc<str>, _: u16) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> {
             let (after, address) = self.0.lock().unwrap().pop_front().unwrap_or_default();
             Box::pin(async move {
                 sleep(Duration::from_millis(after)).await;
@@ -263,6 +294,19 @@ mod tests {
         sleep(STALE_MAX).await;
         let told = dialer.addresses(patience).await.unwrap_err().to_string();
         assert_eq!(told, "cannot look up name: no such name");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_who_come_at_the_same_moment_share_a_lookup() {
+        let [one, two, three] = ["192.0.2.1:1", "192.0.2.2:1", "192.0.2.3:1"].map(address);
+        let patience = Duration::from_secs(30);
+        let dialer = dialer([(50, Some(one)), (60_000, Some(two)), (0, Some(three))]);
+        let crowd = futures_util::future::join_all((0..100).map(|_| dialer.addresses(patience))).await;
+        assert!(crowd.into_iter().all(|found| found.unwrap() == [one]));
+        // One that hangs is left behind, and so is the next who waits for it; after that it is asked anew.
+        assert!(timeout(SHARED_MAX / 2, dialer.addresses(patience)).await.is_err());
+        assert!(timeout(SHARED_MAX / 2, dialer.addresses(patience)).await.is_err());
+        assert_eq!(dialer.addresses(patience).await.unwrap(), [three]);
     }
 
     /// A listener whose backlog is full: the kernel drops what asks for more.

@@ -7,7 +7,7 @@
 //! carries what is no longer HTTP, [`record`] counts and logs, [`io`] and [`tasks`] stand below it all.
 //! [`bench`] shows the benches what is pure of it.
 //!
-//! Decides nothing about limits, and reads no file but the certificates that an upstream names.
+//! Decides nothing about limits, and reads no file but the certificates and keys that an upstream names.
 
 #[doc(hidden)]
 pub mod bench;

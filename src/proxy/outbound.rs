@@ -75,10 +75,10 @@ async fn answer(tcp: &mut TcpStream) -> Result<u16, TunnelError> {
     let mut head = Vec::new();
     let mut left = HEAD_BYTES_MAX;
     let mut piece = [0; PIECE_BYTES];
-    loop {
+    while left > 0 {
         let seen = tcp.peek(&mut piece[..left.min(PIECE_BYTES)]).await?;
         if seen == 0 {
-            return Err(if left == 0 { TunnelError::TooLarge } else { TunnelError::Closed });
+            return Err(TunnelError::Closed);
         }
         let before = head.len();
         head.extend_from_slice(&piece[..seen]);
@@ -93,6 +93,7 @@ async fn answer(tcp: &mut TcpStream) -> Result<u16, TunnelError> {
             None => {}
         }
     }
+    Err(TunnelError::TooLarge)
 }
 
 /// The length of the head and its status; `None` if there is more to come. What cannot become a head is known at its
