@@ -48,21 +48,28 @@ pub(crate) enum RequestBody {
 
 /// A request's body that comes from the client.
 pub(crate) struct Streaming {
+    /// What has been read of it already.
+    first: Option<Frame<Bytes>>,
     incoming: Incoming,
     timer: IdleTimer,
     upload: Arc<Upload>,
 }
 
 impl RequestBody {
-    /// Takes over the client's body, with the longest time between two pieces, and what can be seen of it
-    /// from outside while hyper has it.
-    pub(crate) fn new(incoming: Incoming, idle_timeout: Duration) -> (RequestBody, Option<Arc<Upload>>) {
-        if http_body::Body::is_end_stream(&incoming) {
+    /// Takes over the client's body and what has been read of it, with the longest time between two pieces, and what can be
+    /// seen of it from outside while hyper has it.
+    pub(crate) fn new(
+        first: Option<Frame<Bytes>>,
+        incoming: Incoming,
+        idle_timeout: Duration,
+    ) -> (RequestBody, Option<Arc<Upload>>) {
+        if first.is_none() && http_body::Body::is_end_stream(&incoming) {
             return (RequestBody::Empty, None);
         }
         let upload = Arc::new(Upload::new());
         let timer = IdleTimer::new(idle_timeout);
-        let streaming = Streaming { incoming, timer, upload: Arc::clone(&upload) };
+        let first = first.map(scrub_trailers);
+        let streaming = Streaming { first, incoming, timer, upload: Arc::clone(&upload) };
         (RequestBody::Streaming(Box::new(streaming)), Some(upload))
     }
 }
@@ -76,6 +83,10 @@ impl http_body::Body for RequestBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let RequestBody::Streaming(body) = self.get_mut() else { return Poll::Ready(None) };
+        if let Some(first) = body.first.take() {
+            body.upload.moved(body.incoming.is_end_stream());
+            return Poll::Ready(Some(Ok(first)));
+        }
         let frame = http_body::Body::poll_frame(Pin::new(&mut body.incoming), context);
         let frame = ready!(body.timer.poll_frame(frame, context));
         match &frame {
@@ -90,14 +101,22 @@ impl http_body::Body for RequestBody {
     fn is_end_stream(&self) -> bool {
         match self {
             RequestBody::Empty => true,
-            RequestBody::Streaming(body) => body.incoming.is_end_stream(),
+            RequestBody::Streaming(body) => body.first.is_none() && body.incoming.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             RequestBody::Empty => SizeHint::with_exact(0),
-            RequestBody::Streaming(body) => body.incoming.size_hint(),
+            RequestBody::Streaming(body) => {
+                let mut hint = body.incoming.size_hint();
+                let first = body.first.as_ref().and_then(Frame::data_ref).map_or(0, |data| data.len() as u64);
+                if let Some(upper) = hint.upper() {
+                    hint.set_upper(upper + first);
+                }
+                hint.set_lower(hint.lower() + first);
+                hint
+            }
         }
     }
 }
@@ -180,6 +199,8 @@ pub(crate) struct Body {
 
 enum Content {
     Empty,
+    /// Nothing, of which is said how long it would be.
+    Announced(u64),
     Own(Bytes),
     Upstream(Box<Download>),
 }
@@ -188,12 +209,20 @@ struct Download {
     incoming: Incoming,
     timer: IdleTimer,
     lease: Option<Lease>,
+    /// Why it broke off, once that is known.
+    broken: Option<BodyError>,
 }
 
 impl Body {
     /// No body at all.
     pub(crate) fn empty() -> Body {
         Body { content: Content::Empty, record: None }
+    }
+
+    /// No body, where one would be so long. hyper writes such a length for a HEAD alone, unless the body itself says so; nothing is
+    /// sent where the status has no body.
+    pub(crate) fn announced(length: u64) -> Body {
+        Body { content: Content::Announced(length), record: None }
     }
 
     /// A body that weir made.
@@ -203,7 +232,8 @@ impl Body {
 
     /// The upstream's body, with the longest time between two pieces and the connection that it comes by.
     pub(crate) fn upstream(incoming: Incoming, idle_timeout: Duration, lease: Lease) -> Body {
-        let download = Download { incoming, timer: IdleTimer::new(idle_timeout), lease: Some(lease) };
+        let download =
+            Download { incoming, timer: IdleTimer::new(idle_timeout), lease: Some(lease), broken: None };
         Body { content: Content::Upstream(Box::new(download)), record: None }
     }
 
@@ -247,11 +277,15 @@ impl http_body::Body for Body {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let body = self.get_mut();
         let frame = match &mut body.content {
-            Content::Empty => None,
+            Content::Empty | Content::Announced(_) => None,
             Content::Own(bytes) if bytes.is_empty() => None,
             Content::Own(bytes) => Some(Ok(Frame::data(std::mem::take(bytes)))),
             Content::Upstream(download) => {
-                let Download { incoming, timer, lease } = &mut **download;
+                let Download { incoming, timer, lease, broken } = &mut **download;
+                if let Some(error) = broken.take() {
+                    body.settle(End::Failed);
+                    return Poll::Ready(Some(Err(error)));
+                }
                 let mut poll = |context: &mut Context<'_>| {
                     http_body::Body::poll_frame(Pin::new(&mut *incoming), context)
                 };
@@ -259,13 +293,19 @@ impl http_body::Body for Body {
                     Some(lease) => lease.poll_piece(context, poll),
                     None => poll(context),
                 };
-                ready!(timer.poll_frame(frame, context))
+                match ready!(timer.poll_frame(frame, context)) {
+                    // hyper ends the connection at once and forgets what it has not written yet: it gets a turn to write that.
+                    Some(Err(error)) => {
+                        *broken = Some(error);
+                        context.waker().wake_by_ref();
+                        return Poll::Pending;
+                    }
+                    frame => frame,
+                }
             }
         };
-        match &frame {
-            None => body.settle(End::Complete),
-            Some(Err(_)) => body.settle(End::Failed),
-            Some(Ok(_)) => {}
+        if frame.is_none() {
+            body.settle(End::Complete);
         }
         Poll::Ready(frame)
     }
@@ -273,14 +313,16 @@ impl http_body::Body for Body {
     fn is_end_stream(&self) -> bool {
         match &self.content {
             Content::Empty => true,
+            Content::Announced(_) => false,
             Content::Own(bytes) => bytes.is_empty(),
-            Content::Upstream(download) => download.incoming.is_end_stream(),
+            Content::Upstream(download) => download.broken.is_none() && download.incoming.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.content {
             Content::Empty => SizeHint::with_exact(0),
+            Content::Announced(length) => SizeHint::with_exact(*length),
             Content::Own(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Content::Upstream(download) => download.incoming.size_hint(),
         }
@@ -291,7 +333,7 @@ impl Drop for Body {
     /// hyper does not ask for more once it has as many bytes as were announced: a body at its end is complete,
     /// another one was left by the client.
     fn drop(&mut self) {
-        let complete = http_body::Body::is_end_stream(self);
+        let complete = matches!(self.content, Content::Announced(_)) || http_body::Body::is_end_stream(self);
         self.settle(if complete { End::Complete } else { End::Dropped });
     }
 }
@@ -329,13 +371,14 @@ impl IdleTimer {
     }
 }
 
-/// Trailers pass, without what concerns one connection only or weir itself.
+/// Trailers pass, without what has no business there and what concerns one connection only or weir itself.
 fn scrub_trailers(frame: Frame<Bytes>) -> Frame<Bytes> {
     match frame.into_trailers() {
         Ok(mut trailers) => {
             let seen = Seen::of(&trailers);
             headers::remove_hop_by_hop(&mut trailers, seen);
             headers::remove_own(&mut trailers, seen);
+            headers::remove_misplaced(&mut trailers);
             Frame::trailers(trailers)
         }
         Err(frame) => frame,

@@ -17,6 +17,9 @@ pub(crate) enum ProxyError {
     /// The request must not be forwarded.
     #[error("{0}")]
     BadRequest(&'static str),
+    /// The request's body is not framed as HTTP has it: nobody knows where the next request would begin.
+    #[error("{0}")]
+    BadFraming(&'static str),
     /// The request names no cost that it may.
     #[error("{header} must be one whole number from 1 to {max}")]
     BadCost {

@@ -4,14 +4,18 @@
 //! spent from then on; until then, whatever ends the request gives it back.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::future::try_join;
 use http::header::{CONNECTION, UPGRADE};
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderValue, Request, Response, Uri, Version};
+use http_body::{Body as _, Frame};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use tokio::time::{Instant, timeout};
@@ -74,6 +78,7 @@ struct Plan {
     authority: Option<Authority>,
     /// What the request's headers are.
     seen: Seen,
+    version: Version,
     /// The protocol that it changes to.
     upgrade: Option<HeaderValue>,
     demand: Demand,
@@ -104,7 +109,8 @@ impl Plan {
         let upgrade = headers::upgrade(request, seen);
         let upgrade = upgrade.filter(|_| route.rule.upstream.http2 != Http2::PriorKnowledge);
         let route = Arc::clone(route);
-        Ok((Plan { route, authority, seen, upgrade, demand, partitions }, target))
+        let version = request.version();
+        Ok((Plan { route, authority, seen, version, upgrade, demand, partitions }, target))
     }
 
     fn wanted(&self) -> Wanted {
@@ -118,10 +124,14 @@ struct Going {
     head: Request<()>,
     /// Until it goes upstream.
     body: Option<Incoming>,
+    /// What has come of it already.
+    first: Option<Box<Frame<Bytes>>>,
     permit: Option<Permit>,
     ready: Ready,
     /// The client's side, if it wants to change to another protocol.
     changes: Option<OnUpgrade>,
+    /// Whether it may be sent again, and is still here.
+    is_repeatable: bool,
 }
 
 impl Going {
@@ -131,15 +141,48 @@ impl Going {
         parts.uri = Uri::from(target);
         parts.extensions.clear();
         let head = Request::from_parts(parts, ());
-        Going { head, body: Some(body), permit: None, ready: Ready::default(), changes }
+        Going {
+            head,
+            body: Some(body),
+            first: None,
+            permit: None,
+            ready: Ready::default(),
+            changes,
+            is_repeatable: false,
+        }
     }
 
-    /// The request as it goes upstream, and what can be seen of its body.
+    fn has_body(&self) -> bool {
+        self.body.as_ref().is_some_and(|body| !body.is_end_stream())
+    }
+
+    /// Looks at what has come of the body with the head: one that is framed wrongly goes nowhere. What comes later streams.
+    async fn look_at_body(&mut self) -> Result<(), ProxyError> {
+        let Some(body) = &mut self.body else { return Ok(()) };
+        let mut is_asked = false;
+        let first = poll_fn(|context| match Pin::new(&mut *body).poll_frame(context) {
+            // hyper reads a body only once it is asked for, which it is now.
+            Poll::Pending if !is_asked => {
+                is_asked = true;
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Poll::Pending => Poll::Ready(None),
+            Poll::Ready(frame) => Poll::Ready(frame),
+        });
+        let first = first.await.transpose();
+        let first = first.map_err(|_| ProxyError::BadFraming("the body is not framed as HTTP has it"))?;
+        self.first = first.map(Box::new);
+        Ok(())
+    }
+
+    /// The request as it goes upstream, and what can be seen of its body. Its head stays here if it may be sent `again`.
     fn request(
         &mut self,
         plan: &Plan,
         client: &Client,
         upload: &mut Option<Arc<Upload>>,
+        again: bool,
     ) -> Request<RequestBody> {
         let mut head = std::mem::take(&mut self.head);
         let origin = Origin {
@@ -152,8 +195,17 @@ impl Going {
         let Route { rule, upstream, .. } = &*plan.route;
         headers::to_upstream(head.headers_mut(), rule, upstream.host(), &origin);
         let Some(incoming) = self.body.take() else { return head.map(|()| RequestBody::Empty) };
+        let idle_timeout = plan.route.upstream.settings().idle_timeout;
         let body;
-        (body, *upload) = RequestBody::new(incoming, plan.route.upstream.settings().idle_timeout);
+        (body, *upload) = RequestBody::new(self.first.take().map(|first| *first), incoming, idle_timeout);
+        if again
+            && matches!(body, RequestBody::Empty)
+            && head.method().is_idempotent()
+            && self.changes.is_none()
+        {
+            self.head = head.clone();
+            self.is_repeatable = true;
+        }
         head.map(|()| body)
     }
 }
@@ -202,6 +254,13 @@ async fn forward(
         return change(response, protocol, going.changes.take(), lease);
     }
     record.outcome = Outcome::Forwarded;
+    // Over HTTP/2 the header alone says it.
+    if plan.version != Version::HTTP_2
+        && let Some(length) = response::length_unsent(response.status(), response.headers())
+    {
+        lease.release();
+        return Ok(Answer::Response(response.map(|_| Body::announced(length))));
+    }
     let idle_timeout = plan.route.upstream.settings().idle_timeout;
     Ok(Answer::Response(response.map(|incoming| Body::upstream(incoming, idle_timeout, lease))))
 }
@@ -276,7 +335,9 @@ fn refused(gate: &Gate, refusal: Refusal) -> ProxyError {
 }
 
 /// Sends the request and waits for the head of its response. A request of which nothing was written, because
-/// the connection had been closed meanwhile, is sent once more by a fresh one; its permit is not spent yet.
+/// the connection had been closed meanwhile, is sent once more by a fresh one; its permit is not spent yet. One that was
+/// written to a connection that the upstream closed at the same moment is repeated, with a permit of its own, if that does no
+/// harm (RFC 9110, 9.2.2).
 async fn send(
     plan: &Plan,
     client: &Client,
@@ -298,6 +359,10 @@ async fn send(
     };
     let mut unsent: Option<Box<Request<RequestBody>>> = None;
     let mut upload = None;
+    // On the heap, like all that few requests need while they wait.
+    if going.has_body() {
+        Box::pin(going.look_at_body()).await?;
+    }
     loop {
         if let (Some(permit), Some(gate)) = (&mut going.permit, &plan.route.gate) {
             let confirmed = async { permit.confirm().await.map_err(|refusal| refused(gate, refusal)) };
@@ -309,9 +374,16 @@ async fn send(
         }
         let spent = Spent(going.permit.take());
         let request =
-            unsent.take().map_or_else(|| going.request(plan, client, &mut upload), |unsent| *unsent);
+            unsent.take().map_or_else(|| going.request(plan, client, &mut upload, again), |unsent| *unsent);
         match lease.send(request, upload.clone()).await {
             Ok(response) => return Ok((response, lease)),
+            Err(SendError::Failed(error)) if hung_up(&error) && std::mem::take(&mut going.is_repeatable) => {
+                drop(spent);
+                (going.permit, _) = Box::pin(admit(plan, client, &mut going.head)).await?;
+                let head = std::mem::take(&mut going.head);
+                (again, unsent) = (false, Some(Box::new(head.map(|()| RequestBody::Empty))));
+                lease = Box::pin(upstream.open_fresh(plan.wanted())).await?;
+            }
             Err(SendError::Failed(error)) => return Err(failed(error, upload.as_deref())),
             Err(SendError::TimedOut) => return Err(ProxyError::UpstreamTimeout),
             Err(SendError::Unsent(request, error)) => {
@@ -354,6 +426,16 @@ impl Drop for Spent {
             permit.commit();
         }
     }
+}
+
+/// Whether the upstream closed a connection in place of an answer.
+fn hung_up(error: &hyper::Error) -> bool {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
+    let broken = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
+    let kinds = [BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected];
+    error.is_incomplete_message()
+        || error.is_closed()
+        || broken.is_some_and(|error| kinds.contains(&error.kind()))
 }
 
 /// Why there is no response: the client's body may be the reason.

@@ -98,6 +98,14 @@ pub(crate) fn check<B>(request: &Request<B>, seen: Seen) -> Result<(), ProxyErro
     if !request.uri().path().starts_with('/') {
         return Err(ProxyError::BadRequest("the path does not begin with a slash"));
     }
+    if seen.has(Seen::TRANSFER_ENCODING) {
+        let mut codings = request.headers().get_all(TRANSFER_ENCODING).iter();
+        let is_chunked =
+            codings.next().is_some_and(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
+        if !is_chunked || codings.next().is_some() {
+            return Err(ProxyError::BadFraming("no transfer coding but chunked is understood"));
+        }
+    }
     if !seen.has(Seen::VIA) {
         return Ok(());
     }
@@ -119,24 +127,31 @@ pub(crate) fn authority<B>(request: &Request<B>) -> Result<Option<Authority>, Pr
     }
     let host = match host.map(|host| Authority::try_from(host.as_bytes())) {
         None => None,
-        // What begins with a colon has a port and no host.
-        Some(Ok(host)) if !host.as_str().contains('@') && !host.as_str().starts_with(':') => Some(host),
+        Some(Ok(host)) if names_a_host(&host) => Some(host),
         Some(_) => return Err(ProxyError::BadRequest("the host is not valid")),
     };
     let target = request.uri().authority();
-    if target.is_some_and(|target| target.as_str().contains('@')) {
+    if target.is_some_and(|target| !names_a_host(target)) {
         return Err(ProxyError::BadRequest("the host is not valid"));
     }
     match (target, host, request.version()) {
         (None, None, Version::HTTP_10) => Ok(None),
         (None, None, _) => Err(ProxyError::BadRequest("the host is missing")),
         (Some(_), None, Version::HTTP_11) => Err(ProxyError::BadRequest("the host is missing")),
-        (Some(target), Some(host), Version::HTTP_2) if *target != host => {
+        (Some(target), Some(host), _) if *target != host => {
             Err(ProxyError::BadRequest("two different hosts"))
         }
         (Some(target), _, _) => Ok(Some(target.clone())),
         (None, host, _) => Ok(host),
     }
+}
+
+/// Whether an authority is a host and perhaps a port: no user, no port without a host, no port that is none, and one host.
+fn names_a_host(authority: &Authority) -> bool {
+    let (text, host) = (authority.as_str(), authority.host());
+    let port = text.strip_prefix(host).unwrap_or_default();
+    let is_port = matches!(port, "" | ":") || authority.port_u16().is_some();
+    !host.is_empty() && is_port && !text.contains(['@', ','])
 }
 
 /// The host of an authority, as routes are matched.
@@ -206,14 +221,22 @@ pub(crate) fn is_grpc(headers: &HeaderMap, seen: Seen) -> bool {
     rest.is_some_and(|rest| rest.first().is_none_or(|byte| b"+;".contains(byte)))
 }
 
-/// The protocol that the client wants to change to; only HTTP/1.1 can.
+/// The protocol that the client wants to change to; only HTTP/1.1 can. To another HTTP it cannot: over a connection of its own
+/// it would send requests that no route and no limiter sees.
 pub(crate) fn upgrade<B>(request: &Request<B>, seen: Seen) -> Option<HeaderValue> {
     let headers = request.headers();
     if !seen.has(Seen::UPGRADE) {
         return None;
     }
     let asked = request.version() == Version::HTTP_11 && lists(headers, &CONNECTION, "upgrade");
-    if asked { headers.get(UPGRADE).cloned() } else { None }
+    let mut wanted = headers.get_all(UPGRADE).iter();
+    let protocol = wanted.next().filter(|_| asked && wanted.next().is_none())?;
+    let is_http = |protocol: &str| {
+        let name = protocol.split('/').next().unwrap_or_default().trim();
+        ["h2c", "h2", "h3", "http", "tls"].iter().any(|http| name.eq_ignore_ascii_case(http))
+    };
+    let is_other = protocol.to_str().is_ok_and(|list| !list.split(',').any(is_http));
+    is_other.then(|| protocol.clone())
 }
 
 /// Where a request comes from.
@@ -325,6 +348,25 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap, seen: Seen) {
     }
 }
 
+/// Removes what means nothing behind a body, or something else than in front of it: what frames, routes, authenticates or modifies a
+/// message, or describes its content (RFC 9110, 6.5.1). A receiver that merges trailers into the headers would be deceived.
+pub(crate) fn remove_misplaced(trailers: &mut HeaderMap) {
+    while let Some(name) = trailers.keys().find(|name| is_misplaced(name.as_str())).cloned() {
+        trailers.remove(name);
+    }
+}
+
+fn is_misplaced(name: &str) -> bool {
+    let describes_content =
+        matches!(name, "content-length" | "content-type" | "content-encoding" | "content-range");
+    let routes =
+        matches!(name, "host" | "trailer" | "via" | "location" | "retry-after" | "max-forwards" | "expect");
+    let authenticates = matches!(name, "authorization" | "www-authenticate" | "cookie" | "set-cookie")
+        || name.starts_with("proxy-");
+    let caches = matches!(name, "cache-control" | "pragma" | "age" | "expires" | "date" | "vary" | "range");
+    describes_content || routes || authenticates || caches || name.starts_with("if-")
+}
+
 /// Removes `weir-*`: what the client says to weir, and what an upstream has no business to say.
 pub(crate) fn remove_own(headers: &mut HeaderMap, seen: Seen) {
     if !seen.has(Seen::OWN) {
@@ -425,6 +467,9 @@ fn join_cookies(headers: &mut HeaderMap) {
 /// `Host` that went upstream.
 pub(crate) fn to_client(headers: &mut HeaderMap, rule: &Rule, host: Option<&str>) {
     let seen = Seen::of(headers);
+    if seen.has(Seen::TRANSFER_ENCODING) {
+        headers.remove(CONTENT_LENGTH);
+    }
     remove_hop_by_hop(headers, seen);
     remove_own(headers, seen);
     if !seen.has(Seen::LOCATION) {

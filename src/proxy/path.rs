@@ -2,7 +2,8 @@
 //!
 //! A route, and with it a limiter, is chosen by a path. If an upstream reads `/a/%2e%2e/b` as `/b`, then a request
 //! for it must not pass as one for `/a`. So the router asks for the path as it was sent and for every decoded,
-//! merged and dot-resolved form of it. Knows nothing of routes.
+//! merged and dot-resolved form of it, with and without the parameters of its segments (`/a;x`, RFC 3986, 3.3), which some
+//! servers drop. Knows nothing of routes.
 
 use std::borrow::Cow;
 
@@ -70,7 +71,7 @@ pub(crate) fn canonical(path: &str) -> Cow<'_, str> {
         }
         decoded = next;
     }
-    Cow::Owned(resolve(&merge(&decoded.replace('\\', "/"))).0)
+    Cow::Owned(resolve(&merge(&without_parameters(&decoded.replace('\\', "/")))).0)
 }
 
 /// Whether some form of the path leads above its root.
@@ -82,20 +83,28 @@ pub(crate) fn climbs(path: &str) -> bool {
     }
 }
 
-/// Nothing to decode, no empty segment, no segment of dots.
+/// Nothing to decode, no parameter, no empty segment, no segment of dots.
 fn is_plain(path: &[u8]) -> bool {
-    let special = path.iter().any(|byte| matches!(byte, b'%' | b'\\'));
+    let special = path.iter().any(|byte| matches!(byte, b'%' | b'\\' | b';'));
     !special && !path.windows(2).any(|pair| pair == b"//" || pair == b"/.")
 }
 
 fn add_readings<'a>(forms: &mut Vec<Cow<'a, str>>, path: &str) {
-    let merged = merge(path);
-    let readings = [resolve(path).0, resolve(&merged).0, merged, path.to_owned()];
-    for reading in readings {
-        if !forms.iter().any(|form| **form == reading) {
-            forms.push(Cow::Owned(reading));
+    let bare = without_parameters(path);
+    for path in [path, &bare] {
+        let merged = merge(path);
+        for reading in [resolve(path).0, resolve(&merged).0, merged, path.to_owned()] {
+            if !forms.iter().any(|form| **form == reading) {
+                forms.push(Cow::Owned(reading));
+            }
         }
     }
+}
+
+/// Each segment without what begins at a semicolon.
+fn without_parameters(path: &str) -> String {
+    let segments = path.split('/').map(|segment| segment.split(';').next().unwrap_or_default());
+    segments.collect::<Vec<_>>().join("/")
 }
 
 /// Runs of slashes become one.
@@ -144,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_plain_path_has_one_form() {
-        assert_eq!(forms("/repos/a.b/c~d;v=1"), Ok(Forms::One("/repos/a.b/c~d;v=1")));
+        assert_eq!(forms("/repos/a.b/c~d,v=1"), Ok(Forms::One("/repos/a.b/c~d,v=1")));
         assert_eq!(forms("/"), Ok(Forms::One("/")));
     }
 
@@ -161,6 +170,9 @@ mod tests {
             ("/a/..", "/"),
             ("/a/.", "/a/"),
             ("/a/..;x/b", "/b"),
+            ("/a;x/b;y;z", "/a/b"),
+            ("/a%3bx/b", "/a/b"),
+            ("/a;x/b", "/a;x/b"),
             ("/a\\..\\b", "/b"),
             ("/%61", "/a"),
         ] {
@@ -180,8 +192,18 @@ mod tests {
 
     #[test]
     fn every_spelling_has_one_canonical_form() {
-        for sent in ["/a/b", "//a/b", "/a//b", "/a/./b", "/x/../a/b", "/%61/b", "/a%2Fb", "/%2561/b", "/a\\b"]
-        {
+        for sent in [
+            "/a/b",
+            "//a/b",
+            "/a//b",
+            "/a/./b",
+            "/x/../a/b",
+            "/%61/b",
+            "/a%2Fb",
+            "/%2561/b",
+            "/a\\b",
+            "/a;x/b",
+        ] {
             assert_eq!(canonical(sent), "/a/b", "{sent}");
         }
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use serde::Serialize;
 
@@ -99,6 +99,9 @@ pub(crate) fn refuse(error: &ProxyError, asked: Asked, record: &mut Record) -> R
     }
     let headers = response.headers_mut();
     headers.insert(WEIR_ERROR, HeaderValue::from_static(verdict.code));
+    if matches!(error, ProxyError::BadFraming(_)) {
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
     if let Some(quota) = &verdict.quota {
         quota.describe(headers);
     }
@@ -110,6 +113,12 @@ pub(crate) fn tell_wait(headers: &mut HeaderMap, record: &Record) {
     if !record.waited.is_zero() {
         headers.insert(WEIR_WAIT_MS, HeaderValue::from(super::record::millis(record.waited)));
     }
+}
+
+/// How long the body would be that a 304 does not have, where it says so (RFC 9110, 15.4.5).
+pub(crate) fn length_unsent(status: StatusCode, headers: &HeaderMap) -> Option<u64> {
+    let length = headers.get(CONTENT_LENGTH).filter(|_| status == StatusCode::NOT_MODIFIED)?;
+    length.to_str().ok()?.parse().ok()
 }
 
 /// Whether an upstream's response says that its quota is spent.
@@ -138,7 +147,7 @@ fn verdict(error: &ProxyError) -> Verdict<'_> {
     use Outcome::{Cancelled, Failed, Refused};
     let (status, code, outcome) = match error {
         ProxyError::Refused { refusal, limiter } => return refused(refusal, limiter.as_deref()),
-        ProxyError::BadRequest(_) | ProxyError::BadCost { .. } => {
+        ProxyError::BadRequest(_) | ProxyError::BadFraming(_) | ProxyError::BadCost { .. } => {
             (StatusCode::BAD_REQUEST, "bad_request", Refused)
         }
         ProxyError::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", Refused),

@@ -297,3 +297,22 @@ async fn who_waits_on_a_limiter_that_is_removed_gets_an_answer() {
 async fn wait_until(instant: Instant) {
     tokio::time::sleep_until(instant.into()).await;
 }
+
+/// A secret that is rotated is used from the next request on, with nothing to do by hand.
+#[tokio::test]
+async fn a_rotated_secret_is_followed() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let secrets = tempfile::tempdir().unwrap();
+    let secret = secrets.path().join("key");
+    fs::write(&secret, "one\n").unwrap();
+    let reference = format!("\"${{file:{}}}\"", secret.display());
+    let weir = Weir::start(&marked(&reference, &upstream)).await;
+    assert_eq!(mark_now(&weir, &upstream).await, "one");
+    fs::write(secrets.path().join("new"), "two\n").unwrap();
+    fs::rename(secrets.path().join("new"), &secret).unwrap();
+    wait_for_mark(&weir, &upstream, "two").await;
+    for place in [weir.log(), weir.ask("/api/config").await.text()] {
+        assert!(!place.contains("two") && !place.contains("\"one\""), "the secret shows: {place}");
+    }
+}

@@ -125,6 +125,11 @@ impl Connection {
         Ok(self.sent)
     }
 
+    /// The bytes that come, for those who read them themselves.
+    pub(crate) fn stream(&mut self) -> &mut TcpStream {
+        &mut self.stream
+    }
+
     /// Writes bytes as they are.
     pub(crate) async fn send_raw(&mut self, bytes: &[u8]) -> Result<()> {
         self.stream.write_all(bytes).await?;

@@ -14,6 +14,7 @@ pub(crate) mod measure;
 pub(crate) mod metrics;
 pub(crate) mod outbound_proxy;
 pub(crate) mod patience;
+pub(crate) mod raw;
 pub(crate) mod redis_server;
 pub(crate) mod sentinel;
 pub(crate) mod tls_upstream;

@@ -1,0 +1,154 @@
+//! What a request is for: its host and its path, in every spelling. None escapes its route's limiter, and weir goes nowhere
+//! but to its upstreams.
+
+use crate::support::raw::{exchange, one_route};
+use crate::support::{Upstream, Weir, lane};
+
+fn status(answer: &str) -> u16 {
+    answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_default()
+}
+
+async fn ask(weir: &Weir, request_line: &str, headers: &str) -> (u16, String) {
+    let request = format!("{request_line}\r\n{headers}Connection: close\r\n\r\n");
+    let answer = exchange(&weir.host(), request.as_bytes()).await;
+    (status(&answer), answer)
+}
+
+#[tokio::test]
+async fn a_host_is_named_once_and_well() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let weir = Weir::start(&one_route(&upstream.url())).await;
+    for hosts in [
+        "",
+        "Host: \r\n",
+        "Host: a\r\nHost: a\r\n",
+        "Host: a\r\nHost: b\r\n",
+        "Host: a b\r\n",
+        "Host: user@a\r\n",
+        "Host: a:b:c\r\n",
+        "Host: a:99999999\r\n",
+        "Host: :80\r\n",
+        "Host: [::1\r\n",
+        "Host: a/b\r\n",
+        "Host: a?b\r\n",
+        "Host: a,b\r\n",
+    ] {
+        let (status, answer) = ask(&weir, "GET / HTTP/1.1", hosts).await;
+        assert_eq!(status, 400, "{hosts:?}: {answer}");
+    }
+    assert_eq!(upstream.count(), 0);
+    for hosts in ["Host: a\r\n", "Host: a:8080\r\n", "Host: [::1]:80\r\n", "Host: a.\r\n", "Host: A\r\n"] {
+        assert_eq!(ask(&weir, "GET / HTTP/1.1", hosts).await.0, 200, "{hosts:?}");
+    }
+    assert_eq!(ask(&weir, "GET / HTTP/1.0", "").await.0, 200, "HTTP/1.0 need not name one");
+}
+
+#[tokio::test]
+async fn a_target_is_a_path_or_the_authority_of_its_host() {
+    let _lane = lane::shared().await;
+    let (upstream, other) = (Upstream::start(), Upstream::start());
+    let config = format!(
+        "routes:\n  - {{name: known, match: {{host: known.example}}, upstream: \"{}\"}}\n",
+        upstream.url()
+    );
+    let weir = Weir::start(&config).await;
+    for (line, host, expected) in [
+        ("GET http://known.example/x HTTP/1.1", "known.example", 200),
+        ("GET http://KNOWN.example/x HTTP/1.1", "known.EXAMPLE", 200),
+        ("GET http://known.example./x HTTP/1.1", "known.example.", 200),
+        ("GET http://other.example/x HTTP/1.1", "other.example", 404),
+        ("GET http://known.example/x HTTP/1.1", "other.example", 400),
+        ("GET http://other.example/x HTTP/1.1", "known.example", 400),
+        ("GET http://user@known.example/x HTTP/1.1", "known.example", 400),
+        ("GET @known.example/x HTTP/1.1", "known.example", 400),
+        ("GET x HTTP/1.1", "known.example", 400),
+        ("GET ?x HTTP/1.1", "known.example", 400),
+        ("CONNECT known.example:443 HTTP/1.1", "known.example:443", 405),
+        ("TRACE /x HTTP/1.1", "known.example", 405),
+        ("OPTIONS * HTTP/1.1", "known.example", 405),
+        ("OPTIONS /x HTTP/1.1", "known.example", 200),
+    ] {
+        let (status, answer) = ask(&weir, line, &format!("Host: {host}\r\n")).await;
+        assert_eq!(status, expected, "{line}, {host}: {answer}");
+    }
+    // A proxy that is open would go there.
+    let there = format!("GET {}/x HTTP/1.1", other.url());
+    assert_eq!(ask(&weir, &there, &format!("Host: {}\r\n", other.address())).await.0, 404);
+    assert_eq!(other.count(), 0);
+    assert!(upstream.targets().iter().all(|target| target == "/x"), "{:?}", upstream.targets());
+}
+
+/// The limiter of `/a` has no permit left, and that of the host neither; beside them is a route without any.
+#[tokio::test]
+async fn no_spelling_of_a_path_escapes_its_limiter() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let url = upstream.url();
+    let config = format!(
+        "limiters: {{tight: {{limits: [1/1h]}}, hosted: {{limits: [1/1h]}}}}\nroutes:\n  \
+         - {{name: a, match: {{path: /a}}, upstream: \"{url}\", limiter: tight}}\n  \
+         - {{name: host, match: {{host: tight.example}}, upstream: \"{url}\", limiter: hosted}}\n  \
+         - {{name: rest, match: {{path: /}}, upstream: \"{url}\"}}\n"
+    );
+    let weir = Weir::start(&config).await;
+    let get = async |path: &str, host: &str| {
+        ask(&weir, &format!("GET {path} HTTP/1.1"), &format!("Host: {host}\r\n")).await
+    };
+    assert_eq!(get("/a/x", "h").await.0, 200);
+    assert_eq!(get("/", "tight.example").await.0, 200);
+    let before = upstream.count();
+    let mut escaped = Vec::new();
+    for path in [
+        "/a/x",
+        "//a/x",
+        "///a//x",
+        "/./a/x",
+        "/b/../a/x",
+        "/b/%2e%2e/a/x",
+        "/b/%2E./a/x",
+        "/b/..%2fa/x",
+        "/%61/x",
+        "/%2561/x",
+        "/a%2fx",
+        "/a%2Fx",
+        "/a%5cx",
+        "/b%5c..%5ca/x",
+        "/a/./x",
+        "/a/",
+        "/a",
+        "/a;x/y",
+        "/a;x=1",
+        "/a%3bx/y",
+        "/b;x/../a",
+        "/b/..;/a/x",
+        "/%2e/a/x",
+        "/a/x%00",
+        "/%00/a",
+        "/a%252fx",
+        "/.%2e/a",
+        "/%2f/a",
+        "/%2fa",
+        "/a/../a",
+        "/a?b",
+        "/a/%zz",
+    ] {
+        let (status, answer) = get(path, "h").await;
+        if !matches!(status, 400 | 429) {
+            escaped.push((path, answer));
+        }
+    }
+    for host in ["tight.example.", "TIGHT.example", "tight.example:80", "Tight.Example.:8080"] {
+        let (status, answer) = get("/", host).await;
+        if !matches!(status, 400 | 429) {
+            escaped.push((host, answer));
+        }
+    }
+    assert!(escaped.is_empty(), "{escaped:#?}");
+    assert_eq!(upstream.count(), before);
+    // What is meant otherwise passes, byte for byte.
+    for path in ["/A/x", "/ab", "/b/a", "/b%2fc?d=%2e%2e", "/b;x/y", "/%7Eb//c/./d"] {
+        assert_eq!(get(path, "h").await.0, 200, "{path}");
+        assert_eq!(upstream.targets().last().map(String::as_str), Some(path));
+    }
+}
