@@ -5,7 +5,7 @@ use std::future::{Future, poll_fn};
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hyper::client::conn::{http1, http2};
@@ -20,7 +20,7 @@ use tokio_util::task::TaskTracker;
 
 use super::Reach;
 use super::dial::Dialer;
-use super::error::{ConnectError, ProxyBuildError};
+use super::error::{ConnectError, ProxyBuildError, Stage};
 use super::io::{Probe, Stream};
 use super::outbound::Outbound;
 use super::pool::{Connection, Http1, Load, Multiplexed};
@@ -54,6 +54,25 @@ pub(crate) struct Connector {
     tasks: TaskTracker,
 }
 
+/// How far the opening of a connection has come, for whoever bounds its time.
+pub(crate) struct Progress(Mutex<Stage>);
+
+impl Progress {
+    /// It has not begun yet.
+    pub(crate) fn new() -> Progress {
+        Progress(Mutex::new(Stage::Turn))
+    }
+
+    fn come_to(&self, stage: Stage) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = stage;
+    }
+
+    /// The last stage that was begun.
+    pub(crate) fn stage(&self) -> Stage {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 struct Tls {
     name: ServerName<'static>,
     any: TlsConnector,
@@ -75,21 +94,30 @@ impl Connector {
         Ok(Connector { dialer, outbound, tls, connection_age_max: reach.connection_age_max, tasks, settings })
     }
 
-    /// Opens a connection; the caller bounds the time that it takes.
-    pub(crate) async fn connect(&self, wanted: Wanted) -> Result<Connection, ConnectError> {
+    /// Opens a connection, and says how far it has come; the caller bounds the time that it takes.
+    pub(crate) async fn connect(
+        &self,
+        wanted: Wanted,
+        progress: &Progress,
+    ) -> Result<Connection, ConnectError> {
+        progress.come_to(Stage::Dial);
         let mut tcp = self.dialer.dial(self.settings.connect_timeout).await?;
         if let Some(outbound) = &self.outbound {
+            progress.come_to(Stage::Tunnel);
             outbound.open(&mut tcp).await?;
         }
         let stream = Stream::new(tcp);
         let probe = stream.probe();
         let Some(tls) = &self.tls else {
+            progress.come_to(Stage::Http);
             let http2 = self.settings.http2 == Http2Mode::PriorKnowledge && wanted == Wanted::Any;
             return self.speak(stream, probe, http2).await;
         };
+        progress.come_to(Stage::Tls);
         let connector = if wanted == Wanted::Http1 { &tls.http1 } else { &tls.any };
         let stream = connector.connect(tls.name.clone(), stream).await;
         let stream = stream.map_err(|error| ConnectError::Tls(Arc::new(error)))?;
+        progress.come_to(Stage::Http);
         let chosen = stream.get_ref().1.alpn_protocol();
         let http2 = match (self.settings.http2, wanted) {
             (_, Wanted::Http1) | (Http2Mode::Off, _) => false,

@@ -1,5 +1,6 @@
 //! Why weir answers a request itself. What the client then sees is decided in [`super::response`] alone.
 
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -108,8 +109,35 @@ pub(crate) enum ConnectError {
     #[error("http: the upstream takes no streams")]
     NoStreams,
     /// All of it took longer than `connect_timeout`.
-    #[error("took longer than connect_timeout")]
-    Timeout,
+    #[error("took longer than connect_timeout, and had come to {0}")]
+    Timeout(Stage),
+}
+
+/// How far the opening of a connection has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// It waits for a connection that another request opens and that it may share.
+    Turn,
+    /// The name is looked up and its addresses are tried.
+    Dial,
+    /// The outbound proxy is asked for a tunnel.
+    Tunnel,
+    /// The upstream is asked who it is.
+    Tls,
+    /// The upstream is told which HTTP is spoken.
+    Http,
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Stage::Turn => "the connection that another request opens",
+            Stage::Dial => "the lookup and the TCP connection",
+            Stage::Tunnel => "the outbound proxy's answer to CONNECT",
+            Stage::Tls => "the TLS handshake",
+            Stage::Http => "the HTTP handshake",
+        })
+    }
 }
 
 /// Why an outbound proxy opened no tunnel.

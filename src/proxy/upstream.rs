@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use super::Reach;
 use super::body::{RequestBody, Upload, UploadState};
-use super::connect::{Connector, Wanted};
+use super::connect::{Connector, Progress, Wanted};
 use super::error::{ConnectError, ProxyBuildError};
 use super::pool::{Connection, Pool, SendError};
 use crate::config::model::{Http2, Upstream as Settings};
@@ -94,9 +94,10 @@ impl Upstream {
 
     /// A new connection, or one that others have opened meanwhile and share.
     pub(crate) async fn open(self: &Arc<Self>, wanted: Wanted) -> Result<Lease, ConnectError> {
-        self.bounded(async {
+        let progress = Progress::new();
+        let opening = async {
             if wanted == Wanted::Http1 || self.speaks.load(Ordering::Acquire) == HTTP1 {
-                return self.connect(wanted).await;
+                return self.connect(wanted, &progress).await;
             }
             let turn = self.opening.lock().await;
             if let Some(connection) = self.take(wanted) {
@@ -105,14 +106,15 @@ impl Upstream {
             if self.speaks.load(Ordering::Acquire) == HTTP1 {
                 drop(turn);
             }
-            self.connect(wanted).await
-        })
-        .await
+            self.connect(wanted, &progress).await
+        };
+        self.bounded(&progress, opening).await
     }
 
     /// A new connection.
     pub(crate) async fn open_fresh(self: &Arc<Self>, wanted: Wanted) -> Result<Lease, ConnectError> {
-        self.bounded(self.connect(wanted)).await
+        let progress = Progress::new();
+        self.bounded(&progress, self.connect(wanted, &progress)).await
     }
 
     /// A place among those that hold a connection ready before their slot comes; `None` if all are taken.
@@ -134,8 +136,8 @@ impl Upstream {
         self.pool.take_http1()
     }
 
-    async fn connect(&self, wanted: Wanted) -> Result<Connection, ConnectError> {
-        let connection = self.connector.connect(wanted).await?;
+    async fn connect(&self, wanted: Wanted, progress: &Progress) -> Result<Connection, ConnectError> {
+        let connection = self.connector.connect(wanted, progress).await?;
         if wanted == Wanted::Any {
             let speaks = if matches!(connection, Connection::Http1(_)) { HTTP1 } else { HTTP2 };
             self.speaks.store(speaks, Ordering::Release);
@@ -146,10 +148,13 @@ impl Upstream {
 
     async fn bounded(
         self: &Arc<Self>,
+        progress: &Progress,
         opening: impl Future<Output = Result<Connection, ConnectError>>,
     ) -> Result<Lease, ConnectError> {
         let opened = timeout(self.settings.connect_timeout, opening).await;
-        let opened = opened.unwrap_or(Err(ConnectError::Timeout)).inspect_err(|error| self.warn(error));
+        let opened = opened
+            .unwrap_or_else(|_| Err(ConnectError::Timeout(progress.stage())))
+            .inspect_err(|error| self.warn(error));
         opened.map(|connection| self.lease(connection))
     }
 

@@ -192,8 +192,10 @@ async fn a_proxy_that_takes_its_time_has_connect_timeout_for_all_of_it() {
         let took = began.elapsed();
         assert!(took >= Duration::from_millis(at_least) && took < SOON, "{name}: {took:?}");
     }
-    eventually("the log to say so", PATIENCE, async || weir.log().contains("longer than connect_timeout"))
-        .await;
+    for stage in ["the outbound proxy's answer to CONNECT", "the TLS handshake"] {
+        let told = format!("took longer than connect_timeout, and had come to {stage}");
+        eventually(&told, PATIENCE, async || weir.log().contains(&told)).await;
+    }
     assert_eq!(upstream.count(), 0);
 }
 
@@ -388,4 +390,6 @@ async fn each_timeout_has_its_code_and_its_count() {
         let what = format!("the count of {route}");
         eventually(&what, PATIENCE, async || counted(&weir, route, code, "failed").await == 1.0).await;
     }
+    let told = "took longer than connect_timeout, and had come to the lookup and the TCP connection";
+    eventually(told, PATIENCE, async || weir.log().contains(told)).await;
 }
