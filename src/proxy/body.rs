@@ -48,28 +48,21 @@ pub(crate) enum RequestBody {
 
 /// A request's body that comes from the client.
 pub(crate) struct Streaming {
-    /// What has been read of it already.
-    first: Option<Frame<Bytes>>,
     incoming: Incoming,
     timer: IdleTimer,
     upload: Arc<Upload>,
 }
 
 impl RequestBody {
-    /// Takes over the client's body and what has been read of it, with the longest time between two pieces, and what can be
-    /// seen of it from outside while hyper has it.
-    pub(crate) fn new(
-        first: Option<Frame<Bytes>>,
-        incoming: Incoming,
-        idle_timeout: Duration,
-    ) -> (RequestBody, Option<Arc<Upload>>) {
-        if first.is_none() && http_body::Body::is_end_stream(&incoming) {
+    /// Takes over the client's body, with the longest time between two pieces, and what can be seen of it
+    /// from outside while hyper has it.
+    pub(crate) fn new(incoming: Incoming, idle_timeout: Duration) -> (RequestBody, Option<Arc<Upload>>) {
+        if http_body::Body::is_end_stream(&incoming) {
             return (RequestBody::Empty, None);
         }
         let upload = Arc::new(Upload::new());
         let timer = IdleTimer::new(idle_timeout);
-        let first = first.map(scrub_trailers);
-        let streaming = Streaming { first, incoming, timer, upload: Arc::clone(&upload) };
+        let streaming = Streaming { incoming, timer, upload: Arc::clone(&upload) };
         (RequestBody::Streaming(Box::new(streaming)), Some(upload))
     }
 }
@@ -83,10 +76,6 @@ impl http_body::Body for RequestBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let RequestBody::Streaming(body) = self.get_mut() else { return Poll::Ready(None) };
-        if let Some(first) = body.first.take() {
-            body.upload.moved(body.incoming.is_end_stream());
-            return Poll::Ready(Some(Ok(first)));
-        }
         let frame = http_body::Body::poll_frame(Pin::new(&mut body.incoming), context);
         let frame = ready!(body.timer.poll_frame(frame, context));
         match &frame {
@@ -101,22 +90,14 @@ impl http_body::Body for RequestBody {
     fn is_end_stream(&self) -> bool {
         match self {
             RequestBody::Empty => true,
-            RequestBody::Streaming(body) => body.first.is_none() && body.incoming.is_end_stream(),
+            RequestBody::Streaming(body) => body.incoming.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             RequestBody::Empty => SizeHint::with_exact(0),
-            RequestBody::Streaming(body) => {
-                let mut hint = body.incoming.size_hint();
-                let first = body.first.as_ref().and_then(Frame::data_ref).map_or(0, |data| data.len() as u64);
-                if let Some(upper) = hint.upper() {
-                    hint.set_upper(upper + first);
-                }
-                hint.set_lower(hint.lower() + first);
-                hint
-            }
+            RequestBody::Streaming(body) => body.incoming.size_hint(),
         }
     }
 }

@@ -4,18 +4,14 @@
 //! spent from then on; until then, whatever ends the request gives it back.
 
 use std::convert::Infallible;
-use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::future::try_join;
 use http::header::{CONNECTION, UPGRADE};
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderValue, Request, Response, Uri, Version};
-use http_body::{Body as _, Frame};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use tokio::time::{Instant, timeout};
@@ -124,8 +120,6 @@ struct Going {
     head: Request<()>,
     /// Until it goes upstream.
     body: Option<Incoming>,
-    /// What has come of it already.
-    first: Option<Box<Frame<Bytes>>>,
     permit: Option<Permit>,
     ready: Ready,
     /// The client's side, if it wants to change to another protocol.
@@ -141,39 +135,7 @@ impl Going {
         parts.uri = Uri::from(target);
         parts.extensions.clear();
         let head = Request::from_parts(parts, ());
-        Going {
-            head,
-            body: Some(body),
-            first: None,
-            permit: None,
-            ready: Ready::default(),
-            changes,
-            is_repeatable: false,
-        }
-    }
-
-    fn has_body(&self) -> bool {
-        self.body.as_ref().is_some_and(|body| !body.is_end_stream())
-    }
-
-    /// Looks at what has come of the body with the head: one that is framed wrongly goes nowhere. What comes later streams.
-    async fn look_at_body(&mut self) -> Result<(), ProxyError> {
-        let Some(body) = &mut self.body else { return Ok(()) };
-        let mut is_asked = false;
-        let first = poll_fn(|context| match Pin::new(&mut *body).poll_frame(context) {
-            // hyper reads a body only once it is asked for, which it is now.
-            Poll::Pending if !is_asked => {
-                is_asked = true;
-                context.waker().wake_by_ref();
-                Poll::Pending
-            }
-            Poll::Pending => Poll::Ready(None),
-            Poll::Ready(frame) => Poll::Ready(frame),
-        });
-        let first = first.await.transpose();
-        let first = first.map_err(|_| ProxyError::BadFraming("the body is not framed as HTTP has it"))?;
-        self.first = first.map(Box::new);
-        Ok(())
+        Going { head, body: Some(body), permit: None, ready: Ready::default(), changes, is_repeatable: false }
     }
 
     /// The request as it goes upstream, and what can be seen of its body. Its head stays here if it may be sent `again`.
@@ -197,7 +159,7 @@ impl Going {
         let Some(incoming) = self.body.take() else { return head.map(|()| RequestBody::Empty) };
         let idle_timeout = plan.route.upstream.settings().idle_timeout;
         let body;
-        (body, *upload) = RequestBody::new(self.first.take().map(|first| *first), incoming, idle_timeout);
+        (body, *upload) = RequestBody::new(incoming, idle_timeout);
         if again
             && matches!(body, RequestBody::Empty)
             && head.method().is_idempotent()
@@ -359,10 +321,6 @@ async fn send(
     };
     let mut unsent: Option<Box<Request<RequestBody>>> = None;
     let mut upload = None;
-    // On the heap, like all that few requests need while they wait.
-    if going.has_body() {
-        Box::pin(going.look_at_body()).await?;
-    }
     loop {
         if let (Some(permit), Some(gate)) = (&mut going.permit, &plan.route.gate) {
             let confirmed = async { permit.confirm().await.map_err(|refusal| refused(gate, refusal)) };

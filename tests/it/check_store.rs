@@ -32,8 +32,18 @@ async fn what_is_wrong_with_a_store_is_said_in_one_line() {
     let plain = RedisServer::start().await;
     let options = RedisOptions { password: Some("right"), ..RedisOptions::default() };
     let locked = RedisServer::start_with(options).await;
-    let right =
-        ["~weir:*", "&weir:*", "+evalsha", "+eval", "+ping", "+info", "+publish", "+subscribe", "+time"];
+    let right = [
+        "~weir:*",
+        "resetchannels",
+        "&weir:*",
+        "+evalsha",
+        "+eval",
+        "+ping",
+        "+info",
+        "+publish",
+        "+subscribe",
+        "+time",
+    ];
     let data = ["+get", "+mget", "+set", "+del"];
     let user = async |name: &str, rights: &[&str]| {
         plain.command(&[&["ACL", "SETUSER", name, "on", ">x"], rights].concat()).await;
@@ -66,7 +76,8 @@ async fn what_is_wrong_with_a_store_is_said_in_one_line() {
     }
 
     // One that forgets what it pleases.
-    plain.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru", "maxmemory", "1gb"]).await;
+    plain.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;
+    plain.command(&["CONFIG", "SET", "maxmemory", "1gb"]).await;
     let (is_success, said) = check(&url(&plain, "")).await;
     assert!(is_success && said.starts_with(works), "{said}");
     assert!(said.contains("\nbut when it is full it forgets keys") && said.contains("allkeys-lru"), "{said}");

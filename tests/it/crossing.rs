@@ -1,6 +1,13 @@
 //! What crosses weir and what ends there: headers, credentials, trailers.
 
-use crate::support::raw::{RawUpstream, exchange, read_to_end};
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::TcpStream;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::support::raw::{RawUpstream, exchange, in_time, read_to_end};
 use crate::support::{Weir, lane};
 
 /// One route with a credential, and the upstream that gets it.
@@ -95,4 +102,15 @@ async fn trailers_hold_what_belongs_there() {
     let (_, trailers) =
         answer.split_once("\r\nok\r\n0\r\n").unwrap_or_else(|| panic!("no trailers: {answer}"));
     assert_eq!(trailers, "x-sum: 17\r\n\r\n");
+
+    let stream = TcpStream::connect(weir.host()).await.unwrap();
+    let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+    let (mut client, connection) = handshake.await.unwrap();
+    let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
+    let request =
+        Request::get(weir.url("/")).header("te", "trailers").body(Full::<Bytes>::default()).unwrap();
+    let response = in_time("an answer", client.send_request(request)).await.unwrap();
+    let body = in_time("its body", response.into_body().collect()).await.unwrap();
+    let trailers = body.trailers().expect("trailers");
+    assert_eq!(trailers.keys().map(http::HeaderName::as_str).collect::<Vec<_>>(), ["x-sum"]);
 }
