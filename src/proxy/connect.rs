@@ -3,7 +3,7 @@
 
 use std::future::{Future, poll_fn};
 use std::hash::{BuildHasher, RandomState};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -184,7 +184,7 @@ async fn log_end(connection: impl Future<Output = hyper::Result<()>>) {
 
 impl Tls {
     fn new(key: &Key) -> Result<Tls, ProxyBuildError> {
-        let Key { settings, ca, identity } = key;
+        let Key { settings, ca, .. } = key;
         let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
         if let (Some(path), Some(pem)) = (&settings.ca, ca) {
             add_roots(&mut roots, path, pem)?;
@@ -193,11 +193,11 @@ impl Tls {
         let verifying = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .with_root_certificates(roots);
-        let mut http1 = match (&settings.identity, identity) {
-            (Some((cert, key)), Some((cert_pem, key_pem))) => {
-                let chain = certificates(cert, cert_pem)?;
-                let private = PrivateKeyDer::from_pem_slice(key_pem).map_err(|error| invalid(key, &error))?;
-                verifying.with_client_auth_cert(chain, private).map_err(|error| invalid(key, &error))?
+        let mut http1 = match (&settings.identity, &key.identity) {
+            (Some(paths), Some(pems)) => {
+                let (chain, private) = identity(paths, pems)?;
+                let set = verifying.with_client_auth_cert(chain, private);
+                set.map_err(|error| unusable(&paths.1, &error))?
             }
             _ => verifying.with_no_client_auth(),
         };
@@ -215,22 +215,30 @@ impl Tls {
 }
 
 fn add_roots(roots: &mut RootCertStore, path: &Path, pem: &[u8]) -> Result<(), ProxyBuildError> {
-    for certificate in certificates(path, pem)? {
-        roots.add(certificate).map_err(|error| invalid(path, &error))?;
+    let invalid = |reason: String| ProxyBuildError::CaInvalid { path: path.to_owned(), reason };
+    let mut count = 0;
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        let certificate = certificate.map_err(|error| invalid(error.to_string()))?;
+        roots.add(certificate).map_err(|error| invalid(error.to_string()))?;
+        count += 1;
+    }
+    if count == 0 {
+        return Err(invalid("holds no certificate".to_owned()));
     }
     Ok(())
 }
 
-/// At least one.
-fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, ProxyBuildError> {
-    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let certificates = certificates.map_err(|error| invalid(path, &error))?;
-    if certificates.is_empty() {
-        return Err(invalid(path, &"holds no certificate"));
-    }
-    Ok(certificates)
+/// The client's certificate chain and its key, of two files that belong together.
+fn identity(
+    (cert, key): &(PathBuf, PathBuf),
+    (chain, private): &(Vec<u8>, Vec<u8>),
+) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), ProxyBuildError> {
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(chain).collect();
+    let chain = chain.map_err(|error| unusable(cert, &error))?;
+    let private = PrivateKeyDer::from_pem_slice(private).map_err(|error| unusable(key, &error))?;
+    Ok((chain, private))
 }
 
-fn invalid(path: &Path, reason: &impl ToString) -> ProxyBuildError {
-    ProxyBuildError::FileInvalid { path: path.to_owned(), reason: reason.to_string() }
+fn unusable(path: &Path, reason: &impl ToString) -> ProxyBuildError {
+    ProxyBuildError::ClientCertificate { path: path.to_owned(), reason: reason.to_string() }
 }

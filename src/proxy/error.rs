@@ -174,17 +174,17 @@ impl From<io::Error> for TunnelError {
 /// Why a configuration cannot be routed. Nothing has changed then.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyBuildError {
-    /// A file that an upstream names cannot be read.
+    /// The file behind an upstream's `ca` cannot be read.
     #[error("cannot read {path}: {source}")]
-    FileUnreadable {
+    CaUnreadable {
         /// The file.
         path: PathBuf,
         /// Why.
         source: io::Error,
     },
-    /// A file that an upstream names holds nothing that can be used.
+    /// The file behind an upstream's `ca` holds no certificate that can be used.
     #[error("{path}: {reason}")]
-    FileInvalid {
+    CaInvalid {
         /// The file.
         path: PathBuf,
         /// Why.
@@ -201,6 +201,14 @@ pub enum ProxyBuildError {
     Host {
         /// The authority.
         authority: Arc<str>,
+    },
+    /// A file behind an upstream's `cert` or `key` cannot be read or used.
+    #[error("{path}: {reason}")]
+    ClientCertificate {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
     },
     /// TLS cannot be set up at all.
     #[error("tls: {0}")]

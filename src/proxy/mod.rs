@@ -187,17 +187,25 @@ fn build(
 }
 
 fn key(settings: &model::Upstream) -> Result<Key, ProxyBuildError> {
-    let ca = settings.ca.as_deref().map(read).transpose()?;
-    let identity = settings.identity.as_ref();
-    let identity = identity.map(|(cert, key)| Ok::<_, ProxyBuildError>((read(cert)?, read(key)?)));
-    Ok(Key { settings: settings.clone(), ca, identity: identity.transpose()? })
+    let ca = settings.ca.as_deref().map(|path| {
+        read(path).map_err(|source| ProxyBuildError::CaUnreadable { path: path.to_owned(), source })
+    });
+    let own = |path: &Path| {
+        let unreadable = |error| ProxyBuildError::ClientCertificate {
+            path: path.to_owned(),
+            reason: format!("cannot be read: {error}"),
+        };
+        read(path).map_err(unreadable)
+    };
+    let identity = match &settings.identity {
+        Some((cert, key)) => Some((own(cert)?, own(key)?)),
+        None => None,
+    };
+    Ok(Key { settings: settings.clone(), ca: ca.transpose()?, identity })
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, ProxyBuildError> {
+fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut bytes));
-    match read {
-        Ok(_) => Ok(bytes),
-        Err(source) => Err(ProxyBuildError::FileUnreadable { path: path.to_owned(), source }),
-    }
+    File::open(path)?.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
