@@ -242,6 +242,31 @@ const BROKEN: &[(&str, &str)] = &[
         "2:54: routes[0].upstream.ca: needs a URL that begins with https://",
     ),
     (
+        "routes:\n  - {name: a, match: {}, upstream: {url: 'http://a', cert: pem, key: key}}\n",
+        "2:54: routes[0].upstream.cert: needs a URL that begins with https://\n\
+         2:65: routes[0].upstream.key: needs a URL that begins with https://",
+    ),
+    (
+        "routes:\n  - {name: a, match: {}, upstream: {url: 'https://a', cert: pem}}\n",
+        "2:55: routes[0].upstream.cert: needs `routes[0].upstream.key` beside it",
+    ),
+    (
+        "routes:\n  - {name: a, match: {}, upstream: {url: 'https://a', cert: pem, key: other-key}}\n",
+        "2:71: routes[0].upstream.key: is not the key of the certificate in `cert`",
+    ),
+    (
+        "routes:\n  - {name: a, match: {}, upstream: {url: 'https://a', cert: key, key: pem}}\n",
+        "2:61: routes[0].upstream.cert: the file \n2:71: routes[0].upstream.key: the file ",
+    ),
+    (
+        "routes:\n  - {name: a, match: {}, upstream: {url: 'http://a', proxy: 'https://b:3128'}}\n",
+        "2:61: routes[0].upstream.proxy: the URL must begin with http://",
+    ),
+    (
+        "routes:\n  - {name: a, match: {}, upstream: {url: 'http://a', proxy: 'http://u:s3cret@b/x'}}\n",
+        "2:61: routes[0].upstream.proxy: the URL of a proxy has no path",
+    ),
+    (
         "store: {redis: {url: 'http://a'}}\nROUTES",
         "1:22: store.redis.url: the URL must begin with redis:// or rediss://",
     ),
@@ -436,10 +461,6 @@ const LATER: &[(&str, &str)] = &[
         "limiters:\n  a: {limits: [1/s], pause: {on: [429]}}\nROUTES",
         "2:22: limiters.a.pause: not supported yet",
     ),
-    (
-        "routes:\n  - {name: a, match: {}, upstream: {url: 'http://a', proxy: 'http://b:3128'}}\n",
-        "2:54: routes[0].upstream.proxy: not supported yet",
-    ),
 ];
 
 /// Stands for `ROUTES` in an example: the last key of the file, open for more keys of its only route.
@@ -469,7 +490,9 @@ fn assert_problems<'a>(place: &Place, examples: impl IntoIterator<Item = (&'a st
 
 fn pem(place: Place) -> Place {
     let certificate = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-    place.file("pem", certificate.cert.pem()).file("key", certificate.signing_key.serialize_pem())
+    let other = rcgen::KeyPair::generate().unwrap().serialize_pem();
+    let key = certificate.signing_key.serialize_pem();
+    place.file("pem", certificate.cert.pem()).file("key", key).file("other-key", other)
 }
 
 #[test]
@@ -752,6 +775,29 @@ routes:
 }
 
 #[test]
+fn what_upstreams_are_reached_by_is_as_it_is_written() {
+    let place = pem(Place::new()).variable("PROXY_PASSWORD", "pa%2f55");
+    let loaded = place
+        .load(
+            "routes:\n  - {name: a, match: {}, upstream: {url: 'https://a', cert: pem, key: key, \
+             proxy: 'http://jane:${PROXY_PASSWORD}@egress.corp:3128'}}\n  \
+             - {name: b, match: {}, upstream: {url: 'http://a', proxy: 'http://jane:s3cret@[::1]'}}\n",
+        )
+        .unwrap();
+    let upstreams: Vec<_> = loaded.config.routes.iter().map(|route| &route.upstream).collect();
+    let file = |name: &str| place.directory.path().join(name);
+    assert_eq!(upstreams[0].identity, Some((file("pem"), file("key"))));
+    let proxies: Vec<_> = upstreams.iter().map(|upstream| upstream.proxy.as_ref().unwrap()).collect();
+    assert_eq!((&*proxies[0].host, proxies[0].port), ("egress.corp", 3128));
+    assert_eq!((&*proxies[1].host, proxies[1].port), ("::1", 80));
+    let revealed: Vec<_> = proxies.iter().map(|proxy| proxy.credentials.as_ref().unwrap().reveal()).collect();
+    assert_eq!(revealed, ["jane:pa/55", "jane:s3cret"]);
+    assert_eq!(loaded.masked["routes"][1]["upstream"]["proxy"], "http://jane:***@[::1]");
+    let shown = format!("{loaded:?}");
+    assert!(!shown.contains("pa/55") && !shown.contains("pa%2f55") && !shown.contains("s3cret"), "{shown}");
+}
+
+#[test]
 fn a_redis_store_shows_no_password() {
     let place = Place::new().variable("PASSWORD", "pa55");
     let loaded = place
@@ -843,6 +889,28 @@ proptest! {
     #[test]
     fn random_yaml_never_panics(text in "[-a-c0-9:{}\\[\\],&*!|>'\"#%@?~$ \t\n./]{0,120}") {
         let _ = config::parse(Path::new("f"), &text);
+    }
+
+    /// Whatever a URL parser takes for a password is hidden.
+    #[test]
+    fn the_password_of_a_proxy_is_never_shown(
+        scheme in "(http|HTTP|ht\ttp| http):(//|//|//|[/\\\\]{0,3})",
+        before in "([ab]{0,2}:|[a-b:/@?#.% \\\\\t]{0,5})",
+        after in "(|:|[a-b:/@?#.% \\\\\t]{0,5})",
+        host in "(@h|@h:1|@h/|h)",
+    ) {
+        let given = serde_json::to_string(&format!("{scheme}{before}s3cret{after}{host}")).unwrap();
+        let file = format!("routes: [{{name: a, match: {{}}, upstream: {{url: 'http://a', proxy: {given}}}}}]\n");
+        match config::parse(Path::new("f"), &file) {
+            Ok(loaded) => {
+                let proxy = loaded.config.routes[0].upstream.proxy.as_ref().unwrap();
+                let (user, password) =
+                    proxy.credentials.as_ref().and_then(|secret| secret.reveal().split_once(':')).unwrap_or_default();
+                let is_secret = password.contains("s3cret") || password.is_empty() && user.contains("s3cret");
+                prop_assert!(!is_secret || !loaded.masked.to_string().contains("s3cret"), "{}", loaded.masked);
+            }
+            Err(error) => prop_assert!(!error.to_string().contains("s3cret"), "{error}"),
+        }
     }
 
     #[test]

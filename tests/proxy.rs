@@ -5,19 +5,21 @@
 
 mod proxy_support;
 
-use std::sync::Arc;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http::{Request, Response, StatusCode, Version};
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use weir::config::model::{Cost, Http2};
 use weir::limiter::limit::Permits;
-use weir::proxy::Drained;
+use weir::proxy::{Drained, Reach, Resolve};
 
 use proxy_support::{
     Weir, call, http2_client, in_time, limiter, read_head, rule, scripted_upstream, tls_upstream, upstream,
@@ -634,4 +636,132 @@ async fn several_limiters_are_all_satisfied() {
         let answer = call(weir.address, get).await;
         assert!(answer.starts_with("HTTP/1.1 429") && answer.contains("\"limiter\":\"hourly\""), "{answer}");
     }
+}
+
+/// Names that lead where the test says, or nowhere.
+#[derive(Clone, Default)]
+struct Names(Arc<Mutex<Vec<SocketAddr>>>);
+
+impl Names {
+    fn lead(&self, to: &[SocketAddr]) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = to.to_vec();
+    }
+
+    fn reach(&self, connection_age_max: Duration) -> Reach {
+        Reach { resolver: Arc::new(self.clone()), connection_age_max }
+    }
+}
+
+impl Resolve for Names {
+    fn resolve(&self, _: Arc<str>, _: u16) -> BoxFuture<'static, std::io::Result<Vec<SocketAddr>>> {
+        let to = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Box::pin(
+            async move { if to.is_empty() { Err(std::io::Error::other("no such name")) } else { Ok(to) } },
+        )
+    }
+}
+
+const GET: &str = "GET / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n";
+
+#[tokio::test]
+async fn a_name_that_leads_elsewhere_is_followed_however_busy_its_connections_are() {
+    const AGE: Duration = Duration::from_millis(400);
+    for http2 in [Http2::Off, Http2::PriorKnowledge] {
+        let (old, new) = (upstream(mirror).await, upstream(mirror).await);
+        let names = Names::default();
+        names.lead(&[*old]);
+        let mut rule = rule("/", &old);
+        rule.upstream.host = "api.test".into();
+        rule.upstream.http2 = http2;
+        let weir = Weir::reaching(vec![rule], names.reach(AGE)).await;
+        let began = tokio::time::Instant::now();
+        assert!(call(weir.address, GET).await.starts_with("HTTP/1.1 200"));
+        names.lead(&[*new]);
+        in_time(async {
+            while new.requests() == 0 {
+                assert!(call(weir.address, GET).await.starts_with("HTTP/1.1 200"));
+            }
+        })
+        .await;
+        // Less an eighth, by which ages are spread.
+        assert!(began.elapsed() >= AGE * 7 / 8, "{:?}", began.elapsed());
+        assert_eq!((old.connections(), new.connections()), (1, 1), "{http2:?}");
+        assert!(old.requests() > 1, "a connection is used again while it is young: {http2:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_under_way_goes_on_while_its_connection_retires() {
+    let (release, gate) = tokio::sync::watch::channel(false);
+    let old = upstream(move |request: Request<Incoming>| {
+        let mut gate = gate.clone();
+        async move {
+            if request.uri().path() == "/slow" {
+                gate.wait_for(|open| *open).await.unwrap();
+            }
+            Response::new(Full::new(Bytes::from("old")))
+        }
+    })
+    .await;
+    let new = upstream(mirror).await;
+    let names = Names::default();
+    names.lead(&[*old]);
+    let mut rule = rule("/", &old);
+    rule.upstream.http2 = Http2::PriorKnowledge;
+    let weir = Weir::reaching(vec![rule], names.reach(Duration::from_millis(100))).await;
+    let slow = "GET /slow HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n";
+    let slow = tokio::spawn(call(weir.address, slow));
+    in_time(old.requested()).await;
+    names.lead(&[*new]);
+    in_time(async {
+        while new.requests() == 0 {
+            assert!(call(weir.address, GET).await.starts_with("HTTP/1.1 200"));
+        }
+    })
+    .await;
+    release.send(true).unwrap();
+    let answer = in_time(slow).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("old"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_resolver_that_fails_for_a_moment_takes_no_upstream_along() {
+    let up = upstream(mirror).await;
+    let names = Names::default();
+    // Each request has a connection of its own, and so a lookup.
+    let weir = Weir::reaching(vec![rule("/", &up)], names.reach(Duration::ZERO)).await;
+    let answer = call(weir.address, GET).await;
+    assert!(answer.starts_with("HTTP/1.1 502") && answer.contains("upstream_connect"), "{answer}");
+    names.lead(&[*up]);
+    assert!(call(weir.address, GET).await.starts_with("HTTP/1.1 200"));
+    names.lead(&[]);
+    for _ in 0..3 {
+        assert!(call(weir.address, GET).await.starts_with("HTTP/1.1 200"));
+    }
+    assert_eq!((up.connections(), up.requests()), (4, 4));
+}
+
+#[tokio::test]
+async fn every_address_is_tried_however_little_time_there_is() {
+    // A listener whose backlog is full: the kernel drops what asks for more.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let silent = socket.listen(1).unwrap();
+    let silent = silent.local_addr().unwrap();
+    let mut held = Vec::new();
+    let connect = || tokio::time::timeout(Duration::from_millis(200), TcpStream::connect(silent));
+    while let Ok(Ok(stream)) = connect().await {
+        held.push(stream);
+        assert!(held.len() < 64, "the backlog is never full");
+    }
+    let refusing = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let up = upstream(mirror).await;
+    let names = Names::default();
+    names.lead(&[silent, refusing, silent, silent, *up]);
+    let mut rule = rule("/", &up);
+    rule.upstream.host = "api.test".into();
+    rule.upstream.connect_timeout = Duration::from_millis(600);
+    let weir = Weir::reaching(vec![rule], names.reach(Duration::from_secs(600))).await;
+    let answer = call(weir.address, GET).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }

@@ -1,7 +1,7 @@
 //! The configuration as it was written, as JSON, with every secret masked: what the admin API shows.
 //!
 //! Masked are values that came from the environment or a file, whole, since any of them may be a secret; tokens and
-//! passwords; the values of `set_headers`; and the passwords in URLs.
+//! passwords; the values of `set_headers`; and in URLs the passwords, and users without one.
 
 use serde_json::{Map, Value as Json};
 
@@ -43,14 +43,17 @@ fn show_scalar(scalar: &Scalar, secret: bool) -> Json {
     }
 }
 
-/// `redis://user:password@host` as `redis://user:***@host`.
+/// `redis://user:password@host` as `redis://user:***@host`. A user without a password may be a token.
 fn without_password(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
     // The last `@` before the path ends the user information, as in a URL parser.
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
     let Some((user_info, _)) = authority.rsplit_once('@') else { return text.to_owned() };
-    let Some((user, _)) = user_info.split_once(':') else { return text.to_owned() };
-    format!("{scheme}://{user}:{MASK}{}", &rest[user_info.len()..])
+    let user = match user_info.split_once(':') {
+        Some((user, password)) if !password.is_empty() => [user, ":"].concat(),
+        _ => String::new(),
+    };
+    format!("{scheme}://{user}{MASK}{}", &rest[user_info.len()..])
 }
 
 #[cfg(test)]
@@ -82,6 +85,7 @@ mod tests {
         assert_eq!(without_password("redis://:p@h"), "redis://:***@h");
         assert_eq!(without_password("redis://u:p@q@h/1"), "redis://u:***@h/1");
         assert_eq!(without_password("redis://h:1/0"), "redis://h:1/0");
-        assert_eq!(without_password("redis://u@h"), "redis://u@h");
+        assert_eq!(without_password("http://token@h:3128"), "http://***@h:3128");
+        assert_eq!(without_password("http://token:@h"), "http://***@h");
     }
 }

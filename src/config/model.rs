@@ -316,6 +316,21 @@ pub struct Upstream {
     pub http2: Http2,
     /// Trusted beside the public roots.
     pub ca: Option<PathBuf>,
+    /// The client's certificate chain and its key, for an upstream that asks for them.
+    pub identity: Option<(PathBuf, PathBuf)>,
+    /// What its connections go through.
+    pub proxy: Option<OutboundProxy>,
+}
+
+/// An outbound HTTP proxy, which is asked for a tunnel (CONNECT).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct OutboundProxy {
+    /// Host name or address literal, without brackets.
+    pub host: Arc<str>,
+    /// The port.
+    pub port: u16,
+    /// `USER:PASSWORD`, for the proxy alone.
+    pub credentials: Option<Secret>,
 }
 
 /// Whether HTTP/2 is spoken to an upstream.

@@ -1,27 +1,31 @@
-//! Opens connections to an upstream: name, TCP, TLS, and which HTTP is spoken. Keeps none of them.
+//! Opens connections to an upstream: TCP ([`super::dial`]), the tunnel where one is needed ([`super::outbound`]), TLS, and
+//! which HTTP is spoken. Keeps none of them.
 
 use std::future::{Future, poll_fn};
-use std::io;
-use std::path::Path;
+use std::hash::{BuildHasher, RandomState};
+use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, lookup_host};
-use tokio::time::timeout;
+use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 use tokio_util::task::TaskTracker;
 
-use super::error::{ConnectError, ProxyBuildError};
+use super::Reach;
+use super::dial::Dialer;
+use super::error::{ConnectError, ProxyBuildError, Stage};
 use super::io::{Probe, Stream};
+use super::outbound::Outbound;
 use super::pool::{Connection, Http1, Load, Multiplexed};
 use super::tasks::Spawner;
+use super::upstream::Key;
 use crate::config::model::{Http2 as Http2Mode, Upstream as Settings};
 
 const ALPN_HTTP1: &[u8] = b"http/1.1";
@@ -43,8 +47,30 @@ pub(crate) enum Wanted {
 /// Opens connections to one upstream.
 pub(crate) struct Connector {
     settings: Settings,
+    dialer: Dialer,
+    outbound: Option<Outbound>,
     tls: Option<Tls>,
+    connection_age_max: Duration,
     tasks: TaskTracker,
+}
+
+/// How far the opening of a connection has come, for whoever bounds its time.
+pub(crate) struct Progress(Mutex<Stage>);
+
+impl Progress {
+    /// It has not begun yet.
+    pub(crate) fn new() -> Progress {
+        Progress(Mutex::new(Stage::Turn))
+    }
+
+    fn come_to(&self, stage: Stage) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = stage;
+    }
+
+    /// The last stage that was begun.
+    pub(crate) fn stage(&self) -> Stage {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 struct Tls {
@@ -54,27 +80,44 @@ struct Tls {
 }
 
 impl Connector {
-    /// `ca` is the content of the file that the settings name.
-    pub(crate) fn new(
-        settings: &Settings,
-        ca: Option<&[u8]>,
-        tasks: TaskTracker,
-    ) -> Result<Connector, ProxyBuildError> {
-        let tls = if settings.tls { Some(Tls::new(settings, ca)?) } else { None };
-        Ok(Connector { settings: settings.clone(), tls, tasks })
+    /// Opens nothing yet.
+    pub(crate) fn new(key: &Key, reach: &Reach, tasks: TaskTracker) -> Result<Connector, ProxyBuildError> {
+        let settings = key.settings.clone();
+        let tls = if settings.tls { Some(Tls::new(key)?) } else { None };
+        let outbound = settings.proxy.as_ref().map(|proxy| Outbound::new(&settings, proxy));
+        // Behind a proxy the upstream's name is for the proxy to look up.
+        let (host, port) = match &settings.proxy {
+            Some(proxy) => (&proxy.host, proxy.port),
+            None => (&settings.host, settings.port),
+        };
+        let dialer = Dialer::new(host, port, Arc::clone(&reach.resolver));
+        Ok(Connector { dialer, outbound, tls, connection_age_max: reach.connection_age_max, tasks, settings })
     }
 
-    /// Opens a connection; the caller bounds the time that it takes.
-    pub(crate) async fn connect(&self, wanted: Wanted) -> Result<Connection, ConnectError> {
-        let stream = Stream::new(self.dial().await?);
+    /// Opens a connection, and says how far it has come; the caller bounds the time that it takes.
+    pub(crate) async fn connect(
+        &self,
+        wanted: Wanted,
+        progress: &Progress,
+    ) -> Result<Connection, ConnectError> {
+        progress.come_to(Stage::Dial);
+        let mut tcp = self.dialer.dial(self.settings.connect_timeout).await?;
+        if let Some(outbound) = &self.outbound {
+            progress.come_to(Stage::Tunnel);
+            outbound.open(&mut tcp).await?;
+        }
+        let stream = Stream::new(tcp);
         let probe = stream.probe();
         let Some(tls) = &self.tls else {
+            progress.come_to(Stage::Http);
             let http2 = self.settings.http2 == Http2Mode::PriorKnowledge && wanted == Wanted::Any;
             return self.speak(stream, probe, http2).await;
         };
+        progress.come_to(Stage::Tls);
         let connector = if wanted == Wanted::Http1 { &tls.http1 } else { &tls.any };
         let stream = connector.connect(tls.name.clone(), stream).await;
         let stream = stream.map_err(|error| ConnectError::Tls(Arc::new(error)))?;
+        progress.come_to(Stage::Http);
         let chosen = stream.get_ref().1.alpn_protocol();
         let http2 = match (self.settings.http2, wanted) {
             (_, Wanted::Http1) | (Http2Mode::Off, _) => false,
@@ -84,34 +127,16 @@ impl Connector {
         self.speak(stream, probe, http2).await
     }
 
-    /// Tries the addresses in turn; each may take its share of the time that is left, so that one that
-    /// swallows packets does not hide the next.
-    async fn dial(&self) -> Result<TcpStream, ConnectError> {
-        let Settings { host, port, connect_timeout, .. } = &self.settings;
-        let unknown = |reason: String| ConnectError::Lookup { host: Arc::clone(host), reason };
-        let found = lookup_host((&**host, *port)).await.map_err(|error| unknown(error.to_string()))?;
-        let addresses: Vec<_> = found.collect();
-        let share = *connect_timeout / u32::try_from(addresses.len()).unwrap_or(u32::MAX).max(1);
-        let mut last = unknown("no address".to_owned());
-        for address in addresses {
-            match timeout(share, TcpStream::connect(address)).await {
-                Ok(Ok(tcp)) => return Ok(tcp),
-                Ok(Err(error)) => last = ConnectError::Tcp(Arc::new(error)),
-                Err(_) => last = ConnectError::Tcp(Arc::new(io::ErrorKind::TimedOut.into())),
-            }
-        }
-        Err(last)
-    }
-
     async fn speak<S>(&self, stream: S, probe: Probe, http2: bool) -> Result<Connection, ConnectError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let io = TokioIo::new(stream);
+        let retires_at = Instant::now() + spread(self.connection_age_max);
         if !http2 {
             let (sender, connection) = http1::Builder::new().handshake(io).await.map_err(http)?;
             let wire = Box::pin(log_end(connection.with_upgrades()));
-            return Ok(Connection::Http1(Http1::new(sender, wire, probe, self.tasks.clone())));
+            return Ok(Connection::Http1(Http1::new(sender, wire, probe, retires_at, self.tasks.clone())));
         }
         let (sender, connection) = http2::Builder::new(Spawner(self.tasks.clone()))
             .timer(TokioTimer::new())
@@ -133,9 +158,17 @@ impl Connector {
             .await
         }));
         let scheme = if self.settings.tls { http::uri::Scheme::HTTPS } else { http::uri::Scheme::HTTP };
-        let shared = Multiplexed::new(sender, load, scheme);
+        let shared = Multiplexed::new(sender, load, scheme, retires_at);
         shared.stream(false).map(Connection::Http2).ok_or(ConnectError::NoStreams)
     }
+}
+
+/// Seven to eight eighths of an age, so that connections which a burst has opened do not all have to be opened again at
+/// once.
+fn spread(age: Duration) -> Duration {
+    // The standard library seeds each of these at random.
+    let share = u32::try_from(RandomState::new().hash_one(0u8) % 512).unwrap_or_default();
+    age / 4096 * (3584 + share)
 }
 
 fn http(error: hyper::Error) -> ConnectError {
@@ -150,16 +183,24 @@ async fn log_end(connection: impl Future<Output = hyper::Result<()>>) {
 }
 
 impl Tls {
-    fn new(settings: &Settings, ca: Option<&[u8]>) -> Result<Tls, ProxyBuildError> {
+    fn new(key: &Key) -> Result<Tls, ProxyBuildError> {
+        let Key { settings, ca, .. } = key;
         let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
         if let (Some(path), Some(pem)) = (&settings.ca, ca) {
             add_roots(&mut roots, path, pem)?;
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut http1 = ClientConfig::builder_with_provider(provider)
+        let verifying = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+            .with_root_certificates(roots);
+        let mut http1 = match (&settings.identity, &key.identity) {
+            (Some(paths), Some(pems)) => {
+                let (chain, private) = identity(paths, pems)?;
+                let set = verifying.with_client_auth_cert(chain, private);
+                set.map_err(|error| unusable(&paths.1, &error))?
+            }
+            _ => verifying.with_no_client_auth(),
+        };
         http1.alpn_protocols = vec![ALPN_HTTP1.to_vec()];
         let mut any = http1.clone();
         any.alpn_protocols = match settings.http2 {
@@ -185,4 +226,19 @@ fn add_roots(roots: &mut RootCertStore, path: &Path, pem: &[u8]) -> Result<(), P
         return Err(invalid("holds no certificate".to_owned()));
     }
     Ok(())
+}
+
+/// The client's certificate chain and its key, of two files that belong together.
+fn identity(
+    (cert, key): &(PathBuf, PathBuf),
+    (chain, private): &(Vec<u8>, Vec<u8>),
+) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), ProxyBuildError> {
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(chain).collect();
+    let chain = chain.map_err(|error| unusable(cert, &error))?;
+    let private = PrivateKeyDer::from_pem_slice(private).map_err(|error| unusable(key, &error))?;
+    Ok((chain, private))
+}
+
+fn unusable(path: &Path, reason: &impl ToString) -> ProxyBuildError {
+    ProxyBuildError::ClientCertificate { path: path.to_owned(), reason: reason.to_string() }
 }

@@ -1,11 +1,14 @@
 //! Why weir answers a request itself. What the client then sees is decided in [`super::response`] alone.
 
+use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use http::HeaderName;
 
+use super::outbound::HEAD_BYTES_MAX;
 use crate::limiter::limit::{Limiter, Permits};
 use crate::limiter::{GateError, Refusal};
 
@@ -77,9 +80,25 @@ pub(crate) enum ConnectError {
         /// What the resolver said.
         reason: String,
     },
-    /// No address accepted a connection; the last one's reason.
-    #[error("tcp: {0}")]
-    Tcp(Arc<io::Error>),
+    /// The name has no address at all.
+    #[error("no address")]
+    NoAddress,
+    /// No address accepted a connection.
+    #[error("{address}: {source}")]
+    Tcp {
+        /// The last one that failed.
+        address: SocketAddr,
+        /// Why.
+        source: Arc<io::Error>,
+    },
+    /// The outbound proxy opened no tunnel.
+    #[error("the outbound proxy {proxy}: {source}")]
+    Tunnel {
+        /// Its host and port.
+        proxy: Arc<str>,
+        /// Why not.
+        source: TunnelError,
+    },
     /// The TLS handshake failed.
     #[error("tls: {0}")]
     Tls(Arc<io::Error>),
@@ -90,8 +109,66 @@ pub(crate) enum ConnectError {
     #[error("http: the upstream takes no streams")]
     NoStreams,
     /// All of it took longer than `connect_timeout`.
-    #[error("took longer than connect_timeout")]
-    Timeout,
+    #[error("took longer than connect_timeout, and had come to {0}")]
+    Timeout(Stage),
+}
+
+/// How far the opening of a connection has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// It waits for a connection that another request opens and that it may share.
+    Turn,
+    /// The name is looked up and its addresses are tried.
+    Dial,
+    /// The outbound proxy is asked for a tunnel.
+    Tunnel,
+    /// The upstream is asked who it is.
+    Tls,
+    /// The upstream is told which HTTP is spoken.
+    Http,
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Stage::Turn => "the connection that another request opens",
+            Stage::Dial => "the lookup and the TCP connection",
+            Stage::Tunnel => "the outbound proxy's answer to CONNECT",
+            Stage::Tls => "the TLS handshake",
+            Stage::Http => "the HTTP handshake",
+        })
+    }
+}
+
+/// Why an outbound proxy opened no tunnel.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(crate) enum TunnelError {
+    /// It says no.
+    #[error("it answered CONNECT with {status}: {advice}")]
+    Refused {
+        /// Its status.
+        status: u16,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// It speaks something else.
+    #[error("its answer to CONNECT is not HTTP/1.1 ({0}); check that `upstream.proxy` is an HTTP proxy")]
+    NotHttp(httparse::Error),
+    /// Its answer has no end.
+    #[error("the head of its answer to CONNECT is larger than {HEAD_BYTES_MAX} bytes")]
+    TooLarge,
+    /// It hung up.
+    #[error("it closed the connection before it had answered CONNECT")]
+    Closed,
+    /// The connection to it broke.
+    #[error("the connection broke: {0}")]
+    Io(Arc<io::Error>),
+}
+
+impl From<io::Error> for TunnelError {
+    fn from(error: io::Error) -> TunnelError {
+        TunnelError::Io(Arc::new(error))
+    }
 }
 
 /// Why a configuration cannot be routed. Nothing has changed then.
@@ -124,6 +201,14 @@ pub enum ProxyBuildError {
     Host {
         /// The authority.
         authority: Arc<str>,
+    },
+    /// A file behind an upstream's `cert` or `key` cannot be read or used.
+    #[error("{path}: {reason}")]
+    ClientCertificate {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
     },
     /// TLS cannot be set up at all.
     #[error("tls: {0}")]

@@ -2,24 +2,26 @@
 //!
 //! The way of a request: [`listener`] accepts its connection, [`connection`] serves it, [`router`] chooses its route
 //! (by every form of its [`path`]), [`partition`] tells it from those of other tenants, [`forwarder`] takes its permit, gets a connection from the [`upstream`]'s
-//! [`pool`] (opened by [`connect`]) and sends it, reading and writing that connection itself ([`driver`]); its [`body`] streams, and so does the response's. What weir
+//! [`pool`] (opened by [`connect`]: [`dial`], and [`outbound`] through a proxy) and sends it, reading and writing that connection itself ([`driver`]); its [`body`] streams, and so does the response's. What weir
 //! answers itself is an [`error`] that [`response`] puts into words. [`headers`] says what may cross, [`upgrade`]
 //! carries what is no longer HTTP, [`record`] counts and logs, [`io`] and [`tasks`] stand below it all.
 //! [`bench`] shows the benches what is pure of it.
 //!
-//! Decides nothing about limits, and reads no file but the certificates that an upstream names.
+//! Decides nothing about limits, and reads no file but the certificates and keys that an upstream names.
 
 #[doc(hidden)]
 pub mod bench;
 mod body;
 mod connect;
 mod connection;
+mod dial;
 mod driver;
 mod error;
 mod forwarder;
 mod headers;
 mod io;
 mod listener;
+mod outbound;
 mod partition;
 mod path;
 mod pool;
@@ -31,6 +33,9 @@ mod upgrade;
 mod upstream;
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -38,6 +43,7 @@ use arc_swap::ArcSwap;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
+pub use self::dial::{Resolve, SystemResolver};
 pub use self::error::ProxyBuildError;
 pub use self::listener::{Drained, serve};
 use self::router::{NO_ROUTE, Route, Table};
@@ -49,6 +55,27 @@ use crate::telemetry::Metrics;
 /// How long upstream connections may take to say goodbye when weir ends.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(1);
 
+/// The age at which a connection to an upstream carries no new request. An open connection stays at the address that its
+/// name had, so this is how long a change in DNS takes to be followed under load, and a handshake now and then is the price.
+const CONNECTION_AGE_MAX: Duration = Duration::from_secs(600);
+/// The largest file that an upstream names; the configuration refuses larger ones.
+const FILE_BYTES_MAX: u64 = 1024 * 1024;
+
+/// How upstreams are reached, beyond what the configuration says.
+#[derive(Clone)]
+pub struct Reach {
+    /// What looks their names up.
+    pub resolver: Arc<dyn Resolve>,
+    /// The age at which a connection carries no new request.
+    pub connection_age_max: Duration,
+}
+
+impl Default for Reach {
+    fn default() -> Reach {
+        Reach { resolver: Arc::new(SystemResolver), connection_age_max: CONNECTION_AGE_MAX }
+    }
+}
+
 /// The running proxy: its routes, swapped whole, and its upstreams. Cheap to clone.
 #[derive(Clone)]
 pub struct Proxy {
@@ -59,6 +86,12 @@ struct Shared {
     table: ArcSwap<Table>,
     upstreams: Mutex<Upstreams>,
     metrics: Metrics,
+    making: Making,
+}
+
+/// What every upstream is made with.
+struct Making {
+    reach: Reach,
     /// Connections to upstreams.
     tasks: TaskTracker,
 }
@@ -68,18 +101,28 @@ type Upstreams = HashMap<Key, Arc<Upstream>>;
 impl Proxy {
     /// Compiles the configuration's routes; connects to nothing yet.
     pub fn new(metrics: Metrics, config: &Config, limiters: &Limiters) -> Result<Proxy, ProxyBuildError> {
-        let tasks = TaskTracker::new();
-        let (table, upstreams) = build(config, limiters, &metrics, &tasks, &Upstreams::new())?;
+        Proxy::with_reach(metrics, config, limiters, Reach::default())
+    }
+
+    /// The same, with another way to reach upstreams.
+    pub fn with_reach(
+        metrics: Metrics,
+        config: &Config,
+        limiters: &Limiters,
+        reach: Reach,
+    ) -> Result<Proxy, ProxyBuildError> {
+        let making = Making { reach, tasks: TaskTracker::new() };
+        let (table, upstreams) = build(config, limiters, &metrics, &making, &Upstreams::new())?;
         let (table, upstreams) = (ArcSwap::from_pointee(table), Mutex::new(upstreams));
-        Ok(Proxy { shared: Arc::new(Shared { table, upstreams, metrics, tasks }) })
+        Ok(Proxy { shared: Arc::new(Shared { table, upstreams, metrics, making }) })
     }
 
     /// Puts another configuration in place for all requests that begin from now on; if it cannot be used, nothing
     /// changes. Upstreams that it leaves as they were keep their connections.
     pub fn apply(&self, config: &Config, limiters: &Limiters) -> Result<(), ProxyBuildError> {
-        let Shared { table, upstreams, metrics, tasks } = &*self.shared;
+        let Shared { table, upstreams, metrics, making } = &*self.shared;
         let mut upstreams = upstreams.lock().unwrap_or_else(PoisonError::into_inner);
-        let (new_table, new_upstreams) = build(config, limiters, metrics, tasks, &upstreams)?;
+        let (new_table, new_upstreams) = build(config, limiters, metrics, making, &upstreams)?;
         table.store(Arc::new(new_table));
         let old = std::mem::replace(&mut *upstreams, new_upstreams);
         for (key, upstream) in old {
@@ -94,8 +137,9 @@ impl Proxy {
     /// Closes all upstream connections. For the end, when [`serve`] has returned.
     pub async fn close(&self) {
         self.each_upstream(Upstream::close_idle);
-        self.shared.tasks.close();
-        let _ = timeout(CLOSE_TIME_MAX, self.shared.tasks.wait()).await;
+        let tasks = &self.shared.making.tasks;
+        tasks.close();
+        let _ = timeout(CLOSE_TIME_MAX, tasks.wait()).await;
     }
 
     /// Closes upstream connections that have been idle for too long.
@@ -118,7 +162,7 @@ fn build(
     config: &Config,
     limiters: &Limiters,
     metrics: &Metrics,
-    tasks: &TaskTracker,
+    making: &Making,
     known: &Upstreams,
 ) -> Result<(Table, Upstreams), ProxyBuildError> {
     let mut upstreams = Upstreams::new();
@@ -127,7 +171,7 @@ fn build(
         let key = key(&rule.upstream)?;
         let upstream = match upstreams.get(&key).or_else(|| known.get(&key)) {
             Some(upstream) => Arc::clone(upstream),
-            None => Arc::new(Upstream::new(&key, tasks.clone())?),
+            None => Arc::new(Upstream::new(&key, &making.reach, making.tasks.clone())?),
         };
         upstreams.insert(key, Arc::clone(&upstream));
         let names: Vec<_> = rule.limiters.iter().map(|(name, _)| name.clone()).collect();
@@ -143,10 +187,25 @@ fn build(
 }
 
 fn key(settings: &model::Upstream) -> Result<Key, ProxyBuildError> {
-    let unreadable = |path: &std::path::PathBuf, source| {
-        let path = path.clone();
-        ProxyBuildError::CaUnreadable { path, source }
+    let ca = settings.ca.as_deref().map(|path| {
+        read(path).map_err(|source| ProxyBuildError::CaUnreadable { path: path.to_owned(), source })
+    });
+    let own = |path: &Path| {
+        let unreadable = |error| ProxyBuildError::ClientCertificate {
+            path: path.to_owned(),
+            reason: format!("cannot be read: {error}"),
+        };
+        read(path).map_err(unreadable)
     };
-    let ca = settings.ca.as_ref().map(|path| std::fs::read(path).map_err(|source| unreadable(path, source)));
-    Ok(Key { settings: settings.clone(), ca: ca.transpose()? })
+    let identity = match &settings.identity {
+        Some((cert, key)) => Some((own(cert)?, own(key)?)),
+        None => None,
+    };
+    Ok(Key { settings: settings.clone(), ca: ca.transpose()?, identity })
+}
+
+fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }

@@ -2,7 +2,8 @@
 //!
 //! Opens none itself: [`super::upstream`] does. The last one that became idle is taken first, so that a small load
 //! keeps few connections warm and the others age. There are never more connections than there were requests at
-//! once; of those, at most [`IDLE_MAX`] stay.
+//! once; of those, at most [`IDLE_MAX`] stay. However busy a connection is, it carries no new request once it is to
+//! retire: a name may lead elsewhere by then.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -148,6 +149,7 @@ pub(crate) struct Http1 {
     alarm: Alarm,
     probe: Probe,
     idle_since: Instant,
+    retires_at: Instant,
     reused: bool,
     /// For the wire, when it goes on by itself.
     tasks: TaskTracker,
@@ -159,10 +161,11 @@ impl Http1 {
         sender: http1::SendRequest<RequestBody>,
         wire: Pin<Box<Wire>>,
         probe: Probe,
+        retires_at: Instant,
         tasks: TaskTracker,
     ) -> Http1 {
         let (wire, alarm, idle_since) = (Some(Driver::new(wire)), Alarm::default(), Instant::now());
-        let mut http1 = Http1 { sender, wire, alarm, probe, idle_since, reused: false, tasks };
+        let mut http1 = Http1 { sender, wire, alarm, probe, idle_since, retires_at, reused: false, tasks };
         http1.rest();
         http1
     }
@@ -197,7 +200,8 @@ impl Http1 {
     }
 
     fn is_old(&self) -> bool {
-        self.idle_since.elapsed() > IDLE_AGE_MAX
+        let now = Instant::now();
+        now >= self.retires_at || now - self.idle_since > IDLE_AGE_MAX
     }
 }
 
@@ -244,6 +248,7 @@ pub(crate) struct Multiplexed {
     sender: http2::SendRequest<RequestBody>,
     load: Arc<Load>,
     scheme: Scheme,
+    retires_at: Instant,
 }
 
 impl Multiplexed {
@@ -252,8 +257,9 @@ impl Multiplexed {
         sender: http2::SendRequest<RequestBody>,
         load: Arc<Load>,
         scheme: Scheme,
+        retires_at: Instant,
     ) -> Multiplexed {
-        Multiplexed { sender, load, scheme }
+        Multiplexed { sender, load, scheme, retires_at }
     }
 
     /// A stream of it, if the upstream allows one more now.
@@ -263,6 +269,11 @@ impl Multiplexed {
 
     fn is_open(&self) -> bool {
         !self.sender.is_closed() && !self.load.retired.load(Ordering::Acquire)
+    }
+
+    /// Whether it takes more streams. When it is too old, those that it has go on, and it closes after the last.
+    fn is_shared(&self) -> bool {
+        self.is_open() && Instant::now() < self.retires_at
     }
 }
 
@@ -328,7 +339,7 @@ impl Pool {
     /// A stream of an HTTP/2 connection.
     pub(crate) fn take_http2(&self) -> Option<Connection> {
         let mut shared = lock(&self.shared);
-        shared.retain(Multiplexed::is_open);
+        shared.retain(Multiplexed::is_shared);
         shared.iter().find_map(|connection| connection.stream(true)).map(Connection::Http2)
     }
 
@@ -339,6 +350,10 @@ impl Pool {
             return;
         }
         connection.idle_since = Instant::now();
+        if connection.is_old() {
+            connection.end();
+            return;
+        }
         let mut idle = lock(&self.idle);
         idle.push_back(connection);
         let surplus = if idle.len() > IDLE_MAX { idle.pop_front() } else { None };
@@ -365,7 +380,7 @@ impl Pool {
             done
         };
         done.into_iter().for_each(|(_, connection)| connection.end());
-        lock(&self.shared).retain(Multiplexed::is_open);
+        lock(&self.shared).retain(Multiplexed::is_shared);
     }
 
     /// Closes all that is not in use.

@@ -127,6 +127,22 @@ pub(crate) fn is_refusal(status: StatusCode, headers: &HeaderMap) -> bool {
         || (status == StatusCode::SERVICE_UNAVAILABLE && headers.contains_key(RETRY_AFTER))
 }
 
+/// Whether another answer follows this one.
+pub(crate) fn is_interim(status: u16) -> bool {
+    (100..200).contains(&status) && status != SWITCHING_PROTOCOLS.as_u16()
+}
+
+/// Why an outbound proxy that answers CONNECT with this status opens no tunnel; `None` if it has opened one.
+pub(crate) fn no_tunnel(status: u16) -> Option<&'static str> {
+    match status {
+        200..=299 => None,
+        407 => Some("set the user and password that it wants in `upstream.proxy`"),
+        400..=499 => Some("it does not allow this upstream; ask whoever runs it, or check `upstream.url`"),
+        500..=599 => Some("it does not reach the upstream; see its own log"),
+        _ => Some("it opens no tunnels; check that `upstream.proxy` is an HTTP proxy"),
+    }
+}
+
 fn verdict(error: &ProxyError) -> Verdict<'_> {
     use Outcome::{Cancelled, Failed, Refused};
     let (status, code, outcome) = match error {

@@ -3,18 +3,20 @@
 //!
 //! Hands a connection to a request and takes it back. Knows nothing of limiters.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
 
+use super::Reach;
 use super::body::{RequestBody, Upload, UploadState};
-use super::connect::{Connector, Wanted};
+use super::connect::{Connector, Progress, Wanted};
 use super::error::{ConnectError, ProxyBuildError};
 use super::pool::{Connection, Pool, SendError};
 use crate::config::model::{Http2, Upstream as Settings};
@@ -23,13 +25,19 @@ use crate::config::model::{Http2, Upstream as Settings};
 /// faster has its connections warm from the requests before; one held by each that waits would be a flood.
 const EARLY_MAX: usize = 256;
 
-/// What an upstream is told apart by: its settings, and the content of the file that they name.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+/// How often it is said at most that an upstream cannot be reached.
+const WARN_INTERVAL: Duration = Duration::from_secs(10);
+
+/// What an upstream is told apart by: its settings, and the content of the files that they name, so that rotated files are
+/// followed at a reload. Not `Debug`: a private key is in it.
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     /// As configured.
     pub(crate) settings: Settings,
-    /// The certificates that `ca` names, so that a rotated file is followed at a reload.
+    /// The certificates of `ca`.
     pub(crate) ca: Option<Vec<u8>>,
+    /// Those of `cert`, and the key of `key`.
+    pub(crate) identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 /// One upstream.
@@ -43,6 +51,8 @@ pub(crate) struct Upstream {
     /// Held while a connection opens that others will share: they wait for it instead of opening their own.
     opening: Mutex<()>,
     early: Semaphore,
+    /// When it was last said that it cannot be reached.
+    warned: std::sync::Mutex<Option<Instant>>,
 }
 
 const UNKNOWN: u8 = 0;
@@ -51,19 +61,20 @@ const HTTP2: u8 = 2;
 
 impl Upstream {
     /// Opens nothing yet.
-    pub(crate) fn new(key: &Key, tasks: TaskTracker) -> Result<Upstream, ProxyBuildError> {
+    pub(crate) fn new(key: &Key, reach: &Reach, tasks: TaskTracker) -> Result<Upstream, ProxyBuildError> {
         let settings = key.settings.clone();
         let speaks = match (settings.http2, settings.tls) {
             (Http2::PriorKnowledge, _) => HTTP2,
             (Http2::Off, _) | (Http2::Auto, false) => HTTP1,
             (Http2::Auto, true) => UNKNOWN,
         };
-        let connector = Connector::new(&settings, key.ca.as_deref(), tasks)?;
+        let connector = Connector::new(key, reach, tasks)?;
         let (pool, opening) = (Pool::default(), Mutex::default());
         let host = HeaderValue::from_str(&settings.authority);
         let host = host.map_err(|_| ProxyBuildError::Host { authority: Arc::clone(&settings.authority) })?;
         let (speaks, early) = (AtomicU8::new(speaks), Semaphore::new(EARLY_MAX));
-        Ok(Upstream { settings, host, connector, pool, speaks, opening, early })
+        let warned = std::sync::Mutex::default();
+        Ok(Upstream { settings, host, connector, pool, speaks, opening, early, warned })
     }
 
     /// As configured.
@@ -83,9 +94,10 @@ impl Upstream {
 
     /// A new connection, or one that others have opened meanwhile and share.
     pub(crate) async fn open(self: &Arc<Self>, wanted: Wanted) -> Result<Lease, ConnectError> {
-        self.bounded(async {
+        let progress = Progress::new();
+        let opening = async {
             if wanted == Wanted::Http1 || self.speaks.load(Ordering::Acquire) == HTTP1 {
-                return self.connect(wanted).await;
+                return self.connect(wanted, &progress).await;
             }
             let turn = self.opening.lock().await;
             if let Some(connection) = self.take(wanted) {
@@ -94,14 +106,15 @@ impl Upstream {
             if self.speaks.load(Ordering::Acquire) == HTTP1 {
                 drop(turn);
             }
-            self.connect(wanted).await
-        })
-        .await
+            self.connect(wanted, &progress).await
+        };
+        self.bounded(&progress, opening).await
     }
 
     /// A new connection.
     pub(crate) async fn open_fresh(self: &Arc<Self>, wanted: Wanted) -> Result<Lease, ConnectError> {
-        self.bounded(self.connect(wanted)).await
+        let progress = Progress::new();
+        self.bounded(&progress, self.connect(wanted, &progress)).await
     }
 
     /// A place among those that hold a connection ready before their slot comes; `None` if all are taken.
@@ -123,8 +136,8 @@ impl Upstream {
         self.pool.take_http1()
     }
 
-    async fn connect(&self, wanted: Wanted) -> Result<Connection, ConnectError> {
-        let connection = self.connector.connect(wanted).await?;
+    async fn connect(&self, wanted: Wanted, progress: &Progress) -> Result<Connection, ConnectError> {
+        let connection = self.connector.connect(wanted, progress).await?;
         if wanted == Wanted::Any {
             let speaks = if matches!(connection, Connection::Http1(_)) { HTTP1 } else { HTTP2 };
             self.speaks.store(speaks, Ordering::Release);
@@ -135,10 +148,23 @@ impl Upstream {
 
     async fn bounded(
         self: &Arc<Self>,
+        progress: &Progress,
         opening: impl Future<Output = Result<Connection, ConnectError>>,
     ) -> Result<Lease, ConnectError> {
         let opened = timeout(self.settings.connect_timeout, opening).await;
-        opened.unwrap_or(Err(ConnectError::Timeout)).map(|connection| self.lease(connection))
+        let opened = opened
+            .unwrap_or_else(|_| Err(ConnectError::Timeout(progress.stage())))
+            .inspect_err(|error| self.warn(error));
+        opened.map(|connection| self.lease(connection))
+    }
+
+    /// Says why it cannot be reached, now and then: there may be thousands of requests.
+    fn warn(&self, error: &ConnectError) {
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned.is_none_or(|warned| warned.elapsed() >= WARN_INTERVAL) {
+            *warned = Some(Instant::now());
+            tracing::warn!(upstream = %self.settings.authority, %error, "cannot connect to an upstream");
+        }
     }
 
     /// Closes what has been idle for too long.

@@ -24,6 +24,7 @@ mod harness;
 mod http2_abuse;
 mod leaving;
 mod limits;
+mod outbound;
 mod partitions;
 mod protocols;
 mod queue;

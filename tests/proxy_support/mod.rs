@@ -29,7 +29,7 @@ use weir::config::model::{
 use weir::limiter::Limiters;
 use weir::limiter::limit::{Algorithm, Limit, Limiter, LimiterName, Permits, QueueLimits};
 use weir::limiter::memory::MemoryStore;
-use weir::proxy::{Drained, Proxy, ProxyBuildError, serve};
+use weir::proxy::{Drained, Proxy, ProxyBuildError, Reach, serve};
 use weir::telemetry::Metrics;
 
 /// Far longer than anything here takes.
@@ -57,6 +57,15 @@ pub(crate) async fn weir(routes: Vec<Route>) -> Weir {
 
 impl Weir {
     pub(crate) async fn start(routes: Vec<Route>, adjust: impl FnOnce(&mut Server)) -> Weir {
+        Weir::start_reaching(routes, adjust, Reach::default()).await
+    }
+
+    /// A proxy with these routes, that reaches upstreams in another way.
+    pub(crate) async fn reaching(routes: Vec<Route>, reach: Reach) -> Weir {
+        Weir::start_reaching(routes, |_| (), reach).await
+    }
+
+    async fn start_reaching(routes: Vec<Route>, adjust: impl FnOnce(&mut Server), reach: Reach) -> Weir {
         let mut server = Server {
             max_connections: 1000,
             header_timeout: Duration::from_secs(10),
@@ -70,7 +79,7 @@ impl Weir {
         let (metrics, clock) = (Metrics::new(), Clock::start());
         let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, metrics.clone());
         limiters.apply(&config.limiters);
-        let proxy = Proxy::new(metrics, &config, &limiters).unwrap();
+        let proxy = Proxy::with_reach(metrics, &config, &limiters, reach).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
@@ -142,6 +151,8 @@ pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
             idle_timeout: Duration::from_secs(60),
             http2: Http2::Auto,
             ca: None,
+            identity: None,
+            proxy: None,
         },
         strip_prefix: None,
         set_headers: Vec::new(),

@@ -77,7 +77,12 @@ pub(crate) struct Upstream {
     pub(crate) http2: Option<Http2>,
     /// Trusted beside the public roots, a PEM file; for `https://`.
     pub(crate) ca: Option<String>,
-    /// Through an outbound HTTP proxy (CONNECT), as `http://HOST:PORT`. Not supported yet.
+    /// The client's certificate chain, a PEM file, for an upstream that asks for one; for `https://`, with `key`.
+    pub(crate) cert: Option<String>,
+    /// The private key of `cert`, a PEM file.
+    pub(crate) key: Option<String>,
+    /// Through an outbound HTTP proxy, which is asked for a tunnel (CONNECT): `http://HOST:PORT`, or
+    /// `http://USER:PASSWORD@HOST:PORT`, both percent-encoded.
     pub(crate) proxy: Option<String>,
 }
 

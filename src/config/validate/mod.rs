@@ -17,6 +17,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::crypto::ring;
+use rustls::sign::CertifiedKey;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
@@ -140,6 +142,25 @@ impl Check<'_> {
         self.pem(given, at, "private key", |bytes| PrivateKeyDer::from_pem_slice(bytes).is_ok())
     }
 
+    /// Whether a key is that of the first certificate in a file; reports it otherwise.
+    fn belong_together(&mut self, certificates: &Path, key: &Path, at_key: &At<'_>) -> bool {
+        let chain = CertificateDer::pem_file_iter(certificates).and_then(Iterator::collect);
+        let (Ok(chain), Ok(key)) = (chain, PrivateKeyDer::from_pem_file(key)) else {
+            // Read a moment ago: they are being replaced.
+            self.problem(at_key, "`cert` and `key` cannot be read together");
+            return false;
+        };
+        let fault = match CertifiedKey::from_der(chain, key, &ring::default_provider()) {
+            Ok(_) => return true,
+            Err(rustls::Error::InconsistentKeys(_)) => {
+                "is not the key of the certificate in `cert`".to_owned()
+            }
+            Err(error) => format!("cannot be used with `cert`: {error}"),
+        };
+        self.problem(at_key, fault);
+        false
+    }
+
     fn pem(&mut self, given: &str, at: &At<'_>, what: &str, holds: fn(&[u8]) -> bool) -> Option<PathBuf> {
         let path = self.base.join(given);
         let fault = match fs::metadata(&path) {
@@ -156,6 +177,35 @@ impl Check<'_> {
         // A path that came out of a reference may be a secret put in the wrong place.
         let shown = if at.is_interpolated() { String::new() } else { format!(" {}", path.display()) };
         self.problem(at, format!("the file{shown} {fault}"));
+        None
+    }
+
+    /// A certificate chain and its private key, by their paths: both, or neither.
+    fn identity(
+        &mut self,
+        cert: Option<&str>,
+        key: Option<&str>,
+        at: &At<'_>,
+    ) -> Option<Option<(PathBuf, PathBuf)>> {
+        let (at_cert, at_key) = (at.key("cert"), at.key("key"));
+        let cert = cert.map(|path| self.certificates(path, &at_cert));
+        let key = key.map(|path| self.private_key(path, &at_key));
+        match (cert, key) {
+            (None, None) => Some(None),
+            (Some(cert), Some(key)) => {
+                let (cert, key) = (cert?, key?);
+                self.belong_together(&cert, &key, &at_key).then_some(Some((cert, key)))
+            }
+            (Some(_), None) => self.needs_beside(&at_cert, &at_key),
+            (None, Some(_)) => self.needs_beside(&at_key, &at_cert),
+        }
+    }
+
+    /// Half of what belongs together is given, and not the other half.
+    fn needs_beside<T>(&mut self, given: &At<'_>, other: &At<'_>) -> Option<T> {
+        if !other.is_given() {
+            self.problem_of_key(given, format!("needs `{}` beside it", other.path));
+        }
         None
     }
 }

@@ -157,27 +157,12 @@ fn server(check: &mut Check<'_>, given: &str, at: &At<'_>) -> Option<Server> {
 
 fn tls(check: &mut Check<'_>, given: &schema::RedisTls, at: &At<'_>) -> Option<RedisTls> {
     let ca = given.ca.as_deref().map(|path| check.certificates(path, &at.key("ca")));
-    let cert = given.cert.as_deref().map(|path| check.certificates(path, &at.key("cert")));
-    let key = given.key.as_deref().map(|path| check.private_key(path, &at.key("key")));
-    let identity = match (cert, key) {
-        (Some(cert), Some(key)) => Some((cert?, key?)),
-        (None, None) => None,
-        (Some(_), None) => return without(check, &at.key("cert"), &at.key("key")),
-        (None, Some(_)) => return without(check, &at.key("key"), &at.key("cert")),
-    };
+    let identity = check.identity(given.cert.as_deref(), given.key.as_deref(), at);
     let ca = match ca {
         Some(ca) => Some(ca?),
         None => None,
     };
-    Some(RedisTls { ca, identity })
-}
-
-/// Half of an identity is given, and not the other half.
-fn without(check: &mut Check<'_>, given: &At<'_>, other: &At<'_>) -> Option<RedisTls> {
-    if !other.is_given() {
-        check.problem_of_key(given, format!("needs `{}` beside it", other.path));
-    }
-    None
+    Some(RedisTls { ca, identity: identity? })
 }
 
 /// Braces would move the hash tag that keeps a limiter's keys together.

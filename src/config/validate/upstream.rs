@@ -1,14 +1,14 @@
 //! `upstream`: where a route goes.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use percent_encoding::percent_decode_str;
 use url::{Host, Url};
 
 use super::place::At;
 use super::{Check, DAY, HOUR, MILLISECOND};
-use crate::config::model::{Http2, Upstream};
+use crate::config::model::{Http2, OutboundProxy, Secret, Upstream};
 use crate::config::schema::{self, Form};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -21,10 +21,7 @@ pub(super) fn upstream(
     at: &At<'_>,
 ) -> Option<Upstream> {
     let long = match given {
-        Form::Short(url) => {
-            let target = target(check, url, at)?;
-            return Some(target.with(Timeouts::DEFAULT, Http2::Auto, None));
-        }
+        Form::Short(url) => return target(check, url, at).map(Target::with_defaults),
         Form::Long(long) => long,
     };
     let target = target(check, &long.url, &at.key("url"));
@@ -34,23 +31,29 @@ pub(super) fn upstream(
     let response = check.duration(long.timeout, TIMEOUT, bounds.clone(), &at.key("timeout"));
     let idle = check.duration(long.idle_timeout, IDLE_TIMEOUT, bounds, &at.key("idle_timeout"));
     let ca = long.ca.as_deref().map(|path| check.certificates(path, &at.key("ca")));
-    if ca.is_some() && target.as_ref().is_some_and(|target| !target.tls) {
-        check.problem_of_key(&at.key("ca"), "needs a URL that begins with https://");
+    let identity = check.identity(long.cert.as_deref(), long.key.as_deref(), at);
+    if target.as_ref().is_some_and(|target| !target.tls) {
+        for key in ["ca", "cert", "key"].map(|key| at.key(key)).iter().filter(|key| key.is_given()) {
+            check.problem_of_key(key, "needs a URL that begins with https://");
+        }
     }
-    if let Some(proxy) = &long.proxy {
-        check.unsupported(Some(proxy), &at.key("proxy"));
-        self::proxy(check, proxy, &at.key("proxy"));
-    }
+    let proxy = long.proxy.as_deref().map(|given| proxy(check, given, &at.key("proxy")));
     let http2 = match long.http2 {
         None | Some(schema::Http2::Auto) => Http2::Auto,
         Some(schema::Http2::Off) => Http2::Off,
         Some(schema::Http2::PriorKnowledge) => Http2::PriorKnowledge,
     };
-    let ca = match ca {
-        Some(ca) => Some(ca?),
-        None => None,
-    };
-    Some(target?.with(Timeouts { connect: connect?, response: response?, idle: idle? }, http2, ca))
+    Some(Upstream {
+        connect_timeout: connect?,
+        timeout: response?,
+        idle_timeout: idle?,
+        http2,
+        // Each is absent, or sound, or has its problem.
+        ca: ca.map_or(Some(None), |ca| ca.map(Some))?,
+        identity: identity?,
+        proxy: proxy.map_or(Some(None), |proxy| proxy.map(Some))?,
+        ..target?.with_defaults()
+    })
 }
 
 /// What a URL says.
@@ -62,30 +65,22 @@ struct Target {
     base_path: Arc<str>,
 }
 
-#[derive(Clone, Copy)]
-struct Timeouts {
-    connect: Duration,
-    response: Duration,
-    idle: Duration,
-}
-
-impl Timeouts {
-    const DEFAULT: Timeouts = Timeouts { connect: CONNECT_TIMEOUT, response: TIMEOUT, idle: IDLE_TIMEOUT };
-}
-
 impl Target {
-    fn with(self, timeouts: Timeouts, http2: Http2, ca: Option<PathBuf>) -> Upstream {
+    /// With nothing else said.
+    fn with_defaults(self) -> Upstream {
         Upstream {
             tls: self.tls,
             host: self.host,
             port: self.port,
             authority: self.authority,
             base_path: self.base_path,
-            connect_timeout: timeouts.connect,
-            timeout: timeouts.response,
-            idle_timeout: timeouts.idle,
-            http2,
-            ca,
+            connect_timeout: CONNECT_TIMEOUT,
+            timeout: TIMEOUT,
+            idle_timeout: IDLE_TIMEOUT,
+            http2: Http2::Auto,
+            ca: None,
+            identity: None,
+            proxy: None,
         }
     }
 }
@@ -104,13 +99,9 @@ fn target(check: &mut Check<'_>, given: &str, at: &At<'_>) -> Option<Target> {
                 Some(port) => format!("{host}:{port}"),
                 None => host.to_string(),
             };
-            let name = match host {
-                Host::Ipv6(address) => address.to_string(),
-                other => other.to_string(),
-            };
             return Some(Target {
                 tls,
-                host: name.into(),
+                host: name(&host).into(),
                 port,
                 authority: authority.into(),
                 base_path: url.path().trim_end_matches('/').into(),
@@ -121,16 +112,62 @@ fn target(check: &mut Check<'_>, given: &str, at: &At<'_>) -> Option<Target> {
     None
 }
 
-/// Checked like the rest, though it is not supported yet.
-fn proxy(check: &mut Check<'_>, given: &str, at: &At<'_>) {
-    match http_url(given, &["http"]) {
-        Ok((url, _)) if url.path() == "/" && url.query().is_none() && url.fragment().is_none() => {}
-        Ok(_) => check.problem(at, "the URL of a proxy has no path, query or fragment"),
-        Err(fault) => check.problem(at, fault),
+/// No message holds any of the URL: it carries credentials.
+fn proxy(check: &mut Check<'_>, given: &str, at: &At<'_>) -> Option<OutboundProxy> {
+    match outbound_proxy(given) {
+        Ok(proxy) => Some(proxy),
+        Err(fault) => {
+            check.problem(at, fault);
+            None
+        }
     }
 }
 
+fn outbound_proxy(given: &str) -> Result<OutboundProxy, &'static str> {
+    // A URL parser passes over more slashes, backslashes and line ends. What hides passwords when the configuration is
+    // shown is no such parser, and must see the same credentials.
+    let is_plain = |rest: &str| {
+        !rest.starts_with('/') && !rest.contains(|odd: char| odd == '\\' || odd.is_control() || odd == ' ')
+    };
+    if given.split_once("://").is_some_and(|(_, rest)| !is_plain(rest)) {
+        return Err("expected a URL such as http://proxy.internal:3128");
+    }
+    let (url, host) = any_url(given, &["http"])?;
+    if url.path() != "/" || url.query().is_some() || url.fragment().is_some() {
+        return Err(
+            "the URL of a proxy has no path, query or fragment; in a user or password these are percent-encoded",
+        );
+    }
+    let credentials = match (url.username(), url.password().unwrap_or_default()) {
+        ("", "") => None,
+        (user, password) => Some(credentials(user, password)?),
+    };
+    Ok(OutboundProxy { host: name(&host).into(), port: url.port().unwrap_or(80), credentials })
+}
+
+/// `USER:PASSWORD`, as RFC 7617 has it.
+fn credentials(user: &str, password: &str) -> Result<Secret, &'static str> {
+    let decoded =
+        |text| percent_decode_str(text).decode_utf8().map_err(|_| "the user or password is not UTF-8");
+    let (user, password) = (decoded(user)?, decoded(password)?);
+    if user.contains(':') {
+        return Err("the user must not hold a colon: HTTP takes it for the end of the user");
+    }
+    if user.chars().chain(password.chars()).any(char::is_control) {
+        return Err("the user and password must not hold control characters");
+    }
+    Ok(Secret::new(&format!("{user}:{password}")))
+}
+
 fn http_url(given: &str, schemes: &[&str]) -> Result<(Url, Host<String>), &'static str> {
+    let (url, host) = any_url(given, schemes)?;
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err("the URL must not hold a user or password; send credentials with `set_headers`");
+    }
+    Ok((url, host))
+}
+
+fn any_url(given: &str, schemes: &[&str]) -> Result<(Url, Host<String>), &'static str> {
     let url = match Url::parse(given) {
         Ok(url) if given.contains("://") => url,
         _ => return Err("expected a URL such as https://api.example.com"),
@@ -141,15 +178,20 @@ fn http_url(given: &str, schemes: &[&str]) -> Result<(Url, Host<String>), &'stat
             _ => "the URL must begin with http:// or https://",
         });
     }
-    if !url.username().is_empty() || url.password().is_some() {
-        return Err("the URL must not hold a user or password; send credentials with `set_headers`");
-    }
     if url.port() == Some(0) {
         return Err("port 0 cannot be connected to");
     }
     match url.host().map(|host| host.to_owned()) {
         Some(host) => Ok((url, host)),
         None => Err("the URL names no host"),
+    }
+}
+
+/// Without the brackets of an IPv6 address.
+fn name(host: &Host<String>) -> String {
+    match host {
+        Host::Ipv6(address) => address.to_string(),
+        other => other.to_string(),
     }
 }
 
@@ -165,5 +207,47 @@ mod tests {
         }
         assert!(http_url("https://a", &["http"]).is_err());
         assert!(http_url("HTTPS://Api.Example.Com:8443/v1/", &["http", "https"]).is_ok());
+    }
+
+    #[test]
+    fn a_proxy_may_have_credentials() {
+        let proxy = |url| outbound_proxy(url).unwrap();
+        let revealed = |url| proxy(url).credentials.map(|secret| secret.reveal().to_owned());
+        assert_eq!(
+            (&*proxy("http://egress.corp:3128").host, proxy("http://egress.corp:3128/").port),
+            ("egress.corp", 3128)
+        );
+        assert_eq!((&*proxy("HTTP://[::1]").host, proxy("http://a").port), ("::1", 80));
+        assert_eq!(revealed("http://a:1"), None);
+        assert_eq!(revealed("http://u:p@a:1").as_deref(), Some("u:p"));
+        assert_eq!(revealed("http://corp%5Cjane:p%40ss%2F%3A@a").as_deref(), Some("corp\\jane:p@ss/:"));
+        assert_eq!(revealed("http://token@a").as_deref(), Some("token:"));
+        assert!(!format!("{:?}", proxy("http://u:s3cret@a")).contains("s3cret"));
+    }
+
+    #[test]
+    fn what_is_no_proxy_is_refused_without_repeating_it() {
+        for wrong in [
+            "egress:3128",
+            "https://a:1",
+            "socks5://a:1",
+            "http://s3cret@a:0",
+            "http://s3cret:s3cret@",
+            "http://u:s3/cret@a",
+            "http://u:s3?cret@a",
+            "http://u:s3#cret@a",
+            "http://u:s3cret@a/path",
+            "http:u:s3cret@a",
+            "http:///u:s3cret@a",
+            "http:\\\\u:s3cret@a",
+            "http://\\u:s3cret@a",
+            "http://\nu:s3cret@a",
+            "http://u:s3%0acret@a",
+            "http://u%3As3cret@a",
+            "http://u:s3%ffcret@a",
+        ] {
+            let fault = outbound_proxy(wrong).unwrap_err();
+            assert!(!fault.contains("s3"), "{wrong}: {fault}");
+        }
     }
 }

@@ -1,0 +1,151 @@
+//! TLS in front of an [`Upstream`], with certificates as the test wants them: of any authority, for any name, out of date;
+//! and asking for the client's.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use rustls::crypto::ring::default_provider;
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::Upstream;
+
+/// Signs certificates.
+pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+/// A certificate and its key, in PEM form.
+#[derive(Clone, Debug)]
+pub(crate) struct Issued {
+    pub(crate) certificate: String,
+    pub(crate) key: String,
+}
+
+impl Authority {
+    pub(crate) fn new() -> Authority {
+        let mut authority = CertificateParams::new(Vec::new()).expect("no names");
+        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().expect("a key");
+        // A name of its own, or another one with the same name would be taken for it.
+        let name = format!("authority {:02x?}", &key.public_key_raw()[1..9]);
+        authority.distinguished_name.push(DnType::CommonName, name);
+        Authority(CertifiedIssuer::self_signed(authority, key).expect("an authority signs itself"))
+    }
+
+    /// Its own certificate, written to a file.
+    pub(crate) fn write_to(&self, path: &Path) -> PathBuf {
+        replace(path, &self.0.pem());
+        path.to_owned()
+    }
+
+    /// A certificate for a name.
+    pub(crate) fn issue(&self, name: &str) -> Issued {
+        self.issue_with(name, |_| ())
+    }
+
+    /// The same, out of date.
+    pub(crate) fn issue_expired(&self, name: &str) -> Issued {
+        self.issue_with(name, |certificate| {
+            certificate.not_before = rcgen::date_time_ymd(2019, 1, 1);
+            certificate.not_after = rcgen::date_time_ymd(2020, 1, 1);
+        })
+    }
+
+    fn issue_with(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> Issued {
+        let key = KeyPair::generate().expect("a key");
+        let mut certificate = CertificateParams::new(vec![name.to_owned()]).expect("a valid name");
+        change(&mut certificate);
+        let certificate = certificate.signed_by(&key, &self.0).expect("the authority signs");
+        Issued { certificate: certificate.pem(), key: key.serialize_pem() }
+    }
+}
+
+/// Puts another file in place in one step.
+pub(crate) fn replace(path: &Path, content: &str) {
+    let draft = path.with_extension("draft");
+    std::fs::write(&draft, content).expect("write the file");
+    std::fs::rename(draft, path).expect("put the file in place");
+}
+
+/// A TLS server that passes everything on to an upstream. Dropping it closes every connection.
+pub(crate) struct TlsUpstream {
+    address: SocketAddr,
+    peers: Arc<Mutex<Vec<Vec<u8>>>>,
+    _task: AbortOnDropHandle<()>,
+}
+
+impl TlsUpstream {
+    /// Shows this certificate; with `clients`, wants a certificate of that authority.
+    pub(crate) async fn before(
+        upstream: &Upstream,
+        own: &Issued,
+        clients: Option<&Authority>,
+    ) -> TlsUpstream {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("an address");
+        let acceptor = TlsAcceptor::from(Arc::new(config(own, clients)));
+        let (to, peers) = (upstream.address(), Arc::<Mutex<Vec<Vec<u8>>>>::default());
+        let seen = Arc::clone(&peers);
+        let task = tokio::spawn(async move {
+            let mut connections = tokio::task::JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                let (acceptor, seen) = (acceptor.clone(), Arc::clone(&seen));
+                connections.spawn(async move {
+                    let mut stream = acceptor.accept(stream).await.ok()?;
+                    if let Some([first, ..]) = stream.get_ref().1.peer_certificates() {
+                        seen.lock().unwrap_or_else(PoisonError::into_inner).push(first.to_vec());
+                    }
+                    let mut upstream = TcpStream::connect(to).await.ok()?;
+                    copy_bidirectional(&mut stream, &mut upstream).await.ok()
+                });
+            }
+        });
+        TlsUpstream { address, peers, _task: AbortOnDropHandle::new(task) }
+    }
+
+    /// `127.0.0.1:PORT`.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// `https://localhost:PORT`.
+    pub(crate) fn url(&self) -> String {
+        format!("https://localhost:{}", self.address.port())
+    }
+
+    /// Whether the last client that showed a certificate showed this one.
+    pub(crate) fn has_seen_last(&self, client: &Issued) -> bool {
+        let certificate =
+            CertificateDer::from_pem_slice(client.certificate.as_bytes()).expect("a certificate");
+        let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        peers.last().is_some_and(|last| last.as_slice() == certificate.as_ref())
+    }
+}
+
+fn config(own: &Issued, clients: Option<&Authority>) -> ServerConfig {
+    let provider = Arc::new(default_provider());
+    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .expect("the provider has them");
+    let builder = match clients {
+        None => builder.with_no_client_auth(),
+        Some(authority) => {
+            let mut roots = RootCertStore::empty();
+            roots.add(authority.0.der().clone()).expect("an authority");
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+            builder.with_client_cert_verifier(verifier.build().expect("roots"))
+        }
+    };
+    let certificate = CertificateDer::from_pem_slice(own.certificate.as_bytes()).expect("a certificate");
+    let key = PrivateKeyDer::from_pem_slice(own.key.as_bytes()).expect("a key");
+    let mut config = builder.with_single_cert(vec![certificate], key).expect("the key of the certificate");
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config
+}
