@@ -359,7 +359,7 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
     ("limiters:\n  a: {limits: [1/s], key: []}\nROUTES", "2:27: limiters.a.key: needs 1 to 16 parts"),
     (
         "limiters:\n  a: {limits: [1/s], key: ['header:a b', ip, 'path:-1', 'path:256', 'query:', 'path:']}\nROUTES",
-        "2:28: limiters.a.key[0]: expected header:NAME, query:NAME, host, path:N (a segment, from 0) or client_ip\n\
+        "2:28: limiters.a.key[0]: expected header:NAME, query:NAME, host, path:N (a segment, from 0), client_ip or client\n\
          2:42: limiters.a.key[1]: expected\n2:46: limiters.a.key[2]: expected\n2:57: limiters.a.key[3]: expected\n\
          2:69: limiters.a.key[4]: expected\n2:79: limiters.a.key[5]: expected",
     ),
@@ -420,18 +420,44 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
     ("ROUTES    cost: {header: 'a b'}\n", "5:20: routes[0].cost.header: expected the name of a header"),
     ("ROUTES    cost: {header: content-length}\n", "5:20: routes[0].cost.header: this header says how"),
     ("ROUTES    cost: {default: 5}\n", "5:11: routes[0].cost: the key `header` is missing"),
+    // -- who may call
+    ("server: {allow: []}\nROUTES", "1:17: server.allow: lets nobody in; leave the key out"),
+    (
+        "server: {allow: [10.0.0.0/8, 10.0.0.0/33, localhost], trusted_proxies: ['::1', 10.0.0]}\nROUTES",
+        "1:30: server.allow[1]: expected an IP address or a CIDR block, such as 10.0.0.0/8 or ::1\n\
+         1:43: server.allow[2]: expected\n1:80: server.trusted_proxies[1]: expected",
+    ),
+    ("clients: {}\nROUTES", "1:10: clients: names no client, so nobody may call; leave the key out"),
+    ("clients: {a: {}}\nROUTES", "1:11: clients.a: needs `tokens` or `certificate`"),
+    ("clients: {a: {tokens: []}}\nROUTES", "1:11: clients.a: needs `tokens` or `certificate`"),
+    ("clients: {'a b': {tokens: [x]}}\nROUTES", "1:11: clients.a b: a name is 1 to 64"),
+    (
+        "clients: {a: {tokens: ['', 'x y', x]}}\nROUTES",
+        "1:24: clients.a.tokens[0]: must consist of visible ASCII characters, at least one\n\
+         1:28: clients.a.tokens[1]: must consist of visible",
+    ),
+    (
+        "clients: {a: {tokens: [x, x]}, b: {tokens: [y, x]}}\nROUTES",
+        "1:48: clients.b.tokens[1]: client \"a\" has this token already",
+    ),
+    (
+        "clients: {billing: {tokens: [x]}}\nROUTES    clients: [biling, billing]\n",
+        "6:15: routes[0].clients[0]: unknown client \"biling\"; did you mean \"billing\"?",
+    ),
+    ("ROUTES    clients: [a]\n", "5:15: routes[0].clients[0]: unknown client \"a\"; there is none"),
+    (
+        "clients: {a: {tokens: [x]}}\nROUTES    clients: []\n",
+        "6:14: routes[0].clients: names no client; leave the key out",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], key: [host, client]}\nROUTES",
+        "2:34: limiters.a.key[1]: `client` needs `clients` at the top of the file",
+    ),
 ];
 
 /// Features of later versions: sound, and refused at their place.
 const LATER: &[(&str, &str)] = &[
-    ("server: {allow: [10.0.0.0/8, '::1']}\nROUTES", "1:10: server.allow: not supported yet"),
-    ("server: {trusted_proxies: [10.0.0.0/8]}\nROUTES", "1:10: server.trusted_proxies: not supported yet"),
     ("server: {tls: {cert: pem, key: key}}\nROUTES", "1:10: server.tls: not supported yet"),
-    ("clients: {a: {tokens: [x]}}\nROUTES", "1:1: clients: not supported yet"),
-    (
-        "limiters:\n  a: {limits: [1/s], key: [host, client]}\nROUTES",
-        "2:34: limiters.a.key[1]: `client` is not supported yet; it comes with `clients`",
-    ),
     (
         "limiters:\n  a: {limits: [1/s], pause: {on: [429]}}\nROUTES",
         "2:22: limiters.a.pause: not supported yet",

@@ -2,6 +2,7 @@
 //!
 //! Only [`super::validate`] builds these. Nothing here is a string that still has to be understood.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,8 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue, Method};
+use ipnet::IpNet;
 use regex::Regex;
 
+use crate::bearer::TokenDigest;
 use crate::limiter::limit::{Limiter, LimiterName, Permits};
 
 /// A text that must not be shown: its `Debug` and `Display` say `***`.
@@ -46,6 +49,8 @@ pub struct Config {
     pub admin: Admin,
     /// What is logged.
     pub log: Log,
+    /// Who may call; everyone if absent.
+    pub clients: Option<Arc<Clients>>,
     /// Where limiter state lives.
     pub store: Store,
     /// Every limiter, in the order of the file.
@@ -71,6 +76,10 @@ impl Config {
 /// How connections of clients are treated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
+    /// From where requests may come; from everywhere if absent. It is the other end of the connection that counts.
+    pub allow: Option<Vec<IpNet>>,
+    /// Whose `X-Forwarded-For` names the client's address.
+    pub trusted_proxies: Vec<IpNet>,
     /// The most client connections at once.
     pub max_connections: u32,
     /// The longest time until a request's headers are complete.
@@ -112,6 +121,31 @@ pub enum LogFormat {
     Json,
     /// For a person.
     Text,
+}
+
+/// Who may call, by what they show. Holds the digests of tokens, made once, so that finding a client takes as long
+/// among a thousand as among two.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Clients {
+    tokens: HashMap<TokenDigest, Arc<str>>,
+}
+
+impl Clients {
+    /// Adds a client's token. Gives the name of another client that has it already, and changes nothing then.
+    pub(crate) fn add_token(&mut self, client: &Arc<str>, token: &str) -> Result<(), Arc<str>> {
+        let owner = self.tokens.entry(TokenDigest::of(token)).or_insert_with(|| Arc::clone(client));
+        if owner == client { Ok(()) } else { Err(Arc::clone(owner)) }
+    }
+
+    /// Whose token it is.
+    pub(crate) fn by_token(&self, token: TokenDigest) -> Option<&Arc<str>> {
+        self.tokens.get(&token)
+    }
+
+    /// Whether any client may show a token.
+    pub(crate) fn has_tokens(&self) -> bool {
+        !self.tokens.is_empty()
+    }
 }
 
 /// Where limiter state lives. Changing it needs a restart.
@@ -224,6 +258,8 @@ pub struct Route {
     pub limiters: Vec<(LimiterName, Arc<[KeyPart]>)>,
     /// What a request costs.
     pub cost: Cost,
+    /// Which clients may use it; all known ones if absent.
+    pub clients: Option<HashSet<Arc<str>>>,
 }
 
 /// What of a request makes its partition.
@@ -239,6 +275,8 @@ pub enum KeyPart {
     Path(u8),
     /// The address of the client.
     ClientIp,
+    /// The name of the client.
+    Client,
 }
 
 /// What a request costs.

@@ -89,7 +89,7 @@ impl Client {
 
 /// Serves a connection until it ends.
 pub(crate) async fn serve(mut stream: Stream, client: Arc<Client>, proxy: Proxy) {
-    let server = proxy.table().server().clone();
+    let server = Arc::clone(proxy.table().server());
     let sniffed = tokio::select! {
         biased;
         sniffed = timeout(server.header_timeout, sniff(&mut stream)) => sniffed,

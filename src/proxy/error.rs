@@ -26,6 +26,12 @@ pub(crate) enum ProxyError {
     /// A method that a reverse proxy does not forward.
     #[error("this method is not forwarded")]
     MethodNotAllowed,
+    /// Nobody that is listed, or nobody says so.
+    #[error("no valid token or certificate of a client")]
+    UnknownClient,
+    /// Not for this client or address.
+    #[error("{0}")]
+    Forbidden(&'static str),
     /// No route matches.
     #[error("no route matches")]
     NoRoute,

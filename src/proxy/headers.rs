@@ -28,7 +28,8 @@ const OWN_PREFIX: &str = "weir-";
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
-const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+/// The addresses that a request came through.
+pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
@@ -218,7 +219,7 @@ pub(crate) fn upgrade<B>(request: &Request<B>, seen: Seen) -> Option<HeaderValue
 
 /// Where a request comes from.
 pub(crate) struct Origin<'a> {
-    /// The client's address.
+    /// The address at the other end of the connection: what comes before it, the request says itself.
     pub(crate) peer: IpAddr,
     /// What the client called the host.
     pub(crate) authority: Option<&'a Authority>,

@@ -1,7 +1,7 @@
 //! Forwards requests. The only room that speaks HTTP to applications and to upstreams.
 //!
 //! The way of a request: [`listener`] accepts its connection, [`connection`] serves it, [`router`] chooses its route
-//! (by every form of its [`path`]), [`partition`] tells it from those of other tenants, [`forwarder`] takes its permit, gets a connection from the [`upstream`]'s
+//! (by every form of its [`path`]), [`caller`] finds out who sent it, [`partition`] tells it from those of other tenants, [`forwarder`] takes its permit, gets a connection from the [`upstream`]'s
 //! [`pool`] (opened by [`connect`]) and sends it, reading and writing that connection itself ([`driver`]); its [`body`] streams, and so does the response's. What weir
 //! answers itself is an [`error`] that [`response`] puts into words. [`headers`] says what may cross, [`upgrade`]
 //! carries what is no longer HTTP, [`record`] counts and logs, [`io`] and [`tasks`] stand below it all.
@@ -12,6 +12,7 @@
 #[doc(hidden)]
 pub mod bench;
 mod body;
+mod caller;
 mod connect;
 mod connection;
 mod driver;
@@ -138,8 +139,7 @@ fn build(
         let metrics = metrics.route(&rule.name);
         routes.push(Arc::new(Route { rule: rule.clone(), upstream, gate, metrics }));
     }
-    let table = Table::new(routes, metrics.route(NO_ROUTE), config.server.clone(), config.log.access);
-    Ok((table, upstreams))
+    Ok((Table::new(routes, metrics.route(NO_ROUTE), config), upstreams))
 }
 
 fn key(settings: &model::Upstream) -> Result<Key, ProxyBuildError> {

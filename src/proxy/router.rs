@@ -13,7 +13,7 @@ use http::{HeaderMap, Method};
 use super::error::ProxyError;
 use super::path::{self, Forms};
 use super::upstream::Upstream;
-use crate::config::model::{HostMatch, Match, PathMatch, Route as Rule, Server};
+use crate::config::model::{Clients, Config, HostMatch, Match, PathMatch, Route as Rule, Server};
 use crate::limiter::Gate;
 use crate::telemetry::RouteMetrics;
 
@@ -50,20 +50,18 @@ pub(crate) struct Table {
     routes: Vec<Arc<Route>>,
     index: Index,
     no_route: (Arc<str>, RouteMetrics),
-    server: Server,
+    server: Arc<Server>,
+    clients: Option<Arc<Clients>>,
     access_log: bool,
 }
 
 impl Table {
     /// Compiles the routes; their order is their rank.
-    pub(crate) fn new(
-        routes: Vec<Arc<Route>>,
-        no_route: RouteMetrics,
-        server: Server,
-        access_log: bool,
-    ) -> Table {
+    pub(crate) fn new(routes: Vec<Arc<Route>>, no_route: RouteMetrics, config: &Config) -> Table {
         let index = Index::new(routes.iter().map(|route| &route.rule.matches));
-        Table { routes, index, no_route: (NO_ROUTE.into(), no_route), server, access_log }
+        let (server, clients) = (Arc::new(config.server.clone()), config.clients.clone());
+        let no_route = (NO_ROUTE.into(), no_route);
+        Table { routes, index, no_route, server, clients, access_log: config.log.access }
     }
 
     /// The route of a request. Every form of its path must agree on it.
@@ -98,8 +96,13 @@ impl Table {
     }
 
     /// How connections of clients are treated.
-    pub(crate) fn server(&self) -> &Server {
+    pub(crate) fn server(&self) -> &Arc<Server> {
         &self.server
+    }
+
+    /// Who may call; everyone if absent.
+    pub(crate) fn clients(&self) -> Option<&Clients> {
+        self.clients.as_deref()
     }
 
     /// Whether each request is logged.

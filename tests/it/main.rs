@@ -13,6 +13,7 @@ mod algorithms;
 mod bad_input;
 mod capacity;
 mod check_store;
+mod clients;
 mod demo;
 mod failover;
 mod faults;

@@ -58,6 +58,8 @@ pub(crate) async fn weir(routes: Vec<Route>) -> Weir {
 impl Weir {
     pub(crate) async fn start(routes: Vec<Route>, adjust: impl FnOnce(&mut Server)) -> Weir {
         let mut server = Server {
+            allow: None,
+            trusted_proxies: Vec::new(),
             max_connections: 1000,
             header_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(75),
@@ -90,6 +92,7 @@ fn config(routes: Vec<Route>, server: Server) -> Config {
         server,
         admin: Admin { listen: any, token: None },
         log: Log { level: tracing::Level::INFO, format: LogFormat::Text, access: true },
+        clients: None,
         store: Store::Memory,
         limiters: vec![Arc::new(slow()), Arc::new(hourly())],
         routes,
@@ -150,6 +153,7 @@ pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
         forwarded_headers: false,
         limiters: Vec::new(),
         cost: Cost::Fixed(Permits::ONE),
+        clients: None,
     }
 }
 
