@@ -449,6 +449,26 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
         "clients: {a: {tokens: [x]}}\nROUTES    clients: []\n",
         "6:14: routes[0].clients: names no client; leave the key out",
     ),
+    ("server: {tls: {cert: pem}}\nROUTES", "1:15: server.tls: the key `key` is missing"),
+    (
+        "server: {tls: {cert: key, key: pem, client_ca: none}}\nROUTES",
+        "1:22: server.tls.cert: the file \n1:32: server.tls.key: the file \n1:48: server.tls.client_ca: the file ",
+    ),
+    (
+        "server: {tls: {cert: pem, key: other}}\nROUTES",
+        "1:32: server.tls.key: is not the key of the certificate in `cert`",
+    ),
+    (
+        "clients: {a: {certificate: {san: a.internal}}}\nROUTES",
+        "1:15: clients.a.certificate: needs `server.tls.client_ca`, by which certificates are verified",
+    ),
+    (
+        "server: {tls: {cert: pem, key: key, client_ca: pem}}\n\
+         clients: {a: {certificate: {san: ''}}, b: {certificate: {san: 'x y'}}, c: {certificate: {san: X.internal}},\n  \
+         d: {certificate: {san: x.Internal}}}\nROUTES",
+        "2:34: clients.a.certificate.san: expected a subject alternative name, such as reports.internal\n\
+         2:63: clients.b.certificate.san: expected\n3:26: clients.d.certificate.san: client \"c\" has this name already",
+    ),
     (
         "limiters:\n  a: {limits: [1/s], key: [host, client]}\nROUTES",
         "2:34: limiters.a.key[1]: `client` needs `clients` at the top of the file",
@@ -457,7 +477,6 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
 
 /// Features of later versions: sound, and refused at their place.
 const LATER: &[(&str, &str)] = &[
-    ("server: {tls: {cert: pem, key: key}}\nROUTES", "1:10: server.tls: not supported yet"),
     (
         "limiters:\n  a: {limits: [1/s], pause: {on: [429]}}\nROUTES",
         "2:22: limiters.a.pause: not supported yet",
@@ -495,7 +514,9 @@ fn assert_problems<'a>(place: &Place, examples: impl IntoIterator<Item = (&'a st
 
 fn pem(place: Place) -> Place {
     let certificate = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-    place.file("pem", certificate.cert.pem()).file("key", certificate.signing_key.serialize_pem())
+    let other = rcgen::KeyPair::generate().unwrap().serialize_pem();
+    let place = place.file("pem", certificate.cert.pem()).file("other", other);
+    place.file("key", certificate.signing_key.serialize_pem())
 }
 
 #[test]

@@ -156,6 +156,7 @@ mod tests {
         Config {
             listen,
             server: model::Server {
+                tls: None,
                 allow: None,
                 trusted_proxies: Vec::new(),
                 max_connections: 1,

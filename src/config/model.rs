@@ -4,7 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,6 +76,8 @@ impl Config {
 /// How connections of clients are treated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
+    /// TLS towards clients; in the clear if absent.
+    pub tls: Option<ServerTls>,
     /// From where requests may come; from everywhere if absent. It is the other end of the connection that counts.
     pub allow: Option<Vec<IpNet>>,
     /// Whose `X-Forwarded-For` names the client's address.
@@ -92,6 +94,17 @@ pub struct Server {
     pub drain_delay: Duration,
     /// Then what is under way and waiting may finish, at most this long.
     pub drain_timeout: Duration,
+}
+
+/// TLS towards clients: PEM files, by path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerTls {
+    /// The certificate chain that weir shows.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// The authorities of clients' certificates.
+    pub client_ca: Option<PathBuf>,
 }
 
 /// The admin listener.
@@ -128,6 +141,7 @@ pub enum LogFormat {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Clients {
     tokens: HashMap<TokenDigest, Arc<str>>,
+    certificates: HashMap<SubjectName, Arc<str>>,
 }
 
 impl Clients {
@@ -135,6 +149,18 @@ impl Clients {
     pub(crate) fn add_token(&mut self, client: &Arc<str>, token: &str) -> Result<(), Arc<str>> {
         let owner = self.tokens.entry(TokenDigest::of(token)).or_insert_with(|| Arc::clone(client));
         if owner == client { Ok(()) } else { Err(Arc::clone(owner)) }
+    }
+
+    /// Adds the name in a client's certificate. Gives the name of another client that has it already, and changes
+    /// nothing then.
+    pub(crate) fn add_certificate(&mut self, client: &Arc<str>, name: SubjectName) -> Result<(), Arc<str>> {
+        let owner = self.certificates.entry(name).or_insert_with(|| Arc::clone(client));
+        if owner == client { Ok(()) } else { Err(Arc::clone(owner)) }
+    }
+
+    /// Whose certificate it is: of several names in it, the first that is anybody's.
+    pub(crate) fn by_certificate(&self, names: &[SubjectName]) -> Option<&Arc<str>> {
+        names.iter().find_map(|name| self.certificates.get(name))
     }
 
     /// Whose token it is.
@@ -145,6 +171,42 @@ impl Clients {
     /// Whether any client may show a token.
     pub(crate) fn has_tokens(&self) -> bool {
         !self.tokens.is_empty()
+    }
+}
+
+/// A subject alternative name of a certificate. Names are compared within their kind.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum SubjectName {
+    /// A host name, in lower case and without a trailing dot. A wildcard is no pattern here, but a name like others.
+    Dns(String),
+    /// A URI, as it is written: `spiffe://example.org/billing`.
+    Uri(String),
+    /// An address.
+    Ip(IpAddr),
+    /// An e-mail address, as it is written.
+    Email(String),
+}
+
+impl SubjectName {
+    /// What a user writes, by its form.
+    pub(crate) fn parse(text: &str) -> Option<SubjectName> {
+        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._*".contains(&byte);
+        if let Ok(address) = text.parse() {
+            Some(SubjectName::Ip(address))
+        } else if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            None
+        } else if text.split_once(':').is_some_and(|(scheme, rest)| !scheme.is_empty() && !rest.is_empty()) {
+            Some(SubjectName::Uri(text.to_owned()))
+        } else if text.split_once('@').is_some_and(|(user, host)| !user.is_empty() && !host.is_empty()) {
+            Some(SubjectName::Email(text.to_owned()))
+        } else {
+            text.bytes().all(is_name).then(|| SubjectName::dns(text))
+        }
+    }
+
+    /// A host name, however it is written.
+    pub(crate) fn dns(name: &str) -> SubjectName {
+        SubjectName::Dns(name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase())
     }
 }
 

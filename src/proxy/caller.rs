@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use super::error::ProxyError;
 use super::headers::X_FORWARDED_FOR;
 use crate::bearer;
-use crate::config::model::{Clients, Route as Rule, Server};
+use crate::config::model::{Clients, Route as Rule, Server, SubjectName};
 
 /// Where a client shows its token to weir. It begins as all that ends here does, so it never goes upstream.
 const WEIR_AUTHORIZATION: HeaderName = HeaderName::from_static("weir-authorization");
@@ -72,10 +72,11 @@ pub(crate) struct Caller {
 /// Who calls, if they are known. `rule` is that of the request's route, if it has one.
 ///
 /// `Weir-Authorization` decides where it is given. `Authorization` counts where it goes no further: on a route that
-/// replaces it, and without a route.
+/// replaces it, and without a route. Then `names` do, which are of the certificate that the connection began with.
 pub(crate) fn identify(
     clients: Option<&Clients>,
     headers: &HeaderMap,
+    names: &[SubjectName],
     rule: Option<&Rule>,
 ) -> Result<Caller, ProxyError> {
     let Some(clients) = clients else { return Ok(Caller::default()) };
@@ -85,7 +86,7 @@ pub(crate) fn identify(
     let name = if headers.contains_key(WEIR_AUTHORIZATION) {
         by_token(&WEIR_AUTHORIZATION)
     } else {
-        authorization.filter(|_| ends_here)
+        authorization.filter(|_| ends_here).or_else(|| clients.by_certificate(names))
     };
     let name = name.cloned().ok_or(ProxyError::UnknownClient)?;
     Ok(Caller { name: Some(name), token_in_authorization: authorization.is_some() })
@@ -111,6 +112,7 @@ mod tests {
     fn server(allow: Option<&[&str]>, trusted_proxies: &[&str]) -> Server {
         let networks = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
         Server {
+            tls: None,
             allow: allow.map(networks),
             trusted_proxies: networks(trusted_proxies),
             max_connections: 1,

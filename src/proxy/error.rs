@@ -108,9 +108,17 @@ pub enum ProxyBuildError {
         /// Why.
         source: io::Error,
     },
-    /// The file behind an upstream's `ca` holds no certificate that can be used.
+    /// A file of authorities, `ca` or `client_ca`, holds no certificate that can be used.
     #[error("{path}: {reason}")]
     CaInvalid {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A file behind `server.tls` cannot be read or used.
+    #[error("{path}: {reason}")]
+    ServerCertificate {
         /// The file.
         path: PathBuf,
         /// Why.

@@ -102,7 +102,7 @@ impl Plan {
         let host = &*headers::host(authority.as_ref());
         let found = table.route(Target { host, path: uri.path(), method: request.method(), headers });
         let rule = found.as_ref().ok().map(|route| &route.rule);
-        let caller = caller::identify(table.clients(), headers, rule)?;
+        let caller = caller::identify(table.clients(), headers, &client.names, rule)?;
         record.caller = caller.name.clone();
         let route = found?;
         record.routed(route);
@@ -160,6 +160,7 @@ impl Going {
         let mut head = std::mem::take(&mut self.head);
         let origin = Origin {
             peer: client.peer,
+            secure: client.secure,
             authority: plan.authority.as_ref(),
             upgrade: plan.upgrade.as_ref(),
             version: head.version(),

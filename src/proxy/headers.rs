@@ -221,6 +221,8 @@ pub(crate) fn upgrade<B>(request: &Request<B>, seen: Seen) -> Option<HeaderValue
 pub(crate) struct Origin<'a> {
     /// The address at the other end of the connection: what comes before it, the request says itself.
     pub(crate) peer: IpAddr,
+    /// Whether it came inside TLS.
+    pub(crate) secure: bool,
     /// What the client called the host.
     pub(crate) authority: Option<&'a Authority>,
     /// The protocol to change to, if it may.
@@ -287,7 +289,8 @@ fn forwarded(headers: &mut HeaderMap, wanted: bool, origin: &Origin<'_>) {
         VIA,
         &format!("{} {PSEUDONYM}", if origin.version == Version::HTTP_2 { "2.0" } else { "1.1" }),
     );
-    headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
+    let scheme = if origin.secure { "https" } else { "http" };
+    headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static(scheme));
     if let Some(host) = origin.authority.and_then(|host| HeaderValue::from_str(host.as_str()).ok()) {
         headers.insert(X_FORWARDED_HOST, host);
     }

@@ -12,6 +12,7 @@ use http::{HeaderMap, Method};
 
 use super::error::ProxyError;
 use super::path::{self, Forms};
+use super::tls::Acceptor;
 use super::upstream::Upstream;
 use crate::config::model::{Clients, Config, HostMatch, Match, PathMatch, Route as Rule, Server};
 use crate::limiter::Gate;
@@ -52,16 +53,22 @@ pub(crate) struct Table {
     no_route: (Arc<str>, RouteMetrics),
     server: Arc<Server>,
     clients: Option<Arc<Clients>>,
+    tls: Option<Acceptor>,
     access_log: bool,
 }
 
 impl Table {
     /// Compiles the routes; their order is their rank.
-    pub(crate) fn new(routes: Vec<Arc<Route>>, no_route: RouteMetrics, config: &Config) -> Table {
+    pub(crate) fn new(
+        routes: Vec<Arc<Route>>,
+        no_route: RouteMetrics,
+        config: &Config,
+        tls: Option<Acceptor>,
+    ) -> Table {
         let index = Index::new(routes.iter().map(|route| &route.rule.matches));
         let (server, clients) = (Arc::new(config.server.clone()), config.clients.clone());
         let no_route = (NO_ROUTE.into(), no_route);
-        Table { routes, index, no_route, server, clients, access_log: config.log.access }
+        Table { routes, index, no_route, server, clients, tls, access_log: config.log.access }
     }
 
     /// The route of a request. Every form of its path must agree on it.
@@ -103,6 +110,11 @@ impl Table {
     /// Who may call; everyone if absent.
     pub(crate) fn clients(&self) -> Option<&Clients> {
         self.clients.as_deref()
+    }
+
+    /// How new connections begin; in the clear if absent.
+    pub(crate) fn tls(&self) -> Option<&Acceptor> {
+        self.tls.as_ref()
     }
 
     /// Whether each request is logged.

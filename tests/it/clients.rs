@@ -1,4 +1,4 @@
-//! Who may call: by address, by token, by certificate. Whoever may not is refused before anything is taken, and nothing
+//! Who may call: by address and by token (by certificate, see `tls`). Whoever may not is refused before anything is taken, and nothing
 //! goes upstream.
 
 use std::fs;

@@ -34,4 +34,5 @@ mod spread;
 mod store;
 mod store_errors;
 mod telemetry;
+mod tls;
 mod topologies;

@@ -58,6 +58,7 @@ pub(crate) async fn weir(routes: Vec<Route>) -> Weir {
 impl Weir {
     pub(crate) async fn start(routes: Vec<Route>, adjust: impl FnOnce(&mut Server)) -> Weir {
         let mut server = Server {
+            tls: None,
             allow: None,
             trusted_proxies: Vec::new(),
             max_connections: 1000,

@@ -59,7 +59,7 @@ pub(crate) const NAME_PATTERN: &str = "^[A-Za-z0-9_.-]{1,64}$";
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Server {
-    /// TLS towards clients. Not supported yet.
+    /// TLS towards clients; without it they speak in the clear. New connections follow a change.
     pub(crate) tls: Option<ServerTls>,
     /// From where requests may come, as addresses or CIDR blocks (`10.0.0.0/8`); from everywhere if absent. Others get 403.
     /// It is the other end of the connection that counts, whatever `X-Forwarded-For` says.
@@ -90,7 +90,8 @@ pub(crate) struct ServerTls {
     pub(crate) cert: String,
     /// Its private key, a PEM file. Required.
     pub(crate) key: String,
-    /// The authorities of clients, a PEM file: with it, TLS is mutual.
+    /// The authorities of clients' certificates, a PEM file: with it, TLS is mutual. A client must show a certificate, unless
+    /// any of the `clients` has tokens.
     pub(crate) client_ca: Option<String>,
 }
 
@@ -145,7 +146,7 @@ pub(crate) struct Client {
     /// Its bearer tokens, several while one is being replaced. In `Weir-Authorization`, or in `Authorization` on a route
     /// whose `set_headers` replaces it. They never go upstream.
     pub(crate) tokens: Option<Vec<String>>,
-    /// Its certificate, with mutual TLS.
+    /// Its certificate, verified by `server.tls.client_ca`.
     pub(crate) certificate: Option<Certificate>,
 }
 
@@ -153,7 +154,7 @@ pub(crate) struct Client {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Certificate {
-    /// A subject alternative name that it carries. Required.
+    /// A subject alternative name that it carries: a host name, a URI, an IP address or an e-mail address. Required.
     pub(crate) san: String,
 }
 

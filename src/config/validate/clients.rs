@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Check;
 use super::place::At;
 use super::server::{is_name, is_token};
-use crate::config::model::Clients;
+use crate::config::model::{Clients, SubjectName};
 use crate::config::problem::quoted;
 use crate::config::schema;
 use crate::config::schema::forms::Named;
@@ -14,6 +14,7 @@ use crate::config::schema::forms::Named;
 pub(super) fn clients(
     check: &mut Check<'_>,
     given: Option<&Named<schema::Client>>,
+    has_client_ca: bool,
     at: &At<'_>,
 ) -> Option<Arc<Clients>> {
     let given = given?;
@@ -23,6 +24,10 @@ pub(super) fn clients(
     let mut clients = Clients::default();
     for (name, client) in given.iter() {
         one(check, name, client, &mut clients, &at.key(name));
+        if at.key(name).key("certificate").is_given() && !has_client_ca {
+            let message = "needs `server.tls.client_ca`, by which certificates are verified";
+            check.problem_of_key(&at.key(name).key("certificate"), message);
+        }
     }
     Some(Arc::new(clients))
 }
@@ -39,11 +44,22 @@ fn one(check: &mut Check<'_>, name: &str, given: &schema::Client, clients: &mut 
             check.problem(&at, format!("client {} has this token already", quoted(&owner)));
         }
     }
-    check.unsupported(given.certificate.as_ref(), &at.key("certificate"));
-    if given.certificate.as_ref().is_some_and(|certificate| certificate.san.is_empty()) {
-        check.problem(&at.key("certificate").key("san"), "must not be empty");
+    if let Some(certificate) = &given.certificate {
+        certificate_name(check, &certificate.san, &client, clients, &at.key("certificate").key("san"));
     }
     if at_tokens.length() == 0 && !at.key("certificate").is_given() {
         check.problem_of_key(at, "needs `tokens` or `certificate`");
+    }
+}
+
+fn certificate_name(check: &mut Check<'_>, san: &str, client: &Arc<str>, clients: &mut Clients, at: &At<'_>) {
+    let Some(name) = SubjectName::parse(san) else {
+        let message =
+            "expected a subject alternative name, such as reports.internal or spiffe://example.org/reports";
+        check.problem(at, message);
+        return;
+    };
+    if let Err(owner) = clients.add_certificate(client, name) {
+        check.problem(at, format!("client {} has this name already", quoted(&owner)));
     }
 }

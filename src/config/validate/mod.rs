@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::crypto::ring;
+use rustls::sign::CertifiedKey;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
@@ -52,7 +54,8 @@ pub(crate) fn validate(
     let server = server::server(&mut check, file.server.as_ref(), &root.key("server"));
     let admin = server::admin(&mut check, file.admin.as_ref(), listen, &root.key("admin"));
     let log = server::log(file.log.as_ref());
-    let clients = clients::clients(&mut check, file.clients.as_ref(), &root.key("clients"));
+    let has_client_ca = root.key("server").key("tls").key("client_ca").is_given();
+    let clients = clients::clients(&mut check, file.clients.as_ref(), has_client_ca, &root.key("clients"));
     let store = store::store(&mut check, file.store.as_ref(), &root.key("store"));
     let limiters = file.limiters.as_ref();
     let has_clients = root.key("clients").is_given();
@@ -140,6 +143,25 @@ impl Check<'_> {
     /// A PEM file with a private key, by its path.
     fn private_key(&mut self, given: &str, at: &At<'_>) -> Option<PathBuf> {
         self.pem(given, at, "private key", |bytes| PrivateKeyDer::from_pem_slice(bytes).is_ok())
+    }
+
+    /// Whether a key is that of the first certificate in a file; reports it otherwise.
+    fn belong_together(&mut self, certificates: &Path, key: &Path, at_key: &At<'_>) -> bool {
+        let chain = CertificateDer::pem_file_iter(certificates).and_then(Iterator::collect);
+        let (Ok(chain), Ok(key)) = (chain, PrivateKeyDer::from_pem_file(key)) else {
+            // Read a moment ago: they are being replaced.
+            self.problem(at_key, "`cert` and `key` cannot be read together");
+            return false;
+        };
+        let fault = match CertifiedKey::from_der(chain, key, &ring::default_provider()) {
+            Ok(_) => return true,
+            Err(rustls::Error::InconsistentKeys(_)) => {
+                "is not the key of the certificate in `cert`".to_owned()
+            }
+            Err(error) => format!("cannot be used with `cert`: {error}"),
+        };
+        self.problem(at_key, fault);
+        false
     }
 
     fn pem(&mut self, given: &str, at: &At<'_>, what: &str, holds: fn(&[u8]) -> bool) -> Option<PathBuf> {

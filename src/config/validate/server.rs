@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use super::place::At;
 use super::{Check, DAY, HOUR, MILLISECOND};
-use crate::config::model::{Admin, Log, LogFormat, Secret, Server};
+use crate::config::model::{Admin, Log, LogFormat, Secret, Server, ServerTls};
 use crate::config::problem::quoted;
 use crate::config::schema;
 use crate::config::schema::forms::Text;
@@ -46,7 +46,7 @@ fn address(
 pub(super) fn server(check: &mut Check<'_>, given: Option<&schema::Server>, at: &At<'_>) -> Option<Server> {
     let absent = schema::Server::default();
     let given = given.unwrap_or(&absent);
-    tls(check, given.tls.as_ref(), &at.key("tls"));
+    let tls = given.tls.as_ref().map(|given| tls(check, given, &at.key("tls")));
     let allow = allow(check, given.allow.as_deref(), &at.key("allow"));
     let trusted = given.trusted_proxies.as_deref().unwrap_or_default();
     let trusted_proxies = networks(check, trusted, &at.key("trusted_proxies"));
@@ -63,7 +63,12 @@ pub(super) fn server(check: &mut Check<'_>, given: Option<&schema::Server>, at: 
     let drain_timeout =
         check.duration(given.drain_timeout, seconds(30), Duration::ZERO..=DAY, &at.key("drain_timeout"));
     let max_header_bytes = header_bytes(check, given.max_header_bytes, &at.key("max_header_bytes"));
+    let tls = match tls {
+        Some(tls) => Some(tls?),
+        None => None,
+    };
     Some(Server {
+        tls,
         allow,
         trusted_proxies,
         max_connections: max_connections?,
@@ -85,14 +90,16 @@ fn header_bytes(check: &mut Check<'_>, given: Option<Text<Size>>, at: &At<'_>) -
     u32::try_from(bytes).ok().filter(|_| fits)
 }
 
-fn tls(check: &mut Check<'_>, given: Option<&schema::ServerTls>, at: &At<'_>) {
-    check.unsupported(given, at);
-    let Some(given) = given else { return };
-    check.certificates(&given.cert, &at.key("cert"));
-    check.private_key(&given.key, &at.key("key"));
-    if let Some(authorities) = &given.client_ca {
-        check.certificates(authorities, &at.key("client_ca"));
-    }
+fn tls(check: &mut Check<'_>, given: &schema::ServerTls, at: &At<'_>) -> Option<ServerTls> {
+    let cert = check.certificates(&given.cert, &at.key("cert"));
+    let key = check.private_key(&given.key, &at.key("key"));
+    let client_ca = given.client_ca.as_deref().map(|path| check.certificates(path, &at.key("client_ca")));
+    let client_ca = match client_ca {
+        Some(path) => Some(path?),
+        None => None,
+    };
+    let (cert, key) = (cert?, key?);
+    check.belong_together(&cert, &key, &at.key("key")).then_some(ServerTls { cert, key, client_ca })
 }
 
 fn allow(check: &mut Check<'_>, given: Option<&[String]>, at: &At<'_>) -> Option<Vec<IpNet>> {

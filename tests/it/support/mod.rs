@@ -15,6 +15,7 @@ pub(crate) mod metrics;
 pub(crate) mod patience;
 pub(crate) mod redis_server;
 pub(crate) mod sentinel;
+pub(crate) mod tls;
 pub(crate) mod upstream;
 pub(crate) mod wall_clock;
 pub(crate) mod weir;
@@ -26,6 +27,7 @@ pub(crate) use load::Load;
 pub(crate) use patience::{PATIENCE, eventually, poll_for};
 pub(crate) use redis_server::{RedisOptions, RedisServer};
 pub(crate) use sentinel::Sentinel;
+pub(crate) use tls::TlsClient;
 pub(crate) use upstream::{Reply, Upstream};
 pub(crate) use weir::Weir;
 
