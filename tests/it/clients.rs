@@ -3,7 +3,12 @@
 
 use std::fs;
 
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use tempfile::TempDir;
+use tokio::net::TcpStream;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::support::{Answer, PATIENCE, Request, Upstream, Weir, eventually, lane};
 
@@ -22,6 +27,20 @@ fn guarded(upstream: &Upstream) -> String {
 
 fn with_token(target: &str, token: &str) -> Request {
     Request::get(target).header("weir-authorization", &format!("Bearer {token}"))
+}
+
+/// The status that a client gets over HTTP/2.
+async fn status_http2(weir: &Weir, target: &str, token: &str) -> u16 {
+    let stream = TokioIo::new(TcpStream::connect(weir.host()).await.unwrap());
+    let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream);
+    let (mut sender, connection) = handshake.await.unwrap();
+    let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
+    let request =
+        http::Request::get(weir.url(target)).header("weir-authorization", format!("Bearer {token}"));
+    let response = sender.send_request(request.body(Empty::<Bytes>::new()).unwrap()).await.unwrap();
+    let status = response.status().as_u16();
+    response.into_body().collect().await.unwrap();
+    status
 }
 
 fn assert_refused(answer: &Answer, status: u16, code: &str) {
@@ -105,12 +124,14 @@ async fn a_token_goes_nowhere_and_the_client_is_in_the_access_log() {
     for (request, status) in &requests {
         assert_eq!(connection.ask(request).await.status, *status, "{request:?}");
     }
+    assert_eq!(status_http2(&weir, "/own", "billing-next-t0ken").await, 200);
+    let count = requests.len() + 1;
     let seen = upstream.seen();
     let authorization: Vec<_> = seen
         .iter()
         .map(|seen| seen.headers.get("authorization").map(|value| value.to_str().unwrap()))
         .collect();
-    assert_eq!(authorization, [None, Some("upstreams"), None, Some("Bearer upstreams-0wn")]);
+    assert_eq!(authorization, [None, Some("upstreams"), None, Some("Bearer upstreams-0wn"), None]);
     for seen in &seen {
         assert!(!seen.headers.contains_key("weir-authorization"));
         assert!(seen.headers.values().all(|value| !value.to_str().unwrap().contains("t0ken")));
@@ -128,10 +149,10 @@ async fn a_token_goes_nowhere_and_the_client_is_in_the_access_log() {
             })
             .collect::<Vec<_>>()
     };
-    eventually("all requests in the log", PATIENCE, async || clients().await.len() == requests.len()).await;
+    eventually("all requests in the log", PATIENCE, async || clients().await.len() == count).await;
     let billing = (200, Some("billing".to_owned()));
     let refused = [(403, Some("reports".to_owned())), (401, None)];
-    let expected = [vec![billing; 4], refused.to_vec()].concat();
+    let expected = [vec![billing.clone(); 4], refused.to_vec(), vec![billing]].concat();
     assert_eq!(clients().await, expected);
     let config = weir.ask("/api/config").await.text();
     assert!(config.contains("billing") && config.contains("***"), "{config}");

@@ -246,6 +246,17 @@ async fn status(connection: &mut Connection, request: &Request) -> (u16, Option<
     (answer.status, answer.weir_error().map(ToOwned::to_owned))
 }
 
+/// Whether hands are not shaken.
+async fn is_refused(client: &TlsClient, weir: &Weir) -> bool {
+    match client.open(&weir.host()).await {
+        Err(_) => true,
+        // In TLS 1.3 the client has finished before the server judges it.
+        Ok(mut connection) => {
+            connection.send(&Request::get("/all")).await.is_err() || connection.answer().await.is_err()
+        }
+    }
+}
+
 #[tokio::test]
 async fn clients_are_known_by_their_certificates() {
     let _lane = lane::shared().await;
@@ -281,16 +292,24 @@ async fn clients_are_known_by_their_certificates() {
     // A certificate of somebody else's, and none: hands are not shaken.
     let stranger = Authority::new().sign(vec![dns("reports.internal")]);
     for client in [files.client().showing(&stranger), files.client()] {
-        let refused = match client.open(&weir.host()).await {
-            Err(_) => true,
-            // In TLS 1.3 the client has finished before the server judges it.
-            Ok(mut connection) => {
-                connection.send(&Request::get("/all")).await.is_err() || connection.answer().await.is_err()
-            }
-        };
-        assert!(refused);
+        assert!(is_refused(&client, &weir).await);
     }
     assert_eq!((upstream.count(), weir.available("api").await), (spent, vec![100 - spent as u64]));
+}
+
+#[tokio::test]
+async fn without_clients_any_certificate_of_the_authority_will_do() {
+    let _lane = lane::shared().await;
+    let (upstream, files) = (Upstream::start(), Files::new());
+    let weir = Weir::start(&(files.mutual() + &route(&upstream, HUNDRED))).await;
+    let client = files.client().showing(&files.clients.sign(vec![dns("anybody")]));
+    let mut connection = client.open(&weir.host()).await.unwrap();
+    assert_eq!(connection.ask(&Request::get("/")).await.status, 200);
+    assert!(is_refused(&files.client(), &weir).await);
+    // An authority that is replaced signs for new connections.
+    files.replace("clients.pem", &Authority::new().pem());
+    eventually("the authority is followed", PATIENCE, async || is_refused(&client, &weir).await).await;
+    assert_eq!(connection.ask(&Request::get("/")).await.status, 200);
 }
 
 #[tokio::test]
