@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use http::{HeaderMap, HeaderName};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use sha2::{Digest as _, Sha256};
 
 /// What a token is compared by. How long a comparison takes says nothing about how much of a token was right, and
@@ -29,9 +29,14 @@ impl fmt::Debug for TokenDigest {
 /// The digest of the token in `NAME: Bearer TOKEN`, if the header is there once and has this form.
 pub(crate) fn digest(headers: &HeaderMap, name: &HeaderName) -> Option<TokenDigest> {
     let mut lines = headers.get_all(name).iter();
-    let (scheme, token) = lines.next()?.to_str().ok()?.split_once(' ')?;
-    let is_bearer = scheme.eq_ignore_ascii_case("bearer") && lines.next().is_none();
-    is_bearer.then(|| TokenDigest::of(token.trim()))
+    let line = lines.next()?;
+    if lines.next().is_none() { digest_of(line) } else { None }
+}
+
+/// The digest of the token in `Bearer TOKEN`.
+pub(crate) fn digest_of(line: &HeaderValue) -> Option<TokenDigest> {
+    let (scheme, token) = line.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| TokenDigest::of(token.trim()))
 }
 
 #[cfg(test)]

@@ -526,6 +526,35 @@ fn every_broken_file_is_refused_with_its_place() {
 }
 
 #[test]
+fn networks_are_addresses_and_blocks() {
+    let config = Place::new().config(&example(
+        "server: {allow: [10.0.0.1, '::1', 10.0.0.0/8, '::ffff:10.0.0.0/104'], trusted_proxies: ['2001:db8::/32']}\nROUTES",
+    ));
+    let shown = |networks: &[ipnet::IpNet]| networks.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let allow = shown(&config.server.allow.unwrap());
+    // In the form in which addresses are compared.
+    assert_eq!(allow, ["10.0.0.1/32", "::1/128", "10.0.0.0/8", "10.0.0.0/8"]);
+    assert_eq!(shown(&config.server.trusted_proxies), ["2001:db8::/32"]);
+}
+
+#[test]
+fn who_may_call_is_known_by_digests_alone() {
+    let place = pem(Place::new()).variable("TOKEN", "s3cret");
+    let config = place.config(&example(
+        "server: {tls: {cert: pem, key: key, client_ca: pem}}\nclients:\n  a: {tokens: [\"${TOKEN}\", other]}\n  \
+         b: {certificate: {san: b.internal}}\nROUTES    clients: [a]\n",
+    ));
+    assert!(config.clients.is_some());
+    let listed: Vec<_> = config.routes[0].clients.iter().flatten().map(|name| &**name).collect();
+    assert_eq!(listed, ["a"]);
+    let tls = config.server.tls.as_ref().unwrap();
+    assert_eq!(tls.client_ca, Some(place.directory.path().join("pem")));
+    let shown = format!("{config:?}");
+    assert!(!shown.contains("s3cret") && !shown.contains("other"), "{shown}");
+    assert_eq!(place.config(&example("ROUTES")).clients, None);
+}
+
+#[test]
 fn every_later_feature_is_refused_at_its_place() {
     let place = pem(Place::new());
     assert_problems(&place, LATER.iter().copied());

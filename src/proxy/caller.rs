@@ -80,16 +80,19 @@ pub(crate) fn identify(
     rule: Option<&Rule>,
 ) -> Result<Caller, ProxyError> {
     let Some(clients) = clients else { return Ok(Caller::default()) };
-    let by_token = |header| bearer::digest(headers, header).and_then(|token| clients.by_token(token));
+    let lines = headers.get_all(AUTHORIZATION).iter().filter(|_| clients.has_tokens());
+    let owners: Vec<_> = lines.map(|line| clients.by_token(bearer::digest_of(line)?)).collect();
+    // Of several lines none counts, but a token in any of them is weir's.
+    let authorization = if let [only] = owners.as_slice() { *only } else { None };
+    let token_in_authorization = owners.iter().any(Option::is_some);
     let ends_here = rule.is_none_or(|rule| rule.set_headers.iter().any(|(name, _)| name == AUTHORIZATION));
-    let authorization = clients.has_tokens().then(|| by_token(&AUTHORIZATION)).flatten();
     let name = if headers.contains_key(WEIR_AUTHORIZATION) {
-        by_token(&WEIR_AUTHORIZATION)
+        bearer::digest(headers, &WEIR_AUTHORIZATION).and_then(|token| clients.by_token(token))
     } else {
         authorization.filter(|_| ends_here).or_else(|| clients.by_certificate(names))
     };
     let name = name.cloned().ok_or(ProxyError::UnknownClient)?;
-    Ok(Caller { name: Some(name), token_in_authorization: authorization.is_some() })
+    Ok(Caller { name: Some(name), token_in_authorization })
 }
 
 /// Whether a known client may use a route.

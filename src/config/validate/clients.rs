@@ -24,9 +24,10 @@ pub(super) fn clients(
     let mut clients = Clients::default();
     for (name, client) in given.iter() {
         one(check, name, client, &mut clients, &at.key(name));
-        if at.key(name).key("certificate").is_given() && !has_client_ca {
+        let at_certificate = at.key(name).key("certificate");
+        if at_certificate.is_given() && !has_client_ca {
             let message = "needs `server.tls.client_ca`, by which certificates are verified";
-            check.problem_of_key(&at.key(name).key("certificate"), message);
+            check.problem_of_key(&at_certificate, message);
         }
     }
     Some(Arc::new(clients))
