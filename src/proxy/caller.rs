@@ -97,11 +97,11 @@ pub(crate) fn identify(
 
 /// Whether a known client may use a route.
 pub(crate) fn may_use(rule: &Rule, caller: &Caller) -> Result<(), ProxyError> {
-    let listed = |name: &Arc<str>| rule.clients.as_ref().is_none_or(|listed| listed.contains(name));
-    if caller.name.as_ref().is_none_or(listed) {
-        return Ok(());
+    match (&rule.clients, &caller.name) {
+        (None, _) => Ok(()),
+        (Some(listed), Some(name)) if listed.contains(name) => Ok(()),
+        (Some(_), _) => Err(ProxyError::Forbidden("this client may not use this route")),
     }
-    Err(ProxyError::Forbidden("this client may not use this route"))
 }
 
 #[cfg(test)]
