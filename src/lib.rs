@@ -11,6 +11,7 @@
 //! - [`config`]: YAML to [`config::Config`], every problem with its place; watching for changes.
 //! - [`admin`]: health, metrics and live state.
 //! - [`telemetry`]: logs, and every metric's name in one place.
+//! - `bearer`: tokens in headers, for the two rooms that ask for them.
 //! - [`clock`]: instants and spans in whole microseconds.
 //! - [`app`]: wires the rooms together, owns every task and the shutdown.
 //! - [`cli`]: one file per command.
@@ -19,6 +20,7 @@
 
 pub mod admin;
 pub mod app;
+mod bearer;
 pub mod cli;
 pub mod clock;
 pub mod config;

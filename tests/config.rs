@@ -251,7 +251,7 @@ const BROKEN: &[(&str, &str)] = &[
         "2:55: routes[0].upstream.cert: needs `routes[0].upstream.key` beside it",
     ),
     (
-        "routes:\n  - {name: a, match: {}, upstream: {url: 'https://a', cert: pem, key: other-key}}\n",
+        "routes:\n  - {name: a, match: {}, upstream: {url: 'https://a', cert: pem, key: other}}\n",
         "2:71: routes[0].upstream.key: is not the key of the certificate in `cert`",
     ),
     (
@@ -384,7 +384,7 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
     ("limiters:\n  a: {limits: [1/s], key: []}\nROUTES", "2:27: limiters.a.key: needs 1 to 16 parts"),
     (
         "limiters:\n  a: {limits: [1/s], key: ['header:a b', ip, 'path:-1', 'path:256', 'query:', 'path:']}\nROUTES",
-        "2:28: limiters.a.key[0]: expected header:NAME, query:NAME, host, path:N (a segment, from 0) or client_ip\n\
+        "2:28: limiters.a.key[0]: expected header:NAME, query:NAME, host, path:N (a segment, from 0), client_ip or client\n\
          2:42: limiters.a.key[1]: expected\n2:46: limiters.a.key[2]: expected\n2:57: limiters.a.key[3]: expected\n\
          2:69: limiters.a.key[4]: expected\n2:79: limiters.a.key[5]: expected",
     ),
@@ -445,23 +445,66 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
     ("ROUTES    cost: {header: 'a b'}\n", "5:20: routes[0].cost.header: expected the name of a header"),
     ("ROUTES    cost: {header: content-length}\n", "5:20: routes[0].cost.header: this header says how"),
     ("ROUTES    cost: {default: 5}\n", "5:11: routes[0].cost: the key `header` is missing"),
+    // -- who may call
+    ("server: {allow: []}\nROUTES", "1:17: server.allow: lets nobody in; leave the key out"),
+    (
+        "server: {allow: [10.0.0.0/8, 10.0.0.0/33, localhost], trusted_proxies: ['::1', 10.0.0]}\nROUTES",
+        "1:30: server.allow[1]: expected an IP address or a CIDR block, such as 10.0.0.0/8 or ::1\n\
+         1:43: server.allow[2]: expected\n1:80: server.trusted_proxies[1]: expected",
+    ),
+    ("clients: {}\nROUTES", "1:10: clients: names no client, so nobody may call; leave the key out"),
+    ("clients: {a: {}}\nROUTES", "1:11: clients.a: needs `tokens` or `certificate`"),
+    ("clients: {a: {tokens: []}}\nROUTES", "1:11: clients.a: needs `tokens` or `certificate`"),
+    ("clients: {'a b': {tokens: [x]}}\nROUTES", "1:11: clients.a b: a name is 1 to 64"),
+    (
+        "clients: {a: {tokens: ['', 'x y', x]}}\nROUTES",
+        "1:24: clients.a.tokens[0]: must consist of visible ASCII characters, at least one\n\
+         1:28: clients.a.tokens[1]: must consist of visible",
+    ),
+    (
+        "clients: {a: {tokens: [x, x]}, b: {tokens: [y, x]}}\nROUTES",
+        "1:48: clients.b.tokens[1]: client \"a\" has this token already",
+    ),
+    (
+        "clients: {billing: {tokens: [x]}}\nROUTES    clients: [biling, billing]\n",
+        "6:15: routes[0].clients[0]: unknown client \"biling\"; did you mean \"billing\"?",
+    ),
+    ("ROUTES    clients: [a]\n", "5:15: routes[0].clients[0]: unknown client \"a\"; there is none"),
+    (
+        "clients: {a: {tokens: [x]}}\nROUTES    clients: []\n",
+        "6:14: routes[0].clients: names no client; leave the key out",
+    ),
+    ("server: {tls: {cert: pem}}\nROUTES", "1:15: server.tls: the key `key` is missing"),
+    (
+        "server: {tls: {cert: key, key: pem, client_ca: none}}\nROUTES",
+        "1:22: server.tls.cert: the file \n1:32: server.tls.key: the file \n1:48: server.tls.client_ca: the file ",
+    ),
+    (
+        "server: {tls: {cert: pem, key: other}}\nROUTES",
+        "1:32: server.tls.key: is not the key of the certificate in `cert`",
+    ),
+    (
+        "clients: {a: {certificate: {san: a.internal}}}\nROUTES",
+        "1:15: clients.a.certificate: needs `server.tls.client_ca`, by which certificates are verified",
+    ),
+    (
+        "server: {tls: {cert: pem, key: key, client_ca: pem}}\n\
+         clients: {a: {certificate: {san: ''}}, b: {certificate: {san: 'x y'}}, c: {certificate: {san: X.internal}},\n  \
+         d: {certificate: {san: x.Internal}}}\nROUTES",
+        "2:34: clients.a.certificate.san: expected a subject alternative name, such as reports.internal\n\
+         2:63: clients.b.certificate.san: expected\n3:26: clients.d.certificate.san: client \"c\" has this name already",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], key: [host, client]}\nROUTES",
+        "2:34: limiters.a.key[1]: `client` needs `clients` at the top of the file",
+    ),
 ];
 
 /// Features of later versions: sound, and refused at their place.
-const LATER: &[(&str, &str)] = &[
-    ("server: {allow: [10.0.0.0/8, '::1']}\nROUTES", "1:10: server.allow: not supported yet"),
-    ("server: {trusted_proxies: [10.0.0.0/8]}\nROUTES", "1:10: server.trusted_proxies: not supported yet"),
-    ("server: {tls: {cert: pem, key: key}}\nROUTES", "1:10: server.tls: not supported yet"),
-    ("clients: {a: {tokens: [x]}}\nROUTES", "1:1: clients: not supported yet"),
-    (
-        "limiters:\n  a: {limits: [1/s], key: [host, client]}\nROUTES",
-        "2:34: limiters.a.key[1]: `client` is not supported yet; it comes with `clients`",
-    ),
-    (
-        "limiters:\n  a: {limits: [1/s], pause: {on: [429]}}\nROUTES",
-        "2:22: limiters.a.pause: not supported yet",
-    ),
-];
+const LATER: &[(&str, &str)] = &[(
+    "limiters:\n  a: {limits: [1/s], pause: {on: [429]}}\nROUTES",
+    "2:22: limiters.a.pause: not supported yet",
+)];
 
 /// Stands for `ROUTES` in an example: the last key of the file, open for more keys of its only route.
 const ROUTES: &str = "routes:
@@ -492,13 +535,42 @@ fn pem(place: Place) -> Place {
     let certificate = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let other = rcgen::KeyPair::generate().unwrap().serialize_pem();
     let key = certificate.signing_key.serialize_pem();
-    place.file("pem", certificate.cert.pem()).file("key", key).file("other-key", other)
+    place.file("pem", certificate.cert.pem()).file("key", key).file("other", other)
 }
 
 #[test]
 fn every_broken_file_is_refused_with_its_place() {
     let place = pem(Place::new());
     assert_problems(&place, BROKEN.iter().chain(BROKEN_LIMITERS).copied());
+}
+
+#[test]
+fn networks_are_addresses_and_blocks() {
+    let config = Place::new().config(&example(
+        "server: {allow: [10.0.0.1, '::1', 10.0.0.0/8, '::ffff:10.0.0.0/104'], trusted_proxies: ['2001:db8::/32']}\nROUTES",
+    ));
+    let shown = |networks: &[ipnet::IpNet]| networks.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let allow = shown(&config.server.allow.unwrap());
+    // In the form in which addresses are compared.
+    assert_eq!(allow, ["10.0.0.1/32", "::1/128", "10.0.0.0/8", "10.0.0.0/8"]);
+    assert_eq!(shown(&config.server.trusted_proxies), ["2001:db8::/32"]);
+}
+
+#[test]
+fn who_may_call_is_known_by_digests_alone() {
+    let place = pem(Place::new()).variable("TOKEN", "s3cret");
+    let config = place.config(&example(
+        "server: {tls: {cert: pem, key: key, client_ca: pem}}\nclients:\n  a: {tokens: [\"${TOKEN}\", other]}\n  \
+         b: {certificate: {san: b.internal}}\nROUTES    clients: [a]\n",
+    ));
+    assert!(config.clients.is_some());
+    let listed: Vec<_> = config.routes[0].clients.iter().flatten().map(|name| &**name).collect();
+    assert_eq!(listed, ["a"]);
+    let tls = config.server.tls.as_ref().unwrap();
+    assert_eq!(tls.client_ca, Some(place.directory.path().join("pem")));
+    let shown = format!("{config:?}");
+    assert!(!shown.contains("s3cret") && !shown.contains("other"), "{shown}");
+    assert_eq!(place.config(&example("ROUTES")).clients, None);
 }
 
 #[test]

@@ -10,9 +10,9 @@ use std::net::IpAddr;
 use http::HeaderMap;
 use http::header::{AUTHORIZATION, HOST, ORIGIN};
 use http::uri::Authority;
-use sha2::{Digest, Sha256};
 use thiserror::Error;
 
+use crate::bearer::{self, TokenDigest};
 use crate::config::model::Secret;
 
 /// Why a request is turned away.
@@ -32,8 +32,10 @@ pub(super) enum Denied {
 pub(super) fn check(loopback: bool, token: Option<&Secret>, headers: &HeaderMap) -> Result<(), Denied> {
     // An empty token protects nothing: it counts as none.
     match token.filter(|token| !token.reveal().is_empty()) {
-        Some(token) if bearer(headers).is_some_and(|sent| is_same(sent, token.reveal())) => Ok(()),
-        Some(_) => Err(Denied::Token),
+        Some(token) => {
+            let sent = bearer::digest(headers, &AUTHORIZATION);
+            sent.filter(|sent| *sent == TokenDigest::of(token.reveal())).map(drop).ok_or(Denied::Token)
+        }
         None if !loopback => Err(Denied::NoTokenSet),
         None => check_page(headers),
     }
@@ -62,16 +64,6 @@ fn is_loopback_name(host: &str) -> bool {
     let name = authority.host().trim_start_matches('[').trim_end_matches(']');
     name.eq_ignore_ascii_case("localhost")
         || name.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
-}
-
-fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let (scheme, credential) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then(|| credential.trim())
-}
-
-/// Compares digests, so that the time it takes says nothing about how much of the token was right.
-fn is_same(sent: &str, expected: &str) -> bool {
-    Sha256::digest(sent) == Sha256::digest(expected)
 }
 
 #[cfg(test)]

@@ -156,6 +156,9 @@ mod tests {
         Config {
             listen,
             server: model::Server {
+                tls: None,
+                allow: None,
+                trusted_proxies: Vec::new(),
                 max_connections: 1,
                 header_timeout: Duration::from_secs(1),
                 idle_timeout: Duration::from_secs(1),
@@ -165,6 +168,7 @@ mod tests {
             },
             admin: model::Admin { listen, token: token.map(Secret::new) },
             log: model::Log { level: tracing::Level::INFO, format: LogFormat::Json, access: false },
+            clients: None,
             store: Store::Memory,
             limiters: vec![limiter()],
             routes: Vec::new(),

@@ -2,15 +2,18 @@
 //!
 //! Only [`super::validate`] builds these. Nothing here is a string that still has to be understood.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue, Method};
+use ipnet::IpNet;
 use regex::Regex;
 
+use crate::bearer::TokenDigest;
 use crate::limiter::limit::{Limiter, LimiterName, Permits};
 
 /// A text that must not be shown: its `Debug` and `Display` say `***`.
@@ -46,6 +49,8 @@ pub struct Config {
     pub admin: Admin,
     /// What is logged.
     pub log: Log,
+    /// Who may call; everyone if absent.
+    pub clients: Option<Arc<Clients>>,
     /// Where limiter state lives.
     pub store: Store,
     /// Every limiter, in the order of the file.
@@ -71,6 +76,12 @@ impl Config {
 /// How connections of clients are treated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
+    /// TLS towards clients; in the clear if absent.
+    pub tls: Option<ServerTls>,
+    /// From where requests may come; from everywhere if absent. It is the other end of the connection that counts.
+    pub allow: Option<Vec<IpNet>>,
+    /// Whose `X-Forwarded-For` names the client's address.
+    pub trusted_proxies: Vec<IpNet>,
     /// The most client connections at once.
     pub max_connections: u32,
     /// The longest time until a request's headers are complete.
@@ -83,6 +94,17 @@ pub struct Server {
     pub drain_delay: Duration,
     /// Then what is under way and waiting may finish, at most this long.
     pub drain_timeout: Duration,
+}
+
+/// TLS towards clients: PEM files, by path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerTls {
+    /// The certificate chain that weir shows.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// The authorities of clients' certificates.
+    pub client_ca: Option<PathBuf>,
 }
 
 /// The admin listener.
@@ -112,6 +134,80 @@ pub enum LogFormat {
     Json,
     /// For a person.
     Text,
+}
+
+/// Who may call, by what they show. Holds the digests of tokens, made once, so that finding a client takes as long
+/// among a thousand as among two.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Clients {
+    tokens: HashMap<TokenDigest, Arc<str>>,
+    certificates: HashMap<SubjectName, Arc<str>>,
+}
+
+impl Clients {
+    /// Adds a client's token. Gives the name of another client that has it already, and changes nothing then.
+    pub(crate) fn add_token(&mut self, client: &Arc<str>, token: &str) -> Result<(), Arc<str>> {
+        let owner = self.tokens.entry(TokenDigest::of(token)).or_insert_with(|| Arc::clone(client));
+        if owner == client { Ok(()) } else { Err(Arc::clone(owner)) }
+    }
+
+    /// Adds the name in a client's certificate. Gives the name of another client that has it already, and changes
+    /// nothing then.
+    pub(crate) fn add_certificate(&mut self, client: &Arc<str>, name: SubjectName) -> Result<(), Arc<str>> {
+        let owner = self.certificates.entry(name).or_insert_with(|| Arc::clone(client));
+        if owner == client { Ok(()) } else { Err(Arc::clone(owner)) }
+    }
+
+    /// Whose certificate it is: of several names in it, the first that is anybody's.
+    pub(crate) fn by_certificate(&self, names: &[SubjectName]) -> Option<&Arc<str>> {
+        names.iter().find_map(|name| self.certificates.get(name))
+    }
+
+    /// Whose token it is.
+    pub(crate) fn by_token(&self, token: TokenDigest) -> Option<&Arc<str>> {
+        self.tokens.get(&token)
+    }
+
+    /// Whether any client may show a token.
+    pub(crate) fn has_tokens(&self) -> bool {
+        !self.tokens.is_empty()
+    }
+}
+
+/// A subject alternative name of a certificate. Names are compared within their kind.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum SubjectName {
+    /// A host name, in lower case and without a trailing dot. A wildcard is no pattern here, but a name like others.
+    Dns(String),
+    /// A URI, as it is written: `spiffe://example.org/billing`.
+    Uri(String),
+    /// An address.
+    Ip(IpAddr),
+    /// An e-mail address, as it is written.
+    Email(String),
+}
+
+impl SubjectName {
+    /// What a user writes, by its form.
+    pub(crate) fn parse(text: &str) -> Option<SubjectName> {
+        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._*".contains(&byte);
+        if let Ok(address) = text.parse() {
+            Some(SubjectName::Ip(address))
+        } else if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            None
+        } else if text.split_once(':').is_some_and(|(scheme, rest)| !scheme.is_empty() && !rest.is_empty()) {
+            Some(SubjectName::Uri(text.to_owned()))
+        } else if text.split_once('@').is_some_and(|(user, host)| !user.is_empty() && !host.is_empty()) {
+            Some(SubjectName::Email(text.to_owned()))
+        } else {
+            text.bytes().all(is_name).then(|| SubjectName::dns(text))
+        }
+    }
+
+    /// A host name, however it is written.
+    pub(crate) fn dns(name: &str) -> SubjectName {
+        SubjectName::Dns(name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase())
+    }
 }
 
 /// Where limiter state lives. Changing it needs a restart.
@@ -224,6 +320,8 @@ pub struct Route {
     pub limiters: Vec<(LimiterName, Arc<[KeyPart]>)>,
     /// What a request costs.
     pub cost: Cost,
+    /// Which clients may use it; all known ones if absent.
+    pub clients: Option<HashSet<Arc<str>>>,
 }
 
 /// What of a request makes its partition.
@@ -239,6 +337,8 @@ pub enum KeyPart {
     Path(u8),
     /// The address of the client.
     ClientIp,
+    /// The name of the client.
+    Client,
 }
 
 /// What a request costs.

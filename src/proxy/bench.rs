@@ -50,6 +50,7 @@ impl Found<'_> {
         let target = headers::target(request.uri(), rule)?;
         let origin = Origin {
             peer: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            secure: false,
             authority: authority.as_ref(),
             upgrade: upgrade.as_ref(),
             version: request.version(),

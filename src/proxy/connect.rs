@@ -28,8 +28,10 @@ use super::tasks::Spawner;
 use super::upstream::Key;
 use crate::config::model::{Http2 as Http2Mode, Upstream as Settings};
 
-const ALPN_HTTP1: &[u8] = b"http/1.1";
-const ALPN_HTTP2: &[u8] = b"h2";
+/// What HTTP is called in a TLS handshake.
+pub(crate) const ALPN_HTTP1: &[u8] = b"http/1.1";
+/// The same for HTTP/2.
+pub(crate) const ALPN_HTTP2: &[u8] = b"h2";
 /// A shared connection that has requests under way is asked for a sign of life this often, and given up when
 /// none comes in time: a peer that vanished would otherwise hold them until their own timeouts.
 const HTTP2_PING_INTERVAL: Duration = Duration::from_secs(30);
@@ -214,7 +216,8 @@ impl Tls {
     }
 }
 
-fn add_roots(roots: &mut RootCertStore, path: &Path, pem: &[u8]) -> Result<(), ProxyBuildError> {
+/// Trusts the authorities of a PEM file, whose path is for messages.
+pub(crate) fn add_roots(roots: &mut RootCertStore, path: &Path, pem: &[u8]) -> Result<(), ProxyBuildError> {
     let invalid = |reason: String| ProxyBuildError::CaInvalid { path: path.to_owned(), reason };
     let mut count = 0;
     for certificate in CertificateDer::pem_slice_iter(pem) {

@@ -24,8 +24,9 @@ use super::driver::{Alarm, Driver};
 use super::io::{Probe, Stream};
 use super::listener::Slot;
 use super::tasks::Spawner;
+use super::tls::{Acceptor, Secured, Wire};
 use super::{Proxy, forwarder};
-use crate::config::model::Server;
+use crate::config::model::{Server, SubjectName};
 
 /// What an HTTP/2 client says first.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -62,6 +63,10 @@ pub(crate) struct Signals {
 pub(crate) struct Client {
     /// Its address.
     pub(crate) peer: IpAddr,
+    /// Whether TLS is spoken.
+    pub(crate) secure: bool,
+    /// What its certificate says it is called; nothing without one.
+    pub(crate) names: Vec<SubjectName>,
     /// Whether it has gone.
     pub(crate) probe: Probe,
     /// What it is doing.
@@ -83,21 +88,28 @@ impl Client {
         slot: Slot,
     ) -> Client {
         let (probe, activity) = (stream.probe(), Activity::new());
-        Client { peer, probe, activity, signals, tasks, _slot: slot }
+        let (secure, names) = (false, Vec::new());
+        Client { peer, secure, names, probe, activity, signals, tasks, _slot: slot }
     }
 }
 
 /// Serves a connection until it ends.
-pub(crate) async fn serve(mut stream: Stream, client: Arc<Client>, proxy: Proxy) {
-    let server = proxy.table().server().clone();
-    let sniffed = tokio::select! {
+pub(crate) async fn serve(stream: Stream, mut client: Client, proxy: Proxy) {
+    let table = proxy.table();
+    let (server, tls) = (Arc::clone(table.server()), table.tls().cloned());
+    // Not kept while the connection lives: another may be in force soon.
+    drop(table);
+    client.secure = tls.is_some();
+    let opened = tokio::select! {
         biased;
-        sniffed = timeout(server.header_timeout, sniff(&mut stream)) => sniffed,
+        opened = timeout(server.header_timeout, open(stream, tls)) => opened,
         () = client.signals.drain.cancelled() => return,
     };
-    let Ok(Some((protocol, first))) = sniffed else { return };
+    let Ok(Some(Opened { wire, protocol, first, names })) = opened else { return };
+    client.names = names;
+    let client = Arc::new(client);
     let watched = (protocol == Protocol::Http1).then(|| Arc::clone(&client));
-    let io = TokioIo::new(ClientIo { stream, first, taken: 0, watched });
+    let io = TokioIo::new(ClientIo { wire, first, taken: 0, watched });
     let answered = Arc::clone(&client);
     let service = service_fn(move |request: Request<Incoming>| {
         // On the heap, for most connections are idle most of the time.
@@ -149,6 +161,33 @@ fn http2(server: &Server, tasks: TaskTracker) -> http2::Builder<Spawner> {
 enum Protocol {
     Http1,
     Http2,
+}
+
+/// A connection of which is known what is spoken on it.
+struct Opened {
+    wire: Wire,
+    protocol: Protocol,
+    first: First,
+    names: Vec<SubjectName>,
+}
+
+/// Shakes hands where TLS is spoken, and finds out which HTTP is; `None` if the client hangs up or cannot be understood.
+async fn open(stream: Stream, tls: Option<Acceptor>) -> Option<Opened> {
+    let secured = match tls {
+        None => Secured { wire: Wire::Plain(stream), is_http2: false, names: Vec::new() },
+        // Boxed, for a handshake is large and soon over.
+        Some(tls) => match Box::pin(tls.accept(stream)).await {
+            Ok(secured) => secured,
+            Err(error) => {
+                tracing::debug!(%error, "a client's TLS handshake failed");
+                return None;
+            }
+        },
+    };
+    let Secured { mut wire, is_http2, names } = secured;
+    let (protocol, first) = sniff(&mut wire).await?;
+    // Who has agreed on HTTP/2 speaks it; who has not may, and then says so first.
+    (protocol == Protocol::Http2 || !is_http2).then_some(Opened { wire, protocol, first, names })
 }
 
 /// The first bytes of a connection.
@@ -304,7 +343,7 @@ impl Activity {
 
 /// A client's stream: gives back the first bytes, and tells when more have come.
 struct ClientIo {
-    stream: Stream,
+    wire: Wire,
     first: First,
     taken: u8,
     /// For HTTP/1 alone: on HTTP/2, bytes need not be a request's.
@@ -333,7 +372,7 @@ impl AsyncRead for ClientIo {
         let before = buffer.filled().len();
         // What has come since belongs to the same read: a buffer that is given a few bytes grows for the rest.
         let first = this.give_first(buffer);
-        match Pin::new(&mut this.stream).poll_read(context, buffer) {
+        match Pin::new(&mut this.wire).poll_read(context, buffer) {
             Poll::Pending if first => return Poll::Ready(Ok(())),
             result => ready!(result)?,
         }
@@ -352,7 +391,7 @@ impl AsyncWrite for ClientIo {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        Pin::new(&mut self.wire).poll_write(context, bytes)
     }
 
     fn poll_write_vectored(
@@ -360,19 +399,19 @@ impl AsyncWrite for ClientIo {
         context: &mut Context<'_>,
         pieces: &[std::io::IoSlice<'_>],
     ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, pieces)
+        Pin::new(&mut self.wire).poll_write_vectored(context, pieces)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        self.wire.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        Pin::new(&mut self.wire).poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
+        Pin::new(&mut self.wire).poll_shutdown(context)
     }
 }
 

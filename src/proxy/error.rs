@@ -32,6 +32,12 @@ pub(crate) enum ProxyError {
     /// A method that a reverse proxy does not forward.
     #[error("this method is not forwarded")]
     MethodNotAllowed,
+    /// Nobody that is listed, or nobody says so.
+    #[error("no valid token or certificate of a client")]
+    UnknownClient,
+    /// Not for this client or address.
+    #[error("{0}")]
+    Forbidden(&'static str),
     /// No route matches.
     #[error("no route matches")]
     NoRoute,
@@ -182,9 +188,17 @@ pub enum ProxyBuildError {
         /// Why.
         source: io::Error,
     },
-    /// The file behind an upstream's `ca` holds no certificate that can be used.
+    /// A file of authorities, `ca` or `client_ca`, holds no certificate that can be used.
     #[error("{path}: {reason}")]
     CaInvalid {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A file behind `server.tls` cannot be read or used.
+    #[error("{path}: {reason}")]
+    ServerCertificate {
         /// The file.
         path: PathBuf,
         /// Why.

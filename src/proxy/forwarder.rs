@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::try_join;
-use http::header::{CONNECTION, UPGRADE};
+use http::header::{AUTHORIZATION, CONNECTION, UPGRADE};
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderValue, Request, Response, Uri, Version};
 use hyper::body::Incoming;
@@ -18,6 +18,7 @@ use tokio::time::{Instant, timeout};
 
 use super::Proxy;
 use super::body::{self, Body, RequestBody, Upload, UploadState};
+use super::caller;
 use super::connect::Wanted;
 use super::connection::Client;
 use super::error::{ConnectError, ProxyError};
@@ -48,10 +49,9 @@ pub(crate) async fn handle(
     let seen = Seen::of(request.headers());
     let asked = Asked::of(&request, seen);
     let expects_continue = headers::expects_continue(request.headers(), seen);
-    let (error, unread) = match Plan::make(&table, &client, &request, seen) {
+    let (error, unread) = match Plan::make(&table, &client, &request, seen, &mut record) {
         Err(error) => (error, Some(request.into_body())),
         Ok((plan, target)) => {
-            record.routed(&plan.route);
             let mut going = Going::new(&plan, target, request);
             match forward(&plan, &client, &mut going, &mut record).await {
                 Ok(answer) => return Ok(answer.finish(record, &client)),
@@ -80,33 +80,48 @@ struct Plan {
     demand: Demand,
     /// Of the route's limiters, in order.
     partitions: Vec<Option<Partition>>,
+    /// Its `Authorization` is for weir alone.
+    token_in_authorization: bool,
 }
 
 impl Plan {
-    /// Also says what the request asks the upstream for.
+    /// Also says what the request asks the upstream for. Who calls comes before what is asked for: whoever is not
+    /// known learns nothing of the routes.
     fn make<B>(
         table: &Table,
         client: &Client,
         request: &Request<B>,
         seen: Seen,
+        record: &mut Record,
     ) -> Result<(Plan, PathAndQuery), ProxyError> {
+        let address = caller::address(table.server(), client.peer, request.headers());
+        record.address = address;
+        caller::admit(table.server(), client.peer)?;
         headers::check(request, seen)?;
         let authority = headers::authority(request)?;
         let (uri, headers) = (request.uri(), request.headers());
         let host = &*headers::host(authority.as_ref());
-        let route = table.route(Target { host, path: uri.path(), method: request.method(), headers })?;
+        let found = table.route(Target { host, path: uri.path(), method: request.method(), headers });
+        let rule = found.as_ref().ok().map(|route| &route.rule);
+        let caller = caller::identify(table.clients(), headers, &client.names, rule)?;
+        record.caller = caller.name.clone();
+        let route = found?;
+        record.routed(route);
+        caller::may_use(&route.rule, &caller)?;
         let target = headers::target(uri, &route.rule)?;
         let wait_max = headers::wait_max(headers, seen)?;
         let demand = Demand { cost: headers::cost(headers, &route.rule.cost)?, wait_max };
         // Of the request as it came: what goes upstream has other headers.
-        let facts = Facts { headers, uri, host, peer: client.peer };
+        let facts = Facts { headers, uri, host, address, client: caller.name.as_deref() };
         let partitions = facts.partitions(&route.rule.limiters);
         // Over HTTP/2 no protocol can be changed to; the request goes on without the wish, as it may.
         let upgrade = headers::upgrade(request, seen);
         let upgrade = upgrade.filter(|_| route.rule.upstream.http2 != Http2::PriorKnowledge);
-        let route = Arc::clone(route);
+        let (route, token_in_authorization) = (Arc::clone(route), caller.token_in_authorization);
         let version = request.version();
-        Ok((Plan { route, authority, seen, version, upgrade, demand, partitions }, target))
+        let plan =
+            Plan { route, authority, seen, version, upgrade, demand, partitions, token_in_authorization };
+        Ok((plan, target))
     }
 
     fn wanted(&self) -> Wanted {
@@ -134,6 +149,9 @@ impl Going {
         let (mut parts, body) = request.into_parts();
         parts.uri = Uri::from(target);
         parts.extensions.clear();
+        if plan.token_in_authorization {
+            parts.headers.remove(AUTHORIZATION);
+        }
         let head = Request::from_parts(parts, ());
         Going { head, body: Some(body), permit: None, ready: Ready::default(), changes, is_repeatable: false }
     }
@@ -149,6 +167,7 @@ impl Going {
         let mut head = std::mem::take(&mut self.head);
         let origin = Origin {
             peer: client.peer,
+            secure: client.secure,
             authority: plan.authority.as_ref(),
             upgrade: plan.upgrade.as_ref(),
             version: head.version(),

@@ -28,7 +28,8 @@ const OWN_PREFIX: &str = "weir-";
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
-const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+/// The addresses that a request came through.
+pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
@@ -241,8 +242,10 @@ pub(crate) fn upgrade<B>(request: &Request<B>, seen: Seen) -> Option<HeaderValue
 
 /// Where a request comes from.
 pub(crate) struct Origin<'a> {
-    /// The client's address.
+    /// The address at the other end of the connection: what comes before it, the request says itself.
     pub(crate) peer: IpAddr,
+    /// Whether it came inside TLS.
+    pub(crate) secure: bool,
     /// What the client called the host.
     pub(crate) authority: Option<&'a Authority>,
     /// The protocol to change to, if it may.
@@ -309,7 +312,8 @@ fn forwarded(headers: &mut HeaderMap, wanted: bool, origin: &Origin<'_>) {
         VIA,
         &format!("{} {PSEUDONYM}", if origin.version == Version::HTTP_2 { "2.0" } else { "1.1" }),
     );
-    headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
+    let scheme = if origin.secure { "https" } else { "http" };
+    headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static(scheme));
     if let Some(host) = origin.authority.and_then(|host| HeaderValue::from_str(host.as_str()).ok()) {
         headers.insert(X_FORWARDED_HOST, host);
     }

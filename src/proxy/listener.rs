@@ -101,7 +101,7 @@ impl Acceptor {
         let stream = Stream::new(tcp);
         let slot = Slots::take(&self.slots);
         let client = Client::new(peer.ip(), &stream, self.signals.clone(), self.tasks.clone(), slot);
-        self.tasks.spawn(connection::serve(stream, Arc::new(client), self.proxy.clone()));
+        self.tasks.spawn(connection::serve(stream, client, self.proxy.clone()));
     }
 
     async fn drain(&self) -> Drained {

@@ -1,17 +1,18 @@
 //! Forwards requests. The only room that speaks HTTP to applications and to upstreams.
 //!
-//! The way of a request: [`listener`] accepts its connection, [`connection`] serves it, [`router`] chooses its route
-//! (by every form of its [`path`]), [`partition`] tells it from those of other tenants, [`forwarder`] takes its permit, gets a connection from the [`upstream`]'s
+//! The way of a request: [`listener`] accepts its connection, [`connection`] serves it, inside [`tls`] where that is configured, [`router`] chooses its route
+//! (by every form of its [`path`]), [`caller`] finds out who sent it, [`partition`] tells it from those of other tenants, [`forwarder`] takes its permit, gets a connection from the [`upstream`]'s
 //! [`pool`] (opened by [`connect`]: [`dial`], and [`outbound`] through a proxy) and sends it, reading and writing that connection itself ([`driver`]); its [`body`] streams, and so does the response's. What weir
 //! answers itself is an [`error`] that [`response`] puts into words. [`headers`] says what may cross, [`upgrade`]
 //! carries what is no longer HTTP, [`record`] counts and logs, [`io`] and [`tasks`] stand below it all.
 //! [`bench`] shows the benches what is pure of it.
 //!
-//! Decides nothing about limits, and reads no file but the certificates and keys that an upstream names.
+//! Decides nothing about limits, and reads no file but the certificates and keys that `server.tls` and an upstream name.
 
 #[doc(hidden)]
 pub mod bench;
 mod body;
+mod caller;
 mod connect;
 mod connection;
 mod dial;
@@ -29,6 +30,7 @@ mod record;
 mod response;
 mod router;
 mod tasks;
+mod tls;
 mod upgrade;
 mod upstream;
 
@@ -182,8 +184,10 @@ fn build(
         let metrics = metrics.route(&rule.name);
         routes.push(Arc::new(Route { rule: rule.clone(), upstream, gate, metrics }));
     }
-    let table = Table::new(routes, metrics.route(NO_ROUTE), config.server.clone(), config.log.access);
-    Ok((table, upstreams))
+    // Where a token will do as well, who has one need not have a certificate.
+    let certificate_required = config.clients.as_ref().is_none_or(|clients| !clients.has_tokens());
+    let tls = config.server.tls.as_ref().map(|tls| tls::Acceptor::new(tls, certificate_required));
+    Ok((Table::new(routes, metrics.route(NO_ROUTE), config, tls.transpose()?), upstreams))
 }
 
 fn key(settings: &model::Upstream) -> Result<Key, ProxyBuildError> {

@@ -24,7 +24,9 @@ pub(crate) struct Facts<'a> {
     /// In lower case, without port; empty where the request names none.
     pub(crate) host: &'a str,
     /// The client's address.
-    pub(crate) peer: IpAddr,
+    pub(crate) address: IpAddr,
+    /// The client's name, where there are `clients`.
+    pub(crate) client: Option<&'a str>,
 }
 
 impl Facts<'_> {
@@ -53,7 +55,8 @@ impl Facts<'_> {
             }
             KeyPart::Host => Some(Cow::Borrowed(self.host.as_bytes())).filter(|host| !host.is_empty()),
             KeyPart::Path(index) => segment(path::canonical(self.uri.path()), usize::from(*index)),
-            KeyPart::ClientIp => Some(Cow::Owned(self.peer.to_canonical().to_string().into_bytes())),
+            KeyPart::ClientIp => Some(Cow::Owned(self.address.to_canonical().to_string().into_bytes())),
+            KeyPart::Client => self.client.map(|name| Cow::Borrowed(name.as_bytes())),
         }
     }
 }
@@ -98,7 +101,8 @@ mod tests {
             headers: &headers,
             uri: &uri,
             host: "api.example.com",
-            peer: "::ffff:10.0.0.1".parse().unwrap(),
+            address: "::ffff:10.0.0.1".parse().unwrap(),
+            client: Some("billing"),
         };
         facts.value(part).map(|value| String::from_utf8(value.into_owned()).unwrap())
     }
@@ -149,9 +153,10 @@ mod tests {
     }
 
     #[test]
-    fn host_and_address() {
+    fn host_address_and_client() {
         assert_eq!(value(&KeyPart::Host, "/", &[]).as_deref(), Some("api.example.com"));
         assert_eq!(value(&KeyPart::ClientIp, "/", &[]).as_deref(), Some("10.0.0.1"));
+        assert_eq!(value(&KeyPart::Client, "/", &[]).as_deref(), Some("billing"));
     }
 
     #[test]
@@ -166,7 +171,8 @@ mod tests {
             headers: &HeaderMap::new(),
             uri: &Uri::from_static("/"),
             host: "h",
-            peer: "10.0.0.1".parse().unwrap(),
+            address: "10.0.0.1".parse().unwrap(),
+            client: None,
         };
         let host = Some(&b"h"[..]);
         let expected = [None, Some(Partition::of([host])), Some(Partition::of([host, None]))];

@@ -2,6 +2,7 @@
 //!
 //! A record that nobody finishes says that the client left: a future that is dropped cannot say so itself.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +24,10 @@ pub(crate) struct Record {
     pub(crate) waited: Duration,
     /// The `weir-error` of an answer that weir made itself.
     pub(crate) error: Option<&'static str>,
+    /// The client's address, as far as it is known.
+    pub(crate) address: IpAddr,
+    /// The client's name, where there are `clients`.
+    pub(crate) caller: Option<Arc<str>>,
     began: Instant,
     method: Method,
     /// Without the query, where credentials may be. Only for the access log.
@@ -43,6 +48,8 @@ impl Record {
             outcome: Outcome::Cancelled,
             waited: Duration::ZERO,
             error: None,
+            address: client.peer,
+            caller: None,
             began,
             method: request.method().clone(),
             path: table.access_log().then(|| request.uri().path().into()),
@@ -76,6 +83,8 @@ impl Drop for Record {
                 wait_ms = millis(self.waited),
                 duration_ms = millis(elapsed),
                 error = self.error,
+                client_ip = %self.address.to_canonical(),
+                client = self.caller.as_deref(),
             );
         }
     }

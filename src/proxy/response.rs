@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use serde::Serialize;
 
@@ -35,9 +35,14 @@ const QUOTA_EXCEEDED_TITLE: &str = "Request cannot be satisfied as assigned quot
 const PROBLEM_BYTES: usize = 512;
 /// About what a policy takes in `RateLimit-Policy`.
 const POLICY_BYTES: usize = 48;
-/// gRPC's RESOURCE_EXHAUSTED and UNAVAILABLE.
+/// How a client says who it is.
+const CHALLENGE: &str = "Bearer realm=\"weir\"";
+/// gRPC's RESOURCE_EXHAUSTED and UNAVAILABLE; and PERMISSION_DENIED and UNAUTHENTICATED, after which a client does not try
+/// again.
 const GRPC_RESOURCE_EXHAUSTED: &str = "8";
 const GRPC_UNAVAILABLE: &str = "14";
+const GRPC_PERMISSION_DENIED: &str = "7";
+const GRPC_UNAUTHENTICATED: &str = "16";
 
 /// What has to be known of a request to refuse it.
 #[derive(Clone, Copy)]
@@ -105,6 +110,9 @@ pub(crate) fn refuse(error: &ProxyError, asked: Asked, record: &mut Record) -> R
     if let Some(quota) = &verdict.quota {
         quota.describe(headers);
     }
+    if verdict.status == StatusCode::UNAUTHORIZED {
+        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(CHALLENGE));
+    }
     response
 }
 
@@ -151,6 +159,8 @@ fn verdict(error: &ProxyError) -> Verdict<'_> {
             (StatusCode::BAD_REQUEST, "bad_request", Refused)
         }
         ProxyError::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", Refused),
+        ProxyError::UnknownClient => (StatusCode::UNAUTHORIZED, "unknown_client", Refused),
+        ProxyError::Forbidden(_) => (StatusCode::FORBIDDEN, "forbidden", Refused),
         ProxyError::NoRoute => (StatusCode::NOT_FOUND, "no_route", Refused),
         ProxyError::Loop => (StatusCode::LOOP_DETECTED, "loop", Refused),
         ProxyError::Draining => (StatusCode::SERVICE_UNAVAILABLE, "draining", Refused),
@@ -239,8 +249,12 @@ fn problem(verdict: &Verdict<'_>, head: bool) -> Response<Body> {
 
 /// A response of trailers alone, as gRPC's clients expect it.
 fn grpc(verdict: &Verdict<'_>) -> Response<Body> {
-    let exhausted = verdict.status == StatusCode::TOO_MANY_REQUESTS;
-    let status = if exhausted { GRPC_RESOURCE_EXHAUSTED } else { GRPC_UNAVAILABLE };
+    let status = match verdict.status {
+        StatusCode::TOO_MANY_REQUESTS => GRPC_RESOURCE_EXHAUSTED,
+        StatusCode::UNAUTHORIZED => GRPC_UNAUTHENTICATED,
+        StatusCode::FORBIDDEN => GRPC_PERMISSION_DENIED,
+        _ => GRPC_UNAVAILABLE,
+    };
     let mut response = Response::new(Body::empty());
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));

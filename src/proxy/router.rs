@@ -12,8 +12,9 @@ use http::{HeaderMap, Method};
 
 use super::error::ProxyError;
 use super::path::{self, Forms};
+use super::tls::Acceptor;
 use super::upstream::Upstream;
-use crate::config::model::{HostMatch, Match, PathMatch, Route as Rule, Server};
+use crate::config::model::{Clients, Config, HostMatch, Match, PathMatch, Route as Rule, Server};
 use crate::limiter::Gate;
 use crate::telemetry::RouteMetrics;
 
@@ -50,7 +51,9 @@ pub(crate) struct Table {
     routes: Vec<Arc<Route>>,
     index: Index,
     no_route: (Arc<str>, RouteMetrics),
-    server: Server,
+    server: Arc<Server>,
+    clients: Option<Arc<Clients>>,
+    tls: Option<Acceptor>,
     access_log: bool,
 }
 
@@ -59,11 +62,13 @@ impl Table {
     pub(crate) fn new(
         routes: Vec<Arc<Route>>,
         no_route: RouteMetrics,
-        server: Server,
-        access_log: bool,
+        config: &Config,
+        tls: Option<Acceptor>,
     ) -> Table {
         let index = Index::new(routes.iter().map(|route| &route.rule.matches));
-        Table { routes, index, no_route: (NO_ROUTE.into(), no_route), server, access_log }
+        let (server, clients) = (Arc::new(config.server.clone()), config.clients.clone());
+        let no_route = (NO_ROUTE.into(), no_route);
+        Table { routes, index, no_route, server, clients, tls, access_log: config.log.access }
     }
 
     /// The route of a request. Every form of its path must agree on it.
@@ -98,8 +103,18 @@ impl Table {
     }
 
     /// How connections of clients are treated.
-    pub(crate) fn server(&self) -> &Server {
+    pub(crate) fn server(&self) -> &Arc<Server> {
         &self.server
+    }
+
+    /// Who may call; everyone if absent.
+    pub(crate) fn clients(&self) -> Option<&Clients> {
+        self.clients.as_deref()
+    }
+
+    /// How new connections begin; in the clear if absent.
+    pub(crate) fn tls(&self) -> Option<&Acceptor> {
+        self.tls.as_ref()
     }
 
     /// Whether each request is logged.

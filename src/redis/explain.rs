@@ -20,9 +20,7 @@ pub(super) fn explain(error: &RedisError) -> String {
         }
         (_, "NOPERM") => LACKS_A_RIGHT,
         _ if told.contains("The user executing the script can't") => LACKS_A_RIGHT,
-        (_, "READONLY") => {
-            "this server is a replica: name its primary, or its sentinels"
-        }
+        (_, "READONLY") => "this server is a replica: name its primary, or its sentinels",
         (ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::CrossSlot), _) => NOT_ONE_SERVER,
         _ if told.contains("cluster support disabled") => {
             "this server is no Cluster: give `store.redis.url` in place of `cluster`"

@@ -45,6 +45,30 @@ const BROKEN: &[Broken] = &[
         names: &["gihtub", "github", "routes[0].limiter"],
     },
     Broken {
+        what: "a client that does not exist",
+        yaml: "clients:\n  billing: {tokens: [abc]}\nroutes:\n  - name: all\n    match: {path: /}\n    upstream: http://127.0.0.1:1\n    clients: [biling]\n",
+        line: 7,
+        names: &["biling", "billing", "routes[0].clients[0]"],
+    },
+    Broken {
+        what: "a token of two clients",
+        yaml: "clients:\n  billing: {tokens: [abc]}\n  reports: {tokens: [abc]}\n",
+        line: 3,
+        names: &["billing", "clients.reports.tokens[0]"],
+    },
+    Broken {
+        what: "a certificate that is not there",
+        yaml: "server:\n  tls:\n    cert: nowhere/server.crt\n    key: nowhere/server.key\n",
+        line: 3,
+        names: &["server.tls.cert", "nowhere/server.crt", "server.tls.key"],
+    },
+    Broken {
+        what: "a client by a certificate that nobody verifies",
+        yaml: "clients:\n  reports:\n    certificate: {san: reports.internal}\n",
+        line: 3,
+        names: &["clients.reports.certificate", "server.tls.client_ca"],
+    },
+    Broken {
         what: "a zero rate",
         yaml: "limiters:\n  api:\n    limits:\n      - 5/1s\n      - 0/1s\n",
         line: 5,
@@ -201,10 +225,8 @@ async fn all_problems_are_reported_at_once() {
 async fn a_key_of_a_later_feature_is_not_ignored_in_silence() {
     let _lane = lane::shared().await;
     for extra in [
-        "clients:\n  billing: {tokens: [abc]}\n",
-        "limiters:\n  api: {limits: [1/1s], key: [client]}\n",
         "limiters:\n  api: {limits: [1/1s], pause: {on: [429]}}\n",
-        "server: {trusted_proxies: [10.0.0.0/8]}\n",
+        "limiters:\n  api: {limits: [1/1s], pause: {}}\n",
     ] {
         let file = File::with(format!("{extra}{ROUTE}"));
         let checked = run(&["check", "--config", file.name()]).await;

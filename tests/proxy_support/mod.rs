@@ -67,6 +67,9 @@ impl Weir {
 
     async fn start_reaching(routes: Vec<Route>, adjust: impl FnOnce(&mut Server), reach: Reach) -> Weir {
         let mut server = Server {
+            tls: None,
+            allow: None,
+            trusted_proxies: Vec::new(),
             max_connections: 1000,
             header_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(75),
@@ -99,6 +102,7 @@ fn config(routes: Vec<Route>, server: Server) -> Config {
         server,
         admin: Admin { listen: any, token: None },
         log: Log { level: tracing::Level::INFO, format: LogFormat::Text, access: true },
+        clients: None,
         store: Store::Memory,
         limiters: vec![Arc::new(slow()), Arc::new(hourly())],
         routes,
@@ -161,6 +165,7 @@ pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
         forwarded_headers: false,
         limiters: Vec::new(),
         cost: Cost::Fixed(Permits::ONE),
+        clients: None,
     }
 }
 

@@ -22,7 +22,7 @@ pub(crate) struct Limiter {
     /// How requests over the limit wait, in each replica. Absent or `off`: they are refused at once.
     pub(crate) queue: Option<OffOr<Queue>>,
     /// What makes a partition, each with limits of its own: `header:NAME`, `query:NAME`, `host`, `path:N` (a segment of
-    /// the decoded path, from 0), `client_ip`; `client` is not supported yet. Of several lines of a header all count, of
+    /// the decoded path, from 0), `client_ip`, `client` (with `clients`). Of several lines of a header all count, of
     /// several query parameters the first. A missing value is a partition of its own.
     #[schemars(extend("minItems" = 1, "maxItems" = 16))]
     pub(crate) key: Option<Vec<String>>,

@@ -38,7 +38,7 @@ pub(crate) struct File {
     pub(crate) admin: Option<Admin>,
     /// What is logged, to standard error.
     pub(crate) log: Option<Log>,
-    /// Who may call, by name; everyone if absent, otherwise whoever is not listed gets 401. Not supported yet.
+    /// Who may call, by name; everyone if absent, otherwise whoever is not listed gets 401.
     #[schemars(extend("propertyNames" = {"pattern": NAME_PATTERN}))]
     pub(crate) clients: Option<Named<Client>>,
     /// Where limiter state lives: `memory` (the default; enough for one replica) or `redis`, shared by all
@@ -59,11 +59,13 @@ pub(crate) const NAME_PATTERN: &str = "^[A-Za-z0-9_.-]{1,64}$";
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Server {
-    /// TLS towards clients. Not supported yet.
+    /// TLS towards clients; without it they speak in the clear. New connections follow a change.
     pub(crate) tls: Option<ServerTls>,
-    /// Who may connect, as addresses or CIDR blocks (`10.0.0.0/8`); everyone if absent. Not supported yet.
+    /// From where requests may come, as addresses or CIDR blocks (`10.0.0.0/8`); from everywhere if absent. Others get 403.
+    /// It is the other end of the connection that counts, whatever `X-Forwarded-For` says.
     pub(crate) allow: Option<Vec<String>>,
-    /// Whose `X-Forwarded-For` names the client's address, as addresses or CIDR blocks. Not supported yet.
+    /// Whose `X-Forwarded-For` names the client's address, as addresses or CIDR blocks: read from its end, the first address
+    /// that is none of these is the client's.
     pub(crate) trusted_proxies: Option<Vec<String>>,
     /// The most client connections at once, 1 to 1000000. Default 10000.
     #[schemars(range(min = 1, max = 1_000_000))]
@@ -88,7 +90,8 @@ pub(crate) struct ServerTls {
     pub(crate) cert: String,
     /// Its private key, a PEM file. Required.
     pub(crate) key: String,
-    /// The authorities of clients, a PEM file: with it, TLS is mutual.
+    /// The authorities of clients' certificates, a PEM file: with it, TLS is mutual. A client must show a certificate, unless
+    /// any of the `clients` has tokens.
     pub(crate) client_ca: Option<String>,
 }
 
@@ -140,9 +143,10 @@ pub(crate) enum LogFormat {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Client {
-    /// Its bearer tokens, in `Weir-Authorization` or `Authorization`; several while one is being replaced.
+    /// Its bearer tokens, several while one is being replaced. In `Weir-Authorization`, or in `Authorization` on a route
+    /// whose `set_headers` replaces it. They never go upstream.
     pub(crate) tokens: Option<Vec<String>>,
-    /// Its certificate, with mutual TLS.
+    /// Its certificate, verified by `server.tls.client_ca`.
     pub(crate) certificate: Option<Certificate>,
 }
 
@@ -150,7 +154,7 @@ pub(crate) struct Client {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Certificate {
-    /// A subject alternative name that it carries. Required.
+    /// A subject alternative name that it carries: a host name, a URI, an IP address or an e-mail address. Required.
     pub(crate) san: String,
 }
 

@@ -39,7 +39,7 @@ pub(crate) struct Route {
     pub(crate) cost: Option<Form<Cost, CostHeader>>,
     /// Whether `X-Forwarded-*` and `Via` go upstream. Default `false`.
     pub(crate) forwarded_headers: Option<bool>,
-    /// Which clients may use it; all known ones if absent. Not supported yet.
+    /// Which of the `clients` may use it, the others get 403; all of them if absent.
     pub(crate) clients: Option<Vec<String>>,
 }
 

@@ -34,19 +34,26 @@ pub(super) type Keyed = (Arc<Limiter>, Arc<[KeyPart]>);
 pub(super) fn limiters(
     check: &mut Check<'_>,
     given: Option<&Named<schema::Limiter>>,
+    has_clients: bool,
     at: &At<'_>,
 ) -> Vec<Keyed> {
     given
         .into_iter()
         .flat_map(Named::iter)
-        .filter_map(|(name, limiter)| one(check, name, limiter, &at.key(name)))
+        .filter_map(|(name, limiter)| one(check, name, limiter, has_clients, &at.key(name)))
         .collect()
 }
 
-fn one(check: &mut Check<'_>, name: &str, given: &schema::Limiter, at: &At<'_>) -> Option<Keyed> {
+fn one(
+    check: &mut Check<'_>,
+    name: &str,
+    given: &schema::Limiter,
+    has_clients: bool,
+    at: &At<'_>,
+) -> Option<Keyed> {
     is_name(check, name, at);
     let limits = limits(check, &given.limits, &at.key("limits"));
-    let key = key(check, given.key.as_deref(), &at.key("key"));
+    let key = key(check, given.key.as_deref(), has_clients, &at.key("key"));
     let partitioned = partitioned(check, given, at);
     let group = group(check, given.group.as_deref().unwrap_or(name), &at.key("group"));
     let queue = queue(check, given.queue.as_ref(), &at.key("queue"));
@@ -75,7 +82,12 @@ fn one(check: &mut Check<'_>, name: &str, given: &schema::Limiter, at: &At<'_>) 
     Some((Arc::new(limiter), key?))
 }
 
-fn key(check: &mut Check<'_>, given: Option<&[String]>, at: &At<'_>) -> Option<Arc<[KeyPart]>> {
+fn key(
+    check: &mut Check<'_>,
+    given: Option<&[String]>,
+    has_clients: bool,
+    at: &At<'_>,
+) -> Option<Arc<[KeyPart]>> {
     let Some(given) = given else { return Some(Arc::new([])) };
     if !(1..=KEY_PARTS_MAX).contains(&at.length()) {
         check.problem(at, format!("needs 1 to {KEY_PARTS_MAX} parts, such as header:x-tenant"));
@@ -88,14 +100,17 @@ fn key(check: &mut Check<'_>, given: Option<&[String]>, at: &At<'_>) -> Option<A
         .map(|(index, part)| {
             let at = at.index(index);
             let fault = match key_part(part) {
-                Some(part) if seen.contains(&part) => "this part is given twice".to_owned(),
+                Some(part) if seen.contains(&part) => "this part is given twice",
+                Some(KeyPart::Client) if !has_clients => {
+                    "`client` needs `clients` at the top of the file, which tell who calls"
+                }
                 Some(part) => {
                     seen.push(part.clone());
                     return Some(part);
                 }
-                None if part == "client" => format!("`client` is {UNSUPPORTED}; it comes with `clients`"),
-                None => "expected header:NAME, query:NAME, host, path:N (a segment, from 0) or client_ip"
-                    .to_owned(),
+                None => {
+                    "expected header:NAME, query:NAME, host, path:N (a segment, from 0), client_ip or client"
+                }
             };
             check.problem(&at, fault);
             None
@@ -108,6 +123,7 @@ fn key_part(part: &str) -> Option<KeyPart> {
     match part.split_once(':') {
         None if part == "host" => Some(KeyPart::Host),
         None if part == "client_ip" => Some(KeyPart::ClientIp),
+        None if part == "client" => Some(KeyPart::Client),
         Some(("header", name)) => HeaderName::try_from(name).ok().map(KeyPart::Header),
         Some(("query", name)) if !name.is_empty() => Some(KeyPart::Query(name.into())),
         // `+5` is a number for Rust.

@@ -3,6 +3,7 @@
 //! A section gives `None` once it has reported a problem, so nothing half-valid leaves this module. What belongs
 //! to a later version is checked like the rest and then refused, never ignored in silence.
 
+mod clients;
 mod limit;
 mod limiter;
 mod place;
@@ -53,10 +54,12 @@ pub(crate) fn validate(
     let server = server::server(&mut check, file.server.as_ref(), &root.key("server"));
     let admin = server::admin(&mut check, file.admin.as_ref(), listen, &root.key("admin"));
     let log = server::log(file.log.as_ref());
-    let clients = file.clients.as_ref();
-    server::clients(&mut check, clients, &root.key("clients"));
+    let has_client_ca = root.key("server").key("tls").key("client_ca").is_given();
+    let clients = clients::clients(&mut check, file.clients.as_ref(), has_client_ca, &root.key("clients"));
     let store = store::store(&mut check, file.store.as_ref(), &root.key("store"));
-    let limiters = limiter::limiters(&mut check, file.limiters.as_ref(), &root.key("limiters"));
+    let limiters = file.limiters.as_ref();
+    let has_clients = root.key("clients").is_given();
+    let limiters = limiter::limiters(&mut check, limiters, has_clients, &root.key("limiters"));
     let known = route::Known {
         limiters: &limiters,
         limiter_names: root.key("limiters").names(),
@@ -69,7 +72,7 @@ pub(crate) fn validate(
     }
     let (listen, server, admin, store) = (listen?, server?, admin?, store?);
     let limiters = limiters.into_iter().map(|(limiter, _)| limiter).collect();
-    Some(Config { listen, server, admin, log, store, limiters, routes, hash })
+    Some(Config { listen, server, admin, log, clients, store, limiters, routes, hash })
 }
 
 /// What the checks share: where problems go, and the judgements that many keys need.
@@ -87,13 +90,6 @@ impl Check<'_> {
     /// Reports a problem of a key itself, where the value is beside the point.
     fn problem_of_key(&mut self, at: &At<'_>, message: impl Into<String>) {
         self.report.add(at.key_mark, at.path.clone(), message);
-    }
-
-    /// Refuses a key whose feature comes later, if it is given.
-    fn unsupported<T>(&mut self, given: Option<&T>, at: &At<'_>) {
-        if given.is_some() {
-            self.problem_of_key(at, UNSUPPORTED);
-        }
     }
 
     /// A whole number within bounds.

@@ -1,6 +1,6 @@
 //! `routes`: what they match, how they change a request, and which limiter they take.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use http::{HeaderName, HeaderValue, Method};
@@ -88,7 +88,7 @@ fn one(check: &mut Check<'_>, given: &schema::Route, known: &Known<'_>, at: &At<
     let remove_headers = header_names(check, given.remove_headers.as_deref(), &at.key("remove_headers"));
     let limiters = limiters(check, given, known, at);
     let cost = cost(check, given.cost.as_ref(), &limiters, &at.key("cost"));
-    clients(check, given.clients.as_deref(), known, &at.key("clients"));
+    let clients = clients(check, given.clients.as_deref(), known, &at.key("clients"));
     let strip_prefix = match strip_prefix {
         Some(prefix) => Some(prefix?),
         None => None,
@@ -107,6 +107,7 @@ fn one(check: &mut Check<'_>, given: &schema::Route, known: &Known<'_>, at: &At<
             .map(|(limiter, key)| (limiter.name.clone(), Arc::clone(key)))
             .collect(),
         cost: cost?,
+        clients,
     })
 }
 
@@ -449,11 +450,20 @@ fn permits(check: &mut Check<'_>, given: Option<i64>, at: &At<'_>) -> Option<Per
     check.count(given, 1, 1..=RATE_MAX, at).and_then(|count| Permits::new(count.into()))
 }
 
-fn clients(check: &mut Check<'_>, given: Option<&[String]>, known: &Known<'_>, at: &At<'_>) {
-    check.unsupported(given.as_ref(), at);
-    for (index, name) in given.unwrap_or_default().iter().enumerate() {
+fn clients(
+    check: &mut Check<'_>,
+    given: Option<&[String]>,
+    known: &Known<'_>,
+    at: &At<'_>,
+) -> Option<HashSet<Arc<str>>> {
+    let given = given?;
+    if at.length() == 0 {
+        check.problem(at, "names no client; leave the key out for all of them");
+    }
+    for (index, name) in given.iter().enumerate() {
         is_known(check, "client", name, &known.client_names, &at.index(index));
     }
+    Some(given.iter().map(|name| name.as_str().into()).collect())
 }
 
 /// Reports a name that nothing has. One out of the environment is not repeated.

@@ -1,4 +1,4 @@
-//! `listen`, `server`, `admin`, `log` and `clients`.
+//! `listen`, `server`, `admin` and `log`.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -7,10 +7,10 @@ use ipnet::IpNet;
 
 use super::place::At;
 use super::{Check, DAY, HOUR, MILLISECOND};
-use crate::config::model::{Admin, Log, LogFormat, Secret, Server};
+use crate::config::model::{Admin, Log, LogFormat, Secret, Server, ServerTls};
 use crate::config::problem::quoted;
 use crate::config::schema;
-use crate::config::schema::forms::{Named, Text};
+use crate::config::schema::forms::Text;
 use crate::config::units::{Size, show_size};
 use crate::limiter::limit::LimiterName;
 
@@ -46,9 +46,10 @@ fn address(
 pub(super) fn server(check: &mut Check<'_>, given: Option<&schema::Server>, at: &At<'_>) -> Option<Server> {
     let absent = schema::Server::default();
     let given = given.unwrap_or(&absent);
-    tls(check, given.tls.as_ref(), &at.key("tls"));
-    networks(check, given.allow.as_deref(), &at.key("allow"));
-    networks(check, given.trusted_proxies.as_deref(), &at.key("trusted_proxies"));
+    let tls = given.tls.as_ref().map(|given| tls(check, given, &at.key("tls")));
+    let allow = allow(check, given.allow.as_deref(), &at.key("allow"));
+    let trusted = given.trusted_proxies.as_deref().unwrap_or_default();
+    let trusted_proxies = networks(check, trusted, &at.key("trusted_proxies"));
 
     let seconds = Duration::from_secs;
     let max_connections =
@@ -62,7 +63,14 @@ pub(super) fn server(check: &mut Check<'_>, given: Option<&schema::Server>, at: 
     let drain_timeout =
         check.duration(given.drain_timeout, seconds(30), Duration::ZERO..=DAY, &at.key("drain_timeout"));
     let max_header_bytes = header_bytes(check, given.max_header_bytes, &at.key("max_header_bytes"));
+    let tls = match tls {
+        Some(tls) => Some(tls?),
+        None => None,
+    };
     Some(Server {
+        tls,
+        allow,
+        trusted_proxies,
         max_connections: max_connections?,
         header_timeout: header_timeout?,
         idle_timeout: idle_timeout?,
@@ -82,25 +90,49 @@ fn header_bytes(check: &mut Check<'_>, given: Option<Text<Size>>, at: &At<'_>) -
     u32::try_from(bytes).ok().filter(|_| fits)
 }
 
-fn tls(check: &mut Check<'_>, given: Option<&schema::ServerTls>, at: &At<'_>) {
-    check.unsupported(given, at);
-    let Some(given) = given else { return };
-    check.certificates(&given.cert, &at.key("cert"));
-    check.private_key(&given.key, &at.key("key"));
-    if let Some(authorities) = &given.client_ca {
-        check.certificates(authorities, &at.key("client_ca"));
-    }
+fn tls(check: &mut Check<'_>, given: &schema::ServerTls, at: &At<'_>) -> Option<ServerTls> {
+    let cert = check.certificates(&given.cert, &at.key("cert"));
+    let key = check.private_key(&given.key, &at.key("key"));
+    let client_ca = given.client_ca.as_deref().map(|path| check.certificates(path, &at.key("client_ca")));
+    let client_ca = match client_ca {
+        Some(path) => Some(path?),
+        None => None,
+    };
+    let (cert, key) = (cert?, key?);
+    check.belong_together(&cert, &key, &at.key("key")).then_some(ServerTls { cert, key, client_ca })
 }
 
-fn networks(check: &mut Check<'_>, given: Option<&[String]>, at: &At<'_>) {
-    check.unsupported(given.as_ref(), at);
-    for (index, network) in given.unwrap_or_default().iter().enumerate() {
-        if network.parse::<IpNet>().is_err() && network.parse::<IpAddr>().is_err() {
-            check.problem(
-                &at.index(index),
-                "expected an IP address or a CIDR block, such as 10.0.0.0/8 or ::1",
-            );
+fn allow(check: &mut Check<'_>, given: Option<&[String]>, at: &At<'_>) -> Option<Vec<IpNet>> {
+    let given = given?;
+    if at.length() == 0 {
+        check.problem(at, "lets nobody in; leave the key out to let everyone in");
+    }
+    Some(networks(check, given, at))
+}
+
+fn networks(check: &mut Check<'_>, given: &[String], at: &At<'_>) -> Vec<IpNet> {
+    let mut networks = Vec::with_capacity(given.len());
+    for (index, text) in given.iter().enumerate() {
+        match network(text) {
+            Some(network) => networks.push(network),
+            None => {
+                let expected = "expected an IP address or a CIDR block, such as 10.0.0.0/8 or ::1";
+                check.problem(&at.index(index), expected);
+            }
         }
+    }
+    networks
+}
+
+/// An address is a block of one. An IPv4 block in the form that IPv6 has for it is an IPv4 block: the addresses that are
+/// looked for have that form, too.
+fn network(text: &str) -> Option<IpNet> {
+    let network = text.parse::<IpNet>().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))?;
+    match (network.addr().to_canonical(), network.prefix_len()) {
+        (IpAddr::V4(address), length) if network.addr().is_ipv6() => {
+            IpNet::new(address.into(), length.checked_sub(96)?).ok()
+        }
+        _ => Some(network),
     }
 }
 
@@ -137,7 +169,7 @@ fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
 }
 
 /// What fits behind `Bearer ` in a header.
-fn is_token(text: &str) -> bool {
+pub(super) fn is_token(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
@@ -156,27 +188,6 @@ pub(super) fn log(given: Option<&schema::Log>) -> Log {
         Some(schema::LogFormat::Text) => LogFormat::Text,
     };
     Log { level, format, access: given.access.unwrap_or(true) }
-}
-
-pub(super) fn clients(check: &mut Check<'_>, given: Option<&Named<schema::Client>>, at: &At<'_>) {
-    check.unsupported(given, at);
-    for (name, client) in given.into_iter().flat_map(Named::iter) {
-        let at = at.key(name);
-        is_name(check, name, &at);
-        let tokens = client.tokens.as_deref().unwrap_or_default();
-        for (index, token) in tokens.iter().enumerate() {
-            if !is_token(token) {
-                let message = "must consist of visible ASCII characters, at least one, without spaces";
-                check.problem(&at.key("tokens").index(index), message);
-            }
-        }
-        if client.certificate.as_ref().is_some_and(|certificate| certificate.san.is_empty()) {
-            check.problem(&at.key("certificate").key("san"), "must not be empty");
-        }
-        if at.key("tokens").length() == 0 && !at.key("certificate").is_given() {
-            check.problem_of_key(&at, "needs `tokens` or `certificate`");
-        }
-    }
 }
 
 /// Whether a key is a name; reports it otherwise.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::raise_open_files;
@@ -100,9 +101,15 @@ impl Answer {
     }
 }
 
+/// In the clear, or inside TLS.
+enum Wire {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
 /// One connection. Dropping it closes the socket.
 pub(crate) struct Connection {
-    stream: TcpStream,
+    stream: Wire,
     host: String,
     /// Read, but not yet understood.
     buffer: Vec<u8>,
@@ -115,24 +122,38 @@ impl Connection {
         raise_open_files();
         let stream = TcpStream::connect(host).await?;
         stream.set_nodelay(true)?;
-        Ok(Connection { stream, host: host.into(), buffer: Vec::new(), sent: Instant::now() })
+        Ok(Connection::of(Wire::Plain(stream), host))
+    }
+
+    /// Goes on with a connection on which hands have been shaken.
+    pub(crate) fn over(stream: TlsStream<TcpStream>, host: &str) -> Connection {
+        Connection::of(Wire::Tls(Box::new(stream)), host)
+    }
+
+    fn of(stream: Wire, host: &str) -> Connection {
+        Connection { stream, host: host.into(), buffer: Vec::new(), sent: Instant::now() }
+    }
+
+    async fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        match &mut self.stream {
+            Wire::Plain(stream) => stream.write_all(bytes).await,
+            Wire::Tls(stream) => {
+                stream.write_all(bytes).await?;
+                stream.flush().await
+            }
+        }
     }
 
     /// Writes the request; gives the instant at which that was done.
     pub(crate) async fn send(&mut self, request: &Request) -> Result<Instant> {
-        self.stream.write_all(&request.encode(&self.host)).await?;
+        self.write(&request.encode(&self.host)).await?;
         self.sent = Instant::now();
         Ok(self.sent)
     }
 
-    /// The bytes that come, for those who read them themselves.
-    pub(crate) fn stream(&mut self) -> &mut TcpStream {
-        &mut self.stream
-    }
-
     /// Writes bytes as they are.
     pub(crate) async fn send_raw(&mut self, bytes: &[u8]) -> Result<()> {
-        self.stream.write_all(bytes).await?;
+        self.write(bytes).await?;
         self.sent = Instant::now();
         Ok(())
     }
@@ -238,8 +259,14 @@ impl Connection {
 
     /// Reads at least one byte more. Waits without a buffer, so that a thousand waiting connections are small.
     async fn fill(&mut self) -> Result<()> {
-        self.stream.readable().await?;
-        if self.stream.read_buf(&mut self.buffer).await? == 0 {
+        let read = match &mut self.stream {
+            Wire::Plain(stream) => {
+                stream.readable().await?;
+                stream.read_buf(&mut self.buffer).await?
+            }
+            Wire::Tls(stream) => stream.read_buf(&mut self.buffer).await?,
+        };
+        if read == 0 {
             return Err(Error::new(ErrorKind::UnexpectedEof, "closed by the server"));
         }
         Ok(())

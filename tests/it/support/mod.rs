@@ -17,6 +17,7 @@ pub(crate) mod patience;
 pub(crate) mod raw;
 pub(crate) mod redis_server;
 pub(crate) mod sentinel;
+pub(crate) mod tls;
 pub(crate) mod tls_upstream;
 pub(crate) mod upstream;
 pub(crate) mod wall_clock;
@@ -29,6 +30,7 @@ pub(crate) use load::Load;
 pub(crate) use patience::{PATIENCE, eventually, poll_for};
 pub(crate) use redis_server::{RedisOptions, RedisServer};
 pub(crate) use sentinel::Sentinel;
+pub(crate) use tls::TlsClient;
 pub(crate) use upstream::{Reply, Upstream};
 pub(crate) use weir::Weir;
 

@@ -1,0 +1,79 @@
+//! The client's side of TLS: whom it trusts, what it shows, and what it was shown.
+
+use std::io::Result;
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::certificates::Signed;
+use super::client::Connection;
+use super::raise_open_files;
+
+/// A client that speaks TLS.
+#[derive(Clone)]
+pub(crate) struct TlsClient {
+    /// PEM of whom it trusts.
+    authority: String,
+    identity: Option<Signed>,
+    alpn: Vec<Vec<u8>>,
+}
+
+impl TlsClient {
+    /// Trusts one authority, shows nothing, and says no protocol.
+    pub(crate) fn trusting(authority: &str) -> TlsClient {
+        TlsClient { authority: authority.to_owned(), identity: None, alpn: Vec::new() }
+    }
+
+    /// Shows a certificate.
+    pub(crate) fn showing(&self, identity: &Signed) -> TlsClient {
+        TlsClient { identity: Some(identity.clone()), ..self.clone() }
+    }
+
+    /// Offers these protocols.
+    pub(crate) fn offering(&self, protocols: &[&str]) -> TlsClient {
+        let alpn = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
+        TlsClient { alpn, ..self.clone() }
+    }
+
+    /// Shakes hands with `127.0.0.1:PORT`, by that address.
+    pub(crate) async fn connect(&self, host: &str) -> Result<TlsStream<TcpStream>> {
+        raise_open_files();
+        let tcp = TcpStream::connect(host).await?;
+        tcp.set_nodelay(true)?;
+        let name = ServerName::try_from("127.0.0.1").expect("an address");
+        TlsConnector::from(Arc::new(self.config())).connect(name, tcp).await
+    }
+
+    /// The same, for requests in HTTP/1.1.
+    pub(crate) async fn open(&self, host: &str) -> Result<Connection> {
+        Ok(Connection::over(self.connect(host).await?, host))
+    }
+
+    /// A new one each time, so that no session is resumed.
+    fn config(&self) -> ClientConfig {
+        let mut roots = RootCertStore::empty();
+        for authority in CertificateDer::pem_slice_iter(self.authority.as_bytes()) {
+            roots.add(authority.expect("PEM")).expect("an authority");
+        }
+        let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_root_certificates(roots);
+        let mut config = match &self.identity {
+            None => builder.with_no_client_auth(),
+            Some(Signed { certificate, key }) => {
+                let chain = CertificateDer::pem_slice_iter(certificate.as_bytes());
+                let chain = chain.map(|certificate| certificate.expect("PEM")).collect();
+                let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).expect("PEM");
+                builder.with_client_auth_cert(chain, key).expect("they belong together")
+            }
+        };
+        config.alpn_protocols.clone_from(&self.alpn);
+        config
+    }
+}
