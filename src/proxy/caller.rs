@@ -30,8 +30,7 @@ pub(crate) fn admit(server: &Server, peer: IpAddr) -> Result<(), ProxyError> {
 
 /// The client's address. Each proxy adds that of its own peer at the end, so what stands before the first address that is
 /// not trusted may be made up; what is no address is not looked behind.
-pub(crate) fn address(server: &Server, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
-    let trusted = &server.trusted_proxies;
+pub(crate) fn address(trusted: &[IpNet], peer: IpAddr, headers: &HeaderMap) -> IpAddr {
     let mut client = peer.to_canonical();
     if trusted.is_empty() {
         return client;
@@ -170,7 +169,8 @@ mod tests {
             for line in lines {
                 headers.append(X_FORWARDED_FOR, HeaderValue::from_str(line).unwrap());
             }
-            let found = address(&server(None, &["10.0.0.0/8"]), peer.parse().unwrap(), &headers);
+            let found =
+                address(&server(None, &["10.0.0.0/8"]).trusted_proxies, peer.parse().unwrap(), &headers);
             assert_eq!(found, expected.parse::<IpAddr>().unwrap(), "{peer} {lines:?}");
         }
     }
@@ -179,7 +179,7 @@ mod tests {
     fn without_trusted_proxies_nothing_is_believed() {
         let mut headers = HeaderMap::new();
         headers.insert(X_FORWARDED_FOR, HeaderValue::from_static("198.51.100.1"));
-        let found = address(&server(None, &[]), "10.0.0.1".parse().unwrap(), &headers);
+        let found = address(&server(None, &[]).trusted_proxies, "10.0.0.1".parse().unwrap(), &headers);
         assert_eq!(found, "10.0.0.1".parse::<IpAddr>().unwrap());
     }
 }

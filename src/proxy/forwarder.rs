@@ -94,7 +94,7 @@ impl Plan {
         seen: Seen,
         record: &mut Record,
     ) -> Result<(Plan, PathAndQuery), ProxyError> {
-        let address = caller::address(table.server(), client.peer, request.headers());
+        let address = caller::address(&table.server().trusted_proxies, client.peer, request.headers());
         record.address = address;
         caller::admit(table.server(), client.peer)?;
         headers::check(request, seen)?;

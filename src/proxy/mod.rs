@@ -19,6 +19,8 @@ mod dial;
 mod driver;
 mod error;
 mod forwarder;
+#[doc(hidden)]
+pub mod fuzz;
 mod headers;
 mod io;
 mod listener;

@@ -12,6 +12,8 @@ mod announcements;
 mod explain;
 #[cfg(test)]
 mod forgetting;
+#[doc(hidden)]
+pub mod fuzz;
 mod health;
 mod keys;
 mod pool;

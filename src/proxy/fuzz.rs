@@ -1,0 +1,99 @@
+//! What must hold of this room's pure parts for any bytes at all. Left out of the documentation; promises nothing.
+
+use std::net::IpAddr;
+
+use http::header::{AUTHORIZATION, HOST};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Version};
+use ipnet::IpNet;
+
+use super::caller;
+use super::headers::{self, Seen};
+use super::path::{self, Forms};
+use super::router::strip;
+use crate::config::model::Cost;
+use crate::limiter::limit::Permits;
+
+/// What a route is looked up by: however `/a` is spelt, whoever reads the path that way finds the same.
+///
+/// # Panics
+/// If something does not hold.
+pub fn path(text: &str) {
+    let Ok(forms) = path::forms(text) else { return };
+    let is_inside = |form: &str| strip(form, "/a").is_some();
+    let canonical = path::canonical(text);
+    let again = path::canonical(&canonical);
+    assert_eq!(again, canonical, "canonical forms of {text:?}");
+    let agree = match &forms {
+        Forms::One(form) => {
+            assert_eq!((*form, &*canonical), (text, text), "nothing can be read otherwise");
+            true
+        }
+        Forms::Many(forms) => {
+            assert_eq!(forms.first().map(|form| &**form), Some(text), "the first is as sent");
+            forms.iter().all(|form| is_inside(form) == is_inside(text))
+        }
+    };
+    // Where all forms lead to the same route, the path that a thorough server reads leads there, too.
+    assert!(
+        !agree || !text.starts_with('/') || is_inside(&canonical) == is_inside(text),
+        "{text:?} is {canonical:?}"
+    );
+    let _ = path::climbs(text);
+}
+
+/// Everything that is read of a request's head before it is forwarded: lines of a name, a colon and a value behind a target.
+pub fn request(bytes: &[u8]) {
+    let mut lines = bytes.split(|byte| *byte == b'\n');
+    let Ok(target) = std::str::from_utf8(lines.next().unwrap_or_default()) else { return };
+    let mut request = Request::new(());
+    let Ok(uri) = target.parse() else { return };
+    *request.uri_mut() = uri;
+    *request.method_mut() = Method::GET;
+    for line in lines {
+        let mut parts = line.splitn(2, |byte| *byte == b':');
+        let name = parts.next().unwrap_or_default().try_into();
+        let value = HeaderValue::from_bytes(parts.next().unwrap_or_default());
+        if let (Ok(name), Ok(value)) = (name, value) {
+            request.headers_mut().append::<HeaderName>(name, value);
+        }
+    }
+    for version in [Version::HTTP_10, Version::HTTP_11, Version::HTTP_2] {
+        *request.version_mut() = version;
+        read(&request);
+    }
+}
+
+fn read(request: &Request<()>) {
+    let (headers, seen) = (request.headers(), Seen::of(request.headers()));
+    let _ = headers::check(request, seen);
+    if let Ok(Some(authority)) = headers::authority(request) {
+        assert!(!authority.as_str().contains('@') && !authority.host().is_empty(), "{authority}");
+        assert!(headers.get_all(HOST).iter().count() <= 1, "one host");
+        let host = headers::host(Some(&authority));
+        assert_eq!(host, host.to_ascii_lowercase(), "hosts are compared in lower case");
+    }
+    let _ = headers::wait_max(headers, seen);
+    if let Some(max) = Permits::new(50) {
+        let cost = Cost::Header { name: AUTHORIZATION, default: Permits::ONE, max };
+        if let Ok(cost) = headers::cost(headers, &cost) {
+            assert!(cost <= max, "no more than may be named");
+        }
+    }
+    let _ = (headers::upgrade(request, seen), headers::is_grpc(headers, seen));
+    client_address(headers);
+    let mut trailers = headers.clone();
+    headers::remove_hop_by_hop(&mut trailers, seen);
+    headers::remove_own(&mut trailers, seen);
+    headers::remove_misplaced(&mut trailers);
+    let is_left = |name: &str| trailers.contains_key(name);
+    assert!(!["connection", "content-length", "host", "weir-error"].into_iter().any(is_left), "{trailers:?}");
+}
+
+/// Only those who are trusted are believed.
+fn client_address(headers: &HeaderMap) {
+    let peer = IpAddr::from([10, 0, 0, 1]);
+    let trusted: Vec<IpNet> = "10.0.0.0/8".parse().into_iter().collect();
+    let address = caller::address(&trusted, peer, headers);
+    assert_eq!(address, address.to_canonical());
+    assert_eq!(caller::address(&[], peer, headers), peer, "nobody is believed");
+}

@@ -1,0 +1,40 @@
+//! What must hold of the answer of a script for any bytes at all. Left out of the documentation; promises nothing.
+
+use redis::Value;
+
+use super::store::{decode_answer, decode_epoch};
+use crate::clock::Micros;
+use crate::limiter::limit::LimiterName;
+use crate::limiter::reserve::{Call, Holding, Run};
+use crate::limiter::rule::{Kind, Rule};
+use crate::limiter::store::Subject;
+
+/// An answer that is understood is one to the call.
+///
+/// # Panics
+/// If it is not.
+pub fn script_reply(bytes: &[u8]) {
+    let Some(name) = LimiterName::parse("a") else { return };
+    let rule = Rule { rate: 10, window: Micros::from_millis(1000), cell: Micros::ONE, kind: Kind::Sliding };
+    let rules = [rule.clone(), rule].into();
+    let subject = Subject { name, partition: None, group: "a".into(), rules, valid_until: None };
+    let call = Call {
+        exchange: vec![Holding { slot: Micros::ONE, cost: 1, count: 2 }],
+        runs: vec![Run { cost: 1, wait_max: Micros::ONE, count: 3 }],
+        ..Call::default()
+    };
+    let answer = decode_answer(&Value::BulkString(bytes.to_vec()), std::slice::from_ref(&subject), &call);
+    if let Some(answer) = answer {
+        let (exchanged, outcomes) = (counts(&answer.exchanged), counts(&answer.outcomes));
+        let is_whole = (exchanged, outcomes) == (Some(2), Some(3));
+        assert!(is_whole || answer.epoch.settles_until.is_some(), "{answer:?}");
+        assert_eq!((answer.generations.len(), answer.available.len(), answer.lives_until.len()), (1, 1, 1));
+        assert_eq!(answer.available.first().map(Vec::len), Some(2));
+    }
+    let numbers = bytes.chunks_exact(8).filter_map(|bytes| Some(i64::from_le_bytes(bytes.try_into().ok()?)));
+    let _ = decode_epoch(&Value::Array(numbers.map(Value::Int).collect()));
+}
+
+fn counts<T>(outcomes: &[(u64, T)]) -> Option<u64> {
+    outcomes.iter().try_fold(0, |sum: u64, (count, _)| sum.checked_add(*count))
+}
