@@ -28,7 +28,7 @@ local REFUND_PART = 8
 local SURE = 1 - 1 / 1099511627776
 -- For how much longer a key is kept than it can matter: the server drops keys by a clock that it reads once per command, and a
 -- call takes a while to come.
-local KEPT_LONGER_MS = 250
+local KEPT_LONGER_MS = 1000
 
 local floor, min, max = math.floor, math.min, math.max
 local find, gmatch, match = string.find, string.gmatch, string.match

@@ -141,7 +141,11 @@ async fn a_quiet_limiter_costs_at_most_one_call_a_request() {
         assert_eq!(weir.get("/").await.status, 200);
     }
     let calls = redis.script_calls().await - before;
-    assert!(calls <= 50, "{calls} script calls for 50 requests");
+    // A slow machine may come to a heartbeat meanwhile.
+    let metrics = weir.metrics().await;
+    let of = |op| metrics.sum("weir_store_calls_total", &[("op", op)]) as u64;
+    let beats: u64 = ["epoch", "attend", "ping"].into_iter().map(of).sum();
+    assert!(calls <= 50 + beats, "{calls} script calls for 50 requests and {beats} heartbeats");
 }
 
 #[tokio::test]

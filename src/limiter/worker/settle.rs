@@ -68,7 +68,6 @@ impl Worker {
         if answer.epoch.settles_until.is_some() {
             return self.ask_again(sent, answer.epoch.settles_until);
         }
-        self.settles_until = None;
         if self.home.store.may_fail() {
             self.home.ledger.remember(&sent.subjects, &sent.call, answer);
         }
@@ -450,8 +449,7 @@ impl Worker {
     ///
     /// A share is the limit divided by the fleet, so a part of the use is the use divided by the fleet: what all
     /// replicas together have left is what the fleet had left. Where it had booked ahead, nothing is granted before the last
-    /// of that, and the tightest limit counts as full then; so it does where the store has settled since, for then others may have
-    /// been granted all that was left. Other queues of a limiter may have charged its use already.
+    /// of that, and the tightest limit counts as full then. Other queues of a limiter may have charged its use already.
     fn begin_locally(&self) {
         let Fallback { store, clock, fleet, replica } = &self.queues.fallback;
         let fleet_size = fleet.size();
@@ -459,13 +457,9 @@ impl Worker {
             let subject = share(&self.subjects[place], fleet_size);
             let used = self.used.get(place).map_or(0, |used| used.div_ceil(fleet_size));
             let full = subject.rules.iter().map(Rule::holds).min().unwrap_or_default();
-            let used = match (self.settles_until, self.booked_ahead.last()) {
-                (Some(until), last) => {
-                    let last = last.map_or(until, |last| self.clock.due(last).max(until));
-                    (clock.at(last), used.max(full))
-                }
-                (None, Some(last)) => (clock.at(self.clock.due(last)), used.max(full)),
-                (None, None) => (clock.at(self.heard), used),
+            let used = match self.booked_ahead.last() {
+                Some(last) => (clock.at(self.clock.due(last)), used.max(full)),
+                None => (clock.at(self.heard), used),
             };
             store.charge_at(clock.now(), &subject, used, *replica);
         }
