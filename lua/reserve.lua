@@ -51,6 +51,9 @@ local stored = redis.call("MGET", unpack(KEYS))
 -- A server that is asked by nobody for so long may have been away.
 local SILENT_MIN = 100000
 
+-- For how long a shorter silence does not take the place of a longer one: by then all have said what they granted meanwhile.
+local SILENCE_KEPT = 1000000
+
 local epoch = epoch_open(KEYS[limiters + 2], stored[limiters + 2], now, run, settle, tonumber(ARGV[14]))
 local books, texts, known, is_lost = {}, {}, {}, false
 for index = 1, limiters do
@@ -66,7 +69,9 @@ local settles = now < epoch.settled_at
 for index = 1, limiters do
   local book = books[index]
   book_enter(book, epoch, now)
-  if now - book.called > SILENT_MIN then book.silent_from, book.silent_till = book.called, now end
+  local silence = now - book.called
+  local is_longer = silence > book.silent_till - book.silent_from or now > book.silent_till + SILENCE_KEPT
+  if silence > SILENT_MIN and is_longer then book.silent_from, book.silent_till = book.called, now end
   book.called = max(book.called, now)
   book_open(book, now, texts[index], lease, replica, reset_of(epoch, KEYS[index]))
 end

@@ -11,7 +11,7 @@
 -- ARGV[8]     the caller's rules as text
 -- ARGV[9]     the latest epoch that the caller has heard of
 -- ARGV[10]    its kind: 1: what was granted before the server lost it, 2: what was granted while it was away
--- ARGV[11]    of the second kind: how many microseconds ago it was granted first
+-- ARGV[11]    of the second kind: how many microseconds ago the caller may have granted something first, by it or not
 -- ARGV[12]    what this clock showed when it was sent, as far as the caller knows; 0: it does not know
 -- ARGV[13..]  permits, ascending: microseconds before it was sent, count
 -- Returns     { now, the epoch, until when it settles or 0, the last reset or 0 } integers only

@@ -134,10 +134,9 @@ pub(super) async fn say(home: &Home, subjects: &[Subject], fallback: &Fallback) 
     'subjects: for subject in subjects {
         while let Some(saying) = home.ledger.say(subject, fallback.clock.now()) {
             let (now, number) = (fallback.clock.now(), saying.number);
-            let since = saying.entries.first().map_or(Micros::ZERO, |entry| now - entry.at);
             let write = WriteBack {
                 replica: fallback.replica,
-                unknown: Unknown::Away(since),
+                unknown: Unknown::Away(now - saying.since),
                 number,
                 known: home.epoch_least(),
                 seen: 0,

@@ -54,7 +54,9 @@ struct Page {
     granted: Calendar,
     /// When the store was last heard, and how much of the tightest limit was in use then.
     seen: (Micros, u64),
-    /// Granted while the store was away, by this process's clock.
+    /// Since when the store is away that has not been told so, by this process's clock.
+    away_since: Option<Micros>,
+    /// Granted meanwhile, by the same clock.
     away: Calendar,
     /// What of that is being said.
     saying: Option<Saying>,
@@ -64,7 +66,9 @@ struct Page {
 #[derive(Clone)]
 pub(super) struct Saying {
     pub(super) number: u64,
-    /// By this process's clock, ascending.
+    /// When this replica might first have granted something without the store, by this process's clock.
+    pub(super) since: Micros,
+    /// By the same clock, ascending.
     pub(super) entries: Vec<Entry>,
 }
 
@@ -117,17 +121,16 @@ impl Ledger {
         }
     }
 
-    /// Writes down what was granted while the store was away: when, by this process's clock, and how many permits.
+    /// Writes down that the store is away, and what was granted without it: when, by this process's clock, and how many
+    /// permits. If nothing was, others may have granted something, and the store must wait for them all the same.
     pub(super) fn remember_away(&self, now: Micros, subjects: &[Subject], granted: &[(Micros, u64)]) {
-        if granted.is_empty() {
-            return;
-        }
         let mut pages = self.lock();
         self.has_unsaid.store(true, Ordering::Release);
         for subject in subjects {
             let key = key(subject);
             let Some(mut page) = take(&mut pages, &key) else { continue };
             page.follow(subject);
+            page.away_since.get_or_insert(now);
             page.away.prune(now, &page.windows, &mut []);
             granted.iter().for_each(|(at, permits)| charge(&mut page.away, &page.windows, *at, *permits));
             let expires = page.expires();
@@ -165,7 +168,8 @@ impl Ledger {
         let page = pages.get_mut(&key(subject))?;
         if page.saying.is_none() {
             let entries = page.away.take_until(now + SAID_AHEAD, &page.windows);
-            page.saying = (!entries.is_empty()).then_some(Saying { number: now.0, entries });
+            let since = page.away_since.take().into_iter().chain(entries.first().map(|entry| entry.at)).min();
+            page.saying = since.map(|since| Saying { number: now.0, since, entries });
         }
         page.saying.clone()
     }
@@ -244,7 +248,7 @@ impl Page {
     }
 
     fn has_unsaid(&self) -> bool {
-        self.saying.is_some() || !self.away.entries().is_empty()
+        self.saying.is_some() || self.away_since.is_some() || !self.away.entries().is_empty()
     }
 
     fn granted(&self, now: Micros) -> Option<Granted> {
@@ -259,10 +263,8 @@ impl Page {
         let longest = self.windows.iter().map(|rule| rule.window).max().unwrap_or_default();
         let granted = self.granted.last().map_or(Micros::ZERO, |last| last + longest);
         // By another clock, and the store may be away for long.
-        let away = self
-            .away
-            .last()
-            .max(self.saying.as_ref().and_then(|saying| saying.entries.last()).map(|entry| entry.at));
+        let said = self.saying.as_ref().and_then(|saying| saying.entries.last()).map(|entry| entry.at);
+        let away = self.away.last().max(said).max(self.away_since);
         granted.max(away.map_or(Micros::ZERO, |last| last + longest + AWAY_MAX))
     }
 }

@@ -135,7 +135,7 @@ pub struct Reset {
 pub enum Unknown {
     /// It has lost it.
     Lost,
-    /// It was away, and permits were granted without it from so long ago on.
+    /// It was away, and permits may have been granted without it from so long ago on.
     Away(Micros),
 }
 

@@ -216,10 +216,17 @@ fn calls_that_were_on_their_way_do_not_hide_that_the_server_was_away() {
     fleet.ask(SECOND, epoch, 1);
     // It stands still from 2 s to 5 s. What was sent before is carried out then, before anybody can say what was granted.
     fleet.ask(5 * SECOND, epoch, 1);
-    fleet.ask(5 * SECOND + 1000, epoch, 1);
-    let away = WriteBack { unknown: Unknown::Away(Micros(2 * SECOND)), ..lost(1, epoch, &[(1_000_000, 3)]) };
-    let told = fleet.write_back(5 * SECOND + 2000, &away);
-    assert_eq!(told.settles_until, Some(Micros(START + 5 * SECOND + 2000) + LEASE));
+    // Nor does a moment in which nobody asks, before one comes who has granted nothing, and others yet to be heard.
+    fleet.ask(5 * SECOND + 150_000, epoch, 1);
+    let away = WriteBack { unknown: Unknown::Away(Micros(2 * SECOND)), ..lost(1, epoch, &[]) };
+    let told = fleet.write_back(5 * SECOND + 152_000, &away);
+    assert_eq!(told.settles_until, Some(Micros(START + 5 * SECOND + 152_000) + LEASE));
+    // Long after, a silence is what has been one since.
+    for later in 1..4 {
+        fleet.ask((6 + 2 * later) * SECOND, epoch, 1);
+    }
+    let away = WriteBack { unknown: Unknown::Away(Micros(8 * SECOND)), ..lost(2, epoch, &[]) };
+    assert_eq!(fleet.write_back(12 * SECOND, &away).settles_until, None);
 }
 
 #[test]

@@ -404,7 +404,7 @@ impl Worker {
             let costs = replace.iter().map(|(cost, count)| cost.get() * *count as u64);
             let permits = costs.chain(arrivals.iter().map(|arrival| arrival.cost.get())).sum::<u64>();
             let now = self.queues.fallback.clock.now();
-            let granted = Some((now, permits)).filter(|_| permits > 0);
+            let granted = Some((now, permits)).filter(|(_, permits)| *permits > 0);
             self.home.ledger.remember_away(now, &self.subjects, granted.as_slice());
             for (cost, count) in replace {
                 (0..count).for_each(|_| self.arrived_slot(cost, slot));
