@@ -8,7 +8,7 @@ use url::form_urlencoded;
 
 use super::response::{self, Response};
 use crate::limiter::limit::{Algorithm, LimiterName, OnStoreFailure};
-use crate::limiter::{LimiterState, Limiters, Partition};
+use crate::limiter::{Chosen, LimiterState, Limiters, NotFound, Partition};
 
 #[derive(Serialize)]
 struct Listing<'state> {
@@ -56,45 +56,42 @@ pub(super) async fn all(limiters: &Limiters) -> Response {
 
 /// One limiter, or one of its partitions: `partition=VALUE`, once for each part of its key.
 pub(super) async fn one(limiters: &Limiters, name: &str, query: Option<&str>) -> Response {
-    let partition = query.and_then(partition_of);
-    let state = match LimiterName::parse(name) {
-        Some(name) => limiters.inspect_one(&name, partition).await,
-        None => None,
-    };
-    match state {
-        None => unknown(),
-        Some(state) if partition.is_some() && state.limiter.partitioned.is_none() => unpartitioned(),
-        Some(state) => response::document(&LimiterView::of(&state)),
+    match choose(limiters, name, query) {
+        Ok(chosen) => shown(&chosen).await,
+        Err(reason) => not_found(reason),
     }
 }
 
 /// Forgets what was used of one limiter, or of one of its partitions, on all replicas; the state afterwards.
 pub(super) async fn reset(limiters: &Limiters, name: &str, query: Option<&str>) -> Response {
-    let partition = query.and_then(partition_of);
-    let Some((name, limiter)) = LimiterName::parse(name).and_then(|name| {
-        let limiter = limiters.limiter(&name)?;
-        Some((name, limiter))
-    }) else {
-        return unknown();
+    let chosen = match choose(limiters, name, query) {
+        Ok(chosen) => chosen,
+        Err(reason) => return not_found(reason),
     };
-    if partition.is_some() && limiter.partitioned.is_none() {
-        return unpartitioned();
-    }
-    match limiters.reset(&name, partition).await {
-        Ok(Some(state)) => response::document(&LimiterView::of(&state)),
-        Ok(None) => unknown(),
+    match chosen.reset().await {
+        Ok(()) => shown(&chosen).await,
         Err(error) => {
             response::problem(StatusCode::SERVICE_UNAVAILABLE, &format!("nothing was reset: {error}"))
         }
     }
 }
 
-fn unknown() -> Response {
-    response::problem(StatusCode::NOT_FOUND, "there is no limiter of this name")
+async fn shown(chosen: &Chosen) -> Response {
+    response::document(&LimiterView::of(&chosen.inspect().await))
 }
 
-fn unpartitioned() -> Response {
-    response::problem(StatusCode::BAD_REQUEST, "this limiter has no key, so it has no partitions")
+/// What a path and a query mean.
+fn choose(limiters: &Limiters, name: &str, query: Option<&str>) -> Result<Chosen, NotFound> {
+    let name = LimiterName::parse(name).ok_or(NotFound::Limiter)?;
+    limiters.choose(&name, query.and_then(partition_of))
+}
+
+fn not_found(reason: NotFound) -> Response {
+    let status = match reason {
+        NotFound::Limiter => StatusCode::NOT_FOUND,
+        NotFound::Partition => StatusCode::BAD_REQUEST,
+    };
+    response::problem(status, &reason.to_string())
 }
 
 fn partition_of(query: &str) -> Option<Partition> {

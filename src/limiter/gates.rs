@@ -54,7 +54,7 @@ impl Fleet {
 
     pub(super) async fn left(&self, name: &str, partition: Option<Partition>) -> Option<u64> {
         let name = LimiterName::parse(name).unwrap();
-        let state = self.limiters.inspect_one(&name, partition).await.unwrap();
+        let state = self.limiters.choose(&name, partition).unwrap().inspect().await;
         state.available.map(|available| available[0])
     }
 

@@ -18,7 +18,7 @@
 //!
 //! Those who wait:
 //! - [`gate`]: the limiters of a route, taken together.
-//! - [`registry`]: all limiters of this process, over reloads.
+//! - [`registry`]: all limiters of this process, over reloads; [`chosen`]: one of them, looked at or acted on by hand.
 //! - `live`: one limiter in use; `queues`: all queues of this process, which come and go.
 //! - [`queue`]: the way in, and a place in it; `inbox`: what its worker has not seen yet.
 //! - `shadow`: limiters that only count.
@@ -32,6 +32,7 @@
 pub mod algorithm;
 pub mod book;
 pub mod calendar;
+pub mod chosen;
 mod expiring;
 #[cfg(test)]
 mod far_store;
@@ -75,6 +76,7 @@ mod tests;
 pub mod windows;
 mod worker;
 
+pub use chosen::{Chosen, LimiterState, NotFound};
 pub(crate) use fleet::COUNTS_FOR;
 pub use fleet::Replica;
 pub use gate::{Gate, GateError};
@@ -82,4 +84,4 @@ pub use partition::Partition;
 pub use permit::Permit;
 pub use queue::{Demand, Entered, Ticket};
 pub use refusal::Refusal;
-pub use registry::{LimiterState, Limiters};
+pub use registry::Limiters;

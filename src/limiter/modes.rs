@@ -53,7 +53,7 @@ async fn a_shadow_counts_and_never_delays() {
     }
     sleep(SHORT).await;
     // Two at once and two within its wait of a second, if the guard lets them.
-    let state = fleet.limiters.inspect_one(&LimiterName::parse("counts").unwrap(), None).await.unwrap();
+    let state = fleet.limiters.choose(&LimiterName::parse("counts").unwrap(), None).unwrap().inspect().await;
     assert!((2..=4).contains(&state.granted), "{}", state.granted);
     let refused = 10 - state.granted;
     assert!(
@@ -93,7 +93,7 @@ async fn a_shadow_is_bounded_when_the_store_is_slow() {
         granted(&gate, &[]).await.commit();
     }
     let name = LimiterName::parse("counts").unwrap();
-    let state = fleet.limiters.inspect_one(&name, None).await.unwrap();
+    let state = fleet.limiters.choose(&name, None).unwrap().inspect().await;
     assert_eq!((state.waiting, state.refused), (0, 0));
     let text = fleet.metrics.render();
     let series = r#"weir_permits_total{limiter="counts",result="shadow_refused"} "#;

@@ -12,6 +12,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Duration, sleep, timeout};
 
 use crate::clock::Clock;
+use crate::limiter::chosen::{Chosen, LimiterState, NotFound};
 use crate::limiter::fleet::{Fleet, Replica};
 use crate::limiter::gate::{Gate, GateError};
 use crate::limiter::keeper::Keeper;
@@ -20,29 +21,13 @@ use crate::limiter::live::{Home, Live, Member};
 use crate::limiter::memory::MemoryStore;
 use crate::limiter::partition::Partition;
 use crate::limiter::queues::{LINGER, Queues};
-use crate::limiter::store::{Announcement, Store, StoreError};
+use crate::limiter::store::{Announcement, Store};
 use crate::limiter::worker::Fallback;
 use crate::telemetry::Metrics;
 
 /// How often a store that settles is looked at, and for how long.
 const SETTLING_LOOK: Duration = Duration::from_millis(50);
 const SETTLING_MAX: Duration = Duration::from_secs(2);
-
-/// One limiter's live state.
-#[derive(Debug)]
-pub struct LimiterState {
-    /// The limiter as configured now.
-    pub limiter: Arc<Limiter>,
-    /// Requests of this replica that wait.
-    pub waiting: u32,
-    /// Permits used by this replica since it started, counted in cost.
-    pub granted: u64,
-    /// Permits refused by this replica since it started, counted in cost.
-    pub refused: u64,
-    /// Permits that could be used at once, for each limit; `None` if the store could not be asked, and for a partitioned
-    /// limiter as a whole.
-    pub available: Option<Vec<u64>>,
-}
 
 /// All limiters. Cheap to clone.
 #[derive(Clone)]
@@ -204,44 +189,21 @@ impl Limiters {
     pub async fn inspect(&self) -> Vec<LimiterState> {
         let mut states = Vec::new();
         for live in self.lives() {
-            states.push(state(live, None).await);
+            // As a whole there is each of them.
+            if let Ok(chosen) = Chosen::new(live, None, &self.inner.queues) {
+                states.push(chosen.inspect().await);
+            }
         }
         states
     }
 
-    /// The live state of one limiter, with what one of its partitions has left if it is partitioned; `None` if there is
-    /// no such limiter.
-    pub async fn inspect_one(
-        &self,
-        name: &LimiterName,
-        partition: Option<Partition>,
-    ) -> Option<LimiterState> {
-        let live = self.lives().into_iter().find(|live| live.name == *name)?;
-        Some(state(live, partition).await)
-    }
-
-    /// A limiter as configured now; `None` if there is none of that name.
-    pub fn limiter(&self, name: &LimiterName) -> Option<Arc<Limiter>> {
-        let live = self.lives().into_iter().find(|live| live.name == *name)?;
-        Some(live.limiter().clone())
-    }
-
-    /// Forgets what was used of a limiter until now, on all replicas that share it: of one of its partitions, or of all of them.
-    /// What waits moves up. `None` if there is no such limiter.
+    /// One limiter, or one of its partitions, to be looked at or acted on by hand.
     ///
     /// # Errors
-    /// If the store could not be asked: nothing is reset then.
-    pub async fn reset(
-        &self,
-        name: &LimiterName,
-        partition: Option<Partition>,
-    ) -> Result<Option<LimiterState>, StoreError> {
-        let Some(live) = self.lives().into_iter().find(|live| live.name == *name) else { return Ok(None) };
-        let partition = partition.filter(|_| live.is_partitioned());
-        let subject = Member { live: live.clone(), partition }.subject();
-        live.home.meet_epoch(live.home.store.reset(&subject).await?);
-        self.inner.queues.wake_all();
-        Ok(Some(state(live, partition).await))
+    /// If there is none.
+    pub fn choose(&self, name: &LimiterName, partition: Option<Partition>) -> Result<Chosen, NotFound> {
+        let live = self.lives().into_iter().find(|live| live.name == *name).ok_or(NotFound::Limiter)?;
+        Chosen::new(live, partition, &self.inner.queues)
     }
 
     /// The replicas that share the store, this one first; as the store told last.
@@ -346,23 +308,5 @@ impl Limiters {
     #[cfg(test)]
     pub(super) fn queues(&self) -> usize {
         self.inner.queues.len()
-    }
-}
-
-async fn state(live: Arc<Live>, partition: Option<Partition>) -> LimiterState {
-    // One without partitions has but one state, whatever is asked for.
-    let partition = partition.filter(|_| live.is_partitioned());
-    let available = if live.is_partitioned() && partition.is_none() {
-        None
-    } else {
-        let subject = Member { live: live.clone(), partition }.subject();
-        live.home.store.inspect(&subject).await.ok().map(|inspection| inspection.available)
-    };
-    LimiterState {
-        limiter: live.limiter().clone(),
-        waiting: live.counts.waiting(),
-        granted: live.counts.granted(),
-        refused: live.counts.refused(),
-        available,
     }
 }

@@ -1,11 +1,14 @@
 //! Forwards requests. The only room that speaks HTTP to applications and to upstreams.
 //!
-//! The way of a request: [`listener`] accepts its connection, [`connection`] serves it, inside [`tls`] where that is configured, [`router`] chooses its route
-//! (by every form of its [`path`]), [`caller`] finds out who sent it, [`partition`] tells it from those of other tenants, [`forwarder`] takes its permit, gets a connection from the [`upstream`]'s
-//! [`pool`] (opened by [`connect`]: [`dial`], and [`outbound`] through a proxy) and sends it, reading and writing that connection itself ([`driver`]); its [`body`] streams, and so does the response's. What weir
-//! answers itself is an [`error`] that [`response`] puts into words. [`headers`] says what may cross, [`upgrade`]
-//! carries what is no longer HTTP, [`record`] counts and logs, [`io`] and [`tasks`] stand below it all.
-//! [`bench`] shows the benches what is pure of it.
+//! The way of a request: [`listener`] accepts its connection; [`connection`] serves it, inside [`tls`] where that is
+//! configured; [`router`] chooses its route (by every form of its [`path`]); [`caller`] finds out who sent it, and
+//! [`partition`] tells it from those of other tenants. Then [`forwarder`] takes its permit, gets a connection from the
+//! [`upstream`]'s [`pool`] (opened by [`connect`]: [`dial`], and [`outbound`] through a proxy) and sends it, reading and
+//! writing that connection itself ([`driver`]); its [`body`] streams, and so does the response's.
+//!
+//! What weir answers itself is an [`error`] that [`response`] puts into words. [`headers`] says what may cross, [`upgrade`]
+//! carries what is no longer HTTP, [`record`] counts and logs, [`io`] and [`tasks`] stand below it all. [`bench`] and
+//! [`fuzz`] show benches and fuzzers what is pure of it.
 //!
 //! Decides nothing about limits, and reads no file but the certificates and keys that `server.tls` and an upstream name.
 

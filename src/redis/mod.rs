@@ -7,6 +7,7 @@
 //! - `explain`: what an error means to whoever runs weir.
 //! - `announcements`: what the fleet tells without being asked.
 //! - `health`: whether the store is worth asking.
+//! - [`fuzz`]: shows a fuzzer how a script's answer is read.
 
 mod announcements;
 mod explain;

@@ -8,7 +8,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 use crate::support::raw::read_to_end;
-use crate::support::{PATIENCE, Upstream, Weir, eventually, lane, one_limiter};
+use crate::support::{PATIENCE, Upstream, Weir, eventually, lane, spent};
 
 /// As long as it may take to notice, and what the machine may add.
 const NOTICED_IN: Duration = Duration::from_millis(1500);
@@ -20,7 +20,8 @@ async fn waiting(weir: &Weir, request: &[u8]) -> TcpStream {
     client
 }
 
-async fn is_noticed(weir: &Weir, what: &str) {
+/// That whoever waited has left.
+pub(crate) async fn is_noticed(weir: &Weir, what: &str) {
     let left = Instant::now();
     eventually(what, PATIENCE, async || weir.waiting().await == 0.0).await;
     assert!(left.elapsed() < NOTICED_IN, "{what}: noticed after {:?}", left.elapsed());
@@ -30,9 +31,7 @@ async fn is_noticed(weir: &Weir, what: &str) {
 async fn whoever_leaves_is_noticed_in_a_second() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
-    let limiter = "{limits: [1/1h], queue: {timeout: 2h, max_waiting: 10}}";
-    let weir = Weir::start(&one_limiter("memory", limiter, &upstream)).await;
-    assert_eq!(weir.get("/").await.status, 200);
+    let weir = spent(&upstream, 10).await;
     for (what, request) in [
         ("a GET", &b"GET /left HTTP/1.1\r\nHost: a\r\n\r\n"[..]),
         (
@@ -67,9 +66,7 @@ async fn whoever_leaves_is_noticed_in_a_second() {
 async fn whoever_closes_the_sending_side_has_left() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
-    let limiter = "{limits: [1/1h], queue: {timeout: 2h, max_waiting: 10}}";
-    let weir = Weir::start(&one_limiter("memory", limiter, &upstream)).await;
-    assert_eq!(weir.get("/").await.status, 200);
+    let weir = spent(&upstream, 10).await;
     let mut client = waiting(&weir, b"GET /left HTTP/1.1\r\nHost: a\r\n\r\n").await;
     client.shutdown().await.unwrap();
     is_noticed(&weir, "half closed").await;

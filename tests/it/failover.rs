@@ -81,7 +81,7 @@ impl Fleet {
 
 #[tokio::test]
 async fn sentinels_replace_a_killed_primary() {
-    lane::alone(async || {
+    lane::calm(async || {
         let mut sentinel = Sentinel::start().await;
         let fleet = Fleet::start(&sentinel.store(), "local").await;
         let killed = sentinel.kill_primary().await;
@@ -95,7 +95,7 @@ async fn sentinels_replace_a_killed_primary() {
 /// The old primary lives on as a replica: it answers, but takes no writes.
 #[tokio::test]
 async fn sentinels_move_the_primary() {
-    lane::alone(async || {
+    lane::calm(async || {
         let sentinel = Sentinel::start().await;
         let before = sentinel.primary_port().await;
         let fleet = Fleet::start(&sentinel.store(), "reject").await;
@@ -110,7 +110,7 @@ async fn sentinels_move_the_primary() {
 /// Nobody is told that the old primary is gone: its connections stay open.
 #[tokio::test]
 async fn sentinels_replace_a_frozen_primary() {
-    lane::alone(async || {
+    lane::calm(async || {
         let mut sentinel = Sentinel::start().await;
         let before = sentinel.primary_port().await;
         let fleet = Fleet::start(&sentinel.store(), "reject").await;
@@ -126,7 +126,7 @@ async fn sentinels_replace_a_frozen_primary() {
 
 #[tokio::test]
 async fn a_cluster_loses_a_primary() {
-    lane::alone(async || {
+    lane::calm(async || {
         let mut cluster = Cluster::start().await;
         let fleet = Fleet::start(&cluster.store(), "local").await;
         cluster.kill_primary_of(KEY).await;
@@ -141,7 +141,7 @@ async fn a_cluster_loses_a_primary() {
 /// connects anew meanwhile is sent to it again.
 #[tokio::test]
 async fn a_primary_of_a_cluster_freezes() {
-    lane::alone(async || {
+    lane::calm(async || {
         let mut cluster = Cluster::start().await;
         cluster.be_patient(Duration::from_secs(5)).await;
         let fleet = Fleet::start(&cluster.store(), "reject").await;
@@ -157,7 +157,7 @@ async fn a_primary_of_a_cluster_freezes() {
 
 #[tokio::test]
 async fn a_slot_of_a_cluster_moves() {
-    lane::alone(async || {
+    lane::calm(async || {
         let cluster = Cluster::start().await;
         let fleet = Fleet::start(&cluster.store(), "reject").await;
         for _ in 0..2 {
@@ -213,7 +213,7 @@ async fn fifty_limiters_are_spread_over_a_cluster() {
 
 #[tokio::test]
 async fn a_killed_replica_costs_what_it_had_booked() {
-    lane::alone(async || {
+    lane::calm(async || {
         let redis = RedisServer::start().await;
         let mut fleet = Fleet::start(&redis.store(), "local").await;
         let killed = fleet.replicas.remove(0);

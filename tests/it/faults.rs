@@ -28,7 +28,7 @@ enum Fault {
 /// Three replicas, each with clients that come again at once; after a window and a half each fault, and a window and a
 /// half after it.
 async fn nothing_goes_over(policy: &str, faults: &[Fault]) {
-    lane::alone(async || {
+    lane::calm(async || {
         let clock = SteppedClock::new();
         let options = || RedisOptions { clock: Some(clock.clone()), ..RedisOptions::default() };
         let (mut redis, upstream) = (Some(RedisServer::start_with(options()).await), Upstream::start());

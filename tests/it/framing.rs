@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use crate::support::raw::{RawUpstream, exchange, one_route, read_head, read_to_end};
-use crate::support::{PATIENCE, Upstream, Weir, eventually, lane};
+use crate::support::raw::{RawUpstream, exchange, read_head, read_to_end};
+use crate::support::{PATIENCE, Upstream, Weir, eventually, lane, one_route};
 
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{PATIENCE, Upstream, Weir, eventually, lane, one_limiter};
+use crate::client_leaves::is_noticed;
+use crate::support::{PATIENCE, Upstream, Weir, eventually, lane, one_limiter, spent};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const DATA: u8 = 0;
@@ -95,17 +96,13 @@ async fn streams_that_are_reset_at_once_take_nothing_along() {
 async fn a_stream_that_is_reset_has_left() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
-    let limiter = "{limits: [1/1h], queue: {timeout: 2h, max_waiting: 10}}";
-    let weir = Weir::start(&one_limiter("memory", limiter, &upstream)).await;
-    assert_eq!(weir.get("/").await.status, 200);
+    let weir = spent(&upstream, 10).await;
     let mut stream = connect(&weir).await;
     for (id, flags, method) in [(1, END_HEADERS | END_STREAM, GET), (3, END_HEADERS, POST)] {
         stream.write_all(&frame(HEADERS, flags, id, &request(method))).await.unwrap();
         weir.wait_for_waiting(1).await;
         stream.write_all(&frame(RST_STREAM, 0, id, &8_u32.to_be_bytes())).await.unwrap();
-        let left = std::time::Instant::now();
-        eventually("it is noticed", PATIENCE, async || weir.waiting().await == 0.0).await;
-        assert!(left.elapsed() < Duration::from_millis(1500), "noticed after {:?}", left.elapsed());
+        is_noticed(&weir, "a stream that was reset").await;
     }
     assert_eq!(upstream.count(), 1);
 }

@@ -11,9 +11,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::support::certificates::{Authority, Signed, dns};
 use crate::support::outbound_proxy::{Manner, OutboundProxy};
-use crate::support::tls_upstream::{Authority, Issued, TlsUpstream, replace};
-use crate::support::{Answer, PATIENCE, Request, Upstream, Weir, client, closed_port, eventually, lane};
+use crate::support::tls_upstream::TlsUpstream;
+use crate::support::{
+    Answer, PATIENCE, Request, Upstream, Weir, client, closed_port, eventually, lane, replace_file,
+};
 
 /// Far longer than anything that is not waited for takes on a busy machine, and far shorter than any default timeout.
 const SOON: Duration = Duration::from_secs(3);
@@ -42,7 +45,7 @@ async fn plain_and_tls_upstreams_are_reached_through_a_tunnel() {
     let _lane = lane::shared().await;
     let (upstream, directory, authority) = (Upstream::start(), TempDir::new().unwrap(), Authority::new());
     let ca = authority.write_to(&directory.path().join("ca.pem"));
-    let secure = TlsUpstream::before(&upstream, &authority.issue("secure.test"), None).await;
+    let secure = TlsUpstream::before(&upstream, &authority.sign(vec![dns("secure.test")]), None).await;
     for manner in [Manner::Tunnel, Manner::Dribble] {
         let leads = [("plain.test:8000", upstream.address()), ("secure.test:443", secure.address())];
         let proxy = OutboundProxy::start(manner, &leads).await;
@@ -205,15 +208,15 @@ struct Identity {
 }
 
 impl Identity {
-    fn new(issued: &Issued) -> Identity {
+    fn new(issued: &Signed) -> Identity {
         let identity = Identity { directory: TempDir::new().unwrap() };
         identity.rotate(issued);
         identity
     }
 
-    fn rotate(&self, issued: &Issued) {
-        replace(&self.directory.path().join("weir.key"), &issued.key);
-        replace(&self.directory.path().join("weir.crt"), &issued.certificate);
+    fn rotate(&self, issued: &Signed) {
+        replace_file(&self.directory.path().join("weir.key"), &issued.key);
+        replace_file(&self.directory.path().join("weir.crt"), &issued.certificate);
     }
 
     /// For a configuration.
@@ -229,8 +232,8 @@ async fn an_upstream_that_asks_for_a_certificate_gets_it() {
     let (upstream, directory) = (Upstream::start(), TempDir::new().unwrap());
     let (servers, clients) = (Authority::new(), Authority::new());
     let ca = servers.write_to(&directory.path().join("ca.pem"));
-    let secure = TlsUpstream::before(&upstream, &servers.issue("localhost"), Some(&clients)).await;
-    let (ours, strange) = (clients.issue("weir"), servers.issue("weir"));
+    let secure = TlsUpstream::before(&upstream, &servers.sign(vec![dns("localhost")]), Some(&clients)).await;
+    let (ours, strange) = (clients.sign(vec![dns("weir")]), servers.sign(vec![dns("weir")]));
     let (given, other) = (Identity::new(&ours), Identity::new(&strange));
     let to = format!("url: \"{}\", ca: {ca:?}", secure.url());
     let weir = Weir::start(&routes(&[
@@ -257,8 +260,9 @@ async fn rotated_certificates_are_followed() {
     let (upstream, directory) = (Upstream::start(), TempDir::new().unwrap());
     let (servers, clients) = (Authority::new(), Authority::new());
     let ca = servers.write_to(&directory.path().join("ca.pem"));
-    let secure = TlsUpstream::before(&upstream, &servers.issue("localhost"), Some(&clients)).await;
-    let (first, second, third) = (clients.issue("weir"), clients.issue("weir"), clients.issue("weir"));
+    let secure = TlsUpstream::before(&upstream, &servers.sign(vec![dns("localhost")]), Some(&clients)).await;
+    let (first, second, third) =
+        (clients.sign(vec![dns("weir")]), clients.sign(vec![dns("weir")]), clients.sign(vec![dns("weir")]));
     let identity = Identity::new(&first);
     let to = format!("url: \"{}\", ca: {ca:?}, {}", secure.url(), identity.keys());
     let weir = Weir::start(&routes(&[("all", to)])).await;
@@ -275,7 +279,7 @@ async fn rotated_certificates_are_followed() {
     // Neither a file without a certificate nor one that does not fit its key is taken up.
     for broken in ["what?\n", &third.certificate] {
         let before = weir.reloads("error").await;
-        replace(&identity.directory.path().join("weir.crt"), broken);
+        replace_file(&identity.directory.path().join("weir.crt"), broken);
         eventually("a counted failure", PATIENCE, async || weir.reloads("error").await > before).await;
         assert_eq!(weir.get("/all").await.status, 200);
         assert!(secure.has_seen_last(&second));
@@ -305,10 +309,10 @@ async fn an_upstream_is_who_it_says_or_gets_nothing() {
     let (upstream, directory, authority) = (Upstream::start(), TempDir::new().unwrap(), Authority::new());
     let ca = authority.write_to(&directory.path().join("ca.pem"));
     let cases = [
-        ("name", authority.issue("elsewhere.test")),
-        ("expired", authority.issue_expired("localhost")),
-        ("unknown", Authority::new().issue("localhost")),
-        ("right", authority.issue("localhost")),
+        ("name", authority.sign(vec![dns("elsewhere.test")])),
+        ("expired", authority.sign_expired(vec![dns("localhost")])),
+        ("unknown", Authority::new().sign(vec![dns("localhost")])),
+        ("right", authority.sign(vec![dns("localhost")])),
     ];
     let mut fronts = Vec::new();
     for (_, issued) in &cases {

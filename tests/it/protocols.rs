@@ -10,8 +10,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::support::raw::{RawUpstream, in_time, one_route, read_head, read_to_end};
-use crate::support::{PATIENCE, Weir, lane};
+use crate::support::raw::{RawUpstream, in_time, read_head, read_to_end};
+use crate::support::{PATIENCE, Weir, lane, one_route};
 
 const HANDSHAKE: &[u8] = b"GET /chat HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
     Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\nfirst";

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::support::measure::{Service, occupancy, pairs_out_of_order};
 use crate::support::{
     Connection, PATIENCE, Pending, RedisServer, Request, Upstream, Weir, client, eventually, lane,
-    one_limiter,
+    one_limiter, spent,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -70,9 +70,7 @@ async fn a_client_that_leaves_takes_no_permit_with_it(store: &str) {
 async fn a_full_queue_refuses_at_once() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
-    let limiter = "{limits: [1/1h], queue: {timeout: 2h, max_waiting: 3}}";
-    let weir = Weir::start(&one_limiter("memory", limiter, &upstream)).await;
-    assert_eq!(weir.get("/").await.status, 200);
+    let weir = spent(&upstream, 3).await;
     // The first slot is an hour away, the second two: only one fits into the wait.
     let waiting = weir.begin(1, "/");
     weir.wait_for_waiting(1).await;

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::support::measure::{fullest_window, occupancy};
 use crate::support::weir::{with_preamble, write_whole};
 use crate::support::{
-    PATIENCE, RedisServer, Upstream, Weir, client, eventually, lane, one_limiter, poll_for,
+    PATIENCE, RedisServer, Upstream, Weir, client, eventually, lane, one_limiter, poll_for, replace_file,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -309,8 +309,7 @@ async fn a_rotated_secret_is_followed() {
     let reference = format!("\"${{file:{}}}\"", secret.display());
     let weir = Weir::start(&marked(&reference, &upstream)).await;
     assert_eq!(mark_now(&weir, &upstream).await, "one");
-    fs::write(secrets.path().join("new"), "two\n").unwrap();
-    fs::rename(secrets.path().join("new"), &secret).unwrap();
+    replace_file(&secret, "two\n");
     wait_for_mark(&weir, &upstream, "two").await;
     for place in [weir.log(), weir.ask("/api/config").await.text()] {
         assert!(!place.contains("two") && !place.contains("\"one\""), "the secret shows: {place}");

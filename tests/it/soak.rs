@@ -215,7 +215,7 @@ async fn whatever_goes_wrong() {
     let seconds = number("WEIR_SOAK_SECONDS").unwrap_or(SECONDS);
     let seed = number("WEIR_SOAK_SEED").unwrap_or(SEED);
     println!("WEIR_SOAK_SEED={seed}");
-    lane::alone(async || {
+    lane::calm(async || {
         let mut soak = Soak::start().await;
         let (mut dice, start) = (Dice(seed | 1), Instant::now());
         while start.elapsed() < Duration::from_secs(seconds) {

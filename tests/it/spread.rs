@@ -35,7 +35,7 @@ async fn obey(host: String, tally: Arc<Tally>) {
 
 /// So many clients ask for so long; each that was served asks again at once.
 async fn clients_that_obey(clients: usize, rate: usize, per: Duration, lasting: Duration) {
-    lane::alone(async || {
+    lane::calm(async || {
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
     // A queue of at least one guard: who comes a moment early waits for that moment.
     let limiter =
@@ -81,7 +81,7 @@ async fn a_thousand_clients_that_obey_come_back_in_turn() {
 
 #[tokio::test]
 async fn successive_refusals_name_successive_instants_within_a_minute() {
-    lane::alone(async || {
+    lane::calm(async || {
         const REFUSED: usize = 1000;
         let redis = RedisServer::start().await;
         for store in ["memory".to_owned(), redis.store()] {
@@ -121,7 +121,7 @@ async fn successive_refusals_name_successive_instants_within_a_minute() {
 
 #[tokio::test]
 async fn refused_callers_that_never_come_back_are_forgotten() {
-    lane::alone(async || {
+    lane::calm(async || {
         const PER: Duration = Duration::from_millis(200);
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let weir = Weir::start(&one_limiter(&redis.store(), "{limits: [10/200ms]}", &upstream)).await;

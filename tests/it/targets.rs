@@ -1,8 +1,8 @@
 //! What a request is for: its host and its path, in every spelling. None escapes its route's limiter, and weir goes nowhere
 //! but to its upstreams.
 
-use crate::support::raw::{exchange, one_route};
-use crate::support::{Upstream, Weir, lane};
+use crate::support::raw::exchange;
+use crate::support::{Upstream, Weir, lane, one_route};
 
 fn status(answer: &str) -> u16 {
     answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_default()

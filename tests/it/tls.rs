@@ -13,9 +13,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::support::certificates::{Authority, localhost};
+use crate::support::certificates::{Authority, dns, localhost};
 use crate::support::{
     Connection, PATIENCE, Pending, Request, TlsClient, Upstream, Weir, eventually, lane, poll_for,
+    replace_file,
 };
 
 /// The files that a configuration names, and who signed them.
@@ -46,8 +47,7 @@ impl Files {
     }
 
     fn replace(&self, name: &str, text: &str) {
-        fs::write(self.path("draft"), text).unwrap();
-        fs::rename(self.path("draft"), self.path(name)).unwrap();
+        replace_file(&self.path(name), text);
     }
 
     /// `server`, with more keys of `tls`.
@@ -79,10 +79,6 @@ fn route(upstream: &Upstream, limiter: &str) -> String {
 }
 
 const HUNDRED: &str = "{limits: [100/1h]}";
-
-fn dns(name: &str) -> SanType {
-    SanType::DnsName(name.try_into().unwrap())
-}
 
 /// What the server shows to a new connection.
 async fn shown(client: &TlsClient, weir: &Weir) -> Vec<u8> {

@@ -5,18 +5,15 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::raw::{RawUpstream, in_time, one_route, read_head, read_to_end};
-use crate::support::{Upstream, Weir, lane, one_limiter};
-
-const LIMITER: &str = "{limits: [1/1h]}";
+use crate::support::raw::{RawUpstream, in_time, read_head, read_to_end};
+use crate::support::{Upstream, Weir, lane, one_limiter, one_route, spent};
 
 /// Who is refused while sending can still read why.
 #[tokio::test]
 async fn a_refusal_is_read_in_the_middle_of_a_large_body() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
-    let weir = Weir::start(&one_limiter("memory", LIMITER, &upstream)).await;
-    assert_eq!(weir.get("/").await.status, 200);
+    let weir = spent(&upstream, 0).await;
     for megabytes in [0, 1, 4, 16] {
         for _ in 0..5 {
             let length = megabytes * 1024 * 1024 + 9;
@@ -62,8 +59,7 @@ async fn who_waits_is_not_told_to_continue() {
 async fn who_is_refused_is_not_told_to_continue() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
-    let weir = Weir::start(&one_limiter("memory", LIMITER, &upstream)).await;
-    assert_eq!(weir.get("/").await.status, 200);
+    let weir = spent(&upstream, 0).await;
     let mut client = TcpStream::connect(weir.host()).await.unwrap();
     let head = "POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 4000000\r\n\r\n";
     client.write_all(head.as_bytes()).await.unwrap();

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::support::raw::{RawUpstream, exchange, in_time, one_route, read_head};
-use crate::support::{Request, Weir, lane};
+use crate::support::raw::{RawUpstream, exchange, in_time, read_head};
+use crate::support::{Request, Weir, lane, one_route};
 
 /// A request whose upstream answers so, then another one on a connection of its own to an upstream that is all right again.
 async fn told(answer: &'static [u8]) -> (String, Weir, RawUpstream) {

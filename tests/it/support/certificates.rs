@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, SanType};
+use rustls_pki_types::CertificateDer;
+
+use super::replace_file;
 
 /// PEM files.
 #[derive(Clone, Debug)]
@@ -44,6 +47,9 @@ impl Authority {
         let mut authority = CertificateParams::new(Vec::new()).expect("no names");
         authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().expect("a key");
+        // A name of its own, or another one with the same name would be taken for it.
+        let name = format!("authority {:02x?}", &key.public_key_raw()[1..9]);
+        authority.distinguished_name.push(DnType::CommonName, name);
         Authority(CertifiedIssuer::self_signed(authority, key).expect("an authority signs itself"))
     }
 
@@ -52,18 +58,46 @@ impl Authority {
         self.0.pem()
     }
 
+    /// Its own certificate, written to a file.
+    pub(crate) fn write_to(&self, path: &Path) -> PathBuf {
+        replace_file(path, &self.pem());
+        path.to_owned()
+    }
+
+    /// Its own certificate, for rustls.
+    pub(crate) fn der(&self) -> CertificateDer<'static> {
+        self.0.der().clone()
+    }
+
     /// A certificate with these names, and a key of its own.
     pub(crate) fn sign(&self, names: Vec<SanType>) -> Signed {
+        self.sign_with(names, |_| ())
+    }
+
+    /// The same, out of date.
+    pub(crate) fn sign_expired(&self, names: Vec<SanType>) -> Signed {
+        self.sign_with(names, |certificate| {
+            certificate.not_before = rcgen::date_time_ymd(2019, 1, 1);
+            certificate.not_after = rcgen::date_time_ymd(2020, 1, 1);
+        })
+    }
+
+    fn sign_with(&self, names: Vec<SanType>, change: impl FnOnce(&mut CertificateParams)) -> Signed {
         let key = KeyPair::generate().expect("a key");
         let mut wanted = CertificateParams::new(Vec::new()).expect("no names");
         wanted.subject_alt_names = names;
+        change(&mut wanted);
         let signed = wanted.signed_by(&key, &self.0).expect("the authority signs");
         Signed { certificate: signed.pem(), key: key.serialize_pem() }
     }
 }
 
+/// A name in DNS.
+pub(crate) fn dns(name: &str) -> SanType {
+    SanType::DnsName(name.try_into().expect("a name"))
+}
+
 /// The names of a server on this machine.
 pub(crate) fn localhost() -> Vec<SanType> {
-    let name = "localhost".try_into().expect("a name");
-    vec![SanType::DnsName(name), SanType::IpAddress(std::net::Ipv4Addr::LOCALHOST.into())]
+    vec![dns("localhost"), SanType::IpAddress(std::net::Ipv4Addr::LOCALHOST.into())]
 }

@@ -1,19 +1,38 @@
 //! Keeps tests whose judgement depends on timing away from each other, and from a machine that stands still.
 //!
 //! The test runner starts as many tests at once as there are cores. A test that judges instants takes the lane for
-//! itself; every other test shares it, in its first line.
+//! itself, or with others that do little; every other test shares it, in its first line.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, resume_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use tokio::sync::{RwLock, RwLockReadGuard};
+use tokio::sync::Notify;
 
-/// Fair: a test that waits for the lane alone is not overtaken by those that share it.
-static LANE: RwLock<()> = RwLock::const_new(());
+/// Who may run beside whom.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Beside each other, whatever they do to the machine.
+    Shared,
+    /// Beside each other: they do little.
+    Calm,
+    /// Beside nobody.
+    Alone,
+}
+
+/// Fair: who waits is not overtaken.
+struct Lane {
+    inside: Vec<Kind>,
+    waiting: VecDeque<u64>,
+    next: u64,
+}
+
+static LANE: Mutex<Lane> = Mutex::new(Lane { inside: Vec::new(), waiting: VecDeque::new(), next: 0 });
+static MOVED: Notify = Notify::const_new();
 
 /// A machine that stands still for this long may delay a permit beyond what any limiter can answer for, between weir's last
 /// look at the clock and the upstream's; it is the guard of a window of a second.
@@ -22,15 +41,79 @@ const STALL: Duration = Duration::from_millis(10);
 /// How often a test is begun in all on a machine that stands still each time.
 const ATTEMPTS: usize = 5;
 
-/// For tests that judge what happened, not when.
-pub(crate) async fn shared() -> RwLockReadGuard<'static, ()> {
-    LANE.read().await
+/// A place in the lane, or in front of it.
+pub(crate) struct Place {
+    kind: Kind,
+    ticket: u64,
 }
 
-/// For tests that judge instants, or load the machine. One that fails is run again if, and only if, the machine stood
+impl Place {
+    async fn take(kind: Kind) -> Place {
+        let place = {
+            let mut lane = lane();
+            lane.next += 1;
+            let ticket = lane.next;
+            lane.waiting.push_back(ticket);
+            Place { kind, ticket }
+        };
+        loop {
+            let moved = MOVED.notified();
+            tokio::pin!(moved);
+            moved.as_mut().enable();
+            if place.enters() {
+                return place;
+            }
+            moved.await;
+        }
+    }
+
+    fn enters(&self) -> bool {
+        let mut lane = lane();
+        let goes_beside = |other: &Kind| *other == self.kind && self.kind != Kind::Alone;
+        let enters = lane.waiting.front() == Some(&self.ticket) && lane.inside.iter().all(goes_beside);
+        if enters {
+            lane.waiting.pop_front();
+            lane.inside.push(self.kind);
+            MOVED.notify_waiters();
+        }
+        enters
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut lane = lane();
+        if let Some(index) = lane.waiting.iter().position(|ticket| *ticket == self.ticket) {
+            lane.waiting.remove(index);
+        } else if let Some(index) = lane.inside.iter().position(|kind| *kind == self.kind) {
+            lane.inside.swap_remove(index);
+        }
+        MOVED.notify_waiters();
+    }
+}
+
+fn lane() -> MutexGuard<'static, Lane> {
+    LANE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// For tests that judge what happened, not when.
+pub(crate) async fn shared() -> Place {
+    Place::take(Kind::Shared).await
+}
+
+/// For tests that judge instants and load the machine. One that fails is run again if, and only if, the machine stood
 /// still meanwhile: a thread that only looks at the clock was held up for [`STALL`] or longer.
 pub(crate) async fn alone(test: impl AsyncFn()) {
-    let _lane = LANE.write().await;
+    judged(Kind::Alone, test).await;
+}
+
+/// For tests that judge instants and mostly wait. One that fails is run again as if it had been [`alone`].
+pub(crate) async fn calm(test: impl AsyncFn()) {
+    judged(Kind::Calm, test).await;
+}
+
+async fn judged(kind: Kind, test: impl AsyncFn()) {
+    let _place = Place::take(kind).await;
     for attempt in 1.. {
         let watch = StallWatch::start();
         let Err(failure) = AssertUnwindSafe(test()).catch_unwind().await else { return };

@@ -34,7 +34,9 @@ pub(crate) use tls::TlsClient;
 pub(crate) use upstream::{Reply, Upstream};
 pub(crate) use weir::Weir;
 
+use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -51,6 +53,13 @@ pub(crate) fn closed_port() -> u16 {
             return port;
         }
     }
+}
+
+/// Puts another file in place in one step, so that no reader sees half of it.
+pub(crate) fn replace_file(path: &Path, content: &str) {
+    let draft = path.with_extension("draft");
+    fs::write(&draft, content).expect("write the file");
+    fs::rename(draft, path).expect("put the file in place");
 }
 
 /// Raises the soft limit of open files to the hard one, once; children inherit it.
@@ -79,6 +88,25 @@ pub(crate) fn one_limiter(store: &str, limiter: &str, upstream: &Upstream) -> St
          limiters:\n  api: {limiter}\n\
          routes:\n  - name: all\n    match: {{path: /}}\n    upstream: {url}\n    limiter: api\n"
     )
+}
+
+/// The configuration of one route without a limiter.
+pub(crate) fn one_route(url: &str) -> String {
+    format!("routes:\n  - {{name: all, match: {{path: /}}, upstream: \"{url}\"}}\n")
+}
+
+/// A weir whose limiter gives one permit an hour, and that one is gone: up to `max_waiting` wait for the next; with none of
+/// them, who comes is refused.
+pub(crate) async fn spent(upstream: &Upstream, max_waiting: u32) -> Weir {
+    let queue = if max_waiting > 0 {
+        format!(", queue: {{timeout: 2h, max_waiting: {max_waiting}}}")
+    } else {
+        String::new()
+    };
+    let limiter = format!("{{limits: [1/1h]{queue}}}");
+    let weir = Weir::start(&one_limiter("memory", &limiter, upstream)).await;
+    assert_eq!(weir.get("/").await.status, 200);
+    weir
 }
 
 /// A configuration of several limiters and routes. A limiter is its name and YAML in flow style; a route is the

@@ -123,8 +123,3 @@ impl RawConnection {
         let _ = self.stream.write_all(bytes).await;
     }
 }
-
-/// The configuration of one route without a limiter.
-pub(crate) fn one_route(url: &str) -> String {
-    format!("routes:\n  - {{name: all, match: {{path: /}}, upstream: \"{url}\"}}\n")
-}

@@ -2,10 +2,8 @@
 //! and asking for the client's.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::crypto::ring::default_provider;
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
@@ -17,62 +15,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::Upstream;
-
-/// Signs certificates.
-pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
-
-/// A certificate and its key, in PEM form.
-#[derive(Clone, Debug)]
-pub(crate) struct Issued {
-    pub(crate) certificate: String,
-    pub(crate) key: String,
-}
-
-impl Authority {
-    pub(crate) fn new() -> Authority {
-        let mut authority = CertificateParams::new(Vec::new()).expect("no names");
-        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let key = KeyPair::generate().expect("a key");
-        // A name of its own, or another one with the same name would be taken for it.
-        let name = format!("authority {:02x?}", &key.public_key_raw()[1..9]);
-        authority.distinguished_name.push(DnType::CommonName, name);
-        Authority(CertifiedIssuer::self_signed(authority, key).expect("an authority signs itself"))
-    }
-
-    /// Its own certificate, written to a file.
-    pub(crate) fn write_to(&self, path: &Path) -> PathBuf {
-        replace(path, &self.0.pem());
-        path.to_owned()
-    }
-
-    /// A certificate for a name.
-    pub(crate) fn issue(&self, name: &str) -> Issued {
-        self.issue_with(name, |_| ())
-    }
-
-    /// The same, out of date.
-    pub(crate) fn issue_expired(&self, name: &str) -> Issued {
-        self.issue_with(name, |certificate| {
-            certificate.not_before = rcgen::date_time_ymd(2019, 1, 1);
-            certificate.not_after = rcgen::date_time_ymd(2020, 1, 1);
-        })
-    }
-
-    fn issue_with(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> Issued {
-        let key = KeyPair::generate().expect("a key");
-        let mut certificate = CertificateParams::new(vec![name.to_owned()]).expect("a valid name");
-        change(&mut certificate);
-        let certificate = certificate.signed_by(&key, &self.0).expect("the authority signs");
-        Issued { certificate: certificate.pem(), key: key.serialize_pem() }
-    }
-}
-
-/// Puts another file in place in one step.
-pub(crate) fn replace(path: &Path, content: &str) {
-    let draft = path.with_extension("draft");
-    std::fs::write(&draft, content).expect("write the file");
-    std::fs::rename(draft, path).expect("put the file in place");
-}
+use super::certificates::{Authority, Signed};
 
 /// A TLS server that passes everything on to an upstream. Dropping it closes every connection.
 pub(crate) struct TlsUpstream {
@@ -85,7 +28,7 @@ impl TlsUpstream {
     /// Shows this certificate; with `clients`, wants a certificate of that authority.
     pub(crate) async fn before(
         upstream: &Upstream,
-        own: &Issued,
+        own: &Signed,
         clients: Option<&Authority>,
     ) -> TlsUpstream {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -121,7 +64,7 @@ impl TlsUpstream {
     }
 
     /// Whether the last client that showed a certificate showed this one.
-    pub(crate) fn has_seen_last(&self, client: &Issued) -> bool {
+    pub(crate) fn has_seen_last(&self, client: &Signed) -> bool {
         let certificate =
             CertificateDer::from_pem_slice(client.certificate.as_bytes()).expect("a certificate");
         let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -129,7 +72,7 @@ impl TlsUpstream {
     }
 }
 
-fn config(own: &Issued, clients: Option<&Authority>) -> ServerConfig {
+fn config(own: &Signed, clients: Option<&Authority>) -> ServerConfig {
     let provider = Arc::new(default_provider());
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
@@ -138,7 +81,7 @@ fn config(own: &Issued, clients: Option<&Authority>) -> ServerConfig {
         None => builder.with_no_client_auth(),
         Some(authority) => {
             let mut roots = RootCertStore::empty();
-            roots.add(authority.0.der().clone()).expect("an authority");
+            roots.add(authority.der()).expect("an authority");
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
             builder.with_client_cert_verifier(verifier.build().expect("roots"))
         }

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use super::client::{self, Answer, Connection, Pending};
 use super::metrics::Metrics;
-use super::{PATIENCE, eventually, poll_for, raise_open_files, wall_clock};
+use super::{PATIENCE, eventually, poll_for, raise_open_files, replace_file, wall_clock};
 
 /// The log lines that are kept for a test that fails.
 const LOG_LINES_MAX: usize = 2000;
@@ -364,7 +364,5 @@ pub(crate) fn with_preamble(config: &str) -> String {
 
 /// Writes the configuration beside the file and renames it, so that no reader sees half of it.
 pub(crate) fn write_whole(path: &Path, config: &str) {
-    let draft = path.with_extension("draft");
-    fs::write(&draft, with_preamble(config)).expect("write the configuration");
-    fs::rename(draft, path).expect("put the configuration in place");
+    replace_file(path, &with_preamble(config));
 }

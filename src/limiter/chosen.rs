@@ -1,0 +1,91 @@
+//! A limiter that somebody looks at, or acts on by hand.
+
+use std::sync::Arc;
+
+use crate::limiter::limit::Limiter;
+use crate::limiter::live::{Live, Member};
+use crate::limiter::partition::Partition;
+use crate::limiter::queues::Queues;
+use crate::limiter::store::{StoreError, Subject};
+
+/// A limiter, or one of its partitions.
+pub struct Chosen {
+    member: Member,
+    queues: Arc<Queues>,
+}
+
+/// Why nothing was chosen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum NotFound {
+    /// No limiter has this name.
+    #[error("there is no limiter of this name")]
+    Limiter,
+    /// A partition of a limiter without partitions.
+    #[error("this limiter has no key, so it has no partitions")]
+    Partition,
+}
+
+/// One limiter's live state.
+#[derive(Debug)]
+pub struct LimiterState {
+    /// The limiter as configured now.
+    pub limiter: Arc<Limiter>,
+    /// Requests of this replica that wait.
+    pub waiting: u32,
+    /// Permits used by this replica since it started, counted in cost.
+    pub granted: u64,
+    /// Permits refused by this replica since it started, counted in cost.
+    pub refused: u64,
+    /// Permits that could be used at once, for each limit; `None` if the store could not be asked, and for a partitioned
+    /// limiter as a whole.
+    pub available: Option<Vec<u64>>,
+}
+
+impl Chosen {
+    /// # Errors
+    /// If the limiter has no partitions and one of them is meant.
+    pub(super) fn new(
+        live: Arc<Live>,
+        partition: Option<Partition>,
+        queues: &Arc<Queues>,
+    ) -> Result<Chosen, NotFound> {
+        if partition.is_some() && !live.is_partitioned() {
+            return Err(NotFound::Partition);
+        }
+        Ok(Chosen { member: Member { live, partition }, queues: queues.clone() })
+    }
+
+    /// The live state. Asks the store, and changes nothing.
+    pub async fn inspect(&self) -> LimiterState {
+        let Member { live, partition } = &self.member;
+        let available = if live.is_partitioned() && partition.is_none() {
+            None
+        } else {
+            let inspection = live.home.store.inspect(&self.subject()).await;
+            inspection.ok().map(|inspection| inspection.available)
+        };
+        LimiterState {
+            limiter: live.limiter().clone(),
+            waiting: live.counts.waiting(),
+            granted: live.counts.granted(),
+            refused: live.counts.refused(),
+            available,
+        }
+    }
+
+    /// Forgets what was used until now, on all replicas that share it, in all partitions if none is meant. What waits moves
+    /// up.
+    ///
+    /// # Errors
+    /// If the store could not be asked: nothing is reset then.
+    pub async fn reset(&self) -> Result<(), StoreError> {
+        let home = &self.member.live.home;
+        home.meet_epoch(home.store.reset(&self.subject()).await?);
+        self.queues.wake_all();
+        Ok(())
+    }
+
+    fn subject(&self) -> Subject {
+        self.member.subject()
+    }
+}
