@@ -9,7 +9,7 @@
 --     { at, ... }, { permits, ... }, { micros, rest, folded, ... for each bucket of the union },
 --     epoch, owed, { replica, the numbers of what it wrote back, ... }, the instant of the last call,
 --     the last two instants between which nobody called for long, when it was made, until when callers were told that it
---     lives, the last reset that it has followed }
+--     lives, the last reset that it has followed, { the numbers of its pause } }
 -- `by` is the only replica that has declared the rules, 0 for several.
 -- Instants of the calendar are kept as differences, which makes them short. Both arrays are used as they come, for a
 -- calendar may have hundreds of entries and a server does nothing else meanwhile. Rules travel as a text, so that equal
@@ -29,6 +29,9 @@ local SURE = 1 - 1 / 1099511627776
 -- For how much longer a key is kept than it can matter: the server drops keys by a clock that it reads once per command, and a
 -- call takes a while to come.
 local KEPT_LONGER_MS = 1000
+local PACED_MAX = 10000000
+local PROBE_MAX = 1000000
+local JITTER_MAX = 250000
 
 local floor, min, max = math.floor, math.min, math.max
 local find, gmatch, match = string.find, string.gmatch, string.match
@@ -213,6 +216,71 @@ local function longest_window(rules)
   return longest
 end
 
+-- ---- pauses, the twin of pause.rs ----
+
+local function pause_set(book, now, till, probe)
+  local shortest
+  for _, rule in ipairs(book.rules) do
+    if not shortest or rule.window < shortest.window then shortest = rule end
+  end
+  local pause = book.pause
+  pause.till, pause.set_at, pause.next, pause.probe = till, now, till, probe
+  pause.paced_till = till + probe + min(shortest.window, PACED_MAX)
+  pause.spacing = shortest.whole + (shortest.part > 0 and 1 or 0)
+end
+
+-- The upstream asks for a pause. Returns whether anything has changed.
+local function pause_ask(book, now, wait, fallback, most, sent_ago, jitter)
+  local pause, length = book.pause, 0
+  if wait then
+    wait = min(wait, most)
+  else
+    if now < pause.till or max(now - sent_ago, 0) <= pause.set_at then return false end
+    length = fallback
+    if pause.length > 0 then
+      local quiet = min(floor((now - pause.till) / pause.length), 60)
+      length = max(floor(2 * pause.length / 2 ^ quiet), fallback)
+    end
+    length = min(length, most)
+    wait = length
+  end
+  local till = now + wait + floor(min(floor(wait / 16), JITTER_MAX) * min(jitter, 1024) / 1024)
+  if till <= pause.till then return false end
+  pause.length = length
+  pause_set(book, now, till, length > fallback and min(length, PROBE_MAX) or 0)
+  return true
+end
+
+-- Follows what was done by hand. Returns whether it had not been followed yet.
+local function pause_follow(book, now, at, till)
+  local pause = book.pause
+  if at <= pause.by_hand_at then return false end
+  pause.by_hand_at, pause.length = at, 0
+  if till > now then
+    pause_set(book, now, till, 0)
+  else
+    pause.till = min(pause.till, now)
+    pause.paced_till = pause.till
+  end
+  return true
+end
+
+local function pause_floor(pause, at)
+  at = max(at, pause.till)
+  if at < pause.paced_till then return max(at, min(pause.next, pause.paced_till)) end
+  return at
+end
+
+local function is_paced(pause, at)
+  return pause.till <= at and at < pause.paced_till
+end
+
+local function pause_booked(pause, at, permits)
+  if not is_paced(pause, at) then return end
+  local probe = pause.next == pause.till and pause.probe or 0
+  pause.next = max(pause.next, at) + probe + min(pause.spacing * permits, pause.paced_till - pause.till)
+end
+
 -- ---- a book ----
 
 local function book_new()
@@ -220,6 +288,7 @@ local function book_new()
     number = 0, void_from = 0, moved_generation = 0, moved_cell = 1, moved_until = 0,
     declared = {}, union = "", rules = {}, bases = {}, moved = {}, at = {}, permits = {}, size = 0, cell = 1,
     epoch = 0, owed = 0, restored = {}, called = 0, silent_from = 0, silent_till = 0, born = 0, lives_until = 0, reset_at = 0,
+    pause = { till = 0, set_at = 0, length = 0, paced_till = 0, spacing = 0, next = 0, probe = 0, by_hand_at = 0 },
   }
 end
 
@@ -243,7 +312,7 @@ end
 
 local function book_load(key, text, now)
   local book = book_new()
-  local stored = stored_at(key, text, 20)
+  local stored = stored_at(key, text, 21)
   if not stored then
     book.born = now
     return book
@@ -254,6 +323,9 @@ local function book_load(key, text, now)
   book.epoch, book.owed, book.restored, book.called = stored[12], stored[13], stored[14], stored[15]
   book.silent_from, book.silent_till = stored[16], stored[17]
   book.born, book.lives_until, book.reset_at = stored[18], stored[19], stored[20]
+  local pause = book.pause
+  pause.till, pause.set_at, pause.length, pause.paced_till, pause.spacing, pause.next, pause.probe, pause.by_hand_at =
+    unpack(stored[21])
   book.rules = rules_of(book.union)
   book.cell = finest_cell(book.rules)
   local entries, at = stored[9], 0
@@ -316,10 +388,12 @@ local function book_text(book)
     local base, size = book.bases[index], #bases
     if base then bases[size + 1], bases[size + 2], bases[size + 3] = base[1], base[2], base[3] end
   end
+  local pause = book.pause
   return cmsgpack.pack({
     book.number, book.void_from, book.moved_generation, book.moved_cell, book.moved_until,
     book.declared, book.union, moved, entries, book.permits, bases, book.epoch, book.owed, book.restored,
     book.called, book.silent_from, book.silent_till, book.born, book.lives_until, book.reset_at,
+    { pause.till, pause.set_at, pause.length, pause.paced_till, pause.spacing, pause.next, pause.probe, pause.by_hand_at },
   })
 end
 
@@ -335,7 +409,7 @@ local function book_expires(book)
     end
     if last then expires = max(expires, last + rule.window) end
   end
-  return expires
+  return max(expires, book.pause.paced_till, book.pause.till + 2 * book.pause.length)
 end
 
 -- Writes a key for as long as it can matter, or removes it.
@@ -527,8 +601,9 @@ end
 
 -- Moves to the earliest instant with room for `cost`; returns the room and the rule that moved it, if any.
 local function search_earliest(search, cost)
-  local rules, limited_by = search.book.rules, nil
+  local rules, pause, limited_by = search.book.rules, search.book.pause, nil
   local index, room = 1, nil
+  search_advance(search, pause_floor(pause, search.at))
   while index <= #rules do
     local found, next_at = search_room(search, index, cost)
     if found then
@@ -540,6 +615,7 @@ local function search_earliest(search, cost)
       index, room = 1, nil
     end
   end
+  if is_paced(pause, search.at) then return cost, limited_by end
   return max(room or cost, cost), limited_by
 end
 
@@ -558,6 +634,7 @@ local function search_charge(search, permits)
     book.size = book.size + 1
     search.entered = entered + 1
   end
+  pause_booked(book.pause, at, permits)
   for index = 1, #rules do
     if rules[index].burst then
       search.held[index], search.rest[index] =
@@ -566,6 +643,13 @@ local function search_charge(search, permits)
       search.held[index] = search.held[index] + permits
     end
   end
+end
+
+-- Books permits whose place is not in question: they are used there, whether there is room or not, and in a pause, too.
+local function charge_at(book, at, permits)
+  local next_after_pause = book.pause.next
+  search_charge(search_new(book, at), permits)
+  book.pause.next = next_after_pause
 end
 
 -- ---- whose limits are in force ----
@@ -593,11 +677,12 @@ local function put_in_force(book, union)
   end
 end
 
--- Puts `union` in force and moves the bookings from one lease ahead on to their places under it.
-local function retime(book, now, lease, union)
+-- Puts `union` in force and moves the bookings from an instant on to their places under it.
+local function retime(book, now, from, lease, union)
   book.moved_cell = book.cell
-  local void_from = cell_from(now + lease, book.moved_cell)
+  local void_from = cell_from(from, book.moved_cell)
   put_in_force(book, union)
+  if now < book.pause.till then book.pause.next = book.pause.till end
   local first, void = first_from(book, void_from), {}
   for index = first, book.size do
     void[#void + 1] = { book.at[index], book.permits[index] }
@@ -671,8 +756,25 @@ local function book_reset(book, reset_at)
   return true
 end
 
--- Brings a book to `now` under the caller's rules, and through its last reset.
-local function book_open(book, now, text, lease, replica, reset_at)
+-- Moves what is booked for the time of a pause, and everything behind it. Nobody may use those slots, so they are void at once.
+local function book_follow_pause(book, now, lease)
+  if #book.moved > 0 or book.pause.till <= now then return end
+  local first = book.at[first_from(book, cell_from(now + 1, book.cell))]
+  if first and first < book.pause.till then retime(book, now, now + 1, lease, book.union) end
+end
+
+-- Follows what was done by hand at an instant: paused until another one, or no longer paused.
+local function book_pause_by_hand(book, now, lease, at, till)
+  local is_followed = pause_follow(book, now, at, till)
+  book_follow_pause(book, now, lease)
+  local last = book.at[book.size]
+  if is_followed and till <= now and last and last > now + lease and #book.moved == 0 then
+    retime(book, now, now + lease, lease, book.union)
+  end
+end
+
+-- Brings a book to `now` under the caller's rules, through its last reset and the last pause by hand.
+local function book_open(book, now, text, lease, replica, reset_at, paused_at, paused_till)
   if book.moved_until <= now then book.moved = {} end
   declare(book, now, text, lease, replica)
   local union = book.declared[1]
@@ -680,10 +782,11 @@ local function book_open(book, now, text, lease, replica, reset_at)
   if book.union == "" then
     put_in_force(book, union)
   elseif union ~= book.union and #book.moved == 0 then
-    retime(book, now, lease, union)
+    retime(book, now, now + lease, lease, union)
   end
   -- What is booked for later moves up, as after a change of the limits.
-  if #book.moved == 0 and book_reset(book, reset_at) then retime(book, now, lease, union) end
+  if #book.moved == 0 and book_reset(book, reset_at) then retime(book, now, now + lease, lease, union) end
+  if paused_at > 0 then book_pause_by_hand(book, now, lease, paused_at, paused_till) else book_follow_pause(book, now, lease) end
   prune(book, now)
 end
 

@@ -5,9 +5,10 @@
 -- expired while the epoch lives; and it names the server's run. An epoch that is missing, or of another run, means loss: a
 -- new one begins, and until it has settled nothing is granted and replicas write back what they were granted.
 --
--- Stored as one MessagePack array: { id, run, settled_at, kept_until, { key, at, until, ... } }. `id` is the instant of its
+-- Stored as one MessagePack array: { id, run, settled_at, kept_until, { key, at, until, ... }, { key, at, paused until, until, ... } }. `id` is the instant of its
 -- beginning, or more, so that no epoch comes twice. The array inside holds the resets that there have been, ascending: the key of
--- a limiter's book, or what the keys of all its partitions' books begin with; and until when a book may hold what was before.
+-- a limiter's book, or what the keys of all its partitions' books begin with; and until when a book may hold what was before. The
+-- other one holds in the same way what was paused by hand, and until when; 0: no longer.
 
 -- For how many times as long as it takes at least an epoch settles at most, while something is still being written back.
 local SETTLES_MAX = 4
@@ -21,24 +22,29 @@ local function run_of(run)
   return match(redis.call("INFO", "server"), "run_id:(%x+)") or ""
 end
 
-local function epoch_begin(now, heard, run, settle, resets)
-  return { id = max(now, heard + 1), run = run, settled_at = now + settle, kept_until = 0, resets = resets }
+local function epoch_begin(now, heard, run, settle, resets, pauses)
+  return {
+    id = max(now, heard + 1), run = run, settled_at = now + settle, kept_until = 0, resets = resets, pauses = pauses,
+  }
 end
 
 -- The epoch as of now for a caller whose server calls itself `run` (empty: not known) and who has heard of no later one than
 -- `heard`. `settle` is how long a new one takes to settle; 0: there are no epochs.
 local function epoch_open(key, text, now, run, settle, heard)
-  if settle == 0 then return { id = 0, settled_at = 0, kept_until = SPAN_MAX, resets = {} } end
-  local stored, kept = stored_at(key, text, 5), {}
+  if settle == 0 then return { id = 0, settled_at = 0, kept_until = SPAN_MAX, resets = {}, pauses = {} } end
+  local stored, kept, kept_pauses = stored_at(key, text, 6), {}, {}
   if stored then
-    local id, of, settled_at, kept_until, resets = unpack(stored)
-    local epoch = { id = id, run = of == "" and run or of, settled_at = settled_at, kept_until = kept_until, resets = resets }
+    local id, of, settled_at, kept_until, resets, pauses = unpack(stored)
+    local epoch = {
+      id = id, run = of == "" and run or of, settled_at = settled_at, kept_until = kept_until, resets = resets, pauses = pauses,
+    }
     -- An epoch before one that was heard of comes from an old copy; a clock that stands before its beginning was set back.
     if id >= heard and now >= settled_at - SETTLES_MAX * settle and (run == "" or run == epoch.run) then return epoch end
     heard = max(heard, id)
     if (resets[#resets - 1] or 0) <= now then kept = resets end
+    if (pauses[#pauses - 2] or 0) <= now then kept_pauses = pauses end
   end
-  return epoch_begin(now, heard, run, settle, kept)
+  return epoch_begin(now, heard, run, settle, kept, kept_pauses)
 end
 
 -- Keeps the epoch for longer than a state that expires then; written now and then, not with each call, unless that is asked for.
@@ -49,7 +55,7 @@ local function epoch_keep(key, epoch, now, expires, always)
   elseif not always then
     return
   end
-  local text = cmsgpack.pack({ epoch.id, epoch.run, epoch.settled_at, epoch.kept_until, epoch.resets })
+  local text = cmsgpack.pack({ epoch.id, epoch.run, epoch.settled_at, epoch.kept_until, epoch.resets, epoch.pauses })
   redis.call("SET", key, text, "PX", math.ceil((epoch.kept_until - now) / 1000))
 end
 
@@ -71,6 +77,15 @@ local function reset_of(epoch, key)
     if is_part(epoch.resets[index], key) then at = epoch.resets[index + 1] end
   end
   return at
+end
+
+-- The last time that a book was paused by hand, or let go on, and until when; 0, 0: never.
+local function pause_of(epoch, key)
+  local at, till = 0, 0
+  for index = 1, #epoch.pauses, 4 do
+    if is_part(epoch.pauses[index], key) then at, till = epoch.pauses[index + 1], epoch.pauses[index + 2] end
+  end
+  return at, till
 end
 
 -- Whether a book has gone, or is an older copy, that a caller saw at an instant of this epoch and that should have lived until now.
@@ -99,6 +114,6 @@ local function book_enter(book, epoch, now)
   if book.owed > 0 and now >= epoch.settled_at then
     local missing = book.owed - book_used(book, now)
     book.owed = 0
-    if missing > 0 then search_charge(search_new(book, now), missing) end
+    if missing > 0 then charge_at(book, now, missing) end
   end
 end

@@ -3,13 +3,16 @@
 -- KEYS[2]  the epoch
 -- ARGV[1]  now in microseconds; 0: this server's clock
 -- ARGV[2]  the caller's rules as text
--- Returns  { now, the last booked slot or 0, available of each rule } integers only
+-- Returns  { now, the last booked slot or 0, until when it is paused or 0, available of each rule } integers only
 -- Atomic:  a single server, or keys of one hash tag
 
 local now, stored = now_of(ARGV[1]), redis.call("MGET", KEYS[1], KEYS[2])
 local book = book_load(KEYS[1], stored[1], now)
-book_reset(book, reset_of(epoch_open(KEYS[2], stored[2], now, "", 1, 0), KEYS[1]))
-local answer = { now, book.at[book.size] or 0 }
+local epoch = epoch_open(KEYS[2], stored[2], now, "", 1, 0)
+book_reset(book, reset_of(epoch, KEYS[1]))
+local at, till = pause_of(epoch, KEYS[1])
+if at > book.pause.by_hand_at then book.pause.till = till end
+local answer = { now, book.at[book.size] or 0, book.pause.till > now and book.pause.till or 0 }
 for _, rule in ipairs(rules_of(ARGV[2])) do
   answer[#answer + 1] = available(book, now, rule)
 end

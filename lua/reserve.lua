@@ -23,7 +23,7 @@
 --              then holdings to give back, then to exchange: slot, cost, count;
 --              then runs: cost, wait_max, count
 -- Returns      { now, the epoch, until when it settles or 0, the last reset or 0; for each limiter: number, void_from, the number
---              before, available of each rule, until when its book is there;
+--              before, available of each rule, until when it is paused or 0, until when its book is there;
 --              the last instant that is booked, 0 if none; where room was given back before the last slot, how many permits, 0 if none;
 --              number of exchanges, count, slot (0: none within the wait), ...;
 --              then of the runs: count, 0, slot: booked; or count, code, delay, delay told, limiter * 256 + limit:
@@ -64,7 +64,7 @@ for index = 1, limiters do
   argument = argument + 3
 end
 -- One key alone may go, deleted or evicted: whoever holds what it held is to write that back.
-if is_lost then epoch = epoch_begin(now, epoch.id, epoch.run, settle, epoch.resets) end
+if is_lost then epoch = epoch_begin(now, epoch.id, epoch.run, settle, epoch.resets, epoch.pauses) end
 local settles = now < epoch.settled_at
 for index = 1, limiters do
   local book = books[index]
@@ -73,7 +73,7 @@ for index = 1, limiters do
   local is_longer = silence > book.silent_till - book.silent_from or now > book.silent_till + SILENCE_KEPT
   if silence > SILENT_MIN and is_longer then book.silent_from, book.silent_till = book.called, now end
   book.called = max(book.called, now)
-  book_open(book, now, texts[index], lease, replica, reset_of(epoch, KEYS[index]))
+  book_open(book, now, texts[index], lease, replica, reset_of(epoch, KEYS[index]), pause_of(epoch, KEYS[index]))
 end
 
 -- ---- the order of the queue, the twin of order.rs ----
@@ -334,6 +334,7 @@ for index = 1, limiters do
   if settles and (book.owed > 0 or #book.restored > 0) then expires = max(expires, epoch.settled_at + longest_window(book.rules)) end
   local lives = book_keep(KEYS[index], stored[index], book, now, expires)
   lives_until = max(lives_until, lives)
+  answer[#answer + 1] = book.pause.till > now and book.pause.till or 0
   answer[#answer + 1] = lives
 end
 answer[#answer + 1] = last_booked

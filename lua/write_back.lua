@@ -30,7 +30,7 @@ local stored = redis.call("MGET", KEYS[1], KEYS[2])
 local epoch = epoch_open(KEYS[1], stored[1], now, run, settle, tonumber(ARGV[9]))
 local book = book_load(KEYS[2], stored[2], now)
 book_enter(book, epoch, now)
-book_open(book, now, text, lease, replica, reset_of(epoch, KEYS[2]))
+book_open(book, now, text, lease, replica, reset_of(epoch, KEYS[2]), pause_of(epoch, KEYS[2]))
 
 local place
 for index = 1, #book.restored, 3 do

@@ -161,7 +161,14 @@ mod tests {
             on_store_failure: OnStoreFailure::Reject,
             ..Limiter::new(LimiterName::parse("github").unwrap(), vec![limit])
         };
-        LimiterState { limiter: Arc::new(limiter), waiting: 3, granted: 40, refused: 2, available }
+        LimiterState {
+            limiter: Arc::new(limiter),
+            waiting: 3,
+            granted: 40,
+            refused: 2,
+            available,
+            paused_for: Duration::ZERO,
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ use crate::clock::Micros;
 use crate::limiter::algorithm::Search;
 use crate::limiter::algorithm::bucket::{self, Base};
 use crate::limiter::calendar::Calendar;
+use crate::limiter::pause::{Pause, PauseRequest};
 use crate::limiter::rule::{Kind, Rule, cell_from, cell_start, finest_cell, window_of};
 
 /// The most sets of limits in force at once; a further one takes the place of the one declared longest ago.
@@ -86,6 +87,8 @@ pub struct Book {
     opens_at: Micros,
     /// A reset that has still to be followed: what was used until then is forgotten.
     reset_at: Option<Micros>,
+    /// What the upstream asked for.
+    pause: Pause,
 }
 
 impl Book {
@@ -97,11 +100,12 @@ impl Book {
         if self.rules.is_empty() {
             self.put_in_force(union);
         } else if union != self.rules && self.moved.is_empty() {
-            self.retime(now, lease, union);
+            self.retime(now, now + lease, lease, union);
         }
         if self.moved.is_empty() && self.follow_reset() {
-            self.retime(now, lease, self.rules.clone());
+            self.retime(now, now + lease, lease, self.rules.clone());
         }
+        self.follow_pause(now, lease);
         self.calendar.prune(now, &self.rules, &mut self.bases);
     }
 
@@ -155,14 +159,16 @@ impl Book {
         self.rules = rules;
     }
 
-    /// Puts `rules` in force and moves the bookings from one lease ahead on to their places under them.
-    fn retime(&mut self, now: Micros, lease: Micros, rules: Vec<Rule>) {
+    /// Puts `rules` in force and moves the bookings from an instant on to their places under them.
+    fn retime(&mut self, now: Micros, from: Micros, lease: Micros, rules: Vec<Rule>) {
         self.moved_cell = finest_cell(&self.rules);
         // A cell is moved whole or not at all: what stays behind of it must stay charged.
-        let void_from = cell_from(now + lease, self.moved_cell);
+        let void_from = cell_from(from, self.moved_cell);
         self.put_in_force(rules);
+        self.pause.restart(now);
         let void = self.calendar.split_off(void_from);
-        let mut search = Search::new(&mut self.calendar, &self.rules, &self.bases, void_from);
+        let search = Search::new(&mut self.calendar, &self.rules, &self.bases, void_from);
+        let mut search = search.heeding(&mut self.pause);
         let permits = void.iter().map(|entry| (entry.at, entry.permits));
         'moved: for (from, mut left) in permits {
             while left > 0 {
@@ -179,6 +185,50 @@ impl Book {
         let before = self.generation.number;
         self.generation = Generation { number: now.0.max(before + 1), void_from, before };
         self.moved_until = void_from + lease;
+    }
+
+    /// Moves what is booked for the time of a pause to its end, and everything behind it along, in order. Nobody may use those
+    /// slots, so they are void at once: whoever has not heard of the pause hears of it with its next answer.
+    fn follow_pause(&mut self, now: Micros, lease: Micros) {
+        let (from, until) = (now + Micros::ONE, self.pause.until());
+        // What stands in the cell of this moment stays there.
+        let booked = cell_from(from, finest_cell(&self.rules))..until;
+        if self.moved.is_empty() && self.calendar.entries().iter().any(|entry| booked.contains(&entry.at)) {
+            self.retime(now, from, lease, self.rules.clone());
+        }
+    }
+
+    /// Hears that the upstream asks for a pause. Returns whether anything has changed.
+    pub fn ask_pause(&mut self, now: Micros, lease: Micros, request: &PauseRequest) -> bool {
+        let has_changed = self.pause.ask(now, request, &self.rules);
+        self.follow_pause(now, lease);
+        has_changed
+    }
+
+    /// Follows what was done by hand at an instant: paused until another one, or no longer paused; then what is booked moves up,
+    /// as after a change of the limits.
+    pub fn pause_by_hand(&mut self, now: Micros, lease: Micros, at: Micros, until: Micros) {
+        let is_followed = self.pause.follow(now, at, until, &self.rules);
+        self.follow_pause(now, lease);
+        let is_ahead = self.calendar.last().is_some_and(|last| last > now + lease);
+        if is_followed && until <= now && is_ahead && self.moved.is_empty() {
+            self.retime(now, now + lease, lease, self.rules.clone());
+        }
+    }
+
+    /// Until when nothing is booked; zero if it is not paused.
+    pub fn paused_until(&self, now: Micros) -> Micros {
+        Some(self.pause.until()).filter(|until| *until > now).unwrap_or_default()
+    }
+
+    /// Hears how much the upstream leaves of one of the caller's rules: what others have used of it is charged. Returns how much
+    /// that was.
+    pub fn hear_remaining(&mut self, now: Micros, rule: &Rule, remaining: u64) -> u64 {
+        let drift = self.left(now, rule).saturating_sub(remaining);
+        if drift > 0 {
+            self.charge(now, drift);
+        }
+        drift
     }
 
     /// Forgets what was used until an instant, when the book is opened next: what is booked for later moves up, as after a change
@@ -261,7 +311,7 @@ impl Book {
     /// A search for room from `from` on.
     pub fn search(&mut self, from: Micros) -> Search<'_> {
         let from = from.max(self.opens_at);
-        Search::new(&mut self.calendar, &self.rules, &self.bases, from)
+        Search::new(&mut self.calendar, &self.rules, &self.bases, from).heeding(&mut self.pause)
     }
 
     /// Grants nothing before an instant.
@@ -307,7 +357,7 @@ impl Book {
             let full = base.level.micros + Micros(u64::from(base.level.rest > 0));
             full.max(last.map_or(Micros::ZERO, |last| last + rule.window))
         });
-        left.max().unwrap_or_default().max(self.opens_at)
+        left.max().unwrap_or_default().max(self.opens_at).max(self.pause.expires())
     }
 
     /// The place among the caller's rules of a rule in force; the first where it is another caller's.

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use tokio::time::{Duration, Instant};
+
 use crate::limiter::limit::Limiter;
 use crate::limiter::live::{Live, Member};
 use crate::limiter::partition::Partition;
 use crate::limiter::queues::Queues;
-use crate::limiter::store::{StoreError, Subject};
+use crate::limiter::store::{PauseStretch, StoreError, Subject};
 
 /// A limiter, or one of its partitions.
 pub struct Chosen {
@@ -39,6 +41,9 @@ pub struct LimiterState {
     /// Permits that could be used at once, for each limit; `None` if the store could not be asked, and for a partitioned
     /// limiter as a whole.
     pub available: Option<Vec<u64>>,
+    /// For how long no permit will be given, because the upstream asked for a pause or somebody made one; zero if it is not
+    /// paused, or the store could not be asked.
+    pub paused_for: Duration,
 }
 
 impl Chosen {
@@ -58,19 +63,38 @@ impl Chosen {
     /// The live state. Asks the store, and changes nothing.
     pub async fn inspect(&self) -> LimiterState {
         let Member { live, partition } = &self.member;
-        let available = if live.is_partitioned() && partition.is_none() {
-            None
-        } else {
-            let inspection = live.home.store.inspect(&self.subject()).await;
-            inspection.ok().map(|inspection| inspection.available)
-        };
+        // As a whole, one that is partitioned has nothing but what was done to it by hand.
+        let inspection = live.home.store.inspect(&self.subject()).await.ok();
+        let paused_for = inspection.as_ref().map(|it| it.paused_until - it.now).unwrap_or_default();
+        let is_whole = live.is_partitioned() && partition.is_none();
+        let available = inspection.filter(|_| !is_whole).map(|inspection| inspection.available);
         LimiterState {
             limiter: live.limiter().clone(),
             waiting: live.counts.waiting(),
             granted: live.counts.granted(),
             refused: live.counts.refused(),
             available,
+            paused_for: paused_for.to_duration(),
         }
+    }
+
+    /// Gives no permit for so long, on all replicas that share it; what waits waits longer. For no time at all: goes on, and what
+    /// waits moves up.
+    ///
+    /// # Errors
+    /// If the store could not be asked: nothing has changed then.
+    pub async fn pause(&self, lasting: Duration) -> Result<(), StoreError> {
+        let Member { live, partition } = &self.member;
+        let sent = Instant::now();
+        let heard = live.home.store.pause(&self.subject(), lasting.into()).await?;
+        live.home.hear_clock(sent, Instant::now(), heard.epoch.now);
+        live.home.meet_epoch(heard.epoch);
+        let is_meant = |member: &Member| {
+            Arc::ptr_eq(&member.live, live) && (partition.is_none() || member.partition == *partition)
+        };
+        let from = heard.epoch.now;
+        self.queues.pause(is_meant, PauseStretch { from, until: heard.paused_until });
+        Ok(())
     }
 
     /// Forgets what was used until now, on all replicas that share it, in all partitions if none is meant. What waits moves

@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use super::memory::MemoryStore;
 use super::reserve::{Answer, Call};
-use super::store::{Epoch, Failure, Inspection, Store, StoreError, Subject};
+use super::store::{Epoch, Failure, Heard, Inspection, Said, Store, StoreError, Subject};
 use crate::clock::{Clock, Micros};
 
 pub(super) struct FarStore {
@@ -93,6 +93,18 @@ impl Store for FarStore {
 
     fn reset<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Epoch, StoreError>> {
         self.store.reset(subject)
+    }
+
+    fn hear<'a>(&'a self, subject: &'a Subject, said: &'a Said) -> BoxFuture<'a, Result<Heard, StoreError>> {
+        self.store.hear(subject, said)
+    }
+
+    fn pause<'a>(
+        &'a self,
+        subject: &'a Subject,
+        lasting: Micros,
+    ) -> BoxFuture<'a, Result<Heard, StoreError>> {
+        self.store.pause(subject, lasting)
     }
 
     fn lease(&self) -> Micros {

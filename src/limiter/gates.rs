@@ -234,7 +234,7 @@ async fn nobody_is_lost_while_workers_end() {
         async move {
             for round in 0..3000 {
                 let permit = granted(&keyed, &[of((task + round) % 5)]).await;
-                if round % 3 == 0 { drop(permit) } else { permit.commit() }
+                if round % 3 == 0 { drop(permit) } else { drop(permit.commit()) }
             }
         }
     };

@@ -15,6 +15,7 @@ use crate::limiter::order::Room;
 use crate::limiter::permit::Returned;
 use crate::limiter::queue::{Arrival, Shared};
 use crate::limiter::refusal::Refusal;
+use crate::limiter::said::{Paused, Saying};
 use crate::limiter::stock::{Look, Stock};
 
 /// Requests that may lie between those who enter and the worker while a call to the store is under way: what a
@@ -46,6 +47,9 @@ pub(super) struct Inbox {
     pub(super) closing: bool,
     /// Room that was announced.
     pub(super) room: Option<Room>,
+    /// What the upstream said, and the pause that a limiter of the queue is in.
+    pub(super) said: Option<Saying>,
+    pub(super) paused: Option<Paused>,
     /// What requests can be refused by without asking.
     learnt: Option<Box<Learnt>>,
     refusals: Refusals,
@@ -94,6 +98,8 @@ pub(super) struct News {
     pub(super) closing: bool,
     pub(super) is_kept: bool,
     pub(super) room: Option<Room>,
+    pub(super) said: Option<Saying>,
+    pub(super) paused: Option<Paused>,
     /// How many have come.
     pub(super) arrived: u64,
     pub(super) stock: Look,
@@ -104,7 +110,7 @@ impl Inbox {
     pub(super) fn refuse(&mut self, cost: Permits, deadline: Instant) -> Option<Refusal> {
         let refusal = self.learnt.as_mut()?.refuse(cost, deadline)?;
         self.refusals.add(1, Instant::now());
-        Some(refusal)
+        Some(refusal.in_pause(self.paused.as_ref(), deadline))
     }
 
     /// What requests are refused by from now on.
@@ -150,6 +156,7 @@ impl Inbox {
     /// Tells what has happened, and moves as many arrivals as fit behind those in `pending`.
     pub(super) fn news(&mut self, pending: &mut VecDeque<Arrival>, pending_max: usize, now: Instant) -> News {
         self.is_calling = false;
+        self.paused.take_if(|paused| paused.until <= now);
         let before = pending.len();
         if pending.is_empty() && self.arrivals.len() <= pending_max {
             // The two take turns, so that under load nothing is allocated.
@@ -166,13 +173,19 @@ impl Inbox {
             closing: self.closing,
             is_kept: self.kept > 0,
             room: self.room.take(),
+            said: self.said.take(),
+            paused: self.paused.clone(),
             arrived: (pending.len() - before) as u64,
             stock: self.stock.look(now),
         }
     }
 
     pub(super) fn end_if_idle(&mut self) -> bool {
-        let is_idle = self.kept == 0 && self.arrivals.is_empty() && self.returned.is_empty();
+        let is_idle = self.kept == 0
+            && self.arrivals.is_empty()
+            && self.returned.is_empty()
+            && self.said.is_none()
+            && self.paused.is_none();
         self.has_ended |= is_idle;
         is_idle
     }

@@ -195,6 +195,23 @@ pub struct Partitioned {
     pub max_partitions: u32,
 }
 
+/// What an upstream's refusals do to a limiter.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PausePolicy {
+    /// The codes of the answers by which the upstream says that its quota is spent.
+    pub on: Vec<u16>,
+    /// The longest pause.
+    pub max: Duration,
+    /// How long the first pause is for which the upstream names no instant.
+    pub fallback: Duration,
+}
+
+impl Default for PausePolicy {
+    fn default() -> PausePolicy {
+        PausePolicy { on: vec![429, 503], max: Duration::from_secs(300), fallback: Duration::from_secs(1) }
+    }
+}
+
 /// A named set of limits that a request must satisfy all at once.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limiter {
@@ -216,6 +233,10 @@ pub struct Limiter {
     pub group: Arc<str>,
     /// What happens while the store cannot be asked.
     pub on_store_failure: OnStoreFailure,
+    /// `None`: refusals of the upstream change nothing.
+    pub pause: Option<PausePolicy>,
+    /// Whether what the upstream reports to be left of a limit counts, where that is less than weir thinks.
+    pub follows_upstream: bool,
 }
 
 impl Limiter {
@@ -229,6 +250,8 @@ impl Limiter {
             partitioned: None,
             queue: None,
             on_store_failure: OnStoreFailure::default(),
+            pause: Some(PausePolicy::default()),
+            follows_upstream: false,
             name,
             limits,
         }

@@ -174,6 +174,8 @@ pub(super) struct Live {
     /// How many live queues each partition has.
     partitions: Mutex<HashMap<Partition, u32>>,
     tightest: Mutex<Option<Tightest>>,
+    /// Until when the last pause of it lasts that was heard of, of whichever partition.
+    paused_until: Mutex<Option<Instant>>,
 }
 
 impl Live {
@@ -187,8 +189,19 @@ impl Live {
         let (is_shadow, is_partitioned) =
             (AtomicBool::new(limiter.is_shadow()), limiter.partitioned.is_some());
         let (limiter, metrics) = (ArcSwap::new(limiter), ArcSwap::from_pointee(metrics));
-        let (partitions, tightest) = (Mutex::default(), Mutex::default());
-        Live { name, limiter, metrics, is_shadow, is_partitioned, home, counts, partitions, tightest }
+        let (partitions, tightest, paused_until) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Live {
+            name,
+            limiter,
+            metrics,
+            is_shadow,
+            is_partitioned,
+            home,
+            counts,
+            partitions,
+            tightest,
+            paused_until,
+        }
     }
 
     /// As configured now.
@@ -231,6 +244,20 @@ impl Live {
     pub(super) fn count_refused(&self, cost: u64) {
         self.counts.refused.fetch_add(cost, Ordering::Relaxed);
         self.metrics().refused(cost);
+    }
+
+    /// Shows that it is paused until an instant. A pause of another partition that lasts longer goes on.
+    pub(super) fn pause_until(&self, until: Instant) {
+        let mut paused = self.paused_until.lock().unwrap_or_else(PoisonError::into_inner);
+        let goes_on = self.is_partitioned && paused.is_some_and(|known| known > until);
+        *paused = if goes_on { *paused } else { Some(until) };
+    }
+
+    /// Shows whether it is paused.
+    pub(super) fn refresh_metrics(&self, now: Instant) {
+        let mut paused = self.paused_until.lock().unwrap_or_else(PoisonError::into_inner);
+        paused.take_if(|until| *until <= now);
+        self.metrics().set_paused(paused.is_some());
     }
 
     /// Shows what a partition has left, if none that has less was heard of lately. The one that is shown stays so until

@@ -11,12 +11,16 @@ use crate::limiter::expiring::Expiring;
 use crate::limiter::limit::LimiterName;
 use crate::limiter::order::QueueOrder;
 use crate::limiter::partition::Partition;
-use crate::limiter::reserve::{Answer, Call, reserve};
+use crate::limiter::pause::PAUSE_MAX;
+use crate::limiter::reserve::{Answer, Call, hear, reserve};
 use crate::limiter::rule::{Kind, Rule};
-use crate::limiter::store::{Epoch, Failure, Inspection, Store, StoreError, Subject};
+use crate::limiter::store::{Epoch, Failure, Heard, Inspection, Said, Store, StoreError, Subject};
 
 /// Callers share the process, so they hear of changed limits within one heartbeat.
 const LEASE: Micros = Micros::from_millis(100);
+
+/// The most pauses by hand that are kept.
+const BY_HAND_MAX: usize = 64;
 
 /// Whose state it is.
 type StateKey = (LimiterName, Option<Partition>);
@@ -34,6 +38,26 @@ struct State {
     /// How many books each limiter has.
     counts: HashMap<LimiterName, u32>,
     queues: Expiring<Vec<StateKey>, QueueOrder>,
+    /// What was paused by hand, or let go on, ascending. A book follows when it is asked for next.
+    by_hand: Vec<ByHand>,
+}
+
+/// A limiter, or one of its partitions, was paused by hand.
+#[derive(Debug)]
+struct ByHand {
+    name: LimiterName,
+    partition: Option<Partition>,
+    at: Micros,
+    /// Zero: it goes on.
+    until: Micros,
+    /// No book is paused for longer.
+    kept_until: Micros,
+}
+
+impl ByHand {
+    fn is_of(&self, (name, partition): &StateKey) -> bool {
+        self.name == *name && (self.partition.is_none() || self.partition == *partition)
+    }
 }
 
 impl MemoryStore {
@@ -85,6 +109,40 @@ impl MemoryStore {
         state.books.iter_mut().filter(|(key, _)| is_meant(key)).for_each(|(_, book)| book.reset(at));
     }
 
+    /// [`Store::hear`] at a given instant.
+    pub fn hear_at(&self, now: Micros, subject: &Subject, said: &Said) -> Heard {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut book = state.take(now, subject, said.replica);
+        let heard = hear(&mut book, now, LEASE, subject, said);
+        let expires = book.expires();
+        state.put(key(subject), book, expires);
+        heard
+    }
+
+    /// [`Store::pause`] at a given instant.
+    pub fn pause_at(&self, now: Micros, subject: &Subject, lasting: Micros) -> Heard {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (name, partition) = key(subject);
+        let at = state.by_hand.last().map_or(now, |last| now.max(last.at + Micros::ONE));
+        let whole = ByHand {
+            until: if lasting > Micros::ZERO { now + lasting } else { Micros::ZERO },
+            kept_until: now + lasting.max(PAUSE_MAX),
+            name,
+            partition,
+            at,
+        };
+        state.by_hand.retain(|before| {
+            let is_part = before.name == whole.name
+                && (whole.partition.is_none() || before.partition == whole.partition);
+            before.kept_until > now && !is_part
+        });
+        let paused_until = whole.until;
+        if state.by_hand.len() < BY_HAND_MAX {
+            state.by_hand.push(whole);
+        }
+        Heard { epoch: Epoch { now, ..Epoch::default() }, paused_until, drift: 0 }
+    }
+
     /// The number of limiters and partitions of which something is kept.
     pub fn len(&self) -> usize {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).books.len()
@@ -97,10 +155,13 @@ impl MemoryStore {
 
     fn inspect_at(&self, now: Micros, subject: &Subject) -> Inspection {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut book = state.books.get(&key(subject)).cloned().unwrap_or_default();
+        let key = key(subject);
+        let mut book = state.books.get(&key).cloned().unwrap_or_default();
         book.follow_reset();
+        state.follow_by_hand(now, &key, &mut book);
         let last = book.calendar().last().unwrap_or_default();
-        Inspection { now, last, available: book.available(now, &subject.rules) }
+        let available = book.available(now, &subject.rules);
+        Inspection { now, last, paused_until: book.paused_until(now), available }
     }
 }
 
@@ -113,7 +174,8 @@ impl State {
         self.sweep(now);
         let queue: Vec<StateKey> = subjects.iter().map(key).collect();
         let mut order = self.queues.take(&queue).unwrap_or_default();
-        let mut taken: Vec<Book> = queue.iter().map(|key| self.books.take(key).unwrap_or_default()).collect();
+        let mut taken: Vec<Book> =
+            subjects.iter().map(|subject| self.take(now, subject, call.replica)).collect();
         let mut books: Vec<_> =
             taken.iter_mut().zip(subjects).map(|(book, subject)| (book, subject.rules.clone())).collect();
         let answer = reserve(now, LEASE, &mut books, &mut order, call);
@@ -127,6 +189,21 @@ impl State {
             self.queues.put(queue, order, order.expires());
         }
         answer
+    }
+
+    /// A book, open and to be put back, which has followed what was done by hand.
+    fn take(&mut self, now: Micros, subject: &Subject, replica: u64) -> Book {
+        let key = key(subject);
+        let mut book = self.books.take(&key).unwrap_or_default();
+        book.open(now, &subject.rules, LEASE, replica);
+        self.follow_by_hand(now, &key, &mut book);
+        book
+    }
+
+    fn follow_by_hand(&self, now: Micros, key: &StateKey, book: &mut Book) {
+        if let Some(last) = self.by_hand.iter().rev().find(|by_hand| by_hand.is_of(key)) {
+            book.pause_by_hand(now, LEASE, last.at, last.until);
+        }
     }
 
     /// Forgets some of what has expired.
@@ -164,6 +241,18 @@ impl Store for MemoryStore {
     fn reset<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Epoch, StoreError>> {
         self.reset_at(self.clock.now(), &subject.name, subject.partition);
         ready(Ok(Epoch::default())).boxed()
+    }
+
+    fn hear<'a>(&'a self, subject: &'a Subject, said: &'a Said) -> BoxFuture<'a, Result<Heard, StoreError>> {
+        ready(Ok(self.hear_at(self.clock.now(), subject, said))).boxed()
+    }
+
+    fn pause<'a>(
+        &'a self,
+        subject: &'a Subject,
+        lasting: Micros,
+    ) -> BoxFuture<'a, Result<Heard, StoreError>> {
+        ready(Ok(self.pause_at(self.clock.now(), subject, lasting))).boxed()
     }
 
     fn lease(&self) -> Micros {

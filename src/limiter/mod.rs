@@ -9,6 +9,7 @@
 //! - [`book`]: the state of one limiter, over changes of its limits.
 //! - [`rule`]: a limit as a calendar is searched for it.
 //! - [`order`]: where a queue stands.
+//! - [`pause`]: what an upstream's refusal does to a limiter.
 //! - [`reserve`]: one call to a store.
 //!
 //! Where the state lives:
@@ -28,6 +29,7 @@
 //! - `ledger`: what this replica was granted; `keeper`: writes it back when the store has lost its memory.
 //! - [`permit`]: the right to send, which settles itself.
 //! - [`refusal`]: why not, and when.
+//! - [`said`]: what an upstream says of its quota, on its way to the store.
 
 pub mod algorithm;
 pub mod book;
@@ -56,6 +58,7 @@ mod modes;
 mod oracle;
 pub mod order;
 pub mod partition;
+pub mod pause;
 pub mod permit;
 pub mod queue;
 mod queues;
@@ -63,6 +66,7 @@ pub mod refusal;
 pub mod registry;
 pub mod reserve;
 pub mod rule;
+pub mod said;
 mod shadow;
 #[cfg(test)]
 mod spreading;
@@ -85,3 +89,4 @@ pub use permit::Permit;
 pub use queue::{Demand, Entered, Ticket};
 pub use refusal::Refusal;
 pub use registry::Limiters;
+pub use said::{Receipt, Spoken, Window};

@@ -12,6 +12,7 @@ use crate::limiter::lane::LATE_MAX;
 use crate::limiter::limit::Permits;
 use crate::limiter::queue::Shared;
 use crate::limiter::refusal::Refusal;
+use crate::limiter::said::Receipt;
 use crate::limiter::shadow::Shadows;
 use crate::limiter::store_clock::StoreClock;
 
@@ -62,6 +63,8 @@ pub(super) enum Returned {
     Unused { slot: Slot, cost: Permits },
     /// A permit that came too late to be used, of a request that wants the next one.
     Late(LatePermit),
+    /// A part of a permit that was used, for its request has cost less than it had taken.
+    Refund { slot: Slot, cost: Permits },
 }
 
 /// A permit that came too late, and who wants another.
@@ -72,6 +75,8 @@ pub(super) struct LatePermit {
     pub(super) deadline: Instant,
     /// How often that has happened to this request.
     pub(super) late: u8,
+    /// Whether it is late only because the limiter has been paused meanwhile.
+    pub(super) is_paused: bool,
     pub(super) turn: Turn,
 }
 
@@ -170,17 +175,17 @@ impl Permit {
         }
     }
 
-    /// The request is going upstream: the permit is spent.
-    pub fn commit(mut self) {
-        if let Some(Held { shared, slot, clock, cost, confirmed, .. }) = &mut self.held {
-            let Some(slot) = slot.take() else { return };
-            shared.count_used(slot.source, *cost);
-            shared.count_late(slot.lateness(clock, confirmed.unwrap_or_else(Instant::now)));
-            shared.permit_in();
-        }
+    /// The request is going upstream: the permit is spent. `None` where nobody had to book it.
+    pub fn commit(mut self) -> Option<Receipt> {
         if let Some(shadows) = &self.shadows {
             shadows.charge(self.cost);
         }
+        let Held { shared, slot, clock, cost, confirmed, .. } = self.held.as_mut()?;
+        let (slot, sent) = (slot.take()?, confirmed.unwrap_or_else(Instant::now));
+        shared.count_used(slot.source, *cost);
+        shared.count_late(slot.lateness(clock, sent));
+        shared.permit_in();
+        Some(Receipt { shared: shared.clone(), slot, cost: *cost, sent })
     }
 
     /// How long the request waited for its slot; zero if it was granted at once.
@@ -195,11 +200,16 @@ impl Held {
         let now = Instant::now();
         self.confirmed = Some(now);
         let Whose { arrived, deadline, late, .. } = self.whose;
-        let is_late = |slot: &Slot| slot.is_late(&self.clock, now, self.shared.guard());
-        let slot = self.slot.filter(|slot| late < LATE_MAX && is_late(slot))?;
+        let slot = self.slot?;
+        let is_paused = self.shared.is_paused(slot.due, now);
+        let is_late = late < LATE_MAX && slot.is_late(&self.clock, now, self.shared.guard());
+        if !is_paused && !is_late {
+            return None;
+        }
         self.slot = None;
         let (turn, next) = oneshot::channel();
-        let returned = LatePermit { slot, cost: self.cost, arrived, deadline, late: late + 1, turn };
+        let late = late + u8::from(is_late);
+        let returned = LatePermit { slot, cost: self.cost, arrived, deadline, late, is_paused, turn };
         self.shared.hand_back(Returned::Late(returned));
         self.shared.permit_in();
         self.sent();

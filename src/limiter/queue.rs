@@ -4,7 +4,7 @@
 //! rest. Leaving is a drop, and the worker hears of it.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use crate::limiter::live::{Live, Member};
 use crate::limiter::order::Room;
 use crate::limiter::permit::{Permit, Returned, Source, Whose};
 use crate::limiter::refusal::Refusal;
+use crate::limiter::said::{Paused, Saying};
 use crate::limiter::shadow::Shadows;
 use crate::limiter::stock::Batch;
 
@@ -80,6 +81,8 @@ pub(super) struct Shared {
     out: AtomicU32,
     /// Those of them that are on their way to the wire.
     sending: AtomicU32,
+    /// Whether a limiter may be paused: looked at for each request.
+    is_paused: AtomicBool,
 }
 
 impl Shared {
@@ -91,6 +94,7 @@ impl Shared {
             waiting: AtomicU32::new(0),
             out: AtomicU32::new(0),
             sending: AtomicU32::new(0),
+            is_paused: AtomicBool::new(false),
         }
     }
 
@@ -241,6 +245,46 @@ impl Shared {
         inbox.learn(None);
         drop(inbox);
         self.wake.notify_one();
+    }
+
+    /// Tells the worker what an upstream said. If that has ended, a new one hears it from the next answer.
+    pub(super) fn say(&self, saying: Saying) {
+        let mut inbox = self.inbox();
+        match &mut inbox.said {
+            Some(before) => before.add(saying),
+            None => inbox.said = Some(saying),
+        }
+        drop(inbox);
+        self.wake.notify_one();
+    }
+
+    /// Keeps to a pause from now on, or to none any more; a longer one of another limiter stays. The worker asks at once for
+    /// slots in place of those that may not be used, if it `asks`.
+    pub(super) fn tell_pause(&self, paused: Paused, asks: bool) {
+        let now = Instant::now();
+        let mut inbox = self.inbox();
+        let is_last = inbox
+            .paused
+            .as_ref()
+            .is_none_or(|known| known.limiter == paused.limiter || known.until < paused.until);
+        if is_last {
+            inbox.paused = Some(paused).filter(|paused| paused.until > now);
+            self.is_paused.store(inbox.paused.is_some(), Ordering::Release);
+        }
+        inbox.learn(None);
+        inbox.changed |= asks;
+        drop(inbox);
+        if asks {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Whether a slot may not be used because a limiter has been paused since it was booked.
+    pub(super) fn is_paused(&self, due: Instant, now: Instant) -> bool {
+        if !self.is_paused.load(Ordering::Acquire) {
+            return false;
+        }
+        self.inbox().paused.as_ref().is_some_and(|paused| paused.until > now && paused.holds(due))
     }
 
     /// What requests are refused by from now on, without asking.

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::time::Duration;
+use tokio::time::{Duration, Instant};
 use tokio_util::task::TaskTracker;
 
 use crate::limiter::inbox::Kept;
@@ -13,6 +13,8 @@ use crate::limiter::live::{Member, shrink};
 use crate::limiter::order::Room;
 use crate::limiter::queue::Shared;
 use crate::limiter::refusal::Refusal;
+use crate::limiter::said::Paused;
+use crate::limiter::store::PauseStretch;
 use crate::limiter::worker::{Fallback, Worker};
 
 /// Maps, each under its own lock: many more than processors, so that two requests seldom want the same.
@@ -119,6 +121,33 @@ impl Queues {
     /// Lets every worker look around.
     pub(super) fn wake_all(&self) {
         self.each(Shared::wake);
+    }
+
+    /// Keeps the queues of a limiter to a pause, by its store's clock; or to none any more.
+    pub(super) fn pause(&self, is_meant: impl Fn(&Member) -> bool, stretch: PauseStretch) {
+        self.tell_pause(is_meant, |member| {
+            let clock = member.live.home.clock.heard()?;
+            Some((clock.due(stretch.from), clock.due(stretch.until)))
+        });
+    }
+
+    /// The same, by this process's clock.
+    pub(super) fn pause_between(&self, is_meant: impl Fn(&Member) -> bool, from: Instant, until: Instant) {
+        self.tell_pause(is_meant, |_| Some((from, until)));
+    }
+
+    fn tell_pause(
+        &self,
+        is_meant: impl Fn(&Member) -> bool,
+        stretch: impl Fn(&Member) -> Option<(Instant, Instant)>,
+    ) {
+        self.each(|queue| {
+            for member in queue.members.iter().filter(|member| is_meant(member)) {
+                let Some((from, until)) = stretch(member) else { continue };
+                member.live.pause_until(until);
+                queue.tell_pause(Paused { limiter: member.live.name.clone(), from, until }, true);
+            }
+        });
     }
 
     /// Tells the queue of these, if there is one, of room that was given back before its last slot.

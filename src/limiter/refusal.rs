@@ -1,7 +1,10 @@
 //! Why a request may not pass. A value that says when to come back, not an error of weir.
 
+use tokio::time::Instant;
+
 use crate::clock::Micros;
 use crate::limiter::limit::{LimiterName, Permits};
+use crate::limiter::said::Paused;
 
 /// Why a request may not pass.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -14,6 +17,14 @@ pub enum Refusal {
         /// The limit that was violated, by its place in the limiter.
         limit: usize,
         /// When there would be one.
+        retry_after: Micros,
+    },
+    /// The upstream asked for a pause longer than the wait.
+    #[error("limiter {limiter} is paused, as the upstream asked; the next permit is {}ms away", retry_after.millis_up())]
+    Paused {
+        /// The limiter.
+        limiter: LimiterName,
+        /// When there would be a permit.
         retry_after: Micros,
     },
     /// As many requests wait as may.
@@ -49,10 +60,21 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// The same, for a request with this deadline, where a pause is the reason.
+    pub(super) fn in_pause(self, paused: Option<&Paused>, deadline: Instant) -> Refusal {
+        match (self, paused) {
+            (Refusal::RateLimited { retry_after, .. }, Some(paused)) if paused.until > deadline => {
+                Refusal::Paused { limiter: paused.limiter.clone(), retry_after }
+            }
+            (refusal, _) => refusal,
+        }
+    }
+
     /// Which limiter refused.
     pub fn limiter(&self) -> &LimiterName {
         match self {
             Refusal::RateLimited { limiter, .. }
+            | Refusal::Paused { limiter, .. }
             | Refusal::QueueFull { limiter, .. }
             | Refusal::StoreUnavailable { limiter }
             | Refusal::CostExceedsLimit { limiter, .. }

@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::Notify;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::time::{Duration, sleep, timeout};
+use tokio::time::{Duration, Instant, sleep, timeout};
 
 use crate::clock::Clock;
 use crate::limiter::chosen::{Chosen, LimiterState, NotFound};
@@ -206,6 +206,12 @@ impl Limiters {
         Chosen::new(live, partition, &self.inner.queues)
     }
 
+    /// Brings up to date what metrics show and nothing else sets. Asks no store.
+    pub fn refresh_metrics(&self) {
+        let now = Instant::now();
+        self.lives().iter().for_each(|live| live.refresh_metrics(now));
+    }
+
     /// The replicas that share the store, this one first; as the store told last.
     pub fn replicas(&self) -> Vec<Replica> {
         self.fleet().replicas()
@@ -287,14 +293,23 @@ impl Limiters {
     }
 
     fn announced(&self, announcement: &Announcement) {
+        let (queue, room) = match announcement {
+            Announcement::Room { queue, room } => (queue, *room),
+            Announcement::Pause { name, partition, stretch } => {
+                let is_meant = |member: &Member| {
+                    member.live.name == *name && (partition.is_none() || member.partition == *partition)
+                };
+                return self.inner.queues.pause(is_meant, *stretch);
+            }
+        };
         let lives = self.lives();
         let member = |(name, partition): &(LimiterName, Option<Partition>)| {
             let live = lives.iter().find(|live| live.name == *name)?.clone();
             Some(Member { live, partition: *partition })
         };
         // Another replica's configuration may know limiters that this one does not.
-        if let Some(members) = announcement.queue.iter().map(member).collect::<Option<Vec<_>>>() {
-            self.inner.queues.tell_room(&members, announcement.room);
+        if let Some(members) = queue.iter().map(member).collect::<Option<Vec<_>>>() {
+            self.inner.queues.tell_room(&members, room);
         }
     }
 

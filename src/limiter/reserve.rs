@@ -10,7 +10,7 @@ use crate::limiter::algorithm::Search;
 use crate::limiter::book::{Book, Generation, Returned};
 use crate::limiter::order::{QueueOrder, Room};
 use crate::limiter::rule::Rule;
-use crate::limiter::store::Epoch;
+use crate::limiter::store::{Epoch, Heard, Said, Subject};
 
 /// Permits held at one slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -102,6 +102,8 @@ pub struct Answer {
     pub generations: Vec<Generation>,
     /// For each limiter and each of its limits: the permits that could be used at once.
     pub available: Vec<Vec<u64>>,
+    /// For each limiter: until when its upstream asked to be left alone; zero if it did not.
+    pub paused: Vec<Micros>,
     /// For each limiter: until when its state is sure to be there, in a store that may lose it.
     pub lives_until: Vec<Micros>,
     /// The last instant at which one of the limiters is booked; zero if none is.
@@ -145,12 +147,26 @@ pub fn reserve(
         epoch: Epoch { now, ..Epoch::default() },
         generations: books.iter().map(|(book, _)| book.generation()).collect(),
         available: books.iter().map(|(book, rules)| book.available(now, rules)).collect(),
+        paused: books.iter().map(|(book, _)| book.paused_until(now)).collect(),
         lives_until: Vec::new(),
         last: books.iter().filter_map(|(book, _)| book.calendar().last()).max().unwrap_or_default(),
         room: order.room(),
         exchanged,
         outcomes,
     }
+}
+
+/// Hears at `now` what an upstream said of a limiter, whose book is open.
+pub fn hear(book: &mut Book, now: Micros, lease: Micros, subject: &Subject, said: &Said) -> Heard {
+    if let Some(request) = &said.pause {
+        book.ask_pause(now, lease, request);
+    }
+    if said.cost > 0 {
+        book.charge(now, said.cost);
+    }
+    let rules = said.remaining.iter().filter_map(|(index, left)| Some((subject.rules.get(*index)?, *left)));
+    let drift = rules.map(|(rule, left)| book.hear_remaining(now, rule, left)).sum();
+    Heard { epoch: Epoch { now, ..Epoch::default() }, paused_until: book.paused_until(now), drift }
 }
 
 /// Takes permits back from every limiter; returns the latest place to which a change had moved them, if any.

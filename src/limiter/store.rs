@@ -12,6 +12,7 @@ use crate::limiter::fleet::Replica;
 use crate::limiter::limit::{Limiter, LimiterName};
 use crate::limiter::order::Room;
 use crate::limiter::partition::Partition;
+use crate::limiter::pause::PauseRequest;
 use crate::limiter::reserve::{Answer, Call};
 use crate::limiter::rule::Rule;
 
@@ -53,6 +54,8 @@ pub struct Inspection {
     pub now: Micros,
     /// The last booked slot; zero if nothing is booked.
     pub last: Micros,
+    /// Until when nothing is booked; zero if it is not paused.
+    pub paused_until: Micros,
     /// Permits that could be used at once, for each limit.
     pub available: Vec<u64>,
 }
@@ -97,13 +100,60 @@ impl From<StoreError> for Failure {
     }
 }
 
-/// News of a queue from whichever replica caused it.
+/// News from whichever replica caused it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Announcement {
-    /// Whose limiters and partitions the queue takes together.
-    pub queue: Vec<(LimiterName, Option<Partition>)>,
-    /// Room that was given back before its last slot.
-    pub room: Room,
+pub enum Announcement {
+    /// Room was given back before the last slot of a queue.
+    Room {
+        /// Whose limiters and partitions the queue takes together.
+        queue: Vec<(LimiterName, Option<Partition>)>,
+        /// Where.
+        room: Room,
+    },
+    /// A limiter is paused, or goes on.
+    Pause {
+        /// The limiter.
+        name: LimiterName,
+        /// Which of its partitions; all if none.
+        partition: Option<Partition>,
+        /// By the store's clock.
+        stretch: PauseStretch,
+    },
+}
+
+/// No slot between these instants of the store's clock may be used. None at all lies between them where a pause was lifted.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct PauseStretch {
+    /// When the pause was heard of.
+    pub from: Micros,
+    /// When it ends.
+    pub until: Micros,
+}
+
+/// What an upstream said of its quota, for one limiter.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Said {
+    /// The replica that heard it.
+    pub replica: u64,
+    /// The latest epoch of the store that it has heard of.
+    pub known: u64,
+    /// The upstream asks to be left alone.
+    pub pause: Option<PauseRequest>,
+    /// Permits that a request has cost beyond what it had taken.
+    pub cost: u64,
+    /// How much it leaves, of rules by their place in the subject.
+    pub remaining: Vec<(usize, u64)>,
+}
+
+/// What came of that.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Heard {
+    /// The store's memory.
+    pub epoch: Epoch,
+    /// Until when nothing is booked, by the store's clock; zero if it is not paused.
+    pub paused_until: Micros,
+    /// How many permits were charged because the upstream leaves less than was thought.
+    pub drift: u64,
 }
 
 /// The time between two losses of a store's memory.
@@ -179,6 +229,14 @@ pub trait Store: Send + Sync + 'static {
 
     /// Forgets what was used of a limiter until now, in all its partitions if the subject names none.
     fn reset<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Epoch, StoreError>>;
+
+    /// Hears what an upstream said, and tells all who share the limiter if it is paused.
+    fn hear<'a>(&'a self, subject: &'a Subject, said: &'a Said) -> BoxFuture<'a, Result<Heard, StoreError>>;
+
+    /// Pauses a limiter by hand for so long, in all its partitions if the subject names none; for no time: it goes on. Tells all
+    /// who share it.
+    fn pause<'a>(&'a self, subject: &'a Subject, lasting: Micros)
+    -> BoxFuture<'a, Result<Heard, StoreError>>;
 
     /// Charges what was granted before the store lost it.
     fn write_back<'a>(

@@ -15,6 +15,7 @@
 mod booked_ahead;
 mod calls;
 mod ending;
+mod hear;
 mod settle;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -30,6 +31,7 @@ use tokio::time::{Duration, Instant, sleep_until};
 use self::booked_ahead::BookedAhead;
 use self::calls::Sent;
 use self::ending::Ending;
+use self::hear::Hearing;
 use crate::clock::{Clock, Micros};
 use crate::limiter::fleet::Fleet;
 use crate::limiter::inbox::News;
@@ -42,6 +44,7 @@ use crate::limiter::permit::{LatePermit, Permit, Returned, Slot, Source, Whose};
 use crate::limiter::queue::{Arrival, Entered, Shared, Ticket};
 use crate::limiter::queues::Queues;
 use crate::limiter::reserve::{Answer, Call, Holding};
+use crate::limiter::said::{Paused, Saying};
 use crate::limiter::stock::{Batch, Look, Pace};
 use crate::limiter::store::{Failure, Subject};
 use crate::limiter::store_clock::StoreClock;
@@ -119,6 +122,13 @@ pub(super) struct Worker {
     spare: u64,
     /// How far ahead the store is booked.
     booked_ahead: BookedAhead,
+    /// What each limiter's limits have left, as last heard.
+    left: Vec<Vec<u64>>,
+    /// What an upstream said and the store has not been told, and the telling of what was said before.
+    said: Option<Saying>,
+    hearing: Option<BoxFuture<'static, Hearing>>,
+    /// The pause that slots must not be used in.
+    paused: Option<Paused>,
     /// The store's epoch in which the slots were booked; zero before the first answer.
     epoch: u64,
     /// Until then the store grants nothing.
@@ -170,6 +180,10 @@ impl Worker {
             stocked_until: None,
             spare: 0,
             booked_ahead,
+            left: Vec::new(),
+            said: None,
+            hearing: None,
+            paused: None,
             epoch: 0,
             settles_until: None,
             is_local: false,
@@ -202,6 +216,10 @@ impl Worker {
                     self.call = None;
                     self.settle(sent, result);
                 }
+                hearing = heard(&mut self.hearing) => {
+                    self.hearing = None;
+                    self.settle_hearing(hearing);
+                }
                 Some((subjects, call, answer)) = self.late.next(), if !self.late.is_empty() => {
                     if let Some(answer) = answer {
                         self.settle_late(&subjects, &call, &answer);
@@ -233,6 +251,8 @@ impl Worker {
         if let Some(room) = news.room {
             self.room = Some(room);
         }
+        self.paused = news.paused;
+        self.take_said(news.said, now);
         if news.left {
             self.lanes.values_mut().for_each(Lane::forget_those_who_left);
         }
@@ -314,21 +334,26 @@ impl Worker {
         for returned in returned {
             match returned {
                 Returned::Unused { slot, cost } => {
-                    let good = !slot.is_late(&self.clock_of(slot.source, now), now, guard);
+                    let good =
+                        !slot.is_late(&self.clock_of(slot.source, now), now, guard) && !self.holds(slot.due);
                     match self.lanes.get_mut(&cost) {
                         Some(lane) if good && lane.waiting() > 0 => lane.hold(slot),
                         _ => self.give_back(slot, cost),
                     }
                 }
-                Returned::Late(LatePermit { slot, cost, arrived, deadline, late, turn }) => {
+                Returned::Late(LatePermit { slot, cost, arrived, deadline, late, is_paused, turn }) => {
                     self.give_back(slot, cost);
                     let stage = Stage::Waiting { approach: None, turn };
                     let mut waiter = Waiter { arrived, deadline, late, stage };
                     waiter.has_missed(now);
                     self.lanes.entry(cost).or_default().join_again(waiter);
                     self.want(cost);
-                    self.rebook.insert(cost);
+                    // In a pause all bookings move, and keep their order by that.
+                    if !is_paused {
+                        self.rebook.insert(cost);
+                    }
                 }
+                Returned::Refund { slot, cost } => self.give_back(slot, cost),
             }
         }
     }
@@ -385,15 +410,23 @@ impl Worker {
         hasty.into_iter().for_each(|arrival| self.refuse(arrival, refusal.clone()));
     }
 
-    /// Hands every slot that is due to the first request of its lane.
+    /// Whether a slot lies in a pause that has not ended.
+    fn holds(&self, due: Instant) -> bool {
+        self.paused.as_ref().is_some_and(|paused| paused.holds(due))
+    }
+
+    /// Hands every slot that is due to the first request of its lane. One that lies in a pause waits for the store to say where
+    /// it is to be used instead, or for the end of the pause.
     fn hand_out(&mut self, now: Instant) {
         self.notice_loss();
+        self.paused.take_if(|paused| paused.until <= now);
         let guard = self.shared.guard();
         let costs: Vec<Permits> = self.lanes.keys().copied().collect();
         let mut room = self.shared.sending_room();
         for cost in costs {
             let mut is_first_late = true;
             while room > 0
+                && !self.lanes.get(&cost).and_then(Lane::next_due).is_some_and(|due| self.holds(due))
                 && let Some(slot) = self.lanes.get_mut(&cost).and_then(|lane| lane.take_due(now))
             {
                 let clock = self.clock_of(slot.source, now);
@@ -461,10 +494,13 @@ impl Worker {
         let now = Instant::now();
         let mut wake = now + IDLE;
         let has_room = self.shared.sending_room() > 0;
+        let paused = self.paused.clone();
         for lane in self.lanes.values_mut() {
             let near = lane.approach(now);
             // While as many are being sent as may be, one that has been wakes the worker.
             let due = lane.next_due().filter(|_| has_room);
+            let due =
+                due.map(|due| paused.as_ref().filter(|paused| paused.holds(due)).map_or(due, |it| it.until));
             wake = [due, near].into_iter().flatten().fold(wake, Instant::min);
         }
         if self.call.is_none() && self.must_hear() {
@@ -481,6 +517,13 @@ impl Worker {
             wake = wake.min(since + self.queues.linger);
         }
         wake
+    }
+}
+
+async fn heard(hearing: &mut Option<BoxFuture<'static, Hearing>>) -> Hearing {
+    match hearing {
+        Some(hearing) => hearing.await,
+        None => std::future::pending().await,
     }
 }
 

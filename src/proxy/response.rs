@@ -195,6 +195,12 @@ fn refused<'a>(refusal: &'a Refusal, limiter: Option<&'a Limiter>) -> Verdict<'a
             ["limiter ", name.as_str(), " has no permit within the wait"].concat(),
             quota(limit, retry_after),
         ),
+        Refusal::Paused { retry_after, .. } => (
+            StatusCode::TOO_MANY_REQUESTS,
+            "paused",
+            ["limiter ", name.as_str(), " is paused for longer than the wait"].concat(),
+            Some(Quota { name, limiter, violated: None, retry_after: *retry_after }),
+        ),
         Refusal::QueueFull { limit, retry_after, .. } => (
             StatusCode::TOO_MANY_REQUESTS,
             "queue_full",

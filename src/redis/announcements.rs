@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::Micros;
 use crate::limiter::order::Room;
-use crate::limiter::store::Announcement;
+use crate::limiter::store::{Announcement, PauseStretch};
 use crate::redis::keys;
 use crate::redis::pool::Connections;
 
@@ -106,13 +106,17 @@ impl Announcements {
     }
 }
 
-/// `KEY ROOM_AT PERMITS`, as `reserve.lua` publishes it.
+/// `KEY ROOM_AT PERMITS`, as `reserve.lua` publishes it, or `pause KEY FROM UNTIL`.
 fn decode(text: &str) -> Option<Announcement> {
     let mut words = text.rsplitn(3, ' ');
-    let permits = words.next()?.parse().ok()?;
-    let at = Micros(words.next()?.parse().ok()?);
-    let queue = keys::queue_members(words.next()?)?;
-    Some(Announcement { queue, room: Room { at, permits } })
+    let (last, at) = (words.next()?.parse().ok()?, Micros(words.next()?.parse().ok()?));
+    let key = words.next()?;
+    if let Some((name, partition)) = key.strip_prefix("pause ").and_then(keys::limiter_of) {
+        let stretch = PauseStretch { from: at, until: Micros(last) };
+        return Some(Announcement::Pause { name, partition, stretch });
+    }
+    let room = Room { at, permits: last };
+    Some(Announcement::Room { queue: keys::queue_members(key)?, room })
 }
 
 #[cfg(test)]
@@ -125,10 +129,16 @@ mod tests {
     fn what_a_script_publishes_is_understood() {
         let tenant = Partition::of([Some(&b"tenant"[..])]);
         let text = format!("weir:{{a b}}:v1:queue:x+y:{tenant} 1800000000000000 3");
-        let heard = decode(&text).unwrap();
         let name = |text| LimiterName::parse(text).unwrap();
-        assert_eq!(heard.queue, [(name("x"), None), (name("y"), Some(tenant))]);
-        assert_eq!(heard.room, Room { at: Micros(1_800_000_000_000_000), permits: 3 });
+        let queue = vec![(name("x"), None), (name("y"), Some(tenant))];
+        let room = Room { at: Micros(1_800_000_000_000_000), permits: 3 };
+        assert_eq!(decode(&text), Some(Announcement::Room { queue, room }));
+        let stretch = PauseStretch { from: Micros(5), until: Micros(8) };
+        for (key, partition) in [("y".to_owned(), None), (format!("y:{tenant}"), Some(tenant))] {
+            let text = format!("pause weir:{{a b}}:v1:limiter:{key} 5 8");
+            let name = name("y");
+            assert_eq!(decode(&text), Some(Announcement::Pause { name, partition, stretch }));
+        }
         for other in [
             "",
             "weir:{a}:v1:queue:x:y 1 2",
@@ -136,6 +146,9 @@ mod tests {
             "weir:{a}:v1:queue:x 1",
             "weir:{a}:v1:queue:x 1 z",
             "x 1 2",
+            "pause x 1 2",
+            "pause weir:{a}:v1:limiter:x 1",
+            "weir:{a}:v1:limiter:x 1 2",
         ] {
             assert_eq!(decode(other), None, "{other:?}");
         }

@@ -52,6 +52,16 @@ impl Script {
         Script::new(source!("../../lua/reset.lua"))
     }
 
+    /// Hears what an upstream said.
+    pub(super) fn hear() -> Script {
+        Script::new(source!("../../lua/hear.lua"))
+    }
+
+    /// Pauses by hand.
+    pub(super) fn pause() -> Script {
+        Script::new(source!("../../lua/pause.lua"))
+    }
+
     /// Tells the fleet of a replica.
     pub(super) fn attend() -> Script {
         Script::new(source!("../../lua/attend.lua"))

@@ -17,10 +17,12 @@ use crate::config::model;
 use crate::limiter::book::{Generation, RETIMED_MAX};
 use crate::limiter::limit::LimiterName;
 use crate::limiter::order::Room;
+use crate::limiter::pause::{PAUSE_MAX, PauseRequest};
 use crate::limiter::reserve::{Answer, Away, Call, Holding, Outcome, Violated};
 use crate::limiter::rule::{Kind, Rule};
 use crate::limiter::store::{
-    Announcement, Epoch, Failure, Inspection, Reset, Store, StoreError, Subject, Unknown, WriteBack,
+    Announcement, Epoch, Failure, Heard, Inspection, Reset, Said, Store, StoreError, Subject, Unknown,
+    WriteBack,
 };
 use crate::limiter::{COUNTS_FOR, Replica};
 use crate::redis::announcements::Announcements;
@@ -77,6 +79,8 @@ struct Shared {
     write_back: Script,
     attend: Script,
     reset: Script,
+    hear: Script,
+    pause: Script,
     prefix: String,
     /// Where the servers are, without user and password.
     addresses: String,
@@ -95,6 +99,8 @@ impl Shared {
             StoreOp::WriteBack => &self.write_back,
             StoreOp::Attend => &self.attend,
             StoreOp::Reset => &self.reset,
+            StoreOp::Hear => &self.hear,
+            StoreOp::Pause => &self.pause,
         }
     }
 }
@@ -138,6 +144,8 @@ impl RedisStore {
             write_back: Script::write_back(),
             attend: Script::attend(),
             reset: Script::reset(),
+            hear: Script::hear(),
+            pause: Script::pause(),
             prefix: settings.key_prefix.clone(),
             addresses: settings.servers.addresses(),
             timeout: settings.timeout,
@@ -187,6 +195,7 @@ impl RedisStore {
         part.reserve(&subjects, &call).await.map_err(|failure| failure.error)?;
         part.inspect(&subject).await?;
         part.write_back(&subject, &write).await?;
+        part.hear(&subject, &Said { replica: me.id, ..Said::default() }).await?;
         self.attend(&me, true).await?;
         // Nobody understands it. A script that may not publish goes on without.
         let mut publish = redis::cmd("PUBLISH");
@@ -435,8 +444,9 @@ impl Store for RedisStore {
             let mut numbers = Numbers::new(&value).ok_or(StoreError::Malformed("inspect"))?;
             let inspection = (|| {
                 let (now, last) = (Micros(numbers.take()?), Micros(numbers.take()?));
+                let paused_until = Micros(numbers.take()?);
                 let available = subject.rules.iter().map(|_| numbers.take()).collect::<Option<_>>()?;
-                Some(Inspection { now, last, available })
+                Some(Inspection { now, last, paused_until, available })
             })();
             inspection.ok_or(StoreError::Malformed("inspect"))
         }
@@ -466,6 +476,41 @@ impl Store for RedisStore {
             };
             let value = self.call(StoreOp::Reset, KEEPER, command).await?;
             decode_epoch(&value).ok_or(StoreError::Malformed("reset"))
+        }
+        .boxed()
+    }
+
+    fn hear<'a>(&'a self, subject: &'a Subject, said: &'a Said) -> BoxFuture<'a, Result<Heard, StoreError>> {
+        async move {
+            let Some(epoch) = &self.part.epoch else { return Err(NO_PART) };
+            let command = |run: &str| {
+                let Shared { hear, prefix, announcements, .. } = &*self.shared;
+                let channel = announcements.channel();
+                let place = Place { prefix, epoch, channel, call: 0, run, settle: SETTLE };
+                hear_command(hear, place, Micros::ZERO, LEASE, subject, said)
+            };
+            let value = self.call(StoreOp::Hear, subject.name.as_str(), command).await?;
+            decode_heard(&value).ok_or(StoreError::Malformed("hear"))
+        }
+        .boxed()
+    }
+
+    fn pause<'a>(
+        &'a self,
+        subject: &'a Subject,
+        lasting: Micros,
+    ) -> BoxFuture<'a, Result<Heard, StoreError>> {
+        async move {
+            let Some(epoch) = &self.part.epoch else { return Err(NO_PART) };
+            let command = |run: &str| {
+                let keys = [epoch.clone(), keys::limiter(&self.shared.prefix, subject)];
+                let mut command = self.shared.pause.command(&keys, 7);
+                command.arg(0).arg(SETTLE.0).arg(run).arg(0).arg(lasting.0).arg(PAUSE_MAX.0);
+                command.arg(self.shared.announcements.channel());
+                command
+            };
+            let value = self.call(StoreOp::Pause, KEEPER, command).await?;
+            decode_heard(&value).ok_or(StoreError::Malformed("pause"))
         }
         .boxed()
     }
@@ -598,6 +643,30 @@ pub(super) fn write_command(
     command
 }
 
+/// The command for what an upstream said; `now` is zero for the server's own clock.
+pub(super) fn hear_command(
+    script: &Script,
+    place: Place<'_>,
+    now: Micros,
+    lease: Micros,
+    subject: &Subject,
+    said: &Said,
+) -> Cmd {
+    let keys = [place.epoch.to_owned(), keys::limiter(place.prefix, subject)];
+    let mut command = script.command(&keys, 14 + 2 * said.remaining.len());
+    command.arg(now.0).arg(place.settle.0).arg(place.run).arg(said.known).arg(lease.0).arg(said.replica);
+    command.arg(rules_text(subject)).arg(place.channel);
+    let PauseRequest { wait, fallback, max, sent_ago, jitter } = said.pause.unwrap_or_default();
+    // No time at all is a microsecond: nothing else tells a pause from none.
+    let fallback = if said.pause.is_some() { fallback.max(Micros::ONE) } else { Micros::ZERO };
+    let wait = wait.map_or(Micros::ZERO, |wait| wait.max(Micros::ONE));
+    command.arg(fallback.0).arg(wait.0).arg(max.0).arg(sent_ago.0).arg(jitter).arg(said.cost);
+    for (index, remaining) in &said.remaining {
+        command.arg(index + 1).arg(*remaining);
+    }
+    command
+}
+
 /// Rules as `calendar.lua` reads them.
 fn rules_text(subject: &Subject) -> String {
     let mut text = String::new();
@@ -664,6 +733,7 @@ pub(super) fn decode_answer(value: &Value, subjects: &[Subject], call: &Call) ->
         let (number, void_from, before) = (numbers.take()?, Micros(numbers.take()?), numbers.take()?);
         answer.generations.push(Generation { number, void_from, before });
         answer.available.push(subject.rules.iter().map(|_| numbers.take()).collect::<Option<_>>()?);
+        answer.paused.push(Micros(numbers.take()?));
         answer.lives_until.push(Micros(numbers.take()?));
     }
     answer.last = Micros(numbers.take()?);
@@ -734,6 +804,14 @@ pub(super) fn decode_epoch(value: &Value) -> Option<Epoch> {
     let mut numbers = Numbers::new(value)?;
     let now = Micros(numbers.take()?);
     take_epoch(now, &mut numbers)
+}
+
+/// The answer of `hear.lua`, and of `pause.lua`, which charges nothing.
+pub(super) fn decode_heard(value: &Value) -> Option<Heard> {
+    let mut numbers = Numbers::new(value)?;
+    let now = Micros(numbers.take()?);
+    let (epoch, paused_until) = (take_epoch(now, &mut numbers)?, Micros(numbers.take()?));
+    Some(Heard { epoch, paused_until, drift: numbers.take().unwrap_or_default() })
 }
 
 fn away(delay: Micros, numbers: &mut Numbers) -> Option<Away> {

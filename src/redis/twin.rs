@@ -10,14 +10,15 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use super::script::Script;
-use super::store::{Place, command_for, decode_answer};
+use super::store::{Place, command_for, decode_answer, decode_heard, hear_command};
 use crate::clock::Micros;
 use crate::limiter::book::Book;
 use crate::limiter::limit::LimiterName;
 use crate::limiter::order::QueueOrder;
-use crate::limiter::reserve::{Answer, Call, Holding, Outcome, Run, reserve};
+use crate::limiter::pause::PauseRequest;
+use crate::limiter::reserve::{self, Answer, Call, Holding, Outcome, Run, reserve};
 use crate::limiter::rule::{Kind, Rule};
-use crate::limiter::store::Subject;
+use crate::limiter::store::{Heard, Said, Subject};
 use crate::limiter::windows::Stretch;
 
 /// The tested instants: the age of the epoch makes numbers as large as they really are.
@@ -84,6 +85,13 @@ enum Step {
     },
     /// Another replica calls from here on.
     Replica(u64),
+    /// An upstream says something of the quota of one limiter.
+    Hear {
+        subject: usize,
+        pause: Option<(Option<u64>, u64, u64)>,
+        cost: u64,
+        remaining: Option<u64>,
+    },
 }
 
 /// Rate, window and cell, and what kind of rule it is.
@@ -152,7 +160,15 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (any::<usize>(), 1..5_u64).prop_map(|(holding, count)| Step::GiveBack { holding, count }),
         1 => any::<usize>().prop_map(|rules| Step::Change { rules }),
         1 => (1..4_u64).prop_map(Step::Replica),
+        1 => hear(),
     ]
+}
+
+fn hear() -> impl Strategy<Value = Step> {
+    let wait = prop_oneof![Just(None), prop_oneof![0..100_u64, 0..30_000_000_u64].prop_map(Some)];
+    let pause = prop::option::of((wait, 0..3_000_000_u64, 0..1100_u64));
+    (0..2_usize, pause, prop_oneof![3 => Just(0), 1 => 1..20_u64], prop::option::of(0..30_u64))
+        .prop_map(|(subject, pause, cost, remaining)| Step::Hear { subject, pause, cost, remaining })
 }
 
 /// The Rust side, and what its caller would hold.
@@ -200,18 +216,44 @@ impl Model {
             .map(|(b, s)| (b, s.rules.clone()))
             .collect();
         let mut answer = reserve(self.now, LEASE, &mut books, &mut order, call);
-        for (book, lives_until) in self.books.iter_mut().zip(&mut self.lives_until).take(count) {
-            *lives_until = book.expires().max(*lives_until);
-            answer.lives_until.push(*lives_until);
-            if *lives_until <= self.now {
-                (*book, *lives_until) = (Book::default(), Micros::ZERO);
-            }
-        }
+        answer.lives_until = (0..count).map(|index| self.keep(index)).collect();
         if order.expires() > self.now {
             self.orders.insert(count, order);
         }
         answer
     }
+}
+
+impl Model {
+    /// A book goes when it can no longer matter.
+    fn keep(&mut self, index: usize) -> Micros {
+        let (book, lives_until) = (&mut self.books[index], &mut self.lives_until[index]);
+        *lives_until = book.expires().max(*lives_until);
+        let told = *lives_until;
+        if told <= self.now {
+            (*book, *lives_until) = (Book::default(), Micros::ZERO);
+        }
+        told
+    }
+
+    fn hear(&mut self, index: usize, said: &Said) -> Heard {
+        let (book, subject) = (&mut self.books[index], &self.subjects[index]);
+        book.open(self.now, &subject.rules, LEASE, said.replica);
+        let heard = reserve::hear(book, self.now, LEASE, subject, said);
+        self.keep(index);
+        heard
+    }
+}
+
+/// Compares on both sides what is heard of an upstream.
+fn both_hear(model: &mut Model, connection: &mut redis::Connection, index: usize, said: &Said) {
+    let expected = model.hear(index, said);
+    let place =
+        Place { prefix: "model", epoch: "model:epoch", channel: "", call: 0, run: "", settle: Micros::ZERO };
+    let script = Script::hear();
+    let command = hear_command(&script, place, model.now, LEASE, &model.subjects[index], said);
+    let heard = decode_heard(&command.query(connection).unwrap());
+    assert_eq!(heard, Some(expected), "{said:?}");
 }
 
 /// Compares one call on both sides and returns the common answer.
@@ -239,6 +281,18 @@ fn run(model: &mut Model, connection: &mut redis::Connection, steps: &[Step]) {
             Step::Replica(replica) => model.replica = *replica,
             Step::Change { rules: index } => model.subjects[0].rules = rules(*index),
             Step::GiveBack { holding, count } => give_back(model, connection, *holding, *count),
+            Step::Hear { subject, pause, cost, remaining } => {
+                let pause = pause.map(|(wait, sent_ago, jitter)| PauseRequest {
+                    wait: wait.map(|wait| Micros(wait.max(1))),
+                    fallback: Micros(700_000),
+                    max: Micros(20_000_000),
+                    sent_ago: Micros(sent_ago),
+                    jitter,
+                });
+                let remaining = remaining.map(|left| (0, left)).into_iter().collect();
+                let said = Said { replica: model.replica, known: 0, pause, cost: *cost, remaining };
+                both_hear(model, connection, *subject, &said);
+            }
             Step::Reserve { subjects, runs, room, spare } => {
                 let runs =
                     runs.iter().map(|&(cost, wait, count)| Run { cost, wait_max: Micros(wait), count });
@@ -307,10 +361,9 @@ fn lua_equals_rust() {
     let server = RedisServer::start();
     let mut connection = server.connect();
     let script = Script::reserve();
-    let load = |connection: &mut redis::Connection| {
-        redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(connection).unwrap();
-    };
-    load(&mut connection);
+    for script in [&script, &Script::hear()] {
+        redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(&mut connection).unwrap();
+    }
     let mut runner =
         TestRunner::new(Config { cases: 10_000, failure_persistence: None, ..Config::default() });
     let connection = std::cell::RefCell::new(connection);

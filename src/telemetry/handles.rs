@@ -109,6 +109,8 @@ struct LimiterShared {
     wait: Histogram,
     lateness: Histogram,
     waiting: IntGauge,
+    paused: IntGauge,
+    drift: IntCounter,
     /// In the order of the limiter's limits.
     available: Vec<IntGauge>,
 }
@@ -122,8 +124,6 @@ impl LimiterMetrics {
             let configured = families.limiter_limit_permits.with_label_values(&[name, &*limit.label]);
             configured.set(gauge_value(limit.rate.get()));
         }
-        // Nothing pauses a limiter yet; the series is there, so that an alert can name it.
-        families.limiter_paused.with_label_values(&[name]);
         let permits = |result| families.permits_total.with_label_values(&[name, result]);
         let available = |label: &str| families.limiter_available_permits.with_label_values(&[name, label]);
         let shared = LimiterShared {
@@ -136,6 +136,8 @@ impl LimiterMetrics {
             wait: families.queue_wait_seconds.with_label_values(&[name]),
             lateness: families.slot_lateness_seconds.with_label_values(&[name]),
             waiting: families.queue_waiting.with_label_values(&[name]),
+            paused: families.limiter_paused.with_label_values(&[name]),
+            drift: families.limiter_drift_permits_total.with_label_values(&[name]),
             available: limiter.limits.iter().map(|limit| available(&limit.label)).collect(),
         };
         LimiterMetrics { shared: Arc::new(shared) }
@@ -186,6 +188,16 @@ impl LimiterMetrics {
         self.shared.waiting.add(more);
     }
 
+    /// The upstream asked for a pause that lasts, or it does not.
+    pub fn set_paused(&self, is_paused: bool) {
+        self.shared.paused.set(i64::from(is_paused));
+    }
+
+    /// The upstream left so many permits less than was thought.
+    pub fn drifted(&self, permits: u64) {
+        self.shared.drift.inc_by(permits);
+    }
+
     /// The limit with this index has that many permits left, in the tightest partition.
     pub fn set_available(&self, limit: usize, permits: u64) {
         if let Some(available) = self.shared.available.get(limit) {
@@ -211,10 +223,14 @@ pub enum StoreOp {
     Attend,
     /// Forgets what was used.
     Reset,
+    /// Hears what an upstream said.
+    Hear,
+    /// Pauses a limiter by hand.
+    Pause,
 }
 
 impl StoreOp {
-    const ALL: [StoreOp; 7] = [
+    const ALL: [StoreOp; 9] = [
         StoreOp::Reserve,
         StoreOp::Inspect,
         StoreOp::Ping,
@@ -222,6 +238,8 @@ impl StoreOp {
         StoreOp::WriteBack,
         StoreOp::Attend,
         StoreOp::Reset,
+        StoreOp::Hear,
+        StoreOp::Pause,
     ];
 
     const fn as_str(self) -> &'static str {
@@ -233,6 +251,8 @@ impl StoreOp {
             StoreOp::WriteBack => "write_back",
             StoreOp::Attend => "attend",
             StoreOp::Reset => "reset",
+            StoreOp::Hear => "hear",
+            StoreOp::Pause => "pause",
         }
     }
 }

@@ -37,8 +37,11 @@ pub(crate) struct Limiter {
     pub(crate) guard: Option<Text<Duration>>,
     /// What happens while the store cannot be asked. Default `local`.
     pub(crate) on_store_failure: Option<OnStoreFailure>,
-    /// How an upstream's own refusals pause the limiter, or `off`. Not supported yet.
+    /// How an upstream's own refusals pause the limiter on all replicas, or `off`. Default: on 429 and 503, as below.
     pub(crate) pause: Option<OffOr<Pause>>,
+    /// Whether what the upstream's headers report to be left counts, where that is less than weir thinks: `headers`, or
+    /// `off`. Default `off`.
+    pub(crate) sync: Option<OffOr<Sync>>,
     /// Whether it acts. Default `enforce`.
     pub(crate) mode: Option<Mode>,
 }
@@ -122,12 +125,20 @@ pub(crate) enum OnStoreFailure {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Pause {
-    /// The statuses that count as a refusal: 429 and 503. Default both.
+    /// The statuses that count as a refusal, 429 and 503; 503 only where it names an instant. Default both.
     pub(crate) on: Option<Vec<i64>>,
     /// The longest pause, 1ms to 1d. Default 5m.
     pub(crate) max: Option<Text<Duration>>,
-    /// The pause where the upstream names none, 1ms to 1d. Default 1s.
+    /// The first pause where the upstream names no instant, 1ms to 1d; each that follows at once is twice as long. Default 1s.
     pub(crate) fallback: Option<Text<Duration>>,
+}
+
+/// What of an upstream's answers counts.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Sync {
+    /// Its headers: `RateLimit`, `X-RateLimit-*` and the like.
+    Headers,
 }
 
 /// Whether a limiter acts.

@@ -18,7 +18,7 @@ use super::units::Size;
 use forms::{Named, Text};
 
 pub(crate) use forms::{Form, OffOr};
-pub(crate) use limiter::{Algorithm, Limit, Limiter, Mode, OnStoreFailure, Pause, Queue, Scope};
+pub(crate) use limiter::{Algorithm, Limit, Limiter, Mode, OnStoreFailure, Pause, Queue, Scope, Sync};
 pub(crate) use route::{Cost, CostHeader, Http2, Match, Route, Upstream};
 pub(crate) use store::{Redis, RedisTls, Sentinel, Store};
 

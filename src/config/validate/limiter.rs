@@ -8,14 +8,15 @@ use http::HeaderName;
 use super::limit::limits;
 use super::place::At;
 use super::server::{NAME_EXPECTED, is_name};
-use super::{Check, DAY, MILLISECOND, UNSUPPORTED};
+use super::{Check, DAY, MILLISECOND};
 use crate::config::model::KeyPart;
 use crate::config::problem::quoted;
 use crate::config::schema::forms::{Named, Text};
 use crate::config::schema::{self, OffOr};
 use crate::config::units::show_duration;
 use crate::limiter::limit::{
-    Algorithm, Limit, Limiter, LimiterName, Mode, OnStoreFailure, Partitioned, QueueLimits, Scope,
+    Algorithm, Limit, Limiter, LimiterName, Mode, OnStoreFailure, Partitioned, PausePolicy, QueueLimits,
+    Scope,
 };
 
 /// A longer guard would waste quota and hide a broken clock.
@@ -57,10 +58,8 @@ fn one(
     let partitioned = partitioned(check, given, at);
     let group = group(check, given.group.as_deref().unwrap_or(name), &at.key("group"));
     let queue = queue(check, given.queue.as_ref(), &at.key("queue"));
-    if let Some(OffOr::On(pause)) = &given.pause {
-        check.problem_of_key(&at.key("pause"), UNSUPPORTED);
-        self::pause(check, pause, &at.key("pause"));
-    }
+    let pause = pause(check, given.pause.as_ref(), &at.key("pause"));
+    let follows_upstream = matches!(given.sync, Some(OffOr::On(schema::Sync::Headers)));
     let limits = limits?;
     let guard = guard(check, given.guard, &limits, at);
     let on_store_failure = match given.on_store_failure {
@@ -78,7 +77,20 @@ fn one(
     };
     let name = LimiterName::parse(name)?;
     let (guard, queue, group, partitioned) = (guard?, queue?, group?, partitioned?);
-    let limiter = Limiter { name, limits, scope, mode, partitioned, guard, queue, group, on_store_failure };
+    let pause = pause?;
+    let limiter = Limiter {
+        name,
+        limits,
+        scope,
+        mode,
+        partitioned,
+        guard,
+        queue,
+        group,
+        on_store_failure,
+        pause,
+        follows_upstream,
+    };
     Some((Arc::new(limiter), key?))
 }
 
@@ -154,14 +166,40 @@ fn group(check: &mut Check<'_>, group: &str, at: &At<'_>) -> Option<Arc<str>> {
     fits.then(|| group.into())
 }
 
-fn pause(check: &mut Check<'_>, given: &schema::Pause, at: &At<'_>) {
-    for (index, status) in given.on.as_deref().unwrap_or_default().iter().enumerate() {
-        if !matches!(status, 429 | 503) {
-            check.problem(&at.key("on").index(index), "must be 429 or 503");
-        }
+/// The outer `None` is a problem, the inner one no pause.
+fn pause(
+    check: &mut Check<'_>,
+    given: Option<&OffOr<schema::Pause>>,
+    at: &At<'_>,
+) -> Option<Option<PausePolicy>> {
+    let usual = PausePolicy::default();
+    let given = match given {
+        None => return Some(Some(usual)),
+        Some(OffOr::Off) => return Some(None),
+        Some(OffOr::On(given)) => given,
+    };
+    let codes = given.on.as_deref().unwrap_or_default().iter().enumerate();
+    let codes: Option<Vec<u16>> = codes
+        .map(|(index, status)| {
+            let code = u16::try_from(*status).ok().filter(|code| usual.on.contains(code));
+            if code.is_none() {
+                check.problem(&at.key("on").index(index), "must be 429 or 503");
+            }
+            code
+        })
+        .collect();
+    if given.on.is_some() && at.key("on").length() == 0 {
+        check.problem(&at.key("on"), "names nothing to pause on; `pause: off` does that");
+        return None;
     }
-    check.duration(given.max, 5 * super::MINUTE, MILLISECOND..=DAY, &at.key("max"));
-    check.duration(given.fallback, Duration::from_secs(1), MILLISECOND..=DAY, &at.key("fallback"));
+    let max = check.duration(given.max, usual.max, MILLISECOND..=DAY, &at.key("max"));
+    let fallback = check.duration(given.fallback, usual.fallback, MILLISECOND..=DAY, &at.key("fallback"));
+    let (max, fallback) = (max?, fallback?);
+    if fallback > max {
+        check.problem(&at.key("fallback"), "must not be longer than `max`");
+        return None;
+    }
+    Some(Some(PausePolicy { on: if given.on.is_some() { codes? } else { usual.on }, max, fallback }))
 }
 
 /// The outer `None` is a problem, the inner one no queue.

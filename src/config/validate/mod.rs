@@ -30,8 +30,6 @@ use super::schema::forms::Text;
 use super::units::show_duration;
 pub(crate) use place::At;
 
-/// What a feature of a later version is answered with.
-const UNSUPPORTED: &str = "not supported yet";
 /// The largest PEM file.
 const PEM_BYTES_MAX: u64 = 1024 * 1024;
 

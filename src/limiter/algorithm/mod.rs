@@ -12,6 +12,7 @@ use self::fixed_window::Frame;
 use self::sliding_window::Window;
 use crate::clock::Micros;
 use crate::limiter::calendar::Calendar;
+use crate::limiter::pause::Pause;
 use crate::limiter::rule::{Kind, Rule, cell_start, finest_cell, is_one};
 
 /// A search that only moves forward in time, over all rules at once.
@@ -28,6 +29,8 @@ pub struct Search<'a> {
     entered: usize,
     /// What each rule sees from there.
     sights: Vec<Sight>,
+    /// What is left open by a pause; `None` where it does not matter.
+    pause: Option<&'a mut Pause>,
 }
 
 /// What a rule sees from where a search stands.
@@ -60,9 +63,15 @@ impl<'a> Search<'a> {
             Kind::Fixed { .. } => Sight::Fixed(Frame::default()),
         };
         let sights = rules.iter().zip(bases).map(sight).collect();
-        let mut search = Search { calendar, rules, cell, at: Micros::ZERO, entered: 0, sights };
+        let mut search = Search { calendar, rules, cell, at: Micros::ZERO, entered: 0, sights, pause: None };
         search.advance(from);
         search
+    }
+
+    /// The same search, for what a pause leaves open.
+    pub(super) fn heeding(mut self, pause: &'a mut Pause) -> Search<'a> {
+        self.pause = Some(pause);
+        self
     }
 
     /// The rules that it looks at.
@@ -110,6 +119,9 @@ impl<'a> Search<'a> {
     /// A rule that can never hold `cost` (another replica's, during a reload) lets it pass where it holds nothing else.
     pub fn earliest(&mut self, cost: u64) -> Found {
         let mut limited_by = None;
+        if let Some(pause) = &self.pause {
+            self.advance(pause.floor(self.at));
+        }
         'moved: loop {
             let mut room = u64::MAX;
             for index in 0..self.rules.len() {
@@ -121,6 +133,9 @@ impl<'a> Search<'a> {
                         continue 'moved;
                     }
                 }
+            }
+            if self.pause.as_ref().is_some_and(|pause| pause.is_paced(self.at)) {
+                room = cost;
             }
             return Found { at: self.at, room: room.max(cost), limited_by };
         }
@@ -145,6 +160,9 @@ impl<'a> Search<'a> {
         let is_one = |entry| is_one(rules, cell, at.min(entry), at.max(entry));
         if self.calendar.charge(self.entered, at, permits, is_one) {
             self.entered += 1;
+        }
+        if let Some(pause) = &mut self.pause {
+            pause.booked(at, permits);
         }
         for (sight, rule) in self.sights.iter_mut().zip(rules) {
             match sight {

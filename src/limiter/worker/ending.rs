@@ -37,6 +37,8 @@ impl Worker {
             || self.stocked > 0
             || !self.void.is_empty()
             || !self.replace.is_empty()
+            || self.hearing.is_some()
+            || self.said.is_some()
     }
 
     /// Whether there has been nothing to do for long enough.
@@ -77,7 +79,9 @@ impl Worker {
         }
         for returned in returned {
             match returned {
-                Returned::Unused { slot, cost } => self.give_back(slot, cost),
+                Returned::Unused { slot, cost } | Returned::Refund { slot, cost } => {
+                    self.give_back(slot, cost)
+                }
                 Returned::Late(LatePermit { slot, cost, turn, .. }) => {
                     self.give_back(slot, cost);
                     // An error means that the request has left.

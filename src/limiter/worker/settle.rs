@@ -64,6 +64,7 @@ impl Worker {
         }
         self.epoch = answer.epoch.id;
         self.seen = Seen { at: answer.now, until: answer.lives_until.clone() };
+        self.learn_pauses(answer.now, &answer.paused);
         let moved = self.learn_generations(answer);
         if answer.epoch.settles_until.is_some() {
             return self.ask_again(sent, answer.epoch.settles_until);
@@ -184,6 +185,7 @@ impl Worker {
             rules.map(|(rule, left)| rule.holds().saturating_sub(*left)).max().unwrap_or_default()
         });
         self.used = used.collect();
+        self.left.clone_from(&answer.available);
     }
 
     /// A slot that was wanted has come.
@@ -270,7 +272,9 @@ impl Worker {
                     }
                     refused += 1;
                     let told = learnt.as_mut().map_or(away.told, |learnt| learnt.tell(cost));
-                    self.refuse(arrival, self.refusal(outcome, told));
+                    let refusal = self.refusal(outcome, told);
+                    let refusal = refusal.in_pause(self.paused.as_ref(), arrival.deadline);
+                    self.refuse(arrival, refusal);
                 }
                 None => self.refuse(arrival, self.store_unavailable()),
             }
@@ -334,7 +338,7 @@ impl Worker {
         }
         for (cost, waiter, due) in overdue {
             let delay = Micros::from(due.saturating_duration_since(now)).max(Micros::ONE);
-            let refusal = self.too_far(Some(delay));
+            let refusal = self.too_far(Some(delay)).in_pause(self.paused.as_ref(), waiter.deadline);
             self.shared.count_refused(&refusal, cost, false);
             waiter.refuse(refusal);
         }

@@ -1,0 +1,261 @@
+//! What an upstream's refusal does to a limiter: nothing is booked before the instant that it names, and from then on
+//! permits come one by one for a moment, so that what has waited does not come as a burst.
+//!
+//! Pure: the instant is an argument. `lua/calendar.lua` is the twin.
+
+use crate::clock::Micros;
+use crate::limiter::rule::Rule;
+
+/// The longest pause that can be configured, or made by hand.
+pub const PAUSE_MAX: Micros = Micros::from_millis(24 * 3_600_000);
+
+/// For how long permits come one by one, at most: a day's limit is not to be spread over the day.
+const PACED_MAX: Micros = Micros::from_millis(10_000);
+
+/// For how long the first request stands alone after a pause that was too short, at most: its answer tells whether this one
+/// was long enough.
+const PROBE_MAX: Micros = Micros::from_millis(1000);
+
+/// What a pause is longer by at most than it has to be: other callers of the same upstream wait for the same instant.
+const JITTER_MAX: Micros = Micros::from_millis(250);
+const JITTER_PART: u64 = 16;
+const JITTER_PARTS: u64 = 1024;
+
+/// What an upstream asks for, and what of it is granted.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct PauseRequest {
+    /// How long it asks to be left alone; `None` if it names no instant.
+    pub wait: Option<Micros>,
+    /// How long the first pause is for which it names none. Each further one that follows at once is twice as long.
+    pub fallback: Micros,
+    /// The longest pause.
+    pub max: Micros,
+    /// How long ago the request was sent that it refused.
+    pub sent_ago: Micros,
+    /// By how much of [`JITTER_MAX`] the pause is longer, in parts of 1024.
+    pub jitter: u64,
+}
+
+/// The pause of one limiter, or of one of its partitions.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Pause {
+    /// Nothing is booked before.
+    until: Micros,
+    /// When that was heard of.
+    set_at: Micros,
+    /// How long the last one was for which no instant was named; zero if one was.
+    length: Micros,
+    /// Until when permits come one by one, how far apart, where the next one may be, and how much further apart the
+    /// second is from the first.
+    paced_until: Micros,
+    spacing: Micros,
+    next: Micros,
+    probe: Micros,
+    /// When it was last set or lifted by hand.
+    by_hand_at: Micros,
+}
+
+impl Pause {
+    /// Nothing is booked before that instant.
+    pub fn until(&self) -> Micros {
+        self.until
+    }
+
+    /// Hears that the upstream asks for a pause. A longer one is never shortened, and what was sent before the last one
+    /// began says nothing new unless it names an instant. Returns whether anything has changed.
+    pub(super) fn ask(&mut self, now: Micros, request: &PauseRequest, rules: &[Rule]) -> bool {
+        let PauseRequest { wait, fallback, max, sent_ago, jitter } = *request;
+        let (length, wait) = match wait {
+            Some(wait) => (Micros::ZERO, wait.min(max)),
+            None if now < self.until || now - sent_ago <= self.set_at => return false,
+            None => {
+                let length = self.grown(now, fallback).min(max);
+                (length, length)
+            }
+        };
+        let most = Micros(wait.0 / JITTER_PART).min(JITTER_MAX);
+        let until = now + wait + Micros(most.0 * jitter.min(JITTER_PARTS) / JITTER_PARTS);
+        if until <= self.until {
+            return false;
+        }
+        self.length = length;
+        let probe = if length > fallback { length.min(PROBE_MAX) } else { Micros::ZERO };
+        self.set(now, until, probe, rules);
+        true
+    }
+
+    /// Twice as long as the last one, and half of that for each time as long as that in which all went well.
+    fn grown(&self, now: Micros, fallback: Micros) -> Micros {
+        if self.length == Micros::ZERO {
+            return fallback;
+        }
+        let quiet = (now - self.until).0 / self.length.0;
+        Micros((2 * self.length.0) >> quiet.min(60)).max(fallback)
+    }
+
+    fn set(&mut self, now: Micros, until: Micros, probe: Micros, rules: &[Rule]) {
+        let shortest = rules.iter().min_by_key(|rule| rule.window);
+        let paced = shortest.map_or(Micros::ZERO, |rule| rule.window.min(PACED_MAX));
+        let spacing = shortest.map_or(Micros::ZERO, |rule| Micros(rule.window.0.div_ceil(rule.rate)));
+        let paced_until = until + probe + paced;
+        *self = Pause { until, set_at: now, paced_until, spacing, next: until, probe, ..*self };
+    }
+
+    /// Follows what was done by hand at an instant: paused until another one, or no longer paused. Returns whether it had not
+    /// been followed yet.
+    pub(super) fn follow(&mut self, now: Micros, at: Micros, until: Micros, rules: &[Rule]) -> bool {
+        if at <= self.by_hand_at {
+            return false;
+        }
+        self.by_hand_at = at;
+        self.length = Micros::ZERO;
+        if until > now {
+            self.set(now, until, Micros::ZERO, rules);
+        } else {
+            self.until = self.until.min(now);
+            self.paced_until = self.until;
+        }
+        true
+    }
+
+    /// What is booked for the time after it is booked anew.
+    pub(super) fn restart(&mut self, now: Micros) {
+        if now < self.until {
+            self.next = self.until;
+        }
+    }
+
+    /// The first instant from `at` on that it leaves open.
+    pub(super) fn floor(&self, at: Micros) -> Micros {
+        let at = at.max(self.until);
+        if at < self.paced_until { at.max(self.next.min(self.paced_until)) } else { at }
+    }
+
+    /// Whether permits come one by one there.
+    pub(super) fn is_paced(&self, at: Micros) -> bool {
+        self.until <= at && at < self.paced_until
+    }
+
+    /// So many were booked there.
+    pub(super) fn booked(&mut self, at: Micros, permits: u64) {
+        if self.is_paced(at) {
+            let probe = if self.next == self.until { self.probe } else { Micros::ZERO };
+            let span = Micros(self.spacing.0.saturating_mul(permits)).min(self.paced_until - self.until);
+            self.next = self.next.max(at) + probe + span;
+        }
+    }
+
+    /// When nothing in it can matter any more: the next pause may have to be longer than this one.
+    pub(super) fn expires(&self) -> Micros {
+        self.paced_until.max(self.until + self.length + self.length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limiter::rule::Kind;
+
+    const SECOND: u64 = 1_000_000;
+
+    fn rules() -> [Rule; 2] {
+        let rule =
+            |rate, window| Rule { rate, window: Micros(window), cell: Micros::ONE, kind: Kind::Sliding };
+        [rule(1000, 60 * SECOND), rule(20, SECOND)]
+    }
+
+    fn request(wait: Option<u64>) -> PauseRequest {
+        PauseRequest {
+            wait: wait.map(Micros),
+            fallback: Micros(SECOND),
+            max: Micros(60 * SECOND),
+            sent_ago: Micros(1000),
+            jitter: 0,
+        }
+    }
+
+    #[test]
+    fn a_named_instant_is_kept_and_never_brought_forward() {
+        let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
+        assert!(pause.ask(now, &request(Some(3 * SECOND)), &rules()));
+        assert_eq!(pause.until(), Micros(103 * SECOND));
+        assert!(!pause.ask(now + Micros(SECOND), &request(Some(SECOND)), &rules()));
+        assert!(!pause.ask(now + Micros(SECOND), &request(None), &rules()));
+        assert_eq!(pause.until(), Micros(103 * SECOND));
+        assert!(pause.ask(now + Micros(SECOND), &request(Some(u64::MAX)), &rules()));
+        assert_eq!(pause.until(), Micros(161 * SECOND), "no longer than the longest");
+    }
+
+    #[test]
+    fn the_jitter_is_positive_and_small() {
+        for (wait, jitter, more) in [(16, 1024, 1), (SECOND, 1024, 62_500), (3600 * SECOND, 512, 125_000)] {
+            let mut pause = Pause::default();
+            let max = Micros(7200 * SECOND);
+            pause.ask(Micros(1), &PauseRequest { jitter, max, ..request(Some(wait)) }, &rules());
+            assert_eq!(pause.until(), Micros(1 + wait + more));
+        }
+    }
+
+    #[test]
+    fn pauses_without_an_instant_grow_and_shrink_again() {
+        let (mut pause, mut now) = (Pause::default(), Micros(100 * SECOND));
+        let mut asked = |after: u64| {
+            now = pause.until().max(now) + Micros(after);
+            pause.ask(now, &request(None), &rules());
+            (pause.until() - now).0 / SECOND
+        };
+        assert_eq!([0; 8].map(|_| asked(2000)), [1, 2, 4, 8, 16, 32, 60, 60]);
+        // All went well for as long as the last one was, twice and three times as long.
+        assert_eq!(asked(60 * SECOND), 60);
+        assert_eq!(asked(120 * SECOND), 30);
+        assert_eq!(asked(90 * SECOND), 7);
+        assert_eq!(asked(3600 * SECOND), 1);
+    }
+
+    #[test]
+    fn what_was_sent_before_a_pause_makes_no_longer_one() {
+        let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
+        assert!(pause.ask(now, &request(None), &rules()));
+        let late = PauseRequest { sent_ago: Micros(2 * SECOND), ..request(None) };
+        assert!(!pause.ask(now + Micros(SECOND + 1000), &late, &rules()));
+    }
+
+    #[test]
+    fn permits_come_one_by_one_after_it() {
+        let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
+        pause.ask(now, &request(Some(3 * SECOND)), &rules());
+        let mut at = now;
+        let mut taken = Vec::new();
+        for _ in 0..22 {
+            at = pause.floor(at);
+            taken.push((at - now).0);
+            pause.booked(at, 1);
+        }
+        // The limit of the shortest window: 20 in a second, evenly; then as always.
+        let even = (0..20).map(|index| 3 * SECOND + index * SECOND / 20);
+        assert_eq!(taken[..20], even.collect::<Vec<_>>());
+        assert_eq!(taken[20..], [4 * SECOND; 2]);
+    }
+
+    #[test]
+    fn the_first_stands_alone_after_a_pause_that_was_too_short() {
+        let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
+        pause.ask(now, &request(None), &rules());
+        let again = now + Micros(SECOND + 2000);
+        pause.ask(again, &request(None), &rules());
+        let first = pause.floor(again);
+        pause.booked(first, 1);
+        let second = pause.floor(first);
+        assert_eq!((first - again, second - first), (Micros(2 * SECOND), Micros(SECOND + SECOND / 20)));
+    }
+
+    #[test]
+    fn what_is_done_by_hand_is_followed_once() {
+        let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
+        assert!(pause.follow(now, now, now + Micros(30 * SECOND), &rules()));
+        assert!(!pause.follow(now, now, now + Micros(30 * SECOND), &rules()));
+        let later = now + Micros(SECOND);
+        assert!(pause.follow(later, later, Micros::ZERO, &rules()));
+        assert_eq!((pause.until(), pause.floor(later)), (later, later));
+    }
+}

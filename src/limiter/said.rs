@@ -1,0 +1,203 @@
+//! What an upstream said of its quota in an answer, on its way from a request to the store; and the pause that comes of it,
+//! as a queue sees it.
+//!
+//! Whoever hears it says it to the queue from which the permit came ([`Receipt`]). The queue's worker tells the store, one
+//! call at a time: what is said meanwhile is put together.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::clock::Micros;
+use crate::limiter::limit::{Limiter, LimiterName, Permits};
+use crate::limiter::pause::PauseRequest;
+use crate::limiter::permit::{Returned, Slot};
+use crate::limiter::queue::Shared;
+
+/// The most windows of which something is kept until the store is told.
+const WINDOWS_MAX: usize = 16;
+
+/// What an answer says of the quota.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Spoken {
+    /// The code of an answer that refuses, of those that a limiter's pause may be made for; `None` for any other.
+    pub refusal: Option<u16>,
+    /// How long the upstream asks to be left alone, if it names an instant.
+    pub wait: Option<Duration>,
+    /// What it leaves of its windows.
+    pub windows: Vec<Window>,
+}
+
+/// A window of the upstream's quota, as it reports it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Window {
+    /// How much it holds, if that is said.
+    pub limit: Option<u64>,
+    /// What is left of it.
+    pub remaining: u64,
+    /// How long it is, if that is said.
+    pub per: Option<Duration>,
+}
+
+/// A permit that was spent, for what becomes known of it later.
+pub struct Receipt {
+    pub(super) shared: Arc<Shared>,
+    pub(super) slot: Slot,
+    pub(super) cost: Permits,
+    pub(super) sent: Instant,
+}
+
+impl Receipt {
+    /// Hears what the answer says of the upstream's quota.
+    pub fn hear(&self, spoken: Spoken) {
+        self.shared.say(Saying::new(spoken, self.sent));
+    }
+
+    /// Corrects what the request has cost: more is charged, less is given back.
+    pub fn settle(&self, cost: u64) {
+        if let Some(more) = cost.checked_sub(self.cost.get()).filter(|more| *more > 0) {
+            self.shared.say(Saying { cost: more, ..Saying::new(Spoken::default(), self.sent) });
+        } else if let Some(less) = self.cost.get().checked_sub(cost).and_then(Permits::new) {
+            self.shared.hand_back(Returned::Refund { slot: self.slot, cost: less });
+        }
+    }
+}
+
+/// What a queue has to tell the store, put together.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Saying {
+    refusal: Option<u16>,
+    /// Until when the upstream asks to be left alone.
+    until: Option<Instant>,
+    /// When the last request was sent that was refused.
+    sent: Instant,
+    pub(super) cost: u64,
+    windows: Vec<Window>,
+}
+
+impl Saying {
+    fn new(spoken: Spoken, sent: Instant) -> Saying {
+        let Spoken { refusal, wait, mut windows } = spoken;
+        windows.truncate(WINDOWS_MAX);
+        // What is further away than that is capped anyway.
+        let until = wait.map(|wait| Instant::now() + wait.min(Duration::from_secs(u64::from(u32::MAX))));
+        Saying { refusal, until: until.filter(|_| refusal.is_some()), sent, cost: 0, windows }
+    }
+
+    /// Adds what was said later.
+    pub(super) fn add(&mut self, later: Saying) {
+        self.refusal = later.refusal.or(self.refusal);
+        self.until = self.until.max(later.until);
+        self.sent = self.sent.max(later.sent);
+        self.cost += later.cost;
+        for window in later.windows {
+            // The last word on each.
+            self.windows.retain(|before| (before.limit, before.per) != (window.limit, window.per));
+            self.windows.push(window);
+        }
+        self.windows.truncate(WINDOWS_MAX);
+    }
+
+    /// The pause that is asked for, if the limiter is paused for that.
+    pub(super) fn pause(&self, limiter: &Limiter, now: Instant) -> Option<PauseRequest> {
+        let (code, policy) = (self.refusal?, limiter.pause.as_ref()?);
+        policy.on.contains(&code).then(|| PauseRequest {
+            wait: self.until.map(|until| Micros::from(until.saturating_duration_since(now))),
+            fallback: Micros::from(policy.fallback),
+            max: Micros::from(policy.max),
+            sent_ago: Micros::from(now.saturating_duration_since(self.sent)),
+            // The standard library seeds each of these at random.
+            jitter: RandomState::new().hash_one(0_u8) % 1024,
+        })
+    }
+
+    /// What the upstream leaves of the limiter's limits where that is less than was thought: `left`.
+    pub(super) fn remaining(&self, limiter: &Limiter, left: &[u64]) -> Vec<(usize, u64)> {
+        let windows = self.windows.iter().filter(|_| limiter.follows_upstream);
+        let known = windows.filter_map(|window| Some((limit_of(limiter, window)?, window.remaining)));
+        known.filter(|(index, remaining)| left.get(*index).is_some_and(|left| remaining < left)).collect()
+    }
+}
+
+/// Which limit a window is: the one of its size and length, or the only one where it does not say.
+fn limit_of(limiter: &Limiter, window: &Window) -> Option<usize> {
+    let Window { limit, per, .. } = *window;
+    if limit.is_none() && per.is_none() {
+        return (limiter.limits.len() == 1).then_some(0);
+    }
+    limiter.limits.iter().position(|own| {
+        limit.is_none_or(|limit| limit == own.rate.get()) && per.is_none_or(|per| per == own.per)
+    })
+}
+
+/// A pause as a queue keeps to it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Paused {
+    pub(super) limiter: LimiterName,
+    /// No slot between these may be used.
+    pub(super) from: Instant,
+    pub(super) until: Instant,
+}
+
+impl Paused {
+    /// Whether a slot lies in it.
+    pub(super) fn holds(&self, due: Instant) -> bool {
+        self.from < due && due < self.until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limiter::limit::PausePolicy;
+    use crate::limiter::tests;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn limiter() -> Limiter {
+        let limiter = Limiter::clone(&tests::limiter(20, SECOND, SECOND));
+        let pause = PausePolicy { on: vec![429], max: 60 * SECOND, fallback: SECOND };
+        Limiter { pause: Some(pause), follows_upstream: true, ..limiter }
+    }
+
+    fn saying(refusal: Option<u16>, wait: Option<Duration>) -> Saying {
+        Saying::new(Spoken { refusal, wait, windows: Vec::new() }, Instant::now())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_longest_pause_of_several_is_asked_for() {
+        let now = Instant::now();
+        let mut all = saying(None, Some(9 * SECOND));
+        assert_eq!(all.pause(&limiter(), now), None, "what is no refusal");
+        all.add(saying(Some(429), None));
+        assert_eq!(all.pause(&limiter(), now).map(|pause| pause.wait), Some(None));
+        all.add(saying(Some(429), Some(3 * SECOND)));
+        all.add(saying(Some(429), Some(SECOND)));
+        all.add(saying(Some(429), None));
+        let asked = all.pause(&limiter(), now).unwrap();
+        assert_eq!((asked.wait, asked.max), (Some(Micros::from(3 * SECOND)), Micros::from(60 * SECOND)));
+        assert_eq!(saying(Some(503), Some(SECOND)).pause(&limiter(), now), None);
+        assert_eq!(saying(Some(429), None).pause(&Limiter { pause: None, ..limiter() }, now), None);
+        assert!(saying(Some(429), Some(Duration::MAX)).pause(&limiter(), now).is_some());
+    }
+
+    #[test]
+    fn a_window_is_told_by_its_size_and_length() {
+        let spoken = |limit, per, remaining| Saying {
+            windows: vec![Window { limit, remaining, per }],
+            ..saying(None, None)
+        };
+        let limiter = limiter();
+        let left = |saying: &Saying| saying.remaining(&limiter, &[10]);
+        assert_eq!(left(&spoken(Some(20), None, 5)), [(0, 5)]);
+        assert_eq!(left(&spoken(None, Some(SECOND), 5)), [(0, 5)]);
+        assert_eq!(left(&spoken(None, None, 5)), [(0, 5)]);
+        assert_eq!(left(&spoken(Some(20), Some(SECOND), 10)), [], "as much as was thought");
+        assert_eq!(left(&spoken(Some(21), None, 5)), []);
+        assert_eq!(left(&spoken(Some(20), Some(2 * SECOND), 5)), []);
+        let other = Limiter { follows_upstream: false, ..limiter.clone() };
+        assert_eq!(spoken(Some(20), None, 5).remaining(&other, &[10]), []);
+    }
+}

@@ -1,0 +1,107 @@
+//! What the worker does with what an upstream said of its quota, and with a pause.
+
+use futures_util::future::{FutureExt, join_all};
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::Worker;
+use crate::clock::Micros;
+use crate::limiter::live::Member;
+use crate::limiter::memory::share;
+use crate::limiter::said::{Paused, Saying};
+use crate::limiter::store::{Heard, PauseStretch, Said, StoreError, Subject};
+
+/// What became of what was said, for each limiter that it concerns.
+pub(super) type Hearing = Vec<(usize, Subject, Said, Result<Heard, StoreError>)>;
+
+impl Worker {
+    /// Takes in what was said, and tells the store of it unless it is being told of something already.
+    pub(super) fn take_said(&mut self, said: Option<Saying>, now: Instant) {
+        match (&mut self.said, said) {
+            (Some(before), Some(later)) => before.add(later),
+            (before @ None, later) => *before = later,
+            (Some(_), None) => {}
+        }
+        if self.hearing.is_some() {
+            return;
+        }
+        let Some(saying) = self.said.take() else { return };
+        let (replica, known) = (self.queues.fallback.replica, self.home.epoch_least());
+        let limiters = self.shared.members.iter().zip(self.subjects.iter()).enumerate();
+        let told = limiters.filter_map(|(place, (member, subject))| {
+            let limiter = member.live.limiter();
+            let left = self.left.get(place).map_or(&[][..], |left| left);
+            let (pause, remaining) = (saying.pause(&limiter, now), saying.remaining(&limiter, left));
+            let said = Said { replica, known, pause, cost: saying.cost, remaining };
+            let is_nothing = said.pause.is_none() && said.cost == 0 && said.remaining.is_empty();
+            (!is_nothing).then(|| (place, subject.clone(), said))
+        });
+        let told: Vec<_> = told.collect();
+        if told.is_empty() {
+            return;
+        }
+        let home = self.home.clone();
+        let hearing = join_all(told.into_iter().map(move |(place, subject, said)| {
+            let home = home.clone();
+            async move {
+                let heard = home.store.hear(&subject, &said).await;
+                (place, subject, said, heard)
+            }
+        }));
+        self.hearing = Some(hearing.boxed());
+    }
+
+    /// The store has heard it, or could not be told: then this replica keeps to it by itself.
+    pub(super) fn settle_hearing(&mut self, hearing: Hearing) {
+        for (place, subject, said, heard) in hearing {
+            let Some(member) = self.shared.members.get(place).cloned() else { continue };
+            let heard = match heard {
+                Ok(heard) => {
+                    if self.home.meet_epoch(heard.epoch) {
+                        self.queues.wake_all();
+                    }
+                    heard
+                }
+                Err(error) => {
+                    if !matches!(error, StoreError::Away) {
+                        warn!(limiter = %subject.name, %error, "the store did not hear what the upstream said");
+                    }
+                    self.hear_locally(&member, &subject, &said);
+                    continue;
+                }
+            };
+            if !said.remaining.is_empty() {
+                member.live.metrics().drifted(heard.drift);
+            }
+            if said.pause.is_some() && heard.paused_until > heard.epoch.now {
+                let stretch = PauseStretch { from: heard.epoch.now, until: heard.paused_until };
+                let lasting = (stretch.until - stretch.from).to_duration();
+                info!(limiter = %subject.name, ?lasting, "the upstream asks for a pause");
+                self.queues.pause(|other| *other == member, stretch);
+            }
+        }
+    }
+
+    /// Keeps to it in this replica's own memory, by its clock.
+    fn hear_locally(&self, member: &Member, subject: &Subject, said: &Said) {
+        let fallback = &self.queues.fallback;
+        let subject = share(subject, fallback.fleet.size());
+        let (now_instant, now) = (Instant::now(), fallback.clock.now());
+        let heard = fallback.store.hear_at(now, &subject, &Said { remaining: Vec::new(), ..said.clone() });
+        if said.pause.is_some() && heard.paused_until > now {
+            let until = now_instant + (heard.paused_until - now).to_duration();
+            self.queues.pause_between(|other| other == member, now_instant, until);
+        }
+    }
+
+    /// Hears from an answer of the store how long its limiters are paused.
+    pub(super) fn learn_pauses(&mut self, now: Micros, paused: &[Micros]) {
+        for (member, until) in self.shared.members.iter().zip(paused).filter(|(_, until)| **until > now) {
+            let (limiter, until) = (member.live.name.clone(), self.clock.due(*until));
+            member.live.pause_until(until);
+            let paused = Paused { limiter, from: self.clock.due(now), until };
+            self.shared.tell_pause(paused.clone(), false);
+            self.paused = Some(paused);
+        }
+    }
+}
