@@ -10,13 +10,14 @@ const CHANGED: u64 = 3000;
 
 type Target = (&'static str, fn(&[u8]));
 
-const TARGETS: [Target; 4] = [
+const TARGETS: [Target; 5] = [
     ("path", |bytes| {
         if let Ok(text) = std::str::from_utf8(bytes) {
             weir::proxy::fuzz::path(text);
         }
     }),
     ("request", weir::proxy::fuzz::request),
+    ("quota", weir::proxy::fuzz::quota),
     ("script_reply", weir::redis::fuzz::script_reply),
     ("configuration", |bytes| {
         if let Ok(text) = std::str::from_utf8(bytes)

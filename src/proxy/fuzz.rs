@@ -1,6 +1,7 @@
 //! What must hold of this room's pure parts for any bytes at all. Left out of the documentation; promises nothing.
 
 use std::net::IpAddr;
+use std::time::{Duration, UNIX_EPOCH};
 
 use http::header::{AUTHORIZATION, HOST};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Version};
@@ -9,6 +10,7 @@ use ipnet::IpNet;
 use super::caller;
 use super::headers::{self, Seen};
 use super::path::{self, Forms};
+use super::quota::{self, Quota};
 use super::router::strip;
 use crate::config::model::Cost;
 use crate::limiter::limit::Permits;
@@ -49,17 +51,46 @@ pub fn request(bytes: &[u8]) {
     let Ok(uri) = target.parse() else { return };
     *request.uri_mut() = uri;
     *request.method_mut() = Method::GET;
+    *request.headers_mut() = headers_of(lines);
+    for version in [Version::HTTP_10, Version::HTTP_11, Version::HTTP_2] {
+        *request.version_mut() = version;
+        read(&request);
+    }
+}
+
+/// Lines of a name, a colon and a value; those that are none are left out.
+fn headers_of<'a>(lines: impl Iterator<Item = &'a [u8]>) -> HeaderMap {
+    let mut headers = HeaderMap::new();
     for line in lines {
         let mut parts = line.splitn(2, |byte| *byte == b':');
         let name = parts.next().unwrap_or_default().try_into();
         let value = HeaderValue::from_bytes(parts.next().unwrap_or_default());
         if let (Ok(name), Ok(value)) = (name, value) {
-            request.headers_mut().append::<HeaderName>(name, value);
+            headers.append::<HeaderName>(name, value);
         }
     }
-    for version in [Version::HTTP_10, Version::HTTP_11, Version::HTTP_2] {
-        *request.version_mut() = version;
-        read(&request);
+    headers
+}
+
+/// What is read of a response about its upstream's quota, in the same lines: whatever it says, what comes out can be used.
+///
+/// # Panics
+/// If it cannot.
+pub fn quota(bytes: &[u8]) {
+    let headers = headers_of(bytes.split(|byte| *byte == b'\n'));
+    // The first second of 2026.
+    let now = UNIX_EPOCH + Duration::from_secs(1_767_225_600);
+    let quota = Quota::of(&headers, now);
+    assert!(
+        Quota::is_reported(&headers) || quota == Quota::default(),
+        "{quota:?} of headers that say nothing"
+    );
+    assert!(quota.wait.is_none_or(|wait| !wait.is_zero()), "nobody is asked to wait no time");
+    assert!(quota.nonsense <= headers.len() as u64, "values are counted once");
+    assert!(quota.windows.len() <= quota::WINDOWS_MAX, "{} windows", quota.windows.len());
+    let spans = quota.windows.iter().flat_map(|window| [window.resets_in, window.window]);
+    for span in spans.chain([quota.wait]).flatten() {
+        assert!(span <= quota::SPAN_MAX, "{span:?}");
     }
 }
 

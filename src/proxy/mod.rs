@@ -6,9 +6,9 @@
 //! [`upstream`]'s [`pool`] (opened by [`connect`]: [`dial`], and [`outbound`] through a proxy) and sends it, reading and
 //! writing that connection itself ([`driver`]); its [`body`] streams, and so does the response's.
 //!
-//! What weir answers itself is an [`error`] that [`response`] puts into words. [`headers`] says what may cross, [`upgrade`]
-//! carries what is no longer HTTP, [`record`] counts and logs, [`io`] and [`tasks`] stand below it all. [`bench`] and
-//! [`fuzz`] show benches and fuzzers what is pure of it.
+//! What weir answers itself is an [`error`] that [`response`] puts into words. [`headers`] says what may cross, [`quota`]
+//! reads what an upstream says of its limits, [`upgrade`] carries what is no longer HTTP, [`record`] counts and logs,
+//! [`io`] and [`tasks`] stand below it all. [`bench`] and [`fuzz`] show benches and fuzzers what is pure of it.
 //!
 //! Decides nothing about limits, and reads no file but the certificates and keys that `server.tls` and an upstream name.
 
@@ -31,6 +31,7 @@ mod outbound;
 mod partition;
 mod path;
 mod pool;
+mod quota;
 mod record;
 mod response;
 mod router;
