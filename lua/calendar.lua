@@ -790,17 +790,35 @@ local function book_open(book, now, text, lease, replica, reset_at, paused_at, p
   prune(book, now)
 end
 
--- The index of the first void permits that were booked in the cell of `slot` and have not been fetched.
-local function first_moved(book, slot)
+-- Where the void permits begin that were booked in the cell of `slot`.
+local function moved_of(book, slot)
   local moved, low, high = book.moved, 0, #book.moved / 3
   while low < high do
     local middle = floor((low + high) / 2)
     if moved[3 * middle + 1] < slot then low = middle + 1 else high = middle end
   end
-  for index = 3 * low + 1, #moved, 3 do
+  return 3 * low + 1
+end
+
+-- The index of the first of them that have not been fetched, after so many.
+local function first_moved(book, slot, skipped)
+  local moved = book.moved
+  for index = moved_of(book, slot), #moved, 3 do
     if cell_start(moved[index], book.moved_cell) > slot then return nil end
-    if moved[index + 2] > 0 then return index end
+    local permits = moved[index + 2]
+    if permits > 0 and skipped < permits then return index end
+    skipped = max(skipped - permits, 0)
   end
+end
+
+-- How many of them have not been fetched.
+local function unfetched(book, slot)
+  local moved, left = book.moved, 0
+  for index = moved_of(book, slot), #moved, 3 do
+    if cell_start(moved[index], book.moved_cell) > slot then break end
+    left = left + moved[index + 2]
+  end
+  return left
 end
 
 -- Takes back permits booked at `slot` under the generation `known`. Returns the place to which a change had
@@ -813,7 +831,7 @@ local function book_give_back(book, slot, permits, known)
   if known ~= book.moved_generation then return nil end
   local moved, place = book.moved, nil
   while permits > 0 do
-    local index = first_moved(book, slot)
+    local index = first_moved(book, slot, 0)
     if not index then break end
     local taken = min(moved[index + 2], permits)
     place = moved[index + 1]
@@ -824,10 +842,11 @@ local function book_give_back(book, slot, permits, known)
   return place
 end
 
--- Where a change has put permits that were booked at `slot`, if all of them lie together: the place, its index.
-local function book_place(book, slot, permits, known)
+-- Where a change has put permits that were booked at `slot`, after so many others, if all of them lie together: the place, its
+-- index.
+local function book_place(book, slot, permits, known, skipped)
   if known == book.number or known ~= book.moved_generation or slot < book.void_from then return nil end
-  local index = first_moved(book, slot)
+  local index = first_moved(book, slot, skipped)
   if not index or book.moved[index + 2] < permits then return nil end
   return book.moved[index + 1], index
 end

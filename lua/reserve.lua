@@ -180,10 +180,10 @@ local function give_back(slot, permits)
 end
 
 -- Hands a void permit's place to its holder, where every limiter has put it at the same one.
-local function fetch(slot, cost)
+local function fetch(slot, cost, skipped)
   local place, indexes = nil, {}
   for index = 1, limiters do
-    local to, moved = book_place(books[index], slot, cost, known[index])
+    local to, moved = book_place(books[index], slot, cost, known[index], skipped)
     if not to or to < now or to - now > exchange_wait or (place and place ~= to) then return nil end
     place, indexes[index] = to, moved
   end
@@ -251,8 +251,11 @@ end
 local exchanged = {}
 for _ = 1, settles and 0 or exchanges do
   local slot, cost, count = take(), take(), take()
-  for _ = 1, count do
-    local at = fetch(slot, cost)
+  local left
+  for index = 1, limiters do left = min(left or SPAN_MAX, unfetched(books[index], slot)) end
+  for index = 0, count - 1 do
+    -- Several replicas hold permits of one slot: where those lie apart now, each takes some from the whole stretch.
+    local at = fetch(slot, cost, max(floor((2 * index + 1) * left / (2 * count)) - index * cost, 0))
     if not at then
       local place = give_back(slot, cost)
       local searches = searches_new(max(now, place or last))

@@ -12,7 +12,9 @@ use std::time::Duration;
 use proptest::prelude::*;
 use weir::config::model::{Config, Cost, HostMatch, Http2, KeyPart, PathMatch, RedisServers, Store};
 use weir::config::{self, Handle, LoadError, Loaded, Outcome};
-use weir::limiter::limit::{Algorithm, Limit, Mode, OnStoreFailure, Partitioned, Permits, Scope};
+use weir::limiter::limit::{
+    Algorithm, Limit, Mode, OnStoreFailure, Partitioned, PausePolicy, Permits, Scope,
+};
 use weir::limiter::windows::{CalendarWindows, Period};
 
 /// A directory with a configuration in it.
@@ -444,7 +446,7 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
     ),
     ("ROUTES    cost: {header: 'a b'}\n", "5:20: routes[0].cost.header: expected the name of a header"),
     ("ROUTES    cost: {header: content-length}\n", "5:20: routes[0].cost.header: this header says how"),
-    ("ROUTES    cost: {default: 5}\n", "5:11: routes[0].cost: the key `header` is missing"),
+    ("ROUTES    cost: {default: 5}\n", "5:11: routes[0].cost: needs `header`, or `settle`"),
     // -- who may call
     ("server: {allow: []}\nROUTES", "1:17: server.allow: lets nobody in; leave the key out"),
     (
@@ -498,13 +500,35 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
         "limiters:\n  a: {limits: [1/s], key: [host, client]}\nROUTES",
         "2:34: limiters.a.key[1]: `client` needs `clients` at the top of the file",
     ),
+    (
+        "limiters:\n  a: {limits: [1/s], sync: always}\nROUTES",
+        "2:28: limiters.a.sync: expected off or headers",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], pause: {on: [429, 500], max: 2d}}\n  b: {limits: [1/s], pause: {on: []}}\n  \
+         c: {limits: [1/s], pause: {max: 1s, fallback: 2s}}\nROUTES",
+        "2:40: limiters.a.pause.on[1]: must be 429 or 503\n2:51: limiters.a.pause.max: must be from 1ms to 1d\n\
+         3:34: limiters.b.pause.on: names nothing to pause on\n\
+         4:49: limiters.c.pause.fallback: must not be longer than `max`",
+    ),
+    (
+        "ROUTES    cost: {default: 2}\n    retry: {on: [429, 500, connect], attempts: 11, max_body: 1GiB}\n",
+        "5:11: routes[0].cost: needs `header`, or `settle`\n6:23: routes[0].retry.on[1]: must be connect, 429\n\
+         6:48: routes[0].retry.attempts: must be from 2 to 10\n6:62: routes[0].retry.max_body: must be from 0B to 16MiB",
+    ),
+    (
+        "ROUTES    cost: {settle: {header: 'x y', free: [99]}, max: 3}\n    retry: {on: []}\n",
+        "5:29: routes[0].cost.settle.header: expected the name of a header\n\
+         5:43: routes[0].cost.settle.free[0]: expected a status from 200 to 599\n\
+         5:49: routes[0].cost.max: is for a cost that a `header` names\n\
+         6:17: routes[0].retry.on: names nothing to try again after",
+    ),
+    (
+        "ROUTES    retry: {on: [never]}\n",
+        "5:18: routes[0].retry.on[0]: expected connect, 429, 502, 503 or 504",
+    ),
+    ("ROUTES    cost: {settle: {}}\n", "5:20: routes[0].cost.settle: needs `header` or `free`"),
 ];
-
-/// Features of later versions: sound, and refused at their place.
-const LATER: &[(&str, &str)] = &[(
-    "limiters:\n  a: {limits: [1/s], pause: {on: [429]}}\nROUTES",
-    "2:22: limiters.a.pause: not supported yet",
-)];
 
 /// Stands for `ROUTES` in an example: the last key of the file, open for more keys of its only route.
 const ROUTES: &str = "routes:
@@ -571,12 +595,6 @@ fn who_may_call_is_known_by_digests_alone() {
     let shown = format!("{config:?}");
     assert!(!shown.contains("s3cret") && !shown.contains("other"), "{shown}");
     assert_eq!(place.config(&example("ROUTES")).clients, None);
-}
-
-#[test]
-fn every_later_feature_is_refused_at_its_place() {
-    let place = pem(Place::new());
-    assert_problems(&place, LATER.iter().copied());
 }
 
 #[test]
@@ -724,6 +742,8 @@ fn limiters_are_as_they_are_written() {
     assert_eq!((&a.queue, a.guard, &*a.group), (&None, Duration::from_millis(5), "a"));
     assert_eq!((a.scope, a.mode, a.partitioned), (Scope::Overall, Mode::Enforce, None));
     assert_eq!(names(&config), ["b"]);
+    assert_eq!((a.pause.clone(), a.follows_upstream), (Some(PausePolicy::default()), false));
+    assert_eq!((&config.routes[0].retry, &config.routes[0].settle), (&None, &None));
     assert_eq!(config.routes[0].cost, Cost::Fixed(Permits::new(5).unwrap()));
 }
 

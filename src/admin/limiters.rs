@@ -1,14 +1,24 @@
 //! `/api/limiters`: the live state of all limiters, or of one; and what may be done to one by hand.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use http::StatusCode;
-use serde::Serialize;
+use http_body::Body;
+use http_body_util::{BodyExt, Limited};
+use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
 use url::form_urlencoded;
 
 use super::response::{self, Response};
+use crate::config::units;
 use crate::limiter::limit::{Algorithm, LimiterName, OnStoreFailure};
+use crate::limiter::pause::PAUSE_MAX;
 use crate::limiter::{Chosen, LimiterState, Limiters, NotFound, Partition};
+
+/// The most of a body that is read, and for how long.
+const BODY_BYTES_MAX: usize = 1024;
+const BODY_TIME_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Serialize)]
 struct Listing<'state> {
@@ -23,7 +33,7 @@ struct LimiterView<'state> {
     waiting: u32,
     granted: u64,
     refused: u64,
-    /// No upstream can ask for a pause yet.
+    /// Milliseconds since 1970 by this machine's clock; null while it is not paused.
     paused_until: Option<u64>,
     queue: Option<QueueView>,
     guard_us: u64,
@@ -62,18 +72,73 @@ pub(super) async fn one(limiters: &Limiters, name: &str, query: Option<&str>) ->
     }
 }
 
-/// Forgets what was used of one limiter, or of one of its partitions, on all replicas; the state afterwards.
-pub(super) async fn reset(limiters: &Limiters, name: &str, query: Option<&str>) -> Response {
+/// Why a body could not be read.
+pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What may be done to a limiter by hand.
+#[derive(Clone, Copy)]
+pub(super) enum Action {
+    Pause,
+    Resume,
+    Reset,
+}
+
+impl Action {
+    /// The one of that name in a path.
+    pub(super) fn named(name: &str) -> Option<Action> {
+        match name {
+            "pause" => Some(Action::Pause),
+            "resume" => Some(Action::Resume),
+            "reset" => Some(Action::Reset),
+            _ => None,
+        }
+    }
+}
+
+/// The body of a pause.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PauseFor {
+    r#for: String,
+}
+
+/// Does it to one limiter, or to one of its partitions, on all replicas; the state afterwards.
+pub(super) async fn act(
+    limiters: &Limiters,
+    action: Action,
+    name: &str,
+    query: Option<&str>,
+    body: impl Body<Data = Bytes, Error: Into<BoxError>>,
+) -> Response {
     let chosen = match choose(limiters, name, query) {
         Ok(chosen) => chosen,
         Err(reason) => return not_found(reason),
     };
-    match chosen.reset().await {
+    let done = match action {
+        Action::Reset => chosen.reset().await,
+        Action::Resume => chosen.pause(Duration::ZERO).await,
+        Action::Pause => match pause_for(body).await {
+            Some(lasting) => chosen.pause(lasting).await,
+            None => {
+                let detail = "expected a body such as {\"for\": \"30s\"}, from 1ms to 1d";
+                return response::problem(StatusCode::BAD_REQUEST, detail);
+            }
+        },
+    };
+    match done {
         Ok(()) => shown(&chosen).await,
         Err(error) => {
-            response::problem(StatusCode::SERVICE_UNAVAILABLE, &format!("nothing was reset: {error}"))
+            response::problem(StatusCode::SERVICE_UNAVAILABLE, &format!("nothing has changed: {error}"))
         }
     }
+}
+
+async fn pause_for(body: impl Body<Data = Bytes, Error: Into<BoxError>>) -> Option<Duration> {
+    let read = Limited::new(body, BODY_BYTES_MAX).collect();
+    let bytes = timeout(BODY_TIME_MAX, read).await.ok()?.ok()?.to_bytes();
+    let PauseFor { r#for } = serde_json::from_slice(&bytes).ok()?;
+    let longest = PAUSE_MAX.to_duration();
+    units::duration(&r#for).filter(|lasting| (Duration::from_millis(1)..=longest).contains(lasting))
 }
 
 async fn shown(chosen: &Chosen) -> Response {
@@ -122,7 +187,7 @@ impl LimiterView<'_> {
             waiting: state.waiting,
             granted: state.granted,
             refused: state.refused,
-            paused_until: None,
+            paused_until: paused_until(state.paused_for),
             queue: queue
                 .map(|queue| QueueView { timeout_ms: millis(queue.timeout), max_waiting: queue.max_waiting }),
             guard_us: u64::try_from(limiter.guard.as_micros()).unwrap_or(u64::MAX),
@@ -133,6 +198,12 @@ impl LimiterView<'_> {
             },
         }
     }
+}
+
+/// When a pause is over that lasts for so long.
+fn paused_until(lasting: Duration) -> Option<u64> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    (lasting > Duration::ZERO).then(|| millis(now + lasting))
 }
 
 fn millis(duration: Duration) -> u64 {

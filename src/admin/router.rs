@@ -1,10 +1,13 @@
 //! Which path is answered by whom. The access rule is applied here, once, before any endpoint is asked.
 
+use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_SECURITY_POLICY, WWW_AUTHENTICATE};
 use http::request::Parts;
 use http::{HeaderValue, Method, StatusCode};
+use http_body::Body;
 
 use super::access::{self, Denied};
+use super::limiters::{Action, BoxError};
 use super::response::{self, Response};
 use super::{AdminState, config, health, limiters, metrics, replicas};
 
@@ -18,7 +21,7 @@ enum Endpoint<'path> {
     Metrics,
     Limiters,
     Limiter(&'path str),
-    Reset(&'path str),
+    Act(Action, &'path str),
     Replicas,
     Config,
     Reload,
@@ -37,7 +40,10 @@ impl Endpoint<'_> {
             "/api/reload" => Endpoint::Reload,
             _ => {
                 let name = path.strip_prefix("/api/limiters/")?;
-                name.strip_suffix("/reset").map_or(Endpoint::Limiter(name), Endpoint::Reset)
+                match name.split_once('/') {
+                    None => Endpoint::Limiter(name),
+                    Some((name, action)) => Endpoint::Act(Action::named(action)?, name),
+                }
             }
         })
     }
@@ -49,7 +55,7 @@ impl Endpoint<'_> {
     /// The methods that it answers, as in `Allow`.
     fn allow(&self) -> &'static str {
         match self {
-            Endpoint::Reload | Endpoint::Reset(_) => "POST",
+            Endpoint::Reload | Endpoint::Act(..) => "POST",
             _ => "GET, HEAD",
         }
     }
@@ -60,7 +66,12 @@ impl Endpoint<'_> {
 }
 
 /// Answers one request. `loopback`: where the listener is.
-pub(super) async fn respond(state: &AdminState, loopback: bool, request: &Parts) -> Response {
+pub(super) async fn respond(
+    state: &AdminState,
+    loopback: bool,
+    request: &Parts,
+    body: impl Body<Data = Bytes, Error: Into<BoxError>>,
+) -> Response {
     let Some(endpoint) = Endpoint::find(request.uri.path()) else {
         return response::problem(StatusCode::NOT_FOUND, "there is nothing here; / lists what there is");
     };
@@ -80,10 +91,15 @@ pub(super) async fn respond(state: &AdminState, loopback: bool, request: &Parts)
         Endpoint::Page => page(),
         Endpoint::Alive => health::alive(),
         Endpoint::Ready => health::ready(*state.draining.borrow(), state.limiters.ready()),
-        Endpoint::Metrics => metrics::render(&state.metrics),
+        Endpoint::Metrics => {
+            state.limiters.refresh_metrics();
+            metrics::render(&state.metrics)
+        }
         Endpoint::Limiters => limiters::all(&state.limiters).await,
         Endpoint::Limiter(name) => limiters::one(&state.limiters, name, request.uri.query()).await,
-        Endpoint::Reset(name) => limiters::reset(&state.limiters, name, request.uri.query()).await,
+        Endpoint::Act(action, name) => {
+            limiters::act(&state.limiters, action, name, request.uri.query(), body).await
+        }
         Endpoint::Replicas => replicas::all(&state.limiters),
         Endpoint::Config => config::show(&state.config),
         Endpoint::Reload => config::reload(&state.reloader).await,
@@ -118,7 +134,7 @@ mod tests {
 
     use http::Request;
     use http::header::{AUTHORIZATION, HOST, ORIGIN};
-    use http_body_util::BodyExt;
+    use http_body_util::{BodyExt, Empty};
     use serde_json::Value;
     use tokio::sync::{mpsc, watch};
 
@@ -206,11 +222,14 @@ mod tests {
             ["/", "/healthz", "/readyz", "/metrics", "/api/limiters", "/api/limiters/api", "/api/config"]
         {
             for method in ["GET", "HEAD"] {
-                let response = respond(&admin.state, true, &request(method, path)).await;
+                let response =
+                    respond(&admin.state, true, &request(method, path), Empty::<Bytes>::new()).await;
                 assert_eq!(response.status(), StatusCode::OK, "{method} {path}");
             }
         }
-        let state = json(respond(&admin.state, true, &request("GET", "/api/limiters")).await).await;
+        let state =
+            json(respond(&admin.state, true, &request("GET", "/api/limiters"), Empty::<Bytes>::new()).await)
+                .await;
         assert_eq!(state["limiters"][0]["name"], "api");
         assert_eq!(state["limiters"][0]["limits"][0]["available"], 5);
     }
@@ -219,17 +238,20 @@ mod tests {
     async fn unknown_paths_limiters_and_methods() {
         let admin = admin(None);
         for path in ["/nothing", "/api", "/api/limiters/", "/api/limiters/other", "/api/limiters/api/pause"] {
-            let response = respond(&admin.state, true, &request("GET", path)).await;
+            let response = respond(&admin.state, true, &request("GET", path), Empty::<Bytes>::new()).await;
             assert_eq!(response.status(), StatusCode::NOT_FOUND, "{path}");
             assert_eq!(json(response).await["status"], 404);
         }
         for (method, path, allow) in [("GET", "/api/reload", "POST"), ("POST", "/metrics", "GET, HEAD")] {
-            let response = respond(&admin.state, true, &request(method, path)).await;
+            let response = respond(&admin.state, true, &request(method, path), Empty::<Bytes>::new()).await;
             assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
             assert_eq!(response.headers()[ALLOW], allow);
         }
         let partition = request("GET", "/api/limiters/api?partition=x");
-        assert_eq!(respond(&admin.state, true, &partition).await.status(), StatusCode::BAD_REQUEST);
+        assert_eq!(
+            respond(&admin.state, true, &partition, Empty::<Bytes>::new()).await.status(),
+            StatusCode::BAD_REQUEST
+        );
     }
 
     #[tokio::test]
@@ -237,17 +259,19 @@ mod tests {
         for (token, closed) in [(None, StatusCode::FORBIDDEN), (Some("t"), StatusCode::UNAUTHORIZED)] {
             let admin = admin(token);
             for path in ["/healthz", "/readyz", "/metrics"] {
-                let response = respond(&admin.state, false, &request("GET", path)).await;
+                let response =
+                    respond(&admin.state, false, &request("GET", path), Empty::<Bytes>::new()).await;
                 assert_eq!(response.status(), StatusCode::OK, "{path}");
             }
             for (method, path) in [("GET", "/"), ("GET", "/api/config"), ("POST", "/api/reload")] {
-                let response = respond(&admin.state, false, &request(method, path)).await;
+                let response =
+                    respond(&admin.state, false, &request(method, path), Empty::<Bytes>::new()).await;
                 assert_eq!(response.status(), closed, "{path}");
             }
         }
         let mut with_token = request("GET", "/api/config");
         with_token.headers.insert(AUTHORIZATION, HeaderValue::from_static("Bearer t"));
-        let response = respond(&admin(Some("t")).state, false, &with_token).await;
+        let response = respond(&admin(Some("t")).state, false, &with_token, Empty::<Bytes>::new()).await;
         assert_eq!(response.status(), StatusCode::OK);
     }
 
@@ -256,7 +280,7 @@ mod tests {
         let mut admin = admin(None);
         let mut from_a_page = request("POST", "/api/reload");
         from_a_page.headers.insert(ORIGIN, HeaderValue::from_static("https://page.example"));
-        let response = respond(&admin.state, true, &from_a_page).await;
+        let response = respond(&admin.state, true, &from_a_page, Empty::<Bytes>::new()).await;
         assert_eq!(response.status(), StatusCode::FORBIDDEN);
         assert!(admin.reloads.try_recv().is_err());
     }
@@ -280,25 +304,28 @@ mod tests {
             drop(reloads);
         };
         let client = async {
-            let good = respond(&state, true, &reload).await;
+            let good = respond(&state, true, &reload, Empty::<Bytes>::new()).await;
             assert_eq!(good.status(), StatusCode::OK);
             assert_eq!(json(good).await["restart_needed"], serde_json::json!(["listen"]));
-            let bad = respond(&state, true, &reload).await;
+            let bad = respond(&state, true, &reload, Empty::<Bytes>::new()).await;
             assert_eq!(bad.status(), StatusCode::UNPROCESSABLE_ENTITY);
             let problems = json(bad).await["problems"].clone();
             assert_eq!((&problems[0]["line"], &problems[1]["message"]), (&3.into(), &"two".into()));
         };
         tokio::join!(app, client);
-        assert_eq!(respond(&state, true, &reload).await.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(
+            respond(&state, true, &reload, Empty::<Bytes>::new()).await.status(),
+            StatusCode::SERVICE_UNAVAILABLE
+        );
     }
 
     #[tokio::test]
     async fn draining_ends_readiness_and_not_health() {
         let admin = admin(None);
         admin.draining.send(true).unwrap();
-        let ready = respond(&admin.state, true, &request("GET", "/readyz")).await;
+        let ready = respond(&admin.state, true, &request("GET", "/readyz"), Empty::<Bytes>::new()).await;
         assert_eq!(ready.status(), StatusCode::SERVICE_UNAVAILABLE);
-        let alive = respond(&admin.state, true, &request("GET", "/healthz")).await;
+        let alive = respond(&admin.state, true, &request("GET", "/healthz"), Empty::<Bytes>::new()).await;
         assert_eq!(alive.status(), StatusCode::OK);
     }
 }

@@ -58,8 +58,8 @@ async fn connection(stream: TcpStream, state: Arc<AdminState>, loopback: bool, s
     let service = service_fn(|request: Request<Incoming>| {
         let state = Arc::clone(&state);
         async move {
-            let (parts, _body) = request.into_parts();
-            Ok::<_, Infallible>(router::respond(&state, loopback, &parts).await)
+            let (parts, body) = request.into_parts();
+            Ok::<_, Infallible>(router::respond(&state, loopback, &parts, body).await)
         }
     });
     let connection = http1::Builder::new()

@@ -19,7 +19,7 @@ mod masked;
 pub mod model;
 mod problem;
 mod schema;
-mod units;
+pub(crate) mod units;
 mod validate;
 mod watch;
 mod yaml;

@@ -320,8 +320,34 @@ pub struct Route {
     pub limiters: Vec<(LimiterName, Arc<[KeyPart]>)>,
     /// What a request costs.
     pub cost: Cost,
+    /// What a response tells of that.
+    pub settle: Option<Settle>,
+    /// When a request is sent once more.
+    pub retry: Option<Retry>,
     /// Which clients may use it; all known ones if absent.
     pub clients: Option<HashSet<Arc<str>>>,
+}
+
+/// How a response tells what its request has cost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settle {
+    /// The header that names it.
+    pub header: Option<HeaderName>,
+    /// The statuses of responses that cost nothing.
+    pub free: Vec<u16>,
+}
+
+/// When a request is sent once more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Retry {
+    /// How often it is sent in all.
+    pub attempts: u32,
+    /// Whether it is where no connection could be made.
+    pub on_connect: bool,
+    /// After which statuses it is.
+    pub on_status: Vec<u16>,
+    /// The largest body, in bytes, that is kept for another attempt.
+    pub body_bytes_max: usize,
 }
 
 /// What of a request makes its partition.

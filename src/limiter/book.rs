@@ -271,7 +271,7 @@ impl Book {
         let mut place = None;
         let mut left = permits;
         while left > 0 {
-            let Some(moved) = self.first_moved(slot).and_then(|index| self.moved.get_mut(index)) else {
+            let Some(moved) = self.first_moved(slot, 0).and_then(|index| self.moved.get_mut(index)) else {
                 break;
             };
             let taken = moved.permits.min(left);
@@ -283,27 +283,42 @@ impl Book {
         place.map_or(Returned::Lost, Returned::Moved)
     }
 
-    /// The first void permits that were booked in the cell of `slot` and have not been fetched.
-    fn first_moved(&self, slot: Micros) -> Option<usize> {
+    /// The void permits that were booked in the cell of `slot`, by their place among those that are moved.
+    fn moved_of(&self, slot: Micros) -> impl Iterator<Item = (usize, &Moved)> {
         let first = self.moved.partition_point(|moved| moved.from < slot);
-        let in_cell = |moved: &&Moved| cell_start(moved.from, self.moved_cell) <= slot;
-        let mut there = self.moved[first..].iter().take_while(in_cell);
-        there.position(|moved| moved.permits > 0).map(|offset| first + offset)
+        let in_cell = move |(_, moved): &(usize, &Moved)| cell_start(moved.from, self.moved_cell) <= slot;
+        self.moved.iter().enumerate().skip(first).take_while(in_cell)
     }
 
-    /// Where a change of the limits has put permits that were booked at `slot`, if all of them lie together.
-    pub fn place(&self, slot: Micros, permits: u64, known: u64) -> Option<Micros> {
+    /// The first of them that have not been fetched, after so many.
+    fn first_moved(&self, slot: Micros, mut skipped: u64) -> Option<usize> {
+        let mut there = self.moved_of(slot).filter(|(_, moved)| moved.permits > 0);
+        let found = there.find(|(_, moved)| {
+            let is_behind = skipped < moved.permits;
+            skipped = skipped.saturating_sub(moved.permits);
+            is_behind
+        });
+        found.map(|(index, _)| index)
+    }
+
+    /// How many permits that were booked at `slot` have not been fetched.
+    pub fn unfetched(&self, slot: Micros) -> u64 {
+        self.moved_of(slot).map(|(_, moved)| moved.permits).sum()
+    }
+
+    /// Where a change of the limits has put permits that were booked at `slot`, after so many others, if all of them lie together.
+    pub fn place(&self, slot: Micros, permits: u64, known: u64, skipped: u64) -> Option<Micros> {
         let Generation { number, void_from, before } = self.generation;
         if known == number || known != before || slot < void_from {
             return None;
         }
-        let moved = self.moved.get(self.first_moved(slot)?)?;
+        let moved = self.moved.get(self.first_moved(slot, skipped)?)?;
         (moved.permits >= permits).then_some(moved.to)
     }
 
     /// Hands the permits at that place to their holder. They stay charged there.
-    pub fn fetch(&mut self, slot: Micros, permits: u64) {
-        if let Some(moved) = self.first_moved(slot).and_then(|index| self.moved.get_mut(index)) {
+    pub fn fetch(&mut self, slot: Micros, permits: u64, skipped: u64) {
+        if let Some(moved) = self.first_moved(slot, skipped).and_then(|index| self.moved.get_mut(index)) {
             moved.permits = moved.permits.saturating_sub(permits);
         }
     }

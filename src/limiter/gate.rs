@@ -1,6 +1,7 @@
 //! What a route's requests pass: all its limiters, taken together or not at all.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 
@@ -85,6 +86,16 @@ impl Gate {
             Entered::Waiting(ticket) => ticket.shadows = shadows,
         }
         Ok(entered)
+    }
+
+    /// The longest wait of a request that names none.
+    pub fn wait_max(&self) -> Duration {
+        let waits = self
+            .inner
+            .limiters
+            .iter()
+            .map(|(live, _)| live.limiter().queue.as_ref().map_or(Duration::ZERO, |queue| queue.timeout));
+        waits.min().unwrap_or_default()
     }
 
     /// One of its limiters as configured now; `None` for a name that it does not have.

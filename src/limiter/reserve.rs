@@ -186,23 +186,31 @@ fn give_back(
     place
 }
 
-/// Hands a void permit's place to its holder, where every limiter has put it at the same one.
+/// Hands a void permit's place to its holder, where every limiter has put it at the same one. `skipped` permits of the same slot
+/// stay for others.
 fn fetch(
     now: Micros,
     books: &mut [(&mut Book, Arc<[Rule]>)],
     call: &Call,
     holding: Holding,
+    skipped: u64,
 ) -> Option<Micros> {
     let mut place = None;
     for (index, (book, _)) in books.iter().enumerate() {
         let known = call.known.get(index).copied().unwrap_or_default();
-        let to = book.place(holding.slot, holding.cost, known)?;
+        let to = book.place(holding.slot, holding.cost, known, skipped)?;
         if to < now || to - now > call.exchange_wait || *place.get_or_insert(to) != to {
             return None;
         }
     }
-    books.iter_mut().for_each(|(book, _)| book.fetch(holding.slot, holding.cost));
+    books.iter_mut().for_each(|(book, _)| book.fetch(holding.slot, holding.cost, skipped));
     place
+}
+
+/// How many permits of a slot its `index`th holder of `count` leaves to others that come before: several replicas hold permits of
+/// one slot, and where those lie apart now each takes some from the whole stretch.
+fn skipped(left: u64, count: u64, index: u64, cost: u64) -> u64 {
+    ((2 * index + 1) * left / (2 * count)).saturating_sub(index * cost)
 }
 
 /// Books void permits again, one by one: at the place that the change kept for each, or no earlier than that.
@@ -214,8 +222,10 @@ fn exchange(
 ) -> Vec<(u64, Option<Micros>)> {
     let mut exchanged: Vec<(u64, Option<Micros>)> = Vec::new();
     for holding in &call.exchange {
-        for _ in 0..holding.count {
-            let place = fetch(now, books, call, *holding).or_else(|| {
+        let unfetched = books.iter().map(|(book, _)| book.unfetched(holding.slot)).min().unwrap_or_default();
+        for index in 0..holding.count {
+            let skipped = skipped(unfetched, holding.count, index, holding.cost);
+            let place = fetch(now, books, call, *holding, skipped).or_else(|| {
                 let place = give_back(books, &call.known, holding.slot, holding.cost);
                 let mut searches = searches_from(books, now.max(place.unwrap_or(order.last())));
                 let found = earliest(&mut searches, holding.cost);

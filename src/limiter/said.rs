@@ -55,6 +55,11 @@ impl Receipt {
         self.shared.say(Saying::new(spoken, self.sent));
     }
 
+    /// Whether what the upstream leaves of its quota matters to a limiter.
+    pub fn follows_upstream(&self) -> bool {
+        self.shared.members.iter().any(|member| member.live.limiter().follows_upstream)
+    }
+
     /// Corrects what the request has cost: more is charged, less is given back.
     pub fn settle(&self, cost: u64) {
         if let Some(more) = cost.checked_sub(self.cost.get()).filter(|more| *more > 0) {

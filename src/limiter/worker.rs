@@ -127,6 +127,8 @@ pub(super) struct Worker {
     /// What an upstream said and the store has not been told, and the telling of what was said before.
     said: Option<Saying>,
     hearing: Option<BoxFuture<'static, Hearing>>,
+    /// Whether the store is being told of a pause: nothing is booked until it has heard.
+    is_pausing: bool,
     /// The pause that slots must not be used in.
     paused: Option<Paused>,
     /// The store's epoch in which the slots were booked; zero before the first answer.
@@ -183,6 +185,7 @@ impl Worker {
             left: Vec::new(),
             said: None,
             hearing: None,
+            is_pausing: false,
             paused: None,
             epoch: 0,
             settles_until: None,
@@ -503,7 +506,7 @@ impl Worker {
                 due.map(|due| paused.as_ref().filter(|paused| paused.holds(due)).map_or(due, |it| it.until));
             wake = [due, near].into_iter().flatten().fold(wake, Instant::min);
         }
-        if self.call.is_none() && self.must_hear() {
+        if self.call.is_none() && !self.is_pausing && self.must_hear() {
             wake = wake.min(self.heard + self.home.heartbeat());
         }
         if let Some(until) = self.settles_until.filter(|until| *until > now) {

@@ -5,12 +5,12 @@
 //! it does.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
@@ -44,6 +44,8 @@ pub(crate) enum RequestBody {
     Empty,
     /// Comes from the client.
     Streaming(Box<Streaming>),
+    /// Was kept of an attempt before.
+    Kept(Option<Bytes>),
 }
 
 /// A request's body that comes from the client.
@@ -55,12 +57,16 @@ pub(crate) struct Streaming {
 
 impl RequestBody {
     /// Takes over the client's body, with the longest time between two pieces, and what can be seen of it
-    /// from outside while hyper has it.
-    pub(crate) fn new(incoming: Incoming, idle_timeout: Duration) -> (RequestBody, Option<Arc<Upload>>) {
+    /// from outside while hyper has it. Up to `kept_max` bytes of it are kept.
+    pub(crate) fn new(
+        incoming: Incoming,
+        idle_timeout: Duration,
+        kept_max: Option<usize>,
+    ) -> (RequestBody, Option<Arc<Upload>>) {
         if http_body::Body::is_end_stream(&incoming) {
             return (RequestBody::Empty, None);
         }
-        let upload = Arc::new(Upload::new());
+        let upload = Arc::new(Upload::new(kept_max));
         let timer = IdleTimer::new(idle_timeout);
         let streaming = Streaming { incoming, timer, upload: Arc::clone(&upload) };
         (RequestBody::Streaming(Box::new(streaming)), Some(upload))
@@ -75,11 +81,18 @@ impl http_body::Body for RequestBody {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let RequestBody::Streaming(body) = self.get_mut() else { return Poll::Ready(None) };
+        let body = match self.get_mut() {
+            RequestBody::Streaming(body) => body,
+            RequestBody::Kept(bytes) => return Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            RequestBody::Empty => return Poll::Ready(None),
+        };
         let frame = http_body::Body::poll_frame(Pin::new(&mut body.incoming), context);
         let frame = ready!(body.timer.poll_frame(frame, context));
         match &frame {
-            Some(Ok(_)) => body.upload.moved(body.incoming.is_end_stream()),
+            Some(Ok(frame)) => {
+                body.upload.keep(frame);
+                body.upload.moved(body.incoming.is_end_stream());
+            }
             Some(Err(BodyError::Stalled)) => body.upload.set(UploadState::Stalled),
             Some(Err(BodyError::Broken(_))) => body.upload.set(UploadState::Broken),
             None => body.upload.set(UploadState::Complete),
@@ -91,6 +104,7 @@ impl http_body::Body for RequestBody {
         match self {
             RequestBody::Empty => true,
             RequestBody::Streaming(body) => body.incoming.is_end_stream(),
+            RequestBody::Kept(bytes) => bytes.is_none(),
         }
     }
 
@@ -98,6 +112,9 @@ impl http_body::Body for RequestBody {
         match self {
             RequestBody::Empty => SizeHint::with_exact(0),
             RequestBody::Streaming(body) => body.incoming.size_hint(),
+            RequestBody::Kept(bytes) => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+            }
         }
     }
 }
@@ -122,12 +139,39 @@ pub(crate) struct Upload {
     began: Instant,
     /// Microseconds from `began` to the last piece.
     last_piece: AtomicU64,
+    /// What has been handed over, where another attempt may need it.
+    kept: Mutex<Option<Kept>>,
+}
+
+/// What is kept of a body.
+#[derive(Debug)]
+struct Kept {
+    bytes: BytesMut,
+    bytes_max: usize,
 }
 
 impl Upload {
-    fn new() -> Upload {
+    fn new(kept_max: Option<usize>) -> Upload {
         let state = AtomicU8::new(UploadState::Open as u8);
-        Upload { state, began: Instant::now(), last_piece: AtomicU64::new(0) }
+        let kept = kept_max.map(|bytes_max| Kept { bytes: BytesMut::new(), bytes_max });
+        Upload { state, began: Instant::now(), last_piece: AtomicU64::new(0), kept: Mutex::new(kept) }
+    }
+
+    /// Keeps a piece. Trailers, and what is too large, let all of it go.
+    fn keep(&self, frame: &Frame<Bytes>) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(Kept { bytes, bytes_max }) = &mut *kept else { return };
+        match frame.data_ref() {
+            Some(data) if bytes.len() + data.len() <= *bytes_max => bytes.extend_from_slice(data),
+            _ => *kept = None,
+        }
+    }
+
+    /// The whole body, if it has been handed over and kept.
+    pub(crate) fn whole(&self) -> Option<Bytes> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = kept.as_ref().filter(|_| self.state() == UploadState::Complete);
+        kept.map(|kept| Bytes::copy_from_slice(&kept.bytes))
     }
 
     /// How far it has got.

@@ -6,12 +6,12 @@
 use std::convert::Infallible;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures_util::future::try_join;
 use http::header::{AUTHORIZATION, CONNECTION, UPGRADE};
 use http::uri::{Authority, PathAndQuery};
-use http::{HeaderValue, Request, Response, Uri, Version};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use tokio::time::{Instant, timeout};
@@ -25,13 +25,15 @@ use super::error::{ConnectError, ProxyError};
 use super::headers::{self, Origin, Seen};
 use super::partition::Facts;
 use super::pool::SendError;
+use super::quota::{Quota, Reported};
 use super::record::Record;
 use super::response::{self, Asked, SWITCHING_PROTOCOLS};
+use super::retry::Retries;
 use super::router::{Route, Table, Target};
 use super::upgrade::Tunnel;
 use super::upstream::{Lease, Ready};
 use crate::config::model::Http2;
-use crate::limiter::{Demand, Entered, Gate, Partition, Permit, Refusal, Ticket};
+use crate::limiter::{Demand, Entered, Gate, Partition, Permit, Receipt, Refusal, Spoken, Ticket, Window};
 use crate::telemetry::Outcome;
 
 /// A connection that is not open by then holds up no other permit: an upstream that does not answer must not stop a queue.
@@ -124,6 +126,13 @@ impl Plan {
         Ok((plan, target))
     }
 
+    /// The attempts that its request has.
+    fn retries(&self, going: &Going) -> Retries<'_> {
+        let waits = self.route.gate.as_ref().map_or(Duration::ZERO, Gate::wait_max);
+        let wait = waits.min(self.demand.wait_max.unwrap_or(Duration::MAX));
+        Retries::of(&self.route, &going.head, self.upgrade.is_some(), wait)
+    }
+
     fn wanted(&self) -> Wanted {
         if self.upgrade.is_some() { Wanted::Http1 } else { Wanted::Any }
     }
@@ -139,8 +148,14 @@ struct Going {
     ready: Ready,
     /// The client's side, if it wants to change to another protocol.
     changes: Option<OnUpgrade>,
-    /// Whether it may be sent again, and is still here.
-    is_repeatable: bool,
+    /// Whether the head is as it goes upstream.
+    is_ready: bool,
+    /// Whether the head is still here, and nothing of the body is missed.
+    is_whole: bool,
+    /// What can be seen of its body, once that goes upstream.
+    upload: Option<Arc<Upload>>,
+    /// The most bytes of that which are kept for another attempt, if there may be one.
+    kept_max: Option<usize>,
 }
 
 impl Going {
@@ -153,39 +168,58 @@ impl Going {
             parts.headers.remove(AUTHORIZATION);
         }
         let head = Request::from_parts(parts, ());
-        Going { head, body: Some(body), permit: None, ready: Ready::default(), changes, is_repeatable: false }
+        Going {
+            head,
+            body: Some(body),
+            permit: None,
+            ready: Ready::default(),
+            changes,
+            is_ready: false,
+            is_whole: true,
+            upload: None,
+            kept_max: None,
+        }
     }
 
-    /// The request as it goes upstream, and what can be seen of its body. Its head stays here if it may be sent `again`.
-    fn request(
-        &mut self,
-        plan: &Plan,
-        client: &Client,
-        upload: &mut Option<Arc<Upload>>,
-        again: bool,
-    ) -> Request<RequestBody> {
+    /// Whether all of it can be sent once more.
+    fn can_be_repeated(&self) -> bool {
+        self.is_whole && self.upload.as_ref().is_none_or(|upload| upload.whole().is_some())
+    }
+
+    /// The request as it goes upstream. Its head stays here if it may be sent once more, by another connection (`again`) or in
+    /// another attempt.
+    fn request(&mut self, plan: &Plan, client: &Client, again: bool) -> Request<RequestBody> {
         let mut head = std::mem::take(&mut self.head);
-        let origin = Origin {
-            peer: client.peer,
-            secure: client.secure,
-            authority: plan.authority.as_ref(),
-            upgrade: plan.upgrade.as_ref(),
-            version: head.version(),
-            seen: plan.seen,
+        if !std::mem::replace(&mut self.is_ready, true) {
+            let origin = Origin {
+                peer: client.peer,
+                secure: client.secure,
+                authority: plan.authority.as_ref(),
+                upgrade: plan.upgrade.as_ref(),
+                version: head.version(),
+                seen: plan.seen,
+            };
+            let Route { rule, upstream, .. } = &*plan.route;
+            headers::to_upstream(head.headers_mut(), rule, upstream.host(), &origin);
+        }
+        let body = match self.body.take() {
+            Some(incoming) => {
+                let idle_timeout = plan.route.upstream.settings().idle_timeout;
+                let (body, upload) = RequestBody::new(incoming, idle_timeout, self.kept_max);
+                self.upload = upload;
+                body
+            }
+            None => {
+                let kept = self.upload.as_ref().and_then(|upload| upload.whole());
+                kept.filter(|kept| !kept.is_empty())
+                    .map_or(RequestBody::Empty, |kept| RequestBody::Kept(Some(kept)))
+            }
         };
-        let Route { rule, upstream, .. } = &*plan.route;
-        headers::to_upstream(head.headers_mut(), rule, upstream.host(), &origin);
-        let Some(incoming) = self.body.take() else { return head.map(|()| RequestBody::Empty) };
-        let idle_timeout = plan.route.upstream.settings().idle_timeout;
-        let body;
-        (body, *upload) = RequestBody::new(incoming, idle_timeout);
-        if again
-            && matches!(body, RequestBody::Empty)
-            && head.method().is_idempotent()
-            && self.changes.is_none()
-        {
+        let is_harmless =
+            matches!(body, RequestBody::Empty) && head.method().is_idempotent() && self.changes.is_none();
+        self.is_whole = self.kept_max.is_some() || (again && is_harmless);
+        if self.is_whole {
             self.head = head.clone();
-            self.is_repeatable = true;
         }
         head.map(|()| body)
     }
@@ -216,13 +250,27 @@ async fn forward(
     going: &mut Going,
     record: &mut Record,
 ) -> Result<Answer, ProxyError> {
-    (going.permit, going.ready) = admit(plan, client, &mut going.head).await?;
-    let began = Instant::now();
-    let (mut response, lease) = send(plan, client, going, record).await?;
-    plan.route.metrics.upstream_answered(began.elapsed());
-    if response::is_refusal(response.status(), response.headers()) {
-        plan.route.metrics.upstream_refused(response.status().as_u16());
+    let mut retries = plan.retries(going);
+    going.kept_max = retries.body_bytes_max();
+    (going.permit, going.ready) = admit(plan, client, &mut going.head, plan.demand).await?;
+    let mut sent = attempt(plan, client, going, record).await;
+    while going.can_be_repeated()
+        && let Some(reason) = retries.take(sent.as_ref().map(|(response, _)| response.status()))
+    {
+        let demand = Demand { wait_max: Some(retries.wait()), ..plan.demand };
+        match Box::pin(admit(plan, client, &mut going.head, demand)).await {
+            Ok((permit, ready)) => (going.permit, going.ready) = (permit, ready),
+            // There is none within its wait: the client gets what there is.
+            Err(ProxyError::Refused { .. }) => break,
+            Err(error) => return Err(error),
+        }
+        plan.route.metrics.retried(reason);
+        going.kept_max = retries.body_bytes_max();
+        // Its connection closes with it, unless others share that.
+        drop(sent);
+        sent = Box::pin(attempt(plan, client, going, record)).await;
     }
+    let (mut response, lease) = sent?;
 
     record.status = response.status().as_u16();
     let protocol = response.headers().get(UPGRADE).cloned();
@@ -246,6 +294,50 @@ async fn forward(
     Ok(Answer::Response(response.map(|incoming| Body::upstream(incoming, idle_timeout, lease))))
 }
 
+/// Sends the request once, and hears what the answer says of the upstream's quota.
+async fn attempt(
+    plan: &Plan,
+    client: &Client,
+    going: &mut Going,
+    record: &mut Record,
+) -> Result<(Response<Incoming>, Lease), ProxyError> {
+    let began = Instant::now();
+    let (response, lease, receipt) = send(plan, client, going, record).await?;
+    plan.route.metrics.upstream_answered(began.elapsed());
+    let (status, headers) = (response.status(), response.headers());
+    let is_refusal = response::is_refusal(status, headers);
+    if is_refusal {
+        plan.route.metrics.upstream_refused(status.as_u16());
+    }
+    if let Some(receipt) = receipt {
+        if is_refusal || (receipt.follows_upstream() && Quota::is_reported(headers)) {
+            hear(plan, &receipt, status, headers, is_refusal);
+        }
+        let cost =
+            plan.route.rule.settle.as_ref().and_then(|settle| headers::cost_settled(status, headers, settle));
+        if let Some(cost) = cost {
+            receipt.settle(cost);
+        }
+    }
+    Ok((response, lease))
+}
+
+/// Tells the limiters what an answer says of the upstream's quota.
+fn hear(plan: &Plan, receipt: &Receipt, status: StatusCode, headers: &HeaderMap, is_refusal: bool) {
+    let quota = Quota::of(headers, SystemTime::now());
+    if quota.nonsense > 0 {
+        plan.route.metrics.upstream_nonsense(quota.nonsense);
+    }
+    let windows = quota.windows.iter().filter_map(|window| {
+        let Reported { limit, remaining, window: per, .. } = *window;
+        Some(Window { limit, remaining: remaining?, per })
+    });
+    // A server that is merely down says 503 as well.
+    let asks = is_refusal && (status == StatusCode::TOO_MANY_REQUESTS || quota.wait.is_some());
+    let refusal = asks.then(|| status.as_u16());
+    receipt.hear(Spoken { refusal, wait: quota.wait.filter(|_| asks), windows: windows.collect() });
+}
+
 /// The upstream changes to another protocol, as the client asked it to.
 fn change(
     mut response: Response<Incoming>,
@@ -265,9 +357,10 @@ async fn admit(
     plan: &Plan,
     client: &Client,
     outgoing: &mut Request<()>,
+    demand: Demand,
 ) -> Result<(Option<Permit>, Ready), ProxyError> {
     let Some(gate) = &plan.route.gate else { return Ok((None, Ready::default())) };
-    let entered = gate.enter(&plan.partitions, plan.demand).await;
+    let entered = gate.enter(&plan.partitions, demand).await;
     match entered.map_err(|refusal| refused(gate, refusal))? {
         Entered::Granted(permit) => Ok((Some(permit), Ready::default())),
         Entered::Waiting(ticket) => {
@@ -324,7 +417,7 @@ async fn send(
     client: &Client,
     going: &mut Going,
     record: &mut Record,
-) -> Result<(Response<Incoming>, Lease), ProxyError> {
+) -> Result<(Response<Incoming>, Lease, Option<Receipt>), ProxyError> {
     let upstream = &plan.route.upstream;
     let (mut lease, mut again) = match going.ready.take() {
         Some(lease) => (lease, true),
@@ -339,7 +432,7 @@ async fn send(
         },
     };
     let mut unsent: Option<Box<Request<RequestBody>>> = None;
-    let mut upload = None;
+    let mut is_repeated = false;
     loop {
         if let (Some(permit), Some(gate)) = (&mut going.permit, &plan.route.gate) {
             let confirmed = async { permit.confirm().await.map_err(|refusal| refused(gate, refusal)) };
@@ -350,18 +443,22 @@ async fn send(
             record.waited = permit.waited();
         }
         let spent = Spent(going.permit.take());
-        let request =
-            unsent.take().map_or_else(|| going.request(plan, client, &mut upload, again), |unsent| *unsent);
-        match lease.send(request, upload.clone()).await {
-            Ok(response) => return Ok((response, lease)),
-            Err(SendError::Failed(error)) if hung_up(&error) && std::mem::take(&mut going.is_repeatable) => {
+        let request = unsent.take().map_or_else(|| going.request(plan, client, again), |unsent| *unsent);
+        match lease.send(request, going.upload.clone()).await {
+            Ok(response) => return Ok((response, lease, spent.commit())),
+            Err(SendError::Failed(error))
+                if hung_up(&error)
+                    && again
+                    && going.is_whole
+                    && going.upload.is_none()
+                    && !std::mem::replace(&mut is_repeated, true) =>
+            {
                 drop(spent);
-                (going.permit, _) = Box::pin(admit(plan, client, &mut going.head)).await?;
-                let head = std::mem::take(&mut going.head);
-                (again, unsent) = (false, Some(Box::new(head.map(|()| RequestBody::Empty))));
+                (going.permit, _) = Box::pin(admit(plan, client, &mut going.head, plan.demand)).await?;
+                again = false;
                 lease = Box::pin(upstream.open_fresh(plan.wanted())).await?;
             }
-            Err(SendError::Failed(error)) => return Err(failed(error, upload.as_deref())),
+            Err(SendError::Failed(error)) => return Err(failed(error, going.upload.as_deref())),
             Err(SendError::TimedOut) => return Err(ProxyError::UpstreamTimeout),
             Err(SendError::Unsent(request, error)) => {
                 going.permit = spent.recall();
@@ -394,6 +491,10 @@ struct Spent(Option<Permit>);
 impl Spent {
     fn recall(mut self) -> Option<Permit> {
         self.0.take()
+    }
+
+    fn commit(mut self) -> Option<Receipt> {
+        self.0.take().and_then(Permit::commit)
     }
 }
 

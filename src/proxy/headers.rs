@@ -10,13 +10,13 @@ use http::header::{
     PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE, VIA,
 };
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, Version};
 
 use super::error::ProxyError;
 use super::path;
 use super::router::{normalize_host, strip};
-use crate::config::model::{Cost, Route as Rule};
-use crate::limiter::limit::Permits;
+use crate::config::model::{Cost, Route as Rule, Settle};
+use crate::limiter::limit::{Permits, RATE_MAX};
 
 /// How weir calls itself in `Via`. All replicas go by one name: a loop through a load balancer seldom comes
 /// back to the same replica.
@@ -182,6 +182,17 @@ pub(crate) fn cost(headers: &HeaderMap, rule: &Cost) -> Result<Permits, ProxyErr
     let cost = line.to_str().ok().filter(|_| lines.next().is_none()).and_then(parse_cost);
     let cost = cost.filter(|cost| *cost <= max);
     cost.ok_or_else(|| ProxyError::BadCost { header: name.clone(), max })
+}
+
+/// What a request has cost as its response tells it; `None` if that says nothing that can be understood.
+pub(crate) fn cost_settled(status: StatusCode, headers: &HeaderMap, settle: &Settle) -> Option<u64> {
+    if settle.free.contains(&status.as_u16()) {
+        return Some(0);
+    }
+    let mut lines = headers.get_all(settle.header.as_ref()?).iter();
+    let line = lines.next()?.to_str().ok().filter(|_| lines.next().is_none())?;
+    let cost: u64 = line.parse().ok().filter(|_| line.bytes().all(|byte| byte.is_ascii_digit()))?;
+    (cost <= u64::from(RATE_MAX)).then_some(cost)
 }
 
 /// Digits alone: Rust would also read a sign.

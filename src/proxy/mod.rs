@@ -4,7 +4,8 @@
 //! configured; [`router`] chooses its route (by every form of its [`path`]); [`caller`] finds out who sent it, and
 //! [`partition`] tells it from those of other tenants. Then [`forwarder`] takes its permit, gets a connection from the
 //! [`upstream`]'s [`pool`] (opened by [`connect`]: [`dial`], and [`outbound`] through a proxy) and sends it, reading and
-//! writing that connection itself ([`driver`]); its [`body`] streams, and so does the response's.
+//! writing that connection itself ([`driver`]); its [`body`] streams, and so does the response's. What that says of the
+//! [`quota`] the limiters hear, and [`retry`] says whether the request is sent once more.
 //!
 //! What weir answers itself is an [`error`] that [`response`] puts into words. [`headers`] says what may cross, [`quota`]
 //! reads what an upstream says of its limits, [`upgrade`] carries what is no longer HTTP, [`record`] counts and logs,
@@ -34,6 +35,7 @@ mod pool;
 mod quota;
 mod record;
 mod response;
+mod retry;
 mod router;
 mod tasks;
 mod tls;

@@ -52,6 +52,8 @@ struct RouteShared {
     upstream_duration: Histogram,
     upstream_refusals: IntCounterVec,
     upstream_refusals_cached: CounterCache<u16>,
+    upstream_nonsense: IntCounter,
+    retries: IntCounterVec,
 }
 
 impl RouteMetrics {
@@ -67,6 +69,8 @@ impl RouteMetrics {
             upstream_duration: families.upstream_duration_seconds.with_label_values(&[name]),
             upstream_refusals: families.upstream_refusals_total.clone(),
             upstream_refusals_cached: CounterCache::default(),
+            upstream_nonsense: families.upstream_nonsense_total.with_label_values(&[name]),
+            retries: families.retries_total.clone(),
         };
         RouteMetrics { shared: Arc::new(shared) }
     }
@@ -90,6 +94,18 @@ impl RouteMetrics {
         let RouteShared { name, upstream_refusals, upstream_refusals_cached, .. } = &*self.shared;
         upstream_refusals_cached
             .increment(code, || upstream_refusals.with_label_values(&[name, code.to_string().as_str()]));
+    }
+}
+
+impl RouteMetrics {
+    /// So many of the upstream's headers about its quota could not be understood.
+    pub fn upstream_nonsense(&self, values: u64) {
+        self.shared.upstream_nonsense.inc_by(values);
+    }
+
+    /// A request is sent once more, for that reason: `connect` or a status.
+    pub fn retried(&self, reason: &'static str) {
+        self.shared.retries.with_label_values(&[&*self.shared.name, reason]).inc();
     }
 }
 

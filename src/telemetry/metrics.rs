@@ -49,6 +49,8 @@ pub(super) struct Families {
     pub(super) request_duration_seconds: HistogramVec,
     pub(super) upstream_duration_seconds: HistogramVec,
     pub(super) upstream_refusals_total: IntCounterVec,
+    pub(super) upstream_nonsense_total: IntCounterVec,
+    pub(super) retries_total: IntCounterVec,
     pub(super) permits_total: IntCounterVec,
     pub(super) queue_wait_seconds: HistogramVec,
     pub(super) queue_waiting: IntGaugeVec,
@@ -78,6 +80,10 @@ impl Families {
                 "From a request's head to the end of its response, waits included.", &["route"], REQUEST_SECONDS),
             upstream_duration_seconds: histograms(registry, "weir_upstream_duration_seconds",
                 "From a request's head sent upstream to the head of the upstream's response.", &["route"], REQUEST_SECONDS),
+            upstream_nonsense_total: counters(registry, "weir_upstream_nonsense_total",
+                "Headers of upstreams about their quota that could not be understood.", &["route"]),
+            retries_total: counters(registry, "weir_retries_total",
+                "Requests that were sent once more: where no connection could be made, or after a status.", &["route", "reason"]),
             upstream_refusals_total: counters(registry, "weir_upstream_refusals_total",
                 "Responses by which an upstream said that its quota is spent: they leaked through.", &["route", "code"]),
             permits_total: counters(registry, "weir_permits_total",
@@ -215,6 +221,8 @@ impl Metrics {
         let gone = |labels: &[&str]| labels.first().is_some_and(|route| !route.is_empty() && !keep(route));
         forget(&families.requests_total, &["route", "code", "outcome"], gone);
         forget(&families.upstream_refusals_total, &["route", "code"], gone);
+        forget(&families.upstream_nonsense_total, &["route"], gone);
+        forget(&families.retries_total, &["route", "reason"], gone);
         for histograms in [&families.request_duration_seconds, &families.upstream_duration_seconds] {
             forget(histograms, &["route"], gone);
         }

@@ -222,20 +222,6 @@ async fn all_problems_are_reported_at_once() {
 }
 
 #[tokio::test]
-async fn a_key_of_a_later_feature_is_not_ignored_in_silence() {
-    let _lane = lane::shared().await;
-    for extra in [
-        "limiters:\n  api: {limits: [1/1s], pause: {on: [429]}}\n",
-        "limiters:\n  api: {limits: [1/1s], pause: {}}\n",
-    ] {
-        let file = File::with(format!("{extra}{ROUTE}"));
-        let checked = run(&["check", "--config", file.name()]).await;
-        checked.assert_code(1);
-        assert!(checked.output().contains("not supported yet"), "{extra}\n{}", checked.output());
-    }
-}
-
-#[tokio::test]
 async fn a_missing_file_is_named() {
     let _lane = lane::shared().await;
     for command in ["check", "serve"] {

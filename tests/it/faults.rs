@@ -166,7 +166,7 @@ async fn what_is_reset_stays_reset() {
     drop(redis);
     let answer = fleet[0].tell("/api/limiters/api/reset").await;
     assert_eq!(answer.status, 503);
-    assert!(answer.text().contains("nothing was reset"), "{}", answer.text());
+    assert!(answer.text().contains("nothing has changed"), "{}", answer.text());
 }
 
 /// The epoch's key outlives what it speaks of, and goes in the end.

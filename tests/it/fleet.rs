@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::load::burst;
-use crate::support::measure::{Service, jain, occupancy, pairs_out_of_order};
+use crate::support::load::{burst, services};
+use crate::support::measure::{jain, occupancy, pairs_out_of_order};
 use crate::support::{
     Answer, Load, PATIENCE, Pending, RedisServer, Request, Upstream, Weir, client, lane, one_limiter,
 };
@@ -12,17 +12,6 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// How often a queue in which somebody waits is heard by the store.
 const HEARTBEAT: Duration = Duration::from_millis(200);
-
-/// When each request was sent by its client and when the upstream saw it.
-fn services(upstream: &Upstream, sent: &[Instant]) -> Vec<Service> {
-    let seen = upstream.seen();
-    seen.iter()
-        .map(|seen| {
-            let index: usize = seen.target.trim_start_matches('/').parse().expect("a number");
-            Service { arrived: sent[index], served: seen.at }
-        })
-        .collect()
-}
 
 /// The script calls that no request causes.
 async fn others_than_reserve(fleet: &[Weir]) -> u64 {

@@ -165,6 +165,8 @@ pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
         forwarded_headers: false,
         limiters: Vec::new(),
         cost: Cost::Fixed(Permits::ONE),
+        settle: None,
+        retry: None,
         clients: None,
     }
 }

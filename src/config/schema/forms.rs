@@ -148,6 +148,12 @@ impl<S: JsonSchema, L: JsonSchema> JsonSchema for Form<S, L> {
     }
 }
 
+/// What `off` is the opposite of.
+pub(crate) trait Setting {
+    /// For messages: both.
+    const EXPECTED: &'static str;
+}
+
 /// `off`, or settings.
 #[derive(Debug, Clone)]
 pub(crate) enum OffOr<T> {
@@ -155,15 +161,15 @@ pub(crate) enum OffOr<T> {
     On(T),
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for OffOr<T> {
+impl<'de, T: Deserialize<'de> + Setting> Deserialize<'de> for OffOr<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<OffOr<T>, D::Error> {
         struct OffVisitor<T>(PhantomData<T>);
 
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for OffVisitor<T> {
+        impl<'de, T: Deserialize<'de> + Setting> Visitor<'de> for OffVisitor<T> {
             type Value = OffOr<T>;
 
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("off or a mapping")
+                formatter.write_str(T::EXPECTED)
             }
 
             fn visit_bool<E: Error>(self, on: bool) -> Result<OffOr<T>, E> {
@@ -172,10 +178,10 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for OffOr<T> {
 
             fn visit_str<E: Error>(self, text: &str) -> Result<OffOr<T>, E> {
                 if text == "off" {
-                    Ok(OffOr::Off)
-                } else {
-                    Err(E::invalid_value(Unexpected::Str(text), &self))
+                    return Ok(OffOr::Off);
                 }
+                let on = T::deserialize(IntoDeserializer::<E>::into_deserializer(text));
+                on.map(OffOr::On).map_err(|_| E::invalid_value(Unexpected::Str(text), &self))
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<OffOr<T>, A::Error> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::forms::{Form, LongForm, OffOr, Text};
+use super::forms::{Form, LongForm, OffOr, Setting, Text};
 use crate::config::units::{Per, Quota};
 
 /// A named set of limits that a request must satisfy all at once.
@@ -109,6 +109,10 @@ pub(crate) struct Queue {
     pub(crate) max_waiting: Option<i64>,
 }
 
+impl Setting for Queue {
+    const EXPECTED: &'static str = "off or a mapping";
+}
+
 /// What happens while the store cannot be asked.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -133,12 +137,20 @@ pub(crate) struct Pause {
     pub(crate) fallback: Option<Text<Duration>>,
 }
 
+impl Setting for Pause {
+    const EXPECTED: &'static str = "off or a mapping";
+}
+
 /// What of an upstream's answers counts.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Sync {
     /// Its headers: `RateLimit`, `X-RateLimit-*` and the like.
     Headers,
+}
+
+impl Setting for Sync {
+    const EXPECTED: &'static str = "off or headers";
 }
 
 /// Whether a limiter acts.

@@ -1,14 +1,17 @@
 //! `routes`: which requests go where, changed how, and at which cost.
 
+use std::borrow::Cow;
+use std::fmt;
 use std::time::Duration;
 
-use schemars::JsonSchema;
-use serde::Deserialize;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{Deserialize, Deserializer, Error, Unexpected, Visitor};
 
-use super::forms::{Form, LongForm, Named, Text};
+use super::forms::{Form, LongForm, Named, OffOr, Setting, Text};
+use crate::config::units::Size;
 
 /// One route: what it matches, where it goes, what it takes.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Route {
     /// Its name in metrics and logs, distinct among the routes. Required.
@@ -39,12 +42,15 @@ pub(crate) struct Route {
     pub(crate) cost: Option<Form<Cost, CostHeader>>,
     /// Whether `X-Forwarded-*` and `Via` go upstream. Default `false`.
     pub(crate) forwarded_headers: Option<bool>,
+    /// When a request is sent once more, or `off`. Only requests that do no harm by that: with a method that is idempotent, or
+    /// with an `Idempotency-Key`. Each attempt takes a permit of its own, within the request's wait. Default `off`.
+    pub(crate) retry: Option<OffOr<Retry>>,
     /// Which of the `clients` may use it, the others get 403; all of them if absent.
     pub(crate) clients: Option<Vec<String>>,
 }
 
 /// What a route matches: at most one of `path`, `exact_path` and `path_regex`.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Match {
     /// A prefix of the path on segment borders: `/a` matches `/a` and `/a/b`, not `/ab`.
@@ -62,7 +68,7 @@ pub(crate) struct Match {
 }
 
 /// Where a route goes.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Upstream {
     /// `http://HOST:PORT/BASE` or `https://...`; the path is put before every request's. Required.
@@ -91,7 +97,7 @@ impl LongForm for Upstream {
 }
 
 /// Whether HTTP/2 is spoken to an upstream.
-#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, serde::Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Http2 {
     /// Where the upstream chooses it by ALPN.
@@ -103,17 +109,17 @@ pub(crate) enum Http2 {
 }
 
 /// A number of permits.
-#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, serde::Deserialize, JsonSchema)]
 #[serde(transparent)]
 #[schemars(inline)]
 pub(crate) struct Cost(#[schemars(range(min = 1, max = 1_000_000_000))] pub(crate) i64);
 
-/// A cost that the request names itself.
-#[derive(Debug, Deserialize, JsonSchema)]
+/// A cost that the request names itself, or that is known from the response.
+#[derive(Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CostHeader {
-    /// The header that names it, in ASCII digits; one that begins with `weir-` ends here. Required.
-    pub(crate) header: String,
+    /// The request's header that names it, in ASCII digits; one that begins with `weir-` ends here. Required without `settle`.
+    pub(crate) header: Option<String>,
     /// Where the header is absent, 1 to 1000000000. Default 1.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub(crate) default: Option<i64>,
@@ -121,8 +127,87 @@ pub(crate) struct CostHeader {
     /// `token_bucket`, `burst`) of its limiters.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub(crate) max: Option<i64>,
+    /// What the response tells of it: more is charged afterwards, less is given back.
+    pub(crate) settle: Option<Settle>,
 }
 
 impl LongForm for CostHeader {
-    const EXPECTED: &'static str = "a whole number of permits, or a mapping with `header`";
+    const EXPECTED: &'static str = "a whole number of permits, or a mapping with `header` or `settle`";
+}
+
+/// How a response tells what its request has cost.
+#[derive(Debug, serde::Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Settle {
+    /// The response's header that names it, in ASCII digits; 0 to 1000000000.
+    pub(crate) header: Option<String>,
+    /// The statuses of responses that cost nothing, such as 304.
+    pub(crate) free: Option<Vec<i64>>,
+}
+
+/// When a request is sent once more.
+#[derive(Debug, serde::Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Retry {
+    /// How often it is sent in all, 2 to 10. Default 2.
+    #[schemars(range(min = 2, max = 10))]
+    pub(crate) attempts: Option<i64>,
+    /// After which ends of an attempt: `connect` (no connection) and the statuses 429, 502, 503 and 504. After a 429 it waits
+    /// until the upstream's pause is over. Default all but 504.
+    pub(crate) on: Option<Vec<RetryOn>>,
+    /// The largest body that is kept for another attempt; a request with a larger one is sent once. Default 64KiB, at
+    /// most 16MiB.
+    pub(crate) max_body: Option<Text<Size>>,
+}
+
+impl Setting for Retry {
+    const EXPECTED: &'static str = "off or a mapping";
+}
+
+/// An end of an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RetryOn {
+    Connect,
+    Status(i64),
+}
+
+impl<'de> Deserialize<'de> for RetryOn {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<RetryOn, D::Error> {
+        struct RetryOnVisitor;
+
+        impl Visitor<'_> for RetryOnVisitor {
+            type Value = RetryOn;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("connect, 429, 502, 503 or 504")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<RetryOn, E> {
+                let is_connect = text == "connect";
+                is_connect
+                    .then_some(RetryOn::Connect)
+                    .ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
+            }
+
+            fn visit_i64<E: Error>(self, status: i64) -> Result<RetryOn, E> {
+                Ok(RetryOn::Status(status))
+            }
+        }
+
+        deserializer.deserialize_any(RetryOnVisitor)
+    }
+}
+
+impl JsonSchema for RetryOn {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "RetryOn".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"enum": ["connect", 429, 502, 503, 504]})
+    }
 }

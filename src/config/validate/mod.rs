@@ -7,6 +7,7 @@ mod clients;
 mod limit;
 mod limiter;
 mod place;
+mod retry;
 mod route;
 mod server;
 mod store;
@@ -27,7 +28,7 @@ use super::model::{Config, RedisServers, Store};
 use super::problem::Report;
 use super::schema;
 use super::schema::forms::Text;
-use super::units::show_duration;
+use super::units::{Size, show_duration, show_size};
 pub(crate) use place::At;
 
 /// The largest PEM file.
@@ -104,6 +105,23 @@ impl Check<'_> {
             self.problem(at, format!("must be from {} to {}", bounds.start(), bounds.end()));
         }
         count
+    }
+
+    /// A size within bounds.
+    fn size(
+        &mut self,
+        given: Option<Text<Size>>,
+        default: Size,
+        bounds: RangeInclusive<Size>,
+        at: &At<'_>,
+    ) -> Option<Size> {
+        let Some(Text(given)) = given else { return Some(default) };
+        if bounds.contains(&given) {
+            return Some(given);
+        }
+        let (from, to) = (show_size(*bounds.start()), show_size(*bounds.end()));
+        self.problem(at, format!("must be from {from} to {to}"));
+        None
     }
 
     /// A duration within bounds.

@@ -10,9 +10,10 @@ use url::Host;
 use super::Check;
 use super::limiter::Keyed;
 use super::place::At;
+use super::retry::retry;
 use super::server::NAME_EXPECTED;
 use super::upstream::upstream;
-use crate::config::model::{Cost, HostMatch, Match, PathMatch, Route};
+use crate::config::model::{Cost, HostMatch, Match, PathMatch, Route, Settle};
 use crate::config::problem::{quoted, unknown};
 use crate::config::schema::forms::Named;
 use crate::config::schema::{self, Form};
@@ -88,6 +89,8 @@ fn one(check: &mut Check<'_>, given: &schema::Route, known: &Known<'_>, at: &At<
     let remove_headers = header_names(check, given.remove_headers.as_deref(), &at.key("remove_headers"));
     let limiters = limiters(check, given, known, at);
     let cost = cost(check, given.cost.as_ref(), &limiters, &at.key("cost"));
+    let settle = settle(check, given.cost.as_ref(), &at.key("cost"));
+    let retry = retry(check, given.retry.as_ref(), &at.key("retry"));
     let clients = clients(check, given.clients.as_deref(), known, &at.key("clients"));
     let strip_prefix = match strip_prefix {
         Some(prefix) => Some(prefix?),
@@ -107,6 +110,8 @@ fn one(check: &mut Check<'_>, given: &schema::Route, known: &Known<'_>, at: &At<
             .map(|(limiter, key)| (limiter.name.clone(), Arc::clone(key)))
             .collect(),
         cost: cost?,
+        settle: settle?,
+        retry: retry?,
         clients,
     })
 }
@@ -416,13 +421,65 @@ fn can_be_held(check: &mut Check<'_>, cost: Permits, limiters: &[&Keyed], at: &A
     false
 }
 
+/// The outer `None` is a problem, the inner one nothing that a response could tell.
+fn settle(
+    check: &mut Check<'_>,
+    given: Option<&Form<schema::Cost, schema::CostHeader>>,
+    at_cost: &At<'_>,
+) -> Option<Option<Settle>> {
+    let Some(Form::Long(schema::CostHeader { settle: Some(given), .. })) = given else { return Some(None) };
+    let at = at_cost.key("settle");
+    if given.header.is_none() && given.free.is_none() {
+        check.problem(&at, "needs `header` or `free`");
+        return None;
+    }
+    let name = given.header.as_deref();
+    let header = name.map(|name| header_value_name(check, name, &at.key("header")));
+    let free = given.free.as_deref().unwrap_or_default().iter().enumerate();
+    let free: Option<Vec<u16>> = free
+        .map(|(index, status)| {
+            let code = u16::try_from(*status).ok().filter(|code| (200..600).contains(code));
+            if code.is_none() {
+                check.problem(&at.key("free").index(index), "expected a status from 200 to 599, such as 304");
+            }
+            code
+        })
+        .collect();
+    let header = match header {
+        None => None,
+        Some(name) => Some(name?),
+    };
+    Some(Some(Settle { header, free: free? }))
+}
+
+/// The name of a header that is a value here.
+fn header_value_name(check: &mut Check<'_>, given: &str, at: &At<'_>) -> Option<HeaderName> {
+    let name = HeaderName::try_from(given).ok();
+    if name.is_none() {
+        check.problem(at, "expected the name of a header, such as x-cost");
+    }
+    name
+}
+
 fn cost_header(
     check: &mut Check<'_>,
     given: &schema::CostHeader,
     limiters: &[&Keyed],
     at: &At<'_>,
 ) -> Option<Cost> {
-    let name = HeaderName::try_from(given.header.as_str()).ok();
+    let Some(name) = &given.header else {
+        if given.settle.is_none() {
+            check.problem(at, "needs `header`, or `settle`");
+            return None;
+        }
+        if given.max.is_some() {
+            check.problem_of_key(&at.key("max"), "is for a cost that a `header` names");
+            return None;
+        }
+        let default = permits(check, Some(given.default.unwrap_or(1)), &at.key("default"))?;
+        return can_be_held(check, default, limiters, &at.key("default")).then_some(Cost::Fixed(default));
+    };
+    let name = HeaderName::try_from(name.as_str()).ok();
     if name.is_none() {
         check.problem(&at.key("header"), "expected the name of a header, such as weir-cost");
     } else if name.as_ref().is_some_and(|name| OWN_HEADERS.contains(&name.as_str())) {

@@ -10,8 +10,7 @@ use super::{Check, DAY, HOUR, MILLISECOND};
 use crate::config::model::{Admin, Log, LogFormat, Secret, Server, ServerTls};
 use crate::config::problem::quoted;
 use crate::config::schema;
-use crate::config::schema::forms::Text;
-use crate::config::units::{Size, show_size};
+use crate::config::units::Size;
 use crate::limiter::limit::LimiterName;
 
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 8080);
@@ -19,7 +18,7 @@ const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST)
 /// hyper's own smallest buffer; less is not an HTTP server.
 const HEADER_BYTES_MIN: Size = Size(8 * 1024);
 const HEADER_BYTES_MAX: Size = Size(1024 * 1024);
-const HEADER_BYTES: u32 = 64 * 1024;
+const HEADER_BYTES: Size = Size(64 * 1024);
 
 /// Where applications send their calls.
 pub(super) fn listen(check: &mut Check<'_>, given: Option<&str>, at: &At<'_>) -> Option<SocketAddr> {
@@ -62,7 +61,9 @@ pub(super) fn server(check: &mut Check<'_>, given: Option<&schema::Server>, at: 
         check.duration(given.drain_delay, Duration::ZERO, Duration::ZERO..=HOUR, &at.key("drain_delay"));
     let drain_timeout =
         check.duration(given.drain_timeout, seconds(30), Duration::ZERO..=DAY, &at.key("drain_timeout"));
-    let max_header_bytes = header_bytes(check, given.max_header_bytes, &at.key("max_header_bytes"));
+    let header_bytes = HEADER_BYTES_MIN..=HEADER_BYTES_MAX;
+    let max_header_bytes =
+        check.size(given.max_header_bytes, HEADER_BYTES, header_bytes, &at.key("max_header_bytes"));
     let tls = match tls {
         Some(tls) => Some(tls?),
         None => None,
@@ -74,20 +75,10 @@ pub(super) fn server(check: &mut Check<'_>, given: Option<&schema::Server>, at: 
         max_connections: max_connections?,
         header_timeout: header_timeout?,
         idle_timeout: idle_timeout?,
-        max_header_bytes: max_header_bytes?,
+        max_header_bytes: u32::try_from(max_header_bytes?.0).ok()?,
         drain_delay: drain_delay?,
         drain_timeout: drain_timeout?,
     })
-}
-
-fn header_bytes(check: &mut Check<'_>, given: Option<Text<Size>>, at: &At<'_>) -> Option<u32> {
-    let Some(Text(Size(bytes))) = given else { return Some(HEADER_BYTES) };
-    let fits = (HEADER_BYTES_MIN.0..=HEADER_BYTES_MAX.0).contains(&bytes);
-    if !fits {
-        let (from, to) = (show_size(HEADER_BYTES_MIN), show_size(HEADER_BYTES_MAX));
-        check.problem(at, format!("must be from {from} to {to}"));
-    }
-    u32::try_from(bytes).ok().filter(|_| fits)
 }
 
 fn tls(check: &mut Check<'_>, given: &schema::ServerTls, at: &At<'_>) -> Option<ServerTls> {

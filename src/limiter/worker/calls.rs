@@ -61,7 +61,7 @@ impl Worker {
             || self.stock_wanted(now).is_some()
             || self.can_trade(now);
         let settles = self.settles_until.is_some_and(|until| now < until);
-        if self.call.is_some() || settles || !anything {
+        if self.call.is_some() || self.is_pausing || settles || !anything {
             return;
         }
         self.limits_changed = false;

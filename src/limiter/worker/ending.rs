@@ -80,7 +80,7 @@ impl Worker {
         for returned in returned {
             match returned {
                 Returned::Unused { slot, cost } | Returned::Refund { slot, cost } => {
-                    self.give_back(slot, cost)
+                    self.give_back(slot, cost);
                 }
                 Returned::Late(LatePermit { slot, cost, turn, .. }) => {
                     self.give_back(slot, cost);

@@ -40,6 +40,10 @@ impl Worker {
         if told.is_empty() {
             return;
         }
+        self.is_pausing = told.iter().any(|(_, _, said)| said.pause.is_some());
+        if self.is_pausing {
+            self.clear_stock();
+        }
         let home = self.home.clone();
         let hearing = join_all(told.into_iter().map(move |(place, subject, said)| {
             let home = home.clone();
@@ -53,6 +57,7 @@ impl Worker {
 
     /// The store has heard it, or could not be told: then this replica keeps to it by itself.
     pub(super) fn settle_hearing(&mut self, hearing: Hearing) {
+        self.is_pausing = false;
         for (place, subject, said, heard) in hearing {
             let Some(member) = self.shared.members.get(place).cloned() else { continue };
             let heard = match heard {

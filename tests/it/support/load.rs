@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Connection, Pending, Request, Weir};
+use super::measure::Service;
+use super::{Connection, Pending, Request, Upstream, Weir};
 
 /// Requests written in each millisecond of a burst: slow enough that the order of arrival is known.
 const BURST_PER_MILLI: usize = 5;
@@ -28,6 +29,17 @@ pub(crate) async fn burst(fleet: &[Weir], count: usize) -> Vec<(Instant, Pending
         burst.push((sent, Pending::on(connection)));
     }
     burst
+}
+
+/// When each request was sent by its client and when the upstream saw it.
+pub(crate) fn services(upstream: &Upstream, sent: &[Instant]) -> Vec<Service> {
+    let seen = upstream.seen();
+    seen.iter()
+        .map(|seen| {
+            let index: usize = seen.target.trim_start_matches('/').parse().expect("a number");
+            Service { arrived: sent[index], served: seen.at }
+        })
+        .collect()
 }
 
 /// Clients that ask again as soon as they are answered, each on a connection of its own. Dropping it closes them all.

@@ -81,9 +81,13 @@ impl Gate {
     }
 }
 
+/// How requests are answered by their number, from 1 on.
+type Script = Box<dyn Fn(usize) -> Option<Reply> + Send + Sync>;
+
 #[derive(Default)]
 struct Shared {
     seen: Mutex<Vec<Seen>>,
+    script: Mutex<Option<Script>>,
     replies: Mutex<HashMap<String, Reply>>,
     lag_us: AtomicU64,
     connections: AtomicU64,
@@ -138,6 +142,11 @@ impl Upstream {
     /// From now on this path (without query) is answered so.
     pub(crate) fn reply(&self, path: &str, reply: Reply) {
         locked(&self.shared.replies).insert(path.into(), reply);
+    }
+
+    /// From now on requests are answered by their number, from 1 on; by their path where this tells nothing.
+    pub(crate) fn script(&self, script: impl Fn(usize) -> Option<Reply> + Send + Sync + 'static) {
+        *locked(&self.shared.script) = Some(Box::new(script));
     }
 
     /// From now on this path (without query) is answered 200 once the gate opens.
@@ -262,6 +271,8 @@ async fn answer(at: Instant, request: hyper::Request<Incoming>, shared: &Shared)
         seen.push(Seen { at, method, target, headers, version, body: Bytes::new() });
         seen.len() - 1
     };
+    let scripted = locked(&shared.script).as_ref().and_then(|script| script(index + 1));
+    let reply = scripted.unwrap_or(reply);
     if let Ok(body) = body.collect().await {
         locked(&shared.seen)[index].body = body.to_bytes();
     }

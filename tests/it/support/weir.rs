@@ -158,7 +158,12 @@ impl Weir {
 
     /// A POST without a body to the admin listener.
     pub(crate) async fn tell(&self, target: &str) -> Answer {
-        let request = client::Request::post(target, b"");
+        self.tell_with(target, "").await
+    }
+
+    /// A POST to the admin listener.
+    pub(crate) async fn tell_with(&self, target: &str, body: &str) -> Answer {
+        let request = client::Request::post(target, body.as_bytes());
         client::send(&self.admin(target), request)
             .await
             .unwrap_or_else(|error| panic!("no answer from admin: {error}"))

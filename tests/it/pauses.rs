@@ -1,0 +1,248 @@
+//! What the upstream says counts: a refusal pauses the whole fleet, and nobody runs into the same one.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::support::load::{Load, burst, services};
+use crate::support::measure::Service;
+use crate::support::{
+    PATIENCE, RedisServer, Reply, Request, Upstream, Weir, client, eventually, lane, one_limiter,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Of 150 that wait at 20 a second the 40th is refused.
+const WAITING: usize = 150;
+const RATE: usize = 20;
+const REFUSED: usize = 40;
+
+/// How many pairs were served in the other order than that in which they came. Those that came closer to each other than this
+/// are not told apart: a machine does several things at once.
+fn overtaken(services: &[Service]) -> usize {
+    const APART: Duration = Duration::from_millis(4);
+    let later =
+        |one: &Service, other: &Service| one.arrived + APART < other.arrived && one.served > other.served;
+    services.iter().map(|one| services.iter().filter(|other| later(one, other)).count()).sum()
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs()
+}
+
+/// Three replicas: one client sees the refusal, nothing is sent for as long as the upstream asks, and then the others follow
+/// in order at the rate of the limit.
+async fn all_wait(refusal: impl Fn() -> Reply + Send + Sync + Copy + 'static, publishes: bool) {
+    lane::alone(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        if !publishes {
+            redis.command(&["ACL", "SETUSER", "default", "-publish", "-subscribe"]).await;
+        }
+        let limiter = format!("{{limits: [{RATE}/1s], queue: {{timeout: 60s, max_waiting: 1000}}}}");
+        let fleet = Weir::fleet(3, &one_limiter(&redis.store(), &limiter, &upstream)).await;
+        upstream.script(move |number| (number == REFUSED).then(refusal));
+        let burst = burst(&fleet, WAITING).await;
+        let sent: Vec<_> = burst.iter().map(|(sent, _)| *sent).collect();
+        upstream.wait_for(REFUSED, PATIENCE).await;
+        eventually("it is shown", SECOND, async || {
+            fleet[2].metrics().await.sum("weir_limiter_paused", &[("limiter", "api")]) == 1.0
+        })
+        .await;
+        let answers = client::answers(burst.into_iter().map(|(_, pending)| pending).collect()).await;
+
+        let statuses = |status| answers.iter().filter(|answer| answer.status == status).count();
+        assert_eq!((statuses(429), statuses(200)), (1, WAITING - 1));
+        let seen = upstream.seen();
+        assert_eq!(seen.len(), WAITING, "each goes upstream once");
+        let refused_at = seen[REFUSED - 1].at;
+        let early = seen[REFUSED..].iter().filter(|seen| seen.at < refused_at + Duration::from_millis(2900));
+        let early = early.count();
+        let out_of_order = overtaken(&services(&upstream, &sent));
+        let resumed = seen[REFUSED + early].at;
+        let lasting = seen[WAITING - 1].at - resumed;
+        println!(
+            "{early} sent in the next 2.9 s, the rest from {:?} on in {lasting:?}, {out_of_order} pairs out of order",
+            resumed - refused_at
+        );
+        assert!(early <= 3, "{early} sent while the upstream asked for a pause");
+        let most = WAITING * WAITING / 2 * 3 / 100;
+        assert!(out_of_order < most, "{out_of_order} pairs out of order, of which {most} would be 3 %");
+        upstream.assert_within(RATE, SECOND);
+        // As evenly as the limit allows on average, from the first one on.
+        upstream.assert_within_since(Some(resumed), RATE / 2 + 2, SECOND / 2);
+        let least = SECOND * u32::try_from(WAITING - REFUSED - early).unwrap() / u32::try_from(RATE).unwrap();
+        assert!(lasting < least + SECOND, "{lasting:?} for the rest, of which {least:?} are needed");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn all_replicas_wait_for_seconds() {
+    all_wait(|| Reply::status(429).header("retry-after", "3"), true).await;
+}
+
+#[tokio::test]
+async fn all_replicas_wait_for_a_date() {
+    all_wait(
+        || {
+            let now = SystemTime::now() + SECOND;
+            Reply::status(429).header("retry-after", &httpdate::fmt_http_date(now + 3 * SECOND))
+        },
+        true,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn all_replicas_wait_for_a_reset() {
+    all_wait(|| Reply::status(429).header("x-ratelimit-reset", &(unix_seconds() + 4).to_string()), true)
+        .await;
+}
+
+#[tokio::test]
+async fn all_replicas_wait_though_nothing_is_announced() {
+    all_wait(|| Reply::status(429).header("retry-after-ms", "3000"), false).await;
+}
+
+/// One that refuses for ever is asked once in each pause, and those grow up to the longest.
+#[tokio::test]
+async fn an_upstream_that_refuses_for_ever_is_left_alone() {
+    lane::alone(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let limiter = "{limits: [50/1s], pause: {fallback: 200ms, max: 1600ms}, queue: {timeout: 60s, max_waiting: 1000}}";
+        let fleet = Weir::fleet(2, &one_limiter(&redis.store(), limiter, &upstream)).await;
+        upstream.script(|_| Some(Reply::status(429)));
+        let _loads: Vec<Load> = fleet.iter().map(|weir| Load::start(weir, 10, &Request::get("/"))).collect();
+        let began = Instant::now();
+        eventually("the pauses have grown", Duration::from_secs(20), async || {
+            began.elapsed() > Duration::from_secs(10)
+        })
+        .await;
+        // Those of the first moment were under way before anybody knew.
+        let instants = upstream.instants();
+        let first = instants.iter().take_while(|at| **at < instants[0] + Duration::from_millis(150)).count();
+        let gaps: Vec<u128> =
+            instants[first - 1..].windows(2).map(|pair| (pair[1] - pair[0]).as_millis()).collect();
+        println!("{first} at first, then gaps of {gaps:?} ms");
+        assert!(gaps.len() <= 12, "{} probes in 10 s: {gaps:?}", gaps.len());
+        assert!(gaps.iter().skip(3).all(|gap| *gap >= 1500), "{gaps:?}");
+        assert!(gaps[0] >= 190 && gaps.iter().all(|gap| *gap < 2500), "{gaps:?}");
+    })
+    .await;
+}
+
+/// What makes no sense is not followed, and what is too much is cut.
+#[tokio::test]
+async fn hostile_answers_pause_for_no_longer_than_the_longest() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let limiter =
+        "{limits: [1000/1s], pause: {fallback: 50ms, max: 900ms}, queue: {timeout: 10s, max_waiting: 10}}";
+    let weir = Weir::start(&one_limiter("memory", limiter, &upstream)).await;
+    let long = "9".repeat(7000);
+    for (value, longest) in [
+        ("99999999999", true),
+        (long.as_str(), false),
+        ("-1", false),
+        ("Sun, 06 Nov 1994 08:49:37 GMT", false),
+        ("soon", false),
+        ("0", false),
+    ] {
+        // A pause that follows at once would be longer.
+        eventually("the last pause is forgotten", PATIENCE, async || {
+            weir.ask("/api/limiters/api").await.json()["paused_until"].is_null()
+        })
+        .await;
+        tokio::time::sleep(Duration::from_millis(250)).await;
+        let number = upstream.count() + 1;
+        let refusal = Reply::status(429).header("retry-after", value);
+        upstream.script(move |request| (request == number).then(|| refusal.clone()));
+        let refused = Instant::now();
+        assert_eq!(weir.get("/").await.status, 429);
+        assert_eq!(weir.get("/").await.status, 200);
+        let waited = refused.elapsed();
+        let about = if longest { 850..1500 } else { 45..500 };
+        assert!(about.contains(&waited.as_millis()), "{} bytes: {waited:?}", value.len());
+    }
+    let metrics = weir.metrics().await;
+    assert_eq!(metrics.sum("weir_upstream_nonsense_total", &[("route", "all")]), 4.0);
+}
+
+/// What others use of the upstream's quota counts as used, where the upstream tells of it.
+#[tokio::test]
+async fn what_the_upstream_has_left_is_what_counts() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let reply = |limit: &str, left: &str| {
+        Reply::status(200).header("x-ratelimit-limit", limit).header("x-ratelimit-remaining", left)
+    };
+    let limits = "limits: [20/1m, 1000/1h]";
+    for (sync, counts) in [("sync: headers", true), ("sync: off", false)] {
+        redis.command(&["FLUSHALL"]).await;
+        let fleet =
+            Weir::fleet(2, &one_limiter(&redis.store(), &format!("{{{limits}, {sync}}}"), &upstream)).await;
+        upstream.reply("/", reply("20", "7"));
+        assert_eq!(fleet[0].get("/").await.status, 200);
+        let expected = if counts { [7, 987] } else { [19, 999] };
+        eventually("it counts", PATIENCE, async || fleet[1].available("api").await == expected).await;
+        // More than was thought says that something is still on its way; what is no limit of these is another's.
+        for other in [reply("20", "19"), reply("500", "0"), reply("20", "x")] {
+            upstream.reply("/", other);
+            assert_eq!(fleet[1].get("/").await.status, 200);
+        }
+        let expected = expected.map(|left| left - 3);
+        eventually("nothing else does", PATIENCE, async || fleet[0].available("api").await == expected).await;
+        let drift = fleet[0].metrics().await.sum("weir_limiter_drift_permits_total", &[("limiter", "api")]);
+        assert_eq!(drift, if counts { 12.0 } else { 0.0 });
+    }
+}
+
+/// By hand, on all replicas: who waits waits longer, who would have to wait too long is told, and then all goes on.
+#[tokio::test]
+async fn a_limiter_is_paused_and_resumed_by_hand() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let limiter = "{limits: [5/1s], queue: {timeout: 20s, max_waiting: 100}}";
+    let fleet = Weir::fleet(2, &one_limiter(&redis.store(), limiter, &upstream)).await;
+    for weir in &fleet {
+        assert_eq!(weir.get("/").await.status, 200);
+    }
+    let answer = fleet[0].tell_with("/api/limiters/api/pause", "{\"for\": \"30s\"}").await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert!(answer.json()["paused_until"].as_u64().is_some_and(|until| until / 1000 >= unix_seconds() + 25));
+    eventually("the other one has heard of it", PATIENCE, async || {
+        let refused = fleet[1].get("/").await;
+        (refused.status, refused.weir_error()) == (429, Some("paused"))
+    })
+    .await;
+    let refused = fleet[1].get("/").await;
+    let retry_after: u64 = refused.header("retry-after").expect("it says when").parse().unwrap();
+    assert!((20..=90).contains(&retry_after), "{retry_after}");
+    let before = upstream.count();
+
+    let answer = fleet[1].tell("/api/limiters/api/resume").await;
+    assert!(
+        (answer.status, &answer.json()["paused_until"]) == (200, &serde_json::Value::Null),
+        "{}",
+        answer.text()
+    );
+    eventually("the other one goes on", PATIENCE, async || fleet[0].get("/").await.status == 200).await;
+
+    // Who waits already waits longer, and moves up again.
+    fleet[0].tell_with("/api/limiters/api/pause", "{\"for\": \"15s\"}").await;
+    let waiting = fleet[1].begin(8, "/waits");
+    fleet[1].wait_for_waiting(8).await;
+    fleet[0].tell("/api/limiters/api/resume").await;
+    let resumed = Instant::now();
+    for answer in client::answers(waiting).await {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    assert!(resumed.elapsed() < Duration::from_secs(8), "{:?}", resumed.elapsed());
+    assert!(upstream.count() > before);
+    for body in
+        ["", "{}", "{\"for\": 30}", "{\"for\": \"2d\"}", "{\"for\": \"0s\"}", "{\"for\": \"1s\", \"x\": 1}"]
+    {
+        let answer = fleet[0].tell_with("/api/limiters/api/pause", body).await;
+        assert_eq!(answer.status, 400, "{body}: {}", answer.text());
+    }
+    assert_eq!(fleet[0].tell("/api/limiters/none/resume").await.status, 404);
+    assert_eq!(fleet[0].tell("/api/limiters/api/destroy").await.status, 404);
+}
