@@ -23,6 +23,7 @@ mod fleet;
 mod framing;
 mod harness;
 mod http2_abuse;
+mod http2_conformance;
 mod leaving;
 mod limits;
 mod outbound;
