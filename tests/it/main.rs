@@ -44,5 +44,6 @@ mod targets;
 mod telemetry;
 mod tls;
 mod topologies;
+mod tunnels;
 mod uploads;
 mod upstream_answers;
