@@ -28,6 +28,7 @@ mod leaving;
 mod limits;
 mod outbound;
 mod partitions;
+mod peers;
 mod protocols;
 mod queue;
 mod readme;
