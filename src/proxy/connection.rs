@@ -14,13 +14,14 @@ use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::body::Body;
 use super::driver::{Alarm, Driver};
+use super::guard::{FirstLine, Frames};
 use super::io::{Probe, Stream};
 use super::listener::Slot;
 use super::tasks::Spawner;
@@ -108,8 +109,11 @@ pub(crate) async fn serve(stream: Stream, mut client: Client, proxy: Proxy) {
     let Ok(Some(Opened { wire, protocol, first, names })) = opened else { return };
     client.names = names;
     let client = Arc::new(client);
-    let watched = (protocol == Protocol::Http1).then(|| Arc::clone(&client));
-    let io = TokioIo::new(ClientIo { wire, first, taken: 0, watched });
+    let watch = match protocol {
+        Protocol::Http1 => Watch::Http1(Arc::clone(&client), FirstLine::new()),
+        Protocol::Http2 => Watch::Http2(Box::new(Frames::new(HTTP2_STREAMS_MAX))),
+    };
+    let io = TokioIo::new(ClientIo { wire, first, taken: 0, watch });
     let answered = Arc::clone(&client);
     let service = service_fn(move |request: Request<Incoming>| {
         // On the heap, for most connections are idle most of the time.
@@ -187,7 +191,11 @@ async fn open(stream: Stream, tls: Option<Acceptor>) -> Option<Opened> {
     let Secured { mut wire, is_http2, names } = secured;
     let (protocol, first) = sniff(&mut wire).await?;
     // Who has agreed on HTTP/2 speaks it; who has not may, and then says so first.
-    (protocol == Protocol::Http2 || !is_http2).then_some(Opened { wire, protocol, first, names })
+    if is_http2 && protocol != Protocol::Http2 {
+        let _ = wire.shutdown().await;
+        return None;
+    }
+    Some(Opened { wire, protocol, first, names })
 }
 
 /// The first bytes of a connection.
@@ -341,13 +349,20 @@ impl Activity {
     }
 }
 
-/// A client's stream: gives back the first bytes, and tells when more have come.
+/// A client's stream: gives back the first bytes, and looks at all that come.
 struct ClientIo {
     wire: Wire,
     first: First,
     taken: u8,
-    /// For HTTP/1 alone: on HTTP/2, bytes need not be a request's.
-    watched: Option<Arc<Client>>,
+    watch: Watch,
+}
+
+/// What is looked for in the bytes of a client.
+enum Watch {
+    /// The beginning of a request's head; on HTTP/2, bytes need not be a request's.
+    Http1(Arc<Client>, FirstLine),
+    /// Frames that h2 would let pass.
+    Http2(Box<Frames>),
 }
 
 impl ClientIo {
@@ -372,14 +387,27 @@ impl AsyncRead for ClientIo {
         let before = buffer.filled().len();
         // What has come since belongs to the same read: a buffer that is given a few bytes grows for the rest.
         let first = this.give_first(buffer);
-        match Pin::new(&mut this.wire).poll_read(context, buffer) {
-            Poll::Pending if first => return Poll::Ready(Ok(())),
-            result => ready!(result)?,
+        let wire = Pin::new(&mut this.wire);
+        let read = match &mut this.watch {
+            Watch::Http1(..) => wire.poll_read(context, buffer),
+            // The first bytes were the preface, and no frame.
+            Watch::Http2(frames) => frames.poll_read(wire, context, buffer),
+        };
+        match read {
+            Poll::Pending if !first => return Poll::Pending,
+            Poll::Pending => {}
+            Poll::Ready(result) => result?,
         }
-        if let Some(client) = &this.watched
-            && buffer.filled().len() > before
-        {
-            client.activity.received();
+        if let Watch::Http1(client, line) = &mut this.watch {
+            let received = buffer.filled().get(before..).unwrap_or_default();
+            if !received.is_empty() {
+                client.activity.received();
+            }
+            if line.names_another_protocol(received) {
+                tracing::debug!("a client speaks another protocol than HTTP");
+                // As if it had left: it would not understand an answer.
+                buffer.set_filled(before);
+            }
         }
         Poll::Ready(Ok(()))
     }

@@ -1,7 +1,7 @@
 //! Forwards requests. The only room that speaks HTTP to applications and to upstreams.
 //!
 //! The way of a request: [`listener`] accepts its connection; [`connection`] serves it, inside [`tls`] where that is
-//! configured; [`router`] chooses its route (by every form of its [`path`]); [`caller`] finds out who sent it, and
+//! configured, behind a [`guard`]; [`router`] chooses its route (by every form of its [`path`]); [`caller`] finds out who sent it, and
 //! [`partition`] tells it from those of other tenants. Then [`forwarder`] takes its permit, gets a connection from the
 //! [`upstream`]'s [`pool`] (opened by [`connect`]: [`dial`], and [`outbound`] through a proxy) and sends it, reading and
 //! writing that connection itself ([`driver`]); its [`body`] streams, and so does the response's. What that says of the
@@ -25,6 +25,7 @@ mod error;
 mod forwarder;
 #[doc(hidden)]
 pub mod fuzz;
+mod guard;
 mod headers;
 mod io;
 mod listener;

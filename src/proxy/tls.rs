@@ -64,6 +64,8 @@ impl Acceptor {
         let key = key.map_err(|error| invalid(&settings.key, &error.to_string()))?;
         let config = builder.with_single_cert(chain, key);
         let mut config = config.map_err(|error| invalid(&settings.cert, &error.to_string()))?;
+        // Ours is the order of strength; a client's may be anything.
+        config.ignore_client_order = true;
         config.alpn_protocols = vec![ALPN_HTTP2.to_vec(), ALPN_HTTP1.to_vec()];
         Ok(Acceptor(Arc::new(config).into()))
     }

@@ -6,36 +6,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::client_leaves::is_noticed;
+use crate::support::http2::{
+    CONTINUATION, DATA, END_HEADERS, END_STREAM, GET, HEADERS, PING, POST, PREFACE, RST_STREAM, SETTINGS,
+    frame, request,
+};
 use crate::support::{PATIENCE, Upstream, Weir, eventually, lane, one_limiter, spent};
-
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const RST_STREAM: u8 = 3;
-const SETTINGS: u8 = 4;
-const PING: u8 = 6;
-const CONTINUATION: u8 = 9;
-const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
 
 /// More than this an attack must not take.
 const MORE_BYTES: u64 = 32 * 1024 * 1024;
-
-/// A frame (RFC 9113, 4.1).
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-    let mut frame = vec![length[1], length[2], length[3], kind, flags];
-    frame.extend_from_slice(&stream.to_be_bytes());
-    frame.extend_from_slice(payload);
-    frame
-}
-
-/// The headers of a request: static entries of HPACK, and an authority (RFC 7541, 6.2.2).
-fn request(method: u8) -> Vec<u8> {
-    [&[method, 0x86, 0x84, 0x01, 1][..], b"a"].concat()
-}
-const GET: u8 = 0x82;
-const POST: u8 = 0x83;
 
 async fn connect(weir: &Weir) -> TcpStream {
     let mut stream = TcpStream::connect(weir.host()).await.unwrap();

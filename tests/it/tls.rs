@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rcgen::SanType;
+use rustls::CipherSuite;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -129,6 +130,25 @@ async fn both_protocols_are_spoken_and_the_upstream_is_told() {
     clear.send(&Request::get("/")).await.unwrap();
     assert!(clear.answer().await.is_err());
     assert_eq!((upstream.count(), weir.available("api").await), (4, vec![96]));
+}
+
+/// Whatever a client likes best, the strongest cipher suite that it has is spoken.
+#[tokio::test]
+async fn the_cipher_suite_is_chosen_by_strength() {
+    let _lane = lane::shared().await;
+    let (upstream, files) = (Upstream::start(), Files::new());
+    let weir = Weir::start(&(files.server("") + &route(&upstream, HUNDRED))).await;
+    for liked in [
+        [CipherSuite::TLS13_AES_128_GCM_SHA256, CipherSuite::TLS13_AES_256_GCM_SHA384],
+        [
+            CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
+            CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
+        ],
+    ] {
+        let stream = files.client().preferring(&liked).connect(&weir.host()).await.unwrap();
+        let spoken = stream.get_ref().1.negotiated_cipher_suite().unwrap();
+        assert_eq!(spoken.suite(), liked[1]);
+    }
 }
 
 #[tokio::test]

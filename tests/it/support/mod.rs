@@ -8,6 +8,7 @@ pub(crate) mod certificates;
 pub(crate) mod client;
 pub(crate) mod cluster;
 pub(crate) mod cut;
+pub(crate) mod http2;
 pub(crate) mod lane;
 pub(crate) mod load;
 pub(crate) mod measure;

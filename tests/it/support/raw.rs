@@ -90,6 +90,11 @@ impl RawUpstream {
         format!("http://{}", self.address)
     }
 
+    /// `127.0.0.1:PORT`.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// The heads of all requests, in order.
     pub(crate) fn heads(&self) -> Vec<String> {
         self.heads.lock().unwrap_or_else(PoisonError::into_inner).clone()

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{CipherSuite, ClientConfig, RootCertStore};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -21,12 +21,14 @@ pub(crate) struct TlsClient {
     authority: String,
     identity: Option<Signed>,
     alpn: Vec<Vec<u8>>,
+    /// What it speaks, best first; all that it knows if empty.
+    suites: Vec<CipherSuite>,
 }
 
 impl TlsClient {
     /// Trusts one authority, shows nothing, and says no protocol.
     pub(crate) fn trusting(authority: &str) -> TlsClient {
-        TlsClient { authority: authority.to_owned(), identity: None, alpn: Vec::new() }
+        TlsClient { authority: authority.to_owned(), identity: None, alpn: Vec::new(), suites: Vec::new() }
     }
 
     /// Shows a certificate.
@@ -38,6 +40,11 @@ impl TlsClient {
     pub(crate) fn offering(&self, protocols: &[&str]) -> TlsClient {
         let alpn = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
         TlsClient { alpn, ..self.clone() }
+    }
+
+    /// Speaks these cipher suites alone, and the first of them best.
+    pub(crate) fn preferring(&self, suites: &[CipherSuite]) -> TlsClient {
+        TlsClient { suites: suites.to_vec(), ..self.clone() }
     }
 
     /// Shakes hands with `127.0.0.1:PORT`, by that address.
@@ -60,7 +67,14 @@ impl TlsClient {
         for authority in CertificateDer::pem_slice_iter(self.authority.as_bytes()) {
             roots.add(authority.expect("PEM")).expect("an authority");
         }
-        let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        let mut provider = rustls::crypto::ring::default_provider();
+        if !self.suites.is_empty() {
+            let known = std::mem::take(&mut provider.cipher_suites);
+            let wanted =
+                self.suites.iter().filter_map(|wanted| known.iter().find(|suite| suite.suite() == *wanted));
+            provider.cipher_suites = wanted.copied().collect();
+        }
+        let builder = ClientConfig::builder_with_provider(Arc::new(provider))
             .with_safe_default_protocol_versions()
             .expect("versions")
             .with_root_certificates(roots);
