@@ -237,12 +237,16 @@ mod tests {
     #[tokio::test]
     async fn unknown_paths_limiters_and_methods() {
         let admin = admin(None);
-        for path in ["/nothing", "/api", "/api/limiters/", "/api/limiters/other", "/api/limiters/api/pause"] {
+        for path in ["/nothing", "/api", "/api/limiters/", "/api/limiters/other", "/api/limiters/api/stop"] {
             let response = respond(&admin.state, true, &request("GET", path), Empty::<Bytes>::new()).await;
             assert_eq!(response.status(), StatusCode::NOT_FOUND, "{path}");
             assert_eq!(json(response).await["status"], 404);
         }
-        for (method, path, allow) in [("GET", "/api/reload", "POST"), ("POST", "/metrics", "GET, HEAD")] {
+        for (method, path, allow) in [
+            ("GET", "/api/reload", "POST"),
+            ("POST", "/metrics", "GET, HEAD"),
+            ("GET", "/api/limiters/api/pause", "POST"),
+        ] {
             let response = respond(&admin.state, true, &request(method, path), Empty::<Bytes>::new()).await;
             assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
             assert_eq!(response.headers()[ALLOW], allow);

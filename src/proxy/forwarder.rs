@@ -126,11 +126,13 @@ impl Plan {
         Ok((plan, target))
     }
 
-    /// The attempts that its request has.
-    fn retries(&self, going: &Going) -> Retries<'_> {
+    /// The attempts that its request has, if it has more than one.
+    fn retries(&self, going: &Going) -> Option<Retries<'_>> {
+        let rule = self.route.rule.retry.as_ref()?;
         let waits = self.route.gate.as_ref().map_or(Duration::ZERO, Gate::wait_max);
-        let wait = waits.min(self.demand.wait_max.unwrap_or(Duration::MAX));
-        Retries::of(&self.route, &going.head, self.upgrade.is_some(), wait)
+        let waited = going.permit.as_ref().map_or(Duration::ZERO, Permit::waited);
+        let wait = waits.min(self.demand.wait_max.unwrap_or(Duration::MAX)).saturating_sub(waited);
+        Retries::of(rule, &going.head, wait).filter(|_| self.upgrade.is_none())
     }
 
     fn wanted(&self) -> Wanted {
@@ -154,8 +156,8 @@ struct Going {
     is_whole: bool,
     /// What can be seen of its body, once that goes upstream.
     upload: Option<Arc<Upload>>,
-    /// The most bytes of that which are kept for another attempt, if there may be one.
-    kept_max: Option<usize>,
+    /// Whether another attempt may be made, for which it is kept.
+    is_kept: bool,
 }
 
 impl Going {
@@ -177,7 +179,7 @@ impl Going {
             is_ready: false,
             is_whole: true,
             upload: None,
-            kept_max: None,
+            is_kept: false,
         }
     }
 
@@ -205,7 +207,9 @@ impl Going {
         let body = match self.body.take() {
             Some(incoming) => {
                 let idle_timeout = plan.route.upstream.settings().idle_timeout;
-                let (body, upload) = RequestBody::new(incoming, idle_timeout, self.kept_max);
+                let retry = plan.route.rule.retry.as_ref().filter(|_| self.is_kept);
+                let kept_max = retry.map(|retry| retry.body_bytes_max);
+                let (body, upload) = RequestBody::new(incoming, idle_timeout, kept_max);
                 self.upload = upload;
                 body
             }
@@ -217,7 +221,7 @@ impl Going {
         };
         let is_harmless =
             matches!(body, RequestBody::Empty) && head.method().is_idempotent() && self.changes.is_none();
-        self.is_whole = self.kept_max.is_some() || (again && is_harmless);
+        self.is_whole = self.is_kept || (again && is_harmless);
         if self.is_whole {
             self.head = head.clone();
         }
@@ -250,27 +254,11 @@ async fn forward(
     going: &mut Going,
     record: &mut Record,
 ) -> Result<Answer, ProxyError> {
-    let mut retries = plan.retries(going);
-    going.kept_max = retries.body_bytes_max();
-    (going.permit, going.ready) = admit(plan, client, &mut going.head, plan.demand).await?;
-    let mut sent = attempt(plan, client, going, record).await;
-    while going.can_be_repeated()
-        && let Some(reason) = retries.take(sent.as_ref().map(|(response, _)| response.status()))
-    {
-        let demand = Demand { wait_max: Some(retries.wait()), ..plan.demand };
-        match Box::pin(admit(plan, client, &mut going.head, demand)).await {
-            Ok((permit, ready)) => (going.permit, going.ready) = (permit, ready),
-            // There is none within its wait: the client gets what there is.
-            Err(ProxyError::Refused { .. }) => break,
-            Err(error) => return Err(error),
-        }
-        plan.route.metrics.retried(reason);
-        going.kept_max = retries.body_bytes_max();
-        // Its connection closes with it, unless others share that.
-        drop(sent);
-        sent = Box::pin(attempt(plan, client, going, record)).await;
-    }
-    let (mut response, lease) = sent?;
+    (going.permit, going.ready) = admit(plan, client, &mut going.head, &plan.demand).await?;
+    let (mut response, lease) = match plan.retries(going) {
+        None => send(plan, client, going, record).await,
+        Some(retries) => Box::pin(attempts(plan, client, going, record, retries)).await,
+    }?;
 
     record.status = response.status().as_u16();
     let protocol = response.headers().get(UPGRADE).cloned();
@@ -294,32 +282,57 @@ async fn forward(
     Ok(Answer::Response(response.map(|incoming| Body::upstream(incoming, idle_timeout, lease))))
 }
 
-/// Sends the request once, and hears what the answer says of the upstream's quota.
-async fn attempt(
+/// What came of sending the request.
+type Sent = Result<(Response<Incoming>, Lease), ProxyError>;
+
+/// Sends the request for as long as it has attempts and needs them.
+async fn attempts(
     plan: &Plan,
     client: &Client,
     going: &mut Going,
     record: &mut Record,
-) -> Result<(Response<Incoming>, Lease), ProxyError> {
-    let began = Instant::now();
-    let (response, lease, receipt) = send(plan, client, going, record).await?;
-    plan.route.metrics.upstream_answered(began.elapsed());
+    mut retries: Retries<'_>,
+) -> Sent {
+    going.is_kept = true;
+    let mut sent = send(plan, client, going, record).await;
+    while going.can_be_repeated()
+        && let Some(reason) = retries.take(sent.as_ref().map(|(response, _)| response.status()))
+    {
+        let demand = Demand { wait_max: Some(retries.wait()), ..plan.demand };
+        match admit(plan, client, &mut going.head, &demand).await {
+            Ok((permit, ready)) => (going.permit, going.ready) = (permit, ready),
+            // There is no permit within its wait: the client gets what there is.
+            Err(ProxyError::Refused { .. } | ProxyError::Draining) => break,
+            Err(error) => {
+                sent = Err(error);
+                continue;
+            }
+        }
+        plan.route.metrics.retried(&reason);
+        // The connection of the last answer closes with it, unless others share that.
+        drop(sent);
+        sent = send(plan, client, going, record).await;
+    }
+    sent
+}
+
+/// Takes in what an answer says beside being one, `elapsed` after its request was sent.
+fn answered(plan: &Plan, response: &Response<Incoming>, receipt: Option<&Receipt>, elapsed: Duration) {
     let (status, headers) = (response.status(), response.headers());
+    let Route { rule, metrics, .. } = &*plan.route;
+    metrics.upstream_answered(elapsed);
     let is_refusal = response::is_refusal(status, headers);
     if is_refusal {
-        plan.route.metrics.upstream_refused(status.as_u16());
+        metrics.upstream_refused(status.as_u16());
     }
-    if let Some(receipt) = receipt {
-        if is_refusal || (receipt.follows_upstream() && Quota::is_reported(headers)) {
-            hear(plan, &receipt, status, headers, is_refusal);
-        }
-        let cost =
-            plan.route.rule.settle.as_ref().and_then(|settle| headers::cost_settled(status, headers, settle));
-        if let Some(cost) = cost {
-            receipt.settle(cost);
-        }
+    let Some(receipt) = receipt else { return };
+    if is_refusal || (receipt.follows_upstream() && Quota::is_reported(headers)) {
+        hear(plan, receipt, status, headers, is_refusal);
     }
-    Ok((response, lease))
+    let cost = rule.settle.as_ref().and_then(|settle| headers::cost_settled(status, headers, settle));
+    if let Some(cost) = cost {
+        receipt.settle(cost);
+    }
 }
 
 /// Tells the limiters what an answer says of the upstream's quota.
@@ -332,8 +345,7 @@ fn hear(plan: &Plan, receipt: &Receipt, status: StatusCode, headers: &HeaderMap,
         let Reported { limit, remaining, window: per, .. } = *window;
         Some(Window { limit, remaining: remaining?, per })
     });
-    // A server that is merely down says 503 as well.
-    let asks = is_refusal && (status == StatusCode::TOO_MANY_REQUESTS || quota.wait.is_some());
+    let asks = is_refusal && response::asks_for_pause(status, quota.wait.is_some());
     let refusal = asks.then(|| status.as_u16());
     receipt.hear(Spoken { refusal, wait: quota.wait.filter(|_| asks), windows: windows.collect() });
 }
@@ -357,10 +369,10 @@ async fn admit(
     plan: &Plan,
     client: &Client,
     outgoing: &mut Request<()>,
-    demand: Demand,
+    demand: &Demand,
 ) -> Result<(Option<Permit>, Ready), ProxyError> {
     let Some(gate) = &plan.route.gate else { return Ok((None, Ready::default())) };
-    let entered = gate.enter(&plan.partitions, demand).await;
+    let entered = gate.enter(&plan.partitions, *demand).await;
     match entered.map_err(|refusal| refused(gate, refusal))? {
         Entered::Granted(permit) => Ok((Some(permit), Ready::default())),
         Entered::Waiting(ticket) => {
@@ -412,13 +424,8 @@ fn refused(gate: &Gate, refusal: Refusal) -> ProxyError {
 /// the connection had been closed meanwhile, is sent once more by a fresh one; its permit is not spent yet. One that was
 /// written to a connection that the upstream closed at the same moment is repeated, with a permit of its own, if that does no
 /// harm (RFC 9110, 9.2.2).
-async fn send(
-    plan: &Plan,
-    client: &Client,
-    going: &mut Going,
-    record: &mut Record,
-) -> Result<(Response<Incoming>, Lease, Option<Receipt>), ProxyError> {
-    let upstream = &plan.route.upstream;
+async fn send(plan: &Plan, client: &Client, going: &mut Going, record: &mut Record) -> Sent {
+    let (upstream, began) = (&plan.route.upstream, Instant::now());
     let (mut lease, mut again) = match going.ready.take() {
         Some(lease) => (lease, true),
         None => match upstream.idle(plan.wanted()) {
@@ -445,7 +452,10 @@ async fn send(
         let spent = Spent(going.permit.take());
         let request = unsent.take().map_or_else(|| going.request(plan, client, again), |unsent| *unsent);
         match lease.send(request, going.upload.clone()).await {
-            Ok(response) => return Ok((response, lease, spent.commit())),
+            Ok(response) => {
+                answered(plan, &response, spent.commit().as_ref(), began.elapsed());
+                return Ok((response, lease));
+            }
             Err(SendError::Failed(error))
                 if hung_up(&error)
                     && again
@@ -454,7 +464,7 @@ async fn send(
                     && !std::mem::replace(&mut is_repeated, true) =>
             {
                 drop(spent);
-                (going.permit, _) = Box::pin(admit(plan, client, &mut going.head, plan.demand)).await?;
+                (going.permit, _) = Box::pin(admit(plan, client, &mut going.head, &plan.demand)).await?;
                 again = false;
                 lease = Box::pin(upstream.open_fresh(plan.wanted())).await?;
             }

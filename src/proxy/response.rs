@@ -135,6 +135,16 @@ pub(crate) fn is_refusal(status: StatusCode, headers: &HeaderMap) -> bool {
         || (status == StatusCode::SERVICE_UNAVAILABLE && headers.contains_key(RETRY_AFTER))
 }
 
+/// Whether such a refusal asks to be left alone: a server that is merely down names no instant.
+pub(crate) fn asks_for_pause(status: StatusCode, names_instant: bool) -> bool {
+    status == StatusCode::TOO_MANY_REQUESTS || names_instant
+}
+
+/// The status that a client gets for an error.
+pub(crate) fn status_of(error: &ProxyError) -> StatusCode {
+    verdict(error).status
+}
+
 /// Whether another answer follows this one.
 pub(crate) fn is_interim(status: u16) -> bool {
     (100..200).contains(&status) && status != SWITCHING_PROTOCOLS.as_u16()

@@ -104,7 +104,7 @@ impl RouteMetrics {
     }
 
     /// A request is sent once more, for that reason: `connect` or a status.
-    pub fn retried(&self, reason: &'static str) {
+    pub fn retried(&self, reason: &str) {
         self.shared.retries.with_label_values(&[&*self.shared.name, reason]).inc();
     }
 }

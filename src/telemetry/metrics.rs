@@ -204,6 +204,7 @@ impl Metrics {
         for histograms in [&families.queue_wait_seconds, &families.slot_lateness_seconds] {
             forget(histograms, &["limiter"], gone);
         }
+        forget(&families.limiter_drift_permits_total, &["limiter"], gone);
         for gauges in [&families.queue_waiting, &families.queue_capacity, &families.limiter_paused] {
             forget(gauges, &["limiter"], gone);
         }
