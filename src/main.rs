@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
+use weir::cli::remote::{self, Which};
 use weir::cli::{self, Cli, Command};
 
 /// Gives memory back to the system soon after a burst of queues or connections has gone.
@@ -33,6 +34,20 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             runtime()?.block_on(weir::app::serve(&file.into_path()))?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Limiters { name, partition, watch, remote } => {
+            let which = name.map(|name| Which { name, partition });
+            Ok(runtime()?.block_on(remote::limiters(remote, which, watch))?)
+        }
+        Command::Pause { which, lasting, remote } => {
+            Ok(runtime()?.block_on(remote::act(remote, which, "pause", Some(&lasting)))?)
+        }
+        Command::Resume { which, remote } => {
+            Ok(runtime()?.block_on(remote::act(remote, which, "resume", None))?)
+        }
+        Command::Reset { which, remote } => {
+            Ok(runtime()?.block_on(remote::act(remote, which, "reset", None))?)
+        }
+        Command::Replicas { remote } => Ok(runtime()?.block_on(remote::replicas(remote))?),
         Command::Demo { seconds } => {
             runtime()?.block_on(cli::demo::run(seconds))?;
             Ok(ExitCode::SUCCESS)

@@ -3,12 +3,15 @@
 pub mod check;
 pub mod demo;
 mod provider;
+pub mod remote;
 pub mod schema;
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+
+use self::remote::{Remote, Which};
 
 /// Everything that can be asked of the binary.
 #[derive(Debug, Parser)]
@@ -41,6 +44,63 @@ pub enum Command {
         /// Also try the store: everything that weir does there
         #[arg(long)]
         store: bool,
+    },
+
+    /// Show the live state of the limiters of a running weir
+    #[command(after_help = LIMITERS_HELP)]
+    Limiters {
+        /// One of them, in all its detail
+        name: Option<String>,
+        /// One of its partitions, by the values of its key, in order
+        #[arg(long, value_name = "VALUE", requires = "name")]
+        partition: Vec<String>,
+        /// Again every second, until Ctrl-C
+        #[arg(short, long)]
+        watch: bool,
+        /// Where
+        #[command(flatten)]
+        remote: Remote,
+    },
+
+    /// Give no permit of a limiter for some time, on all replicas
+    #[command(after_help = PAUSE_HELP)]
+    Pause {
+        /// Which
+        #[command(flatten)]
+        which: Which,
+        /// For how long, such as 30s or 5m; at most 1d
+        #[arg(long = "for", value_name = "DURATION")]
+        lasting: String,
+        /// Where
+        #[command(flatten)]
+        remote: Remote,
+    },
+
+    /// Let a paused limiter go on, on all replicas
+    Resume {
+        /// Which
+        #[command(flatten)]
+        which: Which,
+        /// Where
+        #[command(flatten)]
+        remote: Remote,
+    },
+
+    /// Forget what was used of a limiter, on all replicas
+    Reset {
+        /// Which
+        #[command(flatten)]
+        which: Which,
+        /// Where
+        #[command(flatten)]
+        remote: Remote,
+    },
+
+    /// Show the replicas that share the store with a running weir
+    Replicas {
+        /// Where
+        #[command(flatten)]
+        remote: Remote,
     },
 
     /// Print the JSON Schema of the configuration, for editors
@@ -99,6 +159,20 @@ and `${file:PATH}` are replaced, so they must be there.
 Examples:
   weir check --config config/weir.yaml
   weir check --config /etc/weir/weir.yaml --store";
+
+const LIMITERS_HELP: &str = "\
+Examples:
+  weir limiters
+  weir limiters github --watch
+  WEIR_ADMIN_TOKEN=... weir limiters --admin http://10.0.0.7:9090 --json";
+
+const PAUSE_HELP: &str = "\
+Who waits waits longer, in order; who would have to wait for too long gets 429.
+
+Examples:
+  weir pause github --for 5m
+  weir pause dingtalk --partition corp-7 --for 30s
+  weir resume github";
 
 const SCHEMA_HELP: &str = "\
 Examples:

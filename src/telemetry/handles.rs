@@ -61,6 +61,7 @@ impl RouteMetrics {
         // The usual series exist from the start, so that their first increase is seen as one.
         families.requests_total.with_label_values(&[name, "200", Outcome::Forwarded.as_str()]);
         families.upstream_refusals_total.with_label_values(&[name, "429"]);
+        families.retries_total.with_label_values(&[name, "429"]);
         let shared = RouteShared {
             name: name.into(),
             requests: families.requests_total.clone(),

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::support::load::{Load, burst, services};
 use crate::support::measure::Service;
+use crate::support::weir::run;
 use crate::support::{
     PATIENCE, RedisServer, Reply, Request, Upstream, Weir, client, eventually, lane, one_limiter,
 };
@@ -244,5 +245,23 @@ async fn a_limiter_is_paused_and_resumed_by_hand() {
         assert_eq!(answer.status, 400, "{body}: {}", answer.text());
     }
     assert_eq!(fleet[0].tell("/api/limiters/none/resume").await.status, 404);
+    // The same from the command line.
+    let admin = fleet[0].admin("");
+    let command = async |words: &[&str]| run(&[words, &["--admin", &admin]].concat()).await;
+    command(&["pause", "api", "--for", "30s"]).await.assert_code(0);
+    let listed = command(&["limiters"]).await;
+    assert!(
+        listed.output().contains("PAUSED FOR") && listed.output().contains(" 29."),
+        "{}",
+        listed.output()
+    );
+    command(&["resume", "api"]).await.assert_code(0);
+    let listed = command(&["limiters", "api", "--json"]).await;
+    assert!(listed.output().contains("\"paused_until\": null"), "{}", listed.output());
+    let replicas = command(&["replicas"]).await;
+    assert_eq!(replicas.output().lines().count(), 3, "{}", replicas.output());
+    let unknown = command(&["reset", "none"]).await;
+    unknown.assert_code(1);
+    assert!(unknown.output().contains("there is no limiter of this name"), "{}", unknown.output());
     assert_eq!(fleet[0].tell("/api/limiters/api/destroy").await.status, 404);
 }

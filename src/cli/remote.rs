@@ -1,0 +1,296 @@
+//! `weir limiters`, `pause`, `resume`, `reset` and `replicas`: asks the admin listener of a running weir.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use clap::Args;
+use http::header::{AUTHORIZATION, HOST};
+use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
+use url::{Url, form_urlencoded};
+
+/// Where the token of `admin.token` is taken from: an argument would be seen by everybody on the machine.
+const TOKEN_VARIABLE: &str = "WEIR_ADMIN_TOKEN";
+
+/// How long an answer may take.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
+/// The longest answer: a thousand limiters take a part of it.
+const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// How often a table is drawn anew.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Which weir, and how its answer is shown.
+#[derive(Debug, Args)]
+pub struct Remote {
+    /// The admin listener of any replica; its token is read from WEIR_ADMIN_TOKEN
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
+    admin: Url,
+    /// Print the answer as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A limiter, or one of its partitions.
+#[derive(Debug, Args)]
+pub struct Which {
+    /// The limiter
+    pub name: String,
+    /// One of its partitions, by the values of its key, in order
+    #[arg(long, value_name = "VALUE")]
+    pub partition: Vec<String>,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoteError {
+    /// Nobody listens there, or it is no weir.
+    #[error("cannot ask {admin}: {reason}; is weir running there? `--admin URL` names another place")]
+    Unreachable {
+        /// Where.
+        admin: Url,
+        /// Why not.
+        reason: String,
+    },
+    /// weir said no.
+    #[error("{0}")]
+    Refused(String),
+    /// The answer could not be printed.
+    #[error(transparent)]
+    Output(#[from] std::io::Error),
+}
+
+/// `weir limiters`: the live state of all, or of one; again and again if it is to be watched.
+///
+/// # Errors
+/// If there is no answer, or it cannot be printed.
+pub async fn limiters(remote: Remote, which: Option<Which>, watch: bool) -> Result<ExitCode, RemoteError> {
+    loop {
+        let path = which.as_ref().map_or_else(|| "/api/limiters".to_owned(), |which| path_of(which, ""));
+        let answer = remote.ask(Method::GET, &path, "").await?;
+        if watch && std::io::stdout().is_terminal() {
+            // Home, and clear what is below.
+            write!(std::io::stdout().lock(), "\x1b[H\x1b[J")?;
+        }
+        remote.show(&answer, limiters_table)?;
+        if !watch {
+            return Ok(ExitCode::SUCCESS);
+        }
+        sleep(WATCH_INTERVAL).await;
+    }
+}
+
+/// `weir pause`, `resume` or `reset`: does it on all replicas, and shows the state afterwards.
+///
+/// # Errors
+/// If it was not done, or the answer cannot be printed.
+pub async fn act(
+    remote: Remote,
+    which: Which,
+    action: &str,
+    lasting: Option<&str>,
+) -> Result<ExitCode, RemoteError> {
+    let body = lasting.map(|lasting| serde_json::json!({"for": lasting}).to_string()).unwrap_or_default();
+    let answer = remote.ask(Method::POST, &path_of(&which, action), &body).await?;
+    remote.show(&answer, limiters_table)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `weir replicas`: who shares the store.
+///
+/// # Errors
+/// If there is no answer, or it cannot be printed.
+pub async fn replicas(remote: Remote) -> Result<ExitCode, RemoteError> {
+    let answer = remote.ask(Method::GET, "/api/replicas", "").await?;
+    remote.show(&answer, replicas_table)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn path_of(which: &Which, action: &str) -> String {
+    let name: String = form_urlencoded::byte_serialize(which.name.as_bytes()).collect();
+    let mut path = format!("/api/limiters/{name}");
+    if !action.is_empty() {
+        path.push('/');
+        path.push_str(action);
+    }
+    if !which.partition.is_empty() {
+        let pairs = which.partition.iter().map(|value| ("partition", value));
+        path.push('?');
+        path.push_str(&form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish());
+    }
+    path
+}
+
+impl Remote {
+    async fn ask(&self, method: Method, path: &str, body: &str) -> Result<Value, RemoteError> {
+        let unreachable = |reason: String| RemoteError::Unreachable { admin: self.admin.clone(), reason };
+        let asked = timeout(ANSWER_TIME_MAX, self.exchange(method, path, body)).await;
+        let (status, body) =
+            asked.unwrap_or_else(|_| Err("no answer in time".into())).map_err(unreachable)?;
+        let answer: Option<Value> = serde_json::from_slice(&body).ok();
+        match answer {
+            Some(answer) if status == StatusCode::OK => Ok(answer),
+            Some(problem) if problem["detail"].is_string() => {
+                let detail = problem["detail"].as_str().unwrap_or_default();
+                let hint = if status == StatusCode::UNAUTHORIZED { "; set WEIR_ADMIN_TOKEN" } else { "" };
+                Err(RemoteError::Refused(format!("{detail}{hint}")))
+            }
+            _ => Err(unreachable(format!("it answers {status}, and not as weir does"))),
+        }
+    }
+
+    async fn exchange(&self, method: Method, path: &str, body: &str) -> Result<(StatusCode, Bytes), String> {
+        let (Some(host), "http", Some(port)) =
+            (self.admin.host_str(), self.admin.scheme(), self.admin.port_or_known_default())
+        else {
+            return Err("expected an address such as http://127.0.0.1:9090".to_owned());
+        };
+        let text = |error: &dyn std::fmt::Display| error.to_string();
+        let address = host.trim_start_matches('[').trim_end_matches(']');
+        let stream = TcpStream::connect((address, port)).await.map_err(|error| text(&error))?;
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| text(&error))?;
+        let mut request = Request::builder().method(method).uri(path).header(HOST, format!("{host}:{port}"));
+        if let Some(token) = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty()) {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let request = request.body(Full::new(Bytes::copy_from_slice(body.as_bytes())));
+        let request = request.map_err(|_| format!("{TOKEN_VARIABLE} holds what a header cannot carry"))?;
+        let answered = async {
+            let response = sender.send_request(request).await.map_err(|error| text(&error))?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+            Ok((status, body.map_err(|error| text(&error))?.to_bytes()))
+        };
+        tokio::pin!(answered);
+        tokio::select! {
+            answer = &mut answered => answer,
+            // What has come by then is there.
+            _ = connection => answered.await,
+        }
+    }
+
+    fn show(&self, answer: &Value, table: fn(&Value) -> Vec<Vec<String>>) -> std::io::Result<()> {
+        let mut output = std::io::stdout().lock();
+        if self.json {
+            return writeln!(output, "{answer:#}");
+        }
+        write!(output, "{}", aligned(&table(answer)))
+    }
+}
+
+/// A row for each limit; what belongs to the limiter stands in its first one.
+fn limiters_table(answer: &Value) -> Vec<Vec<String>> {
+    let head = ["LIMITER", "LIMIT", "AVAILABLE", "WAITING", "GRANTED", "REFUSED", "PAUSED FOR"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let one = std::slice::from_ref(answer);
+    for limiter in answer["limiters"].as_array().map_or(one, Vec::as_slice) {
+        for (index, limit) in limiter["limits"].as_array().into_iter().flatten().enumerate() {
+            let of_limiter = |key: &str| if index == 0 { plain(&limiter[key]) } else { String::new() };
+            rows.push(vec![
+                of_limiter("name"),
+                plain(&limit["limit"]),
+                plain(&limit["available"]),
+                of_limiter("waiting"),
+                of_limiter("granted"),
+                of_limiter("refused"),
+                if index == 0 { paused_for(&limiter["paused_until"]) } else { String::new() },
+            ]);
+        }
+    }
+    rows
+}
+
+fn replicas_table(answer: &Value) -> Vec<Vec<String>> {
+    let mut rows = vec![["REPLICA", "VERSION", "CONFIGURATION", "SEEN"].map(str::to_owned).to_vec()];
+    for replica in answer["replicas"].as_array().into_iter().flatten() {
+        let seen = match (replica["this"].as_bool(), replica["last_seen_ms"].as_u64()) {
+            (Some(true), _) => "this one".to_owned(),
+            (_, Some(millis)) => format!("{:.1}s ago", Duration::from_millis(millis).as_secs_f64()),
+            _ => "-".to_owned(),
+        };
+        rows.push(vec![
+            plain(&replica["id"]),
+            plain(&replica["version"]),
+            plain(&replica["configuration"]),
+            seen,
+        ]);
+    }
+    rows
+}
+
+fn plain(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+fn paused_for(until: &Value) -> String {
+    let Some(until) = until.as_u64() else { return "-".to_owned() };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let left = Duration::from_millis(until).saturating_sub(now);
+    format!("{:.1}s", left.as_secs_f64())
+}
+
+/// Columns two spaces apart.
+fn aligned(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
+    let width =
+        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or_default()).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            // Writing to a string does not fail.
+            let _ = write!(line, "{cell:width$}  ");
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_table_has_a_row_for_each_limit() {
+        let answer = json!({"store_up": true, "limiters": [{
+            "name": "github", "waiting": 3, "granted": 40, "refused": 2, "paused_until": null,
+            "limits": [{"limit": "900/1m", "available": 860}, {"limit": "5000/1h", "available": null}],
+        }]});
+        let expected = "\
+LIMITER  LIMIT    AVAILABLE  WAITING  GRANTED  REFUSED  PAUSED FOR
+github   900/1m   860        3        40       2        -
+         5000/1h  -
+";
+        assert_eq!(aligned(&limiters_table(&answer)), expected);
+        assert_eq!(aligned(&limiters_table(&answer["limiters"][0])), expected);
+    }
+
+    #[test]
+    fn a_partition_is_named_in_the_query() {
+        let which = |partition: &[&str]| Which {
+            name: "a.b".to_owned(),
+            partition: partition.iter().map(|value| (*value).to_owned()).collect(),
+        };
+        assert_eq!(path_of(&which(&[]), ""), "/api/limiters/a.b");
+        assert_eq!(
+            path_of(&which(&["x y", "&"]), "reset"),
+            "/api/limiters/a.b/reset?partition=x+y&partition=%26"
+        );
+    }
+}
