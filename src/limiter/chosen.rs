@@ -93,6 +93,7 @@ impl Chosen {
             Arc::ptr_eq(&member.live, live) && (partition.is_none() || member.partition == *partition)
         };
         let from = heard.epoch.now;
+        live.show_pause(heard.paused_until);
         self.queues.pause(is_meant, PauseStretch { from, until: heard.paused_until });
         Ok(())
     }

@@ -13,6 +13,7 @@ use crate::limiter::permit::Permit;
 use crate::limiter::queue::{Answered, Demand, Entered, Shared};
 use crate::limiter::queues::Queues;
 use crate::limiter::refusal::Refusal;
+use crate::limiter::said::{News, Receipt, Spoken};
 use crate::limiter::shadow::Shadows;
 
 /// Why limiters cannot be taken together.
@@ -86,6 +87,28 @@ impl Gate {
             Entered::Waiting(ticket) => ticket.shadows = shadows,
         }
         Ok(entered)
+    }
+
+    /// Hears what the answer to a request says of the upstream's quota. `partitions` are those with which it entered.
+    pub fn hear(&self, partitions: &[Option<Partition>], receipt: &Receipt, spoken: Spoken) {
+        self.tell(partitions, receipt, receipt.said(spoken));
+    }
+
+    /// Corrects what a request has cost: more is charged, less is given back.
+    pub fn settle(&self, partitions: &[Option<Partition>], receipt: &Receipt, cost: u64) {
+        if let Some(news) = receipt.settled(cost) {
+            self.tell(partitions, receipt, news);
+        }
+    }
+
+    /// Tells the queue from which a permit came. It may have ended while the upstream took its time: then another one hears it.
+    fn tell(&self, partitions: &[Option<Partition>], receipt: &Receipt, news: News) {
+        if let Err(news) = receipt.shared.tell(news)
+            && let Ok((Some(queue), _)) = self.ways(partitions)
+        {
+            // One that ends in this moment was made by nobody else: what it would have heard changes little.
+            let _ = queue.tell(news);
+        }
     }
 
     /// The longest wait of a request that names none.

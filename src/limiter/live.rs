@@ -253,6 +253,13 @@ impl Live {
         *paused = if goes_on { *paused } else { Some(until) };
     }
 
+    /// The same, by its store's clock.
+    pub(super) fn show_pause(&self, until: Micros) {
+        if let Some(clock) = self.home.clock.heard() {
+            self.pause_until(clock.due(until));
+        }
+    }
+
     /// Shows whether it is paused.
     pub(super) fn refresh_metrics(&self, now: Instant) {
         let mut paused = self.paused_until.lock().unwrap_or_else(PoisonError::into_inner);

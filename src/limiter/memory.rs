@@ -119,8 +119,8 @@ impl MemoryStore {
         heard
     }
 
-    /// [`Store::pause`] at a given instant.
-    pub fn pause_at(&self, now: Micros, subject: &Subject, lasting: Micros) -> Heard {
+    /// [`Store::pause`] at a given instant; `None` if too many are kept already.
+    pub fn pause_at(&self, now: Micros, subject: &Subject, lasting: Micros) -> Option<Heard> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (name, partition) = key(subject);
         let at = state.by_hand.last().map_or(now, |last| now.max(last.at + Micros::ONE));
@@ -137,10 +137,11 @@ impl MemoryStore {
             before.kept_until > now && !is_part
         });
         let paused_until = whole.until;
-        if state.by_hand.len() < BY_HAND_MAX {
-            state.by_hand.push(whole);
+        if state.by_hand.len() >= BY_HAND_MAX {
+            return None;
         }
-        Heard { epoch: Epoch { now, ..Epoch::default() }, paused_until, drift: 0 }
+        state.by_hand.push(whole);
+        Some(Heard { epoch: Epoch { now, ..Epoch::default() }, paused_until, drift: 0 })
     }
 
     /// The number of limiters and partitions of which something is kept.
@@ -252,7 +253,9 @@ impl Store for MemoryStore {
         subject: &'a Subject,
         lasting: Micros,
     ) -> BoxFuture<'a, Result<Heard, StoreError>> {
-        ready(Ok(self.pause_at(self.clock.now(), subject, lasting))).boxed()
+        let heard = self.pause_at(self.clock.now(), subject, lasting);
+        let full = || StoreError::Refused(format!("{BY_HAND_MAX} pauses are kept already"));
+        ready(heard.ok_or_else(full)).boxed()
     }
 
     fn lease(&self) -> Micros {

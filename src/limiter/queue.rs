@@ -19,7 +19,7 @@ use crate::limiter::live::{Live, Member};
 use crate::limiter::order::Room;
 use crate::limiter::permit::{Permit, Returned, Source, Whose};
 use crate::limiter::refusal::Refusal;
-use crate::limiter::said::{Paused, Saying};
+use crate::limiter::said::{self, Paused};
 use crate::limiter::shadow::Shadows;
 use crate::limiter::stock::Batch;
 
@@ -247,15 +247,20 @@ impl Shared {
         self.wake.notify_one();
     }
 
-    /// Tells the worker what an upstream said. If that has ended, a new one hears it from the next answer.
-    pub(super) fn say(&self, saying: Saying) {
+    /// Tells the worker what is known of a request whose permit is spent. `Err` with it if the queue has ended.
+    pub(super) fn tell(&self, news: said::News) -> Result<(), said::News> {
         let mut inbox = self.inbox();
-        match &mut inbox.said {
-            Some(before) => before.add(saying),
-            None => inbox.said = Some(saying),
+        if inbox.has_ended {
+            return Err(news);
+        }
+        match (news, &mut inbox.said) {
+            (said::News::Said(saying), Some(before)) => before.add(saying),
+            (said::News::Said(saying), none) => *none = Some(saying),
+            (said::News::Refund(returned), _) => inbox.hand_back(returned),
         }
         drop(inbox);
         self.wake.notify_one();
+        Ok(())
     }
 
     /// Keeps to a pause from now on, or to none any more; a longer one of another limiter stays. The worker asks at once for

@@ -299,6 +299,9 @@ impl Limiters {
                 let is_meant = |member: &Member| {
                     member.live.name == *name && (partition.is_none() || member.partition == *partition)
                 };
+                for live in self.lives().iter().filter(|live| live.name == *name) {
+                    live.show_pause(stretch.until);
+                }
                 return self.inner.queues.pause(is_meant, *stretch);
             }
         };

@@ -50,24 +50,32 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    /// Hears what the answer says of the upstream's quota.
-    pub fn hear(&self, spoken: Spoken) {
-        self.shared.say(Saying::new(spoken, self.sent));
-    }
-
     /// Whether what the upstream leaves of its quota matters to a limiter.
     pub fn follows_upstream(&self) -> bool {
         self.shared.members.iter().any(|member| member.live.limiter().follows_upstream)
     }
 
-    /// Corrects what the request has cost: more is charged, less is given back.
-    pub fn settle(&self, cost: u64) {
-        if let Some(more) = cost.checked_sub(self.cost.get()).filter(|more| *more > 0) {
-            self.shared.say(Saying { cost: more, ..Saying::new(Spoken::default(), self.sent) });
-        } else if let Some(less) = self.cost.get().checked_sub(cost).and_then(Permits::new) {
-            self.shared.hand_back(Returned::Refund { slot: self.slot, cost: less });
-        }
+    /// What its queue, or the one that has come in its place, has to hear of what an answer says.
+    pub(super) fn said(&self, spoken: Spoken) -> News {
+        News::Said(Saying::new(spoken, self.sent))
     }
+
+    /// The same, of what its request has cost: more is charged, less is given back. `None` if it is what was taken.
+    pub(super) fn settled(&self, cost: u64) -> Option<News> {
+        let taken = self.cost.get();
+        if cost > taken {
+            let saying = Saying::new(Spoken::default(), self.sent);
+            return Some(News::Said(Saying { cost: cost - taken, ..saying }));
+        }
+        let cost = Permits::new(taken - cost)?;
+        Some(News::Refund(Returned::Refund { slot: self.slot, cost }))
+    }
+}
+
+/// What a queue hears of a request whose permit is spent.
+pub(super) enum News {
+    Said(Saying),
+    Refund(Returned),
 }
 
 /// What a queue has to tell the store, put together.

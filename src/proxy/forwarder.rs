@@ -325,18 +325,18 @@ fn answered(plan: &Plan, response: &Response<Incoming>, receipt: Option<&Receipt
     if is_refusal {
         metrics.upstream_refused(status.as_u16());
     }
-    let Some(receipt) = receipt else { return };
+    let (Some(receipt), Some(gate)) = (receipt, &plan.route.gate) else { return };
     if is_refusal || (receipt.follows_upstream() && Quota::is_reported(headers)) {
-        hear(plan, receipt, status, headers, is_refusal);
+        gate.hear(&plan.partitions, receipt, spoken(plan, status, headers, is_refusal));
     }
     let cost = rule.settle.as_ref().and_then(|settle| headers::cost_settled(status, headers, settle));
     if let Some(cost) = cost {
-        receipt.settle(cost);
+        gate.settle(&plan.partitions, receipt, cost);
     }
 }
 
-/// Tells the limiters what an answer says of the upstream's quota.
-fn hear(plan: &Plan, receipt: &Receipt, status: StatusCode, headers: &HeaderMap, is_refusal: bool) {
+/// What an answer says of the upstream's quota.
+fn spoken(plan: &Plan, status: StatusCode, headers: &HeaderMap, is_refusal: bool) -> Spoken {
     let quota = Quota::of(headers, SystemTime::now());
     if quota.nonsense > 0 {
         plan.route.metrics.upstream_nonsense(quota.nonsense);
@@ -347,7 +347,7 @@ fn hear(plan: &Plan, receipt: &Receipt, status: StatusCode, headers: &HeaderMap,
     });
     let asks = is_refusal && response::asks_for_pause(status, quota.wait.is_some());
     let refusal = asks.then(|| status.as_u16());
-    receipt.hear(Spoken { refusal, wait: quota.wait.filter(|_| asks), windows: windows.collect() });
+    Spoken { refusal, wait: quota.wait.filter(|_| asks), windows: windows.collect() }
 }
 
 /// The upstream changes to another protocol, as the client asked it to.
