@@ -9,7 +9,8 @@
 --     { at, ... }, { permits, ... }, { micros, rest, folded, ... for each bucket of the union },
 --     epoch, owed, { replica, the numbers of what it wrote back, ... }, the instant of the last call,
 --     the last two instants between which nobody called for long, when it was made, until when callers were told that it
---     lives, the last reset that it has followed, { the numbers of its pause } }
+--     lives, the last reset that it has followed, { the numbers of its pause },
+--     { what others use of a rule: expected, the most heard since an instant, that; ... for each rule of the union } }
 -- `by` is the only replica that has declared the rules, 0 for several.
 -- Instants of the calendar are kept as differences, which makes them short. Both arrays are used as they come, for a
 -- calendar may have hundreds of entries and a server does nothing else meanwhile. Rules travel as a text, so that equal
@@ -32,6 +33,7 @@ local KEPT_LONGER_MS = 1000
 local PACED_MAX = 10000000
 local PROBE_MAX = 1000000
 local JITTER_MAX = 250000
+local MARGIN_PART = 16
 
 local floor, min, max = math.floor, math.min, math.max
 local find, gmatch, match = string.find, string.gmatch, string.match
@@ -281,6 +283,37 @@ local function pause_booked(pause, at, permits)
   pause.next = max(pause.next, at) + probe + min(pause.spacing * permits, pause.paced_till - pause.till)
 end
 
+-- ---- what others use, the twin of others.rs ----
+
+local function others_new()
+  return { permits = 0, seen = 0, since = 0 }
+end
+
+-- Hears how much others have in use. Returns by how much more than was expected.
+local function others_hear(others, now, window, permits)
+  if now >= others.since + window then others.permits, others.seen, others.since = others.seen, 0, now end
+  local more = max(permits - others.permits, 0)
+  others.seen, others.permits = max(others.seen, permits), max(others.permits, permits)
+  return more
+end
+
+local function others_forget(book, now)
+  for index, rule in ipairs(book.rules) do
+    if now >= book.others[index].since + 2 * rule.window then book.others[index] = others_new() end
+  end
+end
+
+-- What is left to others in a window.
+local function others_permits(others)
+  if others.permits == 0 then return 0 end
+  return others.permits + floor(others.permits / MARGIN_PART) + 1
+end
+
+-- What a rule leaves to this fleet.
+local function rate_left(book, index)
+  return max(book.rules[index].rate - others_permits(book.others[index]), 0)
+end
+
 -- ---- a book ----
 
 local function book_new()
@@ -288,6 +321,7 @@ local function book_new()
     number = 0, void_from = 0, moved_generation = 0, moved_cell = 1, moved_until = 0,
     declared = {}, union = "", rules = {}, bases = {}, moved = {}, at = {}, permits = {}, size = 0, cell = 1,
     epoch = 0, owed = 0, restored = {}, called = 0, silent_from = 0, silent_till = 0, born = 0, lives_until = 0, reset_at = 0,
+    others = {},
     pause = { till = 0, set_at = 0, length = 0, paced_till = 0, spacing = 0, next = 0, probe = 0, by_hand_at = 0 },
   }
 end
@@ -312,7 +346,7 @@ end
 
 local function book_load(key, text, now)
   local book = book_new()
-  local stored = stored_at(key, text, 21)
+  local stored = stored_at(key, text, 22)
   if not stored then
     book.born = now
     return book
@@ -328,6 +362,11 @@ local function book_load(key, text, now)
     unpack(stored[21])
   book.rules = rules_of(book.union)
   book.cell = finest_cell(book.rules)
+  local others = stored[22]
+  for index = 1, #book.rules do
+    local place = 3 * index
+    book.others[index] = { permits = others[place - 2], seen = others[place - 1], since = others[place] }
+  end
   local entries, at = stored[9], 0
   local size = #entries
   for index = 1, size do
@@ -388,12 +427,17 @@ local function book_text(book)
     local base, size = book.bases[index], #bases
     if base then bases[size + 1], bases[size + 2], bases[size + 3] = base[1], base[2], base[3] end
   end
-  local pause = book.pause
+  local pause, others = book.pause, {}
+  for index = 1, #book.rules do
+    local place, known = 3 * index, book.others[index]
+    others[place - 2], others[place - 1], others[place] = known.permits, known.seen, known.since
+  end
   return cmsgpack.pack({
     book.number, book.void_from, book.moved_generation, book.moved_cell, book.moved_until,
     book.declared, book.union, moved, entries, book.permits, bases, book.epoch, book.owed, book.restored,
     book.called, book.silent_from, book.silent_till, book.born, book.lives_until, book.reset_at,
     { pause.till, pause.set_at, pause.length, pause.paced_till, pause.spacing, pause.next, pause.probe, pause.by_hand_at },
+    others,
   })
 end
 
@@ -537,7 +581,8 @@ local function window_room(search, index, cost)
   local book, rule = search.book, search.book.rules[index]
   local entries, permits = book.at, book.permits
   local left, held, at, window = search.left[index], search.held[index], search.at, rule.window
-  local spare = max(rule.rate - cost, 0)
+  local rate = rate_left(book, index)
+  local spare = max(rate - cost, 0)
   if held > spare then
     local next_at = at
     while held > spare do
@@ -559,7 +604,7 @@ local function window_room(search, index, cost)
     if held > spare then return nil, finish + 1 end
     if held > fullest then fullest = held end
   end
-  return max(rule.rate - fullest, 0)
+  return max(rate - fullest, 0)
 end
 
 -- The same under a bucket.
@@ -595,8 +640,9 @@ local function search_room(search, index, cost)
   if rule.burst then return bucket_room(search, index, cost) end
   if not rule.starts then return window_room(search, index, cost) end
   local finish, held = search.left[index], search.held[index]
-  if search.at + rule.guard >= finish or held > max(rule.rate - cost, 0) then return nil, finish end
-  return max(rule.rate - held, 0)
+  local rate = rate_left(search.book, index)
+  if search.at + rule.guard >= finish or held > max(rate - cost, 0) then return nil, finish end
+  return max(rate - held, 0)
 end
 
 -- Moves to the earliest instant with room for `cost`; returns the room and the rule that moved it, if any.
@@ -656,12 +702,19 @@ end
 
 -- Puts rules in force. Bookings stay as they are; a bucket that was not there before misses what the emptiest one missed.
 local function put_in_force(book, union)
-  local old, old_bases = book.rules, book.bases
+  local old, old_bases, old_others = book.rules, book.bases, book.others
   book.union = union
   book.rules = rules_of(union)
   book.cell = finest_cell(book.rules)
-  book.bases = {}
+  book.bases, book.others = {}, {}
   for index, rule in ipairs(book.rules) do
+    for other, known in ipairs(old) do
+      local own = old_others[other]
+      if known.text == rule.text and not book.others[index] then
+        book.others[index] = { permits = own.permits, seen = own.seen, since = own.since }
+      end
+    end
+    book.others[index] = book.others[index] or others_new()
     if rule.burst then
       local same, most
       for other, known in ipairs(old) do
@@ -777,6 +830,7 @@ end
 local function book_open(book, now, text, lease, replica, reset_at, paused_at, paused_till)
   if book.moved_until <= now then book.moved = {} end
   declare(book, now, text, lease, replica)
+  others_forget(book, now)
   local union = book.declared[1]
   for index = 4, #book.declared, 3 do union = union .. ";" .. book.declared[index] end
   if book.union == "" then
@@ -851,6 +905,17 @@ local function book_place(book, slot, permits, known, skipped)
   return book.moved[index + 1], index
 end
 
+-- What a rule's window holds that ends now.
+local function held_now(book, now, rule)
+  local from = rule.starts and window_of(rule, now) or now + 1 - rule.window
+  local held, entries, permits = 0, book.at, book.permits
+  for index = first_from(book, from), book.size do
+    if entries[index] > now then break end
+    held = held + permits[index]
+  end
+  return held
+end
+
 -- Permits that could be used at `now` under one rule.
 local function available(book, now, rule)
   if rule.burst then
@@ -863,11 +928,29 @@ local function available(book, now, rule)
     local missing = ((base[1] - now) * rule.rate + base[2]) / rule.window
     return max(rule.burst - math.ceil(missing * SURE), 0)
   end
-  local from = rule.starts and window_of(rule, now) or now + 1 - rule.window
-  local held, entries, permits = 0, book.at, book.permits
-  for index = first_from(book, from), book.size do
-    if entries[index] > now then break end
-    held = held + permits[index]
+  local others = 0
+  for index = #book.rules, 1, -1 do
+    if book.rules[index].text == rule.text then others = others_permits(book.others[index]) end
   end
-  return max(rule.rate - held, 0)
+  return max(rule.rate - others - held_now(book, now, rule), 0)
+end
+
+-- Hears how much the upstream leaves of a rule. Returns how many permits fewer there are by that.
+local function book_hear_remaining(book, now, lease, rule, remaining)
+  local place
+  for index = #book.rules, 1, -1 do
+    if book.rules[index].text == rule.text then place = index end
+  end
+  if not place then return 0 end
+  if rule.burst then
+    local drift = max(available(book, now, rule) - remaining, 0)
+    if drift > 0 then charge_at(book, now, drift) end
+    return drift
+  end
+  local missing = max(max(rule.rate - remaining, 0) - held_now(book, now, rule), 0)
+  local more = others_hear(book.others[place], now, rule.window, missing)
+  compact(book)
+  local last = book.at[book.size]
+  if more > 0 and last and last > now + lease and #book.moved == 0 then retime(book, now, now + lease, lease, book.union) end
+  return more
 end

@@ -17,7 +17,7 @@
 -- ARGV[14]    permits that a request has cost beyond what it had taken
 -- ARGV[15..]  for some of the caller's rules: which, from 1 on; how much of it the upstream leaves
 -- Returns     { now, the epoch, until when it settles or 0, the last reset or 0, until when it is paused or 0, how many permits
---             have been charged because the upstream leaves less } integers only
+--             fewer there are because the upstream leaves less } integers only
 -- Atomic:     a single server, or keys of one hash tag
 -- Expiry:     every key when nothing in it can matter any more, never earlier
 
@@ -45,11 +45,7 @@ local drift = 0
 local rules = rules_of(text)
 for argument = 15, #ARGV, 2 do
   local rule, remaining = rules[tonumber(ARGV[argument])], tonumber(ARGV[argument + 1])
-  local missing = rule and available(book, now, rule) - remaining or 0
-  if missing > 0 then
-    charge_at(book, now, missing)
-    drift = drift + missing
-  end
+  if rule then drift = drift + book_hear_remaining(book, now, lease, rule, remaining) end
 end
 
 local answer = epoch_answer(epoch, now)

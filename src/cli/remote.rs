@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use clap::Args;
-use http::header::{AUTHORIZATION, HOST};
-use http::{Method, Request, StatusCode};
+use http::header::{AUTHORIZATION, HOST, WWW_AUTHENTICATE};
+use http::{Method, Request, Response};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -132,21 +132,22 @@ impl Remote {
     async fn ask(&self, method: Method, path: &str, body: &str) -> Result<Value, RemoteError> {
         let unreachable = |reason: String| RemoteError::Unreachable { admin: self.admin.clone(), reason };
         let asked = timeout(ANSWER_TIME_MAX, self.exchange(method, path, body)).await;
-        let (status, body) =
-            asked.unwrap_or_else(|_| Err("no answer in time".into())).map_err(unreachable)?;
-        let answer: Option<Value> = serde_json::from_slice(&body).ok();
+        let response = asked.unwrap_or_else(|_| Err("no answer in time".into())).map_err(unreachable)?;
+        let status = response.status();
+        let answer: Option<Value> = serde_json::from_slice(response.body()).ok();
         match answer {
-            Some(answer) if status == StatusCode::OK => Ok(answer),
+            Some(answer) if status.is_success() => Ok(answer),
             Some(problem) if problem["detail"].is_string() => {
                 let detail = problem["detail"].as_str().unwrap_or_default();
-                let hint = if status == StatusCode::UNAUTHORIZED { "; set WEIR_ADMIN_TOKEN" } else { "" };
+                let wants_token = response.headers().contains_key(WWW_AUTHENTICATE);
+                let hint = if wants_token { "; set WEIR_ADMIN_TOKEN" } else { "" };
                 Err(RemoteError::Refused(format!("{detail}{hint}")))
             }
             _ => Err(unreachable(format!("it answers {status}, and not as weir does"))),
         }
     }
 
-    async fn exchange(&self, method: Method, path: &str, body: &str) -> Result<(StatusCode, Bytes), String> {
+    async fn exchange(&self, method: Method, path: &str, body: &str) -> Result<Response<Bytes>, String> {
         let (Some(host), "http", Some(port)) =
             (self.admin.host_str(), self.admin.scheme(), self.admin.port_or_known_default())
         else {
@@ -165,9 +166,9 @@ impl Remote {
         let request = request.map_err(|_| format!("{TOKEN_VARIABLE} holds what a header cannot carry"))?;
         let answered = async {
             let response = sender.send_request(request).await.map_err(|error| text(&error))?;
-            let status = response.status();
-            let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-            Ok((status, body.map_err(|error| text(&error))?.to_bytes()))
+            let (head, body) = response.into_parts();
+            let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
+            Ok(Response::from_parts(head, body.map_err(|error| text(&error))?.to_bytes()))
         };
         tokio::pin!(answered);
         tokio::select! {

@@ -15,6 +15,7 @@ use crate::clock::Micros;
 use crate::limiter::algorithm::Search;
 use crate::limiter::algorithm::bucket::{self, Base};
 use crate::limiter::calendar::Calendar;
+use crate::limiter::others::Others;
 use crate::limiter::pause::{Pause, PauseRequest};
 use crate::limiter::rule::{Kind, Rule, cell_from, cell_start, finest_cell, window_of};
 
@@ -76,6 +77,8 @@ pub struct Book {
     rules: Vec<Rule>,
     /// For each of them: what its bucket remembers, if it is one.
     bases: Vec<Base>,
+    /// For each of them: what others use of it.
+    others: Vec<Others>,
     generation: Generation,
     /// The cells in which the generation before was kept, whose slots `moved` translates.
     moved_cell: Micros,
@@ -96,6 +99,9 @@ impl Book {
     pub fn open(&mut self, now: Micros, rules: &Arc<[Rule]>, lease: Micros, replica: u64) {
         self.moved.retain(|moved| moved.permits > 0 && self.moved_until > now);
         self.declare(now, rules, lease, replica);
+        for (others, rule) in self.others.iter_mut().zip(&self.rules) {
+            others.forget(now, rule.window);
+        }
         let union = self.union();
         if self.rules.is_empty() {
             self.put_in_force(union);
@@ -156,6 +162,9 @@ impl Book {
                 .unwrap_or_default()
         };
         self.bases = rules.iter().map(before).collect();
+        let known = |rule: &Rule| self.rules.iter().position(|old| old == rule);
+        let others = |rule| known(rule).and_then(|index| self.others.get(index)).copied().unwrap_or_default();
+        self.others = rules.iter().map(others).collect();
         self.rules = rules;
     }
 
@@ -168,7 +177,7 @@ impl Book {
         self.pause.restart(now);
         let void = self.calendar.split_off(void_from);
         let search = Search::new(&mut self.calendar, &self.rules, &self.bases, void_from);
-        let mut search = search.heeding(&mut self.pause);
+        let mut search = search.heeding(&mut self.pause, &self.others);
         let permits = void.iter().map(|entry| (entry.at, entry.permits));
         'moved: for (from, mut left) in permits {
             while left > 0 {
@@ -221,14 +230,24 @@ impl Book {
         Some(self.pause.until()).filter(|until| *until > now).unwrap_or_default()
     }
 
-    /// Hears how much the upstream leaves of one of the caller's rules: what others have used of it is charged. Returns how much
-    /// that was.
-    pub fn hear_remaining(&mut self, now: Micros, rule: &Rule, remaining: u64) -> u64 {
-        let drift = self.left(now, rule).saturating_sub(remaining);
-        if drift > 0 {
-            self.charge(now, drift);
+    /// Hears how much the upstream leaves of one of the caller's rules. What others use of it is left to them, of a bucket once; what
+    /// is booked ahead gives way, as after a change of the limits. Returns how many permits fewer there are by that.
+    pub fn hear_remaining(&mut self, now: Micros, lease: Micros, rule: &Rule, remaining: u64) -> u64 {
+        let Some(index) = self.rules.iter().position(|other| other == rule) else { return 0 };
+        if matches!(rule.kind, Kind::Bucket { .. }) {
+            let drift = self.left(now, rule).saturating_sub(remaining);
+            if drift > 0 {
+                self.charge(now, drift);
+            }
+            return drift;
         }
-        drift
+        let missing = rule.rate.saturating_sub(remaining).saturating_sub(self.held(now, rule));
+        let more = self.others[index].hear(now, rule.window, missing);
+        let is_ahead = self.calendar.last().is_some_and(|last| last > now + lease);
+        if more > 0 && is_ahead && self.moved.is_empty() {
+            self.retime(now, now + lease, lease, self.rules.clone());
+        }
+        more
     }
 
     /// Forgets what was used until an instant, when the book is opened next: what is booked for later moves up, as after a change
@@ -326,7 +345,8 @@ impl Book {
     /// A search for room from `from` on.
     pub fn search(&mut self, from: Micros) -> Search<'_> {
         let from = from.max(self.opens_at);
-        Search::new(&mut self.calendar, &self.rules, &self.bases, from).heeding(&mut self.pause)
+        let search = Search::new(&mut self.calendar, &self.rules, &self.bases, from);
+        search.heeding(&mut self.pause, &self.others)
     }
 
     /// Grants nothing before an instant.
@@ -345,20 +365,29 @@ impl Book {
     }
 
     fn left(&self, now: Micros, rule: &Rule) -> u64 {
-        let held_from = |from: Micros| -> u64 {
-            let inside = self.calendar.entries().iter().filter(|entry| from <= entry.at && entry.at <= now);
-            inside.map(|entry| entry.permits).sum()
-        };
+        let known = self.rules.iter().position(|other| other == rule);
         match &rule.kind {
-            Kind::Sliding => rule.rate.saturating_sub(held_from(now + Micros::ONE - rule.window)),
-            Kind::Fixed { stretches, .. } => rule.rate.saturating_sub(held_from(window_of(stretches, now).0)),
+            Kind::Sliding | Kind::Fixed { .. } => {
+                let others = known.and_then(|index| self.others.get(index)).map_or(0, Others::permits);
+                rule.rate.saturating_sub(others).saturating_sub(self.held(now, rule))
+            }
             Kind::Bucket { burst } => {
-                let known = self.rules.iter().position(|other| other == rule);
                 let mut base = known.and_then(|index| self.bases.get(index)).copied().unwrap_or_default();
                 base.fold(rule, self.calendar.entries(), now);
                 bucket::available(rule, *burst, base.level, now)
             }
         }
+    }
+
+    /// What a rule's window holds that ends now; nothing for a bucket.
+    fn held(&self, now: Micros, rule: &Rule) -> u64 {
+        let from = match &rule.kind {
+            Kind::Sliding => now + Micros::ONE - rule.window,
+            Kind::Fixed { stretches, .. } => window_of(stretches, now).0,
+            Kind::Bucket { .. } => return 0,
+        };
+        let inside = self.calendar.entries().iter().filter(|entry| from <= entry.at && entry.at <= now);
+        inside.map(|entry| entry.permits).sum()
     }
 
     /// When nothing in the book can matter any more.

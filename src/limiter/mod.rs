@@ -9,7 +9,7 @@
 //! - [`book`]: the state of one limiter, over changes of its limits.
 //! - [`rule`]: a limit as a calendar is searched for it.
 //! - [`order`]: where a queue stands.
-//! - [`pause`]: what an upstream's refusal does to a limiter.
+//! - [`pause`]: what an upstream's refusal does to a limiter; [`others`]: what it tells of other callers.
 //! - [`reserve`]: one call to a store.
 //!
 //! Where the state lives:
@@ -57,6 +57,7 @@ mod modes;
 #[cfg(test)]
 mod oracle;
 pub mod order;
+pub mod others;
 pub mod partition;
 pub mod pause;
 pub mod permit;

@@ -165,7 +165,7 @@ pub fn hear(book: &mut Book, now: Micros, lease: Micros, subject: &Subject, said
         book.charge(now, said.cost);
     }
     let rules = said.remaining.iter().filter_map(|(index, left)| Some((subject.rules.get(*index)?, *left)));
-    let drift = rules.map(|(rule, left)| book.hear_remaining(now, rule, left)).sum();
+    let drift = rules.map(|(rule, left)| book.hear_remaining(now, lease, rule, left)).sum();
     Heard { epoch: Epoch { now, ..Epoch::default() }, paused_until: book.paused_until(now), drift }
 }
 

@@ -126,11 +126,15 @@ impl Saying {
         })
     }
 
-    /// What the upstream leaves of the limiter's limits where that is less than was thought: `left`.
-    pub(super) fn remaining(&self, limiter: &Limiter, left: &[u64]) -> Vec<(usize, u64)> {
+    /// Whether it may wait until more has been said: what is left of a quota changes with each answer.
+    pub(super) fn can_wait(&self) -> bool {
+        self.refusal.is_none() && self.cost == 0
+    }
+
+    /// What the upstream leaves of the limiter's limits.
+    pub(super) fn remaining(&self, limiter: &Limiter) -> Vec<(usize, u64)> {
         let windows = self.windows.iter().filter(|_| limiter.follows_upstream);
-        let known = windows.filter_map(|window| Some((limit_of(limiter, window)?, window.remaining)));
-        known.filter(|(index, remaining)| left.get(*index).is_some_and(|left| remaining < left)).collect()
+        windows.filter_map(|window| Some((limit_of(limiter, window)?, window.remaining))).collect()
     }
 }
 
@@ -203,14 +207,13 @@ mod tests {
             ..saying(None, None)
         };
         let limiter = limiter();
-        let left = |saying: &Saying| saying.remaining(&limiter, &[10]);
+        let left = |saying: &Saying| saying.remaining(&limiter);
         assert_eq!(left(&spoken(Some(20), None, 5)), [(0, 5)]);
         assert_eq!(left(&spoken(None, Some(SECOND), 5)), [(0, 5)]);
         assert_eq!(left(&spoken(None, None, 5)), [(0, 5)]);
-        assert_eq!(left(&spoken(Some(20), Some(SECOND), 10)), [], "as much as was thought");
         assert_eq!(left(&spoken(Some(21), None, 5)), []);
         assert_eq!(left(&spoken(Some(20), Some(2 * SECOND), 5)), []);
         let other = Limiter { follows_upstream: false, ..limiter.clone() };
-        assert_eq!(spoken(Some(20), None, 5).remaining(&other, &[10]), []);
+        assert_eq!(spoken(Some(20), None, 5).remaining(&other), []);
     }
 }

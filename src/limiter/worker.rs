@@ -122,11 +122,11 @@ pub(super) struct Worker {
     spare: u64,
     /// How far ahead the store is booked.
     booked_ahead: BookedAhead,
-    /// What each limiter's limits have left, as last heard.
-    left: Vec<Vec<u64>>,
     /// What an upstream said and the store has not been told, and the telling of what was said before.
     said: Option<Saying>,
     hearing: Option<BoxFuture<'static, Hearing>>,
+    /// Before that the store is told nothing that can wait.
+    heard_next: Instant,
     /// Whether the store is being told of a pause: nothing is booked until it has heard.
     is_pausing: bool,
     /// The pause that slots must not be used in.
@@ -182,9 +182,9 @@ impl Worker {
             stocked_until: None,
             spare: 0,
             booked_ahead,
-            left: Vec::new(),
             said: None,
             hearing: None,
+            heard_next: Instant::now(),
             is_pausing: false,
             paused: None,
             epoch: 0,
@@ -508,6 +508,9 @@ impl Worker {
         }
         if self.call.is_none() && !self.is_pausing && self.must_hear() {
             wake = wake.min(self.heard + self.home.heartbeat());
+        }
+        if self.said.is_some() && self.hearing.is_none() {
+            wake = wake.min(self.heard_next);
         }
         if let Some(until) = self.settles_until.filter(|until| *until > now) {
             wake = wake.min(until);

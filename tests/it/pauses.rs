@@ -1,5 +1,6 @@
 //! What the upstream says counts: a refusal pauses the whole fleet, and nobody runs into the same one.
 
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::support::load::{Load, burst, services};
@@ -182,7 +183,8 @@ async fn what_the_upstream_has_left_is_what_counts() {
             Weir::fleet(2, &one_limiter(&redis.store(), &format!("{{{limits}, {sync}}}"), &upstream)).await;
         upstream.reply("/", reply("20", "7"));
         assert_eq!(fleet[0].get("/").await.status, 200);
-        let expected = if counts { [7, 987] } else { [19, 999] };
+        // A little more than they use is left to others.
+        let expected = if counts { [6, 999] } else { [19, 999] };
         eventually("it counts", PATIENCE, async || fleet[1].available("api").await == expected).await;
         // More than was thought says that something is still on its way; what is no limit of these is another's.
         for other in [reply("20", "19"), reply("500", "0"), reply("20", "x")] {
@@ -194,6 +196,86 @@ async fn what_the_upstream_has_left_is_what_counts() {
         let drift = fleet[0].metrics().await.sum("weir_limiter_drift_permits_total", &[("limiter", "api")]);
         assert_eq!(drift, if counts { 12.0 } else { 0.0 });
     }
+}
+
+/// An upstream whose other callers use half of what it allows, and are not refused: it counts by itself, tells what is left, and
+/// refuses beyond.
+struct Provider {
+    used: Vec<Instant>,
+    others: usize,
+    began: Instant,
+    ours: usize,
+    refused: usize,
+}
+
+impl Provider {
+    const LIMIT: usize = 60;
+    const OTHERS: usize = 30;
+
+    fn answer(&mut self) -> Reply {
+        let now = Instant::now();
+        // The others come evenly.
+        let due = (now - self.began).as_millis() as usize * Provider::OTHERS / 1000;
+        for missing in self.others..due {
+            let at = self.began
+                + SECOND * u32::try_from(missing).unwrap() / u32::try_from(Provider::OTHERS).unwrap();
+            self.used.push(at);
+        }
+        self.others = self.others.max(due);
+        self.used.retain(|at| now.duration_since(*at) < SECOND);
+        let is_full = self.used.len() >= Provider::LIMIT;
+        if is_full {
+            self.refused += 1;
+        } else {
+            self.ours += 1;
+            self.used.push(now);
+        }
+        let left = Provider::LIMIT.saturating_sub(self.used.len());
+        Reply::status(if is_full { 429 } else { 200 })
+            .header("x-ratelimit-limit", &Provider::LIMIT.to_string())
+            .header("x-ratelimit-remaining", &left.to_string())
+    }
+}
+
+/// What others use of the upstream's quota is left to them, and what they leave is used.
+#[tokio::test]
+async fn what_others_use_is_left_to_them() {
+    lane::alone(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let limiter = "{limits: [60/1s], sync: headers, pause: {fallback: 100ms}, queue: {timeout: 60s, max_waiting: 1000}}";
+        let fleet = Weir::fleet(3, &one_limiter(&redis.store(), limiter, &upstream)).await;
+        let began = Instant::now();
+        let provider =
+            Arc::new(Mutex::new(Provider { used: Vec::new(), others: 0, began, ours: 0, refused: 0 }));
+        let scripted = Arc::clone(&provider);
+        upstream.script(move |_| Some(scripted.lock().unwrap().answer()));
+        let _loads: Vec<Load> = fleet.iter().map(|weir| Load::start(weir, 20, &Request::get("/"))).collect();
+        // The first second shows what there is.
+        let counts = || {
+            let provider = provider.lock().unwrap();
+            (provider.ours, provider.refused, provider.began.elapsed())
+        };
+        let after = async |time: Duration| {
+            eventually("the time has passed", time + PATIENCE, async || began.elapsed() >= time).await;
+            counts()
+        };
+        let (first, refused_first, from) = after(2 * SECOND).await;
+        let (last, refused_last, until) = after(12 * SECOND).await;
+        let (ours, refused) = (last - first, refused_last - refused_first);
+        let left = (Provider::LIMIT - Provider::OTHERS) as f64 * (until - from).as_secs_f64();
+        let used = ours as f64 / left;
+        let share = refused as f64 / (ours + refused) as f64;
+        println!(
+            "{:.1} % of what is left used, {:.2} % refused ({refused_first} in the first two seconds)",
+            used * 100.0,
+            share * 100.0
+        );
+        assert!(share < 0.01, "{refused} of {} refused", ours + refused);
+        assert!(used > 0.9, "{:.1} % of what is left used", used * 100.0);
+        let drift = fleet[0].metrics().await.sum("weir_limiter_drift_permits_total", &[("limiter", "api")]);
+        assert!(drift > 0.0);
+    })
+    .await;
 }
 
 /// By hand, on all replicas: who waits waits longer, who would have to wait too long is told, and then all goes on.

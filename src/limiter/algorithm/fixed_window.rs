@@ -5,7 +5,7 @@
 
 use crate::clock::Micros;
 use crate::limiter::calendar::Entry;
-use crate::limiter::rule::{Rule, window_of};
+use crate::limiter::rule::window_of;
 use crate::limiter::windows::Stretch;
 
 /// The window in which a search stands.
@@ -28,11 +28,11 @@ impl Frame {
         }
     }
 
-    /// Room at `at`, or the next instant worth trying.
-    pub(super) fn room(&self, rule: &Rule, guard: Micros, at: Micros, cost: u64) -> Result<u64, Micros> {
-        if at + guard >= self.end || self.held > rule.rate.saturating_sub(cost) {
+    /// Room at `at` under so many permits in a window, or the next instant worth trying.
+    pub(super) fn room(&self, rate: u64, guard: Micros, at: Micros, cost: u64) -> Result<u64, Micros> {
+        if at + guard >= self.end || self.held > rate.saturating_sub(cost) {
             return Err(self.end);
         }
-        Ok(rule.rate.saturating_sub(self.held))
+        Ok(rate.saturating_sub(self.held))
     }
 }

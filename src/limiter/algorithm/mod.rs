@@ -12,6 +12,7 @@ use self::fixed_window::Frame;
 use self::sliding_window::Window;
 use crate::clock::Micros;
 use crate::limiter::calendar::Calendar;
+use crate::limiter::others::Others;
 use crate::limiter::pause::Pause;
 use crate::limiter::rule::{Kind, Rule, cell_start, finest_cell, is_one};
 
@@ -31,6 +32,8 @@ pub struct Search<'a> {
     sights: Vec<Sight>,
     /// What is left open by a pause; `None` where it does not matter.
     pause: Option<&'a mut Pause>,
+    /// What others use of each rule.
+    others: &'a [Others],
 }
 
 /// What a rule sees from where a search stands.
@@ -63,14 +66,16 @@ impl<'a> Search<'a> {
             Kind::Fixed { .. } => Sight::Fixed(Frame::default()),
         };
         let sights = rules.iter().zip(bases).map(sight).collect();
-        let mut search = Search { calendar, rules, cell, at: Micros::ZERO, entered: 0, sights, pause: None };
+        let mut search =
+            Search { calendar, rules, cell, at: Micros::ZERO, entered: 0, sights, pause: None, others: &[] };
         search.advance(from);
         search
     }
 
-    /// The same search, for what a pause leaves open.
-    pub(super) fn heeding(mut self, pause: &'a mut Pause) -> Search<'a> {
+    /// The same search, for what a pause and others leave open.
+    pub(super) fn heeding(mut self, pause: &'a mut Pause, others: &'a [Others]) -> Search<'a> {
         self.pause = Some(pause);
+        self.others = others;
         self
     }
 
@@ -144,12 +149,15 @@ impl<'a> Search<'a> {
     /// Room under one rule where the search stands, or the next instant worth trying, always a later one.
     fn room(&self, index: usize, cost: u64) -> Result<u64, Micros> {
         let (entries, rule, at) = (self.calendar.entries(), &self.rules[index], self.at);
+        let rate = rule.rate.saturating_sub(self.others.get(index).map_or(0, Others::permits));
         match (&self.sights[index], &rule.kind) {
-            (Sight::Sliding(window), _) => window.room(rule, entries, self.entered, at, self.cell, cost),
+            (Sight::Sliding(window), _) => {
+                window.room((rule.window, rate), entries, self.entered, at, self.cell, cost)
+            }
             (Sight::Bucket(level, _), Kind::Bucket { burst }) => {
                 bucket::room(rule, *burst, *level, at, &entries[self.entered..], self.cell, cost)
             }
-            (Sight::Fixed(frame), Kind::Fixed { guard, .. }) => frame.room(rule, *guard, at, cost),
+            (Sight::Fixed(frame), Kind::Fixed { guard, .. }) => frame.room(rate, *guard, at, cost),
             (Sight::Bucket(..) | Sight::Fixed(_), _) => Ok(u64::MAX),
         }
     }

@@ -30,10 +30,10 @@ impl Window {
         }
     }
 
-    /// Room at `at`, or the next instant worth trying. The first `entered` entries lie there or before.
+    /// Room at `at` under so many permits in a window, or the next instant worth trying. The first `entered` entries lie there or before.
     pub(super) fn room(
         &self,
-        rule: &Rule,
+        (window, rate): (Micros, u64),
         entries: &[Entry],
         entered: usize,
         at: Micros,
@@ -41,12 +41,12 @@ impl Window {
         cost: u64,
     ) -> Result<u64, Micros> {
         let Window { mut left, mut held } = *self;
-        let spare = rule.rate.saturating_sub(cost);
+        let spare = rate.saturating_sub(cost);
         if held > spare {
             let mut next = at;
             while held > spare {
                 held -= entries[left].permits;
-                next = entries[left].at + rule.window;
+                next = entries[left].at + window;
                 left += 1;
             }
             return Err(next);
@@ -54,11 +54,11 @@ impl Window {
         let mut fullest = held;
         for (offset, entry) in entries[entered..].iter().enumerate() {
             let end = cell_start(entry.at, cell);
-            if end >= at + rule.window {
+            if end >= at + window {
                 break;
             }
             held += entry.permits;
-            while left <= entered + offset && entries[left].at + rule.window <= end {
+            while left <= entered + offset && entries[left].at + window <= end {
                 held -= entries[left].permits;
                 left += 1;
             }
@@ -67,6 +67,6 @@ impl Window {
             }
             fullest = fullest.max(held);
         }
-        Ok(rule.rate.saturating_sub(fullest))
+        Ok(rate.saturating_sub(fullest))
     }
 }

@@ -1,7 +1,7 @@
 //! What the worker does with what an upstream said of its quota, and with a pause.
 
 use futures_util::future::{FutureExt, join_all};
-use tokio::time::Instant;
+use tokio::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use super::Worker;
@@ -10,6 +10,9 @@ use crate::limiter::live::Member;
 use crate::limiter::memory::share;
 use crate::limiter::said::{Paused, Saying};
 use crate::limiter::store::{Heard, PauseStretch, Said, StoreError, Subject};
+
+/// How often the store is told at most what an upstream leaves of its quota.
+const HEARD_EVERY: Duration = Duration::from_millis(100);
 
 /// What became of what was said, for each limiter that it concerns.
 pub(super) type Hearing = Vec<(usize, Subject, Said, Result<Heard, StoreError>)>;
@@ -22,16 +25,17 @@ impl Worker {
             (before @ None, later) => *before = later,
             (Some(_), None) => {}
         }
+        let is_early = now < self.heard_next;
         if self.hearing.is_some() {
             return;
         }
-        let Some(saying) = self.said.take() else { return };
+        let Some(saying) = self.said.take_if(|saying| !is_early || !saying.can_wait()) else { return };
+        self.heard_next = now + HEARD_EVERY;
         let (replica, known) = (self.queues.fallback.replica, self.home.epoch_least());
         let limiters = self.shared.members.iter().zip(self.subjects.iter()).enumerate();
         let told = limiters.filter_map(|(place, (member, subject))| {
             let limiter = member.live.limiter();
-            let left = self.left.get(place).map_or(&[][..], |left| left);
-            let (pause, remaining) = (saying.pause(&limiter, now), saying.remaining(&limiter, left));
+            let (pause, remaining) = (saying.pause(&limiter, now), saying.remaining(&limiter));
             let said = Said { replica, known, pause, cost: saying.cost, remaining };
             let is_nothing = said.pause.is_none() && said.cost == 0 && said.remaining.is_empty();
             (!is_nothing).then(|| (place, subject.clone(), said))

@@ -185,7 +185,6 @@ impl Worker {
             rules.map(|(rule, left)| rule.holds().saturating_sub(*left)).max().unwrap_or_default()
         });
         self.used = used.collect();
-        self.left.clone_from(&answer.available);
     }
 
     /// A slot that was wanted has come.
