@@ -9,8 +9,8 @@
 --     { at, ... }, { permits, ... }, { micros, rest, folded, ... for each bucket of the union },
 --     epoch, owed, { replica, the numbers of what it wrote back, ... }, the instant of the last call,
 --     the last two instants between which nobody called for long, when it was made, until when callers were told that it
---     lives, the last reset that it has followed, { the numbers of its pause },
---     { what others use of a rule: expected, the most heard since an instant, that; ... for each rule of the union } }
+--     lives, the last reset that it has followed, { the numbers of its pause } or 0,
+--     { what others use of a rule: expected, the most heard since an instant, that; ... for each rule of the union } or 0 }
 -- `by` is the only replica that has declared the rules, 0 for several.
 -- Instants of the calendar are kept as differences, which makes them short. Both arrays are used as they come, for a
 -- calendar may have hundreds of entries and a server does nothing else meanwhile. Rules travel as a text, so that equal
@@ -220,12 +220,23 @@ end
 
 -- ---- pauses, the twin of pause.rs ----
 
+-- Of a book that has not been paused: most of them. It is never changed.
+local PAUSE_NONE = { till = 0, set_at = 0, length = 0, paced_till = 0, spacing = 0, next = 0, probe = 0, by_hand_at = 0 }
+
+-- A book's pause, to be changed.
+local function pause_own(book)
+  if book.pause == PAUSE_NONE then
+    book.pause = { till = 0, set_at = 0, length = 0, paced_till = 0, spacing = 0, next = 0, probe = 0, by_hand_at = 0 }
+  end
+  return book.pause
+end
+
 local function pause_set(book, now, till, probe)
   local shortest
   for _, rule in ipairs(book.rules) do
     if not shortest or rule.window < shortest.window then shortest = rule end
   end
-  local pause = book.pause
+  local pause = pause_own(book)
   pause.till, pause.set_at, pause.next, pause.probe = till, now, till, probe
   pause.paced_till = till + probe + min(shortest.window, PACED_MAX)
   pause.spacing = shortest.whole + (shortest.part > 0 and 1 or 0)
@@ -248,7 +259,7 @@ local function pause_ask(book, now, wait, fallback, most, sent_ago, jitter)
   end
   local till = now + wait + floor(min(floor(wait / 16), JITTER_MAX) * min(jitter, 1024) / 1024)
   if till <= pause.till then return false end
-  pause.length = length
+  pause_own(book).length = length
   pause_set(book, now, till, length > fallback and min(length, PROBE_MAX) or 0)
   return true
 end
@@ -257,6 +268,7 @@ end
 local function pause_follow(book, now, at, till)
   local pause = book.pause
   if at <= pause.by_hand_at then return false end
+  pause = pause_own(book)
   pause.by_hand_at, pause.length = at, 0
   if till > now then
     pause_set(book, now, till, 0)
@@ -298,6 +310,7 @@ local function others_hear(others, now, window, permits)
 end
 
 local function others_forget(book, now)
+  if not book.others then return end
   for index, rule in ipairs(book.rules) do
     if now >= book.others[index].since + 2 * rule.window then book.others[index] = others_new() end
   end
@@ -311,6 +324,7 @@ end
 
 -- What a rule leaves to this fleet.
 local function rate_left(book, index)
+  if not book.others then return book.rules[index].rate end
   return max(book.rules[index].rate - others_permits(book.others[index]), 0)
 end
 
@@ -321,8 +335,7 @@ local function book_new()
     number = 0, void_from = 0, moved_generation = 0, moved_cell = 1, moved_until = 0,
     declared = {}, union = "", rules = {}, bases = {}, moved = {}, at = {}, permits = {}, size = 0, cell = 1,
     epoch = 0, owed = 0, restored = {}, called = 0, silent_from = 0, silent_till = 0, born = 0, lives_until = 0, reset_at = 0,
-    others = {},
-    pause = { till = 0, set_at = 0, length = 0, paced_till = 0, spacing = 0, next = 0, probe = 0, by_hand_at = 0 },
+    pause = PAUSE_NONE,
   }
 end
 
@@ -357,15 +370,20 @@ local function book_load(key, text, now)
   book.epoch, book.owed, book.restored, book.called = stored[12], stored[13], stored[14], stored[15]
   book.silent_from, book.silent_till = stored[16], stored[17]
   book.born, book.lives_until, book.reset_at = stored[18], stored[19], stored[20]
-  local pause = book.pause
-  pause.till, pause.set_at, pause.length, pause.paced_till, pause.spacing, pause.next, pause.probe, pause.by_hand_at =
-    unpack(stored[21])
+  if stored[21] ~= 0 then
+    local pause = pause_own(book)
+    pause.till, pause.set_at, pause.length, pause.paced_till, pause.spacing, pause.next, pause.probe, pause.by_hand_at =
+      unpack(stored[21])
+  end
   book.rules = rules_of(book.union)
   book.cell = finest_cell(book.rules)
   local others = stored[22]
-  for index = 1, #book.rules do
-    local place = 3 * index
-    book.others[index] = { permits = others[place - 2], seen = others[place - 1], since = others[place] }
+  if others ~= 0 then
+    book.others = {}
+    for index = 1, #book.rules do
+      local place = 3 * index
+      book.others[index] = { permits = others[place - 2], seen = others[place - 1], since = others[place] }
+    end
   end
   local entries, at = stored[9], 0
   local size = #entries
@@ -427,17 +445,23 @@ local function book_text(book)
     local base, size = book.bases[index], #bases
     if base then bases[size + 1], bases[size + 2], bases[size + 3] = base[1], base[2], base[3] end
   end
-  local pause, others = book.pause, {}
-  for index = 1, #book.rules do
-    local place, known = 3 * index, book.others[index]
-    others[place - 2], others[place - 1], others[place] = known.permits, known.seen, known.since
+  local pause, others = 0, 0
+  if book.pause ~= PAUSE_NONE then
+    local own = book.pause
+    pause = { own.till, own.set_at, own.length, own.paced_till, own.spacing, own.next, own.probe, own.by_hand_at }
+  end
+  if book.others then
+    others = {}
+    for index = 1, #book.rules do
+      local place, known = 3 * index, book.others[index]
+      others[place - 2], others[place - 1], others[place] = known.permits, known.seen, known.since
+    end
   end
   return cmsgpack.pack({
     book.number, book.void_from, book.moved_generation, book.moved_cell, book.moved_until,
     book.declared, book.union, moved, entries, book.permits, bases, book.epoch, book.owed, book.restored,
     book.called, book.silent_from, book.silent_till, book.born, book.lives_until, book.reset_at,
-    { pause.till, pause.set_at, pause.length, pause.paced_till, pause.spacing, pause.next, pause.probe, pause.by_hand_at },
-    others,
+    pause, others,
   })
 end
 
@@ -649,7 +673,7 @@ end
 local function search_earliest(search, cost)
   local rules, pause, limited_by = search.book.rules, search.book.pause, nil
   local index, room = 1, nil
-  search_advance(search, pause_floor(pause, search.at))
+  if search.at < pause.paced_till then search_advance(search, pause_floor(pause, search.at)) end
   while index <= #rules do
     local found, next_at = search_room(search, index, cost)
     if found then
@@ -680,7 +704,7 @@ local function search_charge(search, permits)
     book.size = book.size + 1
     search.entered = entered + 1
   end
-  pause_booked(book.pause, at, permits)
+  if at < book.pause.paced_till then pause_booked(book.pause, at, permits) end
   for index = 1, #rules do
     if rules[index].burst then
       search.held[index], search.rest[index] =
@@ -693,9 +717,10 @@ end
 
 -- Books permits whose place is not in question: they are used there, whether there is room or not, and in a pause, too.
 local function charge_at(book, at, permits)
-  local next_after_pause = book.pause.next
+  local pause = book.pause
+  local next_after_pause = pause.next
   search_charge(search_new(book, at), permits)
-  book.pause.next = next_after_pause
+  pause.next = next_after_pause
 end
 
 -- ---- whose limits are in force ----
@@ -706,15 +731,17 @@ local function put_in_force(book, union)
   book.union = union
   book.rules = rules_of(union)
   book.cell = finest_cell(book.rules)
-  book.bases, book.others = {}, {}
+  book.bases, book.others = {}, old_others and {}
   for index, rule in ipairs(book.rules) do
-    for other, known in ipairs(old) do
-      local own = old_others[other]
-      if known.text == rule.text and not book.others[index] then
-        book.others[index] = { permits = own.permits, seen = own.seen, since = own.since }
+    if old_others then
+      for other, known in ipairs(old) do
+        local own = old_others[other]
+        if known.text == rule.text and not book.others[index] then
+          book.others[index] = { permits = own.permits, seen = own.seen, since = own.since }
+        end
       end
+      book.others[index] = book.others[index] or others_new()
     end
-    book.others[index] = book.others[index] or others_new()
     if rule.burst then
       local same, most
       for other, known in ipairs(old) do
@@ -929,7 +956,7 @@ local function available(book, now, rule)
     return max(rule.burst - math.ceil(missing * SURE), 0)
   end
   local others = 0
-  for index = #book.rules, 1, -1 do
+  for index = book.others and #book.rules or 0, 1, -1 do
     if book.rules[index].text == rule.text then others = others_permits(book.others[index]) end
   end
   return max(rule.rate - others - held_now(book, now, rule), 0)
@@ -948,6 +975,10 @@ local function book_hear_remaining(book, now, lease, rule, remaining)
     return drift
   end
   local missing = max(max(rule.rate - remaining, 0) - held_now(book, now, rule), 0)
+  if not book.others then
+    book.others = {}
+    for index = 1, #book.rules do book.others[index] = others_new() end
+  end
   local more = others_hear(book.others[place], now, rule.window, missing)
   compact(book)
   local last = book.at[book.size]
