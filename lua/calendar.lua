@@ -10,7 +10,7 @@
 --     epoch, owed, { replica, the numbers of what it wrote back, ... }, the instant of the last call,
 --     the last two instants between which nobody called for long, when it was made, until when callers were told that it
 --     lives, the last reset that it has followed, { the numbers of its pause } or 0,
---     { what others use of a rule: expected, the most heard since an instant, that; ... for each rule of the union } or 0 }
+--     { what others use of a rule: expected, the most heard since an instant, that, the most before; ... for each rule of the union } or 0 }
 -- `by` is the only replica that has declared the rules, 0 for several.
 -- Instants of the calendar are kept as differences, which makes them short. Both arrays are used as they come, for a
 -- calendar may have hundreds of entries and a server does nothing else meanwhile. Rules travel as a text, so that equal
@@ -298,12 +298,15 @@ end
 -- ---- what others use, the twin of others.rs ----
 
 local function others_new()
-  return { permits = 0, seen = 0, since = 0 }
+  return { permits = 0, seen = 0, since = 0, before = 0 }
 end
 
 -- Hears how much others have in use. Returns by how much more than was expected.
 local function others_hear(others, now, window, permits)
-  if now >= others.since + window then others.permits, others.seen, others.since = others.seen, 0, now end
+  if now >= others.since + window then
+    others.permits = max(others.seen, others.before)
+    others.before, others.seen, others.since = others.seen, 0, now
+  end
   local more = max(permits - others.permits, 0)
   others.seen, others.permits = max(others.seen, permits), max(others.permits, permits)
   return more
@@ -381,8 +384,9 @@ local function book_load(key, text, now)
   if others ~= 0 then
     book.others = {}
     for index = 1, #book.rules do
-      local place = 3 * index
-      book.others[index] = { permits = others[place - 2], seen = others[place - 1], since = others[place] }
+      local place = 4 * index
+      book.others[index] =
+        { permits = others[place - 3], seen = others[place - 2], since = others[place - 1], before = others[place] }
     end
   end
   local entries, at = stored[9], 0
@@ -453,8 +457,9 @@ local function book_text(book)
   if book.others then
     others = {}
     for index = 1, #book.rules do
-      local place, known = 3 * index, book.others[index]
-      others[place - 2], others[place - 1], others[place] = known.permits, known.seen, known.since
+      local place, known = 4 * index, book.others[index]
+      others[place - 3], others[place - 2], others[place - 1], others[place] =
+        known.permits, known.seen, known.since, known.before
     end
   end
   return cmsgpack.pack({
@@ -737,7 +742,7 @@ local function put_in_force(book, union)
       for other, known in ipairs(old) do
         local own = old_others[other]
         if known.text == rule.text and not book.others[index] then
-          book.others[index] = { permits = own.permits, seen = own.seen, since = own.since }
+          book.others[index] = { permits = own.permits, seen = own.seen, since = own.since, before = own.before }
         end
       end
       book.others[index] = book.others[index] or others_new()

@@ -1,7 +1,7 @@
 //! What others use of an upstream's quota, as its answers tell: the limit is that much smaller for the fleet.
 //!
 //! An answer tells what is left when it is made, which is less than is left when it is read, for other requests are on
-//! their way; so what others use is at least what is missing. The most of the last one to two windows is what they are
+//! their way; so what others use is at least what is missing. The most of the last two to three windows is what they are
 //! expected to use in the next one. Pure. `lua/calendar.lua` is the twin.
 
 use crate::clock::Micros;
@@ -14,9 +14,11 @@ const MARGIN_PART: u64 = 16;
 pub struct Others {
     /// What is expected.
     permits: u64,
-    /// The most that was heard since an instant, and that.
+    /// The most that was heard since an instant, that, and the most of the window before: one whose answers come at a bad moment
+    /// must not let all go at once.
     seen: u64,
     since: Micros,
+    before: u64,
 }
 
 impl Others {
@@ -28,7 +30,8 @@ impl Others {
     /// Hears how much they have in use. Returns by how much more than was expected.
     pub(super) fn hear(&mut self, now: Micros, window: Micros, permits: u64) -> u64 {
         if now >= self.since + window {
-            (self.permits, self.seen, self.since) = (self.seen, 0, now);
+            self.permits = self.seen.max(self.before);
+            (self.before, self.seen, self.since) = (self.seen, 0, now);
         }
         let more = permits.saturating_sub(self.permits);
         self.seen = self.seen.max(permits);
@@ -63,11 +66,12 @@ mod tests {
         assert_eq!(hear(200, 30), (25, 30));
         // The next window begins with the most of the last one.
         assert_eq!(hear(1000, 4), (0, 30));
-        assert_eq!(hear(2000, 2), (0, 4));
-        assert_eq!(hear(2500, 6), (2, 6));
+        assert_eq!(hear(2000, 2), (0, 30));
+        assert_eq!(hear(3000, 2), (0, 4));
+        assert_eq!(hear(3500, 6), (2, 6));
         // Nothing heard for two windows.
-        assert_eq!(hear(4000, 1), (1, 1));
-        assert_eq!(hear(4100, 32), (31, 32));
+        assert_eq!(hear(5000, 1), (1, 1));
+        assert_eq!(hear(5100, 32), (31, 32));
         assert_eq!((others.permits(), Others::default().permits()), (35, 0));
     }
 }

@@ -33,7 +33,7 @@ fn unix_seconds() -> u64 {
 /// Three replicas: one client sees the refusal, nothing is sent for as long as the upstream asks, and then the others follow
 /// in order at the rate of the limit.
 async fn all_wait(refusal: impl Fn() -> Reply + Send + Sync + Copy + 'static, publishes: bool) {
-    lane::calm(async || {
+    lane::alone(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         if !publishes {
             redis.command(&["ACL", "SETUSER", "default", "-publish", "-subscribe"]).await;
@@ -107,7 +107,7 @@ async fn all_replicas_wait_though_nothing_is_announced() {
 /// One that refuses for ever is asked once in each pause, and those grow up to the longest.
 #[tokio::test]
 async fn an_upstream_that_refuses_for_ever_is_left_alone() {
-    lane::calm(async || {
+    lane::alone(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let limiter = "{limits: [50/1s], pause: {fallback: 200ms, max: 1600ms}, queue: {timeout: 60s, max_waiting: 1000}}";
         let fleet = Weir::fleet(2, &one_limiter(&redis.store(), limiter, &upstream)).await;
@@ -240,7 +240,7 @@ impl Provider {
 /// What others use of the upstream's quota is left to them, and what they leave is used.
 #[tokio::test]
 async fn what_others_use_is_left_to_them() {
-    lane::calm(async || {
+    lane::alone(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let limiter = "{limits: [60/1s], sync: headers, pause: {fallback: 100ms}, queue: {timeout: 60s, max_waiting: 1000}}";
         let fleet = Weir::fleet(3, &one_limiter(&redis.store(), limiter, &upstream)).await;
