@@ -181,11 +181,8 @@ impl Inbox {
     }
 
     pub(super) fn end_if_idle(&mut self) -> bool {
-        let is_idle = self.kept == 0
-            && self.arrivals.is_empty()
-            && self.returned.is_empty()
-            && self.said.is_none()
-            && self.paused.is_none();
+        let is_idle =
+            self.kept == 0 && self.arrivals.is_empty() && self.returned.is_empty() && self.said.is_none();
         self.has_ended |= is_idle;
         is_idle
     }

@@ -264,8 +264,8 @@ impl Shared {
     }
 
     /// Keeps to a pause from now on, or to none any more; a longer one of another limiter stays. The worker asks at once for
-    /// slots in place of those that may not be used, if it `asks`.
-    pub(super) fn tell_pause(&self, paused: Paused, asks: bool) {
+    /// slots in place of those that may not be used, if it `asks`. Returns the pause that is kept to.
+    pub(super) fn tell_pause(&self, mut paused: Paused, asks: bool) -> Option<Paused> {
         let now = Instant::now();
         let mut inbox = self.inbox();
         let is_last = inbox
@@ -273,15 +273,20 @@ impl Shared {
             .as_ref()
             .is_none_or(|known| known.limiter == paused.limiter || known.until < paused.until);
         if is_last {
+            // Heard of again, it began when it did.
+            let known = inbox.paused.as_ref().filter(|known| known.until > now && paused.until > now);
+            paused.from = known.map_or(paused.from, |known| known.from.min(paused.from));
             inbox.paused = Some(paused).filter(|paused| paused.until > now);
             self.is_paused.store(inbox.paused.is_some(), Ordering::Release);
         }
         inbox.learn(None);
         inbox.changed |= asks;
+        let kept = inbox.paused.clone();
         drop(inbox);
         if asks {
             self.wake.notify_one();
         }
+        kept
     }
 
     /// Whether a slot may not be used because a limiter has been paused since it was booked.

@@ -282,6 +282,27 @@ async fn what_others_use_is_left_to_them() {
     .await;
 }
 
+/// A queue that nobody uses while its limiter is paused does nothing, and is forgotten as always.
+#[tokio::test]
+async fn a_paused_partition_that_nobody_uses_costs_nothing() {
+    const WATCHED: Duration = Duration::from_secs(4);
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let limiter = "{limits: [100/1s], key: [header:x-tenant]}";
+    let weir = Weir::start(&one_limiter("memory", limiter, &upstream)).await;
+    upstream.reply("/", Reply::status(429).header("retry-after", "60"));
+    let refused = weir.connect().await.ask(&Request::get("/").header("x-tenant", "a")).await;
+    assert_eq!(refused.status, 429);
+    let cpu_seconds = async || weir.metrics().await.sum("process_cpu_seconds_total", &[]);
+    let (began, before) = (Instant::now(), cpu_seconds().await);
+    // Its worker stays for a second, and then ends.
+    eventually("it has been watched", WATCHED + PATIENCE, async || began.elapsed() >= WATCHED).await;
+    let used = cpu_seconds().await - before;
+    assert!(used < 1.0, "{used} s of {WATCHED:?}");
+    let refused = weir.connect().await.ask(&Request::get("/").header("x-tenant", "a")).await;
+    assert_eq!((refused.status, refused.weir_error()), (429, Some("paused")));
+}
+
 /// By hand, on all replicas: who waits waits longer, who would have to wait too long is told, and then all goes on.
 #[tokio::test]
 async fn a_limiter_is_paused_and_resumed_by_hand() {

@@ -109,8 +109,7 @@ impl Worker {
             let (limiter, until) = (member.live.name.clone(), self.clock.due(*until));
             member.live.pause_until(until);
             let paused = Paused { limiter, from: self.clock.due(now), until };
-            self.shared.tell_pause(paused.clone(), false);
-            self.paused = Some(paused);
+            self.paused = self.shared.tell_pause(paused, false);
         }
     }
 }
