@@ -167,11 +167,17 @@ impl Upload {
         }
     }
 
-    /// The whole body, if it has been handed over and kept.
-    pub(crate) fn whole(&self) -> Option<Bytes> {
+    /// Whether all of it has been handed over and kept.
+    pub(crate) fn is_whole(&self) -> bool {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = kept.as_ref().filter(|_| self.state() == UploadState::Complete);
-        kept.map(|kept| Bytes::copy_from_slice(&kept.bytes))
+        kept.is_some() && self.state() == UploadState::Complete
+    }
+
+    /// A copy of the whole body; `None` if it is not there.
+    pub(crate) fn whole(&self) -> Option<Bytes> {
+        let is_whole = self.is_whole();
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.as_ref().filter(|_| is_whole).map(|kept| Bytes::copy_from_slice(&kept.bytes))
     }
 
     /// How far it has got.

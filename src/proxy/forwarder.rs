@@ -185,7 +185,7 @@ impl Going {
 
     /// Whether all of it can be sent once more.
     fn can_be_repeated(&self) -> bool {
-        self.is_whole && self.upload.as_ref().is_none_or(|upload| upload.whole().is_some())
+        self.is_whole && self.upload.as_ref().is_none_or(|upload| upload.is_whole())
     }
 
     /// The request as it goes upstream. Its head stays here if it may be sent once more, by another connection (`again`) or in

@@ -115,13 +115,7 @@ impl Check<'_> {
         bounds: RangeInclusive<Size>,
         at: &At<'_>,
     ) -> Option<Size> {
-        let Some(Text(given)) = given else { return Some(default) };
-        if bounds.contains(&given) {
-            return Some(given);
-        }
-        let (from, to) = (show_size(*bounds.start()), show_size(*bounds.end()));
-        self.problem(at, format!("must be from {from} to {to}"));
-        None
+        self.bounded(given, default, bounds, show_size, at)
     }
 
     /// A duration within bounds.
@@ -132,11 +126,22 @@ impl Check<'_> {
         bounds: RangeInclusive<Duration>,
         at: &At<'_>,
     ) -> Option<Duration> {
+        self.bounded(given, default, bounds, show_duration, at)
+    }
+
+    fn bounded<T: PartialOrd + Copy>(
+        &mut self,
+        given: Option<Text<T>>,
+        default: T,
+        bounds: RangeInclusive<T>,
+        show: fn(T) -> String,
+        at: &At<'_>,
+    ) -> Option<T> {
         let Some(Text(given)) = given else { return Some(default) };
         if bounds.contains(&given) {
             return Some(given);
         }
-        let (from, to) = (show_duration(*bounds.start()), show_duration(*bounds.end()));
+        let (from, to) = (show(*bounds.start()), show(*bounds.end()));
         self.problem(at, format!("must be from {from} to {to}"));
         None
     }
