@@ -4,27 +4,38 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use tokio::time::MissedTickBehavior;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::measure::Service;
 use super::{Connection, Pending, Request, Upstream, Weir};
 
-/// Requests written in each millisecond of a burst: slow enough that the order of arrival is known.
-const BURST_PER_MILLI: usize = 5;
+/// A burst has one request for each of these: far more than any limit here lets through, and slow enough that a machine
+/// with one core keeps up. Faster, what is judged is the machine: a permit that comes late is lost, and who was written first
+/// is not read first.
+const APART: Duration = Duration::from_millis(1);
 
 /// Writes `count` requests, in turn to each replica, on connections opened before; `/0`, `/1`, ... in order. Each comes
 /// with the instant at which it was written.
 pub(crate) async fn burst(fleet: &[Weir], count: usize) -> Vec<(Instant, Pending)> {
+    let mut next = tokio::time::interval(APART);
+    next.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    write(fleet, count, async || _ = next.tick().await).await
+}
+
+/// The same as fast as they can be written.
+pub(crate) async fn at_once(fleet: &[Weir], count: usize) -> Vec<(Instant, Pending)> {
+    write(fleet, count, async || {}).await
+}
+
+async fn write(fleet: &[Weir], count: usize, mut next: impl AsyncFnMut()) -> Vec<(Instant, Pending)> {
     let mut connections = Vec::with_capacity(count);
     for index in 0..count {
         connections.push(fleet[index % fleet.len()].connect().await);
     }
-    let mut milli = tokio::time::interval(Duration::from_millis(1));
     let mut burst = Vec::with_capacity(count);
     for (index, mut connection) in connections.into_iter().enumerate() {
-        if index % BURST_PER_MILLI == 0 {
-            milli.tick().await;
-        }
+        next().await;
         let sent = connection.send(&Request::get(&format!("/{index}"))).await.expect("weir reads");
         burst.push((sent, Pending::on(connection)));
     }
