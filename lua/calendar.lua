@@ -10,7 +10,8 @@
 --     epoch, owed, { replica, the numbers of what it wrote back, ... }, the instant of the last call,
 --     the last two instants between which nobody called for long, when it was made, until when callers were told that it
 --     lives, the last reset that it has followed, { the numbers of its pause } or 0,
---     { what others use of a rule: expected, the most heard since an instant, that, the most before; ... for each rule of the union } or 0 }
+--     { { what others use of a rule: expected, the most heard since an instant, that, the most before,
+--         what bookings heed, { a slot that was refused, how much, ... } }, ... for each rule of the union } or 0 }
 -- `by` is the only replica that has declared the rules, 0 for several.
 -- Instants of the calendar are kept as differences, which makes them short. Both arrays are used as they come, for a
 -- calendar may have hundreds of entries and a server does nothing else meanwhile. Rules travel as a text, so that equal
@@ -34,6 +35,8 @@ local PACED_MAX = 10000000
 local PROBE_MAX = 1000000
 local JITTER_MAX = 250000
 local MARGIN_PART = 16
+local OVERTAKEN_PART = 100
+local MOVED_UP_PART = 8
 
 local floor, min, max = math.floor, math.min, math.max
 local find, gmatch, match = string.find, string.gmatch, string.match
@@ -298,7 +301,7 @@ end
 -- ---- what others use, the twin of others.rs ----
 
 local function others_new()
-  return { permits = 0, seen = 0, since = 0, before = 0 }
+  return { permits = 0, seen = 0, since = 0, before = 0, heeded = 0, refused = {} }
 end
 
 -- Hears how much others have in use. Returns by how much more than was expected.
@@ -312,10 +315,54 @@ local function others_hear(others, now, window, permits)
   return more
 end
 
+-- Hears that the upstream refused permits of a slot, and does not count them.
+local function others_refuse(others, now, window, slot, permits)
+  local kept, is_known = {}, false
+  if others.since == 0 then others.since = now end
+  for index = 1, #others.refused, 2 do
+    local at, refused, size = others.refused[index], others.refused[index + 1], #kept
+    if at + 2 * window > now then
+      if at == slot then refused, is_known = refused + permits, true end
+      kept[size + 1], kept[size + 2] = at, refused
+    end
+  end
+  local size = #kept
+  if not is_known then kept[size + 1], kept[size + 2] = slot, permits end
+  others.refused = kept
+end
+
+-- What was refused of slots between two instants.
+local function others_refused(others, from, till)
+  local sum = 0
+  for index = 1, #others.refused, 2 do
+    local slot = others.refused[index]
+    if from <= slot and slot <= till then sum = sum + others.refused[index + 1] end
+  end
+  return sum
+end
+
+-- For how long bookings are kept: an answer is compared with the window before its slot, and comes late.
+local function compared_for(book, index)
+  local window = book.rules[index].window
+  return book.others and book.others[index].since > 0 and 2 * window or window
+end
+
+local function others_all(book)
+  if not book.others then
+    book.others = {}
+    for index = 1, #book.rules do book.others[index] = others_new() end
+  end
+  return book.others
+end
+
 local function others_forget(book, now)
   if not book.others then return end
   for index, rule in ipairs(book.rules) do
-    if now >= book.others[index].since + 2 * rule.window then book.others[index] = others_new() end
+    if now >= book.others[index].since + 2 * rule.window then
+      local heeded = book.others[index].heeded
+      book.others[index] = others_new()
+      book.others[index].heeded = heeded
+    end
   end
 end
 
@@ -323,6 +370,11 @@ end
 local function others_permits(others)
   if others.permits == 0 then return 0 end
   return others.permits + floor(others.permits / MARGIN_PART) + 1
+end
+
+-- Bookings heed from here on what is left to others now.
+local function others_heed(book)
+  for index = 1, book.others and #book.rules or 0 do book.others[index].heeded = others_permits(book.others[index]) end
 end
 
 -- What a rule leaves to this fleet.
@@ -384,9 +436,8 @@ local function book_load(key, text, now)
   if others ~= 0 then
     book.others = {}
     for index = 1, #book.rules do
-      local place = 4 * index
-      book.others[index] =
-        { permits = others[place - 3], seen = others[place - 2], since = others[place - 1], before = others[place] }
+      local own = others[index]
+      book.others[index] = { permits = own[1], seen = own[2], since = own[3], before = own[4], heeded = own[5], refused = own[6] }
     end
   end
   local entries, at = stored[9], 0
@@ -457,9 +508,8 @@ local function book_text(book)
   if book.others then
     others = {}
     for index = 1, #book.rules do
-      local place, known = 4 * index, book.others[index]
-      others[place - 3], others[place - 2], others[place - 1], others[place] =
-        known.permits, known.seen, known.since, known.before
+      local own = book.others[index]
+      others[index] = { own.permits, own.seen, own.since, own.before, own.heeded, own.refused }
     end
   end
   return cmsgpack.pack({
@@ -514,8 +564,9 @@ end
 
 -- Drops what no rule can see, and merges what only rules with wide cells can still see.
 local function prune(book, now)
-  local rules, longest = book.rules, longest_window(book.rules)
+  local rules, longest = book.rules, 0
   for index, rule in ipairs(rules) do
+    longest = max(longest, compared_for(book, index))
     if rule.burst then book.bases[index] = fold(book, rule, book.bases[index], now - floor(rule.window / REFUND_PART)) end
   end
   local first = 1
@@ -525,8 +576,8 @@ local function prune(book, now)
   local kept = 0
   for index = 1, book.size do
     local at, permits, cell = book.at[index], book.permits[index], nil
-    for _, rule in ipairs(rules) do
-      if at + rule.window > now and (not cell or rule.cell < cell) then cell = rule.cell end
+    for place, rule in ipairs(rules) do
+      if at + compared_for(book, place) > now and (not cell or rule.cell < cell) then cell = rule.cell end
     end
     cell = cell or 1
     if kept > 0 and is_one(rules, cell, book.at[kept], at) then
@@ -742,7 +793,10 @@ local function put_in_force(book, union)
       for other, known in ipairs(old) do
         local own = old_others[other]
         if known.text == rule.text and not book.others[index] then
-          book.others[index] = { permits = own.permits, seen = own.seen, since = own.since, before = own.before }
+          book.others[index] = {
+            permits = own.permits, seen = own.seen, since = own.since, before = own.before, heeded = own.heeded,
+            refused = own.refused,
+          }
         end
       end
       book.others[index] = book.others[index] or others_new()
@@ -767,6 +821,7 @@ local function retime(book, now, from, lease, union)
   book.moved_cell = book.cell
   local void_from = cell_from(from, book.moved_cell)
   put_in_force(book, union)
+  others_heed(book)
   if now < book.pause.till then book.pause.next = book.pause.till end
   local first, void = first_from(book, void_from), {}
   for index = first, book.size do
@@ -848,6 +903,21 @@ local function book_follow_pause(book, now, lease)
   if first and first < book.pause.till then retime(book, now, now + 1, lease, book.union) end
 end
 
+-- Moves what is booked ahead to where it should stand beside what others use, as soon as an earlier change has been followed.
+local function book_follow_others(book, now, lease)
+  if not book.others or #book.moved > 0 then return end
+  local are_unheeded = false
+  for index, rule in ipairs(book.rules) do
+    local left, before = rate_left(book, index), max(rule.rate - book.others[index].heeded, 0)
+    are_unheeded = are_unheeded or left < before or left > before + floor(before / MOVED_UP_PART)
+  end
+  if not are_unheeded then return end
+  compact(book)
+  local last = book.at[book.size]
+  if last and last > now + lease then retime(book, now, now + lease, lease, book.union) end
+  others_heed(book)
+end
+
 -- Follows what was done by hand at an instant: paused until another one, or no longer paused.
 local function book_pause_by_hand(book, now, lease, at, till)
   local is_followed = pause_follow(book, now, at, till)
@@ -873,6 +943,7 @@ local function book_open(book, now, text, lease, replica, reset_at, paused_at, p
   -- What is booked for later moves up, as after a change of the limits.
   if #book.moved == 0 and book_reset(book, reset_at) then retime(book, now, now + lease, lease, union) end
   if paused_at > 0 then book_pause_by_hand(book, now, lease, paused_at, paused_till) else book_follow_pause(book, now, lease) end
+  book_follow_others(book, now, lease)
   prune(book, now)
 end
 
@@ -937,12 +1008,17 @@ local function book_place(book, slot, permits, known, skipped)
   return book.moved[index + 1], index
 end
 
--- What a rule's window holds that ends now.
-local function held_now(book, now, rule)
-  local from = rule.starts and window_of(rule, now) or now + 1 - rule.window
+-- Where the window of a rule, that is no bucket, begins that ends at an instant.
+local function window_before(at, rule)
+  if rule.starts then return (window_of(rule, at)) end
+  return max(at + 1 - rule.window, 0)
+end
+
+-- What is booked from an instant to another one.
+local function held_between(book, from, till)
   local held, entries, permits = 0, book.at, book.permits
   for index = first_from(book, from), book.size do
-    if entries[index] > now then break end
+    if entries[index] > till then break end
     held = held + permits[index]
   end
   return held
@@ -964,29 +1040,36 @@ local function available(book, now, rule)
   for index = book.others and #book.rules or 0, 1, -1 do
     if book.rules[index].text == rule.text then others = others_permits(book.others[index]) end
   end
-  return max(rule.rate - others - held_now(book, now, rule), 0)
+  return max(rule.rate - others - held_between(book, window_before(now, rule), now), 0)
 end
 
--- Hears how much the upstream leaves of a rule. Returns how many permits fewer there are by that.
-local function book_hear_remaining(book, now, lease, rule, remaining)
+-- Hears that the upstream refused permits of a slot, and does not count them. They stay booked.
+local function book_hear_refused(book, now, slot, permits)
+  local others = others_all(book)
+  for index, rule in ipairs(book.rules) do
+    if not rule.burst then others_refuse(others[index], now, rule.window, slot, permits) end
+  end
+end
+
+-- Hears how much the upstream left of a rule, in a window of that length, in the answer to the request of a slot, which was under
+-- way for so long. Returns how many permits fewer there are by that.
+local function book_hear_remaining(book, now, rule, remaining, per, slot, took)
   local place
   for index = #book.rules, 1, -1 do
     if book.rules[index].text == rule.text then place = index end
   end
   if not place then return 0 end
+  local apart = min(took, floor(rule.window / OVERTAKEN_PART))
   if rule.burst then
-    local drift = max(available(book, now, rule) - remaining, 0)
+    local drift = max(available(book, min(slot + apart, now), rule) - remaining, 0)
     if drift > 0 then charge_at(book, now, drift) end
     return drift
   end
-  local missing = max(max(rule.rate - remaining, 0) - held_now(book, now, rule), 0)
-  if not book.others then
-    book.others = {}
-    for index = 1, #book.rules do book.others[index] = others_new() end
-  end
-  local more = others_hear(book.others[place], now, rule.window, missing)
-  compact(book)
-  local last = book.at[book.size]
-  if more > 0 and last and last > now + lease and #book.moved == 0 then retime(book, now, now + lease, lease, book.union) end
-  return more
+  -- What it would be compared with is not there any more.
+  if slot + rule.window <= now then return 0 end
+  local others = others_all(book)[place]
+  local from, till = rule.starts and window_before(slot, rule) or max(slot + 1 - per, 0), slot + apart
+  from = max(from - apart, 0)
+  local own = max(held_between(book, from, till) - others_refused(others, from, till), 0)
+  return others_hear(others, now, rule.window, max(max(rule.rate - remaining, 0) - own, 0))
 end

@@ -15,7 +15,10 @@
 -- ARGV[12]    how long ago the request was sent that was refused
 -- ARGV[13]    by how much the pause may be longer, in parts of 1024
 -- ARGV[14]    permits that a request has cost beyond what it had taken
--- ARGV[15..]  for some of the caller's rules: which, from 1 on; how much of it the upstream leaves
+-- ARGV[15]    how many slots follow whose permits it refused, where it matters what the upstream counts
+-- ARGV[16..]  each of these slots, how many permits; then for some of the caller's rules: which, from 1 on; how much of it the
+--             upstream left, in a window of which length, in the answer to the request of which slot, and how long that was
+--             under way
 -- Returns     { now, the epoch, until when it settles or 0, the last reset or 0, until when it is paused or 0, how many permits
 --             fewer there are because the upstream leaves less } integers only
 -- Atomic:     a single server, or keys of one hash tag
@@ -24,7 +27,7 @@
 local now, settle, run, lease = now_of(ARGV[1]), tonumber(ARGV[2]), run_of(ARGV[3]), tonumber(ARGV[5])
 local replica, text, channel, fallback = tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9])
 local wait, most, sent_ago = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
-local jitter, cost = tonumber(ARGV[13]), tonumber(ARGV[14])
+local jitter, cost, refused_till = tonumber(ARGV[13]), tonumber(ARGV[14]), 15 + 2 * tonumber(ARGV[15])
 
 local stored = redis.call("MGET", KEYS[1], KEYS[2])
 local epoch = epoch_open(KEYS[1], stored[1], now, run, settle, tonumber(ARGV[4]))
@@ -32,6 +35,18 @@ local book = book_load(KEYS[2], stored[2], now)
 book_enter(book, epoch, now)
 book_open(book, now, text, lease, replica, reset_of(epoch, KEYS[2]), pause_of(epoch, KEYS[2]))
 
+if cost > 0 then charge_at(book, now, cost) end
+for argument = 16, refused_till, 2 do
+  book_hear_refused(book, now, tonumber(ARGV[argument]), tonumber(ARGV[argument + 1]))
+end
+local drift = 0
+local rules = rules_of(text)
+for argument = refused_till + 1, #ARGV, 5 do
+  local rule, remaining = rules[tonumber(ARGV[argument])], tonumber(ARGV[argument + 1])
+  local per, slot, took = tonumber(ARGV[argument + 2]), tonumber(ARGV[argument + 3]), tonumber(ARGV[argument + 4])
+  if rule then drift = drift + book_hear_remaining(book, now, rule, remaining, per, slot, took) end
+end
+-- What is moved by the pause heeds the others, too.
 if fallback > 0 then
   local has_changed = pause_ask(book, now, wait > 0 and wait or nil, fallback, most, sent_ago, jitter)
   book_follow_pause(book, now, lease)
@@ -40,13 +55,7 @@ if fallback > 0 then
     redis.pcall("PUBLISH", channel, string.format("pause %s %.0f %.0f", KEYS[2], now, book.pause.till))
   end
 end
-if cost > 0 then charge_at(book, now, cost) end
-local drift = 0
-local rules = rules_of(text)
-for argument = 15, #ARGV, 2 do
-  local rule, remaining = rules[tonumber(ARGV[argument])], tonumber(ARGV[argument + 1])
-  if rule then drift = drift + book_hear_remaining(book, now, lease, rule, remaining) end
-end
+book_follow_others(book, now, lease)
 
 local answer = epoch_answer(epoch, now)
 answer[#answer + 1] = book.pause.till > now and book.pause.till or 0

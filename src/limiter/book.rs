@@ -15,7 +15,7 @@ use crate::clock::Micros;
 use crate::limiter::algorithm::Search;
 use crate::limiter::algorithm::bucket::{self, Base};
 use crate::limiter::calendar::Calendar;
-use crate::limiter::others::Others;
+use crate::limiter::others::{Others, Remaining};
 use crate::limiter::pause::{Pause, PauseRequest};
 use crate::limiter::rule::{Kind, Rule, cell_from, cell_start, finest_cell, window_of};
 
@@ -112,7 +112,8 @@ impl Book {
             self.retime(now, now + lease, lease, self.rules.clone());
         }
         self.follow_pause(now, lease);
-        self.calendar.prune(now, &self.rules, &mut self.bases);
+        self.follow_others(now, lease);
+        self.calendar.prune(now, &self.rules, &mut self.bases, &self.others);
     }
 
     fn declare(&mut self, now: Micros, rules: &Arc<[Rule]>, lease: Micros, replica: u64) {
@@ -163,7 +164,7 @@ impl Book {
         };
         self.bases = rules.iter().map(before).collect();
         let known = |rule: &Rule| self.rules.iter().position(|old| old == rule);
-        let others = |rule| known(rule).and_then(|index| self.others.get(index)).copied().unwrap_or_default();
+        let others = |rule| known(rule).and_then(|index| self.others.get(index)).cloned().unwrap_or_default();
         self.others = rules.iter().map(others).collect();
         self.rules = rules;
     }
@@ -174,6 +175,7 @@ impl Book {
         // A cell is moved whole or not at all: what stays behind of it must stay charged.
         let void_from = cell_from(from, self.moved_cell);
         self.put_in_force(rules);
+        self.others.iter_mut().for_each(Others::heed);
         self.pause.restart(now);
         let void = self.calendar.split_off(void_from);
         let search = Search::new(&mut self.calendar, &self.rules, &self.bases, void_from);
@@ -230,24 +232,53 @@ impl Book {
         Some(self.pause.until()).filter(|until| *until > now).unwrap_or_default()
     }
 
-    /// Hears how much the upstream leaves of one of the caller's rules. What others use of it is left to them, of a bucket once; what
-    /// is booked ahead gives way, as after a change of the limits. Returns how many permits fewer there are by that.
-    pub fn hear_remaining(&mut self, now: Micros, lease: Micros, rule: &Rule, remaining: u64) -> u64 {
+    /// Hears how much the upstream left of one of the caller's rules. What others use of it is left to them, of a bucket
+    /// once. Returns how many permits fewer there are by that.
+    pub fn hear_remaining(&mut self, now: Micros, rule: &Rule, remaining: &Remaining) -> u64 {
         let Some(index) = self.rules.iter().position(|other| other == rule) else { return 0 };
+        let (slot, apart) = (remaining.slot, remaining.overtaken(rule.window));
         if matches!(rule.kind, Kind::Bucket { .. }) {
-            let drift = self.left(now, rule).saturating_sub(remaining);
+            let drift = self.left((slot + apart).min(now), rule).saturating_sub(remaining.permits);
             if drift > 0 {
                 self.charge(now, drift);
             }
             return drift;
         }
-        let missing = rule.rate.saturating_sub(remaining).saturating_sub(self.held(now, rule));
-        let more = self.others[index].hear(now, rule.window, missing);
-        let is_ahead = self.calendar.last().is_some_and(|last| last > now + lease);
-        if more > 0 && is_ahead && self.moved.is_empty() {
+        if slot + rule.window <= now {
+            // What it would be compared with is not there any more.
+            return 0;
+        }
+        let from = match rule.kind {
+            Kind::Fixed { .. } => window_before(slot, rule),
+            Kind::Sliding | Kind::Bucket { .. } => slot + Micros::ONE - remaining.per,
+        };
+        let (from, until) = (from - apart, slot + apart);
+        let used = rule.rate.saturating_sub(remaining.permits);
+        let own = self.held(from, until).saturating_sub(self.others[index].refused(from, until));
+        self.others[index].hear(now, rule.window, used.saturating_sub(own))
+    }
+
+    /// Hears that the upstream refused permits of a slot, and does not count them. They stay booked: it is asked no more often for
+    /// that.
+    pub fn hear_refused(&mut self, now: Micros, slot: Micros, permits: u64) {
+        for (others, rule) in self.others.iter_mut().zip(&self.rules) {
+            if !matches!(rule.kind, Kind::Bucket { .. }) {
+                others.refuse(now, rule.window, slot, permits);
+            }
+        }
+    }
+
+    /// Moves what is booked ahead to where it should stand beside what others use, as after a change of the limits, and as soon as
+    /// an earlier one has been followed.
+    pub fn follow_others(&mut self, now: Micros, lease: Micros) {
+        let are_unheeded = |(others, rule): (&Others, &Rule)| others.are_unheeded(rule.rate);
+        if !self.moved.is_empty() || !self.others.iter().zip(&self.rules).any(are_unheeded) {
+            return;
+        }
+        if self.calendar.last().is_some_and(|last| last > now + lease) {
             self.retime(now, now + lease, lease, self.rules.clone());
         }
-        more
+        self.others.iter_mut().for_each(Others::heed);
     }
 
     /// Forgets what was used until an instant, when the book is opened next: what is booked for later moves up, as after a change
@@ -369,7 +400,7 @@ impl Book {
         match &rule.kind {
             Kind::Sliding | Kind::Fixed { .. } => {
                 let others = known.and_then(|index| self.others.get(index)).map_or(0, Others::permits);
-                rule.rate.saturating_sub(others).saturating_sub(self.held(now, rule))
+                rule.rate.saturating_sub(others).saturating_sub(self.held(window_before(now, rule), now))
             }
             Kind::Bucket { burst } => {
                 let mut base = known.and_then(|index| self.bases.get(index)).copied().unwrap_or_default();
@@ -379,14 +410,9 @@ impl Book {
         }
     }
 
-    /// What a rule's window holds that ends now; nothing for a bucket.
-    fn held(&self, now: Micros, rule: &Rule) -> u64 {
-        let from = match &rule.kind {
-            Kind::Sliding => now + Micros::ONE - rule.window,
-            Kind::Fixed { stretches, .. } => window_of(stretches, now).0,
-            Kind::Bucket { .. } => return 0,
-        };
-        let inside = self.calendar.entries().iter().filter(|entry| from <= entry.at && entry.at <= now);
+    /// What is booked from an instant to another one.
+    fn held(&self, from: Micros, until: Micros) -> u64 {
+        let inside = self.calendar.entries().iter().filter(|entry| from <= entry.at && entry.at <= until);
         inside.map(|entry| entry.permits).sum()
     }
 
@@ -413,5 +439,13 @@ impl Book {
     /// The bookings, for tests and for what is shown.
     pub fn calendar(&self) -> &Calendar {
         &self.calendar
+    }
+}
+
+/// Where the window of a rule, that is no bucket, begins that ends at an instant.
+fn window_before(at: Micros, rule: &Rule) -> Micros {
+    match &rule.kind {
+        Kind::Fixed { stretches, .. } => window_of(stretches, at).0,
+        Kind::Sliding | Kind::Bucket { .. } => at + Micros::ONE - rule.window,
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::clock::Micros;
 use crate::limiter::algorithm::bucket::{Base, REFUND_PART};
+use crate::limiter::others::Others;
 use crate::limiter::rule::{Kind, Rule, cell_start, finest_cell, is_one};
 use crate::limiter::store_clock::{Step, stepped};
 
@@ -48,9 +49,12 @@ impl Calendar {
     ///
     /// Two entries become one, at the later instant, only when both have left every window that needed
     /// them apart; so a limit over a second stays exact beside a limit over a day, and the day costs
-    /// no more than its own precision.
-    pub fn prune(&mut self, now: Micros, rules: &[Rule], bases: &mut [Base]) {
-        let longest = rules.iter().map(|rule| rule.window).max().unwrap_or_default();
+    /// no more than its own precision. What is compared with what an upstream tells is kept for longer.
+    pub fn prune(&mut self, now: Micros, rules: &[Rule], bases: &mut [Base], others: &[Others]) {
+        let kept_for = |(index, rule): (usize, &Rule)| {
+            others.get(index).map_or(rule.window, |others| others.compared_for(rule.window))
+        };
+        let longest = rules.iter().enumerate().map(kept_for).max().unwrap_or_default();
         let gone = self.entries.partition_point(|entry| entry.at + longest <= now);
         for (base, rule) in bases.iter_mut().zip(rules) {
             if matches!(rule.kind, Kind::Bucket { .. }) {
@@ -64,8 +68,8 @@ impl Calendar {
         let mut kept = 0;
         for index in 0..self.entries.len() {
             let entry = self.entries[index];
-            let seen_by = rules.iter().filter(|rule| entry.at + rule.window > now);
-            let cell = seen_by.map(|rule| rule.cell).min().unwrap_or(Micros::ONE);
+            let seen_by = rules.iter().enumerate().filter(|rule| entry.at + kept_for(*rule) > now);
+            let cell = seen_by.map(|(_, rule)| rule.cell).min().unwrap_or(Micros::ONE);
             if kept > 0 && is_one(rules, cell, self.entries[kept - 1].at, entry.at) {
                 self.entries[kept - 1].at = entry.at;
                 self.entries[kept - 1].permits += entry.permits;

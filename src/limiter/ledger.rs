@@ -101,7 +101,7 @@ impl Ledger {
             let key = key(subject);
             let Some(mut page) = take(&mut pages, &key) else { continue };
             page.follow(subject);
-            page.granted.prune(answer.now, &page.windows, &mut []);
+            page.granted.prune(answer.now, &page.windows, &mut [], &[]);
             for holding in call.give_back.iter().chain(&call.exchange) {
                 page.granted.uncharge(holding.slot, holding.cost * holding.count, &page.windows);
             }
@@ -131,7 +131,7 @@ impl Ledger {
             let Some(mut page) = take(&mut pages, &key) else { continue };
             page.follow(subject);
             page.away_since.get_or_insert(now);
-            page.away.prune(now, &page.windows, &mut []);
+            page.away.prune(now, &page.windows, &mut [], &[]);
             granted.iter().for_each(|(at, permits)| charge(&mut page.away, &page.windows, *at, *permits));
             let expires = page.expires();
             pages.put(key, page, expires);

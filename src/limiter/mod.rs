@@ -70,6 +70,8 @@ pub mod rule;
 pub mod said;
 mod shadow;
 #[cfg(test)]
+mod shared_quota;
+#[cfg(test)]
 mod spreading;
 mod stock;
 #[cfg(test)]

@@ -158,14 +158,19 @@ pub fn reserve(
 
 /// Hears at `now` what an upstream said of a limiter, whose book is open.
 pub fn hear(book: &mut Book, now: Micros, lease: Micros, subject: &Subject, said: &Said) -> Heard {
-    if let Some(request) = &said.pause {
-        book.ask_pause(now, lease, request);
-    }
     if said.cost > 0 {
         book.charge(now, said.cost);
     }
-    let rules = said.remaining.iter().filter_map(|(index, left)| Some((subject.rules.get(*index)?, *left)));
-    let drift = rules.map(|(rule, left)| book.hear_remaining(now, lease, rule, left)).sum();
+    for (slot, permits) in &said.refused {
+        book.hear_refused(now, *slot, *permits);
+    }
+    let rules = said.remaining.iter().filter_map(|(index, left)| Some((subject.rules.get(*index)?, left)));
+    let drift = rules.map(|(rule, left)| book.hear_remaining(now, rule, left)).sum();
+    // What is moved by the pause heeds the others, too.
+    if let Some(request) = &said.pause {
+        book.ask_pause(now, lease, request);
+    }
+    book.follow_others(now, lease);
     Heard { epoch: Epoch { now, ..Epoch::default() }, paused_until: book.paused_until(now), drift }
 }
 

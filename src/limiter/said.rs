@@ -12,12 +12,16 @@ use tokio::time::Instant;
 
 use crate::clock::Micros;
 use crate::limiter::limit::{Limiter, LimiterName, Permits};
+use crate::limiter::others::Remaining;
 use crate::limiter::pause::PauseRequest;
-use crate::limiter::permit::{Returned, Slot};
+use crate::limiter::permit::{Returned, Slot, Source};
 use crate::limiter::queue::Shared;
 
 /// The most windows of which something is kept until the store is told.
 const WINDOWS_MAX: usize = 16;
+
+/// The most slots of which is kept that their permits were refused.
+const REFUSED_MAX: usize = 256;
 
 /// What an answer says of the quota.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
@@ -57,14 +61,14 @@ impl Receipt {
 
     /// What its queue, or the one that has come in its place, has to hear of what an answer says.
     pub(super) fn said(&self, spoken: Spoken) -> News {
-        News::Said(Saying::new(spoken, self.sent))
+        News::Said(Saying::new(spoken, self.sent, self.slot, self.cost))
     }
 
     /// The same, of what its request has cost: more is charged, less is given back. `None` if it is what was taken.
     pub(super) fn settled(&self, cost: u64) -> Option<News> {
         let taken = self.cost.get();
         if cost > taken {
-            let saying = Saying::new(Spoken::default(), self.sent);
+            let saying = Saying::new(Spoken::default(), self.sent, self.slot, self.cost);
             return Some(News::Said(Saying { cost: cost - taken, ..saying }));
         }
         let cost = Permits::new(taken - cost)?;
@@ -85,18 +89,41 @@ pub(super) struct Saying {
     /// Until when the upstream asks to be left alone.
     until: Option<Instant>,
     /// When the last request was sent that was refused.
-    sent: Instant,
+    sent: Option<Instant>,
+    /// The store's slots of permits that were refused, and how many.
+    refused: Vec<(Micros, u64)>,
     pub(super) cost: u64,
-    windows: Vec<Window>,
+    windows: Vec<Told>,
+}
+
+/// A window of the upstream's quota as an answer told it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Told {
+    window: Window,
+    /// The store's slot of its request, and how long that was under way.
+    slot: Micros,
+    took: Micros,
 }
 
 impl Saying {
-    fn new(spoken: Spoken, sent: Instant) -> Saying {
-        let Spoken { refusal, wait, mut windows } = spoken;
-        windows.truncate(WINDOWS_MAX);
+    fn new(spoken: Spoken, sent: Instant, slot: Slot, taken: Permits) -> Saying {
+        let Spoken { refusal, wait, windows } = spoken;
+        let now = Instant::now();
+        // The store knows nothing of slots that are not its own.
+        let slot = (slot.source == Source::Store).then_some(slot.at);
+        let took = Micros::from(now.saturating_duration_since(sent));
+        let told = |window| slot.map(|slot| Told { window, slot, took });
+        let refused = slot.filter(|_| refusal.is_some()).map(|slot| (slot, taken.get()));
         // What is further away than that is capped anyway.
-        let until = wait.map(|wait| Instant::now() + wait.min(Duration::from_secs(u64::from(u32::MAX))));
-        Saying { refusal, until: until.filter(|_| refusal.is_some()), sent, cost: 0, windows }
+        let until = wait.map(|wait| now + wait.min(Duration::from_secs(u64::from(u32::MAX))));
+        Saying {
+            refusal,
+            until: until.filter(|_| refusal.is_some()),
+            sent: refusal.map(|_| sent),
+            refused: refused.into_iter().collect(),
+            cost: 0,
+            windows: windows.into_iter().take(WINDOWS_MAX).filter_map(told).collect(),
+        }
     }
 
     /// Adds what was said later.
@@ -104,11 +131,14 @@ impl Saying {
         self.refusal = later.refusal.or(self.refusal);
         self.until = self.until.max(later.until);
         self.sent = self.sent.max(later.sent);
+        self.refused.extend(later.refused);
+        self.refused.truncate(REFUSED_MAX);
         self.cost += later.cost;
-        for window in later.windows {
+        for told in later.windows {
             // The last word on each.
-            self.windows.retain(|before| (before.limit, before.per) != (window.limit, window.per));
-            self.windows.push(window);
+            let name = |told: &Told| (told.window.limit, told.window.per);
+            self.windows.retain(|before| name(before) != name(&told));
+            self.windows.push(told);
         }
         self.windows.truncate(WINDOWS_MAX);
     }
@@ -116,11 +146,12 @@ impl Saying {
     /// The pause that is asked for, if the limiter is paused for that.
     pub(super) fn pause(&self, limiter: &Limiter, now: Instant) -> Option<PauseRequest> {
         let (code, policy) = (self.refusal?, limiter.pause.as_ref()?);
+        let sent_ago = now.saturating_duration_since(self.sent?);
         policy.on.contains(&code).then(|| PauseRequest {
             wait: self.until.map(|until| Micros::from(until.saturating_duration_since(now))),
             fallback: Micros::from(policy.fallback),
             max: Micros::from(policy.max),
-            sent_ago: Micros::from(now.saturating_duration_since(self.sent)),
+            sent_ago: Micros::from(sent_ago),
             // The standard library seeds each of these at random.
             jitter: RandomState::new().hash_one(0_u8) % 1024,
         })
@@ -131,10 +162,20 @@ impl Saying {
         self.refusal.is_none() && self.cost == 0
     }
 
+    /// The slots of permits that were refused, if it matters to the limiter what the upstream counts.
+    pub(super) fn refused(&self, limiter: &Limiter) -> Vec<(Micros, u64)> {
+        self.refused.iter().filter(|_| limiter.follows_upstream).copied().collect()
+    }
+
     /// What the upstream leaves of the limiter's limits.
-    pub(super) fn remaining(&self, limiter: &Limiter) -> Vec<(usize, u64)> {
+    pub(super) fn remaining(&self, limiter: &Limiter) -> Vec<(usize, Remaining)> {
         let windows = self.windows.iter().filter(|_| limiter.follows_upstream);
-        windows.filter_map(|window| Some((limit_of(limiter, window)?, window.remaining))).collect()
+        let remaining = windows.filter_map(|Told { window, slot, took }| {
+            let limit = limit_of(limiter, window)?;
+            let per = Micros::from(limiter.limits.get(limit)?.per);
+            Some((limit, Remaining { permits: window.remaining, per, slot: *slot, took: *took }))
+        });
+        remaining.collect()
     }
 }
 
@@ -172,6 +213,7 @@ mod tests {
     use crate::limiter::tests;
 
     const SECOND: Duration = Duration::from_secs(1);
+    const SLOT: Micros = Micros::from_millis(1_800_000_000_000);
 
     fn limiter() -> Limiter {
         let limiter = Limiter::clone(&tests::limiter(20, SECOND, SECOND));
@@ -180,7 +222,9 @@ mod tests {
     }
 
     fn saying(refusal: Option<u16>, wait: Option<Duration>) -> Saying {
-        Saying::new(Spoken { refusal, wait, windows: Vec::new() }, Instant::now())
+        let slot = Slot { at: SLOT, due: Instant::now(), source: Source::Store };
+        let spoken = Spoken { refusal, wait, windows: Vec::new() };
+        Saying::new(spoken, Instant::now(), slot, Permits::new(2).unwrap())
     }
 
     #[tokio::test(start_paused = true)]
@@ -198,16 +242,24 @@ mod tests {
         assert_eq!(saying(Some(503), Some(SECOND)).pause(&limiter(), now), None);
         assert_eq!(saying(Some(429), None).pause(&Limiter { pause: None, ..limiter() }, now), None);
         assert!(saying(Some(429), Some(Duration::MAX)).pause(&limiter(), now).is_some());
+        let other = Limiter { follows_upstream: false, ..limiter() };
+        assert_eq!((all.refused(&limiter()), all.refused(&other)), (vec![(SLOT, 2); 4], Vec::new()));
     }
 
     #[test]
     fn a_window_is_told_by_its_size_and_length() {
+        let took = Micros::from(SECOND);
         let spoken = |limit, per, remaining| Saying {
-            windows: vec![Window { limit, remaining, per }],
+            windows: vec![Told { window: Window { limit, remaining, per }, slot: SLOT, took }],
             ..saying(None, None)
         };
         let limiter = limiter();
-        let left = |saying: &Saying| saying.remaining(&limiter);
+        let left = |saying: &Saying| -> Vec<(usize, u64)> {
+            let remaining = saying.remaining(&limiter).into_iter();
+            remaining.map(|(limit, remaining)| (limit, remaining.permits)).collect()
+        };
+        let remaining = spoken(None, None, 5).remaining(&limiter)[0].1;
+        assert_eq!((remaining.per, remaining.slot, remaining.took), (took, SLOT, took));
         assert_eq!(left(&spoken(Some(20), None, 5)), [(0, 5)]);
         assert_eq!(left(&spoken(None, Some(SECOND), 5)), [(0, 5)]);
         assert_eq!(left(&spoken(None, None, 5)), [(0, 5)]);

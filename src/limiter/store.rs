@@ -11,6 +11,7 @@ use crate::clock::Micros;
 use crate::limiter::fleet::Replica;
 use crate::limiter::limit::{Limiter, LimiterName};
 use crate::limiter::order::Room;
+use crate::limiter::others::Remaining;
 use crate::limiter::partition::Partition;
 use crate::limiter::pause::PauseRequest;
 use crate::limiter::reserve::{Answer, Call};
@@ -139,10 +140,12 @@ pub struct Said {
     pub known: u64,
     /// The upstream asks to be left alone.
     pub pause: Option<PauseRequest>,
+    /// The slots of permits that it refused, and how many, where it matters what it counts.
+    pub refused: Vec<(Micros, u64)>,
     /// Permits that a request has cost beyond what it had taken.
     pub cost: u64,
     /// How much it leaves, of rules by their place in the subject.
-    pub remaining: Vec<(usize, u64)>,
+    pub remaining: Vec<(usize, Remaining)>,
 }
 
 /// What came of that.

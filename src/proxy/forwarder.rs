@@ -330,8 +330,6 @@ fn answered(plan: &Plan, response: &Response<Incoming>, receipt: Option<&Receipt
         gate.hear(&plan.partitions, receipt, spoken(plan, status, headers, is_refusal));
     }
     let cost = rule.settle.as_ref().and_then(|settle| headers::cost_settled(status, headers, settle));
-    // What the upstream refuses it does not count, or says so.
-    let cost = cost.or_else(|| (is_refusal && receipt.follows_upstream()).then_some(0));
     if let Some(cost) = cost {
         gate.settle(&plan.partitions, receipt, cost);
     }

@@ -653,7 +653,7 @@ pub(super) fn hear_command(
     said: &Said,
 ) -> Cmd {
     let keys = [place.epoch.to_owned(), keys::limiter(place.prefix, subject)];
-    let mut command = script.command(&keys, 14 + 2 * said.remaining.len());
+    let mut command = script.command(&keys, 15 + 2 * said.refused.len() + 5 * said.remaining.len());
     command.arg(now.0).arg(place.settle.0).arg(place.run).arg(said.known).arg(lease.0).arg(said.replica);
     command.arg(rules_text(subject)).arg(place.channel);
     let PauseRequest { wait, fallback, max, sent_ago, jitter } = said.pause.unwrap_or_default();
@@ -661,8 +661,17 @@ pub(super) fn hear_command(
     let fallback = if said.pause.is_some() { fallback.max(Micros::ONE) } else { Micros::ZERO };
     let wait = wait.map_or(Micros::ZERO, |wait| wait.max(Micros::ONE));
     command.arg(fallback.0).arg(wait.0).arg(max.0).arg(sent_ago.0).arg(jitter).arg(said.cost);
+    command.arg(said.refused.len());
+    for (slot, permits) in &said.refused {
+        command.arg(slot.0).arg(*permits);
+    }
     for (index, remaining) in &said.remaining {
-        command.arg(index + 1).arg(*remaining);
+        command
+            .arg(index + 1)
+            .arg(remaining.permits)
+            .arg(remaining.per.0)
+            .arg(remaining.slot.0)
+            .arg(remaining.took.0);
     }
     command
 }

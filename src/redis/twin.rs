@@ -15,6 +15,7 @@ use crate::clock::Micros;
 use crate::limiter::book::Book;
 use crate::limiter::limit::LimiterName;
 use crate::limiter::order::QueueOrder;
+use crate::limiter::others::Remaining;
 use crate::limiter::pause::PauseRequest;
 use crate::limiter::reserve::{self, Answer, Call, Holding, Outcome, Run, reserve};
 use crate::limiter::rule::{Kind, Rule};
@@ -89,8 +90,9 @@ enum Step {
     Hear {
         subject: usize,
         pause: Option<(Option<u64>, u64, u64)>,
+        refused: Vec<(u64, u64)>,
         cost: u64,
-        remaining: Option<u64>,
+        remaining: Option<(u64, u64, u64, u64)>,
     },
 }
 
@@ -167,8 +169,17 @@ fn step() -> impl Strategy<Value = Step> {
 fn hear() -> impl Strategy<Value = Step> {
     let wait = prop_oneof![Just(None), prop_oneof![0..100_u64, 0..30_000_000_u64].prop_map(Some)];
     let pause = prop::option::of((wait, 0..3_000_000_u64, 0..1100_u64));
-    (0..2_usize, pause, prop_oneof![3 => Just(0), 1 => 1..20_u64], prop::option::of(0..30_u64))
-        .prop_map(|(subject, pause, cost, remaining)| Step::Hear { subject, pause, cost, remaining })
+    let refused = prop::collection::vec((slot_ago(), 1..20_u64), 0..3);
+    let cost = prop_oneof![3 => Just(0), 1 => 1..20_u64];
+    let remaining = prop::option::of((0..30_u64, 1..20_000_000_u64, slot_ago(), 0..1_000_000_u64));
+    (0..2_usize, pause, refused, cost, remaining).prop_map(|(subject, pause, refused, cost, remaining)| {
+        Step::Hear { subject, pause, refused, cost, remaining }
+    })
+}
+
+/// How long ago a slot was; most limits look further back.
+fn slot_ago() -> impl Strategy<Value = u64> {
+    prop_oneof![0..3_000_000_u64, 0..20_000_000_u64]
 }
 
 /// The Rust side, and what its caller would hold.
@@ -281,7 +292,7 @@ fn run(model: &mut Model, connection: &mut redis::Connection, steps: &[Step]) {
             Step::Replica(replica) => model.replica = *replica,
             Step::Change { rules: index } => model.subjects[0].rules = rules(*index),
             Step::GiveBack { holding, count } => give_back(model, connection, *holding, *count),
-            Step::Hear { subject, pause, cost, remaining } => {
+            Step::Hear { subject, pause, refused, cost, remaining } => {
                 let pause = pause.map(|(wait, sent_ago, jitter)| PauseRequest {
                     wait: wait.map(|wait| Micros(wait.max(1))),
                     fallback: Micros(700_000),
@@ -289,8 +300,18 @@ fn run(model: &mut Model, connection: &mut redis::Connection, steps: &[Step]) {
                     sent_ago: Micros(sent_ago),
                     jitter,
                 });
-                let remaining = remaining.map(|left| (0, left)).into_iter().collect();
-                let said = Said { replica: model.replica, known: 0, pause, cost: *cost, remaining };
+                let slot = |ago: u64| model.now - Micros(ago);
+                let remaining = remaining.map(|(permits, per, ago, took)| {
+                    (0, Remaining { permits, per: Micros(per), slot: slot(ago), took: Micros(took) })
+                });
+                let said = Said {
+                    replica: model.replica,
+                    known: 0,
+                    pause,
+                    refused: refused.iter().map(|(ago, permits)| (slot(*ago), *permits)).collect(),
+                    cost: *cost,
+                    remaining: remaining.into_iter().collect(),
+                };
                 both_hear(model, connection, *subject, &said);
             }
             Step::Reserve { subjects, runs, room, spare } => {

@@ -35,9 +35,18 @@ impl Worker {
         let limiters = self.shared.members.iter().zip(self.subjects.iter()).enumerate();
         let told = limiters.filter_map(|(place, (member, subject))| {
             let limiter = member.live.limiter();
-            let (pause, remaining) = (saying.pause(&limiter, now), saying.remaining(&limiter));
-            let said = Said { replica, known, pause, cost: saying.cost, remaining };
-            let is_nothing = said.pause.is_none() && said.cost == 0 && said.remaining.is_empty();
+            let said = Said {
+                replica,
+                known,
+                pause: saying.pause(&limiter, now),
+                refused: saying.refused(&limiter),
+                cost: saying.cost,
+                remaining: saying.remaining(&limiter),
+            };
+            let is_nothing = said.pause.is_none()
+                && said.refused.is_empty()
+                && said.cost == 0
+                && said.remaining.is_empty();
             (!is_nothing).then(|| (place, subject.clone(), said))
         });
         let told: Vec<_> = told.collect();
