@@ -177,6 +177,7 @@ impl App {
             config: handle.clone(),
             reloader,
             draining: is_draining,
+            dashboard: admin::Dashboard::default(),
         };
         let reloads =
             Reloads { logging: None, handle, proxy: proxy.clone(), limiters: limiters.clone(), metrics };

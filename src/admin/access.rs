@@ -28,10 +28,14 @@ pub(super) enum Denied {
     Origin,
 }
 
+/// Whether a token is asked for. An empty one protects nothing: it counts as none.
+pub(super) fn asks_for(token: Option<&Secret>) -> bool {
+    token.is_some_and(|token| !token.reveal().is_empty())
+}
+
 /// Whether a request for anything but health and metrics may pass. `loopback`: where the listener is.
 pub(super) fn check(loopback: bool, token: Option<&Secret>, headers: &HeaderMap) -> Result<(), Denied> {
-    // An empty token protects nothing: it counts as none.
-    match token.filter(|token| !token.reveal().is_empty()) {
+    match token.filter(|_| asks_for(token)) {
         Some(token) => {
             let sent = bearer::digest(headers, &AUTHORIZATION);
             sent.filter(|sent| *sent == TokenDigest::of(token.reveal())).map(drop).ok_or(Denied::Token)

@@ -43,8 +43,13 @@ pub(super) fn show(config: &Handle) -> Response {
     response::document(&json!({
         "hash": &*config.config().hash,
         "config": &*config.masked(),
-        "last_reload": config.last_reload().as_deref().map(last_reload),
+        "last_reload": last(config),
     }))
+}
+
+/// How the last attempt to change the configuration ended; `None` before the first.
+pub(super) fn last(config: &Handle) -> Option<Value> {
+    config.last_reload().as_deref().map(last_reload)
 }
 
 fn last_reload(reload: &Reload) -> Value {

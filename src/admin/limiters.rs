@@ -7,6 +7,7 @@ use http::StatusCode;
 use http_body::Body;
 use http_body_util::{BodyExt, Limited};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use tokio::time::timeout;
 use url::form_urlencoded;
 
@@ -38,6 +39,9 @@ struct LimiterView<'state> {
     queue: Option<QueueView>,
     guard_us: u64,
     on_store_failure: &'static str,
+    mode: &'static str,
+    /// Whether there is a state for each value of a key: then it has none as a whole.
+    partitioned: bool,
 }
 
 #[derive(Serialize)]
@@ -62,6 +66,11 @@ pub(super) async fn all(limiters: &Limiters) -> Response {
     let states = limiters.inspect().await;
     let views = states.iter().map(LimiterView::of).collect();
     response::document(&Listing { store_up: limiters.store_up(), limiters: views })
+}
+
+/// The same, to be shown among other things.
+pub(super) async fn listing(limiters: &Limiters) -> Vec<Value> {
+    limiters.inspect().await.iter().map(|state| json!(LimiterView::of(state))).collect()
 }
 
 /// One limiter, or one of its partitions: `partition=VALUE`, once for each part of its key.
@@ -196,6 +205,8 @@ impl LimiterView<'_> {
                 OnStoreFailure::Reject => "reject",
                 OnStoreFailure::Allow => "allow",
             },
+            mode: if limiter.is_shadow() { "shadow" } else { "enforce" },
+            partitioned: limiter.partitioned.is_some(),
         }
     }
 }
@@ -213,8 +224,6 @@ fn millis(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-
-    use serde_json::json;
 
     use super::*;
     use crate::limiter::limit::{Limit, Limiter, Permits, QueueLimits};
@@ -252,6 +261,8 @@ mod tests {
             "guard_us": 1500,
             "queue": {"timeout_ms": 10000, "max_waiting": 1000},
             "on_store_failure": "reject",
+            "mode": "enforce",
+            "partitioned": false,
             "waiting": 3,
             "paused_until": null,
             "granted": 40,

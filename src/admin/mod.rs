@@ -5,10 +5,11 @@
 //! - [`router`]: which path is answered by whom, and for whom.
 //! - [`access`]: who may see and do what.
 //! - [`response`]: the forms in which an answer is written.
-//! - [`health`], [`metrics`], [`limiters`], [`replicas`], [`config`]: the endpoints.
+//! - [`health`], [`metrics`], [`limiters`], [`replicas`], [`config`], [`dashboard`]: the endpoints.
 
 mod access;
 mod config;
+mod dashboard;
 mod health;
 mod limiters;
 mod metrics;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 pub use self::config::{ReloadRequest, Reloader};
+pub use self::dashboard::Dashboard;
 pub use self::server::serve;
 use crate::config::Handle;
 use crate::limiter::Limiters;
@@ -40,4 +42,6 @@ pub struct AdminState {
     pub reloader: Reloader,
     /// Whether this replica is shutting down.
     pub draining: watch::Receiver<bool>,
+    /// What the pages share that show it.
+    pub dashboard: Dashboard,
 }

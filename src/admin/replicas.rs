@@ -12,7 +12,7 @@ struct Listing {
 }
 
 #[derive(Serialize)]
-struct ReplicaView {
+pub(super) struct ReplicaView {
     /// In hexadecimal: readers of JSON may round a number as large.
     id: String,
     version: String,
@@ -23,9 +23,13 @@ struct ReplicaView {
 
 /// This one first.
 pub(super) fn all(limiters: &Limiters) -> Response {
+    response::document(&Listing { store_up: limiters.store_up(), replicas: views(limiters) })
+}
+
+/// The same, to be shown among other things.
+pub(super) fn views(limiters: &Limiters) -> Vec<ReplicaView> {
     let replicas = limiters.replicas();
-    let views = replicas.iter().enumerate().map(|(place, replica)| ReplicaView::of(replica, place == 0));
-    response::document(&Listing { store_up: limiters.store_up(), replicas: views.collect() })
+    replicas.iter().enumerate().map(|(place, replica)| ReplicaView::of(replica, place == 0)).collect()
 }
 
 impl ReplicaView {

@@ -1,19 +1,32 @@
-//! The forms in which the admin listener answers: text, JSON, a problem document (RFC 9457).
+//! The forms in which the admin listener answers: text, JSON, a problem document (RFC 9457), a stream.
+
+use std::convert::Infallible;
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderValue, StatusCode};
-use http_body_util::Full;
+use http_body::Body;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// An answer; all of them are whole before they are sent.
-pub(super) type Response = http::Response<Full<Bytes>>;
+/// An answer; all of them are whole before they are sent, but for a stream.
+pub(super) type Response = http::Response<UnsyncBoxBody<Bytes, Infallible>>;
 
 /// An answer of any kind. Live state must not be kept by a cache, nor be taken for something it is not.
 pub(super) fn of(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Response {
-    let mut response = Response::new(Full::new(body.into()));
+    let mut response = stream(content_type, Full::new(body.into()));
     *response.status_mut() = status;
+    response
+}
+
+/// An answer, 200, whose body comes bit by bit.
+pub(super) fn stream(
+    content_type: &'static str,
+    body: impl Body<Data = Bytes, Error = Infallible> + Send + 'static,
+) -> Response {
+    let mut response = Response::new(body.boxed_unsync());
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -1,7 +1,7 @@
 //! Which path is answered by whom. The access rule is applied here, once, before any endpoint is asked.
 
 use bytes::Bytes;
-use http::header::{ALLOW, CONTENT_SECURITY_POLICY, WWW_AUTHENTICATE};
+use http::header::{ALLOW, WWW_AUTHENTICATE};
 use http::request::Parts;
 use http::{HeaderValue, Method, StatusCode};
 use http_body::Body;
@@ -9,13 +9,11 @@ use http_body::Body;
 use super::access::{self, Denied};
 use super::limiters::{Action, BoxError};
 use super::response::{self, Response};
-use super::{AdminState, config, health, limiters, metrics, replicas};
-
-/// The page at `/`: needs nothing from outside itself.
-const PAGE: &str = include_str!("page.html");
+use super::{AdminState, config, dashboard, health, limiters, metrics, replicas};
 
 enum Endpoint<'path> {
     Page,
+    Events,
     Alive,
     Ready,
     Metrics,
@@ -34,6 +32,7 @@ impl Endpoint<'_> {
             "/healthz" => Endpoint::Alive,
             "/readyz" => Endpoint::Ready,
             "/metrics" => Endpoint::Metrics,
+            "/api/events" => Endpoint::Events,
             "/api/limiters" => Endpoint::Limiters,
             "/api/replicas" => Endpoint::Replicas,
             "/api/config" => Endpoint::Config,
@@ -48,8 +47,13 @@ impl Endpoint<'_> {
         })
     }
 
-    fn is_public(&self) -> bool {
-        matches!(self, Endpoint::Alive | Endpoint::Ready | Endpoint::Metrics)
+    /// Whether it is there for everybody. The page holds nothing, and where there is a token it must be there to ask for it.
+    fn is_public(&self, has_token: bool) -> bool {
+        match self {
+            Endpoint::Alive | Endpoint::Ready | Endpoint::Metrics => true,
+            Endpoint::Page => has_token,
+            _ => false,
+        }
     }
 
     /// The methods that it answers, as in `Allow`.
@@ -81,14 +85,16 @@ pub(super) async fn respond(
         refusal.headers_mut().insert(ALLOW, HeaderValue::from_static(endpoint.allow()));
         return refusal;
     }
-    if !endpoint.is_public() {
-        let token = &state.config.config().admin.token;
-        if let Err(denied) = access::check(loopback, token.as_ref(), &request.headers) {
-            return turn_away(denied);
-        }
+    let config = state.config.config();
+    let token = config.admin.token.as_ref();
+    if !endpoint.is_public(access::asks_for(token))
+        && let Err(denied) = access::check(loopback, token, &request.headers)
+    {
+        return turn_away(denied);
     }
     match endpoint {
-        Endpoint::Page => page(),
+        Endpoint::Page => dashboard::page(),
+        Endpoint::Events => dashboard::events(state),
         Endpoint::Alive => health::alive(),
         Endpoint::Ready => health::ready(*state.draining.borrow(), state.limiters.ready()),
         Endpoint::Metrics => {
@@ -120,13 +126,6 @@ fn turn_away(denied: Denied) -> Response {
     }
 }
 
-fn page() -> Response {
-    let mut page = response::of(StatusCode::OK, "text/html; charset=utf-8", PAGE);
-    let policy = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'";
-    page.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
-    page
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -138,7 +137,7 @@ mod tests {
     use serde_json::Value;
     use tokio::sync::{mpsc, watch};
 
-    use super::super::{ReloadRequest, Reloader};
+    use super::super::{Dashboard, ReloadRequest, Reloader};
     use super::*;
     use crate::clock::Clock;
     use crate::config::model::{self, Config, LogFormat, Secret, Store};
@@ -202,7 +201,14 @@ mod tests {
         let (draining, is_draining) = watch::channel(false);
         let loaded = Loaded { config: Arc::new(config), masked: Arc::new(Value::Null) };
         let config = Arc::new(Handle::new(loaded));
-        let state = AdminState { metrics, limiters, config, reloader, draining: is_draining };
+        let state = AdminState {
+            metrics,
+            limiters,
+            config,
+            reloader,
+            draining: is_draining,
+            dashboard: Dashboard::default(),
+        };
         Admin { state, draining, reloads }
     }
 
@@ -267,11 +273,14 @@ mod tests {
                     respond(&admin.state, false, &request("GET", path), Empty::<Bytes>::new()).await;
                 assert_eq!(response.status(), StatusCode::OK, "{path}");
             }
-            for (method, path) in [("GET", "/"), ("GET", "/api/config"), ("POST", "/api/reload")] {
+            for (method, path) in [("GET", "/api/events"), ("GET", "/api/config"), ("POST", "/api/reload")] {
                 let response =
                     respond(&admin.state, false, &request(method, path), Empty::<Bytes>::new()).await;
                 assert_eq!(response.status(), closed, "{path}");
             }
+            // The page is there to ask for the token, and says nothing else.
+            let page = respond(&admin.state, false, &request("GET", "/"), Empty::<Bytes>::new()).await;
+            assert_eq!(page.status(), if token.is_some() { StatusCode::OK } else { closed });
         }
         let mut with_token = request("GET", "/api/config");
         with_token.headers.insert(AUTHORIZATION, HeaderValue::from_static("Bearer t"));

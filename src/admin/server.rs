@@ -35,6 +35,10 @@ pub async fn serve(listener: TcpListener, state: AdminState, shutdown: Cancellat
     let loopback = listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback());
     let state = Arc::new(state);
     let mut connections = JoinSet::new();
+    let (sampled, ended) = (Arc::clone(&state), shutdown.clone());
+    connections.spawn(async move {
+        let _ = ended.run_until_cancelled(sampled.dashboard.sample(&sampled.limiters)).await;
+    });
     loop {
         tokio::select! {
             () = shutdown.cancelled() => break,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::{Duration, Instant};
 
-use crate::limiter::limit::Limiter;
+use crate::limiter::limit::{Limiter, LimiterName};
 use crate::limiter::live::{Live, Member};
 use crate::limiter::partition::Partition;
 use crate::limiter::queues::Queues;
@@ -25,6 +25,19 @@ pub enum NotFound {
     /// A partition of a limiter without partitions.
     #[error("this limiter has no key, so it has no partitions")]
     Partition,
+}
+
+/// What has become of a limiter's requests in this replica.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    /// Which.
+    pub name: LimiterName,
+    /// Permits used since this replica started, counted in cost.
+    pub granted: u64,
+    /// Permits refused since then, counted in cost.
+    pub refused: u64,
+    /// The longest that a request has waited for its permit of late.
+    pub longest_wait: Duration,
 }
 
 /// One limiter's live state.
@@ -93,7 +106,7 @@ impl Chosen {
             Arc::ptr_eq(&member.live, live) && (partition.is_none() || member.partition == *partition)
         };
         let from = heard.epoch.now;
-        live.show_pause(heard.paused_until);
+        live.show_pause(heard.paused_until, *partition);
         self.queues.pause(is_meant, PauseStretch { from, until: heard.paused_until });
         Ok(())
     }

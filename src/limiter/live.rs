@@ -138,6 +138,8 @@ pub(super) struct Counts {
     waiting: AtomicI64,
     granted: AtomicU64,
     refused: AtomicU64,
+    /// The longest wait for a permit since it was asked for.
+    longest_wait_us: AtomicU64,
 }
 
 impl Counts {
@@ -151,6 +153,11 @@ impl Counts {
 
     pub(super) fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
+    }
+
+    /// The longest wait for a permit since this was asked for last.
+    pub(super) fn take_longest_wait(&self) -> Duration {
+        Duration::from_micros(self.longest_wait_us.swap(0, Ordering::Relaxed))
     }
 }
 
@@ -237,6 +244,15 @@ impl Live {
         self.metrics().add_waiting(more);
     }
 
+    pub(super) fn count_waited(&self, waited: Duration) {
+        let micros = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
+        // Most waits are no longer than the longest, and nothing is written then.
+        if micros > self.counts.longest_wait_us.load(Ordering::Relaxed) {
+            self.counts.longest_wait_us.fetch_max(micros, Ordering::Relaxed);
+        }
+        self.metrics().waited(waited);
+    }
+
     pub(super) fn count_granted(&self, cost: u64) {
         self.counts.granted.fetch_add(cost, Ordering::Relaxed);
     }
@@ -253,11 +269,13 @@ impl Live {
         *paused = if goes_on { *paused } else { Some(until) };
     }
 
-    /// The same, by its store's clock.
-    pub(super) fn show_pause(&self, until: Micros) {
-        if let Some(clock) = self.home.clock.heard() {
-            self.pause_until(clock.due(until));
+    /// The same, by its store's clock, of one partition or of all of it: then no other pause goes on.
+    pub(super) fn show_pause(&self, until: Micros, partition: Option<Partition>) {
+        let Some(clock) = self.home.clock.heard() else { return };
+        if partition.is_none() {
+            *self.paused_until.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
+        self.pause_until(clock.due(until));
     }
 
     /// Shows whether it is paused.

@@ -83,7 +83,7 @@ mod tests;
 pub mod windows;
 mod worker;
 
-pub use chosen::{Chosen, LimiterState, NotFound};
+pub use chosen::{Chosen, LimiterState, NotFound, Tally};
 pub(crate) use fleet::COUNTS_FOR;
 pub use fleet::Replica;
 pub use gate::{Gate, GateError};

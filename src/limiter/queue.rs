@@ -402,7 +402,7 @@ impl Shared {
 
     /// A request waited so long for its permit.
     pub(super) fn count_waited(&self, waited: Duration) {
-        self.lives().for_each(|live| live.metrics().waited(waited));
+        self.lives().for_each(|live| live.count_waited(waited));
     }
 
     /// A slot was used so late, or was too late to be used.

@@ -12,7 +12,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Duration, Instant, sleep, timeout};
 
 use crate::clock::Clock;
-use crate::limiter::chosen::{Chosen, LimiterState, NotFound};
+use crate::limiter::chosen::{Chosen, LimiterState, NotFound, Tally};
 use crate::limiter::fleet::{Fleet, Replica};
 use crate::limiter::gate::{Gate, GateError};
 use crate::limiter::keeper::Keeper;
@@ -197,6 +197,18 @@ impl Limiters {
         states
     }
 
+    /// What has become of the requests of every limiter, in the order of the configuration. Asks no store; the longest wait is that
+    /// since this was asked last.
+    pub fn tallies(&self) -> Vec<Tally> {
+        let tally = |live: Arc<Live>| Tally {
+            name: live.name.clone(),
+            granted: live.counts.granted(),
+            refused: live.counts.refused(),
+            longest_wait: live.counts.take_longest_wait(),
+        };
+        self.lives().into_iter().map(tally).collect()
+    }
+
     /// One limiter, or one of its partitions, to be looked at or acted on by hand.
     ///
     /// # Errors
@@ -300,7 +312,7 @@ impl Limiters {
                     member.live.name == *name && (partition.is_none() || member.partition == *partition)
                 };
                 for live in self.lives().iter().filter(|live| live.name == *name) {
-                    live.show_pause(stretch.until);
+                    live.show_pause(stretch.until, *partition);
                 }
                 return self.inner.queues.pause(is_meant, *stretch);
             }

@@ -196,6 +196,24 @@ impl Metrics {
         }
     }
 
+    /// How often upstreams have said that their quota is spent: the route, the code, how many times.
+    pub fn upstream_refusals(&self) -> Vec<(String, String, u64)> {
+        let mut refusals = Vec::new();
+        for family in self.shared.families.upstream_refusals_total.collect() {
+            for series in family.get_metric() {
+                let value_of = |name: &str| {
+                    let label = series.get_label().iter().find(|label| label.name() == name);
+                    label.map(|label| label.value().to_owned()).unwrap_or_default()
+                };
+                // A counter of integers.
+                #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+                let count = series.get_counter().get_value() as u64;
+                refusals.push((value_of("route"), value_of("code"), count));
+            }
+        }
+        refusals
+    }
+
     /// Takes the series of a limiter away, once it is no longer configured.
     pub fn forget_limiter(&self, limiter: &LimiterName) {
         let families = &self.shared.families;

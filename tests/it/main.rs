@@ -16,6 +16,7 @@ mod check_store;
 mod client_leaves;
 mod clients;
 mod crossing;
+mod dashboard;
 mod demo;
 mod failover;
 mod faults;

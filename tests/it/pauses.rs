@@ -302,6 +302,31 @@ async fn a_paused_partition_that_nobody_uses_costs_nothing() {
     assert_eq!((refused.status, refused.weir_error()), (429, Some("paused")));
 }
 
+/// A pause of all partitions ends in all of them, and so it is shown.
+#[tokio::test]
+async fn a_partitioned_limiter_that_is_resumed_is_shown_as_such() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let limiter = "{limits: [100/1s], key: [header:x-tenant]}";
+    let fleet = Weir::fleet(2, &one_limiter(&redis.store(), limiter, &upstream)).await;
+    let ask =
+        async |weir: &Weir| weir.connect().await.ask(&Request::get("/").header("x-tenant", "a")).await.status;
+    for weir in &fleet {
+        assert_eq!(ask(weir).await, 200);
+    }
+    for (action, body, shown) in [("pause", "{\"for\": \"60s\"}", 1.0), ("resume", "", 0.0)] {
+        let answer = fleet[0].tell_with(&format!("/api/limiters/api/{action}"), body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        for weir in &fleet {
+            eventually("it is shown", PATIENCE, async || {
+                weir.metrics().await.sum("weir_limiter_paused", &[("limiter", "api")]) == shown
+            })
+            .await;
+        }
+    }
+    assert_eq!(ask(&fleet[1]).await, 200);
+}
+
 /// By hand, on all replicas: who waits waits longer, who would have to wait too long is told, and then all goes on.
 #[tokio::test]
 async fn a_limiter_is_paused_and_resumed_by_hand() {

@@ -1,0 +1,187 @@
+//! The dashboard: the page, and the state that it is told.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::support::{PATIENCE, Request, Upstream, Weir, eventually, lane, one_limiter};
+
+/// What a page is told, as it comes.
+struct Events {
+    stream: TcpStream,
+    text: String,
+}
+
+impl Events {
+    async fn open(weir: &Weir, header: &str) -> Events {
+        let url = weir.admin("/api/events");
+        let host = url.trim_start_matches("http://").split('/').next().unwrap();
+        let mut stream = TcpStream::connect(host).await.expect("the admin listener accepts");
+        let request = format!("GET /api/events HTTP/1.1\r\nhost: {host}\r\n{header}\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        Events { stream, text: String::new() }
+    }
+
+    /// Reads on until that was told; `None` if the stream ends before.
+    async fn until(&mut self, told: &str) -> Option<()> {
+        let read = async {
+            while !self.text.contains(told) {
+                let mut buffer = [0; 8192];
+                let read = self.stream.read(&mut buffer).await.ok().filter(|read| *read > 0)?;
+                self.text.push_str(&String::from_utf8_lossy(&buffer[..read]));
+            }
+            Some(())
+        };
+        tokio::time::timeout(PATIENCE, read).await.expect("told in time")
+    }
+
+    /// The next event of that name, whole.
+    async fn next(&mut self, name: &str) -> Value {
+        let begin = format!("event: {name}\ndata: ");
+        self.until(&begin).await.expect("an event");
+        let start = self.text.find(&begin).unwrap() + begin.len();
+        self.text.drain(..start);
+        self.until("\n\n").await.expect("the rest of it");
+        let end = self.text.find("\n\n").unwrap();
+        // A chunk may end anywhere in it, with the size of the next one.
+        let line: String = self.text.drain(..end).collect();
+        serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"))
+    }
+}
+
+#[tokio::test]
+async fn a_page_is_told_the_counts_of_the_last_minutes_and_then_the_state() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let limiter = "{limits: [3/20s], queue: {timeout: 1m, max_waiting: 7}}";
+    let weir = Weir::start(&one_limiter("memory", limiter, &upstream)).await;
+    assert_eq!(weir.get("/").await.status, 200);
+    // Counted every five seconds.
+    eventually("it has been counted", PATIENCE, async || {
+        let history = Events::open(&weir, "").await.next("history").await;
+        history.as_array().unwrap().iter().any(|sample| sample["counts"]["api"][0] == 1)
+    })
+    .await;
+    let mut events = Events::open(&weir, "").await;
+    let state = events.next("state").await;
+    let api = &state["limiters"][0];
+    assert_eq!((&api["name"], &api["granted"], &api["waiting"]), (&"api".into(), &1.into(), &0.into()));
+    assert_eq!((&api["limits"][0]["available"], &api["mode"]), (&2.into(), &"enforce".into()));
+    assert_eq!((&state["store_up"], &state["draining"]), (&true.into(), &false.into()));
+    assert_eq!(state["replicas"][0]["configuration"], state["configuration"]);
+    let pending = weir.begin(4, "/");
+    weir.wait_for_waiting(2).await;
+    let state = loop {
+        let state = events.next("state").await;
+        if state["limiters"][0]["granted"] == 3 {
+            break state;
+        }
+    };
+    assert_eq!(
+        (&state["limiters"][0]["waiting"], &state["limiters"][0]["limits"][0]["available"]),
+        (&2.into(), &0.into())
+    );
+    drop(pending);
+}
+
+#[tokio::test]
+async fn where_there_is_a_token_the_page_asks_for_it_and_says_nothing_else() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let config = directory.path().join("weir.yaml");
+    let limiter = one_limiter("memory", "{limits: [3/1m]}", &upstream);
+    let listen = "listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0, token: t0ken}";
+    std::fs::write(&config, format!("{listen}\n{limiter}")).expect("a file");
+    let weir = Weir::start_at(&config).await;
+    let page = weir.ask("/").await;
+    assert_eq!(page.status, 200);
+    let policy = page.header("content-security-policy").expect("the page may do little");
+    assert!(policy.contains("script-src 'sha256-") && !policy.contains("unsafe"), "{policy}");
+    assert!(!page.text().contains("t0ken"));
+    assert_eq!(weir.ask("/api/events").await.status, 401);
+    let mut events = Events::open(&weir, "authorization: Bearer t0ken\r\n").await;
+    assert_eq!(events.next("state").await["limiters"][0]["name"], "api");
+}
+
+#[tokio::test]
+async fn no_more_pages_than_may_be_look_at_once_and_all_end_with_weir() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let mut weir = Weir::start(&one_limiter("memory", "{limits: [3/1m]}", &upstream)).await;
+    let mut pages = Vec::new();
+    for _ in 0..32 {
+        let mut events = Events::open(&weir, "").await;
+        events.next("state").await;
+        pages.push(events);
+    }
+    assert_eq!(weir.ask("/api/events").await.status, 503);
+    assert_eq!(weir.ask("/readyz").await.status, 200);
+    drop(pages.pop());
+    eventually("there is room for another", PATIENCE, async || {
+        let mut events = Events::open(&weir, "").await;
+        events.until("\r\n").await;
+        events.text.starts_with("HTTP/1.1 200")
+    })
+    .await;
+    let stopped = Instant::now();
+    weir.sigterm();
+    assert!(weir.wait_exit(PATIENCE).await.success());
+    assert!(stopped.elapsed() < Duration::from_secs(8), "{:?}", stopped.elapsed());
+    for page in &mut pages {
+        assert!(page.until("what is never said").await.is_none(), "the stream ends");
+    }
+}
+
+/// Fifty limiters and ten thousand who wait.
+#[tokio::test]
+async fn a_page_that_is_open_costs_little() {
+    const LIMITERS: usize = 50;
+    const WAITING: usize = 200;
+    const WATCHED: Duration = Duration::from_secs(10);
+    lane::alone(async || {
+        let upstream = Upstream::start();
+        let url = upstream.url();
+        let limiters: String = (0..LIMITERS)
+            .map(|number| format!("  l{number}: {{limits: [1/5m], queue: {{timeout: 1d, max_waiting: 1000}}}}\n"))
+            .collect();
+        let routes: String = (0..LIMITERS)
+            .map(|number| {
+                format!("  - {{name: r{number}, match: {{path: /{number}/}}, upstream: \"{url}\", limiter: l{number}}}\n")
+            })
+            .collect();
+        let weir = Weir::start(&format!("store: memory\nserver: {{max_connections: 20000}}\nlimiters:\n{limiters}routes:\n{routes}")).await;
+        let mut waiting = Vec::new();
+        for number in 0..LIMITERS {
+            for _ in 0..=WAITING {
+                let mut connection = weir.connect().await;
+                connection.send(&Request::get(&format!("/{number}/"))).await.expect("weir reads");
+                waiting.push(connection);
+            }
+        }
+        weir.wait_for_waiting(LIMITERS * WAITING).await;
+        let cpu_seconds = async || weir.metrics().await.sum("process_cpu_seconds_total", &[]);
+        let watch = async |events: Option<&mut Events>| {
+            let (began, before) = (Instant::now(), cpu_seconds().await);
+            match events {
+                Some(events) => while began.elapsed() < WATCHED {
+                    let state = events.next("state").await;
+                    let shown = state["limiters"].as_array().expect("limiters");
+                    assert_eq!(shown.len(), LIMITERS);
+                    assert!(shown.iter().all(|limiter| limiter["waiting"] == WAITING));
+                },
+                None => eventually("the time has passed", WATCHED + PATIENCE, async || began.elapsed() >= WATCHED).await,
+            }
+            (cpu_seconds().await - before) / began.elapsed().as_secs_f64()
+        };
+        let idle = watch(None).await;
+        let mut events = Events::open(&weir, "").await;
+        let watched = watch(Some(&mut events)).await;
+        println!("{:.2} % of a core without a page, {:.2} % with one", idle * 100.0, watched * 100.0);
+        assert!(watched - idle < 0.01, "{:.2} % of a core", (watched - idle) * 100.0);
+        drop(waiting);
+    })
+    .await;
+}
