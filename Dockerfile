@@ -14,9 +14,8 @@ COPY Cargo.toml Cargo.lock ./
 RUN mkdir src benches \
     && touch src/lib.rs \
     && echo 'fn main() {}' > src/main.rs \
-    && for name in $(grep -A 1 -F '[[bench]]' Cargo.toml | sed -n 's/^name = "\(.*\)"$/\1/p'); do \
-           echo 'fn main() {}' > "benches/$name.rs"; \
-       done \
+    && awk -F '"' '/^\[\[bench\]\]/ { bench = 1 } bench && /^name/ { print "fn main() {}" > "benches/" $2 ".rs"; bench = 0 }' \
+           Cargo.toml \
     && cargo build --release --locked --bin weir \
     && rm -r src
 
