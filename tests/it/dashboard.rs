@@ -140,7 +140,8 @@ async fn no_more_pages_than_may_be_look_at_once_and_all_end_with_weir() {
 async fn a_page_that_is_open_costs_little() {
     const LIMITERS: usize = 50;
     const WAITING: usize = 200;
-    const WATCHED: Duration = Duration::from_secs(10);
+    const WATCHED: Duration = Duration::from_secs(6);
+    const ROUNDS: u32 = 2;
     lane::alone(async || {
         let upstream = Upstream::start();
         let url = upstream.url();
@@ -162,9 +163,8 @@ async fn a_page_that_is_open_costs_little() {
             }
         }
         weir.wait_for_waiting(LIMITERS * WAITING).await;
-        let cpu_seconds = async || weir.metrics().await.sum("process_cpu_seconds_total", &[]);
         let watch = async |events: Option<&mut Events>| {
-            let (began, before) = (Instant::now(), cpu_seconds().await);
+            let (began, before) = (Instant::now(), weir.cpu_time());
             match events {
                 Some(events) => while began.elapsed() < WATCHED {
                     let state = events.next("state").await;
@@ -174,13 +174,18 @@ async fn a_page_that_is_open_costs_little() {
                 },
                 None => eventually("the time has passed", WATCHED + PATIENCE, async || began.elapsed() >= WATCHED).await,
             }
-            (cpu_seconds().await - before) / began.elapsed().as_secs_f64()
+            (weir.cpu_time() - before).as_secs_f64() / began.elapsed().as_secs_f64()
         };
-        let idle = watch(None).await;
-        let mut events = Events::open(&weir, "").await;
-        let watched = watch(Some(&mut events)).await;
+        // In turn, so that what else the machine does counts for both.
+        let (mut idle, mut watched) = (0.0, 0.0);
+        for _ in 0..ROUNDS {
+            idle += watch(None).await / f64::from(ROUNDS);
+            let mut events = Events::open(&weir, "").await;
+            watched += watch(Some(&mut events)).await / f64::from(ROUNDS);
+        }
         println!("{:.2} % of a core without a page, {:.2} % with one", idle * 100.0, watched * 100.0);
-        assert!(watched - idle < 0.01, "{:.2} % of a core", (watched - idle) * 100.0);
+        // It is about half a hundredth, and the clock of the system tells both to a hundredth.
+        assert!(watched - idle < 0.015, "{:.2} % of a core", (watched - idle) * 100.0);
         drop(waiting);
     })
     .await;

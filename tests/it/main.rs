@@ -18,6 +18,7 @@ mod clients;
 mod crossing;
 mod dashboard;
 mod demo;
+mod documents;
 mod failover;
 mod faults;
 mod fleet;

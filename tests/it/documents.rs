@@ -1,0 +1,173 @@
+//! What the documents and the files for operators say is true: metrics, alerts, links, configurations.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use regex::Regex;
+use tempfile::TempDir;
+
+use crate::support::weir::run;
+use crate::support::{Upstream, Weir, lane, one_limiter};
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+fn read(path: &str) -> String {
+    fs::read_to_string(Path::new(ROOT).join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// Every document, by its path.
+fn documents() -> Vec<(PathBuf, String)> {
+    let docs = fs::read_dir(Path::new(ROOT).join("docs")).expect("docs/");
+    let others = ["README.md", "SECURITY.md", "CHANGELOG.md", "deploy/README.md"]
+        .map(|path| Path::new(ROOT).join(path));
+    let paths = docs.map(|entry| entry.expect("an entry").path()).chain(others);
+    paths.map(|path| (path.clone(), fs::read_to_string(&path).expect("a document"))).collect()
+}
+
+/// What the pattern's only group finds.
+fn found(text: &str, pattern: &str) -> BTreeSet<String> {
+    let pattern = Regex::new(pattern).expect("a pattern");
+    pattern.captures_iter(text).map(|found| found[1].to_owned()).collect()
+}
+
+/// The table of docs/operations.md: name, type, labels.
+fn table() -> BTreeMap<String, (String, BTreeSet<String>)> {
+    let row = Regex::new(r"(?m)^\| `((?:weir|process)_\w+)` \| (\w+) \|([^|]*)\|").expect("a pattern");
+    let operations = read("docs/operations.md");
+    let rows = row.captures_iter(&operations);
+    rows.map(|row| (row[1].to_owned(), (row[2].to_owned(), found(&row[3], "`([a-z_]+)`")))).collect()
+}
+
+#[tokio::test]
+async fn the_table_of_metrics_is_what_is_exported() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let weir = Weir::start(&one_limiter("memory", "{limits: [3/1m]}", &upstream)).await;
+    for status in [200, 200, 200, 429] {
+        assert_eq!(weir.get("/").await.status, status);
+    }
+    let text = weir.ask("/metrics").await.text();
+    let kind = Regex::new(r"(?m)^# TYPE (\w+) (\w+)$").unwrap();
+    let exported: BTreeMap<String, String> =
+        kind.captures_iter(&text).map(|kind| (kind[1].to_owned(), kind[2].to_owned())).collect();
+    let told: BTreeMap<String, String> = table().into_iter().map(|(name, (kind, _))| (name, kind)).collect();
+    assert_eq!(told, exported);
+    // Each series has the labels that are told, and no other.
+    let series = Regex::new(r"(?m)^(\w+)(?:\{([^}]*)\})? ").unwrap();
+    let mut seen = 0;
+    for series in series.captures_iter(&text) {
+        let name = series[1].to_owned();
+        let family = ["_bucket", "_sum", "_count"]
+            .iter()
+            .filter_map(|end| name.strip_suffix(end))
+            .find(|family| exported.contains_key(*family))
+            .unwrap_or(&name);
+        let mut labels = found(series.get(2).map_or("", |labels| labels.as_str()), r#"(\w+)=""#);
+        labels.remove("le");
+        assert_eq!(labels, table()[family].1, "{name}");
+        seen += 1;
+    }
+    assert!(seen > 100, "{seen} series");
+}
+
+/// The names in expressions, without the endings of a histogram's series.
+fn metrics_of(text: &str) -> BTreeSet<String> {
+    let names = found(text, r"\b((?:weir|process)_[a-z_]+[a-z])\b");
+    let known = table();
+    let bare = |name: String| {
+        let family = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
+        family.filter(|family| known.contains_key(*family)).map_or(name.clone(), str::to_owned)
+    };
+    names.into_iter().map(bare).collect()
+}
+
+#[test]
+fn alerts_and_panels_name_metrics_that_exist_and_each_alert_has_its_page() {
+    let (alerts, operations) = (read("deploy/prometheus/alerts.yml"), read("docs/operations.md"));
+    let known: BTreeSet<String> = table().into_keys().collect();
+    for (path, text) in [
+        ("alerts.yml", &alerts),
+        ("weir.json", &read("deploy/grafana/dashboards/weir.json")),
+        ("operations.md", &operations),
+    ] {
+        let named = metrics_of(text);
+        assert!(named.len() > 10, "{path}: {named:?}");
+        let unknown: Vec<_> = named.difference(&known).collect();
+        assert!(unknown.is_empty(), "{path} names {unknown:?}");
+    }
+    let named = found(&alerts, r"(?m)^ +- alert: (\w+)$");
+    assert_eq!(named, found(&operations, r"(?m)^### (Weir\w+)$"));
+    let pages = found(&alerts, r"runbook: docs/operations\.md#(\w+)");
+    assert_eq!(pages, named.iter().map(|name| name.to_lowercase()).collect());
+    let tested = found(&read("deploy/prometheus/alerts.test.yml"), r"alertname: (\w+)");
+    assert_eq!(tested, named, "each is tested");
+}
+
+#[tokio::test]
+async fn every_configuration_in_a_document_passes_the_check() {
+    let _lane = lane::shared().await;
+    let directory = TempDir::new().expect("a directory");
+    let mut checked = 0;
+    for (path, text) in documents() {
+        for whole in found(&text, r"(?ms)^```yaml\n(.*?)^```$") {
+            let file = directory.path().join("weir.yaml");
+            fs::write(&file, &whole).expect("a file");
+            let checked_now = run(&["check", "--config", file.to_str().expect("a path")]).await;
+            assert_eq!(checked_now.code, Some(0), "{}:\n{whole}\n{}", path.display(), checked_now.output());
+            checked += 1;
+        }
+    }
+    assert!(checked >= 7, "{checked} configurations");
+}
+
+#[tokio::test]
+async fn the_configuration_for_kubernetes_passes_the_check() {
+    let _lane = lane::shared().await;
+    let directory = TempDir::new().expect("a directory");
+    let text = read("deploy/kubernetes/weir.yaml");
+    fs::create_dir(directory.path().join("secrets")).expect("a directory");
+    let secrets = found(&text, r"\$\{file:([^}]+)\}");
+    assert!(secrets.len() > 2, "{secrets:?}");
+    for secret in secrets {
+        let value = if secret.ends_with("url") { "redis://127.0.0.1:6379" } else { "a secret" };
+        fs::write(directory.path().join(secret), value).expect("a file");
+    }
+    let file = directory.path().join("weir.yaml");
+    fs::write(&file, text).expect("a file");
+    run(&["check", "--config", file.to_str().expect("a path")]).await.assert_code(0);
+}
+
+#[tokio::test]
+async fn every_link_leads_somewhere_and_every_command_exists() {
+    let _lane = lane::shared().await;
+    let anchor = |heading: &str| {
+        let kept = heading.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+        kept.collect::<String>().to_lowercase().replace(' ', "-")
+    };
+    let anchors = |path: &Path| -> BTreeSet<String> {
+        let text = fs::read_to_string(path).unwrap_or_default();
+        found(&text, r"(?m)^#+ (.+)$").iter().map(|heading| anchor(heading)).collect()
+    };
+    let mut links = 0;
+    for (path, text) in documents() {
+        for link in found(&text, r"\]\(([^)\s]+)\)") {
+            if link.contains("://") {
+                continue;
+            }
+            let (file, fragment) = link.split_once('#').unwrap_or((&link, ""));
+            let target =
+                if file.is_empty() { path.clone() } else { path.parent().expect("a directory").join(file) };
+            assert!(target.exists(), "{}: {link} does not exist", path.display());
+            let is_there = fragment.is_empty() || anchors(&target).contains(fragment);
+            assert!(is_there, "{}: there is no heading for {link}", path.display());
+            links += 1;
+        }
+        let shells: String = found(&text, r"(?ms)^```sh[^\n]*\n(.*?)^```$").into_iter().collect();
+        for command in found(&shells, r"(?m)^(?:[A-Z_]+=\S+ )*weir ([a-z]+)\b") {
+            let help = run(&["help", &command]).await;
+            assert_eq!(help.code, Some(0), "{}: weir {command}: {}", path.display(), help.output());
+        }
+    }
+    assert!(links > 50, "{links} links");
+}
