@@ -130,7 +130,7 @@ async fn the_configuration_for_kubernetes_passes_the_check() {
     let secrets = found(&text, r"\$\{file:([^}]+)\}");
     assert!(secrets.len() > 2, "{secrets:?}");
     for secret in secrets {
-        let value = if secret.ends_with("url") { "redis://127.0.0.1:6379" } else { "a secret" };
+        let value = if secret.ends_with("url") { "redis://127.0.0.1:6379" } else { "a-secret" };
         fs::write(directory.path().join(secret), value).expect("a file");
     }
     let file = directory.path().join("weir.yaml");
