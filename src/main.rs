@@ -28,7 +28,10 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
-        Command::Check { file, store } => Ok(runtime()?.block_on(cli::check::run(&file.into_path(), store))?),
+        Command::Check { file, store, json } => {
+            Ok(runtime()?.block_on(cli::check::run(&file.into_path(), store, json))?)
+        }
+        Command::Completions { shell } => Ok(cli::completions::run(shell)?),
         Command::Schema => Ok(cli::schema::run()?),
         Command::Serve(file) => {
             runtime()?.block_on(weir::app::serve(&file.into_path()))?;
@@ -48,6 +51,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             Ok(runtime()?.block_on(remote::act(remote, which, "reset", None))?)
         }
         Command::Replicas { remote } => Ok(runtime()?.block_on(remote::replicas(remote))?),
+        Command::Health { remote } => Ok(runtime()?.block_on(remote::health(remote))?),
         Command::Demo { seconds } => {
             runtime()?.block_on(cli::demo::run(seconds))?;
             Ok(ExitCode::SUCCESS)

@@ -4,17 +4,24 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
+use serde_json::{Value, json};
+
 use crate::config::model::Store;
 use crate::config::{self, Config};
 use crate::redis::{Checked, RedisStore};
 use crate::telemetry::Metrics;
 
 /// Checks a file, and tries its store if asked to: a summary on standard output and success, or everything that is wrong on
-/// standard error and failure.
+/// standard error and failure. As JSON all of it goes to standard output.
 ///
 /// # Errors
 /// When the output cannot be written.
-pub async fn run(path: &Path, tries_store: bool) -> std::io::Result<ExitCode> {
+pub async fn run(path: &Path, tries_store: bool, as_json: bool) -> std::io::Result<ExitCode> {
+    if as_json {
+        let (outcome, is_valid) = outcome(path, tries_store).await;
+        writeln!(std::io::stdout(), "{outcome:#}")?;
+        return Ok(if is_valid { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
     let config = match config::load(path) {
         Ok(loaded) => loaded.config,
         Err(error) => {
@@ -36,6 +43,25 @@ pub async fn run(path: &Path, tries_store: bool) -> std::io::Result<ExitCode> {
             Ok(ExitCode::FAILURE)
         }
     }
+}
+
+/// The same as a document, and whether all is well.
+async fn outcome(path: &Path, tries_store: bool) -> (Value, bool) {
+    let config = match config::load(path) {
+        Ok(loaded) => loaded.config,
+        Err(error) => return (json!({ "ok": false, "problems": error.problems }), false),
+    };
+    let mut outcome = json!({ "ok": true, "summary": summary(&config) });
+    if !tries_store {
+        return (outcome, true);
+    }
+    let tried = try_store(&config.store).await;
+    outcome["ok"] = tried.is_ok().into();
+    outcome["store"] = match &tried {
+        Ok(found) => json!({ "ok": true, "detail": found }),
+        Err(error) => json!({ "ok": false, "detail": error }),
+    };
+    (outcome, tried.is_ok())
 }
 
 /// Does everything there that weir does.

@@ -1,6 +1,7 @@
 //! The command line: what is written there, and one file per command.
 
 pub mod check;
+pub mod completions;
 pub mod demo;
 mod provider;
 pub mod remote;
@@ -10,6 +11,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
 
 use self::remote::{Remote, Which};
 
@@ -44,6 +46,9 @@ pub enum Command {
         /// Also try the store: everything that weir does there
         #[arg(long)]
         store: bool,
+        /// Print the outcome as JSON
+        #[arg(long)]
+        json: bool,
     },
 
     /// Show the live state of the limiters of a running weir
@@ -103,6 +108,21 @@ pub enum Command {
         remote: Remote,
     },
 
+    /// Ask a running weir whether it can serve: exit 0, or 1 and why not
+    #[command(after_help = HEALTH_HELP)]
+    Health {
+        /// Where
+        #[command(flatten)]
+        remote: Remote,
+    },
+
+    /// Print what a shell needs to complete weir's commands
+    #[command(after_help = COMPLETIONS_HELP)]
+    Completions {
+        /// Which
+        shell: Shell,
+    },
+
     /// Print the JSON Schema of the configuration, for editors
     #[command(after_help = SCHEMA_HELP)]
     Schema,
@@ -158,7 +178,8 @@ and `${file:PATH}` are replaced, so they must be there.
 
 Examples:
   weir check --config config/weir.yaml
-  weir check --config /etc/weir/weir.yaml --store";
+  weir check --config /etc/weir/weir.yaml --store
+  weir check --config weir.yaml --json";
 
 const LIMITERS_HELP: &str = "\
 Examples:
@@ -173,6 +194,19 @@ Examples:
   weir pause github --for 5m
   weir pause dingtalk --partition corp-7 --for 30s
   weir resume github";
+
+const HEALTH_HELP: &str = "\
+For health checks of containers and scripts. Needs no token.
+
+Examples:
+  weir health
+  weir health --admin http://10.0.0.7:9090 --json";
+
+const COMPLETIONS_HELP: &str = "\
+Examples:
+  weir completions bash > ~/.local/share/bash-completion/completions/weir
+  weir completions zsh > ~/.zfunc/_weir
+  weir completions fish > ~/.config/fish/completions/weir.fish";
 
 const SCHEMA_HELP: &str = "\
 Examples:
@@ -207,7 +241,7 @@ mod tests {
             [["check", "a.yaml"].as_slice(), &["check", "--config", "a.yaml"], &["check", "-c", "a.yaml"]]
         {
             let cli = Cli::try_parse_from([&["weir"], words].concat()).unwrap();
-            let Command::Check { file, store: false } = cli.command else { panic!("{words:?}") };
+            let Command::Check { file, store: false, json: false } = cli.command else { panic!("{words:?}") };
             assert_eq!(file.into_path(), PathBuf::from("a.yaml"));
         }
         assert!(matches!(Cli::try_parse_from(["weir", "serve", "a"]).unwrap().command, Command::Serve(_)));

@@ -1,4 +1,4 @@
-//! `weir limiters`, `pause`, `resume`, `reset` and `replicas`: asks the admin listener of a running weir.
+//! `weir limiters`, `pause`, `resume`, `reset`, `replicas` and `health`: asks the admin listener of a running weir.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
@@ -113,6 +113,24 @@ pub async fn replicas(remote: Remote) -> Result<ExitCode, RemoteError> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// `weir health`: whether it can serve, in its own words.
+///
+/// # Errors
+/// If there is no answer, or it cannot be printed.
+pub async fn health(remote: Remote) -> Result<ExitCode, RemoteError> {
+    let response = remote.fetch(Method::GET, "/readyz", "").await?;
+    let is_ready = response.status().is_success();
+    let body = String::from_utf8_lossy(response.body());
+    let words = body.trim_end();
+    let mut output = std::io::stdout().lock();
+    if remote.json {
+        writeln!(output, "{:#}", serde_json::json!({ "ready": is_ready, "detail": words }))?;
+    } else {
+        writeln!(output, "{words}")?;
+    }
+    Ok(if is_ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
 fn path_of(which: &Which, action: &str) -> String {
     let name: String = form_urlencoded::byte_serialize(which.name.as_bytes()).collect();
     let mut path = format!("/api/limiters/{name}");
@@ -130,9 +148,7 @@ fn path_of(which: &Which, action: &str) -> String {
 
 impl Remote {
     async fn ask(&self, method: Method, path: &str, body: &str) -> Result<Value, RemoteError> {
-        let unreachable = |reason: String| RemoteError::Unreachable { admin: self.admin.clone(), reason };
-        let asked = timeout(ANSWER_TIME_MAX, self.exchange(method, path, body)).await;
-        let response = asked.unwrap_or_else(|_| Err("no answer in time".into())).map_err(unreachable)?;
+        let response = self.fetch(method, path, body).await?;
         let status = response.status();
         let answer: Option<Value> = serde_json::from_slice(response.body()).ok();
         match answer {
@@ -143,8 +159,17 @@ impl Remote {
                 let hint = if wants_token { "; set WEIR_ADMIN_TOKEN" } else { "" };
                 Err(RemoteError::Refused(format!("{detail}{hint}")))
             }
-            _ => Err(unreachable(format!("it answers {status}, and not as weir does"))),
+            _ => Err(self.unreachable(format!("it answers {status}, and not as weir does"))),
         }
+    }
+
+    fn unreachable(&self, reason: String) -> RemoteError {
+        RemoteError::Unreachable { admin: self.admin.clone(), reason }
+    }
+
+    async fn fetch(&self, method: Method, path: &str, body: &str) -> Result<Response<Bytes>, RemoteError> {
+        let asked = timeout(ANSWER_TIME_MAX, self.exchange(method, path, body)).await;
+        asked.unwrap_or_else(|_| Err("no answer in time".into())).map_err(|reason| self.unreachable(reason))
     }
 
     async fn exchange(&self, method: Method, path: &str, body: &str) -> Result<Response<Bytes>, String> {

@@ -15,6 +15,7 @@ mod capacity;
 mod check_store;
 mod client_leaves;
 mod clients;
+mod command_line;
 mod crossing;
 mod dashboard;
 mod demo;
