@@ -315,19 +315,22 @@ local function others_hear(others, now, window, permits)
   return more
 end
 
--- Hears that the upstream refused permits of a slot, and does not count them.
-local function others_refuse(others, now, window, slot, permits)
-  local kept, is_known = {}, false
+-- Hears that the upstream refused permits of slots, { slot, how many, ... }, and does not count them.
+local function others_refuse(others, now, window, slots)
+  local kept, place_of = {}, {}
   if others.since == 0 then others.since = now end
-  for index = 1, #others.refused, 2 do
-    local at, refused, size = others.refused[index], others.refused[index + 1], #kept
-    if at + 2 * window > now then
-      if at == slot then refused, is_known = refused + permits, true end
-      kept[size + 1], kept[size + 2] = at, refused
+  local function keep(slot, permits)
+    local place = place_of[slot]
+    if not place then
+      place = #kept + 1
+      place_of[slot], kept[place], kept[place + 1] = place, slot, 0
     end
+    kept[place + 1] = kept[place + 1] + permits
   end
-  local size = #kept
-  if not is_known then kept[size + 1], kept[size + 2] = slot, permits end
+  for index = 1, #others.refused, 2 do
+    if others.refused[index] + 2 * window > now then keep(others.refused[index], others.refused[index + 1]) end
+  end
+  for index = 1, #slots, 2 do keep(slots[index], slots[index + 1]) end
   others.refused = kept
 end
 
@@ -358,7 +361,7 @@ end
 local function others_forget(book, now)
   if not book.others then return end
   for index, rule in ipairs(book.rules) do
-    if now >= book.others[index].since + 2 * rule.window then
+    if now >= max(book.others[index].since, book.pause.till) + 2 * rule.window then
       local heeded = book.others[index].heeded
       book.others[index] = others_new()
       book.others[index].heeded = heeded
@@ -1043,16 +1046,16 @@ local function available(book, now, rule)
   return max(rule.rate - others - held_between(book, window_before(now, rule), now), 0)
 end
 
--- Hears that the upstream refused permits of a slot, and does not count them. They stay booked.
-local function book_hear_refused(book, now, slot, permits)
+-- Hears that the upstream refused permits of slots, and does not count them. They stay booked.
+local function book_hear_refused(book, now, slots)
   local others = others_all(book)
   for index, rule in ipairs(book.rules) do
-    if not rule.burst then others_refuse(others[index], now, rule.window, slot, permits) end
+    if not rule.burst then others_refuse(others[index], now, rule.window, slots) end
   end
 end
 
--- Hears how much the upstream left of a rule, in a window of that length, in the answer to the request of a slot, which was under
--- way for so long. Returns how many permits fewer there are by that.
+-- Hears how much the upstream left of a rule, in a window of that length, in the answer to the request of a slot, which was
+-- there so long after that. Returns how many permits fewer there are by that.
 local function book_hear_remaining(book, now, rule, remaining, per, slot, took)
   local place
   for index = #book.rules, 1, -1 do

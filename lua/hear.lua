@@ -17,8 +17,8 @@
 -- ARGV[14]    permits that a request has cost beyond what it had taken
 -- ARGV[15]    how many slots follow whose permits it refused, where it matters what the upstream counts
 -- ARGV[16..]  each of these slots, how many permits; then for some of the caller's rules: which, from 1 on; how much of it the
---             upstream left, in a window of which length, in the answer to the request of which slot, and how long that was
---             under way
+--             upstream left, in a window of which length, in the answer to the request of which slot, and how long after that
+--             it was there
 -- Returns     { now, the epoch, until when it settles or 0, the last reset or 0, until when it is paused or 0, how many permits
 --             fewer there are because the upstream leaves less } integers only
 -- Atomic:     a single server, or keys of one hash tag
@@ -36,9 +36,9 @@ book_enter(book, epoch, now)
 book_open(book, now, text, lease, replica, reset_of(epoch, KEYS[2]), pause_of(epoch, KEYS[2]))
 
 if cost > 0 then charge_at(book, now, cost) end
-for argument = 16, refused_till, 2 do
-  book_hear_refused(book, now, tonumber(ARGV[argument]), tonumber(ARGV[argument + 1]))
-end
+local refused = {}
+for argument = 16, refused_till do refused[#refused + 1] = tonumber(ARGV[argument]) end
+if #refused > 0 then book_hear_refused(book, now, refused) end
 local drift = 0
 local rules = rules_of(text)
 for argument = refused_till + 1, #ARGV, 5 do

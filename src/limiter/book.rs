@@ -100,7 +100,7 @@ impl Book {
         self.moved.retain(|moved| moved.permits > 0 && self.moved_until > now);
         self.declare(now, rules, lease, replica);
         for (others, rule) in self.others.iter_mut().zip(&self.rules) {
-            others.forget(now, rule.window);
+            others.forget(now, rule.window, self.pause.until());
         }
         let union = self.union();
         if self.rules.is_empty() {
@@ -258,12 +258,12 @@ impl Book {
         self.others[index].hear(now, rule.window, used.saturating_sub(own))
     }
 
-    /// Hears that the upstream refused permits of a slot, and does not count them. They stay booked: it is asked no more often for
-    /// that.
-    pub fn hear_refused(&mut self, now: Micros, slot: Micros, permits: u64) {
+    /// Hears that the upstream refused permits of these slots, and how many, and does not count them. They stay booked: it is
+    /// asked no more often for that.
+    pub fn hear_refused(&mut self, now: Micros, slots: &[(Micros, u64)]) {
         for (others, rule) in self.others.iter_mut().zip(&self.rules) {
             if !matches!(rule.kind, Kind::Bucket { .. }) {
-                others.refuse(now, rule.window, slot, permits);
+                others.refuse(now, rule.window, slots);
             }
         }
     }

@@ -25,7 +25,7 @@ pub struct Remaining {
     pub per: Micros,
     /// The slot of its request.
     pub slot: Micros,
-    /// How long that was under way.
+    /// How long after that the answer was there.
     pub took: Micros,
 }
 
@@ -86,13 +86,16 @@ impl Others {
         self.heeded = self.permits();
     }
 
-    /// Hears that the upstream refused permits of a slot, and does not count them. What was refused matters as long as its booking.
-    pub(super) fn refuse(&mut self, now: Micros, window: Micros, slot: Micros, permits: u64) {
+    /// Hears that the upstream refused permits of these slots, and does not count them. What was refused matters as long as its
+    /// booking, so there is no more of it than of bookings.
+    pub(super) fn refuse(&mut self, now: Micros, window: Micros, slots: &[(Micros, u64)]) {
         self.since = if self.since == Micros::ZERO { now } else { self.since };
         self.refused.retain(|(at, _)| *at + window + window > now);
-        match self.refused.iter_mut().find(|(at, _)| *at == slot) {
-            Some((_, refused)) => *refused += permits,
-            None => self.refused.push((slot, permits)),
+        for (slot, permits) in slots {
+            match self.refused.iter_mut().find(|(at, _)| at == slot) {
+                Some((_, refused)) => *refused += permits,
+                None => self.refused.push((*slot, *permits)),
+            }
         }
     }
 
@@ -102,9 +105,9 @@ impl Others {
         inside.map(|(_, permits)| permits).sum()
     }
 
-    /// Expects nothing any more of whom nothing was heard for two windows.
-    pub(super) fn forget(&mut self, now: Micros, window: Micros) {
-        if now >= self.since + window + window {
+    /// Expects nothing any more of whom nothing was heard for two windows. While a pause lasts nothing can be heard.
+    pub(super) fn forget(&mut self, now: Micros, window: Micros, paused_until: Micros) {
+        if now >= self.since.max(paused_until) + window + window {
             *self = Others { heeded: self.heeded, ..Others::default() };
         }
     }
@@ -121,7 +124,7 @@ mod tests {
         let mut others = Others::default();
         let mut hear = |millis: u64, permits| {
             let now = Micros::from_millis(10_000 + millis);
-            others.forget(now, WINDOW);
+            others.forget(now, WINDOW, Micros::ZERO);
             (others.hear(now, WINDOW, permits), others.permits)
         };
         assert_eq!(hear(0, 5), (5, 5));
@@ -135,7 +138,10 @@ mod tests {
         // Nothing heard for two windows.
         assert_eq!(hear(5000, 1), (1, 1));
         assert_eq!(hear(5100, 32), (31, 32));
+        others.forget(Micros::from_millis(19_000), WINDOW, Micros::from_millis(17_001));
         assert_eq!((others.permits(), Others::default().permits()), (35, 0));
+        others.forget(Micros::from_millis(19_000), WINDOW, Micros::from_millis(17_000));
+        assert_eq!(others.permits(), 0);
     }
 
     #[test]
@@ -144,7 +150,7 @@ mod tests {
         let at = |millis: u64| Micros::from_millis(10_000 + millis);
         assert_eq!(others.compared_for(WINDOW), WINDOW);
         for (now, slot, permits) in [(20, 0, 3), (21, 0, 1), (500, 480, 2), (1100, 1000, 1)] {
-            others.refuse(at(now), WINDOW, at(slot), permits);
+            others.refuse(at(now), WINDOW, &[(at(slot), permits)]);
         }
         assert_eq!(others.compared_for(WINDOW), WINDOW + WINDOW);
         let between = |others: &Others, from: u64, until: u64| others.refused(at(from), at(until));
@@ -152,7 +158,7 @@ mod tests {
             [between(&others, 0, 1000), between(&others, 0, 480), between(&others, 1, 479)],
             [7, 6, 0]
         );
-        others.refuse(at(2300), WINDOW, at(2300), 1);
+        others.refuse(at(2300), WINDOW, &[(at(2300), 1)]);
         assert_eq!((between(&others, 0, 3000), others.refused.len()), (4, 3));
     }
 

@@ -161,8 +161,8 @@ pub fn hear(book: &mut Book, now: Micros, lease: Micros, subject: &Subject, said
     if said.cost > 0 {
         book.charge(now, said.cost);
     }
-    for (slot, permits) in &said.refused {
-        book.hear_refused(now, *slot, *permits);
+    if !said.refused.is_empty() {
+        book.hear_refused(now, &said.refused);
     }
     let rules = said.remaining.iter().filter_map(|(index, left)| Some((subject.rules.get(*index)?, left)));
     let drift = rules.map(|(rule, left)| book.hear_remaining(now, rule, left)).sum();

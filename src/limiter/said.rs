@@ -100,7 +100,7 @@ pub(super) struct Saying {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Told {
     window: Window,
-    /// The store's slot of its request, and how long that was under way.
+    /// The store's slot of its request, and how long after that the answer was there.
     slot: Micros,
     took: Micros,
 }
@@ -109,9 +109,9 @@ impl Saying {
     fn new(spoken: Spoken, sent: Instant, slot: Slot, taken: Permits) -> Saying {
         let Spoken { refusal, wait, windows } = spoken;
         let now = Instant::now();
+        let took = Micros::from(now.saturating_duration_since(slot.due));
         // The store knows nothing of slots that are not its own.
         let slot = (slot.source == Source::Store).then_some(slot.at);
-        let took = Micros::from(now.saturating_duration_since(sent));
         let told = |window| slot.map(|slot| Told { window, slot, took });
         let refused = slot.filter(|_| refusal.is_some()).map(|slot| (slot, taken.get()));
         // What is further away than that is capped anyway.

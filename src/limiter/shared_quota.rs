@@ -197,11 +197,11 @@ impl World {
         self.news[replica] = Some(Remaining { permits: left, per: Micros(SECOND), slot, took: now - slot });
         if is_refused {
             self.open(client);
-            self.book.hear_refused(now, slot, 1);
+            self.book.hear_refused(now, &[(slot, 1)]);
             let request = PauseRequest {
                 wait: None,
                 fallback: HEARD_EVERY,
-                max: Micros(SECOND),
+                max: Micros(300 * SECOND),
                 sent_ago: now - slot,
                 jitter: self.dice.roll(1024),
             };
