@@ -567,9 +567,10 @@ end
 
 -- Drops what no rule can see, and merges what only rules with wide cells can still see.
 local function prune(book, now)
-  local rules, longest = book.rules, 0
+  local rules, kept_for, longest = book.rules, {}, 0
   for index, rule in ipairs(rules) do
-    longest = max(longest, compared_for(book, index))
+    kept_for[index] = compared_for(book, index)
+    longest = max(longest, kept_for[index])
     if rule.burst then book.bases[index] = fold(book, rule, book.bases[index], now - floor(rule.window / REFUND_PART)) end
   end
   local first = 1
@@ -580,7 +581,7 @@ local function prune(book, now)
   for index = 1, book.size do
     local at, permits, cell = book.at[index], book.permits[index], nil
     for place, rule in ipairs(rules) do
-      if at + compared_for(book, place) > now and (not cell or rule.cell < cell) then cell = rule.cell end
+      if at + kept_for[place] > now and (not cell or rule.cell < cell) then cell = rule.cell end
     end
     cell = cell or 1
     if kept > 0 and is_one(rules, cell, book.at[kept], at) then

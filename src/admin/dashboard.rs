@@ -6,7 +6,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
-use std::fmt::Write as _;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -186,10 +185,14 @@ pub(super) fn events(state: &AdminState) -> Response {
     let stream = Stream { state: state.clone(), _page: page, next, ends, is_first: true };
     let frames = unfold(stream, |mut stream| async move {
         let state = &stream.state;
-        if Instant::now() >= stream.ends || *state.draining.borrow() {
+        if Instant::now() >= stream.ends {
             return None;
         }
         stream.next.tick().await;
+        if *state.draining.borrow() {
+            // That is told, and then nothing must hold up the end.
+            stream.ends = Instant::now();
+        }
         let mut bytes = Vec::new();
         if std::mem::take(&mut stream.is_first) {
             bytes.extend_from_slice(format!("retry: {RETRY_MILLIS}\n").as_bytes());
@@ -203,11 +206,9 @@ pub(super) fn events(state: &AdminState) -> Response {
 
 /// An event whose data are JSON, in one line.
 fn event<T: Serialize>(name: &str, data: &T) -> Bytes {
-    let mut text = format!("event: {name}\ndata: ");
-    // Neither fails: what is written is made of maps with names, lists, texts and numbers.
-    let _ = write!(text, "{}", serde_json::to_string(data).unwrap_or_default());
-    text.push_str("\n\n");
-    text.into()
+    // It does not fail: what is written is made of maps with names, lists, texts and numbers.
+    let data = serde_json::to_string(data).unwrap_or_default();
+    format!("event: {name}\ndata: {data}\n\n").into()
 }
 
 fn unix_ms() -> u64 {

@@ -1,5 +1,5 @@
-//! Health, metrics and live state, for operators and their tools. Reads the other rooms and changes nothing,
-//! but for asking for a reload.
+//! Health, metrics, live state and a page that shows it, for operators and their tools. Reads the other rooms, and asks them
+//! for what is done by hand: a reload, a pause, a reset.
 //!
 //! - [`server`]: accepts connections and bounds them.
 //! - [`router`]: which path is answered by whom, and for whom.

@@ -1,6 +1,6 @@
 //! The admin listener: plain HTTP/1.1, every connection bounded in number, time and size.
 //!
-//! No endpoint reads a body, so none is read.
+//! A body is read by those endpoints alone that want one, and bounded there.
 
 use std::convert::Infallible;
 use std::sync::Arc;

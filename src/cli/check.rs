@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::config::model::Store;
 use crate::config::{self, Config};
@@ -17,51 +17,37 @@ use crate::telemetry::Metrics;
 /// # Errors
 /// When the output cannot be written.
 pub async fn run(path: &Path, tries_store: bool, as_json: bool) -> std::io::Result<ExitCode> {
-    if as_json {
-        let (outcome, is_valid) = outcome(path, tries_store).await;
-        writeln!(std::io::stdout(), "{outcome:#}")?;
-        return Ok(if is_valid { ExitCode::SUCCESS } else { ExitCode::FAILURE });
-    }
     let config = match config::load(path) {
         Ok(loaded) => loaded.config,
         Err(error) => {
-            writeln!(std::io::stderr(), "{error}")?;
+            if as_json {
+                writeln!(std::io::stdout(), "{:#}", json!({ "ok": false, "problems": error.problems }))?;
+            } else {
+                writeln!(std::io::stderr(), "{error}")?;
+            }
             return Ok(ExitCode::FAILURE);
         }
     };
-    writeln!(std::io::stdout(), "{} is valid: {}", path.display(), summary(&config))?;
-    if !tries_store {
-        return Ok(ExitCode::SUCCESS);
+    let summary = summary(&config);
+    if !as_json {
+        writeln!(std::io::stdout(), "{} is valid: {summary}", path.display())?;
     }
-    match try_store(&config.store).await {
-        Ok(found) => {
-            writeln!(std::io::stdout(), "{found}")?;
-            Ok(ExitCode::SUCCESS)
+    let tried = if tries_store { Some(try_store(&config.store).await) } else { None };
+    let is_well = !matches!(tried, Some(Err(_)));
+    match &tried {
+        _ if as_json => {
+            let store = tried.as_ref().map(|tried| {
+                let (Ok(detail) | Err(detail)) = tried;
+                json!({ "ok": is_well, "detail": detail })
+            });
+            let outcome = json!({ "ok": is_well, "summary": summary, "store": store });
+            writeln!(std::io::stdout(), "{outcome:#}")?;
         }
-        Err(error) => {
-            writeln!(std::io::stderr(), "the store does not work: {error}")?;
-            Ok(ExitCode::FAILURE)
-        }
+        Some(Ok(found)) => writeln!(std::io::stdout(), "{found}")?,
+        Some(Err(error)) => writeln!(std::io::stderr(), "the store does not work: {error}")?,
+        None => {}
     }
-}
-
-/// The same as a document, and whether all is well.
-async fn outcome(path: &Path, tries_store: bool) -> (Value, bool) {
-    let config = match config::load(path) {
-        Ok(loaded) => loaded.config,
-        Err(error) => return (json!({ "ok": false, "problems": error.problems }), false),
-    };
-    let mut outcome = json!({ "ok": true, "summary": summary(&config) });
-    if !tries_store {
-        return (outcome, true);
-    }
-    let tried = try_store(&config.store).await;
-    outcome["ok"] = tried.is_ok().into();
-    outcome["store"] = match &tried {
-        Ok(found) => json!({ "ok": true, "detail": found }),
-        Err(error) => json!({ "ok": false, "detail": error }),
-    };
-    (outcome, tried.is_ok())
+    Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Does everything there that weir does.

@@ -201,10 +201,7 @@ impl Metrics {
         let mut refusals = Vec::new();
         for family in self.shared.families.upstream_refusals_total.collect() {
             for series in family.get_metric() {
-                let value_of = |name: &str| {
-                    let label = series.get_label().iter().find(|label| label.name() == name);
-                    label.map(|label| label.value().to_owned()).unwrap_or_default()
-                };
+                let value_of = |name: &str| label_of(series, name).to_owned();
                 // A counter of integers.
                 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
                 let count = series.get_counter().get_value() as u64;
@@ -254,6 +251,12 @@ impl Default for Metrics {
     }
 }
 
+/// The value of a series' label; empty if it has none of that name.
+fn label_of<'a>(series: &'a prometheus::proto::Metric, name: &str) -> &'a str {
+    let label = series.get_label().iter().find(|label| label.name() == name);
+    label.map_or("", |label| label.value())
+}
+
 /// Removes the series for whose label values, in the order of `names`, `gone` holds.
 fn forget<T: MetricVecBuilder>(vec: &MetricVec<T>, names: &[&str], gone: impl Fn(&[&str]) -> bool)
 where
@@ -262,14 +265,7 @@ where
     for family in vec.collect() {
         for series in family.get_metric() {
             // The library sorts the labels of a series by name.
-            let value_of = |name: &&str| {
-                series
-                    .get_label()
-                    .iter()
-                    .find(|label| label.name() == *name)
-                    .map_or("", |label| label.value())
-            };
-            let values: Vec<&str> = names.iter().map(value_of).collect();
+            let values: Vec<&str> = names.iter().map(|name| label_of(series, name)).collect();
             if gone(&values) {
                 // The only error is that somebody else was quicker.
                 let _ = vec.remove_label_values(&values);
