@@ -11,7 +11,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http_body::{Frame, SizeHint};
+use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
 
@@ -51,8 +51,53 @@ pub(crate) enum RequestBody {
 /// A request's body that comes from the client.
 pub(crate) struct Streaming {
     incoming: Incoming,
+    /// The last piece that fits into the announced length, until it is known that none follows.
+    last: Option<Frame<Bytes>>,
+    /// The trailers that have come behind it.
+    trailers: Option<Frame<Bytes>>,
     timer: IdleTimer,
     upload: Arc<Upload>,
+}
+
+/// What a body gives.
+type Piece = Option<Result<Frame<Bytes>, hyper::Error>>;
+
+impl Streaming {
+    /// A request that turns out longer than it has announced is malformed and goes nowhere (RFC 9113, 8.1.1). Over HTTP/2 that
+    /// is known when its stream has ended, which need not come with the last piece of its body: the upstream, which would have
+    /// a whole request by that piece, gets it then.
+    fn poll_incoming(&mut self, context: &mut Context<'_>) -> Poll<Piece> {
+        if let Some(trailers) = self.trailers.take() {
+            return Poll::Ready(Some(Ok(trailers)));
+        }
+        loop {
+            let piece = ready!(Pin::new(&mut self.incoming).poll_frame(context));
+            let is_used_up = self.incoming.size_hint().exact() == Some(0);
+            match (self.last.take(), piece) {
+                (None, Some(Ok(frame)))
+                    if frame.is_data() && is_used_up && !self.incoming.is_end_stream() =>
+                {
+                    self.last = Some(frame);
+                }
+                (None, piece) => return Poll::Ready(piece),
+                (Some(last), None) => return Poll::Ready(Some(Ok(last))),
+                (Some(last), Some(Ok(frame))) if frame.is_trailers() => {
+                    self.trailers = Some(frame);
+                    return Poll::Ready(Some(Ok(last)));
+                }
+                // An empty piece, for no other fits. It may be the end.
+                (Some(last), Some(Ok(_))) if self.incoming.is_end_stream() => {
+                    return Poll::Ready(Some(Ok(last)));
+                }
+                (Some(last), Some(Ok(_))) => self.last = Some(last),
+                (Some(_), Some(Err(error))) => return Poll::Ready(Some(Err(error))),
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.last.is_none() && self.trailers.is_none() && self.incoming.is_end_stream()
+    }
 }
 
 impl RequestBody {
@@ -68,7 +113,8 @@ impl RequestBody {
         }
         let upload = Arc::new(Upload::new(kept_max));
         let timer = IdleTimer::new(idle_timeout);
-        let streaming = Streaming { incoming, timer, upload: Arc::clone(&upload) };
+        let streaming =
+            Streaming { incoming, last: None, trailers: None, timer, upload: Arc::clone(&upload) };
         (RequestBody::Streaming(Box::new(streaming)), Some(upload))
     }
 }
@@ -86,12 +132,12 @@ impl http_body::Body for RequestBody {
             RequestBody::Kept(bytes) => return Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             RequestBody::Empty => return Poll::Ready(None),
         };
-        let frame = http_body::Body::poll_frame(Pin::new(&mut body.incoming), context);
+        let frame = body.poll_incoming(context);
         let frame = ready!(body.timer.poll_frame(frame, context));
         match &frame {
             Some(Ok(frame)) => {
                 body.upload.keep(frame);
-                body.upload.moved(body.incoming.is_end_stream());
+                body.upload.moved(body.is_end_stream());
             }
             Some(Err(BodyError::Stalled)) => body.upload.set(UploadState::Stalled),
             Some(Err(BodyError::Broken(_))) => body.upload.set(UploadState::Broken),
@@ -103,7 +149,7 @@ impl http_body::Body for RequestBody {
     fn is_end_stream(&self) -> bool {
         match self {
             RequestBody::Empty => true,
-            RequestBody::Streaming(body) => body.incoming.is_end_stream(),
+            RequestBody::Streaming(body) => body.is_end_stream(),
             RequestBody::Kept(bytes) => bytes.is_none(),
         }
     }

@@ -663,6 +663,28 @@ fn messages() -> Vec<Case> {
             &[of_length("9"), frame(DATA, 0, 1, MARKED), data(1, b"!")],
             EndStream(protocol),
         ),
+        case(
+            "8.1.1",
+            "more than the length says, long after what it says",
+            vec![
+                Send([of_length("9"), frame(DATA, 0, 1, MARKED), settings(&[])].concat()),
+                Acknowledged,
+                Send(data(1, b"!")),
+            ],
+            EndStream(protocol),
+        ),
+        send(
+            "8.1.1",
+            "what the length says, and its end in a frame of its own",
+            &[of_length("4"), frame(DATA, 0, 1, b"good"), frame(DATA, 0, 1, b""), data(1, b"")],
+            Answer,
+        ),
+        send(
+            "8.1.1",
+            "what the length says, and trailers",
+            &[of_length("4"), frame(DATA, 0, 1, b"good"), head(1, &literal("x-trailer", "1"))],
+            Answer,
+        ),
         send(
             "8.1.1",
             "a length and nothing",
