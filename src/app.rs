@@ -27,7 +27,7 @@ use crate::limiter::store::Store;
 use crate::proxy::{self, Drained, Proxy, ProxyBuildError};
 use crate::redis::{RedisSetupError, RedisStore};
 use crate::telemetry::logging::LoggingError;
-use crate::telemetry::{Logging, Metrics};
+use crate::telemetry::{Logging, Metrics, Spans};
 
 /// Connections that the kernel holds until they are accepted: a burst of a whole fleet.
 const BACKLOG: u32 = 4096;
@@ -135,6 +135,7 @@ pub struct App {
     serving: JoinHandle<Drained>,
     proxy: Proxy,
     limiters: Limiters,
+    spans: Spans,
     draining: watch::Sender<bool>,
     /// Ends the proxy's listener.
     drain: CancellationToken,
@@ -165,7 +166,8 @@ impl App {
         tasks.spawn(async move { ended.run_until_cancelled(following.follow()).await });
         let (keeping, ended) = (limiters.clone(), end.clone());
         tasks.spawn(async move { ended.run_until_cancelled(keeping.keep()).await });
-        let proxy = Proxy::new(metrics.clone(), &config, &limiters)?;
+        let spans = Spans::from_environment();
+        let proxy = Proxy::new(metrics.clone(), spans.clone(), &config, &limiters)?;
         metrics.started(unix_seconds());
 
         let handle = Arc::new(Handle::new(loaded));
@@ -187,7 +189,7 @@ impl App {
         tasks.spawn(reloads.run(source, requests, hangup, end.clone()));
         info!(address = %proxy_address, "listening");
         info!(address = %admin_address, "admin listening");
-        Ok(App { proxy_address, admin_address, serving, proxy, limiters, draining, drain, end, tasks })
+        Ok(App { proxy_address, admin_address, serving, proxy, limiters, spans, draining, drain, end, tasks })
     }
 
     /// Where applications send their calls.
@@ -203,13 +205,15 @@ impl App {
     /// Takes no more requests, lets those under way and waiting finish, and ends every task.
     ///
     /// The order: first `/readyz` says so, so that a load balancer looks elsewhere; then the proxy drains, while
-    /// its limiters still grant; then what is left of their slots is given back; then the rest.
+    /// its limiters still grant; then what is left of their slots is given back, and what was seen of the last requests is sent;
+    /// then the rest.
     pub async fn drain(self) -> Drained {
         let _ = self.draining.send(true);
         self.drain.cancel();
         let drained = self.serving.await.unwrap_or(Drained::Cut);
         self.limiters.close().await;
         self.proxy.close().await;
+        self.spans.close().await;
         self.end.cancel();
         self.tasks.close();
         self.tasks.wait().await;

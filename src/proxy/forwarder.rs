@@ -34,7 +34,7 @@ use super::upgrade::Tunnel;
 use super::upstream::{Lease, Ready};
 use crate::config::model::Http2;
 use crate::limiter::{Demand, Entered, Gate, Partition, Permit, Receipt, Refusal, Spoken, Ticket, Window};
-use crate::telemetry::Outcome;
+use crate::telemetry::{Outcome, Part};
 
 /// A connection that is not open by then holds up no other permit: an upstream that does not answer must not stop a queue.
 /// Until then it does, or a burst would open a connection for each of its requests at once.
@@ -47,7 +47,7 @@ pub(crate) async fn handle(
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     let table = proxy.table();
-    let mut record = Box::new(Record::begin(&table, &client, &request));
+    let mut record = Box::new(Record::begin(&table, proxy.spans(), &client, &request));
     let seen = Seen::of(request.headers());
     let asked = Asked::of(&request, seen);
     let expects_continue = headers::expects_continue(request.headers(), seen);
@@ -57,7 +57,10 @@ pub(crate) async fn handle(
             let mut going = Going::new(&plan, target, request);
             match forward(&plan, &client, &mut going, &mut record).await {
                 Ok(answer) => return Ok(answer.finish(record, &client)),
-                Err(error) => (error, going.body.take()),
+                Err(error) => {
+                    record.came_back(Err(&error));
+                    (error, going.body.take())
+                }
             }
         }
     };
@@ -254,7 +257,7 @@ async fn forward(
     going: &mut Going,
     record: &mut Record,
 ) -> Result<Answer, ProxyError> {
-    (going.permit, going.ready) = admit(plan, client, &mut going.head, &plan.demand).await?;
+    (going.permit, going.ready) = admit(plan, client, &mut going.head, &plan.demand, record).await?;
     let (mut response, lease) = match plan.retries(going) {
         None => send(plan, client, going, record).await,
         Some(retries) => Box::pin(attempts(plan, client, going, record, retries)).await,
@@ -299,7 +302,7 @@ async fn attempts(
         && let Some(reason) = retries.take(sent.as_ref().map(|(response, _)| response.status()))
     {
         let demand = Demand { wait_max: Some(retries.wait()), ..plan.demand };
-        match admit(plan, client, &mut going.head, &demand).await {
+        match admit(plan, client, &mut going.head, &demand, record).await {
             Ok((permit, ready)) => (going.permit, going.ready) = (permit, ready),
             // There is no permit within its wait: the client gets what there is.
             Err(ProxyError::Refused { .. } | ProxyError::Draining) => break,
@@ -309,6 +312,9 @@ async fn attempts(
             }
         }
         plan.route.metrics.retried(&reason);
+        if let Err(error) = &sent {
+            record.came_back(Err(error));
+        }
         // The connection of the last answer closes with it, unless others share that.
         drop(sent);
         sent = send(plan, client, going, record).await;
@@ -370,16 +376,32 @@ async fn admit(
     client: &Client,
     outgoing: &mut Request<()>,
     demand: &Demand,
+    record: &mut Record,
 ) -> Result<(Option<Permit>, Ready), ProxyError> {
     let Some(gate) = &plan.route.gate else { return Ok((None, Ready::default())) };
-    let entered = gate.enter(&plan.partitions, *demand).await;
+    let entered = {
+        let entering = pin!(gate.enter(&plan.partitions, *demand));
+        traced(record, Part::Reserve, entering).await
+    };
     match entered.map_err(|refusal| refused(gate, refusal))? {
         Entered::Granted(permit) => Ok((Some(permit), Ready::default())),
         Entered::Waiting(ticket) => {
             headers::compact(outgoing);
-            let (permit, ready) = while_wanted(client, pin!(wait(plan, gate, ticket))).await?;
+            record.waiting_since = Some(Instant::now());
+            let waiting = pin!(wait(plan, gate, ticket));
+            let waiting = pin!(while_wanted(client, waiting));
+            let (permit, ready) = traced(record, Part::Wait, waiting).await?;
+            record.waiting_since = None;
             Ok((Some(permit), ready))
         }
+    }
+}
+
+/// Runs a part of a request that is seen in its trace, where it has one.
+async fn traced<T>(record: &Record, part: Part, running: Pin<&mut impl Future<Output = T>>) -> T {
+    match &record.trace {
+        Some(trace) => trace.part(part, running).await,
+        None => running.await,
     }
 }
 
@@ -432,7 +454,8 @@ async fn send(plan: &Plan, client: &Client, going: &mut Going, record: &mut Reco
             Some(lease) => (lease, true),
             // On the heap: what waits must stay small.
             None => {
-                let lease = Box::pin(open(plan, &mut going.permit)).await?;
+                let mut opening = Box::pin(open(plan, &mut going.permit));
+                let lease = traced(record, Part::Connect, opening.as_mut()).await?;
                 let reused = lease.is_reused();
                 (lease, reused)
             }
@@ -450,9 +473,17 @@ async fn send(plan: &Plan, client: &Client, going: &mut Going, record: &mut Reco
             record.waited = permit.waited();
         }
         let spent = Spent(going.permit.take());
-        let request = unsent.take().map_or_else(|| going.request(plan, client, again), |unsent| *unsent);
+        let request = match unsent.take() {
+            Some(unsent) => *unsent,
+            None => {
+                let mut request = going.request(plan, client, again);
+                record.goes_upstream(&plan.route, &mut request);
+                request
+            }
+        };
         match lease.send(request, going.upload.clone()).await {
             Ok(response) => {
+                record.came_back(Ok(response.status()));
                 answered(plan, &response, spent.commit().as_ref(), began.elapsed());
                 return Ok((response, lease));
             }
@@ -464,7 +495,8 @@ async fn send(plan: &Plan, client: &Client, going: &mut Going, record: &mut Reco
                     && !std::mem::replace(&mut is_repeated, true) =>
             {
                 drop(spent);
-                (going.permit, _) = Box::pin(admit(plan, client, &mut going.head, &plan.demand)).await?;
+                (going.permit, _) =
+                    Box::pin(admit(plan, client, &mut going.head, &plan.demand, record)).await?;
                 again = false;
                 lease = Box::pin(upstream.open_fresh(plan.wanted())).await?;
             }

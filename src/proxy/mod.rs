@@ -61,7 +61,7 @@ use self::router::{NO_ROUTE, Route, Table};
 use self::upstream::{Key, Upstream};
 use crate::config::{Config, model};
 use crate::limiter::Limiters;
-use crate::telemetry::Metrics;
+use crate::telemetry::{Metrics, Spans};
 
 /// How long upstream connections may take to say goodbye when weir ends.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(1);
@@ -97,6 +97,7 @@ struct Shared {
     table: ArcSwap<Table>,
     upstreams: Mutex<Upstreams>,
     metrics: Metrics,
+    spans: Spans,
     making: Making,
 }
 
@@ -111,13 +112,19 @@ type Upstreams = HashMap<Key, Arc<Upstream>>;
 
 impl Proxy {
     /// Compiles the configuration's routes; connects to nothing yet.
-    pub fn new(metrics: Metrics, config: &Config, limiters: &Limiters) -> Result<Proxy, ProxyBuildError> {
-        Proxy::with_reach(metrics, config, limiters, Reach::default())
+    pub fn new(
+        metrics: Metrics,
+        spans: Spans,
+        config: &Config,
+        limiters: &Limiters,
+    ) -> Result<Proxy, ProxyBuildError> {
+        Proxy::with_reach(metrics, spans, config, limiters, Reach::default())
     }
 
     /// The same, with another way to reach upstreams.
     pub fn with_reach(
         metrics: Metrics,
+        spans: Spans,
         config: &Config,
         limiters: &Limiters,
         reach: Reach,
@@ -125,13 +132,13 @@ impl Proxy {
         let making = Making { reach, tasks: TaskTracker::new() };
         let (table, upstreams) = build(config, limiters, &metrics, &making, &Upstreams::new())?;
         let (table, upstreams) = (ArcSwap::from_pointee(table), Mutex::new(upstreams));
-        Ok(Proxy { shared: Arc::new(Shared { table, upstreams, metrics, making }) })
+        Ok(Proxy { shared: Arc::new(Shared { table, upstreams, metrics, spans, making }) })
     }
 
     /// Puts another configuration in place for all requests that begin from now on; if it cannot be used, nothing
     /// changes. Upstreams that it leaves as they were keep their connections.
     pub fn apply(&self, config: &Config, limiters: &Limiters) -> Result<(), ProxyBuildError> {
-        let Shared { table, upstreams, metrics, making } = &*self.shared;
+        let Shared { table, upstreams, metrics, making, .. } = &*self.shared;
         let mut upstreams = upstreams.lock().unwrap_or_else(PoisonError::into_inner);
         let (new_table, new_upstreams) = build(config, limiters, metrics, making, &upstreams)?;
         table.store(Arc::new(new_table));
@@ -161,6 +168,11 @@ impl Proxy {
     fn each_upstream(&self, act: impl Fn(&Upstream)) {
         let upstreams = self.shared.upstreams.lock().unwrap_or_else(PoisonError::into_inner);
         upstreams.values().for_each(|upstream| act(upstream));
+    }
+
+    /// Where the traces of requests go.
+    fn spans(&self) -> &Spans {
+        &self.shared.spans
     }
 
     /// The configuration as it is now.

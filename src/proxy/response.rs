@@ -96,11 +96,11 @@ struct Problem<'a> {
 pub(crate) fn refuse(error: &ProxyError, asked: Asked, record: &mut Record) -> Response<Body> {
     let verdict = verdict(error);
     record.outcome = verdict.outcome;
-    record.status = verdict.status.as_u16();
-    record.error = Some(verdict.code);
     let mut response = if asked.grpc { grpc(&verdict) } else { problem(&verdict, asked.head) };
-    if asked.grpc {
+    // Nobody gets the answer to a request whose client has left.
+    if verdict.outcome != Outcome::Cancelled {
         record.status = response.status().as_u16();
+        record.error = Some(verdict.code);
     }
     let headers = response.headers_mut();
     headers.insert(WEIR_ERROR, HeaderValue::from_static(verdict.code));
@@ -113,6 +113,10 @@ pub(crate) fn refuse(error: &ProxyError, asked: Asked, record: &mut Record) -> R
     if verdict.status == StatusCode::UNAUTHORIZED {
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(CHALLENGE));
     }
+    record.reason = Some(match error {
+        ProxyError::UpstreamConnect(_) | ProxyError::UpstreamProtocol(_) => error.to_string(),
+        _ => verdict.detail,
+    });
     response
 }
 
@@ -138,6 +142,11 @@ pub(crate) fn is_refusal(status: StatusCode, headers: &HeaderMap) -> bool {
 /// Whether such a refusal asks to be left alone: a server that is merely down names no instant.
 pub(crate) fn asks_for_pause(status: StatusCode, names_instant: bool) -> bool {
     status == StatusCode::TOO_MANY_REQUESTS || names_instant
+}
+
+/// What an error is called in `weir-error`.
+pub(crate) fn code_of(error: &ProxyError) -> &'static str {
+    verdict(error).code
 }
 
 /// The status that a client gets for an error.

@@ -9,6 +9,7 @@
 
 mod support;
 
+mod access_log;
 mod algorithms;
 mod bad_input;
 mod capacity;
@@ -50,6 +51,7 @@ mod targets;
 mod telemetry;
 mod tls;
 mod topologies;
+mod traces;
 mod tunnels;
 mod uploads;
 mod upstream_answers;

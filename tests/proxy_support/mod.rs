@@ -30,7 +30,7 @@ use weir::limiter::Limiters;
 use weir::limiter::limit::{Algorithm, Limit, Limiter, LimiterName, Permits, QueueLimits};
 use weir::limiter::memory::MemoryStore;
 use weir::proxy::{Drained, Proxy, ProxyBuildError, Reach, serve};
-use weir::telemetry::Metrics;
+use weir::telemetry::{Metrics, Spans};
 
 /// Far longer than anything here takes.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -82,7 +82,7 @@ impl Weir {
         let (metrics, clock) = (Metrics::new(), Clock::start());
         let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, metrics.clone());
         limiters.apply(&config.limiters);
-        let proxy = Proxy::with_reach(metrics, &config, &limiters, reach).unwrap();
+        let proxy = Proxy::with_reach(metrics, Spans::default(), &config, &limiters, reach).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();

@@ -48,7 +48,8 @@ impl Weir {
         Weir::start_in(config, &wall_clock::ahead(ahead)).await
     }
 
-    async fn start_in(config: &str, environment: &[(&str, String)]) -> Weir {
+    /// Starts one with these variables in its environment.
+    pub(crate) async fn start_in(config: &str, environment: &[(&str, String)]) -> Weir {
         let directory = TempDir::with_prefix("weir-test").expect("a temporary directory");
         let path = directory.path().join("weir.yaml");
         write_whole(&path, config);

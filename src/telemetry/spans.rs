@@ -1,0 +1,421 @@
+//! Traces of requests, sent over OTLP to where the standard `OTEL_*` variables say; without an endpoint there are none, and
+//! nothing is spent on them.
+//!
+//! A request has a span, and below it one for its share of a call to the store, one for its wait, and one for each attempt at
+//! the upstream, whose context goes there as `traceparent` (W3C Trace Context). Which requests are sampled, how spans are put
+//! together and how they are lost when a collector is away are OpenTelemetry's own business; all of it is bounded there.
+//! The proxy says what happened; nothing here knows a limiter, a store or an upstream.
+
+use std::borrow::Cow;
+use std::env;
+use std::fmt;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use futures_util::future::{BoxFuture, poll_fn};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
+use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::connect::HttpConnector;
+use opentelemetry::propagation::TextMapPropagator;
+use opentelemetry::trace::{
+    Span, SpanBuilder, SpanContext, SpanKind, Status, TraceContextExt, Tracer, TracerProvider,
+};
+use opentelemetry::{Context, KeyValue};
+use opentelemetry_http::hyper::HyperClient;
+use opentelemetry_http::{HeaderExtractor, HttpClient, HttpError};
+use opentelemetry_otlp::{SpanExporter, WithHttpConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span as SdkSpan};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use thiserror::Error;
+use tokio::runtime::Handle;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::handles::Outcome;
+
+/// How long what is left may take to be sent when weir ends.
+const CLOSE_TIME_MAX: Duration = Duration::from_secs(3);
+
+/// How long a call to the collector may take where no variable says so, by the specification of OTLP exporters.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
+
+/// Why there are no traces although an endpoint is set.
+#[derive(Debug, Error)]
+enum SpansError {
+    #[error("OTEL_TRACES_EXPORTER is {0:?}: weir has `otlp` and `none`")]
+    Exporter(String),
+    #[error(
+        "the OTLP protocol is {0:?}, and weir has `http/protobuf`: set OTEL_EXPORTER_OTLP_PROTOCOL to that and name the \
+         collector's port for HTTP (4318, unless it was changed)"
+    )]
+    Protocol(String),
+    #[error("{variable} names a file that cannot be used: {reason}")]
+    File { variable: &'static str, reason: String },
+    #[error("OTEL_EXPORTER_OTLP_TIMEOUT must be a whole number of milliseconds")]
+    Timeout,
+    // Without what the exporter says of it: that repeats the endpoint, where a password may be.
+    #[error("the OTLP endpoint must be a URL such as http://collector:4318")]
+    Endpoint,
+}
+
+/// Where spans go. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct Spans(Option<Arc<Inner>>);
+
+struct Inner {
+    provider: SdkTracerProvider,
+    tracer: SdkTracer,
+    propagator: TraceContextPropagator,
+}
+
+impl Spans {
+    /// As the process's environment says: none unless an endpoint is set. What is wrong there is logged; weir runs without traces
+    /// then, for it has more to do than that.
+    pub fn from_environment() -> Spans {
+        let endpoints = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
+        let is_disabled =
+            variable("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+        let is_none = variable("OTEL_TRACES_EXPORTER").is_some_and(|value| value == "none");
+        if is_disabled || is_none || endpoints.iter().all(|name| variable(name).is_none()) {
+            return Spans::default();
+        }
+        match Inner::from_environment() {
+            Ok(inner) => {
+                info!("traces are sent over OTLP");
+                Spans(Some(Arc::new(inner)))
+            }
+            Err(error) => {
+                warn!(%error, "no traces");
+                Spans::default()
+            }
+        }
+    }
+
+    /// Begins the trace of a request, or goes on with that of its client; `None` if there are no traces.
+    pub fn begin(&self, headers: &HeaderMap) -> Option<Box<Trace>> {
+        let inner = self.0.as_ref()?;
+        let caller = inner.propagator.extract_with_context(&Context::new(), &HeaderExtractor(headers));
+        let (began, began_at) = (Instant::now(), SystemTime::now());
+        let builder = SpanBuilder::from_name("request").with_kind(SpanKind::Server).with_start_time(began_at);
+        let span = inner.tracer.build_with_context(builder, &caller);
+        let has_caller = caller.has_active_span();
+        let own = Context::new().with_span(span);
+        Some(Box::new(Trace { spans: Arc::clone(inner), own, has_caller, began, began_at, attempt: None }))
+    }
+
+    /// Sends what is left. For the end.
+    pub async fn close(self) {
+        let Some(inner) = self.0 else { return };
+        // It waits for the exporter's thread.
+        let closed =
+            tokio::task::spawn_blocking(move || inner.provider.shutdown_with_timeout(CLOSE_TIME_MAX));
+        if !matches!(closed.await, Ok(Ok(()))) {
+            warn!("the last traces may not have been sent");
+        }
+    }
+}
+
+impl Inner {
+    fn from_environment() -> Result<Inner, SpansError> {
+        if let Some(exporter) = variable("OTEL_TRACES_EXPORTER").filter(|exporter| exporter != "otlp") {
+            return Err(SpansError::Exporter(exporter));
+        }
+        if let Some(protocol) = of_traces("PROTOCOL").filter(|protocol| protocol != "http/protobuf") {
+            return Err(SpansError::Protocol(protocol));
+        }
+        let timeout = match of_traces("TIMEOUT").map(|timeout| timeout.parse()) {
+            Some(Ok(millis)) => Duration::from_millis(millis),
+            Some(Err(_)) => return Err(SpansError::Timeout),
+            None => TIMEOUT,
+        };
+        let connector =
+            HttpsConnectorBuilder::new().with_tls_config(tls()?).https_or_http().enable_http1().build();
+        let client = HyperClient::new(connector, timeout, None);
+        let client = OnRuntime { client, runtime: Handle::current() };
+        let exporter = SpanExporter::builder().with_http().with_http_client(client).build();
+        let exporter = exporter.map_err(|_| SpansError::Endpoint)?;
+        let provider =
+            SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource()).build();
+        let tracer = provider.tracer("weir");
+        Ok(Inner { provider, tracer, propagator: TraceContextPropagator::new() })
+    }
+}
+
+/// Of which service the spans are.
+fn resource() -> Resource {
+    let resource =
+        Resource::builder().with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
+    let is_named = variable("OTEL_SERVICE_NAME").is_some()
+        || variable("OTEL_RESOURCE_ATTRIBUTES")
+            .is_some_and(|attributes| attributes.contains("service.name="));
+    if is_named { resource.build() } else { resource.with_service_name("weir").build() }
+}
+
+/// The public roots, or what is configured in their place; and who weir is, for a collector that asks.
+fn tls() -> Result<rustls::ClientConfig, SpansError> {
+    let unusable =
+        |variable| move |error: &dyn fmt::Display| SpansError::File { variable, reason: error.to_string() };
+    let builder = rustls::ClientConfig::builder();
+    let builder = match of_traces("CERTIFICATE") {
+        None => builder.with_webpki_roots(),
+        Some(path) => {
+            let unusable = unusable("OTEL_EXPORTER_OTLP_CERTIFICATE");
+            let mut roots = rustls::RootCertStore::empty();
+            for certificate in certificates(&path).map_err(|error| unusable(&error))? {
+                roots.add(certificate).map_err(|error| unusable(&error))?;
+            }
+            builder.with_root_certificates(roots)
+        }
+    };
+    let (Some(chain), Some(key)) = (of_traces("CLIENT_CERTIFICATE"), of_traces("CLIENT_KEY")) else {
+        return Ok(builder.with_no_client_auth());
+    };
+    let unusable_key = unusable("OTEL_EXPORTER_OTLP_CLIENT_KEY");
+    let unusable = unusable("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE");
+    let chain = certificates(&chain).map_err(|error| unusable(&error))?;
+    let key = PrivateKeyDer::from_pem_file(key).map_err(|error| unusable_key(&error))?;
+    builder.with_client_auth_cert(chain, key).map_err(|error| unusable(&error))
+}
+
+fn certificates(path: &str) -> Result<Vec<CertificateDer<'static>>, rustls_pki_types::pem::Error> {
+    CertificateDer::pem_file_iter(path)?.collect()
+}
+
+/// A variable of the environment that is set to something.
+fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// One of the exporter's variables, which may be set for traces alone.
+fn of_traces(name: &str) -> Option<String> {
+    variable(&format!("OTEL_EXPORTER_OTLP_TRACES_{name}"))
+        .or_else(|| variable(&format!("OTEL_EXPORTER_OTLP_{name}")))
+}
+
+/// Calls the collector on weir's own runtime: whoever asks for it is a thread without one.
+#[derive(Debug)]
+struct OnRuntime {
+    client: HyperClient<HttpsConnector<HttpConnector>>,
+    runtime: Handle,
+}
+
+impl HttpClient for OnRuntime {
+    fn send_bytes<'a, 'b>(
+        &'a self,
+        request: Request<Bytes>,
+    ) -> BoxFuture<'b, Result<Response<Bytes>, HttpError>>
+    where
+        'a: 'b,
+        Self: 'b,
+    {
+        let client = self.client.clone();
+        let sending = self.runtime.spawn(async move { client.send_bytes(request).await });
+        Box::pin(async move { sending.await? })
+    }
+}
+
+/// A part of a request's life that has a span.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    /// It takes part in a call to the store.
+    Reserve,
+    /// It waits for its slot.
+    Wait,
+    /// A connection to the upstream is opened for it.
+    Connect,
+}
+
+/// The trace of one request. It ends when it is dropped.
+pub struct Trace {
+    spans: Arc<Inner>,
+    /// With the request's span in it.
+    own: Context,
+    /// Whether it goes on with the client's.
+    has_caller: bool,
+    began: Instant,
+    began_at: SystemTime,
+    /// The attempt at the upstream that is under way.
+    attempt: Option<SdkSpan>,
+}
+
+impl Trace {
+    /// The trace's number, if it is sampled.
+    pub fn id(&self) -> Option<String> {
+        let span = self.own.span();
+        span.is_recording().then(|| span.span_context().trace_id().to_string())
+    }
+
+    /// Runs a part of the request. What is there at once is none.
+    pub async fn part<T>(&self, part: Part, mut running: Pin<&mut impl Future<Output = T>>) -> T {
+        let mut guard = Running { trace: self, part, began: None };
+        poll_fn(|context| {
+            let polled = running.as_mut().poll(context);
+            if polled.is_pending() {
+                guard.began.get_or_insert_with(Instant::now);
+            }
+            polled
+        })
+        .await
+    }
+
+    /// A request goes to the upstream, whose host that is. Its headers carry the trace on, unless they may not.
+    pub fn begin_attempt(&mut self, method: &Method, host: &str, headers: &mut HeaderMap, may_tell: bool) {
+        // The one before came to nothing, and nothing was heard of it.
+        self.end_attempt(Err("upstream_protocol"));
+        let is_recording = self.own.span().is_recording();
+        self.attempt = is_recording.then(|| {
+            let attributes = [
+                KeyValue::new("http.request.method", method.as_str().to_owned()),
+                KeyValue::new("server.address", host.to_owned()),
+            ];
+            let builder = self.child(name_of(method), SpanKind::Client, Instant::now());
+            self.spans.tracer.build_with_context(builder.with_attributes(attributes), &self.own)
+        });
+        if !may_tell {
+            return;
+        }
+        let span = self.own.span();
+        let context =
+            self.attempt.as_ref().map_or_else(|| span.span_context(), |attempt| attempt.span_context());
+        if let Ok(parent) = HeaderValue::from_str(&traceparent(context)) {
+            headers.insert(TRACEPARENT, parent);
+            if !self.has_caller {
+                // It would belong to another trace.
+                headers.remove(TRACESTATE);
+            }
+        }
+    }
+
+    /// It was answered with a status, or ended otherwise.
+    pub fn end_attempt(&mut self, ended: Result<u16, &'static str>) {
+        let Some(mut attempt) = self.attempt.take() else { return };
+        match ended {
+            Ok(status) => {
+                attempt.set_attribute(KeyValue::new("http.response.status_code", i64::from(status)));
+                if status >= 400 {
+                    attempt.set_attribute(KeyValue::new("error.type", status.to_string()));
+                    attempt.set_status(Status::error(""));
+                }
+            }
+            Err(reason) => {
+                attempt.set_attribute(KeyValue::new("error.type", reason));
+                attempt.set_status(Status::error(""));
+            }
+        }
+        attempt.end();
+    }
+
+    /// What is known of the request when it is over.
+    pub fn describe(&self, summary: &Summary<'_>) {
+        let span = self.own.span();
+        if !span.is_recording() {
+            return;
+        }
+        let Summary { method, path, route, status, outcome, error, waited, client_address, client } =
+            *summary;
+        span.update_name(format!("{} {route}", name_of(method)));
+        span.set_attributes([
+            KeyValue::new("http.request.method", method.as_str().to_owned()),
+            KeyValue::new("http.response.status_code", i64::from(status)),
+            KeyValue::new("url.path", path.to_owned()),
+            KeyValue::new("client.address", client_address.to_string()),
+            KeyValue::new("weir.route", route.to_owned()),
+            KeyValue::new("weir.outcome", outcome.as_str()),
+            KeyValue::new("weir.wait_ms", i64::try_from(waited.as_millis()).unwrap_or(i64::MAX)),
+        ]);
+        span.set_attributes(client.map(|client| KeyValue::new("weir.client", client.to_owned())));
+        span.set_attributes(error.map(|error| KeyValue::new("error.type", error)));
+        if status >= 500 {
+            span.set_status(Status::error(""));
+        }
+    }
+
+    fn child(&self, name: impl Into<Cow<'static, str>>, kind: SpanKind, began: Instant) -> SpanBuilder {
+        SpanBuilder::from_name(name).with_kind(kind).with_start_time(self.at(began))
+    }
+
+    fn at(&self, instant: Instant) -> SystemTime {
+        self.began_at + instant.saturating_duration_since(self.began)
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        self.end_attempt(Err("cancelled"));
+        self.own.span().end();
+    }
+}
+
+/// What a request was, and what became of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Summary<'a> {
+    /// Its method.
+    pub method: &'a Method,
+    /// Its path, without the query, where credentials may be.
+    pub path: &'a str,
+    /// Its route's name.
+    pub route: &'a str,
+    /// The status that its client got.
+    pub status: u16,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// The `weir-error` of an answer that weir made itself.
+    pub error: Option<&'static str>,
+    /// How long it waited in the queue.
+    pub waited: Duration,
+    /// Its client's address.
+    pub client_address: IpAddr,
+    /// Its client's name.
+    pub client: Option<&'a str>,
+}
+
+/// A part that is under way; its span is made when it ends, also by being dropped.
+struct Running<'a> {
+    trace: &'a Trace,
+    part: Part,
+    began: Option<Instant>,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let Some(began) = self.began else { return };
+        let Trace { spans, own, .. } = self.trace;
+        if own.span().is_recording() {
+            let (name, kind) = match self.part {
+                Part::Reserve => ("reserve", SpanKind::Client),
+                Part::Wait => ("wait", SpanKind::Internal),
+                Part::Connect => ("connect", SpanKind::Client),
+            };
+            spans.tracer.build_with_context(self.trace.child(name, kind, began), own).end();
+        }
+    }
+}
+
+/// A method as it may stand in a name, of which there are not to be many.
+fn name_of(method: &Method) -> &'static str {
+    let known = [
+        (Method::GET, "GET"),
+        (Method::HEAD, "HEAD"),
+        (Method::POST, "POST"),
+        (Method::PUT, "PUT"),
+        (Method::PATCH, "PATCH"),
+        (Method::DELETE, "DELETE"),
+        (Method::OPTIONS, "OPTIONS"),
+    ];
+    known.iter().find(|(known, _)| known == method).map_or("HTTP", |(_, name)| name)
+}
+
+/// The header of that name, version 00.
+fn traceparent(context: &SpanContext) -> String {
+    let (trace, span, flags) = (context.trace_id(), context.span_id(), context.trace_flags().to_u8());
+    format!("00-{trace}-{span}-{flags:02x}")
+}

@@ -1,0 +1,103 @@
+//! The access log: one line a request, as JSON or as text, with what became of it, why, and how long it waited.
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::weir::with_preamble;
+use crate::support::{PATIENCE, Upstream, Weir, eventually, lane, poll_for};
+
+fn config(upstream: &Upstream, format: &str) -> String {
+    let routes = format!(
+        "limiters: {{api: {{limits: [1/1s, 2/1h], queue: {{timeout: 5s, max_waiting: 10}}}}}}\n\
+         routes:\n\
+         - {{name: down, match: {{path: /down}}, upstream: \"http://127.0.0.1:1\"}}\n\
+         - {{name: all, match: {{path: /}}, upstream: \"{}\", limiter: api}}\n",
+        upstream.url()
+    );
+    with_preamble(&routes).replace("format: json, access: false", &format!("format: {format}, access: true"))
+}
+
+#[tokio::test]
+async fn every_request_is_told_with_its_outcome_its_wait_and_the_reason() {
+    let _lane = lane::shared().await;
+    let (upstream, directory) = (Upstream::start(), TempDir::new().unwrap());
+    let path = directory.path().join("weir.yaml");
+    std::fs::write(&path, config(&upstream, "json")).unwrap();
+    let weir = Weir::start_at(&path).await;
+    for (target, status) in [("/a?key=s3cret", 200), ("/b", 200), ("/c", 429), ("/down", 502)] {
+        assert_eq!(weir.get(target).await.status, status, "{target}");
+    }
+    // One that leaves while it waits for an hour.
+    weir.tell("/api/limiters/api/reset").await;
+    weir.tell_with("/api/limiters/api/pause", "{\"for\": \"4s\"}").await;
+    let leaving = weir.begin(1, "/left");
+    weir.wait_for_waiting(1).await;
+    drop(leaving);
+    weir.wait_for_empty_queue().await;
+
+    let lines = poll_for("every line", PATIENCE, async || {
+        let log = weir.log();
+        let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let lines: Vec<Value> = lines.filter(|line| line["target"] == "weir::access").collect();
+        (lines.len() == 5).then_some(lines)
+    })
+    .await;
+    let told: Vec<_> = lines
+        .iter()
+        .map(|line| {
+            let text = |key: &str| line[key].as_str().unwrap_or("-").to_owned();
+            (text("path"), line["status"].as_u64().unwrap(), text("route"), text("outcome"), text("error"))
+        })
+        .collect();
+    let expected = [
+        ("/a", 200, "all", "forwarded", "-"),
+        ("/b", 200, "all", "forwarded", "-"),
+        ("/c", 429, "all", "refused", "rate_limited"),
+        ("/down", 502, "down", "failed", "upstream_connect"),
+        ("/left", 499, "all", "cancelled", "-"),
+    ];
+    let expected = expected.map(|(path, status, route, outcome, error)| {
+        (path.to_owned(), status, route.to_owned(), outcome.to_owned(), error.to_owned())
+    });
+    assert_eq!(told, expected);
+    let wait_ms = |index: usize| lines[index]["wait_ms"].as_u64().unwrap();
+    assert_eq!((wait_ms(0), wait_ms(2)), (0, 0));
+    assert!((500..3000).contains(&wait_ms(1)), "{} ms", wait_ms(1));
+    assert!((1..4000).contains(&wait_ms(4)), "{} ms: one that leaves has waited, too", wait_ms(4));
+    assert_eq!(lines[2]["reason"], "limiter api has no permit within the wait");
+    assert!(lines[3]["reason"].as_str().unwrap().contains("127.0.0.1:1"), "{}", lines[3]);
+    assert!(!weir.log().contains("s3cret"));
+}
+
+#[tokio::test]
+async fn it_is_text_where_that_is_wanted_from_a_reload_on() {
+    let _lane = lane::shared().await;
+    let (upstream, directory) = (Upstream::start(), TempDir::new().unwrap());
+    let path = directory.path().join("weir.yaml");
+    std::fs::write(&path, config(&upstream, "json")).unwrap();
+    let weir = Weir::start_at(&path).await;
+    std::fs::write(&path, config(&upstream, "text")).unwrap();
+    assert_eq!(weir.tell("/api/reload").await.status, 200);
+    for (target, status) in [("/a", 200), ("/b", 200), ("/c", 429)] {
+        assert_eq!(weir.get(target).await.status, status);
+    }
+    let line = async || weir.log().lines().find(|line| line.contains("/c")).map(ToOwned::to_owned);
+    let line = poll_for("the line", PATIENCE, line).await;
+    assert!(serde_json::from_str::<Value>(&line).is_err());
+    for part in [
+        "weir::access",
+        "GET",
+        "status=429",
+        "outcome=\"refused\"",
+        "error=\"rate_limited\"",
+        "wait_ms=0",
+        "reason=",
+    ] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    assert!(!line.contains('\u{1b}'), "no colours where nobody sees them: {line:?}");
+    eventually("no line without its request", PATIENCE, async || {
+        weir.log().matches("weir::access").count() == 3
+    })
+    .await;
+}
