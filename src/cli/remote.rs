@@ -31,7 +31,13 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug, Args)]
 pub struct Remote {
     /// The admin listener of any replica; its token is read from WEIR_ADMIN_TOKEN
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "WEIR_ADMIN_URL",
+        hide_env_values = true,
+        default_value = "http://127.0.0.1:9090"
+    )]
     admin: Url,
     /// Print the answer as JSON
     #[arg(long)]

@@ -55,3 +55,4 @@ mod traces;
 mod tunnels;
 mod uploads;
 mod upstream_answers;
+mod walkthrough;

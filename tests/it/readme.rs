@@ -1,18 +1,15 @@
-//! What the README shows is true: its configurations pass the check, its names exist, its commands run.
-//!
-//! A fenced block says by its words what it is: `yaml` is a whole configuration; `sh run` needs nothing but the
-//! binary; `sh quickstart` needs `config/quickstart.yaml` served. Other `sh` blocks build, serve or need three terminals.
+//! What the README names is there: its configurations are those of the directory and pass the check, its names exist. That its
+//! commands run is in `walkthrough`.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
 
 use regex::Regex;
 use tempfile::TempDir;
 
+use crate::support::lane;
 use crate::support::weir::run;
-use crate::support::{Upstream, Weir, lane};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -55,17 +52,6 @@ fn texts<'a>(blocks: &'a [Block], info: &str) -> Vec<&'a str> {
         blocks.iter().filter(|block| block.info == info).map(|block| block.text.as_str()).collect();
     assert!(!found.is_empty(), "no block {info:?}");
     found
-}
-
-/// Runs commands in the root of the repository, with this build's weir first on the path.
-async fn shell(commands: &str) -> Output {
-    let binary = Path::new(env!("CARGO_BIN_EXE_weir")).parent().expect("it lies in a directory");
-    let path = std::env::var("PATH").unwrap_or_default();
-    let mut shell = tokio::process::Command::new("sh");
-    shell.args(["-euc", commands]).current_dir(ROOT).env("PATH", format!("{}:{path}", binary.display()));
-    let output = shell.kill_on_drop(true).output().await.expect("start a shell");
-    assert!(output.status.success(), "{commands}\n{}", String::from_utf8_lossy(&output.stderr));
-    output
 }
 
 #[tokio::test]
@@ -115,59 +101,4 @@ fn named(text: &str, pattern: &str) -> BTreeSet<String> {
     let names: BTreeSet<String> = pattern.captures_iter(text).map(|found| found[1].to_owned()).collect();
     assert!(!names.is_empty(), "nothing matches {pattern}");
     names
-}
-
-#[tokio::test]
-async fn its_commands_that_need_nothing_run() {
-    let _lane = lane::shared().await;
-    for commands in texts(&blocks(), "sh run") {
-        assert!(!shell(commands).await.stdout.is_empty(), "{commands}");
-    }
-}
-
-#[tokio::test]
-async fn its_calls_of_the_quickstart_answer_as_it_shows() {
-    lane::alone(async || {
-        if Command::new("curl").arg("--version").output().is_err() {
-            println!("no curl here: not run");
-            return;
-        }
-        let upstream = Upstream::start();
-        let quickstart = fs::read_to_string(Path::new(ROOT).join("config/quickstart.yaml")).unwrap();
-        let (_, config) =
-            quickstart.split_once("\nstore:").expect("what the harness sets stands before the store");
-        let weir =
-            Weir::start(&format!("store:{config}").replace("http://127.0.0.1:9900", &upstream.url())).await;
-        let admin = weir.admin("");
-        let admin = admin.trim_start_matches("http://");
-
-        let blocks = blocks();
-        let mut answers_compared = 0;
-        for (index, block) in blocks.iter().enumerate().filter(|(_, block)| block.info == "sh quickstart") {
-            let commands =
-                block.text.replace("localhost:8080", &weir.host()).replace("localhost:9090", admin);
-            let output = shell(&commands).await;
-            let answer = String::from_utf8_lossy(&output.stdout);
-            let shown =
-                blocks.get(index + 1).filter(|next| next.info == "text").map_or("", |next| &next.text);
-            if shown.starts_with("HTTP/") {
-                assert_eq!(answer.lines().next(), shown.lines().next(), "{commands}");
-                assert_eq!(own_headers(&answer), own_headers(shown), "{commands}");
-                answers_compared += 1;
-            }
-        }
-        assert!(answers_compared >= 4, "{answers_compared} answers compared");
-    })
-    .await;
-}
-
-/// The names of the headers that weir adds to an answer.
-fn own_headers(answer: &str) -> Vec<&str> {
-    let head = answer.lines().take_while(|line| !line.is_empty());
-    let names = head.filter_map(|line| Some(line.split_once(": ")?.0));
-    let mut own: Vec<&str> = names
-        .filter(|name| ["weir-", "ratelimit", "retry-after"].iter().any(|own| name.starts_with(own)))
-        .collect();
-    own.sort_unstable();
-    own
 }

@@ -1,0 +1,277 @@
+//! README.md and docs/quickstart.md, walked through by somebody who types every command into a terminal: each ends well and
+//! shows what the document says.
+//!
+//! A fence `sh` is typed and waited for; `sh server NAME` stays in the foreground of a terminal of its own, until an
+//! `<!-- end NAME -->` in the document or its end. A `text` behind a fence is what is seen. Ports and `/tmp` are others, so that
+//! nothing here meets what runs on the machine; what builds weir is left to `.ci/run`.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use regex::Regex;
+use rustix::process::{Pid, Signal, kill_process_group};
+use tempfile::TempDir;
+use tokio::time::timeout;
+
+use crate::support::{PATIENCE, eventually, lane};
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// What begins so builds weir or runs its tests.
+const BUILDS: [&str; 2] = ["cargo ", "scripts/"];
+
+/// No command takes longer.
+const COMMAND_MAX: Duration = Duration::from_secs(60);
+
+/// A step of a document.
+enum Step {
+    /// Commands, and what they show, if the document says so.
+    Type(String, Option<String>),
+    /// Something that stays in the foreground, by its name.
+    Serve(String, String),
+    /// Ctrl-C.
+    End(String),
+}
+
+fn steps(document: &str) -> Vec<Step> {
+    let pattern = Regex::new(r"(?ms)^```([^\n]*)\n(.*?)^```$|^<!-- end (\w+) -->$").expect("a pattern");
+    let mut steps = Vec::new();
+    let mut follows = false;
+    for found in pattern.captures_iter(document) {
+        if let Some(name) = found.get(3) {
+            steps.push(Step::End(name.as_str().to_owned()));
+            continue;
+        }
+        let text = found[2].to_owned();
+        let was_typed = std::mem::take(&mut follows);
+        match (&found[1], steps.last_mut()) {
+            ("sh", _) => {
+                let kept = text.lines().filter(|line| !BUILDS.iter().any(|builds| line.starts_with(builds)));
+                let kept: Vec<&str> = kept.collect();
+                follows = !kept.is_empty();
+                if follows {
+                    steps.push(Step::Type(kept.join("\n"), None));
+                }
+            }
+            ("text", Some(Step::Type(_, shown))) if was_typed => *shown = Some(text),
+            (info, _) => {
+                if let Some(name) = info.strip_prefix("sh server ") {
+                    steps.push(Step::Serve(name.to_owned(), text));
+                } else {
+                    assert!(!info.starts_with("sh"), "what is {info:?}?");
+                }
+            }
+        }
+    }
+    steps
+}
+
+/// Who sits there: a directory, ports that are free, and what runs in other terminals.
+struct Desk {
+    directory: TempDir,
+    /// What stands in the documents, and what is meant here.
+    meant: Vec<(&'static str, String)>,
+    servers: BTreeMap<String, Child>,
+}
+
+impl Desk {
+    fn new() -> Desk {
+        let directory = TempDir::with_prefix("weir-walk").expect("a directory");
+        let path = directory.path().display().to_string();
+        let meant = vec![
+            ("808", free_ports()),
+            ("909", free_ports()),
+            ("9900", free_ports() + "0"),
+            ("6379", free_ports() + "0"),
+            ("/tmp/", path + "/"),
+        ];
+        let desk = Desk { directory, meant, servers: BTreeMap::new() };
+        let config = desk.directory.path().join("config");
+        fs::create_dir(&config).expect("a directory");
+        for entry in fs::read_dir(Path::new(ROOT).join("config")).expect("config/") {
+            let entry = entry.expect("an entry");
+            let text = fs::read_to_string(entry.path()).expect("a file");
+            fs::write(config.join(entry.file_name()), desk.meant(&text)).expect("a file");
+        }
+        desk
+    }
+
+    fn meant(&self, text: &str) -> String {
+        self.meant.iter().fold(text.to_owned(), |text, (shown, meant)| text.replace(shown, meant))
+    }
+
+    fn shell(&self, commands: &str) -> Command {
+        let binary = Path::new(env!("CARGO_BIN_EXE_weir")).parent().expect("it lies in a directory");
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut shell = Command::new("sh");
+        shell.args(["-euc", &self.meant(commands)]).current_dir(self.directory.path());
+        shell.env("PATH", format!("{}:{path}", binary.display())).stdin(Stdio::null());
+        shell.env("WEIR_ADMIN_URL", self.meant("http://127.0.0.1:9090"));
+        shell
+    }
+
+    async fn take(&mut self, step: &Step) {
+        match step {
+            Step::Type(commands, shown) => self.enter(commands, shown.as_deref()).await,
+            Step::Serve(name, commands) => self.serve(name, commands).await,
+            Step::End(name) => self.end(name).await,
+        }
+    }
+
+    async fn enter(&self, commands: &str, shown: Option<&str>) {
+        let mut shell = tokio::process::Command::from(self.shell(commands));
+        let output = timeout(COMMAND_MAX, shell.kill_on_drop(true).output()).await;
+        let output = output.unwrap_or_else(|_| panic!("does not end: {commands}")).expect("a shell");
+        let (seen, error) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{commands}\n{seen}\n{error}");
+        if let Some(shown) = shown {
+            compare(commands, shown, &seen);
+        }
+    }
+
+    /// Waits until it answers on the port that it is about, or, where it is about none, has said something.
+    async fn serve(&mut self, name: &str, commands: &str) {
+        let said = self.directory.path().join(format!("{name}.out"));
+        let output = File::create(&said).expect("a file");
+        let errors = File::create(said.with_extension("err")).expect("a file");
+        let server = self.shell(commands).stdout(output).stderr(errors).process_group(0).spawn();
+        let before = self.servers.insert(name.to_owned(), server.expect("a shell"));
+        assert!(before.is_none(), "{name} runs already");
+        let port = Regex::new(r"(?:WEIR_LISTEN=127\.0\.0\.1:|http\.server |redis-server --port )(\d+)")
+            .expect("a pattern");
+        let port = port.captures(commands).map(|found| found[1].to_owned());
+        let port = port.or_else(|| commands.contains("weir serve").then(|| "8080".to_owned()));
+        let address = port.map(|port| self.meant(&format!("127.0.0.1:{port}")));
+        eventually(&format!("{name} to run: {commands}"), PATIENCE, async || match &address {
+            Some(address) => TcpStream::connect(address).is_ok(),
+            None => fs::metadata(&said).is_ok_and(|said| said.len() > 0),
+        })
+        .await;
+    }
+
+    async fn end(&mut self, name: &str) {
+        let mut server = self.servers.remove(name).unwrap_or_else(|| panic!("{name} does not run"));
+        signal(&server, Signal::INT);
+        eventually(&format!("{name} to end"), PATIENCE, async || {
+            server.try_wait().expect("a child").is_some()
+        })
+        .await;
+    }
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        for (name, server) in &mut self.servers {
+            signal(server, Signal::KILL);
+            server.wait().ok();
+            if std::thread::panicking() {
+                let said = fs::read_to_string(self.directory.path().join(format!("{name}.err")));
+                println!("--- {name} ---\n{}", said.unwrap_or_default());
+            }
+        }
+    }
+}
+
+fn signal(server: &Child, signal: Signal) {
+    let group = i32::try_from(server.id()).ok().and_then(Pid::from_raw).expect("a process");
+    // It may have ended.
+    kill_process_group(group, signal).ok();
+}
+
+/// The digits before the last of four ports in a row that nobody listens on.
+fn free_ports() -> String {
+    let free = |port: u16| TcpListener::bind(("127.0.0.1", port)).ok();
+    for _ in 0..1000 {
+        let some = free(0).expect("a port").local_addr().expect("an address").port();
+        let first = some / 10 * 10;
+        if (first..first + 4).map(free).collect::<Option<Vec<_>>>().is_some() {
+            return (first / 10).to_string();
+        }
+    }
+    panic!("no ports are free");
+}
+
+/// Of an answer, its status and which headers weir has put into it; else each line that is shown, in order: there, `...` stands
+/// for anything, and counts may differ by a fifth or by three.
+fn compare(commands: &str, shown: &str, seen: &str) {
+    if shown.starts_with("HTTP/") {
+        assert_eq!(seen.lines().next(), shown.lines().next(), "{commands}");
+        assert_eq!(own_headers(seen), own_headers(shown), "{commands}");
+        return;
+    }
+    let mut lines = seen.lines();
+    for line in shown.lines().filter(|line| *line != "...") {
+        assert!(lines.any(|seen| is_like(line, seen)), "{commands}\nshows no {line:?}:\n{seen}");
+    }
+}
+
+fn is_like(shown: &str, seen: &str) -> bool {
+    let (shown, seen): (Vec<_>, Vec<_>) =
+        (shown.split_whitespace().collect(), seen.split_whitespace().collect());
+    let number = |text: &str| text.parse::<f64>().ok();
+    let word = |(shown, seen): (&&str, &&str)| match (number(shown), number(seen)) {
+        _ if *shown == "..." || shown == seen => true,
+        (Some(shown), Some(seen)) => (shown - seen).abs() <= (shown / 5.0).max(3.0),
+        _ => false,
+    };
+    shown.len() == seen.len() && shown.iter().zip(&seen).all(word)
+}
+
+/// The names of the headers that weir adds to an answer.
+fn own_headers(answer: &str) -> Vec<&str> {
+    let head = answer.lines().take_while(|line| !line.is_empty());
+    let names = head.filter_map(|line| Some(line.split_once(": ")?.0));
+    let mut own: Vec<&str> = names
+        .filter(|name| ["weir-", "ratelimit", "retry-after"].iter().any(|own| name.starts_with(own)))
+        .collect();
+    own.sort_unstable();
+    own
+}
+
+/// Walks through a document of at least so many commands, with so many outputs to compare.
+async fn walk(path: &str, commands_min: usize, shown_min: usize) {
+    let document = fs::read_to_string(Path::new(ROOT).join(path)).expect("a document");
+    let steps = steps(&document);
+    let commands = steps.iter().filter(|step| !matches!(step, Step::End(_))).count();
+    let shown = steps.iter().filter(|step| matches!(step, Step::Type(_, Some(_)))).count();
+    assert!(commands >= commands_min && shown >= shown_min, "{commands} commands, {shown} outputs");
+    lane::alone(async || {
+        let mut desk = Desk::new();
+        for step in &steps {
+            desk.take(step).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_readme() {
+    walk("README.md", 20, 6).await;
+}
+
+#[tokio::test]
+async fn the_quickstart() {
+    walk("docs/quickstart.md", 14, 3).await;
+}
+
+#[test]
+fn a_document_is_read_as_it_is_meant() {
+    let document = "```sh\ncargo build\n```\n```text\nbuilds\n```\n```sh server weir\nweir serve\n```\n\
+                    ```sh\necho 7\n```\n```text\n7\n```\n```text\nelse\n```\n<!-- end weir -->\n";
+    let steps = steps(document);
+    let [Step::Serve(name, _), Step::Type(typed, Some(shown)), Step::End(ended)] = &steps[..] else {
+        panic!("{} steps", steps.len());
+    };
+    assert_eq!(
+        (name.as_str(), typed.as_str(), shown.as_str(), ended.as_str()),
+        ("weir", "echo 7", "7\n", "weir")
+    );
+    assert!(is_like("  50 200", "52 200") && is_like("10 429", "8 429") && is_like("a ... b", "a 9 b"));
+    assert!(!is_like("50 200", "20 200") && !is_like("50 200", "50 429") && !is_like("a", "b"));
+}
