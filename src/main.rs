@@ -32,7 +32,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             Ok(runtime()?.block_on(cli::check::run(&file.into_path(), store, json))?)
         }
         Command::Completions { shell } => Ok(cli::completions::run(shell)?),
-        Command::Schema => Ok(cli::schema::run()?),
+        Command::Schema { markdown } => Ok(cli::schema::run(markdown)?),
         Command::Serve(file) => {
             runtime()?.block_on(weir::app::serve(&file.into_path()))?;
             Ok(ExitCode::SUCCESS)

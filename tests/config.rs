@@ -17,6 +17,9 @@ use weir::limiter::limit::{
 };
 use weir::limiter::windows::{CalendarWindows, Period};
 
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+const SCHEMA_FILE: &str = "config/weir.schema.json";
+
 /// A directory with a configuration in it.
 struct Place {
     directory: tempfile::TempDir,
@@ -943,12 +946,18 @@ fn the_handle_tells_what_runs_and_how_the_last_reload_went() {
     assert!(matches!(&last.outcome, Outcome::Refused { problems } if problems.len() == 1), "{last:?}");
 }
 
+/// The configurations in config/.
+fn shipped() -> Vec<PathBuf> {
+    let files = fs::read_dir(Path::new(ROOT).join("config")).unwrap().map(|entry| entry.unwrap().path());
+    let files: Vec<PathBuf> =
+        files.filter(|file| file.extension().is_some_and(|end| end == "yaml")).collect();
+    assert!(files.len() >= 3, "{files:?}");
+    files
+}
+
 #[test]
 fn every_shipped_file_is_valid_without_any_environment() {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("config");
-    let files: Vec<PathBuf> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert!(files.len() >= 3, "{files:?}");
-    for file in files {
+    for file in shipped() {
         let loaded = config::load_with(&file, &|_| Err(VarError::NotPresent));
         assert!(loaded.is_ok(), "{}", loaded.unwrap_err());
     }
@@ -956,7 +965,7 @@ fn every_shipped_file_is_valid_without_any_environment() {
 
 #[test]
 fn the_commented_file_shows_every_key() {
-    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("config/weir.yaml")).unwrap();
+    let text = fs::read_to_string(Path::new(ROOT).join("config/weir.yaml")).unwrap();
     let schema = config::json_schema();
     let definitions = schema["$defs"].as_object().unwrap().values();
     for object in std::iter::once(&schema).chain(definitions) {
@@ -965,6 +974,30 @@ fn the_commented_file_shows_every_key() {
                 [format!("{key}: "), format!("{key}:\n")].iter().any(|written| text.contains(written));
             assert!(shown, "config/weir.yaml does not show {key}");
         }
+    }
+}
+
+#[test]
+fn every_shipped_file_names_the_schema_to_editors() {
+    let schema = Path::new(ROOT).join(SCHEMA_FILE).canonicalize().unwrap();
+    for file in shipped().into_iter().chain([Path::new(ROOT).join("deploy/kubernetes/weir.yaml")]) {
+        let text = fs::read_to_string(&file).unwrap();
+        let first = text.lines().next().unwrap();
+        let named = first.strip_prefix("# yaml-language-server: $schema=");
+        let named = named.unwrap_or_else(|| panic!("{}: the first line names no schema", file.display()));
+        let found = file.parent().unwrap().join(named).canonicalize();
+        assert_eq!(found.ok().as_ref(), Some(&schema), "{}: {first}", file.display());
+    }
+}
+
+#[test]
+fn what_is_made_of_the_schema_is_up_to_date() {
+    for (path, made, command) in [
+        (SCHEMA_FILE, format!("{:#}\n", config::json_schema()), "schema"),
+        ("docs/configuration.md", config::reference(), "schema --markdown"),
+    ] {
+        let committed = fs::read_to_string(Path::new(ROOT).join(path)).unwrap_or_default();
+        assert!(committed == made, "{path} is out of date; run: cargo run -- {command} > {path}");
     }
 }
 

@@ -123,9 +123,13 @@ pub enum Command {
         shell: Shell,
     },
 
-    /// Print the JSON Schema of the configuration, for editors
+    /// Print every key of the configuration, as JSON Schema for editors
     #[command(after_help = SCHEMA_HELP)]
-    Schema,
+    Schema {
+        /// As a page for people, in Markdown: docs/configuration.md
+        #[arg(long)]
+        markdown: bool,
+    },
 
     /// See it work: a provider with a quota, weir before it, too much traffic
     #[command(after_help = DEMO_HELP)]
@@ -213,7 +217,10 @@ Examples:
   weir schema > weir.schema.json
 
 and as the first line of the configuration:
-  # yaml-language-server: $schema=weir.schema.json";
+  # yaml-language-server: $schema=weir.schema.json
+
+To read:
+  weir schema --markdown | less";
 
 const DEMO_HELP: &str = "\
 Everything runs in this process, without Redis: a provider that allows 10

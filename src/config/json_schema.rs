@@ -30,11 +30,12 @@ pub fn json_schema() -> Value {
 fn adapt(value: &mut Value) {
     let Value::Object(object) = value else { return };
     without_null(object);
+    join_lines(object);
     // One alternative is enough, and a reference fits several.
-    if let Some(alternatives) = object.remove("oneOf") {
+    if let Some(alternatives) = object.shift_remove("oneOf") {
         object.insert("anyOf".to_owned(), alternatives);
     }
-    object.remove("format");
+    object.shift_remove("format");
     if is_scalar(object) {
         widen_scalar(object);
     } else if let Some(Value::Array(alternatives)) = object.get_mut("anyOf") {
@@ -59,7 +60,7 @@ fn adapt_alternatives(alternatives: &mut Vec<Value>) {
     for alternative in alternatives.iter_mut() {
         match alternative {
             Value::Object(object) if is_scalar(object) => {
-                object.remove("format");
+                object.shift_remove("format");
                 scalars = true;
                 off |= allows_off(object);
             }
@@ -76,7 +77,7 @@ fn adapt_alternatives(alternatives: &mut Vec<Value>) {
 
 /// An absent key is absent: an empty value is a mistake, and `check` says so.
 fn without_null(object: &mut Map<String, Value>) {
-    object.remove("default");
+    object.shift_remove("default");
     if let Some(Value::Array(types)) = object.get_mut("type") {
         types.retain(|name| name != "null");
         if let [only] = types.as_slice() {
@@ -88,11 +89,19 @@ fn without_null(object: &mut Map<String, Value>) {
         alternatives.retain(|alternative| alternative.get("type") != Some(&json!("null")));
         if let [Value::Object(only)] = alternatives.as_slice() {
             let only = only.clone();
-            object.remove("anyOf");
+            object.shift_remove("anyOf");
             for (keyword, value) in only {
                 object.entry(keyword).or_insert(value);
             }
         }
+    }
+}
+
+/// Where a comment of the source breaks its lines says nothing to a reader; its paragraphs do.
+fn join_lines(object: &mut Map<String, Value>) {
+    if let Some(Value::String(description)) = object.get_mut("description") {
+        *description =
+            description.split("\n\n").map(|text| text.replace('\n', " ")).collect::<Vec<_>>().join("\n\n");
     }
 }
 
@@ -113,7 +122,7 @@ fn widen_scalar(object: &mut Map<String, Value>) {
     let off = allows_off(object);
     let mut strict = Map::new();
     for keyword in CONSTRAINTS {
-        if let Some(value) = object.remove(keyword) {
+        if let Some(value) = object.shift_remove(keyword) {
             strict.insert(keyword.to_owned(), value);
         }
     }
@@ -132,6 +141,11 @@ fn widen_scalar(object: &mut Map<String, Value>) {
     object.insert("anyOf".to_owned(), Value::Array(alternatives));
 }
 
+/// Whether it is an alternative that any value of its kind has: a reference, or the other word for `off` and `false`.
+pub(super) fn is_common(alternative: &Value) -> bool {
+    [reference(), json!({"const": false}), json!({"const": "off"})].contains(alternative)
+}
+
 fn reference() -> Value {
     json!({"$ref": format!("#/$defs/{REFERENCE}")})
 }
@@ -140,9 +154,11 @@ fn reference() -> Value {
 mod tests {
     use std::collections::HashSet;
     use std::path::Path;
+    use std::rc::Rc;
 
     use super::*;
     use crate::config::problem::Report;
+    use crate::config::reference::in_yaml;
     use crate::config::yaml::{self, Kind, Node};
     use crate::config::{decode::decode, interpolate, load};
 
@@ -306,29 +322,105 @@ routes:
         }
     }
 
-    /// Every property of every object, with its path.
-    fn properties(schema: &Value) -> Vec<(String, &Value)> {
-        let root = [("File".to_owned(), schema)];
-        let definitions =
-            schema["$defs"].as_object().unwrap().iter().map(|(name, value)| (name.clone(), value));
-        root.into_iter()
-            .chain(definitions)
-            .flat_map(|(owner, object)| {
-                let keys = object["properties"].as_object().cloned().unwrap_or_default();
-                keys.keys()
-                    .map(|key| (format!("{owner}.{key}"), &object["properties"][key]))
-                    .collect::<Vec<_>>()
-            })
-            .collect()
+    /// Puts a value into a document, with what is required beside it.
+    type Around<'a> = Rc<dyn Fn(Value) -> Value + 'a>;
+
+    /// A key, and how a document comes to hold it.
+    struct Property<'a> {
+        path: String,
+        schema: &'a Value,
+        around: Around<'a>,
+    }
+
+    /// Every property of every object that can be reached from the root.
+    fn properties(root: &Value) -> Vec<Property<'_>> {
+        let mut properties = Vec::new();
+        find_properties(root, root, "", Rc::new(|document| document), &mut properties);
+        properties
+    }
+
+    fn find_properties<'a>(
+        root: &'a Value,
+        schema: &'a Value,
+        path: &str,
+        around: Around<'a>,
+        found: &mut Vec<Property<'a>>,
+    ) {
+        let definition = schema["$ref"].as_str().and_then(|name| root.pointer(&name[1..]));
+        let schema = definition.unwrap_or(schema);
+        for (key, property) in schema["properties"].as_object().into_iter().flatten() {
+            let around = around.clone();
+            let inside: Around<'_> = Rc::new(move |value| {
+                let required =
+                    schema["required"].as_array().into_iter().flatten().map(|key| key.as_str().unwrap());
+                let first = |key: &str| schema["properties"][key]["examples"][0].clone();
+                let mut object: Map<String, Value> =
+                    required.map(|key| (key.to_owned(), first(key))).collect();
+                object.insert(key.clone(), value);
+                around(Value::Object(object))
+            });
+            let path = format!("{path}.{key}");
+            found.push(Property { path: path.clone(), schema: property, around: inside.clone() });
+            find_properties(root, property, &path, inside, found);
+        }
+        for alternative in schema["anyOf"].as_array().into_iter().flatten() {
+            find_properties(root, alternative, path, around.clone(), found);
+        }
+        if let Some(items) = schema.get("items") {
+            let around = around.clone();
+            find_properties(root, items, path, Rc::new(move |item| around(json!([item]))), found);
+        }
+        if let Some(named) = schema.get("additionalProperties") {
+            find_properties(root, named, path, Rc::new(move |value| around(json!({"github": value}))), found);
+        }
+    }
+
+    /// Whether a value is one of a property's.
+    fn fits(root: &Value, property: &Value, value: &Value) -> bool {
+        let mut schema = property.clone();
+        schema["$defs"] = root["$defs"].clone();
+        jsonschema::is_valid(&schema, value)
     }
 
     #[test]
     fn every_key_is_described() {
         let schema = json_schema();
         let properties = properties(&schema);
-        assert!(properties.len() > 60, "{}", properties.len());
-        for (path, property) in properties {
-            assert!(property["description"].is_string(), "{path} has no description");
+        assert!(properties.len() > 90, "{}", properties.len());
+        for Property { path, schema, .. } in properties {
+            assert!(schema["description"].is_string(), "{path} has no description");
+        }
+    }
+
+    #[test]
+    fn every_key_has_examples_that_are_accepted() {
+        let schema = json_schema();
+        let whole = jsonschema::validator_for(&schema).unwrap();
+        for property in properties(&schema) {
+            let path = property.path;
+            let examples = property.schema["examples"].as_array().map_or(&[][..], Vec::as_slice);
+            assert!(!examples.is_empty(), "{path} has no example");
+            for example in examples {
+                assert!(fits(&schema, property.schema, example), "{path}: {example}");
+                let document = (property.around)(example.clone());
+                assert!(whole.is_valid(&document), "{path}: {document}");
+                let written = in_yaml(&document);
+                assert_eq!(json_of(&tree(&written)), document, "{path}: {written}");
+                // What a reference stands for is not here: it is read as the text that it is.
+                let literal = written.replace("${", "$${");
+                assert_eq!(problems_of_shape(&literal), [""; 0], "{path}: {written}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_example_of_a_message_is_accepted() {
+        let schema = json_schema();
+        let properties = properties(&schema);
+        for (key, example) in schema::EXAMPLES {
+            let value = json_of(&tree(example));
+            let mut of_key = properties.iter().filter(|property| property.path.ends_with(&format!(".{key}")));
+            assert!(of_key.any(|property| fits(&schema, property.schema, &value)), "{key}: {example}");
         }
     }
 

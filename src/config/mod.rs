@@ -7,8 +7,8 @@
 //! - `decode`: tree to `schema`, the configuration as a user writes it; problems of shape.
 //! - `validate`: `schema` to [`model`], the configuration as it is used; problems of meaning.
 //!
-//! Beside them, [`load()`] runs all stages, [`Handle`] holds what is running, [`Watch`] notices changes, and
-//! [`json_schema()`] describes the schema to editors.
+//! Beside them, [`load()`] runs all stages, [`Handle`] holds what is running, [`Watch`] notices changes,
+//! [`json_schema()`] describes the schema to editors, and [`reference()`] to people.
 
 mod decode;
 mod handle;
@@ -18,6 +18,7 @@ mod load;
 mod masked;
 pub mod model;
 mod problem;
+mod reference;
 mod schema;
 pub(crate) mod units;
 mod validate;
@@ -29,4 +30,5 @@ pub use json_schema::json_schema;
 pub use load::{LoadError, Loaded, load, load_with, parse};
 pub use model::Config;
 pub use problem::Problem;
+pub use reference::reference;
 pub use watch::Watch;

@@ -31,24 +31,34 @@ pub(crate) use store::{Redis, RedisTls, Sentinel, Store};
 pub(crate) struct File {
     /// Where applications send their calls, in HTTP/1.1 or HTTP/2: an IP address and a port, such as
     /// `127.0.0.1:8080` or `[::]:8080`. Default `0.0.0.0:8080`. A change needs a restart.
+    #[schemars(extend("examples" = ["0.0.0.0:8080", "[::]:8080"]))]
     pub(crate) listen: Option<String>,
     /// How connections of clients are treated.
+    #[schemars(extend("examples" = [{"drain_timeout": "45s", "trusted_proxies": ["10.0.0.0/8"]}]))]
     pub(crate) server: Option<Server>,
     /// Metrics, health and live state.
+    #[schemars(extend("examples" = [{"listen": "0.0.0.0:9090", "token": "${WEIR_ADMIN_TOKEN}"}]))]
     pub(crate) admin: Option<Admin>,
     /// What is logged, to standard error.
+    #[schemars(extend("examples" = [{"level": "warn", "access": false}]))]
     pub(crate) log: Option<Log>,
     /// Who may call, by name; everyone if absent, otherwise whoever is not listed gets 401.
-    #[schemars(extend("propertyNames" = {"pattern": NAME_PATTERN}))]
+    #[schemars(extend("propertyNames" = {"pattern": NAME_PATTERN}, "examples" = [
+        {"billing": {"tokens": ["${file:/run/secrets/billing}"]}},
+    ]))]
     pub(crate) clients: Option<Named<Client>>,
-    /// Where limiter state lives: `memory` (the default; enough for one replica) or `redis`, shared by all
-    /// replicas. A change needs a restart.
+    /// Where limiter state lives. Default `memory`. A change needs a restart.
+    #[schemars(extend("examples" = ["memory", {"redis": {"url": "redis://redis:6379/0", "fleet_size": 3}}]))]
     pub(crate) store: Option<Store>,
     /// The limiters, by name.
-    #[schemars(extend("propertyNames" = {"pattern": NAME_PATTERN}))]
+    #[schemars(extend("propertyNames" = {"pattern": NAME_PATTERN}, "examples" = [
+        {"github": {"limits": ["900/1m", "5000/1h"], "queue": {"timeout": "10s"}}},
+    ]))]
     pub(crate) limiters: Option<Named<Limiter>>,
     /// Which requests go where, and which limiter they take. The first match wins; no match is a 404. Required.
-    #[schemars(required, extend("minItems" = 1))]
+    #[schemars(required, extend("minItems" = 1, "examples" = [
+        [{"name": "github", "match": {"path": "/github"}, "upstream": "https://api.github.com", "limiter": "github"}],
+    ]))]
     pub(crate) routes: Option<Vec<Route>>,
 }
 
@@ -60,25 +70,33 @@ pub(crate) const NAME_PATTERN: &str = "^[A-Za-z0-9_.-]{1,64}$";
 #[serde(deny_unknown_fields)]
 pub(crate) struct Server {
     /// TLS towards clients; without it they speak in the clear. New connections follow a change.
+    #[schemars(extend("examples" = [{"cert": "tls/server.crt", "key": "tls/server.key"}]))]
     pub(crate) tls: Option<ServerTls>,
     /// From where requests may come, as addresses or CIDR blocks (`10.0.0.0/8`); from everywhere if absent. Others get 403.
     /// It is the other end of the connection that counts, whatever `X-Forwarded-For` says.
+    #[schemars(extend("examples" = [["10.0.0.0/8", "::1"]]))]
     pub(crate) allow: Option<Vec<String>>,
     /// Whose `X-Forwarded-For` names the client's address, as addresses or CIDR blocks: read from its end, the first address
     /// that is none of these is the client's.
+    #[schemars(extend("examples" = [["172.16.0.0/12"]]))]
     pub(crate) trusted_proxies: Option<Vec<String>>,
-    /// The most client connections at once, 1 to 1000000. Default 10000.
-    #[schemars(range(min = 1, max = 1_000_000))]
+    /// The most client connections at once, 1 to 1000000. Default `10000`.
+    #[schemars(range(min = 1, max = 1_000_000), extend("examples" = [50000]))]
     pub(crate) max_connections: Option<i64>,
-    /// The longest time until the headers of a request are complete, 1ms to 1h. Default 10s.
+    /// The longest time until the headers of a request are complete, 1ms to 1h. Default `10s`.
+    #[schemars(extend("examples" = ["5s"]))]
     pub(crate) header_timeout: Option<Text<Duration>>,
-    /// The longest time that a connection stays open without a request, 1ms to 1d. Default 75s.
+    /// The longest time that a connection stays open without a request, 1ms to 1d. Default `75s`.
+    #[schemars(extend("examples" = ["2m"]))]
     pub(crate) idle_timeout: Option<Text<Duration>>,
-    /// The most bytes of a request's headers, 8KiB to 1MiB. Default 64KiB.
+    /// The most bytes of a request's headers, 8KiB to 1MiB. Default `64KiB`.
+    #[schemars(extend("examples" = ["128KiB"]))]
     pub(crate) max_header_bytes: Option<Text<Size>>,
-    /// After SIGTERM `/readyz` says 503 at once and new requests are still taken this long, 0s to 1h. Default 0s.
+    /// After SIGTERM `/readyz` says 503 at once and new requests are still taken this long, 0s to 1h. Default `0s`.
+    #[schemars(extend("examples" = ["5s"]))]
     pub(crate) drain_delay: Option<Text<Duration>>,
-    /// Then what is under way and waiting may finish, at most this long, 0s to 1d. Default 30s.
+    /// Then what is under way and waiting may finish, at most this long, 0s to 1d. Default `30s`.
+    #[schemars(extend("examples" = ["45s"]))]
     pub(crate) drain_timeout: Option<Text<Duration>>,
 }
 
@@ -87,11 +105,14 @@ pub(crate) struct Server {
 #[serde(deny_unknown_fields)]
 pub(crate) struct ServerTls {
     /// The certificate chain, a PEM file. Required.
+    #[schemars(extend("examples" = ["tls/server.crt"]))]
     pub(crate) cert: String,
     /// Its private key, a PEM file. Required.
+    #[schemars(extend("examples" = ["tls/server.key"]))]
     pub(crate) key: String,
     /// The authorities of clients' certificates, a PEM file: with it, TLS is mutual. A client must show a certificate, unless
     /// any of the `clients` has tokens.
+    #[schemars(extend("examples" = ["tls/clients.pem"]))]
     pub(crate) client_ca: Option<String>,
 }
 
@@ -100,9 +121,11 @@ pub(crate) struct ServerTls {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Admin {
     /// An IP address and a port. Default `127.0.0.1:9090`. A change needs a restart.
+    #[schemars(extend("examples" = ["0.0.0.0:9090"]))]
     pub(crate) listen: Option<String>,
     /// Beyond loopback: needed, as `Authorization: Bearer ...`, for everything but health and metrics. Absent or
     /// empty: only health and metrics are served there.
+    #[schemars(extend("examples" = ["${WEIR_ADMIN_TOKEN}", "${file:/run/secrets/admin-token}"]))]
     pub(crate) token: Option<String>,
 }
 
@@ -111,10 +134,13 @@ pub(crate) struct Admin {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Log {
     /// The lowest level that is shown. Default `info`.
+    #[schemars(extend("examples" = ["debug"]))]
     pub(crate) level: Option<LogLevel>,
-    /// As what. Default `json`.
+    /// The form of its lines. Default `json`.
+    #[schemars(extend("examples" = ["text"]))]
     pub(crate) format: Option<LogFormat>,
     /// Whether each request is logged. Default `true`.
+    #[schemars(extend("examples" = [false]))]
     pub(crate) access: Option<bool>,
 }
 
@@ -145,8 +171,10 @@ pub(crate) enum LogFormat {
 pub(crate) struct Client {
     /// Its bearer tokens, several while one is being replaced. In `Weir-Authorization`, or in `Authorization` on a route
     /// whose `set_headers` replaces it. They never go upstream.
+    #[schemars(extend("examples" = [["${file:/run/secrets/billing}", "${file:/run/secrets/billing-next}"]]))]
     pub(crate) tokens: Option<Vec<String>>,
     /// Its certificate, verified by `server.tls.client_ca`.
+    #[schemars(extend("examples" = [{"san": "reports.internal"}]))]
     pub(crate) certificate: Option<Certificate>,
 }
 
@@ -155,11 +183,12 @@ pub(crate) struct Client {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Certificate {
     /// A subject alternative name that it carries: a host name, a URI, an IP address or an e-mail address. Required.
+    #[schemars(extend("examples" = ["reports.internal", "spiffe://example.com/reports"]))]
     pub(crate) san: String,
 }
 
 /// The lists and mappings that are easily written as something else, as they should look.
-const EXAMPLES: [(&str, &str); 14] = [
+pub(super) const EXAMPLES: [(&str, &str); 14] = [
     ("allow", "[10.0.0.0/8]"),
     ("clients", "[billing]"),
     ("cluster", "[\"redis://10.0.0.1:6379\"]"),

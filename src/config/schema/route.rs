@@ -15,37 +15,48 @@ use crate::config::units::Size;
 #[serde(deny_unknown_fields)]
 pub(crate) struct Route {
     /// Its name in metrics and logs, distinct among the routes. Required.
-    #[schemars(regex(pattern = super::NAME_PATTERN))]
+    #[schemars(regex(pattern = super::NAME_PATTERN), extend("examples" = ["github-writes"]))]
     pub(crate) name: String,
     /// What it matches: all that is given must hold; `{}` is every request. Required.
     #[serde(rename = "match")]
+    #[schemars(extend("examples" = [{"path": "/github", "methods": ["POST", "PATCH", "PUT", "DELETE"]}, {}]))]
     pub(crate) matches: Match,
     /// Where it goes: an `http://` or `https://` URL, whose path is put before every request's, or a mapping with
     /// `url`. Required.
+    #[schemars(extend("examples" = ["https://api.github.com", {"url": "https://api.openai.com", "timeout": "5m"}]))]
     pub(crate) upstream: Form<String, Upstream>,
     /// Removed from the front of the path before it goes upstream: the matched path or a part of it on a
     /// segment border.
+    #[schemars(extend("examples" = ["/github"]))]
     pub(crate) strip_prefix: Option<String>,
     /// Set on every request that goes upstream, in place of what the client sent.
+    #[schemars(extend("examples" = [{"authorization": "Bearer ${GITHUB_TOKEN}"}]))]
     pub(crate) set_headers: Option<Named<String>>,
     /// Removed from every request that goes upstream.
+    #[schemars(extend("examples" = [["cookie", "x-internal-user"]]))]
     pub(crate) remove_headers: Option<Vec<String>>,
     /// Whether the client's `Host` goes upstream. Default `false`: the upstream's own.
+    #[schemars(extend("examples" = [true]))]
     pub(crate) preserve_host: Option<bool>,
     /// The limiter that each request must satisfy, by name. Absent, as `limiters`: none.
+    #[schemars(extend("examples" = ["github"]))]
     pub(crate) limiter: Option<String>,
     /// The same as a list of up to 8, which are taken all or nothing. They need the same `scope`, and with `store.redis`
     /// the same `group`. The wait is the smallest of their timeouts.
-    #[schemars(extend("minItems" = 1, "maxItems" = 8))]
+    #[schemars(extend("minItems" = 1, "maxItems" = 8, "examples" = [["youtube-project", "youtube-team"]]))]
     pub(crate) limiters: Option<Vec<String>>,
-    /// What a request costs, 1 to 1000000000 permits, or `{header: NAME}` where it says so itself. Default 1.
+    /// What a request costs, 1 to 1000000000 permits, or `{header: NAME}` where it says so itself. Default `1`.
+    #[schemars(extend("examples" = [5, {"header": "weir-cost", "default": 1, "max": 100}]))]
     pub(crate) cost: Option<Form<Cost, CostHeader>>,
     /// Whether `X-Forwarded-*` and `Via` go upstream. Default `false`.
+    #[schemars(extend("examples" = [true]))]
     pub(crate) forwarded_headers: Option<bool>,
     /// When a request is sent once more, or `off`. Only requests that do no harm by that: with a method that is idempotent, or
     /// with an `Idempotency-Key`. Each attempt takes a permit of its own, within the request's wait. Default `off`.
+    #[schemars(extend("examples" = [{"attempts": 3, "on": ["connect", 503]}, "off"]))]
     pub(crate) retry: Option<OffOr<Retry>>,
     /// Which of the `clients` may use it, the others get 403; all of them if absent.
+    #[schemars(extend("examples" = [["billing"]]))]
     pub(crate) clients: Option<Vec<String>>,
 }
 
@@ -54,16 +65,22 @@ pub(crate) struct Route {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Match {
     /// A prefix of the path on segment borders: `/a` matches `/a` and `/a/b`, not `/ab`.
+    #[schemars(extend("examples" = ["/github"]))]
     pub(crate) path: Option<String>,
     /// The whole path.
+    #[schemars(extend("examples" = ["/graphql"]))]
     pub(crate) exact_path: Option<String>,
     /// A regular expression for the whole path, anchored at both ends.
+    #[schemars(extend("examples" = ["/v[0-9]+/(charges|refunds)"]))]
     pub(crate) path_regex: Option<String>,
     /// The host without a port; `*.example.com` is every name below `example.com`.
+    #[schemars(extend("examples" = ["api.github.com", "*.dingtalk.com"]))]
     pub(crate) host: Option<String>,
     /// Any of these methods, such as `GET`; all if absent.
+    #[schemars(extend("examples" = [["GET", "HEAD"]]))]
     pub(crate) methods: Option<Vec<String>>,
     /// Each of these headers, with exactly this value.
+    #[schemars(extend("examples" = [{"x-tenant": "acme"}]))]
     pub(crate) headers: Option<Named<String>>,
 }
 
@@ -72,23 +89,35 @@ pub(crate) struct Match {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Upstream {
     /// `http://HOST:PORT/BASE` or `https://...`; the path is put before every request's. Required.
+    #[schemars(extend("examples" = ["https://api.github.com"]))]
     pub(crate) url: String,
-    /// The longest time until a connection, TLS included, is open, 1ms to 1h. Default 5s.
+    /// The longest time until a connection, TLS included, is open, 1ms to 1h. Default `5s`.
+    #[schemars(extend("examples" = ["2s"]))]
     pub(crate) connect_timeout: Option<Text<Duration>>,
-    /// The longest time until the response headers, 1ms to 1d. Default 60s.
+    /// The longest time until the response headers, 1ms to 1d. Default `60s`.
+    #[schemars(extend("examples" = ["5m"]))]
     pub(crate) timeout: Option<Text<Duration>>,
-    /// The longest time between two pieces of a body, 1ms to 1d. Default 60s.
+    /// The longest time between two pieces of a body, 1ms to 1d. Default `60s`.
+    #[schemars(extend("examples" = ["30s"]))]
     pub(crate) idle_timeout: Option<Text<Duration>>,
     /// Whether HTTP/2 is spoken. Default `auto`.
+    #[schemars(extend("examples" = ["off"]))]
     pub(crate) http2: Option<Http2>,
     /// Trusted beside the public roots, a PEM file; for `https://`.
+    #[schemars(extend("examples" = ["tls/provider-ca.pem"]))]
     pub(crate) ca: Option<String>,
     /// The client's certificate chain, a PEM file, for an upstream that asks for one; for `https://`, with `key`.
+    #[schemars(extend("examples" = ["tls/weir.crt"]))]
     pub(crate) cert: Option<String>,
     /// The private key of `cert`, a PEM file.
+    #[schemars(extend("examples" = ["tls/weir.key"]))]
     pub(crate) key: Option<String>,
     /// Through an outbound HTTP proxy, which is asked for a tunnel (CONNECT): `http://HOST:PORT`, or
     /// `http://USER:PASSWORD@HOST:PORT`, both percent-encoded.
+    #[schemars(extend("examples" = [
+        "http://egress.corp:3128",
+        "http://${PROXY_USER}:${PROXY_PASSWORD}@egress.corp:3128",
+    ]))]
     pub(crate) proxy: Option<String>,
 }
 
@@ -119,15 +148,17 @@ pub(crate) struct Cost(#[schemars(range(min = 1, max = 1_000_000_000))] pub(crat
 #[serde(deny_unknown_fields)]
 pub(crate) struct CostHeader {
     /// The request's header that names it, in ASCII digits; one that begins with `weir-` ends here. Required without `settle`.
+    #[schemars(extend("examples" = ["weir-cost"]))]
     pub(crate) header: Option<String>,
-    /// Where the header is absent, 1 to 1000000000. Default 1.
-    #[schemars(range(min = 1, max = 1_000_000_000))]
+    /// Where the header is absent, 1 to 1000000000. Default `1`.
+    #[schemars(range(min = 1, max = 1_000_000_000), extend("examples" = [1]))]
     pub(crate) default: Option<i64>,
     /// The most that a request may name, 1 to 1000000000; beyond it, it gets 400. Default: the smallest `rate` (of a
     /// `token_bucket`, `burst`) of its limiters.
-    #[schemars(range(min = 1, max = 1_000_000_000))]
+    #[schemars(range(min = 1, max = 1_000_000_000), extend("examples" = [100]))]
     pub(crate) max: Option<i64>,
     /// What the response tells of it: more is charged afterwards, less is given back.
+    #[schemars(extend("examples" = [{"header": "x-cost", "free": [304]}]))]
     pub(crate) settle: Option<Settle>,
 }
 
@@ -140,8 +171,10 @@ impl LongForm for CostHeader {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Settle {
     /// The response's header that names it, in ASCII digits; 0 to 1000000000.
+    #[schemars(extend("examples" = ["x-cost"]))]
     pub(crate) header: Option<String>,
     /// The statuses of responses that cost nothing, such as 304.
+    #[schemars(extend("examples" = [[304]]))]
     pub(crate) free: Option<Vec<i64>>,
 }
 
@@ -149,14 +182,16 @@ pub(crate) struct Settle {
 #[derive(Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Retry {
-    /// How often it is sent in all, 2 to 10. Default 2.
-    #[schemars(range(min = 2, max = 10))]
+    /// How often it is sent in all, 2 to 10. Default `2`.
+    #[schemars(range(min = 2, max = 10), extend("examples" = [3]))]
     pub(crate) attempts: Option<i64>,
     /// After which ends of an attempt: `connect` (no connection) and the statuses 429, 502, 503 and 504. After a 429 it waits
-    /// until the upstream's pause is over. Default all but 504.
+    /// until the upstream's pause is over. Default `[connect, 429, 502, 503]`.
+    #[schemars(extend("examples" = [["connect", 429, 503, 504]]))]
     pub(crate) on: Option<Vec<RetryOn>>,
-    /// The largest body that is kept for another attempt; a request with a larger one is sent once. Default 64KiB, at
-    /// most 16MiB.
+    /// The largest body that is kept for another attempt; a request with a larger one is sent once. At most 16MiB.
+    /// Default `64KiB`.
+    #[schemars(extend("examples" = ["1MiB"]))]
     pub(crate) max_body: Option<Text<Size>>,
 }
 

@@ -11,10 +11,14 @@ use super::forms::Text;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Store {
-    /// In this process: enough for one replica.
+    /// In this process, which is enough for one replica.
     Memory,
     /// In Redis 6.2 or newer, or Valkey, shared by all replicas.
-    Redis(Box<Redis>),
+    Redis(
+        /// Where it is, and how it is used.
+        #[schemars(extend("examples" = [{"url": "redis://redis:6379/0", "fleet_size": 3}]))]
+        Box<Redis>,
+    ),
 }
 
 /// One Redis server, or a topology of several.
@@ -23,22 +27,30 @@ pub(crate) enum Store {
 pub(crate) struct Redis {
     /// `redis://USER:PASSWORD@HOST:PORT/DATABASE`, or `rediss://` for TLS. Required unless `cluster` or `sentinel` is
     /// given. User and password are percent-encoded.
+    #[schemars(extend("examples" = ["redis://redis:6379/0", "rediss://weir:${REDIS_PASSWORD}@redis.internal:6380/0"]))]
     pub(crate) url: Option<String>,
     /// Some nodes of a Redis Cluster, as URLs; the others are found by them.
+    #[schemars(extend("examples" = [["redis://10.0.0.1:6379", "redis://10.0.0.2:6379"]]))]
     pub(crate) cluster: Option<Vec<String>>,
     /// Sentinels that know the server.
+    #[schemars(extend("examples" = [
+        {"nodes": ["redis://10.0.0.1:26379", "redis://10.0.0.2:26379"], "master": "weir"},
+    ]))]
     pub(crate) sentinel: Option<Sentinel>,
     /// TLS files, for `rediss://`.
+    #[schemars(extend("examples" = [{"ca": "tls/redis-ca.pem"}]))]
     pub(crate) tls: Option<RedisTls>,
-    /// The longest time that a call may take, 1ms to 1m. Default 100ms.
+    /// The longest time that a call may take, 1ms to 1m. Default `100ms`.
+    #[schemars(extend("examples" = ["50ms"]))]
     pub(crate) timeout: Option<Text<Duration>>,
-    /// The most connections, 1 to 1024. Default 8.
-    #[schemars(range(min = 1, max = 1024))]
+    /// The most connections, 1 to 1024. Default `8`.
+    #[schemars(range(min = 1, max = 1024), extend("examples" = [16]))]
     pub(crate) pool_size: Option<i64>,
     /// The first part of every key: letters, digits and `_.:-`, at most 64. Default `weir`.
+    #[schemars(extend("examples" = ["weir:production"]))]
     pub(crate) key_prefix: Option<String>,
-    /// Replicas to assume before the store has been seen, 1 to 10000. Default 1.
-    #[schemars(range(min = 1, max = 10_000))]
+    /// Replicas to assume before the store has been seen, 1 to 10000. Default `1`.
+    #[schemars(range(min = 1, max = 10_000), extend("examples" = [3]))]
     pub(crate) fleet_size: Option<i64>,
 }
 
@@ -47,15 +59,19 @@ pub(crate) struct Redis {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Sentinel {
     /// The sentinels, as URLs, each with the user and password for itself; `rediss://` is for the server, too. Required.
+    #[schemars(extend("examples" = [["redis://10.0.0.1:26379", "redis://10.0.0.2:26379"]]))]
     pub(crate) nodes: Vec<String>,
     /// What the sentinels call the server. Required.
+    #[schemars(extend("examples" = ["weir"]))]
     pub(crate) master: String,
     /// The user for the server.
+    #[schemars(extend("examples" = ["weir"]))]
     pub(crate) username: Option<String>,
     /// The password for the server.
+    #[schemars(extend("examples" = ["${REDIS_PASSWORD}"]))]
     pub(crate) password: Option<String>,
-    /// The number of the database on the server. Default 0.
-    #[schemars(range(min = 0, max = 65_535))]
+    /// The number of the database on the server. Default `0`.
+    #[schemars(range(min = 0, max = 65_535), extend("examples" = [1]))]
     pub(crate) database: Option<i64>,
 }
 
@@ -64,9 +80,12 @@ pub(crate) struct Sentinel {
 #[serde(deny_unknown_fields)]
 pub(crate) struct RedisTls {
     /// Trusted in place of the public roots, a PEM file.
+    #[schemars(extend("examples" = ["tls/redis-ca.pem"]))]
     pub(crate) ca: Option<String>,
     /// The client's certificate chain, a PEM file; with `key`.
+    #[schemars(extend("examples" = ["tls/redis.crt"]))]
     pub(crate) cert: Option<String>,
     /// The private key of `cert`, a PEM file.
+    #[schemars(extend("examples" = ["tls/redis.key"]))]
     pub(crate) key: Option<String>,
 }

@@ -1,0 +1,309 @@
+//! The reference of the configuration for people: the JSON Schema as a page in Markdown.
+//!
+//! Knows the schema alone, so that what is said of a key is said once, at its field. A section is a mapping with keys
+//! of its own; its place is its path in a file.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use super::json_schema::{is_common, json_schema};
+use super::schema::NAME_PATTERN;
+use super::schema::forms::FromText;
+use super::units::{Per, Quota, Size};
+use super::yaml::{Kind, Scalar};
+
+/// What stands above the sections.
+const INTRODUCTION: &str = "\
+<!-- Made by `weir schema --markdown`. What is said of a key stands at its field in src/config/schema/. -->
+
+# Configuration
+
+weir reads one YAML file, `weir serve --config weir.yaml`. `weir check --config weir.yaml` says everything that is wrong
+with one, with line, column and the nearest valid name. This one is small and complete:
+
+```yaml
+listen: 127.0.0.1:8080              # where applications send their calls
+
+limiters:
+  github:
+    limits: [900/1m, 5000/1h]       # what the provider allows: both hold
+    queue: {timeout: 10s}           # over the limit, requests wait for their turn
+
+routes:
+  - name: github
+    match: {path: /github}
+    upstream: https://api.github.com
+    strip_prefix: /github
+    set_headers: {authorization: \"Bearer ${GITHUB_TOKEN:-missing}\"}
+    limiter: github
+```
+
+Every key is below. [`config/weir.yaml`](../config/weir.yaml) shows the same as one file; [recipes.md](recipes.md) has
+whole configurations for real APIs.
+
+- **Durations** have a unit: `250ms`, `10s`, `1m`, `1h`, `1d`. So have **sizes**: `512B`, `64KiB`, `1MiB`, `1GiB`.
+- A **limit** in its short form is `RATE/PER`: `900/1m`. `20/s` is `20/1s`.
+- A **name** that you choose, of a limiter, route, client or group, is 1 to 64 letters, digits and `_.-`. `NAME` in a
+  heading stands for one, `[]` for each item of a list.
+- **`${VAR}`** and **`${VAR:-default}`** come from the environment, **`${file:/run/secrets/x}`** from a file, less its
+  last newline; a change of that file is followed. They may stand in any value, and be a part of it, but not in a key;
+  inside `{ }` and `[ ]` they need quotes. `$${` is a literal `${`.
+- **`off`** and **`false`** are the same.
+- **Paths** of files that are relative begin at the directory of the configuration.
+- **A mistake is an error**: an unknown key, a key given twice, a key without a value. Anchors and aliases (`&a`,
+  `*a`) are understood, tags (`!...`) and second documents are not.
+- **A change** of the file is taken up at once, as a whole or, where it has a problem, not at all. `listen`,
+  `admin.listen` and `store` need a restart. [More on that](../README.md#change-it-while-it-runs).
+- **Editors** with a YAML language server complete keys, explain them and mark mistakes, by the first line of a file:
+  `# yaml-language-server: $schema=weir.schema.json`. The schema is
+  [`config/weir.schema.json`](../config/weir.schema.json); `weir schema > weir.schema.json` writes that of the weir
+  which you run.
+";
+
+/// The page.
+pub fn reference() -> String {
+    let schema = json_schema();
+    let page = Page { schema: &schema };
+    let mut text = INTRODUCTION.to_owned();
+    for section in page.sections() {
+        text.push_str(&page.section(&section));
+    }
+    text
+}
+
+/// A mapping with keys of its own.
+struct Section<'a> {
+    /// Such as `limiters.NAME.queue`; empty for the whole file.
+    place: String,
+    schema: &'a Value,
+    keys: &'a Map<String, Value>,
+}
+
+struct Page<'a> {
+    schema: &'a Value,
+}
+
+impl<'a> Page<'a> {
+    fn sections(&self) -> Vec<Section<'a>> {
+        let mut sections = Vec::new();
+        self.find_sections("", self.schema, &mut sections);
+        sections
+    }
+
+    fn find_sections(&self, place: &str, schema: &'a Value, sections: &mut Vec<Section<'a>>) {
+        for schema in self.alternatives(schema) {
+            if let Some(keys) = schema["properties"].as_object() {
+                sections.push(Section { place: place.to_owned(), schema, keys });
+                for (key, property) in keys {
+                    self.find_sections(&inside(place, key), property, sections);
+                }
+            }
+            for (keyword, suffix) in [("items", "[]"), ("additionalProperties", ".NAME")] {
+                if schema[keyword].is_object() {
+                    self.find_sections(&format!("{place}{suffix}"), &schema[keyword], sections);
+                }
+            }
+        }
+    }
+
+    /// What a value may be, each as one schema, without what every value may be.
+    fn alternatives(&self, schema: &'a Value) -> Vec<&'a Value> {
+        let definition = schema["$ref"].as_str().and_then(|name| name.strip_prefix('#'));
+        let schema = definition.and_then(|pointer| self.schema.pointer(pointer)).unwrap_or(schema);
+        let Some(some) = schema["anyOf"].as_array() else { return vec![schema] };
+        let own = some.iter().filter(|alternative| !is_common(alternative));
+        own.flat_map(|alternative| self.alternatives(alternative)).collect()
+    }
+
+    fn section(&self, section: &Section<'a>) -> String {
+        let place = section.place.as_str();
+        let heading = match place.trim_end_matches(".NAME") {
+            "" => "## Top level".to_owned(),
+            top if !top.contains('.') => format!("## `{place}`"),
+            _ => format!("### `{place}`"),
+        };
+        let about = text_of(section.schema, "description").split("\n\n").next().unwrap_or_default();
+        let rows = section.keys.iter().map(|(key, property)| self.row(section, key, property));
+        let rows: String = rows.collect();
+        format!("\n{heading}\n\n{about}\n\n| key | value | default | meaning |\n|---|---|---|---|\n{rows}")
+    }
+
+    fn row(&self, section: &Section<'a>, key: &str, property: &'a Value) -> String {
+        let (mut meaning, default) = meaning_and_default(text_of(property, "description"));
+        let required = section.schema["required"].as_array();
+        let is_required = required.is_some_and(|required| required.contains(&Value::from(key)));
+        let default = if is_required { "**required**" } else { default };
+        for choice in self.alternatives(property) {
+            if choice["const"].is_string() && choice["description"].is_string() {
+                let (word, description) = (text_of(choice, "const"), text_of(choice, "description"));
+                meaning.push_str(&format!("<br>`{word}`: {description}"));
+            }
+        }
+        let examples = property["examples"].as_array().into_iter().flatten();
+        let examples: Vec<_> = examples.map(|example| format!("`{key}: {}`", in_yaml(example))).collect();
+        meaning.push_str(&format!("<br>For example {}", either(&examples)));
+        let value = self.words(&inside(&section.place, key), property);
+        let cells = [format!("`{key}`"), value, default.to_owned(), meaning];
+        format!("| {} |\n", cells.map(|cell| cell.replace('|', "\\|")).join(" | "))
+    }
+
+    /// What a value may be, in words.
+    fn words(&self, place: &str, schema: &'a Value) -> String {
+        let alternatives = self.alternatives(schema);
+        let words = alternatives.into_iter().flat_map(|alternative| match alternative["enum"].as_array() {
+            Some(values) => values.iter().map(|value| format!("`{}`", in_yaml(value))).collect(),
+            None => vec![self.word(place, alternative)],
+        });
+        either(&words.collect::<Vec<_>>())
+    }
+
+    fn word(&self, place: &str, schema: &'a Value) -> String {
+        let range = |least: &str, most: &str| match (&schema[least], &schema[most]) {
+            (Value::Number(least), Value::Number(most)) => Some((least.clone(), most.clone())),
+            _ => None,
+        };
+        match text_of(schema, "type") {
+            _ if schema["const"].is_string() => format!("`{}`", text_of(schema, "const")),
+            "integer" => range("minimum", "maximum").map_or("a whole number".to_owned(), |(least, most)| {
+                format!("a whole number from {least} to {most}")
+            }),
+            "boolean" => "`true` or `false`".to_owned(),
+            "array" => {
+                let each = self.words(&format!("{place}[]"), &schema["items"]);
+                let of = range("minItems", "maxItems").map(|(least, most)| format!(" of {least} to {most}"));
+                format!("a list{}, each {each}", of.unwrap_or_default())
+            }
+            "object" if schema["properties"].is_object() => format!("a [mapping](#{})", anchor(place)),
+            "object" => {
+                let each = self.words(&format!("{place}.NAME"), &schema["additionalProperties"]);
+                format!("a mapping, each value {each}")
+            }
+            _ => of_pattern(text_of(schema, "pattern")).to_owned(),
+        }
+    }
+}
+
+/// A keyword's text; empty where it has none.
+fn text_of<'a>(schema: &'a Value, keyword: &str) -> &'a str {
+    schema[keyword].as_str().unwrap_or_default()
+}
+
+/// The place of a key of a section.
+fn inside(place: &str, key: &str) -> String {
+    if place.is_empty() { key.to_owned() } else { format!("{place}.{key}") }
+}
+
+/// A description without what the other columns say, and what it says of the default.
+fn meaning_and_default(description: &str) -> (String, &str) {
+    let mut meaning = Vec::new();
+    let mut default = "";
+    for sentence in description.split_inclusive(". ").map(str::trim_end) {
+        match sentence.strip_prefix("Default").and_then(|rest| rest.strip_suffix('.')) {
+            Some(rest) => default = rest.trim_start_matches(':').trim_start(),
+            None if sentence == "Required." => {}
+            None => meaning.push(sentence),
+        }
+    }
+    (meaning.join(" "), default)
+}
+
+/// A pattern in words.
+fn of_pattern(pattern: &str) -> &'static str {
+    match pattern {
+        Duration::PATTERN => "a duration",
+        Size::PATTERN => "a size",
+        Per::PATTERN => "a duration, `1w` or `1mo`",
+        Quota::PATTERN => "a limit such as `900/1m`",
+        NAME_PATTERN => "a name",
+        _ => "a text",
+    }
+}
+
+/// `a`, `a or b`, `a, b or c`.
+fn either(words: &[String]) -> String {
+    match words {
+        [] => String::new(),
+        [only] => only.clone(),
+        [first @ .., last] => format!("{} or {last}", first.join(", ")),
+    }
+}
+
+/// A value on one line of YAML, with quotes where they are needed inside `{ }` and `[ ]`.
+pub(super) fn in_yaml(value: &Value) -> String {
+    match value {
+        Value::String(text) if is_plain(text) => text.clone(),
+        Value::Array(items) => format!("[{}]", items.iter().map(in_yaml).collect::<Vec<_>>().join(", ")),
+        Value::Object(entries) => {
+            let entries = entries.iter().map(|(key, value)| format!("{key}: {}", in_yaml(value)));
+            ["{", &entries.collect::<Vec<_>>().join(", "), "}"].concat()
+        }
+        other => other.to_string(),
+    }
+}
+
+/// Whether a text needs no quotes, wherever it stands. Some would need none that get them.
+fn is_plain(text: &str) -> bool {
+    let is_word = |character: char| character.is_ascii_alphanumeric() || "_./:@+-".contains(character);
+    let scalar = Scalar { text: text.to_owned(), plain: true, interpolated: false };
+    text.starts_with(|first: char| first.is_ascii_alphanumeric() || first == '/')
+        && !text.ends_with(':')
+        && text.chars().all(is_word)
+        && scalar.resolve() == Kind::Text
+}
+
+/// The anchor that GitHub gives a heading.
+fn anchor(heading: &str) -> String {
+    let kept = heading.chars().filter(|character| character.is_alphanumeric() || "-_".contains(*character));
+    kept.collect::<String>().to_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_mapping_has_one_section_and_each_key_one_row() {
+        let (schema, text) = (json_schema(), reference());
+        let sections = Page { schema: &schema }.sections();
+        let definitions = schema["$defs"].as_object().unwrap().values();
+        let mappings = definitions.filter(|definition| definition["properties"].is_object()).count();
+        // The whole file and `store`, a mapping or a word, are no definitions of their own.
+        assert_eq!(sections.len(), mappings + 2);
+        let rows = text.lines().filter(|line| line.starts_with("| `")).count();
+        assert_eq!(rows, sections.iter().map(|section| section.keys.len()).sum::<usize>());
+        for section in sections.iter().filter(|section| !section.place.is_empty()) {
+            assert_eq!(text.matches(&format!("# `{}`\n", section.place)).count(), 1, "{}", section.place);
+        }
+    }
+
+    #[test]
+    fn each_row_says_it_all() {
+        for row in reference().lines().filter(|line| line.starts_with("| `")) {
+            let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
+            let [key, value, _, meaning] = cells.as_slice() else { panic!("{row}") };
+            assert!(!value.is_empty() && !value.starts_with("<br>"), "{row}");
+            assert!(!meaning.starts_with("<br>"), "{row}");
+            assert!(meaning.contains(&format!("<br>For example {}: ", key.trim_end_matches('`'))), "{row}");
+        }
+    }
+
+    #[test]
+    fn the_default_is_said_once() {
+        let said = meaning_and_default("How many, 1 to 5. Default `2`: enough. Only with `key`. Required.");
+        assert_eq!(said, ("How many, 1 to 5. Only with `key`.".to_owned(), "`2`: enough"));
+        assert_eq!(meaning_and_default("What. Default: the name."), ("What.".to_owned(), "the name"));
+    }
+
+    #[test]
+    fn values_are_quoted_where_they_must_be() {
+        let value = serde_json::json!({
+            "plain": ["10.0.0.0/8", "header:x-corp-id", "900/1m", "redis://10.0.0.1:6379/0", 5, true, "off"],
+            "quoted": ["::1", "5", "true", "null", "*.example.com", "${VAR}", "a b", "a:", "", "0x1F"],
+        });
+        let plain = "plain: [10.0.0.0/8, header:x-corp-id, 900/1m, redis://10.0.0.1:6379/0, 5, true, off]";
+        let quoted =
+            r#"quoted: ["::1", "5", "true", "null", "*.example.com", "${VAR}", "a b", "a:", "", "0x1F"]"#;
+        assert_eq!(in_yaml(&value), format!("{{{plain}, {quoted}}}"));
+    }
+}
