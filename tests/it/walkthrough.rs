@@ -2,7 +2,7 @@
 //! shows what the document says.
 //!
 //! A fence `sh` is typed and waited for; `sh server NAME` stays in the foreground of a terminal of its own, until an
-//! `<!-- end NAME -->` in the document or its end. A `text` behind a fence is what is seen. Ports and `/tmp` are others, so that
+//! `<!-- end NAME -->` in the document or its end. A `text` right behind a fence is what is seen. Ports and `/tmp` are others, so that
 //! nothing here meets what runs on the machine; what builds weir is left to `.ci/run`.
 
 use std::collections::BTreeMap;
@@ -41,20 +41,22 @@ enum Step {
 fn steps(document: &str) -> Vec<Step> {
     let pattern = Regex::new(r"(?ms)^```([^\n]*)\n(.*?)^```$|^<!-- end (\w+) -->$").expect("a pattern");
     let mut steps = Vec::new();
-    let mut follows = false;
+    // Where the last fence of commands ended.
+    let mut typed_until = None;
     for found in pattern.captures_iter(document) {
         if let Some(name) = found.get(3) {
             steps.push(Step::End(name.as_str().to_owned()));
             continue;
         }
         let text = found[2].to_owned();
-        let was_typed = std::mem::take(&mut follows);
+        let whole = found.get(0).expect("a match");
+        let was_typed = typed_until.take().is_some_and(|end| document[end..whole.start()].trim().is_empty());
         match (&found[1], steps.last_mut()) {
             ("sh", _) => {
                 let kept = text.lines().filter(|line| !BUILDS.iter().any(|builds| line.starts_with(builds)));
                 let kept: Vec<&str> = kept.collect();
-                follows = !kept.is_empty();
-                if follows {
+                if !kept.is_empty() {
+                    typed_until = Some(whole.end());
                     steps.push(Step::Type(kept.join("\n"), None));
                 }
             }
@@ -172,7 +174,12 @@ impl Drop for Desk {
             server.wait().ok();
             if std::thread::panicking() {
                 let said = fs::read_to_string(self.directory.path().join(format!("{name}.err")));
-                println!("--- {name} ---\n{}", said.unwrap_or_default());
+                let said = said.unwrap_or_default();
+                let lines: Vec<&str> = said.lines().collect();
+                println!(
+                    "--- the last of {name} ---\n{}",
+                    lines[lines.len().saturating_sub(10)..].join("\n")
+                );
             }
         }
     }
@@ -198,7 +205,8 @@ fn free_ports() -> String {
 }
 
 /// Of an answer, its status and which headers weir has put into it; else each line that is shown, in order: there, `...` stands
-/// for anything, and counts may differ by a fifth or by three.
+/// for anything, and counts may differ by a fifth or by ten: a stand-in for a provider that opens its first connections slowly makes
+/// permits late.
 fn compare(commands: &str, shown: &str, seen: &str) {
     if shown.starts_with("HTTP/") {
         assert_eq!(seen.lines().next(), shown.lines().next(), "{commands}");
@@ -217,7 +225,7 @@ fn is_like(shown: &str, seen: &str) -> bool {
     let number = |text: &str| text.parse::<f64>().ok();
     let word = |(shown, seen): (&&str, &&str)| match (number(shown), number(seen)) {
         _ if *shown == "..." || shown == seen => true,
-        (Some(shown), Some(seen)) => (shown - seen).abs() <= (shown / 5.0).max(3.0),
+        (Some(shown), Some(seen)) => (shown - seen).abs() <= (shown / 5.0).max(10.0),
         _ => false,
     };
     shown.len() == seen.len() && shown.iter().zip(&seen).all(word)
@@ -263,9 +271,11 @@ async fn the_quickstart() {
 #[test]
 fn a_document_is_read_as_it_is_meant() {
     let document = "```sh\ncargo build\n```\n```text\nbuilds\n```\n```sh server weir\nweir serve\n```\n\
-                    ```sh\necho 7\n```\n```text\n7\n```\n```text\nelse\n```\n<!-- end weir -->\n";
+                    ```sh\necho 7\n```\n```text\n7\n```\n```sh\ntrue\n```\nelse\n```text\nelse\n```\n<!-- end weir -->\n";
     let steps = steps(document);
-    let [Step::Serve(name, _), Step::Type(typed, Some(shown)), Step::End(ended)] = &steps[..] else {
+    let [Step::Serve(name, _), Step::Type(typed, Some(shown)), Step::Type(_, None), Step::End(ended)] =
+        &steps[..]
+    else {
         panic!("{} steps", steps.len());
     };
     assert_eq!(
@@ -273,5 +283,5 @@ fn a_document_is_read_as_it_is_meant() {
         ("weir", "echo 7", "7\n", "weir")
     );
     assert!(is_like("  50 200", "52 200") && is_like("10 429", "8 429") && is_like("a ... b", "a 9 b"));
-    assert!(!is_like("50 200", "20 200") && !is_like("50 200", "50 429") && !is_like("a", "b"));
+    assert!(!is_like("50 200", "39 200") && !is_like("50 200", "50 429") && !is_like("a", "b"));
 }
