@@ -32,6 +32,8 @@ struct LimiterView<'state> {
     name: &'state str,
     limits: Vec<LimitView<'state>>,
     waiting: u32,
+    /// How long the one has waited that has waited longest of them.
+    longest_wait_ms: u64,
     granted: u64,
     refused: u64,
     /// Milliseconds since 1970 by this machine's clock; null while it is not paused.
@@ -194,6 +196,7 @@ impl LimiterView<'_> {
             name: limiter.name.as_str(),
             limits: limits.collect(),
             waiting: state.waiting,
+            longest_wait_ms: millis(state.longest_wait),
             granted: state.granted,
             refused: state.refused,
             paused_until: paused_until(state.paused_for),
@@ -247,6 +250,7 @@ mod tests {
             granted: 40,
             refused: 2,
             available,
+            longest_wait: Duration::from_millis(1250),
             paused_for: Duration::ZERO,
         }
     }
@@ -264,6 +268,7 @@ mod tests {
             "mode": "enforce",
             "partitioned": false,
             "waiting": 3,
+            "longest_wait_ms": 1250,
             "paused_until": null,
             "granted": 40,
             "refused": 2,

@@ -1,5 +1,6 @@
 //! A limiter that somebody looks at, or acts on by hand.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use tokio::time::{Duration, Instant};
@@ -54,6 +55,8 @@ pub struct LimiterState {
     /// Permits that could be used at once, for each limit; `None` if the store could not be asked, and for a partitioned
     /// limiter as a whole.
     pub available: Option<Vec<u64>>,
+    /// For how long the one has waited that has waited longest of them.
+    pub longest_wait: Duration,
     /// For how long no permit will be given, because the upstream asked for a pause or somebody made one; zero if it is not
     /// paused, or the store could not be asked.
     pub paused_for: Duration,
@@ -75,6 +78,11 @@ impl Chosen {
 
     /// The live state. Asks the store, and changes nothing.
     pub async fn inspect(&self) -> LimiterState {
+        self.inspect_with(&self.queues.longest_waits()).await
+    }
+
+    /// The same, where it is known how long one has waited at most for each limiter.
+    pub(super) async fn inspect_with(&self, waits: &HashMap<LimiterName, Duration>) -> LimiterState {
         let Member { live, partition } = &self.member;
         // As a whole, one that is partitioned has nothing but what was done to it by hand.
         let inspection = live.home.store.inspect(&self.subject()).await.ok();
@@ -87,6 +95,7 @@ impl Chosen {
             granted: live.counts.granted(),
             refused: live.counts.refused(),
             available,
+            longest_wait: waits.get(&live.name).copied().unwrap_or_default(),
             paused_for: paused_for.to_duration(),
         }
     }

@@ -187,11 +187,11 @@ impl Limiters {
 
     /// The live state of every limiter, in the order of the configuration. Asks the store, and changes nothing.
     pub async fn inspect(&self) -> Vec<LimiterState> {
-        let mut states = Vec::new();
+        let (mut states, waits) = (Vec::new(), self.inner.queues.longest_waits());
         for live in self.lives() {
             // As a whole there is each of them.
             if let Ok(chosen) = Chosen::new(live, None, &self.inner.queues) {
-                states.push(chosen.inspect().await);
+                states.push(chosen.inspect_with(&waits).await);
             }
         }
         states

@@ -72,7 +72,7 @@ async fn a_page_is_told_the_counts_of_the_last_minutes_and_then_the_state() {
     assert_eq!((&api["limits"][0]["available"], &api["mode"]), (&2.into(), &"enforce".into()));
     assert_eq!((&state["store_up"], &state["draining"]), (&true.into(), &false.into()));
     assert_eq!(state["replicas"][0]["configuration"], state["configuration"]);
-    let pending = weir.begin(4, "/");
+    let (began, pending) = (Instant::now(), weir.begin(4, "/"));
     weir.wait_for_waiting(2).await;
     let state = loop {
         let state = events.next("state").await;
@@ -84,7 +84,13 @@ async fn a_page_is_told_the_counts_of_the_last_minutes_and_then_the_state() {
         (&state["limiters"][0]["waiting"], &state["limiters"][0]["limits"][0]["available"]),
         (&2.into(), &0.into())
     );
+    // Who waits has waited longer the next time, and nobody for longer than the test.
+    let waited = |state: &Value| state["limiters"][0]["longest_wait_ms"].as_u64().expect("a number");
+    let (first, later) = (waited(&state), waited(&events.next("state").await));
+    assert!(first + 1000 < later && u128::from(later) <= began.elapsed().as_millis(), "{first} {later}");
     drop(pending);
+    weir.wait_for_empty_queue().await;
+    assert_eq!(weir.ask("/api/limiters/api").await.json()["longest_wait_ms"], 0);
 }
 
 #[tokio::test]
