@@ -4,10 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use tokio::time::{Duration, Instant};
+use tracing::info;
 
 use crate::limiter::limit::{Limiter, LimiterName};
 use crate::limiter::live::{Live, Member};
 use crate::limiter::partition::Partition;
+use crate::limiter::pause::{Cause, Lasting};
 use crate::limiter::queues::Queues;
 use crate::limiter::store::{PauseStretch, StoreError, Subject};
 
@@ -57,9 +59,17 @@ pub struct LimiterState {
     pub available: Option<Vec<u64>>,
     /// For how long the one has waited that has waited longest of them.
     pub longest_wait: Duration,
-    /// For how long no permit will be given, because the upstream asked for a pause or somebody made one; zero if it is not
-    /// paused, or the store could not be asked.
-    pub paused_for: Duration,
+    /// Why no permit will be given for a while; `None` if it is not paused, or the store could not be asked.
+    pub pause: Option<PauseState>,
+}
+
+/// A pause that lasts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PauseState {
+    /// How much longer.
+    pub left: Duration,
+    /// Why, and which replica has seen to it.
+    pub cause: Cause,
 }
 
 impl Chosen {
@@ -86,7 +96,10 @@ impl Chosen {
         let Member { live, partition } = &self.member;
         // As a whole, one that is partitioned has nothing but what was done to it by hand.
         let inspection = live.home.store.inspect(&self.subject()).await.ok();
-        let paused_for = inspection.as_ref().map(|it| it.paused_until - it.now).unwrap_or_default();
+        let pause = inspection.as_ref().and_then(|inspection| {
+            let Lasting { until, cause } = inspection.pause?;
+            Some(PauseState { left: (until - inspection.now).to_duration(), cause })
+        });
         let is_whole = live.is_partitioned() && partition.is_none();
         let available = inspection.filter(|_| !is_whole).map(|inspection| inspection.available);
         LimiterState {
@@ -96,7 +109,7 @@ impl Chosen {
             refused: live.counts.refused(),
             available,
             longest_wait: waits.get(&live.name).copied().unwrap_or_default(),
-            paused_for: paused_for.to_duration(),
+            pause,
         }
     }
 
@@ -108,7 +121,13 @@ impl Chosen {
     pub async fn pause(&self, lasting: Duration) -> Result<(), StoreError> {
         let Member { live, partition } = &self.member;
         let sent = Instant::now();
-        let heard = live.home.store.pause(&self.subject(), lasting.into()).await?;
+        let replica = self.queues.fallback.replica;
+        let heard = live.home.store.pause(&self.subject(), lasting.into(), replica).await?;
+        if lasting.is_zero() {
+            info!(limiter = %live.name, "resumed by hand");
+        } else {
+            info!(limiter = %live.name, ?lasting, "paused by hand");
+        }
         live.home.hear_clock(sent, Instant::now(), heard.epoch.now);
         live.home.meet_epoch(heard.epoch);
         let is_meant = |member: &Member| {
