@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{PATIENCE, Request, Upstream, Weir, eventually, lane, one_limiter};
+use crate::support::{PATIENCE, Reply, Request, Upstream, Weir, eventually, lane, one_limiter};
 
 /// What a page is told, as it comes.
 struct Events {
@@ -206,14 +206,22 @@ async fn it_is_seen_in_a_browser() {
     let upstream = Upstream::start();
     let url = upstream.url();
     let weir = Weir::start(&format!(
-        "store: memory\nlimiters:\n  tight: {{limits: [3/1m, 100/1h]}}\n  watched: {{limits: [9/1s], mode: shadow}}\n\
+        "store: memory\nlimiters:\n  tight: {{limits: [3/1m, 100/1h]}}\n  watched: {{limits: [9/1s], mode: shadow}}\n  \
+         refused: {{limits: [9/1s], queue: {{timeout: 5m, max_waiting: 10}}}}\n\
          routes:\n  - {{name: t, match: {{path: /t}}, upstream: \"{url}\", limiter: tight}}\n  \
-         - {{name: w, match: {{path: /w}}, upstream: \"{url}\", limiter: watched}}\n"
+         - {{name: w, match: {{path: /w}}, upstream: \"{url}\", limiter: watched}}\n  \
+         - {{name: r, match: {{path: /r}}, upstream: \"{url}\", limiter: refused}}\n"
     ))
     .await;
+    let host = weir.ask("/api/replicas").await.json()["replicas"][0]["host"].as_str().map(str::to_owned);
+    let host = host.expect("a name");
+    upstream.reply("/r", Reply::status(429).header("retry-after", "120"));
+    assert_eq!(weir.get("/r").await.status, 429);
+    let _pending = weir.begin(1, "/r");
     for status in [200, 200, 200, 429] {
         assert_eq!(weir.get("/t").await.status, status);
     }
+    assert_eq!(weir.tell_with("/api/limiters/tight/pause", "{\"for\": \"10m\"}").await.status, 200);
     let pictures = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/dashboard");
     std::fs::create_dir_all(&pictures).expect("a directory");
     for (name, size, is_dark) in
@@ -221,9 +229,22 @@ async fn it_is_seen_in_a_browser() {
     {
         let picture = format!("--screenshot={}", pictures.join(format!("{name}.png")).display());
         let page = browse(&weir, &[&format!("--window-size={size}"), &picture], is_dark).await;
-        for seen in
-            [">live<", ">store up<", "aria-label=\"tight\"", ">0 left of 3<", ">97 left of 100<", ">shadow<"]
-        {
+        let (by_hand, refused) = (
+            format!(">Paused: by hand (through {host})<"),
+            format!(">Paused: the upstream answered 429 (heard by {host})<"),
+        );
+        for seen in [
+            ">live<",
+            ">store up<",
+            "aria-label=\"tight\"",
+            ">0 left of 3<",
+            ">97 left of 100<",
+            ">shadow<",
+            &by_hand,
+            &refused,
+            "s now<",
+            &format!("<td>{host}</td>"),
+        ] {
             assert!(page.contains(seen), "{name}: {seen} is not to be seen in {page}");
         }
     }
