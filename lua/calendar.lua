@@ -224,30 +224,35 @@ end
 -- ---- pauses, the twin of pause.rs ----
 
 -- Of a book that has not been paused: most of them. It is never changed.
-local PAUSE_NONE = { till = 0, set_at = 0, length = 0, paced_till = 0, spacing = 0, next = 0, probe = 0, by_hand_at = 0 }
+local PAUSE_NONE = {
+  till = 0, set_at = 0, length = 0, paced_till = 0, spacing = 0, next = 0, probe = 0, by_hand_at = 0, status = 0, named = 0, by = 0,
+}
 
 -- A book's pause, to be changed.
 local function pause_own(book)
   if book.pause == PAUSE_NONE then
-    book.pause = { till = 0, set_at = 0, length = 0, paced_till = 0, spacing = 0, next = 0, probe = 0, by_hand_at = 0 }
+    book.pause = {}
+    for name, value in pairs(PAUSE_NONE) do book.pause[name] = value end
   end
   return book.pause
 end
 
-local function pause_set(book, now, till, probe)
+-- `status` is that of the answer which refused, 0: by hand; `named` whether it named the instant, `by` the replica that tells.
+local function pause_set(book, now, till, probe, status, named, by)
   local shortest
   for _, rule in ipairs(book.rules) do
     if not shortest or rule.window < shortest.window then shortest = rule end
   end
   local pause = pause_own(book)
   pause.till, pause.set_at, pause.next, pause.probe = till, now, till, probe
+  pause.status, pause.named, pause.by = status, named, by
   pause.paced_till = till + probe + min(shortest.window, PACED_MAX)
   pause.spacing = shortest.whole + (shortest.part > 0 and 1 or 0)
 end
 
--- The upstream asks for a pause. Returns whether anything has changed.
-local function pause_ask(book, now, wait, fallback, most, sent_ago, jitter)
-  local pause, length = book.pause, 0
+-- The upstream asks for a pause, as a replica has heard. Returns whether anything has changed.
+local function pause_ask(book, now, wait, fallback, most, sent_ago, jitter, status, replica)
+  local pause, length, named = book.pause, 0, wait and 1 or 0
   if wait then
     wait = min(wait, most)
   else
@@ -263,19 +268,20 @@ local function pause_ask(book, now, wait, fallback, most, sent_ago, jitter)
   local till = now + wait + floor(min(floor(wait / 16), JITTER_MAX) * min(jitter, 1024) / 1024)
   if till <= pause.till then return false end
   pause_own(book).length = length
-  pause_set(book, now, till, length > fallback and min(length, PROBE_MAX) or 0)
+  pause_set(book, now, till, length > fallback and min(length, PROBE_MAX) or 0, status, named, replica)
   return true
 end
 
--- Follows what was done by hand. Returns whether it had not been followed yet.
-local function pause_follow(book, now, at, till)
+-- Follows what was done by hand, over a replica. Returns whether it had not been followed yet.
+local function pause_follow(book, now, at, till, replica)
   local pause = book.pause
   if at <= pause.by_hand_at then return false end
   pause = pause_own(book)
   pause.by_hand_at, pause.length = at, 0
   if till > now then
-    pause_set(book, now, till, 0)
+    pause_set(book, now, till, 0, 0, 0, replica)
   else
+    pause.status, pause.named, pause.by = 0, 0, 0
     pause.till = min(pause.till, now)
     pause.paced_till = pause.till
   end
@@ -430,8 +436,8 @@ local function book_load(key, text, now)
   book.born, book.lives_until, book.reset_at = stored[18], stored[19], stored[20]
   if stored[21] ~= 0 then
     local pause = pause_own(book)
-    pause.till, pause.set_at, pause.length, pause.paced_till, pause.spacing, pause.next, pause.probe, pause.by_hand_at =
-      unpack(stored[21])
+    pause.till, pause.set_at, pause.length, pause.paced_till, pause.spacing, pause.next, pause.probe, pause.by_hand_at,
+      pause.status, pause.named, pause.by = unpack(stored[21])
   end
   book.rules = rules_of(book.union)
   book.cell = finest_cell(book.rules)
@@ -506,7 +512,10 @@ local function book_text(book)
   local pause, others = 0, 0
   if book.pause ~= PAUSE_NONE then
     local own = book.pause
-    pause = { own.till, own.set_at, own.length, own.paced_till, own.spacing, own.next, own.probe, own.by_hand_at }
+    pause = {
+      own.till, own.set_at, own.length, own.paced_till, own.spacing, own.next, own.probe, own.by_hand_at,
+      own.status, own.named, own.by,
+    }
   end
   if book.others then
     others = {}
@@ -922,9 +931,9 @@ local function book_follow_others(book, now, lease)
   others_heed(book)
 end
 
--- Follows what was done by hand at an instant: paused until another one, or no longer paused.
-local function book_pause_by_hand(book, now, lease, at, till)
-  local is_followed = pause_follow(book, now, at, till)
+-- Follows what was done by hand at an instant, over a replica: paused until another one, or no longer paused.
+local function book_pause_by_hand(book, now, lease, at, till, replica)
+  local is_followed = pause_follow(book, now, at, till, replica)
   book_follow_pause(book, now, lease)
   local last = book.at[book.size]
   if is_followed and till <= now and last and last > now + lease and #book.moved == 0 then
@@ -933,7 +942,7 @@ local function book_pause_by_hand(book, now, lease, at, till)
 end
 
 -- Brings a book to `now` under the caller's rules, through its last reset and the last pause by hand.
-local function book_open(book, now, text, lease, replica, reset_at, paused_at, paused_till)
+local function book_open(book, now, text, lease, replica, reset_at, paused_at, paused_till, paused_by)
   if book.moved_until <= now then book.moved = {} end
   declare(book, now, text, lease, replica)
   others_forget(book, now)
@@ -946,7 +955,11 @@ local function book_open(book, now, text, lease, replica, reset_at, paused_at, p
   end
   -- What is booked for later moves up, as after a change of the limits.
   if #book.moved == 0 and book_reset(book, reset_at) then retime(book, now, now + lease, lease, union) end
-  if paused_at > 0 then book_pause_by_hand(book, now, lease, paused_at, paused_till) else book_follow_pause(book, now, lease) end
+  if paused_at > 0 then
+    book_pause_by_hand(book, now, lease, paused_at, paused_till, paused_by)
+  else
+    book_follow_pause(book, now, lease)
+  end
   book_follow_others(book, now, lease)
   prune(book, now)
 end

@@ -5,10 +5,12 @@
 -- expired while the epoch lives; and it names the server's run. An epoch that is missing, or of another run, means loss: a
 -- new one begins, and until it has settled nothing is granted and replicas write back what they were granted.
 --
--- Stored as one MessagePack array: { id, run, settled_at, kept_until, { key, at, until, ... }, { key, at, paused until, until, ... } }. `id` is the instant of its
--- beginning, or more, so that no epoch comes twice. The array inside holds the resets that there have been, ascending: the key of
--- a limiter's book, or what the keys of all its partitions' books begin with; and until when a book may hold what was before. The
--- other one holds in the same way what was paused by hand, and until when; 0: no longer.
+-- Stored as one MessagePack array:
+--   { id, run, settled_at, kept_until, { key, at, until, ... }, { key, at, paused until, until, replica, ... } }
+-- `id` is the instant of its beginning, or more, so that no epoch comes twice. The array inside holds the resets that there have
+-- been, ascending: the key of a limiter's book, or what the keys of all its partitions' books begin with; and until when a book
+-- may hold what was before. The other one holds in the same way what was paused by hand, until when (0: no longer), and over
+-- which replica.
 
 -- For how many times as long as it takes at least an epoch settles at most, while something is still being written back.
 local SETTLES_MAX = 4
@@ -42,7 +44,7 @@ local function epoch_open(key, text, now, run, settle, heard)
     if id >= heard and now >= settled_at - SETTLES_MAX * settle and (run == "" or run == epoch.run) then return epoch end
     heard = max(heard, id)
     if (resets[#resets - 1] or 0) <= now then kept = resets end
-    if (pauses[#pauses - 2] or 0) <= now then kept_pauses = pauses end
+    if (pauses[#pauses - 3] or 0) <= now then kept_pauses = pauses end
   end
   return epoch_begin(now, heard, run, settle, kept, kept_pauses)
 end
@@ -79,13 +81,14 @@ local function reset_of(epoch, key)
   return at
 end
 
--- The last time that a book was paused by hand, or let go on, and until when; 0, 0: never.
+-- The last time that a book was paused by hand, or let go on, until when, and over which replica; 0, 0, 0: never.
 local function pause_of(epoch, key)
-  local at, till = 0, 0
-  for index = 1, #epoch.pauses, 4 do
-    if is_part(epoch.pauses[index], key) then at, till = epoch.pauses[index + 1], epoch.pauses[index + 2] end
+  local at, till, replica = 0, 0, 0
+  local pauses = epoch.pauses
+  for index = 1, #pauses, 5 do
+    if is_part(pauses[index], key) then at, till, replica = pauses[index + 1], pauses[index + 2], pauses[index + 4] end
   end
-  return at, till
+  return at, till, replica
 end
 
 -- Whether a book has gone, or is an older copy, that a caller saw at an instant of this epoch and that should have lived until now.

@@ -9,14 +9,15 @@
 -- ARGV[6]     the calling replica, a number
 -- ARGV[7]     the caller's rules as text
 -- ARGV[8]     the channel on which a pause is announced; none if empty
--- ARGV[9]     how long the first pause is for which no instant is named; 0: none is asked for
+-- ARGV[9]     how long the first pause is for which no instant is named
 -- ARGV[10]    how long the upstream asks to be left alone; 0: it names no instant
 -- ARGV[11]    the longest pause
 -- ARGV[12]    how long ago the request was sent that was refused
 -- ARGV[13]    by how much the pause may be longer, in parts of 1024
--- ARGV[14]    permits that a request has cost beyond what it had taken
--- ARGV[15]    how many slots follow whose permits it refused, where it matters what the upstream counts
--- ARGV[16..]  each of these slots, how many permits; then for some of the caller's rules: which, from 1 on; how much of it the
+-- ARGV[14]    the status of the answer that asks for a pause; 0: none is asked for
+-- ARGV[15]    permits that a request has cost beyond what it had taken
+-- ARGV[16]    how many slots follow whose permits it refused, where it matters what the upstream counts
+-- ARGV[17..]  each of these slots, how many permits; then for some of the caller's rules: which, from 1 on; how much of it the
 --             upstream left, in a window of which length, in the answer to the request of which slot, and how long after that
 --             it was there
 -- Returns     { now, the epoch, until when it settles or 0, the last reset or 0, until when it is paused or 0, how many permits
@@ -27,7 +28,7 @@
 local now, settle, run, lease = now_of(ARGV[1]), tonumber(ARGV[2]), run_of(ARGV[3]), tonumber(ARGV[5])
 local replica, text, channel, fallback = tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9])
 local wait, most, sent_ago = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
-local jitter, cost, refused_till = tonumber(ARGV[13]), tonumber(ARGV[14]), 15 + 2 * tonumber(ARGV[15])
+local jitter, status, cost, refused_till = tonumber(ARGV[13]), tonumber(ARGV[14]), tonumber(ARGV[15]), 16 + 2 * tonumber(ARGV[16])
 
 local stored = redis.call("MGET", KEYS[1], KEYS[2])
 local epoch = epoch_open(KEYS[1], stored[1], now, run, settle, tonumber(ARGV[4]))
@@ -37,7 +38,7 @@ book_open(book, now, text, lease, replica, reset_of(epoch, KEYS[2]), pause_of(ep
 
 if cost > 0 then charge_at(book, now, cost) end
 local refused = {}
-for argument = 16, refused_till do refused[#refused + 1] = tonumber(ARGV[argument]) end
+for argument = 17, refused_till do refused[#refused + 1] = tonumber(ARGV[argument]) end
 if #refused > 0 then book_hear_refused(book, now, refused) end
 local drift = 0
 local rules = rules_of(text)
@@ -47,12 +48,14 @@ for argument = refused_till + 1, #ARGV, 5 do
   if rule then drift = drift + book_hear_remaining(book, now, rule, remaining, per, slot, took) end
 end
 -- What is moved by the pause heeds the others, too.
-if fallback > 0 then
-  local has_changed = pause_ask(book, now, wait > 0 and wait or nil, fallback, most, sent_ago, jitter)
+if status > 0 then
+  local has_changed = pause_ask(book, now, wait > 0 and wait or nil, fallback, most, sent_ago, jitter, status, replica)
   book_follow_pause(book, now, lease)
   if has_changed and channel ~= "" then
     -- Who does not hear of it hears of it with its next call.
-    redis.pcall("PUBLISH", channel, string.format("pause %s %.0f %.0f", KEYS[2], now, book.pause.till))
+    local pause = book.pause
+    redis.pcall("PUBLISH", channel, string.format("pause %s %.0f %.0f %.0f %.0f %.0f",
+      KEYS[2], now, pause.till, pause.status, pause.named, pause.by))
   end
 end
 book_follow_others(book, now, lease)

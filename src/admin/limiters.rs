@@ -1,5 +1,6 @@
 //! `/api/limiters`: the live state of all limiters, or of one; and what may be done to one by hand.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -14,8 +15,8 @@ use url::form_urlencoded;
 use super::response::{self, Response};
 use crate::config::units;
 use crate::limiter::limit::{Algorithm, LimiterName, OnStoreFailure};
-use crate::limiter::pause::PAUSE_MAX;
-use crate::limiter::{Chosen, LimiterState, Limiters, NotFound, Partition};
+use crate::limiter::pause::{PAUSE_MAX, Reason};
+use crate::limiter::{Chosen, LimiterState, Limiters, NotFound, Partition, PauseState, replica_name};
 
 /// The most of a body that is read, and for how long.
 const BODY_BYTES_MAX: usize = 1024;
@@ -32,10 +33,14 @@ struct LimiterView<'state> {
     name: &'state str,
     limits: Vec<LimitView<'state>>,
     waiting: u32,
+    /// How long the one has waited that has waited longest of them.
+    longest_wait_ms: u64,
     granted: u64,
     refused: u64,
     /// Milliseconds since 1970 by this machine's clock; null while it is not paused.
     paused_until: Option<u64>,
+    /// Null in the same case.
+    paused: Option<PauseView>,
     queue: Option<QueueView>,
     guard_us: u64,
     on_store_failure: &'static str,
@@ -56,6 +61,28 @@ struct LimitView<'state> {
 }
 
 #[derive(Serialize)]
+struct PauseView {
+    until: u64,
+    #[serde(flatten)]
+    reason: ReasonView,
+    /// The replica that heard the refusal, or over which it was paused by hand.
+    by: String,
+    /// Its host, while it is known.
+    by_host: Option<Arc<str>>,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "reason", rename_all = "snake_case")]
+enum ReasonView {
+    Upstream {
+        status: u16,
+        /// Whether the upstream named the instant; otherwise weir has chosen it.
+        named: bool,
+    },
+    ByHand,
+}
+
+#[derive(Serialize)]
 struct QueueView {
     timeout_ms: u64,
     max_waiting: u32,
@@ -64,19 +91,19 @@ struct QueueView {
 /// All limiters, in the order of the configuration.
 pub(super) async fn all(limiters: &Limiters) -> Response {
     let states = limiters.inspect().await;
-    let views = states.iter().map(LimiterView::of).collect();
+    let views = states.iter().map(|state| view(limiters, state)).collect();
     response::document(&Listing { store_up: limiters.store_up(), limiters: views })
 }
 
 /// The same, to be shown among other things.
 pub(super) async fn listing(limiters: &Limiters) -> Vec<Value> {
-    limiters.inspect().await.iter().map(|state| json!(LimiterView::of(state))).collect()
+    limiters.inspect().await.iter().map(|state| json!(view(limiters, state))).collect()
 }
 
 /// One limiter, or one of its partitions: `partition=VALUE`, once for each part of its key.
 pub(super) async fn one(limiters: &Limiters, name: &str, query: Option<&str>) -> Response {
     match choose(limiters, name, query) {
-        Ok(chosen) => shown(&chosen).await,
+        Ok(chosen) => shown(limiters, &chosen).await,
         Err(reason) => not_found(reason),
     }
 }
@@ -135,7 +162,7 @@ pub(super) async fn act(
         },
     };
     match done {
-        Ok(()) => shown(&chosen).await,
+        Ok(()) => shown(limiters, &chosen).await,
         Err(error) => {
             response::problem(StatusCode::SERVICE_UNAVAILABLE, &format!("nothing has changed: {error}"))
         }
@@ -150,8 +177,12 @@ async fn pause_for(body: impl Body<Data = Bytes, Error: Into<BoxError>>) -> Opti
     units::duration(&r#for).filter(|lasting| (Duration::from_millis(1)..=longest).contains(lasting))
 }
 
-async fn shown(chosen: &Chosen) -> Response {
-    response::document(&LimiterView::of(&chosen.inspect().await))
+async fn shown(limiters: &Limiters, chosen: &Chosen) -> Response {
+    response::document(&view(limiters, &chosen.inspect().await))
+}
+
+fn view<'state>(limiters: &Limiters, state: &'state LimiterState) -> LimiterView<'state> {
+    LimiterView::of(state, |replica| limiters.host_of(replica))
 }
 
 /// What a path and a query mean.
@@ -176,8 +207,9 @@ fn partition_of(query: &str) -> Option<Partition> {
 }
 
 impl LimiterView<'_> {
-    fn of(state: &LimiterState) -> LimiterView<'_> {
+    fn of(state: &LimiterState, host_of: impl Fn(u64) -> Option<Arc<str>>) -> LimiterView<'_> {
         let limiter = &state.limiter;
+        let paused = state.pause.map(|pause| PauseView::of(pause, host_of(pause.cause.replica)));
         let available = |index: usize| state.available.as_ref()?.get(index).copied();
         let limits = limiter.limits.iter().enumerate().map(|(index, limit)| LimitView {
             limit: &limit.label,
@@ -194,9 +226,11 @@ impl LimiterView<'_> {
             name: limiter.name.as_str(),
             limits: limits.collect(),
             waiting: state.waiting,
+            longest_wait_ms: millis(state.longest_wait),
             granted: state.granted,
             refused: state.refused,
-            paused_until: paused_until(state.paused_for),
+            paused_until: paused.as_ref().map(|paused| paused.until),
+            paused,
             queue: queue
                 .map(|queue| QueueView { timeout_ms: millis(queue.timeout), max_waiting: queue.max_waiting }),
             guard_us: u64::try_from(limiter.guard.as_micros()).unwrap_or(u64::MAX),
@@ -211,10 +245,15 @@ impl LimiterView<'_> {
     }
 }
 
-/// When a pause is over that lasts for so long.
-fn paused_until(lasting: Duration) -> Option<u64> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    (lasting > Duration::ZERO).then(|| millis(now + lasting))
+impl PauseView {
+    fn of(PauseState { left, cause }: PauseState, by_host: Option<Arc<str>>) -> PauseView {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let reason = match cause.reason {
+            Reason::Upstream { status, is_named } => ReasonView::Upstream { status, named: is_named },
+            Reason::ByHand => ReasonView::ByHand,
+        };
+        PauseView { until: millis(now + left), reason, by: replica_name(cause.replica), by_host }
+    }
 }
 
 fn millis(duration: Duration) -> u64 {
@@ -223,10 +262,9 @@ fn millis(duration: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::limiter::limit::{Limit, Limiter, Permits, QueueLimits};
+    use crate::limiter::pause::Cause;
 
     fn state(available: Option<Vec<u64>>) -> LimiterState {
         let limit = Limit {
@@ -247,7 +285,8 @@ mod tests {
             granted: 40,
             refused: 2,
             available,
-            paused_for: Duration::ZERO,
+            longest_wait: Duration::from_millis(1250),
+            pause: None,
         }
     }
 
@@ -264,11 +303,34 @@ mod tests {
             "mode": "enforce",
             "partitioned": false,
             "waiting": 3,
+            "longest_wait_ms": 1250,
             "paused_until": null,
+            "paused": null,
             "granted": 40,
             "refused": 2,
         });
-        assert_eq!(json!(LimiterView::of(&state(Some(vec![860])))), expected);
+        assert_eq!(json!(LimiterView::of(&state(Some(vec![860])), |_| None)), expected);
+    }
+
+    #[test]
+    fn a_pause_is_shown_with_its_reason_and_who_has_seen_to_it() {
+        let upstream = |is_named| Reason::Upstream { status: 429, is_named };
+        for (reason, told) in [
+            (upstream(true), json!({"reason": "upstream", "status": 429, "named": true})),
+            (upstream(false), json!({"reason": "upstream", "status": 429, "named": false})),
+            (Reason::ByHand, json!({"reason": "by_hand"})),
+        ] {
+            let pause = PauseState { left: Duration::from_secs(28), cause: Cause { reason, replica: 0xa1 } };
+            let state = LimiterState { pause: Some(pause), ..state(None) };
+            let host_of = |replica| (replica == 0xa1).then(|| "weir-2".into());
+            let mut shown = json!(LimiterView::of(&state, host_of));
+            let mut paused = shown["paused"].take();
+            assert_eq!(paused["until"], shown["paused_until"]);
+            assert!(paused["until"].take().as_u64().is_some_and(|until| until > 1_700_000_028_000));
+            let mut expected = json!({"until": null, "by": "000000000000a1", "by_host": "weir-2"});
+            expected.as_object_mut().unwrap().extend(told.as_object().unwrap().clone());
+            assert_eq!(paused, expected);
+        }
     }
 
     #[test]
@@ -283,6 +345,6 @@ mod tests {
 
     #[test]
     fn what_the_store_could_not_say_is_null() {
-        assert!(json!(LimiterView::of(&state(None)))["limits"][0]["available"].is_null());
+        assert!(json!(LimiterView::of(&state(None), |_| None))["limits"][0]["available"].is_null());
     }
 }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::response::{self, Response};
-use crate::limiter::{Limiters, Replica};
+use crate::limiter::{Limiters, Replica, replica_name};
 
 #[derive(Serialize)]
 struct Listing {
@@ -13,8 +13,9 @@ struct Listing {
 
 #[derive(Serialize)]
 pub(super) struct ReplicaView {
-    /// In hexadecimal: readers of JSON may round a number as large.
     id: String,
+    /// Null where it has no name.
+    host: Option<String>,
     version: String,
     configuration: String,
     last_seen_ms: u128,
@@ -35,7 +36,8 @@ pub(super) fn views(limiters: &Limiters) -> Vec<ReplicaView> {
 impl ReplicaView {
     fn of(replica: &Replica, this: bool) -> ReplicaView {
         ReplicaView {
-            id: format!("{:014x}", replica.id),
+            id: replica_name(replica.id),
+            host: Some(replica.host.to_string()).filter(|host| !host.is_empty()),
             version: replica.version.to_string(),
             configuration: replica.configuration.to_string(),
             last_seen_ms: replica.seen_ago.as_millis(),

@@ -233,7 +233,7 @@ fn limiters_table(answer: &Value) -> Vec<Vec<String>> {
                 of_limiter("waiting"),
                 of_limiter("granted"),
                 of_limiter("refused"),
-                if index == 0 { paused_for(&limiter["paused_until"]) } else { String::new() },
+                if index == 0 { paused_for(limiter) } else { String::new() },
             ]);
         }
     }
@@ -241,7 +241,8 @@ fn limiters_table(answer: &Value) -> Vec<Vec<String>> {
 }
 
 fn replicas_table(answer: &Value) -> Vec<Vec<String>> {
-    let mut rows = vec![["REPLICA", "VERSION", "CONFIGURATION", "SEEN"].map(str::to_owned).to_vec()];
+    let head = ["REPLICA", "HOST", "VERSION", "CONFIGURATION", "SEEN"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
     for replica in answer["replicas"].as_array().into_iter().flatten() {
         let seen = match (replica["this"].as_bool(), replica["last_seen_ms"].as_u64()) {
             (Some(true), _) => "this one".to_owned(),
@@ -250,6 +251,7 @@ fn replicas_table(answer: &Value) -> Vec<Vec<String>> {
         };
         rows.push(vec![
             plain(&replica["id"]),
+            plain(&replica["host"]),
             plain(&replica["version"]),
             plain(&replica["configuration"]),
             seen,
@@ -258,19 +260,22 @@ fn replicas_table(answer: &Value) -> Vec<Vec<String>> {
     rows
 }
 
+/// In a cell of a table. What others have written moves no cursor.
 fn plain(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
-        Value::String(text) => text.clone(),
+        Value::String(text) => text.chars().filter(|character| !character.is_control()).collect(),
         other => other.to_string(),
     }
 }
 
-fn paused_for(until: &Value) -> String {
-    let Some(until) = until.as_u64() else { return "-".to_owned() };
+fn paused_for(limiter: &Value) -> String {
+    let Some(until) = limiter["paused_until"].as_u64() else { return "-".to_owned() };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let left = Duration::from_millis(until).saturating_sub(now);
-    format!("{:.1}s", left.as_secs_f64())
+    let paused = &limiter["paused"];
+    let why = if paused["reason"] == "by_hand" { "by hand".to_owned() } else { plain(&paused["status"]) };
+    format!("{:.1}s ({why})", left.as_secs_f64())
 }
 
 /// Columns two spaces apart.
@@ -311,6 +316,25 @@ github   900/1m   860        3        40       2        -
 ";
         assert_eq!(aligned(&limiters_table(&answer)), expected);
         assert_eq!(aligned(&limiters_table(&answer["limiters"][0])), expected);
+    }
+
+    #[test]
+    fn a_pause_is_told_with_its_reason() {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
+        let until = u64::try_from(now).unwrap() + 28_499;
+        let paused = |paused: Value| paused_for(&json!({"paused_until": until, "paused": paused}));
+        assert!(paused(json!({"reason": "upstream", "status": 429})).ends_with("s (429)"));
+        let by_hand = paused(json!({"reason": "by_hand"}));
+        assert!(by_hand.starts_with("28.") && by_hand.ends_with("s (by hand)"), "{by_hand}");
+        assert_eq!(paused_for(&json!({"paused_until": null, "paused": null})), "-");
+    }
+
+    #[test]
+    fn what_others_have_written_moves_no_cursor() {
+        let replica =
+            json!({"id": "a\u{1b}[2J", "host": "b\r\u{9b}31m\n", "version": null, "last_seen_ms": 1250});
+        let rows = replicas_table(&json!({"replicas": [replica]}));
+        assert_eq!(rows[1], ["a[2J", "b31m", "-", "-", "1.2s ago"]);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::limiter::algorithm::Search;
 use crate::limiter::algorithm::bucket::{self, Base};
 use crate::limiter::calendar::Calendar;
 use crate::limiter::others::{Others, Remaining};
-use crate::limiter::pause::{Pause, PauseRequest};
+use crate::limiter::pause::{Lasting, Pause, PauseRequest};
 use crate::limiter::rule::{Kind, Rule, cell_from, cell_start, finest_cell, window_of};
 
 /// The most sets of limits in force at once; a further one takes the place of the one declared longest ago.
@@ -209,17 +209,17 @@ impl Book {
         }
     }
 
-    /// Hears that the upstream asks for a pause. Returns whether anything has changed.
-    pub fn ask_pause(&mut self, now: Micros, lease: Micros, request: &PauseRequest) -> bool {
-        let has_changed = self.pause.ask(now, request, &self.rules);
+    /// Hears from a replica that the upstream asks for a pause. Returns whether anything has changed.
+    pub fn ask_pause(&mut self, now: Micros, lease: Micros, request: &PauseRequest, replica: u64) -> bool {
+        let has_changed = self.pause.ask(now, request, replica, &self.rules);
         self.follow_pause(now, lease);
         has_changed
     }
 
-    /// Follows what was done by hand at an instant: paused until another one, or no longer paused; then what is booked moves up,
-    /// as after a change of the limits.
-    pub fn pause_by_hand(&mut self, now: Micros, lease: Micros, at: Micros, until: Micros) {
-        let is_followed = self.pause.follow(now, at, until, &self.rules);
+    /// Follows what was done by hand at an instant, over a replica: paused until another one, or no longer paused; then what is
+    /// booked moves up, as after a change of the limits.
+    pub fn pause_by_hand(&mut self, now: Micros, lease: Micros, at: Micros, until: Micros, replica: u64) {
+        let is_followed = self.pause.follow(now, at, until, replica, &self.rules);
         self.follow_pause(now, lease);
         let is_ahead = self.calendar.last().is_some_and(|last| last > now + lease);
         if is_followed && until <= now && is_ahead && self.moved.is_empty() {
@@ -230,6 +230,11 @@ impl Book {
     /// Until when nothing is booked; zero if it is not paused.
     pub fn paused_until(&self, now: Micros) -> Micros {
         Some(self.pause.until()).filter(|until| *until > now).unwrap_or_default()
+    }
+
+    /// The pause that it is in, and why.
+    pub fn pause(&self, now: Micros) -> Option<Lasting> {
+        self.pause.lasting(now)
     }
 
     /// Hears how much the upstream left of one of the caller's rules. What others use of it is left to them, of a bucket

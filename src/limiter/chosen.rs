@@ -1,12 +1,15 @@
 //! A limiter that somebody looks at, or acts on by hand.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use tokio::time::{Duration, Instant};
+use tracing::info;
 
 use crate::limiter::limit::{Limiter, LimiterName};
 use crate::limiter::live::{Live, Member};
 use crate::limiter::partition::Partition;
+use crate::limiter::pause::{Cause, Lasting};
 use crate::limiter::queues::Queues;
 use crate::limiter::store::{PauseStretch, StoreError, Subject};
 
@@ -54,9 +57,19 @@ pub struct LimiterState {
     /// Permits that could be used at once, for each limit; `None` if the store could not be asked, and for a partitioned
     /// limiter as a whole.
     pub available: Option<Vec<u64>>,
-    /// For how long no permit will be given, because the upstream asked for a pause or somebody made one; zero if it is not
-    /// paused, or the store could not be asked.
-    pub paused_for: Duration,
+    /// For how long the one has waited that has waited longest of them.
+    pub longest_wait: Duration,
+    /// Why no permit will be given for a while; `None` if it is not paused, or the store could not be asked.
+    pub pause: Option<PauseState>,
+}
+
+/// A pause that lasts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PauseState {
+    /// How much longer.
+    pub left: Duration,
+    /// Why, and which replica has seen to it.
+    pub cause: Cause,
 }
 
 impl Chosen {
@@ -75,10 +88,18 @@ impl Chosen {
 
     /// The live state. Asks the store, and changes nothing.
     pub async fn inspect(&self) -> LimiterState {
+        self.inspect_with(&self.queues.longest_waits()).await
+    }
+
+    /// The same, where it is known how long one has waited at most for each limiter.
+    pub(super) async fn inspect_with(&self, waits: &HashMap<LimiterName, Duration>) -> LimiterState {
         let Member { live, partition } = &self.member;
         // As a whole, one that is partitioned has nothing but what was done to it by hand.
         let inspection = live.home.store.inspect(&self.subject()).await.ok();
-        let paused_for = inspection.as_ref().map(|it| it.paused_until - it.now).unwrap_or_default();
+        let pause = inspection.as_ref().and_then(|inspection| {
+            let Lasting { until, cause } = inspection.pause?;
+            Some(PauseState { left: (until - inspection.now).to_duration(), cause })
+        });
         let is_whole = live.is_partitioned() && partition.is_none();
         let available = inspection.filter(|_| !is_whole).map(|inspection| inspection.available);
         LimiterState {
@@ -87,7 +108,8 @@ impl Chosen {
             granted: live.counts.granted(),
             refused: live.counts.refused(),
             available,
-            paused_for: paused_for.to_duration(),
+            longest_wait: waits.get(&live.name).copied().unwrap_or_default(),
+            pause,
         }
     }
 
@@ -99,7 +121,13 @@ impl Chosen {
     pub async fn pause(&self, lasting: Duration) -> Result<(), StoreError> {
         let Member { live, partition } = &self.member;
         let sent = Instant::now();
-        let heard = live.home.store.pause(&self.subject(), lasting.into()).await?;
+        let replica = self.queues.fallback.replica;
+        let heard = live.home.store.pause(&self.subject(), lasting.into(), replica).await?;
+        if lasting.is_zero() {
+            info!(limiter = %live.name, "resumed by hand");
+        } else {
+            info!(limiter = %live.name, ?lasting, "paused by hand");
+        }
         live.home.hear_clock(sent, Instant::now(), heard.epoch.now);
         live.home.meet_epoch(heard.epoch);
         let is_meant = |member: &Member| {

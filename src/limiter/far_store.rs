@@ -103,8 +103,9 @@ impl Store for FarStore {
         &'a self,
         subject: &'a Subject,
         lasting: Micros,
+        replica: u64,
     ) -> BoxFuture<'a, Result<Heard, StoreError>> {
-        self.store.pause(subject, lasting)
+        self.store.pause(subject, lasting, replica)
     }
 
     fn lease(&self) -> Micros {

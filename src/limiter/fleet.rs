@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustix::system::uname;
 use tokio::sync::Notify;
 use tokio::time::{Duration, Instant, sleep, timeout};
 use tracing::{debug, warn};
@@ -23,6 +24,9 @@ pub(crate) const COUNTS_FOR: Duration = Duration::from_secs(15);
 /// How long one that leaves takes to say so, at most.
 const LEAVING_MAX: Duration = Duration::from_secs(1);
 
+/// The longest text of a replica that is taken: a host name of Linux, or a configuration's hash, is no longer.
+const TEXT_MAX: usize = 64;
+
 /// One running weir.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Replica {
@@ -32,8 +36,29 @@ pub struct Replica {
     pub version: Arc<str>,
     /// The hash of its configuration.
     pub configuration: Arc<str>,
+    /// The name of its host, for people; empty if it has none. Nobody is known by it: two replicas may have the same.
+    pub host: Arc<str>,
     /// How long ago it said so.
     pub seen_ago: Duration,
+}
+
+impl Replica {
+    /// A replica of this version of which nothing else is known.
+    pub(crate) fn new(id: u64) -> Replica {
+        let version = env!("CARGO_PKG_VERSION").into();
+        Replica { id, version, configuration: "".into(), host: "".into(), seen_ago: Duration::ZERO }
+    }
+}
+
+/// What can be shown of a text that others have written: letters, digits and signs of ASCII, and no more than of a name.
+pub(crate) fn printable(text: &str) -> Arc<str> {
+    let shown = text.chars().filter(char::is_ascii_graphic).take(TEXT_MAX);
+    shown.collect::<String>().into()
+}
+
+/// A replica's number as people see it. In hexadecimal: readers of JSON may round a number as large.
+pub fn replica_name(id: u64) -> String {
+    format!("{id:014x}")
 }
 
 /// The replicas that share a store.
@@ -69,12 +94,9 @@ impl Seen {
 
 impl Fleet {
     pub(super) fn new(id: u64, assumed: u64) -> Fleet {
-        let me = Replica {
-            id,
-            version: env!("CARGO_PKG_VERSION").into(),
-            configuration: "".into(),
-            seen_ago: Duration::ZERO,
-        };
+        // On Kubernetes that is the pod's name.
+        let host = printable(&uname().nodename().to_string_lossy());
+        let me = Replica { host, ..Replica::new(id) };
         Fleet {
             assumed: assumed.max(1),
             start: Instant::now(),
@@ -120,6 +142,12 @@ impl Fleet {
         replicas
     }
 
+    /// The host of one of them, if that is known.
+    pub(super) fn host_of(&self, id: u64) -> Option<Arc<str>> {
+        let host = self.replicas().into_iter().find(|replica| replica.id == id)?.host;
+        Some(host).filter(|host| !host.is_empty())
+    }
+
     /// Asks once.
     pub(super) async fn attend(&self, store: &dyn Store) {
         match store.attend(&self.me(), false).await {
@@ -161,8 +189,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    fn replica(id: u64) -> Replica {
-        Replica { id, version: "".into(), configuration: "".into(), seen_ago: Duration::ZERO }
+    #[test]
+    fn what_others_write_is_shown_without_harm() {
+        assert_eq!(&*printable("weir-2.internal"), "weir-2.internal");
+        assert_eq!(&*printable("a\u{1b}[2Jb\u{9b}\u{202e} c\n\u{e4}<i>"), "a[2Jbc<i>");
+        assert_eq!(printable(&"x".repeat(1000)).len(), TEXT_MAX);
     }
 
     #[tokio::test(start_paused = true)]
@@ -170,7 +201,7 @@ mod tests {
         let fleet = Fleet::new(1, 1);
         let hear = |ids: &[u64]| {
             let mut seen = lock(&fleet.seen);
-            *seen = Some(Seen::after(seen.take(), ids.iter().copied().map(replica).collect()));
+            *seen = Some(Seen::after(seen.take(), ids.iter().copied().map(Replica::new).collect()));
         };
         hear(&[1, 2, 3]);
         tokio::time::advance(EVERY).await;

@@ -133,6 +133,11 @@ impl Lane {
         self.waiters.front_mut()
     }
 
+    /// When it came.
+    pub(super) fn first_came(&self) -> Option<Instant> {
+        self.waiters.front().map(|waiter| waiter.arrived)
+    }
+
     /// Corrects when slots are due, after more was learnt of the store's clock.
     pub(super) fn refresh(&mut self, due: impl Fn(&Slot) -> Instant) {
         self.slots.iter_mut().for_each(|slot| slot.due = due(slot));

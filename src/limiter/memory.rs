@@ -50,6 +50,8 @@ struct ByHand {
     at: Micros,
     /// Zero: it goes on.
     until: Micros,
+    /// Over which replica.
+    replica: u64,
     /// No book is paused for longer.
     kept_until: Micros,
 }
@@ -120,13 +122,14 @@ impl MemoryStore {
     }
 
     /// [`Store::pause`] at a given instant; `None` if too many are kept already.
-    pub fn pause_at(&self, now: Micros, subject: &Subject, lasting: Micros) -> Option<Heard> {
+    pub fn pause_at(&self, now: Micros, subject: &Subject, lasting: Micros, replica: u64) -> Option<Heard> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (name, partition) = key(subject);
         let at = state.by_hand.last().map_or(now, |last| now.max(last.at + Micros::ONE));
         let whole = ByHand {
             until: if lasting > Micros::ZERO { now + lasting } else { Micros::ZERO },
             kept_until: now + lasting.max(PAUSE_MAX),
+            replica,
             name,
             partition,
             at,
@@ -154,7 +157,8 @@ impl MemoryStore {
         self.len() == 0
     }
 
-    fn inspect_at(&self, now: Micros, subject: &Subject) -> Inspection {
+    /// [`Store::inspect`] at a given instant.
+    pub fn inspect_at(&self, now: Micros, subject: &Subject) -> Inspection {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let key = key(subject);
         let mut book = state.books.get(&key).cloned().unwrap_or_default();
@@ -162,7 +166,7 @@ impl MemoryStore {
         state.follow_by_hand(now, &key, &mut book);
         let last = book.calendar().last().unwrap_or_default();
         let available = book.available(now, &subject.rules);
-        Inspection { now, last, paused_until: book.paused_until(now), available }
+        Inspection { now, last, pause: book.pause(now), available }
     }
 }
 
@@ -203,7 +207,7 @@ impl State {
 
     fn follow_by_hand(&self, now: Micros, key: &StateKey, book: &mut Book) {
         if let Some(last) = self.by_hand.iter().rev().find(|by_hand| by_hand.is_of(key)) {
-            book.pause_by_hand(now, LEASE, last.at, last.until);
+            book.pause_by_hand(now, LEASE, last.at, last.until, last.replica);
         }
     }
 
@@ -252,8 +256,9 @@ impl Store for MemoryStore {
         &'a self,
         subject: &'a Subject,
         lasting: Micros,
+        replica: u64,
     ) -> BoxFuture<'a, Result<Heard, StoreError>> {
-        let heard = self.pause_at(self.clock.now(), subject, lasting);
+        let heard = self.pause_at(self.clock.now(), subject, lasting, replica);
         let full = || StoreError::Refused(format!("{BY_HAND_MAX} pauses are kept already"));
         ready(heard.ok_or_else(full)).boxed()
     }

@@ -83,9 +83,10 @@ mod tests;
 pub mod windows;
 mod worker;
 
-pub use chosen::{Chosen, LimiterState, NotFound, Tally};
+pub use chosen::{Chosen, LimiterState, NotFound, PauseState, Tally};
 pub(crate) use fleet::COUNTS_FOR;
-pub use fleet::Replica;
+pub(crate) use fleet::printable;
+pub use fleet::{Replica, replica_name};
 pub use gate::{Gate, GateError};
 pub use partition::Partition;
 pub use permit::Permit;

@@ -34,6 +34,40 @@ pub struct PauseRequest {
     pub sent_ago: Micros,
     /// By how much of [`JITTER_MAX`] the pause is longer, in parts of 1024.
     pub jitter: u64,
+    /// The status code of its answer.
+    pub status: u16,
+}
+
+/// Why a limiter is paused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reason {
+    /// Its upstream refused.
+    Upstream {
+        /// The status code of the answer.
+        status: u16,
+        /// Whether the answer named the instant until which; otherwise it was chosen for it.
+        is_named: bool,
+    },
+    /// Somebody wanted it.
+    ByHand,
+}
+
+/// Why a limiter is paused, and who has seen to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cause {
+    /// Why.
+    pub reason: Reason,
+    /// The replica that heard the refusal, or over which it was paused by hand.
+    pub replica: u64,
+}
+
+/// A pause that lasts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lasting {
+    /// Nothing is booked before.
+    pub until: Micros,
+    /// Why.
+    pub cause: Cause,
 }
 
 /// The pause of one limiter, or of one of its partitions.
@@ -53,6 +87,8 @@ pub struct Pause {
     probe: Micros,
     /// When it was last set or lifted by hand.
     by_hand_at: Micros,
+    /// Why it was set; `None` before the first, and when it was lifted.
+    cause: Option<Cause>,
 }
 
 impl Pause {
@@ -61,10 +97,17 @@ impl Pause {
         self.until
     }
 
-    /// Hears that the upstream asks for a pause. A longer one is never shortened, and what was sent before the last one
-    /// began says nothing new unless it names an instant. Returns whether anything has changed.
-    pub(super) fn ask(&mut self, now: Micros, request: &PauseRequest, rules: &[Rule]) -> bool {
-        let PauseRequest { wait, fallback, max, sent_ago, jitter } = *request;
+    /// What there is to say of it while it lasts.
+    pub fn lasting(&self, now: Micros) -> Option<Lasting> {
+        let until = self.until;
+        self.cause.filter(|_| until > now).map(|cause| Lasting { until, cause })
+    }
+
+    /// Hears from a replica that the upstream asks for a pause. A longer one is never shortened, and what was sent before the
+    /// last one began says nothing new unless it names an instant. Returns whether anything has changed.
+    pub(super) fn ask(&mut self, now: Micros, request: &PauseRequest, replica: u64, rules: &[Rule]) -> bool {
+        let PauseRequest { wait, fallback, max, sent_ago, jitter, status } = *request;
+        let reason = Reason::Upstream { status, is_named: wait.is_some() };
         let (length, wait) = match wait {
             Some(wait) => (Micros::ZERO, wait.min(max)),
             None if now < self.until || now - sent_ago <= self.set_at => return false,
@@ -80,7 +123,7 @@ impl Pause {
         }
         self.length = length;
         let probe = if length > fallback { length.min(PROBE_MAX) } else { Micros::ZERO };
-        self.set(now, until, probe, rules);
+        self.set(now, until, probe, Cause { reason, replica }, rules);
         true
     }
 
@@ -93,25 +136,34 @@ impl Pause {
         Micros((2 * self.length.0) >> quiet.min(60)).max(fallback)
     }
 
-    fn set(&mut self, now: Micros, until: Micros, probe: Micros, rules: &[Rule]) {
+    fn set(&mut self, now: Micros, until: Micros, probe: Micros, cause: Cause, rules: &[Rule]) {
         let shortest = rules.iter().min_by_key(|rule| rule.window);
         let paced = shortest.map_or(Micros::ZERO, |rule| rule.window.min(PACED_MAX));
         let spacing = shortest.map_or(Micros::ZERO, |rule| Micros(rule.window.0.div_ceil(rule.rate)));
         let paced_until = until + probe + paced;
-        *self = Pause { until, set_at: now, paced_until, spacing, next: until, probe, ..*self };
+        let cause = Some(cause);
+        *self = Pause { until, set_at: now, paced_until, spacing, next: until, probe, cause, ..*self };
     }
 
-    /// Follows what was done by hand at an instant: paused until another one, or no longer paused. Returns whether it had not
-    /// been followed yet.
-    pub(super) fn follow(&mut self, now: Micros, at: Micros, until: Micros, rules: &[Rule]) -> bool {
+    /// Follows what was done by hand at an instant, over a replica: paused until another one, or no longer paused. Returns
+    /// whether it had not been followed yet.
+    pub(super) fn follow(
+        &mut self,
+        now: Micros,
+        at: Micros,
+        until: Micros,
+        replica: u64,
+        rules: &[Rule],
+    ) -> bool {
         if at <= self.by_hand_at {
             return false;
         }
         self.by_hand_at = at;
         self.length = Micros::ZERO;
         if until > now {
-            self.set(now, until, Micros::ZERO, rules);
+            self.set(now, until, Micros::ZERO, Cause { reason: Reason::ByHand, replica }, rules);
         } else {
+            self.cause = None;
             self.until = self.until.min(now);
             self.paced_until = self.until;
         }
@@ -157,6 +209,7 @@ mod tests {
     use crate::limiter::rule::Kind;
 
     const SECOND: u64 = 1_000_000;
+    const REPLICA: u64 = 7;
 
     fn rules() -> [Rule; 2] {
         let rule =
@@ -171,18 +224,19 @@ mod tests {
             max: Micros(60 * SECOND),
             sent_ago: Micros(1000),
             jitter: 0,
+            status: 429,
         }
     }
 
     #[test]
     fn a_named_instant_is_kept_and_never_brought_forward() {
         let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
-        assert!(pause.ask(now, &request(Some(3 * SECOND)), &rules()));
+        assert!(pause.ask(now, &request(Some(3 * SECOND)), REPLICA, &rules()));
         assert_eq!(pause.until(), Micros(103 * SECOND));
-        assert!(!pause.ask(now + Micros(SECOND), &request(Some(SECOND)), &rules()));
-        assert!(!pause.ask(now + Micros(SECOND), &request(None), &rules()));
+        assert!(!pause.ask(now + Micros(SECOND), &request(Some(SECOND)), REPLICA, &rules()));
+        assert!(!pause.ask(now + Micros(SECOND), &request(None), REPLICA, &rules()));
         assert_eq!(pause.until(), Micros(103 * SECOND));
-        assert!(pause.ask(now + Micros(SECOND), &request(Some(u64::MAX)), &rules()));
+        assert!(pause.ask(now + Micros(SECOND), &request(Some(u64::MAX)), REPLICA, &rules()));
         assert_eq!(pause.until(), Micros(161 * SECOND), "no longer than the longest");
     }
 
@@ -191,7 +245,7 @@ mod tests {
         for (wait, jitter, more) in [(16, 1024, 1), (SECOND, 1024, 62_500), (3600 * SECOND, 512, 125_000)] {
             let mut pause = Pause::default();
             let max = Micros(7200 * SECOND);
-            pause.ask(Micros(1), &PauseRequest { jitter, max, ..request(Some(wait)) }, &rules());
+            pause.ask(Micros(1), &PauseRequest { jitter, max, ..request(Some(wait)) }, REPLICA, &rules());
             assert_eq!(pause.until(), Micros(1 + wait + more));
         }
     }
@@ -201,7 +255,7 @@ mod tests {
         let (mut pause, mut now) = (Pause::default(), Micros(100 * SECOND));
         let mut asked = |after: u64| {
             now = pause.until().max(now) + Micros(after);
-            pause.ask(now, &request(None), &rules());
+            pause.ask(now, &request(None), REPLICA, &rules());
             (pause.until() - now).0 / SECOND
         };
         assert_eq!([0; 8].map(|_| asked(2000)), [1, 2, 4, 8, 16, 32, 60, 60]);
@@ -215,15 +269,15 @@ mod tests {
     #[test]
     fn what_was_sent_before_a_pause_makes_no_longer_one() {
         let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
-        assert!(pause.ask(now, &request(None), &rules()));
+        assert!(pause.ask(now, &request(None), REPLICA, &rules()));
         let late = PauseRequest { sent_ago: Micros(2 * SECOND), ..request(None) };
-        assert!(!pause.ask(now + Micros(SECOND + 1000), &late, &rules()));
+        assert!(!pause.ask(now + Micros(SECOND + 1000), &late, REPLICA, &rules()));
     }
 
     #[test]
     fn permits_come_one_by_one_after_it() {
         let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
-        pause.ask(now, &request(Some(3 * SECOND)), &rules());
+        pause.ask(now, &request(Some(3 * SECOND)), REPLICA, &rules());
         let mut at = now;
         let mut taken = Vec::new();
         for _ in 0..22 {
@@ -240,9 +294,9 @@ mod tests {
     #[test]
     fn the_first_stands_alone_after_a_pause_that_was_too_short() {
         let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
-        pause.ask(now, &request(None), &rules());
+        pause.ask(now, &request(None), REPLICA, &rules());
         let again = now + Micros(SECOND + 2000);
-        pause.ask(again, &request(None), &rules());
+        pause.ask(again, &request(None), REPLICA, &rules());
         let first = pause.floor(again);
         pause.booked(first, 1);
         let second = pause.floor(first);
@@ -252,10 +306,50 @@ mod tests {
     #[test]
     fn what_is_done_by_hand_is_followed_once() {
         let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
-        assert!(pause.follow(now, now, now + Micros(30 * SECOND), &rules()));
-        assert!(!pause.follow(now, now, now + Micros(30 * SECOND), &rules()));
+        assert!(pause.follow(now, now, now + Micros(30 * SECOND), REPLICA, &rules()));
+        assert!(!pause.follow(now, now, now + Micros(30 * SECOND), REPLICA, &rules()));
         let later = now + Micros(SECOND);
-        assert!(pause.follow(later, later, Micros::ZERO, &rules()));
+        assert!(pause.follow(later, later, Micros::ZERO, REPLICA, &rules()));
         assert_eq!((pause.until(), pause.floor(later)), (later, later));
+    }
+
+    fn refused(status: u16, is_named: bool, replica: u64) -> Option<Cause> {
+        Some(Cause { reason: Reason::Upstream { status, is_named }, replica })
+    }
+
+    #[test]
+    fn it_is_known_why_it_lasts_and_who_heard_it() {
+        let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
+        let cause = |pause: &Pause, at| pause.lasting(at).map(|lasting| lasting.cause);
+        assert_eq!(pause.lasting(now), None);
+        pause.ask(now, &request(None), 1, &rules());
+        let end = pause.until();
+        let expected = refused(429, false, 1).map(|cause| Lasting { until: end, cause });
+        assert_eq!((pause.lasting(end - Micros::ONE), pause.lasting(end)), (expected, None));
+        // One that says nothing new is not why it lasts.
+        for other in [request(None), request(Some(10))] {
+            assert!(!pause.ask(now + Micros(10), &PauseRequest { status: 503, ..other }, 2, &rules()));
+            assert_eq!(cause(&pause, now), refused(429, false, 1));
+        }
+        let longer = PauseRequest { status: 503, ..request(Some(5 * SECOND)) };
+        assert!(pause.ask(now + Micros(10), &longer, 3, &rules()));
+        assert_eq!(cause(&pause, now), refused(503, true, 3));
+    }
+
+    #[test]
+    fn what_was_done_by_hand_last_is_why_it_lasts() {
+        let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
+        let cause = |pause: &Pause| pause.lasting(now).map(|lasting| lasting.cause);
+        pause.ask(now, &request(Some(50 * SECOND)), 1, &rules());
+        pause.follow(now, now, now + Micros(30 * SECOND), 2, &rules());
+        let by_hand = Some(Cause { reason: Reason::ByHand, replica: 2 });
+        assert_eq!(cause(&pause), by_hand);
+        assert!(!pause.follow(now, now, now + Micros(40 * SECOND), 3, &rules()), "it has been followed");
+        assert!(!pause.ask(now, &request(Some(20 * SECOND)), 3, &rules()), "it lasts longer");
+        assert_eq!(cause(&pause), by_hand);
+        pause.ask(now, &request(Some(40 * SECOND)), 3, &rules());
+        assert_eq!(cause(&pause), refused(429, true, 3));
+        pause.follow(now, now + Micros::ONE, Micros::ZERO, 4, &rules());
+        assert_eq!((pause.cause, pause.lasting(now - Micros::ONE)), (None, None), "it was lifted");
     }
 }

@@ -4,7 +4,7 @@
 //! rest. Leaving is a drop, and the worker hears of it.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -77,6 +77,9 @@ pub(super) struct Shared {
     inbox: Mutex<Inbox>,
     wake: Notify,
     waiting: AtomicU32,
+    made: Instant,
+    /// How many microseconds after that the first of those came who wait.
+    first_came_us: AtomicU64,
     /// Permits handed out and neither used nor given back.
     out: AtomicU32,
     /// Those of them that are on their way to the wire.
@@ -92,6 +95,8 @@ impl Shared {
             inbox: Mutex::default(),
             wake: Notify::new(),
             waiting: AtomicU32::new(0),
+            made: Instant::now(),
+            first_came_us: AtomicU64::new(0),
             out: AtomicU32::new(0),
             sending: AtomicU32::new(0),
             is_paused: AtomicBool::new(false),
@@ -361,11 +366,20 @@ impl Shared {
         Refusal::Closed { limiter: self.name() }
     }
 
-    pub(super) fn set_waiting(&self, waiting: u32) {
+    /// So many wait, the first of them since an instant.
+    pub(super) fn set_waiting(&self, waiting: u32, since: Option<Instant>) {
+        let came = since.unwrap_or(self.made).saturating_duration_since(self.made);
+        self.first_came_us.store(Micros::from(came).0, Ordering::Relaxed);
         let before = self.waiting.swap(waiting, Ordering::Relaxed);
         if before != waiting {
             self.lives().for_each(|live| live.add_waiting(i64::from(waiting) - i64::from(before)));
         }
+    }
+
+    /// Since when the first of those has waited who wait.
+    pub(super) fn waits_since(&self) -> Option<Instant> {
+        let came = Duration::from_micros(self.first_came_us.load(Ordering::Relaxed));
+        (self.waiting.load(Ordering::Relaxed) > 0).then(|| self.made + came)
     }
 
     /// A permit is handed out.

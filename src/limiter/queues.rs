@@ -9,6 +9,7 @@ use tokio::time::{Duration, Instant};
 use tokio_util::task::TaskTracker;
 
 use crate::limiter::inbox::Kept;
+use crate::limiter::limit::LimiterName;
 use crate::limiter::live::{Member, shrink};
 use crate::limiter::order::Room;
 use crate::limiter::queue::Shared;
@@ -107,6 +108,22 @@ impl Queues {
             let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
             shard.values().for_each(|queue| act(queue));
         }
+    }
+
+    /// For how long the one has waited that has waited longest, for each limiter for which anybody does.
+    pub(super) fn longest_waits(&self) -> HashMap<LimiterName, Duration> {
+        let (now, mut longest) = (Instant::now(), HashMap::new());
+        for shard in &self.shards {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            for queue in shard.values() {
+                let Some(since) = queue.waits_since() else { continue };
+                for member in queue.members.iter() {
+                    let known: &mut Duration = longest.entry(member.live.name.clone()).or_default();
+                    *known = now.saturating_duration_since(since).max(*known);
+                }
+            }
+        }
+        longest
     }
 
     /// Tells the queues of which a member has changed.

@@ -10,18 +10,20 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::Notify;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Duration, Instant, sleep, timeout};
+use tracing::info;
 
 use crate::clock::Clock;
 use crate::limiter::chosen::{Chosen, LimiterState, NotFound, Tally};
-use crate::limiter::fleet::{Fleet, Replica};
+use crate::limiter::fleet::{Fleet, Replica, replica_name};
 use crate::limiter::gate::{Gate, GateError};
 use crate::limiter::keeper::Keeper;
 use crate::limiter::limit::{Limiter, LimiterName, OnStoreFailure, Scope};
 use crate::limiter::live::{Home, Live, Member};
 use crate::limiter::memory::MemoryStore;
 use crate::limiter::partition::Partition;
+use crate::limiter::pause::{Cause, Reason};
 use crate::limiter::queues::{LINGER, Queues};
-use crate::limiter::store::{Announcement, Store};
+use crate::limiter::store::{Announcement, PauseStretch, Store};
 use crate::limiter::worker::Fallback;
 use crate::telemetry::Metrics;
 
@@ -187,11 +189,11 @@ impl Limiters {
 
     /// The live state of every limiter, in the order of the configuration. Asks the store, and changes nothing.
     pub async fn inspect(&self) -> Vec<LimiterState> {
-        let mut states = Vec::new();
+        let (mut states, waits) = (Vec::new(), self.inner.queues.longest_waits());
         for live in self.lives() {
             // As a whole there is each of them.
             if let Ok(chosen) = Chosen::new(live, None, &self.inner.queues) {
-                states.push(chosen.inspect().await);
+                states.push(chosen.inspect_with(&waits).await);
             }
         }
         states
@@ -227,6 +229,11 @@ impl Limiters {
     /// The replicas that share the store, this one first; as the store told last.
     pub fn replicas(&self) -> Vec<Replica> {
         self.fleet().replicas()
+    }
+
+    /// The host of one of them, if that is known.
+    pub fn host_of(&self, replica: u64) -> Option<Arc<str>> {
+        self.fleet().host_of(replica)
     }
 
     /// Tells the fleet which configuration this replica has.
@@ -307,12 +314,13 @@ impl Limiters {
     fn announced(&self, announcement: &Announcement) {
         let (queue, room) = match announcement {
             Announcement::Room { queue, room } => (queue, *room),
-            Announcement::Pause { name, partition, stretch } => {
+            Announcement::Pause { name, partition, stretch, cause } => {
                 let is_meant = |member: &Member| {
                     member.live.name == *name && (partition.is_none() || member.partition == *partition)
                 };
                 for live in self.lives().iter().filter(|live| live.name == *name) {
                     live.show_pause(stretch.until, *partition);
+                    self.tell_of_pause(name, *stretch, *cause);
                 }
                 return self.inner.queues.pause(is_meant, *stretch);
             }
@@ -325,6 +333,24 @@ impl Limiters {
         // Another replica's configuration may know limiters that this one does not.
         if let Some(members) = queue.iter().map(member).collect::<Option<Vec<_>>>() {
             self.inner.queues.tell_room(&members, room);
+        }
+    }
+
+    /// Tells of a pause that another replica has made: what this one does is told where it does it.
+    fn tell_of_pause(&self, limiter: &LimiterName, stretch: PauseStretch, Cause { reason, replica }: Cause) {
+        if replica == self.inner.queues.fallback.replica {
+            return;
+        }
+        let by = self.host_of(replica).unwrap_or_else(|| replica_name(replica).into());
+        let lasting = (stretch.until - stretch.from).to_duration();
+        match reason {
+            Reason::Upstream { status, is_named } => {
+                info!(%limiter, %by, status, is_named, ?lasting, "another replica heard: the upstream asks for a pause");
+            }
+            Reason::ByHand if lasting.is_zero() => {
+                info!(%limiter, %by, "resumed by hand over another replica");
+            }
+            Reason::ByHand => info!(%limiter, %by, ?lasting, "paused by hand over another replica"),
         }
     }
 

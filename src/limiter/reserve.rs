@@ -168,7 +168,7 @@ pub fn hear(book: &mut Book, now: Micros, lease: Micros, subject: &Subject, said
     let drift = rules.map(|(rule, left)| book.hear_remaining(now, rule, left)).sum();
     // What is moved by the pause heeds the others, too.
     if let Some(request) = &said.pause {
-        book.ask_pause(now, lease, request);
+        book.ask_pause(now, lease, request, said.replica);
     }
     book.follow_others(now, lease);
     Heard { epoch: Epoch { now, ..Epoch::default() }, paused_until: book.paused_until(now), drift }

@@ -154,6 +154,7 @@ impl Saying {
             sent_ago: Micros::from(sent_ago),
             // The standard library seeds each of these at random.
             jitter: RandomState::new().hash_one(0_u8) % 1024,
+            status: code,
         })
     }
 

@@ -204,8 +204,9 @@ impl World {
                 max: Micros(300 * SECOND),
                 sent_ago: now - slot,
                 jitter: self.dice.roll(1024),
+                status: 429,
             };
-            self.book.ask_pause(now, LEASE, &request);
+            self.book.ask_pause(now, LEASE, &request, 1);
             self.fetch();
         }
         self.plan(now.max(self.tells[replica]), Event::Tell(replica));

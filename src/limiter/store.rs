@@ -13,7 +13,7 @@ use crate::limiter::limit::{Limiter, LimiterName};
 use crate::limiter::order::Room;
 use crate::limiter::others::Remaining;
 use crate::limiter::partition::Partition;
-use crate::limiter::pause::PauseRequest;
+use crate::limiter::pause::{Cause, Lasting, PauseRequest};
 use crate::limiter::reserve::{Answer, Call};
 use crate::limiter::rule::Rule;
 
@@ -55,8 +55,8 @@ pub struct Inspection {
     pub now: Micros,
     /// The last booked slot; zero if nothing is booked.
     pub last: Micros,
-    /// Until when nothing is booked; zero if it is not paused.
-    pub paused_until: Micros,
+    /// The pause that it is in.
+    pub pause: Option<Lasting>,
     /// Permits that could be used at once, for each limit.
     pub available: Vec<u64>,
 }
@@ -119,6 +119,8 @@ pub enum Announcement {
         partition: Option<Partition>,
         /// By the store's clock.
         stretch: PauseStretch,
+        /// Why, and by whom.
+        cause: Cause,
     },
 }
 
@@ -236,10 +238,14 @@ pub trait Store: Send + Sync + 'static {
     /// Hears what an upstream said, and tells all who share the limiter if it is paused.
     fn hear<'a>(&'a self, subject: &'a Subject, said: &'a Said) -> BoxFuture<'a, Result<Heard, StoreError>>;
 
-    /// Pauses a limiter by hand for so long, in all its partitions if the subject names none; for no time: it goes on. Tells all
-    /// who share it.
-    fn pause<'a>(&'a self, subject: &'a Subject, lasting: Micros)
-    -> BoxFuture<'a, Result<Heard, StoreError>>;
+    /// Pauses a limiter by hand for so long, over a replica, in all its partitions if the subject names none; for no time: it
+    /// goes on. Tells all who share it.
+    fn pause<'a>(
+        &'a self,
+        subject: &'a Subject,
+        lasting: Micros,
+        replica: u64,
+    ) -> BoxFuture<'a, Result<Heard, StoreError>>;
 
     /// Charges what was granted before the store lost it.
     fn write_back<'a>(

@@ -268,7 +268,8 @@ impl Worker {
         self.give_back_surplus();
         self.lanes.retain(|_, lane| !lane.is_empty());
         self.start_call(now);
-        self.shared.set_waiting(u32::try_from(self.waiting()).unwrap_or(u32::MAX));
+        let first_came = self.lanes.values().filter_map(Lane::first_came).min();
+        self.shared.set_waiting(u32::try_from(self.waiting()).unwrap_or(u32::MAX), first_came);
     }
 
     /// Counts who came, gives back what nobody took in time, and all of it where somebody waits or the limits change.

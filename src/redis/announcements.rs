@@ -17,6 +17,7 @@ use crate::limiter::order::Room;
 use crate::limiter::store::{Announcement, PauseStretch};
 use crate::redis::keys;
 use crate::redis::pool::Connections;
+use crate::redis::store::cause_of;
 
 /// Announcements that a listener may lag behind.
 const BACKLOG_MAX: usize = 1024;
@@ -106,17 +107,34 @@ impl Announcements {
     }
 }
 
-/// `KEY ROOM_AT PERMITS`, as `reserve.lua` publishes it, or `pause KEY FROM UNTIL`.
 fn decode(text: &str) -> Option<Announcement> {
-    let mut words = text.rsplitn(3, ' ');
-    let (last, at) = (words.next()?.parse().ok()?, Micros(words.next()?.parse().ok()?));
-    let key = words.next()?;
-    if let Some((name, partition)) = key.strip_prefix("pause ").and_then(keys::limiter_of) {
-        let stretch = PauseStretch { from: at, until: Micros(last) };
-        return Some(Announcement::Pause { name, partition, stretch });
-    }
-    let room = Room { at, permits: last };
+    text.strip_prefix("pause ").and_then(decode_pause).or_else(|| decode_room(text))
+}
+
+/// `KEY FROM UNTIL STATUS NAMED REPLICA`, as `hear.lua` and `pause.lua` publish it.
+fn decode_pause(text: &str) -> Option<Announcement> {
+    let (key, [from, until, status, named, replica]) = numbers_behind(text)?;
+    let (name, partition) = keys::limiter_of(key)?;
+    let stretch = PauseStretch { from: Micros(from), until: Micros(until) };
+    let cause = cause_of(status, named, replica)?;
+    Some(Announcement::Pause { name, partition, stretch, cause })
+}
+
+/// `KEY ROOM_AT PERMITS`, as `reserve.lua` publishes it.
+fn decode_room(text: &str) -> Option<Announcement> {
+    let (key, [at, permits]) = numbers_behind(text)?;
+    let room = Room { at: Micros(at), permits };
     Some(Announcement::Room { queue: keys::queue_members(key)?, room })
+}
+
+/// A key, which may hold spaces, and the numbers that follow it.
+fn numbers_behind<const COUNT: usize>(text: &str) -> Option<(&str, [u64; COUNT])> {
+    let (mut key, mut numbers) = (text, [0; COUNT]);
+    for number in numbers.iter_mut().rev() {
+        let (rest, word) = key.rsplit_once(' ')?;
+        (key, *number) = (rest, word.parse().ok()?);
+    }
+    Some((key, numbers))
 }
 
 #[cfg(test)]
@@ -124,6 +142,7 @@ mod tests {
     use super::*;
     use crate::limiter::Partition;
     use crate::limiter::limit::LimiterName;
+    use crate::limiter::pause::{Cause, Reason};
 
     #[test]
     fn what_a_script_publishes_is_understood() {
@@ -134,10 +153,15 @@ mod tests {
         let room = Room { at: Micros(1_800_000_000_000_000), permits: 3 };
         assert_eq!(decode(&text), Some(Announcement::Room { queue, room }));
         let stretch = PauseStretch { from: Micros(5), until: Micros(8) };
-        for (key, partition) in [("y".to_owned(), None), (format!("y:{tenant}"), Some(tenant))] {
-            let text = format!("pause weir:{{a b}}:v1:limiter:{key} 5 8");
-            let name = name("y");
-            assert_eq!(decode(&text), Some(Announcement::Pause { name, partition, stretch }));
+        let upstream = |status, is_named| Reason::Upstream { status, is_named };
+        for (key, partition, told, reason) in [
+            ("y".to_owned(), None, "429 1", upstream(429, true)),
+            ("y".to_owned(), None, "503 0", upstream(503, false)),
+            (format!("y:{tenant}"), Some(tenant), "0 0", Reason::ByHand),
+        ] {
+            let text = format!("pause weir:{{a b}}:v1:limiter:{key} 5 8 {told} 7");
+            let (name, cause) = (name("y"), Cause { reason, replica: 7 });
+            assert_eq!(decode(&text), Some(Announcement::Pause { name, partition, stretch, cause }));
         }
         for other in [
             "",
@@ -146,8 +170,11 @@ mod tests {
             "weir:{a}:v1:queue:x 1",
             "weir:{a}:v1:queue:x 1 z",
             "x 1 2",
-            "pause x 1 2",
+            "pause x 1 2 0 0 7",
             "pause weir:{a}:v1:limiter:x 1",
+            "pause weir:{a}:v1:limiter:x 1 2",
+            "pause weir:{a}:v1:limiter:x 1 2 99999 0 7",
+            "pause weir:{a}:v1:limiter:x 1 2 0 0 0",
             "weir:{a}:v1:limiter:x 1 2",
         ] {
             assert_eq!(decode(other), None, "{other:?}");

@@ -17,14 +17,14 @@ use crate::config::model;
 use crate::limiter::book::{Generation, RETIMED_MAX};
 use crate::limiter::limit::LimiterName;
 use crate::limiter::order::Room;
-use crate::limiter::pause::{PAUSE_MAX, PauseRequest};
+use crate::limiter::pause::{Cause, Lasting, PAUSE_MAX, PauseRequest, Reason};
 use crate::limiter::reserve::{Answer, Away, Call, Holding, Outcome, Violated};
 use crate::limiter::rule::{Kind, Rule};
 use crate::limiter::store::{
     Announcement, Epoch, Failure, Heard, Inspection, Reset, Said, Store, StoreError, Subject, Unknown,
     WriteBack,
 };
-use crate::limiter::{COUNTS_FOR, Replica};
+use crate::limiter::{COUNTS_FOR, Replica, printable};
 use crate::redis::announcements::Announcements;
 use crate::redis::explain::{evicts, explain, version, word};
 use crate::redis::health::{Circuits, Health};
@@ -179,8 +179,7 @@ impl RedisStore {
         let rule = Rule { rate: 1, window: Micros::from_millis(1), cell: Micros::ONE, kind: Kind::Sliding };
         let subject =
             Subject { name, partition: None, group: GROUP.into(), rules: [rule].into(), valid_until: None };
-        let me =
-            Replica { id: 1, version: "check".into(), configuration: "".into(), seen_ago: Duration::ZERO };
+        let me = Replica { version: "check".into(), ..Replica::new(1) };
         let (subjects, call) = (Arc::from([subject.clone()]), Arc::default());
         let write = WriteBack {
             replica: me.id,
@@ -434,21 +433,11 @@ impl Store for RedisStore {
         async move {
             let command = |_: &str| {
                 let epoch = self.part.epoch.clone().unwrap_or_default();
-                let keys = [keys::limiter(&self.shared.prefix, subject), epoch];
-                let mut command = self.shared.inspect.command(&keys, 2);
-                command.arg(0).arg(rules_text(subject));
-                command
+                inspect_command(&self.shared.inspect, &self.shared.prefix, &epoch, Micros::ZERO, subject)
             };
             let owner = subject.name.as_str();
             let value = self.call(StoreOp::Inspect, owner, command).await?;
-            let mut numbers = Numbers::new(&value).ok_or(StoreError::Malformed("inspect"))?;
-            let inspection = (|| {
-                let (now, last) = (Micros(numbers.take()?), Micros(numbers.take()?));
-                let paused_until = Micros(numbers.take()?);
-                let available = subject.rules.iter().map(|_| numbers.take()).collect::<Option<_>>()?;
-                Some(Inspection { now, last, paused_until, available })
-            })();
-            inspection.ok_or(StoreError::Malformed("inspect"))
+            decode_inspection(&value, subject).ok_or(StoreError::Malformed("inspect"))
         }
         .boxed()
     }
@@ -499,15 +488,15 @@ impl Store for RedisStore {
         &'a self,
         subject: &'a Subject,
         lasting: Micros,
+        replica: u64,
     ) -> BoxFuture<'a, Result<Heard, StoreError>> {
         async move {
             let Some(epoch) = &self.part.epoch else { return Err(NO_PART) };
             let command = |run: &str| {
-                let keys = [epoch.clone(), keys::limiter(&self.shared.prefix, subject)];
-                let mut command = self.shared.pause.command(&keys, 7);
-                command.arg(0).arg(SETTLE.0).arg(run).arg(0).arg(lasting.0).arg(PAUSE_MAX.0);
-                command.arg(self.shared.announcements.channel());
-                command
+                let Shared { pause, prefix, announcements, .. } = &*self.shared;
+                let channel = announcements.channel();
+                let place = Place { prefix, epoch, channel, call: 0, run, settle: SETTLE };
+                pause_command(pause, place, Micros::ZERO, subject, lasting, replica)
             };
             let value = self.call(StoreOp::Pause, KEEPER, command).await?;
             decode_heard(&value).ok_or(StoreError::Malformed("pause"))
@@ -540,9 +529,9 @@ impl Store for RedisStore {
     ) -> BoxFuture<'a, Result<Vec<Replica>, StoreError>> {
         async move {
             let command = |_: &str| {
-                let mut command = self.shared.attend.command(&[keys::replicas(&self.shared.prefix)], 6);
+                let mut command = self.shared.attend.command(&[keys::replicas(&self.shared.prefix)], 7);
                 command.arg(0).arg(Micros::from(COUNTS_FOR).0).arg(me.id);
-                command.arg(&*me.version).arg(&*me.configuration).arg(u8::from(leaves));
+                command.arg(&*me.version).arg(&*me.configuration).arg(&*me.host).arg(u8::from(leaves));
                 command
             };
             let value = self.call(StoreOp::Attend, KEEPER, command).await?;
@@ -653,14 +642,13 @@ pub(super) fn hear_command(
     said: &Said,
 ) -> Cmd {
     let keys = [place.epoch.to_owned(), keys::limiter(place.prefix, subject)];
-    let mut command = script.command(&keys, 15 + 2 * said.refused.len() + 5 * said.remaining.len());
+    let mut command = script.command(&keys, 16 + 2 * said.refused.len() + 5 * said.remaining.len());
     command.arg(now.0).arg(place.settle.0).arg(place.run).arg(said.known).arg(lease.0).arg(said.replica);
     command.arg(rules_text(subject)).arg(place.channel);
-    let PauseRequest { wait, fallback, max, sent_ago, jitter } = said.pause.unwrap_or_default();
-    // No time at all is a microsecond: nothing else tells a pause from none.
-    let fallback = if said.pause.is_some() { fallback.max(Micros::ONE) } else { Micros::ZERO };
+    let PauseRequest { wait, fallback, max, sent_ago, jitter, status } = said.pause.unwrap_or_default();
+    // No time at all is a microsecond: nothing else tells that an instant was named.
     let wait = wait.map_or(Micros::ZERO, |wait| wait.max(Micros::ONE));
-    command.arg(fallback.0).arg(wait.0).arg(max.0).arg(sent_ago.0).arg(jitter).arg(said.cost);
+    command.arg(fallback.0).arg(wait.0).arg(max.0).arg(sent_ago.0).arg(jitter).arg(status).arg(said.cost);
     command.arg(said.refused.len());
     for (slot, permits) in &said.refused {
         command.arg(slot.0).arg(*permits);
@@ -673,6 +661,35 @@ pub(super) fn hear_command(
             .arg(remaining.slot.0)
             .arg(remaining.took.0);
     }
+    command
+}
+
+/// The command for a pause by hand, over a replica; `now` is zero for the server's own clock.
+pub(super) fn pause_command(
+    script: &Script,
+    place: Place<'_>,
+    now: Micros,
+    subject: &Subject,
+    lasting: Micros,
+    replica: u64,
+) -> Cmd {
+    let keys = [place.epoch.to_owned(), keys::limiter(place.prefix, subject)];
+    let mut command = script.command(&keys, 8);
+    command.arg(now.0).arg(place.settle.0).arg(place.run).arg(0).arg(lasting.0).arg(PAUSE_MAX.0);
+    command.arg(place.channel).arg(replica);
+    command
+}
+
+/// The command for a look at what is left; `now` is zero for the server's own clock.
+pub(super) fn inspect_command(
+    script: &Script,
+    prefix: &str,
+    epoch: &str,
+    now: Micros,
+    subject: &Subject,
+) -> Cmd {
+    let mut command = script.command(&[keys::limiter(prefix, subject), epoch.to_owned()], 2);
+    command.arg(now.0).arg(rules_text(subject));
     command
 }
 
@@ -778,16 +795,39 @@ fn take_epoch(now: Micros, numbers: &mut Numbers) -> Option<Epoch> {
     Some(Epoch { now, id, settles_until, reset_at: Micros(numbers.take()?) })
 }
 
-/// The answer of `attend.lua`.
+/// The answer of `attend.lua`. Others have written that: no more of it is taken than can be shown.
 fn decode_replicas(value: Value) -> Option<Vec<Replica>> {
-    let replicas: Vec<(u64, u64, String, String)> = redis::from_redis_value(value).ok()?;
-    let replica = |(id, seen_ago_micros, version, configuration): (u64, u64, String, String)| Replica {
+    type Told = (u64, u64, String, String, String);
+    let replicas: Vec<Told> = redis::from_redis_value(value).ok()?;
+    let replica = |(id, seen_ago_micros, version, configuration, host): Told| Replica {
         id,
-        version: version.into(),
-        configuration: configuration.into(),
+        version: printable(&version),
+        configuration: printable(&configuration),
+        host: printable(&host),
         seen_ago: Duration::from_micros(seen_ago_micros),
     };
     Some(replicas.into_iter().map(replica).collect())
+}
+
+/// The answer of `inspect.lua`.
+pub(super) fn decode_inspection(value: &Value, subject: &Subject) -> Option<Inspection> {
+    let mut numbers = Numbers::new(value)?;
+    let (now, last) = (Micros(numbers.take()?), Micros(numbers.take()?));
+    let until = Micros(numbers.take()?);
+    let cause = cause_of(numbers.take()?, numbers.take()?, numbers.take()?);
+    let pause = if until > now { Some(Lasting { until, cause: cause? }) } else { None };
+    let available = subject.rules.iter().map(|_| numbers.take()).collect::<Option<_>>()?;
+    Some(Inspection { now, last, pause, available })
+}
+
+/// Why a limiter is paused, as scripts tell it: the status of the answer that refused, zero by hand, and whether that named the
+/// instant; and the replica, which is never zero.
+pub(super) fn cause_of(status: u64, named: u64, replica: u64) -> Option<Cause> {
+    let reason = match u16::try_from(status).ok()? {
+        0 => Reason::ByHand,
+        status => Reason::Upstream { status, is_named: named > 0 },
+    };
+    (replica > 0).then_some(Cause { reason, replica })
 }
 
 /// The answer of `epoch_keep.lua`. A reset of what has another layout is another version's.

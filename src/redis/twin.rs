@@ -10,16 +10,21 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use super::script::Script;
-use super::store::{Place, command_for, decode_answer, decode_heard, hear_command};
-use crate::clock::Micros;
+use super::store::{
+    Place, command_for, decode_answer, decode_heard, decode_inspection, hear_command, inspect_command,
+    pause_command,
+};
+use crate::clock::{Clock, Micros};
+use crate::limiter::Partition;
 use crate::limiter::book::Book;
 use crate::limiter::limit::LimiterName;
+use crate::limiter::memory::MemoryStore;
 use crate::limiter::order::QueueOrder;
 use crate::limiter::others::Remaining;
 use crate::limiter::pause::PauseRequest;
 use crate::limiter::reserve::{self, Answer, Call, Holding, Outcome, Run, reserve};
 use crate::limiter::rule::{Kind, Rule};
-use crate::limiter::store::{Heard, Said, Subject};
+use crate::limiter::store::{Heard, Inspection, Said, Subject};
 use crate::limiter::windows::Stretch;
 
 /// The tested instants: the age of the epoch makes numbers as large as they really are.
@@ -89,7 +94,7 @@ enum Step {
     /// An upstream says something of the quota of one limiter.
     Hear {
         subject: usize,
-        pause: Option<(Option<u64>, u64, u64)>,
+        pause: Option<PauseRequest>,
         refused: Vec<(u64, u64)>,
         cost: u64,
         remaining: Option<(u64, u64, u64, u64)>,
@@ -166,9 +171,22 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// What asks for a pause; no time at all is told as a microsecond.
+fn pause_request() -> impl Strategy<Value = PauseRequest> {
+    let wait = prop_oneof![Just(None), prop_oneof![1..100_u64, 1..30_000_000_u64].prop_map(Some)];
+    let status = prop_oneof![Just(429), Just(503)];
+    (wait, 0..3_000_000_u64, 0..1100_u64, status).prop_map(|(wait, sent_ago, jitter, status)| PauseRequest {
+        wait: wait.map(Micros),
+        fallback: Micros(700_000),
+        max: Micros(20_000_000),
+        sent_ago: Micros(sent_ago),
+        jitter,
+        status,
+    })
+}
+
 fn hear() -> impl Strategy<Value = Step> {
-    let wait = prop_oneof![Just(None), prop_oneof![0..100_u64, 0..30_000_000_u64].prop_map(Some)];
-    let pause = prop::option::of((wait, 0..3_000_000_u64, 0..1100_u64));
+    let pause = prop::option::of(pause_request());
     let refused = prop::collection::vec((slot_ago(), 1..20_u64), 0..3);
     let cost = prop_oneof![3 => Just(0), 1 => 1..20_u64];
     let remaining = prop::option::of((0..30_u64, 1..20_000_000_u64, slot_ago(), 0..1_000_000_u64));
@@ -254,6 +272,12 @@ impl Model {
         self.keep(index);
         heard
     }
+
+    fn inspect(&self, index: usize) -> Inspection {
+        let (now, book, subject) = (self.now, &self.books[index], &self.subjects[index]);
+        let last = book.calendar().last().unwrap_or_default();
+        Inspection { now, last, pause: book.pause(now), available: book.available(now, &subject.rules) }
+    }
 }
 
 /// Compares on both sides what is heard of an upstream.
@@ -265,6 +289,13 @@ fn both_hear(model: &mut Model, connection: &mut redis::Connection, index: usize
     let command = hear_command(&script, place, model.now, LEASE, &model.subjects[index], said);
     let heard = decode_heard(&command.query(connection).unwrap());
     assert_eq!(heard, Some(expected), "{said:?}");
+    let shown = inspect(connection, model.now, &model.subjects[index]);
+    assert_eq!(shown, model.inspect(index), "{said:?}");
+}
+
+fn inspect(connection: &mut redis::Connection, now: Micros, subject: &Subject) -> Inspection {
+    let command = inspect_command(&Script::inspect(), "model", "model:epoch", now, subject);
+    decode_inspection(&command.query(connection).unwrap(), subject).expect("a well-formed answer")
 }
 
 /// Compares one call on both sides and returns the common answer.
@@ -293,13 +324,6 @@ fn run(model: &mut Model, connection: &mut redis::Connection, steps: &[Step]) {
             Step::Change { rules: index } => model.subjects[0].rules = rules(*index),
             Step::GiveBack { holding, count } => give_back(model, connection, *holding, *count),
             Step::Hear { subject, pause, refused, cost, remaining } => {
-                let pause = pause.map(|(wait, sent_ago, jitter)| PauseRequest {
-                    wait: wait.map(|wait| Micros(wait.max(1))),
-                    fallback: Micros(700_000),
-                    max: Micros(20_000_000),
-                    sent_ago: Micros(sent_ago),
-                    jitter,
-                });
                 let slot = |ago: u64| model.now - Micros(ago);
                 let remaining = remaining.map(|(permits, per, ago, took)| {
                     (0, Remaining { permits, per: Micros(per), slot: slot(ago), took: Micros(took) })
@@ -307,7 +331,7 @@ fn run(model: &mut Model, connection: &mut redis::Connection, steps: &[Step]) {
                 let said = Said {
                     replica: model.replica,
                     known: 0,
-                    pause,
+                    pause: *pause,
                     refused: refused.iter().map(|(ago, permits)| (slot(*ago), *permits)).collect(),
                     cost: *cost,
                     remaining: remaining.into_iter().collect(),
@@ -382,7 +406,7 @@ fn lua_equals_rust() {
     let server = RedisServer::start();
     let mut connection = server.connect();
     let script = Script::reserve();
-    for script in [&script, &Script::hear()] {
+    for script in [&script, &Script::hear(), &Script::inspect()] {
         redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(&mut connection).unwrap();
     }
     let mut runner =
@@ -393,6 +417,85 @@ fn lua_equals_rust() {
             let connection = &mut *connection.borrow_mut();
             redis::cmd("FLUSHALL").exec(connection).unwrap();
             run(&mut Model::new(first), connection, &steps);
+            Ok(())
+        })
+        .unwrap();
+}
+
+/// What happens to the pause of a limiter, or of its only partition.
+#[derive(Clone, Debug)]
+enum PauseStep {
+    Advance(u64),
+    /// An upstream asks a replica for it.
+    Ask(u64, PauseRequest),
+    /// By hand, over a replica, the partition or the limiter as a whole; for no time: it goes on.
+    ByHand {
+        replica: u64,
+        lasting: u64,
+        is_whole: bool,
+    },
+}
+
+fn pause_step() -> impl Strategy<Value = PauseStep> {
+    let advance = prop_oneof![0..10_u64, 0..30_000_000_u64, Just(90_000_000_000)];
+    let by_hand = (1..4_u64, prop_oneof![Just(0), 1..30_000_000_u64], any::<bool>());
+    prop_oneof![
+        advance.prop_map(PauseStep::Advance),
+        (1..4_u64, pause_request()).prop_map(|(replica, request)| PauseStep::Ask(replica, request)),
+        by_hand.prop_map(|(replica, lasting, is_whole)| PauseStep::ByHand { replica, lasting, is_whole }),
+    ]
+}
+
+/// The same pauses, for the same reasons, by the same replicas, also where they were made by hand.
+#[test]
+fn lua_equals_rust_in_why_a_limiter_is_paused() {
+    let server = RedisServer::start();
+    let mut connection = server.connect();
+    for script in [Script::hear(), Script::inspect(), Script::pause()] {
+        redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(&mut connection).unwrap();
+    }
+    let subject = |partition| Subject {
+        name: LimiterName::parse("a").unwrap(),
+        partition,
+        valid_until: None,
+        group: "model".into(),
+        rules: rules(0),
+    };
+    let (whole, part) = (subject(None), subject(Some(Partition::of([Some(&b"tenant"[..])]))));
+    let place =
+        Place { prefix: "model", epoch: "model:epoch", channel: "", call: 0, run: "", settle: Micros::ONE };
+    let (hear, pause) = (Script::hear(), Script::pause());
+    let mut runner = TestRunner::new(Config { cases: 1000, failure_persistence: None, ..Config::default() });
+    let connection = std::cell::RefCell::new(connection);
+    runner
+        .run(&prop::collection::vec(pause_step(), 1..30), |steps| {
+            let connection = &mut *connection.borrow_mut();
+            redis::cmd("FLUSHALL").exec(connection).unwrap();
+            let (memory, mut now) = (MemoryStore::new(Clock::start()), Micros(START));
+            for step in steps {
+                match &step {
+                    PauseStep::Advance(by) => now = now + Micros(*by),
+                    PauseStep::Ask(replica, request) => {
+                        let said = Said { replica: *replica, pause: Some(*request), ..Said::default() };
+                        let expected = memory.hear_at(now, &part, &said).paused_until;
+                        let command = hear_command(&hear, place, now, LEASE, &part, &said);
+                        let heard = decode_heard(&command.query(connection).unwrap()).unwrap();
+                        assert_eq!(heard.paused_until, expected, "{step:?}");
+                    }
+                    PauseStep::ByHand { replica, lasting, is_whole } => {
+                        let subject = if *is_whole { &whole } else { &part };
+                        let lasting = Micros(*lasting);
+                        let expected = memory.pause_at(now, subject, lasting, *replica).unwrap();
+                        let command = pause_command(&pause, place, now, subject, lasting, *replica);
+                        let heard = decode_heard(&command.query(connection).unwrap()).unwrap();
+                        assert_eq!(heard.paused_until, expected.paused_until, "{step:?}");
+                    }
+                }
+                for subject in [&whole, &part] {
+                    let shown = inspect(connection, now, subject).pause;
+                    assert_eq!(shown, memory.inspect_at(now, subject).pause, "{step:?}");
+                }
+            }
             Ok(())
         })
         .unwrap();

@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{PATIENCE, Request, Upstream, Weir, eventually, lane, one_limiter};
+use crate::support::{PATIENCE, Reply, Request, Upstream, Weir, eventually, lane, one_limiter};
 
 /// What a page is told, as it comes.
 struct Events {
@@ -72,7 +72,7 @@ async fn a_page_is_told_the_counts_of_the_last_minutes_and_then_the_state() {
     assert_eq!((&api["limits"][0]["available"], &api["mode"]), (&2.into(), &"enforce".into()));
     assert_eq!((&state["store_up"], &state["draining"]), (&true.into(), &false.into()));
     assert_eq!(state["replicas"][0]["configuration"], state["configuration"]);
-    let pending = weir.begin(4, "/");
+    let (began, pending) = (Instant::now(), weir.begin(4, "/"));
     weir.wait_for_waiting(2).await;
     let state = loop {
         let state = events.next("state").await;
@@ -84,7 +84,13 @@ async fn a_page_is_told_the_counts_of_the_last_minutes_and_then_the_state() {
         (&state["limiters"][0]["waiting"], &state["limiters"][0]["limits"][0]["available"]),
         (&2.into(), &0.into())
     );
+    // Who waits has waited longer the next time, and nobody for longer than the test.
+    let waited = |state: &Value| state["limiters"][0]["longest_wait_ms"].as_u64().expect("a number");
+    let (first, later) = (waited(&state), waited(&events.next("state").await));
+    assert!(first + 1000 < later && u128::from(later) <= began.elapsed().as_millis(), "{first} {later}");
     drop(pending);
+    weir.wait_for_empty_queue().await;
+    assert_eq!(weir.ask("/api/limiters/api").await.json()["longest_wait_ms"], 0);
 }
 
 #[tokio::test]
@@ -200,14 +206,22 @@ async fn it_is_seen_in_a_browser() {
     let upstream = Upstream::start();
     let url = upstream.url();
     let weir = Weir::start(&format!(
-        "store: memory\nlimiters:\n  tight: {{limits: [3/1m, 100/1h]}}\n  watched: {{limits: [9/1s], mode: shadow}}\n\
+        "store: memory\nlimiters:\n  tight: {{limits: [3/1m, 100/1h]}}\n  watched: {{limits: [9/1s], mode: shadow}}\n  \
+         refused: {{limits: [9/1s], queue: {{timeout: 5m, max_waiting: 10}}}}\n\
          routes:\n  - {{name: t, match: {{path: /t}}, upstream: \"{url}\", limiter: tight}}\n  \
-         - {{name: w, match: {{path: /w}}, upstream: \"{url}\", limiter: watched}}\n"
+         - {{name: w, match: {{path: /w}}, upstream: \"{url}\", limiter: watched}}\n  \
+         - {{name: r, match: {{path: /r}}, upstream: \"{url}\", limiter: refused}}\n"
     ))
     .await;
+    let host = weir.ask("/api/replicas").await.json()["replicas"][0]["host"].as_str().map(str::to_owned);
+    let host = host.expect("a name");
+    upstream.reply("/r", Reply::status(429).header("retry-after", "120"));
+    assert_eq!(weir.get("/r").await.status, 429);
+    let _pending = weir.begin(1, "/r");
     for status in [200, 200, 200, 429] {
         assert_eq!(weir.get("/t").await.status, status);
     }
+    assert_eq!(weir.tell_with("/api/limiters/tight/pause", "{\"for\": \"10m\"}").await.status, 200);
     let pictures = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/dashboard");
     std::fs::create_dir_all(&pictures).expect("a directory");
     for (name, size, is_dark) in
@@ -215,9 +229,22 @@ async fn it_is_seen_in_a_browser() {
     {
         let picture = format!("--screenshot={}", pictures.join(format!("{name}.png")).display());
         let page = browse(&weir, &[&format!("--window-size={size}"), &picture], is_dark).await;
-        for seen in
-            [">live<", ">store up<", "aria-label=\"tight\"", ">0 left of 3<", ">97 left of 100<", ">shadow<"]
-        {
+        let (by_hand, refused) = (
+            format!(">Paused: by hand (through {host})<"),
+            format!(">Paused: the upstream answered 429 (heard by {host})<"),
+        );
+        for seen in [
+            ">live<",
+            ">store up<",
+            "aria-label=\"tight\"",
+            ">0 left of 3<",
+            ">97 left of 100<",
+            ">shadow<",
+            &by_hand,
+            &refused,
+            "s now<",
+            &format!("<td>{host}</td>"),
+        ] {
             assert!(page.contains(seen), "{name}: {seen} is not to be seen in {page}");
         }
     }

@@ -3,6 +3,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use rustix::system::uname;
+use serde_json::{Value, json};
+
 use crate::support::load::{Load, burst, services};
 use crate::support::measure::Service;
 use crate::support::weir::run;
@@ -333,6 +336,110 @@ async fn a_partitioned_limiter_that_is_resumed_is_shown_as_such() {
     assert_eq!(ask(&fleet[1]).await, 200);
 }
 
+/// What one replica tells of the pause of a limiter, but for its end.
+async fn pause_shown(weir: &Weir) -> Value {
+    let mut limiter = weir.ask("/api/limiters/api").await.json();
+    assert_eq!(limiter["paused"]["until"].is_null(), limiter["paused_until"].is_null(), "{limiter}");
+    if let Some(paused) = limiter["paused"].as_object_mut() {
+        let until = paused.remove("until").and_then(|until| until.as_u64()).expect("its end");
+        assert!((unix_seconds()..unix_seconds() + 70).contains(&(until / 1000)), "{until}");
+    }
+    limiter["paused"].take()
+}
+
+/// Whichever replica is asked tells why a limiter is paused, and which one has seen to it.
+#[tokio::test]
+async fn each_replica_tells_why_a_limiter_is_paused_and_by_whom() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let limiter = "{limits: [100/1s], pause: {fallback: 20s}}";
+    let fleet = Weir::fleet(2, &one_limiter(&redis.store(), limiter, &upstream)).await;
+    let (mut ids, mut host) = (Vec::new(), Value::Null);
+    for weir in &fleet {
+        let replicas = async || weir.ask("/api/replicas").await.json()["replicas"].take();
+        eventually("it knows the other one", PATIENCE, async || {
+            replicas().await.as_array().is_some_and(|all| all.len() == 2)
+        })
+        .await;
+        let replicas = replicas().await;
+        ids.push(replicas[0]["id"].clone());
+        host = replicas[0]["host"].clone();
+        assert_eq!(replicas[1]["host"], host, "both are here: {replicas}");
+    }
+    assert_eq!(host.as_str(), uname().nodename().to_str().ok());
+    let shown_by_all = async |expected: Value| {
+        for weir in &fleet {
+            assert_eq!(pause_shown(weir).await, expected);
+        }
+    };
+    let logged = async |weir: &Weir, words: &[&str]| {
+        eventually("it is logged", PATIENCE, async || {
+            weir.log().lines().any(|line| words.iter().all(|word| line.contains(word)))
+        })
+        .await;
+    };
+    let name = host.as_str().expect("a name");
+
+    shown_by_all(Value::Null).await;
+    upstream.reply("/named", Reply::status(429).header("retry-after", "60"));
+    assert_eq!(fleet[0].get("/named").await.status, 429);
+    // The store hears of it after the client.
+    eventually("it is paused", PATIENCE, async || !pause_shown(&fleet[1]).await.is_null()).await;
+    shown_by_all(json!({"reason": "upstream", "status": 429, "named": true, "by": ids[0], "by_host": name}))
+        .await;
+    logged(&fleet[0], &["\"the upstream asks for a pause", "429", "true"]).await;
+    logged(&fleet[1], &["another replica heard: the upstream asks for a pause", "429", name]).await;
+    let listed = run(&["limiters", "--admin", &fleet[1].admin("")]).await;
+    assert!(listed.stdout.lines().any(|row| row.ends_with("s (429)")), "{}", listed.stdout);
+
+    // A shorter one by hand is what somebody wanted; what it stands for is forgotten when it goes on.
+    fleet[1].tell_with("/api/limiters/api/pause", "{\"for\": \"30s\"}").await;
+    shown_by_all(json!({"reason": "by_hand", "by": ids[1], "by_host": name})).await;
+    logged(&fleet[1], &["\"paused by hand\"", "30"]).await;
+    logged(&fleet[0], &["paused by hand over another replica", name]).await;
+    fleet[0].tell("/api/limiters/api/resume").await;
+    shown_by_all(Value::Null).await;
+    logged(&fleet[0], &["\"resumed by hand\""]).await;
+    logged(&fleet[1], &["resumed by hand over another replica", name]).await;
+
+    upstream.reply("/unnamed", Reply::status(429));
+    eventually("it goes on", PATIENCE, async || fleet[1].get("/").await.status == 200).await;
+    assert_eq!(fleet[1].get("/unnamed").await.status, 429);
+    eventually("it is paused", PATIENCE, async || !pause_shown(&fleet[0]).await.is_null()).await;
+    shown_by_all(json!({"reason": "upstream", "status": 429, "named": false, "by": ids[1], "by_host": name}))
+        .await;
+    logged(&fleet[0], &["another replica heard: the upstream asks for a pause", "false"]).await;
+    // Nobody calls itself another one.
+    for weir in &fleet {
+        assert_eq!(
+            weir.log().lines().filter(|line| line.contains("another replica")).count(),
+            2,
+            "{}",
+            weir.log()
+        );
+    }
+}
+
+/// What stands in the store as the name of a host is shown without what would move a cursor, and no more than a name of it.
+#[tokio::test]
+async fn a_hosts_name_is_not_trusted() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let weir = Weir::start(&one_limiter(&redis.store(), "{limits: [100/1s]}", &upstream)).await;
+    let replica = "local now = redis.call('TIME')[1] * 1000000
+        redis.call('SET', KEYS[1], cmsgpack.pack({ 7, now, '0.1.0', 'x', ARGV[1] }))";
+    let host = format!("a\u{1b}[2J\u{9b}b\n{}", "c".repeat(100));
+    redis.command(&["EVAL", replica, "1", "weir:v1:replicas", &host]).await;
+    let shown = format!("a[2Jb{}", "c".repeat(59));
+    eventually("it is there", PATIENCE, async || {
+        let replicas = weir.ask("/api/replicas").await.json()["replicas"].take();
+        replicas.as_array().is_some_and(|all| all.iter().any(|replica| replica["host"] == shown))
+    })
+    .await;
+    let listed = run(&["replicas", "--admin", &weir.admin("")]).await;
+    assert!(listed.stdout.lines().any(|row| row.contains(&shown)), "{}", listed.stdout);
+}
+
 /// By hand, on all replicas: who waits waits longer, who would have to wait too long is told, and then all goes on.
 #[tokio::test]
 async fn a_limiter_is_paused_and_resumed_by_hand() {
@@ -357,11 +464,7 @@ async fn a_limiter_is_paused_and_resumed_by_hand() {
     let before = upstream.count();
 
     let answer = fleet[1].tell("/api/limiters/api/resume").await;
-    assert!(
-        (answer.status, &answer.json()["paused_until"]) == (200, &serde_json::Value::Null),
-        "{}",
-        answer.text()
-    );
+    assert!((answer.status, &answer.json()["paused_until"]) == (200, &Value::Null), "{}", answer.text());
     eventually("the other one goes on", PATIENCE, async || fleet[0].get("/").await.status == 200).await;
 
     // Who waits already waits longer, and moves up again.
@@ -389,12 +492,19 @@ async fn a_limiter_is_paused_and_resumed_by_hand() {
     let listed = command(&["limiters"]).await;
     let table = listed.output();
     let row = table.lines().nth(1).unwrap_or_default();
-    assert!(table.contains("PAUSED FOR") && row.ends_with('s'), "{table}");
+    assert!(table.contains("PAUSED FOR") && row.ends_with("s (by hand)"), "{table}");
     command(&["resume", "api"]).await.assert_code(0);
     let listed = command(&["limiters", "api", "--json"]).await;
     assert!(listed.output().contains("\"paused_until\": null"), "{}", listed.output());
     let replicas = command(&["replicas"]).await;
     assert_eq!(replicas.output().lines().count(), 3, "{}", replicas.output());
+    let host = uname().nodename().to_string_lossy().into_owned();
+    assert_eq!(
+        replicas.output().lines().filter(|row| row.contains(&host)).count(),
+        2,
+        "{}",
+        replicas.output()
+    );
     let unknown = command(&["reset", "none"]).await;
     unknown.assert_code(1);
     assert!(unknown.output().contains("there is no limiter of this name"), "{}", unknown.output());

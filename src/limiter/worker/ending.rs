@@ -21,7 +21,7 @@ pub(super) struct Ending {
 impl Drop for Ending {
     fn drop(&mut self) {
         self.shared.end();
-        self.shared.set_waiting(0);
+        self.shared.set_waiting(0, None);
         self.queues.forget(&self.shared);
     }
 }

@@ -6,8 +6,10 @@ use tracing::{info, warn};
 
 use super::Worker;
 use crate::clock::Micros;
+use crate::limiter::limit::LimiterName;
 use crate::limiter::live::Member;
 use crate::limiter::memory::share;
+use crate::limiter::pause::PauseRequest;
 use crate::limiter::said::{Paused, Saying};
 use crate::limiter::store::{Heard, PauseStretch, Said, StoreError, Subject};
 
@@ -93,8 +95,7 @@ impl Worker {
             }
             if said.pause.is_some() && heard.paused_until > heard.epoch.now {
                 let stretch = PauseStretch { from: heard.epoch.now, until: heard.paused_until };
-                let lasting = (stretch.until - stretch.from).to_duration();
-                info!(limiter = %subject.name, ?lasting, "the upstream asks for a pause");
+                tell_of_pause(&said, stretch, &subject.name);
                 self.queues.pause(|other| *other == member, stretch);
             }
         }
@@ -107,7 +108,9 @@ impl Worker {
         let (now_instant, now) = (Instant::now(), fallback.clock.now());
         let heard = fallback.store.hear_at(now, &subject, &Said { remaining: Vec::new(), ..said.clone() });
         if said.pause.is_some() && heard.paused_until > now {
-            let until = now_instant + (heard.paused_until - now).to_duration();
+            let stretch = PauseStretch { from: now, until: heard.paused_until };
+            tell_of_pause(said, stretch, &subject.name);
+            let until = now_instant + (stretch.until - stretch.from).to_duration();
             self.queues.pause_between(|other| other == member, now_instant, until);
         }
     }
@@ -121,4 +124,11 @@ impl Worker {
             self.paused = self.shared.tell_pause(paused, false);
         }
     }
+}
+
+/// Tells of a refusal that this replica has heard, and of the pause that there is then.
+fn tell_of_pause(said: &Said, stretch: PauseStretch, limiter: &LimiterName) {
+    let Some(PauseRequest { status, wait, .. }) = said.pause else { return };
+    let (is_named, lasting) = (wait.is_some(), (stretch.until - stretch.from).to_duration());
+    info!(%limiter, status, is_named, ?lasting, "the upstream asks for a pause");
 }
