@@ -101,7 +101,7 @@ impl Families {
             limiter_available_permits: gauges(registry, "weir_limiter_available_permits",
                 "Permits left now in the tightest partition, as last answered by the store.", &["limiter", "limit"]),
             limiter_paused: gauges(registry, "weir_limiter_paused",
-                "1 while an upstream has asked for a pause.", &["limiter"]),
+                "1 while a pause lasts that an upstream has asked for, or that was set by hand.", &["limiter"]),
             limiter_drift_permits_total: counters(registry, "weir_limiter_drift_permits_total",
                 "Permits charged because the upstream reported that less was left.", &["limiter"]),
             store_calls_total: counters(registry, "weir_store_calls_total",

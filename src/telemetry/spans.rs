@@ -116,9 +116,9 @@ impl Spans {
     pub async fn close(self) {
         let Some(inner) = self.0 else { return };
         // It waits for the exporter's thread.
-        let closed =
-            tokio::task::spawn_blocking(move || inner.provider.shutdown_with_timeout(CLOSE_TIME_MAX));
-        if !matches!(closed.await, Ok(Ok(()))) {
+        let shutdown = move || inner.provider.shutdown_with_timeout(CLOSE_TIME_MAX);
+        let closing = tokio::task::spawn_blocking(shutdown);
+        if !matches!(closing.await, Ok(Ok(()))) {
             warn!("the last traces may not have been sent");
         }
     }

@@ -12,11 +12,11 @@ use tokio::time::sleep;
 use crate::support::load::{Load, leavers};
 use crate::support::{PATIENCE, RedisOptions, RedisServer, Request, Upstream, Weir, eventually, lane};
 
-const SECONDS: u64 = 120;
+const SECONDS: u64 = 60;
 /// With it each fault comes once in that time.
 const SEED: u64 = 105;
 /// Between two faults, with what each takes by itself.
-const BETWEEN: Duration = Duration::from_secs(6);
+const BETWEEN: Duration = Duration::from_secs(2);
 const CLIENTS: usize = 15;
 /// What a replica may hold beyond what it held before the load: connections kept open to upstream and Redis.
 const MORE: Held = Held { files: 60, tasks: 20, bytes: 64 * 1024 * 1024 };
