@@ -3,7 +3,8 @@
 //!
 //! A fence `sh` is typed and waited for; `sh server NAME` stays in the foreground of a terminal of its own, until an
 //! `<!-- end NAME -->` in the document or its end. A `text` right behind a fence is what is seen. Ports and `/tmp` are others, so that
-//! nothing here meets what runs on the machine; what builds weir is left to `.ci/run`.
+//! nothing here meets what runs on the machine; nothing is built either: `cargo run` is the weir that is tested, and what installs
+//! it or runs these tests is left out.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -22,8 +23,8 @@ use crate::support::{PATIENCE, eventually, lane};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// What begins so builds weir or runs its tests.
-const BUILDS: [&str; 2] = ["cargo ", "scripts/"];
+/// What begins so installs weir or runs its tests.
+const BUILDS: [&str; 2] = ["cargo install ", "scripts/"];
 
 /// No command takes longer.
 const COMMAND_MAX: Duration = Duration::from_secs(60);
@@ -91,6 +92,7 @@ impl Desk {
             ("9900", free_ports() + "0"),
             ("6379", free_ports() + "0"),
             ("/tmp/", path + "/"),
+            ("cargo run --release --", "weir".to_owned()),
         ];
         let desk = Desk { directory, meant, servers: BTreeMap::new() };
         let config = desk.directory.path().join("config");
@@ -270,7 +272,7 @@ async fn the_quickstart() {
 
 #[test]
 fn a_document_is_read_as_it_is_meant() {
-    let document = "```sh\ncargo build\n```\n```text\nbuilds\n```\n```sh server weir\nweir serve\n```\n\
+    let document = "```sh\ncargo install --path .\n```\n```text\nbuilds\n```\n```sh server weir\nweir serve\n```\n\
                     ```sh\necho 7\n```\n```text\n7\n```\n```sh\ntrue\n```\nelse\n```text\nelse\n```\n<!-- end weir -->\n";
     let steps = steps(document);
     let [Step::Serve(name, _), Step::Type(typed, Some(shown)), Step::Type(_, None), Step::End(ended)] =
