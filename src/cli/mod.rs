@@ -82,6 +82,7 @@ pub enum Command {
     },
 
     /// Let a paused limiter go on, on all replicas
+    #[command(after_help = RESUME_HELP)]
     Resume {
         /// Which
         #[command(flatten)]
@@ -92,6 +93,7 @@ pub enum Command {
     },
 
     /// Forget what was used of a limiter, on all replicas
+    #[command(after_help = RESET_HELP)]
     Reset {
         /// Which
         #[command(flatten)]
@@ -102,6 +104,7 @@ pub enum Command {
     },
 
     /// Show the replicas that share the store with a running weir
+    #[command(after_help = REPLICAS_HELP)]
     Replicas {
         /// Where
         #[command(flatten)]
@@ -170,7 +173,8 @@ Each command explains itself:
 const SERVE_HELP: &str = "\
 A change of the file, SIGHUP and `POST /api/reload` take up a new configuration;
 one that has problems changes nothing. SIGTERM and SIGINT stop taking requests,
-let those under way and waiting finish, and exit 0.
+let those under way and waiting finish, and exit 0. Traces go to the collector that
+OTEL_EXPORTER_OTLP_ENDPOINT names.
 
 Examples:
   weir serve --config config/quickstart.yaml
@@ -198,6 +202,29 @@ Examples:
   weir pause github --for 5m
   weir pause dingtalk --partition corp-7 --for 30s
   weir resume github";
+
+const RESUME_HELP: &str = "\
+What waits moves up. An upstream that still refuses pauses it again.
+
+Examples:
+  weir resume github
+  weir resume dingtalk --partition corp-7";
+
+const RESET_HELP: &str = "\
+The next window holds the whole limit again, whatever was used of this one: for when
+the provider has forgotten it, too. Otherwise it goes over the provider's limit.
+
+Examples:
+  weir reset github
+  weir reset dingtalk --partition corp-7";
+
+const REPLICAS_HELP: &str = "\
+One that has been silent for 15 s is left out. All should have the same
+configuration; while they do not, each keeps to its own limits.
+
+Examples:
+  weir replicas
+  weir replicas --admin http://10.0.0.7:9090 --json";
 
 const HEALTH_HELP: &str = "\
 For health checks of containers and scripts. Needs no token.

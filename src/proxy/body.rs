@@ -95,6 +95,12 @@ impl Streaming {
         }
     }
 
+    fn size_hint(&self) -> SizeHint {
+        let hint = self.incoming.size_hint();
+        let held = self.last.as_ref().and_then(Frame::data_ref).map_or(0, |last| last.len() as u64);
+        hint.exact().map_or(hint, |exact| SizeHint::with_exact(exact + held))
+    }
+
     fn is_end_stream(&self) -> bool {
         self.last.is_none() && self.trailers.is_none() && self.incoming.is_end_stream()
     }
@@ -157,7 +163,7 @@ impl http_body::Body for RequestBody {
     fn size_hint(&self) -> SizeHint {
         match self {
             RequestBody::Empty => SizeHint::with_exact(0),
-            RequestBody::Streaming(body) => body.incoming.size_hint(),
+            RequestBody::Streaming(body) => body.size_hint(),
             RequestBody::Kept(bytes) => {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
             }

@@ -8,7 +8,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use futures_util::future::try_join;
+use futures_util::future::{Either, try_join};
 use http::header::{AUTHORIZATION, CONNECTION, UPGRADE};
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, Version};
@@ -304,8 +304,11 @@ async fn attempts(
         let demand = Demand { wait_max: Some(retries.wait()), ..plan.demand };
         match admit(plan, client, &mut going.head, &demand, record).await {
             Ok((permit, ready)) => (going.permit, going.ready) = (permit, ready),
-            // There is no permit within its wait: the client gets what there is.
-            Err(ProxyError::Refused { .. } | ProxyError::Draining) => break,
+            // There is no permit within its wait: the client gets what there is, and what it has waited for.
+            Err(ProxyError::Refused { .. } | ProxyError::Draining) => {
+                record.waiting_since = None;
+                break;
+            }
             Err(error) => {
                 sent = Err(error);
                 continue;
@@ -379,29 +382,25 @@ async fn admit(
     record: &mut Record,
 ) -> Result<(Option<Permit>, Ready), ProxyError> {
     let Some(gate) = &plan.route.gate else { return Ok((None, Ready::default())) };
-    let entered = {
-        let entering = pin!(gate.enter(&plan.partitions, *demand));
-        traced(record, Part::Reserve, entering).await
-    };
+    let entered = traced(record, Part::Reserve, gate.enter(&plan.partitions, *demand)).await;
     match entered.map_err(|refusal| refused(gate, refusal))? {
         Entered::Granted(permit) => Ok((Some(permit), Ready::default())),
         Entered::Waiting(ticket) => {
             headers::compact(outgoing);
             record.waiting_since = Some(Instant::now());
             let waiting = pin!(wait(plan, gate, ticket));
-            let waiting = pin!(while_wanted(client, waiting));
-            let (permit, ready) = traced(record, Part::Wait, waiting).await?;
+            let (permit, ready) = traced(record, Part::Wait, while_wanted(client, waiting)).await?;
             record.waiting_since = None;
             Ok((Some(permit), ready))
         }
     }
 }
 
-/// Runs a part of a request that is seen in its trace, where it has one.
-async fn traced<T>(record: &Record, part: Part, running: Pin<&mut impl Future<Output = T>>) -> T {
+/// A part of a request that is seen in its trace, where it has one: on the heap then, for what waits must stay small.
+fn traced<T>(record: &Record, part: Part, running: impl Future<Output = T>) -> impl Future<Output = T> {
     match &record.trace {
-        Some(trace) => trace.part(part, running).await,
-        None => running.await,
+        Some(trace) => Either::Left(Box::pin(trace.part(part, running))),
+        None => Either::Right(running),
     }
 }
 
@@ -454,8 +453,8 @@ async fn send(plan: &Plan, client: &Client, going: &mut Going, record: &mut Reco
             Some(lease) => (lease, true),
             // On the heap: what waits must stay small.
             None => {
-                let mut opening = Box::pin(open(plan, &mut going.permit));
-                let lease = traced(record, Part::Connect, opening.as_mut()).await?;
+                let opening = Box::pin(open(plan, &mut going.permit));
+                let lease = traced(record, Part::Connect, opening).await?;
                 let reused = lease.is_reused();
                 (lease, reused)
             }

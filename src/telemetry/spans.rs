@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::env;
 use std::fmt;
 use std::net::IpAddr;
-use std::pin::Pin;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -255,7 +255,8 @@ impl Trace {
     }
 
     /// Runs a part of the request. What is there at once is none.
-    pub async fn part<T>(&self, part: Part, mut running: Pin<&mut impl Future<Output = T>>) -> T {
+    pub async fn part<T>(&self, part: Part, running: impl Future<Output = T>) -> T {
+        let mut running = pin!(running);
         let mut guard = Running { trace: self, part, began: None };
         poll_fn(|context| {
             let polled = running.as_mut().poll(context);
