@@ -368,9 +368,12 @@ impl Shared {
 
     /// So many wait, the first of them since an instant.
     pub(super) fn set_waiting(&self, waiting: u32, since: Option<Instant>) {
-        let came = since.unwrap_or(self.made).saturating_duration_since(self.made);
-        self.first_came_us.store(Micros::from(came).0, Ordering::Relaxed);
-        let before = self.waiting.swap(waiting, Ordering::Relaxed);
+        if let Some(since) = since {
+            let came = since.saturating_duration_since(self.made);
+            self.first_came_us.store(Micros::from(came).0, Ordering::Relaxed);
+        }
+        // Whoever sees how many wait sees since when.
+        let before = self.waiting.swap(waiting, Ordering::Release);
         if before != waiting {
             self.lives().for_each(|live| live.add_waiting(i64::from(waiting) - i64::from(before)));
         }
@@ -378,8 +381,9 @@ impl Shared {
 
     /// Since when the first of those has waited who wait.
     pub(super) fn waits_since(&self) -> Option<Instant> {
+        let is_waited_for = self.waiting.load(Ordering::Acquire) > 0;
         let came = Duration::from_micros(self.first_came_us.load(Ordering::Relaxed));
-        (self.waiting.load(Ordering::Relaxed) > 0).then(|| self.made + came)
+        is_waited_for.then(|| self.made + came)
     }
 
     /// A permit is handed out.

@@ -10,7 +10,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::Notify;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Duration, Instant, sleep, timeout};
-use tracing::info;
+use tracing::{debug, info};
 
 use crate::clock::Clock;
 use crate::limiter::chosen::{Chosen, LimiterState, NotFound, Tally};
@@ -320,7 +320,7 @@ impl Limiters {
                 };
                 for live in self.lives().iter().filter(|live| live.name == *name) {
                     live.show_pause(stretch.until, *partition);
-                    self.tell_of_pause(name, *stretch, *cause);
+                    self.tell_of_pause(name, partition.is_some(), *stretch, *cause);
                 }
                 return self.inner.queues.pause(is_meant, *stretch);
             }
@@ -337,9 +337,14 @@ impl Limiters {
     }
 
     /// Tells of a pause that another replica has made: what this one does is told where it does it.
-    fn tell_of_pause(&self, limiter: &LimiterName, stretch: PauseStretch, Cause { reason, replica }: Cause) {
+    fn tell_of_pause(&self, limiter: &LimiterName, is_part: bool, stretch: PauseStretch, cause: Cause) {
+        let Cause { reason, replica } = cause;
         if replica == self.inner.queues.fallback.replica {
             return;
+        }
+        // Of a limiter with partitions there may be very many.
+        if is_part {
+            return debug!(%limiter, replica = replica_name(replica), "another replica paused a partition, or let it go on");
         }
         let by = self.host_of(replica).unwrap_or_else(|| replica_name(replica).into());
         let lasting = (stretch.until - stretch.from).to_duration();

@@ -78,6 +78,7 @@ impl Streaming {
                     if frame.is_data() && is_used_up && !self.incoming.is_end_stream() =>
                 {
                     self.last = Some(frame);
+                    self.timer.moved();
                 }
                 (None, piece) => return Poll::Ready(piece),
                 (Some(last), None) => return Poll::Ready(Some(Ok(last))),
@@ -146,6 +147,9 @@ impl http_body::Body for RequestBody {
                 body.upload.moved(body.is_end_stream());
             }
             Some(Err(BodyError::Stalled)) => body.upload.set(UploadState::Stalled),
+            Some(Err(BodyError::Broken(error))) if is_malformed(error) => {
+                body.upload.set(UploadState::Malformed);
+            }
             Some(Err(BodyError::Broken(_))) => body.upload.set(UploadState::Broken),
             None => body.upload.set(UploadState::Complete),
         }
@@ -171,6 +175,13 @@ impl http_body::Body for RequestBody {
     }
 }
 
+/// Whether what was read of an HTTP/1.1 body is none, in contrast to one that broke off.
+fn is_malformed(error: &hyper::Error) -> bool {
+    use std::io::ErrorKind::{InvalidData, InvalidInput};
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
+    source.is_some_and(|error| matches!(error.kind(), InvalidData | InvalidInput))
+}
+
 /// How far a request's body has got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UploadState {
@@ -180,8 +191,10 @@ pub(crate) enum UploadState {
     Complete,
     /// The client stopped sending.
     Stalled,
-    /// The client hung up, or what it sent is not HTTP.
+    /// The client hung up.
     Broken,
+    /// What the client sent is not HTTP.
+    Malformed,
 }
 
 /// What can be seen of a request's body while hyper has it.
@@ -234,12 +247,17 @@ impl Upload {
 
     /// How far it has got.
     pub(crate) fn state(&self) -> UploadState {
-        const STATES: [UploadState; 4] =
-            [UploadState::Open, UploadState::Complete, UploadState::Stalled, UploadState::Broken];
+        const STATES: [UploadState; 5] = [
+            UploadState::Open,
+            UploadState::Complete,
+            UploadState::Stalled,
+            UploadState::Malformed,
+            UploadState::Broken,
+        ];
         STATES
             .into_iter()
             .find(|state| *state as u8 == self.state.load(Ordering::Acquire))
-            .unwrap_or(STATES[3])
+            .unwrap_or(UploadState::Broken)
     }
 
     /// When the last piece was handed over.
@@ -434,6 +452,11 @@ impl IdleTimer {
         IdleTimer { limit, asked: None, alarm: Alarm::default() }
     }
 
+    /// A piece has come.
+    fn moved(&mut self) {
+        self.asked = None;
+    }
+
     /// Puts a limit to a piece that was asked for.
     fn poll_frame(
         &mut self,
@@ -442,7 +465,7 @@ impl IdleTimer {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match asked {
             Poll::Ready(frame) => {
-                self.asked = None;
+                self.moved();
                 Poll::Ready(frame.map(|frame| Ok(scrub_trailers(frame?))))
             }
             Poll::Pending => {

@@ -297,30 +297,33 @@ async fn attempts(
     mut retries: Retries<'_>,
 ) -> Sent {
     going.is_kept = true;
-    let mut sent = send(plan, client, going, record).await;
+    let mut sent = attempt(plan, client, going, record).await;
     while going.can_be_repeated()
         && let Some(reason) = retries.take(sent.as_ref().map(|(response, _)| response.status()))
     {
         let demand = Demand { wait_max: Some(retries.wait()), ..plan.demand };
         match admit(plan, client, &mut going.head, &demand, record).await {
             Ok((permit, ready)) => (going.permit, going.ready) = (permit, ready),
-            // There is no permit within its wait: the client gets what there is, and what it has waited for.
-            Err(ProxyError::Refused { .. } | ProxyError::Draining) => {
-                record.waiting_since = None;
-                break;
-            }
+            // There is no permit within its wait: the client gets what there is.
+            Err(ProxyError::Refused { .. } | ProxyError::Draining) => break,
             Err(error) => {
                 sent = Err(error);
                 continue;
             }
         }
         plan.route.metrics.retried(&reason);
-        if let Err(error) = &sent {
-            record.came_back(Err(error));
-        }
         // The connection of the last answer closes with it, unless others share that.
         drop(sent);
-        sent = send(plan, client, going, record).await;
+        sent = attempt(plan, client, going, record).await;
+    }
+    sent
+}
+
+/// One of several, which ends in its trace when it ends.
+async fn attempt(plan: &Plan, client: &Client, going: &mut Going, record: &mut Record) -> Sent {
+    let sent = send(plan, client, going, record).await;
+    if let Err(error) = &sent {
+        record.came_back(Err(error));
     }
     sent
 }
@@ -387,10 +390,11 @@ async fn admit(
         Entered::Granted(permit) => Ok((Some(permit), Ready::default())),
         Entered::Waiting(ticket) => {
             headers::compact(outgoing);
-            record.waiting_since = Some(Instant::now());
+            record.begin_wait();
             let waiting = pin!(wait(plan, gate, ticket));
-            let (permit, ready) = traced(record, Part::Wait, while_wanted(client, waiting)).await?;
-            record.waiting_since = None;
+            let waited = traced(record, Part::Wait, while_wanted(client, waiting)).await;
+            record.end_wait(waited.as_ref().ok().map(|(permit, _)| permit));
+            let (permit, ready) = waited?;
             Ok((Some(permit), ready))
         }
     }
@@ -464,12 +468,17 @@ async fn send(plan: &Plan, client: &Client, going: &mut Going, record: &mut Reco
     let mut is_repeated = false;
     loop {
         if let (Some(permit), Some(gate)) = (&mut going.permit, &plan.route.gate) {
-            let confirmed = async { permit.confirm().await.map_err(|refusal| refused(gate, refusal)) };
-            if let Err(error) = while_wanted(client, pin!(confirmed)).await {
+            record.begin_wait();
+            let confirmed = {
+                let confirmed = async { permit.confirm().await.map_err(|refusal| refused(gate, refusal)) };
+                let confirmed = pin!(confirmed);
+                traced(record, Part::Wait, while_wanted(client, confirmed)).await
+            };
+            record.end_wait(confirmed.is_ok().then_some(permit));
+            if let Err(error) = confirmed {
                 lease.release();
                 return Err(error);
             }
-            record.waited = permit.waited();
         }
         let spent = Spent(going.permit.take());
         let request = match unsent.take() {
@@ -494,10 +503,12 @@ async fn send(plan: &Plan, client: &Client, going: &mut Going, record: &mut Reco
                     && !std::mem::replace(&mut is_repeated, true) =>
             {
                 drop(spent);
+                record.came_back(Err(&ProxyError::UpstreamProtocol(error)));
                 (going.permit, _) =
                     Box::pin(admit(plan, client, &mut going.head, &plan.demand, record)).await?;
                 again = false;
-                lease = Box::pin(upstream.open_fresh(plan.wanted())).await?;
+                let opening = Box::pin(upstream.open_fresh(plan.wanted()));
+                lease = traced(record, Part::Connect, opening).await?;
             }
             Err(SendError::Failed(error)) => return Err(failed(error, going.upload.as_deref())),
             Err(SendError::TimedOut) => return Err(ProxyError::UpstreamTimeout),
@@ -507,7 +518,8 @@ async fn send(plan: &Plan, client: &Client, going: &mut Going, record: &mut Reco
                     return Err(ConnectError::Http(Arc::new(error)).into());
                 }
                 (again, unsent) = (false, Some(request));
-                lease = Box::pin(upstream.open_fresh(plan.wanted())).await?;
+                let opening = Box::pin(upstream.open_fresh(plan.wanted()));
+                lease = traced(record, Part::Connect, opening).await?;
             }
         }
     }
@@ -562,6 +574,7 @@ fn failed(error: hyper::Error, upload: Option<&Upload>) -> ProxyError {
     match upload.map(Upload::state) {
         Some(UploadState::Stalled) => ProxyError::RequestTimeout,
         Some(UploadState::Broken) => ProxyError::ClientGone,
+        Some(UploadState::Malformed) => ProxyError::BadFraming("the body is not framed as HTTP has it"),
         _ => ProxyError::UpstreamProtocol(error),
     }
 }

@@ -14,6 +14,7 @@ use super::error::ProxyError;
 use super::response::{self, CLIENT_LEFT};
 use super::router::{Route, Table};
 use crate::config::model::Route as Rule;
+use crate::limiter::Permit;
 use crate::telemetry::{Outcome, RouteMetrics, Spans, Summary, Trace};
 
 /// A request's record. It is written on drop, from the fields as they are then.
@@ -24,8 +25,8 @@ pub(crate) struct Record {
     pub(crate) outcome: Outcome,
     /// How long it waited in the queue.
     pub(crate) waited: Duration,
-    /// Since when it waits there.
-    pub(crate) waiting_since: Option<Instant>,
+    /// Since when it waits there, in a wait whose length is not known yet.
+    waiting_since: Option<Instant>,
     /// The `weir-error` of an answer that weir made itself.
     pub(crate) error: Option<&'static str>,
     /// What stood in the way, in words. It may name addresses, so the client need not learn it.
@@ -85,6 +86,20 @@ impl Record {
         self.metrics = route.metrics.clone();
     }
 
+    /// It may have to wait from now on.
+    pub(crate) fn begin_wait(&mut self) {
+        self.waiting_since = Some(Instant::now());
+    }
+
+    /// It waits no longer. For how long whoever gets a permit has waited, the permit tells.
+    pub(crate) fn end_wait(&mut self, permit: Option<&Permit>) {
+        let since = self.waiting_since.take();
+        self.waited = match permit {
+            Some(permit) => permit.waited(),
+            None => self.waited + since.map_or(Duration::ZERO, |since| since.elapsed()),
+        };
+    }
+
     /// It goes upstream, in an attempt of its trace, which the upstream may go on with unless the route keeps that header back.
     pub(crate) fn goes_upstream<B>(&mut self, route: &Route, request: &mut Request<B>) {
         let Some(trace) = &mut self.trace else { return };
@@ -106,8 +121,9 @@ impl Drop for Record {
     fn drop(&mut self) {
         let now = Instant::now();
         let elapsed = now - self.began;
-        // One that left or was refused while it waited has no permit that could tell.
-        let waited = self.waiting_since.map_or(self.waited, |since| now - since);
+        // One that is dropped while it waits.
+        self.end_wait(None);
+        let waited = self.waited;
         self.client.activity.ended(now);
         self.metrics.finished(self.status, self.outcome, elapsed);
         let client_address = self.address.to_canonical();

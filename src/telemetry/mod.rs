@@ -1,4 +1,5 @@
-//! What weir says about itself: metrics, logs and traces. Knows nothing of requests, stores or configuration files.
+//! What weir says about itself: metrics, logs and traces. Knows no store and no configuration file, and of a request
+//! what it is told.
 //!
 //! - [`metrics`]: every metric's name, help, labels and buckets in one place.
 //! - [`handles`]: what the other rooms count with, resolved once per label set.

@@ -45,6 +45,12 @@ const CLOSE_TIME_MAX: Duration = Duration::from_secs(3);
 /// How long a call to the collector may take where no variable says so, by the specification of OTLP exporters.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The most of a path that a span holds: there may be thousands of them while a collector is away.
+const PATH_BYTES_MAX: usize = 1024;
+
+/// What a `traceparent` takes.
+const TRACEPARENT_BYTES: usize = 55;
+
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
@@ -60,6 +66,8 @@ enum SpansError {
     Protocol(String),
     #[error("{variable} names a file that cannot be used: {reason}")]
     File { variable: &'static str, reason: String },
+    #[error("cannot speak TLS: {0}")]
+    Tls(rustls::Error),
     #[error("OTEL_EXPORTER_OTLP_TIMEOUT must be a whole number of milliseconds")]
     Timeout,
     // Without what the exporter says of it: that repeats the endpoint, where a password may be.
@@ -103,7 +111,11 @@ impl Spans {
     /// Begins the trace of a request, or goes on with that of its client; `None` if there are no traces.
     pub fn begin(&self, headers: &HeaderMap) -> Option<Box<Trace>> {
         let inner = self.0.as_ref()?;
-        let caller = inner.propagator.extract_with_context(&Context::new(), &HeaderExtractor(headers));
+        let caller = if has_traceparent(headers) {
+            inner.propagator.extract_with_context(&Context::new(), &HeaderExtractor(headers))
+        } else {
+            Context::new()
+        };
         let (began, began_at) = (Instant::now(), SystemTime::now());
         let builder = SpanBuilder::from_name("request").with_kind(SpanKind::Server).with_start_time(began_at);
         let span = inner.tracer.build_with_context(builder, &caller);
@@ -155,8 +167,9 @@ fn resource() -> Resource {
     let resource =
         Resource::builder().with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
     let is_named = variable("OTEL_SERVICE_NAME").is_some()
-        || variable("OTEL_RESOURCE_ATTRIBUTES")
-            .is_some_and(|attributes| attributes.contains("service.name="));
+        || variable("OTEL_RESOURCE_ATTRIBUTES").is_some_and(|attributes| {
+            attributes.split(',').any(|attribute| attribute.trim_start().starts_with("service.name="))
+        });
     if is_named { resource.build() } else { resource.with_service_name("weir").build() }
 }
 
@@ -164,7 +177,9 @@ fn resource() -> Resource {
 fn tls() -> Result<rustls::ClientConfig, SpansError> {
     let unusable =
         |variable| move |error: &dyn fmt::Display| SpansError::File { variable, reason: error.to_string() };
-    let builder = rustls::ClientConfig::builder();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let builder = builder.map_err(SpansError::Tls)?;
     let builder = match of_traces("CERTIFICATE") {
         None => builder.with_webpki_roots(),
         Some(path) => {
@@ -270,12 +285,10 @@ impl Trace {
 
     /// A request goes to the upstream, whose host that is. Its headers carry the trace on, unless they may not.
     pub fn begin_attempt(&mut self, method: &Method, host: &str, headers: &mut HeaderMap, may_tell: bool) {
-        // The one before came to nothing, and nothing was heard of it.
-        self.end_attempt(Err("upstream_protocol"));
         let is_recording = self.own.span().is_recording();
         self.attempt = is_recording.then(|| {
             let attributes = [
-                KeyValue::new("http.request.method", method.as_str().to_owned()),
+                KeyValue::new("http.request.method", name_of(method)),
                 KeyValue::new("server.address", host.to_owned()),
             ];
             let builder = self.child(name_of(method), SpanKind::Client, Instant::now());
@@ -312,7 +325,7 @@ impl Trace {
                 attempt.set_status(Status::error(""));
             }
         }
-        attempt.end();
+        attempt.end_with_timestamp(self.at(Instant::now()));
     }
 
     /// What is known of the request when it is over.
@@ -323,9 +336,10 @@ impl Trace {
         }
         let Summary { method, path, route, status, outcome, error, waited, client_address, client } =
             *summary;
+        let path = path.get(..path.floor_char_boundary(PATH_BYTES_MAX)).unwrap_or_default();
         span.update_name(format!("{} {route}", name_of(method)));
         span.set_attributes([
-            KeyValue::new("http.request.method", method.as_str().to_owned()),
+            KeyValue::new("http.request.method", name_of(method)),
             KeyValue::new("http.response.status_code", i64::from(status)),
             KeyValue::new("url.path", path.to_owned()),
             KeyValue::new("client.address", client_address.to_string()),
@@ -334,8 +348,10 @@ impl Trace {
             KeyValue::new("weir.wait_ms", i64::try_from(waited.as_millis()).unwrap_or(i64::MAX)),
         ]);
         span.set_attributes(client.map(|client| KeyValue::new("weir.client", client.to_owned())));
+        let has_failed = outcome == Outcome::Failed;
+        let error = error.or(has_failed.then_some("failed"));
         span.set_attributes(error.map(|error| KeyValue::new("error.type", error)));
-        if status >= 500 {
+        if status >= 500 || has_failed {
             span.set_status(Status::error(""));
         }
     }
@@ -352,7 +368,7 @@ impl Trace {
 impl Drop for Trace {
     fn drop(&mut self) {
         self.end_attempt(Err("cancelled"));
-        self.own.span().end();
+        self.own.span().end_with_timestamp(self.at(Instant::now()));
     }
 }
 
@@ -396,7 +412,8 @@ impl Drop for Running<'_> {
                 Part::Wait => ("wait", SpanKind::Internal),
                 Part::Connect => ("connect", SpanKind::Client),
             };
-            spans.tracer.build_with_context(self.trace.child(name, kind, began), own).end();
+            let mut span = spans.tracer.build_with_context(self.trace.child(name, kind, began), own);
+            span.end_with_timestamp(self.trace.at(Instant::now()));
         }
     }
 }
@@ -413,6 +430,21 @@ fn name_of(method: &Method) -> &'static str {
         (Method::OPTIONS, "OPTIONS"),
     ];
     known.iter().find(|(known, _)| known == method).map_or("HTTP", |(_, name)| name)
+}
+
+/// Whether a request belongs to a trace, by one header of the form that W3C Trace Context (3.2.2) gives it; of a later version
+/// more may follow.
+fn has_traceparent(headers: &HeaderMap) -> bool {
+    let mut values = headers.get_all(TRACEPARENT).iter();
+    let (Some(value), None) = (values.next(), values.next()) else { return false };
+    let bytes = value.as_bytes();
+    let is_hex = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    let fits = bytes.len() == TRACEPARENT_BYTES
+        || (bytes.get(TRACEPARENT_BYTES) == Some(&b'-') && !bytes.starts_with(b"00-"));
+    let parts = bytes.get(..TRACEPARENT_BYTES).unwrap_or_default().split(|byte| *byte == b'-');
+    fits && parts
+        .map(|part| (part.len(), part.iter().all(is_hex)))
+        .eq([2, 32, 16, 2].map(|length| (length, true)))
 }
 
 /// The header of that name, version 00.

@@ -27,7 +27,7 @@ async fn every_request_is_told_with_its_outcome_its_wait_and_the_reason() {
     for (target, status) in [("/a?key=s3cret", 200), ("/b", 200), ("/c", 429), ("/down", 502)] {
         assert_eq!(weir.get(target).await.status, status, "{target}");
     }
-    // One that leaves while it waits for an hour.
+    // One that leaves while it waits.
     weir.tell("/api/limiters/api/reset").await;
     weir.tell_with("/api/limiters/api/pause", "{\"for\": \"4s\"}").await;
     let leaving = weir.begin(1, "/left");

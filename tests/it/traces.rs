@@ -45,13 +45,6 @@ fn spans(collector: &Upstream) -> Vec<(Span, Vec<KeyValue>)> {
     spans.collect()
 }
 
-/// Waits until the collector has so many spans.
-async fn wait_for_spans(collector: &Upstream, count: usize) -> Vec<Span> {
-    let what = format!("{count} spans");
-    let all = async || Some(spans(collector)).filter(|spans| spans.len() >= count);
-    poll_for(&what, PATIENCE, all).await.into_iter().map(|(span, _)| span).collect()
-}
-
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -149,8 +142,12 @@ async fn refusals_failures_and_retries_are_seen() {
     for (target, status) in [("/", 200), ("/refused", 200), ("/refused", 429), ("/down", 502)] {
         assert_eq!(send(&weir.url("/"), traced(target, "01")).await.unwrap().status, status, "{target}");
     }
-    // Four requests, three attempts that got somewhere, a connection for each upstream, and what the store was asked.
-    let all = wait_for_spans(&collector, 4 + 3 + 2).await;
+    // The last request's is the last.
+    let all = poll_for("the last span", PATIENCE, async || {
+        let all: Vec<Span> = spans(&collector).into_iter().map(|(span, _)| span).collect();
+        all.iter().any(|span| span.name == "GET down").then_some(all)
+    })
+    .await;
     let whole = |name: &str, status: &str| {
         let is_it = |span: &&Span| {
             span.name == name
@@ -188,17 +185,52 @@ async fn a_trace_that_is_not_sampled_is_passed_on_and_sent_nowhere() {
     // What the client says of its trace decides.
     send(&weir.url("/"), traced("/", "00")).await.unwrap();
     assert_eq!(weir.get("/").await.status, 200);
-    assert_eq!(
-        send(&weir.url("/"), Request::get("/").header("traceparent", "nonsense")).await.unwrap().status,
-        200
-    );
-    let all = wait_for_spans(&collector, 4).await;
+    assert_eq!(weir.get("/").await.status, 200);
+    // The third request's is the last.
+    let all = poll_for("two traces", PATIENCE, async || {
+        let all: Vec<Span> = spans(&collector).into_iter().map(|(span, _)| span).collect();
+        (all.iter().filter(|span| span.name == "GET all").count() >= 2).then_some(all)
+    })
+    .await;
     assert!(all.iter().all(|span| hex(&span.trace_id) != TRACE), "{all:#?}");
     let parents: Vec<_> = upstream.seen().iter().map(|seen| seen.headers["traceparent"].clone()).collect();
     let parents: Vec<_> = parents.iter().map(|parent| parent.to_str().unwrap()).collect();
     assert!(parents[0].starts_with(&format!("00-{TRACE}-")) && parents[0].ends_with("-00"), "{parents:?}");
     assert!(parents[1..].iter().all(|parent| parent.len() == 55 && parent.ends_with("-01")), "{parents:?}");
     assert_ne!(parents[1], parents[2]);
+}
+
+#[tokio::test]
+async fn what_is_no_trace_is_not_gone_on_with() {
+    let _lane = lane::shared().await;
+    let (upstream, collector) = (Upstream::start(), Upstream::start());
+    let weir = Weir::start_in(&one_route(&upstream.url()), &environment(&collector)).await;
+    let good = format!("00-{TRACE}-{PARENT}-01");
+    let bad = [
+        "nonsense".to_owned(),
+        "00-1-1-01".to_owned(),
+        good.to_uppercase(),
+        good.replace("00-4b", "ff-4b"),
+        good.replace(TRACE, &"0".repeat(32)),
+        good.replace(PARENT, &"0".repeat(16)),
+        format!("{good}-more"),
+        format!("{good}-"),
+    ];
+    let of =
+        |parent: &str| Request::get("/").header("traceparent", parent).header("tracestate", "vendor=value");
+    let mut requests: Vec<Request> = bad.iter().map(|bad| of(bad)).collect();
+    requests.push(of(&good).header("traceparent", &good));
+    for request in requests {
+        send(&weir.url("/"), request.clone()).await.unwrap();
+        let seen = upstream.seen().pop().unwrap();
+        let parent = seen.headers["traceparent"].to_str().unwrap();
+        assert!(parent.len() == 55 && !parent.contains(TRACE), "{request:?}: {parent}");
+        assert!(!seen.headers.contains_key("tracestate"), "{request:?}: of another trace");
+    }
+    // A later version may say more.
+    send(&weir.url("/"), of(&format!("01-{TRACE}-{PARENT}-01-more"))).await.unwrap();
+    let seen = upstream.seen().pop().unwrap();
+    assert!(seen.headers["traceparent"].to_str().unwrap().starts_with(&format!("00-{TRACE}-")), "{seen:?}");
 }
 
 #[tokio::test]

@@ -3,10 +3,10 @@
 //!
 //! A fence `sh` is typed and waited for; `sh server NAME` stays in the foreground of a terminal of its own, until an
 //! `<!-- end NAME -->` in the document or its end. A `text` right behind a fence is what is seen. Ports and `/tmp` are others, so that
-//! nothing here meets what runs on the machine; nothing is built either: `cargo run` is the weir that is tested, and what installs
+//! nothing here meets what runs on the machine (but for the demo, which looks for free ports itself); nothing is built either: `cargo run` is the weir that is tested, and what installs
 //! it or runs these tests is left out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
@@ -86,11 +86,12 @@ impl Desk {
     fn new() -> Desk {
         let directory = TempDir::with_prefix("weir-walk").expect("a directory");
         let path = directory.path().display().to_string();
+        let [weirs, admins, provider, redis] = free_ports();
         let meant = vec![
-            ("808", free_ports()),
-            ("909", free_ports()),
-            ("9900", free_ports() + "0"),
-            ("6379", free_ports() + "0"),
+            ("808", weirs),
+            ("909", admins),
+            ("9900", provider + "0"),
+            ("6379", redis + "0"),
             ("/tmp/", path + "/"),
             ("cargo run --release --", "weir".to_owned()),
         ];
@@ -105,8 +106,17 @@ impl Desk {
         desk
     }
 
+    /// All at once: what is put in place of one may look like another.
     fn meant(&self, text: &str) -> String {
-        self.meant.iter().fold(text.to_owned(), |text, (shown, meant)| text.replace(shown, meant))
+        let shown: Vec<String> = self.meant.iter().map(|(shown, _)| regex::escape(shown)).collect();
+        let shown = Regex::new(&shown.join("|")).expect("a pattern");
+        let meant = |found: &regex::Captures<'_>| {
+            self.meant
+                .iter()
+                .find(|(shown, _)| *shown == &found[0])
+                .map_or_else(String::new, |(_, meant)| meant.clone())
+        };
+        shown.replace_all(text, meant).into_owned()
     }
 
     fn shell(&self, commands: &str) -> Command {
@@ -193,14 +203,17 @@ fn signal(server: &Child, signal: Signal) {
     kill_process_group(group, signal).ok();
 }
 
-/// The digits before the last of four ports in a row that nobody listens on.
-fn free_ports() -> String {
+/// Four times the digits before the last of four ports in a row that nobody listens on.
+fn free_ports() -> [String; 4] {
     let free = |port: u16| TcpListener::bind(("127.0.0.1", port)).ok();
+    let mut found = BTreeSet::new();
     for _ in 0..1000 {
-        let some = free(0).expect("a port").local_addr().expect("an address").port();
-        let first = some / 10 * 10;
-        if (first..first + 4).map(free).collect::<Option<Vec<_>>>().is_some() {
-            return (first / 10).to_string();
+        let some = free(0).expect("a port").local_addr().expect("an address").port() / 10;
+        if (some * 10..some * 10 + 4).map(free).collect::<Option<Vec<_>>>().is_some() {
+            found.insert(some);
+        }
+        if let [first, second, third, fourth] = found.iter().collect::<Vec<_>>()[..] {
+            return [first, second, third, fourth].map(ToString::to_string);
         }
     }
     panic!("no ports are free");
