@@ -101,3 +101,32 @@ async fn it_is_text_where_that_is_wanted_from_a_reload_on() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_body_that_is_not_http_is_no_client_that_left() {
+    let _lane = lane::shared().await;
+    let (upstream, directory) = (Upstream::start(), TempDir::new().unwrap());
+    let path = directory.path().join("weir.yaml");
+    std::fs::write(&path, config(&upstream, "json")).unwrap();
+    let weir = Weir::start_at(&path).await;
+    let head = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n";
+    for end in [&b"zz\r\n"[..], b""] {
+        let mut connection = weir.connect().await;
+        connection.send_raw(&[head, end].concat()).await.unwrap();
+        // One has said what is wrong, the other leaves.
+        if end.is_empty() {
+            weir.tell("/api/limiters/api/reset").await;
+        } else {
+            assert_eq!(connection.answer().await.unwrap().weir_error(), Some("bad_request"));
+        }
+    }
+    let told = poll_for("both lines", PATIENCE, async || {
+        let log = weir.log();
+        let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let lines = lines.filter(|line| line["target"] == "weir::access");
+        let told: Vec<_> = lines.map(|line| (line["status"].clone(), line["outcome"].clone())).collect();
+        (told.len() == 2).then_some(told)
+    })
+    .await;
+    assert_eq!(told, [(400.into(), "refused".into()), (499.into(), "cancelled".into())]);
+}
