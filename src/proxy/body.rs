@@ -4,6 +4,7 @@
 //! here: the longest time between two pieces, and what has to happen when a body ends, or is dropped before
 //! it does.
 
+use std::io::ErrorKind;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -51,10 +52,9 @@ pub(crate) enum RequestBody {
 /// A request's body that comes from the client.
 pub(crate) struct Streaming {
     incoming: Incoming,
-    /// The last piece that fits into the announced length, until it is known that none follows.
-    last: Option<Frame<Bytes>>,
-    /// The trailers that have come behind it.
-    trailers: Option<Frame<Bytes>>,
+    /// What has come and is not handed over yet: the last piece that fits into the announced length, until it is known that
+    /// none follows; or trailers that have shown that.
+    held: Option<Frame<Bytes>>,
     timer: IdleTimer,
     upload: Arc<Upload>,
 }
@@ -67,30 +67,30 @@ impl Streaming {
     /// is known when its stream has ended, which need not come with the last piece of its body: the upstream, which would have
     /// a whole request by that piece, gets it then.
     fn poll_incoming(&mut self, context: &mut Context<'_>) -> Poll<Piece> {
-        if let Some(trailers) = self.trailers.take() {
-            return Poll::Ready(Some(Ok(trailers)));
+        if self.held.as_ref().is_some_and(Frame::is_trailers) {
+            return Poll::Ready(self.held.take().map(Ok));
         }
         loop {
             let piece = ready!(Pin::new(&mut self.incoming).poll_frame(context));
             let is_used_up = self.incoming.size_hint().exact() == Some(0);
-            match (self.last.take(), piece) {
+            match (self.held.take(), piece) {
                 (None, Some(Ok(frame)))
                     if frame.is_data() && is_used_up && !self.incoming.is_end_stream() =>
                 {
-                    self.last = Some(frame);
+                    self.held = Some(frame);
                     self.timer.moved();
                 }
                 (None, piece) => return Poll::Ready(piece),
                 (Some(last), None) => return Poll::Ready(Some(Ok(last))),
                 (Some(last), Some(Ok(frame))) if frame.is_trailers() => {
-                    self.trailers = Some(frame);
+                    self.held = Some(frame);
                     return Poll::Ready(Some(Ok(last)));
                 }
                 // An empty piece, for no other fits. It may be the end.
                 (Some(last), Some(Ok(_))) if self.incoming.is_end_stream() => {
                     return Poll::Ready(Some(Ok(last)));
                 }
-                (Some(last), Some(Ok(_))) => self.last = Some(last),
+                (Some(last), Some(Ok(_))) => self.held = Some(last),
                 (Some(_), Some(Err(error))) => return Poll::Ready(Some(Err(error))),
             }
         }
@@ -98,12 +98,12 @@ impl Streaming {
 
     fn size_hint(&self) -> SizeHint {
         let hint = self.incoming.size_hint();
-        let held = self.last.as_ref().and_then(Frame::data_ref).map_or(0, |last| last.len() as u64);
+        let held = self.held.as_ref().and_then(Frame::data_ref).map_or(0, |last| last.len() as u64);
         hint.exact().map_or(hint, |exact| SizeHint::with_exact(exact + held))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.last.is_none() && self.trailers.is_none() && self.incoming.is_end_stream()
+        self.held.is_none() && self.incoming.is_end_stream()
     }
 }
 
@@ -120,8 +120,7 @@ impl RequestBody {
         }
         let upload = Arc::new(Upload::new(kept_max));
         let timer = IdleTimer::new(idle_timeout);
-        let streaming =
-            Streaming { incoming, last: None, trailers: None, timer, upload: Arc::clone(&upload) };
+        let streaming = Streaming { incoming, held: None, timer, upload: Arc::clone(&upload) };
         (RequestBody::Streaming(Box::new(streaming)), Some(upload))
     }
 }
@@ -177,9 +176,13 @@ impl http_body::Body for RequestBody {
 
 /// Whether what was read of an HTTP/1.1 body is none, in contrast to one that broke off.
 fn is_malformed(error: &hyper::Error) -> bool {
-    use std::io::ErrorKind::{InvalidData, InvalidInput};
-    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
-    source.is_some_and(|error| matches!(error.kind(), InvalidData | InvalidInput))
+    matches!(io_kind(error), Some(ErrorKind::InvalidData | ErrorKind::InvalidInput))
+}
+
+/// What happened to a connection, where that is what an error of hyper's says.
+pub(crate) fn io_kind(error: &hyper::Error) -> Option<ErrorKind> {
+    let source = std::error::Error::source(error)?.downcast_ref::<std::io::Error>();
+    source.map(std::io::Error::kind)
 }
 
 /// How far a request's body has got.

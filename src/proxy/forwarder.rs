@@ -562,11 +562,10 @@ impl Drop for Spent {
 /// Whether the upstream closed a connection in place of an answer.
 fn hung_up(error: &hyper::Error) -> bool {
     use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
-    let broken = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
     let kinds = [BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected];
     error.is_incomplete_message()
         || error.is_closed()
-        || broken.is_some_and(|error| kinds.contains(&error.kind()))
+        || body::io_kind(error).is_some_and(|kind| kinds.contains(&kind))
 }
 
 /// Why there is no response: the client's body may be the reason.

@@ -1,4 +1,4 @@
-//! What became of a request: one line in the access log and its metrics, written when the request is over.
+//! What became of a request: one line in the access log, its metrics and its trace, written when the request is over.
 //!
 //! A record that nobody finishes says that the client left: a future that is dropped cannot say so itself.
 

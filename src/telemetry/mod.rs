@@ -4,11 +4,12 @@
 //! - [`metrics`]: every metric's name, help, labels and buckets in one place.
 //! - [`handles`]: what the other rooms count with, resolved once per label set.
 //! - [`logging`]: where log lines go and which of them, changed by a reload.
-//! - [`spans`]: traces of requests, where the standard variables of OpenTelemetry ask for them.
+//! - [`spans`]: traces of requests; [`otlp`]: where they are sent, if the standard variables of OpenTelemetry say so.
 
 pub mod handles;
 pub mod logging;
 pub mod metrics;
+mod otlp;
 pub mod spans;
 
 pub use handles::{LimiterMetrics, Outcome, RouteMetrics, StoreMetrics, StoreOp, StoreResult};

@@ -1,5 +1,5 @@
-//! Traces of requests, sent over OTLP to where the standard `OTEL_*` variables say; without an endpoint there are none, and
-//! nothing is spent on them.
+//! Traces of requests, where the environment names a collector ([`otlp`]); otherwise there are none, and nothing is spent on
+//! them.
 //!
 //! A request has a span, and below it one for its share of a call to the store, one for its wait, and one for each attempt at
 //! the upstream, whose context goes there as `traceparent` (W3C Trace Context). Which requests are sampled, how spans are put
@@ -7,43 +7,29 @@
 //! The proxy says what happened; nothing here knows a limiter, a store or an upstream.
 
 use std::borrow::Cow;
-use std::env;
-use std::fmt;
 use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use bytes::Bytes;
-use futures_util::future::{BoxFuture, poll_fn};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
-use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::connect::HttpConnector;
+use futures_util::future::poll_fn;
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use opentelemetry::propagation::TextMapPropagator;
 use opentelemetry::trace::{
     Span, SpanBuilder, SpanContext, SpanKind, Status, TraceContextExt, Tracer, TracerProvider,
 };
 use opentelemetry::{Context, KeyValue};
-use opentelemetry_http::hyper::HyperClient;
-use opentelemetry_http::{HeaderExtractor, HttpClient, HttpError};
-use opentelemetry_otlp::{SpanExporter, WithHttpConfig};
-use opentelemetry_sdk::Resource;
+use opentelemetry_http::HeaderExtractor;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span as SdkSpan};
-use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
-use thiserror::Error;
-use tokio::runtime::Handle;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::handles::Outcome;
+use super::otlp;
 
 /// How long what is left may take to be sent when weir ends.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(3);
-
-/// How long a call to the collector may take where no variable says so, by the specification of OTLP exporters.
-const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The most of a path that a span holds: there may be thousands of them while a collector is away.
 const PATH_BYTES_MAX: usize = 1024;
@@ -53,27 +39,6 @@ const TRACEPARENT_BYTES: usize = 55;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
-
-/// Why there are no traces although an endpoint is set.
-#[derive(Debug, Error)]
-enum SpansError {
-    #[error("OTEL_TRACES_EXPORTER is {0:?}: weir has `otlp` and `none`")]
-    Exporter(String),
-    #[error(
-        "the OTLP protocol is {0:?}, and weir has `http/protobuf`: set OTEL_EXPORTER_OTLP_PROTOCOL to that and name the \
-         collector's port for HTTP (4318, unless it was changed)"
-    )]
-    Protocol(String),
-    #[error("{variable} names a file that cannot be used: {reason}")]
-    File { variable: &'static str, reason: String },
-    #[error("cannot speak TLS: {0}")]
-    Tls(rustls::Error),
-    #[error("OTEL_EXPORTER_OTLP_TIMEOUT must be a whole number of milliseconds")]
-    Timeout,
-    // Without what the exporter says of it: that repeats the endpoint, where a password may be.
-    #[error("the OTLP endpoint must be a URL such as http://collector:4318")]
-    Endpoint,
-}
 
 /// Where spans go. Cheap to clone.
 #[derive(Clone, Default)]
@@ -86,26 +51,17 @@ struct Inner {
 }
 
 impl Spans {
-    /// As the process's environment says: none unless an endpoint is set. What is wrong there is logged; weir runs without traces
-    /// then, for it has more to do than that.
+    /// As the process's environment says: none unless it names a collector ([`otlp`]). What is wrong there is logged; weir runs
+    /// without traces then, for it has more to do than that.
     pub fn from_environment() -> Spans {
-        let endpoints = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
-        let is_disabled =
-            variable("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
-        let is_none = variable("OTEL_TRACES_EXPORTER").is_some_and(|value| value == "none");
-        if is_disabled || is_none || endpoints.iter().all(|name| variable(name).is_none()) {
-            return Spans::default();
-        }
-        match Inner::from_environment() {
-            Ok(inner) => {
-                info!("traces are sent over OTLP");
-                Spans(Some(Arc::new(inner)))
-            }
-            Err(error) => {
-                warn!(%error, "no traces");
-                Spans::default()
-            }
-        }
+        let provider = otlp::provider().unwrap_or_else(|error| {
+            warn!(%error, "no traces");
+            None
+        });
+        let Some(provider) = provider else { return Spans::default() };
+        info!("traces are sent over OTLP");
+        let (tracer, propagator) = (provider.tracer("weir"), TraceContextPropagator::new());
+        Spans(Some(Arc::new(Inner { provider, tracer, propagator })))
     }
 
     /// Begins the trace of a request, or goes on with that of its client; `None` if there are no traces.
@@ -133,108 +89,6 @@ impl Spans {
         if !matches!(closing.await, Ok(Ok(()))) {
             warn!("the last traces may not have been sent");
         }
-    }
-}
-
-impl Inner {
-    fn from_environment() -> Result<Inner, SpansError> {
-        if let Some(exporter) = variable("OTEL_TRACES_EXPORTER").filter(|exporter| exporter != "otlp") {
-            return Err(SpansError::Exporter(exporter));
-        }
-        if let Some(protocol) = of_traces("PROTOCOL").filter(|protocol| protocol != "http/protobuf") {
-            return Err(SpansError::Protocol(protocol));
-        }
-        let timeout = match of_traces("TIMEOUT").map(|timeout| timeout.parse()) {
-            Some(Ok(millis)) => Duration::from_millis(millis),
-            Some(Err(_)) => return Err(SpansError::Timeout),
-            None => TIMEOUT,
-        };
-        let connector =
-            HttpsConnectorBuilder::new().with_tls_config(tls()?).https_or_http().enable_http1().build();
-        let client = HyperClient::new(connector, timeout, None);
-        let client = OnRuntime { client, runtime: Handle::current() };
-        let exporter = SpanExporter::builder().with_http().with_http_client(client).build();
-        let exporter = exporter.map_err(|_| SpansError::Endpoint)?;
-        let provider =
-            SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource()).build();
-        let tracer = provider.tracer("weir");
-        Ok(Inner { provider, tracer, propagator: TraceContextPropagator::new() })
-    }
-}
-
-/// Of which service the spans are.
-fn resource() -> Resource {
-    let resource =
-        Resource::builder().with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
-    let is_named = variable("OTEL_SERVICE_NAME").is_some()
-        || variable("OTEL_RESOURCE_ATTRIBUTES").is_some_and(|attributes| {
-            attributes.split(',').any(|attribute| attribute.trim_start().starts_with("service.name="))
-        });
-    if is_named { resource.build() } else { resource.with_service_name("weir").build() }
-}
-
-/// The public roots, or what is configured in their place; and who weir is, for a collector that asks.
-fn tls() -> Result<rustls::ClientConfig, SpansError> {
-    let unusable =
-        |variable| move |error: &dyn fmt::Display| SpansError::File { variable, reason: error.to_string() };
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let builder = builder.map_err(SpansError::Tls)?;
-    let builder = match of_traces("CERTIFICATE") {
-        None => builder.with_webpki_roots(),
-        Some(path) => {
-            let unusable = unusable("OTEL_EXPORTER_OTLP_CERTIFICATE");
-            let mut roots = rustls::RootCertStore::empty();
-            for certificate in certificates(&path).map_err(|error| unusable(&error))? {
-                roots.add(certificate).map_err(|error| unusable(&error))?;
-            }
-            builder.with_root_certificates(roots)
-        }
-    };
-    let (Some(chain), Some(key)) = (of_traces("CLIENT_CERTIFICATE"), of_traces("CLIENT_KEY")) else {
-        return Ok(builder.with_no_client_auth());
-    };
-    let unusable_key = unusable("OTEL_EXPORTER_OTLP_CLIENT_KEY");
-    let unusable = unusable("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE");
-    let chain = certificates(&chain).map_err(|error| unusable(&error))?;
-    let key = PrivateKeyDer::from_pem_file(key).map_err(|error| unusable_key(&error))?;
-    builder.with_client_auth_cert(chain, key).map_err(|error| unusable(&error))
-}
-
-fn certificates(path: &str) -> Result<Vec<CertificateDer<'static>>, rustls_pki_types::pem::Error> {
-    CertificateDer::pem_file_iter(path)?.collect()
-}
-
-/// A variable of the environment that is set to something.
-fn variable(name: &str) -> Option<String> {
-    env::var(name).ok().filter(|value| !value.is_empty())
-}
-
-/// One of the exporter's variables, which may be set for traces alone.
-fn of_traces(name: &str) -> Option<String> {
-    variable(&format!("OTEL_EXPORTER_OTLP_TRACES_{name}"))
-        .or_else(|| variable(&format!("OTEL_EXPORTER_OTLP_{name}")))
-}
-
-/// Calls the collector on weir's own runtime: whoever asks for it is a thread without one.
-#[derive(Debug)]
-struct OnRuntime {
-    client: HyperClient<HttpsConnector<HttpConnector>>,
-    runtime: Handle,
-}
-
-impl HttpClient for OnRuntime {
-    fn send_bytes<'a, 'b>(
-        &'a self,
-        request: Request<Bytes>,
-    ) -> BoxFuture<'b, Result<Response<Bytes>, HttpError>>
-    where
-        'a: 'b,
-        Self: 'b,
-    {
-        let client = self.client.clone();
-        let sending = self.runtime.spawn(async move { client.send_bytes(request).await });
-        Box::pin(async move { sending.await? })
     }
 }
 

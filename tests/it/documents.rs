@@ -121,6 +121,18 @@ async fn every_configuration_in_a_document_passes_the_check() {
     assert!(checked >= 7, "{checked} configurations");
 }
 
+#[test]
+fn the_readmes_configurations_are_those_of_the_directory() {
+    let directory = fs::read_dir(Path::new(ROOT).join("config")).expect("config/");
+    let shipped: Vec<String> =
+        directory.map(|entry| fs::read_to_string(entry.expect("an entry").path()).expect("a file")).collect();
+    let shown = found(&read("README.md"), r"(?ms)^```yaml\n(.*?)^```$");
+    assert!(shown.len() >= 2, "{shown:?}");
+    for whole in shown {
+        assert!(shipped.iter().any(|shipped| shipped.ends_with(&whole)), "not in config/:\n{whole}");
+    }
+}
+
 #[tokio::test]
 async fn the_configuration_for_kubernetes_passes_the_check() {
     let _lane = lane::shared().await;
@@ -139,7 +151,7 @@ async fn the_configuration_for_kubernetes_passes_the_check() {
 }
 
 #[tokio::test]
-async fn every_link_leads_somewhere_and_every_command_exists() {
+async fn every_link_leads_somewhere_and_every_file_and_command_exists() {
     let _lane = lane::shared().await;
     let anchor = |heading: &str| {
         let kept = heading.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
@@ -151,6 +163,8 @@ async fn every_link_leads_somewhere_and_every_command_exists() {
     };
     let mut links = 0;
     for (path, text) in documents() {
+        let fences = text.lines().filter(|line| line.starts_with("```")).count();
+        assert_eq!(fences % 2, 0, "{}: a fence is not closed", path.display());
         for link in found(&text, r"\]\(([^)\s]+)\)") {
             if link.contains("://") {
                 continue;
@@ -163,9 +177,14 @@ async fn every_link_leads_somewhere_and_every_command_exists() {
             assert!(is_there, "{}: there is no heading for {link}", path.display());
             links += 1;
         }
+        for named in found(&text, r"(?m)(?:^|[\s`(])((?:config|scripts|docs|deploy|src)/[\w.-]*\w)") {
+            assert!(Path::new(ROOT).join(&named).exists(), "{}: {named} does not exist", path.display());
+        }
+        // At the beginning of a line, behind variables; and in a span of code.
         let shells: String = found(&text, r"(?ms)^```sh[^\n]*\n(.*?)^```$").into_iter().collect();
-        for command in found(&shells, r"(?m)^(?:[A-Z_]+=\S+ )*weir ([a-z]+)\b") {
-            let help = run(&["help", &command]).await;
+        let typed = found(&shells, r"(?m)^(?:[A-Z_]+=\S+ )*weir ([a-z]+)\b");
+        for command in typed.union(&found(&text, r"`weir ([a-z]+)\b")) {
+            let help = run(&["help", command]).await;
             assert_eq!(help.code, Some(0), "{}: weir {command}: {}", path.display(), help.output());
         }
     }

@@ -36,7 +36,6 @@ mod pauses;
 mod peers;
 mod protocols;
 mod queue;
-mod readme;
 mod redisson;
 mod reload;
 mod responses;

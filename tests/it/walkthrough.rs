@@ -144,6 +144,7 @@ impl Desk {
         let (seen, error) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{commands}\n{seen}\n{error}");
+        assert!(!seen.is_empty() || commands.contains(" > "), "{commands}\nshows nothing");
         if let Some(shown) = shown {
             compare(commands, shown, &seen);
         }
