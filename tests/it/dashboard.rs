@@ -139,6 +139,8 @@ async fn no_more_pages_than_may_be_look_at_once_and_all_end_with_weir() {
     assert!(stopped.elapsed() < Duration::from_secs(8), "{:?}", stopped.elapsed());
     for page in &mut pages {
         assert!(page.until("what is never said").await.is_none(), "the stream ends");
+        assert!(page.text.contains("\"draining\":true"), "it is told: {}", page.text);
+        assert!(page.text.ends_with("0\r\n\r\n"), "and then ends, and is not cut off: {}", page.text);
     }
 }
 
