@@ -3,8 +3,8 @@
 //!
 //! A fence `sh` is typed and waited for; `sh server NAME` stays in the foreground of a terminal of its own, until an
 //! `<!-- end NAME -->` in the document or its end. A `text` right behind a fence is what is seen. Ports and `/tmp` are others, so that
-//! nothing here meets what runs on the machine (but for the demo, which looks for free ports itself); nothing is built either: `cargo run` is the weir that is tested, and what installs
-//! it or runs these tests is left out.
+//! nothing here meets what runs on the machine (but for the demo, which looks for free ports itself); nothing is built either:
+//! `cargo run` is the weir that is tested, and what installs it or runs these tests is left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -24,7 +24,7 @@ use crate::support::{PATIENCE, eventually, lane};
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
 /// What begins so installs weir or runs its tests.
-const BUILDS: [&str; 2] = ["cargo install ", "scripts/"];
+const BUILDS: [&str; 2] = ["cargo install ", "scripts/test"];
 
 /// No command takes longer.
 const COMMAND_MAX: Duration = Duration::from_secs(60);
@@ -94,6 +94,7 @@ impl Desk {
             ("6379", redis + "0"),
             ("/tmp/", path + "/"),
             ("cargo run --release --", "weir".to_owned()),
+            ("scripts/", format!("{ROOT}/scripts/")),
         ];
         let desk = Desk { directory, meant, servers: BTreeMap::new() };
         let config = desk.directory.path().join("config");
@@ -158,7 +159,7 @@ impl Desk {
         let server = self.shell(commands).stdout(output).stderr(errors).process_group(0).spawn();
         let before = self.servers.insert(name.to_owned(), server.expect("a shell"));
         assert!(before.is_none(), "{name} runs already");
-        let port = Regex::new(r"(?:WEIR_LISTEN=127\.0\.0\.1:|http\.server |redis-server --port )(\d+)")
+        let port = Regex::new(r"(?:WEIR_LISTEN=127\.0\.0\.1:|scripts/provider |redis-server --port )(\d+)")
             .expect("a pattern");
         let port = port.captures(commands).map(|found| found[1].to_owned());
         let port = port.or_else(|| commands.contains("weir serve").then(|| "8080".to_owned()));
@@ -221,8 +222,7 @@ fn free_ports() -> [String; 4] {
 }
 
 /// Of an answer, its status and which headers weir has put into it; else each line that is shown, in order: there, `...` stands
-/// for anything, and counts may differ by a fifth or by ten: a stand-in for a provider that opens its first connections slowly makes
-/// permits late.
+/// for anything, and counts may differ by a fifth or by ten, for a machine that is held up makes permits late.
 fn compare(commands: &str, shown: &str, seen: &str) {
     if shown.starts_with("HTTP/") {
         assert_eq!(seen.lines().next(), shown.lines().next(), "{commands}");
