@@ -6,9 +6,9 @@
 //! nothing here meets what runs on the machine (but for the demo, which looks for free ports itself); nothing is built either:
 //! `cargo run` is the weir that is tested, and what installs it or runs these tests is left out.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tempfile::TempDir;
 use tokio::time::timeout;
 
-use crate::support::{PATIENCE, eventually, lane};
+use crate::support::{PATIENCE, closed_port, eventually, lane};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -207,18 +207,11 @@ fn signal(server: &Child, signal: Signal) {
 
 /// Four times the digits before the last of four ports in a row that nobody listens on.
 fn free_ports() -> [String; 4] {
-    let free = |port: u16| TcpListener::bind(("127.0.0.1", port)).ok();
-    let mut found = BTreeSet::new();
-    for _ in 0..1000 {
-        let some = free(0).expect("a port").local_addr().expect("an address").port() / 10;
-        if (some * 10..some * 10 + 4).map(free).collect::<Option<Vec<_>>>().is_some() {
-            found.insert(some);
-        }
-        if let [first, second, third, fourth] = found.iter().collect::<Vec<_>>()[..] {
-            return [first, second, third, fourth].map(ToString::to_string);
-        }
-    }
-    panic!("no ports are free");
+    let mut found = std::iter::repeat_with(closed_port)
+        .take(1000)
+        .filter(|first| first % 10 == 0 && (1..4).all(|more| closed_port() == first + more))
+        .map(|first| (first / 10).to_string());
+    std::array::from_fn(|_| found.next().expect("four ports in a row are free"))
 }
 
 /// Of an answer, its status and which headers weir has put into it; else each line that is shown, in order: there, `...` stands
