@@ -1,13 +1,12 @@
 //! The dashboard: the page, and the state that it is told.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{PATIENCE, Reply, Request, Upstream, Weir, eventually, lane, one_limiter};
+use crate::support::{PATIENCE, Request, Upstream, Weir, eventually, lane, one_limiter};
 
 /// What a page is told, as it comes.
 struct Events {
@@ -198,76 +197,4 @@ async fn a_page_that_is_open_costs_little() {
         drop(waiting);
     })
     .await;
-}
-
-/// In Debian's Chromium, wide and narrow, light and dark; the pictures are in `target/dashboard`.
-#[tokio::test]
-#[ignore = "needs chromium: scripts/dashboard"]
-async fn it_is_seen_in_a_browser() {
-    let _lane = lane::shared().await;
-    let upstream = Upstream::start();
-    let url = upstream.url();
-    let weir = Weir::start(&format!(
-        "store: memory\nlimiters:\n  tight: {{limits: [3/1m, 100/1h]}}\n  watched: {{limits: [9/1s], mode: shadow}}\n  \
-         refused: {{limits: [9/1s], queue: {{timeout: 5m, max_waiting: 10}}}}\n\
-         routes:\n  - {{name: t, match: {{path: /t}}, upstream: \"{url}\", limiter: tight}}\n  \
-         - {{name: w, match: {{path: /w}}, upstream: \"{url}\", limiter: watched}}\n  \
-         - {{name: r, match: {{path: /r}}, upstream: \"{url}\", limiter: refused}}\n"
-    ))
-    .await;
-    let host = weir.ask("/api/replicas").await.json()["replicas"][0]["host"].as_str().map(str::to_owned);
-    let host = host.expect("a name");
-    upstream.reply("/r", Reply::status(429).header("retry-after", "120"));
-    assert_eq!(weir.get("/r").await.status, 429);
-    let _pending = weir.begin(1, "/r");
-    for status in [200, 200, 200, 429] {
-        assert_eq!(weir.get("/t").await.status, status);
-    }
-    assert_eq!(weir.tell_with("/api/limiters/tight/pause", "{\"for\": \"10m\"}").await.status, 200);
-    let pictures = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/dashboard");
-    std::fs::create_dir_all(&pictures).expect("a directory");
-    for (name, size, is_dark) in
-        [("wide", "1280,900", false), ("dark", "1280,900", true), ("narrow", "500,1400", false)]
-    {
-        let picture = format!("--screenshot={}", pictures.join(format!("{name}.png")).display());
-        let page = browse(&weir, &[&format!("--window-size={size}"), &picture], is_dark).await;
-        let (by_hand, refused) = (
-            format!(">Paused: by hand (through {host})<"),
-            format!(">Paused: the upstream answered 429 (heard by {host})<"),
-        );
-        for seen in [
-            ">live<",
-            ">store up<",
-            "aria-label=\"tight\"",
-            ">0 left of 3<",
-            ">97 left of 100<",
-            ">shadow<",
-            &by_hand,
-            &refused,
-            "s now<",
-            &format!("<td>{host}</td>"),
-        ] {
-            assert!(page.contains(seen), "{name}: {seen} is not to be seen in {page}");
-        }
-    }
-}
-
-/// The page as it stands after some seconds.
-async fn browse(weir: &Weir, arguments: &[&str], is_dark: bool) -> String {
-    let profile = tempfile::tempdir().expect("a directory");
-    let mut browser = tokio::process::Command::new("chromium");
-    browser.args([
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--virtual-time-budget=6000",
-        "--dump-dom",
-    ]);
-    browser.arg(format!("--user-data-dir={}", profile.path().display())).args(arguments);
-    if is_dark {
-        browser.arg("--force-dark-mode");
-    }
-    let output = browser.arg(weir.admin("/")).kill_on_drop(true).output();
-    let output = tokio::time::timeout(Duration::from_secs(60), output).await.expect("the browser ends");
-    String::from_utf8_lossy(&output.expect("chromium").stdout).into_owned()
 }

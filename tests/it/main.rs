@@ -12,6 +12,7 @@ mod support;
 mod access_log;
 mod algorithms;
 mod bad_input;
+mod browser;
 mod capacity;
 mod check_store;
 mod client_leaves;

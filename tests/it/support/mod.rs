@@ -14,6 +14,7 @@ pub(crate) mod load;
 pub(crate) mod measure;
 pub(crate) mod metrics;
 pub(crate) mod outbound_proxy;
+pub(crate) mod page;
 pub(crate) mod patience;
 pub(crate) mod raw;
 pub(crate) mod redis_server;
