@@ -19,6 +19,9 @@ use super::{PATIENCE, poll_for};
 /// The browser reads commands from descriptor 3 and answers on 4.
 const START: &str = "exec chromium \"$@\" 3<&0 4>&1 </dev/null >/dev/null";
 
+/// A browser that starts for the first time reads some hundred megabytes.
+const ANSWERED_IN: Duration = Duration::from_secs(60);
+
 /// What a page is looked at with.
 #[derive(Clone, Copy)]
 pub(crate) struct Screen {
@@ -90,7 +93,7 @@ impl Page {
         self.commands.write_all(format!("{command}\0").as_bytes()).await.expect("a browser");
         loop {
             let mut answer = Vec::new();
-            let read = timeout(PATIENCE, self.answers.read_until(0, &mut answer)).await;
+            let read = timeout(ANSWERED_IN, self.answers.read_until(0, &mut answer)).await;
             read.unwrap_or_else(|_| panic!("{method} is not answered")).expect("an answer");
             assert_eq!(
                 answer.pop(),
