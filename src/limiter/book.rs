@@ -395,6 +395,38 @@ impl Book {
         Search::new(&mut self.calendar, &self.rules, &self.bases, at).charge(permits);
     }
 
+    /// Sees to it that so many permits count as used at an instant or since.
+    ///
+    /// What was booked before that may be among them, and says nothing of when the others were used: it would leave its
+    /// windows sooner than they do. So it moves up to the instant first. A bucket knows only how full it is, whenever that was.
+    /// What is in use by `now` says nothing of an instant that lies ahead.
+    pub fn charge_missing(&mut self, now: Micros, at: Micros, permits: u64) {
+        let lies_ahead = at > now;
+        let only_buckets = self.rules.iter().all(|rule| matches!(rule.kind, Kind::Bucket { .. }));
+        let known = if lies_ahead {
+            self.held(at, Micros(u64::MAX))
+        } else if only_buckets {
+            let in_use = self.rules.iter().map(|rule| rule.holds().saturating_sub(self.left(now, rule)));
+            in_use.max().unwrap_or_default()
+        } else {
+            self.held(at, now)
+        };
+        let missing = permits.saturating_sub(known);
+        if missing == 0 {
+            return;
+        }
+        if !lies_ahead && !only_buckets {
+            let before = self.calendar.entries().iter().rev().filter(|entry| entry.at < at);
+            let before: Vec<_> = before.map(|entry| (entry.at, entry.permits)).collect();
+            let mut moving = missing;
+            for (from, held) in before {
+                self.calendar.uncharge(from, held.min(moving), &self.rules);
+                moving = moving.saturating_sub(held);
+            }
+        }
+        self.charge(at, missing);
+    }
+
     /// Permits that could be used at `now` under each of the caller's rules.
     pub fn available(&self, now: Micros, rules: &[Rule]) -> Vec<u64> {
         rules.iter().map(|rule| self.left(now, rule)).collect()

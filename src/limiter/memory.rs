@@ -13,7 +13,7 @@ use crate::limiter::order::QueueOrder;
 use crate::limiter::partition::Partition;
 use crate::limiter::pause::PAUSE_MAX;
 use crate::limiter::reserve::{Answer, Call, hear, reserve};
-use crate::limiter::rule::{Kind, Rule};
+use crate::limiter::rule::Kind;
 use crate::limiter::store::{Epoch, Failure, Heard, Inspection, Said, Store, StoreError, Subject};
 
 /// Callers share the process, so they hear of changed limits within one heartbeat.
@@ -80,26 +80,14 @@ impl MemoryStore {
         state.reserve(self.clock.now(), subjects, call)
     }
 
-    /// Books permits that are used elsewhere, for the limiter to count with: as many at the instant of `used` as are
-    /// missing for so many to be in use now, or, where it lies ahead, from then on. Nothing is granted before that.
+    /// Books permits that are used elsewhere, for the limiter to count with: so many count as used at the instant of `used` or
+    /// since, or, where it lies ahead, from then on. Nothing is granted before that.
     pub fn charge_at(&self, now: Micros, subject: &Subject, used: (Micros, u64), replica: u64) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut book = state.books.take(&key(subject)).unwrap_or_default();
         book.open(now, &subject.rules, LEASE, replica);
-        let known = if used.0 > now {
-            // What is in use now, or before that instant, has come back before what is booked there.
-            let entries = book.calendar().entries().iter().filter(|entry| entry.at >= used.0);
-            entries.map(|entry| entry.permits).sum()
-        } else {
-            let rates = subject.rules.iter().map(Rule::holds);
-            let in_use = rates.zip(book.available(now, &subject.rules));
-            in_use.map(|(rate, left)| rate.saturating_sub(left)).max().unwrap_or_default()
-        };
-        let missing = used.1.saturating_sub(known);
         book.close_until(used.0);
-        if missing > 0 {
-            book.charge(used.0, missing);
-        }
+        book.charge_missing(now, used.0, used.1);
         let expires = book.expires();
         state.put(key(subject), book, expires);
     }
@@ -371,6 +359,23 @@ mod tests {
         assert_eq!(left(), 6);
         store.charge_at(now, &subject, (now, 7), 1);
         assert_eq!(left(), 3);
+    }
+
+    #[tokio::test]
+    async fn what_is_used_elsewhere_leaves_its_window_no_sooner_for_what_was_booked_here_before() {
+        let (clock, limiter) = (Clock::start(), limiter(10, SECOND, SECOND));
+        let (store, now) = (MemoryStore::new(clock), clock.now());
+        let subject = partition(&limiter, 1);
+        let after = |millis| now + Micros::from_millis(millis);
+        let left = |at| store.inspect_at(at, &subject).available[0];
+        let run = Run { cost: 1, wait_max: Micros::ZERO, count: 5 };
+        let call = Call { room: 5, runs: vec![run], ..Call::default() };
+        store.reserve_at(now, std::slice::from_ref(&subject), &call);
+        // The five may be among the seven, and the other way round: nobody knows when those were used, but not later.
+        store.charge_at(after(900), &subject, (after(800), 7), 1);
+        assert_eq!(left(after(900)), 3);
+        assert_eq!(left(now + subject.rules[0].window + Micros::from_millis(100)), 3);
+        assert_eq!(left(after(800) + subject.rules[0].window + Micros::ONE), 10);
     }
 
     #[tokio::test]

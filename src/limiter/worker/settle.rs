@@ -388,6 +388,7 @@ impl Worker {
         }
         let was_local = std::mem::replace(&mut self.is_local, true);
         if !was_local {
+            replace.extend(self.leave_local_slots());
             self.begin_locally();
         }
         self.heard = Instant::now();
@@ -434,9 +435,20 @@ impl Worker {
     /// has heard of, and each begins to serve locally when a window has passed since that.
     fn leave_what_others_do_not_know(&mut self) -> Vec<(Permits, usize)> {
         let known = self.booked_ahead.known_to_all();
+        self.leave(|slot| slot.source == Source::Store && slot.at > known)
+    }
+
+    /// Leaves the local slots that are left from another time without the store: what it has granted since was not known when
+    /// they were booked. Returns what is to be asked for in their place.
+    fn leave_local_slots(&mut self) -> Vec<(Permits, usize)> {
+        self.leave(|slot| slot.source == Source::Local)
+    }
+
+    /// Gives back the slots for which `gone` holds; returns what is to be asked for in their place.
+    fn leave(&mut self, mut gone: impl FnMut(&Slot) -> bool) -> Vec<(Permits, usize)> {
         let mut left = Vec::new();
         for (cost, lane) in &mut self.lanes {
-            let slots = lane.take_void(|slot| slot.at > known);
+            let slots = lane.take_slots(&mut gone);
             lane.wanted += slots.len();
             left.push((*cost, slots));
         }
@@ -452,7 +464,8 @@ impl Worker {
     ///
     /// A share is the limit divided by the fleet, so a part of the use is the use divided by the fleet: what all
     /// replicas together have left is what the fleet had left. Where it had booked ahead, nothing is granted before the last
-    /// of that, and the tightest limit counts as full then. Other queues of a limiter may have charged its use already.
+    /// of that, and the tightest limit counts as full then. It counts as full when the store was last heard, too, if that granted
+    /// nothing yet since it was away: others may have been granted all. Other queues of a limiter may have charged its use already.
     fn begin_locally(&self) {
         let Fallback { store, clock, fleet, replica } = &self.queues.fallback;
         let fleet_size = fleet.size();
@@ -462,6 +475,7 @@ impl Worker {
             let full = subject.rules.iter().map(Rule::holds).min().unwrap_or_default();
             let used = match self.booked_ahead.last() {
                 Some(last) => (clock.at(self.clock.due(last)), used.max(full)),
+                None if self.has_served_locally => (clock.at(self.heard), used.max(full)),
                 None => (clock.at(self.heard), used),
             };
             store.charge_at(clock.now(), &subject, used, *replica);
