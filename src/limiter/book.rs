@@ -13,9 +13,9 @@ use std::sync::Arc;
 
 use crate::clock::Micros;
 use crate::limiter::algorithm::Search;
-use crate::limiter::algorithm::bucket::{self, Base};
-use crate::limiter::calendar::Calendar;
-use crate::limiter::others::{Others, Remaining};
+use crate::limiter::algorithm::bucket::{self, TatCheckpoint};
+use crate::limiter::calendar::Timeline;
+use crate::limiter::others::{ExternalUsage, Remaining};
 use crate::limiter::pause::{Lasting, Pause, PauseRequest};
 use crate::limiter::rule::{Kind, Rule, cell_from, cell_start, finest_cell, window_of};
 
@@ -70,15 +70,15 @@ pub enum Returned {
 
 /// The state of one limiter.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub struct Book {
-    calendar: Calendar,
+pub struct LimiterState {
+    calendar: Timeline,
     declared: Vec<Declared>,
     /// Every rule in force, the union of what is declared.
     rules: Vec<Rule>,
     /// For each of them: what its bucket remembers, if it is one.
-    bases: Vec<Base>,
+    bases: Vec<TatCheckpoint>,
     /// For each of them: what others use of it.
-    others: Vec<Others>,
+    others: Vec<ExternalUsage>,
     generation: Generation,
     /// The cells in which the generation before was kept, whose slots `moved` translates.
     moved_cell: Micros,
@@ -86,7 +86,7 @@ pub struct Book {
     moved: Vec<Moved>,
     /// Until when they are kept, and no other change moves bookings.
     moved_until: Micros,
-    /// Before that nothing is booked, whether there is room or not. A book of the store has none: it begins with all there is.
+    /// Before that nothing is booked, whether there is room or not. A state of the store has none: it begins with all there is.
     opens_at: Micros,
     /// A reset that has still to be followed: what was used until then is forgotten.
     reset_at: Option<Micros>,
@@ -94,8 +94,8 @@ pub struct Book {
     pause: Pause,
 }
 
-impl Book {
-    /// Brings the book to `now` under the caller's limits, which count as declared now.
+impl LimiterState {
+    /// Brings the state to `now` under the caller's limits, which count as declared now.
     pub fn open(&mut self, now: Micros, rules: &Arc<[Rule]>, lease: Micros, replica: u64) {
         self.moved.retain(|moved| moved.permits > 0 && self.moved_until > now);
         self.declare(now, rules, lease, replica);
@@ -150,7 +150,7 @@ impl Book {
     fn put_in_force(&mut self, rules: Vec<Rule>) {
         let before = |rule: &Rule| {
             if !matches!(rule.kind, Kind::Bucket { .. }) {
-                return Base::default();
+                return TatCheckpoint::default();
             }
             let old = self.rules.iter().zip(&self.bases);
             if let Some((_, base)) = old.clone().find(|(old, _)| *old == rule) {
@@ -175,7 +175,7 @@ impl Book {
         // A cell is moved whole or not at all: what stays behind of it must stay charged.
         let void_from = cell_from(from, self.moved_cell);
         self.put_in_force(rules);
-        self.others.iter_mut().for_each(Others::heed);
+        self.others.iter_mut().for_each(ExternalUsage::heed);
         self.pause.restart(now);
         let void = self.calendar.split_off(void_from);
         let search = Search::new(&mut self.calendar, &self.rules, &self.bases, void_from);
@@ -260,7 +260,7 @@ impl Book {
         let (from, until) = (from - apart, slot + apart);
         let used = rule.rate.saturating_sub(remaining.permits);
         let own = self.held(from, until).saturating_sub(self.others[index].refused(from, until));
-        self.others[index].hear(now, rule.window, used.saturating_sub(own))
+        self.others[index].observe(now, rule.window, used.saturating_sub(own))
     }
 
     /// Hears that the upstream refused permits of these slots, and how many, and does not count them. They stay booked: it is
@@ -276,17 +276,17 @@ impl Book {
     /// Moves what is booked ahead to where it should stand beside what others use, as after a change of the limits, and as soon as
     /// an earlier one has been followed.
     pub fn follow_others(&mut self, now: Micros, lease: Micros) {
-        let are_unheeded = |(others, rule): (&Others, &Rule)| others.are_unheeded(rule.rate);
+        let are_unheeded = |(others, rule): (&ExternalUsage, &Rule)| others.are_unheeded(rule.rate);
         if !self.moved.is_empty() || !self.others.iter().zip(&self.rules).any(are_unheeded) {
             return;
         }
         if self.calendar.last().is_some_and(|last| last > now + lease) {
             self.retime(now, now + lease, lease, self.rules.clone());
         }
-        self.others.iter_mut().for_each(Others::heed);
+        self.others.iter_mut().for_each(ExternalUsage::heed);
     }
 
-    /// Forgets what was used until an instant, when the book is opened next: what is booked for later moves up, as after a change
+    /// Forgets what was used until an instant, when the state is opened next: what is booked for later moves up, as after a change
     /// of the limits.
     pub fn reset(&mut self, at: Micros) {
         self.reset_at = Some(at);
@@ -297,7 +297,7 @@ impl Book {
     pub(super) fn follow_reset(&mut self) -> bool {
         let Some(at) = self.reset_at.take() else { return false };
         self.calendar = self.calendar.split_off(at + Micros::ONE).into();
-        self.bases.fill(Base::default());
+        self.bases.fill(TatCheckpoint::default());
         true
     }
 
@@ -436,7 +436,7 @@ impl Book {
         let known = self.rules.iter().position(|other| other == rule);
         match &rule.kind {
             Kind::Sliding | Kind::Fixed { .. } => {
-                let others = known.and_then(|index| self.others.get(index)).map_or(0, Others::permits);
+                let others = known.and_then(|index| self.others.get(index)).map_or(0, ExternalUsage::permits);
                 rule.rate.saturating_sub(others).saturating_sub(self.held(window_before(now, rule), now))
             }
             Kind::Bucket { burst } => {
@@ -453,7 +453,7 @@ impl Book {
         inside.map(|entry| entry.permits).sum()
     }
 
-    /// When nothing in the book can matter any more.
+    /// When nothing in the state can matter any more.
     pub fn expires(&self) -> Micros {
         let last = self.calendar.last();
         let left = self.rules.iter().zip(&self.bases).map(|(rule, base)| {
@@ -474,7 +474,7 @@ impl Book {
     }
 
     /// The bookings, for tests and for what is shown.
-    pub fn calendar(&self) -> &Calendar {
+    pub fn calendar(&self) -> &Timeline {
         &self.calendar
     }
 }

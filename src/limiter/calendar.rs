@@ -5,8 +5,8 @@
 //! knows no limits: [`super::algorithm`] reads it, [`super::book`] writes it. `lua/calendar.lua` is its twin.
 
 use crate::clock::Micros;
-use crate::limiter::algorithm::bucket::{Base, REFUND_PART};
-use crate::limiter::others::Others;
+use crate::limiter::algorithm::bucket::{REFUND_PART, TatCheckpoint};
+use crate::limiter::others::ExternalUsage;
 use crate::limiter::rule::{Kind, Rule, cell_start, finest_cell, is_one};
 use crate::limiter::store_clock::{Step, stepped};
 
@@ -22,18 +22,18 @@ pub struct Entry {
 
 /// Bookings in ascending order, at most one entry a cell.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub struct Calendar {
+pub struct Timeline {
     entries: Vec<Entry>,
 }
 
-impl From<Vec<Entry>> for Calendar {
+impl From<Vec<Entry>> for Timeline {
     /// Bookings that are ascending.
-    fn from(entries: Vec<Entry>) -> Calendar {
-        Calendar { entries }
+    fn from(entries: Vec<Entry>) -> Timeline {
+        Timeline { entries }
     }
 }
 
-impl Calendar {
+impl Timeline {
     /// The bookings, ascending.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
@@ -50,7 +50,13 @@ impl Calendar {
     /// Two entries become one, at the later instant, only when both have left every window that needed
     /// them apart; so a limit over a second stays exact beside a limit over a day, and the day costs
     /// no more than its own precision. What is compared with what an upstream tells is kept for longer.
-    pub fn prune(&mut self, now: Micros, rules: &[Rule], bases: &mut [Base], others: &[Others]) {
+    pub fn prune(
+        &mut self,
+        now: Micros,
+        rules: &[Rule],
+        bases: &mut [TatCheckpoint],
+        others: &[ExternalUsage],
+    ) {
         let kept_for = |(index, rule): (usize, &Rule)| {
             others.get(index).map_or(rule.window, |others| others.compared_for(rule.window))
         };

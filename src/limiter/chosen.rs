@@ -6,16 +6,16 @@ use std::sync::Arc;
 use tokio::time::{Duration, Instant};
 use tracing::info;
 
+use crate::limiter::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::limit::{Limiter, LimiterName};
-use crate::limiter::live::{Live, Member};
 use crate::limiter::partition::Partition;
 use crate::limiter::pause::{Cause, Lasting};
 use crate::limiter::queues::Queues;
-use crate::limiter::store::{PauseStretch, StoreError, Subject};
+use crate::limiter::store::{LimiterRef, PauseStretch, StoreError};
 
 /// A limiter, or one of its partitions.
-pub struct Chosen {
-    member: Member,
+pub struct Inspection {
+    instance: LimiterInstance,
     queues: Arc<Queues>,
 }
 
@@ -43,9 +43,9 @@ pub struct Tally {
     pub longest_wait: Duration,
 }
 
-/// One limiter's live state.
+/// One limiter's active state.
 #[derive(Debug)]
-pub struct LimiterState {
+pub struct LimiterStatus {
     /// The limiter as configured now.
     pub limiter: Arc<Limiter>,
     /// Requests of this replica that wait.
@@ -72,43 +72,43 @@ pub struct PauseState {
     pub cause: Cause,
 }
 
-impl Chosen {
+impl Inspection {
     /// # Errors
     /// If the limiter has no partitions and one of them is meant.
     pub(super) fn new(
-        live: Arc<Live>,
+        active: Arc<ActiveLimiter>,
         partition: Option<Partition>,
         queues: &Arc<Queues>,
-    ) -> Result<Chosen, NotFound> {
-        if partition.is_some() && !live.is_partitioned() {
+    ) -> Result<Inspection, NotFound> {
+        if partition.is_some() && !active.is_partitioned() {
             return Err(NotFound::Partition);
         }
-        Ok(Chosen { member: Member { live, partition }, queues: queues.clone() })
+        Ok(Inspection { instance: LimiterInstance { active, partition }, queues: queues.clone() })
     }
 
-    /// The live state. Asks the store, and changes nothing.
-    pub async fn inspect(&self) -> LimiterState {
+    /// The active state. Asks the store, and changes nothing.
+    pub async fn inspect(&self) -> LimiterStatus {
         self.inspect_with(&self.queues.longest_waits()).await
     }
 
     /// The same, where it is known how long one has waited at most for each limiter.
-    pub(super) async fn inspect_with(&self, waits: &HashMap<LimiterName, Duration>) -> LimiterState {
-        let Member { live, partition } = &self.member;
+    pub(super) async fn inspect_with(&self, waits: &HashMap<LimiterName, Duration>) -> LimiterStatus {
+        let LimiterInstance { active, partition } = &self.instance;
         // As a whole, one that is partitioned has nothing but what was done to it by hand.
-        let inspection = live.home.store.inspect(&self.subject()).await.ok();
+        let inspection = active.session.store.inspect(&self.limiter_ref()).await.ok();
         let pause = inspection.as_ref().and_then(|inspection| {
             let Lasting { until, cause } = inspection.pause?;
             Some(PauseState { left: (until - inspection.now).to_duration(), cause })
         });
-        let is_whole = live.is_partitioned() && partition.is_none();
+        let is_whole = active.is_partitioned() && partition.is_none();
         let available = inspection.filter(|_| !is_whole).map(|inspection| inspection.available);
-        LimiterState {
-            limiter: live.limiter().clone(),
-            waiting: live.counts.waiting(),
-            granted: live.counts.granted(),
-            refused: live.counts.refused(),
+        LimiterStatus {
+            limiter: active.limiter().clone(),
+            waiting: active.counts.waiting(),
+            granted: active.counts.granted(),
+            refused: active.counts.refused(),
             available,
-            longest_wait: waits.get(&live.name).copied().unwrap_or_default(),
+            longest_wait: waits.get(&active.name).copied().unwrap_or_default(),
             pause,
         }
     }
@@ -119,22 +119,22 @@ impl Chosen {
     /// # Errors
     /// If the store could not be asked: nothing has changed then.
     pub async fn pause(&self, lasting: Duration) -> Result<(), StoreError> {
-        let Member { live, partition } = &self.member;
+        let LimiterInstance { active, partition } = &self.instance;
         let sent = Instant::now();
         let replica = self.queues.fallback.replica;
-        let heard = live.home.store.pause(&self.subject(), lasting.into(), replica).await?;
+        let heard = active.session.store.pause(&self.limiter_ref(), lasting.into(), replica).await?;
         if lasting.is_zero() {
-            info!(limiter = %live.name, "resumed by hand");
+            info!(limiter = %active.name, "resumed by hand");
         } else {
-            info!(limiter = %live.name, ?lasting, "paused by hand");
+            info!(limiter = %active.name, ?lasting, "paused by hand");
         }
-        live.home.hear_clock(sent, Instant::now(), heard.epoch.now);
-        live.home.meet_epoch(heard.epoch);
-        let is_meant = |member: &Member| {
-            Arc::ptr_eq(&member.live, live) && (partition.is_none() || member.partition == *partition)
+        active.session.hear_clock(sent, Instant::now(), heard.epoch.now);
+        active.session.meet_epoch(heard.epoch);
+        let is_meant = |instance: &LimiterInstance| {
+            Arc::ptr_eq(&instance.active, active) && (partition.is_none() || instance.partition == *partition)
         };
         let from = heard.epoch.now;
-        live.show_pause(heard.paused_until, *partition);
+        active.show_pause(heard.paused_until, *partition);
         self.queues.pause(is_meant, PauseStretch { from, until: heard.paused_until });
         Ok(())
     }
@@ -145,13 +145,13 @@ impl Chosen {
     /// # Errors
     /// If the store could not be asked: nothing is reset then.
     pub async fn reset(&self) -> Result<(), StoreError> {
-        let home = &self.member.live.home;
-        home.meet_epoch(home.store.reset(&self.subject()).await?);
+        let session = &self.instance.active.session;
+        session.meet_epoch(session.store.reset(&self.limiter_ref()).await?);
         self.queues.wake_all();
         Ok(())
     }
 
-    fn subject(&self) -> Subject {
-        self.member.subject()
+    fn limiter_ref(&self) -> LimiterRef {
+        self.instance.limiter_ref()
     }
 }

@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use super::memory::MemoryStore;
 use super::reserve::{Answer, Call};
-use super::store::{Epoch, Failure, Heard, Inspection, Said, Store, StoreError, Subject};
+use super::store::{Epoch, Failure, LimiterRef, ReportResult, StateView, Store, StoreError, UpstreamReport};
 use crate::clock::{Clock, Micros};
 
 pub(super) struct FarStore {
@@ -58,7 +58,7 @@ impl FarStore {
 impl Store for FarStore {
     fn reserve<'a>(
         &'a self,
-        subjects: &'a Arc<[Subject]>,
+        limiter_refs: &'a Arc<[LimiterRef]>,
         call: &'a Arc<Call>,
     ) -> BoxFuture<'a, Result<Answer, Failure>> {
         async move {
@@ -67,45 +67,49 @@ impl Store for FarStore {
                 return Err(StoreError::Away.into());
             }
             if self.is_forgetful.load(Ordering::Relaxed) {
-                return Ok(MemoryStore::new(self.clock).reserve_at(self.clock.now(), subjects, call));
+                return Ok(MemoryStore::new(self.clock).reserve_at(self.clock.now(), limiter_refs, call));
             }
             if self.delay > Duration::ZERO {
                 sleep(self.delay).await;
             }
             let late_by = *self.late_by.lock().unwrap();
             if late_by > Duration::ZERO {
-                let answer = self.store.reserve_now(subjects, call);
+                let answer = self.store.reserve_now(limiter_refs, call);
                 let late = async move {
                     sleep(late_by).await;
                     Some(answer)
                 };
                 return Err(Failure { error: StoreError::Timeout(Duration::ZERO), late: Some(late.boxed()) });
             }
-            self.store.reserve(subjects, call).await
+            self.store.reserve(limiter_refs, call).await
         }
         .boxed()
     }
 
-    fn inspect<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+    fn inspect<'a>(&'a self, limiter_ref: &'a LimiterRef) -> BoxFuture<'a, Result<StateView, StoreError>> {
         self.calls.fetch_add(1, Ordering::Relaxed);
-        self.store.inspect(subject)
+        self.store.inspect(limiter_ref)
     }
 
-    fn reset<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Epoch, StoreError>> {
-        self.store.reset(subject)
+    fn reset<'a>(&'a self, limiter_ref: &'a LimiterRef) -> BoxFuture<'a, Result<Epoch, StoreError>> {
+        self.store.reset(limiter_ref)
     }
 
-    fn hear<'a>(&'a self, subject: &'a Subject, said: &'a Said) -> BoxFuture<'a, Result<Heard, StoreError>> {
-        self.store.hear(subject, said)
+    fn report_upstream<'a>(
+        &'a self,
+        limiter_ref: &'a LimiterRef,
+        said: &'a UpstreamReport,
+    ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
+        self.store.report_upstream(limiter_ref, said)
     }
 
     fn pause<'a>(
         &'a self,
-        subject: &'a Subject,
+        limiter_ref: &'a LimiterRef,
         lasting: Micros,
         replica: u64,
-    ) -> BoxFuture<'a, Result<Heard, StoreError>> {
-        self.store.pause(subject, lasting, replica)
+    ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
+        self.store.pause(limiter_ref, lasting, replica)
     }
 
     fn lease(&self) -> Micros {

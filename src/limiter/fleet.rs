@@ -149,8 +149,8 @@ impl Fleet {
     }
 
     /// Asks once.
-    pub(super) async fn attend(&self, store: &dyn Store) {
-        match store.attend(&self.me(), false).await {
+    pub(super) async fn register_replica(&self, store: &dyn Store) {
+        match store.register_replica(&self.me(), false).await {
             Ok(replicas) => {
                 let mut seen = lock(&self.seen);
                 *seen = Some(Seen::after(seen.take(), replicas));
@@ -170,14 +170,14 @@ impl Fleet {
                 () = sleep(pause) => {}
                 () = self.changed.notified() => {}
             }
-            self.attend(store).await;
+            self.register_replica(store).await;
         }
     }
 
     /// Tells the others not to count on this replica any more.
     pub(super) async fn leave(&self, store: &dyn Store) {
         // Who is not told notices by itself.
-        let _ = timeout(LEAVING_MAX, store.attend(&self.me(), true)).await;
+        let _ = timeout(LEAVING_MAX, store.register_replica(&self.me(), true)).await;
     }
 }
 

@@ -5,20 +5,20 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 
-use crate::limiter::inbox::Kept;
+use crate::limiter::active_limiter::{ActiveLimiter, LimiterInstance};
+use crate::limiter::inbox::QueueGuard;
 use crate::limiter::limit::{Limiter, LimiterName};
-use crate::limiter::live::{Live, Member};
 use crate::limiter::partition::Partition;
 use crate::limiter::permit::Permit;
-use crate::limiter::queue::{Answered, Demand, Entered, Shared};
+use crate::limiter::queue::{Answered, Demand, Entered, Queue};
 use crate::limiter::queues::Queues;
 use crate::limiter::refusal::Refusal;
-use crate::limiter::said::{News, Receipt, Spoken};
+use crate::limiter::said::{PermitReport, Receipt, UpstreamSignal};
 use crate::limiter::shadow::Shadows;
 
 /// Why limiters cannot be taken together.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum GateError {
+pub enum LimiterSetError {
     /// There is no limiter of this name.
     #[error("there is no limiter {0}")]
     Unknown(LimiterName),
@@ -29,7 +29,7 @@ pub enum GateError {
 
 /// The limiters of a route. Cheap to clone; to be made once per route, not per request.
 #[derive(Clone)]
-pub struct Gate {
+pub struct LimiterSet {
     inner: Arc<Inner>,
 }
 
@@ -37,7 +37,7 @@ struct Inner {
     queues: Arc<Queues>,
     /// Each once, in the order of their names, so that routes which name the same ones share their queues; with the place
     /// of its partition among those of a request.
-    limiters: Vec<(Arc<Live>, usize)>,
+    limiters: Vec<(Arc<ActiveLimiter>, usize)>,
     has_partitions: bool,
     /// Of a gate without partitions: where its requests go, since the first of them came.
     fixed: ArcSwapOption<Fixed>,
@@ -46,7 +46,7 @@ struct Inner {
 /// Where all requests of a gate go.
 struct Fixed {
     /// The queue of the limiters that are enforced, if there are any.
-    queue: Option<Kept>,
+    queue: Option<QueueGuard>,
     /// Those that only count.
     shadows: Option<Shadows>,
 }
@@ -54,21 +54,22 @@ struct Fixed {
 impl Fixed {
     /// Whether every limiter still acts as it did.
     fn holds(&self) -> bool {
-        let mut enforced = self.queue.iter().flat_map(|queue| queue.members.iter());
-        let mut shadows = self.shadows.iter().flat_map(Shadows::members);
-        enforced.all(|member| !member.live.is_shadow()) && shadows.all(|member| member.live.is_shadow())
+        let mut enforced = self.queue.iter().flat_map(|queue| queue.instances.iter());
+        let mut shadows = self.shadows.iter().flat_map(Shadows::instances);
+        enforced.all(|instance| !instance.active.is_shadow())
+            && shadows.all(|instance| instance.active.is_shadow())
     }
 }
 
-impl Gate {
+impl LimiterSet {
     /// `limiters` in the order in which their partitions will come.
-    pub(super) fn new(queues: Arc<Queues>, limiters: Vec<Arc<Live>>) -> Gate {
+    pub(super) fn new(queues: Arc<Queues>, limiters: Vec<Arc<ActiveLimiter>>) -> LimiterSet {
         let mut limiters: Vec<_> = limiters.into_iter().zip(0..).collect();
-        limiters.sort_by_cached_key(|(live, place)| (live.name.clone(), *place));
+        limiters.sort_by_cached_key(|(active, place)| (active.name.clone(), *place));
         limiters.dedup_by(|(second, _), (first, _)| Arc::ptr_eq(first, second));
-        let has_partitions = limiters.iter().any(|(live, _)| live.is_partitioned());
+        let has_partitions = limiters.iter().any(|(active, _)| active.is_partitioned());
         let fixed = ArcSwapOption::empty();
-        Gate { inner: Arc::new(Inner { queues, limiters, has_partitions, fixed }) }
+        LimiterSet { inner: Arc::new(Inner { queues, limiters, has_partitions, fixed }) }
     }
 
     /// Asks for a permit of every limiter. `partitions` are those of the limiters, in the order in which the gate names
@@ -90,7 +91,12 @@ impl Gate {
     }
 
     /// Hears what the answer to a request says of the upstream's quota. `partitions` are those with which it entered.
-    pub fn hear(&self, partitions: &[Option<Partition>], receipt: &Receipt, spoken: Spoken) {
+    pub fn report_upstream(
+        &self,
+        partitions: &[Option<Partition>],
+        receipt: &Receipt,
+        spoken: UpstreamSignal,
+    ) {
         self.tell(partitions, receipt, receipt.said(spoken));
     }
 
@@ -102,7 +108,7 @@ impl Gate {
     }
 
     /// Tells the queue from which a permit came. It may have ended while the upstream took its time: then another one hears it.
-    fn tell(&self, partitions: &[Option<Partition>], receipt: &Receipt, news: News) {
+    fn tell(&self, partitions: &[Option<Partition>], receipt: &Receipt, news: PermitReport) {
         if let Err(news) = receipt.shared.tell(news)
             && let Ok((Some(queue), _)) = self.ways(partitions)
         {
@@ -113,18 +119,17 @@ impl Gate {
 
     /// The longest wait of a request that names none.
     pub fn wait_max(&self) -> Duration {
-        let waits = self
-            .inner
-            .limiters
-            .iter()
-            .map(|(live, _)| live.limiter().queue.as_ref().map_or(Duration::ZERO, |queue| queue.timeout));
+        let waits =
+            self.inner.limiters.iter().map(|(active, _)| {
+                active.limiter().queue.as_ref().map_or(Duration::ZERO, |queue| queue.timeout)
+            });
         waits.min().unwrap_or_default()
     }
 
     /// One of its limiters as configured now; `None` for a name that it does not have.
     pub fn limiter(&self, name: &LimiterName) -> Option<Arc<Limiter>> {
-        let live = self.inner.limiters.iter().map(|(live, _)| live).find(|live| live.name == *name);
-        live.map(|live| Arc::clone(&live.limiter()))
+        let active = self.inner.limiters.iter().map(|(active, _)| active).find(|active| active.name == *name);
+        active.map(|active| Arc::clone(&active.limiter()))
     }
 }
 
@@ -136,7 +141,7 @@ enum Submitted {
     Asked(Answered),
 }
 
-impl Gate {
+impl LimiterSet {
     /// Also says who is told of it later.
     fn submit(
         &self,
@@ -163,36 +168,36 @@ impl Gate {
     fn ways(
         &self,
         partitions: &[Option<Partition>],
-    ) -> Result<(Option<Arc<Shared>>, Option<Shadows>), Refusal> {
+    ) -> Result<(Option<Arc<Queue>>, Option<Shadows>), Refusal> {
         let Inner { queues, has_partitions, fixed, .. } = &*self.inner;
         if let Some(fixed) = fixed.load().as_ref().filter(|fixed| fixed.holds()) {
-            return Ok((fixed.queue.as_ref().map(Kept::queue), fixed.shadows.clone()));
+            return Ok((fixed.queue.as_ref().map(QueueGuard::queue), fixed.shadows.clone()));
         }
-        let (shadows, enforced): (Vec<Member>, Vec<Member>) =
-            self.members(partitions).partition(|member| member.live.is_shadow());
+        let (shadows, enforced): (Vec<LimiterInstance>, Vec<LimiterInstance>) =
+            self.instances(partitions).partition(|instance| instance.active.is_shadow());
         let shadows = Shadows::new(queues, &shadows);
         if *has_partitions {
             let queue = (!enforced.is_empty()).then(|| queues.find(&enforced));
             return Ok((queue.transpose()?, shadows));
         }
         let kept = (!enforced.is_empty()).then(|| queues.keep(&enforced)).transpose()?;
-        let queue = kept.as_ref().map(Kept::queue);
+        let queue = kept.as_ref().map(QueueGuard::queue);
         fixed.store(Some(Arc::new(Fixed { queue: kept, shadows: shadows.clone() })));
         Ok((queue, shadows))
     }
 
-    fn members(&self, partitions: &[Option<Partition>]) -> impl Iterator<Item = Member> {
-        self.inner.limiters.iter().map(|(live, place)| {
+    fn instances(&self, partitions: &[Option<Partition>]) -> impl Iterator<Item = LimiterInstance> {
+        self.inner.limiters.iter().map(|(active, place)| {
             // A missing value is a partition of its own.
             let partition = || partitions.get(*place).copied().flatten().unwrap_or(Partition::of([]));
-            Member { live: live.clone(), partition: live.is_partitioned().then(partition) }
+            LimiterInstance { active: active.clone(), partition: active.is_partitioned().then(partition) }
         })
     }
 
     fn count_refused(&self, refusal: &Refusal, demand: Demand) {
-        let mut lives = self.inner.limiters.iter().map(|(live, _)| live);
-        if let Some(live) = lives.find(|live| live.name == *refusal.limiter()) {
-            live.count_refused(demand.cost.get());
+        let mut lives = self.inner.limiters.iter().map(|(active, _)| active);
+        if let Some(active) = lives.find(|active| active.name == *refusal.limiter()) {
+            active.count_refused(demand.cost.get());
         }
     }
 

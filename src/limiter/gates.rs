@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 use super::far_store::FarStore;
 use super::limit::{Limiter, LimiterName, Partitioned, Permits};
 use super::tests::{self, gate};
-use super::{Demand, Entered, Gate, Limiters, Partition, Permit, Refusal};
+use super::{Demand, Entered, LimiterSet, Limiters, Partition, Permit, Refusal};
 use crate::clock::Clock;
 use crate::telemetry::Metrics;
 
@@ -77,11 +77,11 @@ pub(super) fn of(value: u64) -> Option<Partition> {
     Some(Partition::of([Some(&value.to_be_bytes()[..])]))
 }
 
-pub(super) async fn enter(gate: &Gate, partitions: &[Option<Partition>]) -> Result<Entered, Refusal> {
+pub(super) async fn enter(gate: &LimiterSet, partitions: &[Option<Partition>]) -> Result<Entered, Refusal> {
     gate.enter(partitions, Demand { cost: Permits::ONE, wait_max: None }).await
 }
 
-pub(super) async fn granted(gate: &Gate, partitions: &[Option<Partition>]) -> Permit {
+pub(super) async fn granted(gate: &LimiterSet, partitions: &[Option<Partition>]) -> Permit {
     match enter(gate, partitions).await {
         Ok(Entered::Granted(permit)) => permit,
         Ok(Entered::Waiting(_)) => panic!("it waits"),
@@ -89,7 +89,7 @@ pub(super) async fn granted(gate: &Gate, partitions: &[Option<Partition>]) -> Pe
     }
 }
 
-pub(super) async fn pass(gate: &Gate, partitions: &[Option<Partition>]) -> Result<Instant, Refusal> {
+pub(super) async fn pass(gate: &LimiterSet, partitions: &[Option<Partition>]) -> Result<Instant, Refusal> {
     let permit = match enter(gate, partitions).await? {
         Entered::Granted(permit) => permit,
         Entered::Waiting(ticket) => ticket.turn().await?,
@@ -98,7 +98,7 @@ pub(super) async fn pass(gate: &Gate, partitions: &[Option<Partition>]) -> Resul
     Ok(Instant::now())
 }
 
-pub(super) async fn refused_by(gate: &Gate, partitions: &[Option<Partition>]) -> String {
+pub(super) async fn refused_by(gate: &LimiterSet, partitions: &[Option<Partition>]) -> String {
     match enter(gate, partitions).await {
         Err(refusal) => refusal.limiter().to_string(),
         Ok(_) => panic!("it was let in"),

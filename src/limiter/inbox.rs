@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use crate::limiter::learnt::{LEARNT_FOR, Learnt};
+use crate::limiter::learnt::{LEARNT_FOR, RefusalCache};
 use crate::limiter::limit::Permits;
-use crate::limiter::order::Room;
+use crate::limiter::order::Freed;
 use crate::limiter::permit::Returned;
-use crate::limiter::queue::{Arrival, Shared};
+use crate::limiter::queue::{Arrival, Queue};
 use crate::limiter::refusal::Refusal;
-use crate::limiter::said::{Paused, Saying};
-use crate::limiter::stock::{Look, Stock};
+use crate::limiter::said::{Paused, PendingReport};
+use crate::limiter::stock::{Prefetch, PrefetchSnapshot};
 
 /// Requests that may lie between those who enter and the worker while a call to the store is under way: what a
 /// replica takes in during a store's whole deadline at 100 000 requests a second.
@@ -45,16 +45,16 @@ pub(super) struct Inbox {
     pub(super) changed: bool,
     /// Whether weir is shutting down.
     pub(super) closing: bool,
-    /// Room that was announced.
-    pub(super) room: Option<Room>,
+    /// Freed that was announced.
+    pub(super) room: Option<Freed>,
     /// What the upstream said, and the pause that a limiter of the queue is in.
-    pub(super) said: Option<Saying>,
+    pub(super) said: Option<PendingReport>,
     pub(super) paused: Option<Paused>,
     /// What requests can be refused by without asking.
-    learnt: Option<Box<Learnt>>,
+    learnt: Option<Box<RefusalCache>>,
     refusals: Refusals,
     /// Permits that can be had at once.
-    pub(super) stock: Stock,
+    pub(super) stock: Prefetch,
     /// Whether the worker waits for an answer of the store. It looks here when that has come, so whoever arrives before need
     /// not wake it. Set when a call is under way, and cleared with each look.
     pub(super) is_calling: bool,
@@ -91,18 +91,18 @@ pub(super) enum Unsent {
 }
 
 /// What the worker has not seen yet.
-pub(super) struct News {
+pub(super) struct WorkerEvents {
     pub(super) returned: Vec<Returned>,
     pub(super) left: bool,
     pub(super) changed: bool,
     pub(super) closing: bool,
     pub(super) is_kept: bool,
-    pub(super) room: Option<Room>,
-    pub(super) said: Option<Saying>,
+    pub(super) room: Option<Freed>,
+    pub(super) said: Option<PendingReport>,
     pub(super) paused: Option<Paused>,
     /// How many have come.
     pub(super) arrived: u64,
-    pub(super) stock: Look,
+    pub(super) stock: PrefetchSnapshot,
 }
 
 impl Inbox {
@@ -114,7 +114,7 @@ impl Inbox {
     }
 
     /// What requests are refused by from now on.
-    pub(super) fn learn(&mut self, learnt: Option<Box<Learnt>>) {
+    pub(super) fn learn(&mut self, learnt: Option<Box<RefusalCache>>) {
         self.learnt = learnt;
     }
 
@@ -154,7 +154,12 @@ impl Inbox {
     }
 
     /// Tells what has happened, and moves as many arrivals as fit behind those in `pending`.
-    pub(super) fn news(&mut self, pending: &mut VecDeque<Arrival>, pending_max: usize, now: Instant) -> News {
+    pub(super) fn news(
+        &mut self,
+        pending: &mut VecDeque<Arrival>,
+        pending_max: usize,
+        now: Instant,
+    ) -> WorkerEvents {
         self.is_calling = false;
         self.paused.take_if(|paused| paused.until <= now);
         let before = pending.len();
@@ -166,7 +171,7 @@ impl Inbox {
             let room = pending_max.saturating_sub(pending.len()).min(self.arrivals.len());
             pending.extend(self.arrivals.drain(..room));
         }
-        News {
+        WorkerEvents {
             returned: std::mem::take(&mut self.returned),
             left: std::mem::take(&mut self.left),
             changed: std::mem::take(&mut self.changed),
@@ -195,28 +200,28 @@ impl Inbox {
 }
 
 /// Holds a queue for as long as it lives.
-pub(super) struct Kept(Arc<Shared>);
+pub(super) struct QueueGuard(Arc<Queue>);
 
-impl Kept {
-    pub(super) fn new(shared: Arc<Shared>) -> Kept {
-        Kept(shared)
+impl QueueGuard {
+    pub(super) fn new(shared: Arc<Queue>) -> QueueGuard {
+        QueueGuard(shared)
     }
 
-    pub(super) fn queue(&self) -> Arc<Shared> {
+    pub(super) fn queue(&self) -> Arc<Queue> {
         self.0.clone()
     }
 }
 
-impl Deref for Kept {
-    type Target = Shared;
+impl Deref for QueueGuard {
+    type Target = Queue;
 
-    fn deref(&self) -> &Shared {
+    fn deref(&self) -> &Queue {
         &self.0
     }
 }
 
-impl Drop for Kept {
+impl Drop for QueueGuard {
     fn drop(&mut self) {
-        self.0.unkeep();
+        self.0.release();
     }
 }

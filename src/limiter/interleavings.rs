@@ -7,10 +7,10 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::far_store::FarStore;
 use super::limit::{Limiter, Permits};
-use super::store::{Store, Subject};
-use super::{Demand, Entered, Gate, Limiters, Permit, Refusal, tests};
+use super::store::{LimiterRef, Store};
+use super::{Demand, Entered, LimiterSet, Limiters, Permit, Refusal, tests};
 use crate::clock::{Clock, Micros};
-use crate::limiter::book::{Book, Returned};
+use crate::limiter::book::{LimiterState, Returned};
 use crate::limiter::rule::{Kind, Rule};
 use crate::telemetry::Metrics;
 
@@ -25,7 +25,7 @@ fn limiter(rate: u64, per: Duration, timeout: Duration) -> Arc<Limiter> {
     Arc::new(limiter)
 }
 
-fn limiters(limiter: &Arc<Limiter>, delay: Duration) -> (Limiters, Gate, Arc<FarStore>) {
+fn limiters(limiter: &Arc<Limiter>, delay: Duration) -> (Limiters, LimiterSet, Arc<FarStore>) {
     let clock = Clock::start();
     let store = FarStore::new(clock, delay);
     let limiters = Limiters::new(store.clone(), clock, 1, Metrics::new());
@@ -34,11 +34,11 @@ fn limiters(limiter: &Arc<Limiter>, delay: Duration) -> (Limiters, Gate, Arc<Far
     (limiters, gate, store)
 }
 
-async fn enter(gate: &Gate, cost: u64) -> Result<Entered, Refusal> {
+async fn enter(gate: &LimiterSet, cost: u64) -> Result<Entered, Refusal> {
     gate.enter(&[], Demand { cost: Permits::new(cost).unwrap(), wait_max: None }).await
 }
 
-async fn granted(gate: &Gate) -> Permit {
+async fn granted(gate: &LimiterSet) -> Permit {
     match enter(gate, 1).await {
         Ok(Entered::Granted(permit)) => permit,
         Ok(Entered::Waiting(_)) => panic!("it waits"),
@@ -46,7 +46,7 @@ async fn granted(gate: &Gate) -> Permit {
     }
 }
 
-async fn pass(gate: Gate, cost: u64) -> Result<Instant, Refusal> {
+async fn pass(gate: LimiterSet, cost: u64) -> Result<Instant, Refusal> {
     let permit = match enter(&gate, cost).await? {
         Entered::Granted(permit) => permit,
         Entered::Waiting(ticket) => ticket.turn().await?,
@@ -128,7 +128,7 @@ async fn closing_gives_every_slot_back() {
     for task in waiting {
         let _ = task.await.unwrap();
     }
-    let left = store.inspect(&Subject::new(&limiter, None, Micros::ZERO)).await.unwrap();
+    let left = store.inspect(&LimiterRef::new(&limiter, None, Micros::ZERO)).await.unwrap();
     assert!(left.last <= left.now, "booked for nobody until {:?} from now", left.last - left.now);
 }
 
@@ -197,8 +197,8 @@ fn a_slot_of_a_change_that_was_missed_takes_nobody_elses_place() {
     let rules = |window| -> Arc<[Rule]> {
         [Rule { rate: 1, window: Micros(window), cell: Micros::ONE, kind: Kind::Sliding }].into()
     };
-    let mut book = Book::default();
-    let book_at = |book: &mut Book, tenths, window, replica, count| {
+    let mut book = LimiterState::default();
+    let book_at = |book: &mut LimiterState, tenths, window, replica, count| {
         book.open(second(tenths), &rules(window), lease, replica);
         let mut search = book.search(second(tenths));
         for _ in 0..count {

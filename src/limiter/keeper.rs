@@ -2,7 +2,7 @@
 //! what this replica was granted.
 //!
 //! An [epoch](Epoch) is the time between two losses. Invariants:
-//! - nobody uses a slot that was booked in an epoch before the one last heard of ([`Home::epoch`]), so all that is ever used
+//! - nobody uses a slot that was booked in an epoch before the one last heard of ([`StoreSession::epoch`]), so all that is ever used
 //!   of what was booked before lies at or before the instant at which the ledger is read;
 //! - the store grants nothing in the first moments of an epoch, in which every replica is heard at least twice.
 
@@ -14,10 +14,10 @@ use tokio::time::{Duration, Instant, sleep};
 use tracing::{debug, warn};
 
 use crate::clock::Micros;
+use crate::limiter::active_limiter::StoreSession;
 use crate::limiter::ledger::Granted;
-use crate::limiter::live::Home;
 use crate::limiter::queues::Queues;
-use crate::limiter::store::{Epoch, StoreError, Subject, Unknown, WriteBack};
+use crate::limiter::store::{Epoch, LimiterRef, StoreError, Unknown, WriteBack};
 use crate::limiter::worker::Fallback;
 
 /// How often the store is asked for its epoch while nothing is granted. Its key lives longer than two of these.
@@ -27,87 +27,87 @@ const QUIET: Duration = Duration::from_secs(5);
 const WRITES_MAX: usize = 64;
 
 /// Keeps one store's memory.
-pub(super) struct Keeper {
-    home: Weak<Home>,
+pub(super) struct Recovery {
+    session: Weak<StoreSession>,
     queues: Arc<Queues>,
     /// The epoch into which everything has been written.
     written: u64,
 }
 
-impl Keeper {
-    pub(super) fn new(home: Weak<Home>, queues: Arc<Queues>) -> Keeper {
-        Keeper { home, queues, written: 0 }
+impl Recovery {
+    pub(super) fn new(session: Weak<StoreSession>, queues: Arc<Queues>) -> Recovery {
+        Recovery { session, queues, written: 0 }
     }
 
     /// Works for as long as somebody uses the store.
     pub(super) async fn run(mut self) {
-        while let Some(home) = self.home.upgrade() {
+        while let Some(session) = self.session.upgrade() {
             // An error is counted and told by the store; the next heartbeat tries again.
-            if let Err(error) = self.beat(&home).await {
+            if let Err(error) = self.beat(&session).await {
                 debug!(%error, "the store's epoch is not known");
             }
-            home.ledger.sweep(home.now());
-            let pause = if home.ledger.is_empty() { QUIET } else { home.heartbeat() };
+            session.ledger.sweep(session.now());
+            let pause = if session.ledger.is_empty() { QUIET } else { session.heartbeat() };
             tokio::select! {
                 () = sleep(pause) => {}
-                () = home.ledger.begun() => {}
-                () = home.news() => {}
+                () = session.ledger.begun() => {}
+                () = session.news() => {}
             }
         }
     }
 
-    async fn beat(&mut self, home: &Home) -> Result<(), StoreError> {
-        let known = home.epoch.load(Ordering::Acquire);
+    async fn beat(&mut self, session: &StoreSession) -> Result<(), StoreError> {
+        let known = session.epoch.load(Ordering::Acquire);
         // Each answer to a worker tells the epoch, and keeps it alive.
-        let heard = home.clock.heard().map(|clock| clock.heard());
-        let least = home.epoch_least();
+        let heard = session.clock.heard().map(|clock| clock.heard());
+        let least = session.epoch_least();
         let is_fresh = known != 0
             && known == least
-            && !home.has_reset()
-            && heard.is_some_and(|heard| heard.elapsed() < home.heartbeat());
+            && !session.has_reset()
+            && heard.is_some_and(|heard| heard.elapsed() < session.heartbeat());
         if !is_fresh {
             let sent = Instant::now();
-            let (epoch, resets) = home.store.epoch(least).await?;
+            let (epoch, resets) = session.store.epoch(least).await?;
             // A store that is never lost tells none.
             if epoch.id != 0 {
-                home.hear_clock(sent, Instant::now(), epoch.now);
+                session.hear_clock(sent, Instant::now(), epoch.now);
             }
-            if home.meet_epoch(epoch) {
+            if session.meet_epoch(epoch) {
                 self.queues.wake_all();
             }
-            home.follow_resets(&resets, &self.queues.fallback);
+            session.follow_resets(&resets, &self.queues.fallback);
         }
-        let current = home.epoch.load(Ordering::Acquire);
+        let current = session.epoch.load(Ordering::Acquire);
         // The first one that is heard of has lost nothing of this replica's.
         if self.written == 0 {
             self.written = current;
         }
         if self.written != current {
-            self.write_back(home, current).await?;
+            self.write_back(session, current).await?;
         }
-        say(home, &home.ledger.unsaid(), &self.queues.fallback).await
+        report_offline_grants(session, &session.ledger.unsaid(), &self.queues.fallback).await
     }
 
     /// Writes everything back. What fails is tried again with the next heartbeat, under its number.
-    async fn write_back(&mut self, home: &Home, epoch: u64) -> Result<(), StoreError> {
+    async fn write_back(&mut self, session: &StoreSession, epoch: u64) -> Result<(), StoreError> {
         let now = Instant::now();
-        let clock = home.clock.heard();
-        let latest = clock.map_or_else(|| home.now(), |clock| clock.latest(now));
+        let clock = session.clock.heard();
+        let latest = clock.map_or_else(|| session.now(), |clock| clock.latest(now));
         let sent = clock.map_or(Micros::ZERO, |_| latest);
-        home.ledger.forget_after(latest);
-        let granted = home.ledger.granted(latest);
+        session.ledger.forget_after(latest);
+        let granted = session.ledger.granted(latest);
         let permits: u64 = granted.iter().flat_map(|page| &page.entries).map(|entry| entry.permits).sum();
         warn!(
             limiters = granted.len(),
             permits, "the store has lost its state: writing back what this replica was granted"
         );
-        let (store, replica) = (&home.store, self.queues.fallback.replica);
-        let writes = granted.into_iter().map(|Granted { subject, entries, seen }| async move {
+        let (store, replica) = (&session.store, self.queues.fallback.replica);
+        let writes = granted.into_iter().map(|Granted { limiter_ref, entries, seen }| async move {
             let entries = entries.iter().map(|entry| (ago(latest, entry.at), entry.permits)).collect();
             // The epoch is the number: what has been written into it already is not written twice.
             let unknown = Unknown::Lost;
             let write = WriteBack { replica, unknown, number: epoch, known: epoch, seen, sent, entries };
-            store.write_back(&subject, &write).await
+            store.write_back(&limiter_ref, &write).await
         });
         // One that fails does not keep the others from it.
         let written: Vec<Result<Epoch, _>> =
@@ -126,28 +126,32 @@ impl Keeper {
 
 /// Tells the store what was granted while it was away, before it is asked for anything else. Nothing is said twice, and what
 /// fails is said again. A limiter whose key holds something else does not keep the others from being heard.
-pub(super) async fn say(home: &Home, subjects: &[Subject], fallback: &Fallback) -> Result<(), StoreError> {
-    if !home.ledger.has_unsaid() {
+pub(super) async fn report_offline_grants(
+    session: &StoreSession,
+    limiter_refs: &[LimiterRef],
+    fallback: &Fallback,
+) -> Result<(), StoreError> {
+    if !session.ledger.has_unsaid() {
         return Ok(());
     }
     let mut heard = Ok(());
-    'subjects: for subject in subjects {
-        while let Some(saying) = home.ledger.say(subject, fallback.clock.now()) {
+    'limiter_refs: for limiter_ref in limiter_refs {
+        while let Some(saying) = session.ledger.take_offline_grants(limiter_ref, fallback.clock.now()) {
             let (now, number) = (fallback.clock.now(), saying.number);
             let write = WriteBack {
                 replica: fallback.replica,
                 unknown: Unknown::Away(now - saying.since),
                 number,
-                known: home.epoch_least(),
+                known: session.epoch_least(),
                 seen: 0,
-                sent: home.clock.heard().map_or(Micros::ZERO, |clock| clock.latest(Instant::now())),
+                sent: session.clock.heard().map_or(Micros::ZERO, |clock| clock.latest(Instant::now())),
                 entries: saying.entries.iter().map(|entry| (ago(now, entry.at), entry.permits)).collect(),
             };
-            match home.store.write_back(subject, &write).await {
-                Ok(Epoch { now: store_now, .. }) => home.ledger.said(subject, number, store_now, now),
+            match session.store.write_back(limiter_ref, &write).await {
+                Ok(Epoch { now: store_now, .. }) => session.ledger.said(limiter_ref, number, store_now, now),
                 Err(error @ StoreError::Unreadable(_)) => {
                     heard = Err(error);
-                    continue 'subjects;
+                    continue 'limiter_refs;
                 }
                 Err(error) => return Err(error),
             }

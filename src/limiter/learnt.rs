@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::clock::Micros;
 use crate::limiter::limit::{LimiterName, Permits};
 use crate::limiter::refusal::Refusal;
-use crate::limiter::reserve::Away;
+use crate::limiter::reserve::RetryDelay;
 use crate::limiter::rule::Rule;
 use crate::limiter::store_clock::StoreClock;
 
@@ -21,7 +21,7 @@ use crate::limiter::store_clock::StoreClock;
 pub(super) const LEARNT_FOR: Duration = Duration::from_millis(100);
 
 /// What a refusal has taught.
-pub(super) struct Learnt {
+pub(super) struct RefusalCache {
     limiter: LimiterName,
     limit: usize,
     rule: Rule,
@@ -38,18 +38,18 @@ pub(super) struct Learnt {
     spare: u64,
 }
 
-impl Learnt {
+impl RefusalCache {
     /// What a store has taught that answered `away` at `now` of its clock, about a violated rule of a limiter.
     pub(super) fn new(
         limiter: LimiterName,
         rule: Rule,
         cost: Permits,
-        away: Away,
+        away: RetryDelay,
         now: Micros,
         clock: StoreClock,
-    ) -> Learnt {
+    ) -> RefusalCache {
         let slot = now + away.delay;
-        Learnt {
+        RefusalCache {
             limiter,
             limit: away.violated.limit,
             rule,
@@ -64,7 +64,7 @@ impl Learnt {
     }
 
     /// Whether it was learnt from that answer.
-    pub(super) fn is_of(&self, cost: Permits, away: &Away, now: Micros) -> bool {
+    pub(super) fn is_of(&self, cost: Permits, away: &RetryDelay, now: Micros) -> bool {
         self.cost == cost && self.slot == now + away.delay && self.limit == away.violated.limit
     }
 
@@ -76,7 +76,7 @@ impl Learnt {
     }
 
     /// Lets so many more be refused without asking, to whom the store has left the instants that follow.
-    pub(super) fn spare(mut self: Box<Learnt>, count: u64) -> Option<Box<Learnt>> {
+    pub(super) fn spare(mut self: Box<RefusalCache>, count: u64) -> Option<Box<RefusalCache>> {
         self.spare = count;
         (count > 0).then_some(self)
     }

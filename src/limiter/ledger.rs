@@ -10,13 +10,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 use crate::clock::Micros;
-use crate::limiter::calendar::{Calendar, Entry};
+use crate::limiter::calendar::{Entry, Timeline};
 use crate::limiter::expiring::Expiring;
 use crate::limiter::limit::LimiterName;
 use crate::limiter::partition::Partition;
 use crate::limiter::reserve::{Answer, Call, Outcome};
 use crate::limiter::rule::{Kind, Rule, cell_start, finest_cell, is_one};
-use crate::limiter::store::{Reset, Subject};
+use crate::limiter::store::{LimiterRef, Reset};
 use crate::limiter::store_clock::{Step, stepped};
 
 /// What was seen in use longer ago says little of what is in use now.
@@ -47,24 +47,24 @@ pub(super) struct Ledger {
 /// What was granted under one.
 #[derive(Clone, Default)]
 struct Page {
-    subject: Option<Subject>,
+    limiter_ref: Option<LimiterRef>,
     /// Its limits, each as a window: that in which a grant matters.
     windows: Vec<Rule>,
     /// By the store's clock.
-    granted: Calendar,
+    granted: Timeline,
     /// When the store was last heard, and how much of the tightest limit was in use then.
     seen: (Micros, u64),
     /// Since when the store is away that has not been told so, by this process's clock.
     away_since: Option<Micros>,
     /// Granted meanwhile, by the same clock.
-    away: Calendar,
+    away: Timeline,
     /// What of that is being said.
-    saying: Option<Saying>,
+    saying: Option<OfflineGrants>,
 }
 
 /// What the store is being told, under one number until it has heard it.
 #[derive(Clone)]
-pub(super) struct Saying {
+pub(super) struct OfflineGrants {
     pub(super) number: u64,
     /// When this replica might first have granted something without the store, by this process's clock.
     pub(super) since: Micros,
@@ -74,7 +74,7 @@ pub(super) struct Saying {
 
 /// What a replica has to write back.
 pub(super) struct Granted {
-    pub(super) subject: Subject,
+    pub(super) limiter_ref: LimiterRef,
     /// Ascending.
     pub(super) entries: Vec<Entry>,
     /// What it has lately seen in use, by whomever.
@@ -87,7 +87,7 @@ impl Ledger {
     }
 
     /// Writes down what a call has come to.
-    pub(super) fn remember(&self, subjects: &[Subject], call: &Call, answer: &Answer) {
+    pub(super) fn remember(&self, limiter_refs: &[LimiterRef], call: &Call, answer: &Answer) {
         let is_nothing =
             call.give_back.is_empty() && answer.exchanged.is_empty() && answer.outcomes.is_empty();
         if is_nothing {
@@ -97,16 +97,16 @@ impl Ledger {
         let mut pages = self.lock();
         let had_none = pages.len() == 0;
         pages.sweep(answer.now, Page::expires);
-        for (subject, available) in subjects.iter().zip(&answer.available) {
-            let key = key(subject);
+        for (limiter_ref, available) in limiter_refs.iter().zip(&answer.available) {
+            let key = key(limiter_ref);
             let Some(mut page) = take(&mut pages, &key) else { continue };
-            page.follow(subject);
+            page.follow(limiter_ref);
             page.granted.prune(answer.now, &page.windows, &mut [], &[]);
             for holding in call.give_back.iter().chain(&call.exchange) {
                 page.granted.uncharge(holding.slot, holding.cost * holding.count, &page.windows);
             }
             charged.iter().for_each(|(at, permits)| charge(&mut page.granted, &page.windows, *at, *permits));
-            let in_use = subject.rules.iter().zip(available);
+            let in_use = limiter_ref.rules.iter().zip(available);
             let in_use = in_use.map(|(rule, left)| rule.holds().saturating_sub(*left)).max();
             page.seen = (answer.now, in_use.unwrap_or_default());
             let expires = page.expires();
@@ -123,13 +123,13 @@ impl Ledger {
 
     /// Writes down that the store is away, and what was granted without it: when, by this process's clock, and how many
     /// permits. If nothing was, others may have granted something, and the store must wait for them all the same.
-    pub(super) fn remember_away(&self, now: Micros, subjects: &[Subject], granted: &[(Micros, u64)]) {
+    pub(super) fn remember_away(&self, now: Micros, limiter_refs: &[LimiterRef], granted: &[(Micros, u64)]) {
         let mut pages = self.lock();
         self.has_unsaid.store(true, Ordering::Release);
-        for subject in subjects {
-            let key = key(subject);
+        for limiter_ref in limiter_refs {
+            let key = key(limiter_ref);
             let Some(mut page) = take(&mut pages, &key) else { continue };
-            page.follow(subject);
+            page.follow(limiter_ref);
             page.away_since.get_or_insert(now);
             page.away.prune(now, &page.windows, &mut [], &[]);
             granted.iter().for_each(|(at, permits)| charge(&mut page.away, &page.windows, *at, *permits));
@@ -139,10 +139,10 @@ impl Ledger {
     }
 
     /// Takes back what was granted while the store was away and not used.
-    pub(super) fn forget_away(&self, subjects: &[Subject], at: Micros, permits: u64) {
+    pub(super) fn forget_away(&self, limiter_refs: &[LimiterRef], at: Micros, permits: u64) {
         let mut pages = self.lock();
-        for subject in subjects {
-            if let Some(page) = pages.get_mut(&key(subject)) {
+        for limiter_ref in limiter_refs {
+            if let Some(page) = pages.get_mut(&key(limiter_ref)) {
                 page.away.uncharge(at, permits, &page.windows);
             }
         }
@@ -154,29 +154,29 @@ impl Ledger {
     }
 
     /// Of which the store has something to hear.
-    pub(super) fn unsaid(&self) -> Vec<Subject> {
+    pub(super) fn unsaid(&self) -> Vec<LimiterRef> {
         let pages = self.lock();
         let unsaid = pages.iter().filter(|(_, page)| page.has_unsaid());
-        let unsaid: Vec<_> = unsaid.filter_map(|(_, page)| page.subject.clone()).collect();
+        let unsaid: Vec<_> = unsaid.filter_map(|(_, page)| page.limiter_ref.clone()).collect();
         self.has_unsaid.store(!unsaid.is_empty(), Ordering::Release);
         unsaid
     }
 
     /// What the store has to hear of one now.
-    pub(super) fn say(&self, subject: &Subject, now: Micros) -> Option<Saying> {
+    pub(super) fn take_offline_grants(&self, limiter_ref: &LimiterRef, now: Micros) -> Option<OfflineGrants> {
         let mut pages = self.lock();
-        let page = pages.get_mut(&key(subject))?;
+        let page = pages.get_mut(&key(limiter_ref))?;
         if page.saying.is_none() {
             let entries = page.away.take_until(now + SAID_AHEAD, &page.windows);
             let since = page.away_since.take().into_iter().chain(entries.first().map(|entry| entry.at)).min();
-            page.saying = since.map(|since| Saying { number: now.0, since, entries });
+            page.saying = since.map(|since| OfflineGrants { number: now.0, since, entries });
         }
         page.saying.clone()
     }
 
     /// The store has heard what was said under a number, when its clock showed `heard` and this process's `now`.
-    pub(super) fn said(&self, subject: &Subject, number: u64, heard: Micros, now: Micros) {
-        let (mut pages, key) = (self.lock(), key(subject));
+    pub(super) fn said(&self, limiter_ref: &LimiterRef, number: u64, heard: Micros, now: Micros) {
+        let (mut pages, key) = (self.lock(), key(limiter_ref));
         let Some(mut page) = pages.remove(&key) else { return };
         if let Some(saying) = page.saying.take_if(|saying| saying.number == number) {
             for Entry { at, permits } in saying.entries {
@@ -238,12 +238,12 @@ impl Ledger {
 }
 
 impl Page {
-    /// Takes on a subject's limits as they are now.
-    fn follow(&mut self, subject: &Subject) {
-        let is_same = self.subject.as_ref().is_some_and(|known| known.rules == subject.rules);
+    /// Takes on a limiter_ref's limits as they are now.
+    fn follow(&mut self, limiter_ref: &LimiterRef) {
+        let is_same = self.limiter_ref.as_ref().is_some_and(|known| known.rules == limiter_ref.rules);
         if !is_same {
-            self.windows = subject.rules.iter().map(window).collect();
-            self.subject = Some(subject.clone());
+            self.windows = limiter_ref.rules.iter().map(window).collect();
+            self.limiter_ref = Some(limiter_ref.clone());
         }
     }
 
@@ -256,7 +256,7 @@ impl Page {
             self.granted.entries().iter().copied().take_while(|entry| entry.at <= now).collect();
         let (at, seen) = self.seen;
         let seen = if at + SEEN_FOR > now { seen } else { 0 };
-        Some(Granted { subject: self.subject.clone()?, entries, seen })
+        Some(Granted { limiter_ref: self.limiter_ref.clone()?, entries, seen })
     }
 
     fn expires(&self) -> Micros {
@@ -269,8 +269,8 @@ impl Page {
     }
 }
 
-fn key(subject: &Subject) -> Key {
-    (subject.name.clone(), subject.partition)
+fn key(limiter_ref: &LimiterRef) -> Key {
+    (limiter_ref.name.clone(), limiter_ref.partition)
 }
 
 /// A page, to be put back; `None` where there may be no further one.
@@ -279,7 +279,7 @@ fn take(pages: &mut Expiring<Key, Page>, key: &Key) -> Option<Page> {
     pages.take(key).or_else(|| (!is_full).then(Page::default))
 }
 
-fn charge(calendar: &mut Calendar, windows: &[Rule], at: Micros, permits: u64) {
+fn charge(calendar: &mut Timeline, windows: &[Rule], at: Micros, permits: u64) {
     let cell = finest_cell(windows);
     let after = calendar.entries().partition_point(|entry| cell_start(entry.at, cell) <= at);
     let is_one = |other: Micros| is_one(windows, cell, at.min(other), at.max(other));

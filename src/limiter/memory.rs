@@ -6,15 +6,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
 use crate::clock::{Clock, Micros};
-use crate::limiter::book::Book;
+use crate::limiter::book::LimiterState;
 use crate::limiter::expiring::Expiring;
 use crate::limiter::limit::LimiterName;
 use crate::limiter::order::QueueOrder;
 use crate::limiter::partition::Partition;
 use crate::limiter::pause::PAUSE_MAX;
-use crate::limiter::reserve::{Answer, Call, hear, reserve};
+use crate::limiter::reserve::{Answer, Call, report_upstream, reserve};
 use crate::limiter::rule::Kind;
-use crate::limiter::store::{Epoch, Failure, Heard, Inspection, Said, Store, StoreError, Subject};
+use crate::limiter::store::{
+    Epoch, Failure, LimiterRef, ReportResult, StateView, Store, StoreError, UpstreamReport,
+};
 
 /// Callers share the process, so they hear of changed limits within one heartbeat.
 const LEASE: Micros = Micros::from_millis(100);
@@ -34,7 +36,7 @@ pub struct MemoryStore {
 
 #[derive(Default, Debug)]
 struct State {
-    books: Expiring<StateKey, Book>,
+    books: Expiring<StateKey, LimiterState>,
     /// How many books each limiter has.
     counts: HashMap<LimiterName, u32>,
     queues: Expiring<Vec<StateKey>, QueueOrder>,
@@ -69,27 +71,27 @@ impl MemoryStore {
     }
 
     /// [`Store::reserve`] at a given instant.
-    pub fn reserve_at(&self, now: Micros, subjects: &[Subject], call: &Call) -> Answer {
+    pub fn reserve_at(&self, now: Micros, limiter_refs: &[LimiterRef], call: &Call) -> Answer {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.reserve(now, subjects, call)
+        state.reserve(now, limiter_refs, call)
     }
 
     /// [`Store::reserve`] at the present. The clock is read under the lock: of two calls the later one has the later instant.
-    pub fn reserve_now(&self, subjects: &[Subject], call: &Call) -> Answer {
+    pub fn reserve_now(&self, limiter_refs: &[LimiterRef], call: &Call) -> Answer {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.reserve(self.clock.now(), subjects, call)
+        state.reserve(self.clock.now(), limiter_refs, call)
     }
 
     /// Books permits that are used elsewhere, for the limiter to count with: so many count as used at the instant of `used` or
     /// since, or, where it lies ahead, from then on. Nothing is granted before that.
-    pub fn charge_at(&self, now: Micros, subject: &Subject, used: (Micros, u64), replica: u64) {
+    pub fn charge_at(&self, now: Micros, limiter_ref: &LimiterRef, used: (Micros, u64), replica: u64) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut book = state.books.take(&key(subject)).unwrap_or_default();
-        book.open(now, &subject.rules, LEASE, replica);
+        let mut book = state.books.take(&key(limiter_ref)).unwrap_or_default();
+        book.open(now, &limiter_ref.rules, LEASE, replica);
         book.close_until(used.0);
         book.charge_missing(now, used.0, used.1);
         let expires = book.expires();
-        state.put(key(subject), book, expires);
+        state.put(key(limiter_ref), book, expires);
     }
 
     /// Forgets what was used of a limiter until an instant, or of one of its partitions.
@@ -100,19 +102,25 @@ impl MemoryStore {
     }
 
     /// [`Store::hear`] at a given instant.
-    pub fn hear_at(&self, now: Micros, subject: &Subject, said: &Said) -> Heard {
+    pub fn hear_at(&self, now: Micros, limiter_ref: &LimiterRef, said: &UpstreamReport) -> ReportResult {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut book = state.take(now, subject, said.replica);
-        let heard = hear(&mut book, now, LEASE, subject, said);
+        let mut book = state.take(now, limiter_ref, said.replica);
+        let heard = report_upstream(&mut book, now, LEASE, limiter_ref, said);
         let expires = book.expires();
-        state.put(key(subject), book, expires);
+        state.put(key(limiter_ref), book, expires);
         heard
     }
 
     /// [`Store::pause`] at a given instant; `None` if too many are kept already.
-    pub fn pause_at(&self, now: Micros, subject: &Subject, lasting: Micros, replica: u64) -> Option<Heard> {
+    pub fn pause_at(
+        &self,
+        now: Micros,
+        limiter_ref: &LimiterRef,
+        lasting: Micros,
+        replica: u64,
+    ) -> Option<ReportResult> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let (name, partition) = key(subject);
+        let (name, partition) = key(limiter_ref);
         let at = state.by_hand.last().map_or(now, |last| now.max(last.at + Micros::ONE));
         let whole = ByHand {
             until: if lasting > Micros::ZERO { now + lasting } else { Micros::ZERO },
@@ -132,7 +140,7 @@ impl MemoryStore {
             return None;
         }
         state.by_hand.push(whole);
-        Some(Heard { epoch: Epoch { now, ..Epoch::default() }, paused_until, drift: 0 })
+        Some(ReportResult { epoch: Epoch { now, ..Epoch::default() }, paused_until, drift: 0 })
     }
 
     /// The number of limiters and partitions of which something is kept.
@@ -146,31 +154,34 @@ impl MemoryStore {
     }
 
     /// [`Store::inspect`] at a given instant.
-    pub fn inspect_at(&self, now: Micros, subject: &Subject) -> Inspection {
+    pub fn inspect_at(&self, now: Micros, limiter_ref: &LimiterRef) -> StateView {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = key(subject);
+        let key = key(limiter_ref);
         let mut book = state.books.get(&key).cloned().unwrap_or_default();
         book.follow_reset();
         state.follow_by_hand(now, &key, &mut book);
         let last = book.calendar().last().unwrap_or_default();
-        let available = book.available(now, &subject.rules);
-        Inspection { now, last, pause: book.pause(now), available }
+        let available = book.available(now, &limiter_ref.rules);
+        StateView { now, last, pause: book.pause(now), available }
     }
 }
 
-fn key(subject: &Subject) -> StateKey {
-    (subject.name.clone(), subject.partition)
+fn key(limiter_ref: &LimiterRef) -> StateKey {
+    (limiter_ref.name.clone(), limiter_ref.partition)
 }
 
 impl State {
-    fn reserve(&mut self, now: Micros, subjects: &[Subject], call: &Call) -> Answer {
+    fn reserve(&mut self, now: Micros, limiter_refs: &[LimiterRef], call: &Call) -> Answer {
         self.sweep(now);
-        let queue: Vec<StateKey> = subjects.iter().map(key).collect();
+        let queue: Vec<StateKey> = limiter_refs.iter().map(key).collect();
         let mut order = self.queues.take(&queue).unwrap_or_default();
-        let mut taken: Vec<Book> =
-            subjects.iter().map(|subject| self.take(now, subject, call.replica)).collect();
-        let mut books: Vec<_> =
-            taken.iter_mut().zip(subjects).map(|(book, subject)| (book, subject.rules.clone())).collect();
+        let mut taken: Vec<LimiterState> =
+            limiter_refs.iter().map(|limiter_ref| self.take(now, limiter_ref, call.replica)).collect();
+        let mut books: Vec<_> = taken
+            .iter_mut()
+            .zip(limiter_refs)
+            .map(|(book, limiter_ref)| (book, limiter_ref.rules.clone()))
+            .collect();
         let answer = reserve(now, LEASE, &mut books, &mut order, call);
         for (key, book) in queue.iter().zip(taken) {
             let expires = book.expires();
@@ -185,15 +196,15 @@ impl State {
     }
 
     /// A book, open and to be put back, which has followed what was done by hand.
-    fn take(&mut self, now: Micros, subject: &Subject, replica: u64) -> Book {
-        let key = key(subject);
+    fn take(&mut self, now: Micros, limiter_ref: &LimiterRef, replica: u64) -> LimiterState {
+        let key = key(limiter_ref);
         let mut book = self.books.take(&key).unwrap_or_default();
-        book.open(now, &subject.rules, LEASE, replica);
+        book.open(now, &limiter_ref.rules, LEASE, replica);
         self.follow_by_hand(now, &key, &mut book);
         book
     }
 
-    fn follow_by_hand(&self, now: Micros, key: &StateKey, book: &mut Book) {
+    fn follow_by_hand(&self, now: Micros, key: &StateKey, book: &mut LimiterState) {
         if let Some(last) = self.by_hand.iter().rev().find(|by_hand| by_hand.is_of(key)) {
             book.pause_by_hand(now, LEASE, last.at, last.until, last.replica);
         }
@@ -201,7 +212,7 @@ impl State {
 
     /// Forgets some of what has expired.
     fn sweep(&mut self, now: Micros) {
-        for (name, _) in self.books.sweep(now, Book::expires) {
+        for (name, _) in self.books.sweep(now, LimiterState::expires) {
             if let Some(count) = self.counts.get_mut(&name) {
                 *count -= 1;
             }
@@ -210,7 +221,7 @@ impl State {
         self.queues.sweep(now, QueueOrder::expires);
     }
 
-    fn put(&mut self, key: StateKey, book: Book, expires: Micros) {
+    fn put(&mut self, key: StateKey, book: LimiterState, expires: Micros) {
         let name = key.0.clone();
         if self.books.put(key, book, expires) {
             *self.counts.entry(name).or_default() += 1;
@@ -221,32 +232,36 @@ impl State {
 impl Store for MemoryStore {
     fn reserve<'a>(
         &'a self,
-        subjects: &'a Arc<[Subject]>,
+        limiter_refs: &'a Arc<[LimiterRef]>,
         call: &'a Arc<Call>,
     ) -> BoxFuture<'a, Result<Answer, Failure>> {
-        ready(Ok(self.reserve_now(subjects, call))).boxed()
+        ready(Ok(self.reserve_now(limiter_refs, call))).boxed()
     }
 
-    fn inspect<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>> {
-        ready(Ok(self.inspect_at(self.clock.now(), subject))).boxed()
+    fn inspect<'a>(&'a self, limiter_ref: &'a LimiterRef) -> BoxFuture<'a, Result<StateView, StoreError>> {
+        ready(Ok(self.inspect_at(self.clock.now(), limiter_ref))).boxed()
     }
 
-    fn reset<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Epoch, StoreError>> {
-        self.reset_at(self.clock.now(), &subject.name, subject.partition);
+    fn reset<'a>(&'a self, limiter_ref: &'a LimiterRef) -> BoxFuture<'a, Result<Epoch, StoreError>> {
+        self.reset_at(self.clock.now(), &limiter_ref.name, limiter_ref.partition);
         ready(Ok(Epoch::default())).boxed()
     }
 
-    fn hear<'a>(&'a self, subject: &'a Subject, said: &'a Said) -> BoxFuture<'a, Result<Heard, StoreError>> {
-        ready(Ok(self.hear_at(self.clock.now(), subject, said))).boxed()
+    fn report_upstream<'a>(
+        &'a self,
+        limiter_ref: &'a LimiterRef,
+        said: &'a UpstreamReport,
+    ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
+        ready(Ok(self.hear_at(self.clock.now(), limiter_ref, said))).boxed()
     }
 
     fn pause<'a>(
         &'a self,
-        subject: &'a Subject,
+        limiter_ref: &'a LimiterRef,
         lasting: Micros,
         replica: u64,
-    ) -> BoxFuture<'a, Result<Heard, StoreError>> {
-        let heard = self.pause_at(self.clock.now(), subject, lasting, replica);
+    ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
+        let heard = self.pause_at(self.clock.now(), limiter_ref, lasting, replica);
         let full = || StoreError::Refused(format!("{BY_HAND_MAX} pauses are kept already"));
         ready(heard.ok_or_else(full)).boxed()
     }
@@ -273,9 +288,9 @@ impl Store for MemoryStore {
 
 /// The share of a limiter that one of `fleet_size` replicas may use by itself: every rate divided and
 /// rounded down; below one permit, one permit in a window that is longer by as much.
-pub fn share(subject: &Subject, fleet_size: u64) -> Subject {
+pub fn share(limiter_ref: &LimiterRef, fleet_size: u64) -> LimiterRef {
     let fleet_size = fleet_size.max(1);
-    let divided = subject.rules.iter().map(|rule| {
+    let divided = limiter_ref.rules.iter().map(|rule| {
         let mut rule = rule.clone();
         if rule.rate >= fleet_size {
             rule.rate /= fleet_size;
@@ -289,7 +304,7 @@ pub fn share(subject: &Subject, fleet_size: u64) -> Subject {
         }
         rule
     });
-    Subject { rules: divided.collect::<Arc<[_]>>(), ..subject.clone() }
+    LimiterRef { rules: divided.collect::<Arc<[_]>>(), ..limiter_ref.clone() }
 }
 
 #[cfg(test)]
@@ -303,8 +318,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn partition(limiter: &Limiter, value: u64) -> Subject {
-        Subject::new(limiter, Some(Partition::of([Some(&value.to_be_bytes()[..])])), Micros::ZERO)
+    fn partition(limiter: &Limiter, value: u64) -> LimiterRef {
+        LimiterRef::new(limiter, Some(Partition::of([Some(&value.to_be_bytes()[..])])), Micros::ZERO)
     }
 
     #[tokio::test(start_paused = true)]
@@ -352,12 +367,12 @@ mod tests {
     async fn what_is_used_elsewhere_is_charged_once() {
         let (clock, limiter) = (Clock::start(), limiter(10, SECOND, SECOND));
         let (store, now) = (MemoryStore::new(clock), clock.now());
-        let subject = partition(&limiter, 1);
-        let left = || store.inspect_at(now, &subject).available[0];
-        store.charge_at(now, &subject, (now, 4), 1);
-        store.charge_at(now, &subject, (now, 4), 1);
+        let limiter_ref = partition(&limiter, 1);
+        let left = || store.inspect_at(now, &limiter_ref).available[0];
+        store.charge_at(now, &limiter_ref, (now, 4), 1);
+        store.charge_at(now, &limiter_ref, (now, 4), 1);
         assert_eq!(left(), 6);
-        store.charge_at(now, &subject, (now, 7), 1);
+        store.charge_at(now, &limiter_ref, (now, 7), 1);
         assert_eq!(left(), 3);
     }
 
@@ -365,32 +380,32 @@ mod tests {
     async fn what_is_used_elsewhere_leaves_its_window_no_sooner_for_what_was_booked_here_before() {
         let (clock, limiter) = (Clock::start(), limiter(10, SECOND, SECOND));
         let (store, now) = (MemoryStore::new(clock), clock.now());
-        let subject = partition(&limiter, 1);
+        let limiter_ref = partition(&limiter, 1);
         let after = |millis| now + Micros::from_millis(millis);
-        let left = |at| store.inspect_at(at, &subject).available[0];
+        let left = |at| store.inspect_at(at, &limiter_ref).available[0];
         let run = Run { cost: 1, wait_max: Micros::ZERO, count: 5 };
         let call = Call { room: 5, runs: vec![run], ..Call::default() };
-        store.reserve_at(now, std::slice::from_ref(&subject), &call);
+        store.reserve_at(now, std::slice::from_ref(&limiter_ref), &call);
         // The five may be among the seven, and the other way round: nobody knows when those were used, but not later.
-        store.charge_at(after(900), &subject, (after(800), 7), 1);
+        store.charge_at(after(900), &limiter_ref, (after(800), 7), 1);
         assert_eq!(left(after(900)), 3);
-        assert_eq!(left(now + subject.rules[0].window + Micros::from_millis(100)), 3);
-        assert_eq!(left(after(800) + subject.rules[0].window + Micros::ONE), 10);
+        assert_eq!(left(now + limiter_ref.rules[0].window + Micros::from_millis(100)), 3);
+        assert_eq!(left(after(800) + limiter_ref.rules[0].window + Micros::ONE), 10);
     }
 
     #[tokio::test]
     async fn nothing_is_granted_before_what_is_booked_elsewhere() {
         let (clock, limiter) = (Clock::start(), limiter(10, SECOND, SECOND));
         let (store, now) = (MemoryStore::new(clock), clock.now());
-        let subject = partition(&limiter, 1);
+        let limiter_ref = partition(&limiter, 1);
         let ahead = now + Micros::from_millis(3500);
-        store.charge_at(now, &subject, (ahead, 7), 1);
+        store.charge_at(now, &limiter_ref, (ahead, 7), 1);
         let run = Run { cost: 1, wait_max: Micros::from_millis(60_000), count: 4 };
         let call = Call { room: 4, runs: vec![run], ..Call::default() };
-        let answer = store.reserve_at(now, std::slice::from_ref(&subject), &call);
+        let answer = store.reserve_at(now, std::slice::from_ref(&limiter_ref), &call);
         let (first, then) = (answer.outcomes[0], answer.outcomes[1]);
         assert_eq!(first, (3, Outcome::Booked(ahead)));
-        let window = subject.rules[0].window;
+        let window = limiter_ref.rules[0].window;
         assert_eq!(then, (1, Outcome::Booked(ahead + window)));
     }
 
@@ -398,17 +413,17 @@ mod tests {
     async fn what_is_in_use_now_says_nothing_of_what_is_booked_ahead() {
         let (clock, limiter) = (Clock::start(), limiter(10, SECOND, SECOND));
         let (store, now) = (MemoryStore::new(clock), clock.now());
-        let subject = partition(&limiter, 1);
+        let limiter_ref = partition(&limiter, 1);
         let run = Run { cost: 1, wait_max: Micros::from_millis(60_000), count: 1 };
         let call = Call { room: 1, runs: vec![run], ..Call::default() };
         let after = |millis| now + Micros::from_millis(millis);
         // The store was away before, and is again a window later; the limiter's other queues have heard of a little less and more.
-        store.charge_at(now, &subject, (after(900), 10), 1);
+        store.charge_at(now, &limiter_ref, (after(900), 10), 1);
         for ahead in [3000, 3200, 3100] {
-            store.charge_at(after(1000), &subject, (after(ahead), 10), 1);
+            store.charge_at(after(1000), &limiter_ref, (after(ahead), 10), 1);
         }
-        let answer = store.reserve_at(after(1000), std::slice::from_ref(&subject), &call);
-        let window = subject.rules[0].window;
+        let answer = store.reserve_at(after(1000), std::slice::from_ref(&limiter_ref), &call);
+        let window = limiter_ref.rules[0].window;
         assert_eq!(answer.outcomes, [(1, Outcome::Booked(after(3200) + window))]);
     }
 }

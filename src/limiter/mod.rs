@@ -23,7 +23,7 @@
 //! - `live`: one limiter in use; `queues`: all queues of this process, which come and go.
 //! - [`queue`]: the way in, and a place in it; `inbox`: what its worker has not seen yet.
 //! - `shadow`: limiters that only count.
-//! - `worker`: the task that owns a queue; `lane`: its requests of one cost, and their slots.
+//! - `worker`: the task that owns a queue; `cost_queue`: its requests of one cost, and their slots.
 //! - `learnt`: refusing without asking.
 //! - `fleet`: the replicas that share a store.
 //! - `ledger`: what this replica was granted; `keeper`: writes it back when the store has lost its memory.
@@ -31,10 +31,12 @@
 //! - [`refusal`]: why not, and when.
 //! - [`said`]: what an upstream says of its quota, on its way to the store.
 
+mod active_limiter;
 pub mod algorithm;
 pub mod book;
 pub mod calendar;
 pub mod chosen;
+mod cost_queue;
 mod expiring;
 #[cfg(test)]
 mod far_store;
@@ -46,11 +48,9 @@ mod inbox;
 #[cfg(test)]
 mod interleavings;
 mod keeper;
-mod lane;
 mod learnt;
 mod ledger;
 pub mod limit;
-mod live;
 pub mod memory;
 #[cfg(test)]
 mod modes;
@@ -83,14 +83,14 @@ mod tests;
 pub mod windows;
 mod worker;
 
-pub use chosen::{Chosen, LimiterState, NotFound, PauseState, Tally};
+pub use chosen::{Inspection, LimiterStatus, NotFound, PauseState, Tally};
 pub(crate) use fleet::COUNTS_FOR;
 pub(crate) use fleet::printable;
 pub use fleet::{Replica, replica_name};
-pub use gate::{Gate, GateError};
+pub use gate::{LimiterSet, LimiterSetError};
 pub use partition::Partition;
 pub use permit::Permit;
 pub use queue::{Demand, Entered, Ticket};
 pub use refusal::Refusal;
 pub use registry::Limiters;
-pub use said::{Receipt, Spoken, Window};
+pub use said::{Receipt, UpstreamSignal, Window};

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 use super::gates::{Fleet, enter, fleet, granted, limiter, of, partitioned, pass, refused_by};
 use super::limit::{Limiter, LimiterName, Mode, OnStoreFailure, Permits, QueueLimits, Scope};
 use super::tests::gate;
-use super::{Demand, Entered, GateError, Refusal};
+use super::{Demand, Entered, LimiterSetError, Refusal};
 
 const SECOND: Duration = Duration::from_secs(1);
 const SHORT: Duration = Duration::from_millis(10);
@@ -38,7 +38,7 @@ async fn a_limiter_per_replica_does_without_the_store() {
     assert_eq!(fleet.calls(), 0);
     let names = ["shared", "own"].map(|name| LimiterName::parse(name).unwrap());
     let Err(error) = fleet.limiters.gate(&names) else { panic!("they go together") };
-    assert!(matches!(&error, GateError::Scopes(..)));
+    assert!(matches!(&error, LimiterSetError::Scopes(..)));
     assert!(error.to_string().contains("different scopes"), "{error}");
 }
 

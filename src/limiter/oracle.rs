@@ -6,9 +6,9 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use crate::clock::Micros;
-use crate::limiter::book::Book;
+use crate::limiter::book::LimiterState;
 use crate::limiter::order::QueueOrder;
-use crate::limiter::reserve::{Answer, Away, Call, Holding, Outcome, Run, reserve};
+use crate::limiter::reserve::{Answer, Call, Holding, Outcome, RetryDelay, Run, reserve};
 use crate::limiter::rule::{Kind, Rule, window_of};
 use crate::limiter::windows::Stretch;
 
@@ -156,7 +156,7 @@ enum Judge {
 struct Model {
     now: Micros,
     rules: Arc<[Rule]>,
-    book: Book,
+    book: LimiterState,
     /// Two queues share the limiter.
     orders: [QueueOrder; 2],
     oracle: Oracle,
@@ -172,7 +172,7 @@ impl Model {
         Model {
             now: START,
             rules,
-            book: Book::default(),
+            book: LimiterState::default(),
             orders: Default::default(),
             oracle: Oracle::default(),
             held: Default::default(),
@@ -258,7 +258,7 @@ impl Model {
                         self.held[queue].push((slot, run.cost));
                         order.booked(slot, 1, run.cost);
                     }
-                    Outcome::TooFar(Away { delay, told, violated }) => {
+                    Outcome::TooFar(RetryDelay { delay, told, violated }) => {
                         assert!(delay > run.wait_max && (!exact || self.now + delay == earliest));
                         assert!(told >= delay && told - delay <= self.rules[violated.limit].spread_max());
                         break;
@@ -365,7 +365,7 @@ proptest! {
 }
 
 /// Asks for one permit without waiting.
-fn one(book: &mut Book, order: &mut QueueOrder, rules: &Arc<[Rule]>, now: Micros) -> Outcome {
+fn one(book: &mut LimiterState, order: &mut QueueOrder, rules: &Arc<[Rule]>, now: Micros) -> Outcome {
     let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: 1 }];
     let call = Call { known: vec![0], runs, ..Call::default() };
     reserve(now, LEASE, &mut [(book, rules.clone())], order, &call).outcomes[0].1
@@ -381,13 +381,13 @@ fn the_boundary_is_exact() {
     ];
     for (rule, free) in cases {
         let rules: Arc<[Rule]> = [rule].into();
-        let (mut book, mut order) = (Book::default(), QueueOrder::default());
+        let (mut book, mut order) = (LimiterState::default(), QueueOrder::default());
         for _ in 0..3 {
             assert_eq!(one(&mut book, &mut order, &rules, START), Outcome::Booked(START), "{rules:?}");
         }
         let free = START + Micros(free);
         let early = one(&mut book, &mut order, &rules, free - Micros::ONE);
-        let Outcome::TooFar(Away { delay, .. }) = early else { panic!("{rules:?}: {early:?}") };
+        let Outcome::TooFar(RetryDelay { delay, .. }) = early else { panic!("{rules:?}: {early:?}") };
         assert_eq!(delay, Micros::ONE, "{rules:?}");
         assert_eq!(one(&mut book, &mut order, &rules, free), Outcome::Booked(free), "{rules:?}");
     }
@@ -402,7 +402,7 @@ fn a_saturated_limit_with_wide_cells_is_used_whole() {
     ];
     for (kind, longest) in cases {
         let rules: Arc<[Rule]> = [rule(500, 1_010_000, 3_906, kind)].into();
-        let (mut book, mut order) = (Book::default(), QueueOrder::default());
+        let (mut book, mut order) = (LimiterState::default(), QueueOrder::default());
         let mut slots = Vec::new();
         for batch in 0..300_u64 {
             let runs = vec![Run { cost: 1, wait_max: Micros(60_000_000), count: 5 }];
@@ -428,7 +428,7 @@ fn a_million_permits_do_not_drift() {
             let precise = if rate <= 256 { 1 } else { per / 256 };
             let rule = rule(rate, per, precise, kind.clone());
             let rules: Arc<[Rule]> = [rule].into();
-            let (mut book, mut order) = (Book::default(), QueueOrder::default());
+            let (mut book, mut order) = (LimiterState::default(), QueueOrder::default());
             let (mut now, mut last, mut granted) = (START, START, 0);
             let at_once = match kind {
                 Kind::Bucket { burst: 1 } => 1,

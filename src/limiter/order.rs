@@ -10,9 +10,9 @@ use crate::limiter::rule::Rule;
 const REVIEW_MAX: Micros = Micros::from_millis(5000);
 const REVIEW_PERMITS: u64 = 8;
 
-/// Room that was given back between booked slots.
+/// Freed that was given back between booked slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Room {
+pub struct Freed {
     /// Nothing before this instant was given back.
     pub at: Micros,
     /// How many permits.
@@ -58,10 +58,10 @@ impl QueueOrder {
         self.last.max(self.told)
     }
 
-    /// Room before the last slot.
-    pub(super) fn room(&self) -> Option<Room> {
+    /// Freed before the last slot.
+    pub(super) fn room(&self) -> Option<Freed> {
         (self.room_permits > 0 && self.room_at < self.last)
-            .then_some(Room { at: self.room_at, permits: self.room_permits })
+            .then_some(Freed { at: self.room_at, permits: self.room_permits })
     }
 
     /// The earliest place for a new request of that cost, as far as the order goes.

@@ -38,7 +38,7 @@ impl Remaining {
 
 /// What others use of one limit in a window.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub struct Others {
+pub struct ExternalUsage {
     /// What is expected.
     permits: u64,
     /// The most that was heard since an instant, that, and the most of the window before: one whose answers come at a bad moment
@@ -52,7 +52,7 @@ pub struct Others {
     refused: Vec<(Micros, u64)>,
 }
 
-impl Others {
+impl ExternalUsage {
     /// What is left to them in a window: what they are expected to use, and a little more, for they do not come evenly.
     pub fn permits(&self) -> u64 {
         if self.permits > 0 { self.permits + self.permits / MARGIN_PART + 1 } else { 0 }
@@ -64,7 +64,7 @@ impl Others {
     }
 
     /// Hears how much they had in use. Returns by how much more than was expected.
-    pub(super) fn hear(&mut self, now: Micros, window: Micros, permits: u64) -> u64 {
+    pub(super) fn observe(&mut self, now: Micros, window: Micros, permits: u64) -> u64 {
         if now >= self.since + window {
             self.permits = self.seen.max(self.before);
             (self.before, self.seen, self.since) = (self.seen, 0, now);
@@ -108,7 +108,7 @@ impl Others {
     /// Expects nothing any more of whom nothing was heard for two windows. While a pause lasts nothing can be heard.
     pub(super) fn forget(&mut self, now: Micros, window: Micros, paused_until: Micros) {
         if now >= self.since.max(paused_until) + window + window {
-            *self = Others { heeded: self.heeded, ..Others::default() };
+            *self = ExternalUsage { heeded: self.heeded, ..ExternalUsage::default() };
         }
     }
 }
@@ -121,11 +121,11 @@ mod tests {
 
     #[test]
     fn the_most_of_the_last_windows_is_expected() {
-        let mut others = Others::default();
+        let mut others = ExternalUsage::default();
         let mut hear = |millis: u64, permits| {
             let now = Micros::from_millis(10_000 + millis);
             others.forget(now, WINDOW, Micros::ZERO);
-            (others.hear(now, WINDOW, permits), others.permits)
+            (others.observe(now, WINDOW, permits), others.permits)
         };
         assert_eq!(hear(0, 5), (5, 5));
         assert_eq!(hear(100, 3), (0, 5));
@@ -139,21 +139,21 @@ mod tests {
         assert_eq!(hear(5000, 1), (1, 1));
         assert_eq!(hear(5100, 32), (31, 32));
         others.forget(Micros::from_millis(19_000), WINDOW, Micros::from_millis(17_001));
-        assert_eq!((others.permits(), Others::default().permits()), (35, 0));
+        assert_eq!((others.permits(), ExternalUsage::default().permits()), (35, 0));
         others.forget(Micros::from_millis(19_000), WINDOW, Micros::from_millis(17_000));
         assert_eq!(others.permits(), 0);
     }
 
     #[test]
     fn what_was_refused_is_known_for_two_windows() {
-        let mut others = Others::default();
+        let mut others = ExternalUsage::default();
         let at = |millis: u64| Micros::from_millis(10_000 + millis);
         assert_eq!(others.compared_for(WINDOW), WINDOW);
         for (now, slot, permits) in [(20, 0, 3), (21, 0, 1), (500, 480, 2), (1100, 1000, 1)] {
             others.refuse(at(now), WINDOW, &[(at(slot), permits)]);
         }
         assert_eq!(others.compared_for(WINDOW), WINDOW + WINDOW);
-        let between = |others: &Others, from: u64, until: u64| others.refused(at(from), at(until));
+        let between = |others: &ExternalUsage, from: u64, until: u64| others.refused(at(from), at(until));
         assert_eq!(
             [between(&others, 0, 1000), between(&others, 0, 480), between(&others, 1, 479)],
             [7, 6, 0]
@@ -164,15 +164,15 @@ mod tests {
 
     #[test]
     fn bookings_move_down_at_once_and_up_for_a_good_reason() {
-        let mut others = Others::default();
+        let mut others = ExternalUsage::default();
         assert!(!others.are_unheeded(60));
-        others.hear(Micros::from_millis(10_000), WINDOW, 30);
+        others.observe(Micros::from_millis(10_000), WINDOW, 30);
         assert!(others.are_unheeded(60));
         others.heed();
         assert!(!others.are_unheeded(60));
         for (expected, is_unheeded) in [(31, true), (30, false), (28, false), (27, false), (26, true)] {
             assert_eq!(
-                Others { permits: expected, ..others.clone() }.are_unheeded(60),
+                ExternalUsage { permits: expected, ..others.clone() }.are_unheeded(60),
                 is_unheeded,
                 "{expected}"
             );

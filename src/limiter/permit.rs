@@ -8,9 +8,9 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::clock::Micros;
-use crate::limiter::lane::LATE_MAX;
+use crate::limiter::cost_queue::LATE_MAX;
 use crate::limiter::limit::Permits;
-use crate::limiter::queue::Shared;
+use crate::limiter::queue::Queue;
 use crate::limiter::refusal::Refusal;
 use crate::limiter::said::Receipt;
 use crate::limiter::shadow::Shadows;
@@ -99,7 +99,7 @@ pub struct Permit {
 
 /// A slot in the hands of a request.
 struct Held {
-    shared: Arc<Shared>,
+    shared: Arc<Queue>,
     /// `None` while another is awaited in its place.
     slot: Option<Slot>,
     clock: StoreClock,
@@ -123,7 +123,7 @@ pub(super) struct Whose {
 
 impl Permit {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<Queue>,
         slot: Slot,
         clock: StoreClock,
         cost: Permits,

@@ -12,11 +12,11 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::clock::Micros;
-use crate::limiter::inbox::{Inbox, Kept, News, Unsent};
-use crate::limiter::learnt::Learnt;
+use crate::limiter::active_limiter::{ActiveLimiter, LimiterInstance};
+use crate::limiter::inbox::{Inbox, QueueGuard, Unsent, WorkerEvents};
+use crate::limiter::learnt::RefusalCache;
 use crate::limiter::limit::{LimiterName, OnStoreFailure, Permits};
-use crate::limiter::live::{Live, Member};
-use crate::limiter::order::Room;
+use crate::limiter::order::Freed;
 use crate::limiter::permit::{Permit, Returned, Source, Whose};
 use crate::limiter::refusal::Refusal;
 use crate::limiter::said::{self, Paused};
@@ -71,9 +71,9 @@ pub(super) enum Asker {
 }
 
 /// What a queue's askers, its permits and its worker share.
-pub(super) struct Shared {
+pub(super) struct Queue {
     /// Whose permits are taken together, in the order of their names. At least one, and each once.
-    pub(super) members: Arc<[Member]>,
+    pub(super) instances: Arc<[LimiterInstance]>,
     inbox: Mutex<Inbox>,
     wake: Notify,
     waiting: AtomicU32,
@@ -88,10 +88,10 @@ pub(super) struct Shared {
     is_paused: AtomicBool,
 }
 
-impl Shared {
-    pub(super) fn new(members: Arc<[Member]>) -> Shared {
-        Shared {
-            members,
+impl Queue {
+    pub(super) fn new(instances: Arc<[LimiterInstance]>) -> Queue {
+        Queue {
+            instances,
             inbox: Mutex::default(),
             wake: Notify::new(),
             waiting: AtomicU32::new(0),
@@ -107,53 +107,56 @@ impl Shared {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lives(&self) -> impl Iterator<Item = &Live> {
-        self.members.iter().map(|member| &*member.live)
+    fn active_limiters(&self) -> impl Iterator<Item = &ActiveLimiter> {
+        self.instances.iter().map(|instance| &*instance.active)
     }
 
     /// The name by which it goes where one must do.
     pub(super) fn name(&self) -> LimiterName {
-        self.members[0].live.name.clone()
+        self.instances[0].active.name.clone()
     }
 
     /// The shortest guard: a slot must be good by every limiter.
     pub(super) fn guard(&self) -> Micros {
-        self.lives().map(|live| Micros::from(live.limiter().guard)).min().unwrap_or_default()
+        self.active_limiters().map(|active| Micros::from(active.limiter().guard)).min().unwrap_or_default()
     }
 
     /// How long a request may wait: as long as every limiter lets it.
     fn wait_max(&self) -> Duration {
-        let wait = |live: &Live| live.limiter().queue.as_ref().map_or(Duration::ZERO, |queue| queue.timeout);
-        self.lives().map(wait).min().unwrap_or_default()
+        let wait = |active: &ActiveLimiter| {
+            active.limiter().queue.as_ref().map_or(Duration::ZERO, |queue| queue.timeout)
+        };
+        self.active_limiters().map(wait).min().unwrap_or_default()
     }
 
     /// How many may wait.
     pub(super) fn max_waiting(&self) -> u32 {
-        let max = |live: &Live| live.limiter().queue.as_ref().map_or(0, |queue| queue.max_waiting);
-        self.lives().map(max).min().unwrap_or_default()
+        let max =
+            |active: &ActiveLimiter| active.limiter().queue.as_ref().map_or(0, |queue| queue.max_waiting);
+        self.active_limiters().map(max).min().unwrap_or_default()
     }
 
     /// The largest cost that every limiter can ever hold.
     pub(super) fn cost_max(&self) -> Permits {
-        self.lives().map(|live| live.limiter().cost_max()).min().unwrap_or(Permits::ONE)
+        self.active_limiters().map(|active| active.limiter().cost_max()).min().unwrap_or(Permits::ONE)
     }
 
     /// What is told to whoever costs more than that.
     pub(super) fn too_costly(&self) -> Refusal {
         let cost_max = self.cost_max();
-        let limiter = self.lives().find(|live| live.limiter().cost_max() == cost_max);
-        let limiter = limiter.map_or_else(|| self.name(), |live| live.name.clone());
+        let limiter = self.active_limiters().find(|active| active.limiter().cost_max() == cost_max);
+        let limiter = limiter.map_or_else(|| self.name(), |active| active.name.clone());
         Refusal::CostExceedsLimit { limiter, cost_max }
     }
 
-    /// The members of a policy for the time without a store, by their places.
+    /// The instances of a policy for the time without a store, by their places.
     pub(super) fn with_policy(&self, policy: OnStoreFailure) -> impl Iterator<Item = usize> {
-        let places = self.lives().enumerate();
-        places.filter(move |(_, live)| live.limiter().on_store_failure == policy).map(|(place, _)| place)
+        let places = self.active_limiters().enumerate();
+        places.filter(move |(_, active)| active.limiter().on_store_failure == policy).map(|(place, _)| place)
     }
 
     /// A permit that lies ready for a request of that cost.
-    pub(super) fn take_from_stock(self: &Arc<Shared>, demand: Demand) -> Option<Permit> {
+    pub(super) fn take_from_stock(self: &Arc<Queue>, demand: Demand) -> Option<Permit> {
         let now = Instant::now();
         let (slot, clock, wakes) = {
             let mut inbox = self.inbox();
@@ -244,7 +247,7 @@ impl Shared {
     }
 
     /// Tells the worker of room that was given back before the queue's last slot.
-    pub(super) fn tell_room(&self, room: Room) {
+    pub(super) fn tell_room(&self, room: Freed) {
         let mut inbox = self.inbox();
         inbox.room = Some(room);
         inbox.learn(None);
@@ -253,15 +256,15 @@ impl Shared {
     }
 
     /// Tells the worker what is known of a request whose permit is spent. `Err` with it if the queue has ended.
-    pub(super) fn tell(&self, news: said::News) -> Result<(), said::News> {
+    pub(super) fn tell(&self, news: said::PermitReport) -> Result<(), said::PermitReport> {
         let mut inbox = self.inbox();
         if inbox.has_ended {
             return Err(news);
         }
         match (news, &mut inbox.said) {
-            (said::News::Said(saying), Some(before)) => before.add(saying),
-            (said::News::Said(saying), none) => *none = Some(saying),
-            (said::News::Refund(returned), _) => inbox.hand_back(returned),
+            (said::PermitReport::Signal(saying), Some(before)) => before.add(saying),
+            (said::PermitReport::Signal(saying), none) => *none = Some(saying),
+            (said::PermitReport::Refund(returned), _) => inbox.hand_back(returned),
         }
         drop(inbox);
         self.wake.notify_one();
@@ -303,7 +306,7 @@ impl Shared {
     }
 
     /// What requests are refused by from now on, without asking.
-    pub(super) fn learn(&self, learnt: Option<Box<Learnt>>) {
+    pub(super) fn learn(&self, learnt: Option<Box<RefusalCache>>) {
         self.inbox().learn(learnt);
     }
 
@@ -324,17 +327,22 @@ impl Shared {
     }
 
     /// Holds the queue, so that its worker stays while it has nothing to do. `None` if it has ended.
-    pub(super) fn keep(self: &Arc<Shared>) -> Option<Kept> {
-        self.inbox().keep().then(|| Kept::new(self.clone()))
+    pub(super) fn keep(self: &Arc<Queue>) -> Option<QueueGuard> {
+        self.inbox().keep().then(|| QueueGuard::new(self.clone()))
     }
 
-    pub(super) fn unkeep(&self) {
+    pub(super) fn release(&self) {
         self.inbox().kept -= 1;
         self.wake.notify_one();
     }
 
     /// What has happened since the last look; arrivals are put into `pending`, up to so many.
-    pub(super) fn news(&self, pending: &mut VecDeque<Arrival>, pending_max: usize, now: Instant) -> News {
+    pub(super) fn news(
+        &self,
+        pending: &mut VecDeque<Arrival>,
+        pending_max: usize,
+        now: Instant,
+    ) -> WorkerEvents {
         self.inbox().news(pending, pending_max, now)
     }
 
@@ -375,7 +383,8 @@ impl Shared {
         // Whoever sees how many wait sees since when.
         let before = self.waiting.swap(waiting, Ordering::Release);
         if before != waiting {
-            self.lives().for_each(|live| live.add_waiting(i64::from(waiting) - i64::from(before)));
+            self.active_limiters()
+                .for_each(|active| active.add_waiting(i64::from(waiting) - i64::from(before)));
         }
     }
 
@@ -420,38 +429,38 @@ impl Shared {
 
     /// A request waited so long for its permit.
     pub(super) fn count_waited(&self, waited: Duration) {
-        self.lives().for_each(|live| live.count_waited(waited));
+        self.active_limiters().for_each(|active| active.count_waited(waited));
     }
 
     /// A slot was used so late, or was too late to be used.
     pub(super) fn count_late(&self, late: Micros) {
-        self.lives().for_each(|live| live.metrics().lateness(late.to_duration()));
+        self.active_limiters().for_each(|active| active.metrics().lateness(late.to_duration()));
     }
 
     /// A permit from there was used.
     pub(super) fn count_used(&self, source: Source, cost: Permits) {
         let cost = cost.get();
-        for live in self.lives() {
-            let (metrics, policy) = (live.metrics(), live.limiter().on_store_failure);
+        for active in self.active_limiters() {
+            let (metrics, policy) = (active.metrics(), active.limiter().on_store_failure);
             match source {
                 Source::Store => metrics.granted(cost),
                 Source::Local if policy != OnStoreFailure::Allow => metrics.local(cost),
                 Source::Local | Source::Unlimited => metrics.allowed(cost),
             }
-            live.count_granted(cost);
+            active.count_granted(cost);
         }
     }
 
     pub(super) fn count_cancelled(&self, cost: Permits) {
-        self.lives().for_each(|live| live.metrics().cancelled(cost.get()));
+        self.active_limiters().for_each(|active| active.metrics().cancelled(cost.get()));
     }
 
     /// Counts a refusal for the limiter that it names.
     pub(super) fn count_refused(&self, refusal: &Refusal, cost: Permits, is_shadow: bool) {
-        let named = self.lives().find(|live| live.name == *refusal.limiter());
+        let named = self.active_limiters().find(|active| active.name == *refusal.limiter());
         match named {
-            Some(live) if is_shadow => live.metrics().shadow_refused(cost.get()),
-            Some(live) => live.count_refused(cost.get()),
+            Some(active) if is_shadow => active.metrics().shadow_refused(cost.get()),
+            Some(active) => active.count_refused(cost.get()),
             None => {}
         }
     }
@@ -459,7 +468,7 @@ impl Shared {
 
 /// A place in the queue. Dropping it leaves the queue: those behind move up.
 pub struct Ticket {
-    shared: Arc<Shared>,
+    shared: Arc<Queue>,
     approach: Option<oneshot::Receiver<()>>,
     turn: Option<oneshot::Receiver<Result<Permit, Refusal>>>,
     pub(super) shadows: Option<Shadows>,
@@ -467,7 +476,7 @@ pub struct Ticket {
 
 impl Ticket {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<Queue>,
         approach: oneshot::Receiver<()>,
         turn: oneshot::Receiver<Result<Permit, Refusal>>,
     ) -> Ticket {

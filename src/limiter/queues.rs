@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::time::{Duration, Instant};
 use tokio_util::task::TaskTracker;
 
-use crate::limiter::inbox::Kept;
+use crate::limiter::active_limiter::{LimiterInstance, shrink};
+use crate::limiter::inbox::QueueGuard;
 use crate::limiter::limit::LimiterName;
-use crate::limiter::live::{Member, shrink};
-use crate::limiter::order::Room;
-use crate::limiter::queue::Shared;
+use crate::limiter::order::Freed;
+use crate::limiter::queue::Queue;
 use crate::limiter::refusal::Refusal;
 use crate::limiter::said::Paused;
 use crate::limiter::store::PauseStretch;
@@ -25,7 +25,7 @@ const SHARDS: usize = 64;
 /// keeps it.
 pub(super) const LINGER: Duration = Duration::from_millis(1200);
 
-type Shard = HashMap<Arc<[Member]>, Arc<Shared>>;
+type Shard = HashMap<Arc<[LimiterInstance]>, Arc<Queue>>;
 
 pub(super) struct Queues {
     shards: [Mutex<Shard>; SHARDS],
@@ -49,8 +49,8 @@ impl Queues {
         }
     }
 
-    fn shard(&self, members: &[Member]) -> MutexGuard<'_, Shard> {
-        let hash = self.hasher.hash_one(members);
+    fn shard(&self, instances: &[LimiterInstance]) -> MutexGuard<'_, Shard> {
+        let hash = self.hasher.hash_one(instances);
         // The upper bits: the map itself uses the others.
         let place = usize::try_from(hash >> 32).unwrap_or_default() % SHARDS;
         self.shards[place].lock().unwrap_or_else(PoisonError::into_inner)
@@ -60,50 +60,50 @@ impl Queues {
     ///
     /// # Errors
     /// A refusal where there may not be another partition, or any queue, any more.
-    pub(super) fn find(self: &Arc<Queues>, members: &[Member]) -> Result<Arc<Shared>, Refusal> {
-        let mut shard = self.shard(members);
-        if let Some(queue) = shard.get(members).filter(|queue| !queue.has_ended()) {
+    pub(super) fn find(self: &Arc<Queues>, instances: &[LimiterInstance]) -> Result<Arc<Queue>, Refusal> {
+        let mut shard = self.shard(instances);
+        if let Some(queue) = shard.get(instances).filter(|queue| !queue.has_ended()) {
             return Ok(queue.clone());
         }
-        let members: Arc<[Member]> = members.into();
-        let queue = Arc::new(Shared::new(members.clone()));
+        let instances: Arc<[LimiterInstance]> = instances.into();
+        let queue = Arc::new(Queue::new(instances.clone()));
         if self.closed.load(Ordering::Acquire) {
             return Err(queue.closed());
         }
-        for (place, member) in members.iter().enumerate() {
-            if let Err(refusal) = member.admit(self.linger) {
-                members[..place].iter().for_each(Member::dismiss);
+        for (place, instance) in instances.iter().enumerate() {
+            if let Err(refusal) = instance.admit(self.linger) {
+                instances[..place].iter().for_each(LimiterInstance::dismiss);
                 return Err(refusal);
             }
         }
         // One that has ended and has not left yet goes with its own key.
-        shard.remove(&members);
-        shard.insert(members, queue.clone());
+        shard.remove(&instances);
+        shard.insert(instances, queue.clone());
         self.workers.spawn(Worker::new(queue.clone(), self.clone()).run());
         Ok(queue)
     }
 
     /// The same, to be held.
-    pub(super) fn keep(self: &Arc<Queues>, members: &[Member]) -> Result<Kept, Refusal> {
+    pub(super) fn keep(self: &Arc<Queues>, instances: &[LimiterInstance]) -> Result<QueueGuard, Refusal> {
         loop {
-            if let Some(kept) = self.find(members)?.keep() {
+            if let Some(kept) = self.find(instances)?.keep() {
                 return Ok(kept);
             }
         }
     }
 
     /// A queue has ended.
-    pub(super) fn forget(&self, queue: &Arc<Shared>) {
-        let mut shard = self.shard(&queue.members);
-        if shard.get(&queue.members).is_some_and(|found| Arc::ptr_eq(found, queue)) {
-            shard.remove(&queue.members);
+    pub(super) fn forget(&self, queue: &Arc<Queue>) {
+        let mut shard = self.shard(&queue.instances);
+        if shard.get(&queue.instances).is_some_and(|found| Arc::ptr_eq(found, queue)) {
+            shard.remove(&queue.instances);
             shrink(&mut shard);
         }
         drop(shard);
-        queue.members.iter().for_each(Member::dismiss);
+        queue.instances.iter().for_each(LimiterInstance::dismiss);
     }
 
-    fn each(&self, act: impl Fn(&Shared)) {
+    fn each(&self, act: impl Fn(&Queue)) {
         for shard in &self.shards {
             let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
             shard.values().for_each(|queue| act(queue));
@@ -117,8 +117,8 @@ impl Queues {
             let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
             for queue in shard.values() {
                 let Some(since) = queue.waits_since() else { continue };
-                for member in queue.members.iter() {
-                    let known: &mut Duration = longest.entry(member.live.name.clone()).or_default();
+                for instance in queue.instances.iter() {
+                    let known: &mut Duration = longest.entry(instance.active.name.clone()).or_default();
                     *known = now.saturating_duration_since(since).max(*known);
                 }
             }
@@ -126,10 +126,10 @@ impl Queues {
         longest
     }
 
-    /// Tells the queues of which a member has changed.
-    pub(super) fn tell_changed(&self, has_changed: impl Fn(&Member) -> bool) {
+    /// Tells the queues of which a instance has changed.
+    pub(super) fn tell_changed(&self, has_changed: impl Fn(&LimiterInstance) -> bool) {
         self.each(|queue| {
-            if queue.members.iter().any(&has_changed) {
+            if queue.instances.iter().any(&has_changed) {
                 queue.tell_changed();
             }
         });
@@ -137,39 +137,44 @@ impl Queues {
 
     /// Lets every worker look around.
     pub(super) fn wake_all(&self) {
-        self.each(Shared::wake);
+        self.each(Queue::wake);
     }
 
     /// Keeps the queues of a limiter to a pause, by its store's clock; or to none any more.
-    pub(super) fn pause(&self, is_meant: impl Fn(&Member) -> bool, stretch: PauseStretch) {
-        self.tell_pause(is_meant, |member| {
-            let clock = member.live.home.clock.heard()?;
+    pub(super) fn pause(&self, is_meant: impl Fn(&LimiterInstance) -> bool, stretch: PauseStretch) {
+        self.tell_pause(is_meant, |instance| {
+            let clock = instance.active.session.clock.heard()?;
             Some((clock.due(stretch.from), clock.due(stretch.until)))
         });
     }
 
     /// The same, by this process's clock.
-    pub(super) fn pause_between(&self, is_meant: impl Fn(&Member) -> bool, from: Instant, until: Instant) {
+    pub(super) fn pause_between(
+        &self,
+        is_meant: impl Fn(&LimiterInstance) -> bool,
+        from: Instant,
+        until: Instant,
+    ) {
         self.tell_pause(is_meant, |_| Some((from, until)));
     }
 
     fn tell_pause(
         &self,
-        is_meant: impl Fn(&Member) -> bool,
-        stretch: impl Fn(&Member) -> Option<(Instant, Instant)>,
+        is_meant: impl Fn(&LimiterInstance) -> bool,
+        stretch: impl Fn(&LimiterInstance) -> Option<(Instant, Instant)>,
     ) {
         self.each(|queue| {
-            for member in queue.members.iter().filter(|member| is_meant(member)) {
-                let Some((from, until)) = stretch(member) else { continue };
-                member.live.pause_until(until);
-                queue.tell_pause(Paused { limiter: member.live.name.clone(), from, until }, true);
+            for instance in queue.instances.iter().filter(|instance| is_meant(instance)) {
+                let Some((from, until)) = stretch(instance) else { continue };
+                instance.active.pause_until(until);
+                queue.tell_pause(Paused { limiter: instance.active.name.clone(), from, until }, true);
             }
         });
     }
 
     /// Tells the queue of these, if there is one, of room that was given back before its last slot.
-    pub(super) fn tell_room(&self, members: &[Member], room: Room) {
-        let queue = self.shard(members).get(members).cloned();
+    pub(super) fn tell_room(&self, instances: &[LimiterInstance], room: Freed) {
+        let queue = self.shard(instances).get(instances).cloned();
         if let Some(queue) = queue {
             queue.tell_room(room);
         }
@@ -179,7 +184,7 @@ impl Queues {
     pub(super) async fn close(&self) {
         // First nobody makes another queue, then those that there are hear of it.
         self.closed.store(true, Ordering::Release);
-        self.each(Shared::tell_closing);
+        self.each(Queue::tell_closing);
         self.workers.close();
         self.workers.wait().await;
     }

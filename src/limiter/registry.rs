@@ -13,12 +13,12 @@ use tokio::time::{Duration, Instant, sleep, timeout};
 use tracing::{debug, info};
 
 use crate::clock::Clock;
-use crate::limiter::chosen::{Chosen, LimiterState, NotFound, Tally};
+use crate::limiter::active_limiter::{ActiveLimiter, LimiterInstance, StoreSession};
+use crate::limiter::chosen::{Inspection, LimiterStatus, NotFound, Tally};
 use crate::limiter::fleet::{Fleet, Replica, replica_name};
-use crate::limiter::gate::{Gate, GateError};
-use crate::limiter::keeper::Keeper;
+use crate::limiter::gate::{LimiterSet, LimiterSetError};
+use crate::limiter::keeper::Recovery;
 use crate::limiter::limit::{Limiter, LimiterName, OnStoreFailure, Scope};
-use crate::limiter::live::{Home, Live, Member};
 use crate::limiter::memory::MemoryStore;
 use crate::limiter::partition::Partition;
 use crate::limiter::pause::{Cause, Reason};
@@ -38,48 +38,48 @@ pub struct Limiters {
 }
 
 struct Inner {
-    homes: Homes,
+    sessions: StoreSessions,
     queues: Arc<Queues>,
     metrics: Metrics,
     /// In the order of the configuration.
-    lives: Mutex<Vec<Arc<Live>>>,
+    lives: Mutex<Vec<Arc<ActiveLimiter>>>,
 }
 
-/// Where limiters live.
-struct Homes {
+/// Where limiters active.
+struct StoreSessions {
     /// Those that the fleet shares.
-    overall: Arc<Home>,
+    overall: Arc<StoreSession>,
     /// Those that each replica has by itself.
-    per_replica: Arc<Home>,
-    /// The homes of groups, where each may be lost by itself, in use or not.
-    parts: Mutex<HashMap<Arc<str>, Weak<Home>>>,
+    per_replica: Arc<StoreSession>,
+    /// The sessions of groups, where each may be lost by itself, in use or not.
+    parts: Mutex<HashMap<Arc<str>, Weak<StoreSession>>>,
     /// Told when there is another one.
     grown: Notify,
     clock: Clock,
 }
 
-impl Homes {
-    fn of(&self, limiter: &Limiter) -> Arc<Home> {
+impl StoreSessions {
+    fn of(&self, limiter: &Limiter) -> Arc<StoreSession> {
         if limiter.scope == Scope::PerReplica {
             return self.per_replica.clone();
         }
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(home) = parts.get(&limiter.group).and_then(Weak::upgrade) {
-            return home;
+        if let Some(session) = parts.get(&limiter.group).and_then(Weak::upgrade) {
+            return session;
         }
         let Some(store) = self.overall.store.part(&limiter.group) else { return self.overall.clone() };
-        let home = Arc::new(Home::new(store, self.clock));
-        parts.retain(|_, home| home.strong_count() > 0);
-        parts.insert(limiter.group.clone(), Arc::downgrade(&home));
+        let session = Arc::new(StoreSession::new(store, self.clock));
+        parts.retain(|_, session| session.strong_count() > 0);
+        parts.insert(limiter.group.clone(), Arc::downgrade(&session));
         self.grown.notify_one();
-        home
+        session
     }
 
     /// All whose memory may be lost.
-    fn shared(&self) -> Vec<Arc<Home>> {
+    fn shared(&self) -> Vec<Arc<StoreSession>> {
         let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let parts = parts.values().filter_map(Weak::upgrade);
-        parts.chain([self.overall.clone()]).filter(|home| home.store.may_fail()).collect()
+        parts.chain([self.overall.clone()]).filter(|session| session.store.may_fail()).collect()
     }
 }
 
@@ -105,16 +105,16 @@ impl Limiters {
         let replica = replica();
         let fleet = Fleet::new(replica, u64::from(fleet_size));
         let fallback = Fallback { replica, store: MemoryStore::new(clock), clock, fleet };
-        let home = |store| Arc::new(Home::new(store, clock));
-        let homes = Homes {
-            overall: home(store),
-            per_replica: home(Arc::new(MemoryStore::new(clock))),
+        let session = |store| Arc::new(StoreSession::new(store, clock));
+        let sessions = StoreSessions {
+            overall: session(store),
+            per_replica: session(Arc::new(MemoryStore::new(clock))),
             parts: Mutex::default(),
             grown: Notify::new(),
             clock,
         };
         let inner = Inner {
-            homes,
+            sessions,
             queues: Arc::new(Queues::new(fallback, linger)),
             metrics,
             lives: Mutex::default(),
@@ -129,41 +129,42 @@ impl Limiters {
     pub fn apply(&self, limiters: &[Arc<Limiter>]) {
         let Inner { queues, metrics, .. } = &*self.inner;
         let mut lives = self.inner.lives.lock().unwrap_or_else(PoisonError::into_inner);
-        let known: HashMap<_, _> = lives.iter().map(|live| (&live.name, live)).collect();
-        let mut changed: Vec<Arc<Live>> = Vec::new();
-        let next = limiters.iter().map(|limiter| -> Arc<Live> {
-            let Some(&live) = known.get(&limiter.name) else { return self.begin(limiter, None) };
-            let before = live.limiter();
+        let known: HashMap<_, _> = lives.iter().map(|active| (&active.name, active)).collect();
+        let mut changed: Vec<Arc<ActiveLimiter>> = Vec::new();
+        let next = limiters.iter().map(|limiter| -> Arc<ActiveLimiter> {
+            let Some(&active) = known.get(&limiter.name) else { return self.begin(limiter, None) };
+            let before = active.limiter();
             if *before == *limiter {
-                return live.clone();
+                return active.clone();
             }
-            let stays = Arc::ptr_eq(&live.home, &self.inner.homes.of(limiter));
+            let stays = Arc::ptr_eq(&active.session, &self.inner.sessions.of(limiter));
             if !stays || before.partitioned.is_some() != limiter.partitioned.is_some() {
-                return self.begin(limiter, Some(live));
+                return self.begin(limiter, Some(active));
             }
-            live.change(limiter.clone(), metrics.limiter(limiter));
-            changed.push(live.clone());
-            live.clone()
+            active.change(limiter.clone(), metrics.limiter(limiter));
+            changed.push(active.clone());
+            active.clone()
         });
         let next = next.collect();
         let before = std::mem::replace(&mut *lives, next);
         if !changed.is_empty() {
-            queues.tell_changed(|member| changed.iter().any(|live| Arc::ptr_eq(live, &member.live)));
+            queues
+                .tell_changed(|instance| changed.iter().any(|active| Arc::ptr_eq(active, &instance.active)));
         }
         let kept: HashSet<_> = limiters.iter().map(|limiter| &limiter.name).collect();
-        for live in before.iter().filter(|live| !kept.contains(&live.name)) {
-            metrics.forget_limiter(&live.name);
+        for active in before.iter().filter(|active| !kept.contains(&active.name)) {
+            metrics.forget_limiter(&active.name);
         }
     }
 
-    fn begin(&self, limiter: &Arc<Limiter>, before: Option<&Arc<Live>>) -> Arc<Live> {
-        let home = self.inner.homes.of(limiter);
+    fn begin(&self, limiter: &Arc<Limiter>, before: Option<&Arc<ActiveLimiter>>) -> Arc<ActiveLimiter> {
+        let session = self.inner.sessions.of(limiter);
         let counts = before.map(|before| before.counts.clone()).unwrap_or_default();
         let metrics = self.inner.metrics.limiter(limiter);
-        Arc::new(Live::new(limiter.clone(), metrics, home, counts))
+        Arc::new(ActiveLimiter::new(limiter.clone(), metrics, session, counts))
     }
 
-    fn lives(&self) -> Vec<Arc<Live>> {
+    fn active_limiters(&self) -> Vec<Arc<ActiveLimiter>> {
         self.inner.lives.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -172,27 +173,27 @@ impl Limiters {
     ///
     /// # Errors
     /// The first name that no limiter has, or two limiters that cannot be taken together.
-    pub fn gate(&self, names: &[LimiterName]) -> Result<Option<Gate>, GateError> {
+    pub fn gate(&self, names: &[LimiterName]) -> Result<Option<LimiterSet>, LimiterSetError> {
         let lives = self.inner.lives.lock().unwrap_or_else(PoisonError::into_inner);
         let named = |name: &LimiterName| {
-            let live = lives.iter().find(|live| live.name == *name);
-            live.cloned().ok_or_else(|| GateError::Unknown(name.clone()))
+            let active = lives.iter().find(|active| active.name == *name);
+            active.cloned().ok_or_else(|| LimiterSetError::Unknown(name.clone()))
         };
         let named = names.iter().map(named).collect::<Result<Vec<_>, _>>()?;
         let Some(first) = named.first() else { return Ok(None) };
-        if let Some(other) = named.iter().find(|live| !Arc::ptr_eq(&live.home, &first.home)) {
-            let name = |live: &Live| live.name.clone();
-            return Err(GateError::Scopes(name(first), name(other)));
+        if let Some(other) = named.iter().find(|active| !Arc::ptr_eq(&active.session, &first.session)) {
+            let name = |active: &ActiveLimiter| active.name.clone();
+            return Err(LimiterSetError::Scopes(name(first), name(other)));
         }
-        Ok(Some(Gate::new(self.inner.queues.clone(), named)))
+        Ok(Some(LimiterSet::new(self.inner.queues.clone(), named)))
     }
 
-    /// The live state of every limiter, in the order of the configuration. Asks the store, and changes nothing.
-    pub async fn inspect(&self) -> Vec<LimiterState> {
+    /// The active state of every limiter, in the order of the configuration. Asks the store, and changes nothing.
+    pub async fn inspect(&self) -> Vec<LimiterStatus> {
         let (mut states, waits) = (Vec::new(), self.inner.queues.longest_waits());
-        for live in self.lives() {
+        for active in self.active_limiters() {
             // As a whole there is each of them.
-            if let Ok(chosen) = Chosen::new(live, None, &self.inner.queues) {
+            if let Ok(chosen) = Inspection::new(active, None, &self.inner.queues) {
                 states.push(chosen.inspect_with(&waits).await);
             }
         }
@@ -202,28 +203,32 @@ impl Limiters {
     /// What has become of the requests of every limiter, in the order of the configuration. Asks no store; the longest wait is that
     /// since this was asked last.
     pub fn tallies(&self) -> Vec<Tally> {
-        let tally = |live: Arc<Live>| Tally {
-            name: live.name.clone(),
-            granted: live.counts.granted(),
-            refused: live.counts.refused(),
-            longest_wait: live.counts.take_longest_wait(),
+        let tally = |active: Arc<ActiveLimiter>| Tally {
+            name: active.name.clone(),
+            granted: active.counts.granted(),
+            refused: active.counts.refused(),
+            longest_wait: active.counts.take_longest_wait(),
         };
-        self.lives().into_iter().map(tally).collect()
+        self.active_limiters().into_iter().map(tally).collect()
     }
 
     /// One limiter, or one of its partitions, to be looked at or acted on by hand.
     ///
     /// # Errors
     /// If there is none.
-    pub fn choose(&self, name: &LimiterName, partition: Option<Partition>) -> Result<Chosen, NotFound> {
-        let live = self.lives().into_iter().find(|live| live.name == *name).ok_or(NotFound::Limiter)?;
-        Chosen::new(live, partition, &self.inner.queues)
+    pub fn choose(&self, name: &LimiterName, partition: Option<Partition>) -> Result<Inspection, NotFound> {
+        let active = self
+            .active_limiters()
+            .into_iter()
+            .find(|active| active.name == *name)
+            .ok_or(NotFound::Limiter)?;
+        Inspection::new(active, partition, &self.inner.queues)
     }
 
     /// Brings up to date what metrics show and nothing else sets. Asks no store.
     pub fn refresh_metrics(&self) {
         let now = Instant::now();
-        self.lives().iter().for_each(|live| live.refresh_metrics(now));
+        self.active_limiters().iter().for_each(|active| active.refresh_metrics(now));
     }
 
     /// The replicas that share the store, this one first; as the store told last.
@@ -247,21 +252,21 @@ impl Limiters {
 
     /// Whether the store answers, as far as is known.
     pub fn store_up(&self) -> bool {
-        self.inner.homes.overall.store.is_up()
+        self.inner.sessions.overall.store.is_up()
     }
 
     /// Whether every limiter can serve by its policy: false while one that rejects has no store.
     pub fn ready(&self) -> bool {
-        let rejects = |live: &Arc<Live>| {
-            let limiter = live.limiter();
+        let rejects = |active: &Arc<ActiveLimiter>| {
+            let limiter = active.limiter();
             limiter.on_store_failure == OnStoreFailure::Reject && !limiter.is_shadow()
         };
-        !self.lives().iter().any(|live| rejects(live) && !live.home.store.is_up())
+        !self.active_limiters().iter().any(|active| rejects(active) && !active.session.store.is_up())
     }
 
     /// Passes on what other replicas announce, until they no longer can.
     pub async fn follow(&self) {
-        let Some(mut announcements) = self.inner.homes.overall.store.announcements() else { return };
+        let Some(mut announcements) = self.inner.sessions.overall.store.announcements() else { return };
         loop {
             match announcements.recv().await {
                 Ok(announcement) => self.announced(&announcement),
@@ -275,64 +280,64 @@ impl Limiters {
     /// Ends when the store grants permits: one that is new, or has lost its memory, settles first. Ends at once if it does
     /// not answer, and after two seconds in any case.
     pub async fn settle(&self) {
-        self.fleet().attend(&*self.inner.homes.overall.store).await;
-        let homes = self.inner.homes.shared();
-        let settled = |home: Arc<Home>| async move {
-            while let Ok((epoch, _)) = home.store.epoch(home.epoch.load(Ordering::Acquire)).await {
-                home.meet_epoch(epoch);
+        self.fleet().register_replica(&*self.inner.sessions.overall.store).await;
+        let sessions = self.inner.sessions.shared();
+        let settled = |session: Arc<StoreSession>| async move {
+            while let Ok((epoch, _)) = session.store.epoch(session.epoch.load(Ordering::Acquire)).await {
+                session.meet_epoch(epoch);
                 if epoch.settles_until.is_none() {
                     return;
                 }
                 sleep(SETTLING_LOOK).await;
             }
         };
-        let _ = timeout(SETTLING_MAX, join_all(homes.into_iter().map(settled))).await;
+        let _ = timeout(SETTLING_MAX, join_all(sessions.into_iter().map(settled))).await;
     }
 
     /// Keeps the store's memory for as long as it is polled.
     pub async fn keep(&self) {
-        let Inner { homes, queues, .. } = &*self.inner;
-        let mut kept: Vec<Weak<Home>> = Vec::new();
+        let Inner { sessions, queues, .. } = &*self.inner;
+        let mut kept: Vec<Weak<StoreSession>> = Vec::new();
         let mut keepers = FuturesUnordered::new();
         loop {
-            kept.retain(|home| home.strong_count() > 0);
-            for home in homes.shared() {
-                let home = Arc::downgrade(&home);
-                if !kept.iter().any(|known| known.ptr_eq(&home)) {
-                    kept.push(home.clone());
-                    keepers.push(Keeper::new(home, queues.clone()).run());
+            kept.retain(|session| session.strong_count() > 0);
+            for session in sessions.shared() {
+                let session = Arc::downgrade(&session);
+                if !kept.iter().any(|known| known.ptr_eq(&session)) {
+                    kept.push(session.clone());
+                    keepers.push(Recovery::new(session, queues.clone()).run());
                 }
             }
             tokio::select! {
-                () = homes.grown.notified() => {}
+                () = sessions.grown.notified() => {}
                 Some(()) = keepers.next() => {}
-                () = self.fleet().keep_attending(&*homes.overall.store) => {}
+                () = self.fleet().keep_attending(&*sessions.overall.store) => {}
             }
         }
     }
 
     fn announced(&self, announcement: &Announcement) {
         let (queue, room) = match announcement {
-            Announcement::Room { queue, room } => (queue, *room),
+            Announcement::Freed { queue, room } => (queue, *room),
             Announcement::Pause { name, partition, stretch, cause } => {
-                let is_meant = |member: &Member| {
-                    member.live.name == *name && (partition.is_none() || member.partition == *partition)
+                let is_meant = |instance: &LimiterInstance| {
+                    instance.active.name == *name && (partition.is_none() || instance.partition == *partition)
                 };
-                for live in self.lives().iter().filter(|live| live.name == *name) {
-                    live.show_pause(stretch.until, *partition);
+                for active in self.active_limiters().iter().filter(|active| active.name == *name) {
+                    active.show_pause(stretch.until, *partition);
                     self.tell_of_pause(name, partition.is_some(), *stretch, *cause);
                 }
                 return self.inner.queues.pause(is_meant, *stretch);
             }
         };
-        let lives = self.lives();
-        let member = |(name, partition): &(LimiterName, Option<Partition>)| {
-            let live = lives.iter().find(|live| live.name == *name)?.clone();
-            Some(Member { live, partition: *partition })
+        let lives = self.active_limiters();
+        let instance = |(name, partition): &(LimiterName, Option<Partition>)| {
+            let active = lives.iter().find(|active| active.name == *name)?.clone();
+            Some(LimiterInstance { active, partition: *partition })
         };
         // Another replica's configuration may know limiters that this one does not.
-        if let Some(members) = queue.iter().map(member).collect::<Option<Vec<_>>>() {
-            self.inner.queues.tell_room(&members, room);
+        if let Some(instances) = queue.iter().map(instance).collect::<Option<Vec<_>>>() {
+            self.inner.queues.tell_room(&instances, room);
         }
     }
 
@@ -362,7 +367,7 @@ impl Limiters {
     /// Refuses all who wait, gives their slots back, leaves the fleet, and ends when every worker has ended.
     pub async fn close(&self) {
         self.inner.queues.close().await;
-        self.fleet().leave(&*self.inner.homes.overall.store).await;
+        self.fleet().leave(&*self.inner.sessions.overall.store).await;
     }
 
     /// How many queues there are.

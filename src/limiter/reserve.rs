@@ -1,4 +1,4 @@
-//! One call to a store: give back, exchange what a change of the limits voided, book.
+//! One call to a store: give back, exchange what a change of the limits voided, state.
 //!
 //! [`reserve`] is the whole of it as a pure function; the memory store runs it under a lock, the Redis store
 //! runs its twin `lua/reserve.lua`, and a model test holds the two equal. Permits are counted in cost.
@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use crate::clock::Micros;
 use crate::limiter::algorithm::Search;
-use crate::limiter::book::{Book, Generation, Returned};
-use crate::limiter::order::{QueueOrder, Room};
+use crate::limiter::order::{Freed, QueueOrder};
 use crate::limiter::rule::Rule;
-use crate::limiter::store::{Epoch, Heard, Said, Subject};
+use crate::limiter::book::{Generation, LimiterState, Returned};
+use crate::limiter::store::{Epoch, LimiterRef, ReportResult, UpstreamReport};
 
 /// Permits held at one slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,14 +74,14 @@ pub enum Outcome {
     /// Booked at this instant of the store's clock.
     Booked(Micros),
     /// Nothing booked: the earliest slot is further away than the wait.
-    TooFar(Away),
+    TooFar(RetryDelay),
     /// Nothing booked: as many wait as may.
-    Full(Away),
+    Full(RetryDelay),
 }
 
 /// How far away a slot is that was not booked.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Away {
+pub struct RetryDelay {
     /// How far.
     pub delay: Micros,
     /// How far the first of the refused is told to stay away, so that not all come back at one instant. Each further one
@@ -108,8 +108,8 @@ pub struct Answer {
     pub lives_until: Vec<Micros>,
     /// The last instant at which one of the limiters is booked; zero if none is.
     pub last: Micros,
-    /// Room that was given back before the queue's last slot, and that its later slots may be traded for.
-    pub room: Option<Room>,
+    /// Freed that was given back before the queue's last slot, and that its later slots may be traded for.
+    pub room: Option<Freed>,
     /// The slots of the holdings to exchange, in order, as counts; `None`: none within the wait.
     pub exchanged: Vec<(u64, Option<Micros>)>,
     /// What became of the requests, in order, as counts.
@@ -120,71 +120,80 @@ pub struct Answer {
 pub fn reserve(
     now: Micros,
     lease: Micros,
-    books: &mut [(&mut Book, Arc<[Rule]>)],
+    states: &mut [(&mut LimiterState, Arc<[Rule]>)],
     order: &mut QueueOrder,
     call: &Call,
 ) -> Answer {
-    for (book, rules) in books.iter_mut() {
-        book.open(now, rules, lease, call.replica);
+    for (state, rules) in states.iter_mut() {
+        state.open(now, rules, lease, call.replica);
     }
-    order.open(now, books.iter().map(|(book, _)| book.generation().number).sum());
-    order.review_spread(now, || books.iter().flat_map(|(book, _)| book.rules()));
+    order.open(now, states.iter().map(|(state, _)| state.generation().number).sum());
+    order.review_spread(now, || states.iter().flat_map(|(state, _)| state.rules()));
     for holding in &call.give_back {
         let permits = holding.cost * holding.count;
-        let moved = give_back(books, &call.known, holding.slot, permits);
+        let moved = give_back(states, &call.known, holding.slot, permits);
         order.given_back(now, moved.unwrap_or(holding.slot), permits);
     }
-    let exchanged = exchange(now, books, order, call);
-    let mut outcomes = book_runs(now, books, order, call);
+    let exchanged = exchange(now, states, order, call);
+    let mut outcomes = book_runs(now, states, order, call);
     for (_, outcome) in &mut outcomes {
-        if let Outcome::TooFar(Away { violated, .. }) | Outcome::Full(Away { violated, .. }) = outcome {
-            let (book, rules) = &books[violated.limiter];
-            violated.limit = book.own_limit(violated.limit, rules);
+        if let Outcome::TooFar(RetryDelay { violated, .. }) | Outcome::Full(RetryDelay { violated, .. }) =
+            outcome
+        {
+            let (state, rules) = &states[violated.limiter];
+            violated.limit = state.own_limit(violated.limit, rules);
         }
     }
     Answer {
         now,
         epoch: Epoch { now, ..Epoch::default() },
-        generations: books.iter().map(|(book, _)| book.generation()).collect(),
-        available: books.iter().map(|(book, rules)| book.available(now, rules)).collect(),
-        paused: books.iter().map(|(book, _)| book.paused_until(now)).collect(),
+        generations: states.iter().map(|(state, _)| state.generation()).collect(),
+        available: states.iter().map(|(state, rules)| state.available(now, rules)).collect(),
+        paused: states.iter().map(|(state, _)| state.paused_until(now)).collect(),
         lives_until: Vec::new(),
-        last: books.iter().filter_map(|(book, _)| book.calendar().last()).max().unwrap_or_default(),
+        last: states.iter().filter_map(|(state, _)| state.calendar().last()).max().unwrap_or_default(),
         room: order.room(),
         exchanged,
         outcomes,
     }
 }
 
-/// Hears at `now` what an upstream said of a limiter, whose book is open.
-pub fn hear(book: &mut Book, now: Micros, lease: Micros, subject: &Subject, said: &Said) -> Heard {
+/// Hears at `now` what an upstream said of a limiter, whose state is open.
+pub fn report_upstream(
+    state: &mut LimiterState,
+    now: Micros,
+    lease: Micros,
+    limiter_ref: &LimiterRef,
+    said: &UpstreamReport,
+) -> ReportResult {
     if said.cost > 0 {
-        book.charge(now, said.cost);
+        state.charge(now, said.cost);
     }
     if !said.refused.is_empty() {
-        book.hear_refused(now, &said.refused);
+        state.hear_refused(now, &said.refused);
     }
-    let rules = said.remaining.iter().filter_map(|(index, left)| Some((subject.rules.get(*index)?, left)));
-    let drift = rules.map(|(rule, left)| book.hear_remaining(now, rule, left)).sum();
+    let rules =
+        said.remaining.iter().filter_map(|(index, left)| Some((limiter_ref.rules.get(*index)?, left)));
+    let drift = rules.map(|(rule, left)| state.hear_remaining(now, rule, left)).sum();
     // What is moved by the pause heeds the others, too.
     if let Some(request) = &said.pause {
-        book.ask_pause(now, lease, request, said.replica);
+        state.ask_pause(now, lease, request, said.replica);
     }
-    book.follow_others(now, lease);
-    Heard { epoch: Epoch { now, ..Epoch::default() }, paused_until: book.paused_until(now), drift }
+    state.follow_others(now, lease);
+    ReportResult { epoch: Epoch { now, ..Epoch::default() }, paused_until: state.paused_until(now), drift }
 }
 
 /// Takes permits back from every limiter; returns the latest place to which a change had moved them, if any.
 fn give_back(
-    books: &mut [(&mut Book, Arc<[Rule]>)],
+    states: &mut [(&mut LimiterState, Arc<[Rule]>)],
     known: &[u64],
     slot: Micros,
     permits: u64,
 ) -> Option<Micros> {
     let mut place = None;
-    for (index, (book, _)) in books.iter_mut().enumerate() {
+    for (index, (state, _)) in states.iter_mut().enumerate() {
         let known = known.get(index).copied().unwrap_or_default();
-        if let Returned::Moved(to) = book.give_back(slot, permits, known) {
+        if let Returned::Moved(to) = state.give_back(slot, permits, known) {
             place = place.max(Some(to));
         }
     }
@@ -195,20 +204,20 @@ fn give_back(
 /// stay for others.
 fn fetch(
     now: Micros,
-    books: &mut [(&mut Book, Arc<[Rule]>)],
+    states: &mut [(&mut LimiterState, Arc<[Rule]>)],
     call: &Call,
     holding: Holding,
     skipped: u64,
 ) -> Option<Micros> {
     let mut place = None;
-    for (index, (book, _)) in books.iter().enumerate() {
+    for (index, (state, _)) in states.iter().enumerate() {
         let known = call.known.get(index).copied().unwrap_or_default();
-        let to = book.place(holding.slot, holding.cost, known, skipped)?;
+        let to = state.place(holding.slot, holding.cost, known, skipped)?;
         if to < now || to - now > call.exchange_wait || *place.get_or_insert(to) != to {
             return None;
         }
     }
-    books.iter_mut().for_each(|(book, _)| book.fetch(holding.slot, holding.cost, skipped));
+    states.iter_mut().for_each(|(state, _)| state.fetch(holding.slot, holding.cost, skipped));
     place
 }
 
@@ -221,18 +230,19 @@ fn skipped(left: u64, count: u64, index: u64, cost: u64) -> u64 {
 /// Books void permits again, one by one: at the place that the change kept for each, or no earlier than that.
 fn exchange(
     now: Micros,
-    books: &mut [(&mut Book, Arc<[Rule]>)],
+    states: &mut [(&mut LimiterState, Arc<[Rule]>)],
     order: &mut QueueOrder,
     call: &Call,
 ) -> Vec<(u64, Option<Micros>)> {
     let mut exchanged: Vec<(u64, Option<Micros>)> = Vec::new();
     for holding in &call.exchange {
-        let unfetched = books.iter().map(|(book, _)| book.unfetched(holding.slot)).min().unwrap_or_default();
+        let unfetched =
+            states.iter().map(|(state, _)| state.unfetched(holding.slot)).min().unwrap_or_default();
         for index in 0..holding.count {
             let skipped = skipped(unfetched, holding.count, index, holding.cost);
-            let place = fetch(now, books, call, *holding, skipped).or_else(|| {
-                let place = give_back(books, &call.known, holding.slot, holding.cost);
-                let mut searches = searches_from(books, now.max(place.unwrap_or(order.last())));
+            let place = fetch(now, states, call, *holding, skipped).or_else(|| {
+                let place = give_back(states, &call.known, holding.slot, holding.cost);
+                let mut searches = searches_from(states, now.max(place.unwrap_or(order.last())));
                 let found = earliest(&mut searches, holding.cost);
                 let is_near = found.at - now <= call.exchange_wait;
                 is_near.then(|| {
@@ -252,18 +262,18 @@ fn exchange(
 
 fn book_runs(
     now: Micros,
-    books: &mut [(&mut Book, Arc<[Rule]>)],
+    states: &mut [(&mut LimiterState, Arc<[Rule]>)],
     order: &mut QueueOrder,
     call: &Call,
 ) -> Vec<(u64, Outcome)> {
     let mut outcomes = Vec::new();
     let (mut room, mut spare) = (call.room, call.spare);
-    let mut searches = searches_from(books, now);
+    let mut searches = searches_from(states, now);
     // The search has moved on for a cost that found nothing where it stood: a smaller one may have room before.
     let mut passed = 0;
     for run in &call.runs {
         if run.cost < passed {
-            searches = searches_from(books, now);
+            searches = searches_from(states, now);
             passed = 0;
         }
         let mut left = run.count;
@@ -273,9 +283,9 @@ fn book_runs(
             let found = earliest(&mut searches, run.cost);
             let delay = found.at - now;
             let refuses = if delay > run.wait_max {
-                Some(Outcome::TooFar as fn(Away) -> Outcome)
+                Some(Outcome::TooFar as fn(RetryDelay) -> Outcome)
             } else if delay > Micros::ZERO && room == 0 {
-                Some(Outcome::Full as fn(Away) -> Outcome)
+                Some(Outcome::Full as fn(RetryDelay) -> Outcome)
             } else {
                 None
             };
@@ -283,7 +293,8 @@ fn book_runs(
                 let Violated { limiter, limit } = found.violated;
                 let count = left + std::mem::take(&mut spare);
                 let told = order.tell(found.at, count * run.cost, violated_rule(&searches, limiter, limit));
-                outcomes.push((left, refuses(Away { delay, told: told - now, violated: found.violated })));
+                outcomes
+                    .push((left, refuses(RetryDelay { delay, told: told - now, violated: found.violated })));
                 passed = passed.max(run.cost);
                 break;
             }
@@ -307,8 +318,8 @@ fn violated_rule<'a>(searches: &'a [Search<'_>], limiter: usize, limit: usize) -
     searches.get(limiter).and_then(|search| search.rules().get(limit))
 }
 
-fn searches_from<'a>(books: &'a mut [(&mut Book, Arc<[Rule]>)], from: Micros) -> Vec<Search<'a>> {
-    books.iter_mut().map(|(book, _)| book.search(from)).collect()
+fn searches_from<'a>(states: &'a mut [(&mut LimiterState, Arc<[Rule]>)], from: Micros) -> Vec<Search<'a>> {
+    states.iter_mut().map(|(state, _)| state.search(from)).collect()
 }
 
 struct Earliest {

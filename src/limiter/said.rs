@@ -15,7 +15,7 @@ use crate::limiter::limit::{Limiter, LimiterName, Permits};
 use crate::limiter::others::Remaining;
 use crate::limiter::pause::PauseRequest;
 use crate::limiter::permit::{Returned, Slot, Source};
-use crate::limiter::queue::Shared;
+use crate::limiter::queue::Queue;
 
 /// The most windows of which something is kept until the store is told.
 const WINDOWS_MAX: usize = 16;
@@ -25,7 +25,7 @@ const REFUSED_MAX: usize = 256;
 
 /// What an answer says of the quota.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub struct Spoken {
+pub struct UpstreamSignal {
     /// The code of an answer that refuses, of those that a limiter's pause may be made for; `None` for any other.
     pub refusal: Option<u16>,
     /// How long the upstream asks to be left alone, if it names an instant.
@@ -47,7 +47,7 @@ pub struct Window {
 
 /// A permit that was spent, for what becomes known of it later.
 pub struct Receipt {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<Queue>,
     pub(super) slot: Slot,
     pub(super) cost: Permits,
     pub(super) sent: Instant,
@@ -56,35 +56,35 @@ pub struct Receipt {
 impl Receipt {
     /// Whether what the upstream leaves of its quota matters to a limiter.
     pub fn follows_upstream(&self) -> bool {
-        self.shared.members.iter().any(|member| member.live.limiter().follows_upstream)
+        self.shared.instances.iter().any(|instance| instance.active.limiter().follows_upstream)
     }
 
     /// What its queue, or the one that has come in its place, has to hear of what an answer says.
-    pub(super) fn said(&self, spoken: Spoken) -> News {
-        News::Said(Saying::new(spoken, self.sent, self.slot, self.cost))
+    pub(super) fn said(&self, spoken: UpstreamSignal) -> PermitReport {
+        PermitReport::Signal(PendingReport::new(spoken, self.sent, self.slot, self.cost))
     }
 
     /// The same, of what its request has cost: more is charged, less is given back. `None` if it is what was taken.
-    pub(super) fn settled(&self, cost: u64) -> Option<News> {
+    pub(super) fn settled(&self, cost: u64) -> Option<PermitReport> {
         let taken = self.cost.get();
         if cost > taken {
-            let saying = Saying::new(Spoken::default(), self.sent, self.slot, self.cost);
-            return Some(News::Said(Saying { cost: cost - taken, ..saying }));
+            let saying = PendingReport::new(UpstreamSignal::default(), self.sent, self.slot, self.cost);
+            return Some(PermitReport::Signal(PendingReport { cost: cost - taken, ..saying }));
         }
         let cost = Permits::new(taken - cost)?;
-        Some(News::Refund(Returned::Refund { slot: self.slot, cost }))
+        Some(PermitReport::Refund(Returned::Refund { slot: self.slot, cost }))
     }
 }
 
 /// What a queue hears of a request whose permit is spent.
-pub(super) enum News {
-    Said(Saying),
+pub(super) enum PermitReport {
+    Signal(PendingReport),
     Refund(Returned),
 }
 
 /// What a queue has to tell the store, put together.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Saying {
+pub(super) struct PendingReport {
     refusal: Option<u16>,
     /// Until when the upstream asks to be left alone.
     until: Option<Instant>,
@@ -93,30 +93,30 @@ pub(super) struct Saying {
     /// The store's slots of permits that were refused, and how many.
     refused: Vec<(Micros, u64)>,
     pub(super) cost: u64,
-    windows: Vec<Told>,
+    windows: Vec<ReportedWindow>,
 }
 
 /// A window of the upstream's quota as an answer told it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Told {
+struct ReportedWindow {
     window: Window,
     /// The store's slot of its request, and how long after that the answer was there.
     slot: Micros,
     took: Micros,
 }
 
-impl Saying {
-    fn new(spoken: Spoken, sent: Instant, slot: Slot, taken: Permits) -> Saying {
-        let Spoken { refusal, wait, windows } = spoken;
+impl PendingReport {
+    fn new(spoken: UpstreamSignal, sent: Instant, slot: Slot, taken: Permits) -> PendingReport {
+        let UpstreamSignal { refusal, wait, windows } = spoken;
         let now = Instant::now();
         let took = Micros::from(now.saturating_duration_since(slot.due));
         // The store knows nothing of slots that are not its own.
         let slot = (slot.source == Source::Store).then_some(slot.at);
-        let told = |window| slot.map(|slot| Told { window, slot, took });
+        let told = |window| slot.map(|slot| ReportedWindow { window, slot, took });
         let refused = slot.filter(|_| refusal.is_some()).map(|slot| (slot, taken.get()));
         // What is further away than that is capped anyway.
         let until = wait.map(|wait| now + wait.min(Duration::from_secs(u64::from(u32::MAX))));
-        Saying {
+        PendingReport {
             refusal,
             until: until.filter(|_| refusal.is_some()),
             sent: refusal.map(|_| sent),
@@ -127,7 +127,7 @@ impl Saying {
     }
 
     /// Adds what was said later.
-    pub(super) fn add(&mut self, later: Saying) {
+    pub(super) fn add(&mut self, later: PendingReport) {
         self.refusal = later.refusal.or(self.refusal);
         self.until = self.until.max(later.until);
         self.sent = self.sent.max(later.sent);
@@ -136,7 +136,7 @@ impl Saying {
         self.cost += later.cost;
         for told in later.windows {
             // The last word on each.
-            let name = |told: &Told| (told.window.limit, told.window.per);
+            let name = |told: &ReportedWindow| (told.window.limit, told.window.per);
             self.windows.retain(|before| name(before) != name(&told));
             self.windows.push(told);
         }
@@ -171,7 +171,7 @@ impl Saying {
     /// What the upstream leaves of the limiter's limits.
     pub(super) fn remaining(&self, limiter: &Limiter) -> Vec<(usize, Remaining)> {
         let windows = self.windows.iter().filter(|_| limiter.follows_upstream);
-        let remaining = windows.filter_map(|Told { window, slot, took }| {
+        let remaining = windows.filter_map(|ReportedWindow { window, slot, took }| {
             let limit = limit_of(limiter, window)?;
             let per = Micros::from(limiter.limits.get(limit)?.per);
             Some((limit, Remaining { permits: window.remaining, per, slot: *slot, took: *took }))
@@ -222,10 +222,10 @@ mod tests {
         Limiter { pause: Some(pause), follows_upstream: true, ..limiter }
     }
 
-    fn saying(refusal: Option<u16>, wait: Option<Duration>) -> Saying {
+    fn saying(refusal: Option<u16>, wait: Option<Duration>) -> PendingReport {
         let slot = Slot { at: SLOT, due: Instant::now(), source: Source::Store };
-        let spoken = Spoken { refusal, wait, windows: Vec::new() };
-        Saying::new(spoken, Instant::now(), slot, Permits::new(2).unwrap())
+        let spoken = UpstreamSignal { refusal, wait, windows: Vec::new() };
+        PendingReport::new(spoken, Instant::now(), slot, Permits::new(2).unwrap())
     }
 
     #[tokio::test(start_paused = true)]
@@ -250,12 +250,12 @@ mod tests {
     #[test]
     fn a_window_is_told_by_its_size_and_length() {
         let took = Micros::from(SECOND);
-        let spoken = |limit, per, remaining| Saying {
-            windows: vec![Told { window: Window { limit, remaining, per }, slot: SLOT, took }],
+        let spoken = |limit, per, remaining| PendingReport {
+            windows: vec![ReportedWindow { window: Window { limit, remaining, per }, slot: SLOT, took }],
             ..saying(None, None)
         };
         let limiter = limiter();
-        let left = |saying: &Saying| -> Vec<(usize, u64)> {
+        let left = |saying: &PendingReport| -> Vec<(usize, u64)> {
             let remaining = saying.remaining(&limiter).into_iter();
             remaining.map(|(limit, remaining)| (limit, remaining.permits)).collect()
         };

@@ -3,9 +3,9 @@
 use std::slice;
 use std::sync::Arc;
 
+use crate::limiter::active_limiter::LimiterInstance;
 use crate::limiter::limit::Permits;
-use crate::limiter::live::Member;
-use crate::limiter::queue::{Asker, Demand, Shared};
+use crate::limiter::queue::{Asker, Demand, Queue};
 use crate::limiter::queues::Queues;
 use crate::limiter::refusal::Refusal;
 
@@ -13,38 +13,38 @@ use crate::limiter::refusal::Refusal;
 #[derive(Clone)]
 pub(super) struct Shadows {
     queues: Arc<Queues>,
-    members: Arc<[Member]>,
+    instances: Arc<[LimiterInstance]>,
 }
 
 impl Shadows {
     /// `None` if there are none.
-    pub(super) fn new(queues: &Arc<Queues>, members: &[Member]) -> Option<Shadows> {
-        (!members.is_empty()).then(|| Shadows { queues: queues.clone(), members: members.into() })
+    pub(super) fn new(queues: &Arc<Queues>, instances: &[LimiterInstance]) -> Option<Shadows> {
+        (!instances.is_empty()).then(|| Shadows { queues: queues.clone(), instances: instances.into() })
     }
 
-    pub(super) fn members(&self) -> &[Member] {
-        &self.members
+    pub(super) fn instances(&self) -> &[LimiterInstance] {
+        &self.instances
     }
 
     /// Charges each of them as if it had been asked, through a queue of its own: nobody waits for the answer, and what
     /// finds no room there counts as refused.
     pub(super) fn charge(&self, cost: Permits) {
         let demand = Demand { cost, wait_max: None };
-        for member in &*self.members {
+        for instance in &*self.instances {
             // Whoever finds a queue that has ended looks for the next; a refusal has been counted.
-            while let Some(queue) = self.queue(member, cost)
+            while let Some(queue) = self.queue(instance, cost)
                 && matches!(queue.push(demand, Asker::Shadow), Ok(false))
             {}
         }
     }
 
-    fn queue(&self, member: &Member, cost: Permits) -> Option<Arc<Shared>> {
-        match self.queues.find(slice::from_ref(member)) {
+    fn queue(&self, instance: &LimiterInstance, cost: Permits) -> Option<Arc<Queue>> {
+        match self.queues.find(slice::from_ref(instance)) {
             Ok(queue) => Some(queue),
             // weir is shutting down: it would not have been refused.
             Err(Refusal::Closed { .. }) => None,
             Err(_) => {
-                member.live.metrics().shadow_refused(cost.get());
+                instance.active.metrics().shadow_refused(cost.get());
                 None
             }
         }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::sync::Arc;
 
 use crate::clock::Micros;
-use crate::limiter::book::Book;
+use crate::limiter::book::LimiterState;
 use crate::limiter::oracle::{LEASE, START, rule};
 use crate::limiter::others::Remaining;
 use crate::limiter::pause::PauseRequest;
@@ -35,7 +35,7 @@ type Coming = fn(&mut Dice) -> (u64, u64);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    Others,
+    ExternalUsage,
     /// A client asks its replica.
     Ask(usize),
     /// A client's slot is due, unless it has moved.
@@ -60,7 +60,7 @@ struct World {
     /// In order; the number tells apart what is to happen at one instant.
     events: BinaryHeap<Reverse<(Micros, u64, Event)>>,
     number: u64,
-    book: Book,
+    book: LimiterState,
     rules: Arc<[Rule]>,
     /// The slot of each client that waits, and the generation under which it was booked.
     waiting: BTreeMap<usize, (Micros, u64)>,
@@ -78,14 +78,14 @@ struct World {
 }
 
 impl World {
-    /// Others come until an instant.
+    /// ExternalUsage come until an instant.
     fn new(seed: u64, latency: u64, coming: Coming, until: Micros) -> World {
         let mut world = World {
             dice: Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
             now: START,
             events: BinaryHeap::new(),
             number: 0,
-            book: Book::default(),
+            book: LimiterState::default(),
             rules: [rule(LIMIT, SECOND + GUARD, 1, Kind::Sliding)].into(),
             waiting: BTreeMap::new(),
             used: VecDeque::new(),
@@ -97,7 +97,7 @@ impl World {
             news: [None; REPLICAS],
             tells: [START; REPLICAS],
         };
-        world.plan(START, Event::Others);
+        world.plan(START, Event::ExternalUsage);
         for client in 0..CLIENTS {
             let at = START + Micros(world.dice.roll(20_000));
             world.plan(at, Event::Ask(client));
@@ -145,11 +145,11 @@ impl World {
     fn happen(&mut self, event: Event) {
         let now = self.now;
         match event {
-            Event::Others => {
+            Event::ExternalUsage => {
                 let (count, after) = (self.coming)(&mut self.dice);
                 self.used.extend((0..count).map(|_| now));
                 if now + Micros(after) < self.until {
-                    self.plan(now + Micros(after), Event::Others);
+                    self.plan(now + Micros(after), Event::ExternalUsage);
                 }
             }
             Event::Ask(client) => {

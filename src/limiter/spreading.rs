@@ -4,23 +4,23 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use super::book::Book;
+use super::book::LimiterState;
 use super::oracle::{LEASE, START, fixed, rule};
 use super::order::QueueOrder;
-use super::reserve::{Away, Call, Outcome, Run, reserve};
+use super::reserve::{Call, Outcome, RetryDelay, Run, reserve};
 use super::rule::{Kind, Rule};
 use crate::clock::Micros;
 
 /// A limiter of one limit, and its clock.
 struct Limiter {
     rules: Arc<[Rule]>,
-    book: Book,
+    book: LimiterState,
     order: QueueOrder,
 }
 
 impl Limiter {
     fn new(rule: Rule) -> Limiter {
-        Limiter { rules: [rule].into(), book: Book::default(), order: QueueOrder::default() }
+        Limiter { rules: [rule].into(), book: LimiterState::default(), order: QueueOrder::default() }
     }
 
     fn ask(&mut self, now: Micros, wait_max: Micros, count: u64) -> Outcome {
@@ -30,7 +30,7 @@ impl Limiter {
         reserve(now, LEASE, books, &mut self.order, &call).outcomes[0].1
     }
 
-    fn refused(&mut self, now: Micros) -> Away {
+    fn refused(&mut self, now: Micros) -> RetryDelay {
         match self.ask(now, Micros::ZERO, 1) {
             Outcome::TooFar(away) => away,
             other => panic!("{other:?}"),
@@ -50,7 +50,7 @@ fn all_obey(clients: u64, rate: u64, wait: Micros) -> (f64, f64) {
         attempts += 1;
         match limiter.ask(now, wait, 1) {
             Outcome::Booked(slot) => last = last.max(slot),
-            Outcome::TooFar(Away { told, .. }) => {
+            Outcome::TooFar(RetryDelay { told, .. }) => {
                 let late = Micros(client * 7919 % 5_000);
                 due.push(Reverse((now + told + late, client)));
             }

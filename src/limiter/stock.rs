@@ -72,7 +72,7 @@ impl Batch {
 
 /// What lies ready. Bounded by what the worker books.
 #[derive(Default)]
-pub(super) struct Stock {
+pub(super) struct Prefetch {
     batches: VecDeque<Batch>,
     /// Handed out since the worker looked last.
     taken: u64,
@@ -81,7 +81,7 @@ pub(super) struct Stock {
     is_told: bool,
 }
 
-impl Stock {
+impl Prefetch {
     /// One of that cost, and whether the worker must be told to book more.
     pub(super) fn take(&mut self, cost: Permits, now: Instant) -> Option<(Slot, StoreClock, bool)> {
         let is_good = |batch: &&mut Batch| batch.cost == cost && batch.count > 0 && now < batch.until;
@@ -105,11 +105,11 @@ impl Stock {
     }
 
     /// How many were taken since the last look, and how many are left; what has become too old comes out.
-    pub(super) fn look(&mut self, now: Instant) -> Look {
+    pub(super) fn look(&mut self, now: Instant) -> PrefetchSnapshot {
         let stale = self.batches.iter().take_while(|batch| batch.until <= now || batch.count == 0).count();
         let stale = self.batches.drain(..stale).filter(|batch| batch.count > 0).collect();
         let until = self.batches.front().map(|batch| batch.until);
-        Look { taken: std::mem::take(&mut self.taken), left: self.left(), until, stale }
+        PrefetchSnapshot { taken: std::mem::take(&mut self.taken), left: self.left(), until, stale }
     }
 
     /// Takes everything out.
@@ -118,9 +118,9 @@ impl Stock {
     }
 }
 
-/// What the worker sees of a [`Stock`].
+/// What the worker sees of a [`Prefetch`].
 #[derive(Default)]
-pub(super) struct Look {
+pub(super) struct PrefetchSnapshot {
     pub(super) taken: u64,
     pub(super) left: u64,
     /// When the oldest of it becomes too old.

@@ -7,8 +7,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::far_store::FarStore;
 use super::limit::{Limiter, Permits};
-use super::store::{Store, Subject};
-use super::{Demand, Entered, Gate, Limiters, tests};
+use super::store::{LimiterRef, Store};
+use super::{Demand, Entered, LimiterSet, Limiters, tests};
 use crate::clock::{Clock, Micros};
 use crate::telemetry::Metrics;
 
@@ -22,7 +22,7 @@ fn limiter(rate: u64, timeout: Duration) -> Arc<Limiter> {
     Arc::new(Limiter { guard: 20 * MILLISECOND, ..limiter })
 }
 
-fn replica(limiter: &Arc<Limiter>, clock: Clock, store: &Arc<FarStore>) -> (Limiters, Gate) {
+fn replica(limiter: &Arc<Limiter>, clock: Clock, store: &Arc<FarStore>) -> (Limiters, LimiterSet) {
     let limiters = Limiters::new(store.clone(), clock, 1, Metrics::new());
     limiters.apply(std::slice::from_ref(limiter));
     let gate = tests::gate(&limiters, &["api"]);
@@ -30,7 +30,7 @@ fn replica(limiter: &Arc<Limiter>, clock: Clock, store: &Arc<FarStore>) -> (Limi
 }
 
 /// When a request was let through; `None` if it was refused.
-async fn pass(gate: Gate) -> Option<Instant> {
+async fn pass(gate: LimiterSet) -> Option<Instant> {
     let mut permit = match gate.enter(&[], Demand { cost: Permits::ONE, wait_max: None }).await.ok()? {
         Entered::Granted(permit) => permit,
         Entered::Waiting(ticket) => ticket.turn().await.ok()?,
@@ -41,7 +41,7 @@ async fn pass(gate: Gate) -> Option<Instant> {
 }
 
 /// `count` requests each millisecond, for so many.
-async fn pace(gate: &Gate, count: usize, milliseconds: u32) -> Vec<Instant> {
+async fn pace(gate: &LimiterSet, count: usize, milliseconds: u32) -> Vec<Instant> {
     let begin = Instant::now();
     let mut asking = Vec::new();
     for tick in 0..milliseconds {
@@ -62,7 +62,7 @@ fn fullest(passed: &[Instant], per: Duration) -> usize {
 }
 
 async fn available(store: &FarStore, limiter: &Limiter) -> u64 {
-    store.inspect(&Subject::new(limiter, None, Micros::ZERO)).await.unwrap().available[0]
+    store.inspect(&LimiterRef::new(limiter, None, Micros::ZERO)).await.unwrap().available[0]
 }
 
 #[tokio::test(start_paused = true)]

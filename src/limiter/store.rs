@@ -10,7 +10,7 @@ use tokio::sync::broadcast;
 use crate::clock::Micros;
 use crate::limiter::fleet::Replica;
 use crate::limiter::limit::{Limiter, LimiterName};
-use crate::limiter::order::Room;
+use crate::limiter::order::Freed;
 use crate::limiter::others::Remaining;
 use crate::limiter::partition::Partition;
 use crate::limiter::pause::{Cause, Lasting, PauseRequest};
@@ -19,7 +19,7 @@ use crate::limiter::rule::Rule;
 
 /// The part of a limiter that a store needs: where its state is, and its rules.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Subject {
+pub struct LimiterRef {
     /// The limiter.
     pub name: LimiterName,
     /// Which of its partitions, if it has any.
@@ -32,13 +32,13 @@ pub struct Subject {
     pub valid_until: Option<Micros>,
 }
 
-impl Subject {
-    /// The subject of a limiter, or of one of its partitions, as of `now` by the store's clock.
-    pub fn new(limiter: &Limiter, partition: Option<Partition>, now: Micros) -> Subject {
+impl LimiterRef {
+    /// The limiter_ref of a limiter, or of one of its partitions, as of `now` by the store's clock.
+    pub fn new(limiter: &Limiter, partition: Option<Partition>, now: Micros) -> LimiterRef {
         let guard = Micros::from(limiter.guard);
         let (rules, valid_until): (Vec<_>, Vec<_>) =
             limiter.limits.iter().map(|limit| Rule::new(limit, guard, now)).unzip();
-        Subject {
+        LimiterRef {
             name: limiter.name.clone(),
             partition,
             group: limiter.group.clone(),
@@ -50,7 +50,7 @@ impl Subject {
 
 /// What is left of a limiter.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub struct Inspection {
+pub struct StateView {
     /// The store's clock.
     pub now: Micros,
     /// The last booked slot; zero if nothing is booked.
@@ -104,12 +104,12 @@ impl From<StoreError> for Failure {
 /// News from whichever replica caused it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Announcement {
-    /// Room was given back before the last slot of a queue.
-    Room {
+    /// Freed was given back before the last slot of a queue.
+    Freed {
         /// Whose limiters and partitions the queue takes together.
         queue: Vec<(LimiterName, Option<Partition>)>,
         /// Where.
-        room: Room,
+        room: Freed,
     },
     /// A limiter is paused, or goes on.
     Pause {
@@ -135,7 +135,7 @@ pub struct PauseStretch {
 
 /// What an upstream said of its quota, for one limiter.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub struct Said {
+pub struct UpstreamReport {
     /// The replica that heard it.
     pub replica: u64,
     /// The latest epoch of the store that it has heard of.
@@ -146,13 +146,13 @@ pub struct Said {
     pub refused: Vec<(Micros, u64)>,
     /// Permits that a request has cost beyond what it had taken.
     pub cost: u64,
-    /// How much it leaves, of rules by their place in the subject.
+    /// How much it leaves, of rules by their place in the limiter_ref.
     pub remaining: Vec<(usize, Remaining)>,
 }
 
 /// What came of that.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Heard {
+pub struct ReportResult {
     /// The store's memory.
     pub epoch: Epoch,
     /// Until when nothing is booked, by the store's clock; zero if it is not paused.
@@ -216,15 +216,15 @@ pub struct WriteBack {
 
 /// A place for limiter state.
 pub trait Store: Send + Sync + 'static {
-    /// Carries out a call for the queue that takes all of `subjects` at once.
+    /// Carries out a call for the queue that takes all of `limiter_refs` at once.
     fn reserve<'a>(
         &'a self,
-        subjects: &'a Arc<[Subject]>,
+        limiter_refs: &'a Arc<[LimiterRef]>,
         call: &'a Arc<Call>,
     ) -> BoxFuture<'a, Result<Answer, Failure>>;
 
     /// Reads what is left, and changes nothing.
-    fn inspect<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>>;
+    fn inspect<'a>(&'a self, limiter_ref: &'a LimiterRef) -> BoxFuture<'a, Result<StateView, StoreError>>;
 
     /// Keeps the store's epoch alive and tells which it is, for a caller that knows of no later one than `known`; and what has been
     /// reset of late, ascending.
@@ -232,32 +232,36 @@ pub trait Store: Send + Sync + 'static {
         ready(Ok((Epoch::default(), Vec::new()))).boxed()
     }
 
-    /// Forgets what was used of a limiter until now, in all its partitions if the subject names none.
-    fn reset<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Epoch, StoreError>>;
+    /// Forgets what was used of a limiter until now, in all its partitions if the limiter_ref names none.
+    fn reset<'a>(&'a self, limiter_ref: &'a LimiterRef) -> BoxFuture<'a, Result<Epoch, StoreError>>;
 
     /// Hears what an upstream said, and tells all who share the limiter if it is paused.
-    fn hear<'a>(&'a self, subject: &'a Subject, said: &'a Said) -> BoxFuture<'a, Result<Heard, StoreError>>;
+    fn report_upstream<'a>(
+        &'a self,
+        limiter_ref: &'a LimiterRef,
+        said: &'a UpstreamReport,
+    ) -> BoxFuture<'a, Result<ReportResult, StoreError>>;
 
-    /// Pauses a limiter by hand for so long, over a replica, in all its partitions if the subject names none; for no time: it
+    /// Pauses a limiter by hand for so long, over a replica, in all its partitions if the limiter_ref names none; for no time: it
     /// goes on. Tells all who share it.
     fn pause<'a>(
         &'a self,
-        subject: &'a Subject,
+        limiter_ref: &'a LimiterRef,
         lasting: Micros,
         replica: u64,
-    ) -> BoxFuture<'a, Result<Heard, StoreError>>;
+    ) -> BoxFuture<'a, Result<ReportResult, StoreError>>;
 
     /// Charges what was granted before the store lost it.
     fn write_back<'a>(
         &'a self,
-        _subject: &'a Subject,
+        _subject: &'a LimiterRef,
         _write: &'a WriteBack,
     ) -> BoxFuture<'a, Result<Epoch, StoreError>> {
         ready(Ok(Epoch::default())).boxed()
     }
 
     /// Says that a replica is there, or that it leaves, and tells who is there.
-    fn attend<'a>(
+    fn register_replica<'a>(
         &'a self,
         me: &'a Replica,
         leaves: bool,

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::far_store::FarStore;
 use super::limit::{Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, Permits, QueueLimits};
 use super::memory::MemoryStore;
-use super::{Demand, Entered, Gate, Limiters, Permit, Refusal};
+use super::{Demand, Entered, LimiterSet, Limiters, Permit, Refusal};
 use crate::clock::Clock;
 use crate::telemetry::Metrics;
 
@@ -25,7 +25,7 @@ pub(super) fn limiter(rate: u64, per: Duration, timeout: Duration) -> Arc<Limite
     })
 }
 
-fn limiters(limiter: &Arc<Limiter>) -> (Limiters, Gate) {
+fn limiters(limiter: &Arc<Limiter>) -> (Limiters, LimiterSet) {
     let clock = Clock::start();
     let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, Metrics::new());
     limiters.apply(std::slice::from_ref(limiter));
@@ -33,16 +33,16 @@ fn limiters(limiter: &Arc<Limiter>) -> (Limiters, Gate) {
     (limiters, gate)
 }
 
-pub(super) fn gate(limiters: &Limiters, names: &[&str]) -> Gate {
+pub(super) fn gate(limiters: &Limiters, names: &[&str]) -> LimiterSet {
     let names: Vec<_> = names.iter().map(|name| LimiterName::parse(name).unwrap()).collect();
     limiters.gate(&names).unwrap().unwrap()
 }
 
-async fn enter(gate: &Gate) -> Result<Entered, Refusal> {
+async fn enter(gate: &LimiterSet) -> Result<Entered, Refusal> {
     gate.enter(&[], Demand { cost: Permits::ONE, wait_max: None }).await
 }
 
-async fn granted(gate: &Gate) -> Permit {
+async fn granted(gate: &LimiterSet) -> Permit {
     match enter(gate).await {
         Ok(Entered::Granted(permit)) => permit,
         Ok(Entered::Waiting(_)) => panic!("it waits"),
@@ -51,7 +51,7 @@ async fn granted(gate: &Gate) -> Permit {
 }
 
 /// Enters, waits and sends; returns when that was.
-async fn pass(gate: Gate) -> Result<Instant, Refusal> {
+async fn pass(gate: LimiterSet) -> Result<Instant, Refusal> {
     let permit = match enter(&gate).await? {
         Entered::Granted(permit) => permit,
         Entered::Waiting(ticket) => ticket.turn().await?,

@@ -1,21 +1,21 @@
 //! The worker of a queue: one task per queue and replica that owns its state and talks to the store.
 //!
 //! While a call is under way arrivals collect, and the next call books for all of them; an idle limiter
-//! sends at once, so batching adds no delay. Slots that the store answers go into [lanes](super::lane), and
-//! the lanes hand them out when they are due. A worker that has had nothing to do for a while ends, and its queue
+//! sends at once, so batching adds no delay. Slots that the store answers go into [cost_queues](super::cost_queue), and
+//! the cost_queues hand them out when they are due. A worker that has had nothing to do for a while ends, and its queue
 //! with it, unless a gate holds that.
 //!
 //! Invariants, kept by [`Worker::advance`] after every event:
-//! - in each lane, requests = slots held + slots asked for; what is over is given back, who is over is refused;
+//! - in each cost_queue, requests = slots held + slots asked for; what is over is given back, who is over is refused;
 //! - no slot is handed out before the store's clock has surely reached it, or later than its guard
 //!   (but see [`Waiter::late`]);
 //! - while a slot of the store is held, the store is heard at least twice in a lease, so that a change of the
 //!   limits is known before it voids anything.
 
-mod booked_ahead;
 mod calls;
 mod ending;
 mod hear;
+mod outage_fence;
 mod settle;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -28,25 +28,25 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::oneshot;
 use tokio::time::{Duration, Instant, sleep_until};
 
-use self::booked_ahead::BookedAhead;
 use self::calls::Sent;
 use self::ending::Ending;
 use self::hear::Hearing;
+use self::outage_fence::OutageFence;
 use crate::clock::{Clock, Micros};
+use crate::limiter::active_limiter::{LimiterInstance, StoreSession};
+use crate::limiter::cost_queue::{CostQueue, LATE_MAX, Stage, Waiter};
 use crate::limiter::fleet::Fleet;
-use crate::limiter::inbox::News;
-use crate::limiter::lane::{LATE_MAX, Lane, Stage, Waiter};
+use crate::limiter::inbox::WorkerEvents;
 use crate::limiter::limit::Permits;
-use crate::limiter::live::{Home, Member};
 use crate::limiter::memory::MemoryStore;
-use crate::limiter::order::Room;
+use crate::limiter::order::Freed;
 use crate::limiter::permit::{LatePermit, Permit, Returned, Slot, Source, Whose};
-use crate::limiter::queue::{Arrival, Entered, Shared, Ticket};
+use crate::limiter::queue::{Arrival, Entered, Queue, Ticket};
 use crate::limiter::queues::Queues;
 use crate::limiter::reserve::{Answer, Call, Holding};
-use crate::limiter::said::{Paused, Saying};
-use crate::limiter::stock::{Batch, Look, Pace};
-use crate::limiter::store::{Failure, Subject};
+use crate::limiter::said::{Paused, PendingReport};
+use crate::limiter::stock::{Batch, Pace, PrefetchSnapshot};
+use crate::limiter::store::{Failure, LimiterRef};
 use crate::limiter::store_clock::StoreClock;
 
 /// The most requests in one call: the server does nothing else meanwhile, some milliseconds where each has a slot of its own
@@ -78,20 +78,20 @@ struct Seen {
 }
 
 /// A call for which nobody waits any more.
-type LateCall = BoxFuture<'static, (Arc<[Subject]>, Arc<Call>, Option<Answer>)>;
+type LateCall = BoxFuture<'static, (Arc<[LimiterRef]>, Arc<Call>, Option<Answer>)>;
 
 pub(super) struct Worker {
-    shared: Arc<Shared>,
+    shared: Arc<Queue>,
     queues: Arc<Queues>,
-    home: Arc<Home>,
+    session: Arc<StoreSession>,
     /// The limiters as of the next call.
-    subjects: Arc<[Subject]>,
+    limiter_refs: Arc<[LimiterRef]>,
     /// The generation of each limiter's bookings, as last heard.
     known: Arc<[u64]>,
     clock: StoreClock,
     /// When the last call was sent that has been answered.
     heard: Instant,
-    lanes: BTreeMap<Permits, Lane>,
+    cost_queues: BTreeMap<Permits, CostQueue>,
     /// Requests for the next call.
     pending: VecDeque<Arrival>,
     /// Slots for the next call to give back, with the generation under which they were booked.
@@ -101,14 +101,14 @@ pub(super) struct Worker {
     void_known: Arc<[u64]>,
     /// Slots to ask for in place of some that came too late.
     replace: BTreeMap<Permits, usize>,
-    /// Lanes in which a slot came too late. Those behind it are booked so that it fits nowhere but behind them all,
-    /// which would waste its room; so the whole lane is booked anew, and takes on the pace at which this
+    /// Cost queues in which a slot came too late. Those behind it are booked so that it fits nowhere but behind them all,
+    /// which would waste its room; so the whole cost_queue is booked anew, and takes on the pace at which this
     /// replica really sends.
     rebook: BTreeSet<Permits>,
-    /// Room before the queue's last slot, as last heard.
-    room: Option<Room>,
+    /// Freed before the queue's last slot, as last heard.
+    room: Option<Freed>,
     /// Such room for which nothing could be traded.
-    fruitless: Option<Room>,
+    fruitless: Option<Freed>,
     /// What the fleet had used of each limiter, as last heard.
     used: Box<[u64]>,
     /// The limiters' state in the store, as last seen.
@@ -121,9 +121,9 @@ pub(super) struct Worker {
     /// What the limits can spare for that, as last heard.
     spare: u64,
     /// How far ahead the store is booked.
-    booked_ahead: BookedAhead,
+    outage_fence: OutageFence,
     /// What an upstream said and the store has not been told, and the telling of what was said before.
-    said: Option<Saying>,
+    said: Option<PendingReport>,
     hearing: Option<BoxFuture<'static, Hearing>>,
     /// Before that the store is told nothing that can wait.
     heard_next: Instant,
@@ -153,20 +153,21 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(shared: Arc<Shared>, queues: Arc<Queues>) -> Worker {
-        let home = shared.members[0].live.home.clone();
-        let subjects: Arc<[Subject]> = shared.members.iter().map(Member::subject).collect();
-        let known: Arc<[u64]> = vec![0; subjects.len()].into();
-        let booked_ahead = BookedAhead::new(home.heartbeat());
+    pub(super) fn new(shared: Arc<Queue>, queues: Arc<Queues>) -> Worker {
+        let session = shared.instances[0].active.session.clone();
+        let limiter_refs: Arc<[LimiterRef]> =
+            shared.instances.iter().map(LimiterInstance::limiter_ref).collect();
+        let known: Arc<[u64]> = vec![0; limiter_refs.len()].into();
+        let outage_fence = OutageFence::new(session.heartbeat());
         Worker {
             shared,
             queues,
-            subjects,
+            limiter_refs,
             known: known.clone(),
-            clock: home.clock.known(),
-            home,
+            clock: session.clock.known(),
+            session,
             heard: Instant::now(),
-            lanes: BTreeMap::new(),
+            cost_queues: BTreeMap::new(),
             pending: VecDeque::new(),
             give_back: VecDeque::new(),
             void: VecDeque::new(),
@@ -181,7 +182,7 @@ impl Worker {
             stocked: 0,
             stocked_until: None,
             spare: 0,
-            booked_ahead,
+            outage_fence,
             said: None,
             hearing: None,
             heard_next: Instant::now(),
@@ -223,9 +224,9 @@ impl Worker {
                     self.hearing = None;
                     self.settle_hearing(hearing);
                 }
-                Some((subjects, call, answer)) = self.late.next(), if !self.late.is_empty() => {
+                Some((limiter_refs, call, answer)) = self.late.next(), if !self.late.is_empty() => {
                     if let Some(answer) = answer {
-                        self.settle_late(&subjects, &call, &answer);
+                        self.settle_late(&limiter_refs, &call, &answer);
                     }
                 }
                 () = self.shared.woken() => {}
@@ -244,11 +245,11 @@ impl Worker {
     }
 
     /// Restores the invariants after an event.
-    fn advance(&mut self, news: News) {
+    fn advance(&mut self, news: WorkerEvents) {
         let now = Instant::now();
         self.is_kept = news.is_kept;
         if news.changed {
-            self.make_subjects();
+            self.make_limiter_refs();
             self.limits_changed = true;
         }
         if let Some(room) = news.room {
@@ -257,7 +258,7 @@ impl Worker {
         self.paused = news.paused;
         self.take_said(news.said, now);
         if news.left {
-            self.lanes.values_mut().for_each(Lane::forget_those_who_left);
+            self.cost_queues.values_mut().for_each(CostQueue::forget_those_who_left);
         }
         self.notice_loss();
         self.refuse_who_cannot_wait(now);
@@ -266,14 +267,14 @@ impl Worker {
         self.refuse_too_costly();
         self.hand_out(now);
         self.give_back_surplus();
-        self.lanes.retain(|_, lane| !lane.is_empty());
+        self.cost_queues.retain(|_, cost_queue| !cost_queue.is_empty());
         self.start_call(now);
-        let first_came = self.lanes.values().filter_map(Lane::first_came).min();
+        let first_came = self.cost_queues.values().filter_map(CostQueue::first_came).min();
         self.shared.set_waiting(u32::try_from(self.waiting()).unwrap_or(u32::MAX), first_came);
     }
 
     /// Counts who came, gives back what nobody took in time, and all of it where somebody waits or the limits change.
-    fn look_at_stock(&mut self, arrived: u64, stock: Look, now: Instant) {
+    fn look_at_stock(&mut self, arrived: u64, stock: PrefetchSnapshot, now: Instant) {
         let cost = self.pending.back().map(|arrival| arrival.cost);
         self.pace.count(arrived + stock.taken, cost, now, self.shared.guard());
         (self.stocked, self.stocked_until) = (stock.left, stock.until);
@@ -296,7 +297,7 @@ impl Worker {
 
     /// Whether somebody waits for the limits, and not only for the processor.
     fn is_short(&self, now: Instant) -> bool {
-        self.lanes.values().any(|lane| lane.is_short(now))
+        self.cost_queues.values().any(|cost_queue| cost_queue.is_short(now))
     }
 
     /// What should be put in stock by the next call.
@@ -307,16 +308,16 @@ impl Worker {
         self.pace.wanted(self.stocked, self.spare, now, self.shared.guard())
     }
 
-    fn make_subjects(&mut self) {
-        self.subjects = self.shared.members.iter().map(Member::subject).collect();
+    fn make_limiter_refs(&mut self) {
+        self.limiter_refs = self.shared.instances.iter().map(LimiterInstance::limiter_ref).collect();
     }
 
     /// Refuses those who need more than the limits, as changed meanwhile, can ever hold.
     fn refuse_too_costly(&mut self) {
         let cost_max = self.shared.cost_max();
-        for (cost, lane) in self.lanes.range_mut((Bound::Excluded(cost_max), Bound::Unbounded)) {
+        for (cost, cost_queue) in self.cost_queues.range_mut((Bound::Excluded(cost_max), Bound::Unbounded)) {
             let refusal = self.shared.too_costly();
-            for waiter in lane.take_waiters() {
+            for waiter in cost_queue.take_waiters() {
                 self.shared.count_refused(&refusal, *cost, false);
                 waiter.refuse(refusal.clone());
             }
@@ -330,7 +331,7 @@ impl Worker {
     }
 
     fn waiting(&self) -> usize {
-        self.lanes.values().map(Lane::waiting).sum()
+        self.cost_queues.values().map(CostQueue::waiting).sum()
     }
 
     fn take_returned(&mut self, returned: Vec<Returned>, now: Instant) {
@@ -340,8 +341,8 @@ impl Worker {
                 Returned::Unused { slot, cost } => {
                     let good =
                         !slot.is_late(&self.clock_of(slot.source, now), now, guard) && !self.holds(slot.due);
-                    match self.lanes.get_mut(&cost) {
-                        Some(lane) if good && lane.waiting() > 0 => lane.hold(slot),
+                    match self.cost_queues.get_mut(&cost) {
+                        Some(cost_queue) if good && cost_queue.waiting() > 0 => cost_queue.hold(slot),
                         _ => self.give_back(slot, cost),
                     }
                 }
@@ -350,7 +351,7 @@ impl Worker {
                     let stage = Stage::Waiting { approach: None, turn };
                     let mut waiter = Waiter { arrived, deadline, late, stage };
                     waiter.has_missed(now);
-                    self.lanes.entry(cost).or_default().join_again(waiter);
+                    self.cost_queues.entry(cost).or_default().join_again(waiter);
                     self.want(cost);
                     // In a pause all bookings move, and keep their order by that.
                     if !is_paused {
@@ -364,7 +365,7 @@ impl Worker {
 
     /// Asks for one more slot with the next call.
     fn want(&mut self, cost: Permits) {
-        self.lanes.entry(cost).or_default().wanted += 1;
+        self.cost_queues.entry(cost).or_default().wanted += 1;
         *self.replace.entry(cost).or_default() += 1;
     }
 
@@ -379,7 +380,7 @@ impl Worker {
 
     /// The store may have lost its memory, as somebody else was told: then no slot is used that it held.
     fn notice_loss(&mut self) {
-        let epoch = self.home.epoch.load(Ordering::Acquire);
+        let epoch = self.session.epoch.load(Ordering::Acquire);
         if self.epoch != 0 && epoch > self.epoch {
             self.lose_slots();
             self.epoch = epoch;
@@ -395,9 +396,9 @@ impl Worker {
         self.shared.learn(None);
         let void: Vec<Permits> = self.void.drain(..).map(|(_, cost)| cost).collect();
         void.into_iter().for_each(|cost| *self.replace.entry(cost).or_default() += 1);
-        for (cost, lane) in &mut self.lanes {
-            let lost = lane.take_void(|_| true).len();
-            lane.wanted += lost;
+        for (cost, cost_queue) in &mut self.cost_queues {
+            let lost = cost_queue.take_void(|_| true).len();
+            cost_queue.wanted += lost;
             if lost > 0 {
                 *self.replace.entry(*cost).or_default() += lost;
             }
@@ -419,23 +420,30 @@ impl Worker {
         self.paused.as_ref().is_some_and(|paused| paused.holds(due))
     }
 
-    /// Hands every slot that is due to the first request of its lane. One that lies in a pause waits for the store to say where
+    /// Hands every slot that is due to the first request of its cost_queue. One that lies in a pause waits for the store to say where
     /// it is to be used instead, or for the end of the pause.
     fn hand_out(&mut self, now: Instant) {
         self.notice_loss();
         self.paused.take_if(|paused| paused.until <= now);
         let guard = self.shared.guard();
-        let costs: Vec<Permits> = self.lanes.keys().copied().collect();
+        let costs: Vec<Permits> = self.cost_queues.keys().copied().collect();
         let mut room = self.shared.sending_room();
         for cost in costs {
             let mut is_first_late = true;
             while room > 0
-                && !self.lanes.get(&cost).and_then(Lane::next_due).is_some_and(|due| self.holds(due))
-                && let Some(slot) = self.lanes.get_mut(&cost).and_then(|lane| lane.take_due(now))
+                && !self
+                    .cost_queues
+                    .get(&cost)
+                    .and_then(CostQueue::next_due)
+                    .is_some_and(|due| self.holds(due))
+                && let Some(slot) =
+                    self.cost_queues.get_mut(&cost).and_then(|cost_queue| cost_queue.take_due(now))
             {
                 let clock = self.clock_of(slot.source, now);
                 let is_late = slot.is_late(&clock, now, guard);
-                let Some(first) = self.lanes.get_mut(&cost).and_then(Lane::first_mut) else { break };
+                let Some(first) = self.cost_queues.get_mut(&cost).and_then(CostQueue::first_mut) else {
+                    break;
+                };
                 if is_late && (first.late < LATE_MAX || !is_first_late) {
                     first.late += u8::from(is_first_late);
                     first.has_missed(now);
@@ -444,7 +452,7 @@ impl Worker {
                     self.give_back(slot, cost);
                     self.want(cost);
                     self.rebook.insert(cost);
-                } else if let Some(waiter) = self.lanes.get_mut(&cost).and_then(Lane::take_first) {
+                } else if let Some(waiter) = self.cost_queues.get_mut(&cost).and_then(CostQueue::take_first) {
                     self.grant(waiter, slot, clock, cost, now);
                     room -= 1;
                 }
@@ -465,8 +473,8 @@ impl Worker {
 
     fn give_back_surplus(&mut self) {
         let mut surplus = Vec::new();
-        for (cost, lane) in &mut self.lanes {
-            surplus.extend(lane.take_surplus().into_iter().map(|slot| (slot, *cost)));
+        for (cost, cost_queue) in &mut self.cost_queues {
+            surplus.extend(cost_queue.take_surplus().into_iter().map(|slot| (slot, *cost)));
         }
         for (slot, cost) in surplus {
             self.give_back(slot, cost);
@@ -475,8 +483,8 @@ impl Worker {
 
     /// Tells those who have just been booked for that they wait.
     fn tell_waiting(&mut self) {
-        for lane in self.lanes.values_mut() {
-            for waiter in lane.asking() {
+        for cost_queue in self.cost_queues.values_mut() {
+            for waiter in cost_queue.asking() {
                 let (approach, approaching) = oneshot::channel();
                 let (turn, turned) = oneshot::channel();
                 let waiting = Stage::Waiting { approach: Some(approach), turn };
@@ -491,7 +499,9 @@ impl Worker {
 
     fn must_hear(&self) -> bool {
         // What a store that is away could not take back is offered again with each heartbeat, not at once.
-        !self.void.is_empty() || !self.give_back.is_empty() || self.lanes.values().any(Lane::holds_booked)
+        !self.void.is_empty()
+            || !self.give_back.is_empty()
+            || self.cost_queues.values().any(CostQueue::holds_booked)
     }
 
     fn next_wake(&mut self) -> Instant {
@@ -499,16 +509,16 @@ impl Worker {
         let mut wake = now + IDLE;
         let has_room = self.shared.sending_room() > 0;
         let paused = self.paused.clone();
-        for lane in self.lanes.values_mut() {
-            let near = lane.approach(now);
+        for cost_queue in self.cost_queues.values_mut() {
+            let near = cost_queue.approach(now);
             // While as many are being sent as may be, one that has been wakes the worker.
-            let due = lane.next_due().filter(|_| has_room);
+            let due = cost_queue.next_due().filter(|_| has_room);
             let due =
                 due.map(|due| paused.as_ref().filter(|paused| paused.holds(due)).map_or(due, |it| it.until));
             wake = [due, near].into_iter().flatten().fold(wake, Instant::min);
         }
         if self.call.is_none() && !self.is_pausing && self.must_hear() {
-            wake = wake.min(self.heard + self.home.heartbeat());
+            wake = wake.min(self.heard + self.session.heartbeat());
         }
         if self.said.is_some() && self.hearing.is_none() {
             wake = wake.min(self.heard_next);

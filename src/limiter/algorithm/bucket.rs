@@ -14,7 +14,7 @@ use crate::limiter::rule::{Rule, cell_from, cell_start};
 
 /// The instant at which a bucket will be full again: whole microseconds and a rest in parts of the rule's rate.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Level {
+pub struct Tat {
     /// Whole microseconds.
     pub micros: Micros,
     /// The rest.
@@ -27,14 +27,14 @@ pub(in crate::limiter) const REFUND_PART: u64 = 8;
 
 /// What a bucket remembers of bookings that it no longer sees one by one.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Base {
+pub struct TatCheckpoint {
     /// The level after them.
-    pub level: Level,
+    pub level: Tat,
     /// The last of them may lie here.
     pub folded: Micros,
 }
 
-impl Base {
+impl TatCheckpoint {
     /// Takes in the bookings up to an instant.
     pub(in crate::limiter) fn fold(&mut self, rule: &Rule, entries: &[Entry], until: Micros) {
         let first = entries.partition_point(|entry| entry.at <= self.folded);
@@ -45,35 +45,35 @@ impl Base {
     }
 
     /// What the bucket of another rule remembers that misses as many permits.
-    pub(in crate::limiter) fn converted(&self, old: &Rule, new: &Rule) -> Base {
-        let from = Level::at(self.folded);
+    pub(in crate::limiter) fn converted(&self, old: &Rule, new: &Rule) -> TatCheckpoint {
+        let from = Tat::at(self.folded);
         let missing = from.permits_until(old, self.level) + u64::from(self.level > from);
-        Base { level: from.add(new, new.span_exact(missing)), folded: self.folded }
+        TatCheckpoint { level: from.add(new, new.span_exact(missing)), folded: self.folded }
     }
 }
 
 /// How much of a quotient of floating point numbers is sure.
 const SURE: f64 = 1.0 - 1.0 / 1_099_511_627_776.0;
 
-impl Level {
+impl Tat {
     /// The level at a whole instant.
-    pub fn at(micros: Micros) -> Level {
-        Level { micros, rest: 0 }
+    pub fn at(micros: Micros) -> Tat {
+        Tat { micros, rest: 0 }
     }
 
     /// Takes permits out at an instant.
-    pub fn take(self, rule: &Rule, at: Micros, permits: u64) -> Level {
-        self.max(Level::at(at)).add(rule, rule.span_exact(permits))
+    pub fn take(self, rule: &Rule, at: Micros, permits: u64) -> Tat {
+        self.max(Tat::at(at)).add(rule, rule.span_exact(permits))
     }
 
-    fn add(self, rule: &Rule, (micros, rest): (u64, u64)) -> Level {
+    fn add(self, rule: &Rule, (micros, rest): (u64, u64)) -> Tat {
         let rest = self.rest + rest;
         let carry = u64::from(rest >= rule.rate);
-        Level { micros: self.micros + Micros(micros + carry), rest: rest - carry * rule.rate }
+        Tat { micros: self.micros + Micros(micros + carry), rest: rest - carry * rule.rate }
     }
 
     /// Permits that flow in between this level and a later one, rounded down; where the number is whole it may be one less.
-    fn permits_until(self, rule: &Rule, later: Level) -> u64 {
+    fn permits_until(self, rule: &Rule, later: Tat) -> u64 {
         if later <= self {
             return 0;
         }
@@ -81,7 +81,7 @@ impl Level {
     }
 
     /// The distance to a later level in parts of a microsecond, as the twin computes it.
-    fn parts_until(self, rule: &Rule, later: Level) -> f64 {
+    fn parts_until(self, rule: &Rule, later: Tat) -> f64 {
         to_float((later.micros - self.micros).0) * to_float(rule.rate) + to_float(later.rest)
             - to_float(self.rest)
     }
@@ -105,7 +105,7 @@ fn tolerance(rule: &Rule, burst: u64, permits: u64) -> (u64, u64) {
 }
 
 /// The first whole instant at which permits may go.
-fn earliest(rule: &Rule, burst: u64, level: Level, permits: u64) -> Micros {
+fn earliest(rule: &Rule, burst: u64, level: Tat, permits: u64) -> Micros {
     let (micros, rest) = tolerance(rule, burst, permits);
     level.micros - Micros(micros) + Micros(u64::from(level.rest > rest))
 }
@@ -115,7 +115,7 @@ fn earliest(rule: &Rule, burst: u64, level: Level, permits: u64) -> Micros {
 pub(super) fn room(
     rule: &Rule,
     burst: u64,
-    level: Level,
+    level: Tat,
     at: Micros,
     later: &[Entry],
     cell: Micros,
@@ -126,19 +126,19 @@ pub(super) fn room(
         return Err(cell_from(from, rule.cell));
     }
     let mut after = level.take(rule, at, cost);
-    let border = Level::at(at).add(rule, tolerance(rule, burst, cost));
+    let border = Tat::at(at).add(rule, tolerance(rule, burst, cost));
     let mut room = cost;
     if after <= border {
         room += cost + after.permits_until(rule, border);
     }
     for entry in later {
         let start = cell_start(entry.at, cell);
-        let border = Level::at(start).add(rule, tolerance(rule, burst, entry.permits));
+        let border = Tat::at(start).add(rule, tolerance(rule, burst, entry.permits));
         if after > border {
             return Err(start + Micros::ONE);
         }
         room = room.min(cost + after.permits_until(rule, border));
-        let start = Level::at(start);
+        let start = Tat::at(start);
         if after <= start {
             // The bucket is full again before: what follows notices nothing.
             room = room.min(cost + after.permits_until(rule, start));
@@ -150,8 +150,8 @@ pub(super) fn room(
 }
 
 /// Whole permits that a bucket holds at an instant.
-pub fn available(rule: &Rule, burst: u64, level: Level, now: Micros) -> u64 {
-    let now = Level::at(now);
+pub fn available(rule: &Rule, burst: u64, level: Tat, now: Micros) -> u64 {
+    let now = Tat::at(now);
     if level <= now {
         return burst;
     }

@@ -1,18 +1,18 @@
 //! Finding the earliest instant with room under all rules of a limiter, whatever their algorithms.
 //!
-//! Pure functions over a [`Calendar`]: no clock, no store, no tasks. One file per algorithm says what room is; the
+//! Pure functions over a [`Timeline`]: no clock, no store, no tasks. One file per algorithm says what room is; the
 //! [`Search`] moves over all of them at once. `lua/calendar.lua` is the twin.
 
 pub mod bucket;
 mod fixed_window;
 mod sliding_window;
 
-use self::bucket::{Base, Level};
+use self::bucket::{Tat, TatCheckpoint};
 use self::fixed_window::Frame;
 use self::sliding_window::Window;
 use crate::clock::Micros;
-use crate::limiter::calendar::Calendar;
-use crate::limiter::others::Others;
+use crate::limiter::calendar::Timeline;
+use crate::limiter::others::ExternalUsage;
 use crate::limiter::pause::Pause;
 use crate::limiter::rule::{Kind, Rule, cell_start, finest_cell, is_one};
 
@@ -20,7 +20,7 @@ use crate::limiter::rule::{Kind, Rule, cell_start, finest_cell, is_one};
 ///
 /// Bookings of a batch are mostly in order, so each entry is passed once for the whole batch.
 pub struct Search<'a> {
-    calendar: &'a mut Calendar,
+    calendar: &'a mut Timeline,
     rules: &'a [Rule],
     /// The finest cell of all rules: how the calendar is kept.
     cell: Micros,
@@ -33,7 +33,7 @@ pub struct Search<'a> {
     /// What is left open by a pause; `None` where it does not matter.
     pause: Option<&'a mut Pause>,
     /// What others use of each rule.
-    others: &'a [Others],
+    others: &'a [ExternalUsage],
 }
 
 /// What a rule sees from where a search stands.
@@ -41,7 +41,7 @@ pub struct Search<'a> {
 enum Sight {
     Sliding(Window),
     /// The level, and up to where bookings were in it from the start.
-    Bucket(Level, Micros),
+    Bucket(Tat, Micros),
     Fixed(Frame),
 }
 
@@ -58,9 +58,14 @@ pub struct Found {
 
 impl<'a> Search<'a> {
     /// A search that begins at `from`. `bases` are what the rules' buckets remember.
-    pub fn new(calendar: &'a mut Calendar, rules: &'a [Rule], bases: &[Base], from: Micros) -> Search<'a> {
+    pub fn new(
+        calendar: &'a mut Timeline,
+        rules: &'a [Rule],
+        bases: &[TatCheckpoint],
+        from: Micros,
+    ) -> Search<'a> {
         let cell = finest_cell(rules);
-        let sight = |(rule, base): (&Rule, &Base)| match rule.kind {
+        let sight = |(rule, base): (&Rule, &TatCheckpoint)| match rule.kind {
             Kind::Sliding => Sight::Sliding(Window::default()),
             Kind::Bucket { .. } => Sight::Bucket(base.level, base.folded),
             Kind::Fixed { .. } => Sight::Fixed(Frame::default()),
@@ -73,7 +78,7 @@ impl<'a> Search<'a> {
     }
 
     /// The same search, for what a pause and others leave open.
-    pub(super) fn heeding(mut self, pause: &'a mut Pause, others: &'a [Others]) -> Search<'a> {
+    pub(super) fn heeding(mut self, pause: &'a mut Pause, others: &'a [ExternalUsage]) -> Search<'a> {
         self.pause = Some(pause);
         self.others = others;
         self
@@ -149,7 +154,7 @@ impl<'a> Search<'a> {
     /// Room under one rule where the search stands, or the next instant worth trying, always a later one.
     fn room(&self, index: usize, cost: u64) -> Result<u64, Micros> {
         let (entries, rule, at) = (self.calendar.entries(), &self.rules[index], self.at);
-        let rate = rule.rate.saturating_sub(self.others.get(index).map_or(0, Others::permits));
+        let rate = rule.rate.saturating_sub(self.others.get(index).map_or(0, ExternalUsage::permits));
         match (&self.sights[index], &rule.kind) {
             (Sight::Sliding(window), _) => {
                 window.room((rule.window, rate), entries, self.entered, at, self.cell, cost)

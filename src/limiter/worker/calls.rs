@@ -6,14 +6,14 @@ use tokio::time::{Duration, Instant};
 
 use super::{BATCH_MAX, Worker};
 use crate::clock::Micros;
+use crate::limiter::cost_queue::{CostQueue, DEADLINE_SLACK};
 use crate::limiter::keeper;
-use crate::limiter::lane::{DEADLINE_SLACK, Lane};
 use crate::limiter::limit::Permits;
-use crate::limiter::order::Room;
+use crate::limiter::order::Freed;
 use crate::limiter::permit::{Slot, Source};
 use crate::limiter::queue::Arrival;
 use crate::limiter::reserve::{Call, Holding, Run};
-use crate::limiter::store::Subject;
+use crate::limiter::store::LimiterRef;
 
 /// Requests whose waits differ by less go into one run, which waits as long as the shortest of them.
 const RUN_SPREAD: Duration = Duration::from_millis(1);
@@ -21,7 +21,7 @@ const RUN_SPREAD: Duration = Duration::from_millis(1);
 /// Slots that are due sooner are about to be used, and are not booked anew.
 const REBOOK_MARGIN: Duration = Duration::from_millis(20);
 
-/// The most instants from which slots are given back in one call. A lane is booked anew as a whole up to there; of a longer
+/// The most instants from which slots are given back in one call. A cost_queue is booked anew as a whole up to there; of a longer
 /// one what lies behind stays, and up to a window is lost between the two.
 const GIVE_BACK_MAX: usize = 4000;
 
@@ -32,7 +32,7 @@ const TRADE_MAX: usize = 16;
 pub(super) struct Sent {
     pub(super) call: Arc<Call>,
     /// For which limiters, as they were then.
-    pub(super) subjects: Arc<[Subject]>,
+    pub(super) limiter_refs: Arc<[LimiterRef]>,
     pub(super) at: Instant,
     /// The cost of each slot to exchange, in order.
     pub(super) exchange: Vec<(Slot, Permits)>,
@@ -49,7 +49,7 @@ pub(super) struct Sent {
 impl Worker {
     /// Sends the next call if there is anything to say and none is under way.
     pub(super) fn start_call(&mut self, now: Instant) {
-        let heartbeat_is_due = self.must_hear() && now >= self.heard + self.home.heartbeat();
+        let heartbeat_is_due = self.must_hear() && now >= self.heard + self.session.heartbeat();
         // An idle queue that nobody holds tells its next request's call; there may be very many of them.
         let must_tell = self.limits_changed && (self.is_kept || self.must_hear());
         let anything = must_tell
@@ -65,32 +65,37 @@ impl Worker {
             return;
         }
         self.limits_changed = false;
-        let store_now = self.home.now();
-        if self.subjects.iter().any(|subject| subject.valid_until.is_some_and(|until| store_now >= until)) {
-            self.make_subjects();
+        let store_now = self.session.now();
+        if self
+            .limiter_refs
+            .iter()
+            .any(|limiter_ref| limiter_ref.valid_until.is_some_and(|until| store_now >= until))
+        {
+            self.make_limiter_refs();
         }
         let sent = self.next_call(now);
-        let (home, queues) = (self.home.clone(), self.queues.clone());
+        let (session, queues) = (self.session.clone(), self.queues.clone());
         self.call = Some(Box::pin(async move {
-            let result = match keeper::say(&home, &sent.subjects, &queues.fallback).await {
-                Ok(()) => home.store.reserve(&sent.subjects, &sent.call).await,
-                Err(error) => Err(error.into()),
-            };
+            let result =
+                match keeper::report_offline_grants(&session, &sent.limiter_refs, &queues.fallback).await {
+                    Ok(()) => session.store.reserve(&sent.limiter_refs, &sent.call).await,
+                    Err(error) => Err(error.into()),
+                };
             (sent, result)
         }));
     }
 
-    /// Gives back what the lanes to be booked anew hold, and asks for as much: no more than goes into this call, or what is
+    /// Gives back what the cost_queues to be booked anew hold, and asks for as much: no more than goes into this call, or what is
     /// asked for would be booked behind what is still to be given back. The first slots, where there are more.
     fn rebook(&mut self, now: Instant) {
         if self.give_back.iter().any(|(_, known)| *known != self.known) {
             return;
         }
         for cost in std::mem::take(&mut self.rebook) {
-            let Some(lane) = self.lanes.get_mut(&cost) else { continue };
+            let Some(cost_queue) = self.cost_queues.get_mut(&cost) else { continue };
             let mut space = GIVE_BACK_MAX.saturating_sub(self.give_back.len());
             let mut last = None;
-            let slots = lane.take_void(|slot| {
+            let slots = cost_queue.take_void(|slot| {
                 // Slots of one instant are given back as one.
                 let is_another = last != Some(slot.at);
                 if slot.due <= now + REBOOK_MARGIN || (is_another && space == 0) {
@@ -108,18 +113,18 @@ impl Worker {
     }
 
     /// Whether a slot can be used earlier, in room that was given back.
-    fn is_later(room: Room, now: Instant) -> impl Fn(&Slot) -> bool {
+    fn is_later(room: Freed, now: Instant) -> impl Fn(&Slot) -> bool {
         move |slot| slot.at > room.at && slot.due > now + REBOOK_MARGIN
     }
 
     fn can_trade(&self, now: Instant) -> bool {
         let Some(room) = self.room.filter(|room| Some(*room) != self.fruitless) else { return false };
-        self.lanes.iter().any(|(cost, lane)| {
-            room.permits >= cost.get() && lane.last_stored().is_some_and(Self::is_later(room, now))
+        self.cost_queues.iter().any(|(cost, cost_queue)| {
+            room.permits >= cost.get() && cost_queue.last_stored().is_some_and(Self::is_later(room, now))
         })
     }
 
-    /// Gives back the last slots of one lane and asks for as many from the room on: those in it move up. Returns the
+    /// Gives back the last slots of one cost_queue and asks for as many from the room on: those in it move up. Returns the
     /// earliest of them.
     ///
     /// A few at a time, so that replicas share the room; and of one cost, with nothing else to replace, so that what is given
@@ -132,9 +137,9 @@ impl Worker {
         }
         let room = self.room?;
         let is_later = Self::is_later(room, now);
-        let (cost, slots) = self.lanes.iter_mut().find_map(|(cost, lane)| {
+        let (cost, slots) = self.cost_queues.iter_mut().find_map(|(cost, cost_queue)| {
             let count = usize::try_from(room.permits / cost.get()).unwrap_or(usize::MAX).min(TRADE_MAX);
-            let slots = lane.take_last(count, &is_later);
+            let slots = cost_queue.take_last(count, &is_later);
             (!slots.is_empty()).then_some((*cost, slots))
         })?;
         let first = slots.front().map(|slot| slot.at);
@@ -168,7 +173,7 @@ impl Worker {
         let stock = wanted.map(|(cost, _)| cost);
         let call = Call {
             replica: self.queues.fallback.replica,
-            epoch: self.home.epoch_least(),
+            epoch: self.session.epoch_least(),
             known: known.to_vec(),
             seen: self.seen(now),
             give_back,
@@ -178,8 +183,8 @@ impl Worker {
             runs,
             room: self.room() + replaced as u64,
         };
-        let (call, subjects) = (Arc::new(call), self.subjects.clone());
-        Sent { call, subjects, at: now, exchange, replace, arrivals, traded, stock }
+        let (call, limiter_refs) = (Arc::new(call), self.limiter_refs.clone());
+        Sent { call, limiter_refs, at: now, exchange, replace, arrivals, traded, stock }
     }
 
     /// When each limiter's state was last seen, where it should still be there.
@@ -202,7 +207,7 @@ impl Worker {
 
     /// How long the most patient of those who wait will.
     fn longest_wait(&self, now: Instant) -> Micros {
-        let deadline = self.lanes.values().filter_map(Lane::last_deadline).max().unwrap_or(now);
+        let deadline = self.cost_queues.values().filter_map(CostQueue::last_deadline).max().unwrap_or(now);
         Micros::from(deadline.saturating_duration_since(now) + DEADLINE_SLACK)
     }
 
@@ -215,7 +220,8 @@ impl Worker {
     pub(super) fn runs(&self, now: Instant, replace: &[(Permits, usize)], arrivals: &[Arrival]) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         for (cost, count) in replace {
-            let deadline = self.lanes.get(cost).and_then(|lane| lane.last_deadline()).unwrap_or(now);
+            let deadline =
+                self.cost_queues.get(cost).and_then(|cost_queue| cost_queue.last_deadline()).unwrap_or(now);
             let wait_max = Micros::from(deadline.saturating_duration_since(now) + DEADLINE_SLACK);
             runs.push(Run { cost: cost.get(), wait_max, count: *count as u64 });
         }
@@ -243,7 +249,7 @@ impl Worker {
         match slot.source {
             Source::Unlimited => {}
             Source::Local => {
-                self.home.ledger.forget_away(&self.subjects, slot.at, cost.get());
+                self.session.ledger.forget_away(&self.limiter_refs, slot.at, cost.get());
                 self.ask_fallback(Call { give_back: vec![holding], ..Call::default() });
             }
             Source::Store => {

@@ -7,14 +7,14 @@ use tokio::time::Instant;
 
 use super::Worker;
 use crate::limiter::permit::{LatePermit, Returned};
-use crate::limiter::queue::Shared;
+use crate::limiter::queue::Queue;
 use crate::limiter::queues::Queues;
 use crate::limiter::reserve::Holding;
 use crate::limiter::stock::Pace;
 
 /// Ends a queue with its worker, however that ends: nobody is left to wait for an answer.
 pub(super) struct Ending {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<Queue>,
     pub(super) queues: Arc<Queues>,
 }
 
@@ -32,7 +32,7 @@ impl Worker {
             || self.call.is_some()
             || !self.late.is_empty()
             || !self.pending.is_empty()
-            || !self.lanes.is_empty()
+            || !self.cost_queues.is_empty()
             || !self.give_back.is_empty()
             || self.stocked > 0
             || !self.void.is_empty()
@@ -53,7 +53,7 @@ impl Worker {
             None => {
                 self.idle_since = Some(now);
                 // Emptied, they would keep what they had.
-                self.lanes = BTreeMap::new();
+                self.cost_queues = BTreeMap::new();
                 self.pending = VecDeque::new();
             }
             // One that is out may come back.
@@ -89,8 +89,8 @@ impl Worker {
                 }
             }
         }
-        for (cost, mut lane) in std::mem::take(&mut self.lanes) {
-            let (waiters, slots) = lane.close();
+        for (cost, mut cost_queue) in std::mem::take(&mut self.cost_queues) {
+            let (waiters, slots) = cost_queue.close();
             for waiter in waiters {
                 self.shared.count_refused(&self.shared.closed(), cost, false);
                 waiter.refuse(self.shared.closed());

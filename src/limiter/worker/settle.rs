@@ -11,18 +11,18 @@ use tracing::{info, warn};
 
 use super::{Fallback, Seen, Sent, Worker};
 use crate::clock::Micros;
-use crate::limiter::lane::{Stage, Waiter};
-use crate::limiter::learnt::Learnt;
+use crate::limiter::cost_queue::{Stage, Waiter};
+use crate::limiter::learnt::RefusalCache;
 use crate::limiter::ledger::{SAID_AHEAD, booked, granted};
 use crate::limiter::limit::{OnStoreFailure, Permits};
 use crate::limiter::memory::share;
 use crate::limiter::permit::{Slot, Source};
 use crate::limiter::queue::{Arrival, Asker};
 use crate::limiter::refusal::Refusal;
-use crate::limiter::reserve::{Answer, Away, Call, Holding, Outcome, Violated};
+use crate::limiter::reserve::{Answer, Call, Holding, Outcome, RetryDelay, Violated};
 use crate::limiter::rule::Rule;
 use crate::limiter::stock::{self, Batch};
-use crate::limiter::store::{Failure, StoreError, Subject};
+use crate::limiter::store::{Failure, LimiterRef, StoreError};
 
 /// The most limiters and partitions whose use is remembered for a time without a store after their queues have ended: some
 /// 30 MB. Beyond it, one begins such a time as if it had not been used.
@@ -40,8 +40,8 @@ impl Worker {
             Ok(answer) => self.settle_answer(sent, &answer),
             Err(Failure { error, late }) => {
                 if let Some(late) = late.filter(|_| self.late.len() < LATE_CALLS_MAX) {
-                    let (subjects, call) = (sent.subjects.clone(), sent.call.clone());
-                    self.late.push(late.map(|answer| (subjects, call, answer)).boxed());
+                    let (limiter_refs, call) = (sent.limiter_refs.clone(), sent.call.clone());
+                    self.late.push(late.map(|answer| (limiter_refs, call, answer)).boxed());
                 }
                 self.settle_failure(sent, &error);
             }
@@ -52,14 +52,14 @@ impl Worker {
 
     fn settle_answer(&mut self, sent: Sent, answer: &Answer) {
         let now = Instant::now();
-        self.clock = self.home.hear_clock(sent.at, now, answer.now);
+        self.clock = self.session.hear_clock(sent.at, now, answer.now);
         self.heard = sent.at;
         self.is_local = false;
-        if self.home.meet_epoch(answer.epoch) {
+        if self.session.meet_epoch(answer.epoch) {
             self.queues.wake_all();
         }
         self.notice_loss();
-        if answer.epoch.id < self.home.epoch_least() {
+        if answer.epoch.id < self.session.epoch_least() {
             return self.ask_again(sent, None);
         }
         self.epoch = answer.epoch.id;
@@ -69,17 +69,18 @@ impl Worker {
         if answer.epoch.settles_until.is_some() {
             return self.ask_again(sent, answer.epoch.settles_until);
         }
-        if self.home.store.may_fail() {
-            self.home.ledger.remember(&sent.subjects, &sent.call, answer);
+        if self.session.store.may_fail() {
+            self.session.ledger.remember(&sent.limiter_refs, &sent.call, answer);
         }
-        self.booked_ahead.learn(sent.at, answer.now, answer.last);
+        self.outage_fence.learn(sent.at, answer.now, answer.last);
         if std::mem::take(&mut self.has_served_locally) {
             self.return_to_store(sent.at);
         }
         let clock = self.clock;
         let slot = |at: Micros| Slot { at, due: clock.due(at), source: Source::Store };
-        for lane in self.lanes.values_mut() {
-            lane.refresh(|held| if held.source == Source::Store { clock.due(held.at) } else { held.due });
+        for cost_queue in self.cost_queues.values_mut() {
+            cost_queue
+                .refresh(|held| if held.source == Source::Store { clock.due(held.at) } else { held.due });
         }
         let exchanged = answer.exchanged.iter().flat_map(|(count, at)| repeat_n(*at, to_usize(*count)));
         for ((_, cost), at) in sent.exchange.iter().zip(exchanged) {
@@ -117,15 +118,15 @@ impl Worker {
 
     /// Gives back what a call has booked for which nobody waited any more. Where the store has lost its memory meanwhile, or
     /// grants nothing yet, there is nothing to give back.
-    pub(super) fn settle_late(&mut self, subjects: &[Subject], call: &Call, answer: &Answer) {
-        if self.home.meet_epoch(answer.epoch) {
+    pub(super) fn settle_late(&mut self, limiter_refs: &[LimiterRef], call: &Call, answer: &Answer) {
+        if self.session.meet_epoch(answer.epoch) {
             self.queues.wake_all();
         }
-        let is_current = answer.epoch.id >= self.home.epoch.load(Ordering::Acquire);
+        let is_current = answer.epoch.id >= self.session.epoch.load(Ordering::Acquire);
         if !is_current || answer.epoch.settles_until.is_some() {
             return;
         }
-        self.home.ledger.remember(subjects, call, answer);
+        self.session.ledger.remember(limiter_refs, call, answer);
         let known: Arc<[u64]> = answer.generations.iter().map(|generation| generation.number).collect();
         let unused = granted(call, answer).map(|(slot, cost)| Holding { slot, cost, count: 1 });
         self.give_back.extend(unused.map(|holding| (holding, known.clone())));
@@ -137,8 +138,8 @@ impl Worker {
     fn return_to_store(&mut self, sent: Instant) {
         let told = sent + SAID_AHEAD.to_duration();
         let mut returned = Vec::new();
-        for (cost, lane) in &mut self.lanes {
-            let slots = lane.take_slots(|slot| slot.source == Source::Local && slot.due > told);
+        for (cost, cost_queue) in &mut self.cost_queues {
+            let slots = cost_queue.take_slots(|slot| slot.source == Source::Local && slot.due > told);
             returned.extend(slots.into_iter().map(|slot| (slot, *cost)));
         }
         for (slot, cost) in returned {
@@ -175,13 +176,13 @@ impl Worker {
 
     /// What the fleet has left, and so has used.
     fn learn_use(&mut self, answer: &Answer) {
-        let limits = answer.available.iter().zip(self.subjects.iter());
-        let limits = limits.flat_map(|(left, subject)| subject.rules.iter().zip(left));
+        let limits = answer.available.iter().zip(self.limiter_refs.iter());
+        let limits = limits.flat_map(|(left, limiter_ref)| limiter_ref.rules.iter().zip(left));
         self.spare = limits.map(|(rule, left)| stock::spare(rule.holds(), *left)).min().unwrap_or_default();
-        let members = self.shared.members.iter().zip(&answer.available).zip(self.subjects.iter());
-        let used = members.map(|((member, available), subject)| {
-            member.live.answered(member.partition, available);
-            let rules = subject.rules.iter().zip(available);
+        let instances = self.shared.instances.iter().zip(&answer.available).zip(self.limiter_refs.iter());
+        let used = instances.map(|((instance, available), limiter_ref)| {
+            instance.active.answered(instance.partition, available);
+            let rules = limiter_ref.rules.iter().zip(available);
             rules.map(|(rule, left)| rule.holds().saturating_sub(*left)).max().unwrap_or_default()
         });
         self.used = used.collect();
@@ -189,12 +190,12 @@ impl Worker {
 
     /// A slot that was wanted has come.
     fn arrived_slot(&mut self, cost: Permits, slot: Slot) {
-        let lane = self.lanes.entry(cost).or_default();
-        lane.wanted = lane.wanted.saturating_sub(1);
-        lane.hold(slot);
+        let cost_queue = self.cost_queues.entry(cost).or_default();
+        cost_queue.wanted = cost_queue.wanted.saturating_sub(1);
+        cost_queue.hold(slot);
     }
 
-    /// Takes void slots out of the lanes, to be exchanged by the next call. Returns whether there are any.
+    /// Takes void slots out of the cost_queues, to be exchanged by the next call. Returns whether there are any.
     fn learn_generations(&mut self, answer: &Answer) -> bool {
         let numbers: Arc<[u64]> = answer.generations.iter().map(|generation| generation.number).collect();
         if numbers == self.known {
@@ -214,14 +215,14 @@ impl Worker {
             .min()
             .unwrap_or_default();
         let mut void: Vec<(Slot, Permits)> = Vec::new();
-        for (cost, lane) in &mut self.lanes {
-            let gone = lane.take_void(|slot| slot.at >= void_from);
-            lane.wanted += gone.len();
+        for (cost, cost_queue) in &mut self.cost_queues {
+            let gone = cost_queue.take_void(|slot| slot.at >= void_from);
+            cost_queue.wanted += gone.len();
             void.extend(gone.into_iter().map(|slot| (slot, *cost)));
         }
         void.sort_by_key(|(slot, _)| slot.at);
         if !void.is_empty() {
-            info!(limiter = %self.subjects[0].name, slots = void.len(), "limits changed: moving what waits");
+            info!(limiter = %self.limiter_refs[0].name, slots = void.len(), "limits changed: moving what waits");
         }
         // What was still to be exchanged for a change before this one has lost its place: it is asked for anew.
         for (_, cost) in self.void.drain(..) {
@@ -232,7 +233,7 @@ impl Worker {
         !self.void.is_empty()
     }
 
-    /// Puts booked requests into their lanes and refuses the others. Returns the earliest slot in place of another.
+    /// Puts booked requests into their cost_queues and refuses the others. Returns the earliest slot in place of another.
     fn settle_outcomes(
         &mut self,
         replace: Vec<(Permits, usize)>,
@@ -258,7 +259,8 @@ impl Worker {
             }
         }
         // The first refusal comes with what the store left to be told without asking; the others with what they are told.
-        let (mut first_learnt, mut learnt): (Option<Box<Learnt>>, Option<Box<Learnt>>) = (None, None);
+        let (mut first_learnt, mut learnt): (Option<Box<RefusalCache>>, Option<Box<RefusalCache>>) =
+            (None, None);
         let mut refused = 0;
         for arrival in arrivals {
             match outcomes.next() {
@@ -291,12 +293,12 @@ impl Worker {
     }
 
     /// What a refusal teaches.
-    fn learnt(&self, cost: Permits, away: Away, now: Micros) -> Option<Box<Learnt>> {
-        let subject = self.subjects.get(away.violated.limiter)?;
-        let rule = subject.rules.get(away.violated.limit)?.clone();
+    fn learnt(&self, cost: Permits, away: RetryDelay, now: Micros) -> Option<Box<RefusalCache>> {
+        let limiter_ref = self.limiter_refs.get(away.violated.limiter)?;
+        let rule = limiter_ref.rules.get(away.violated.limit)?.clone();
         let source = if self.is_local { Source::Local } else { Source::Store };
         let clock = self.clock_of(source, Instant::now());
-        Some(Box::new(Learnt::new(subject.name.clone(), rule, cost, away, now, clock)))
+        Some(Box::new(RefusalCache::new(limiter_ref.name.clone(), rule, cost, away, now, clock)))
     }
 
     fn join(&mut self, arrival: Arrival, slot: Slot) {
@@ -305,9 +307,9 @@ impl Worker {
             // Its request is on its way already.
             return self.shared.count_used(slot.source, cost);
         };
-        let lane = self.lanes.entry(cost).or_default();
-        lane.join(Waiter { arrived, deadline, late: 0, stage: Stage::Asking(entry) });
-        lane.hold(slot);
+        let cost_queue = self.cost_queues.entry(cost).or_default();
+        cost_queue.join(Waiter { arrived, deadline, late: 0, stage: Stage::Asking(entry) });
+        cost_queue.hold(slot);
     }
 
     pub(super) fn refuse(&self, arrival: Arrival, refusal: Refusal) {
@@ -319,11 +321,11 @@ impl Worker {
         }
     }
 
-    /// One wanted slot will not come: the last request of the lane goes without.
+    /// One wanted slot will not come: the last request of the cost_queue goes without.
     fn refuse_without_slot(&mut self, cost: Permits, refusal: &Refusal) {
-        let Some(lane) = self.lanes.get_mut(&cost) else { return };
-        lane.wanted = lane.wanted.saturating_sub(1);
-        for waiter in lane.take_without_slot() {
+        let Some(cost_queue) = self.cost_queues.get_mut(&cost) else { return };
+        cost_queue.wanted = cost_queue.wanted.saturating_sub(1);
+        for waiter in cost_queue.take_without_slot() {
             self.shared.count_refused(refusal, cost, false);
             waiter.refuse(refusal.clone());
         }
@@ -332,8 +334,9 @@ impl Worker {
     /// Refuses those who no longer fit into their wait.
     fn refuse_overdue(&mut self, now: Instant) {
         let mut overdue = Vec::new();
-        for (cost, lane) in &mut self.lanes {
-            overdue.extend(lane.take_overdue(now).into_iter().map(|(waiter, due)| (*cost, waiter, due)));
+        for (cost, cost_queue) in &mut self.cost_queues {
+            overdue
+                .extend(cost_queue.take_overdue(now).into_iter().map(|(waiter, due)| (*cost, waiter, due)));
         }
         for (cost, waiter, due) in overdue {
             let delay = Micros::from(due.saturating_duration_since(now)).max(Micros::ONE);
@@ -345,18 +348,19 @@ impl Worker {
 
     /// What those are told who no longer fit into their wait.
     pub(super) fn too_far(&self, delay: Option<Micros>) -> Refusal {
-        let delay = delay.unwrap_or(Micros::from(self.home.store.lease().to_duration()));
-        self.refusal(Outcome::TooFar(Away { delay, told: delay, violated: Violated::default() }), delay)
+        let delay = delay.unwrap_or(Micros::from(self.session.store.lease().to_duration()));
+        self.refusal(Outcome::TooFar(RetryDelay { delay, told: delay, violated: Violated::default() }), delay)
     }
 
     fn refusal(&self, outcome: Outcome, retry_after: Micros) -> Refusal {
-        let limiter =
-            |violated: Violated| self.subjects[violated.limiter.min(self.subjects.len() - 1)].name.clone();
+        let limiter = |violated: Violated| {
+            self.limiter_refs[violated.limiter.min(self.limiter_refs.len() - 1)].name.clone()
+        };
         match outcome {
-            Outcome::Full(Away { violated, .. }) => {
+            Outcome::Full(RetryDelay { violated, .. }) => {
                 Refusal::QueueFull { limiter: limiter(violated), limit: violated.limit, retry_after }
             }
-            Outcome::TooFar(Away { violated, .. }) => {
+            Outcome::TooFar(RetryDelay { violated, .. }) => {
                 Refusal::RateLimited { limiter: limiter(violated), limit: violated.limit, retry_after }
             }
             Outcome::Booked(_) => self.store_unavailable(),
@@ -366,7 +370,7 @@ impl Worker {
     /// Names the limiter that refuses without a store.
     fn store_unavailable(&self) -> Refusal {
         let place = self.shared.with_policy(OnStoreFailure::Reject).next().unwrap_or_default();
-        Refusal::StoreUnavailable { limiter: self.subjects[place].name.clone() }
+        Refusal::StoreUnavailable { limiter: self.limiter_refs[place].name.clone() }
     }
 
     /// The store did not answer in time: whoever was in the call is served by the limiters' policies. One that rejects decides for
@@ -409,7 +413,7 @@ impl Worker {
             let permits = costs.chain(arrivals.iter().map(|arrival| arrival.cost.get())).sum::<u64>();
             let now = self.queues.fallback.clock.now();
             let granted = Some((now, permits)).filter(|(_, permits)| *permits > 0);
-            self.home.ledger.remember_away(now, &self.subjects, granted.as_slice());
+            self.session.ledger.remember_away(now, &self.limiter_refs, granted.as_slice());
             for (cost, count) in replace {
                 (0..count).for_each(|_| self.arrived_slot(cost, slot));
             }
@@ -424,7 +428,7 @@ impl Worker {
         if self.told.as_ref().is_some_and(|(at, told)| *told == text && at.elapsed() < TELL_EVERY) {
             return;
         }
-        warn!(limiter = %self.subjects[0].name, error = text, "store call failed");
+        warn!(limiter = %self.limiter_refs[0].name, error = text, "store call failed");
         self.told = Some((Instant::now(), text));
     }
 
@@ -434,7 +438,7 @@ impl Worker {
     /// What is used of the store's slots from then on, by whomever, lies no later than the last slot that every replica
     /// has heard of, and each begins to serve locally when a window has passed since that.
     fn leave_what_others_do_not_know(&mut self) -> Vec<(Permits, usize)> {
-        let known = self.booked_ahead.known_to_all();
+        let known = self.outage_fence.known_to_all();
         self.leave(|slot| slot.source == Source::Store && slot.at > known)
     }
 
@@ -447,9 +451,9 @@ impl Worker {
     /// Gives back the slots for which `gone` holds; returns what is to be asked for in their place.
     fn leave(&mut self, mut gone: impl FnMut(&Slot) -> bool) -> Vec<(Permits, usize)> {
         let mut left = Vec::new();
-        for (cost, lane) in &mut self.lanes {
-            let slots = lane.take_slots(&mut gone);
-            lane.wanted += slots.len();
+        for (cost, cost_queue) in &mut self.cost_queues {
+            let slots = cost_queue.take_slots(&mut gone);
+            cost_queue.wanted += slots.len();
             left.push((*cost, slots));
         }
         let wanted = left.iter().map(|(cost, slots)| (*cost, slots.len())).collect();
@@ -470,15 +474,15 @@ impl Worker {
         let Fallback { store, clock, fleet, replica } = &self.queues.fallback;
         let fleet_size = fleet.size();
         for place in self.shared.with_policy(OnStoreFailure::Local) {
-            let subject = share(&self.subjects[place], fleet_size);
+            let limiter_ref = share(&self.limiter_refs[place], fleet_size);
             let used = self.used.get(place).map_or(0, |used| used.div_ceil(fleet_size));
-            let full = subject.rules.iter().map(Rule::holds).min().unwrap_or_default();
-            let used = match self.booked_ahead.last() {
+            let full = limiter_ref.rules.iter().map(Rule::holds).min().unwrap_or_default();
+            let used = match self.outage_fence.last() {
                 Some(last) => (clock.at(self.clock.due(last)), used.max(full)),
                 None if self.has_served_locally => (clock.at(self.heard), used.max(full)),
                 None => (clock.at(self.heard), used),
             };
-            store.charge_at(clock.now(), &subject, used, *replica);
+            store.charge_at(clock.now(), &limiter_ref, used, *replica);
         }
     }
 
@@ -486,7 +490,7 @@ impl Worker {
     pub(super) fn remember_use(&self) {
         let has_any = self.used.iter().any(|used| *used > 0);
         let has_room = || self.queues.fallback.store.len() < REMEMBERED_MAX;
-        if has_any && !self.is_local && self.home.store.may_fail() && has_room() {
+        if has_any && !self.is_local && self.session.store.may_fail() && has_room() {
             self.begin_locally();
         }
     }
@@ -496,7 +500,8 @@ impl Worker {
     /// What costs more than a share ever holds is refused: no replica by itself can know whether the others leave room for it.
     fn settle_locally(&mut self, replace: Vec<(Permits, usize)>, arrivals: Vec<Arrival>) {
         let now = Instant::now();
-        let holds = |subject: Subject| subject.rules.iter().map(Rule::holds).min().unwrap_or(u64::MAX);
+        let holds =
+            |limiter_ref: LimiterRef| limiter_ref.rules.iter().map(Rule::holds).min().unwrap_or(u64::MAX);
         let cost_max = self.local_subjects().map(holds).min().unwrap_or(u64::MAX);
         let (replace, costly): (Vec<_>, Vec<_>) =
             replace.into_iter().partition(|(cost, _)| cost.get() <= cost_max);
@@ -514,7 +519,7 @@ impl Worker {
         };
         let answer = self.ask_fallback(call.clone());
         let granted: Vec<_> = booked(&call, &answer).collect();
-        self.home.ledger.remember_away(answer.now, &self.subjects, &granted);
+        self.session.ledger.remember_away(answer.now, &self.limiter_refs, &granted);
         self.has_served_locally = true;
         let clock = self.clock_of(Source::Local, Instant::now());
         let slot = |at: Micros| Slot { at, due: clock.due(at), source: Source::Local };
@@ -522,21 +527,23 @@ impl Worker {
     }
 
     /// This replica's shares of the limiters that are enforced without a store.
-    fn local_subjects(&self) -> impl Iterator<Item = Subject> {
+    fn local_subjects(&self) -> impl Iterator<Item = LimiterRef> {
         let places = self.shared.with_policy(OnStoreFailure::Local);
-        places.map(|place| share(&self.subjects[place], self.queues.fallback.fleet.size()))
+        places.map(|place| share(&self.limiter_refs[place], self.queues.fallback.fleet.size()))
     }
 
     /// Asks this replica's memory for a share of the limiters that are enforced there.
     pub(super) fn ask_fallback(&self, mut call: Call) -> Answer {
         let Fallback { store, replica, .. } = &self.queues.fallback;
         let places: Vec<usize> = self.shared.with_policy(OnStoreFailure::Local).collect();
-        let subjects: Vec<_> = self.local_subjects().collect();
+        let limiter_refs: Vec<_> = self.local_subjects().collect();
         call.replica = *replica;
-        call.known = vec![0; subjects.len()];
-        let mut answer = store.reserve_now(&subjects, &call);
+        call.known = vec![0; limiter_refs.len()];
+        let mut answer = store.reserve_now(&limiter_refs, &call);
         for (_, outcome) in &mut answer.outcomes {
-            if let Outcome::TooFar(Away { violated, .. }) | Outcome::Full(Away { violated, .. }) = outcome {
+            if let Outcome::TooFar(RetryDelay { violated, .. }) | Outcome::Full(RetryDelay { violated, .. }) =
+                outcome
+            {
                 violated.limiter = places.get(violated.limiter).copied().unwrap_or_default();
             }
         }

@@ -1,6 +1,6 @@
 //! The waiting requests of one cost and the slots that their replica holds for them.
 //!
-//! Slots belong to the lane, not to a request: the next due slot goes to the first request. So whoever
+//! Slots belong to the cost_queue, not to a request: the next due slot goes to the first request. So whoever
 //! leaves lets those behind move up, and what is left over is the last slot. Knows no store and no calls.
 
 use std::collections::VecDeque;
@@ -83,7 +83,7 @@ impl Waiter {
 
 /// Requests of one cost, in order of arrival, and the slots for them, in order of time.
 #[derive(Default)]
-pub(super) struct Lane {
+pub(super) struct CostQueue {
     waiters: VecDeque<Waiter>,
     slots: VecDeque<Slot>,
     /// How many of the first requests have heard that their slot is near.
@@ -92,7 +92,7 @@ pub(super) struct Lane {
     pub(super) wanted: usize,
 }
 
-impl Lane {
+impl CostQueue {
     pub(super) fn is_empty(&self) -> bool {
         self.waiters.is_empty() && self.slots.is_empty() && self.wanted == 0
     }

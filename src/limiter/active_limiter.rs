@@ -16,7 +16,7 @@ use crate::limiter::ledger::Ledger;
 use crate::limiter::limit::{Limiter, LimiterName};
 use crate::limiter::partition::Partition;
 use crate::limiter::refusal::Refusal;
-use crate::limiter::store::{Epoch, Reset, Store, Subject};
+use crate::limiter::store::{Epoch, LimiterRef, Reset, Store};
 use crate::limiter::store_clock::{SharedClock, StoreClock};
 use crate::limiter::worker::Fallback;
 use crate::telemetry::LimiterMetrics;
@@ -29,7 +29,7 @@ const TIGHTEST_FOR: Duration = Duration::from_secs(30);
 const SPARSE: usize = 4;
 
 /// Where the state of limiters lives, and what this replica knows of that place's clock.
-pub(super) struct Home {
+pub(super) struct StoreSession {
     pub(super) store: Arc<dyn Store>,
     pub(super) clock: SharedClock,
     /// The best guess until it has been heard.
@@ -47,11 +47,11 @@ pub(super) struct Home {
     news: Notify,
 }
 
-impl Home {
-    pub(super) fn new(store: Arc<dyn Store>, wall: Clock) -> Home {
+impl StoreSession {
+    pub(super) fn new(store: Arc<dyn Store>, wall: Clock) -> StoreSession {
         let (clock, ledger) = (SharedClock::unheard(), Ledger::default());
         let zero = || AtomicU64::new(0);
-        Home {
+        StoreSession {
             store,
             clock,
             wall,
@@ -170,40 +170,40 @@ struct Tightest {
 }
 
 /// A limiter in use. Whether it is partitioned, and its scope, never change: a reload that changes those makes another.
-pub(super) struct Live {
+pub(super) struct ActiveLimiter {
     pub(super) name: LimiterName,
     limiter: ArcSwap<Limiter>,
     metrics: ArcSwap<LimiterMetrics>,
     is_shadow: AtomicBool,
     is_partitioned: bool,
-    pub(super) home: Arc<Home>,
+    pub(super) session: Arc<StoreSession>,
     pub(super) counts: Arc<Counts>,
-    /// How many live queues each partition has.
+    /// How many active queues each partition has.
     partitions: Mutex<HashMap<Partition, u32>>,
     tightest: Mutex<Option<Tightest>>,
     /// Until when the last pause of it lasts that was heard of, of whichever partition.
     paused_until: Mutex<Option<Instant>>,
 }
 
-impl Live {
+impl ActiveLimiter {
     pub(super) fn new(
         limiter: Arc<Limiter>,
         metrics: LimiterMetrics,
-        home: Arc<Home>,
+        session: Arc<StoreSession>,
         counts: Arc<Counts>,
-    ) -> Live {
+    ) -> ActiveLimiter {
         let name = limiter.name.clone();
         let (is_shadow, is_partitioned) =
             (AtomicBool::new(limiter.is_shadow()), limiter.partitioned.is_some());
         let (limiter, metrics) = (ArcSwap::new(limiter), ArcSwap::from_pointee(metrics));
         let (partitions, tightest, paused_until) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Live {
+        ActiveLimiter {
             name,
             limiter,
             metrics,
             is_shadow,
             is_partitioned,
-            home,
+            session,
             counts,
             partitions,
             tightest,
@@ -271,7 +271,7 @@ impl Live {
 
     /// The same, by its store's clock, of one partition or of all of it: then no other pause goes on.
     pub(super) fn show_pause(&self, until: Micros, partition: Option<Partition>) {
-        let Some(clock) = self.home.clock.heard() else { return };
+        let Some(clock) = self.session.clock.heard() else { return };
         if partition.is_none() {
             *self.paused_until.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
@@ -311,7 +311,7 @@ impl Live {
         let partitions_max = limiter.partitioned.map_or(u32::MAX, |partitioned| partitioned.max_partitions);
         let mut partitions = self.partitions.lock().unwrap_or_else(PoisonError::into_inner);
         let is_full = partitions.len() >= usize::try_from(partitions_max).unwrap_or(usize::MAX)
-            || !self.home.store.has_room(&self.name, partition, partitions_max);
+            || !self.session.store.has_room(&self.name, partition, partitions_max);
         if is_full && !partitions.contains_key(&partition) {
             let (limiter, retry_after) = (self.name.clone(), retry_after.into());
             return Err(Refusal::QueueFull { limiter, limit: 0, retry_after });
@@ -341,42 +341,42 @@ pub(super) fn shrink<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
 
 /// A limiter, or one of its partitions, as a part of a queue.
 #[derive(Clone)]
-pub(super) struct Member {
-    pub(super) live: Arc<Live>,
+pub(super) struct LimiterInstance {
+    pub(super) active: Arc<ActiveLimiter>,
     pub(super) partition: Option<Partition>,
 }
 
-impl Member {
+impl LimiterInstance {
     /// What a store needs to know of it, as configured now.
-    pub(super) fn subject(&self) -> Subject {
-        Subject::new(&self.live.limiter(), self.partition, self.live.home.now())
+    pub(super) fn limiter_ref(&self) -> LimiterRef {
+        LimiterRef::new(&self.active.limiter(), self.partition, self.active.session.now())
     }
 
     /// Counts one more queue of it. `retry_after` is for who is refused.
     pub(super) fn admit(&self, retry_after: Duration) -> Result<(), Refusal> {
-        self.partition.map_or(Ok(()), |partition| self.live.admit(partition, retry_after))
+        self.partition.map_or(Ok(()), |partition| self.active.admit(partition, retry_after))
     }
 
     /// Counts one queue less.
     pub(super) fn dismiss(&self) {
         if let Some(partition) = self.partition {
-            self.live.dismiss(partition);
+            self.active.dismiss(partition);
         }
     }
 }
 
-impl PartialEq for Member {
+impl PartialEq for LimiterInstance {
     /// The same limiter, not one that has taken its place under the same name.
-    fn eq(&self, other: &Member) -> bool {
-        Arc::ptr_eq(&self.live, &other.live) && self.partition == other.partition
+    fn eq(&self, other: &LimiterInstance) -> bool {
+        Arc::ptr_eq(&self.active, &other.active) && self.partition == other.partition
     }
 }
 
-impl Eq for Member {}
+impl Eq for LimiterInstance {}
 
-impl Hash for Member {
+impl Hash for LimiterInstance {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        Arc::as_ptr(&self.live).hash(state);
+        Arc::as_ptr(&self.active).hash(state);
         self.partition.hash(state);
     }
 }

@@ -10,7 +10,7 @@ use crate::clock::Micros;
 const STEPS: u32 = 12;
 
 /// The last booked slot, in the answers of the last moments.
-pub(super) struct BookedAhead {
+pub(super) struct OutageFence {
     /// Within that time every replica whose requests wait hears from the store.
     heard_by_all: Duration,
     /// When a call was sent, and the last slot that it was told of: one answer from before that time, and later ones.
@@ -20,10 +20,10 @@ pub(super) struct BookedAhead {
     now: Micros,
 }
 
-impl BookedAhead {
+impl OutageFence {
     /// Of a store from which whoever waits hears so often, and a call takes less than half as long.
-    pub(super) fn new(heartbeat: Duration) -> BookedAhead {
-        BookedAhead {
+    pub(super) fn new(heartbeat: Duration) -> OutageFence {
+        OutageFence {
             heard_by_all: heartbeat * 3 / 2,
             samples: VecDeque::new(),
             latest: None,
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn what_was_booked_lately_is_not_known_to_all() {
-        let mut ahead = BookedAhead::new(Duration::from_millis(200));
+        let mut ahead = OutageFence::new(Duration::from_millis(200));
         let start = Instant::now();
         assert_eq!((ahead.last(), ahead.known_to_all()), (None, Micros::ZERO));
         for millis in 0..1000 {
