@@ -19,7 +19,7 @@ use load::Result;
 use server::Server;
 use weir::clock::Micros;
 use weir::config::model::{self, RedisNode, RedisServers, Secret};
-use weir::limiter::reserve::Outcome;
+use weir::limiter::arithmetic::reserve::Outcome;
 use weir::limiter::store::{LimiterRef, Store};
 use weir::redis::RedisStore;
 use weir::telemetry::Metrics;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use weir::clock::Micros;
 use weir::config::{self, Config};
-use weir::limiter::reserve::{Call, Run};
+use weir::limiter::arithmetic::reserve::{Call, Run};
 use weir::limiter::store::LimiterRef;
 
 /// A limiter's limits, as a configuration has them. Every first window is one second: the states are made for that.

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use weir::clock::{Clock, Micros};
 use weir::config::model::{RedisNode, RedisServers, RedisStore as Settings, RedisTls, Secret};
-use weir::limiter::limit::{
+use weir::limiter::model::limit::{
     Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, PRECISION_DEFAULT, Permits, QueueLimits,
 };
 use weir::limiter::store::LimiterRef;

@@ -3,9 +3,9 @@
 
 use criterion::{BatchSize, BenchmarkId, Criterion};
 use weir::clock::Micros;
-use weir::limiter::book::LimiterState;
-use weir::limiter::order::QueueOrder;
-use weir::limiter::reserve::{Answer, Call, Outcome, reserve};
+use weir::limiter::arithmetic::queue_order::QueueOrder;
+use weir::limiter::arithmetic::reserve::{Answer, Call, Outcome, reserve};
+use weir::limiter::arithmetic::state::LimiterState;
 use weir::limiter::store::LimiterRef;
 
 use crate::Result;

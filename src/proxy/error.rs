@@ -9,7 +9,7 @@ use std::sync::Arc;
 use http::HeaderName;
 
 use super::outbound::HEAD_BYTES_MAX;
-use crate::limiter::limit::{Limiter, Permits};
+use crate::limiter::model::limit::{Limiter, Permits};
 use crate::limiter::{LimiterSetError, Refusal};
 
 /// Why a request was not forwarded, or its answer could not be.

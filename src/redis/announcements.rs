@@ -13,7 +13,7 @@ use tokio::time::{Instant, interval_at, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Micros;
-use crate::limiter::order::Freed;
+use crate::limiter::arithmetic::queue_order::Freed;
 use crate::limiter::store::{Announcement, PauseStretch};
 use crate::redis::keys;
 use crate::redis::pool::Connections;
@@ -141,8 +141,8 @@ fn numbers_behind<const COUNT: usize>(text: &str) -> Option<(&str, [u64; COUNT])
 mod tests {
     use super::*;
     use crate::limiter::Partition;
-    use crate::limiter::limit::LimiterName;
-    use crate::limiter::pause::{Cause, Reason};
+    use crate::limiter::arithmetic::pause::{Cause, Reason};
+    use crate::limiter::model::limit::LimiterName;
 
     #[test]
     fn what_a_script_publishes_is_understood() {

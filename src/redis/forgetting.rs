@@ -6,9 +6,9 @@ use super::script::Script;
 use super::store::{Place, command_for, decode_answer, decode_epoch, write_command};
 use super::twin::RedisServer;
 use crate::clock::Micros;
-use crate::limiter::limit::LimiterName;
-use crate::limiter::reserve::{Answer, Call, Holding, Outcome, Run};
-use crate::limiter::rule::{Kind, Rule};
+use crate::limiter::arithmetic::reserve::{Answer, Call, Holding, Outcome, Run};
+use crate::limiter::arithmetic::rule::{Kind, Rule};
+use crate::limiter::model::limit::LimiterName;
 use crate::limiter::store::{Epoch, LimiterRef, Unknown, WriteBack};
 
 const START: u64 = 1_800_000_000_000_000;

@@ -4,9 +4,9 @@ use redis::Value;
 
 use super::store::{decode_answer, decode_epoch};
 use crate::clock::Micros;
-use crate::limiter::limit::LimiterName;
-use crate::limiter::reserve::{Call, Holding, Run};
-use crate::limiter::rule::{Kind, Rule};
+use crate::limiter::arithmetic::reserve::{Call, Holding, Run};
+use crate::limiter::arithmetic::rule::{Kind, Rule};
+use crate::limiter::model::limit::LimiterName;
 use crate::limiter::store::LimiterRef;
 
 /// An answer that is understood is one to the call.

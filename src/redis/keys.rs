@@ -5,7 +5,7 @@
 //! Names of limiters hold neither `:` nor `+`, and partitions are hexadecimal, so no two keys can be confused.
 
 use crate::limiter::Partition;
-use crate::limiter::limit::LimiterName;
+use crate::limiter::model::limit::LimiterName;
 use crate::limiter::store::LimiterRef;
 
 /// The book of a limiter, or of one of its partitions.

@@ -14,12 +14,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::Micros;
 use crate::config::model;
-use crate::limiter::book::{Generation, RETIMED_MAX};
-use crate::limiter::limit::LimiterName;
-use crate::limiter::order::Freed;
-use crate::limiter::pause::{Cause, Lasting, PAUSE_MAX, PauseRequest, Reason};
-use crate::limiter::reserve::{Answer, Call, Holding, Outcome, RetryDelay, Violated};
-use crate::limiter::rule::{Kind, Rule};
+use crate::limiter::arithmetic::pause::{Cause, Lasting, PAUSE_MAX, PauseRequest, Reason};
+use crate::limiter::arithmetic::queue_order::Freed;
+use crate::limiter::arithmetic::reserve::{Answer, Call, Holding, Outcome, RetryDelay, Violated};
+use crate::limiter::arithmetic::rule::{Kind, Rule};
+use crate::limiter::arithmetic::state::{Generation, RETIMED_MAX};
+use crate::limiter::model::limit::LimiterName;
 use crate::limiter::store::{
     Announcement, Epoch, Failure, LimiterRef, ReportResult, Reset, StateView, Store, StoreError, Unknown,
     UpstreamReport, WriteBack,

@@ -16,16 +16,16 @@ use super::store::{
 };
 use crate::clock::{Clock, Micros};
 use crate::limiter::Partition;
-use crate::limiter::book::LimiterState;
-use crate::limiter::limit::LimiterName;
-use crate::limiter::memory::MemoryStore;
-use crate::limiter::order::QueueOrder;
-use crate::limiter::others::Remaining;
-use crate::limiter::pause::PauseRequest;
-use crate::limiter::reserve::{self, Answer, Call, Holding, Outcome, Run, reserve};
-use crate::limiter::rule::{Kind, Rule};
+use crate::limiter::arithmetic::calendar_windows::Stretch;
+use crate::limiter::arithmetic::external_usage::Remaining;
+use crate::limiter::arithmetic::pause::PauseRequest;
+use crate::limiter::arithmetic::queue_order::QueueOrder;
+use crate::limiter::arithmetic::reserve::{self, Answer, Call, Holding, Outcome, Run, reserve};
+use crate::limiter::arithmetic::rule::{Kind, Rule};
+use crate::limiter::arithmetic::state::LimiterState;
+use crate::limiter::model::limit::LimiterName;
+use crate::limiter::store::memory::MemoryStore;
 use crate::limiter::store::{LimiterRef, ReportResult, StateView, UpstreamReport};
-use crate::limiter::windows::Stretch;
 
 /// The tested instants: the age of the epoch makes numbers as large as they really are.
 const START: u64 = 1_800_000_000_000_000;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
 
 use super::metrics::Families;
-use crate::limiter::limit::Limiter;
+use crate::limiter::model::limit::Limiter;
 
 /// How many (code, outcome) pairs of a route are found without a lookup by label. A route has a handful.
 const CODES_CACHED: usize = 16;

@@ -14,7 +14,7 @@ use prometheus::{
 };
 
 use super::handles::{LimiterMetrics, RouteMetrics, StoreMetrics};
-use crate::limiter::limit::{Limiter, LimiterName};
+use crate::limiter::model::limit::{Limiter, LimiterName};
 
 /// Of whole requests and upstreams, in seconds: from a local answer to a minute's wait.
 const REQUEST_SECONDS: &[f64] =
@@ -314,7 +314,7 @@ mod tests {
 
     use super::super::handles::{Outcome, StoreOp, StoreResult};
     use super::*;
-    use crate::limiter::limit::{Algorithm, Limit, Permits, QueueLimits};
+    use crate::limiter::model::limit::{Algorithm, Limit, Permits, QueueLimits};
 
     fn limiter(name: &str, limits: &[(u64, &str)]) -> Limiter {
         let limit = |&(rate, label): &(u64, &str)| Limit {
