@@ -15,13 +15,13 @@ use crate::clock::Micros;
 use crate::limiter::arithmetic::queue_order::Freed;
 use crate::limiter::model::limit::{LimiterName, OnStoreFailure, Permits};
 use crate::limiter::model::refusal::Refusal;
+use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::inbox::{Inbox, QueueGuard, Unsent, WorkerEvents};
 use crate::limiter::queue::permit::{Permit, Returned, Source, Whose};
 use crate::limiter::queue::prefetch::Batch;
 use crate::limiter::queue::refusal_cache::RefusalCache;
 use crate::limiter::queue::shadow::Shadows;
 use crate::limiter::queue::upstream_report::{Paused, PermitReport};
-use crate::limiter::registry::active_limiter::{ActiveLimiter, LimiterInstance};
 
 /// Permits that may be between the queue and the wire at once. More would only wait for the processor, and come later
 /// than their guard; in the queue they keep their order, and what is late there is booked anew in one call. Those whose

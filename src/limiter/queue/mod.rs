@@ -1,6 +1,7 @@
 //! The requests that wait for the same limiters and partitions, and the worker that asks the store for them.
 //! Knows nothing of which limiters there are.
 
+pub(in crate::limiter) mod active_limiter;
 pub(in crate::limiter) mod cost_queue;
 pub mod handle;
 pub(in crate::limiter) mod inbox;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::limiter::model::limit::Permits;
 use crate::limiter::model::refusal::Refusal;
+use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::handle::{Asker, Demand, Queue};
-use crate::limiter::registry::active_limiter::LimiterInstance;
 use crate::limiter::registry::queues::Queues;
 
 /// The limiters of a gate that only count.

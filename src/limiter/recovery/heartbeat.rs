@@ -14,9 +14,9 @@ use tokio::time::{Duration, Instant, sleep};
 use tracing::{debug, warn};
 
 use crate::clock::Micros;
+use crate::limiter::queue::active_limiter::StoreSession;
 use crate::limiter::queue::worker::Fallback;
 use crate::limiter::recovery::ledger::Granted;
-use crate::limiter::registry::active_limiter::StoreSession;
 use crate::limiter::registry::queues::Queues;
 use crate::limiter::store::{Epoch, LimiterRef, StoreError, Unknown, WriteBack};
 

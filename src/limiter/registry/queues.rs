@@ -11,11 +11,11 @@ use tokio_util::task::TaskTracker;
 use crate::limiter::arithmetic::queue_order::Freed;
 use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::refusal::Refusal;
+use crate::limiter::queue::active_limiter::{LimiterInstance, shrink};
 use crate::limiter::queue::handle::Queue;
 use crate::limiter::queue::inbox::QueueGuard;
 use crate::limiter::queue::upstream_report::Paused;
 use crate::limiter::queue::worker::{Fallback, Worker};
-use crate::limiter::registry::active_limiter::{LimiterInstance, shrink};
 use crate::limiter::store::PauseStretch;
 
 /// Maps, each under its own lock: many more than processors, so that two requests seldom want the same.

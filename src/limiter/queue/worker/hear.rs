@@ -8,8 +8,8 @@ use super::Worker;
 use crate::clock::Micros;
 use crate::limiter::arithmetic::pause::PauseRequest;
 use crate::limiter::model::limit::LimiterName;
+use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::upstream_report::{Paused, PendingReport};
-use crate::limiter::registry::active_limiter::LimiterInstance;
 use crate::limiter::store::memory::share;
 use crate::limiter::store::{LimiterRef, PauseStretch, ReportResult, StoreError, UpstreamReport};
 
