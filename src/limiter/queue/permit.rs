@@ -103,7 +103,6 @@ pub struct Permit {
     /// `None` where every limiter only counts.
     held: Option<Held>,
     cost: Permits,
-    waited: Duration,
     /// Those that only count, and are told when the permit is used.
     pub(in crate::limiter) shadows: Option<Shadows>,
 }
@@ -141,9 +140,8 @@ impl Permit {
         whose: Whose,
     ) -> Permit {
         shared.permit_out();
-        let waited = whose.waited;
         let held = Held { shared, slot: Some(slot), clock, cost, whose, confirmed: None, is_sending: false };
-        Permit { held: Some(held), cost, waited, shadows: None }
+        Permit { held: Some(held), cost, shadows: None }
     }
 
     /// Its request does not run yet, and has still to be woken.
@@ -157,7 +155,7 @@ impl Permit {
 
     /// A permit that nobody had to book.
     pub(in crate::limiter) fn free(cost: Permits) -> Permit {
-        Permit { held: None, cost, waited: Duration::ZERO, shadows: None }
+        Permit { held: None, cost, shadows: None }
     }
 
     /// Makes sure, right before the request's head is written, that the permit is still good.
@@ -172,7 +170,7 @@ impl Permit {
             && let Some(next) = held.exchange_if_late()
         {
             let permit = next.await.unwrap_or_else(|_| Err(held.shared.closed()))?;
-            (self.held, self.waited) = (permit.held, permit.waited);
+            self.held = permit.held;
         }
         self.set_aside();
         Ok(())
@@ -201,7 +199,7 @@ impl Permit {
 
     /// How long the request waited for its slot; zero if it was granted at once.
     pub fn waited(&self) -> Duration {
-        self.waited
+        self.held.as_ref().map_or(Duration::ZERO, |held| held.whose.waited)
     }
 }
 
