@@ -8,8 +8,9 @@ use std::collections::VecDeque;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::limiter::arithmetic::queue_order::Freed;
+use crate::limiter::model::call::Freed;
 use crate::limiter::model::limit::Permits;
+use crate::limiter::model::pause::Paused;
 use crate::limiter::model::refusal::Refusal;
 use crate::limiter::queue::pause::{Paused, in_pause};
 use crate::limiter::queue::permit::Returned;

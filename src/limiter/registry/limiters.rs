@@ -13,7 +13,6 @@ use tokio::time::{Duration, Instant, sleep, timeout};
 use tracing::{debug, info};
 
 use crate::clock::Clock;
-use crate::limiter::arithmetic::pause::{Cause, Reason};
 use crate::limiter::model::limit::{Limiter, LimiterName, OnStoreFailure, Scope};
 use crate::limiter::model::partition::Partition;
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
@@ -25,7 +24,7 @@ use crate::limiter::registry::inspection::{Inspection, LimiterStatus, NotFound, 
 use crate::limiter::registry::limiter_set::{LimiterSet, LimiterSetError};
 use crate::limiter::registry::queues::{LINGER, Queues};
 use crate::limiter::store::memory::MemoryStore;
-use crate::limiter::store::{Announcement, PauseStretch, Store};
+use crate::limiter::store::{Announcement, Store};
 use crate::telemetry::Metrics;
 
 /// How often a store that settles is looked at, and for how long.

@@ -6,8 +6,9 @@ use tokio::time::{Duration, Instant};
 
 use super::state::{BATCH_MAX, Sent, Worker};
 use crate::clock::Micros;
-use crate::limiter::arithmetic::queue_order::Freed;
-use crate::limiter::arithmetic::reserve::{Call, Holding, Run};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::model::call::Freed;
+use crate::limiter::model::call::{Call, Holding, Run};
 use crate::limiter::model::limit::Permits;
 use crate::limiter::queue::cost_queue::{CostQueue, DEADLINE_SLACK};
 use crate::limiter::queue::inbox::Arrival;

@@ -6,7 +6,7 @@ use tracing::{info, warn};
 
 use super::state::{Hearing, Worker};
 use crate::clock::Micros;
-use crate::limiter::arithmetic::pause::PauseRequest;
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::limit::LimiterName;
 use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::pause::Paused;
