@@ -83,7 +83,7 @@ impl Worker {
             cost_queue
                 .refresh(|held| if held.source == Source::Store { clock.due(held.at) } else { held.due });
         }
-        let exchanged = answer.exchanged.iter().flat_map(|(count, at)| repeat_n(*at, to_usize(*count)));
+        let exchanged = answer.rescheduled.iter().flat_map(|(count, at)| repeat_n(*at, to_usize(*count)));
         for ((_, cost), at) in sent.exchange.iter().zip(exchanged) {
             match at {
                 Some(at) => self.arrived_slot(*cost, slot(at)),
@@ -92,14 +92,19 @@ impl Worker {
         }
         let replaced = !sent.replace.is_empty();
         let mut outcomes = each(answer);
-        let first =
-            self.settle_outcomes(sent.replace, sent.arrivals, (answer, &mut outcomes), sent.call.spare, slot);
+        let first = self.settle_outcomes(
+            sent.replace,
+            sent.arrivals,
+            (answer, &mut outcomes),
+            sent.call.refusal_budget,
+            slot,
+        );
         if let Some(cost) = sent.stock {
             self.put_in_stock(cost, outcomes);
         }
-        self.room = answer.room;
+        self.room = answer.freed;
         let is_fruitless = sent.traded.is_some_and(|traded| first.is_none_or(|first| first >= traded));
-        self.fruitless = if is_fruitless { answer.room } else { self.fruitless };
+        self.fruitless = if is_fruitless { answer.freed } else { self.fruitless };
         if moved || replaced || !sent.exchange.is_empty() {
             self.refuse_overdue(now);
         }
@@ -254,7 +259,7 @@ impl Worker {
                     }
                     Outcome::TooFar(away) | Outcome::Full(away) => {
                         spare = 0;
-                        let refusal = self.refusal(outcome, away.told);
+                        let refusal = self.refusal(outcome, away.advised);
                         self.refuse_without_slot(cost, &refusal);
                     }
                 }
@@ -274,7 +279,7 @@ impl Worker {
                         learnt = self.learnt(cost, away, answer.now);
                     }
                     refused += 1;
-                    let told = learnt.as_mut().map_or(away.told, |learnt| learnt.tell(cost));
+                    let told = learnt.as_mut().map_or(away.advised, |learnt| learnt.tell(cost));
                     let refusal = self.refusal(outcome, told);
                     let refusal = refusal.in_pause(self.paused.as_ref(), arrival.deadline);
                     self.refuse(arrival, refusal);
@@ -351,7 +356,10 @@ impl Worker {
     /// What those are told who no longer fit into their wait.
     pub(super) fn too_far(&self, delay: Option<Micros>) -> Refusal {
         let delay = delay.unwrap_or(Micros::from(self.session.store.lease().to_duration()));
-        self.refusal(Outcome::TooFar(RetryDelay { delay, told: delay, violated: Violated::default() }), delay)
+        self.refusal(
+            Outcome::TooFar(RetryDelay { delay, advised: delay, violated: Violated::default() }),
+            delay,
+        )
     }
 
     fn refusal(&self, outcome: Outcome, retry_after: Micros) -> Refusal {
@@ -383,7 +391,7 @@ impl Worker {
     fn settle_failure(&mut self, sent: Sent, error: &StoreError) {
         let Sent { call, exchange, mut replace, arrivals, .. } = sent;
         if matches!(error, StoreError::Away) {
-            let known: Arc<[u64]> = call.known.as_slice().into();
+            let known: Arc<[u64]> = call.generations.as_slice().into();
             let unsaid: Vec<_> = call.give_back.iter().map(|holding| (*holding, known.clone())).collect();
             unsaid.into_iter().rev().for_each(|unsaid| self.give_back.push_front(unsaid));
         } else {
@@ -516,7 +524,7 @@ impl Worker {
         refused.into_iter().for_each(|arrival| self.refuse(arrival, refusal.clone()));
         let call = Call {
             runs: self.runs(now, &replace, &arrivals),
-            room: self.room() + replace.iter().map(|(_, count)| *count as u64).sum::<u64>(),
+            queue_slots_left: self.room() + replace.iter().map(|(_, count)| *count as u64).sum::<u64>(),
             ..Call::default()
         };
         let answer = self.ask_fallback(call.clone());
@@ -540,7 +548,7 @@ impl Worker {
         let places: Vec<usize> = self.shared.with_policy(OnStoreFailure::Local).collect();
         let limiter_refs: Vec<_> = self.local_subjects().collect();
         call.replica = *replica;
-        call.known = vec![0; limiter_refs.len()];
+        call.generations = vec![0; limiter_refs.len()];
         let mut answer = store.reserve_now(&limiter_refs, &call);
         for (_, outcome) in &mut answer.outcomes {
             if let Outcome::TooFar(RetryDelay { violated, .. }) | Outcome::Full(RetryDelay { violated, .. }) =
