@@ -56,10 +56,10 @@ impl Fleet {
         let call = Call {
             replica: 1,
             epoch: heard,
-            known: vec![0],
-            seen,
+            generations: vec![0],
+            state_seen_at: seen,
             runs: vec![run],
-            room: 100,
+            queue_slots_left: 100,
             ..Call::default()
         };
         self.call(after, &call)
@@ -110,8 +110,8 @@ fn lost(replica: u64, epoch: u64, entries: &[(i64, u64)]) -> WriteBack {
         replica,
         unknown: Unknown::Lost,
         number: epoch,
-        known: epoch,
-        seen: 0,
+        known_epoch: epoch,
+        observed_usage: 0,
         sent: Micros::ZERO,
         entries,
     }
@@ -185,7 +185,7 @@ fn another_run_of_the_server_is_another_memory() {
 fn what_somebody_saw_in_use_counts_though_nobody_writes_it_back() {
     let mut fleet = Fleet::new(Kind::Sliding);
     let epoch = fleet.begin(0);
-    let write = WriteBack { seen: 7, ..lost(1, epoch, &[(1_000_000, 2)]) };
+    let write = WriteBack { observed_usage: 7, ..lost(1, epoch, &[(1_000_000, 2)]) };
     fleet.write_back(100_000, &write);
     assert_eq!(granted(&fleet.ask(SECOND, epoch, 4)).0, 3);
 }
@@ -362,13 +362,13 @@ fn who_waits_moves_up_when_it_is_reset() {
     let call = Call {
         replica: 1,
         epoch,
-        known: vec![then.number],
-        exchange,
-        exchange_wait: Micros(10 * SECOND),
+        generations: vec![then.number],
+        reschedule: exchange,
+        reschedule_wait: Micros(10 * SECOND),
         ..Call::default()
     };
     let answer = fleet.call(2_200_000, &call);
-    assert_eq!(answer.exchanged, [(10, Some(now.void_from))]);
+    assert_eq!(answer.rescheduled, [(10, Some(now.void_from))]);
     assert!(
         matches!(told.outcomes[..], [(1, Outcome::TooFar(away))] if away.delay == Micros(10 * SECOND) + LEASE)
     );

@@ -19,13 +19,13 @@ pub fn script_reply(bytes: &[u8]) {
     let rules = [rule.clone(), rule].into();
     let limiter_ref = LimiterRef { name, partition: None, group: "a".into(), rules, valid_until: None };
     let call = Call {
-        exchange: vec![Holding { slot: Micros::ONE, cost: 1, count: 2 }],
+        reschedule: vec![Holding { slot: Micros::ONE, cost: 1, count: 2 }],
         runs: vec![Run { cost: 1, wait_max: Micros::ONE, count: 3 }],
         ..Call::default()
     };
     let answer = decode_answer(&Value::BulkString(bytes.to_vec()), std::slice::from_ref(&limiter_ref), &call);
     if let Some(answer) = answer {
-        let (exchanged, outcomes) = (counts(&answer.exchanged), counts(&answer.outcomes));
+        let (exchanged, outcomes) = (counts(&answer.rescheduled), counts(&answer.outcomes));
         let is_whole = (exchanged, outcomes) == (Some(2), Some(3));
         assert!(is_whole || answer.epoch.settles_until.is_some(), "{answer:?}");
         assert_eq!((answer.generations.len(), answer.available.len(), answer.lives_until.len()), (1, 1, 1));

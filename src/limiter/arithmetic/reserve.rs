@@ -30,7 +30,7 @@ pub fn reserve(
     order.review_spread(now, || states.iter().flat_map(|(state, _)| state.rules()));
     for holding in &call.give_back {
         let permits = holding.cost * holding.count;
-        let moved = give_back(states, &call.known, holding.slot, permits);
+        let moved = give_back(states, &call.generations, holding.slot, permits);
         order.given_back(now, moved.unwrap_or(holding.slot), permits);
     }
     let exchanged = exchange(now, states, order, call);
@@ -51,8 +51,8 @@ pub fn reserve(
         paused: states.iter().map(|(state, _)| state.paused_until(now)).collect(),
         lives_until: Vec::new(),
         last: states.iter().filter_map(|(state, _)| state.calendar().last()).max().unwrap_or_default(),
-        room: order.room(),
-        exchanged,
+        freed: order.room(),
+        rescheduled: exchanged,
         outcomes,
     }
 }
@@ -79,7 +79,11 @@ pub fn report_upstream(
         state.ask_pause(now, lease, request, said.replica);
     }
     state.follow_others(now, lease);
-    ReportResult { epoch: Epoch { now, ..Epoch::default() }, paused_until: state.paused_until(now), drift }
+    ReportResult {
+        epoch: Epoch { now, ..Epoch::default() },
+        paused_until: state.paused_until(now),
+        external_usage: drift,
+    }
 }
 
 /// Takes permits back from every limiter; returns the latest place to which a change had moved them, if any.
@@ -110,9 +114,9 @@ fn fetch(
 ) -> Option<Micros> {
     let mut place = None;
     for (index, (state, _)) in states.iter().enumerate() {
-        let known = call.known.get(index).copied().unwrap_or_default();
+        let known = call.generations.get(index).copied().unwrap_or_default();
         let to = state.place(holding.slot, holding.cost, known, skipped)?;
-        if to < now || to - now > call.exchange_wait || *place.get_or_insert(to) != to {
+        if to < now || to - now > call.reschedule_wait || *place.get_or_insert(to) != to {
             return None;
         }
     }
@@ -134,16 +138,16 @@ fn exchange(
     call: &Call,
 ) -> Vec<(u64, Option<Micros>)> {
     let mut exchanged: Vec<(u64, Option<Micros>)> = Vec::new();
-    for holding in &call.exchange {
+    for holding in &call.reschedule {
         let unfetched =
             states.iter().map(|(state, _)| state.unfetched(holding.slot)).min().unwrap_or_default();
         for index in 0..holding.count {
             let skipped = skipped(unfetched, holding.count, index, holding.cost);
             let place = fetch(now, states, call, *holding, skipped).or_else(|| {
-                let place = give_back(states, &call.known, holding.slot, holding.cost);
+                let place = give_back(states, &call.generations, holding.slot, holding.cost);
                 let mut searches = searches_from(states, now.max(place.unwrap_or(order.last())));
                 let found = earliest(&mut searches, holding.cost);
-                let is_near = found.at - now <= call.exchange_wait;
+                let is_near = found.at - now <= call.reschedule_wait;
                 is_near.then(|| {
                     searches.iter_mut().for_each(|search| search.charge(holding.cost));
                     found.at
@@ -166,7 +170,7 @@ fn book_runs(
     call: &Call,
 ) -> Vec<(u64, Outcome)> {
     let mut outcomes = Vec::new();
-    let (mut room, mut spare) = (call.room, call.spare);
+    let (mut room, mut spare) = (call.queue_slots_left, call.refusal_budget);
     let mut searches = searches_from(states, now);
     // The search has moved on for a cost that found nothing where it stood: a smaller one may have room before.
     let mut passed = 0;
@@ -192,8 +196,10 @@ fn book_runs(
                 let Violated { limiter, limit } = found.violated;
                 let count = left + std::mem::take(&mut spare);
                 let told = order.tell(found.at, count * run.cost, violated_rule(&searches, limiter, limit));
-                outcomes
-                    .push((left, refuses(RetryDelay { delay, told: told - now, violated: found.violated })));
+                outcomes.push((
+                    left,
+                    refuses(RetryDelay { delay, advised: told - now, violated: found.violated }),
+                ));
                 passed = passed.max(run.cost);
                 break;
             }

@@ -33,21 +33,21 @@ pub struct Call {
     /// The latest epoch of the store that the caller has heard of.
     pub epoch: u64,
     /// For each limiter: the generation under which the holdings below were booked.
-    pub known: Vec<u64>,
+    pub generations: Vec<u64>,
     /// For each limiter: when the caller last saw its state that should still be there; zero if it need not.
-    pub seen: Vec<Micros>,
+    pub state_seen_at: Vec<Micros>,
     /// Permits that are not needed.
     pub give_back: Vec<Holding>,
     /// Void permits that are wanted at their new place, ascending.
-    pub exchange: Vec<Holding>,
+    pub reschedule: Vec<Holding>,
     /// The longest wait for such a place, from the instant of the call.
-    pub exchange_wait: Micros,
+    pub reschedule_wait: Micros,
     /// New requests.
     pub runs: Vec<Run>,
     /// How many of them may be given a slot in the future.
-    pub room: u64,
+    pub queue_slots_left: u64,
     /// How many requests like the first that is refused the caller may refuse without asking: they are told what follows.
-    pub spare: u64,
+    pub refusal_budget: u64,
 }
 
 /// Which limit refused: the limiter's place in the call, the limit's place in the limiter.
@@ -77,7 +77,7 @@ pub struct RetryDelay {
     pub delay: Micros,
     /// How far the first of the refused is told to stay away, so that not all come back at one instant. Each further one
     /// is told `Rule::spacing` more, and where that exceeds `Rule::spread_max` beyond the delay, it begins anew.
-    pub told: Micros,
+    pub advised: Micros,
     /// What stood in the way.
     pub violated: Violated,
 }
@@ -100,9 +100,9 @@ pub struct Answer {
     /// The last instant at which one of the limiters is booked; zero if none is.
     pub last: Micros,
     /// Freed that was given back before the queue's last slot, and that its later slots may be traded for.
-    pub room: Option<Freed>,
+    pub freed: Option<Freed>,
     /// The slots of the holdings to exchange, in order, as counts; `None`: none within the wait.
-    pub exchanged: Vec<(u64, Option<Micros>)>,
+    pub rescheduled: Vec<(u64, Option<Micros>)>,
     /// What became of the requests, in order, as counts.
     pub outcomes: Vec<(u64, Outcome)>,
 }

@@ -10,7 +10,7 @@ pub struct UpstreamReport {
     /// The replica that heard it.
     pub replica: u64,
     /// The latest epoch of the store that it has heard of.
-    pub known: u64,
+    pub known_epoch: u64,
     /// The upstream asks to be left alone.
     pub pause: Option<PauseRequest>,
     /// The slots of permits that it refused, and how many, where it matters what it counts.
@@ -29,7 +29,7 @@ pub struct ReportResult {
     /// Until when nothing is booked, by the store's clock; zero if it is not paused.
     pub paused_until: Micros,
     /// How many permits were charged because the upstream leaves less than was thought.
-    pub drift: u64,
+    pub external_usage: u64,
 }
 
 /// How much an upstream leaves of a limit, in an answer.

@@ -21,9 +21,9 @@ pub struct WriteBack {
     /// Grows with each write of a replica that is unknown for that reason: what comes twice counts once.
     pub number: u64,
     /// The epoch that the replica has heard of.
-    pub known: u64,
+    pub known_epoch: u64,
     /// How much of the limiter's tightest limit was lately seen in use, by whomever.
-    pub seen: u64,
+    pub observed_usage: u64,
     /// What the store's clock showed when this was made, as far as is known: it may be carried out much later. Zero if it
     /// has not been heard.
     pub sent: Micros,

@@ -58,7 +58,7 @@ impl RefusalCache {
             not_before: clock.not_before(slot),
             until: Instant::now() + LEARNT_FOR,
             clock,
-            next: now + away.told,
+            next: now + away.advised,
             spare: 0,
         }
     }

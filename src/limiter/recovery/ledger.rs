@@ -90,7 +90,7 @@ impl Ledger {
     /// Writes down what a call has come to.
     pub(in crate::limiter) fn remember(&self, limiter_refs: &[LimiterRef], call: &Call, answer: &Answer) {
         let is_nothing =
-            call.give_back.is_empty() && answer.exchanged.is_empty() && answer.outcomes.is_empty();
+            call.give_back.is_empty() && answer.rescheduled.is_empty() && answer.outcomes.is_empty();
         if is_nothing {
             return;
         }
@@ -103,7 +103,7 @@ impl Ledger {
             let Some(mut page) = take(&mut pages, &key) else { continue };
             page.follow(limiter_ref);
             page.granted.prune(answer.now, &page.windows, &mut [], &[]);
-            for holding in call.give_back.iter().chain(&call.exchange) {
+            for holding in call.give_back.iter().chain(&call.reschedule) {
                 page.granted.uncharge(holding.slot, holding.cost * holding.count, &page.windows);
             }
             charged.iter().for_each(|(at, permits)| charge(&mut page.granted, &page.windows, *at, *permits));
@@ -307,8 +307,8 @@ fn window(rule: &Rule) -> Rule {
 
 /// What a call has come to: when, and how many permits.
 pub(in crate::limiter) fn granted(call: &Call, answer: &Answer) -> impl Iterator<Item = (Micros, u64)> {
-    let exchange = call.exchange.iter().map(|holding| (holding.count, holding.cost));
-    let exchanged = pair(exchange, answer.exchanged.iter().copied());
+    let exchange = call.reschedule.iter().map(|holding| (holding.count, holding.cost));
+    let exchanged = pair(exchange, answer.rescheduled.iter().copied());
     let moved = exchanged.filter_map(|(count, cost, at)| Some((at?, count * cost)));
     moved.chain(booked(call, answer))
 }

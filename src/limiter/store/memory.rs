@@ -142,7 +142,7 @@ impl MemoryStore {
             return None;
         }
         state.by_hand.push(whole);
-        Some(ReportResult { epoch: Epoch { now, ..Epoch::default() }, paused_until, drift: 0 })
+        Some(ReportResult { epoch: Epoch { now, ..Epoch::default() }, paused_until, external_usage: 0 })
     }
 
     /// The number of limiters and partitions of which something is kept.
@@ -329,7 +329,7 @@ mod tests {
         let store = MemoryStore::new(Clock::start());
         let limiter = limiter(5, SECOND, Duration::ZERO);
         let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: 1 }];
-        let call = Call { known: vec![0], runs, ..Call::default() };
+        let call = Call { generations: vec![0], runs, ..Call::default() };
         let has_room = |value: u64| {
             let partition = partition(&limiter, value).partition.unwrap();
             store.has_room(&limiter.name, partition, 3)
@@ -349,7 +349,7 @@ mod tests {
         let (clock, limiter) = (Clock::start(), limiter(2, SECOND, SECOND));
         let store = MemoryStore::new(clock);
         let run = Run { cost: 1, wait_max: Micros::ZERO, count: 1 };
-        let call = Call { known: vec![0], runs: vec![run], ..Call::default() };
+        let call = Call { generations: vec![0], runs: vec![run], ..Call::default() };
         let now = clock.now();
         for value in 0..5000 {
             store.reserve_at(now, &[partition(&limiter, value)], &call);
@@ -386,7 +386,7 @@ mod tests {
         let after = |millis| now + Micros::from_millis(millis);
         let left = |at| store.inspect_at(at, &limiter_ref).available[0];
         let run = Run { cost: 1, wait_max: Micros::ZERO, count: 5 };
-        let call = Call { room: 5, runs: vec![run], ..Call::default() };
+        let call = Call { queue_slots_left: 5, runs: vec![run], ..Call::default() };
         store.reserve_at(now, std::slice::from_ref(&limiter_ref), &call);
         // The five may be among the seven, and the other way round: nobody knows when those were used, but not later.
         store.charge_at(after(900), &limiter_ref, (after(800), 7), 1);
@@ -403,7 +403,7 @@ mod tests {
         let ahead = now + Micros::from_millis(3500);
         store.charge_at(now, &limiter_ref, (ahead, 7), 1);
         let run = Run { cost: 1, wait_max: Micros::from_millis(60_000), count: 4 };
-        let call = Call { room: 4, runs: vec![run], ..Call::default() };
+        let call = Call { queue_slots_left: 4, runs: vec![run], ..Call::default() };
         let answer = store.reserve_at(now, std::slice::from_ref(&limiter_ref), &call);
         let (first, then) = (answer.outcomes[0], answer.outcomes[1]);
         assert_eq!(first, (3, Outcome::Booked(ahead)));
@@ -417,7 +417,7 @@ mod tests {
         let (store, now) = (MemoryStore::new(clock), clock.now());
         let limiter_ref = partition(&limiter, 1);
         let run = Run { cost: 1, wait_max: Micros::from_millis(60_000), count: 1 };
-        let call = Call { room: 1, runs: vec![run], ..Call::default() };
+        let call = Call { queue_slots_left: 1, runs: vec![run], ..Call::default() };
         let after = |millis| now + Micros::from_millis(millis);
         // The store was away before, and is again a window later; the limiter's other queues have heard of a little less and more.
         store.charge_at(now, &limiter_ref, (after(900), 10), 1);

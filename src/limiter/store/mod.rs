@@ -85,7 +85,7 @@ pub enum Announcement {
         /// Whose limiters and partitions the queue takes together.
         queue: Vec<(LimiterName, Option<Partition>)>,
         /// Where.
-        room: Freed,
+        freed: Freed,
     },
     /// A limiter is paused, or goes on.
     Pause {

@@ -202,7 +202,9 @@ impl Model {
         let exchange =
             void.iter().map(|(slot, cost)| Holding { slot: *slot, cost: *cost, count: 1 }).collect();
         let exchange_wait = Micros::from_millis(60_000);
-        let exchanged = self.ask(queue, Call { exchange, exchange_wait, ..Call::default() }).exchanged;
+        let exchanged = self
+            .ask(queue, Call { reschedule: exchange, reschedule_wait: exchange_wait, ..Call::default() })
+            .rescheduled;
         let times = |count: u64| usize::try_from(count).unwrap();
         let mut places = exchanged.iter().flat_map(|(count, at)| std::iter::repeat_n(*at, times(*count)));
         for (slot, cost) in void {
@@ -216,7 +218,7 @@ impl Model {
     }
 
     fn ask(&mut self, queue: usize, call: Call) -> Answer {
-        let call = Call { known: vec![self.known], room: 100, ..call };
+        let call = Call { generations: vec![self.known], queue_slots_left: 100, ..call };
         reserve(self.now, LEASE, &mut [(&mut self.book, self.rules.clone())], &mut self.orders[queue], &call)
     }
 
@@ -259,7 +261,7 @@ impl Model {
                         self.held[queue].push((slot, run.cost));
                         order.booked(slot, 1, run.cost);
                     }
-                    Outcome::TooFar(RetryDelay { delay, told, violated }) => {
+                    Outcome::TooFar(RetryDelay { delay, advised: told, violated }) => {
                         assert!(delay > run.wait_max && (!exact || self.now + delay == earliest));
                         assert!(told >= delay && told - delay <= self.rules[violated.limit].spread_max());
                         break;
@@ -368,7 +370,7 @@ proptest! {
 /// Asks for one permit without waiting.
 fn one(book: &mut LimiterState, order: &mut QueueOrder, rules: &Arc<[Rule]>, now: Micros) -> Outcome {
     let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: 1 }];
-    let call = Call { known: vec![0], runs, ..Call::default() };
+    let call = Call { generations: vec![0], runs, ..Call::default() };
     reserve(now, LEASE, &mut [(book, rules.clone())], order, &call).outcomes[0].1
 }
 
@@ -407,7 +409,7 @@ fn a_saturated_limit_with_wide_cells_is_used_whole() {
         let mut slots = Vec::new();
         for batch in 0..300_u64 {
             let runs = vec![Run { cost: 1, wait_max: Micros(60_000_000), count: 5 }];
-            let call = Call { known: vec![0], runs, room: 100, ..Call::default() };
+            let call = Call { generations: vec![0], runs, queue_slots_left: 100, ..Call::default() };
             let now = START + Micros(batch * 1_000);
             let answer = reserve(now, LEASE, &mut [(&mut book, rules.clone())], &mut order, &call);
             for (count, outcome) in answer.outcomes {
@@ -437,7 +439,8 @@ fn a_million_permits_do_not_drift() {
             };
             while granted < 1_000_000 {
                 let runs = vec![Run { cost: 1, wait_max: Micros(u64::MAX / 2), count: 1000 }];
-                let call = Call { known: vec![0], runs, room: u64::MAX / 2, ..Call::default() };
+                let call =
+                    Call { generations: vec![0], runs, queue_slots_left: u64::MAX / 2, ..Call::default() };
                 let answer = reserve(now, LEASE, &mut [(&mut book, rules.clone())], &mut order, &call);
                 for (count, outcome) in answer.outcomes {
                     let Outcome::Booked(slot) = outcome else { panic!("{outcome:?}") };

@@ -26,7 +26,7 @@ impl Limiter {
 
     fn ask(&mut self, now: Micros, wait_max: Micros, count: u64) -> Outcome {
         let runs = vec![Run { cost: 1, wait_max, count }];
-        let call = Call { known: vec![0], runs, room: 1000, ..Call::default() };
+        let call = Call { generations: vec![0], runs, queue_slots_left: 1000, ..Call::default() };
         let books = &mut [(&mut self.book, self.rules.clone())];
         reserve(now, LEASE, books, &mut self.order, &call).outcomes[0].1
     }
@@ -51,7 +51,7 @@ fn all_obey(clients: u64, rate: u64, wait: Micros) -> (f64, f64) {
         attempts += 1;
         match limiter.ask(now, wait, 1) {
             Outcome::Booked(slot) => last = last.max(slot),
-            Outcome::TooFar(RetryDelay { told, .. }) => {
+            Outcome::TooFar(RetryDelay { advised: told, .. }) => {
                 let late = Micros(client * 7919 % 5_000);
                 due.push(Reverse((now + told + late, client)));
             }
@@ -83,12 +83,12 @@ fn successive_refusals_name_successive_instants() {
     }
     let told: Vec<_> = (0..1000).map(|_| limiter.refused(START)).collect();
     assert!(told.iter().all(|away| away.delay == Micros(1_010_000)));
-    assert_eq!(told[0].told, told[0].delay);
-    assert_eq!(told[1].told, told[0].delay + Micros(101_000));
-    let most = told.iter().map(|away| away.told - away.delay).max().unwrap();
+    assert_eq!(told[0].advised, told[0].delay);
+    assert_eq!(told[1].advised, told[0].delay + Micros(101_000));
+    let most = told.iter().map(|away| away.advised - away.delay).max().unwrap();
     assert!(most > Micros(59_000_000) && most <= Micros(60_000_000), "{most:?}");
     // None too often: 1000 callers over 60 s in steps of 101 ms.
-    let mut instants: Vec<_> = told.iter().map(|away| away.told).collect();
+    let mut instants: Vec<_> = told.iter().map(|away| away.advised).collect();
     instants.sort_unstable();
     instants.dedup();
     assert!(instants.len() > 500, "{}", instants.len());
@@ -114,7 +114,7 @@ fn callers_who_never_come_back_are_forgotten() {
         limiter.ask(now, Micros::ZERO, 1);
     }
     told.push(limiter.refused(now + Micros::ONE));
-    let beyond = told[0].told - told[0].delay;
+    let beyond = told[0].advised - told[0].delay;
     assert!(beyond < Micros(3_000_000), "{beyond:?} after twenty seconds");
 }
 
@@ -123,7 +123,7 @@ fn who_waits_for_a_calendar_is_spread_by_milliseconds() {
     let mut limiter = Limiter::new(rule(3, 2_020_000, 1, fixed(1_500_000)));
     limiter.ask(START, Micros::ZERO, 3);
     let (first, second) = (limiter.refused(START), limiter.refused(START));
-    assert_eq!((first.told, second.told), (first.delay, first.delay + Micros(10_000)));
+    assert_eq!((first.advised, second.advised), (first.delay, first.delay + Micros(10_000)));
 }
 
 #[test]
@@ -131,9 +131,9 @@ fn refusals_without_asking_have_instants_of_their_own() {
     let mut limiter = Limiter::new(rule(10, 1_010_000, 1, Kind::Sliding));
     limiter.ask(START, Micros::ZERO, 10);
     let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: 1 }];
-    let call = Call { known: vec![0], runs, spare: 3, ..Call::default() };
+    let call = Call { generations: vec![0], runs, refusal_budget: 3, ..Call::default() };
     let books = &mut [(&mut limiter.book, limiter.rules.clone())];
     let answer = reserve(START, LEASE, books, &mut limiter.order, &call);
     let [(1, Outcome::TooFar(first))] = answer.outcomes[..] else { panic!("{answer:?}") };
-    assert_eq!(limiter.refused(START).told, first.told + Micros(4 * 101_000));
+    assert_eq!(limiter.refused(START).advised, first.advised + Micros(4 * 101_000));
 }

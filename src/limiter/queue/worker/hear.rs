@@ -40,7 +40,7 @@ impl Worker {
             let limiter = instance.active.limiter();
             let said = UpstreamReport {
                 replica,
-                known,
+                known_epoch: known,
                 pause: saying.pause(&limiter, now),
                 refused: saying.refused(&limiter),
                 cost: saying.cost,
@@ -92,7 +92,7 @@ impl Worker {
                 }
             };
             if !said.remaining.is_empty() {
-                instance.active.metrics().count_external_usage(heard.drift);
+                instance.active.metrics().count_external_usage(heard.external_usage);
             }
             if said.pause.is_some() && heard.paused_until > heard.epoch.now {
                 let stretch = PauseStretch { from: heard.epoch.now, until: heard.paused_until };

@@ -38,7 +38,7 @@ impl Worker {
     pub(super) fn settle_failure(&mut self, sent: Sent, error: &StoreError) {
         let Sent { call, exchange, mut replace, arrivals, .. } = sent;
         if matches!(error, StoreError::Away) {
-            let known: Arc<[u64]> = call.known.as_slice().into();
+            let known: Arc<[u64]> = call.generations.as_slice().into();
             let unsaid: Vec<_> = call.give_back.iter().map(|holding| (*holding, known.clone())).collect();
             unsaid.into_iter().rev().for_each(|unsaid| self.give_back.push_front(unsaid));
         } else {
@@ -171,7 +171,7 @@ impl Worker {
         refused.into_iter().for_each(|arrival| self.refuse(arrival, refusal.clone()));
         let call = Call {
             runs: self.runs(now, &replace, &arrivals),
-            room: self.room() + replace.iter().map(|(_, count)| *count as u64).sum::<u64>(),
+            queue_slots_left: self.room() + replace.iter().map(|(_, count)| *count as u64).sum::<u64>(),
             ..Call::default()
         };
         let answer = self.ask_fallback(call.clone());
@@ -195,7 +195,7 @@ impl Worker {
         let places: Vec<usize> = self.shared.with_policy(OnStoreFailure::Local).collect();
         let limiter_refs: Vec<_> = self.local_subjects().collect();
         call.replica = *replica;
-        call.known = vec![0; limiter_refs.len()];
+        call.generations = vec![0; limiter_refs.len()];
         let mut answer = store.reserve_now(&limiter_refs, &call);
         for (_, outcome) in &mut answer.outcomes {
             if let Outcome::TooFar(RetryDelay { violated, .. }) | Outcome::Full(RetryDelay { violated, .. }) =
