@@ -132,8 +132,8 @@ impl Inspection {
         } else {
             info!(limiter = %active.name, ?lasting, "paused by hand");
         }
-        active.session.hear_clock(sent, Instant::now(), heard.epoch.now);
-        active.session.meet_epoch(heard.epoch);
+        active.session.observe_clock(sent, Instant::now(), heard.epoch.now);
+        active.session.observe_epoch(heard.epoch);
         let is_meant = |instance: &LimiterInstance| {
             Arc::ptr_eq(&instance.active, active) && (partition.is_none() || instance.partition == *partition)
         };
@@ -150,7 +150,7 @@ impl Inspection {
     /// If the store could not be asked: nothing is reset then.
     pub async fn reset(&self) -> Result<(), StoreError> {
         let session = &self.instance.active.session;
-        session.meet_epoch(session.store.reset(&self.limiter_ref()).await?);
+        session.observe_epoch(session.store.reset(&self.limiter_ref()).await?);
         self.queues.wake_all();
         Ok(())
     }

@@ -97,7 +97,7 @@ impl LimiterSet {
         receipt: &Receipt,
         spoken: UpstreamSignal,
     ) {
-        self.tell(partitions, receipt, receipt.said(spoken));
+        self.tell(partitions, receipt, receipt.signalled(spoken));
     }
 
     /// Corrects what a request has cost: more is charged, less is given back.
@@ -109,11 +109,11 @@ impl LimiterSet {
 
     /// Tells the queue from which a permit came. It may have ended while the upstream took its time: then another one hears it.
     fn tell(&self, partitions: &[Option<Partition>], receipt: &Receipt, news: PermitReport) {
-        if let Err(news) = receipt.shared.tell(news)
+        if let Err(news) = receipt.queue.report(news)
             && let Ok((Some(queue), _)) = self.ways(partitions)
         {
             // One that ends in this moment was made by nobody else: what it would have heard changes little.
-            let _ = queue.tell(news);
+            let _ = queue.report(news);
         }
     }
 
@@ -154,7 +154,7 @@ impl LimiterSet {
             let Some(queue) = queue else {
                 return Ok((Submitted::Granted(Permit::free(demand.cost)), shadows));
             };
-            if let Some(permit) = queue.take_from_stock(demand) {
+            if let Some(permit) = queue.take_prefetched(demand) {
                 return Ok((Submitted::Granted(permit), shadows));
             }
             if let Some(answered) = queue.submit(demand)? {

@@ -16,8 +16,7 @@ use crate::clock::Clock;
 use crate::limiter::model::limit::{Limiter, LimiterName, OnStoreFailure, Scope};
 use crate::limiter::model::partition::Partition;
 use crate::limiter::model::pause::{Cause, PauseStretch, Reason};
-use crate::limiter::model::replica::Replica;
-use crate::limiter::model::replica::replica_name;
+use crate::limiter::model::replica::{Replica, replica_name};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::heartbeat::Recovery;
@@ -287,7 +286,7 @@ impl Limiters {
         let sessions = self.inner.sessions.shared();
         let settled = |session: Arc<StoreSession>| async move {
             while let Ok((epoch, _)) = session.store.epoch(session.epoch.load(Ordering::Acquire)).await {
-                session.meet_epoch(epoch);
+                session.observe_epoch(epoch);
                 if epoch.settles_until.is_none() {
                     return;
                 }
@@ -315,7 +314,7 @@ impl Limiters {
             tokio::select! {
                 () = sessions.grown.notified() => {}
                 Some(()) = keepers.next() => {}
-                () = self.fleet().keep_attending(&*sessions.overall.store) => {}
+                () = self.fleet().keep_registered(&*sessions.overall.store) => {}
             }
         }
     }
