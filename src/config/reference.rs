@@ -54,7 +54,7 @@ whole configurations for real APIs.
 - **A mistake is an error**: an unknown key, a key given twice, a key without a value. Anchors and aliases (`&a`,
   `*a`) are understood, tags (`!...`) and second documents are not.
 - **A change** of the file is taken up at once, as a whole or, where it has a problem, not at all. `listen`,
-  `admin.listen` and `store` need a restart. [More on that](../README.md#change-it-while-it-runs).
+  `admin.listen` and `store` need a restart. [More on that](admin.md#change-it-while-it-runs).
 - **Editors** with a YAML language server complete keys, explain them and mark mistakes, by the first line of a file:
   `# yaml-language-server: $schema=weir.schema.json`. The schema is
   [`config/weir.schema.json`](../config/weir.schema.json); `weir schema > weir.schema.json` writes that of the weir
