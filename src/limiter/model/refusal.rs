@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use crate::clock::Micros;
 use crate::limiter::model::limit::{LimiterName, Permits};
-use crate::limiter::queue::upstream_report::Paused;
+use crate::limiter::model::pause::Paused;
 
 /// Why a request may not pass.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

@@ -12,15 +12,16 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::queue_order::Freed;
+use crate::limiter::model::call::Freed;
 use crate::limiter::model::limit::{LimiterName, OnStoreFailure, Permits};
+use crate::limiter::model::pause::Paused;
 use crate::limiter::model::refusal::Refusal;
 use crate::limiter::queue::inbox::{Inbox, QueueGuard, Unsent, WorkerEvents};
 use crate::limiter::queue::permit::{Permit, Returned, Source, Whose};
 use crate::limiter::queue::prefetch::Batch;
 use crate::limiter::queue::refusal_cache::RefusalCache;
 use crate::limiter::queue::shadow::Shadows;
-use crate::limiter::queue::upstream_report::{Paused, PermitReport};
+use crate::limiter::queue::upstream_report::PermitReport;
 use crate::limiter::registry::active_limiter::{ActiveLimiter, LimiterInstance};
 
 /// Permits that may be between the queue and the wire at once. More would only wait for the processor, and come later

@@ -9,14 +9,15 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use crate::limiter::arithmetic::queue_order::Freed;
+use crate::limiter::model::call::Freed;
 use crate::limiter::model::limit::Permits;
+use crate::limiter::model::pause::Paused;
 use crate::limiter::model::refusal::Refusal;
 use crate::limiter::queue::handle::{Arrival, Queue};
 use crate::limiter::queue::permit::Returned;
 use crate::limiter::queue::prefetch::{Prefetch, PrefetchSnapshot};
 use crate::limiter::queue::refusal_cache::{LEARNT_FOR, RefusalCache};
-use crate::limiter::queue::upstream_report::{Paused, PendingReport};
+use crate::limiter::queue::upstream_report::PendingReport;
 
 /// Requests that may lie between those who enter and the worker while a call to the store is under way: what a
 /// replica takes in during a store's whole deadline at 100 000 requests a second.

@@ -11,9 +11,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::external_usage::Remaining;
-use crate::limiter::arithmetic::pause::PauseRequest;
-use crate::limiter::model::limit::{Limiter, LimiterName, Permits};
+use crate::limiter::model::limit::{Limiter, Permits};
+use crate::limiter::model::pause::PauseRequest;
+use crate::limiter::model::upstream_report::Remaining;
 use crate::limiter::queue::handle::Queue;
 use crate::limiter::queue::permit::{Returned, Slot, Source};
 
@@ -189,22 +189,6 @@ fn limit_of(limiter: &Limiter, window: &Window) -> Option<usize> {
     limiter.limits.iter().position(|own| {
         limit.is_none_or(|limit| limit == own.rate.get()) && per.is_none_or(|per| per == own.per)
     })
-}
-
-/// A pause as a queue keeps to it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::limiter) struct Paused {
-    pub(in crate::limiter) limiter: LimiterName,
-    /// No slot between these may be used.
-    pub(in crate::limiter) from: Instant,
-    pub(in crate::limiter) until: Instant,
-}
-
-impl Paused {
-    /// Whether a slot lies in it.
-    pub(in crate::limiter) fn holds(&self, due: Instant) -> bool {
-        self.from < due && due < self.until
-    }
 }
 
 #[cfg(test)]

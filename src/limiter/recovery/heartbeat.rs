@@ -14,11 +14,14 @@ use tokio::time::{Duration, Instant, sleep};
 use tracing::{debug, warn};
 
 use crate::clock::Micros;
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::model::epoch::Epoch;
+use crate::limiter::model::write_back::{Unknown, WriteBack};
 use crate::limiter::queue::worker::Fallback;
 use crate::limiter::recovery::ledger::Granted;
 use crate::limiter::registry::active_limiter::StoreSession;
 use crate::limiter::registry::queues::Queues;
-use crate::limiter::store::{Epoch, LimiterRef, StoreError, Unknown, WriteBack};
+use crate::limiter::store::StoreError;
 
 /// How often the store is asked for its epoch while nothing is granted. Its key lives longer than two of these.
 const QUIET: Duration = Duration::from_secs(5);

@@ -12,13 +12,15 @@ use tokio::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use crate::clock::{Clock, Micros};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::model::epoch::{Epoch, Reset};
 use crate::limiter::model::limit::{Limiter, LimiterName};
 use crate::limiter::model::partition::Partition;
 use crate::limiter::model::refusal::Refusal;
 use crate::limiter::queue::worker::Fallback;
 use crate::limiter::recovery::ledger::Ledger;
+use crate::limiter::store::Store;
 use crate::limiter::store::clock::{SharedClock, StoreClock};
-use crate::limiter::store::{Epoch, LimiterRef, Reset, Store};
 use crate::telemetry::LimiterMetrics;
 
 /// For how long the tightest partition is shown after its last answer, before any other may take its place: a scrape

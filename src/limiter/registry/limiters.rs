@@ -13,18 +13,20 @@ use tokio::time::{Duration, Instant, sleep, timeout};
 use tracing::{debug, info};
 
 use crate::clock::Clock;
-use crate::limiter::arithmetic::pause::{Cause, Reason};
 use crate::limiter::model::limit::{Limiter, LimiterName, OnStoreFailure, Scope};
 use crate::limiter::model::partition::Partition;
+use crate::limiter::model::pause::PauseStretch;
+use crate::limiter::model::pause::{Cause, Reason};
+use crate::limiter::model::replica::{Replica, replica_name};
 use crate::limiter::queue::worker::Fallback;
 use crate::limiter::recovery::heartbeat::Recovery;
-use crate::limiter::recovery::members::{Fleet, Replica, replica_name};
+use crate::limiter::recovery::members::Fleet;
 use crate::limiter::registry::active_limiter::{ActiveLimiter, LimiterInstance, StoreSession};
 use crate::limiter::registry::inspection::{Inspection, LimiterStatus, NotFound, Tally};
 use crate::limiter::registry::limiter_set::{LimiterSet, LimiterSetError};
 use crate::limiter::registry::queues::{LINGER, Queues};
 use crate::limiter::store::memory::MemoryStore;
-use crate::limiter::store::{Announcement, PauseStretch, Store};
+use crate::limiter::store::{Announcement, Store};
 use crate::telemetry::Metrics;
 
 /// How often a store that settles is looked at, and for how long.

@@ -8,15 +8,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::time::{Duration, Instant};
 use tokio_util::task::TaskTracker;
 
-use crate::limiter::arithmetic::queue_order::Freed;
+use crate::limiter::model::call::Freed;
 use crate::limiter::model::limit::LimiterName;
+use crate::limiter::model::pause::PauseStretch;
+use crate::limiter::model::pause::Paused;
 use crate::limiter::model::refusal::Refusal;
 use crate::limiter::queue::handle::Queue;
 use crate::limiter::queue::inbox::QueueGuard;
-use crate::limiter::queue::upstream_report::Paused;
 use crate::limiter::queue::worker::{Fallback, Worker};
 use crate::limiter::registry::active_limiter::{LimiterInstance, shrink};
-use crate::limiter::store::PauseStretch;
 
 /// Maps, each under its own lock: many more than processors, so that two requests seldom want the same.
 const SHARDS: usize = 64;

@@ -6,14 +6,14 @@ use tokio::time::{Duration, Instant};
 
 use super::{BATCH_MAX, Worker};
 use crate::clock::Micros;
-use crate::limiter::arithmetic::queue_order::Freed;
-use crate::limiter::arithmetic::reserve::{Call, Holding, Run};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::model::call::Freed;
+use crate::limiter::model::call::{Call, Holding, Run};
 use crate::limiter::model::limit::Permits;
 use crate::limiter::queue::cost_queue::{CostQueue, DEADLINE_SLACK};
 use crate::limiter::queue::handle::Arrival;
 use crate::limiter::queue::permit::{Slot, Source};
 use crate::limiter::recovery::heartbeat;
-use crate::limiter::store::LimiterRef;
 
 /// Requests whose waits differ by less go into one run, which waits as long as the shortest of them.
 const RUN_SPREAD: Duration = Duration::from_millis(1);

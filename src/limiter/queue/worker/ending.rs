@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::Worker;
-use crate::limiter::arithmetic::reserve::Holding;
+use crate::limiter::model::call::Holding;
 use crate::limiter::queue::handle::Queue;
 use crate::limiter::queue::permit::{LatePermit, Returned};
 use crate::limiter::queue::prefetch::Pace;

@@ -6,12 +6,16 @@ use tracing::{info, warn};
 
 use super::Worker;
 use crate::clock::Micros;
-use crate::limiter::arithmetic::pause::PauseRequest;
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::limit::LimiterName;
-use crate::limiter::queue::upstream_report::{Paused, PendingReport};
+use crate::limiter::model::pause::PauseRequest;
+use crate::limiter::model::pause::PauseStretch;
+use crate::limiter::model::pause::Paused;
+use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
+use crate::limiter::queue::upstream_report::PendingReport;
 use crate::limiter::registry::active_limiter::LimiterInstance;
+use crate::limiter::store::StoreError;
 use crate::limiter::store::memory::share;
-use crate::limiter::store::{LimiterRef, PauseStretch, ReportResult, StoreError, UpstreamReport};
 
 /// How often the store is told at most what an upstream leaves of its quota.
 const HEARD_EVERY: Duration = Duration::from_millis(100);

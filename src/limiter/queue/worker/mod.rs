@@ -31,22 +31,24 @@ use self::calls::Sent;
 use self::ending::Ending;
 use self::hear::Hearing;
 use crate::clock::{Clock, Micros};
-use crate::limiter::arithmetic::queue_order::Freed;
-use crate::limiter::arithmetic::reserve::{Answer, Call, Holding};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::model::call::Freed;
+use crate::limiter::model::call::{Answer, Call, Holding};
 use crate::limiter::model::limit::Permits;
+use crate::limiter::model::pause::Paused;
 use crate::limiter::queue::cost_queue::{CostQueue, LATE_MAX, Stage, Waiter};
 use crate::limiter::queue::handle::{Arrival, Entered, Queue, Ticket};
 use crate::limiter::queue::inbox::WorkerEvents;
 use crate::limiter::queue::permit::{LatePermit, Permit, Returned, Slot, Source, Whose};
 use crate::limiter::queue::prefetch::{Batch, Pace, PrefetchSnapshot};
-use crate::limiter::queue::upstream_report::{Paused, PendingReport};
+use crate::limiter::queue::upstream_report::PendingReport;
 use crate::limiter::recovery::members::Fleet;
 use crate::limiter::recovery::outage_fence::OutageFence;
 use crate::limiter::registry::active_limiter::{LimiterInstance, StoreSession};
 use crate::limiter::registry::queues::Queues;
+use crate::limiter::store::Failure;
 use crate::limiter::store::clock::StoreClock;
 use crate::limiter::store::memory::MemoryStore;
-use crate::limiter::store::{Failure, LimiterRef};
 
 /// The most requests in one call: the server does nothing else meanwhile, some milliseconds where each has a slot of its own
 /// (`benches/lua.rs`).

@@ -11,8 +11,9 @@ use tracing::{info, warn};
 
 use super::{Fallback, Seen, Sent, Worker};
 use crate::clock::Micros;
-use crate::limiter::arithmetic::reserve::{Answer, Call, Holding, Outcome, RetryDelay, Violated};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::model::call::{Answer, Call, Holding, Outcome, RetryDelay, Violated};
 use crate::limiter::model::limit::{OnStoreFailure, Permits};
 use crate::limiter::model::refusal::Refusal;
 use crate::limiter::queue::cost_queue::{Stage, Waiter};
@@ -22,7 +23,7 @@ use crate::limiter::queue::prefetch::{self, Batch};
 use crate::limiter::queue::refusal_cache::RefusalCache;
 use crate::limiter::recovery::ledger::{SAID_AHEAD, booked, granted};
 use crate::limiter::store::memory::share;
-use crate::limiter::store::{Failure, LimiterRef, StoreError};
+use crate::limiter::store::{Failure, StoreError};
 
 /// The most limiters and partitions whose use is remembered for a time without a store after their queues have ended: some
 /// 30 MB. Beyond it, one begins such a time as if it had not been used.
