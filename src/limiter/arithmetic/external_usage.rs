@@ -62,7 +62,7 @@ impl ExternalUsage {
     }
 
     /// Whether what is booked ahead of a rule stands where it should no longer.
-    pub(in crate::limiter) fn are_unheeded(&self, rate: u64) -> bool {
+    pub(in crate::limiter) fn is_unheeded(&self, rate: u64) -> bool {
         let (left, before) = (rate.saturating_sub(self.permits()), rate.saturating_sub(self.heeded));
         left < before || left > before + before / MOVED_UP_PART
     }
@@ -151,14 +151,14 @@ mod tests {
     #[test]
     fn bookings_move_down_at_once_and_up_for_a_good_reason() {
         let mut others = ExternalUsage::default();
-        assert!(!others.are_unheeded(60));
+        assert!(!others.is_unheeded(60));
         others.observe(Micros::from_millis(10_000), WINDOW, 30);
-        assert!(others.are_unheeded(60));
+        assert!(others.is_unheeded(60));
         others.heed();
-        assert!(!others.are_unheeded(60));
+        assert!(!others.is_unheeded(60));
         for (expected, is_unheeded) in [(31, true), (30, false), (28, false), (27, false), (26, true)] {
             assert_eq!(
-                ExternalUsage { permits: expected, ..others.clone() }.are_unheeded(60),
+                ExternalUsage { permits: expected, ..others.clone() }.is_unheeded(60),
                 is_unheeded,
                 "{expected}"
             );

@@ -3,11 +3,16 @@
 //! Each file has a twin in `lua/`, compared with it step by step on a real Redis.
 
 pub mod algorithm;
+pub mod cell;
+pub mod declared;
 pub mod external_usage;
 pub mod limiter_ref;
 pub mod pause;
 pub mod queue_order;
+pub mod quota;
+pub mod reschedule;
 pub mod reserve;
 pub mod rule;
+pub mod search;
 pub mod state;
 pub mod timeline;

@@ -161,14 +161,19 @@ impl Pause {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
     use crate::limiter::arithmetic::rule::Kind;
 
     const SECOND: u64 = 1_000_000;
     const REPLICA: u64 = 7;
 
     fn rules() -> [Rule; 2] {
-        let rule =
-            |rate, window| Rule { rate, window: Micros(window), cell: Micros::ONE, kind: Kind::Sliding };
+        let rule = |rate, window| Rule {
+            rate,
+            window: Micros(window),
+            cell: Micros::ONE,
+            kind: Kind::SlidingWindow(SlidingWindow),
+        };
         [rule(1000, 60 * SECOND), rule(20, SECOND)]
     }
 

@@ -101,7 +101,7 @@ impl QueueOrder {
     pub(in crate::limiter) fn tell(&mut self, slot: Micros, permits: u64, rule: Option<&Rule>) -> Micros {
         let Some(rule) = rule else { return slot };
         let first = if self.told > slot + rule.spread_max() { slot } else { self.told.max(slot) };
-        self.told = rule.told_next(slot, first, permits);
+        self.told = rule.advised_next(slot, first, permits);
         first
     }
 
@@ -118,7 +118,7 @@ impl QueueOrder {
             return;
         }
         let shortest = rules().map(|rule| rule.window).min().unwrap_or_default();
-        let some = rules().map(|rule| rule.span(REVIEW_PERMITS)).max().unwrap_or_default();
+        let some = rules().map(|rule| rule.quota().span(REVIEW_PERMITS)).max().unwrap_or_default();
         let every = Micros(shortest.0.saturating_mul(3)).min(REVIEW_MAX.max(some));
         if now < self.reviewed + every {
             return;
@@ -129,7 +129,7 @@ impl QueueOrder {
             self.told = now + Micros(ahead.0 / 1024 * (self.booked * 1024 / self.expected));
         }
         let soon = (self.told - now).min(every);
-        self.expected = rules().map(|rule| rule.permits_within(soon)).min().unwrap_or_default();
+        self.expected = rules().map(|rule| rule.quota().permits_within(soon)).min().unwrap_or_default();
         (self.reviewed, self.booked) = (now, 0);
     }
 }

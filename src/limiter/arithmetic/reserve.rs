@@ -6,11 +6,12 @@
 use std::sync::Arc;
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::algorithm::Search;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::queue_order::QueueOrder;
+use crate::limiter::arithmetic::reschedule::Returned;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::arithmetic::state::{LimiterState, Returned};
+use crate::limiter::arithmetic::search::Search;
+use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::call::{Answer, Call, Holding, Outcome, RetryDelay, Violated};
 use crate::limiter::model::epoch::Epoch;
 use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
@@ -50,7 +51,7 @@ pub fn reserve(
         available: states.iter().map(|(state, rules)| state.available(now, rules)).collect(),
         paused: states.iter().map(|(state, _)| state.paused_until(now)).collect(),
         lives_until: Vec::new(),
-        last: states.iter().filter_map(|(state, _)| state.calendar().last()).max().unwrap_or_default(),
+        last: states.iter().filter_map(|(state, _)| state.timeline().last()).max().unwrap_or_default(),
         freed: order.room(),
         rescheduled: exchanged,
         outcomes,
@@ -69,16 +70,16 @@ pub fn report_upstream(
         state.charge(now, said.cost);
     }
     if !said.refused.is_empty() {
-        state.hear_refused(now, &said.refused);
+        state.observe_refused(now, &said.refused);
     }
     let rules =
         said.remaining.iter().filter_map(|(index, left)| Some((limiter_ref.rules.get(*index)?, left)));
-    let drift = rules.map(|(rule, left)| state.hear_remaining(now, rule, left)).sum();
+    let drift = rules.map(|(rule, left)| state.observe_remaining(now, rule, left)).sum();
     // What is moved by the pause heeds the others, too.
     if let Some(request) = &said.pause {
         state.ask_pause(now, lease, request, said.replica);
     }
-    state.follow_others(now, lease);
+    state.follow_external_usage(now, lease);
     ReportResult {
         epoch: Epoch { now, ..Epoch::default() },
         paused_until: state.paused_until(now),
@@ -115,12 +116,12 @@ fn fetch(
     let mut place = None;
     for (index, (state, _)) in states.iter().enumerate() {
         let known = call.generations.get(index).copied().unwrap_or_default();
-        let to = state.place(holding.slot, holding.cost, known, skipped)?;
+        let to = state.place_of(holding.slot, holding.cost, known, skipped)?;
         if to < now || to - now > call.reschedule_wait || *place.get_or_insert(to) != to {
             return None;
         }
     }
-    states.iter_mut().for_each(|(state, _)| state.fetch(holding.slot, holding.cost, skipped));
+    states.iter_mut().for_each(|(state, _)| state.claim(holding.slot, holding.cost, skipped));
     place
 }
 
@@ -140,7 +141,7 @@ fn exchange(
     let mut exchanged: Vec<(u64, Option<Micros>)> = Vec::new();
     for holding in &call.reschedule {
         let unfetched =
-            states.iter().map(|(state, _)| state.unfetched(holding.slot)).min().unwrap_or_default();
+            states.iter().map(|(state, _)| state.unclaimed(holding.slot)).min().unwrap_or_default();
         for index in 0..holding.count {
             let skipped = skipped(unfetched, holding.count, index, holding.cost);
             let place = fetch(now, states, call, *holding, skipped).or_else(|| {

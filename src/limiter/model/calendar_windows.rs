@@ -220,6 +220,19 @@ impl CalendarWindows {
     }
 }
 
+/// Returns the window that holds an instant: its start and its end.
+pub fn window_of(stretches: &[Stretch], at: Micros) -> (Micros, Micros) {
+    let later = stretches.partition_point(|stretch| stretch.start <= at);
+    let next = stretches.get(later).map(|stretch| stretch.start);
+    let Some(stretch) = later.checked_sub(1).and_then(|index| stretches.get(index)) else {
+        return (Micros::ZERO, next.unwrap_or(Micros::SPAN_MAX));
+    };
+    let into = (at - stretch.start).0 % stretch.length.0.max(1);
+    let start = at - Micros(into);
+    let end = start + stretch.length;
+    (start, next.map_or(end, |next| end.min(next)))
+}
+
 /// Boundaries that are `step` apart; the next run's first may be nearer to the last one or farther from it.
 struct Run {
     first: i64,
@@ -293,7 +306,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::limiter::arithmetic::rule::window_of;
 
     const HOUR: Duration = Duration::from_secs(3600);
 

@@ -111,7 +111,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// As a configuration names it.
+    /// Returns the name in a configuration.
     pub const fn as_str(&self) -> &'static str {
         match self {
             Algorithm::SlidingWindow { .. } => "sliding_window",
@@ -119,6 +119,24 @@ impl Algorithm {
             Algorithm::LeakyBucket => "leaky_bucket",
             Algorithm::FixedWindow { .. } => "fixed_window",
         }
+    }
+
+    /// Returns what tells a limit of this algorithm from one that counts in the usual way: the zone of its calendar, or its name.
+    pub fn distinction(&self) -> Option<&str> {
+        match self {
+            Algorithm::SlidingWindow { .. } => None,
+            own => Some(own.calendar().and_then(|windows| windows.zone.iana_name()).unwrap_or(own.as_str())),
+        }
+    }
+
+    /// Returns the calendar to which windows are aligned, if they are.
+    pub fn calendar(&self) -> Option<&CalendarWindows> {
+        if let Algorithm::FixedWindow { windows } = self { Some(windows) } else { None }
+    }
+
+    /// Returns how many permits may be taken at once, where that is not a window's.
+    fn burst(&self) -> Option<Permits> {
+        if let Algorithm::TokenBucket { burst } = self { Some(*burst) } else { None }
     }
 }
 
@@ -136,14 +154,14 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// The largest cost that it can ever hold.
+    /// Returns the largest cost that the limit can ever hold.
     pub fn cost_max(&self) -> Permits {
-        match self.algorithm {
-            Algorithm::TokenBucket { burst } => burst,
-            Algorithm::SlidingWindow { .. } | Algorithm::LeakyBucket | Algorithm::FixedWindow { .. } => {
-                self.rate
-            }
-        }
+        self.algorithm.burst().unwrap_or(self.rate)
+    }
+
+    /// Returns the length of the windows while no clock is changed; `None` where they differ, as months do.
+    pub fn window(&self) -> Option<Duration> {
+        self.algorithm.calendar().map_or(Some(self.per), CalendarWindows::nominal)
     }
 }
 

@@ -71,7 +71,7 @@ impl RefusalCache {
     /// How far away the next one is told to come back. Each is told another instant, as the store does it.
     pub(in crate::limiter) fn tell(&mut self, cost: Permits) -> Micros {
         let told = self.next - self.clock.earliest(Instant::now());
-        self.next = self.rule.told_next(self.slot, self.next, cost.get());
+        self.next = self.rule.advised_next(self.slot, self.next, cost.get());
         told.max(Micros::ONE)
     }
 

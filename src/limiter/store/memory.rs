@@ -9,7 +9,6 @@ use crate::clock::{Clock, Micros};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::queue_order::QueueOrder;
 use crate::limiter::arithmetic::reserve::{report_upstream, reserve};
-use crate::limiter::arithmetic::rule::Kind;
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::call::{Answer, Call};
 use crate::limiter::model::epoch::Epoch;
@@ -162,7 +161,7 @@ impl MemoryStore {
         let mut book = state.books.get(&key).cloned().unwrap_or_default();
         book.follow_reset();
         state.follow_by_hand(now, &key, &mut book);
-        let last = book.calendar().last().unwrap_or_default();
+        let last = book.timeline().last().unwrap_or_default();
         let available = book.available(now, &limiter_ref.rules);
         StateView { now, last, pause: book.pause(now), available }
     }
@@ -286,27 +285,6 @@ impl Store for MemoryStore {
     fn may_fail(&self) -> bool {
         false
     }
-}
-
-/// The share of a limiter that one of `fleet_size` replicas may use by itself: every rate divided and
-/// rounded down; below one permit, one permit in a window that is longer by as much.
-pub fn share(limiter_ref: &LimiterRef, fleet_size: u64) -> LimiterRef {
-    let fleet_size = fleet_size.max(1);
-    let divided = limiter_ref.rules.iter().map(|rule| {
-        let mut rule = rule.clone();
-        if rule.rate >= fleet_size {
-            rule.rate /= fleet_size;
-            if let Kind::Bucket { burst } = &mut rule.kind {
-                *burst = (*burst / fleet_size).max(1);
-            }
-        } else {
-            rule.window = Micros((rule.window.0 * fleet_size).div_ceil(rule.rate));
-            rule.rate = 1;
-            rule.kind = Kind::Sliding;
-        }
-        rule
-    });
-    LimiterRef { rules: divided.collect::<Arc<[_]>>(), ..limiter_ref.clone() }
 }
 
 #[cfg(test)]

@@ -6,11 +6,15 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use crate::clock::Micros;
+use crate::limiter::arithmetic::algorithm::bucket::Bucket;
+use crate::limiter::arithmetic::algorithm::fixed_window::FixedWindow;
+use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::queue_order::QueueOrder;
 use crate::limiter::arithmetic::reserve::reserve;
-use crate::limiter::arithmetic::rule::{Kind, Rule, window_of};
+use crate::limiter::arithmetic::rule::{Kind, Rule};
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::calendar_windows::Stretch;
+use crate::limiter::model::calendar_windows::window_of;
 use crate::limiter::model::call::{Answer, Call, Holding, Outcome, RetryDelay, Run};
 
 pub(in crate::limiter) const START: Micros = Micros(1_800_000_000_000_000);
@@ -27,7 +31,7 @@ pub(in crate::limiter) fn fixed(length: u64) -> Kind {
     // Some windows, then longer ones that do not follow on.
     let stretches =
         [stretch(START - Micros(400_000), length), stretch(START + Micros(5_300_000), length * 2)];
-    Kind::Fixed { guard: GUARD, stretches: stretches.into() }
+    Kind::FixedWindow(FixedWindow { guard: GUARD, stretches: stretches.into() })
 }
 
 /// Every booked request: its slot and its cost.
@@ -81,9 +85,9 @@ impl Oracle {
     /// Whether a rule is kept, of windows of which `from` is the earliest start; a booking at `new` is being tried.
     fn keeps(&self, rule: &Rule, from: Micros, new: Option<Micros>) -> bool {
         match &rule.kind {
-            Kind::Sliding => self.fullest(rule.window, from) <= rule.rate,
-            Kind::Bucket { burst } => self.bucket(rule, *burst, 1, new).0,
-            Kind::Fixed { guard, stretches } => self.0.iter().all(|(at, _)| {
+            Kind::SlidingWindow(SlidingWindow) => self.fullest(rule.window, from) <= rule.rate,
+            Kind::Bucket(Bucket { burst }) => self.bucket(rule, *burst, 1, new).0,
+            Kind::FixedWindow(FixedWindow { guard, stretches }) => self.0.iter().all(|(at, _)| {
                 let (start, end) = window_of(stretches, *at);
                 let inside = self.0.iter().filter(|(other, _)| start <= *other && *other < end);
                 start < from || (*at + *guard < end && inside.map(|(_, cost)| cost).sum::<u64>() <= rule.rate)
@@ -104,14 +108,14 @@ impl Oracle {
         for rule in rules {
             let slots = self.0.iter().map(|(at, _)| *at);
             match &rule.kind {
-                Kind::Sliding => candidates.extend(slots.map(|at| at + rule.window)),
-                Kind::Bucket { burst } => candidates.extend(self.bucket(rule, *burst, cost, None).1),
-                Kind::Fixed { .. } => {}
+                Kind::SlidingWindow(SlidingWindow) => candidates.extend(slots.map(|at| at + rule.window)),
+                Kind::Bucket(Bucket { burst }) => candidates.extend(self.bucket(rule, *burst, cost, None).1),
+                Kind::FixedWindow(..) => {}
             }
         }
         candidates.extend(self.0.iter().map(|(at, _)| *at + Micros::ONE));
         for rule in rules {
-            if let Kind::Fixed { stretches, .. } = &rule.kind {
+            if let Kind::FixedWindow(FixedWindow { stretches, .. }) = &rule.kind {
                 let end = |at| window_of(stretches, at).1;
                 let ends: Vec<_> = candidates.iter().flat_map(|at| [end(*at), end(end(*at))]).collect();
                 candidates.extend(ends);
@@ -293,7 +297,7 @@ impl Model {
                 );
             }
             self.held.iter_mut().for_each(|held| held.retain(|(slot, _)| *slot > self.now));
-            assert!(self.book.calendar().entries().is_sorted_by_key(|entry| entry.at));
+            assert!(self.book.timeline().entries().is_sorted_by_key(|entry| entry.at));
         }
     }
 }
@@ -303,34 +307,34 @@ proptest! {
 
     #[test]
     fn one_limit_is_exact(rate in 3..12_u64, steps in steps(0)) {
-        Model::new(vec![rule(rate, 1_010_000, 1, Kind::Sliding)]).run(&steps, Judge::Exact, &[]);
+        Model::new(vec![rule(rate, 1_010_000, 1, Kind::SlidingWindow(SlidingWindow))]).run(&steps, Judge::Exact, &[]);
     }
 
     #[test]
     fn two_limits_are_exact_together(rate in 3..8_u64, steps in steps(0)) {
-        let rules = vec![rule(rate, 1_010_000, 1, Kind::Sliding), rule(rate * 2, 5_010_000, 1, Kind::Sliding)];
+        let rules = vec![rule(rate, 1_010_000, 1, Kind::SlidingWindow(SlidingWindow)), rule(rate * 2, 5_010_000, 1, Kind::SlidingWindow(SlidingWindow))];
         Model::new(rules).run(&steps, Judge::Exact, &[]);
     }
 
     #[test]
     fn wide_cells_never_exceed_the_limit(rate in 3..12_u64, cell in 1..500_000_u64, steps in steps(0)) {
-        let rules = vec![rule(rate, 1_010_000, cell, Kind::Sliding), rule(rate * 2, 5_010_000, cell * 3, Kind::Sliding)];
+        let rules = vec![rule(rate, 1_010_000, cell, Kind::SlidingWindow(SlidingWindow)), rule(rate * 2, 5_010_000, cell * 3, Kind::SlidingWindow(SlidingWindow))];
         Model::new(rules).run(&steps, Judge::Rounded, &[]);
     }
 
     #[test]
     fn a_bucket_is_exact(rate in 3..12_u64, burst in 3..20_u64, steps in steps(0)) {
-        Model::new(vec![rule(rate, 1_010_001, 1, Kind::Bucket { burst })]).run(&steps, Judge::Exact, &[]);
+        Model::new(vec![rule(rate, 1_010_001, 1, Kind::Bucket(Bucket { burst }))]).run(&steps, Judge::Exact, &[]);
     }
 
     #[test]
     fn even_spacing_is_exact(rate in 3..12_u64, steps in steps(0)) {
-        Model::new(vec![rule(rate, 1_010_001, 1, Kind::Bucket { burst: 1 })]).run(&steps, Judge::Exact, &[]);
+        Model::new(vec![rule(rate, 1_010_001, 1, Kind::Bucket(Bucket { burst: 1 }))]).run(&steps, Judge::Exact, &[]);
     }
 
     #[test]
     fn a_bucket_on_a_grid_never_gives_more(rate in 3..12_u64, burst in 1..20_u64, cell in 1..100_000_u64, steps in steps(0)) {
-        let bucket = rule(rate, 1_010_000 + cell, cell, Kind::Bucket { burst });
+        let bucket = rule(rate, 1_010_000 + cell, cell, Kind::Bucket(Bucket { burst }));
         Model::new(vec![bucket]).run(&steps, Judge::Rounded, &[]);
     }
 
@@ -347,9 +351,9 @@ proptest! {
     #[test]
     fn mixed_algorithms_are_exact_together(rate in 3..8_u64, burst in 3..9_u64, steps in steps(0)) {
         let rules = vec![
-            rule(rate, 1_010_001, 1, Kind::Bucket { burst }),
+            rule(rate, 1_010_001, 1, Kind::Bucket(Bucket { burst })),
             rule(rate * 2, 3_010_000, 1, fixed(1_500_000)),
-            rule(rate * 3, 5_010_000, 1, Kind::Sliding),
+            rule(rate * 3, 5_010_000, 1, Kind::SlidingWindow(SlidingWindow)),
         ];
         Model::new(rules).run(&steps, Judge::Exact, &[]);
     }
@@ -357,10 +361,10 @@ proptest! {
     #[test]
     fn changed_limits_are_kept_from_one_lease_on(steps in steps(2), first in 0..5_usize) {
         let others = [
-            vec![rule(10, 1_010_000, 1, Kind::Sliding)],
-            vec![rule(4, 1_010_000, 1, Kind::Sliding)],
-            vec![rule(12, 5_010_000, 1, Kind::Sliding), rule(5, 1_010_000, 1, Kind::Sliding)],
-            vec![rule(30, 2_010_000, 70_000, Kind::Sliding)],
+            vec![rule(10, 1_010_000, 1, Kind::SlidingWindow(SlidingWindow))],
+            vec![rule(4, 1_010_000, 1, Kind::SlidingWindow(SlidingWindow))],
+            vec![rule(12, 5_010_000, 1, Kind::SlidingWindow(SlidingWindow)), rule(5, 1_010_000, 1, Kind::SlidingWindow(SlidingWindow))],
+            vec![rule(30, 2_010_000, 70_000, Kind::SlidingWindow(SlidingWindow))],
             vec![rule(6, 3_010_000, 1, fixed(1_500_000))],
         ];
         Model::new(others[first].clone()).run(&steps, Judge::Changing, &others);
@@ -377,9 +381,9 @@ fn one(book: &mut LimiterState, order: &mut QueueOrder, rules: &Arc<[Rule]>, now
 #[test]
 fn the_boundary_is_exact() {
     let cases = [
-        (rule(3, 2_020_000, 1, Kind::Sliding), 2_020_000),
-        (rule(3, 3_000_000, 1, Kind::Bucket { burst: 3 }), 1_000_000),
-        (rule(1, 3_000_000, 1, Kind::Bucket { burst: 3 }), 3_000_000),
+        (rule(3, 2_020_000, 1, Kind::SlidingWindow(SlidingWindow)), 2_020_000),
+        (rule(3, 3_000_000, 1, Kind::Bucket(Bucket { burst: 3 })), 1_000_000),
+        (rule(1, 3_000_000, 1, Kind::Bucket(Bucket { burst: 3 })), 3_000_000),
         (rule(3, 2_020_000, 1, fixed(1_500_000)), 1_100_000),
     ];
     for (rule, free) in cases {
@@ -399,9 +403,9 @@ fn the_boundary_is_exact() {
 #[test]
 fn a_saturated_limit_with_wide_cells_is_used_whole() {
     let cases = [
-        (Kind::Sliding, 2_320_000),
-        (Kind::Bucket { burst: 500 }, 2 * 1_010_000 + 3_906),
-        (Kind::Bucket { burst: 1 }, 3 * 1_010_000 + 3_906),
+        (Kind::SlidingWindow(SlidingWindow), 2_320_000),
+        (Kind::Bucket(Bucket { burst: 500 }), 2 * 1_010_000 + 3_906),
+        (Kind::Bucket(Bucket { burst: 1 }), 3 * 1_010_000 + 3_906),
     ];
     for (kind, longest) in cases {
         let rules: Arc<[Rule]> = [rule(500, 1_010_000, 3_906, kind)].into();
@@ -427,14 +431,18 @@ fn a_saturated_limit_with_wide_cells_is_used_whole() {
 fn a_million_permits_do_not_drift() {
     let day = 86_400_000_000;
     for (rate, per) in [(7, 1_000_000), (1000, 7_000_000), (1, day), (1_000_000, 1_000_000)] {
-        for kind in [Kind::Sliding, Kind::Bucket { burst: rate }, Kind::Bucket { burst: 1 }] {
+        for kind in [
+            Kind::SlidingWindow(SlidingWindow),
+            Kind::Bucket(Bucket { burst: rate }),
+            Kind::Bucket(Bucket { burst: 1 }),
+        ] {
             let precise = if rate <= 256 { 1 } else { per / 256 };
             let rule = rule(rate, per, precise, kind.clone());
             let rules: Arc<[Rule]> = [rule].into();
             let (mut book, mut order) = (LimiterState::default(), QueueOrder::default());
             let (mut now, mut last, mut granted) = (START, START, 0);
             let at_once = match kind {
-                Kind::Bucket { burst: 1 } => 1,
+                Kind::Bucket(Bucket { burst: 1 }) => 1,
                 _ => rate,
             };
             while granted < 1_000_000 {
@@ -450,7 +458,7 @@ fn a_million_permits_do_not_drift() {
             }
             let due = match kind {
                 // Whole windows, of which the last has just been filled.
-                Kind::Sliding => (granted - 1) / rate * per,
+                Kind::SlidingWindow(SlidingWindow) => (granted - 1) / rate * per,
                 _ => (granted - at_once) * per / rate,
             };
             let error = (last - START).0.abs_diff(due);

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::sync::Arc;
 
 use crate::clock::Micros;
+use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::rule::{Kind, Rule};
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::pause::PauseRequest;
@@ -86,7 +87,7 @@ impl World {
             events: BinaryHeap::new(),
             number: 0,
             book: LimiterState::default(),
-            rules: [rule(LIMIT, SECOND + GUARD, 1, Kind::Sliding)].into(),
+            rules: [rule(LIMIT, SECOND + GUARD, 1, Kind::SlidingWindow(SlidingWindow))].into(),
             waiting: BTreeMap::new(),
             used: VecDeque::new(),
             coming,
@@ -126,9 +127,9 @@ impl World {
         void.retain(|((_, known), _)| *known != number);
         void.sort_unstable();
         for ((slot, known), client) in void {
-            let to = self.book.place(slot, 1, known, 0);
+            let to = self.book.place_of(slot, 1, known, 0);
             if let Some(to) = to {
-                self.book.fetch(slot, 1, 0);
+                self.book.claim(slot, 1, 0);
                 self.plan(to, Event::Due(client));
             }
             self.waiting.insert(client, (to.unwrap_or(slot), number));
@@ -185,8 +186,8 @@ impl World {
                 let Some(remaining) = self.news[replica].take() else { return };
                 self.tells[replica] = now + HEARD_EVERY;
                 self.open(replica);
-                self.book.hear_remaining(now, &self.rules[0], &remaining);
-                self.book.follow_others(now, LEASE);
+                self.book.observe_remaining(now, &self.rules[0], &remaining);
+                self.book.follow_external_usage(now, LEASE);
                 self.fetch();
             }
         }
@@ -197,7 +198,7 @@ impl World {
         self.news[replica] = Some(Remaining { permits: left, per: Micros(SECOND), slot, took: now - slot });
         if is_refused {
             self.open(client);
-            self.book.hear_refused(now, &[(slot, 1)]);
+            self.book.observe_refused(now, &[(slot, 1)]);
             let request = PauseRequest {
                 wait: None,
                 fallback: HEARD_EVERY,

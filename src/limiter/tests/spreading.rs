@@ -5,6 +5,7 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 use crate::clock::Micros;
+use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::queue_order::QueueOrder;
 use crate::limiter::arithmetic::reserve::reserve;
 use crate::limiter::arithmetic::rule::{Kind, Rule};
@@ -42,7 +43,7 @@ impl Limiter {
 /// Clients that come at once and come back when they are told to. Returns attempts for each success, and the part of the
 /// quota that was used until all had been served.
 fn all_obey(clients: u64, rate: u64, wait: Micros) -> (f64, f64) {
-    let mut limiter = Limiter::new(rule(rate, 1_010_000, 1, Kind::Sliding));
+    let mut limiter = Limiter::new(rule(rate, 1_010_000, 1, Kind::SlidingWindow(SlidingWindow)));
     // Each comes within its first 10 ms, and as late as a network makes it.
     let mut due: BinaryHeap<_> =
         (0..clients).map(|client| Reverse((START + Micros(client * 10_000 / clients), client))).collect();
@@ -77,7 +78,7 @@ fn a_thousand_callers_who_obey_come_back_one_by_one() {
 
 #[test]
 fn successive_refusals_name_successive_instants() {
-    let mut limiter = Limiter::new(rule(10, 1_010_000, 1, Kind::Sliding));
+    let mut limiter = Limiter::new(rule(10, 1_010_000, 1, Kind::SlidingWindow(SlidingWindow)));
     for _ in 0..10 {
         limiter.ask(START, Micros::ZERO, 1);
     }
@@ -96,7 +97,7 @@ fn successive_refusals_name_successive_instants() {
 
 #[test]
 fn callers_who_never_come_back_are_forgotten() {
-    let mut limiter = Limiter::new(rule(10, 1_010_000, 1, Kind::Sliding));
+    let mut limiter = Limiter::new(rule(10, 1_010_000, 1, Kind::SlidingWindow(SlidingWindow)));
     limiter.ask(START, Micros::ZERO, 10);
     for _ in 0..300 {
         limiter.refused(START);
@@ -128,7 +129,7 @@ fn who_waits_for_a_calendar_is_spread_by_milliseconds() {
 
 #[test]
 fn refusals_without_asking_have_instants_of_their_own() {
-    let mut limiter = Limiter::new(rule(10, 1_010_000, 1, Kind::Sliding));
+    let mut limiter = Limiter::new(rule(10, 1_010_000, 1, Kind::SlidingWindow(SlidingWindow)));
     limiter.ask(START, Micros::ZERO, 10);
     let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: 1 }];
     let call = Call { generations: vec![0], runs, refusal_budget: 3, ..Call::default() };

@@ -15,7 +15,6 @@ use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::upstream_report::PendingReport;
 use crate::limiter::store::StoreError;
-use crate::limiter::store::memory::share;
 
 /// How often the store is told at most what an upstream leaves of its quota.
 const HEARD_EVERY: Duration = Duration::from_millis(100);
@@ -105,7 +104,7 @@ impl Worker {
     /// Keeps to it in this replica's own memory, by its clock.
     fn hear_locally(&self, instance: &LimiterInstance, limiter_ref: &LimiterRef, said: &UpstreamReport) {
         let fallback = &self.fallback;
-        let limiter_ref = share(limiter_ref, fallback.fleet.size());
+        let limiter_ref = limiter_ref.share(fallback.fleet.size());
         let (now_instant, now) = (Instant::now(), fallback.clock.now());
         let heard = fallback.store.hear_at(
             now,
