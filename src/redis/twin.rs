@@ -508,7 +508,7 @@ fn lua_equals_rust_in_why_a_limiter_is_paused() {
                             pause: Some(*request),
                             ..UpstreamReport::default()
                         };
-                        let expected = memory.hear_at(now, &part, &said).paused_until;
+                        let expected = memory.report_upstream_at(now, &part, &said).paused_until;
                         let command = hear_command(&hear, place, now, LEASE, &part, &said);
                         let heard = decode_heard(&command.query(connection).unwrap()).unwrap();
                         assert_eq!(heard.paused_until, expected, "{step:?}");

@@ -106,7 +106,7 @@ impl Worker {
         let fallback = &self.fallback;
         let limiter_ref = limiter_ref.share(fallback.fleet.size());
         let (now_instant, now) = (Instant::now(), fallback.clock.now());
-        let heard = fallback.store.hear_at(
+        let heard = fallback.store.report_upstream_at(
             now,
             &limiter_ref,
             &UpstreamReport { remaining: Vec::new(), ..said.clone() },
