@@ -7,9 +7,10 @@ use super::store::{Place, command_for, decode_answer, decode_epoch, write_comman
 use super::twin::RedisServer;
 use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::bucket::Bucket;
+use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::arithmetic::rule::{Kind, Rule};
+use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::call::{Answer, Call, Holding, Outcome, Run};
 use crate::limiter::model::epoch::Epoch;
 use crate::limiter::model::limit::LimiterName;

@@ -161,8 +161,8 @@ impl Pause {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limiter::arithmetic::algorithm::kind::Kind;
     use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
-    use crate::limiter::arithmetic::rule::Kind;
 
     const SECOND: u64 = 1_000_000;
     const REPLICA: u64 = 7;

@@ -3,12 +3,13 @@
 //! Pure. Each algorithm decides for its rule; the search moves all of them on. The twin is `lua/search.lua`.
 
 use crate::clock::Micros;
+use crate::limiter::arithmetic::algorithm::kind::Sight;
 use crate::limiter::arithmetic::algorithm::{Algorithm, Position};
 use crate::limiter::arithmetic::cell::cell_start;
 use crate::limiter::arithmetic::external_usage::ExternalUsage;
 use crate::limiter::arithmetic::pause::Pause;
 use crate::limiter::arithmetic::quota::Quota;
-use crate::limiter::arithmetic::rule::{Rule, Sight, finest_cell, is_one};
+use crate::limiter::arithmetic::rule::{Rule, finest_cell, is_one};
 use crate::limiter::arithmetic::timeline::Timeline;
 
 /// A search that only moves forward in time, over all rules at once.

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::Algorithm;
+use crate::limiter::arithmetic::algorithm::kind::Sight;
 use crate::limiter::arithmetic::cell::{cell_from, held_between};
 use crate::limiter::arithmetic::declared::Declarations;
 use crate::limiter::arithmetic::external_usage::{ExternalUsage, overtaken};
 use crate::limiter::arithmetic::pause::Pause;
 use crate::limiter::arithmetic::reschedule::{Reschedule, Returned};
-use crate::limiter::arithmetic::rule::{Rule, Sight, finest_cell};
+use crate::limiter::arithmetic::rule::{Rule, finest_cell};
 use crate::limiter::arithmetic::search::Search;
 use crate::limiter::arithmetic::timeline::Timeline;
 use crate::limiter::model::call::Generation;

@@ -109,36 +109,6 @@ pub enum Algorithm {
     },
 }
 
-impl Algorithm {
-    /// Returns the name in a configuration.
-    pub const fn as_str(&self) -> &'static str {
-        match self {
-            Algorithm::SlidingWindow { .. } => "sliding_window",
-            Algorithm::TokenBucket { .. } => "token_bucket",
-            Algorithm::LeakyBucket => "leaky_bucket",
-            Algorithm::FixedWindow { .. } => "fixed_window",
-        }
-    }
-
-    /// Returns what tells a limit of this algorithm from one that counts in the usual way: the zone of its calendar, or its name.
-    pub fn distinction(&self) -> Option<&str> {
-        match self {
-            Algorithm::SlidingWindow { .. } => None,
-            own => Some(own.calendar().and_then(|windows| windows.zone.iana_name()).unwrap_or(own.as_str())),
-        }
-    }
-
-    /// Returns the calendar to which windows are aligned, if they are.
-    pub fn calendar(&self) -> Option<&CalendarWindows> {
-        if let Algorithm::FixedWindow { windows } = self { Some(windows) } else { None }
-    }
-
-    /// Returns how many permits may be taken at once, where that is not a window's.
-    fn burst(&self) -> Option<Permits> {
-        if let Algorithm::TokenBucket { burst } = self { Some(*burst) } else { None }
-    }
-}
-
 /// `rate` permits per window `per`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limit {
@@ -150,18 +120,6 @@ pub struct Limit {
     pub algorithm: Algorithm,
     /// As the user would write it in short form, `900/1m`: shown in metrics, headers and pages.
     pub label: Arc<str>,
-}
-
-impl Limit {
-    /// Returns the largest cost that the limit can ever hold.
-    pub fn cost_max(&self) -> Permits {
-        self.algorithm.burst().unwrap_or(self.rate)
-    }
-
-    /// Returns the length of the windows while no clock is changed; `None` where they differ, as months do.
-    pub fn window(&self) -> Option<Duration> {
-        self.algorithm.calendar().map_or(Some(self.per), CalendarWindows::nominal)
-    }
 }
 
 /// The policy for requests while the store cannot be asked.
@@ -283,10 +241,5 @@ impl Limiter {
     /// Whether it stands outside all-or-nothing, and only counts.
     pub fn is_shadow(&self) -> bool {
         self.mode == Mode::Shadow
-    }
-
-    /// Returns the largest cost that every window can hold.
-    pub fn cost_max(&self) -> Permits {
-        self.limits.iter().map(Limit::cost_max).min().unwrap_or(Permits::ONE)
     }
 }

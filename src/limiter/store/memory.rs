@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_has_expired_is_forgotten_by_calls_of_others() {
+    async fn expired_states_are_forgotten_by_calls_for_others() {
         let (clock, limiter) = (Clock::start(), limiter(2, SECOND, SECOND));
         let store = MemoryStore::new(clock);
         let run = Run { cost: 1, wait_max: Micros::ZERO, count: 1 };
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_used_elsewhere_is_charged_once() {
+    async fn external_use_is_charged_once() {
         let (clock, limiter) = (Clock::start(), limiter(10, SECOND, SECOND));
         let (store, now) = (MemoryStore::new(clock), clock.now());
         let limiter_ref = partition(&limiter, 1);
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_used_elsewhere_leaves_its_window_no_sooner_for_what_was_booked_here_before() {
+    async fn external_use_leaves_its_window_no_sooner_for_earlier_bookings() {
         let (clock, limiter) = (Clock::start(), limiter(10, SECOND, SECOND));
         let (store, now) = (MemoryStore::new(clock), clock.now());
         let limiter_ref = partition(&limiter, 1);
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_granted_before_what_is_booked_elsewhere() {
+    async fn nothing_is_granted_before_external_bookings() {
         let (clock, limiter) = (Clock::start(), limiter(10, SECOND, SECOND));
         let (store, now) = (MemoryStore::new(clock), clock.now());
         let limiter_ref = partition(&limiter, 1);
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_in_use_now_says_nothing_of_what_is_booked_ahead() {
+    async fn use_until_now_is_not_compared_with_bookings_ahead() {
         let (clock, limiter) = (Clock::start(), limiter(10, SECOND, SECOND));
         let (store, now) = (MemoryStore::new(clock), clock.now());
         let limiter_ref = partition(&limiter, 1);

@@ -6,10 +6,11 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::clock::{Clock, Micros};
+use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::reschedule::Returned;
-use crate::limiter::arithmetic::rule::{Kind, Rule};
+use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::limit::{Limiter, Permits};
 use crate::limiter::store::Store;

@@ -1,10 +1,11 @@
 //! The algorithms by which limits count: one file each, with the functions of one trait.
 //!
-//! [`super::rule`] holds the list of them, and nothing else asks which algorithm a rule has. A new algorithm is a file here
-//! and a line in that list. The twins are `lua/algorithm/`, with the same functions.
+//! `kind` holds the lists of them, and nothing outside this room asks which algorithm a limit has. A new algorithm is a file
+//! here and a line in each list. The twins are `lua/algorithm/`, with the same functions.
 
 pub mod bucket;
 pub mod fixed_window;
+pub mod kind;
 pub mod sliding_window;
 
 use std::fmt::Debug;
