@@ -1,5 +1,7 @@
 //! Hot reload: by every way a file can change, under load, and without harm from a broken file.
 
+mod refused;
+
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::{Duration, Instant};
