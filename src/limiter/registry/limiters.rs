@@ -12,6 +12,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Duration, Instant, sleep, timeout};
 use tracing::{debug, info};
 
+use super::series::series;
 use crate::clock::Clock;
 use crate::limiter::model::limit::{Limiter, LimiterName, OnStoreFailure, Scope};
 use crate::limiter::model::partition::Partition;
@@ -141,7 +142,7 @@ impl Limiters {
             if !stays || before.partitioned.is_some() != limiter.partitioned.is_some() {
                 return self.begin(limiter, Some(active));
             }
-            active.change(limiter.clone(), metrics.limiter(limiter));
+            active.change(limiter.clone(), metrics.limiter(&series(limiter)));
             changed.push(active.clone());
             active.clone()
         });
@@ -153,14 +154,14 @@ impl Limiters {
         }
         let kept: HashSet<_> = limiters.iter().map(|limiter| &limiter.name).collect();
         for active in before.iter().filter(|active| !kept.contains(&active.name)) {
-            metrics.forget_limiter(&active.name);
+            metrics.forget_limiter(active.name.as_str());
         }
     }
 
     fn begin(&self, limiter: &Arc<Limiter>, before: Option<&Arc<ActiveLimiter>>) -> Arc<ActiveLimiter> {
         let session = self.inner.sessions.of(limiter);
         let counts = before.map(|before| before.counts.clone()).unwrap_or_default();
-        let metrics = self.inner.metrics.limiter(limiter);
+        let metrics = self.inner.metrics.limiter(&series(limiter));
         Arc::new(ActiveLimiter::new(limiter.clone(), metrics, session, counts))
     }
 

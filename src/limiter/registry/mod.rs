@@ -4,3 +4,4 @@ pub mod inspection;
 pub mod limiter_set;
 pub mod limiters;
 pub(in crate::limiter) mod queues;
+mod series;
