@@ -28,3 +28,4 @@ pub(crate) use recovery::members::COUNTS_FOR;
 pub use registry::inspection::{Inspection, LimiterStatus, NotFound, PauseState, Tally};
 pub use registry::limiter_set::{LimiterSet, LimiterSetError};
 pub use registry::limiters::Limiters;
+pub use registry::prepared_limiters::PreparedLimiters;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use prometheus::core::{Collector, Metric, MetricVec, MetricVecBuilder};
 use prometheus::{Registry, TextEncoder};
 
-use super::handles::{LimiterMetrics, LimiterSeries, RouteMetrics, StoreMetrics};
+use super::handles::{LimiterMetrics, LimiterSeries, LimiterShared, RouteMetrics, RouteShared, StoreMetrics};
 use super::metrics::Families;
 
 /// All metrics of one weir. Cheap to clone.
@@ -50,24 +50,22 @@ impl Metrics {
         text
     }
 
-    /// Returns the handle of a route. The empty name stands for requests that no route matched.
+    /// Returns the handle of a route, not yet published. The empty name stands for requests that no route matched.
     pub fn route(&self, name: &str) -> RouteMetrics {
-        RouteMetrics::new(&self.shared.families, name)
+        let (shared, name) = (self.shared.clone(), Box::<str>::from(name));
+        RouteMetrics::new(move || RouteShared::new(&shared.families, &name))
     }
 
-    /// Returns the handle of a limiter as it is configured now.
+    /// Returns the handle of a limiter as configured, not yet published.
     ///
-    /// Counters continue from an earlier handle of the same name. Gauges of limits that the limiter no longer has
-    /// are removed.
-    pub fn limiter(&self, limiter: &LimiterSeries<'_>) -> LimiterMetrics {
-        let families = &self.shared.families;
-        let gone = |labels: &[&str]| {
-            labels.first() == Some(&limiter.name)
-                && !limiter.limits.iter().any(|(label, _)| labels.get(1) == Some(label))
-        };
-        forget(&families.limiter_limit_permits, &["limiter", "limit"], gone);
-        forget(&families.limiter_available_permits, &["limiter", "limit"], gone);
-        LimiterMetrics::new(families, limiter)
+    /// Once it is published, counters continue from an earlier handle of the same name, and gauges of limits that the
+    /// limiter no longer has are removed.
+    pub fn limiter(&self, limiter: LimiterSeries) -> LimiterMetrics {
+        let shared = self.shared.clone();
+        LimiterMetrics::new(move || {
+            shared.families.forget_limits_not_of(&limiter);
+            LimiterShared::new(&shared.families, &limiter)
+        })
     }
 
     /// Returns the handle of the store.
@@ -139,6 +137,18 @@ impl Metrics {
     }
 }
 
+impl Families {
+    /// Removes the gauges of limits that a limiter no longer has.
+    fn forget_limits_not_of(&self, limiter: &LimiterSeries) {
+        let gone = |labels: &[&str]| {
+            labels.first() == Some(&&*limiter.name)
+                && !limiter.limits.iter().any(|(label, _)| labels.get(1) == Some(&&**label))
+        };
+        forget(&self.limiter_limit_permits, &["limiter", "limit"], gone);
+        forget(&self.limiter_available_permits, &["limiter", "limit"], gone);
+    }
+}
+
 impl Default for Metrics {
     fn default() -> Metrics {
         Metrics::new()
@@ -176,8 +186,9 @@ mod tests {
     use crate::telemetry::handles::{StoreOp, StoreResult};
     use crate::telemetry::outcome::Outcome;
 
-    fn limiter<'a>(name: &'a str, limits: &[(&'a str, u64)]) -> LimiterSeries<'a> {
-        LimiterSeries { name, queue_capacity: 7, limits: limits.to_vec() }
+    fn limiter(name: &str, limits: &[(&str, u64)]) -> LimiterSeries {
+        let limits = limits.iter().map(|(label, rate)| ((*label).into(), *rate)).collect();
+        LimiterSeries { name: name.into(), queue_capacity: 7, limits }
     }
 
     fn has(text: &str, line: &str) -> bool {
@@ -187,8 +198,8 @@ mod tests {
     #[test]
     fn every_metric_is_exported_before_the_first_request() {
         let metrics = Metrics::new();
-        metrics.route("a");
-        metrics.limiter(&limiter("l", &[("5/1s", 5)]));
+        metrics.route("a").publish();
+        metrics.limiter(limiter("l", &[("5/1s", 5)])).publish();
         let text = metrics.render();
         let named = "requests_total request_duration_seconds upstream_duration_seconds upstream_rejections_total \
             permits_total queue_wait_seconds queue_waiting queue_capacity slot_lateness_seconds \
@@ -202,6 +213,15 @@ mod tests {
         assert!(has(&text, r#"weir_limiter_paused{limiter="l"} 0"#));
         assert!(has(&text, r#"weir_queue_capacity{limiter="l"} 7"#));
         assert!(has(&text, r#"weir_limiter_limit_permits{limit="5/1s",limiter="l"} 5"#));
+    }
+
+    #[test]
+    fn a_handle_that_was_not_published_leaves_no_trace() {
+        let metrics = Metrics::new();
+        metrics.limiter(limiter("l", &[("5/1s", 5)])).publish();
+        let before = metrics.render();
+        drop((metrics.route("r"), metrics.limiter(limiter("l", &[("6/1s", 6)]))));
+        assert_eq!(metrics.render(), before);
     }
 
     #[test]
@@ -223,9 +243,9 @@ mod tests {
     #[test]
     fn a_changed_limit_loses_its_gauge_and_keeps_its_counts() {
         let metrics = Metrics::new();
-        metrics.limiter(&limiter("l", &[("5/1s", 5), ("9/1m", 9)])).granted(3);
-        metrics.limiter(&limiter("other", &[("5/1s", 5)]));
-        metrics.limiter(&limiter("l", &[("6/1s", 6), ("9/1m", 9)])).granted(1);
+        metrics.limiter(limiter("l", &[("5/1s", 5), ("9/1m", 9)])).granted(3);
+        metrics.limiter(limiter("other", &[("5/1s", 5)])).publish();
+        metrics.limiter(limiter("l", &[("6/1s", 6), ("9/1m", 9)])).granted(1);
         let text = metrics.render();
         assert!(!text.contains(r#"{limit="5/1s",limiter="l"}"#));
         assert!(has(&text, r#"weir_limiter_limit_permits{limit="5/1s",limiter="other"} 5"#));
@@ -236,13 +256,12 @@ mod tests {
     #[test]
     fn a_removed_limiter_or_route_leaves_no_series() {
         let metrics = Metrics::new();
-        let gone = limiter("gone", &[("5/1s", 5)]);
-        metrics.limiter(&gone);
-        metrics.limiter(&limiter("stays", &[("5/1s", 5)]));
+        metrics.limiter(limiter("gone", &[("5/1s", 5)])).publish();
+        metrics.limiter(limiter("stays", &[("5/1s", 5)])).publish();
         for route in ["gone", "stays", ""] {
             metrics.route(route).finished(404, Outcome::Refused, Duration::ZERO);
         }
-        metrics.forget_limiter(gone.name);
+        metrics.forget_limiter("gone");
         metrics.retain_routes(|name| name == "stays");
         let text = metrics.render();
         assert!(!text.contains("\"gone\""));

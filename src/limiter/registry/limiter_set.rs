@@ -62,8 +62,29 @@ impl Fixed {
 }
 
 impl LimiterSet {
-    /// `limiters` in the order in which their partitions will come.
-    pub(in crate::limiter) fn new(queues: Arc<Queues>, limiters: Vec<Arc<ActiveLimiter>>) -> LimiterSet {
+    /// Returns the set of the limiters that have these names among `limiters`; `None` without names.
+    ///
+    /// # Errors
+    /// The first name that no limiter has, or two limiters that cannot be taken together.
+    pub(in crate::limiter) fn of(
+        queues: &Arc<Queues>,
+        limiters: &[Arc<ActiveLimiter>],
+        names: &[LimiterName],
+    ) -> Result<Option<LimiterSet>, LimiterSetError> {
+        let named = |name: &LimiterName| {
+            let active = limiters.iter().find(|active| active.name == *name);
+            active.cloned().ok_or_else(|| LimiterSetError::Unknown(name.clone()))
+        };
+        let named = names.iter().map(named).collect::<Result<Vec<_>, _>>()?;
+        let Some(first) = named.first() else { return Ok(None) };
+        if let Some(other) = named.iter().find(|active| !Arc::ptr_eq(&active.session, &first.session)) {
+            return Err(LimiterSetError::Scopes(first.name.clone(), other.name.clone()));
+        }
+        Ok(Some(LimiterSet::new(queues.clone(), named)))
+    }
+
+    /// Creates a set. A request names its partitions in the order of `limiters`.
+    fn new(queues: Arc<Queues>, limiters: Vec<Arc<ActiveLimiter>>) -> LimiterSet {
         let mut limiters: Vec<_> = limiters.into_iter().zip(0..).collect();
         limiters.sort_by_cached_key(|(active, place)| (active.name.clone(), *place));
         limiters.dedup_by(|(second, _), (first, _)| Arc::ptr_eq(first, second));

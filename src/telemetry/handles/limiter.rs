@@ -1,29 +1,30 @@
 //! The series of one limiter.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use prometheus::{Histogram, IntCounter, IntGauge};
 
+use crate::telemetry::handles::Unpublished;
 use crate::telemetry::metrics::Families;
 
 /// A limiter as the metrics show it.
-pub struct LimiterSeries<'a> {
+pub struct LimiterSeries {
     /// The name, for the label `limiter`.
-    pub name: &'a str,
+    pub name: Arc<str>,
     /// The most requests that may wait at once; 0 without a queue.
     pub queue_capacity: u32,
     /// The label and the rate of each limit.
-    pub limits: Vec<(&'a str, u64)>,
+    pub limits: Vec<(Arc<str>, u64)>,
 }
 
 /// The series of one limiter, as it was configured when the handle was created. Cheap to clone.
 #[derive(Clone)]
 pub struct LimiterMetrics {
-    shared: Arc<LimiterShared>,
+    shared: Arc<Unpublished<LimiterShared>>,
 }
 
-struct LimiterShared {
+pub(in crate::telemetry) struct LimiterShared {
     granted: IntCounter,
     refused: IntCounter,
     cancelled: IntCounter,
@@ -39,17 +40,18 @@ struct LimiterShared {
     available: Vec<IntGauge>,
 }
 
-impl LimiterMetrics {
-    pub(in crate::telemetry) fn new(families: &Families, limiter: &LimiterSeries<'_>) -> LimiterMetrics {
+impl LimiterShared {
+    /// Creates the series of a limiter.
+    pub(in crate::telemetry) fn new(families: &Families, limiter: &LimiterSeries) -> LimiterShared {
         let LimiterSeries { name, queue_capacity, limits } = limiter;
-        let name = *name;
+        let name = &**name;
         families.queue_capacity.with_label_values(&[name]).set(i64::from(*queue_capacity));
         for (label, rate) in limits {
-            families.limiter_limit_permits.with_label_values(&[name, label]).set(gauge_value(*rate));
+            families.limiter_limit_permits.with_label_values(&[name, &**label]).set(gauge_value(*rate));
         }
         let permits = |result| families.permits_total.with_label_values(&[name, result]);
         let available = |label: &str| families.limiter_available_permits.with_label_values(&[name, label]);
-        let shared = LimiterShared {
+        LimiterShared {
             granted: permits("granted"),
             refused: permits("refused"),
             cancelled: permits("cancelled"),
@@ -62,8 +64,21 @@ impl LimiterMetrics {
             paused: families.limiter_paused.with_label_values(&[name]),
             external_usage: families.limiter_external_usage_permits_total.with_label_values(&[name]),
             available: limits.iter().map(|(label, _)| available(label)).collect(),
-        };
-        LimiterMetrics { shared: Arc::new(shared) }
+        }
+    }
+}
+
+impl LimiterMetrics {
+    /// Creates a handle to series that `create` will make.
+    pub(in crate::telemetry) fn new(
+        create: impl FnOnce() -> LimiterShared + Send + 'static,
+    ) -> LimiterMetrics {
+        LimiterMetrics { shared: Arc::new(LazyLock::new(Box::new(create))) }
+    }
+
+    /// Shows the series in `/metrics`, at zero where nothing was counted yet.
+    pub fn publish(&self) {
+        LazyLock::force(&self.shared);
     }
 
     /// Counts permits that the store granted and requests used.

@@ -1,10 +1,11 @@
 //! The series of one route.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
 use prometheus::{Histogram, IntCounter, IntCounterVec};
 
+use crate::telemetry::handles::Unpublished;
 use crate::telemetry::metrics::Families;
 use crate::telemetry::outcome::Outcome;
 
@@ -14,10 +15,10 @@ const CODES_CACHED: usize = 16;
 /// The series of one route. Cheap to clone.
 #[derive(Clone)]
 pub struct RouteMetrics {
-    shared: Arc<RouteShared>,
+    shared: Arc<Unpublished<RouteShared>>,
 }
 
-struct RouteShared {
+pub(in crate::telemetry) struct RouteShared {
     name: Box<str>,
     requests: IntCounterVec,
     requests_cached: CounterCache<(u16, Outcome)>,
@@ -29,13 +30,14 @@ struct RouteShared {
     retries: IntCounterVec,
 }
 
-impl RouteMetrics {
-    pub(in crate::telemetry) fn new(families: &Families, name: &str) -> RouteMetrics {
+impl RouteShared {
+    /// Creates the series of a route.
+    pub(in crate::telemetry) fn new(families: &Families, name: &str) -> RouteShared {
         // The usual series exist from the start: Prometheus sees no increase in a series that appears with a 1.
         families.requests_total.with_label_values(&[name, "200", Outcome::Forwarded.as_str()]);
         families.upstream_rejections_total.with_label_values(&[name, "429"]);
         families.retries_total.with_label_values(&[name, "429"]);
-        let shared = RouteShared {
+        RouteShared {
             name: name.into(),
             requests: families.requests_total.clone(),
             requests_cached: CounterCache::default(),
@@ -47,13 +49,24 @@ impl RouteMetrics {
                 .upstream_invalid_quota_headers_total
                 .with_label_values(&[name]),
             retries: families.retries_total.clone(),
-        };
-        RouteMetrics { shared: Arc::new(shared) }
+        }
+    }
+}
+
+impl RouteMetrics {
+    /// Creates a handle to series that `create` will make.
+    pub(in crate::telemetry) fn new(create: impl FnOnce() -> RouteShared + Send + 'static) -> RouteMetrics {
+        RouteMetrics { shared: Arc::new(LazyLock::new(Box::new(create))) }
+    }
+
+    /// Shows the series in `/metrics`, at zero where nothing was counted yet.
+    pub fn publish(&self) {
+        LazyLock::force(&self.shared);
     }
 
     /// Counts a finished request: its status code, its outcome, and the time since its head was read.
     pub fn finished(&self, code: u16, outcome: Outcome, elapsed: Duration) {
-        let RouteShared { name, requests, requests_cached, duration, .. } = &*self.shared;
+        let RouteShared { name, requests, requests_cached, duration, .. } = &**self.shared;
         requests_cached.increment((code, outcome), || {
             requests.with_label_values(&[name, code.to_string().as_str(), outcome.as_str()])
         });
@@ -67,7 +80,7 @@ impl RouteMetrics {
 
     /// Counts an upstream rejection with this status code.
     pub fn upstream_rejected(&self, code: u16) {
-        let RouteShared { name, upstream_rejections, upstream_rejections_cached, .. } = &*self.shared;
+        let RouteShared { name, upstream_rejections, upstream_rejections_cached, .. } = &**self.shared;
         upstream_rejections_cached
             .increment(code, || upstream_rejections.with_label_values(&[name, code.to_string().as_str()]));
     }

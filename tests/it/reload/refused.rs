@@ -44,8 +44,12 @@ fn steps(directory: &TempDir) -> Vec<Step> {
         let (server_tls, upstream) = (String::new(), upstream(rest));
         Step { name, server_tls, upstream, content: content(path), checks }
     };
-    let of_server = |name, server_tls, path, checks| {
-        Step { name, server_tls, upstream: plain.to_owned(), content: content(path), checks }
+    let of_server = |name, server_tls, path, checks| Step {
+        name,
+        server_tls,
+        upstream: plain.to_owned(),
+        content: content(path),
+        checks,
     };
     vec![
         of_upstream("upstream.ca", format!("ca: {held}"), &files.ca, 1),
@@ -118,7 +122,8 @@ impl Shown {
             let limits = limits.iter().map(|limit| limit["limit"].to_string()).collect();
             (limiter["name"].to_string(), (limits, limiter["partitioned"].as_bool().unwrap()))
         });
-        let keys = redis.keys().await.into_iter().collect();
+        // A queue's key lives for seconds after its last request.
+        let keys = redis.keys().await.into_iter().filter(|key| !key.contains(":queue:")).collect();
         Shown { series, configured, limiters: limiters.collect(), keys }
     }
 
@@ -130,7 +135,8 @@ impl Shown {
                 differences.push(format!("{what}: gone {gone:?}, come {come:?}"));
             }
         };
-        let less = |one: &BTreeSet<String>, other: &BTreeSet<String>| one.difference(other).cloned().collect();
+        let less =
+            |one: &BTreeSet<String>, other: &BTreeSet<String>| one.difference(other).cloned().collect();
         compare("series", less(&before.series, &self.series), less(&self.series, &before.series));
         compare("keys", less(&before.keys, &self.keys), less(&self.keys, &before.keys));
         if self.configured != before.configured {
@@ -195,7 +201,8 @@ async fn a_reload_that_fails_at_any_step_has_changed_nothing() {
             let since = Instant::now();
             tokio::time::sleep(HELD).await;
             let sent = upstream.instants_since(since).len();
-            if sent > 2 * RATE + RATE / 2 {
+            // A second and a fifth, and some for the machine.
+            if !(RATE / 2..2 * RATE).contains(&sent) {
                 note("while it is prepared", vec![format!("{sent} requests in {HELD:?} at {RATE}/s")]);
             }
             note("while it is prepared", Shown::of(&weir, &redis).await.differences(&before));
