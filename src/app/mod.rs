@@ -11,7 +11,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpSocket};
@@ -22,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
-use self::reload::{Reloadable, Reloads};
+use self::reload::{Reloadable, Reloads, unix_seconds};
 use crate::admin::{self, AdminState, Reloader};
 use crate::clock::Clock;
 use crate::config::{self, Config, Handle, LoadError, Loaded, Watch, model};
@@ -267,9 +266,4 @@ fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListener, StartEr
 
 fn address(key: &'static str, address: SocketAddr, listener: &TcpListener) -> Result<SocketAddr, StartError> {
     listener.local_addr().map_err(|error| StartError::Listen { key, address, error })
-}
-
-/// Returns the wall clock's time since the Unix epoch, in seconds.
-fn unix_seconds() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

@@ -5,13 +5,13 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use super::unix_seconds;
 use crate::admin::ReloadRequest;
 use crate::config::{self, Handle, LoadError, Loaded, Reload, Watch};
 use crate::limiter::{Limiters, PreparedLimiters};
@@ -125,4 +125,9 @@ impl PreparedReload {
             warn!(key, "this change needs a restart; the rest is in force");
         }
     }
+}
+
+/// Returns the wall clock's time since the Unix epoch, in seconds.
+pub(super) fn unix_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

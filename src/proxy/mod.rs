@@ -166,8 +166,9 @@ impl PreparedProxy {
     /// upstreams that they began with.
     pub fn commit(self) {
         let PreparedProxy { shared, parts: Parts { table, upstreams } } = self;
-        table.publish_metrics();
+        // First, so that the new limiters and the old routes are in force together for a moment only.
         shared.table.store(table.clone());
+        table.publish_metrics();
         let mut present = shared.upstreams.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *present, upstreams);
         before.iter().filter(|(key, _)| !present.contains_key(key)).for_each(|(_, gone)| gone.close_idle());

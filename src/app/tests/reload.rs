@@ -24,7 +24,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const RUNNING: &str = "
 limiters:
   api: {limits: [1/1s], queue: {timeout: 60s, max_waiting: 100}}
-  tenants: {limits: [10/1h], key: [header:x-tenant]}
+  tenants: {limits: [100/1h], key: [header:x-tenant]}
   leaves: {limits: [10/1h]}
 routes:
   - {name: one, match: {path: /}, upstream: \"http://127.0.0.1:9\", limiter: api}
@@ -34,7 +34,7 @@ routes:
 const NEXT: &str = "
 limiters:
   api: {limits: [1000/1s], queue: {timeout: 60s, max_waiting: 7}}
-  tenants: {limits: [10/1h]}
+  tenants: {limits: [100/1h]}
   comes: {limits: [10/1h], scope: per_replica}
 routes:
   - {name: one, match: {path: /}, upstream: \"http://127.0.0.1:9\", limiter: api}

@@ -14,7 +14,7 @@ use crate::telemetry::Metrics;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Limiters over a store that may be slow or away.
+/// Limiters over a store that can be slow or away.
 pub(in crate::limiter) struct Fleet {
     pub(in crate::limiter) limiters: Limiters,
     store: Arc<LatentStore>,
@@ -63,7 +63,7 @@ impl Fleet {
     }
 }
 
-/// `rate` a second, and a wait of that many seconds.
+/// A limiter of `rate` permits a second whose requests wait for at most `seconds`.
 pub(in crate::limiter) fn limiter(name: &str, rate: u64, seconds: u32) -> Limiter {
     let limiter = Limiter::clone(&tests::limiter(rate, SECOND, SECOND * seconds));
     Limiter { name: LimiterName::parse(name).unwrap(), ..limiter }
@@ -185,13 +185,13 @@ async fn partitions_are_independent_and_the_tightest_is_shown() {
     }
     assert!(matches!(enter(&set, &[of(2)]).await, Err(Refusal::RateLimited { .. })));
     granted(&set, &[of(0)]).await.commit();
-    // Without a value is a partition too.
+    // Requests without a value are a partition too.
     granted(&set, &[None]).await.commit();
     assert_eq!(fleet.left("keyed", of(0)).await, Some(1));
     assert_eq!(fleet.left("keyed", of(2)).await, Some(0));
     assert_eq!(fleet.left("keyed", None).await, None);
     assert!(fleet.shows(r#"weir_limiter_available_permits{limit="3/1s",limiter="keyed"} 0"#));
-    // The tightest one has room again, and says so.
+    // The tightest partition has permits again.
     sleep(SECOND * 11 / 10).await;
     granted(&set, &[of(2)]).await.commit();
     assert!(fleet.shows(r#"weir_limiter_available_permits{limit="3/1s",limiter="keyed"} 2"#));

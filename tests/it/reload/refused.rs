@@ -1,4 +1,4 @@
-//! A reload that fails while it is prepared, at each of its steps and under load: nothing has changed.
+//! Reloads that fail while they are prepared, at each step and under load. Nothing has changed then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

@@ -29,7 +29,7 @@ impl HeldFile {
         &self.path
     }
 
-    /// Waits for the next reading. It goes on until it is answered.
+    /// Waits until weir reads the file, and holds that reading until it is answered.
     pub(crate) async fn reading(&self) -> Reading {
         let pipe = poll_for("a reading of the held file", PATIENCE, async || {
             // Fails while nobody has opened the other end.
