@@ -188,7 +188,7 @@ fn view<'state>(limiters: &Limiters, state: &'state LimiterStatus) -> LimiterVie
 /// What a path and a query mean.
 fn choose(limiters: &Limiters, name: &str, query: Option<&str>) -> Result<Inspection, NotFound> {
     let name = LimiterName::parse(name).ok_or(NotFound::Limiter)?;
-    limiters.choose(&name, query.and_then(partition_of))
+    limiters.find(&name, query.and_then(partition_of))
 }
 
 fn not_found(reason: NotFound) -> Response {
