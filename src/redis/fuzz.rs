@@ -4,8 +4,9 @@ use redis::Value;
 
 use super::store::{decode_answer, decode_epoch};
 use crate::clock::Micros;
+use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::arithmetic::rule::{Kind, Rule};
+use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::call::{Call, Holding, Run};
 use crate::limiter::model::limit::LimiterName;
 
@@ -15,7 +16,8 @@ use crate::limiter::model::limit::LimiterName;
 /// If it is not.
 pub fn script_reply(bytes: &[u8]) {
     let Some(name) = LimiterName::parse("a") else { return };
-    let rule = Rule { rate: 10, window: Micros::from_millis(1000), cell: Micros::ONE, kind: Kind::Sliding };
+    let rule =
+        Rule { rate: 10, window: Micros::from_millis(1000), cell: Micros::ONE, kind: SlidingWindow.into() };
     let rules = [rule.clone(), rule].into();
     let limiter_ref = LimiterRef { name, partition: None, group: "a".into(), rules, valid_until: None };
     let call = Call {

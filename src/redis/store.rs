@@ -1,6 +1,5 @@
 //! The Redis store: a call is one script, carried out atomically on the server's own clock.
 
-use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -14,9 +13,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::Micros;
 use crate::config::model;
+use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::arithmetic::rule::{Kind, Rule};
-use crate::limiter::arithmetic::state::RETIMED_MAX;
+use crate::limiter::arithmetic::reschedule::RESCHEDULE_MAX;
+use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::call::Freed;
 use crate::limiter::model::call::Generation;
 use crate::limiter::model::call::{Answer, Call, Holding, Outcome, RetryDelay, Violated};
@@ -178,7 +178,8 @@ impl RedisStore {
         };
         let part = self.part(GROUP).unwrap_or_else(|| Arc::new(self.clone()));
         let name = LimiterName::parse(GROUP).ok_or(NO_PART)?;
-        let rule = Rule { rate: 1, window: Micros::from_millis(1), cell: Micros::ONE, kind: Kind::Sliding };
+        let rule =
+            Rule { rate: 1, window: Micros::from_millis(1), cell: Micros::ONE, kind: SlidingWindow.into() };
         let limiter_ref = LimiterRef {
             name,
             partition: None,
@@ -468,7 +469,7 @@ impl Store for RedisStore {
             let command = |run: &str| {
                 let keys = [epoch.clone(), keys::limiter(&self.shared.prefix, limiter_ref)];
                 let mut command = self.shared.reset.command(&keys, 5);
-                command.arg(0).arg(SETTLE.0).arg(run).arg(0).arg((longest + RETIMED_MAX).0);
+                command.arg(0).arg(SETTLE.0).arg(run).arg(0).arg((longest + RESCHEDULE_MAX).0);
                 command
             };
             let value = self.call(StoreOp::Reset, KEEPER, command).await?;
@@ -611,7 +612,7 @@ pub(super) fn command_for(
     command.arg(call.reschedule_wait.0).arg(call.refusal_budget).arg(place.channel).arg(place.call);
     command.arg(place.run).arg(place.settle.0).arg(call.epoch);
     for (index, limiter_ref) in limiter_refs.iter().enumerate() {
-        command.arg(rules_text(limiter_ref)).arg(call.generations.get(index).copied().unwrap_or_default());
+        command.arg(limiter_ref.rules_text()).arg(call.generations.get(index).copied().unwrap_or_default());
         command.arg(call.state_seen_at.get(index).copied().unwrap_or_default().0);
     }
     for Holding { slot, cost, count } in call.give_back.iter().chain(&call.reschedule) {
@@ -640,7 +641,7 @@ pub(super) fn write_command(
     };
     command
         .arg(write.observed_usage)
-        .arg(rules_text(limiter_ref))
+        .arg(limiter_ref.rules_text())
         .arg(write.known_epoch)
         .arg(kind)
         .arg(since.0);
@@ -669,7 +670,7 @@ pub(super) fn hear_command(
         .arg(said.known_epoch)
         .arg(lease.0)
         .arg(said.replica);
-    command.arg(rules_text(limiter_ref)).arg(place.channel);
+    command.arg(limiter_ref.rules_text()).arg(place.channel);
     let PauseRequest { wait, fallback, max, sent_ago, jitter, status } = said.pause.unwrap_or_default();
     // No time at all is a microsecond: nothing else tells that an instant was named.
     let wait = wait.map_or(Micros::ZERO, |wait| wait.max(Micros::ONE));
@@ -714,31 +715,8 @@ pub(super) fn inspect_command(
     limiter_ref: &LimiterRef,
 ) -> Cmd {
     let mut command = script.command(&[keys::limiter(prefix, limiter_ref), epoch.to_owned()], 2);
-    command.arg(now.0).arg(rules_text(limiter_ref));
+    command.arg(now.0).arg(limiter_ref.rules_text());
     command
-}
-
-/// Rules as `calendar.lua` reads them.
-fn rules_text(limiter_ref: &LimiterRef) -> String {
-    let mut text = String::new();
-    for rule in limiter_ref.rules.iter() {
-        if !text.is_empty() {
-            text.push(';');
-        }
-        let (rate, window, cell) = (rule.rate, rule.window.0, rule.cell.0);
-        // Writing to a string does not fail.
-        let _ = match &rule.kind {
-            Kind::Sliding => write!(text, "S {rate} {window} {cell}"),
-            Kind::Bucket { burst } => write!(text, "B {rate} {window} {cell} {burst}"),
-            Kind::Fixed { guard, stretches } => {
-                let _ = write!(text, "F {rate} {window} {cell} {}", guard.0);
-                stretches
-                    .iter()
-                    .try_for_each(|stretch| write!(text, " {} {}", stretch.start.0, stretch.length.0))
-            }
-        };
-    }
-    text
 }
 
 /// Integers, read from the front.

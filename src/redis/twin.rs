@@ -16,10 +16,14 @@ use super::store::{
 };
 use crate::clock::{Clock, Micros};
 use crate::limiter::Partition;
+use crate::limiter::arithmetic::algorithm::bucket;
+use crate::limiter::arithmetic::algorithm::fixed_window::FixedWindow;
+use crate::limiter::arithmetic::algorithm::kind::Kind;
+use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::queue_order::QueueOrder;
 use crate::limiter::arithmetic::reserve::{self, reserve};
-use crate::limiter::arithmetic::rule::{Kind, Rule};
+use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::calendar_windows::Stretch;
 use crate::limiter::model::call::{Answer, Call, Holding, Outcome, Run};
@@ -145,13 +149,13 @@ const RULES: &[&[Given]] = &[
 fn rules(index: usize) -> Arc<[Rule]> {
     let rule = |&(rate, window, cell, kind): &Given| {
         let kind = match kind {
-            Sliding => Kind::Sliding,
-            Bucket(burst) => Kind::Bucket { burst },
+            Sliding => Kind::SlidingWindow(SlidingWindow),
+            Bucket(burst) => Kind::Bucket(bucket::Bucket { burst }),
             Fixed(length, later) => {
                 let stretch = |start, length| Stretch { start: Micros(start), length: Micros(length) };
                 let stretches =
                     [stretch(START - 3_700_000, length), stretch(START + 40_000_000, later)].into();
-                Kind::Fixed { guard: Micros(100_000), stretches }
+                Kind::FixedWindow(FixedWindow { guard: Micros(100_000), stretches })
             }
         };
         Rule { rate, window: Micros(window), cell: Micros(cell), kind }
@@ -284,7 +288,7 @@ impl Model {
 
     fn inspect(&self, index: usize) -> StateView {
         let (now, book, limiter_ref) = (self.now, &self.books[index], &self.limiter_refs[index]);
-        let last = book.calendar().last().unwrap_or_default();
+        let last = book.timeline().last().unwrap_or_default();
         StateView { now, last, pause: book.pause(now), available: book.available(now, &limiter_ref.rules) }
     }
 }
@@ -505,7 +509,7 @@ fn lua_equals_rust_in_why_a_limiter_is_paused() {
                             pause: Some(*request),
                             ..UpstreamReport::default()
                         };
-                        let expected = memory.hear_at(now, &part, &said).paused_until;
+                        let expected = memory.report_upstream_at(now, &part, &said).paused_until;
                         let command = hear_command(&hear, place, now, LEASE, &part, &said);
                         let heard = decode_heard(&command.query(connection).unwrap()).unwrap();
                         assert_eq!(heard.paused_until, expected, "{step:?}");
@@ -538,7 +542,13 @@ fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
     for waiting in [1000_u64, 10_000] {
         redis::cmd("FLUSHALL").exec(&mut connection).unwrap();
         let rule = |rate| -> Arc<[Rule]> {
-            [Rule { rate, window: Micros(1_010_000), cell: Micros::ONE, kind: Kind::Sliding }].into()
+            [Rule {
+                rate,
+                window: Micros(1_010_000),
+                cell: Micros::ONE,
+                kind: Kind::SlidingWindow(SlidingWindow),
+            }]
+            .into()
         };
         let mut limiter_ref = LimiterRef {
             name: LimiterName::parse("a").unwrap(),

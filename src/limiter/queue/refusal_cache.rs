@@ -72,7 +72,7 @@ impl RefusalCache {
     /// Returns after how long the next refused request is advised to come back, and moves on to the instant after that.
     pub(in crate::limiter) fn advise(&mut self, cost: Permits) -> Micros {
         let advised = self.next - self.clock.earliest(Instant::now());
-        self.next = self.rule.told_next(self.slot, self.next, cost.get());
+        self.next = self.rule.advised_next(self.slot, self.next, cost.get());
         advised.max(Micros::ONE)
     }
 

@@ -1,7 +1,8 @@
 //! The permits that a call to a store has granted, and the windows in which they matter. Pure.
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::rule::{Kind, Rule, cell_start, finest_cell, is_one};
+use crate::limiter::arithmetic::cell::cell_start;
+use crate::limiter::arithmetic::rule::{Rule, finest_cell, is_one};
 use crate::limiter::arithmetic::timeline::Timeline;
 use crate::limiter::model::call::{Answer, Call, Outcome};
 
@@ -56,9 +57,5 @@ pub(in crate::limiter) fn charge(timeline: &mut Timeline, windows: &[Rule], at: 
 
 /// Returns a limit as the window in which a grant matters to it.
 pub(in crate::limiter) fn window(rule: &Rule) -> Rule {
-    let kind = match &rule.kind {
-        Kind::Bucket { .. } => Kind::Sliding,
-        kind => kind.clone(),
-    };
-    Rule { window: rule.seen_for(), kind, ..rule.clone() }
+    Rule { window: rule.seen_for(), ..rule.clone() }
 }

@@ -12,9 +12,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 use crate::clock::Micros;
+use crate::limiter::arithmetic::cell::Entry;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::arithmetic::timeline::{Entry, Timeline};
+use crate::limiter::arithmetic::timeline::Timeline;
 use crate::limiter::model::call::{Answer, Call};
 use crate::limiter::model::clock_step::{Step, stepped};
 use crate::limiter::model::epoch::Reset;
@@ -236,7 +237,7 @@ impl Page {
 
     /// Charges the bookings of a call, and uncharges the holdings that it gave back or rescheduled.
     fn record(&mut self, call: &Call, charged: &[(Micros, u64)], now: Micros) {
-        self.granted.prune(now, &self.windows, &mut [], &[]);
+        self.granted.prune(now, &self.windows, |_, rule| rule.window);
         for holding in call.give_back.iter().chain(&call.reschedule) {
             self.granted.uncharge(holding.slot, holding.cost * holding.count, &self.windows);
         }
@@ -270,5 +271,5 @@ fn take(pages: &mut Expiring<Key, Page>, key: &Key) -> Option<Page> {
 /// Returns the permits in use under the tightest limit, by those that are available under each.
 fn usage(limiter_ref: &LimiterRef, available: &[u64]) -> u64 {
     let in_use = limiter_ref.rules.iter().zip(available);
-    in_use.map(|(rule, left)| rule.holds().saturating_sub(*left)).max().unwrap_or_default()
+    in_use.map(|(rule, left)| rule.capacity().saturating_sub(*left)).max().unwrap_or_default()
 }

@@ -4,8 +4,9 @@
 //! store counts it once. Instants are on this process's clock. Knows no store.
 
 use crate::clock::Micros;
+use crate::limiter::arithmetic::cell::Entry;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::arithmetic::timeline::{Entry, Timeline};
+use crate::limiter::arithmetic::timeline::Timeline;
 use crate::limiter::recovery::grants::charge;
 
 /// How far into the future grants are reported. Slots that lie further ahead are given up and asked for in the store.
@@ -39,7 +40,7 @@ impl OfflineRecord {
     /// Records that the store is unreachable at `now`, and the permits granted without it.
     pub(in crate::limiter) fn record(&mut self, now: Micros, windows: &[Rule], granted: &[(Micros, u64)]) {
         self.since.get_or_insert(now);
-        self.granted.prune(now, windows, &mut [], &[]);
+        self.granted.prune(now, windows, |_, rule| rule.window);
         granted.iter().for_each(|(at, permits)| charge(&mut self.granted, windows, *at, *permits));
     }
 

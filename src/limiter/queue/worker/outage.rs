@@ -17,7 +17,6 @@ use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::grants::booked;
 use crate::limiter::store::StoreError;
-use crate::limiter::store::memory::share;
 
 /// The most limiters and partitions whose usage is kept for an outage after their queues have ended: some 30 MB. Further ones
 /// begin an outage as if they had not been used.
@@ -139,9 +138,9 @@ impl Worker {
         let Fallback { store, clock, fleet, replica } = &*self.fallback;
         let fleet_size = fleet.size();
         for place in self.queue.with_policy(OnStoreFailure::Local) {
-            let limiter_ref = share(&self.limiter_refs[place], fleet_size);
+            let limiter_ref = self.limiter_refs[place].share(fleet_size);
             let used = self.used.get(place).map_or(0, |used| used.div_ceil(fleet_size));
-            let full = limiter_ref.rules.iter().map(Rule::holds).min().unwrap_or_default();
+            let full = limiter_ref.rules.iter().map(Rule::capacity).min().unwrap_or_default();
             let used = match self.outage_fence.last() {
                 Some(last) => (clock.at(self.clock.due(last)), used.max(full)),
                 None if self.has_served_locally => (clock.at(self.last_contact), used.max(full)),
@@ -166,7 +165,7 @@ impl Worker {
     fn settle_locally(&mut self, replace: Vec<(Permits, usize)>, arrivals: Vec<Arrival>) {
         let now = Instant::now();
         let holds =
-            |limiter_ref: LimiterRef| limiter_ref.rules.iter().map(Rule::holds).min().unwrap_or(u64::MAX);
+            |limiter_ref: LimiterRef| limiter_ref.rules.iter().map(Rule::capacity).min().unwrap_or(u64::MAX);
         let cost_max = self.local_refs().map(holds).min().unwrap_or(u64::MAX);
         let (replace, costly): (Vec<_>, Vec<_>) =
             replace.into_iter().partition(|(cost, _)| cost.get() <= cost_max);
@@ -195,7 +194,7 @@ impl Worker {
     /// Returns this replica's shares of the limiters that are enforced locally.
     fn local_refs(&self) -> impl Iterator<Item = LimiterRef> {
         let places = self.queue.with_policy(OnStoreFailure::Local);
-        places.map(|place| share(&self.limiter_refs[place], self.fallback.fleet.size()))
+        places.map(|place| self.limiter_refs[place].share(self.fallback.fleet.size()))
     }
 
     /// Makes a call to this replica's memory, for its shares of the limiters that are enforced locally.

@@ -14,7 +14,6 @@ use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::upstream_report::PendingReport;
 use crate::limiter::store::StoreError;
-use crate::limiter::store::memory::share;
 
 /// The shortest time between two reports, unless one cannot wait.
 const REPORT_INTERVAL: Duration = Duration::from_millis(100);
@@ -120,10 +119,10 @@ impl Worker {
     /// Makes a report to this replica's own memory, and keeps to its pause by this process's clock.
     fn report_locally(&self, instance: &LimiterInstance, limiter_ref: &LimiterRef, report: &UpstreamReport) {
         let fallback = &self.fallback;
-        let limiter_ref = share(limiter_ref, fallback.fleet.size());
+        let limiter_ref = limiter_ref.share(fallback.fleet.size());
         let (now_instant, now) = (Instant::now(), fallback.clock.now());
         let local = UpstreamReport { remaining: Vec::new(), ..report.clone() };
-        let result = fallback.store.hear_at(now, &limiter_ref, &local);
+        let result = fallback.store.report_upstream_at(now, &limiter_ref, &local);
         if report.pause.is_some() && result.paused_until > now {
             let stretch = PauseStretch { from: now, until: result.paused_until };
             log_pause(report, stretch, &limiter_ref.name);

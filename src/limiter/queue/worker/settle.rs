@@ -132,14 +132,14 @@ impl Worker {
         let limits = answer.available.iter().zip(self.limiter_refs.iter());
         let limits = limits.flat_map(|(left, limiter_ref)| limiter_ref.rules.iter().zip(left));
         self.prefetch_budget = limits
-            .map(|(rule, left)| prefetch::prefetch_budget(rule.holds(), *left))
+            .map(|(rule, left)| prefetch::prefetch_budget(rule.capacity(), *left))
             .min()
             .unwrap_or_default();
         let instances = self.queue.instances.iter().zip(&answer.available).zip(self.limiter_refs.iter());
         let used = instances.map(|((instance, available), limiter_ref)| {
             instance.active.show_available(instance.partition, available);
             let rules = limiter_ref.rules.iter().zip(available);
-            rules.map(|(rule, left)| rule.holds().saturating_sub(*left)).max().unwrap_or_default()
+            rules.map(|(rule, left)| rule.capacity().saturating_sub(*left)).max().unwrap_or_default()
         });
         self.used = used.collect();
     }
