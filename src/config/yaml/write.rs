@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::tree::{Kind, Scalar};
 
-/// A value on one line of YAML, with quotes where they are needed inside `{ }` and `[ ]`.
+/// Writes a value on one line of YAML, with the quotes that it needs inside `{ }` and `[ ]`.
 pub(crate) fn in_yaml(value: &Value) -> String {
     match value {
         Value::String(text) if is_plain(text) => text.clone(),
@@ -17,7 +17,7 @@ pub(crate) fn in_yaml(value: &Value) -> String {
     }
 }
 
-/// Whether a text needs no quotes, wherever it stands. Some would need none that get them.
+/// Returns whether a text surely needs no quotes, in any place.
 fn is_plain(text: &str) -> bool {
     let is_word = |character: char| character.is_ascii_alphanumeric() || "_./:@+-".contains(character);
     let scalar = Scalar { text: text.to_owned(), plain: true, interpolated: false };
