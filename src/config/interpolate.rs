@@ -10,7 +10,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::problem::{Report, index_path, key_path, quoted};
-use super::yaml::{Node, Scalar, Value};
+use super::yaml::{Node, Origin, Scalar, Value};
 
 /// The most bytes of a `${file:...}`, enough for a secret or an address.
 const FILE_MAX: u64 = 64 * 1024;
@@ -42,8 +42,8 @@ pub(crate) fn interpolate(root: &mut Node, sources: Sources<'_>, report: &mut Re
         if !scalar.text.contains("${") {
             return;
         }
-        match resolve(&scalar.text, sources) {
-            Ok(replaced) => *scalar = Scalar { plain: scalar.plain, ..replaced },
+        match resolve(scalar, sources) {
+            Ok(replaced) => *scalar = replaced,
             // The copies of an alias share an id and are reported once.
             Err(message) if failed.insert(node.id) => report.add(node.mark, path, message),
             Err(_) => {}
@@ -110,17 +110,18 @@ fn reference_of(reference: &str) -> Result<Segment<'_>, String> {
     Ok(Segment::Variable { name, default })
 }
 
-fn resolve(text: &str, sources: Sources<'_>) -> Result<Scalar, String> {
-    let mut resolved = Scalar { text: String::new(), plain: false, interpolated: false };
-    for segment in segments(text)? {
+/// Replaces the references in a scalar.
+fn resolve(scalar: &Scalar, sources: Sources<'_>) -> Result<Scalar, String> {
+    let mut resolved = Scalar { text: String::new(), origin: scalar.origin };
+    for segment in segments(&scalar.text)? {
         match segment {
             Segment::Literal(literal) => resolved.text.push_str(literal),
             Segment::Variable { name, default } => {
-                resolved.interpolated = true;
+                resolved.origin = Origin::Interpolated;
                 resolved.text.push_str(&variable(name, default, sources)?);
             }
             Segment::File(path) => {
-                resolved.interpolated = true;
+                resolved.origin = Origin::Interpolated;
                 resolved.text.push_str(&file(&sources.base.join(path))?);
             }
         }

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::yaml::{Kind, Node, Scalar, Value};
+use super::yaml::{Kind, Node, Origin, Scalar, Value};
 
 const MASK: &str = "***";
 
@@ -31,7 +31,7 @@ fn show(node: &Node, secret: bool) -> Json {
 }
 
 fn show_scalar(scalar: &Scalar, secret: bool) -> Json {
-    if secret || scalar.interpolated {
+    if secret || scalar.origin == Origin::Interpolated {
         return MASK.into();
     }
     match scalar.resolve() {

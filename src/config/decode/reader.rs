@@ -11,7 +11,7 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 
 use crate::config::problem::{quoted, unknown};
-use crate::config::yaml::{Entry, Kind, Node, Scalar, Value};
+use crate::config::yaml::{Entry, Kind, Node, Origin, Scalar, Value};
 
 /// A fault of shape.
 #[derive(Debug)]
@@ -191,7 +191,9 @@ impl<'de> Deserializer<'de> for Reader<'_> {
 
     fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         match self.scalar("a text")? {
-            (scalar, kind) if kind == Kind::Text || scalar.interpolated => visitor.visit_str(&scalar.text),
+            (scalar, kind) if kind == Kind::Text || scalar.origin == Origin::Interpolated => {
+                visitor.visit_str(&scalar.text)
+            }
             _ => Err(self.wrong("a text (put it in quotes)")),
         }
     }
@@ -261,7 +263,7 @@ impl<'de> Deserializer<'de> for Reader<'_> {
         if variants.contains(&name) {
             return visitor.visit_enum(Variant { name, inner: None });
         }
-        if scalar.interpolated {
+        if scalar.origin == Origin::Interpolated {
             return Err(Error::new(format!("expected {expected}")));
         }
         Err(Error::new(unknown("value", name, variants.iter().copied())))

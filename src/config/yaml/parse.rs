@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle, ScanError};
 
-use super::tree::{Entry, Node, Scalar, Value};
+use super::tree::{Entry, Node, Origin, Scalar, Value};
 use crate::config::problem::{Mark, Report, index_path, key_path, quoted};
 
 /// The deepest nesting; weir's own keys need seven levels.
@@ -126,7 +126,8 @@ impl Builder {
             Some(Open::Mapping { key: Some((_, key_mark)), .. }) if plain && text.is_empty() => *key_mark,
             _ => mark,
         };
-        let scalar = Scalar { text: text.to_owned(), plain, interpolated: false };
+        let scalar =
+            Scalar { text: text.to_owned(), origin: if plain { Origin::Plain } else { Origin::Quoted } };
         self.place(Node { id, mark, value: Value::Scalar(scalar) }, anchor, report);
         Ok(())
     }

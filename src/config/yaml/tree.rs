@@ -22,10 +22,18 @@ pub(crate) enum Value {
 #[derive(Debug, Clone)]
 pub(crate) struct Scalar {
     pub(crate) text: String,
-    /// Written without quotes.
-    pub(crate) plain: bool,
-    /// Contains text from the environment or a file, which may be a secret and of any type.
-    pub(crate) interpolated: bool,
+    pub(crate) origin: Origin,
+}
+
+/// The origin of a scalar's text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The file, without quotes.
+    Plain,
+    /// The file, in quotes or as a block.
+    Quoted,
+    /// At least in part the environment or another file. The text may be a secret, and of any type.
+    Interpolated,
 }
 
 /// One key with its value.
@@ -50,11 +58,9 @@ pub(crate) enum Kind {
 impl Scalar {
     /// Returns the kind. Quoted scalars are texts, and so are all that match no other kind.
     pub(crate) fn resolve(&self) -> Kind {
-        if !self.plain && !self.interpolated {
-            return Kind::Text;
-        }
         match self.text.as_str() {
-            "" if self.interpolated => Kind::Text,
+            _ if self.origin == Origin::Quoted => Kind::Text,
+            "" if self.origin == Origin::Interpolated => Kind::Text,
             "" | "~" | "null" | "Null" | "NULL" => Kind::Null,
             "true" | "True" | "TRUE" => Kind::Bool(true),
             "false" | "False" | "FALSE" => Kind::Bool(false),
@@ -95,7 +101,7 @@ impl Node {
 
     /// Returns whether the node contains text from the environment or a file. No message may repeat it.
     pub(crate) fn is_interpolated(&self) -> bool {
-        matches!(&self.value, Value::Scalar(scalar) if scalar.interpolated)
+        matches!(&self.value, Value::Scalar(scalar) if scalar.origin == Origin::Interpolated)
     }
 
     /// Counts the nodes of this tree.
@@ -144,7 +150,7 @@ mod tests {
     use super::*;
 
     fn kind(text: &str) -> Kind {
-        Scalar { text: text.to_owned(), plain: true, interpolated: false }.resolve()
+        Scalar { text: text.to_owned(), origin: Origin::Plain }.resolve()
     }
 
     #[test]
