@@ -226,7 +226,7 @@ impl Limiters {
 
     fn announced(&self, announcement: &Announcement) {
         let (queue, room) = match announcement {
-            Announcement::Freed { queue, room } => (queue, *room),
+            Announcement::Freed { queue, freed: room } => (queue, *room),
             Announcement::Pause { name, partition, stretch, cause } => {
                 let is_meant = |instance: &LimiterInstance| {
                     instance.active.name == *name && (partition.is_none() || instance.partition == *partition)
