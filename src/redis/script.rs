@@ -7,7 +7,7 @@ use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 macro_rules! source {
     ($file:literal) => {
         concat!(
-            include_str!("../../lua/calendar.lua"),
+            include_str!("../../lua/timeline.lua"),
             "\n",
             include_str!("../../lua/epoch.lua"),
             "\n",
@@ -29,42 +29,42 @@ pub(super) struct Script {
 impl Script {
     /// Gives back, exchanges and books.
     pub(super) fn reserve() -> Script {
-        Script::new(source!("../../lua/reserve.lua"))
+        Script::new(source!("../../lua/scripts/reserve.lua"))
     }
 
     /// Reads what is left.
     pub(super) fn inspect() -> Script {
-        Script::new(source!("../../lua/inspect.lua"))
+        Script::new(source!("../../lua/scripts/inspect.lua"))
     }
 
     /// Keeps the epoch alive.
     pub(super) fn epoch_keep() -> Script {
-        Script::new(source!("../../lua/epoch_keep.lua"))
+        Script::new(source!("../../lua/scripts/heartbeat.lua"))
     }
 
     /// Charges what was lost.
     pub(super) fn write_back() -> Script {
-        Script::new(source!("../../lua/write_back.lua"))
+        Script::new(source!("../../lua/scripts/write_back.lua"))
     }
 
     /// Forgets what was used.
     pub(super) fn reset() -> Script {
-        Script::new(source!("../../lua/reset.lua"))
+        Script::new(source!("../../lua/scripts/reset.lua"))
     }
 
     /// Hears what an upstream said.
     pub(super) fn hear() -> Script {
-        Script::new(source!("../../lua/hear.lua"))
+        Script::new(source!("../../lua/scripts/report_upstream.lua"))
     }
 
     /// Pauses by hand.
     pub(super) fn pause() -> Script {
-        Script::new(source!("../../lua/pause.lua"))
+        Script::new(source!("../../lua/scripts/pause.lua"))
     }
 
     /// Tells the fleet of a replica.
     pub(super) fn attend() -> Script {
-        Script::new(source!("../../lua/attend.lua"))
+        Script::new(source!("../../lua/scripts/register_replica.lua"))
     }
 
     fn new(source: &'static str) -> Script {

@@ -1,4 +1,4 @@
--- hear.lua: what an upstream says of its quota, for one limiter.
+-- report_upstream.lua: what an upstream says of its quota, for one limiter.
 -- KEYS[1]     the epoch
 -- KEYS[2]     the limiter's book
 -- ARGV[1]     now in microseconds; 0: this server's clock

@@ -1,4 +1,4 @@
--- calendar.lua: the state of a limiter, shared by the scripts that follow it in the same text.
+-- timeline.lua: the state of a limiter, shared by the scripts that follow it in the same text.
 --
 -- The twin of src/limiter/{rule,calendar,book}.rs and algorithm/: the same names, the same steps, the same
 -- results to the microsecond. Integers only, all below 2^53, which Lua's doubles hold exactly, but for `permits_until`.

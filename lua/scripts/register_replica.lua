@@ -1,4 +1,4 @@
--- attend.lua: a replica says that it is there, or that it leaves, and hears who else is.
+-- register_replica.lua: a replica says that it is there, or that it leaves, and hears who else is.
 -- KEYS[1]  the replicas: { replica, the instant at which it was last heard, version, configuration, host name, ... }
 -- ARGV[1]  now in microseconds; 0: this server's clock
 -- ARGV[2]  for how many microseconds a replica counts that is not heard

@@ -1,4 +1,4 @@
--- epoch_keep.lua: a heartbeat, which keeps the epoch alive and tells which it is.
+-- heartbeat.lua: a heartbeat, which keeps the epoch alive and tells which it is.
 -- KEYS[1]  the epoch
 -- ARGV[1]  now in microseconds; 0: this server's clock
 -- ARGV[2]  how long a new epoch takes to settle
