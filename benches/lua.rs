@@ -19,8 +19,8 @@ use load::Result;
 use server::Server;
 use weir::clock::Micros;
 use weir::config::model::{self, RedisNode, RedisServers, Secret};
-use weir::limiter::reserve::Outcome;
-use weir::limiter::store::{Store, Subject};
+use weir::limiter::arithmetic::reserve::Outcome;
+use weir::limiter::store::{LimiterRef, Store};
 use weir::redis::RedisStore;
 use weir::telemetry::Metrics;
 
@@ -99,7 +99,7 @@ async fn measure() -> Result<(String, bool)> {
 struct Limiter<'a> {
     case: &'a Case,
     store: RedisStore,
-    subjects: Arc<[Subject]>,
+    limiter_refs: Arc<[LimiterRef]>,
 }
 
 /// Every key as Redis would save it, so that each measured call finds the same.
@@ -119,20 +119,20 @@ impl<'a> Limiter<'a> {
     /// `None` while the case is not supported.
     fn new(case: &'a Case, server: &Server) -> Result<Option<Limiter<'a>>> {
         let Some(config) = case.config() else { return Ok(None) };
-        let subjects = case.subjects(&config).into();
+        let limiter_refs = case.limiter_refs(&config).into();
         let model::Store::Redis(settings) = &config.store else { return Err("the store is Redis".into()) };
         let settings = model::RedisStore {
             servers: RedisServers::One(RedisNode { url: Secret::new(&server.url), address: String::new() }),
             ..(**settings).clone()
         };
         let store = RedisStore::new(&settings, Metrics::new().store())?;
-        Ok(Some(Limiter { case, store, subjects }))
+        Ok(Some(Limiter { case, store, limiter_refs }))
     }
 
     async fn ask(&self, requests: u64, runs: u64, wait_max: Micros) -> Result<Option<Outcome>> {
         let answer = self
             .store
-            .reserve(&self.subjects, &Arc::new(call(requests, runs, wait_max)))
+            .reserve(&self.limiter_refs, &Arc::new(call(requests, runs, wait_max)))
             .await
             .map_err(|failure| failure.error)?;
         Ok(answer.outcomes.last().map(|(_, outcome)| *outcome))

@@ -12,10 +12,10 @@ use std::time::Duration;
 use proptest::prelude::*;
 use weir::config::model::{Config, Cost, HostMatch, Http2, KeyPart, PathMatch, RedisServers, Store};
 use weir::config::{self, Handle, LoadError, Loaded, Outcome};
-use weir::limiter::limit::{
+use weir::limiter::arithmetic::calendar_windows::{CalendarWindows, Period};
+use weir::limiter::model::limit::{
     Algorithm, Limit, Mode, OnStoreFailure, Partitioned, PausePolicy, Permits, Scope,
 };
-use weir::limiter::windows::{CalendarWindows, Period};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const SCHEMA_FILE: &str = "config/weir.schema.json";

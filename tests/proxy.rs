@@ -18,7 +18,7 @@ use hyper::body::{Frame, Incoming};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use weir::config::model::{Cost, Http2};
-use weir::limiter::limit::Permits;
+use weir::limiter::model::limit::Permits;
 use weir::proxy::{Drained, Reach, Resolve};
 
 use proxy_support::{

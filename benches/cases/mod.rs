@@ -4,8 +4,8 @@ use std::path::Path;
 
 use weir::clock::Micros;
 use weir::config::{self, Config};
-use weir::limiter::reserve::{Call, Run};
-use weir::limiter::store::Subject;
+use weir::limiter::arithmetic::reserve::{Call, Run};
+use weir::limiter::store::LimiterRef;
 
 /// A limiter's limits, as a configuration has them. Every first window is one second: the states are made for that.
 pub(crate) struct Case {
@@ -63,8 +63,8 @@ impl Case {
     }
 
     /// What a store is asked about.
-    pub(crate) fn subjects(&self, config: &Config) -> Vec<Subject> {
-        config.limiters.iter().map(|limiter| Subject::new(limiter, None, Micros::ZERO)).collect()
+    pub(crate) fn limiter_refs(&self, config: &Config) -> Vec<LimiterRef> {
+        config.limiters.iter().map(|limiter| LimiterRef::new(limiter, None, Micros::ZERO)).collect()
     }
 
     /// How many permits one step of filling books, and how far the steps lie apart in microseconds.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{MissedTickBehavior, interval, sleep};
-use weir::limiter::{Gate, Refusal};
+use weir::limiter::{LimiterSet, Refusal};
 
 use crate::fleet::{Fleet, Window, take};
 use crate::load::Result;
@@ -176,7 +176,7 @@ impl Counted {
     }
 }
 
-async fn in_a_loop(gate: Gate, counted: Arc<Counted>) -> std::result::Result<(), Refusal> {
+async fn in_a_loop(gate: LimiterSet, counted: Arc<Counted>) -> std::result::Result<(), Refusal> {
     while !counted.is_over() {
         take(&gate).await?;
         counted.count();
@@ -187,7 +187,11 @@ async fn in_a_loop(gate: Gate, counted: Arc<Counted>) -> std::result::Result<(),
 }
 
 /// Each caller is a task of its own, as a request is, and asks the next replica.
-async fn open(gates: Vec<Gate>, is_spread: bool, counted: Arc<Counted>) -> std::result::Result<(), Refusal> {
+async fn open(
+    gates: Vec<LimiterSet>,
+    is_spread: bool,
+    counted: Arc<Counted>,
+) -> std::result::Result<(), Refusal> {
     let (mut callers, begun, mut come) = (JoinSet::new(), Instant::now(), 0_u128);
     let mut gates = gates.iter().cycle();
     let mut ticks = interval(TICK);

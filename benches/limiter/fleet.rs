@@ -9,11 +9,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use weir::clock::{Clock, Micros};
 use weir::config::model::{RedisNode, RedisServers, RedisStore as Settings, RedisTls, Secret};
-use weir::limiter::limit::{
+use weir::limiter::model::limit::{
     Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, PRECISION_DEFAULT, Permits, QueueLimits,
 };
-use weir::limiter::store::Subject;
-use weir::limiter::{Demand, Entered, Gate, Limiters, Refusal};
+use weir::limiter::store::LimiterRef;
+use weir::limiter::{Demand, Entered, LimiterSet, Limiters, Refusal};
 use weir::redis::RedisStore;
 use weir::telemetry::Metrics;
 
@@ -45,8 +45,8 @@ impl Window {
         Ok(Limiter { guard, queue, on_store_failure, ..Limiter::new(name()?, limits) })
     }
 
-    pub(crate) fn subject(self) -> Result<Subject> {
-        Ok(Subject::new(&self.limiter()?, None, Micros::ZERO))
+    pub(crate) fn limiter_ref(self) -> Result<LimiterRef> {
+        Ok(LimiterRef::new(&self.limiter()?, None, Micros::ZERO))
     }
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn store(server: &Server, metrics: &Metrics) -> Result<RedisStore> {
 pub(crate) struct Fleet {
     limiters: Vec<Limiters>,
     /// Of each replica.
-    pub(crate) gates: Vec<Gate>,
+    pub(crate) gates: Vec<LimiterSet>,
     end: CancellationToken,
     tasks: TaskTracker,
 }
@@ -126,7 +126,7 @@ impl Fleet {
 }
 
 /// A permit, from the question until it is spent.
-pub(crate) async fn take(gate: &Gate) -> std::result::Result<(), Refusal> {
+pub(crate) async fn take(gate: &LimiterSet) -> std::result::Result<(), Refusal> {
     let demand = Demand { cost: Permits::ONE, wait_max: None };
     let mut permit = match gate.enter(&[], demand).await? {
         Entered::Granted(permit) => permit,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weir::clock::Micros;
-use weir::limiter::reserve::{Call, Run};
+use weir::limiter::arithmetic::reserve::{Call, Run};
 use weir::limiter::store::Store;
 use weir::telemetry::Metrics;
 
@@ -55,7 +55,7 @@ pub(crate) async fn measure(server: &mut Server, window: Window, time: Duration)
     server.flush().await?;
     let fleet = Fleet::start(server, window, 1).await?;
     // Of the same limiter, so that both calls find the same state.
-    let (store, subjects) = (store(server, &Metrics::new())?, Arc::from([window.subject()?]));
+    let (store, limiter_refs) = (store(server, &Metrics::new())?, Arc::from([window.limiter_ref()?]));
     let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: 1 }];
     let call = Arc::new(Call { replica: 1, runs, room: 1, ..Call::default() });
     let [mut bare, mut called, mut permits] = [Vec::new(), Vec::new(), Vec::new()];
@@ -64,7 +64,7 @@ pub(crate) async fn measure(server: &mut Server, window: Window, time: Duration)
         let first = Instant::now();
         redis::cmd("PING").exec_async(&mut server.connection).await?;
         let second = Instant::now();
-        store.reserve(&subjects, &call).await.map_err(|failure| failure.error)?;
+        store.reserve(&limiter_refs, &call).await.map_err(|failure| failure.error)?;
         let third = Instant::now();
         take(&fleet.gates[0]).await?;
         let fourth = Instant::now();

@@ -3,10 +3,10 @@
 
 use criterion::{BatchSize, BenchmarkId, Criterion};
 use weir::clock::Micros;
-use weir::limiter::book::Book;
-use weir::limiter::order::QueueOrder;
-use weir::limiter::reserve::{Answer, Call, Outcome, reserve};
-use weir::limiter::store::Subject;
+use weir::limiter::arithmetic::queue_order::QueueOrder;
+use weir::limiter::arithmetic::reserve::{Answer, Call, Outcome, reserve};
+use weir::limiter::arithmetic::state::LimiterState;
+use weir::limiter::store::LimiterRef;
 
 use crate::Result;
 use crate::cases::{CASES, Case, call};
@@ -25,8 +25,8 @@ pub(crate) fn step(criterion: &mut Criterion) -> Result<()> {
     let mut group = criterion.benchmark_group("limiter");
     for case in &CASES {
         let config = case.config().ok_or_else(|| format!("{}: not supported", case.name))?;
-        let subjects = case.subjects(&config);
-        let saturated = Saturated::new(case, &subjects[0]);
+        let limiter_refs = case.limiter_refs(&config);
+        let saturated = Saturated::new(case, &limiter_refs[0]);
         for batch in BATCHES {
             let asked = call(batch, 1, WAIT_MAX);
             if !saturated.makes_wait(&asked) {
@@ -44,7 +44,7 @@ pub(crate) fn step(criterion: &mut Criterion) -> Result<()> {
 
 /// A limiter of which a whole window has been used, step by step, and another one is booked.
 struct Saturated<'a> {
-    subject: &'a Subject,
+    limiter_ref: &'a LimiterRef,
     now: Micros,
     state: State,
 }
@@ -52,13 +52,13 @@ struct Saturated<'a> {
 /// What a store keeps of a queue with one limiter.
 #[derive(Clone, Default)]
 struct State {
-    book: Book,
+    book: LimiterState,
     order: QueueOrder,
 }
 
 impl<'a> Saturated<'a> {
-    fn new(case: &Case, subject: &'a Subject) -> Saturated<'a> {
-        let mut saturated = Saturated { subject, now: BEGIN, state: State::default() };
+    fn new(case: &Case, limiter_ref: &'a LimiterRef) -> Saturated<'a> {
+        let mut saturated = Saturated { limiter_ref, now: BEGIN, state: State::default() };
         let (permits, micros) = case.step();
         let (asked, steps) = (call(permits, 1, WAIT_MAX), case.rate / permits);
         for step in 0..2 * steps {
@@ -74,7 +74,7 @@ impl<'a> Saturated<'a> {
     }
 
     fn step(&self, state: &mut State, asked: &Call) -> Answer {
-        let mut books = [(&mut state.book, self.subject.rules.clone())];
+        let mut books = [(&mut state.book, self.limiter_ref.rules.clone())];
         reserve(self.now, LEASE, &mut books, &mut state.order, asked)
     }
 

@@ -10,7 +10,7 @@ use http::{Request, Response};
 use weir::clock::Clock;
 use weir::config;
 use weir::limiter::Limiters;
-use weir::limiter::memory::MemoryStore;
+use weir::limiter::store::memory::MemoryStore;
 use weir::proxy::Proxy;
 use weir::proxy::bench::Routes;
 use weir::telemetry::{Metrics, Spans};

@@ -156,7 +156,7 @@ impl Dashboard {
                 "replicas": replicas::views(&state.limiters),
                 "configuration": &*state.config.config().hash,
                 "last_reload": config::last(&state.config),
-                "upstream_refusals": state.metrics.upstream_refusals(),
+                "upstream_rejections": state.metrics.upstream_rejections(),
             }),
         );
         *told = Some((Instant::now(), event.clone()));

@@ -14,9 +14,9 @@ use url::form_urlencoded;
 
 use super::response::{self, Response};
 use crate::config::units;
-use crate::limiter::limit::{Algorithm, LimiterName, OnStoreFailure};
-use crate::limiter::pause::{PAUSE_MAX, Reason};
-use crate::limiter::{Chosen, LimiterState, Limiters, NotFound, Partition, PauseState, replica_name};
+use crate::limiter::arithmetic::pause::{PAUSE_MAX, Reason};
+use crate::limiter::model::limit::{Algorithm, LimiterName, OnStoreFailure};
+use crate::limiter::{Inspection, LimiterStatus, Limiters, NotFound, Partition, PauseState, replica_name};
 
 /// The most of a body that is read, and for how long.
 const BODY_BYTES_MAX: usize = 1024;
@@ -177,16 +177,16 @@ async fn pause_for(body: impl Body<Data = Bytes, Error: Into<BoxError>>) -> Opti
     units::duration(&r#for).filter(|lasting| (Duration::from_millis(1)..=longest).contains(lasting))
 }
 
-async fn shown(limiters: &Limiters, chosen: &Chosen) -> Response {
+async fn shown(limiters: &Limiters, chosen: &Inspection) -> Response {
     response::document(&view(limiters, &chosen.inspect().await))
 }
 
-fn view<'state>(limiters: &Limiters, state: &'state LimiterState) -> LimiterView<'state> {
+fn view<'state>(limiters: &Limiters, state: &'state LimiterStatus) -> LimiterView<'state> {
     LimiterView::of(state, |replica| limiters.host_of(replica))
 }
 
 /// What a path and a query mean.
-fn choose(limiters: &Limiters, name: &str, query: Option<&str>) -> Result<Chosen, NotFound> {
+fn choose(limiters: &Limiters, name: &str, query: Option<&str>) -> Result<Inspection, NotFound> {
     let name = LimiterName::parse(name).ok_or(NotFound::Limiter)?;
     limiters.choose(&name, query.and_then(partition_of))
 }
@@ -207,7 +207,7 @@ fn partition_of(query: &str) -> Option<Partition> {
 }
 
 impl LimiterView<'_> {
-    fn of(state: &LimiterState, host_of: impl Fn(u64) -> Option<Arc<str>>) -> LimiterView<'_> {
+    fn of(state: &LimiterStatus, host_of: impl Fn(u64) -> Option<Arc<str>>) -> LimiterView<'_> {
         let limiter = &state.limiter;
         let paused = state.pause.map(|pause| PauseView::of(pause, host_of(pause.cause.replica)));
         let available = |index: usize| state.available.as_ref()?.get(index).copied();
@@ -263,10 +263,10 @@ fn millis(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::limit::{Limit, Limiter, Permits, QueueLimits};
-    use crate::limiter::pause::Cause;
+    use crate::limiter::arithmetic::pause::Cause;
+    use crate::limiter::model::limit::{Limit, Limiter, Permits, QueueLimits};
 
-    fn state(available: Option<Vec<u64>>) -> LimiterState {
+    fn state(available: Option<Vec<u64>>) -> LimiterStatus {
         let limit = Limit {
             rate: Permits::new(900).unwrap(),
             per: Duration::from_secs(60),
@@ -279,7 +279,7 @@ mod tests {
             on_store_failure: OnStoreFailure::Reject,
             ..Limiter::new(LimiterName::parse("github").unwrap(), vec![limit])
         };
-        LimiterState {
+        LimiterStatus {
             limiter: Arc::new(limiter),
             waiting: 3,
             granted: 40,
@@ -321,7 +321,7 @@ mod tests {
             (Reason::ByHand, json!({"reason": "by_hand"})),
         ] {
             let pause = PauseState { left: Duration::from_secs(28), cause: Cause { reason, replica: 0xa1 } };
-            let state = LimiterState { pause: Some(pause), ..state(None) };
+            let state = LimiterStatus { pause: Some(pause), ..state(None) };
             let host_of = |replica| (replica == 0xa1).then(|| "weir-2".into());
             let mut shown = json!(LimiterView::of(&state, host_of));
             let mut paused = shown["paused"].take();

@@ -143,8 +143,8 @@ mod tests {
     use crate::config::model::{self, Config, LogFormat, Secret, Store};
     use crate::config::{Handle, Loaded, Outcome, Problem};
     use crate::limiter::Limiters;
-    use crate::limiter::limit::{Algorithm, Limit, Limiter, LimiterName, Permits};
-    use crate::limiter::memory::MemoryStore;
+    use crate::limiter::model::limit::{Algorithm, Limit, Limiter, LimiterName, Permits};
+    use crate::limiter::store::memory::MemoryStore;
     use crate::telemetry::Metrics;
 
     struct Admin {

@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use regex::Regex;
 
 use crate::bearer::TokenDigest;
-use crate::limiter::limit::{Limiter, LimiterName, Permits};
+use crate::limiter::model::limit::{Limiter, LimiterName, Permits};
 
 /// A text that must not be shown: its `Debug` and `Display` say `***`.
 #[derive(Clone, PartialEq, Eq, Hash)]

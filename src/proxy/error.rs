@@ -9,8 +9,8 @@ use std::sync::Arc;
 use http::HeaderName;
 
 use super::outbound::HEAD_BYTES_MAX;
-use crate::limiter::limit::{Limiter, Permits};
-use crate::limiter::{GateError, Refusal};
+use crate::limiter::model::limit::{Limiter, Permits};
+use crate::limiter::{LimiterSetError, Refusal};
 
 /// Why a request was not forwarded, or its answer could not be.
 #[derive(Debug, thiserror::Error)]
@@ -233,6 +233,6 @@ pub enum ProxyBuildError {
         /// The route.
         route: Arc<str>,
         /// Why not.
-        source: GateError,
+        source: LimiterSetError,
     },
 }

@@ -33,7 +33,9 @@ use super::router::{Route, Table, Target};
 use super::upgrade::Tunnel;
 use super::upstream::{Lease, Ready};
 use crate::config::model::Http2;
-use crate::limiter::{Demand, Entered, Gate, Partition, Permit, Receipt, Refusal, Spoken, Ticket, Window};
+use crate::limiter::{
+    Demand, Entered, LimiterSet, Partition, Permit, Receipt, Refusal, Ticket, UpstreamSignal, Window,
+};
 use crate::telemetry::{Outcome, Part};
 
 /// A connection that is not open by then holds up no other permit: an upstream that does not answer must not stop a queue.
@@ -132,7 +134,7 @@ impl Plan {
     /// The attempts that its request has, if it has more than one.
     fn retries(&self, going: &Going) -> Option<Retries<'_>> {
         let rule = self.route.rule.retry.as_ref()?;
-        let waits = self.route.gate.as_ref().map_or(Duration::ZERO, Gate::wait_max);
+        let waits = self.route.gate.as_ref().map_or(Duration::ZERO, LimiterSet::wait_max);
         let waited = going.permit.as_ref().map_or(Duration::ZERO, Permit::waited);
         let wait = waits.min(self.demand.wait_max.unwrap_or(Duration::MAX)).saturating_sub(waited);
         Retries::of(rule, &going.head, wait).filter(|_| self.upgrade.is_none())
@@ -335,11 +337,11 @@ fn answered(plan: &Plan, response: &Response<Incoming>, receipt: Option<&Receipt
     metrics.upstream_answered(elapsed);
     let is_refusal = response::is_refusal(status, headers);
     if is_refusal {
-        metrics.upstream_refused(status.as_u16());
+        metrics.upstream_rejected(status.as_u16());
     }
     let (Some(receipt), Some(gate)) = (receipt, &plan.route.gate) else { return };
     if is_refusal || (receipt.follows_upstream() && Quota::is_reported(headers)) {
-        gate.hear(&plan.partitions, receipt, spoken(plan, status, headers, is_refusal));
+        gate.report_upstream(&plan.partitions, receipt, spoken(plan, status, headers, is_refusal));
     }
     let cost = rule.settle.as_ref().and_then(|settle| headers::cost_settled(status, headers, settle));
     if let Some(cost) = cost {
@@ -348,10 +350,10 @@ fn answered(plan: &Plan, response: &Response<Incoming>, receipt: Option<&Receipt
 }
 
 /// What an answer says of the upstream's quota.
-fn spoken(plan: &Plan, status: StatusCode, headers: &HeaderMap, is_refusal: bool) -> Spoken {
+fn spoken(plan: &Plan, status: StatusCode, headers: &HeaderMap, is_refusal: bool) -> UpstreamSignal {
     let quota = Quota::of(headers, SystemTime::now());
     if quota.nonsense > 0 {
-        plan.route.metrics.upstream_nonsense(quota.nonsense);
+        plan.route.metrics.upstream_invalid_quota_headers(quota.nonsense);
     }
     let windows = quota.windows.iter().filter_map(|window| {
         let Reported { limit, remaining, window: per, .. } = *window;
@@ -359,7 +361,7 @@ fn spoken(plan: &Plan, status: StatusCode, headers: &HeaderMap, is_refusal: bool
     });
     let asks = is_refusal && response::asks_for_pause(status, quota.wait.is_some());
     let refusal = asks.then(|| status.as_u16());
-    Spoken { refusal, wait: quota.wait.filter(|_| asks), windows: windows.collect() }
+    UpstreamSignal { refusal, wait: quota.wait.filter(|_| asks), windows: windows.collect() }
 }
 
 /// The upstream changes to another protocol, as the client asked it to.
@@ -409,7 +411,7 @@ fn traced<T>(record: &Record, part: Part, running: impl Future<Output = T>) -> i
 }
 
 /// Waits for the slot, and opens a connection shortly before it.
-async fn wait(plan: &Plan, gate: &Gate, mut ticket: Ticket) -> Result<(Permit, Ready), ProxyError> {
+async fn wait(plan: &Plan, gate: &LimiterSet, mut ticket: Ticket) -> Result<(Permit, Ready), ProxyError> {
     let refused = |refusal| refused(gate, refusal);
     let upstream = &plan.route.upstream;
     ticket.approaching().await;
@@ -440,7 +442,7 @@ async fn while_wanted<T>(
     }
 }
 
-fn refused(gate: &Gate, refusal: Refusal) -> ProxyError {
+fn refused(gate: &LimiterSet, refusal: Refusal) -> ProxyError {
     let limiter = gate.limiter(refusal.limiter());
     ProxyError::Refused { refusal, limiter }
 }

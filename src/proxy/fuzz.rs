@@ -13,7 +13,7 @@ use super::path::{self, Forms};
 use super::quota::{self, Quota};
 use super::router::strip;
 use crate::config::model::Cost;
-use crate::limiter::limit::Permits;
+use crate::limiter::model::limit::Permits;
 
 /// What a route is looked up by: however `/a` is spelt, whoever reads the path that way finds the same.
 ///

@@ -16,7 +16,7 @@ use super::error::ProxyError;
 use super::path;
 use super::router::{normalize_host, strip};
 use crate::config::model::{Cost, Route as Rule, Settle};
-use crate::limiter::limit::{Permits, RATE_MAX};
+use crate::limiter::model::limit::{Permits, RATE_MAX};
 
 /// How weir calls itself in `Via`. All replicas go by one name: a loop through a load balancer seldom comes
 /// back to the same replica.

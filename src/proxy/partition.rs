@@ -12,7 +12,7 @@ use url::form_urlencoded;
 use super::path;
 use crate::config::model::KeyPart;
 use crate::limiter::Partition;
-use crate::limiter::limit::LimiterName;
+use crate::limiter::model::limit::LimiterName;
 
 /// What of a request its partitions are made of.
 #[derive(Clone, Copy)]
@@ -88,7 +88,7 @@ mod tests {
     use super::Facts;
     use crate::config::model::KeyPart;
     use crate::limiter::Partition;
-    use crate::limiter::limit::LimiterName;
+    use crate::limiter::model::limit::LimiterName;
 
     /// What a part of a key finds in a request.
     fn value(part: &KeyPart, uri: &str, lines: &[&str]) -> Option<String> {

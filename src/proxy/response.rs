@@ -12,7 +12,7 @@ use super::headers::{self, Seen};
 use super::record::Record;
 use crate::clock::Micros;
 use crate::limiter::Refusal;
-use crate::limiter::limit::{Algorithm, Limit, Limiter, LimiterName};
+use crate::limiter::model::limit::{Algorithm, Limit, Limiter, LimiterName};
 use crate::telemetry::Outcome;
 
 /// In metrics and logs, of a request whose client left before there was an answer.
@@ -354,8 +354,8 @@ mod tests {
     use regex::Regex;
 
     use super::*;
-    use crate::limiter::limit::Permits;
-    use crate::limiter::windows::{CalendarWindows, Period};
+    use crate::limiter::arithmetic::calendar_windows::{CalendarWindows, Period};
+    use crate::limiter::model::limit::Permits;
 
     fn limit(label: &str, per: Duration, algorithm: Algorithm) -> Limit {
         Limit { rate: Permits::new(10).unwrap(), per, algorithm, label: label.into() }

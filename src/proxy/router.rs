@@ -15,7 +15,7 @@ use super::path::{self, Forms};
 use super::tls::Acceptor;
 use super::upstream::Upstream;
 use crate::config::model::{Clients, Config, HostMatch, Match, PathMatch, Route as Rule, Server};
-use crate::limiter::Gate;
+use crate::limiter::LimiterSet;
 use crate::telemetry::RouteMetrics;
 
 /// Names the requests that match no route, in metrics and logs: empty, because no route can be called so.
@@ -28,7 +28,7 @@ pub(crate) struct Route {
     /// Where it goes.
     pub(crate) upstream: Arc<Upstream>,
     /// Where its requests get their permits; without one they go at once.
-    pub(crate) gate: Option<Gate>,
+    pub(crate) gate: Option<LimiterSet>,
     /// Its series.
     pub(crate) metrics: RouteMetrics,
 }

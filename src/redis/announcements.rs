@@ -13,7 +13,7 @@ use tokio::time::{Instant, interval_at, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Micros;
-use crate::limiter::order::Room;
+use crate::limiter::arithmetic::queue_order::Freed;
 use crate::limiter::store::{Announcement, PauseStretch};
 use crate::redis::keys;
 use crate::redis::pool::Connections;
@@ -59,7 +59,7 @@ impl Announcements {
             let started = Instant::now();
             tokio::select! {
                 () = shutdown.cancelled() => return,
-                result = self.hear() => {
+                result = self.listen_once() => {
                     if let Err(error) = result {
                         tracing::debug!(%error, "announcements of the fleet are not heard");
                     }
@@ -85,7 +85,7 @@ impl Announcements {
     }
 
     /// Hears until the connection breaks.
-    async fn hear(&self) -> Result<(), RedisError> {
+    async fn listen_once(&self) -> Result<(), RedisError> {
         let Ok(connection) = timeout(self.connect_timeout, self.connect()).await else { return Ok(()) };
         let (mut sink, mut messages) = connection?.split();
         let mut pings = interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
@@ -123,8 +123,8 @@ fn decode_pause(text: &str) -> Option<Announcement> {
 /// `KEY ROOM_AT PERMITS`, as `reserve.lua` publishes it.
 fn decode_room(text: &str) -> Option<Announcement> {
     let (key, [at, permits]) = numbers_behind(text)?;
-    let room = Room { at: Micros(at), permits };
-    Some(Announcement::Room { queue: keys::queue_members(key)?, room })
+    let room = Freed { at: Micros(at), permits };
+    Some(Announcement::Freed { queue: keys::queue_members(key)?, room })
 }
 
 /// A key, which may hold spaces, and the numbers that follow it.
@@ -141,8 +141,8 @@ fn numbers_behind<const COUNT: usize>(text: &str) -> Option<(&str, [u64; COUNT])
 mod tests {
     use super::*;
     use crate::limiter::Partition;
-    use crate::limiter::limit::LimiterName;
-    use crate::limiter::pause::{Cause, Reason};
+    use crate::limiter::arithmetic::pause::{Cause, Reason};
+    use crate::limiter::model::limit::LimiterName;
 
     #[test]
     fn what_a_script_publishes_is_understood() {
@@ -150,8 +150,8 @@ mod tests {
         let text = format!("weir:{{a b}}:v1:queue:x+y:{tenant} 1800000000000000 3");
         let name = |text| LimiterName::parse(text).unwrap();
         let queue = vec![(name("x"), None), (name("y"), Some(tenant))];
-        let room = Room { at: Micros(1_800_000_000_000_000), permits: 3 };
-        assert_eq!(decode(&text), Some(Announcement::Room { queue, room }));
+        let room = Freed { at: Micros(1_800_000_000_000_000), permits: 3 };
+        assert_eq!(decode(&text), Some(Announcement::Freed { queue, room }));
         let stretch = PauseStretch { from: Micros(5), until: Micros(8) };
         let upstream = |status, is_named| Reason::Upstream { status, is_named };
         for (key, partition, told, reason) in [

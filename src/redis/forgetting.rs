@@ -6,10 +6,10 @@ use super::script::Script;
 use super::store::{Place, command_for, decode_answer, decode_epoch, write_command};
 use super::twin::RedisServer;
 use crate::clock::Micros;
-use crate::limiter::limit::LimiterName;
-use crate::limiter::reserve::{Answer, Call, Holding, Outcome, Run};
-use crate::limiter::rule::{Kind, Rule};
-use crate::limiter::store::{Epoch, Subject, Unknown, WriteBack};
+use crate::limiter::arithmetic::reserve::{Answer, Call, Holding, Outcome, Run};
+use crate::limiter::arithmetic::rule::{Kind, Rule};
+use crate::limiter::model::limit::LimiterName;
+use crate::limiter::store::{Epoch, LimiterRef, Unknown, WriteBack};
 
 const START: u64 = 1_800_000_000_000_000;
 const LEASE: Micros = Micros::from_millis(500);
@@ -19,7 +19,7 @@ const SECOND: u64 = 1_000_000;
 struct Fleet {
     connection: Connection,
     run: &'static str,
-    subject: Subject,
+    limiter_ref: LimiterRef,
     _server: RedisServer,
 }
 
@@ -32,14 +32,14 @@ impl Fleet {
             redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(&mut connection).unwrap();
         }
         let rule = Rule { rate: 10, window: Micros(10 * SECOND), cell: Micros::ONE, kind };
-        let subject = Subject {
+        let limiter_ref = LimiterRef {
             name: LimiterName::parse("a").unwrap(),
             partition: None,
             valid_until: None,
             group: "a".into(),
             rules: [rule].into(),
         };
-        Fleet { connection, run: "one", subject, _server: server }
+        Fleet { connection, run: "one", limiter_ref, _server: server }
     }
 
     /// Asks for permits that may wait for ten seconds, so many microseconds after the start.
@@ -66,10 +66,11 @@ impl Fleet {
     fn call(&mut self, after: u64, call: &Call) -> Answer {
         let place =
             Place { prefix: "p", epoch: "p:epoch", channel: "", call: 0, run: self.run, settle: LEASE };
-        let subjects = std::slice::from_ref(&self.subject);
-        let command = command_for(&Script::reserve(), place, Micros(START + after), LEASE, subjects, call);
+        let limiter_refs = std::slice::from_ref(&self.limiter_ref);
+        let command =
+            command_for(&Script::reserve(), place, Micros(START + after), LEASE, limiter_refs, call);
         let value: Value = command.query(&mut self.connection).unwrap();
-        decode_answer(&value, subjects, call).unwrap()
+        decode_answer(&value, limiter_refs, call).unwrap()
     }
 
     /// Begins an epoch, and goes by when it has settled.
@@ -84,13 +85,13 @@ impl Fleet {
         let place =
             Place { prefix: "p", epoch: "p:epoch", channel: "", call: 0, run: self.run, settle: LEASE };
         let command =
-            write_command(&Script::write_back(), place, Micros(START + after), &self.subject, write);
+            write_command(&Script::write_back(), place, Micros(START + after), &self.limiter_ref, write);
         decode_epoch(&command.query(&mut self.connection).unwrap()).unwrap()
     }
 
     /// Forgets what was used, for those who ask within the next minute.
     fn reset(&mut self, after: u64) -> Result<Epoch, redis::RedisError> {
-        let key = crate::redis::keys::limiter("p", &self.subject);
+        let key = crate::redis::keys::limiter("p", &self.limiter_ref);
         let mut command = Script::reset().command(&["p:epoch".to_owned(), key], 5);
         command.arg(START + after).arg(LEASE.0).arg(self.run).arg(0).arg(60 * SECOND);
         Ok(decode_epoch(&command.query(&mut self.connection)?).unwrap())
@@ -290,7 +291,7 @@ fn a_key_that_goes_alone_is_a_loss() {
     let first = fleet.begin(0);
     let answer = fleet.ask(SECOND, first, 4);
     assert_eq!(answer.lives_until, [Micros(START + 11 * SECOND)]);
-    let key = crate::redis::keys::limiter("p", &fleet.subject);
+    let key = crate::redis::keys::limiter("p", &fleet.limiter_ref);
     redis::cmd("DEL").arg(&key).exec(&mut fleet.connection).unwrap();
     let told = fleet.ask_who_saw(SECOND, 2 * SECOND, first, 1);
     assert_eq!(told.epoch.settles_until, Some(Micros(START + 2 * SECOND) + LEASE));
@@ -306,7 +307,7 @@ fn an_older_copy_is_a_loss() {
     let mut fleet = Fleet::new(Kind::Sliding);
     let first = fleet.begin(0);
     fleet.ask(SECOND, first, 4);
-    let key = crate::redis::keys::limiter("p", &fleet.subject);
+    let key = crate::redis::keys::limiter("p", &fleet.limiter_ref);
     let copy: Vec<u8> = redis::cmd("GET").arg(&key).query(&mut fleet.connection).unwrap();
     fleet.ask(2 * SECOND, first, 4);
     redis::cmd("SET").arg(&key).arg(copy).exec(&mut fleet.connection).unwrap();
@@ -377,15 +378,15 @@ fn resets_are_bounded() {
     fleet.begin(0);
     let partition = |index: usize| Some(crate::limiter::Partition::of([Some(index.to_string().as_bytes())]));
     for index in 0..64 {
-        fleet.subject.partition = partition(index);
+        fleet.limiter_ref.partition = partition(index);
         fleet.reset(SECOND).unwrap();
     }
-    fleet.subject.partition = partition(64);
+    fleet.limiter_ref.partition = partition(64);
     let refused = fleet.reset(SECOND).unwrap_err();
     assert!(refused.to_string().contains("64 resets"), "{refused}");
     // All of them at once takes the place of each, and time makes room.
-    fleet.subject.partition = None;
+    fleet.limiter_ref.partition = None;
     fleet.reset(SECOND).unwrap();
-    fleet.subject.partition = partition(64);
+    fleet.limiter_ref.partition = partition(64);
     fleet.reset(2 * SECOND).unwrap();
 }

@@ -4,10 +4,10 @@ use redis::Value;
 
 use super::store::{decode_answer, decode_epoch};
 use crate::clock::Micros;
-use crate::limiter::limit::LimiterName;
-use crate::limiter::reserve::{Call, Holding, Run};
-use crate::limiter::rule::{Kind, Rule};
-use crate::limiter::store::Subject;
+use crate::limiter::arithmetic::reserve::{Call, Holding, Run};
+use crate::limiter::arithmetic::rule::{Kind, Rule};
+use crate::limiter::model::limit::LimiterName;
+use crate::limiter::store::LimiterRef;
 
 /// An answer that is understood is one to the call.
 ///
@@ -17,13 +17,13 @@ pub fn script_reply(bytes: &[u8]) {
     let Some(name) = LimiterName::parse("a") else { return };
     let rule = Rule { rate: 10, window: Micros::from_millis(1000), cell: Micros::ONE, kind: Kind::Sliding };
     let rules = [rule.clone(), rule].into();
-    let subject = Subject { name, partition: None, group: "a".into(), rules, valid_until: None };
+    let limiter_ref = LimiterRef { name, partition: None, group: "a".into(), rules, valid_until: None };
     let call = Call {
         exchange: vec![Holding { slot: Micros::ONE, cost: 1, count: 2 }],
         runs: vec![Run { cost: 1, wait_max: Micros::ONE, count: 3 }],
         ..Call::default()
     };
-    let answer = decode_answer(&Value::BulkString(bytes.to_vec()), std::slice::from_ref(&subject), &call);
+    let answer = decode_answer(&Value::BulkString(bytes.to_vec()), std::slice::from_ref(&limiter_ref), &call);
     if let Some(answer) = answer {
         let (exchanged, outcomes) = (counts(&answer.exchanged), counts(&answer.outcomes));
         let is_whole = (exchanged, outcomes) == (Some(2), Some(3));

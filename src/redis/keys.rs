@@ -5,12 +5,12 @@
 //! Names of limiters hold neither `:` nor `+`, and partitions are hexadecimal, so no two keys can be confused.
 
 use crate::limiter::Partition;
-use crate::limiter::limit::LimiterName;
-use crate::limiter::store::Subject;
+use crate::limiter::model::limit::LimiterName;
+use crate::limiter::store::LimiterRef;
 
 /// The book of a limiter, or of one of its partitions.
-pub(super) fn limiter(prefix: &str, subject: &Subject) -> String {
-    format!("{prefix}:{{{}}}:v1:limiter:{}", subject.group, state(subject))
+pub(super) fn limiter(prefix: &str, limiter_ref: &LimiterRef) -> String {
+    format!("{prefix}:{{{}}}:v1:limiter:{}", limiter_ref.group, state(limiter_ref))
 }
 
 /// Whose book the key of one is, of a limiter or of one of its partitions.
@@ -18,18 +18,18 @@ pub(super) fn limiter_of(key: &str) -> Option<(LimiterName, Option<Partition>)> 
     member(key.rsplit_once(":v1:limiter:")?.1)
 }
 
-/// The order of the queue that takes all of `subjects` at once.
-pub(super) fn queue(prefix: &str, subjects: &[Subject]) -> String {
-    let group = subjects.first().map_or("", |subject| &subject.group);
-    let states: Vec<String> = subjects.iter().map(state).collect();
+/// The order of the queue that takes all of `limiter_refs` at once.
+pub(super) fn queue(prefix: &str, limiter_refs: &[LimiterRef]) -> String {
+    let group = limiter_refs.first().map_or("", |limiter_ref| &limiter_ref.group);
+    let states: Vec<String> = limiter_refs.iter().map(state).collect();
     format!("{prefix}:{{{group}}}:v1:queue:{}", states.join("+"))
 }
 
 /// Whose state it is: `NAME`, or `NAME:PARTITION`.
-fn state(subject: &Subject) -> String {
-    match &subject.partition {
-        Some(partition) => format!("{}:{partition}", subject.name),
-        None => subject.name.to_string(),
+fn state(limiter_ref: &LimiterRef) -> String {
+    match &limiter_ref.partition {
+        Some(partition) => format!("{}:{partition}", limiter_ref.name),
+        None => limiter_ref.name.to_string(),
     }
 }
 
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn a_partition_has_keys_of_its_own() {
         let name = |name: &str| LimiterName::parse(name).unwrap();
-        let subject = |text: &str, partition| Subject {
+        let limiter_ref = |text: &str, partition| LimiterRef {
             name: name(text),
             partition,
             group: "g".into(),
@@ -80,7 +80,7 @@ mod tests {
             valid_until: None,
         };
         let tenant = Partition::of([Some(&b"tenant"[..])]);
-        let (all, one) = (subject("all", None), subject("one", Some(tenant)));
+        let (all, one) = (limiter_ref("all", None), limiter_ref("one", Some(tenant)));
         assert_eq!(limiter("weir", &all), "weir:{g}:v1:limiter:all");
         assert_eq!(limiter("weir", &one), format!("weir:{{g}}:v1:limiter:one:{tenant}"));
         assert_eq!(limiter_of(&limiter("weir", &one)), Some((name("one"), Some(tenant))));

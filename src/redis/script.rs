@@ -53,7 +53,7 @@ impl Script {
     }
 
     /// Hears what an upstream said.
-    pub(super) fn hear() -> Script {
+    pub(super) fn report_upstream() -> Script {
         Script::new(source!("../../lua/scripts/report_upstream.lua"))
     }
 
@@ -63,7 +63,7 @@ impl Script {
     }
 
     /// Tells the fleet of a replica.
-    pub(super) fn attend() -> Script {
+    pub(super) fn register_replica() -> Script {
         Script::new(source!("../../lua/scripts/register_replica.lua"))
     }
 

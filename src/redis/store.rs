@@ -14,15 +14,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::Micros;
 use crate::config::model;
-use crate::limiter::book::{Generation, RETIMED_MAX};
-use crate::limiter::limit::LimiterName;
-use crate::limiter::order::Room;
-use crate::limiter::pause::{Cause, Lasting, PAUSE_MAX, PauseRequest, Reason};
-use crate::limiter::reserve::{Answer, Away, Call, Holding, Outcome, Violated};
-use crate::limiter::rule::{Kind, Rule};
+use crate::limiter::arithmetic::pause::{Cause, Lasting, PAUSE_MAX, PauseRequest, Reason};
+use crate::limiter::arithmetic::queue_order::Freed;
+use crate::limiter::arithmetic::reserve::{Answer, Call, Holding, Outcome, RetryDelay, Violated};
+use crate::limiter::arithmetic::rule::{Kind, Rule};
+use crate::limiter::arithmetic::state::{Generation, RETIMED_MAX};
+use crate::limiter::model::limit::LimiterName;
 use crate::limiter::store::{
-    Announcement, Epoch, Failure, Heard, Inspection, Reset, Said, Store, StoreError, Subject, Unknown,
-    WriteBack,
+    Announcement, Epoch, Failure, LimiterRef, ReportResult, Reset, StateView, Store, StoreError, Unknown,
+    UpstreamReport, WriteBack,
 };
 use crate::limiter::{COUNTS_FOR, Replica, printable};
 use crate::redis::announcements::Announcements;
@@ -62,12 +62,12 @@ const VIOLATED_LIMITS: u64 = 256;
 /// Limiter state in Redis: all of it, or on a Cluster that of one group.
 #[derive(Clone)]
 pub struct RedisStore {
-    shared: Arc<Shared>,
+    shared: Arc<StoreConnection>,
     part: Arc<Part>,
 }
 
 /// What all parts have in common.
-struct Shared {
+struct StoreConnection {
     connections: Connections,
     announcements: Announcements,
     circuits: Arc<Circuits>,
@@ -77,7 +77,7 @@ struct Shared {
     inspect: Script,
     epoch_keep: Script,
     write_back: Script,
-    attend: Script,
+    register_replica: Script,
     reset: Script,
     hear: Script,
     pause: Script,
@@ -90,14 +90,14 @@ struct Shared {
     metrics: StoreMetrics,
 }
 
-impl Shared {
+impl StoreConnection {
     fn script(&self, op: StoreOp) -> &Script {
         match op {
             StoreOp::Reserve => &self.reserve,
             StoreOp::Inspect => &self.inspect,
             StoreOp::Epoch | StoreOp::Ping => &self.epoch_keep,
             StoreOp::WriteBack => &self.write_back,
-            StoreOp::Attend => &self.attend,
+            StoreOp::Attend => &self.register_replica,
             StoreOp::Reset => &self.reset,
             StoreOp::Hear => &self.hear,
             StoreOp::Pause => &self.pause,
@@ -133,7 +133,7 @@ impl RedisStore {
         let circuits = Arc::new(Circuits::new(metrics.clone()));
         let epoch = (!connections.are_cluster()).then(|| keys::epoch(&settings.key_prefix, None));
         let part = Arc::new(Part { health: Health::new(circuits.clone()), epoch });
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(StoreConnection {
             connections,
             announcements,
             circuits,
@@ -142,9 +142,9 @@ impl RedisStore {
             inspect: Script::inspect(),
             epoch_keep: Script::epoch_keep(),
             write_back: Script::write_back(),
-            attend: Script::attend(),
+            register_replica: Script::register_replica(),
             reset: Script::reset(),
-            hear: Script::hear(),
+            hear: Script::report_upstream(),
             pause: Script::pause(),
             prefix: settings.key_prefix.clone(),
             addresses: settings.servers.addresses(),
@@ -177,10 +177,15 @@ impl RedisStore {
         let part = self.part(GROUP).unwrap_or_else(|| Arc::new(self.clone()));
         let name = LimiterName::parse(GROUP).ok_or(NO_PART)?;
         let rule = Rule { rate: 1, window: Micros::from_millis(1), cell: Micros::ONE, kind: Kind::Sliding };
-        let subject =
-            Subject { name, partition: None, group: GROUP.into(), rules: [rule].into(), valid_until: None };
+        let limiter_ref = LimiterRef {
+            name,
+            partition: None,
+            group: GROUP.into(),
+            rules: [rule].into(),
+            valid_until: None,
+        };
         let me = Replica { version: "check".into(), ..Replica::new(1) };
-        let (subjects, call) = (Arc::from([subject.clone()]), Arc::default());
+        let (limiter_refs, call) = (Arc::from([limiter_ref.clone()]), Arc::default());
         let write = WriteBack {
             replica: me.id,
             unknown: Unknown::Lost,
@@ -191,11 +196,12 @@ impl RedisStore {
             entries: Vec::new(),
         };
         part.epoch(0).await?;
-        part.reserve(&subjects, &call).await.map_err(|failure| failure.error)?;
-        part.inspect(&subject).await?;
-        part.write_back(&subject, &write).await?;
-        part.hear(&subject, &Said { replica: me.id, ..Said::default() }).await?;
-        self.attend(&me, true).await?;
+        part.reserve(&limiter_refs, &call).await.map_err(|failure| failure.error)?;
+        part.inspect(&limiter_ref).await?;
+        part.write_back(&limiter_ref, &write).await?;
+        part.report_upstream(&limiter_ref, &UpstreamReport { replica: me.id, ..UpstreamReport::default() })
+            .await?;
+        self.register_replica(&me, true).await?;
         // Nobody understands it. A script that may not publish goes on without.
         let mut publish = redis::cmd("PUBLISH");
         publish.arg(self.shared.announcements.channel()).arg("");
@@ -396,27 +402,27 @@ fn is_misplaced(error: &RedisError) -> bool {
 impl Store for RedisStore {
     fn reserve<'a>(
         &'a self,
-        subjects: &'a Arc<[Subject]>,
+        limiter_refs: &'a Arc<[LimiterRef]>,
         call: &'a Arc<Call>,
     ) -> BoxFuture<'a, Result<Answer, Failure>> {
         async move {
-            let (Some(first), true) = (subjects.first(), self.part.epoch.is_some()) else {
+            let (Some(first), true) = (limiter_refs.first(), self.part.epoch.is_some()) else {
                 return Err(NO_PART.into());
             };
             let requests: u64 = call.runs.iter().map(|run| run.count).sum();
             self.shared.metrics.batch_size(usize::try_from(requests).unwrap_or(usize::MAX));
             let number = self.shared.calls.fetch_add(1, Ordering::Relaxed) + 1;
-            let (store, subjects, call) = (self.clone(), subjects.clone(), call.clone());
+            let (store, limiter_refs, call) = (self.clone(), limiter_refs.clone(), call.clone());
             let decode = {
-                let (subjects, call) = (subjects.clone(), call.clone());
-                move |value: &Value| decode_answer(value, &subjects, &call)
+                let (limiter_refs, call) = (limiter_refs.clone(), call.clone());
+                move |value: &Value| decode_answer(value, &limiter_refs, &call)
             };
             let command = move |run: &str| {
-                let Shared { reserve, prefix, announcements, .. } = &*store.shared;
+                let StoreConnection { reserve, prefix, announcements, .. } = &*store.shared;
                 let epoch = store.part.epoch.as_deref().unwrap_or_default();
                 let channel = announcements.channel();
                 let place = Place { prefix, epoch, channel, call: number, run, settle: SETTLE };
-                command_for(reserve, place, Micros::ZERO, LEASE, &subjects, &call)
+                command_for(reserve, place, Micros::ZERO, LEASE, &limiter_refs, &call)
             };
             match self.call_on(StoreOp::Reserve, first.name.clone(), command).await {
                 Ok(value) => decode(&value).ok_or(StoreError::Malformed("reserve").into()),
@@ -429,15 +435,15 @@ impl Store for RedisStore {
         .boxed()
     }
 
-    fn inspect<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Inspection, StoreError>> {
+    fn inspect<'a>(&'a self, limiter_ref: &'a LimiterRef) -> BoxFuture<'a, Result<StateView, StoreError>> {
         async move {
             let command = |_: &str| {
                 let epoch = self.part.epoch.clone().unwrap_or_default();
-                inspect_command(&self.shared.inspect, &self.shared.prefix, &epoch, Micros::ZERO, subject)
+                inspect_command(&self.shared.inspect, &self.shared.prefix, &epoch, Micros::ZERO, limiter_ref)
             };
-            let owner = subject.name.as_str();
+            let owner = limiter_ref.name.as_str();
             let value = self.call(StoreOp::Inspect, owner, command).await?;
-            decode_inspection(&value, subject).ok_or(StoreError::Malformed("inspect"))
+            decode_inspection(&value, limiter_ref).ok_or(StoreError::Malformed("inspect"))
         }
         .boxed()
     }
@@ -453,12 +459,12 @@ impl Store for RedisStore {
         .boxed()
     }
 
-    fn reset<'a>(&'a self, subject: &'a Subject) -> BoxFuture<'a, Result<Epoch, StoreError>> {
+    fn reset<'a>(&'a self, limiter_ref: &'a LimiterRef) -> BoxFuture<'a, Result<Epoch, StoreError>> {
         async move {
             let Some(epoch) = &self.part.epoch else { return Err(NO_PART) };
-            let longest = subject.rules.iter().map(Rule::seen_for).max().unwrap_or_default();
+            let longest = limiter_ref.rules.iter().map(Rule::seen_for).max().unwrap_or_default();
             let command = |run: &str| {
-                let keys = [epoch.clone(), keys::limiter(&self.shared.prefix, subject)];
+                let keys = [epoch.clone(), keys::limiter(&self.shared.prefix, limiter_ref)];
                 let mut command = self.shared.reset.command(&keys, 5);
                 command.arg(0).arg(SETTLE.0).arg(run).arg(0).arg((longest + RETIMED_MAX).0);
                 command
@@ -469,16 +475,20 @@ impl Store for RedisStore {
         .boxed()
     }
 
-    fn hear<'a>(&'a self, subject: &'a Subject, said: &'a Said) -> BoxFuture<'a, Result<Heard, StoreError>> {
+    fn report_upstream<'a>(
+        &'a self,
+        limiter_ref: &'a LimiterRef,
+        said: &'a UpstreamReport,
+    ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
         async move {
             let Some(epoch) = &self.part.epoch else { return Err(NO_PART) };
             let command = |run: &str| {
-                let Shared { hear, prefix, announcements, .. } = &*self.shared;
+                let StoreConnection { hear, prefix, announcements, .. } = &*self.shared;
                 let channel = announcements.channel();
                 let place = Place { prefix, epoch, channel, call: 0, run, settle: SETTLE };
-                hear_command(hear, place, Micros::ZERO, LEASE, subject, said)
+                hear_command(hear, place, Micros::ZERO, LEASE, limiter_ref, said)
             };
-            let value = self.call(StoreOp::Hear, subject.name.as_str(), command).await?;
+            let value = self.call(StoreOp::Hear, limiter_ref.name.as_str(), command).await?;
             decode_heard(&value).ok_or(StoreError::Malformed("hear"))
         }
         .boxed()
@@ -486,17 +496,17 @@ impl Store for RedisStore {
 
     fn pause<'a>(
         &'a self,
-        subject: &'a Subject,
+        limiter_ref: &'a LimiterRef,
         lasting: Micros,
         replica: u64,
-    ) -> BoxFuture<'a, Result<Heard, StoreError>> {
+    ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
         async move {
             let Some(epoch) = &self.part.epoch else { return Err(NO_PART) };
             let command = |run: &str| {
-                let Shared { pause, prefix, announcements, .. } = &*self.shared;
+                let StoreConnection { pause, prefix, announcements, .. } = &*self.shared;
                 let channel = announcements.channel();
                 let place = Place { prefix, epoch, channel, call: 0, run, settle: SETTLE };
-                pause_command(pause, place, Micros::ZERO, subject, lasting, replica)
+                pause_command(pause, place, Micros::ZERO, limiter_ref, lasting, replica)
             };
             let value = self.call(StoreOp::Pause, KEEPER, command).await?;
             decode_heard(&value).ok_or(StoreError::Malformed("pause"))
@@ -506,15 +516,15 @@ impl Store for RedisStore {
 
     fn write_back<'a>(
         &'a self,
-        subject: &'a Subject,
+        limiter_ref: &'a LimiterRef,
         write: &'a WriteBack,
     ) -> BoxFuture<'a, Result<Epoch, StoreError>> {
         async move {
             let Some(epoch) = &self.part.epoch else { return Err(NO_PART) };
             let command = |run: &str| {
-                let Shared { write_back, prefix, .. } = &*self.shared;
+                let StoreConnection { write_back, prefix, .. } = &*self.shared;
                 let place = Place { prefix, epoch, channel: "", call: 0, run, settle: SETTLE };
-                write_command(write_back, place, Micros::ZERO, subject, write)
+                write_command(write_back, place, Micros::ZERO, limiter_ref, write)
             };
             let value = self.call(StoreOp::WriteBack, KEEPER, command).await?;
             decode_epoch(&value).ok_or(StoreError::Malformed("write_back"))
@@ -522,20 +532,21 @@ impl Store for RedisStore {
         .boxed()
     }
 
-    fn attend<'a>(
+    fn register_replica<'a>(
         &'a self,
         me: &'a Replica,
         leaves: bool,
     ) -> BoxFuture<'a, Result<Vec<Replica>, StoreError>> {
         async move {
             let command = |_: &str| {
-                let mut command = self.shared.attend.command(&[keys::replicas(&self.shared.prefix)], 7);
+                let mut command =
+                    self.shared.register_replica.command(&[keys::replicas(&self.shared.prefix)], 7);
                 command.arg(0).arg(Micros::from(COUNTS_FOR).0).arg(me.id);
                 command.arg(&*me.version).arg(&*me.configuration).arg(&*me.host).arg(u8::from(leaves));
                 command
             };
             let value = self.call(StoreOp::Attend, KEEPER, command).await?;
-            decode_replicas(value).ok_or(StoreError::Malformed("attend"))
+            decode_replicas(value).ok_or(StoreError::Malformed("register_replica"))
         }
         .boxed()
     }
@@ -553,7 +564,7 @@ impl Store for RedisStore {
     }
 
     fn part(&self, group: &str) -> Option<Arc<dyn Store>> {
-        let Shared { connections, circuits, prefix, parts, .. } = &*self.shared;
+        let StoreConnection { connections, circuits, prefix, parts, .. } = &*self.shared;
         connections.are_cluster().then(|| -> Arc<dyn Store> {
             let (health, epoch) = (Health::new(circuits.clone()), Some(keys::epoch(prefix, Some(group))));
             let part = Arc::new(Part { health, epoch });
@@ -584,20 +595,21 @@ pub(super) fn command_for(
     place: Place<'_>,
     now: Micros,
     lease: Micros,
-    subjects: &[Subject],
+    limiter_refs: &[LimiterRef],
     call: &Call,
 ) -> Cmd {
-    let mut keys: Vec<String> = subjects.iter().map(|subject| keys::limiter(place.prefix, subject)).collect();
-    keys.push(keys::queue(place.prefix, subjects));
+    let mut keys: Vec<String> =
+        limiter_refs.iter().map(|limiter_ref| keys::limiter(place.prefix, limiter_ref)).collect();
+    keys.push(keys::queue(place.prefix, limiter_refs));
     keys.push(place.epoch.to_owned());
     let holdings = call.give_back.len() + call.exchange.len();
-    let mut command = script.command(&keys, 14 + 3 * (subjects.len() + holdings + call.runs.len()));
+    let mut command = script.command(&keys, 14 + 3 * (limiter_refs.len() + holdings + call.runs.len()));
     command.arg(now.0).arg(lease.0).arg(call.room);
     command.arg(call.give_back.len()).arg(call.exchange.len()).arg(call.runs.len()).arg(call.replica);
     command.arg(call.exchange_wait.0).arg(call.spare).arg(place.channel).arg(place.call);
     command.arg(place.run).arg(place.settle.0).arg(call.epoch);
-    for (index, subject) in subjects.iter().enumerate() {
-        command.arg(rules_text(subject)).arg(call.known.get(index).copied().unwrap_or_default());
+    for (index, limiter_ref) in limiter_refs.iter().enumerate() {
+        command.arg(rules_text(limiter_ref)).arg(call.known.get(index).copied().unwrap_or_default());
         command.arg(call.seen.get(index).copied().unwrap_or_default().0);
     }
     for Holding { slot, cost, count } in call.give_back.iter().chain(&call.exchange) {
@@ -614,17 +626,17 @@ pub(super) fn write_command(
     script: &Script,
     place: Place<'_>,
     now: Micros,
-    subject: &Subject,
+    limiter_ref: &LimiterRef,
     write: &WriteBack,
 ) -> Cmd {
-    let keys = [place.epoch.to_owned(), keys::limiter(place.prefix, subject)];
+    let keys = [place.epoch.to_owned(), keys::limiter(place.prefix, limiter_ref)];
     let mut command = script.command(&keys, 12 + 2 * write.entries.len());
     command.arg(now.0).arg(place.settle.0).arg(place.run).arg(LEASE.0).arg(write.replica).arg(write.number);
     let (kind, since) = match write.unknown {
         Unknown::Lost => (1, Micros::ZERO),
         Unknown::Away(since) => (2, since),
     };
-    command.arg(write.seen).arg(rules_text(subject)).arg(write.known).arg(kind).arg(since.0);
+    command.arg(write.seen).arg(rules_text(limiter_ref)).arg(write.known).arg(kind).arg(since.0);
     command.arg(write.sent.0);
     for (ago, permits) in &write.entries {
         command.arg(*ago).arg(*permits);
@@ -638,13 +650,13 @@ pub(super) fn hear_command(
     place: Place<'_>,
     now: Micros,
     lease: Micros,
-    subject: &Subject,
-    said: &Said,
+    limiter_ref: &LimiterRef,
+    said: &UpstreamReport,
 ) -> Cmd {
-    let keys = [place.epoch.to_owned(), keys::limiter(place.prefix, subject)];
+    let keys = [place.epoch.to_owned(), keys::limiter(place.prefix, limiter_ref)];
     let mut command = script.command(&keys, 16 + 2 * said.refused.len() + 5 * said.remaining.len());
     command.arg(now.0).arg(place.settle.0).arg(place.run).arg(said.known).arg(lease.0).arg(said.replica);
-    command.arg(rules_text(subject)).arg(place.channel);
+    command.arg(rules_text(limiter_ref)).arg(place.channel);
     let PauseRequest { wait, fallback, max, sent_ago, jitter, status } = said.pause.unwrap_or_default();
     // No time at all is a microsecond: nothing else tells that an instant was named.
     let wait = wait.map_or(Micros::ZERO, |wait| wait.max(Micros::ONE));
@@ -669,11 +681,11 @@ pub(super) fn pause_command(
     script: &Script,
     place: Place<'_>,
     now: Micros,
-    subject: &Subject,
+    limiter_ref: &LimiterRef,
     lasting: Micros,
     replica: u64,
 ) -> Cmd {
-    let keys = [place.epoch.to_owned(), keys::limiter(place.prefix, subject)];
+    let keys = [place.epoch.to_owned(), keys::limiter(place.prefix, limiter_ref)];
     let mut command = script.command(&keys, 8);
     command.arg(now.0).arg(place.settle.0).arg(place.run).arg(0).arg(lasting.0).arg(PAUSE_MAX.0);
     command.arg(place.channel).arg(replica);
@@ -686,17 +698,17 @@ pub(super) fn inspect_command(
     prefix: &str,
     epoch: &str,
     now: Micros,
-    subject: &Subject,
+    limiter_ref: &LimiterRef,
 ) -> Cmd {
-    let mut command = script.command(&[keys::limiter(prefix, subject), epoch.to_owned()], 2);
-    command.arg(now.0).arg(rules_text(subject));
+    let mut command = script.command(&[keys::limiter(prefix, limiter_ref), epoch.to_owned()], 2);
+    command.arg(now.0).arg(rules_text(limiter_ref));
     command
 }
 
 /// Rules as `calendar.lua` reads them.
-fn rules_text(subject: &Subject) -> String {
+fn rules_text(limiter_ref: &LimiterRef) -> String {
     let mut text = String::new();
-    for rule in subject.rules.iter() {
+    for rule in limiter_ref.rules.iter() {
         if !text.is_empty() {
             text.push(';');
         }
@@ -751,19 +763,19 @@ impl Numbers {
 }
 
 /// The answer of `reserve.lua`, if it is one, and one to this call.
-pub(super) fn decode_answer(value: &Value, subjects: &[Subject], call: &Call) -> Option<Answer> {
+pub(super) fn decode_answer(value: &Value, limiter_refs: &[LimiterRef], call: &Call) -> Option<Answer> {
     let mut numbers = Numbers::unpack(value)?;
     let now = Micros(numbers.take()?);
     let mut answer = Answer { now, epoch: take_epoch(now, &mut numbers)?, ..Answer::default() };
-    for subject in subjects {
+    for limiter_ref in limiter_refs {
         let (number, void_from, before) = (numbers.take()?, Micros(numbers.take()?), numbers.take()?);
         answer.generations.push(Generation { number, void_from, before });
-        answer.available.push(subject.rules.iter().map(|_| numbers.take()).collect::<Option<_>>()?);
+        answer.available.push(limiter_ref.rules.iter().map(|_| numbers.take()).collect::<Option<_>>()?);
         answer.paused.push(Micros(numbers.take()?));
         answer.lives_until.push(Micros(numbers.take()?));
     }
     answer.last = Micros(numbers.take()?);
-    let room = Room { at: Micros(numbers.take()?), permits: numbers.take()? };
+    let room = Freed { at: Micros(numbers.take()?), permits: numbers.take()? };
     answer.room = Some(room).filter(|room| room.permits > 0);
     if answer.epoch.settles_until.is_some() {
         return numbers.is_empty().then_some(answer);
@@ -795,11 +807,11 @@ fn take_epoch(now: Micros, numbers: &mut Numbers) -> Option<Epoch> {
     Some(Epoch { now, id, settles_until, reset_at: Micros(numbers.take()?) })
 }
 
-/// The answer of `attend.lua`. Others have written that: no more of it is taken than can be shown.
+/// The answer of `register_replica.lua`. ExternalUsage have written that: no more of it is taken than can be shown.
 fn decode_replicas(value: Value) -> Option<Vec<Replica>> {
-    type Told = (u64, u64, String, String, String);
-    let replicas: Vec<Told> = redis::from_redis_value(value).ok()?;
-    let replica = |(id, seen_ago_micros, version, configuration, host): Told| Replica {
+    type CallOutcome = (u64, u64, String, String, String);
+    let replicas: Vec<CallOutcome> = redis::from_redis_value(value).ok()?;
+    let replica = |(id, seen_ago_micros, version, configuration, host): CallOutcome| Replica {
         id,
         version: printable(&version),
         configuration: printable(&configuration),
@@ -810,14 +822,14 @@ fn decode_replicas(value: Value) -> Option<Vec<Replica>> {
 }
 
 /// The answer of `inspect.lua`.
-pub(super) fn decode_inspection(value: &Value, subject: &Subject) -> Option<Inspection> {
+pub(super) fn decode_inspection(value: &Value, limiter_ref: &LimiterRef) -> Option<StateView> {
     let mut numbers = Numbers::new(value)?;
     let (now, last) = (Micros(numbers.take()?), Micros(numbers.take()?));
     let until = Micros(numbers.take()?);
     let cause = cause_of(numbers.take()?, numbers.take()?, numbers.take()?);
     let pause = if until > now { Some(Lasting { until, cause: cause? }) } else { None };
-    let available = subject.rules.iter().map(|_| numbers.take()).collect::<Option<_>>()?;
-    Some(Inspection { now, last, pause, available })
+    let available = limiter_ref.rules.iter().map(|_| numbers.take()).collect::<Option<_>>()?;
+    Some(StateView { now, last, pause, available })
 }
 
 /// Why a limiter is paused, as scripts tell it: the status of the answer that refused, zero by hand, and whether that named the
@@ -856,20 +868,20 @@ pub(super) fn decode_epoch(value: &Value) -> Option<Epoch> {
 }
 
 /// The answer of `hear.lua`, and of `pause.lua`, which charges nothing.
-pub(super) fn decode_heard(value: &Value) -> Option<Heard> {
+pub(super) fn decode_heard(value: &Value) -> Option<ReportResult> {
     let mut numbers = Numbers::new(value)?;
     let now = Micros(numbers.take()?);
     let (epoch, paused_until) = (take_epoch(now, &mut numbers)?, Micros(numbers.take()?));
-    Some(Heard { epoch, paused_until, drift: numbers.take().unwrap_or_default() })
+    Some(ReportResult { epoch, paused_until, drift: numbers.take().unwrap_or_default() })
 }
 
-fn away(delay: Micros, numbers: &mut Numbers) -> Option<Away> {
+fn away(delay: Micros, numbers: &mut Numbers) -> Option<RetryDelay> {
     let (told, violated) = (Micros(numbers.take()?), numbers.take()?);
     let violated = Violated {
         limiter: usize::try_from(violated / VIOLATED_LIMITS).ok()?,
         limit: usize::try_from(violated % VIOLATED_LIMITS).ok()?,
     };
-    Some(Away { delay, told, violated })
+    Some(RetryDelay { delay, told, violated })
 }
 
 fn total(mut counts: impl Iterator<Item = u64>) -> Option<u64> {

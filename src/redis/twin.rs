@@ -16,16 +16,16 @@ use super::store::{
 };
 use crate::clock::{Clock, Micros};
 use crate::limiter::Partition;
-use crate::limiter::book::Book;
-use crate::limiter::limit::LimiterName;
-use crate::limiter::memory::MemoryStore;
-use crate::limiter::order::QueueOrder;
-use crate::limiter::others::Remaining;
-use crate::limiter::pause::PauseRequest;
-use crate::limiter::reserve::{self, Answer, Call, Holding, Outcome, Run, reserve};
-use crate::limiter::rule::{Kind, Rule};
-use crate::limiter::store::{Heard, Inspection, Said, Subject};
-use crate::limiter::windows::Stretch;
+use crate::limiter::arithmetic::calendar_windows::Stretch;
+use crate::limiter::arithmetic::external_usage::Remaining;
+use crate::limiter::arithmetic::pause::PauseRequest;
+use crate::limiter::arithmetic::queue_order::QueueOrder;
+use crate::limiter::arithmetic::reserve::{self, Answer, Call, Holding, Outcome, Run, reserve};
+use crate::limiter::arithmetic::rule::{Kind, Rule};
+use crate::limiter::arithmetic::state::LimiterState;
+use crate::limiter::model::limit::LimiterName;
+use crate::limiter::store::memory::MemoryStore;
+use crate::limiter::store::{LimiterRef, ReportResult, StateView, UpstreamReport};
 
 /// The tested instants: the age of the epoch makes numbers as large as they really are.
 const START: u64 = 1_800_000_000_000_000;
@@ -75,7 +75,7 @@ impl Drop for RedisServer {
 enum Step {
     Advance(u64),
     Reserve {
-        subjects: usize,
+        limiter_refs: usize,
         runs: Vec<(u64, u64, u64)>,
         room: u64,
         spare: u64,
@@ -93,7 +93,7 @@ enum Step {
     Replica(u64),
     /// An upstream says something of the quota of one limiter.
     Hear {
-        subject: usize,
+        limiter_ref: usize,
         pause: Option<PauseRequest>,
         refused: Vec<(u64, u64)>,
         cost: u64,
@@ -163,11 +163,11 @@ fn step() -> impl Strategy<Value = Step> {
         3 => prop_oneof![0..3_u64, 0..2_000_000_u64, Just(600_000), Just(10_000_000), Just(1_000_000_000)]
             .prop_map(Step::Advance),
         6 => (1..=2_usize, prop::collection::vec(run, 0..4), 0..30_u64, prop_oneof![Just(0), 0..500_u64])
-            .prop_map(|(subjects, runs, room, spare)| Step::Reserve { subjects, runs, room, spare }),
+            .prop_map(|(limiter_refs, runs, room, spare)| Step::Reserve { limiter_refs, runs, room, spare }),
         2 => (any::<usize>(), 1..5_u64).prop_map(|(holding, count)| Step::GiveBack { holding, count }),
         1 => any::<usize>().prop_map(|rules| Step::Change { rules }),
         1 => (1..4_u64).prop_map(Step::Replica),
-        1 => hear(),
+        1 => report_upstream(),
     ]
 }
 
@@ -185,14 +185,20 @@ fn pause_request() -> impl Strategy<Value = PauseRequest> {
     })
 }
 
-fn hear() -> impl Strategy<Value = Step> {
+fn report_upstream() -> impl Strategy<Value = Step> {
     let pause = prop::option::of(pause_request());
     let refused = prop::collection::vec((slot_ago(), 1..20_u64), 0..3);
     let cost = prop_oneof![3 => Just(0), 1 => 1..20_u64];
     let remaining = prop::option::of((0..30_u64, 1..20_000_000_u64, slot_ago(), 0..1_000_000_u64));
-    (0..2_usize, pause, refused, cost, remaining).prop_map(|(subject, pause, refused, cost, remaining)| {
-        Step::Hear { subject, pause, refused, cost, remaining }
-    })
+    (0..2_usize, pause, refused, cost, remaining).prop_map(
+        |(limiter_ref, pause, refused, cost, remaining)| Step::Hear {
+            limiter_ref,
+            pause,
+            refused,
+            cost,
+            remaining,
+        },
+    )
 }
 
 /// How long ago a slot was; most limits look further back.
@@ -204,8 +210,8 @@ fn slot_ago() -> impl Strategy<Value = u64> {
 struct Model {
     now: Micros,
     replica: u64,
-    subjects: Vec<Subject>,
-    books: Vec<Book>,
+    limiter_refs: Vec<LimiterRef>,
+    books: Vec<LimiterState>,
     /// Until when callers were told that each is there.
     lives_until: Vec<Micros>,
     orders: BTreeMap<usize, QueueOrder>,
@@ -216,7 +222,7 @@ struct Model {
 
 impl Model {
     fn new(first: usize) -> Model {
-        let subject = |name: &str, index| Subject {
+        let limiter_ref = |name: &str, index| LimiterRef {
             name: LimiterName::parse(name).unwrap(),
             partition: None,
             valid_until: None,
@@ -226,8 +232,8 @@ impl Model {
         Model {
             now: Micros(START),
             replica: 1,
-            subjects: vec![subject("a", first), subject("b", first + 1)],
-            books: vec![Book::default(), Book::default()],
+            limiter_refs: vec![limiter_ref("a", first), limiter_ref("b", first + 1)],
+            books: vec![LimiterState::default(), LimiterState::default()],
             lives_until: vec![Micros::ZERO; 2],
             orders: BTreeMap::new(),
             known: BTreeMap::new(),
@@ -240,7 +246,7 @@ impl Model {
         let mut books: Vec<_> = self
             .books
             .iter_mut()
-            .zip(&self.subjects)
+            .zip(&self.limiter_refs)
             .take(count)
             .map(|(b, s)| (b, s.rules.clone()))
             .collect();
@@ -260,42 +266,42 @@ impl Model {
         *lives_until = book.expires().max(*lives_until);
         let told = *lives_until;
         if told <= self.now {
-            (*book, *lives_until) = (Book::default(), Micros::ZERO);
+            (*book, *lives_until) = (LimiterState::default(), Micros::ZERO);
         }
         told
     }
 
-    fn hear(&mut self, index: usize, said: &Said) -> Heard {
-        let (book, subject) = (&mut self.books[index], &self.subjects[index]);
-        book.open(self.now, &subject.rules, LEASE, said.replica);
-        let heard = reserve::hear(book, self.now, LEASE, subject, said);
+    fn report_upstream(&mut self, index: usize, said: &UpstreamReport) -> ReportResult {
+        let (book, limiter_ref) = (&mut self.books[index], &self.limiter_refs[index]);
+        book.open(self.now, &limiter_ref.rules, LEASE, said.replica);
+        let heard = reserve::report_upstream(book, self.now, LEASE, limiter_ref, said);
         self.keep(index);
         heard
     }
 
-    fn inspect(&self, index: usize) -> Inspection {
-        let (now, book, subject) = (self.now, &self.books[index], &self.subjects[index]);
+    fn inspect(&self, index: usize) -> StateView {
+        let (now, book, limiter_ref) = (self.now, &self.books[index], &self.limiter_refs[index]);
         let last = book.calendar().last().unwrap_or_default();
-        Inspection { now, last, pause: book.pause(now), available: book.available(now, &subject.rules) }
+        StateView { now, last, pause: book.pause(now), available: book.available(now, &limiter_ref.rules) }
     }
 }
 
 /// Compares on both sides what is heard of an upstream.
-fn both_hear(model: &mut Model, connection: &mut redis::Connection, index: usize, said: &Said) {
-    let expected = model.hear(index, said);
+fn both_hear(model: &mut Model, connection: &mut redis::Connection, index: usize, said: &UpstreamReport) {
+    let expected = model.report_upstream(index, said);
     let place =
         Place { prefix: "model", epoch: "model:epoch", channel: "", call: 0, run: "", settle: Micros::ZERO };
-    let script = Script::hear();
-    let command = hear_command(&script, place, model.now, LEASE, &model.subjects[index], said);
+    let script = Script::report_upstream();
+    let command = hear_command(&script, place, model.now, LEASE, &model.limiter_refs[index], said);
     let heard = decode_heard(&command.query(connection).unwrap());
     assert_eq!(heard, Some(expected), "{said:?}");
-    let shown = inspect(connection, model.now, &model.subjects[index]);
+    let shown = inspect(connection, model.now, &model.limiter_refs[index]);
     assert_eq!(shown, model.inspect(index), "{said:?}");
 }
 
-fn inspect(connection: &mut redis::Connection, now: Micros, subject: &Subject) -> Inspection {
-    let command = inspect_command(&Script::inspect(), "model", "model:epoch", now, subject);
-    decode_inspection(&command.query(connection).unwrap(), subject).expect("a well-formed answer")
+fn inspect(connection: &mut redis::Connection, now: Micros, limiter_ref: &LimiterRef) -> StateView {
+    let command = inspect_command(&Script::inspect(), "model", "model:epoch", now, limiter_ref);
+    decode_inspection(&command.query(connection).unwrap(), limiter_ref).expect("a well-formed answer")
 }
 
 /// Compares one call on both sides and returns the common answer.
@@ -307,11 +313,11 @@ fn both(model: &mut Model, connection: &mut redis::Connection, count: usize, cal
         Place { prefix: "model", epoch: "model:epoch", channel: "", call: 0, run: "", settle: Micros::ZERO },
         model.now,
         LEASE,
-        &model.subjects[..count],
+        &model.limiter_refs[..count],
         call,
     );
     let value: redis::Value = command.query(connection).unwrap();
-    let answer = decode_answer(&value, &model.subjects[..count], call).expect("a well-formed answer");
+    let answer = decode_answer(&value, &model.limiter_refs[..count], call).expect("a well-formed answer");
     assert_eq!(answer, expected, "{call:?}");
     answer
 }
@@ -321,14 +327,14 @@ fn run(model: &mut Model, connection: &mut redis::Connection, steps: &[Step]) {
         match step {
             Step::Advance(by) => model.now = model.now + Micros(*by),
             Step::Replica(replica) => model.replica = *replica,
-            Step::Change { rules: index } => model.subjects[0].rules = rules(*index),
+            Step::Change { rules: index } => model.limiter_refs[0].rules = rules(*index),
             Step::GiveBack { holding, count } => give_back(model, connection, *holding, *count),
-            Step::Hear { subject, pause, refused, cost, remaining } => {
+            Step::Hear { limiter_ref, pause, refused, cost, remaining } => {
                 let slot = |ago: u64| model.now - Micros(ago);
                 let remaining = remaining.map(|(permits, per, ago, took)| {
                     (0, Remaining { permits, per: Micros(per), slot: slot(ago), took: Micros(took) })
                 });
-                let said = Said {
+                let said = UpstreamReport {
                     replica: model.replica,
                     known: 0,
                     pause: *pause,
@@ -336,13 +342,13 @@ fn run(model: &mut Model, connection: &mut redis::Connection, steps: &[Step]) {
                     cost: *cost,
                     remaining: remaining.into_iter().collect(),
                 };
-                both_hear(model, connection, *subject, &said);
+                both_hear(model, connection, *limiter_ref, &said);
             }
-            Step::Reserve { subjects, runs, room, spare } => {
+            Step::Reserve { limiter_refs, runs, room, spare } => {
                 let runs =
                     runs.iter().map(|&(cost, wait, count)| Run { cost, wait_max: Micros(wait), count });
                 let call = Call { runs: runs.collect(), room: *room, spare: *spare, ..Call::default() };
-                ask(model, connection, *subjects, call);
+                ask(model, connection, *limiter_refs, call);
             }
         }
     }
@@ -389,8 +395,8 @@ fn times<T: Clone>(value: T, count: u64) -> std::iter::RepeatN<T> {
 }
 
 fn give_back(model: &mut Model, connection: &mut redis::Connection, index: usize, count: u64) {
-    let subjects = if index.is_multiple_of(2) { 1 } else { 2 };
-    let held = model.held.entry(subjects).or_default();
+    let limiter_refs = if index.is_multiple_of(2) { 1 } else { 2 };
+    let held = model.held.entry(limiter_refs).or_default();
     held.retain(|holding| holding.slot >= model.now);
     let mut call = Call::default();
     for _ in 0..count {
@@ -398,7 +404,7 @@ fn give_back(model: &mut Model, connection: &mut redis::Connection, index: usize
             call.give_back.push(held.swap_remove(index % held.len()));
         }
     }
-    ask(model, connection, subjects, call);
+    ask(model, connection, limiter_refs, call);
 }
 
 /// Each half has a server of its own: one of the two always waits for the other.
@@ -411,7 +417,7 @@ fn compare(cases: u32) {
     let server = RedisServer::start();
     let mut connection = server.connect();
     let script = Script::reserve();
-    for script in [&script, &Script::hear(), &Script::inspect()] {
+    for script in [&script, &Script::report_upstream(), &Script::inspect()] {
         redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(&mut connection).unwrap();
     }
     let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
@@ -455,20 +461,20 @@ fn pause_step() -> impl Strategy<Value = PauseStep> {
 fn lua_equals_rust_in_why_a_limiter_is_paused() {
     let server = RedisServer::start();
     let mut connection = server.connect();
-    for script in [Script::hear(), Script::inspect(), Script::pause()] {
+    for script in [Script::report_upstream(), Script::inspect(), Script::pause()] {
         redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(&mut connection).unwrap();
     }
-    let subject = |partition| Subject {
+    let limiter_ref = |partition| LimiterRef {
         name: LimiterName::parse("a").unwrap(),
         partition,
         valid_until: None,
         group: "model".into(),
         rules: rules(0),
     };
-    let (whole, part) = (subject(None), subject(Some(Partition::of([Some(&b"tenant"[..])]))));
+    let (whole, part) = (limiter_ref(None), limiter_ref(Some(Partition::of([Some(&b"tenant"[..])]))));
     let place =
         Place { prefix: "model", epoch: "model:epoch", channel: "", call: 0, run: "", settle: Micros::ONE };
-    let (hear, pause) = (Script::hear(), Script::pause());
+    let (hear, pause) = (Script::report_upstream(), Script::pause());
     let mut runner = TestRunner::new(Config { cases: 1000, failure_persistence: None, ..Config::default() });
     let connection = std::cell::RefCell::new(connection);
     runner
@@ -480,24 +486,28 @@ fn lua_equals_rust_in_why_a_limiter_is_paused() {
                 match &step {
                     PauseStep::Advance(by) => now = now + Micros(*by),
                     PauseStep::Ask(replica, request) => {
-                        let said = Said { replica: *replica, pause: Some(*request), ..Said::default() };
+                        let said = UpstreamReport {
+                            replica: *replica,
+                            pause: Some(*request),
+                            ..UpstreamReport::default()
+                        };
                         let expected = memory.hear_at(now, &part, &said).paused_until;
                         let command = hear_command(&hear, place, now, LEASE, &part, &said);
                         let heard = decode_heard(&command.query(connection).unwrap()).unwrap();
                         assert_eq!(heard.paused_until, expected, "{step:?}");
                     }
                     PauseStep::ByHand { replica, lasting, is_whole } => {
-                        let subject = if *is_whole { &whole } else { &part };
+                        let limiter_ref = if *is_whole { &whole } else { &part };
                         let lasting = Micros(*lasting);
-                        let expected = memory.pause_at(now, subject, lasting, *replica).unwrap();
-                        let command = pause_command(&pause, place, now, subject, lasting, *replica);
+                        let expected = memory.pause_at(now, limiter_ref, lasting, *replica).unwrap();
+                        let command = pause_command(&pause, place, now, limiter_ref, lasting, *replica);
                         let heard = decode_heard(&command.query(connection).unwrap()).unwrap();
                         assert_eq!(heard.paused_until, expected.paused_until, "{step:?}");
                     }
                 }
-                for subject in [&whole, &part] {
-                    let shown = inspect(connection, now, subject).pause;
-                    assert_eq!(shown, memory.inspect_at(now, subject).pause, "{step:?}");
+                for limiter_ref in [&whole, &part] {
+                    let shown = inspect(connection, now, limiter_ref).pause;
+                    assert_eq!(shown, memory.inspect_at(now, limiter_ref).pause, "{step:?}");
                 }
             }
             Ok(())
@@ -516,7 +526,7 @@ fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
         let rule = |rate| -> Arc<[Rule]> {
             [Rule { rate, window: Micros(1_010_000), cell: Micros::ONE, kind: Kind::Sliding }].into()
         };
-        let mut subject = Subject {
+        let mut limiter_ref = LimiterRef {
             name: LimiterName::parse("a").unwrap(),
             partition: None,
             valid_until: None,
@@ -525,38 +535,38 @@ fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
         };
         let mut slots = Vec::new();
         let mut slowest = Duration::ZERO;
-        let mut ask = |subject: &Subject, now: u64, call: Call| {
+        let mut ask = |limiter_ref: &LimiterRef, now: u64, call: Call| {
             let command = command_for(
                 &script,
                 Place { prefix: "p", epoch: "p:epoch", channel: "", call: 0, run: "", settle: Micros::ZERO },
                 Micros(now),
                 LEASE,
-                std::slice::from_ref(subject),
+                std::slice::from_ref(limiter_ref),
                 &call,
             );
             let start = Instant::now();
             let value: redis::Value = command.query(&mut connection).unwrap();
             let took = start.elapsed();
-            (decode_answer(&value, std::slice::from_ref(subject), &call).unwrap(), took)
+            (decode_answer(&value, std::slice::from_ref(limiter_ref), &call).unwrap(), took)
         };
         for index in 0..waiting {
             let runs = vec![Run { cost: 1, wait_max: Micros(1_000_000_000), count: 1 }];
             let call = Call { replica: 1, known: vec![0], runs, room: 10, ..Call::default() };
-            let (answer, took) = ask(&subject, START + index * 10, call);
+            let (answer, took) = ask(&limiter_ref, START + index * 10, call);
             slowest = slowest.max(took);
             let Outcome::Booked(slot) = answer.outcomes[0].1 else { panic!() };
             slots.push(slot);
         }
         eprintln!("{waiting}: slowest booking {slowest:?}");
-        subject.rules = rule(50);
+        limiter_ref.rules = rule(50);
         let now = START + 1_000_000;
-        let (answer, took) = ask(&subject, now, Call { replica: 1, known: vec![0], ..Call::default() });
+        let (answer, took) = ask(&limiter_ref, now, Call { replica: 1, known: vec![0], ..Call::default() });
         eprintln!("{waiting}: retime {took:?}");
         let from = answer.generations[0].void_from;
         let void = slots.iter().filter(|slot| **slot >= from).take(1000);
         let exchange = void.map(|slot| Holding { slot: *slot, cost: 1, count: 1 }).collect();
         let (_, took) = ask(
-            &subject,
+            &limiter_ref,
             now,
             Call {
                 replica: 1,
@@ -577,7 +587,7 @@ fn a_repeated_call_is_counted_once() {
     let mut connection = server.connect();
     let script = Script::reserve();
     redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(&mut connection).unwrap();
-    let subjects = [Subject {
+    let limiter_refs = [LimiterRef {
         name: LimiterName::parse("a").unwrap(),
         partition: None,
         valid_until: None,
@@ -595,9 +605,9 @@ fn a_repeated_call_is_counted_once() {
             run: "",
             settle: Micros::ZERO,
         };
-        let command = command_for(&script, place, Micros(START), LEASE, &subjects, &call);
+        let command = command_for(&script, place, Micros(START), LEASE, &limiter_refs, &call);
         let value: redis::Value = command.query(&mut connection).unwrap();
-        decode_answer(&value, &subjects, &call).unwrap()
+        decode_answer(&value, &limiter_refs, &call).unwrap()
     };
     let first = ask(1, 1);
     assert_eq!(ask(1, 1), first);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
 
 use super::metrics::Families;
-use crate::limiter::limit::Limiter;
+use crate::limiter::model::limit::Limiter;
 
 /// How many (code, outcome) pairs of a route are found without a lookup by label. A route has a handful.
 const CODES_CACHED: usize = 16;
@@ -50,9 +50,9 @@ struct RouteShared {
     requests_cached: CounterCache<(u16, Outcome)>,
     duration: Histogram,
     upstream_duration: Histogram,
-    upstream_refusals: IntCounterVec,
+    upstream_rejections: IntCounterVec,
     upstream_refusals_cached: CounterCache<u16>,
-    upstream_nonsense: IntCounter,
+    upstream_invalid_quota_headers: IntCounter,
     retries: IntCounterVec,
 }
 
@@ -60,7 +60,7 @@ impl RouteMetrics {
     pub(super) fn new(families: &Families, name: &str) -> RouteMetrics {
         // The usual series exist from the start, so that their first increase is seen as one.
         families.requests_total.with_label_values(&[name, "200", Outcome::Forwarded.as_str()]);
-        families.upstream_refusals_total.with_label_values(&[name, "429"]);
+        families.upstream_rejections_total.with_label_values(&[name, "429"]);
         families.retries_total.with_label_values(&[name, "429"]);
         let shared = RouteShared {
             name: name.into(),
@@ -68,9 +68,11 @@ impl RouteMetrics {
             requests_cached: CounterCache::default(),
             duration: families.request_duration_seconds.with_label_values(&[name]),
             upstream_duration: families.upstream_duration_seconds.with_label_values(&[name]),
-            upstream_refusals: families.upstream_refusals_total.clone(),
+            upstream_rejections: families.upstream_rejections_total.clone(),
             upstream_refusals_cached: CounterCache::default(),
-            upstream_nonsense: families.upstream_nonsense_total.with_label_values(&[name]),
+            upstream_invalid_quota_headers: families
+                .upstream_invalid_quota_headers_total
+                .with_label_values(&[name]),
             retries: families.retries_total.clone(),
         };
         RouteMetrics { shared: Arc::new(shared) }
@@ -91,17 +93,17 @@ impl RouteMetrics {
     }
 
     /// The upstream said that its quota is spent.
-    pub fn upstream_refused(&self, code: u16) {
-        let RouteShared { name, upstream_refusals, upstream_refusals_cached, .. } = &*self.shared;
+    pub fn upstream_rejected(&self, code: u16) {
+        let RouteShared { name, upstream_rejections, upstream_refusals_cached, .. } = &*self.shared;
         upstream_refusals_cached
-            .increment(code, || upstream_refusals.with_label_values(&[name, code.to_string().as_str()]));
+            .increment(code, || upstream_rejections.with_label_values(&[name, code.to_string().as_str()]));
     }
 }
 
 impl RouteMetrics {
     /// So many of the upstream's headers about its quota could not be understood.
-    pub fn upstream_nonsense(&self, values: u64) {
-        self.shared.upstream_nonsense.inc_by(values);
+    pub fn upstream_invalid_quota_headers(&self, values: u64) {
+        self.shared.upstream_invalid_quota_headers.inc_by(values);
     }
 
     /// A request is sent once more, for that reason: `connect` or a status.
@@ -127,7 +129,7 @@ struct LimiterShared {
     lateness: Histogram,
     waiting: IntGauge,
     paused: IntGauge,
-    drift: IntCounter,
+    external_usage: IntCounter,
     /// In the order of the limiter's limits.
     available: Vec<IntGauge>,
 }
@@ -154,7 +156,7 @@ impl LimiterMetrics {
             lateness: families.slot_lateness_seconds.with_label_values(&[name]),
             waiting: families.queue_waiting.with_label_values(&[name]),
             paused: families.limiter_paused.with_label_values(&[name]),
-            drift: families.limiter_drift_permits_total.with_label_values(&[name]),
+            external_usage: families.limiter_external_usage_permits_total.with_label_values(&[name]),
             available: limiter.limits.iter().map(|limit| available(&limit.label)).collect(),
         };
         LimiterMetrics { shared: Arc::new(shared) }
@@ -211,8 +213,8 @@ impl LimiterMetrics {
     }
 
     /// The upstream left so many permits less than was thought.
-    pub fn drifted(&self, permits: u64) {
-        self.shared.drift.inc_by(permits);
+    pub fn count_external_usage(&self, permits: u64) {
+        self.shared.external_usage.inc_by(permits);
     }
 
     /// The limit with this index has that many permits left, in the tightest partition.

@@ -14,7 +14,7 @@ use prometheus::{
 };
 
 use super::handles::{LimiterMetrics, RouteMetrics, StoreMetrics};
-use crate::limiter::limit::{Limiter, LimiterName};
+use crate::limiter::model::limit::{Limiter, LimiterName};
 
 /// Of whole requests and upstreams, in seconds: from a local answer to a minute's wait.
 const REQUEST_SECONDS: &[f64] =
@@ -48,8 +48,8 @@ pub(super) struct Families {
     pub(super) requests_total: IntCounterVec,
     pub(super) request_duration_seconds: HistogramVec,
     pub(super) upstream_duration_seconds: HistogramVec,
-    pub(super) upstream_refusals_total: IntCounterVec,
-    pub(super) upstream_nonsense_total: IntCounterVec,
+    pub(super) upstream_rejections_total: IntCounterVec,
+    pub(super) upstream_invalid_quota_headers_total: IntCounterVec,
     pub(super) retries_total: IntCounterVec,
     pub(super) permits_total: IntCounterVec,
     pub(super) queue_wait_seconds: HistogramVec,
@@ -59,7 +59,7 @@ pub(super) struct Families {
     pub(super) limiter_limit_permits: IntGaugeVec,
     pub(super) limiter_available_permits: IntGaugeVec,
     pub(super) limiter_paused: IntGaugeVec,
-    pub(super) limiter_drift_permits_total: IntCounterVec,
+    pub(super) limiter_external_usage_permits_total: IntCounterVec,
     pub(super) store_calls_total: IntCounterVec,
     pub(super) store_call_duration_seconds: HistogramVec,
     pub(super) store_batch_size: Histogram,
@@ -80,11 +80,11 @@ impl Families {
                 "From a request's head to the end of its response, waits included.", &["route"], REQUEST_SECONDS),
             upstream_duration_seconds: histograms(registry, "weir_upstream_duration_seconds",
                 "From a request's head sent upstream to the head of the upstream's response.", &["route"], REQUEST_SECONDS),
-            upstream_nonsense_total: counters(registry, "weir_upstream_nonsense_total",
+            upstream_invalid_quota_headers_total: counters(registry, "weir_upstream_invalid_quota_headers_total",
                 "Headers of upstreams about their quota that could not be understood.", &["route"]),
             retries_total: counters(registry, "weir_retries_total",
                 "Requests that were sent once more: where no connection could be made, or after a status.", &["route", "reason"]),
-            upstream_refusals_total: counters(registry, "weir_upstream_refusals_total",
+            upstream_rejections_total: counters(registry, "weir_upstream_rejections_total",
                 "Responses by which an upstream said that its quota is spent: they leaked through.", &["route", "code"]),
             permits_total: counters(registry, "weir_permits_total",
                 "Permits by what became of them, counted in cost; each counts once.", &["limiter", "result"]),
@@ -102,7 +102,7 @@ impl Families {
                 "Permits left now in the tightest partition, as last answered by the store.", &["limiter", "limit"]),
             limiter_paused: gauges(registry, "weir_limiter_paused",
                 "1 while a pause lasts that an upstream has asked for, or that was set by hand.", &["limiter"]),
-            limiter_drift_permits_total: counters(registry, "weir_limiter_drift_permits_total",
+            limiter_external_usage_permits_total: counters(registry, "weir_limiter_external_usage_permits_total",
                 "Permits charged because the upstream reported that less was left.", &["limiter"]),
             store_calls_total: counters(registry, "weir_store_calls_total",
                 "Calls to the store.", &["op", "result"]),
@@ -197,9 +197,9 @@ impl Metrics {
     }
 
     /// How often upstreams have said that their quota is spent: the route, the code, how many times.
-    pub fn upstream_refusals(&self) -> Vec<(String, String, u64)> {
+    pub fn upstream_rejections(&self) -> Vec<(String, String, u64)> {
         let mut refusals = Vec::new();
-        for family in self.shared.families.upstream_refusals_total.collect() {
+        for family in self.shared.families.upstream_rejections_total.collect() {
             for series in family.get_metric() {
                 let value_of = |name: &str| label_of(series, name).to_owned();
                 // A counter of integers.
@@ -219,7 +219,7 @@ impl Metrics {
         for histograms in [&families.queue_wait_seconds, &families.slot_lateness_seconds] {
             forget(histograms, &["limiter"], gone);
         }
-        forget(&families.limiter_drift_permits_total, &["limiter"], gone);
+        forget(&families.limiter_external_usage_permits_total, &["limiter"], gone);
         for gauges in [&families.queue_waiting, &families.queue_capacity, &families.limiter_paused] {
             forget(gauges, &["limiter"], gone);
         }
@@ -236,8 +236,8 @@ impl Metrics {
         let families = &self.shared.families;
         let gone = |labels: &[&str]| labels.first().is_some_and(|route| !route.is_empty() && !keep(route));
         forget(&families.requests_total, &["route", "code", "outcome"], gone);
-        forget(&families.upstream_refusals_total, &["route", "code"], gone);
-        forget(&families.upstream_nonsense_total, &["route"], gone);
+        forget(&families.upstream_rejections_total, &["route", "code"], gone);
+        forget(&families.upstream_invalid_quota_headers_total, &["route"], gone);
         forget(&families.retries_total, &["route", "reason"], gone);
         for histograms in [&families.request_duration_seconds, &families.upstream_duration_seconds] {
             forget(histograms, &["route"], gone);
@@ -314,7 +314,7 @@ mod tests {
 
     use super::super::handles::{Outcome, StoreOp, StoreResult};
     use super::*;
-    use crate::limiter::limit::{Algorithm, Limit, Permits, QueueLimits};
+    use crate::limiter::model::limit::{Algorithm, Limit, Permits, QueueLimits};
 
     fn limiter(name: &str, limits: &[(u64, &str)]) -> Limiter {
         let limit = |&(rate, label): &(u64, &str)| Limit {
@@ -340,7 +340,7 @@ mod tests {
         metrics.route("a");
         metrics.limiter(&limiter("l", &[(5, "5/1s")]));
         let text = metrics.render();
-        let named = "requests_total request_duration_seconds upstream_duration_seconds upstream_refusals_total \
+        let named = "requests_total request_duration_seconds upstream_duration_seconds upstream_rejections_total \
             permits_total queue_wait_seconds queue_waiting queue_capacity slot_lateness_seconds \
             limiter_limit_permits limiter_available_permits limiter_paused store_calls_total \
             store_call_duration_seconds store_batch_size store_up config_reloads_total \

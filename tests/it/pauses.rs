@@ -168,7 +168,7 @@ async fn hostile_answers_pause_for_no_longer_than_the_longest() {
         assert!(about.contains(&waited.as_millis()), "{} bytes: {waited:?}", value.len());
     }
     let metrics = weir.metrics().await;
-    assert_eq!(metrics.sum("weir_upstream_nonsense_total", &[("route", "all")]), 4.0);
+    assert_eq!(metrics.sum("weir_upstream_invalid_quota_headers_total", &[("route", "all")]), 4.0);
 }
 
 /// What others use of the upstream's quota counts as used, where the upstream tells of it.
@@ -196,7 +196,8 @@ async fn what_the_upstream_has_left_is_what_counts() {
         }
         let expected = expected.map(|left| left - 3);
         eventually("nothing else does", PATIENCE, async || fleet[0].available("api").await == expected).await;
-        let drift = fleet[0].metrics().await.sum("weir_limiter_drift_permits_total", &[("limiter", "api")]);
+        let drift =
+            fleet[0].metrics().await.sum("weir_limiter_external_usage_permits_total", &[("limiter", "api")]);
         assert_eq!(drift, if counts { 12.0 } else { 0.0 });
     }
 }
@@ -283,7 +284,7 @@ async fn what_others_use_is_left_to_them() {
         assert!(is_kept, "used and refused: {judged:?}");
         let mut drift = 0.0;
         for weir in &fleet {
-            drift += weir.metrics().await.sum("weir_limiter_drift_permits_total", &[("limiter", "api")]);
+            drift += weir.metrics().await.sum("weir_limiter_external_usage_permits_total", &[("limiter", "api")]);
         }
         assert!(drift > 0.0);
     })

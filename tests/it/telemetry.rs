@@ -9,8 +9,8 @@ const METRICS: &[(&str, &str, &[&str])] = &[
     ("weir_requests_total", "counter", &["route", "code", "outcome"]),
     ("weir_request_duration_seconds", "histogram", &["route"]),
     ("weir_upstream_duration_seconds", "histogram", &["route"]),
-    ("weir_upstream_refusals_total", "counter", &["route", "code"]),
-    ("weir_upstream_nonsense_total", "counter", &["route"]),
+    ("weir_upstream_rejections_total", "counter", &["route", "code"]),
+    ("weir_upstream_invalid_quota_headers_total", "counter", &["route"]),
     ("weir_retries_total", "counter", &["route", "reason"]),
     ("weir_permits_total", "counter", &["limiter", "result"]),
     ("weir_queue_wait_seconds", "histogram", &["limiter"]),
@@ -20,7 +20,7 @@ const METRICS: &[(&str, &str, &[&str])] = &[
     ("weir_limiter_limit_permits", "gauge", &["limiter", "limit"]),
     ("weir_limiter_available_permits", "gauge", &["limiter", "limit"]),
     ("weir_limiter_paused", "gauge", &["limiter"]),
-    ("weir_limiter_drift_permits_total", "counter", &["limiter"]),
+    ("weir_limiter_external_usage_permits_total", "counter", &["limiter"]),
     ("weir_store_calls_total", "counter", &["op", "result"]),
     ("weir_store_call_duration_seconds", "histogram", &["op"]),
     ("weir_store_batch_size", "histogram", &[]),
@@ -100,7 +100,7 @@ async fn metrics_count_what_happened() {
     assert_eq!((requests("refused", "429"), metrics.sum("weir_requests_total", &[])), (1.0, 7.0));
     let permits = |result| metrics.sum("weir_permits_total", &[("limiter", "api"), ("result", result)]);
     assert_eq!((permits("granted"), permits("refused")), (6.0, 1.0));
-    assert_eq!(metrics.sum("weir_upstream_refusals_total", &[("route", "all"), ("code", "429")]), 1.0);
+    assert_eq!(metrics.sum("weir_upstream_rejections_total", &[("route", "all"), ("code", "429")]), 1.0);
     assert_eq!(metrics.sum("weir_queue_capacity", &[("limiter", "api")]), 10.0);
     assert_eq!(metrics.sum("weir_limiter_limit_permits", &[("limiter", "api"), ("limit", "6/1h")]), 6.0);
     assert_eq!(metrics.sum("weir_limiter_available_permits", &[("limiter", "api"), ("limit", "6/1h")]), 0.0);

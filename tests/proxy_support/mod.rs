@@ -27,8 +27,8 @@ use weir::config::model::{
     Admin, Cost, Http2, KeyPart, Log, LogFormat, Match, PathMatch, Route, Server, Store, Upstream,
 };
 use weir::limiter::Limiters;
-use weir::limiter::limit::{Algorithm, Limit, Limiter, LimiterName, Permits, QueueLimits};
-use weir::limiter::memory::MemoryStore;
+use weir::limiter::model::limit::{Algorithm, Limit, Limiter, LimiterName, Permits, QueueLimits};
+use weir::limiter::store::memory::MemoryStore;
 use weir::proxy::{Drained, Proxy, ProxyBuildError, Reach, serve};
 use weir::telemetry::{Metrics, Spans};
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::super::provider::{QUOTA, Tally};
 use super::traffic::{Counts, RATE};
-use crate::limiter::limit::Limiter;
+use crate::limiter::model::limit::Limiter;
 
 /// Who is where.
 pub(super) struct Setting {

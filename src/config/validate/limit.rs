@@ -9,10 +9,10 @@ use crate::config::problem::{nearest, quoted};
 use crate::config::schema::forms::Text;
 use crate::config::schema::{self, Form};
 use crate::config::units::{Per, Quota, show_duration};
-use crate::limiter::limit::{
+use crate::limiter::arithmetic::calendar_windows::{CalendarWindows, Period};
+use crate::limiter::model::limit::{
     Algorithm, LIMITS_MAX, Limit, PER_MAX, PER_MIN, PRECISION_DEFAULT, Permits, RATE_MAX,
 };
-use crate::limiter::windows::{CalendarWindows, Period};
 
 /// More instants than this in one window cost more than their exactness is worth.
 const PRECISION_MAX: u32 = 65_536;

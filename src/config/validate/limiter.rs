@@ -14,7 +14,7 @@ use crate::config::problem::quoted;
 use crate::config::schema::forms::{Named, Text};
 use crate::config::schema::{self, OffOr};
 use crate::config::units::show_duration;
-use crate::limiter::limit::{
+use crate::limiter::model::limit::{
     Algorithm, Limit, Limiter, LimiterName, Mode, OnStoreFailure, Partitioned, PausePolicy, QueueLimits,
     Scope,
 };

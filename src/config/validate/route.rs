@@ -17,7 +17,7 @@ use crate::config::model::{Cost, HostMatch, Match, PathMatch, Route, Settle};
 use crate::config::problem::{quoted, unknown};
 use crate::config::schema::forms::Named;
 use crate::config::schema::{self, Form};
-use crate::limiter::limit::{Limiter, LimiterName, Mode, Permits, RATE_MAX, Scope};
+use crate::limiter::model::limit::{Limiter, LimiterName, Mode, Permits, RATE_MAX, Scope};
 
 /// The most limiters of one route: each call looks at all of them.
 const LIMITERS_MAX: usize = 8;

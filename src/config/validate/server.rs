@@ -11,7 +11,7 @@ use crate::config::model::{Admin, Log, LogFormat, Secret, Server, ServerTls};
 use crate::config::problem::quoted;
 use crate::config::schema;
 use crate::config::units::Size;
-use crate::limiter::limit::LimiterName;
+use crate::limiter::model::limit::LimiterName;
 
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 8080);
 const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);

@@ -1,0 +1,361 @@
+//! What an upstream's refusal does to a limiter: nothing is booked before the instant that it names, and from then on
+//! permits come one by one for a moment, so that what has waited does not come as a burst.
+//!
+//! Pure: the instant is an argument. `lua/calendar.lua` is the twin.
+
+use crate::clock::Micros;
+use crate::limiter::arithmetic::rule::Rule;
+
+/// The longest pause that can be configured, or made by hand.
+pub const PAUSE_MAX: Micros = Micros::from_millis(24 * 3_600_000);
+
+/// For how long permits come one by one, at most: a day's limit is not to be spread over the day.
+const PACED_MAX: Micros = Micros::from_millis(10_000);
+
+/// For how long the first request stands alone after a pause that was too short, at most: its answer tells whether this one
+/// was long enough.
+const PROBE_MAX: Micros = Micros::from_millis(1000);
+
+/// What a pause is longer by at most than it has to be: other callers of the same upstream wait for the same instant.
+const JITTER_MAX: Micros = Micros::from_millis(250);
+const JITTER_PART: u64 = 16;
+const JITTER_PARTS: u64 = 1024;
+
+/// What an upstream asks for, and what of it is granted.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct PauseRequest {
+    /// How long it asks to be left alone; `None` if it names no instant.
+    pub wait: Option<Micros>,
+    /// How long the first pause is for which it names none. Each further one that follows at once is twice as long.
+    pub fallback: Micros,
+    /// The longest pause.
+    pub max: Micros,
+    /// How long ago the request was sent that it refused.
+    pub sent_ago: Micros,
+    /// By how much of [`JITTER_MAX`] the pause is longer, in parts of 1024.
+    pub jitter: u64,
+    /// The status code of its answer.
+    pub status: u16,
+}
+
+/// Why a limiter is paused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reason {
+    /// Its upstream refused.
+    Upstream {
+        /// The status code of the answer.
+        status: u16,
+        /// Whether the answer named the instant until which; otherwise it was chosen for it.
+        is_named: bool,
+    },
+    /// Somebody wanted it.
+    ByHand,
+}
+
+/// Why a limiter is paused, and who has seen to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cause {
+    /// Why.
+    pub reason: Reason,
+    /// The replica that heard the refusal, or over which it was paused by hand.
+    pub replica: u64,
+}
+
+/// A pause that lasts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lasting {
+    /// Nothing is booked before.
+    pub until: Micros,
+    /// Why.
+    pub cause: Cause,
+}
+
+/// The pause of one limiter, or of one of its partitions.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Pause {
+    /// Nothing is booked before.
+    until: Micros,
+    /// When that was heard of.
+    set_at: Micros,
+    /// How long the last one was for which no instant was named; zero if one was.
+    length: Micros,
+    /// Until when permits come one by one, how far apart, where the next one may be, and how much further apart the
+    /// second is from the first.
+    paced_until: Micros,
+    spacing: Micros,
+    next: Micros,
+    probe: Micros,
+    /// When it was last set or lifted by hand.
+    by_hand_at: Micros,
+    /// Why it was set; `None` before the first, and when it was lifted.
+    cause: Option<Cause>,
+}
+
+impl Pause {
+    /// Nothing is booked before that instant.
+    pub fn until(&self) -> Micros {
+        self.until
+    }
+
+    /// What there is to say of it while it lasts.
+    pub fn lasting(&self, now: Micros) -> Option<Lasting> {
+        let until = self.until;
+        self.cause.filter(|_| until > now).map(|cause| Lasting { until, cause })
+    }
+
+    /// Hears from a replica that the upstream asks for a pause. A longer one is never shortened, and what was sent before the
+    /// last one began says nothing new unless it names an instant. Returns whether anything has changed.
+    pub(in crate::limiter) fn ask(
+        &mut self,
+        now: Micros,
+        request: &PauseRequest,
+        replica: u64,
+        rules: &[Rule],
+    ) -> bool {
+        let PauseRequest { wait, fallback, max, sent_ago, jitter, status } = *request;
+        let reason = Reason::Upstream { status, is_named: wait.is_some() };
+        let (length, wait) = match wait {
+            Some(wait) => (Micros::ZERO, wait.min(max)),
+            None if now < self.until || now - sent_ago <= self.set_at => return false,
+            None => {
+                let length = self.grown(now, fallback).min(max);
+                (length, length)
+            }
+        };
+        let most = Micros(wait.0 / JITTER_PART).min(JITTER_MAX);
+        let until = now + wait + Micros(most.0 * jitter.min(JITTER_PARTS) / JITTER_PARTS);
+        if until <= self.until {
+            return false;
+        }
+        self.length = length;
+        let probe = if length > fallback { length.min(PROBE_MAX) } else { Micros::ZERO };
+        self.set(now, until, probe, Cause { reason, replica }, rules);
+        true
+    }
+
+    /// Twice as long as the last one, and half of that for each time as long as that in which all went well.
+    fn grown(&self, now: Micros, fallback: Micros) -> Micros {
+        if self.length == Micros::ZERO {
+            return fallback;
+        }
+        let quiet = (now - self.until).0 / self.length.0;
+        Micros((2 * self.length.0) >> quiet.min(60)).max(fallback)
+    }
+
+    fn set(&mut self, now: Micros, until: Micros, probe: Micros, cause: Cause, rules: &[Rule]) {
+        let shortest = rules.iter().min_by_key(|rule| rule.window);
+        let paced = shortest.map_or(Micros::ZERO, |rule| rule.window.min(PACED_MAX));
+        let spacing = shortest.map_or(Micros::ZERO, |rule| Micros(rule.window.0.div_ceil(rule.rate)));
+        let paced_until = until + probe + paced;
+        let cause = Some(cause);
+        *self = Pause { until, set_at: now, paced_until, spacing, next: until, probe, cause, ..*self };
+    }
+
+    /// Follows what was done by hand at an instant, over a replica: paused until another one, or no longer paused. Returns
+    /// whether it had not been followed yet.
+    pub(in crate::limiter) fn follow(
+        &mut self,
+        now: Micros,
+        at: Micros,
+        until: Micros,
+        replica: u64,
+        rules: &[Rule],
+    ) -> bool {
+        if at <= self.by_hand_at {
+            return false;
+        }
+        self.by_hand_at = at;
+        self.length = Micros::ZERO;
+        if until > now {
+            self.set(now, until, Micros::ZERO, Cause { reason: Reason::ByHand, replica }, rules);
+        } else {
+            self.cause = None;
+            self.until = self.until.min(now);
+            self.paced_until = self.until;
+        }
+        true
+    }
+
+    /// What is booked for the time after it is booked anew.
+    pub(in crate::limiter) fn restart(&mut self, now: Micros) {
+        if now < self.until {
+            self.next = self.until;
+        }
+    }
+
+    /// The first instant from `at` on that it leaves open.
+    pub(in crate::limiter) fn floor(&self, at: Micros) -> Micros {
+        let at = at.max(self.until);
+        if at < self.paced_until { at.max(self.next.min(self.paced_until)) } else { at }
+    }
+
+    /// Whether permits come one by one there.
+    pub(in crate::limiter) fn is_paced(&self, at: Micros) -> bool {
+        self.until <= at && at < self.paced_until
+    }
+
+    /// So many were booked there.
+    pub(in crate::limiter) fn booked(&mut self, at: Micros, permits: u64) {
+        if self.is_paced(at) {
+            let probe = if self.next == self.until { self.probe } else { Micros::ZERO };
+            let span = Micros(self.spacing.0.saturating_mul(permits)).min(self.paced_until - self.until);
+            self.next = self.next.max(at) + probe + span;
+        }
+    }
+
+    /// When nothing in it can matter any more: the next pause may have to be longer than this one.
+    pub(in crate::limiter) fn expires(&self) -> Micros {
+        self.paced_until.max(self.until + self.length + self.length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limiter::arithmetic::rule::Kind;
+
+    const SECOND: u64 = 1_000_000;
+    const REPLICA: u64 = 7;
+
+    fn rules() -> [Rule; 2] {
+        let rule =
+            |rate, window| Rule { rate, window: Micros(window), cell: Micros::ONE, kind: Kind::Sliding };
+        [rule(1000, 60 * SECOND), rule(20, SECOND)]
+    }
+
+    fn request(wait: Option<u64>) -> PauseRequest {
+        PauseRequest {
+            wait: wait.map(Micros),
+            fallback: Micros(SECOND),
+            max: Micros(60 * SECOND),
+            sent_ago: Micros(1000),
+            jitter: 0,
+            status: 429,
+        }
+    }
+
+    #[test]
+    fn a_named_instant_is_kept_and_never_brought_forward() {
+        let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
+        assert!(pause.ask(now, &request(Some(3 * SECOND)), REPLICA, &rules()));
+        assert_eq!(pause.until(), Micros(103 * SECOND));
+        assert!(!pause.ask(now + Micros(SECOND), &request(Some(SECOND)), REPLICA, &rules()));
+        assert!(!pause.ask(now + Micros(SECOND), &request(None), REPLICA, &rules()));
+        assert_eq!(pause.until(), Micros(103 * SECOND));
+        assert!(pause.ask(now + Micros(SECOND), &request(Some(u64::MAX)), REPLICA, &rules()));
+        assert_eq!(pause.until(), Micros(161 * SECOND), "no longer than the longest");
+    }
+
+    #[test]
+    fn the_jitter_is_positive_and_small() {
+        for (wait, jitter, more) in [(16, 1024, 1), (SECOND, 1024, 62_500), (3600 * SECOND, 512, 125_000)] {
+            let mut pause = Pause::default();
+            let max = Micros(7200 * SECOND);
+            pause.ask(Micros(1), &PauseRequest { jitter, max, ..request(Some(wait)) }, REPLICA, &rules());
+            assert_eq!(pause.until(), Micros(1 + wait + more));
+        }
+    }
+
+    #[test]
+    fn pauses_without_an_instant_grow_and_shrink_again() {
+        let (mut pause, mut now) = (Pause::default(), Micros(100 * SECOND));
+        let mut asked = |after: u64| {
+            now = pause.until().max(now) + Micros(after);
+            pause.ask(now, &request(None), REPLICA, &rules());
+            (pause.until() - now).0 / SECOND
+        };
+        assert_eq!([0; 8].map(|_| asked(2000)), [1, 2, 4, 8, 16, 32, 60, 60]);
+        // All went well for as long as the last one was, twice and three times as long.
+        assert_eq!(asked(60 * SECOND), 60);
+        assert_eq!(asked(120 * SECOND), 30);
+        assert_eq!(asked(90 * SECOND), 7);
+        assert_eq!(asked(3600 * SECOND), 1);
+    }
+
+    #[test]
+    fn what_was_sent_before_a_pause_makes_no_longer_one() {
+        let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
+        assert!(pause.ask(now, &request(None), REPLICA, &rules()));
+        let late = PauseRequest { sent_ago: Micros(2 * SECOND), ..request(None) };
+        assert!(!pause.ask(now + Micros(SECOND + 1000), &late, REPLICA, &rules()));
+    }
+
+    #[test]
+    fn permits_come_one_by_one_after_it() {
+        let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
+        pause.ask(now, &request(Some(3 * SECOND)), REPLICA, &rules());
+        let mut at = now;
+        let mut taken = Vec::new();
+        for _ in 0..22 {
+            at = pause.floor(at);
+            taken.push((at - now).0);
+            pause.booked(at, 1);
+        }
+        // The limit of the shortest window: 20 in a second, evenly; then as always.
+        let even = (0..20).map(|index| 3 * SECOND + index * SECOND / 20);
+        assert_eq!(taken[..20], even.collect::<Vec<_>>());
+        assert_eq!(taken[20..], [4 * SECOND; 2]);
+    }
+
+    #[test]
+    fn the_first_stands_alone_after_a_pause_that_was_too_short() {
+        let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
+        pause.ask(now, &request(None), REPLICA, &rules());
+        let again = now + Micros(SECOND + 2000);
+        pause.ask(again, &request(None), REPLICA, &rules());
+        let first = pause.floor(again);
+        pause.booked(first, 1);
+        let second = pause.floor(first);
+        assert_eq!((first - again, second - first), (Micros(2 * SECOND), Micros(SECOND + SECOND / 20)));
+    }
+
+    #[test]
+    fn what_is_done_by_hand_is_followed_once() {
+        let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
+        assert!(pause.follow(now, now, now + Micros(30 * SECOND), REPLICA, &rules()));
+        assert!(!pause.follow(now, now, now + Micros(30 * SECOND), REPLICA, &rules()));
+        let later = now + Micros(SECOND);
+        assert!(pause.follow(later, later, Micros::ZERO, REPLICA, &rules()));
+        assert_eq!((pause.until(), pause.floor(later)), (later, later));
+    }
+
+    fn refused(status: u16, is_named: bool, replica: u64) -> Option<Cause> {
+        Some(Cause { reason: Reason::Upstream { status, is_named }, replica })
+    }
+
+    #[test]
+    fn it_is_known_why_it_lasts_and_who_heard_it() {
+        let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
+        let cause = |pause: &Pause, at| pause.lasting(at).map(|lasting| lasting.cause);
+        assert_eq!(pause.lasting(now), None);
+        pause.ask(now, &request(None), 1, &rules());
+        let end = pause.until();
+        let expected = refused(429, false, 1).map(|cause| Lasting { until: end, cause });
+        assert_eq!((pause.lasting(end - Micros::ONE), pause.lasting(end)), (expected, None));
+        // One that says nothing new is not why it lasts.
+        for other in [request(None), request(Some(10))] {
+            assert!(!pause.ask(now + Micros(10), &PauseRequest { status: 503, ..other }, 2, &rules()));
+            assert_eq!(cause(&pause, now), refused(429, false, 1));
+        }
+        let longer = PauseRequest { status: 503, ..request(Some(5 * SECOND)) };
+        assert!(pause.ask(now + Micros(10), &longer, 3, &rules()));
+        assert_eq!(cause(&pause, now), refused(503, true, 3));
+    }
+
+    #[test]
+    fn what_was_done_by_hand_last_is_why_it_lasts() {
+        let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
+        let cause = |pause: &Pause| pause.lasting(now).map(|lasting| lasting.cause);
+        pause.ask(now, &request(Some(50 * SECOND)), 1, &rules());
+        pause.follow(now, now, now + Micros(30 * SECOND), 2, &rules());
+        let by_hand = Some(Cause { reason: Reason::ByHand, replica: 2 });
+        assert_eq!(cause(&pause), by_hand);
+        assert!(!pause.follow(now, now, now + Micros(40 * SECOND), 3, &rules()), "it has been followed");
+        assert!(!pause.ask(now, &request(Some(20 * SECOND)), 3, &rules()), "it lasts longer");
+        assert_eq!(cause(&pause), by_hand);
+        pause.ask(now, &request(Some(40 * SECOND)), 3, &rules());
+        assert_eq!(cause(&pause), refused(429, true, 3));
+        pause.follow(now, now + Micros::ONE, Micros::ZERO, 4, &rules());
+        assert_eq!((pause.cause, pause.lasting(now - Micros::ONE)), (None, None), "it was lifted");
+    }
+}

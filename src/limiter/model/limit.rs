@@ -1,0 +1,275 @@
+//! What a limiter promises: limits, guard, queue and policy, as values that cannot be wrong.
+//!
+//! Knows nothing of where they are written or who asks: the configuration builds these, the algorithms,
+//! the stores and the workers read them.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::limiter::arithmetic::calendar_windows::CalendarWindows;
+
+/// The highest `rate` and the highest cost: 10^9 permits.
+pub const RATE_MAX: u32 = 1_000_000_000;
+/// The shortest `per`: 1 ms.
+pub const PER_MIN: Duration = Duration::from_millis(1);
+/// The longest `per`: 366 days.
+pub const PER_MAX: Duration = Duration::from_secs(366 * 86_400);
+/// Instants kept apart per window unless `precision` says otherwise.
+pub const PRECISION_DEFAULT: u32 = 256;
+/// The most limits that one limiter may have: each call looks at all of them.
+pub const LIMITS_MAX: usize = 16;
+/// The shortest guard that is chosen by default.
+pub const GUARD_MIN: Duration = Duration::from_millis(1);
+/// The longest guard that is chosen by default.
+pub const GUARD_MAX: Duration = Duration::from_millis(20);
+
+/// The name of a limiter: `[A-Za-z0-9_.-]{1,64}`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LimiterName(Arc<str>);
+
+impl LimiterName {
+    /// The name, if it is made of the allowed characters and at most 64 of them.
+    pub fn parse(text: &str) -> Option<LimiterName> {
+        let fits = (1..=64).contains(&text.len())
+            && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte));
+        fits.then(|| LimiterName(text.into()))
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for LimiterName {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for LimiterName {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:?}", &*self.0)
+    }
+}
+
+/// A number of permits, at least one and at most [`RATE_MAX`]: a rate or a cost.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Permits(NonZeroU32);
+
+impl Permits {
+    /// One permit, the default cost.
+    pub const ONE: Permits = Permits(NonZeroU32::MIN);
+
+    /// That many permits, if within 1 to [`RATE_MAX`].
+    pub fn new(count: u64) -> Option<Permits> {
+        let count = u32::try_from(count).ok().filter(|count| *count <= RATE_MAX)?;
+        NonZeroU32::new(count).map(Permits)
+    }
+
+    /// The count.
+    pub const fn get(self) -> u64 {
+        self.0.get() as u64
+    }
+}
+
+impl fmt::Display for Permits {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, formatter)
+    }
+}
+
+impl fmt::Debug for Permits {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, formatter)
+    }
+}
+
+/// How a limit counts.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Algorithm {
+    /// Every interval of length `per` holds at most `rate` permits.
+    SlidingWindow {
+        /// Instants kept apart per window: exact up to that many permits, beyond it rounded to
+        /// `per / precision`, to the safe side.
+        precision: NonZeroU32,
+    },
+    /// `burst` permits at once, then `rate` per `per`.
+    TokenBucket {
+        /// What a full bucket holds.
+        burst: Permits,
+    },
+    /// Evenly spaced: one permit every `per / rate`.
+    LeakyBucket,
+    /// Windows aligned to a calendar: each holds at most `rate` permits.
+    FixedWindow {
+        /// Where they begin.
+        windows: CalendarWindows,
+    },
+}
+
+impl Algorithm {
+    /// As a configuration names it.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Algorithm::SlidingWindow { .. } => "sliding_window",
+            Algorithm::TokenBucket { .. } => "token_bucket",
+            Algorithm::LeakyBucket => "leaky_bucket",
+            Algorithm::FixedWindow { .. } => "fixed_window",
+        }
+    }
+}
+
+/// `rate` permits per window `per`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Limit {
+    /// Permits in a window.
+    pub rate: Permits,
+    /// The length of the window, between [`PER_MIN`] and [`PER_MAX`]; of windows of a calendar the longest that there is.
+    pub per: Duration,
+    /// How it counts.
+    pub algorithm: Algorithm,
+    /// As the user would write it in short form, `900/1m`: shown in metrics, headers and pages.
+    pub label: Arc<str>,
+}
+
+impl Limit {
+    /// The largest cost that it can ever hold.
+    pub fn cost_max(&self) -> Permits {
+        match self.algorithm {
+            Algorithm::TokenBucket { burst } => burst,
+            Algorithm::SlidingWindow { .. } | Algorithm::LeakyBucket | Algorithm::FixedWindow { .. } => {
+                self.rate
+            }
+        }
+    }
+}
+
+/// What happens to requests while the store cannot be asked.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum OnStoreFailure {
+    /// This replica enforces its share of the limit in memory.
+    #[default]
+    Local,
+    /// Requests are refused.
+    Reject,
+    /// Requests pass unlimited.
+    Allow,
+}
+
+/// How requests over the limit wait, in each replica.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct QueueLimits {
+    /// The longest wait of a request.
+    pub timeout: Duration,
+    /// The most requests that wait at once.
+    pub max_waiting: u32,
+}
+
+/// Who shares a limiter.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Scope {
+    /// The fleet, through the store.
+    #[default]
+    Overall,
+    /// Nobody: each replica enforces it by itself, in memory.
+    PerReplica,
+}
+
+/// Whether a limiter acts.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Mode {
+    /// It delays and refuses.
+    #[default]
+    Enforce,
+    /// It charges and counts as if, but never delays or refuses, and stands outside all-or-nothing.
+    Shadow,
+}
+
+/// That a limiter's requests are parted by a key, each partition with a state of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Partitioned {
+    /// The most partitions that live at once in a replica.
+    pub max_partitions: u32,
+}
+
+/// What an upstream's refusals do to a limiter.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PausePolicy {
+    /// The codes of the answers by which the upstream says that its quota is spent.
+    pub on: Vec<u16>,
+    /// The longest pause.
+    pub max: Duration,
+    /// How long the first pause is for which the upstream names no instant.
+    pub fallback: Duration,
+}
+
+impl Default for PausePolicy {
+    fn default() -> PausePolicy {
+        PausePolicy { on: vec![429, 503], max: Duration::from_secs(300), fallback: Duration::from_secs(1) }
+    }
+}
+
+/// A named set of limits that a request must satisfy all at once.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Limiter {
+    /// Its name.
+    pub name: LimiterName,
+    /// At least one limit, at most [`LIMITS_MAX`].
+    pub limits: Vec<Limit>,
+    /// Who shares it.
+    pub scope: Scope,
+    /// Whether it acts.
+    pub mode: Mode,
+    /// `None`: one state for all requests.
+    pub partitioned: Option<Partitioned>,
+    /// How long after its slot a permit stays good; every window is widened by it.
+    pub guard: Duration,
+    /// `None`: over the limit, a request is refused at once.
+    pub queue: Option<QueueLimits>,
+    /// Names the Redis Cluster slot; limiters of one group can be taken together.
+    pub group: Arc<str>,
+    /// What happens while the store cannot be asked.
+    pub on_store_failure: OnStoreFailure,
+    /// `None`: refusals of the upstream change nothing.
+    pub pause: Option<PausePolicy>,
+    /// Whether what the upstream reports to be left of a limit counts, where that is less than weir thinks.
+    pub follows_upstream: bool,
+}
+
+impl Limiter {
+    /// A limiter of these limits, with the defaults for everything else.
+    pub fn new(name: LimiterName, limits: Vec<Limit>) -> Limiter {
+        Limiter {
+            guard: Limiter::default_guard(&limits),
+            group: name.as_str().into(),
+            scope: Scope::default(),
+            mode: Mode::default(),
+            partitioned: None,
+            queue: None,
+            on_store_failure: OnStoreFailure::default(),
+            pause: Some(PausePolicy::default()),
+            follows_upstream: false,
+            name,
+            limits,
+        }
+    }
+
+    /// 1 % of the shortest window, between [`GUARD_MIN`] and [`GUARD_MAX`].
+    pub fn default_guard(limits: &[Limit]) -> Duration {
+        let shortest = limits.iter().map(|limit| limit.per).min().unwrap_or(PER_MIN);
+        (shortest / 100).clamp(GUARD_MIN, GUARD_MAX)
+    }
+
+    /// Whether it stands outside all-or-nothing, and only counts.
+    pub fn is_shadow(&self) -> bool {
+        self.mode == Mode::Shadow
+    }
+
+    /// The largest cost that every window can hold.
+    pub fn cost_max(&self) -> Permits {
+        self.limits.iter().map(Limit::cost_max).min().unwrap_or(Permits::ONE)
+    }
+}

@@ -1,0 +1,84 @@
+//! Why a request may not pass. A value that says when to come back, not an error of weir.
+
+use tokio::time::Instant;
+
+use crate::clock::Micros;
+use crate::limiter::model::limit::{LimiterName, Permits};
+use crate::limiter::queue::upstream_report::Paused;
+
+/// Why a request may not pass.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Refusal {
+    /// No slot within the wait.
+    #[error("limiter {limiter} has no permit within the wait; the next is {}ms away", retry_after.millis_up())]
+    RateLimited {
+        /// The limiter.
+        limiter: LimiterName,
+        /// The limit that was violated, by its place in the limiter.
+        limit: usize,
+        /// When there would be one.
+        retry_after: Micros,
+    },
+    /// The upstream asked for a pause longer than the wait.
+    #[error("limiter {limiter} is paused, as the upstream asked; the next permit is {}ms away", retry_after.millis_up())]
+    Paused {
+        /// The limiter.
+        limiter: LimiterName,
+        /// When there would be a permit.
+        retry_after: Micros,
+    },
+    /// As many requests wait as may.
+    #[error("the queue of limiter {limiter} is full")]
+    QueueFull {
+        /// The limiter.
+        limiter: LimiterName,
+        /// The limit that was violated, by its place in the limiter.
+        limit: usize,
+        /// When there would be a permit.
+        retry_after: Micros,
+    },
+    /// The store is away, and the limiter's policy is to refuse.
+    #[error("limiter {limiter} cannot reach its store")]
+    StoreUnavailable {
+        /// The limiter.
+        limiter: LimiterName,
+    },
+    /// A cost that no window can ever hold.
+    #[error("limiter {limiter} never holds more than {cost_max} permits at once")]
+    CostExceedsLimit {
+        /// The limiter.
+        limiter: LimiterName,
+        /// The largest cost that it can hold.
+        cost_max: Permits,
+    },
+    /// weir is shutting down.
+    #[error("limiter {limiter} is closed")]
+    Closed {
+        /// The limiter.
+        limiter: LimiterName,
+    },
+}
+
+impl Refusal {
+    /// The same, for a request with this deadline, where a pause is the reason.
+    pub(in crate::limiter) fn in_pause(self, paused: Option<&Paused>, deadline: Instant) -> Refusal {
+        match (self, paused) {
+            (Refusal::RateLimited { retry_after, .. }, Some(paused)) if paused.until > deadline => {
+                Refusal::Paused { limiter: paused.limiter.clone(), retry_after }
+            }
+            (refusal, _) => refusal,
+        }
+    }
+
+    /// Which limiter refused.
+    pub fn limiter(&self) -> &LimiterName {
+        match self {
+            Refusal::RateLimited { limiter, .. }
+            | Refusal::Paused { limiter, .. }
+            | Refusal::QueueFull { limiter, .. }
+            | Refusal::StoreUnavailable { limiter }
+            | Refusal::CostExceedsLimit { limiter, .. }
+            | Refusal::Closed { limiter } => limiter,
+        }
+    }
+}

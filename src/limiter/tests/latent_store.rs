@@ -1,0 +1,124 @@
+//! The store of the limiter's tests: a memory store that counts its calls, takes its time, and can be away.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt};
+use tokio::time::sleep;
+
+use crate::clock::{Clock, Micros};
+use crate::limiter::arithmetic::reserve::{Answer, Call};
+use crate::limiter::store::memory::MemoryStore;
+use crate::limiter::store::{
+    Epoch, Failure, LimiterRef, ReportResult, StateView, Store, StoreError, UpstreamReport,
+};
+
+pub(in crate::limiter) struct LatentStore {
+    clock: Clock,
+    store: MemoryStore,
+    calls: AtomicU64,
+    is_away: AtomicBool,
+    /// Whether it grants everything and keeps nothing.
+    is_forgetful: AtomicBool,
+    delay: Duration,
+    /// How long after they have been given up calls are answered, though they were carried out at once.
+    late_by: Mutex<Duration>,
+}
+
+impl LatentStore {
+    pub(in crate::limiter) fn new(clock: Clock, delay: Duration) -> Arc<LatentStore> {
+        let (is_away, is_forgetful) = (AtomicBool::new(false), AtomicBool::new(false));
+        let store = MemoryStore::new(clock);
+        let (calls, late_by) = (AtomicU64::new(0), Mutex::default());
+        Arc::new(LatentStore { clock, store, calls, is_away, is_forgetful, delay, late_by })
+    }
+
+    pub(in crate::limiter) fn away(clock: Clock) -> Arc<LatentStore> {
+        let store = LatentStore::new(clock, Duration::ZERO);
+        store.set_away(true);
+        store
+    }
+
+    pub(in crate::limiter) fn set_away(&self, is_away: bool) {
+        self.is_away.store(is_away, Ordering::Relaxed);
+    }
+
+    pub(in crate::limiter) fn set_late_by(&self, late_by: Duration) {
+        *self.late_by.lock().unwrap() = late_by;
+    }
+
+    pub(in crate::limiter) fn set_forgetful(&self) {
+        self.is_forgetful.store(true, Ordering::Relaxed);
+    }
+
+    pub(in crate::limiter) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+}
+
+impl Store for LatentStore {
+    fn reserve<'a>(
+        &'a self,
+        limiter_refs: &'a Arc<[LimiterRef]>,
+        call: &'a Arc<Call>,
+    ) -> BoxFuture<'a, Result<Answer, Failure>> {
+        async move {
+            self.calls.fetch_add(1, Ordering::Relaxed);
+            if self.is_away.load(Ordering::Relaxed) {
+                return Err(StoreError::Away.into());
+            }
+            if self.is_forgetful.load(Ordering::Relaxed) {
+                return Ok(MemoryStore::new(self.clock).reserve_at(self.clock.now(), limiter_refs, call));
+            }
+            if self.delay > Duration::ZERO {
+                sleep(self.delay).await;
+            }
+            let late_by = *self.late_by.lock().unwrap();
+            if late_by > Duration::ZERO {
+                let answer = self.store.reserve_now(limiter_refs, call);
+                let late = async move {
+                    sleep(late_by).await;
+                    Some(answer)
+                };
+                return Err(Failure { error: StoreError::Timeout(Duration::ZERO), late: Some(late.boxed()) });
+            }
+            self.store.reserve(limiter_refs, call).await
+        }
+        .boxed()
+    }
+
+    fn inspect<'a>(&'a self, limiter_ref: &'a LimiterRef) -> BoxFuture<'a, Result<StateView, StoreError>> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.store.inspect(limiter_ref)
+    }
+
+    fn reset<'a>(&'a self, limiter_ref: &'a LimiterRef) -> BoxFuture<'a, Result<Epoch, StoreError>> {
+        self.store.reset(limiter_ref)
+    }
+
+    fn report_upstream<'a>(
+        &'a self,
+        limiter_ref: &'a LimiterRef,
+        said: &'a UpstreamReport,
+    ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
+        self.store.report_upstream(limiter_ref, said)
+    }
+
+    fn pause<'a>(
+        &'a self,
+        limiter_ref: &'a LimiterRef,
+        lasting: Micros,
+        replica: u64,
+    ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
+        self.store.pause(limiter_ref, lasting, replica)
+    }
+
+    fn lease(&self) -> Micros {
+        self.store.lease()
+    }
+
+    fn is_up(&self) -> bool {
+        !self.is_away.load(Ordering::Relaxed)
+    }
+}

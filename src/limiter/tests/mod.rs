@@ -1,0 +1,305 @@
+//! The queue as its users see it, on the memory store and on paused time.
+
+mod interleavings;
+mod latent_store;
+mod limiter_set;
+mod modes;
+mod oracle;
+mod prefetch;
+mod shared_quota;
+mod spreading;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::clock::Clock;
+use crate::limiter::model::limit::{
+    Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, Permits, QueueLimits,
+};
+use crate::limiter::store::memory::MemoryStore;
+use crate::limiter::tests::latent_store::LatentStore;
+use crate::limiter::{Demand, Entered, LimiterSet, Limiters, Permit, Refusal};
+use crate::telemetry::Metrics;
+
+pub(in crate::limiter) fn limiter(rate: u64, per: Duration, timeout: Duration) -> Arc<Limiter> {
+    let limits = vec![Limit {
+        rate: Permits::new(rate).unwrap(),
+        per,
+        algorithm: Algorithm::SlidingWindow { precision: 256.try_into().unwrap() },
+        label: format!("{rate}/{per:?}").into(),
+    }];
+    Arc::new(Limiter {
+        queue: Some(QueueLimits { timeout, max_waiting: 1000 }).filter(|_| timeout > Duration::ZERO),
+        ..Limiter::new(LimiterName::parse("api").unwrap(), limits)
+    })
+}
+
+fn limiters(limiter: &Arc<Limiter>) -> (Limiters, LimiterSet) {
+    let clock = Clock::start();
+    let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, Metrics::new());
+    limiters.apply(std::slice::from_ref(limiter));
+    let gate = gate(&limiters, &["api"]);
+    (limiters, gate)
+}
+
+pub(in crate::limiter) fn gate(limiters: &Limiters, names: &[&str]) -> LimiterSet {
+    let names: Vec<_> = names.iter().map(|name| LimiterName::parse(name).unwrap()).collect();
+    limiters.gate(&names).unwrap().unwrap()
+}
+
+async fn enter(gate: &LimiterSet) -> Result<Entered, Refusal> {
+    gate.enter(&[], Demand { cost: Permits::ONE, wait_max: None }).await
+}
+
+async fn granted(gate: &LimiterSet) -> Permit {
+    match enter(gate).await {
+        Ok(Entered::Granted(permit)) => permit,
+        Ok(Entered::Waiting(_)) => panic!("it waits"),
+        Err(refusal) => panic!("{refusal}"),
+    }
+}
+
+/// Enters, waits and sends; returns when that was.
+async fn pass(gate: LimiterSet) -> Result<Instant, Refusal> {
+    let permit = match enter(&gate).await? {
+        Entered::Granted(permit) => permit,
+        Entered::Waiting(ticket) => ticket.turn().await?,
+    };
+    permit.commit();
+    Ok(Instant::now())
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test(start_paused = true)]
+async fn refused_until_the_promised_instant_and_granted_at_it() {
+    let (_limiters, gate) = limiters(&limiter(3, 2 * SECOND, Duration::ZERO));
+    for _ in 0..3 {
+        granted(&gate).await.commit();
+    }
+    let Err(Refusal::RateLimited { retry_after, limit: 0, .. }) = enter(&gate).await else { panic!() };
+    // Tokio's clock moves in whole milliseconds.
+    sleep(Duration::from_millis(retry_after.millis_up() - 2)).await;
+    assert!(enter(&gate).await.is_err());
+    sleep(Duration::from_millis(2)).await;
+    granted(&gate).await.commit();
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_who_wait_pass_in_order_and_at_the_rate() {
+    let (_limiters, gate) = limiters(&limiter(10, SECOND, 10 * SECOND));
+    let start = Instant::now();
+    let mut tasks = Vec::new();
+    for _ in 0..45 {
+        tasks.push(tokio::spawn(pass(gate.clone())));
+        tokio::task::yield_now().await;
+    }
+    let mut passed = Vec::new();
+    for task in tasks {
+        passed.push(task.await.unwrap().unwrap() - start);
+    }
+    assert!(passed.is_sorted(), "{passed:?}");
+    for (first, later) in passed.iter().zip(&passed[10..]) {
+        assert!(*later - *first >= SECOND, "{passed:?}");
+    }
+    assert!(passed[44] < Duration::from_millis(4 * 1010 + 20), "{passed:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_lets_those_behind_move_up() {
+    let (_limiters, gate) = limiters(&limiter(1, SECOND, 10 * SECOND));
+    granted(&gate).await.commit();
+    let Ok(Entered::Waiting(leaves)) = enter(&gate).await else { panic!() };
+    let second = tokio::spawn(pass(gate.clone()));
+    tokio::task::yield_now().await;
+    let start = Instant::now();
+    drop(leaves);
+    assert!(second.await.unwrap().unwrap() - start < Duration::from_millis(1100));
+    // The last slot was given back: the next request gets it, not one behind.
+    let third = pass(gate.clone()).await.unwrap();
+    assert!(third - start < Duration::from_millis(2200), "{:?}", third - start);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unused_permit_goes_back() {
+    let (_limiters, gate) = limiters(&limiter(1, SECOND, Duration::ZERO));
+    drop(granted(&gate).await);
+    tokio::task::yield_now().await;
+    granted(&gate).await.commit();
+    assert!(enter(&gate).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_permit_moves_to_the_present_before_it_is_used() {
+    let (_limiters, gate) = limiters(&limiter(1, SECOND, 10 * SECOND));
+    let mut permit = granted(&gate).await;
+    sleep(SECOND / 2).await;
+    permit.confirm().await.unwrap();
+    let used = Instant::now();
+    permit.commit();
+    let next = pass(gate).await.unwrap();
+    assert!(next - used >= SECOND, "{:?}", next - used);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_does_not_wait_is_not_refused_for_a_late_permit() {
+    let (_limiters, gate) = limiters(&limiter(2, 10 * SECOND, Duration::ZERO));
+    let mut permit = granted(&gate).await;
+    // A processor that is busy, a connection that takes long to open: there is room all the time.
+    sleep(SECOND / 2).await;
+    permit.confirm().await.unwrap();
+    permit.commit();
+}
+
+#[tokio::test(start_paused = true)]
+async fn changed_limits_move_those_who_wait() {
+    let (limiters, gate) = limiters(&limiter(100, SECOND, 60 * SECOND));
+    let tasks: Vec<_> = (0..400).map(|_| tokio::spawn(pass(gate.clone()))).collect();
+    sleep(SECOND * 3 / 2).await;
+    let reload = Instant::now();
+    limiters.apply(&[limiter(20, SECOND, 60 * SECOND)]);
+    sleep_until(reload + 5 * SECOND).await;
+    limiters.apply(&[limiter(100, SECOND, 60 * SECOND)]);
+    let mut passed = Vec::new();
+    for task in tasks {
+        passed.push(task.await.unwrap().unwrap());
+    }
+    passed.sort();
+    let within = |from: Instant, to: Instant| passed.iter().filter(|at| **at >= from && **at < to).count();
+    for tenth in 0..=30 {
+        let from = reload + SECOND + SECOND * tenth / 10;
+        assert!(within(from, from + SECOND) <= 20, "{}", within(from, from + SECOND));
+    }
+    let slow = within(reload + SECOND, reload + 5 * SECOND);
+    assert!((60..=80).contains(&slow), "{slow} at 20/s");
+    let fast = within(reload + 5 * SECOND + SECOND / 20, reload + 6 * SECOND);
+    assert!(fast >= 80, "{fast} in the second in which 100/s was back");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_no_longer_fits_into_its_wait_is_told_at_once() {
+    let (limiters, gate) = limiters(&limiter(10, SECOND, 5 * SECOND));
+    let tasks: Vec<_> = (0..50).map(|_| tokio::spawn(pass(gate.clone()))).collect();
+    sleep(SECOND / 2).await;
+    let reload = Instant::now();
+    limiters.apply(&[limiter(1, SECOND, 5 * SECOND)]);
+    let (mut refused, mut served) = (0, 0);
+    for task in tasks {
+        match task.await.unwrap() {
+            Ok(_) => served += 1,
+            Err(Refusal::RateLimited { .. }) => refused += 1,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert!(refused > 30 && served >= 13, "{refused} refused, {served} served");
+    assert!(reload.elapsed() < 6 * SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_queue_is_bounded() {
+    let mut small = Limiter::clone(&limiter(1, SECOND, 10 * SECOND));
+    small.queue = Some(QueueLimits { timeout: 10 * SECOND, max_waiting: 2 });
+    let (_limiters, gate) = limiters(&Arc::new(small));
+    granted(&gate).await.commit();
+    let first = enter(&gate).await;
+    let second = enter(&gate).await;
+    assert!(matches!((&first, &second), (Ok(Entered::Waiting(_)), Ok(Entered::Waiting(_)))));
+    assert!(matches!(enter(&gate).await, Err(Refusal::QueueFull { .. })));
+    drop(first);
+    tokio::task::yield_now().await;
+    assert!(matches!(enter(&gate).await, Ok(Entered::Waiting(_))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_refuses_those_who_wait() {
+    let (limiters, gate) = limiters(&limiter(1, SECOND, 10 * SECOND));
+    granted(&gate).await.commit();
+    let waits = tokio::spawn(pass(gate.clone()));
+    tokio::task::yield_now().await;
+    limiters.close().await;
+    assert!(matches!(waits.await.unwrap(), Err(Refusal::Closed { .. })));
+    assert!(matches!(enter(&gate).await, Err(Refusal::Closed { .. })));
+}
+
+async fn without_store(policy: OnStoreFailure, fleet_size: u32) -> Vec<Result<Entered, Refusal>> {
+    let mut limiter = Limiter::clone(&limiter(9, SECOND, Duration::ZERO));
+    limiter.on_store_failure = policy;
+    let clock = Clock::start();
+    let limiters = Limiters::new(LatentStore::away(clock), clock, fleet_size, Metrics::new());
+    limiters.apply(&[Arc::new(limiter)]);
+    assert_eq!(limiters.ready(), policy != OnStoreFailure::Reject);
+    let gate = gate(&limiters, &["api"]);
+    let mut outcomes = Vec::new();
+    for _ in 0..20 {
+        let outcome = enter(&gate).await;
+        outcomes.push(outcome);
+    }
+    outcomes
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_store_the_policy_decides() {
+    let shared = without_store(OnStoreFailure::Local, 3).await;
+    assert_eq!(shared.iter().filter(|outcome| outcome.is_ok()).count(), 3);
+    let refused = without_store(OnStoreFailure::Reject, 3).await;
+    assert!(refused.iter().all(|outcome| matches!(outcome, Err(Refusal::StoreUnavailable { .. }))));
+    let allowed = without_store(OnStoreFailure::Allow, 3).await;
+    assert!(allowed.iter().all(|outcome| matches!(outcome, Ok(Entered::Granted(_)))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_share_below_one_permit_is_one_permit_in_a_longer_window() {
+    let limiter = limiter(2, SECOND, 60 * SECOND);
+    let clock = Clock::start();
+    let limiters = Limiters::new(LatentStore::away(clock), clock, 6, Metrics::new());
+    limiters.apply(std::slice::from_ref(&limiter));
+    let gate = gate(&limiters, &["api"]);
+    let first = pass(gate.clone()).await.unwrap();
+    let second = pass(gate).await.unwrap();
+    assert!(second - first >= 3 * SECOND, "{:?}", second - first);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_upstream_holds_up_nobody() {
+    let (_limiters, queue) = limiters(&limiter(1000, SECOND, SECOND));
+    let mut sent = Vec::new();
+    for _ in 0..500 {
+        let mut permit = granted(&queue).await;
+        permit.confirm().await.unwrap();
+        // The response is still to come.
+        sent.push(permit);
+    }
+    sent.into_iter().for_each(|permit| drop(permit.commit()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_takes_long_holds_up_nobody() {
+    let (_limiters, queue) = limiters(&limiter(1000, SECOND, SECOND));
+    let mut connecting = Vec::new();
+    for _ in 0..500 {
+        let mut permit = granted(&queue).await;
+        permit.set_aside();
+        connecting.push(permit);
+    }
+    for mut permit in connecting {
+        permit.confirm().await.unwrap();
+        permit.commit();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cost_above_a_share_is_refused_while_the_store_is_away() {
+    let clock = Clock::start();
+    let limiters = Limiters::new(LatentStore::away(clock), clock, 3, Metrics::new());
+    limiters.apply(&[limiter(10, SECOND, 5 * SECOND)]);
+    let gate = gate(&limiters, &["api"]);
+    let ask = |cost| {
+        let demand = Demand { cost: Permits::new(cost).unwrap(), wait_max: None };
+        gate.enter(&[], demand)
+    };
+    // Three replicas that each let five pass would send fifteen.
+    assert!(matches!(ask(5).await, Err(Refusal::StoreUnavailable { .. })));
+    assert!(matches!(ask(3).await, Ok(Entered::Granted(_))));
+}

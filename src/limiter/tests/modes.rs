@@ -1,0 +1,270 @@
+//! Scopes, modes, policies and reloads of gates on paused time, and what a queue costs.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use crate::limiter::model::limit::{Limiter, LimiterName, Mode, OnStoreFailure, Permits, QueueLimits, Scope};
+use crate::limiter::tests::gate;
+use crate::limiter::tests::limiter_set::{
+    Fleet, enter, fleet, granted, limiter, of, partitioned, pass, refused_by,
+};
+use crate::limiter::{Demand, Entered, LimiterSetError, Refusal};
+
+const SECOND: Duration = Duration::from_secs(1);
+const SHORT: Duration = Duration::from_millis(10);
+
+fn per_replica(limiter: Limiter) -> Limiter {
+    Limiter { scope: Scope::PerReplica, ..limiter }
+}
+
+fn shadow(limiter: Limiter) -> Limiter {
+    Limiter { mode: Mode::Shadow, ..limiter }
+}
+
+fn without_store(limiter: Limiter, on_store_failure: OnStoreFailure) -> Limiter {
+    Limiter { on_store_failure, ..limiter }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limiter_per_replica_does_without_the_store() {
+    let own = without_store(per_replica(limiter("own", 2, 5)), OnStoreFailure::Reject);
+    let fleet = fleet(&[own, limiter("shared", 2, 1)], Duration::ZERO, SECOND);
+    fleet.set_away(true);
+    assert!(fleet.limiters.ready());
+    let own = gate(&fleet.limiters, &["own"]);
+    granted(&own, &[]).await.commit();
+    granted(&own, &[]).await.commit();
+    assert!(matches!(enter(&own, &[]).await, Ok(Entered::Waiting(_))));
+    assert_eq!(fleet.left("own", None).await, Some(0));
+    assert_eq!(fleet.calls(), 0);
+    let names = ["shared", "own"].map(|name| LimiterName::parse(name).unwrap());
+    let Err(error) = fleet.limiters.gate(&names) else { panic!("they go together") };
+    assert!(matches!(&error, LimiterSetError::Scopes(..)));
+    assert!(error.to_string().contains("different scopes"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shadow_counts_and_never_delays() {
+    let fleet = fleet(&[limiter("acts", 20, 0), shadow(limiter("counts", 2, 1))], Duration::ZERO, SECOND);
+    let gate = gate(&fleet.limiters, &["counts", "acts"]);
+    // A request that is not sent is charged nowhere.
+    drop(granted(&gate, &[]).await);
+    for _ in 0..10 {
+        granted(&gate, &[]).await.commit();
+    }
+    sleep(SHORT).await;
+    // Two at once and two within its wait of a second, if the guard lets them.
+    let state = fleet.limiters.choose(&LimiterName::parse("counts").unwrap(), None).unwrap().inspect().await;
+    assert!((2..=4).contains(&state.granted), "{}", state.granted);
+    let refused = 10 - state.granted;
+    assert!(
+        fleet.shows(&format!(r#"weir_permits_total{{limiter="counts",result="shadow_refused"}} {refused}"#))
+    );
+    assert!(fleet.shows(r#"weir_permits_total{limiter="counts",result="refused"} 0"#));
+    assert!(fleet.shows(r#"weir_queue_waiting{limiter="counts"} 0"#));
+    assert!(fleet.shows(r#"weir_permits_total{limiter="acts",result="granted"} 10"#));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gate_of_shadows_lets_everything_pass_at_once() {
+    let fleet = fleet(&[shadow(partitioned(limiter("counts", 3, 0), 1))], SECOND, SECOND);
+    let gate = gate(&fleet.limiters, &["counts"]);
+    let start = Instant::now();
+    for _ in 0..5 {
+        let mut permit = granted(&gate, &[of(1)]).await;
+        permit.confirm().await.unwrap();
+        permit.commit();
+    }
+    // One partition more than there may be.
+    granted(&gate, &[of(2)]).await.commit();
+    let demand = Demand { cost: Permits::new(50).unwrap(), wait_max: None };
+    let Ok(Entered::Granted(costly)) = gate.enter(&[of(1)], demand).await else { panic!() };
+    costly.commit();
+    assert_eq!(start.elapsed(), Duration::ZERO, "the store takes a second to answer");
+    sleep(3 * SECOND).await;
+    assert!(fleet.shows(r#"weir_permits_total{limiter="counts",result="granted"} 3"#));
+    assert!(fleet.shows(r#"weir_permits_total{limiter="counts",result="shadow_refused"} 53"#));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shadow_is_bounded_when_the_store_is_slow() {
+    let fleet = fleet(&[shadow(limiter("counts", 1_000_000, 0))], 600 * SECOND, SECOND);
+    let gate = gate(&fleet.limiters, &["counts"]);
+    for _ in 0..20_000 {
+        granted(&gate, &[]).await.commit();
+    }
+    let name = LimiterName::parse("counts").unwrap();
+    let state = fleet.limiters.choose(&name, None).unwrap().inspect().await;
+    assert_eq!((state.waiting, state.refused), (0, 0));
+    let text = fleet.metrics.render();
+    let series = r#"weir_permits_total{limiter="counts",result="shadow_refused"} "#;
+    let refused = text.lines().find_map(|line| line.strip_prefix(series)).unwrap();
+    assert!((2000..4000).contains(&refused.parse().unwrap()), "{refused}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_mode_changes_with_a_reload() {
+    let fleet = fleet(&[limiter("api", 1, 0)], Duration::ZERO, SECOND);
+    let gate = gate(&fleet.limiters, &["api"]);
+    granted(&gate, &[]).await.commit();
+    assert!(enter(&gate, &[]).await.is_err());
+    fleet.apply(&[shadow(limiter("api", 1, 0))]);
+    granted(&gate, &[]).await.commit();
+    fleet.apply(&[limiter("api", 1, 0)]);
+    assert!(enter(&gate, &[]).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_changed_scope_or_key_is_for_new_gates() {
+    let fleet = fleet(&[limiter("api", 1, 5)], Duration::ZERO, SECOND);
+    let before = gate(&fleet.limiters, &["api"]);
+    granted(&before, &[]).await.commit();
+    let Ok(Entered::Waiting(ticket)) = enter(&before, &[]).await else { panic!() };
+    fleet.apply(&[per_replica(partitioned(limiter("api", 1, 5), 10))]);
+    let after = gate(&fleet.limiters, &["api"]);
+    let calls = fleet.calls();
+    granted(&after, &[of(1)]).await.commit();
+    granted(&after, &[of(2)]).await.commit();
+    assert_eq!(fleet.calls(), calls);
+    assert!(fleet.shows(r#"weir_queue_waiting{limiter="api"} 1"#));
+    drop(before);
+    ticket.turn().await.unwrap().commit();
+    sleep(5 * SECOND).await;
+    assert_eq!(fleet.limiters.queues(), 0);
+    assert!(fleet.shows(r#"weir_queue_waiting{limiter="api"} 0"#));
+    assert!(fleet.shows(r#"weir_permits_total{limiter="api",result="granted"} 4"#));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removed_limiter_serves_its_last_request() {
+    let fleet = fleet(&[limiter("goes", 1, 5)], Duration::ZERO, SECOND);
+    let goes = gate(&fleet.limiters, &["goes"]);
+    granted(&goes, &[]).await.commit();
+    let Ok(Entered::Waiting(ticket)) = enter(&goes, &[]).await else { panic!() };
+    fleet.apply(&[]);
+    drop(goes);
+    ticket.turn().await.unwrap().commit();
+    sleep(5 * SECOND).await;
+    assert_eq!(fleet.limiters.queues(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_smallest_of_every_bound_holds() {
+    let bounded = |name, seconds, max_waiting| Limiter {
+        queue: Some(QueueLimits { timeout: SECOND * seconds, max_waiting }),
+        ..limiter(name, 1, 0)
+    };
+    let limiters = [bounded("patient", 60, 2), bounded("hasty", 10, 50), limiter("never", 1, 0)];
+    let fleet = fleet(&limiters, Duration::ZERO, SECOND);
+    let waiting = gate(&fleet.limiters, &["patient", "hasty"]);
+    granted(&waiting, &[]).await.commit();
+    let first = enter(&waiting, &[]).await.unwrap();
+    let _second = enter(&waiting, &[]).await.unwrap();
+    assert!(matches!(enter(&waiting, &[]).await, Err(Refusal::QueueFull { .. })));
+    drop(first);
+    let never = gate(&fleet.limiters, &["patient", "never"]);
+    assert!(matches!(enter(&never, &[]).await, Err(Refusal::RateLimited { .. })));
+    let demand = Demand { cost: Permits::new(2).unwrap(), wait_max: None };
+    assert!(matches!(waiting.enter(&[], demand).await, Err(Refusal::CostExceedsLimit { .. })));
+}
+
+async fn outcomes(fleet: &Fleet, names: &[&str]) -> Vec<Result<Entered, Refusal>> {
+    let gate = gate(&fleet.limiters, names);
+    let mut outcomes = Vec::new();
+    for _ in 0..10 {
+        outcomes.push(enter(&gate, &[]).await);
+    }
+    outcomes
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_store_each_policy_has_its_say() {
+    use OnStoreFailure::{Allow, Local, Reject};
+    let of = |name, rate, policy| without_store(limiter(name, rate, 0), policy);
+    let limiters =
+        [of("wide", 5, Local), of("narrow", 3, Local), of("free", 1, Allow), of("strict", 9, Reject)];
+    let fleet = fleet(&limiters, Duration::ZERO, SECOND);
+    fleet.set_away(true);
+    assert!(!fleet.limiters.ready());
+    // `free` is not enforced, the others are, together; what one refuses costs the other nothing.
+    let local = outcomes(&fleet, &["free", "wide", "narrow"]).await;
+    assert_eq!(local.iter().filter(|outcome| outcome.is_ok()).count(), 3);
+    let Some(Err(refusal)) = local.last() else { panic!() };
+    assert_eq!(refusal.limiter().as_str(), "narrow");
+    local.into_iter().flatten().for_each(|entered| {
+        let Entered::Granted(permit) = entered else { panic!() };
+        permit.commit();
+    });
+    assert!(fleet.shows(r#"weir_permits_total{limiter="free",result="allowed"} 3"#));
+    assert!(fleet.shows(r#"weir_permits_total{limiter="wide",result="local"} 3"#));
+    assert_eq!(outcomes(&fleet, &["wide"]).await.iter().filter(|outcome| outcome.is_ok()).count(), 2);
+    let rejected = gate(&fleet.limiters, &["wide", "free", "strict"]);
+    assert_eq!(refused_by(&rejected, &[]).await, "strict");
+    assert!(matches!(enter(&rejected, &[]).await, Err(Refusal::StoreUnavailable { .. })));
+    assert!(outcomes(&fleet, &["free"]).await.iter().all(Result::is_ok));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_used_is_remembered_when_the_worker_has_ended() {
+    let long = |partition| {
+        let mut long = partitioned(limiter("keyed", 10, 0), partition);
+        long.limits[0].per = 60 * SECOND;
+        long
+    };
+    let fleet = fleet(&[long(10)], Duration::ZERO, SECOND);
+    let gate = gate(&fleet.limiters, &["keyed"]);
+    for _ in 0..8 {
+        granted(&gate, &[of(1)]).await.commit();
+    }
+    sleep(5 * SECOND).await;
+    assert_eq!(fleet.limiters.queues(), 0);
+    fleet.set_away(true);
+    granted(&gate, &[of(1)]).await.commit();
+    granted(&gate, &[of(1)]).await.commit();
+    assert!(matches!(enter(&gate, &[of(1)]).await, Err(Refusal::RateLimited { .. })));
+    for _ in 0..10 {
+        pass(&gate, &[of(2)]).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_late_answer_has_booked_is_given_back() {
+    let mut slow = limiter("api", 10, 0);
+    slow.limits[0].per = 60 * SECOND;
+    let fleet = fleet(&[slow], Duration::ZERO, SECOND);
+    let gate = gate(&fleet.limiters, &["api"]);
+    granted(&gate, &[]).await.commit();
+    fleet.set_late_by(5 * SECOND);
+    granted(&gate, &[]).await.commit();
+    granted(&gate, &[]).await.commit();
+    assert_eq!(fleet.left("api", None).await, Some(7), "both calls were carried out");
+    fleet.set_late_by(Duration::ZERO);
+    sleep(4 * SECOND).await;
+    assert_eq!(fleet.left("api", None).await, Some(7), "and not answered yet");
+    sleep(2 * SECOND).await;
+    assert_eq!(fleet.left("api", None).await, Some(9));
+}
+
+/// Not with the others: it measures the whole process. Run it with `--ignored --nocapture`.
+#[tokio::test]
+#[ignore = "measures the whole process"]
+async fn a_live_idle_queue_is_small() {
+    const QUEUES: u64 = 100_000;
+    let resident = || {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+    };
+    let keyed = partitioned(limiter("keyed", 10, 10), u32::MAX);
+    let fleet = fleet(&[keyed], Duration::ZERO, 600 * SECOND);
+    fleet.set_forgetful();
+    let gate = gate(&fleet.limiters, &["keyed"]);
+    let (before, start) = (resident(), Instant::now());
+    for partition in 0..QUEUES {
+        granted(&gate, &[of(partition)]).await.commit();
+    }
+    assert_eq!(fleet.limiters.queues(), 100_000);
+    let bytes = (resident() - before) / QUEUES;
+    println!("{bytes} bytes for each queue, {:?} to make one", start.elapsed() / 100_000);
+    assert!(bytes < 4096, "{bytes}");
+}

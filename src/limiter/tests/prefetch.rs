@@ -1,0 +1,149 @@
+//! Permits in stock, on paused time: what they spare, what they never do.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use crate::clock::{Clock, Micros};
+use crate::limiter::model::limit::{Limiter, Permits};
+use crate::limiter::store::{LimiterRef, Store};
+use crate::limiter::tests::latent_store::LatentStore;
+use crate::limiter::{Demand, Entered, LimiterSet, Limiters, tests};
+use crate::telemetry::Metrics;
+
+const SECOND: Duration = Duration::from_secs(1);
+const MILLISECOND: Duration = Duration::from_millis(1);
+/// Of the store.
+const DELAY: Duration = Duration::from_millis(1);
+
+fn limiter(rate: u64, timeout: Duration) -> Arc<Limiter> {
+    let limiter = Limiter::clone(&tests::limiter(rate, SECOND, timeout));
+    Arc::new(Limiter { guard: 20 * MILLISECOND, ..limiter })
+}
+
+fn replica(limiter: &Arc<Limiter>, clock: Clock, store: &Arc<LatentStore>) -> (Limiters, LimiterSet) {
+    let limiters = Limiters::new(store.clone(), clock, 1, Metrics::new());
+    limiters.apply(std::slice::from_ref(limiter));
+    let gate = tests::gate(&limiters, &["api"]);
+    (limiters, gate)
+}
+
+/// When a request was let through; `None` if it was refused.
+async fn pass(gate: LimiterSet) -> Option<Instant> {
+    let mut permit = match gate.enter(&[], Demand { cost: Permits::ONE, wait_max: None }).await.ok()? {
+        Entered::Granted(permit) => permit,
+        Entered::Waiting(ticket) => ticket.turn().await.ok()?,
+    };
+    permit.confirm().await.ok()?;
+    permit.commit();
+    Some(Instant::now())
+}
+
+/// `count` requests each millisecond, for so many.
+async fn pace(gate: &LimiterSet, count: usize, milliseconds: u32) -> Vec<Instant> {
+    let begin = Instant::now();
+    let mut asking = Vec::new();
+    for tick in 0..milliseconds {
+        sleep_until(begin + MILLISECOND * tick).await;
+        asking.extend((0..count).map(|_| tokio::spawn(pass(gate.clone()))));
+    }
+    let mut passed = Vec::new();
+    for asked in asking {
+        passed.extend(asked.await.unwrap());
+    }
+    passed.sort_unstable();
+    passed
+}
+
+fn fullest(passed: &[Instant], per: Duration) -> usize {
+    let within = |first: usize| passed[first..].iter().take_while(|at| **at < passed[first] + per).count();
+    (0..passed.len()).map(within).max().unwrap_or_default()
+}
+
+async fn available(store: &LatentStore, limiter: &Limiter) -> u64 {
+    store.inspect(&LimiterRef::new(limiter, None, Micros::ZERO)).await.unwrap().available[0]
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_steady_pace_is_served_from_stock() {
+    let (limiter, clock) = (limiter(100_000, Duration::ZERO), Clock::start());
+    let store = LatentStore::new(clock, DELAY);
+    let (_limiters, gate) = replica(&limiter, clock, &store);
+    let passed = pace(&gate, 10, 500).await;
+    assert_eq!(passed.len(), 5000);
+    // A call for each millisecond's arrivals without it: the store takes that long.
+    assert!(store.calls() < 150, "{} calls", store.calls());
+    // What nobody took is given back.
+    sleep(SECOND / 10).await;
+    assert_eq!(available(&store, &limiter).await, 95_000);
+    let calls = store.calls();
+    sleep(SECOND / 2).await;
+    assert_eq!(store.calls() - calls, 0, "without requests there is no stock");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sparse_pace_books_nothing_in_advance() {
+    let (limiter, clock) = (limiter(100_000, Duration::ZERO), Clock::start());
+    let store = LatentStore::new(clock, DELAY);
+    let (_limiters, gate) = replica(&limiter, clock, &store);
+    let passed = pace(&gate, 1, 200).await;
+    assert_eq!(passed.len(), 200);
+    assert_eq!(available(&store, &limiter).await, 99_800);
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_stock_two_replicas_keep_the_limit_and_use_it() {
+    let (limiter, clock) = (limiter(10_000, 10 * SECOND), Clock::start());
+    let store = LatentStore::new(clock, DELAY);
+    let (_first, one) = replica(&limiter, clock, &store);
+    let (_second, other) = replica(&limiter, clock, &store);
+    // Twice the limit: there is stock at first, then none, and then there are queues.
+    let (mut passed, others) = tokio::join!(pace(&one, 10, 1000), pace(&other, 10, 1000));
+    passed.extend(others);
+    passed.sort_unstable();
+    let served = passed.len();
+    assert!(served >= 11_900, "{served}");
+    let fullest = fullest(&passed, SECOND);
+    assert!(fullest <= 10_000, "{fullest} in a second");
+    let first_second = passed.partition_point(|at| *at < passed[0] + SECOND);
+    assert!(first_second >= 9_800, "{first_second} in the first second");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lower_limit_takes_the_stock_back() {
+    let (before, clock) = (limiter(100_000, Duration::ZERO), Clock::start());
+    let store = LatentStore::new(clock, DELAY);
+    let (limiters, gate) = replica(&before, clock, &store);
+    let passed = pace(&gate, 20, 100).await;
+    assert_eq!(passed.len(), 2000);
+    let after = limiter(2000, Duration::ZERO);
+    limiters.apply(std::slice::from_ref(&after));
+    sleep(2 * MILLISECOND).await;
+    assert_eq!(pace(&gate, 20, 50).await.len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_gives_the_stock_back() {
+    let (limiter, clock) = (limiter(100_000, Duration::ZERO), Clock::start());
+    let store = LatentStore::new(clock, DELAY);
+    let (limiters, gate) = replica(&limiter, clock, &store);
+    let passed = pace(&gate, 20, 100).await.len() as u64;
+    limiters.close().await;
+    assert_eq!(available(&store, &limiter).await, 100_000 - passed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_under_load_ends_and_gives_the_stock_back() {
+    // At any point between two looks at the pace.
+    for after in 100..120 {
+        let (limiter, clock) = (limiter(100_000, Duration::ZERO), Clock::start());
+        let store = LatentStore::new(clock, DELAY);
+        let (limiters, gate) = replica(&limiter, clock, &store);
+        let asking = tokio::spawn(async move { pace(&gate, 20, 200).await.len() as u64 });
+        sleep(MILLISECOND * after + MILLISECOND / 2).await;
+        assert!(timeout(SECOND, limiters.close()).await.is_ok(), "the worker does not end");
+        let passed = asking.await.unwrap();
+        assert_eq!(available(&store, &limiter).await, 100_000 - passed);
+    }
+}
