@@ -64,9 +64,9 @@ const RULES: &[Rule] = &[
     },
     Rule {
         // The demo's stub provider is a server of its own.
-        says: "a status code is written in proxy/response.rs or admin/",
+        says: "a status code is written in proxy/messages/response.rs or admin/",
         within: &[],
-        except: &["proxy/response.rs", "admin/", "cli/demo", "cli/provider"],
+        except: &["proxy/messages/response.rs", "admin/", "cli/demo", "cli/provider"],
         pattern: r"\bStatusCode::([A-Z_]{2,}|from_u16)\b",
         catches: "return StatusCode::NOT_FOUND;",
     },

@@ -1,0 +1,66 @@
+//! When a request is sent once more: where that does no harm (RFC 9110, 9.2.2), as often as the route says, and within the
+//! request's wait.
+//!
+//! Each attempt takes a permit of its own, in the queue. Sends nothing itself.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use http::{Request, StatusCode};
+use tokio::time::Instant;
+
+use crate::config::model::Retry;
+use crate::proxy::error::ProxyError;
+use crate::proxy::messages::response;
+
+/// The header by which a client says that a request may come twice (draft-ietf-httpapi-idempotency-key-header).
+const IDEMPOTENCY_KEY: &str = "idempotency-key";
+
+/// The attempts that a request has left.
+pub(crate) struct Retries<'route> {
+    rule: &'route Retry,
+    left: u32,
+    /// When the wait of all attempts together is over.
+    deadline: Instant,
+}
+
+impl<'route> Retries<'route> {
+    /// Of a request that may wait for so long in all; `None` if it might do harm to send it twice.
+    pub(crate) fn of<B>(
+        rule: &'route Retry,
+        request: &Request<B>,
+        wait: Duration,
+    ) -> Option<Retries<'route>> {
+        let is_harmless = request.method().is_idempotent() || request.headers().contains_key(IDEMPOTENCY_KEY);
+        let (left, deadline) = (rule.attempts - 1, Instant::now() + wait);
+        is_harmless.then_some(Retries { rule, left, deadline })
+    }
+
+    /// What is left of the wait.
+    pub(crate) fn wait(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+
+    /// Takes another attempt after one that ended so, if there is to be one. Gives the reason: `connect`, or the status that
+    /// the client would get.
+    pub(crate) fn take(&mut self, end: Result<StatusCode, &ProxyError>) -> Option<Cow<'static, str>> {
+        if self.left == 0 {
+            return None;
+        }
+        let status = match end {
+            Err(ProxyError::UpstreamConnect(_)) if self.rule.on_connect => {
+                self.left -= 1;
+                return Some("connect".into());
+            }
+            Err(error @ (ProxyError::UpstreamProtocol(_) | ProxyError::UpstreamTimeout)) => {
+                response::status_of(error)
+            }
+            Err(_) => return None,
+            Ok(status) => status,
+        };
+        self.rule.on_status.contains(&status.as_u16()).then(|| {
+            self.left -= 1;
+            status.as_u16().to_string().into()
+        })
+    }
+}

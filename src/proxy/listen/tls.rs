@@ -1,0 +1,177 @@
+//! TLS towards applications: the certificate that weir shows, and what a client's certificate says of it.
+//!
+//! Knows nothing of what is spoken inside, and not who the clients are.
+
+use std::io;
+use std::net::IpAddr;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::FromDer;
+
+use crate::config::model::{ServerTls, SubjectName};
+use crate::proxy::error::ProxyBuildError;
+use crate::proxy::net::stream::Stream;
+use crate::proxy::upstream::connect::{ALPN_HTTP1, ALPN_HTTP2, add_roots};
+
+/// Takes clients' handshakes, with the certificates as they were when the configuration was taken up.
+#[derive(Clone)]
+pub(crate) struct Acceptor(TlsAcceptor);
+
+/// What came of a handshake.
+pub(crate) struct Secured {
+    /// What is spoken inside.
+    pub(crate) wire: Wire,
+    /// Whether it has to be HTTP/2: both sides have agreed on it.
+    pub(crate) is_http2: bool,
+    /// What the client's certificate says it is called; nothing where it showed none.
+    pub(crate) names: Vec<SubjectName>,
+}
+
+impl Acceptor {
+    /// Reads the files. Where there are `client_ca`, a client that shows a certificate must show a good one;
+    /// `certificate_required`: and it must show one.
+    pub(crate) fn new(settings: &ServerTls, certificate_required: bool) -> Result<Acceptor, ProxyBuildError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
+        let builder = builder.with_safe_default_protocol_versions()?;
+        let builder = match &settings.client_ca {
+            None => builder.with_no_client_auth(),
+            Some(path) => {
+                let mut roots = RootCertStore::empty();
+                add_roots(&mut roots, path, &read(path)?)?;
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+                let verifier = if certificate_required { verifier } else { verifier.allow_unauthenticated() };
+                builder.with_client_cert_verifier(
+                    verifier.build().map_err(|error| invalid(path, &error.to_string()))?,
+                )
+            }
+        };
+        let chain = CertificateDer::pem_slice_iter(&read(&settings.cert)?).collect::<Result<Vec<_>, _>>();
+        let chain = chain.map_err(|error| invalid(&settings.cert, &error.to_string()))?;
+        let key = PrivateKeyDer::from_pem_slice(&read(&settings.key)?);
+        let key = key.map_err(|error| invalid(&settings.key, &error.to_string()))?;
+        let config = builder.with_single_cert(chain, key);
+        let mut config = config.map_err(|error| invalid(&settings.cert, &error.to_string()))?;
+        // Ours is the order of strength; a client's may be anything.
+        config.ignore_client_order = true;
+        config.alpn_protocols = vec![ALPN_HTTP2.to_vec(), ALPN_HTTP1.to_vec()];
+        Ok(Acceptor(Arc::new(config).into()))
+    }
+
+    /// Shakes hands; the caller bounds the time that it takes.
+    pub(crate) async fn accept(&self, stream: Stream) -> io::Result<Secured> {
+        let stream = self.0.accept(stream).await?;
+        let session = stream.get_ref().1;
+        let is_http2 = session.alpn_protocol() == Some(ALPN_HTTP2);
+        let certificate = session.peer_certificates().and_then(<[_]>::first);
+        let names = certificate.map(|certificate| subject_names(certificate)).unwrap_or_default();
+        Ok(Secured { wire: Wire::Tls(Box::new(stream)), is_http2, names })
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, ProxyBuildError> {
+    std::fs::read(path).map_err(|error| invalid(path, &format!("cannot be read: {error}")))
+}
+
+fn invalid(path: &Path, reason: &str) -> ProxyBuildError {
+    ProxyBuildError::ServerCertificate { path: path.to_owned(), reason: reason.to_owned() }
+}
+
+/// The subject alternative names of a certificate, in its order, those of kinds that no client goes by aside. It has been
+/// verified, so one that cannot be read is merely of no use.
+fn subject_names(certificate: &[u8]) -> Vec<SubjectName> {
+    let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return Vec::new() };
+    let Ok(Some(extension)) = certificate.subject_alternative_name() else { return Vec::new() };
+    extension.value.general_names.iter().filter_map(subject_name).collect()
+}
+
+fn subject_name(name: &GeneralName<'_>) -> Option<SubjectName> {
+    match name {
+        GeneralName::DNSName(name) => Some(SubjectName::dns(name)),
+        GeneralName::URI(uri) => Some(SubjectName::Uri((*uri).to_owned())),
+        GeneralName::RFC822Name(address) => Some(SubjectName::Email((*address).to_owned())),
+        GeneralName::IPAddress(bytes) => {
+            let v4 = <[u8; 4]>::try_from(*bytes).ok().map(IpAddr::from);
+            v4.or_else(|| <[u8; 16]>::try_from(*bytes).ok().map(IpAddr::from)).map(SubjectName::Ip)
+        }
+        _ => None,
+    }
+}
+
+/// A client's stream, in the clear or inside TLS.
+pub(crate) enum Wire {
+    /// As it comes.
+    Plain(Stream),
+    /// On the heap: it is far larger, and most connections are idle most of the time.
+    Tls(Box<TlsStream<Stream>>),
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match &mut *self {
+            Wire::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            Wire::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match &mut *self {
+            Wire::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            Wire::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match &mut *self {
+            Wire::Plain(stream) => Pin::new(stream).poll_write_vectored(context, pieces),
+            Wire::Tls(stream) => Pin::new(stream).poll_write_vectored(context, pieces),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Wire::Plain(stream) => stream.is_write_vectored(),
+            Wire::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut *self {
+            Wire::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Wire::Tls(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut *self {
+            Wire::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Wire::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}

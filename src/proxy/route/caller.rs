@@ -1,0 +1,185 @@
+//! Who calls, and whether they may: by address, and by what they show. All of it is decided before a permit is taken.
+//!
+//! Knows nothing of limiters and upstreams, and of a route only what was configured.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderName};
+use ipnet::IpNet;
+
+use crate::bearer;
+use crate::config::model::{Clients, Route as Rule, Server, SubjectName};
+use crate::proxy::error::ProxyError;
+use crate::proxy::messages::headers::X_FORWARDED_FOR;
+
+/// Where a client shows its token to weir. It begins as all that ends here does, so it never goes upstream.
+const WEIR_AUTHORIZATION: HeaderName = HeaderName::from_static("weir-authorization");
+
+/// Whether requests may come from the other end of a connection. What `X-Forwarded-For` says does not count: whoever
+/// may connect could write it.
+pub(crate) fn admit(server: &Server, peer: IpAddr) -> Result<(), ProxyError> {
+    match &server.allow {
+        Some(networks) if !contain(networks, peer) => {
+            Err(ProxyError::Forbidden("requests from this address are not served"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The client's address. Each proxy adds that of its own peer at the end, so what stands before the first address that is
+/// not trusted may be made up; what is no address is not looked behind.
+pub(crate) fn address(trusted: &[IpNet], peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+    let mut client = peer.to_canonical();
+    if trusted.is_empty() {
+        return client;
+    }
+    let lines = headers.get_all(X_FORWARDED_FOR).iter().rev();
+    let mut hops = lines.flat_map(|line| line.to_str().unwrap_or_default().rsplit(','));
+    while contain(trusted, client) {
+        match hops.next().and_then(hop) {
+            Some(before) => client = before,
+            None => break,
+        }
+    }
+    client
+}
+
+/// An address as proxies write it: some add the port, and then brackets around IPv6.
+fn hop(text: &str) -> Option<IpAddr> {
+    let text = text.trim();
+    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    let address = bare.parse().ok().or_else(|| text.parse().ok().map(|address: SocketAddr| address.ip()));
+    address.map(|address: IpAddr| address.to_canonical())
+}
+
+fn contain(networks: &[IpNet], address: IpAddr) -> bool {
+    let address = address.to_canonical();
+    networks.iter().any(|network| network.contains(&address))
+}
+
+/// What a request shows of who sent it.
+#[derive(Default)]
+pub(crate) struct Caller {
+    /// The name among the `clients`; `None` where there are none.
+    pub(crate) name: Option<Arc<str>>,
+    /// Whether `Authorization` holds a token of weir's, which is nobody else's business.
+    pub(crate) token_in_authorization: bool,
+}
+
+/// Who calls, if they are known. `rule` is that of the request's route, if it has one.
+///
+/// `Weir-Authorization` decides where it is given. `Authorization` counts where it goes no further: on a route that
+/// replaces it, and without a route. Then `names` do, which are of the certificate that the connection began with.
+pub(crate) fn identify(
+    clients: Option<&Clients>,
+    headers: &HeaderMap,
+    names: &[SubjectName],
+    rule: Option<&Rule>,
+) -> Result<Caller, ProxyError> {
+    let Some(clients) = clients else { return Ok(Caller::default()) };
+    let lines = headers.get_all(AUTHORIZATION).iter().filter(|_| clients.has_tokens());
+    let owners: Vec<_> = lines.map(|line| clients.by_token(bearer::digest_of(line)?)).collect();
+    // Of several lines none counts, but a token in any of them is weir's.
+    let authorization = if let [only] = owners.as_slice() { *only } else { None };
+    let token_in_authorization = owners.iter().any(Option::is_some);
+    let ends_here = rule.is_none_or(|rule| rule.set_headers.iter().any(|(name, _)| name == AUTHORIZATION));
+    let name = if headers.contains_key(WEIR_AUTHORIZATION) {
+        bearer::digest(headers, &WEIR_AUTHORIZATION).and_then(|token| clients.by_token(token))
+    } else {
+        authorization.filter(|_| ends_here).or_else(|| clients.by_certificate(names))
+    };
+    let name = name.cloned().ok_or(ProxyError::UnknownClient)?;
+    Ok(Caller { name: Some(name), token_in_authorization })
+}
+
+/// Whether a known client may use a route.
+pub(crate) fn may_use(rule: &Rule, caller: &Caller) -> Result<(), ProxyError> {
+    match (&rule.clients, &caller.name) {
+        (None, _) => Ok(()),
+        (Some(listed), Some(name)) if listed.contains(name) => Ok(()),
+        (Some(_), _) => Err(ProxyError::Forbidden("this client may not use this route")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn server(allow: Option<&[&str]>, trusted_proxies: &[&str]) -> Server {
+        let networks = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
+        Server {
+            tls: None,
+            allow: allow.map(networks),
+            trusted_proxies: networks(trusted_proxies),
+            max_connections: 1,
+            header_timeout: Duration::ZERO,
+            idle_timeout: Duration::ZERO,
+            max_header_bytes: 0,
+            drain_delay: Duration::ZERO,
+            drain_timeout: Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn only_listed_networks_are_let_in() {
+        let listed = server(Some(&["10.0.0.0/8", "::1/128"]), &[]);
+        for (peer, allowed) in [
+            ("10.1.2.3", true),
+            ("::ffff:10.1.2.3", true),
+            ("::1", true),
+            ("11.0.0.1", false),
+            ("::2", false),
+            ("127.0.0.1", false),
+        ] {
+            assert_eq!(admit(&listed, peer.parse().unwrap()).is_ok(), allowed, "{peer}");
+        }
+        assert!(admit(&server(None, &[]), "203.0.113.1".parse().unwrap()).is_ok());
+    }
+
+    #[test]
+    fn the_client_is_the_first_address_from_the_end_that_is_not_trusted() {
+        for (peer, lines, expected) in [
+            // Who is not trusted is the client, whatever it says.
+            ("203.0.113.9", &["198.51.100.1"][..], "203.0.113.9"),
+            ("10.0.0.1", &[], "10.0.0.1"),
+            ("10.0.0.1", &["198.51.100.1"], "198.51.100.1"),
+            ("::ffff:10.0.0.1", &["198.51.100.1"], "198.51.100.1"),
+            ("10.0.0.1", &["1.1.1.1, 198.51.100.1, 10.0.0.2"], "198.51.100.1"),
+            ("10.0.0.1", &["1.1.1.1", "198.51.100.1", "10.0.0.3 ,10.0.0.2"], "198.51.100.1"),
+            // All of them trusted: the first one.
+            ("10.0.0.1", &["10.0.0.3, 10.0.0.2"], "10.0.0.3"),
+            // Nothing is looked for behind what is no address.
+            ("10.0.0.1", &["198.51.100.1, unknown"], "10.0.0.1"),
+            ("10.0.0.1", &["198.51.100.1, unknown, 10.0.0.2"], "10.0.0.2"),
+            ("10.0.0.1", &["198.51.100.1,"], "10.0.0.1"),
+            ("10.0.0.1", &["198.51.100.1", ""], "10.0.0.1"),
+            // With a port, and in the forms of IPv6.
+            ("10.0.0.1", &["198.51.100.1:4711"], "198.51.100.1"),
+            ("10.0.0.1", &["[2001:db8::1]:4711"], "2001:db8::1"),
+            ("10.0.0.1", &["[2001:db8::1]"], "2001:db8::1"),
+            ("10.0.0.1", &["2001:db8::1, ::ffff:10.0.0.2"], "2001:db8::1"),
+        ] {
+            let mut headers = HeaderMap::new();
+            for line in lines {
+                headers.append(X_FORWARDED_FOR, HeaderValue::from_str(line).unwrap());
+            }
+            let found =
+                address(&server(None, &["10.0.0.0/8"]).trusted_proxies, peer.parse().unwrap(), &headers);
+            assert_eq!(found, expected.parse::<IpAddr>().unwrap(), "{peer} {lines:?}");
+        }
+    }
+
+    #[test]
+    fn without_trusted_proxies_nothing_is_believed() {
+        let mut headers = HeaderMap::new();
+        headers.insert(X_FORWARDED_FOR, HeaderValue::from_static("198.51.100.1"));
+        let found = address(&server(None, &[]).trusted_proxies, "10.0.0.1".parse().unwrap(), &headers);
+        assert_eq!(found, "10.0.0.1".parse::<IpAddr>().unwrap());
+    }
+}
