@@ -1,32 +1,36 @@
--- register_replica.lua: a replica says that it is there, or that it leaves, and hears who else is.
--- KEYS[1]  the replicas: { replica, the instant at which it was last heard, version, configuration, host name, ... }
--- ARGV[1]  now in microseconds; 0: this server's clock
--- ARGV[2]  for how many microseconds a replica counts that is not heard
--- ARGV[3]  the calling replica, a number
--- ARGV[4]  its version
--- ARGV[5]  the hash of its configuration
--- ARGV[6]  its host name
--- ARGV[7]  1: it leaves
--- Returns  { replica, microseconds since it was last heard, version, configuration, host name, ... } the caller first, if it stays
+-- register_replica.lua: register a replica, or remove it, and return all replicas.
+-- KEYS[1]  the replicas: { replica, the instant of its last call, version, configuration, host name, ... }
+-- ARGV[1]  MessagePack values, one after the other; all times in microseconds
+--   given_now      0: this server's clock
+--   counts_for     how long a silent replica is counted
+--   caller         the calling replica
+--   version        its version
+--   configuration  the hash of its configuration
+--   host           its host name
+--   leaves         whether it is removed
+-- Returns  one MessagePack array: { { replica, time since its last call, version, configuration, host name }, ... }, the caller first
 -- Atomic:  one key
--- Expiry:  when none of them counts any more
+-- Expiry:  when no replica counts any more
 
-local now, counts_for, caller = now_of(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local known = stored_at(KEYS[1], redis.call("MGET", KEYS[1])[1]) or {}
+local replicas_key = KEYS[1]
+local given_now, counts_for, caller, version, configuration, host, leaves = cmsgpack.unpack(ARGV[1])
+local now = Store.now(given_now)
+
+local known = Store.read(replicas_key, redis.call("MGET", replicas_key)[1]) or {}
 local kept, answer = {}, {}
-local function keep(replica, heard, ...)
-  for _, value in ipairs({ replica, heard, ... }) do kept[#kept + 1] = value end
-  for _, value in ipairs({ replica, now - heard, ... }) do answer[#answer + 1] = value end
+local function keep(replica, at, ...)
+  for _, value in ipairs({ replica, at, ... }) do kept[#kept + 1] = value end
+  answer[#answer + 1] = { replica, now - at, ... }
 end
-if ARGV[7] ~= "1" then keep(caller, now, ARGV[4], ARGV[5], ARGV[6]) end
+if not leaves then keep(caller, now, version, configuration, host) end
 for index = 1, #known, 5 do
-  -- One from before the clock was set back is as good as new.
-  local heard = math.min(known[index + 1], now)
-  if known[index] ~= caller and now - heard < counts_for then keep(known[index], heard, unpack(known, index + 2, index + 4)) end
+  -- A call from before the clock was set back is as recent as one of now.
+  local at = min(known[index + 1], now)
+  if known[index] ~= caller and now - at < counts_for then keep(known[index], at, unpack(known, index + 2, index + 4)) end
 end
 if #kept > 0 then
-  redis.call("SET", KEYS[1], cmsgpack.pack(kept), "PX", math.ceil(counts_for / 1000))
+  redis.call("SET", replicas_key, cmsgpack.pack(kept), "PX", ceil(counts_for / 1000))
 else
-  redis.call("DEL", KEYS[1])
+  redis.call("DEL", replicas_key)
 end
-return answer
+return cmsgpack.pack(answer)

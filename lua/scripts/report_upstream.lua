@@ -1,70 +1,58 @@
--- report_upstream.lua: what an upstream says of its quota, for one limiter.
--- KEYS[1]     the epoch
--- KEYS[2]     the limiter's book
--- ARGV[1]     now in microseconds; 0: this server's clock
--- ARGV[2]     how long a new epoch takes to settle
--- ARGV[3]     the server's run, as the caller knows it; empty: not known, `?`: to be found out
--- ARGV[4]     the latest epoch that the caller has heard of
--- ARGV[5]     lease in microseconds
--- ARGV[6]     the calling replica, a number
--- ARGV[7]     the caller's rules as text
--- ARGV[8]     the channel on which a pause is announced; none if empty
--- ARGV[9]     how long the first pause is for which no instant is named
--- ARGV[10]    how long the upstream asks to be left alone; 0: it names no instant
--- ARGV[11]    the longest pause
--- ARGV[12]    how long ago the request was sent that was refused
--- ARGV[13]    by how much the pause may be longer, in parts of 1024
--- ARGV[14]    the status of the answer that asks for a pause; 0: none is asked for
--- ARGV[15]    permits that a request has cost beyond what it had taken
--- ARGV[16]    how many slots follow whose permits it refused, where it matters what the upstream counts
--- ARGV[17..]  each of these slots, how many permits; then for some of the caller's rules: which, from 1 on; how much of it the
---             upstream left, in a window of which length, in the answer to the request of which slot, and how long after that
---             it was there
--- Returns     { now, the epoch, until when it settles or 0, the last reset or 0, until when it is paused or 0, how many permits
---             fewer there are because the upstream leaves less } integers only
--- Atomic:     a single server, or keys of one hash tag
--- Expiry:     every key when nothing in it can matter any more, never earlier
+-- report_upstream.lua: what the answers of an upstream say of its quota, for one limiter.
+-- KEYS[1]  the epoch
+-- KEYS[2]  the state of the limiter
+-- ARGV[1]  MessagePack values, one after the other; all times in microseconds
+--   given_now  0: this server's clock
+--   heard      the latest epoch that the caller has heard of
+--   run        the server's run as the caller knows it; empty: unknown; `?`: to be found out
+--   settle     how long a new epoch takes to settle; 0: there are no epochs
+--   lease      how long a changed limit leaves its bookings where they are
+--   replica    the calling replica
+--   rules      the caller's rules as text
+--   channel    the channel on which a pause is announced; none if empty
+--   asked      {}, or the pause that the upstream asks for: how long, 0 if it names no instant; the length of a first pause without
+--              one; the longest pause; how long ago the refused request was sent; by how much the pause may be longer, in parts of
+--              1024; the status of the answer
+--   cost       permits that a request has cost beyond those that it had taken
+--   refused    permits that the upstream refused and did not count: slot and permits by turns
+--   remaining  what the upstream left of some of the rules: the rule's place from 0 on, permits, the length of the upstream's window,
+--              the slot of the request that was answered, and how long after it the answer came, by turns
+-- Returns  one MessagePack array: { { now, epoch, until when it settles or 0, last reset or 0 }, paused until or 0, by how many permits
+--          others use more than was expected }
+-- Atomic:  a single server, or keys of one hash tag
+-- Expiry:  every key when nothing in it can matter any more, never earlier
 
-local now, settle, run, lease = now_of(ARGV[1]), tonumber(ARGV[2]), run_of(ARGV[3]), tonumber(ARGV[5])
-local replica, text, channel, fallback = tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9])
-local wait, most, sent_ago = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
-local jitter, status, cost, refused_till = tonumber(ARGV[13]), tonumber(ARGV[14]), tonumber(ARGV[15]), 16 + 2 * tonumber(ARGV[16])
+local epoch_key, state_key = KEYS[1], KEYS[2]
+local given_now, heard, run, settle, lease, replica, rules, channel, asked, cost, refused, remaining = cmsgpack.unpack(ARGV[1])
+local now, stored = Store.now(given_now), redis.call("MGET", epoch_key, state_key)
 
-local stored = redis.call("MGET", KEYS[1], KEYS[2])
-local epoch = epoch_open(KEYS[1], stored[1], now, run, settle, tonumber(ARGV[4]))
-local book = book_load(KEYS[2], stored[2], now)
-book_enter(book, epoch, now)
-book_open(book, now, text, lease, replica, reset_of(epoch, KEYS[2]), pause_of(epoch, KEYS[2]))
+local epoch = Epoch.open(epoch_key, stored[1], now, heard, run, settle)
+local state = State.load(state_key, stored[2], now)
+Recovery.enter(state, epoch, now)
+Open.state(state, state_key, epoch, now, rules, lease, replica)
 
-if cost > 0 then charge_at(book, now, cost) end
-local refused = {}
-for argument = 17, refused_till do refused[#refused + 1] = tonumber(ARGV[argument]) end
-if #refused > 0 then book_hear_refused(book, now, refused) end
-local drift = 0
-local rules = rules_of(text)
-for argument = refused_till + 1, #ARGV, 5 do
-  local rule, remaining = rules[tonumber(ARGV[argument])], tonumber(ARGV[argument + 1])
-  local per, slot, took = tonumber(ARGV[argument + 2]), tonumber(ARGV[argument + 3]), tonumber(ARGV[argument + 4])
-  if rule then drift = drift + book_hear_remaining(book, now, rule, remaining, per, slot, took) end
+if cost > 0 then Search.charge_at(state, now, cost) end
+if #refused > 0 then UpstreamReport.refused(state, now, refused) end
+local drift, own_rules = 0, Rule.parse_all(rules)
+for index = 1, #remaining, 5 do
+  local place, permits, length, slot, took = unpack(remaining, index, index + 4)
+  local rule = own_rules[place + 1]
+  if rule then drift = drift + UpstreamReport.remaining(state, now, rule, permits, length, slot, took) end
 end
--- What is moved by the pause heeds the others, too.
-if status > 0 then
-  local has_changed = pause_ask(book, now, wait > 0 and wait or nil, fallback, most, sent_ago, jitter, status, replica)
-  book_follow_pause(book, now, lease)
+-- Bookings that the pause moves are placed by what others use, too.
+if #asked > 0 then
+  local has_changed, pause = UpstreamReport.pause(state, now, asked, replica), state.pause
+  Open.follow_pause(state, now, lease)
   if has_changed and channel ~= "" then
-    -- Who does not hear of it hears of it with its next call.
-    local pause = book.pause
+    -- A replica that misses the announcement is told with its next call.
     redis.pcall("PUBLISH", channel, string.format("pause %s %.0f %.0f %.0f %.0f %.0f",
-      KEYS[2], now, pause.till, pause.status, pause.named, pause.by))
+      state_key, now, pause.paused_until, pause.status, pause.named, pause.replica))
   end
 end
-book_follow_others(book, now, lease)
+Open.follow_external_usage(state, now, lease)
 
-local answer = epoch_answer(epoch, now)
-answer[#answer + 1] = book.pause.till > now and book.pause.till or 0
-answer[#answer + 1] = drift
-local expires = book_expires(book)
-if now < epoch.settled_at then expires = max(expires, epoch.settled_at + longest_window(book.rules)) end
-local lives = book_keep(KEYS[2], stored[2], book, now, expires)
-if settle > 0 then epoch_keep(KEYS[1], epoch, now, lives) end
-return answer
+local paused_until, expires = State.paused_until(state, now), State.expires(state)
+if now < epoch.settled_at then expires = max(expires, epoch.settled_at + Rule.longest_window(state.rules)) end
+local lives_until = State.keep(state_key, stored[2], state, now, expires)
+if settle > 0 then Epoch.keep(epoch_key, epoch, now, lives_until) end
+return cmsgpack.pack({ Epoch.answer(epoch, now), paused_until, drift })

@@ -1,374 +1,242 @@
 -- reserve.lua: give back, exchange and book permits for the requests of one queue, in one step.
--- A script and not MULTI/EXEC: where a slot lies depends on what is read in the same step.
--- KEYS[1..n]   the books of the n limiters that the queue needs, all at once
--- KEYS[n + 1]  the queue's order: { last, room_at, room_permits, generation, told, reviewed, expected, booked,
---              { replica, call, at, answer or "", ... } the last call of each replica }
+-- Twin of src/limiter/arithmetic/reserve.rs. A script and not MULTI/EXEC: a slot depends on what is read in the same step.
+-- KEYS[1..n]   the states of the n limiters that the queue needs, all at once
+-- KEYS[n + 1]  the order of the queue
 -- KEYS[n + 2]  the epoch
--- ARGV[1]      now in microseconds; 0: this server's clock (anything else is for the test of the twin)
--- ARGV[2]      lease in microseconds
--- ARGV[3]      room: how many requests may be given a slot in the future
--- ARGV[4]      number of holdings to give back
--- ARGV[5]      number of holdings to exchange
--- ARGV[6]      number of runs
--- ARGV[7]      the calling replica, a number
--- ARGV[8]      the longest wait for a place of what is exchanged
--- ARGV[9]      how many requests like the first that is refused the caller may refuse without asking
--- ARGV[10]     the channel on which room is announced that was given back; none if empty
--- ARGV[11]     the number of this call among those of the replica; 0: it is not repeated
--- ARGV[12]     the server's run, as the caller knows it; empty: not known, `?`: to be found out
--- ARGV[13]     how long a new epoch takes to settle; 0: there are no epochs
--- ARGV[14]     the latest epoch that the caller has heard of
--- ARGV[15..]   for each limiter: its rules as text, the generation known to the caller, when the caller last saw its book that
---              should still be there, 0 if it need not;
---              then holdings to give back, then to exchange: slot, cost, count;
---              then runs: cost, wait_max, count
--- Returns      { now, the epoch, until when it settles or 0, the last reset or 0; for each limiter: number, void_from, the number
---              before, available of each rule, until when it is paused or 0, until when its book is there;
---              the last instant that is booked, 0 if none; where room was given back before the last slot, how many permits, 0 if none;
---              number of exchanges, count, slot (0: none within the wait), ...;
---              then of the runs: count, 0, slot: booked; or count, code, delay, delay told, limiter * 256 + limit:
---              code 1: too far, 2: as many wait as may } integers only, as one MessagePack array: a reply of as many elements takes
---              longer to write, to read and to remember
---              While an epoch settles nothing is exchanged or booked, and the answer ends before the number of exchanges.
---              A call that is repeated under its number is answered again and not carried out twice.
+-- ARGV[1]      MessagePack values, one after the other; all times in microseconds
+--   given_now         0: this server's clock; anything else is for tests
+--   lease             how long a changed limit leaves its bookings where they are
+--   replica           the calling replica
+--   call              the number of this call among those of the replica; 0: it is never repeated
+--   heard             the latest epoch that the caller has heard of
+--   run               the server's run as the caller knows it; empty: unknown; `?`: to be found out
+--   settle            how long a new epoch takes to settle; 0: there are no epochs
+--   channel           the channel on which freed room is announced; none if empty
+--   callers           what the caller knows of each limiter: its rules as text, the generation, and when it last saw a state
+--                     that must still exist or 0, by turns
+--   given_back        permits that are not needed: slot, cost and count by turns
+--   voided            void permits that are wanted at their new place: slot, cost and count by turns, ascending
+--   exchange_wait     the longest wait for such a place
+--   runs              new requests in their order: cost, longest wait and count by turns
+--   queue_slots_left  how many of them may be given a slot in the future
+--   refusal_budget    how many requests like the first refused one the caller may refuse without asking
+-- Returns      one MessagePack array:
+--              { { now, epoch, until when it settles or 0, last reset or 0 },
+--                { { generation, void_from, previous generation, { available permits of each rule }, paused until or 0,
+--                    until when the state exists } of each limiter },
+--                the last booked instant or 0, { the earliest freed room before the last slot, its permits } or zeros,
+--                { { count, slot or 0 for none within the wait } of what was exchanged },
+--                { { count, slot } where booked, else { count, 1: too far or 2: queue full, delay, delay to tell, limiter, rule } } }
+--              While an epoch settles nothing is exchanged or booked. A repeated call is answered again and not carried out twice.
 -- Atomic:      all keys carry one hash tag, so one cluster slot
 -- Expiry:      every key when nothing in it can matter any more, never earlier
 
 local limiters = #KEYS - 2
-local now, lease, room = now_of(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local give_backs, exchanges, runs = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local replica, exchange_wait, spare = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-local channel = ARGV[10]
-local call, run, settle = tonumber(ARGV[11]), run_of(ARGV[12]), tonumber(ARGV[13])
-local argument = 14
+local order_key, epoch_key = KEYS[limiters + 1], KEYS[limiters + 2]
+local given_now, lease, replica, call, heard, run, settle, channel, callers, given_back, voided, exchange_wait, runs,
+  queue_slots_left, refusal_budget = cmsgpack.unpack(ARGV[1])
+local now, stored = Store.now(given_now), redis.call("MGET", unpack(KEYS))
 
-local function take()
-  argument = argument + 1
-  return tonumber(ARGV[argument])
+local epoch = Epoch.open(epoch_key, stored[limiters + 2], now, heard, run, settle)
+
+-- ---- load ----
+
+local states, own_rules = {}, {}
+
+local function note_silence(state)
+  -- A server that nobody has asked for this long may have been away.
+  local SILENCE_MIN = 100000
+  -- A shorter silence does not replace a longer one for this long: by then all replicas have written back what they granted.
+  local SILENCE_KEPT = 1000000
+  local silence = now - state.called_at
+  local is_longer = silence > state.silent_until - state.silent_from or now > state.silent_until + SILENCE_KEPT
+  if silence > SILENCE_MIN and is_longer then state.silent_from, state.silent_until = state.called_at, now end
+  state.called_at = max(state.called_at, now)
 end
 
-local stored = redis.call("MGET", unpack(KEYS))
--- A server that is asked by nobody for so long may have been away.
-local SILENT_MIN = 100000
-
--- For how long a shorter silence does not take the place of a longer one: by then all have said what they granted meanwhile.
-local SILENCE_KEPT = 1000000
-
-local epoch = epoch_open(KEYS[limiters + 2], stored[limiters + 2], now, run, settle, tonumber(ARGV[14]))
-local books, texts, known, is_lost = {}, {}, {}, false
+local is_lost = false
 for index = 1, limiters do
-  texts[index] = ARGV[argument + 1]
-  known[index] = tonumber(ARGV[argument + 2])
-  books[index] = book_load(KEYS[index], stored[index], now)
-  is_lost = is_lost or book_is_lost(books[index], tonumber(ARGV[argument + 3]), epoch, now)
-  argument = argument + 3
+  local state = State.load(KEYS[index], stored[index], now)
+  states[index] = state
+  is_lost = is_lost or Recovery.is_lost(state, callers[3 * index], epoch, now)
 end
--- One key alone may go, deleted or evicted: whoever holds what it held is to write that back.
-if is_lost then epoch = epoch_begin(now, epoch.id, epoch.run, settle, epoch.resets, epoch.pauses) end
+-- A single key may be lost, deleted or evicted: replicas write back the grants that it held.
+if is_lost then epoch = Epoch.begin(now, epoch.id, epoch.run, settle, epoch.resets, epoch.pauses) end
 local settles = now < epoch.settled_at
 for index = 1, limiters do
-  local book = books[index]
-  book_enter(book, epoch, now)
-  local silence = now - book.called
-  local is_longer = silence > book.silent_till - book.silent_from or now > book.silent_till + SILENCE_KEPT
-  if silence > SILENT_MIN and is_longer then book.silent_from, book.silent_till = book.called, now end
-  book.called = max(book.called, now)
-  book_open(book, now, texts[index], lease, replica, reset_of(epoch, KEYS[index]), pause_of(epoch, KEYS[index]))
+  local state, rules = states[index], callers[3 * index - 2]
+  Recovery.enter(state, epoch, now)
+  note_silence(state)
+  Open.state(state, KEYS[index], epoch, now, rules, lease, replica)
+  own_rules[index] = state.union == rules and state.rules or Rule.parse_all(rules)
 end
 
--- ---- the order of the queue, the twin of order.rs ----
-
-local REVIEW_MAX = 5000000
-local REVIEW_PERMITS = 8
-
--- How long an answer is kept for the same call, and how many bytes of it at most.
-local CALL_KEPT = 1000000
-local ANSWER_MAX = 8192
-
-local last, room_at, room_permits, generation, told, reviewed, expected, booked = 0, 0, 0, 0, 0, 0, 0, 0
-local calls = {}
-local order = stored_at(KEYS[limiters + 1], stored[limiters + 1], 9)
-if order then
-  last, room_at, room_permits, generation, told, reviewed, expected, booked, calls = unpack(order)
-end
-for index = 1, #calls, 4 do
-  if call > 0 and calls[index] == replica and calls[index + 1] == call then
-    if calls[index + 3] == "" then return redis.error_reply("REPEATED the call was carried out before") end
-    return calls[index + 3]
-  end
-end
-local current = 0
-for index = 1, limiters do current = current + books[index].number end
-if current ~= generation then
-  last, room_at, room_permits, generation, told, reviewed, expected, booked = 0, 0, 0, current, 0, 0, 0, 0
-end
-if last <= now then room_permits = 0 end
-
--- The earliest place for a new request of that cost, as far as the order goes.
-local function order_floor(cost)
-  if room_permits >= cost then return room_at end
-  return last
-end
-
-local function order_given_back(slot, permits)
-  if slot < last and last > now then
-    room_at = room_permits == 0 and slot or min(room_at, slot)
-    room_permits = room_permits + permits
-  end
-end
-
--- Keeps the order after requests were booked. Returns whether they passed by room that a smaller cost may take.
-local function order_booked(slot, count, cost)
-  booked = booked + count * cost
-  local searched = room_permits >= cost
-  if searched and slot < last then room_permits = room_permits - count * cost end
-  if searched and cost == 1 then
-    room_at = slot
-    if slot >= last then room_permits = 0 end
-  end
-  last = max(last, slot)
-  return searched and cost > 1 and slot > room_at
-end
-
--- The instant that the first of some refused callers is told, who need that many permits together.
-local function tell(slot, permits, rule)
-  local spread_max = max(rule.window, SPREAD_MIN)
-  local first = told > slot + spread_max and slot or max(told, slot)
-  told = slot + (first - slot + spacing(rule, permits)) % spread_max
-  return first
-end
-
--- Pulls the spread in where the callers it was for did not come.
-local function review_spread()
-  if told <= now then
-    reviewed, expected, booked = now, 0, 0
-    return
-  end
-  local shortest, some = nil, 0
-  for index = 1, limiters do
-    for _, rule in ipairs(books[index].rules) do
-      shortest = min(shortest or rule.window, rule.window)
-      some = max(some, (span_exact(rule, REVIEW_PERMITS)))
-    end
-  end
-  local every = min(3 * shortest, max(REVIEW_MAX, some))
-  if now < reviewed + every then return end
-  local ahead = told - now
-  if booked + floor(booked / 8) < expected then told = now + floor(ahead / 1024) * floor(booked * 1024 / expected) end
-  local soon = min(told - now, every)
-  expected = nil
-  for index = 1, limiters do
-    for _, rule in ipairs(books[index].rules) do
-      local permits = floor(soon * rule.rate / rule.window)
-      expected = min(expected or permits, permits)
-    end
-  end
-  reviewed, booked = now, 0
-end
-
-review_spread()
+local order = QueueOrder.load(order_key, stored[limiters + 1])
+local answered = QueueOrder.answered(order, replica, call)
+if answered == "" then return redis.error_reply("REPEATED the call was carried out before") end
+if answered then return answered end
+QueueOrder.open(order, now, states)
 
 -- ---- steps over all limiters of the queue ----
 
 local function give_back(slot, permits)
   local place
   for index = 1, limiters do
-    local moved = book_give_back(books[index], slot, permits, known[index])
+    local moved = Reschedule.give_back(states[index], slot, permits, callers[3 * index - 1])
     if moved and (not place or moved > place) then place = moved end
   end
   return place
 end
 
--- Hands a void permit's place to its holder, where every limiter has put it at the same one.
-local function fetch(slot, cost, skipped)
-  local place, indexes = nil, {}
-  for index = 1, limiters do
-    local to, moved = book_place(books[index], slot, cost, known[index], skipped)
-    if not to or to < now or to - now > exchange_wait or (place and place ~= to) then return nil end
-    place, indexes[index] = to, moved
-  end
-  for index, moved in ipairs(indexes) do
-    books[index].moved[moved + 2] = books[index].moved[moved + 2] - cost
-  end
-  return place
-end
-
-local function searches_new(from)
+local function searches_from(at)
   local searches = {}
-  for index = 1, limiters do searches[index] = search_new(books[index], from) end
+  for index = 1, limiters do searches[index] = Search.new(states[index], at) end
   return searches
 end
 
 local function charge(searches, permits)
-  for index = 1, limiters do search_charge(searches[index], permits) end
+  for index = 1, limiters do Search.charge(searches[index], permits) end
 end
 
--- The earliest instant at which every limiter has room; returns it, the room, and who moved it.
+-- Returns the earliest instant at which every limiter has room, the room, and the limiter and rule that moved the search there.
 local function earliest(searches, cost)
-  local violated_limiter, violated_limit, at = 1, 1, 0
+  local limiter, limit, at = 1, 1, 0
   for index = 1, limiters do at = max(at, searches[index].at) end
   while true do
     local least, moved = nil, false
     for index = 1, limiters do
       local search = searches[index]
-      search_advance(search, at)
-      local found, limited_by = search_earliest(search, cost)
-      if limited_by then violated_limiter, violated_limit = index, limited_by end
+      Search.advance(search, at)
+      local found, limited_by = Search.earliest(search, cost)
+      if limited_by then limiter, limit = index, limited_by end
       if search.at > at then
         moved = true
         at = search.at
       end
       if not least or found < least then least = found end
     end
-    if not moved then return at, least, violated_limiter, violated_limit end
+    if not moved then return at, least, limiter, limit end
   end
-end
-
--- The caller's own rules for a limiter; mostly they are those in force.
-local function own_rules(limiter)
-  local book = books[limiter]
-  return book.union == texts[limiter] and book.rules or rules_of(texts[limiter])
-end
-
--- A violated rule by its place among the caller's, the first where it is another caller's.
-local function violated_number(limiter, limit)
-  local rule = books[limiter].rules[limit]
-  for index, own in ipairs(own_rules(limiter)) do
-    if own.text == rule.text then return (limiter - 1) * 256 + index - 1 end
-  end
-  return (limiter - 1) * 256
 end
 
 -- ---- give back ----
 
-for _ = 1, give_backs do
-  local slot, cost, count = take(), take(), take()
-  order_given_back(give_back(slot, cost * count) or slot, cost * count)
+for index = 1, #given_back, 3 do
+  local slot, permits = given_back[index], given_back[index + 1] * given_back[index + 2]
+  QueueOrder.given_back(order, now, give_back(slot, permits) or slot, permits)
 end
 
 -- ---- exchange: one by one, each at the place that the change kept for it, or no earlier than that ----
 
 local exchanged = {}
-for _ = 1, settles and 0 or exchanges do
-  local slot, cost, count = take(), take(), take()
-  local left
-  for index = 1, limiters do left = min(left or SPAN_MAX, unfetched(books[index], slot)) end
-  for index = 0, count - 1 do
-    -- Several replicas hold permits of one slot: where those lie apart now, each takes some from the whole stretch.
-    local at = fetch(slot, cost, max(floor((2 * index + 1) * left / (2 * count)) - index * cost, 0))
+
+local function exchange_all()
+  -- Returns the place of a void permit, where every limiter has moved it to the same one, and claims it.
+  local function claim(slot, cost, skipped)
+    local place, indexes = nil, {}
+    for index = 1, limiters do
+      local to, moved = Reschedule.place_of(states[index], slot, cost, callers[3 * index - 1], skipped)
+      if not to or to < now or to - now > exchange_wait or (place and place ~= to) then return nil end
+      place, indexes[index] = to, moved
+    end
+    for index, moved in ipairs(indexes) do Reschedule.claim(states[index], moved, cost) end
+    return place
+  end
+
+  local function exchange(slot, cost, skipped)
+    local at = claim(slot, cost, skipped)
     if not at then
       local place = give_back(slot, cost)
-      local searches = searches_new(max(now, place or last))
+      local searches = searches_from(max(now, place or order.last))
       at = earliest(searches, cost)
       if at - now <= exchange_wait then charge(searches, cost) else at = 0 end
     end
-    last = max(last, at)
-    if exchanged[#exchanged] == at then
-      exchanged[#exchanged - 1] = exchanged[#exchanged - 1] + 1
-    else
-      exchanged[#exchanged + 1] = 1
-      exchanged[#exchanged + 1] = at
+    order.last = max(order.last, at)
+    local row = exchanged[#exchanged]
+    if row and row[2] == at then row[1] = row[1] + 1 else exchanged[#exchanged + 1] = { 1, at } end
+  end
+
+  for first = 1, #voided, 3 do
+    local slot, cost, count = voided[first], voided[first + 1], voided[first + 2]
+    local left = Reschedule.unclaimed(states[1], slot)
+    for index = 2, limiters do left = min(left, Reschedule.unclaimed(states[index], slot)) end
+    for index = 0, count - 1 do
+      -- Several replicas hold permits of one slot. Where these lie apart now, each replica takes some from the whole stretch.
+      exchange(slot, cost, max(floor((2 * index + 1) * left / (2 * count)) - index * cost, 0))
     end
   end
 end
+
+if #voided > 0 and not settles then exchange_all() end
 
 -- ---- book ----
 
 local outcomes = {}
 
-local function refused(count, code, at, cost, limiter, limit)
-  local size = #outcomes
-  outcomes[size + 1], outcomes[size + 2], outcomes[size + 3] = count, code, at - now
-  outcomes[size + 4] = tell(at, (count + spare) * cost, books[limiter].rules[limit]) - now
-  spare = 0
-  outcomes[size + 5] = violated_number(limiter, limit)
+local function refuse(count, code, at, cost, limiter, limit)
+  local rule = states[limiter].rules[limit]
+  local told = QueueOrder.tell(order, at, (count + refusal_budget) * cost, rule)
+  refusal_budget = 0
+  local own = Rule.position(own_rules[limiter], rule) or 1
+  outcomes[#outcomes + 1] = { count, code, at - now, told - now, limiter - 1, own - 1 }
 end
 
-if runs > 0 and not settles then
-  local searches = searches_new(now)
-  -- The search has moved on for a cost that found nothing where it stood: a smaller one may have room before.
+local function book()
+  local TOO_FAR, QUEUE_FULL = 1, 2
+  local searches = searches_from(now)
+  -- The largest cost for which the search has passed by room: a smaller one may be booked before.
   local passed = 0
-  for _ = 1, runs do
-    local cost, wait_max, left = take(), take(), take()
-    if cost < passed then
-      searches = searches_new(now)
-      passed = 0
-    end
+  for first = 1, #runs, 3 do
+    local cost, wait_max, left = runs[first], runs[first + 1], runs[first + 2]
+    if cost < passed then searches, passed = searches_from(now), 0 end
     while left > 0 do
-      local from = order_floor(cost)
-      for index = 1, limiters do search_advance(searches[index], from) end
+      local from = QueueOrder.floor_of(order, cost)
+      for limiter = 1, limiters do Search.advance(searches[limiter], from) end
       local at, free, limiter, limit = earliest(searches, cost)
-      local code = at - now > wait_max and 1 or at > now and room == 0 and 2 or 0
-      if code > 0 then
-        refused(left, code, at, cost, limiter, limit)
+      local code = at - now > wait_max and TOO_FAR or at > now and queue_slots_left == 0 and QUEUE_FULL or nil
+      if code then
+        refuse(left, code, at, cost, limiter, limit)
         passed = max(passed, cost)
         break
       end
-      local count = min(left, floor(free / cost))
-      if at < last then count = min(count, floor(room_permits / cost)) end
-      count = max(count, 1)
+      local count = max(QueueOrder.count_at(order, at, cost, min(left, floor(free / cost))), 1)
       if at > now then
-        count = min(count, room)
-        room = room - count
+        count = min(count, queue_slots_left)
+        queue_slots_left = queue_slots_left - count
       end
       charge(searches, count * cost)
-      if order_booked(at, count, cost) then passed = max(passed, cost) end
-      local size = #outcomes
-      outcomes[size + 1], outcomes[size + 2], outcomes[size + 3] = count, 0, at
+      if QueueOrder.booked(order, at, count, cost) then passed = max(passed, cost) end
+      outcomes[#outcomes + 1] = { count, at }
       left = left - count
     end
   end
 end
 
+if #runs > 0 and not settles then book() end
+
 -- ---- store and answer ----
 
-local answer = epoch_answer(epoch, now)
-local lives_until, last_booked = now, 0
+local rows, lives_until, last_booked = {}, now, 0
 for index = 1, limiters do
-  local book = books[index]
-  answer[#answer + 1] = book.number
-  answer[#answer + 1] = book.void_from
-  answer[#answer + 1] = book.moved_generation
-  for _, rule in ipairs(own_rules(index)) do
-    answer[#answer + 1] = available(book, now, rule)
+  local state, rules, available = states[index], own_rules[index], {}
+  for place = 1, #rules do available[place] = State.available(state, now, rules[place]) end
+  local expires, paused_until = State.expires(state), State.paused_until(state, now)
+  last_booked = max(last_booked, Timeline.last(state.timeline) or 0)
+  if settles and (state.owed > 0 or #state.written_back > 0) then
+    expires = max(expires, epoch.settled_at + Rule.longest_window(state.rules))
   end
-  local expires = book_expires(book)
-  last_booked = max(last_booked, book.at[book.size] or 0)
-  if settles and (book.owed > 0 or #book.restored > 0) then expires = max(expires, epoch.settled_at + longest_window(book.rules)) end
-  local lives = book_keep(KEYS[index], stored[index], book, now, expires)
+  local lives = State.keep(KEYS[index], stored[index], state, now, expires)
   lives_until = max(lives_until, lives)
-  answer[#answer + 1] = book.pause.till > now and book.pause.till or 0
-  answer[#answer + 1] = lives
+  rows[index] = { state.generation, state.void_from, state.previous_generation, available, paused_until, lives }
 end
-answer[#answer + 1] = last_booked
-local has_room = room_permits > 0 and room_at < last
-answer[#answer + 1] = has_room and room_at or 0
-answer[#answer + 1] = has_room and room_permits or 0
-if has_room and give_backs > 0 and channel ~= "" then
-  -- Replicas that hold later slots trade them for it. Who does not hear of it loses nothing but time.
-  redis.pcall("PUBLISH", channel, string.format("%s %.0f %.0f", KEYS[limiters + 1], room_at, room_permits))
+local room_at, room_permits = QueueOrder.room(order)
+if room_permits > 0 and #given_back > 0 and channel ~= "" then
+  -- Replicas that hold later slots trade them for the room. One that misses the announcement loses only time.
+  redis.pcall("PUBLISH", channel, string.format("%s %.0f %.0f", order_key, room_at, room_permits))
 end
-
-if not settles then
-  answer[#answer + 1] = #exchanged / 2
-  for index = 1, #exchanged do answer[#answer + 1] = exchanged[index] end
-  for index = 1, #outcomes do answer[#answer + 1] = outcomes[index] end
-end
-
-local text, kept = cmsgpack.pack(answer), {}
-local function remember(...)
-  for _, value in ipairs({ ... }) do kept[#kept + 1] = value end
-end
-for index = 1, #calls, 4 do
-  if calls[index] ~= replica and calls[index + 2] + CALL_KEPT > now then
-    remember(calls[index], calls[index + 1], calls[index + 2], calls[index + 3])
-  end
-end
-if call > 0 then remember(replica, call, now, #text <= ANSWER_MAX and text or "") end
-keep(
-  KEYS[limiters + 1], stored[limiters + 1],
-  cmsgpack.pack({ last, room_at, room_permits, generation, told, reviewed, expected, booked, kept }), now,
-  max(last, told, call > 0 and now + CALL_KEPT or 0)
-)
-if settle > 0 then epoch_keep(KEYS[limiters + 2], epoch, now, lives_until) end
-return text
+local answer = cmsgpack.pack({
+  Epoch.answer(epoch, now), rows, last_booked, { room_at, room_permits }, exchanged, outcomes,
+})
+QueueOrder.keep(order_key, stored[limiters + 1], order, now, replica, call, answer)
+if settle > 0 then Epoch.keep(epoch_key, epoch, now, lives_until) end
+return answer

@@ -1,98 +1,113 @@
--- write_back.lua: charge what a replica was granted before the server lost it, or while it was away.
--- KEYS[1]     the epoch
--- KEYS[2]     the limiter's book
--- ARGV[1]     now in microseconds; 0: this server's clock
--- ARGV[2]     how long a new epoch takes to settle
--- ARGV[3]     the server's run, as the caller knows it; empty: not known, `?`: to be found out
--- ARGV[4]     lease in microseconds
--- ARGV[5]     the calling replica, a number
--- ARGV[6]     the number of this write among those of its kind and the replica: one that is repeated is carried out once
--- ARGV[7]     how much of the limiter the caller has seen in use; what of it nobody writes back is charged, too
--- ARGV[8]     the caller's rules as text
--- ARGV[9]     the latest epoch that the caller has heard of
--- ARGV[10]    its kind: 1: what was granted before the server lost it, 2: what was granted while it was away
--- ARGV[11]    of the second kind: how many microseconds ago the caller may have granted something first, by it or not
--- ARGV[12]    what this clock showed when it was sent, as far as the caller knows; 0: it does not know
--- ARGV[13..]  permits, ascending: microseconds before it was sent, count
--- Returns     { now, the epoch, until when it settles or 0, the last reset or 0 } integers only
--- Atomic:     a single server, or keys of one hash tag
--- Expiry:     every key when nothing in it can matter any more, never earlier
+-- write_back.lua: charge what a replica was granted before the server lost it, or while the server was away.
+-- KEYS[1]  the epoch
+-- KEYS[2]  the state of the limiter
+-- ARGV[1]  MessagePack values, one after the other; all times in microseconds
+--   given_now  0: this server's clock
+--   heard      the latest epoch that the caller has heard of
+--   run        the server's run as the caller knows it; empty: unknown; `?`: to be found out
+--   settle     how long a new epoch takes to settle
+--   lease      how long a changed limit leaves its bookings where they are
+--   replica    the calling replica
+--   number     the number of this write among those of its kind and the replica: a repeated one is carried out once
+--   seen       how many permits the caller has seen in use: those that nobody writes back are charged, too
+--   rules      the caller's rules as text
+--   was_away   whether the permits were granted while the server was away; otherwise it has lost them
+--   since      if it was away: how long ago a replica may first have granted something without it
+--   sent       the instant of this clock at which the call was sent, as far as the caller knows; 0: unknown
+--   bookings   ascending: how long before it was sent (below 0: after it) and permits by turns
+-- Returns  one MessagePack array: { now, epoch, until when it settles or 0, last reset or 0 }
+-- Atomic:  a single server, or keys of one hash tag
+-- Expiry:  every key when nothing in it can matter any more, never earlier
 
-local now, settle, run, lease = now_of(ARGV[1]), tonumber(ARGV[2]), run_of(ARGV[3]), tonumber(ARGV[4])
-local replica, number, seen, text = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
+local epoch_key, state_key = KEYS[1], KEYS[2]
+local given_now, heard, run, settle, lease, replica, number, seen, rules, was_away, since, sent, bookings = cmsgpack.unpack(ARGV[1])
+local now, stored = Store.now(given_now), redis.call("MGET", epoch_key, state_key)
 
--- A call that was sent to a server that stood still is carried out late; one from another clock seems sent long ago, or not yet.
-local DELAY_MAX = 60000000
-local sent = tonumber(ARGV[12])
-if sent > now or now - sent > DELAY_MAX then sent = now end
+local epoch = Epoch.open(epoch_key, stored[1], now, heard, run, settle)
+local state = State.load(state_key, stored[2], now)
+Recovery.enter(state, epoch, now)
+Open.state(state, state_key, epoch, now, rules, lease, replica)
 
-local stored = redis.call("MGET", KEYS[1], KEYS[2])
-local epoch = epoch_open(KEYS[1], stored[1], now, run, settle, tonumber(ARGV[9]))
-local book = book_load(KEYS[2], stored[2], now)
-book_enter(book, epoch, now)
-book_open(book, now, text, lease, replica, reset_of(epoch, KEYS[2]), pause_of(epoch, KEYS[2]))
-
-local place
-for index = 1, #book.restored, 3 do
-  if book.restored[index] == replica then place = index end
-end
-if not place then
-  place = #book.restored + 1
-  book.restored[place], book.restored[place + 1], book.restored[place + 2] = replica, 0, 0
-end
-place = place + tonumber(ARGV[10])
-if book.restored[place] < number then
-  book.restored[place] = number
-  -- If nobody has called meanwhile, the server was away for all, and others may have granted as much: they have a moment
-  -- to say so.
-  -- Calls that had been sent before may be carried out when it is back, so the last call alone tells nothing.
-  local first = sent - tonumber(ARGV[11])
-  local was_silent = book.called < first or (book.silent_from <= first and first <= book.silent_till)
-  if ARGV[10] == "2" and now >= epoch.settled_at and was_silent then
-    epoch.settled_at, epoch.kept_until = now + settle, 0
+-- Notes the number of this write. Returns whether it is new.
+local function is_new()
+  local written, place = state.written_back, nil
+  for index = 1, #written, 3 do
+    if written[index] == replica then place = index end
   end
+  if not place then
+    place = #written + 1
+    written[place], written[place + 1], written[place + 2] = replica, 0, 0
+  end
+  place = place + (was_away and 2 or 1)
+  if written[place] >= number then return false end
+  written[place] = number
+  return true
+end
+
+local function settle_until(at)
+  if at > epoch.settled_at then epoch.settled_at, epoch.kept_until = at, 0 end
+end
+
+-- Lets the epoch settle while more may be written back.
+local function wait_for_others()
+  -- If nobody has called since the first grant, the server was away for all. Calls that were sent before may be carried out when it is
+  -- back, so the last call alone shows nothing.
+  local first = sent - since
+  local was_silent = state.called_at < first or (state.silent_from <= first and first <= state.silent_until)
+  if was_away and now >= epoch.settled_at and was_silent then settle_until(now + settle) end
   if now < epoch.settled_at then
-    book.owed = max(book.owed, seen)
-    -- There may be more to come.
-    local more = min(now + settle / 2, epoch.id + SETTLES_MAX * settle)
-    if more > epoch.settled_at then epoch.settled_at, epoch.kept_until = more, 0 end
+    state.owed = max(state.owed, seen)
+    settle_until(min(now + settle / 2, epoch.id + Epoch.SETTLES_MAX * settle))
   end
-  -- Two ascending rows become one.
-  local at, permits, size, known = {}, {}, 0, 1
-  local function put(instant, count)
-    if size > 0 and is_one(book.rules, book.cell, at[size], instant) then
-      at[size], permits[size] = instant, permits[size] + count
+end
+
+-- Takes a booking into the checkpoints that hold its instant.
+local function take_late(at, permits)
+  for place, checkpoint in pairs(state.checkpoints) do
+    local rule = state.rules[place]
+    state.checkpoints[place] = rule.algorithm.take_late(rule, checkpoint, at, permits)
+  end
+end
+
+-- Charges the bookings: two ascending rows become one.
+local function charge()
+  local timeline, in_force = state.timeline, state.rules
+  local entries, permits, size, known = {}, {}, 0, 1
+  local function put(at, count)
+    if size > 0 and Rule.is_one(in_force, in_force.cell, entries[size], at) then
+      entries[size], permits[size] = at, permits[size] + count
     else
       size = size + 1
-      at[size], permits[size] = instant, count
+      entries[size], permits[size] = at, count
     end
   end
-  for argument = 13, #ARGV, 2 do
-    local instant, count = sent - tonumber(ARGV[argument]), tonumber(ARGV[argument + 1])
-    while known <= book.size and book.at[known] <= instant do
-      put(book.at[known], book.permits[known])
+  local function put_known(till)
+    while known <= timeline.size and timeline.at[known] <= till do
+      put(timeline.at[known], timeline.permits[known])
       known = known + 1
     end
-    -- What was before a reset no longer counts.
-    if instant > book.reset_at then
-      put(instant, count)
-      -- A bucket that has taken in that instant takes this in, too.
-      for index, rule in ipairs(book.rules) do
-        local base = book.bases[index]
-        if rule.burst and instant <= base[3] then
-          local micros, rest = level_take(rule, base[1], base[2], instant, count)
-          book.bases[index] = { micros, rest, base[3] }
-        end
-      end
+  end
+  for index = 1, #bookings, 2 do
+    local at, count = sent - bookings[index], bookings[index + 1]
+    put_known(at)
+    -- Bookings from before a reset do not count any more.
+    if at > state.reset_at then
+      put(at, count)
+      take_late(at, count)
     end
   end
-  while known <= book.size do
-    put(book.at[known], book.permits[known])
-    known = known + 1
-  end
-  book.at, book.permits, book.size = at, permits, size
+  put_known(math.huge)
+  timeline.at, timeline.permits, timeline.size = entries, permits, size
 end
 
-local expires = max(book_expires(book), epoch.settled_at + longest_window(book.rules))
-epoch_keep(KEYS[1], epoch, now, book_keep(KEYS[2], stored[2], book, now, expires))
-return epoch_answer(epoch, now)
+if is_new() then
+  -- A call to a server that stood still is carried out late. A call that seems older than this comes from another clock.
+  local DELAY_MAX = 60000000
+  if sent > now or now - sent > DELAY_MAX then sent = now end
+  wait_for_others()
+  charge()
+end
+
+local expires = max(State.expires(state), epoch.settled_at + Rule.longest_window(state.rules))
+Epoch.keep(epoch_key, epoch, now, State.keep(state_key, stored[2], state, now, expires))
+return cmsgpack.pack(Epoch.answer(epoch, now))
