@@ -70,12 +70,12 @@ pub(super) fn reserve(value: &Value, limiter_refs: &[LimiterRef], call: &Call) -
         answer.lives_until.push(Micros(lives_until));
     }
     let (at, permits) = row.room;
-    answer.room = (permits > 0).then_some(Freed { at: Micros(at), permits });
+    answer.freed = (permits > 0).then_some(Freed { at: Micros(at), permits });
     if epoch.settles_until.is_some() {
         return (row.exchanged.is_empty() && row.outcomes.is_empty()).then_some(answer);
     }
     let slot = |(count, at)| (count, (at > 0).then_some(Micros(at)));
-    answer.exchanged = row.exchanged.into_iter().map(slot).collect();
+    answer.rescheduled = row.exchanged.into_iter().map(slot).collect();
     answer.outcomes = row.outcomes.iter().map(|row| outcome(row)).collect::<Option<_>>()?;
     is_whole(&answer, call).then_some(answer)
 }
@@ -83,8 +83,8 @@ pub(super) fn reserve(value: &Value, limiter_refs: &[LimiterRef], call: &Call) -
 /// Whether an answer speaks of as many permits as the call.
 fn is_whole(answer: &Answer, call: &Call) -> bool {
     let total = |mut counts: Box<dyn Iterator<Item = u64> + '_>| counts.try_fold(0, u64::checked_add);
-    total(Box::new(answer.exchanged.iter().map(|(count, _)| *count)))
-        == total(Box::new(call.exchange.iter().map(|holding| holding.count)))
+    total(Box::new(answer.rescheduled.iter().map(|(count, _)| *count)))
+        == total(Box::new(call.reschedule.iter().map(|holding| holding.count)))
         && total(Box::new(answer.outcomes.iter().map(|(count, _)| *count)))
             == total(Box::new(call.runs.iter().map(|run| run.count)))
 }
@@ -92,10 +92,10 @@ fn is_whole(answer: &Answer, call: &Call) -> bool {
 fn outcome(row: &[u64]) -> Option<(u64, Outcome)> {
     match *row {
         [count, slot] => Some((count, Outcome::Booked(Micros(slot)))),
-        [count, code, delay, told, limiter, limit] => {
+        [count, code, delay, advised, limiter, limit] => {
             let violated =
                 Violated { limiter: usize::try_from(limiter).ok()?, limit: usize::try_from(limit).ok()? };
-            let delay = RetryDelay { delay: Micros(delay), told: Micros(told), violated };
+            let delay = RetryDelay { delay: Micros(delay), advised: Micros(advised), violated };
             match code {
                 1 => Some((count, Outcome::TooFar(delay))),
                 2 => Some((count, Outcome::Full(delay))),
@@ -144,8 +144,8 @@ pub(super) fn epoch(value: &Value) -> Option<Epoch> {
 
 /// Returns the answer of `report_upstream.lua` and `pause.lua`.
 pub(super) fn report(value: &Value) -> Option<ReportResult> {
-    let (epoch, paused_until, drift): (EpochRow, u64, u64) = unpack(value)?;
-    Some(ReportResult { epoch: epoch.into(), paused_until: Micros(paused_until), drift })
+    let (epoch, paused_until, external_usage): (EpochRow, u64, u64) = unpack(value)?;
+    Some(ReportResult { epoch: epoch.into(), paused_until: Micros(paused_until), external_usage })
 }
 
 /// Returns the answer of `register_replica.lua`. Other versions of weir wrote parts of it, which are made printable.

@@ -2,14 +2,12 @@
 //!
 //! The arguments are MessagePack values one after the other, in the order of the fields here.
 
-use std::fmt::Write;
-
 use serde::Serialize;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::arithmetic::rule::{Kind, Rule};
-use crate::limiter::arithmetic::state::RETIMED_MAX;
+use crate::limiter::arithmetic::reschedule::RESCHEDULE_MAX;
+use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::call::{Call, Holding, Run};
 use crate::limiter::model::pause::{PAUSE_MAX, PauseRequest};
 use crate::limiter::model::upstream_report::{Remaining, UpstreamReport};
@@ -97,9 +95,9 @@ pub(super) fn reserve(
     keys.push(keys::queue(context.prefix, limiter_refs));
     keys.push(context.epoch.to_owned());
     let callers = limiter_refs.iter().enumerate().flat_map(|(index, limiter_ref)| {
-        let generation = call.known.get(index).copied().unwrap_or_default();
-        let seen_at = call.seen.get(index).copied().unwrap_or_default();
-        [Mixed::Text(rules_text(&limiter_ref.rules)), Mixed::Number(generation), Mixed::Number(seen_at.0)]
+        let generation = call.generations.get(index).copied().unwrap_or_default();
+        let seen_at = call.state_seen_at.get(index).copied().unwrap_or_default();
+        [Mixed::Text(limiter_ref.rules_text()), Mixed::Number(generation), Mixed::Number(seen_at.0)]
     });
     let holding = |holding: &Holding| [holding.slot.0, holding.cost, holding.count];
     let run = |run: &Run| [run.cost, run.wait_max.0, run.count];
@@ -114,11 +112,11 @@ pub(super) fn reserve(
         channel: context.channel,
         callers: callers.collect(),
         given_back: call.give_back.iter().flat_map(holding).collect(),
-        voided: call.exchange.iter().flat_map(holding).collect(),
-        exchange_wait: call.exchange_wait.0,
+        voided: call.reschedule.iter().flat_map(holding).collect(),
+        exchange_wait: call.reschedule_wait.0,
         runs: call.runs.iter().flat_map(run).collect(),
-        queue_slots_left: call.room,
-        refusal_budget: call.spare,
+        queue_slots_left: call.queue_slots_left,
+        refusal_budget: call.refusal_budget,
     };
     Arguments::new(keys, &values)
 }
@@ -132,10 +130,7 @@ struct Inspect {
 /// Returns the arguments of `inspect.lua`.
 pub(super) fn inspect(context: &Context<'_>, limiter_ref: &LimiterRef) -> Arguments {
     let [epoch, state] = context.limiter_keys(limiter_ref);
-    Arguments::new(
-        [state, epoch],
-        &Inspect { given_now: context.now.0, rules: rules_text(&limiter_ref.rules) },
-    )
+    Arguments::new([state, epoch], &Inspect { given_now: context.now.0, rules: limiter_ref.rules_text() })
 }
 
 #[derive(Serialize)]
@@ -172,7 +167,7 @@ pub(super) fn reset(context: &Context<'_>, limiter_ref: &LimiterRef) -> Argument
         heard: 0,
         run: context.run,
         settle: context.settle.0,
-        span: (longest + RETIMED_MAX).0,
+        span: (longest + RESCHEDULE_MAX).0,
     };
     Arguments::new(context.limiter_keys(limiter_ref), &values)
 }
@@ -243,12 +238,12 @@ pub(super) fn report_upstream(
     });
     let values = ReportUpstream {
         given_now: context.now.0,
-        heard: report.known,
+        heard: report.known_epoch,
         run: context.run,
         settle: context.settle.0,
         lease: context.lease.0,
         replica: report.replica,
-        rules: rules_text(&limiter_ref.rules),
+        rules: limiter_ref.rules_text(),
         channel: context.channel,
         asked: asked.unwrap_or_default(),
         cost: report.cost,
@@ -284,14 +279,14 @@ pub(super) fn write_back(context: &Context<'_>, limiter_ref: &LimiterRef, write:
     let booking = |(ago, permits): &(i64, u64)| [*ago, i64::try_from(*permits).unwrap_or(i64::MAX)];
     let values = WrittenBack {
         given_now: context.now.0,
-        heard: write.known,
+        heard: write.known_epoch,
         run: context.run,
         settle: context.settle.0,
         lease: context.lease.0,
         replica: write.replica,
         number: write.number,
-        seen: write.seen,
-        rules: rules_text(&limiter_ref.rules),
+        seen: write.observed_usage,
+        rules: limiter_ref.rules_text(),
         was_away,
         since: since.0,
         sent: write.sent.0,
@@ -323,27 +318,4 @@ pub(super) fn register_replica(prefix: &str, me: &Replica, leaves: bool) -> Argu
         leaves,
     };
     Arguments::new([keys::replicas(prefix)], &values)
-}
-
-/// Returns rules as `rule.lua` reads them.
-fn rules_text(rules: &[Rule]) -> String {
-    let mut text = String::new();
-    for rule in rules {
-        if !text.is_empty() {
-            text.push(';');
-        }
-        let (rate, window, cell) = (rule.rate, rule.window.0, rule.cell.0);
-        // Writing to a string does not fail.
-        let _ = match &rule.kind {
-            Kind::Sliding => write!(text, "S {rate} {window} {cell}"),
-            Kind::Bucket { burst } => write!(text, "B {rate} {window} {cell} {burst}"),
-            Kind::Fixed { guard, stretches } => {
-                let _ = write!(text, "F {rate} {window} {cell} {}", guard.0);
-                stretches
-                    .iter()
-                    .try_for_each(|stretch| write!(text, " {} {}", stretch.start.0, stretch.length.0))
-            }
-        };
-    }
-    text
 }

@@ -7,8 +7,9 @@ use tokio::time::timeout;
 
 use crate::clock::Micros;
 use crate::limiter::Replica;
+use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::arithmetic::rule::{Kind, Rule};
+use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::upstream_report::UpstreamReport;
 use crate::limiter::model::write_back::{Unknown, WriteBack};
@@ -48,7 +49,8 @@ impl RedisStore {
         };
         let part = self.part(GROUP).unwrap_or_else(|| Arc::new(self.clone()));
         let name = LimiterName::parse(GROUP).ok_or(StoreError::Malformed("no group"))?;
-        let rule = Rule { rate: 1, window: Micros::from_millis(1), cell: Micros::ONE, kind: Kind::Sliding };
+        let rule =
+            Rule { rate: 1, window: Micros::from_millis(1), cell: Micros::ONE, kind: SlidingWindow.into() };
         let limiter_ref = LimiterRef {
             name,
             partition: None,
@@ -62,8 +64,8 @@ impl RedisStore {
             replica: me.id,
             unknown: Unknown::Lost,
             number: 1,
-            known: 0,
-            seen: 0,
+            known_epoch: 0,
+            observed_usage: 0,
             sent: Micros::ZERO,
             entries: Vec::new(),
         };
