@@ -1,0 +1,24 @@
+//! Which room may look at which: only downwards.
+
+/// For each room by its path, the floors of its children, the lowest first. Children on one floor may look at each other
+/// so long as there is no circle.
+pub(crate) type Floors<'a> = &'a [(&'a str, &'a [&'a [&'a str]])];
+
+/// The floors of the house. A module that is not named here is on no floor.
+pub(crate) const FLOORS: Floors<'static> = &[
+    (
+        "",
+        &[
+            &["clock", "bearer"],
+            &["limiter"],
+            &["config"],
+            &["telemetry"],
+            &["redis", "proxy"],
+            &["admin"],
+            &["app"],
+            &["cli"],
+            &["main"],
+        ],
+    ),
+    ("limiter", &[&["model"], &["arithmetic"], &["store"], &["recovery"], &["queue"], &["registry"]]),
+];
