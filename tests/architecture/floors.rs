@@ -1,18 +1,18 @@
 //! Which room may look at which: only downwards.
 
-/// For each room by its path, the floors of its children, the lowest first. Children on one floor may look at each other
+/// For each room by its path, the floors of its children, the lowest first. Every child is on one. Children on one floor may look at each other
 /// so long as there is no circle.
 pub(crate) type Floors<'a> = &'a [(&'a str, &'a [&'a [&'a str]])];
 
-/// The floors of the house. A module that is not named here is on no floor.
+/// The floors of the house.
 pub(crate) const FLOORS: Floors<'static> = &[
     (
         "",
         &[
             &["clock", "bearer"],
+            &["telemetry"],
             &["limiter"],
             &["config"],
-            &["telemetry"],
             &["redis", "proxy"],
             &["admin"],
             &["app"],

@@ -9,9 +9,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::Finding;
+use crate::floors::Floors;
 use crate::references::{Mentions, Place, Reference};
-use crate::tree::{ModuleId, Target, Tree};
-use crate::{Finding, floors};
+use crate::tree::{Module, ModuleId, Target, Tree};
 
 /// The references of one room by the nodes that they join.
 struct Room<'a> {
@@ -20,11 +21,27 @@ struct Room<'a> {
 }
 
 /// Returns every circle of every room, and every reference that looks up.
-pub(crate) fn findings(tree: &Tree, mentions: &Mentions, floors: floors::Floors<'_>) -> Vec<Finding> {
+pub(crate) fn findings(tree: &Tree, mentions: &Mentions, floors: Floors<'_>) -> Vec<Finding> {
     let rooms = rooms(tree, mentions);
     let circles = rooms.iter().flat_map(|room| room.circles(tree));
     let upward = rooms.iter().flat_map(|room| room.upward(tree, floors));
-    circles.chain(upward).collect()
+    circles.chain(upward).chain(misplaced(tree, floors)).collect()
+}
+
+/// Returns the children of a room that are on no floor of it, and the names on its floors that no child has.
+fn misplaced(tree: &Tree, floors: Floors<'_>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for (room, floors) in floors {
+        let on_floors: BTreeSet<&str> = floors.iter().flat_map(|floor| floor.iter().copied()).collect();
+        let id = tree.modules.iter().position(|module| module.name == *room);
+        let children = tree.modules.iter().filter(|module| module.parent == id && id.is_some());
+        let children: BTreeSet<&str> = children.map(Module::short_name).collect();
+        let wrong = on_floors.symmetric_difference(&children);
+        found.extend(
+            wrong.map(|name| Finding { key: format!("no floor: {room}: {name}"), detail: Vec::new() }),
+        );
+    }
+    found
 }
 
 fn rooms<'a>(tree: &Tree, mentions: &'a Mentions) -> Vec<Room<'a>> {
@@ -83,17 +100,19 @@ impl Room<'_> {
         Finding { key: format!("circle: {room}: {}", names.join(", ")), detail: edges }
     }
 
-    /// Returns the references from a lower floor to a higher one, and rooms that are on no floor.
-    fn upward(&self, tree: &Tree, floors: floors::Floors<'_>) -> Vec<Finding> {
+    /// Returns the references from a lower floor to a higher one, with every place.
+    fn upward(&self, tree: &Tree, floors: Floors<'_>) -> Vec<Finding> {
         let room = &tree.modules[self.id].name;
         let Some((_, floors)) = floors.iter().find(|(name, _)| name == room) else { return Vec::new() };
         let floor =
             |node: ModuleId| floors.iter().position(|floor| floor.contains(&self.label(tree, node).as_str()));
         let mut found = Vec::new();
-        for (edge @ (from, to), references) in &self.edges {
+        for ((from, to), references) in &self.edges {
             if floor(*from).zip(floor(*to)).is_some_and(|(from, to)| from < to) {
                 let key = format!("upward: {room}: {} -> {}", self.label(tree, *from), self.label(tree, *to));
-                found.push(Finding { key, detail: vec![self.edge(tree, *edge, references)] });
+                let places = places(tree, references).into_iter();
+                let detail = places.map(|(file, line, target)| format!("{file}:{line}: {target}")).collect();
+                found.push(Finding { key, detail });
             }
         }
         found
@@ -108,13 +127,16 @@ impl Room<'_> {
 
     /// Writes an edge with the number of its references and one as an example.
     fn edge(&self, tree: &Tree, (from, to): (ModuleId, ModuleId), references: &[&Reference]) -> String {
-        let places: BTreeSet<(&str, usize, String)> = references.iter().map(|it| place(tree, it)).collect();
+        let places = places(tree, references);
         let (file, line, target) = &places.iter().next().cloned().unwrap_or_default();
         let (from, to) = (self.label(tree, from), self.label(tree, to));
         format!("{from} -> {to}  ({} places, such as {file}:{line}: {target})", places.len())
     }
 }
 
-fn place<'a>(tree: &'a Tree, reference: &Reference) -> (&'a str, usize, String) {
-    (&tree.modules[reference.from].file, reference.line, crate::spelled(tree, &reference.to))
+/// Returns the file, the line and the target of each reference.
+fn places<'a>(tree: &'a Tree, references: &[&Reference]) -> BTreeSet<(&'a str, usize, String)> {
+    let place =
+        |it: &&Reference| (tree.modules[it.from].file.as_str(), it.line, crate::spelled(tree, &it.to));
+    references.iter().map(place).collect()
 }

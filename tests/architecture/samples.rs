@@ -1,5 +1,6 @@
 //! The test of this test: small crates, each with one thing wrong.
 
+use crate::floors::Floors;
 use crate::references::Mentions;
 use crate::rules::{RULES, Rule};
 use crate::sizes::{self, Exceptions};
@@ -14,8 +15,12 @@ fn sources(files: &[(&str, &str)]) -> Sources {
 
 /// Returns the keys of the findings in the graph of a small crate.
 fn graph_keys(files: &[(&str, &str)]) -> Vec<String> {
+    graph_keys_with(files, &[])
+}
+
+fn graph_keys_with(files: &[(&str, &str)], floors: Floors<'_>) -> Vec<String> {
     let tree = Tree::new(&sources(files));
-    keys(graph::findings(&tree, &Mentions::of(&tree), &[("", &[&["low"], &["high"]])]))
+    keys(graph::findings(&tree, &Mentions::of(&tree), floors))
 }
 
 fn keys(findings: Vec<Finding>) -> Vec<String> {
@@ -103,11 +108,23 @@ fn references_one_way_are_fine_and_tests_do_not_count() {
 
 #[test]
 fn a_reference_to_a_higher_room_is_found() {
-    let high = ("high/mod.rs", "pub struct High;");
-    let upward = [("lib.rs", "mod low; mod high;"), ("low.rs", "fn f(of: super::high::High) {}"), high];
-    assert_eq!(graph_keys(&upward), ["upward: : low -> high"]);
-    let by_reexport = [("lib.rs", "mod low; mod high;"), ("low.rs", "pub use crate::high::High;"), high];
-    assert_eq!(graph_keys(&by_reexport), ["upward: : low -> high"]);
+    const FLOORS: Floors<'_> = &[("", &[&["low"], &["high"]])];
+    let found = |low| {
+        let files = [("lib.rs", "mod low; mod high;"), ("low.rs", low), ("high/mod.rs", "pub struct High;")];
+        graph_keys_with(&files, FLOORS)
+    };
+    assert_eq!(found("pub struct Low;"), [""; 0]);
+    assert_eq!(found("fn f(of: super::high::High) {}"), ["upward: : low -> high"]);
+    assert_eq!(found("pub use crate::high::High;"), ["upward: : low -> high"]);
+}
+
+#[test]
+fn a_room_without_a_floor_is_found_and_so_is_a_floor_without_a_room() {
+    let files = [("lib.rs", "mod low { mod inner {} } mod other {}")];
+    assert_eq!(
+        graph_keys_with(&files, &[("", &[&["low", "gone"]])]),
+        ["no floor: : gone", "no floor: : other"]
+    );
 }
 
 #[test]
