@@ -19,8 +19,9 @@ use load::Result;
 use server::Server;
 use weir::clock::Micros;
 use weir::config::model::{self, RedisNode, RedisServers, Secret};
-use weir::limiter::arithmetic::reserve::Outcome;
-use weir::limiter::store::{LimiterRef, Store};
+use weir::limiter::arithmetic::limiter_ref::LimiterRef;
+use weir::limiter::model::call::Outcome;
+use weir::limiter::store::Store;
 use weir::redis::RedisStore;
 use weir::telemetry::Metrics;
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use weir::config::model::{Config, Cost, HostMatch, Http2, KeyPart, PathMatch, RedisServers, Store};
 use weir::config::{self, Handle, LoadError, Loaded, Outcome};
-use weir::limiter::arithmetic::calendar_windows::{CalendarWindows, Period};
+use weir::limiter::model::calendar_windows::{CalendarWindows, Period};
 use weir::limiter::model::limit::{
     Algorithm, Limit, Mode, OnStoreFailure, Partitioned, PausePolicy, Permits, Scope,
 };

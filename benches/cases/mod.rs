@@ -4,8 +4,8 @@ use std::path::Path;
 
 use weir::clock::Micros;
 use weir::config::{self, Config};
-use weir::limiter::arithmetic::reserve::{Call, Run};
-use weir::limiter::store::LimiterRef;
+use weir::limiter::arithmetic::limiter_ref::LimiterRef;
+use weir::limiter::model::call::{Call, Run};
 
 /// A limiter's limits, as a configuration has them. Every first window is one second: the states are made for that.
 pub(crate) struct Case {

@@ -9,10 +9,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use weir::clock::{Clock, Micros};
 use weir::config::model::{RedisNode, RedisServers, RedisStore as Settings, RedisTls, Secret};
+use weir::limiter::arithmetic::limiter_ref::LimiterRef;
 use weir::limiter::model::limit::{
     Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, PRECISION_DEFAULT, Permits, QueueLimits,
 };
-use weir::limiter::store::LimiterRef;
 use weir::limiter::{Demand, Entered, LimiterSet, Limiters, Refusal};
 use weir::redis::RedisStore;
 use weir::telemetry::Metrics;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weir::clock::Micros;
-use weir::limiter::arithmetic::reserve::{Call, Run};
+use weir::limiter::model::call::{Call, Run};
 use weir::limiter::store::Store;
 use weir::telemetry::Metrics;
 

@@ -3,10 +3,11 @@
 
 use criterion::{BatchSize, BenchmarkId, Criterion};
 use weir::clock::Micros;
+use weir::limiter::arithmetic::limiter_ref::LimiterRef;
 use weir::limiter::arithmetic::queue_order::QueueOrder;
-use weir::limiter::arithmetic::reserve::{Answer, Call, Outcome, reserve};
+use weir::limiter::arithmetic::reserve::reserve;
 use weir::limiter::arithmetic::state::LimiterState;
-use weir::limiter::store::LimiterRef;
+use weir::limiter::model::call::{Answer, Call, Outcome};
 
 use crate::Result;
 use crate::cases::{CASES, Case, call};

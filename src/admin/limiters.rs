@@ -14,8 +14,8 @@ use url::form_urlencoded;
 
 use super::response::{self, Response};
 use crate::config::units;
-use crate::limiter::arithmetic::pause::{PAUSE_MAX, Reason};
 use crate::limiter::model::limit::{Algorithm, LimiterName, OnStoreFailure};
+use crate::limiter::model::pause::{PAUSE_MAX, Reason};
 use crate::limiter::{Inspection, LimiterStatus, Limiters, NotFound, Partition, PauseState, replica_name};
 
 /// The most of a body that is read, and for how long.
@@ -263,8 +263,8 @@ fn millis(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::arithmetic::pause::Cause;
     use crate::limiter::model::limit::{Limit, Limiter, Permits, QueueLimits};
+    use crate::limiter::model::pause::Cause;
 
     fn state(available: Option<Vec<u64>>) -> LimiterStatus {
         let limit = Limit {

@@ -19,9 +19,9 @@ mod tests;
 
 pub use model::partition::Partition;
 pub use model::refusal::Refusal;
-pub use queue::handle::{Demand, Entered, Ticket};
-pub use queue::permit::Permit;
-pub use queue::upstream_report::{Receipt, UpstreamSignal, Window};
+pub use queue::permit::{Permit, Receipt};
+pub use queue::ticket::{Demand, Entered, Ticket};
+pub use queue::upstream_report::{UpstreamSignal, Window};
 pub(crate) use recovery::members::{COUNTS_FOR, printable};
 pub use recovery::members::{Replica, replica_name};
 pub use registry::inspection::{Inspection, LimiterStatus, NotFound, PauseState, Tally};

@@ -354,7 +354,7 @@ mod tests {
     use regex::Regex;
 
     use super::*;
-    use crate::limiter::arithmetic::calendar_windows::{CalendarWindows, Period};
+    use crate::limiter::model::calendar_windows::{CalendarWindows, Period};
     use crate::limiter::model::limit::Permits;
 
     fn limit(label: &str, per: Duration, algorithm: Algorithm) -> Limit {

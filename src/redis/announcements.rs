@@ -13,8 +13,9 @@ use tokio::time::{Instant, interval_at, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::queue_order::Freed;
-use crate::limiter::store::{Announcement, PauseStretch};
+use crate::limiter::model::call::Freed;
+use crate::limiter::model::pause::PauseStretch;
+use crate::limiter::store::Announcement;
 use crate::redis::keys;
 use crate::redis::pool::Connections;
 use crate::redis::store::cause_of;
@@ -141,8 +142,8 @@ fn numbers_behind<const COUNT: usize>(text: &str) -> Option<(&str, [u64; COUNT])
 mod tests {
     use super::*;
     use crate::limiter::Partition;
-    use crate::limiter::arithmetic::pause::{Cause, Reason};
     use crate::limiter::model::limit::LimiterName;
+    use crate::limiter::model::pause::{Cause, Reason};
 
     #[test]
     fn what_a_script_publishes_is_understood() {

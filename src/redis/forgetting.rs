@@ -6,10 +6,12 @@ use super::script::Script;
 use super::store::{Place, command_for, decode_answer, decode_epoch, write_command};
 use super::twin::RedisServer;
 use crate::clock::Micros;
-use crate::limiter::arithmetic::reserve::{Answer, Call, Holding, Outcome, Run};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::{Kind, Rule};
+use crate::limiter::model::call::{Answer, Call, Holding, Outcome, Run};
+use crate::limiter::model::epoch::Epoch;
 use crate::limiter::model::limit::LimiterName;
-use crate::limiter::store::{Epoch, LimiterRef, Unknown, WriteBack};
+use crate::limiter::model::write_back::{Unknown, WriteBack};
 
 const START: u64 = 1_800_000_000_000_000;
 const LEASE: Micros = Micros::from_millis(500);

@@ -4,10 +4,10 @@ use redis::Value;
 
 use super::store::{decode_answer, decode_epoch};
 use crate::clock::Micros;
-use crate::limiter::arithmetic::reserve::{Call, Holding, Run};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::{Kind, Rule};
+use crate::limiter::model::call::{Call, Holding, Run};
 use crate::limiter::model::limit::LimiterName;
-use crate::limiter::store::LimiterRef;
 
 /// An answer that is understood is one to the call.
 ///

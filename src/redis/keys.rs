@@ -5,8 +5,8 @@
 //! Names of limiters hold neither `:` nor `+`, and partitions are hexadecimal, so no two keys can be confused.
 
 use crate::limiter::Partition;
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::limit::LimiterName;
-use crate::limiter::store::LimiterRef;
 
 /// The book of a limiter, or of one of its partitions.
 pub(super) fn limiter(prefix: &str, limiter_ref: &LimiterRef) -> String {

@@ -14,16 +14,18 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::Micros;
 use crate::config::model;
-use crate::limiter::arithmetic::pause::{Cause, Lasting, PAUSE_MAX, PauseRequest, Reason};
-use crate::limiter::arithmetic::queue_order::Freed;
-use crate::limiter::arithmetic::reserve::{Answer, Call, Holding, Outcome, RetryDelay, Violated};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::{Kind, Rule};
-use crate::limiter::arithmetic::state::{Generation, RETIMED_MAX};
+use crate::limiter::arithmetic::state::RETIMED_MAX;
+use crate::limiter::model::call::Freed;
+use crate::limiter::model::call::Generation;
+use crate::limiter::model::call::{Answer, Call, Holding, Outcome, RetryDelay, Violated};
+use crate::limiter::model::epoch::{Epoch, Reset};
 use crate::limiter::model::limit::LimiterName;
-use crate::limiter::store::{
-    Announcement, Epoch, Failure, LimiterRef, ReportResult, Reset, StateView, Store, StoreError, Unknown,
-    UpstreamReport, WriteBack,
-};
+use crate::limiter::model::pause::{Cause, Lasting, PAUSE_MAX, PauseRequest, Reason};
+use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
+use crate::limiter::model::write_back::{Unknown, WriteBack};
+use crate::limiter::store::{Announcement, Failure, StateView, Store, StoreError};
 use crate::limiter::{COUNTS_FOR, Replica, printable};
 use crate::redis::announcements::Announcements;
 use crate::redis::explain::{evicts, explain, version, word};

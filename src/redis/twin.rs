@@ -16,16 +16,19 @@ use super::store::{
 };
 use crate::clock::{Clock, Micros};
 use crate::limiter::Partition;
-use crate::limiter::arithmetic::calendar_windows::Stretch;
-use crate::limiter::arithmetic::external_usage::Remaining;
-use crate::limiter::arithmetic::pause::PauseRequest;
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::queue_order::QueueOrder;
-use crate::limiter::arithmetic::reserve::{self, Answer, Call, Holding, Outcome, Run, reserve};
+use crate::limiter::arithmetic::reserve::{self, reserve};
 use crate::limiter::arithmetic::rule::{Kind, Rule};
 use crate::limiter::arithmetic::state::LimiterState;
+use crate::limiter::model::calendar_windows::Stretch;
+use crate::limiter::model::call::{Answer, Call, Holding, Outcome, Run};
 use crate::limiter::model::limit::LimiterName;
+use crate::limiter::model::pause::PauseRequest;
+use crate::limiter::model::upstream_report::Remaining;
+use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
+use crate::limiter::store::StateView;
 use crate::limiter::store::memory::MemoryStore;
-use crate::limiter::store::{LimiterRef, ReportResult, StateView, UpstreamReport};
 
 /// The tested instants: the age of the epoch makes numbers as large as they really are.
 const START: u64 = 1_800_000_000_000_000;

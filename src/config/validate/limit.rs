@@ -9,7 +9,7 @@ use crate::config::problem::{nearest, quoted};
 use crate::config::schema::forms::Text;
 use crate::config::schema::{self, Form};
 use crate::config::units::{Per, Quota, show_duration};
-use crate::limiter::arithmetic::calendar_windows::{CalendarWindows, Period};
+use crate::limiter::model::calendar_windows::{CalendarWindows, Period};
 use crate::limiter::model::limit::{
     Algorithm, LIMITS_MAX, Limit, PER_MAX, PER_MIN, PRECISION_DEFAULT, Permits, RATE_MAX,
 };

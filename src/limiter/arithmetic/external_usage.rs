@@ -6,6 +6,7 @@
 //! others are expected to use in the next one. Pure. `lua/calendar.lua` is the twin.
 
 use crate::clock::Micros;
+use crate::limiter::model::upstream_report::Remaining;
 
 /// The part of it that others may use beyond what they are expected to.
 const MARGIN_PART: u64 = 16;
@@ -16,24 +17,9 @@ const OVERTAKEN_PART: u64 = 100;
 /// What is booked ahead moves up when that gives this fleet more than before by this part.
 const MOVED_UP_PART: u64 = 8;
 
-/// How much an upstream leaves of a limit, in an answer.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Remaining {
-    /// Permits.
-    pub permits: u64,
-    /// How long the upstream's window is: as long as the limit's, without the guard.
-    pub per: Micros,
-    /// The slot of its request.
-    pub slot: Micros,
-    /// How long after that the answer was there.
-    pub took: Micros,
-}
-
-impl Remaining {
-    /// Within which time of its slot others may have overtaken its request.
-    pub(in crate::limiter) fn overtaken(&self, window: Micros) -> Micros {
-        self.took.min(Micros(window.0 / OVERTAKEN_PART))
-    }
+/// Within which time of an answer's slot others may have overtaken its request.
+pub(in crate::limiter) fn overtaken(remaining: &Remaining, window: Micros) -> Micros {
+    remaining.took.min(Micros(window.0 / OVERTAKEN_PART))
 }
 
 /// What others use of one limit in a window.

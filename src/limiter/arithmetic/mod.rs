@@ -3,8 +3,8 @@
 //! Each file has a twin in `lua/`, compared with it step by step on a real Redis.
 
 pub mod algorithm;
-pub mod calendar_windows;
 pub mod external_usage;
+pub mod limiter_ref;
 pub mod pause;
 pub mod queue_order;
 pub mod reserve;

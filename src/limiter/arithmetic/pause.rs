@@ -5,9 +5,7 @@
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::rule::Rule;
-
-/// The longest pause that can be configured, or made by hand.
-pub const PAUSE_MAX: Micros = Micros::from_millis(24 * 3_600_000);
+use crate::limiter::model::pause::{Cause, Lasting, PauseRequest, Reason};
 
 /// For how long permits come one by one, at most: a day's limit is not to be spread over the day.
 const PACED_MAX: Micros = Micros::from_millis(10_000);
@@ -20,55 +18,6 @@ const PROBE_MAX: Micros = Micros::from_millis(1000);
 const JITTER_MAX: Micros = Micros::from_millis(250);
 const JITTER_PART: u64 = 16;
 const JITTER_PARTS: u64 = 1024;
-
-/// What an upstream asks for, and what of it is granted.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct PauseRequest {
-    /// How long it asks to be left alone; `None` if it names no instant.
-    pub wait: Option<Micros>,
-    /// How long the first pause is for which it names none. Each further one that follows at once is twice as long.
-    pub fallback: Micros,
-    /// The longest pause.
-    pub max: Micros,
-    /// How long ago the request was sent that it refused.
-    pub sent_ago: Micros,
-    /// By how much of [`JITTER_MAX`] the pause is longer, in parts of 1024.
-    pub jitter: u64,
-    /// The status code of its answer.
-    pub status: u16,
-}
-
-/// Why a limiter is paused.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reason {
-    /// Its upstream refused.
-    Upstream {
-        /// The status code of the answer.
-        status: u16,
-        /// Whether the answer named the instant until which; otherwise it was chosen for it.
-        is_named: bool,
-    },
-    /// Somebody wanted it.
-    ByHand,
-}
-
-/// Why a limiter is paused, and who has seen to it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Cause {
-    /// Why.
-    pub reason: Reason,
-    /// The replica that heard the refusal, or over which it was paused by hand.
-    pub replica: u64,
-}
-
-/// A pause that lasts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Lasting {
-    /// Nothing is booked before.
-    pub until: Micros,
-    /// Why.
-    pub cause: Cause,
-}
 
 /// The pause of one limiter, or of one of its partitions.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]

@@ -4,20 +4,12 @@
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::model::call::Freed;
 
 /// How often it is looked whether callers that were told to come back did: after three windows, or this long, but not
 /// before some permits could have been used.
 const REVIEW_MAX: Micros = Micros::from_millis(5000);
 const REVIEW_PERMITS: u64 = 8;
-
-/// Freed that was given back between booked slots.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Freed {
-    /// Nothing before this instant was given back.
-    pub at: Micros,
-    /// How many permits.
-    pub permits: u64,
-}
 
 /// Where a queue stands.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]

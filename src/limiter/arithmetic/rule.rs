@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::calendar_windows::Stretch;
+use crate::limiter::model::calendar_windows::Stretch;
 use crate::limiter::model::limit::{Algorithm, Limit, PRECISION_DEFAULT};
 
 /// How far beyond the true delay a refusal may send a caller, unless its window is longer.

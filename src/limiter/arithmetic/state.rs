@@ -14,10 +14,13 @@ use std::sync::Arc;
 use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::Search;
 use crate::limiter::arithmetic::algorithm::bucket::{self, TatCheckpoint};
-use crate::limiter::arithmetic::external_usage::{ExternalUsage, Remaining};
-use crate::limiter::arithmetic::pause::{Lasting, Pause, PauseRequest};
+use crate::limiter::arithmetic::external_usage::{self, ExternalUsage};
+use crate::limiter::arithmetic::pause::Pause;
 use crate::limiter::arithmetic::rule::{Kind, Rule, cell_from, cell_start, finest_cell, window_of};
 use crate::limiter::arithmetic::timeline::Timeline;
+use crate::limiter::model::call::Generation;
+use crate::limiter::model::pause::{Lasting, PauseRequest};
+use crate::limiter::model::upstream_report::Remaining;
 
 /// The most sets of limits in force at once; a further one takes the place of the one declared longest ago.
 pub const DECLARED_MAX: usize = 4;
@@ -43,18 +46,6 @@ struct Declared {
     seen: Micros,
     /// The only replica that has declared them; `None` for several.
     by: Option<u64>,
-}
-
-/// A change of the limits, as a caller must know it.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Generation {
-    /// The instant of the change in microseconds, so that no number comes twice; zero before the first.
-    pub number: u64,
-    /// Slots from here on that were booked under the generation before are void.
-    pub void_from: Micros,
-    /// The number of the generation before. Slots that were booked under a still older one are void altogether:
-    /// their holder has missed a change, and other permits may stand in their places.
-    pub before: u64,
 }
 
 /// Where permits stood that were given back.
@@ -241,7 +232,7 @@ impl LimiterState {
     /// once. Returns how many permits fewer there are by that.
     pub fn hear_remaining(&mut self, now: Micros, rule: &Rule, remaining: &Remaining) -> u64 {
         let Some(index) = self.rules.iter().position(|other| other == rule) else { return 0 };
-        let (slot, apart) = (remaining.slot, remaining.overtaken(rule.window));
+        let (slot, apart) = (remaining.slot, external_usage::overtaken(remaining, rule.window));
         if matches!(rule.kind, Kind::Bucket { .. }) {
             let drift = self.left((slot + apart).min(now), rule).saturating_sub(remaining.permits);
             if drift > 0 {

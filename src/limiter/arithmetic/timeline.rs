@@ -8,7 +8,7 @@ use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::bucket::{REFUND_PART, TatCheckpoint};
 use crate::limiter::arithmetic::external_usage::ExternalUsage;
 use crate::limiter::arithmetic::rule::{Kind, Rule, cell_start, finest_cell, is_one};
-use crate::limiter::store::clock::{Step, stepped};
+use crate::limiter::model::clock_step::{Step, stepped};
 
 /// Permits booked in one cell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

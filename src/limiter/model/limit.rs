@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::limiter::arithmetic::calendar_windows::CalendarWindows;
+use crate::limiter::model::calendar_windows::CalendarWindows;
 
 /// The highest `rate` and the highest cost: 10^9 permits.
 pub const RATE_MAX: u32 = 1_000_000_000;

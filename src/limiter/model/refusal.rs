@@ -1,10 +1,7 @@
 //! Why a request may not pass. A value that says when to come back, not an error of weir.
 
-use tokio::time::Instant;
-
 use crate::clock::Micros;
 use crate::limiter::model::limit::{LimiterName, Permits};
-use crate::limiter::queue::upstream_report::Paused;
 
 /// Why a request may not pass.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -60,16 +57,6 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The same, for a request with this deadline, where a pause is the reason.
-    pub(in crate::limiter) fn in_pause(self, paused: Option<&Paused>, deadline: Instant) -> Refusal {
-        match (self, paused) {
-            (Refusal::RateLimited { retry_after, .. }, Some(paused)) if paused.until > deadline => {
-                Refusal::Paused { limiter: paused.limiter.clone(), retry_after }
-            }
-            (refusal, _) => refusal,
-        }
-    }
-
     /// Which limiter refused.
     pub fn limiter(&self) -> &LimiterName {
         match self {

@@ -9,8 +9,9 @@ use tokio::sync::oneshot;
 use tokio::time::{Duration, Instant};
 
 use crate::limiter::model::refusal::Refusal;
-use crate::limiter::queue::handle::Entered;
-use crate::limiter::queue::permit::{Permit, Slot, Source, Turn};
+use crate::limiter::queue::permit::{Permit, Turn};
+use crate::limiter::queue::slot::{Slot, Source};
+use crate::limiter::queue::ticket::Entered;
 
 /// How long before its slot a request hears that it approaches: time to open a connection, TLS included, to
 /// the other side of the world.
@@ -22,10 +23,6 @@ const APPROACHING_MAX: usize = 128;
 /// By how much a slot may overrun a request's deadline: the store measures the wait from when it carries
 /// the call out, the request from when it arrived, and what is booked anew moves by as much as it was late.
 pub(in crate::limiter) const DEADLINE_SLACK: Duration = Duration::from_millis(100);
-
-/// How often a request's slot may come too late and be exchanged: a busy processor is late now and then, only one that can
-/// never be on time is late so often in a row.
-pub(in crate::limiter) const LATE_MAX: u8 = 8;
 
 /// Where a request stands.
 pub(in crate::limiter) enum Stage {

@@ -4,6 +4,7 @@
 //! rest. Leaving is a drop, and the worker hears of it.
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,16 +13,18 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::queue_order::Freed;
+use crate::limiter::model::call::Freed;
 use crate::limiter::model::limit::{LimiterName, OnStoreFailure, Permits};
+use crate::limiter::model::pause::Paused;
 use crate::limiter::model::refusal::Refusal;
-use crate::limiter::queue::inbox::{Inbox, QueueGuard, Unsent, WorkerEvents};
-use crate::limiter::queue::permit::{Permit, Returned, Source, Whose};
+use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
+use crate::limiter::queue::inbox::{Arrival, Asker, Inbox, Unsent, WorkerEvents};
+use crate::limiter::queue::pause::Paused;
+use crate::limiter::queue::permit::{OriginQueue, Permit, PermitReport, Returned, Whose};
 use crate::limiter::queue::prefetch::Batch;
 use crate::limiter::queue::refusal_cache::RefusalCache;
-use crate::limiter::queue::shadow::Shadows;
-use crate::limiter::queue::upstream_report::{Paused, PermitReport};
-use crate::limiter::registry::active_limiter::{ActiveLimiter, LimiterInstance};
+use crate::limiter::queue::slot::Source;
+use crate::limiter::queue::ticket::{Answered, Demand};
 
 /// Permits that may be between the queue and the wire at once. More would only wait for the processor, and come later
 /// than their guard; in the queue they keep their order, and what is late there is booked anew in one call. Those whose
@@ -33,42 +36,6 @@ const SENDING_LOW: u32 = SENDING_MAX / 2;
 
 /// What a full intake tells a caller: by then the store has answered or counts as away.
 const INTAKE_RETRY: Micros = Micros::from_millis(100);
-
-/// What a request needs.
-#[derive(Clone, Copy, Debug)]
-pub struct Demand {
-    /// The permits that it takes.
-    pub cost: Permits,
-    /// A wait shorter than the limiter's, if the request asked for one.
-    pub wait_max: Option<Duration>,
-}
-
-/// A request that was let in.
-pub enum Entered {
-    /// It may go now.
-    Granted(Permit),
-    /// It has a place in the queue.
-    Waiting(Ticket),
-}
-
-/// Where a request hears whether it was let in.
-pub(in crate::limiter) type Answered = oneshot::Receiver<Result<Entered, Refusal>>;
-
-/// A request on its way to the worker.
-pub(in crate::limiter) struct Arrival {
-    pub(in crate::limiter) cost: Permits,
-    pub(in crate::limiter) arrived: Instant,
-    pub(in crate::limiter) deadline: Instant,
-    pub(in crate::limiter) asker: Asker,
-}
-
-/// Who hears what becomes of an arrival.
-pub(in crate::limiter) enum Asker {
-    /// A request.
-    Request(oneshot::Sender<Result<Entered, Refusal>>),
-    /// Nobody: it is booked and counted as if.
-    Shadow,
-}
 
 /// What a queue's askers, its permits and its worker share.
 pub(in crate::limiter) struct Queue {
@@ -114,11 +81,6 @@ impl Queue {
     /// The name by which it goes where one must do.
     pub(in crate::limiter) fn name(&self) -> LimiterName {
         self.instances[0].active.name.clone()
-    }
-
-    /// The shortest guard: a slot must be good by every limiter.
-    pub(in crate::limiter) fn guard(&self) -> Micros {
-        self.active_limiters().map(|active| Micros::from(active.limiter().guard)).min().unwrap_or_default()
     }
 
     /// How long a request may wait: as long as every limiter lets it.
@@ -231,12 +193,6 @@ impl Queue {
         }
     }
 
-    /// Hands something to the worker. If that has ended, it is dropped, and whoever waits for an answer hears of it.
-    pub(in crate::limiter) fn hand_back(&self, returned: Returned) {
-        self.inbox().hand_back(returned);
-        self.wake.notify_one();
-    }
-
     /// Tells the worker that a limiter has changed.
     pub(in crate::limiter) fn tell_changed(&self) {
         let mut inbox = self.inbox();
@@ -253,22 +209,6 @@ impl Queue {
         inbox.learn(None);
         drop(inbox);
         self.wake.notify_one();
-    }
-
-    /// Tells the worker what is known of a request whose permit is spent. `Err` with it if the queue has ended.
-    pub(in crate::limiter) fn tell(&self, news: PermitReport) -> Result<(), PermitReport> {
-        let mut inbox = self.inbox();
-        if inbox.has_ended {
-            return Err(news);
-        }
-        match (news, &mut inbox.said) {
-            (PermitReport::Signal(saying), Some(before)) => before.add(saying),
-            (PermitReport::Signal(saying), none) => *none = Some(saying),
-            (PermitReport::Refund(returned), _) => inbox.hand_back(returned),
-        }
-        drop(inbox);
-        self.wake.notify_one();
-        Ok(())
     }
 
     /// Keeps to a pause from now on, or to none any more; a longer one of another limiter stays. The worker asks at once for
@@ -295,14 +235,6 @@ impl Queue {
             self.wake.notify_one();
         }
         kept
-    }
-
-    /// Whether a slot may not be used because a limiter has been paused since it was booked.
-    pub(in crate::limiter) fn is_paused(&self, due: Instant, now: Instant) -> bool {
-        if !self.is_paused.load(Ordering::Acquire) {
-            return false;
-        }
-        self.inbox().paused.as_ref().is_some_and(|paused| paused.until > now && paused.holds(due))
     }
 
     /// What requests are refused by from now on, without asking.
@@ -370,10 +302,6 @@ impl Queue {
         self.wake.notified().await;
     }
 
-    pub(in crate::limiter) fn closed(&self) -> Refusal {
-        Refusal::Closed { limiter: self.name() }
-    }
-
     /// So many wait, the first of them since an instant.
     pub(in crate::limiter) fn set_waiting(&self, waiting: u32, since: Option<Instant>) {
         if let Some(since) = since {
@@ -395,28 +323,6 @@ impl Queue {
         is_waited_for.then(|| self.made + came)
     }
 
-    /// A permit is handed out.
-    pub(in crate::limiter) fn permit_out(&self) {
-        self.out.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// A permit was used or given back. Who gives one back hands it back before, so that the worker does not end meanwhile.
-    pub(in crate::limiter) fn permit_in(&self) {
-        self.out.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    /// A permit is on its way to the wire, whose request must be woken first.
-    pub(in crate::limiter) fn sending(&self) {
-        self.sending.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// A permit is no longer on its way to the wire.
-    pub(in crate::limiter) fn sent(&self) {
-        if self.sending.fetch_sub(1, Ordering::AcqRel) == SENDING_LOW + 1 {
-            self.wake.notify_one();
-        }
-    }
-
     /// How many more permits may be on their way to the wire. While it is none, one that has got there wakes the worker.
     pub(in crate::limiter) fn sending_room(&self) -> u32 {
         let sending = self.sending.load(Ordering::Acquire);
@@ -432,13 +338,48 @@ impl Queue {
         self.active_limiters().for_each(|active| active.count_waited(waited));
     }
 
-    /// A slot was used so late, or was too late to be used.
-    pub(in crate::limiter) fn count_late(&self, late: Micros) {
-        self.active_limiters().for_each(|active| active.metrics().lateness(late.to_duration()));
+    /// Counts a refusal for the limiter that it names.
+    pub(in crate::limiter) fn count_refused(&self, refusal: &Refusal, cost: Permits, is_shadow: bool) {
+        let named = self.active_limiters().find(|active| active.name == *refusal.limiter());
+        match named {
+            Some(active) if is_shadow => active.metrics().shadow_refused(cost.get()),
+            Some(active) => active.count_refused(cost.get()),
+            None => {}
+        }
+    }
+}
+
+impl OriginQueue for Queue {
+    fn guard(&self) -> Micros {
+        self.active_limiters().map(|active| Micros::from(active.limiter().guard)).min().unwrap_or_default()
     }
 
-    /// A permit from there was used.
-    pub(in crate::limiter) fn count_used(&self, source: Source, cost: Permits) {
+    fn is_paused(&self, due: Instant, now: Instant) -> bool {
+        if !self.is_paused.load(Ordering::Acquire) {
+            return false;
+        }
+        self.inbox().paused.as_ref().is_some_and(|paused| paused.until > now && paused.holds(due))
+    }
+
+    fn permit_out(&self) {
+        self.out.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn permit_in(&self) {
+        self.out.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn sending(&self) {
+        self.sending.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn sent(&self) {
+        if self.sending.fetch_sub(1, Ordering::AcqRel) == SENDING_LOW + 1 {
+            self.wake.notify_one();
+        }
+    }
+
+    fn count_used(&self, source: Source, cost: Permits) {
         let cost = cost.get();
         for active in self.active_limiters() {
             let (metrics, policy) = (active.metrics(), active.limiter().on_store_failure);
@@ -451,68 +392,71 @@ impl Queue {
         }
     }
 
-    pub(in crate::limiter) fn count_cancelled(&self, cost: Permits) {
+    fn count_late(&self, late: Micros) {
+        self.active_limiters().for_each(|active| active.metrics().lateness(late.to_duration()));
+    }
+
+    fn count_cancelled(&self, cost: Permits) {
         self.active_limiters().for_each(|active| active.metrics().cancelled(cost.get()));
     }
 
-    /// Counts a refusal for the limiter that it names.
-    pub(in crate::limiter) fn count_refused(&self, refusal: &Refusal, cost: Permits, is_shadow: bool) {
-        let named = self.active_limiters().find(|active| active.name == *refusal.limiter());
-        match named {
-            Some(active) if is_shadow => active.metrics().shadow_refused(cost.get()),
-            Some(active) => active.count_refused(cost.get()),
-            None => {}
+    fn hand_back(&self, returned: Returned) {
+        self.inbox().hand_back(returned);
+        self.wake.notify_one();
+    }
+
+    fn tell(&self, news: PermitReport) -> Result<(), PermitReport> {
+        let mut inbox = self.inbox();
+        if inbox.has_ended {
+            return Err(news);
         }
-    }
-}
-
-/// A place in the queue. Dropping it leaves the queue: those behind move up.
-pub struct Ticket {
-    shared: Arc<Queue>,
-    approach: Option<oneshot::Receiver<()>>,
-    turn: Option<oneshot::Receiver<Result<Permit, Refusal>>>,
-    pub(in crate::limiter) shadows: Option<Shadows>,
-}
-
-impl Ticket {
-    pub(in crate::limiter) fn new(
-        shared: Arc<Queue>,
-        approach: oneshot::Receiver<()>,
-        turn: oneshot::Receiver<Result<Permit, Refusal>>,
-    ) -> Ticket {
-        Ticket { shared, approach: Some(approach), turn: Some(turn), shadows: None }
-    }
-
-    /// Ends when the slot is near, so that an upstream connection can be made ready for it.
-    pub async fn approaching(&mut self) {
-        if let Some(approach) = &mut self.approach {
-            // An error means that the turn came, or the refusal, before anything else.
-            let _ = approach.await;
-            self.approach = None;
+        match (news, &mut inbox.said) {
+            (PermitReport::Signal(saying), Some(before)) => before.add(saying),
+            (PermitReport::Signal(saying), none) => *none = Some(saying),
+            (PermitReport::Refund(returned), _) => inbox.hand_back(returned),
         }
+        drop(inbox);
+        self.wake.notify_one();
+        Ok(())
     }
 
-    /// Ends when the slot is due. Cancel safe: a dropped ticket leaves the queue.
-    ///
-    /// # Errors
-    /// The refusal, if the limits changed and the wait has become too long, or weir is shutting down.
-    pub async fn turn(mut self) -> Result<Permit, Refusal> {
-        let outcome = match &mut self.turn {
-            Some(turn) => turn.await.unwrap_or_else(|_| Err(self.shared.closed())),
-            None => Err(self.shared.closed()),
-        };
-        self.turn = None;
-        let mut permit = outcome?;
-        permit.shadows = self.shadows.take();
-        Ok(permit)
+    fn closed(&self) -> Refusal {
+        Refusal::Closed { limiter: self.name() }
+    }
+
+    fn follows_upstream(&self) -> bool {
+        self.active_limiters().any(|active| active.limiter().follows_upstream)
+    }
+
+    fn leave(&self) {
+        self.inbox().left = true;
+        self.wake.notify_one();
     }
 }
 
-impl Drop for Ticket {
+/// Holds a queue for as long as it lives.
+pub(in crate::limiter) struct QueueGuard(Arc<Queue>);
+
+impl QueueGuard {
+    pub(in crate::limiter) fn new(shared: Arc<Queue>) -> QueueGuard {
+        QueueGuard(shared)
+    }
+
+    pub(in crate::limiter) fn queue(&self) -> Arc<Queue> {
+        self.0.clone()
+    }
+}
+
+impl Deref for QueueGuard {
+    type Target = Queue;
+
+    fn deref(&self) -> &Queue {
+        &self.0
+    }
+}
+
+impl Drop for QueueGuard {
     fn drop(&mut self) {
-        if self.turn.take().is_some() {
-            self.shared.inbox().left = true;
-            self.shared.wake.notify_one();
-        }
+        self.0.release();
     }
 }

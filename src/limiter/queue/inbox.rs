@@ -4,19 +4,20 @@
 //! comes is either seen by it or finds the inbox closed, and makes a new queue.
 
 use std::collections::VecDeque;
-use std::ops::Deref;
-use std::sync::Arc;
 
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::limiter::arithmetic::queue_order::Freed;
+use crate::limiter::model::call::Freed;
 use crate::limiter::model::limit::Permits;
+use crate::limiter::model::pause::Paused;
 use crate::limiter::model::refusal::Refusal;
-use crate::limiter::queue::handle::{Arrival, Queue};
+use crate::limiter::queue::pause::{Paused, in_pause};
 use crate::limiter::queue::permit::Returned;
 use crate::limiter::queue::prefetch::{Prefetch, PrefetchSnapshot};
 use crate::limiter::queue::refusal_cache::{LEARNT_FOR, RefusalCache};
-use crate::limiter::queue::upstream_report::{Paused, PendingReport};
+use crate::limiter::queue::ticket::Entered;
+use crate::limiter::queue::upstream_report::PendingReport;
 
 /// Requests that may lie between those who enter and the worker while a call to the store is under way: what a
 /// replica takes in during a store's whole deadline at 100 000 requests a second.
@@ -30,6 +31,22 @@ const ASKED_MAX: u64 = 100;
 
 /// The most requests that are refused without asking before the store is asked again.
 const SPARE_MAX: u64 = 10_000;
+
+/// A request on its way to the worker.
+pub(in crate::limiter) struct Arrival {
+    pub(in crate::limiter) cost: Permits,
+    pub(in crate::limiter) arrived: Instant,
+    pub(in crate::limiter) deadline: Instant,
+    pub(in crate::limiter) asker: Asker,
+}
+
+/// Who hears what becomes of an arrival.
+pub(in crate::limiter) enum Asker {
+    /// A request.
+    Request(oneshot::Sender<Result<Entered, Refusal>>),
+    /// Nobody: it is booked and counted as if.
+    Shadow,
+}
 
 #[derive(Default)]
 pub(in crate::limiter) struct Inbox {
@@ -110,7 +127,7 @@ impl Inbox {
     pub(in crate::limiter) fn refuse(&mut self, cost: Permits, deadline: Instant) -> Option<Refusal> {
         let refusal = self.learnt.as_mut()?.refuse(cost, deadline)?;
         self.refusals.add(1, Instant::now());
-        Some(refusal.in_pause(self.paused.as_ref(), deadline))
+        Some(in_pause(refusal, self.paused.as_ref(), deadline))
     }
 
     /// What requests are refused by from now on.
@@ -196,32 +213,5 @@ impl Inbox {
     pub(in crate::limiter) fn end(&mut self) -> (VecDeque<Arrival>, Vec<Returned>) {
         self.has_ended = true;
         (std::mem::take(&mut self.arrivals), std::mem::take(&mut self.returned))
-    }
-}
-
-/// Holds a queue for as long as it lives.
-pub(in crate::limiter) struct QueueGuard(Arc<Queue>);
-
-impl QueueGuard {
-    pub(in crate::limiter) fn new(shared: Arc<Queue>) -> QueueGuard {
-        QueueGuard(shared)
-    }
-
-    pub(in crate::limiter) fn queue(&self) -> Arc<Queue> {
-        self.0.clone()
-    }
-}
-
-impl Deref for QueueGuard {
-    type Target = Queue;
-
-    fn deref(&self) -> &Queue {
-        &self.0
-    }
-}
-
-impl Drop for QueueGuard {
-    fn drop(&mut self) {
-        self.0.release();
     }
 }

@@ -10,52 +10,14 @@ use tokio::time::Instant;
 use crate::clock::Micros;
 use crate::limiter::model::limit::Permits;
 use crate::limiter::model::refusal::Refusal;
-use crate::limiter::queue::cost_queue::LATE_MAX;
-use crate::limiter::queue::handle::Queue;
 use crate::limiter::queue::shadow::Shadows;
-use crate::limiter::queue::upstream_report::Receipt;
+use crate::limiter::queue::slot::{Slot, Source};
+use crate::limiter::queue::upstream_report::{PendingReport, UpstreamSignal};
 use crate::limiter::store::clock::StoreClock;
 
-/// Where a slot was booked.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::limiter) enum Source {
-    /// In the store.
-    Store,
-    /// In this replica's own memory, because the store is away.
-    Local,
-    /// Nowhere: the store is away and the policy is to let everything pass.
-    Unlimited,
-}
-
-/// The instant at which a permit may be used.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::limiter) struct Slot {
-    /// On the clock of its source.
-    pub(in crate::limiter) at: Micros,
-    /// On this process's clock: the first instant at which the source's clock has surely reached it.
-    pub(in crate::limiter) due: Instant,
-    pub(in crate::limiter) source: Source,
-}
-
-impl Slot {
-    /// Whether the slot must not be used any more at `now`.
-    ///
-    /// It is good for one guard, by the upper bound of the store's clock. Where the bounds are wider apart than half a
-    /// guard (answers take that long) nobody could ever be on time, so the distance of the bounds is added.
-    pub(in crate::limiter) fn is_late(&self, clock: &StoreClock, now: Instant, guard: Micros) -> bool {
-        let uncertain = clock.latest(now) - clock.earliest(now);
-        let extra = if uncertain + uncertain > guard { uncertain } else { Micros::ZERO };
-        self.lateness(clock, now) > guard + extra
-    }
-
-    /// How far the slot may lie back at `now`, in the worst case.
-    pub(in crate::limiter) fn lateness(&self, clock: &StoreClock, now: Instant) -> Micros {
-        match self.source {
-            Source::Unlimited => Micros::ZERO,
-            Source::Store | Source::Local => clock.latest(now) - self.at,
-        }
-    }
-}
+/// How often a request's slot may come too late and be exchanged: a busy processor is late now and then, only one that can
+/// never be on time is late so often in a row.
+pub(in crate::limiter) const LATE_MAX: u8 = 8;
 
 /// What a permit's holder sends back to the queue's worker.
 pub(in crate::limiter) enum Returned {
@@ -80,6 +42,55 @@ pub(in crate::limiter) struct LatePermit {
     pub(in crate::limiter) turn: Turn,
 }
 
+/// The queue that a permit, a receipt or a ticket came from, as these see it.
+pub(in crate::limiter) trait OriginQueue: Send + Sync {
+    /// How long after its slot a permit stays good.
+    fn guard(&self) -> Micros;
+
+    /// Whether a slot may not be used because a limiter has been paused since it was booked.
+    fn is_paused(&self, due: Instant, now: Instant) -> bool;
+
+    /// Whether a limiter heeds the quota that the upstream reports.
+    fn follows_upstream(&self) -> bool;
+
+    /// Counts a permit that is handed out.
+    fn permit_out(&self);
+
+    /// Counts a permit that was used or given back. One that is given back is handed back before, so that the worker does not
+    /// end meanwhile.
+    fn permit_in(&self);
+
+    /// Counts a permit that is on its way to the wire, and whose request must be woken first.
+    fn sending(&self);
+
+    /// Counts a permit that is no longer on its way to the wire.
+    fn sent(&self);
+
+    /// Counts a permit that was used.
+    fn count_used(&self, source: Source, cost: Permits);
+
+    /// Counts by how much a slot was used late.
+    fn count_late(&self, late: Micros);
+
+    /// Counts a permit that was given back unused.
+    fn count_cancelled(&self, cost: Permits);
+
+    /// Hands something back to the worker. If that has ended, it is dropped, and its request hears of it.
+    fn hand_back(&self, returned: Returned);
+
+    /// Tells the worker what became known of a spent permit.
+    ///
+    /// # Errors
+    /// The same report, if the queue has ended.
+    fn tell(&self, news: PermitReport) -> Result<(), PermitReport>;
+
+    /// Tells the worker that a waiting request has left.
+    fn leave(&self);
+
+    /// The refusal of a queue that has ended.
+    fn closed(&self) -> Refusal;
+}
+
 /// Tells a request that its turn has come.
 pub(in crate::limiter) type Turn = oneshot::Sender<Result<Permit, Refusal>>;
 
@@ -99,7 +110,7 @@ pub struct Permit {
 
 /// A slot in the hands of a request.
 struct Held {
-    shared: Arc<Queue>,
+    shared: Arc<dyn OriginQueue>,
     /// `None` while another is awaited in its place.
     slot: Option<Slot>,
     clock: StoreClock,
@@ -123,7 +134,7 @@ pub(in crate::limiter) struct Whose {
 
 impl Permit {
     pub(in crate::limiter) fn new(
-        shared: Arc<Queue>,
+        shared: Arc<dyn OriginQueue>,
         slot: Slot,
         clock: StoreClock,
         cost: Permits,
@@ -232,4 +243,40 @@ impl Drop for Held {
             self.shared.permit_in();
         }
     }
+}
+
+/// A permit that was spent, for what becomes known of it later.
+pub struct Receipt {
+    pub(in crate::limiter) shared: Arc<dyn OriginQueue>,
+    pub(in crate::limiter) slot: Slot,
+    pub(in crate::limiter) cost: Permits,
+    pub(in crate::limiter) sent: Instant,
+}
+
+impl Receipt {
+    /// Whether what the upstream leaves of its quota matters to a limiter.
+    pub fn follows_upstream(&self) -> bool {
+        self.shared.follows_upstream()
+    }
+
+    /// What its queue, or the one that has come in its place, has to hear of what an answer says.
+    pub(in crate::limiter) fn said(&self, spoken: UpstreamSignal) -> PermitReport {
+        PermitReport::Signal(PendingReport::new(spoken, self.sent, self.slot, self.cost))
+    }
+
+    /// The same, of what its request has cost: more is charged, less is given back. `None` if it is what was taken.
+    pub(in crate::limiter) fn settled(&self, cost: u64) -> Option<PermitReport> {
+        let taken = self.cost.get();
+        if cost > taken {
+            return Some(PermitReport::Signal(PendingReport::charge(cost - taken)));
+        }
+        let cost = Permits::new(taken - cost)?;
+        Some(PermitReport::Refund(Returned::Refund { slot: self.slot, cost }))
+    }
+}
+
+/// What a queue hears of a request whose permit is spent.
+pub(in crate::limiter) enum PermitReport {
+    Signal(PendingReport),
+    Refund(Returned),
 }

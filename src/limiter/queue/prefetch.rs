@@ -16,7 +16,7 @@ use tokio::time::{Duration, Instant};
 
 use crate::clock::Micros;
 use crate::limiter::model::limit::Permits;
-use crate::limiter::queue::permit::{Slot, Source};
+use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::store::clock::StoreClock;
 
 /// A guard that is shorter has no part in which a round trip would pay.

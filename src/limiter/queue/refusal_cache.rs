@@ -11,8 +11,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::reserve::RetryDelay;
 use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::model::call::RetryDelay;
 use crate::limiter::model::limit::{LimiterName, Permits};
 use crate::limiter::model::refusal::Refusal;
 use crate::limiter::store::clock::StoreClock;

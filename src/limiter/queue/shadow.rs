@@ -1,24 +1,29 @@
 //! Limiters that only count: what they would have granted or refused, beside the requests and never in their way.
 
-use std::slice;
 use std::sync::Arc;
 
 use crate::limiter::model::limit::Permits;
-use crate::limiter::model::refusal::Refusal;
-use crate::limiter::queue::handle::{Asker, Demand, Queue};
-use crate::limiter::registry::active_limiter::LimiterInstance;
-use crate::limiter::registry::queues::Queues;
+use crate::limiter::queue::active_limiter::LimiterInstance;
+
+/// Charges limiters that only count, each through a queue of its own.
+pub(in crate::limiter) trait ShadowQueues: Send + Sync {
+    /// Charges one of them as if it had been asked.
+    fn charge_shadow(self: Arc<Self>, instance: &LimiterInstance, cost: Permits);
+}
 
 /// The limiters of a gate that only count.
 #[derive(Clone)]
 pub(in crate::limiter) struct Shadows {
-    queues: Arc<Queues>,
+    queues: Arc<dyn ShadowQueues>,
     instances: Arc<[LimiterInstance]>,
 }
 
 impl Shadows {
     /// `None` if there are none.
-    pub(in crate::limiter) fn new(queues: &Arc<Queues>, instances: &[LimiterInstance]) -> Option<Shadows> {
+    pub(in crate::limiter) fn new(
+        queues: &Arc<impl ShadowQueues + 'static>,
+        instances: &[LimiterInstance],
+    ) -> Option<Shadows> {
         (!instances.is_empty()).then(|| Shadows { queues: queues.clone(), instances: instances.into() })
     }
 
@@ -29,24 +34,6 @@ impl Shadows {
     /// Charges each of them as if it had been asked, through a queue of its own: nobody waits for the answer, and what
     /// finds no room there counts as refused.
     pub(in crate::limiter) fn charge(&self, cost: Permits) {
-        let demand = Demand { cost, wait_max: None };
-        for instance in &*self.instances {
-            // Whoever finds a queue that has ended looks for the next; a refusal has been counted.
-            while let Some(queue) = self.queue(instance, cost)
-                && matches!(queue.push(demand, Asker::Shadow), Ok(false))
-            {}
-        }
-    }
-
-    fn queue(&self, instance: &LimiterInstance, cost: Permits) -> Option<Arc<Queue>> {
-        match self.queues.find(slice::from_ref(instance)) {
-            Ok(queue) => Some(queue),
-            // weir is shutting down: it would not have been refused.
-            Err(Refusal::Closed { .. }) => None,
-            Err(_) => {
-                instance.active.metrics().shadow_refused(cost.get());
-                None
-            }
-        }
+        self.instances.iter().for_each(|instance| self.queues.clone().charge_shadow(instance, cost));
     }
 }

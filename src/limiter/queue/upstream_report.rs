@@ -5,7 +5,6 @@
 //! call at a time: what is said meanwhile is put together.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -13,9 +12,8 @@ use tokio::time::Instant;
 use crate::clock::Micros;
 use crate::limiter::arithmetic::external_usage::Remaining;
 use crate::limiter::arithmetic::pause::PauseRequest;
-use crate::limiter::model::limit::{Limiter, LimiterName, Permits};
-use crate::limiter::queue::handle::Queue;
-use crate::limiter::queue::permit::{Returned, Slot, Source};
+use crate::limiter::model::limit::{Limiter, Permits};
+use crate::limiter::queue::slot::{Slot, Source};
 
 /// The most windows of which something is kept until the store is told.
 const WINDOWS_MAX: usize = 16;
@@ -45,43 +43,6 @@ pub struct Window {
     pub per: Option<Duration>,
 }
 
-/// A permit that was spent, for what becomes known of it later.
-pub struct Receipt {
-    pub(in crate::limiter) shared: Arc<Queue>,
-    pub(in crate::limiter) slot: Slot,
-    pub(in crate::limiter) cost: Permits,
-    pub(in crate::limiter) sent: Instant,
-}
-
-impl Receipt {
-    /// Whether what the upstream leaves of its quota matters to a limiter.
-    pub fn follows_upstream(&self) -> bool {
-        self.shared.instances.iter().any(|instance| instance.active.limiter().follows_upstream)
-    }
-
-    /// What its queue, or the one that has come in its place, has to hear of what an answer says.
-    pub(in crate::limiter) fn said(&self, spoken: UpstreamSignal) -> PermitReport {
-        PermitReport::Signal(PendingReport::new(spoken, self.sent, self.slot, self.cost))
-    }
-
-    /// The same, of what its request has cost: more is charged, less is given back. `None` if it is what was taken.
-    pub(in crate::limiter) fn settled(&self, cost: u64) -> Option<PermitReport> {
-        let taken = self.cost.get();
-        if cost > taken {
-            let saying = PendingReport::new(UpstreamSignal::default(), self.sent, self.slot, self.cost);
-            return Some(PermitReport::Signal(PendingReport { cost: cost - taken, ..saying }));
-        }
-        let cost = Permits::new(taken - cost)?;
-        Some(PermitReport::Refund(Returned::Refund { slot: self.slot, cost }))
-    }
-}
-
-/// What a queue hears of a request whose permit is spent.
-pub(in crate::limiter) enum PermitReport {
-    Signal(PendingReport),
-    Refund(Returned),
-}
-
 /// What a queue has to tell the store, put together.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct PendingReport {
@@ -106,7 +67,12 @@ struct ReportedWindow {
 }
 
 impl PendingReport {
-    fn new(spoken: UpstreamSignal, sent: Instant, slot: Slot, taken: Permits) -> PendingReport {
+    pub(in crate::limiter) fn new(
+        spoken: UpstreamSignal,
+        sent: Instant,
+        slot: Slot,
+        taken: Permits,
+    ) -> PendingReport {
         let UpstreamSignal { refusal, wait, windows } = spoken;
         let now = Instant::now();
         let took = Micros::from(now.saturating_duration_since(slot.due));
@@ -123,6 +89,18 @@ impl PendingReport {
             refused: refused.into_iter().collect(),
             cost: 0,
             windows: windows.into_iter().take(WINDOWS_MAX).filter_map(told).collect(),
+        }
+    }
+
+    /// A report of permits that a request has cost beyond what it had taken.
+    pub(in crate::limiter) fn charge(cost: u64) -> PendingReport {
+        PendingReport {
+            refusal: None,
+            until: None,
+            sent: None,
+            refused: Vec::new(),
+            cost,
+            windows: Vec::new(),
         }
     }
 
@@ -189,22 +167,6 @@ fn limit_of(limiter: &Limiter, window: &Window) -> Option<usize> {
     limiter.limits.iter().position(|own| {
         limit.is_none_or(|limit| limit == own.rate.get()) && per.is_none_or(|per| per == own.per)
     })
-}
-
-/// A pause as a queue keeps to it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::limiter) struct Paused {
-    pub(in crate::limiter) limiter: LimiterName,
-    /// No slot between these may be used.
-    pub(in crate::limiter) from: Instant,
-    pub(in crate::limiter) until: Instant,
-}
-
-impl Paused {
-    /// Whether a slot lies in it.
-    pub(in crate::limiter) fn holds(&self, due: Instant) -> bool {
-        self.from < due && due < self.until
-    }
 }
 
 #[cfg(test)]

@@ -10,14 +10,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::reserve::{Answer, Call, Outcome};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::{Kind, Rule, cell_start, finest_cell, is_one};
 use crate::limiter::arithmetic::timeline::{Entry, Timeline};
+use crate::limiter::model::call::{Answer, Call, Outcome};
+use crate::limiter::model::clock_step::{Step, stepped};
+use crate::limiter::model::epoch::Reset;
 use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::partition::Partition;
-use crate::limiter::store::clock::{Step, stepped};
 use crate::limiter::store::expiry::Expiring;
-use crate::limiter::store::{LimiterRef, Reset};
 
 /// What was seen in use longer ago says little of what is in use now.
 const SEEN_FOR: Micros = Micros::from_millis(1000);

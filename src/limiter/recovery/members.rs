@@ -1,6 +1,7 @@
 //! The replicas that share a store: who they are, as the store last told, and so by how many a limit is divided while it
 //! is away.
 
+use crate::limiter::model::replica::{Replica, printable};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -23,43 +24,6 @@ pub(crate) const COUNTS_FOR: Duration = Duration::from_secs(15);
 
 /// How long one that leaves takes to say so, at most.
 const LEAVING_MAX: Duration = Duration::from_secs(1);
-
-/// The longest text of a replica that is taken: a host name of Linux, or a configuration's hash, is no longer.
-const TEXT_MAX: usize = 64;
-
-/// One running weir.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Replica {
-    /// A number below 2^53, chosen at its start.
-    pub id: u64,
-    /// Its version.
-    pub version: Arc<str>,
-    /// The hash of its configuration.
-    pub configuration: Arc<str>,
-    /// The name of its host, for people; empty if it has none. Nobody is known by it: two replicas may have the same.
-    pub host: Arc<str>,
-    /// How long ago it said so.
-    pub seen_ago: Duration,
-}
-
-impl Replica {
-    /// A replica of this version of which nothing else is known.
-    pub(crate) fn new(id: u64) -> Replica {
-        let version = env!("CARGO_PKG_VERSION").into();
-        Replica { id, version, configuration: "".into(), host: "".into(), seen_ago: Duration::ZERO }
-    }
-}
-
-/// What can be shown of a text that others have written: letters, digits and signs of ASCII, and no more than of a name.
-pub(crate) fn printable(text: &str) -> Arc<str> {
-    let shown = text.chars().filter(char::is_ascii_graphic).take(TEXT_MAX);
-    shown.collect::<String>().into()
-}
-
-/// A replica's number as people see it. In hexadecimal: readers of JSON may round a number as large.
-pub fn replica_name(id: u64) -> String {
-    format!("{id:014x}")
-}
 
 /// The replicas that share a store.
 pub(in crate::limiter) struct Fleet {
@@ -188,13 +152,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_others_write_is_shown_without_harm() {
-        assert_eq!(&*printable("weir-2.internal"), "weir-2.internal");
-        assert_eq!(&*printable("a\u{1b}[2Jb\u{9b}\u{202e} c\n\u{e4}<i>"), "a[2Jbc<i>");
-        assert_eq!(printable(&"x".repeat(1000)).len(), TEXT_MAX);
-    }
 
     #[tokio::test(start_paused = true)]
     async fn a_store_that_has_lost_its_memory_makes_no_share_larger() {

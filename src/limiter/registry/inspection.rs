@@ -6,12 +6,12 @@ use std::sync::Arc;
 use tokio::time::{Duration, Instant};
 use tracing::info;
 
-use crate::limiter::arithmetic::pause::{Cause, Lasting};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::limit::{Limiter, LimiterName};
 use crate::limiter::model::partition::Partition;
-use crate::limiter::registry::active_limiter::{ActiveLimiter, LimiterInstance};
+use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::registry::queues::Queues;
-use crate::limiter::store::{LimiterRef, PauseStretch, StoreError};
+use crate::limiter::store::StoreError;
 
 /// A limiter, or one of its partitions.
 pub struct Inspection {

@@ -8,12 +8,12 @@ use arc_swap::ArcSwapOption;
 use crate::limiter::model::limit::{Limiter, LimiterName};
 use crate::limiter::model::partition::Partition;
 use crate::limiter::model::refusal::Refusal;
-use crate::limiter::queue::handle::{Answered, Demand, Entered, Queue};
-use crate::limiter::queue::inbox::QueueGuard;
-use crate::limiter::queue::permit::Permit;
+use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
+use crate::limiter::queue::handle::{Queue, QueueGuard};
+use crate::limiter::queue::permit::{OriginQueue, Permit, PermitReport, Receipt};
 use crate::limiter::queue::shadow::Shadows;
-use crate::limiter::queue::upstream_report::{PermitReport, Receipt, UpstreamSignal};
-use crate::limiter::registry::active_limiter::{ActiveLimiter, LimiterInstance};
+use crate::limiter::queue::ticket::{Answered, Demand, Entered};
+use crate::limiter::queue::upstream_report::UpstreamSignal;
 use crate::limiter::registry::queues::Queues;
 
 /// Why limiters cannot be taken together.

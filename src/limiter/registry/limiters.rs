@@ -13,18 +13,18 @@ use tokio::time::{Duration, Instant, sleep, timeout};
 use tracing::{debug, info};
 
 use crate::clock::Clock;
-use crate::limiter::arithmetic::pause::{Cause, Reason};
 use crate::limiter::model::limit::{Limiter, LimiterName, OnStoreFailure, Scope};
 use crate::limiter::model::partition::Partition;
-use crate::limiter::queue::worker::Fallback;
+use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
+use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::heartbeat::Recovery;
 use crate::limiter::recovery::members::{Fleet, Replica, replica_name};
-use crate::limiter::registry::active_limiter::{ActiveLimiter, LimiterInstance, StoreSession};
+use crate::limiter::recovery::session::StoreSession;
 use crate::limiter::registry::inspection::{Inspection, LimiterStatus, NotFound, Tally};
 use crate::limiter::registry::limiter_set::{LimiterSet, LimiterSetError};
 use crate::limiter::registry::queues::{LINGER, Queues};
 use crate::limiter::store::memory::MemoryStore;
-use crate::limiter::store::{Announcement, PauseStretch, Store};
+use crate::limiter::store::{Announcement, Store};
 use crate::telemetry::Metrics;
 
 /// How often a store that settles is looked at, and for how long.
@@ -115,7 +115,7 @@ impl Limiters {
         };
         let inner = Inner {
             sessions,
-            queues: Arc::new(Queues::new(fallback, linger)),
+            queues: Arc::new(Queues::new(Arc::new(fallback), linger)),
             metrics,
             lives: Mutex::default(),
         };
@@ -305,7 +305,8 @@ impl Limiters {
                 let session = Arc::downgrade(&session);
                 if !kept.iter().any(|known| known.ptr_eq(&session)) {
                     kept.push(session.clone());
-                    keepers.push(Recovery::new(session, queues.clone()).run());
+                    let recovery = Recovery::new(session, queues.fallback.clone(), || queues.wake_all());
+                    keepers.push(recovery.run());
                 }
             }
             tokio::select! {

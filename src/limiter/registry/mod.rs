@@ -1,6 +1,5 @@
 //! Which limiters there are, over reloads, and how a route takes permits from them.
 
-pub(in crate::limiter) mod active_limiter;
 pub mod inspection;
 pub mod limiter_set;
 pub mod limiters;

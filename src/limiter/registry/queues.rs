@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
+use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,13 +10,17 @@ use tokio::time::{Duration, Instant};
 use tokio_util::task::TaskTracker;
 
 use crate::limiter::arithmetic::queue_order::Freed;
-use crate::limiter::model::limit::LimiterName;
+use crate::limiter::model::limit::{LimiterName, Permits};
 use crate::limiter::model::refusal::Refusal;
-use crate::limiter::queue::handle::Queue;
-use crate::limiter::queue::inbox::QueueGuard;
-use crate::limiter::queue::upstream_report::Paused;
-use crate::limiter::queue::worker::{Fallback, Worker};
-use crate::limiter::registry::active_limiter::{LimiterInstance, shrink};
+use crate::limiter::queue::active_limiter::{LimiterInstance, shrink};
+use crate::limiter::queue::handle::{Queue, QueueGuard};
+use crate::limiter::queue::inbox::Asker;
+use crate::limiter::queue::pause::Paused;
+use crate::limiter::queue::permit::OriginQueue;
+use crate::limiter::queue::shadow::ShadowQueues;
+use crate::limiter::queue::ticket::Demand;
+use crate::limiter::queue::worker::{Siblings, Worker};
+use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::store::PauseStretch;
 
 /// Maps, each under its own lock: many more than processors, so that two requests seldom want the same.
@@ -33,12 +38,12 @@ pub(in crate::limiter) struct Queues {
     workers: TaskTracker,
     /// Whether weir is shutting down.
     closed: AtomicBool,
-    pub(in crate::limiter) fallback: Fallback,
-    pub(in crate::limiter) linger: Duration,
+    pub(in crate::limiter) fallback: Arc<Fallback>,
+    linger: Duration,
 }
 
 impl Queues {
-    pub(in crate::limiter) fn new(fallback: Fallback, linger: Duration) -> Queues {
+    pub(in crate::limiter) fn new(fallback: Arc<Fallback>, linger: Duration) -> Queues {
         Queues {
             shards: std::array::from_fn(|_| Mutex::default()),
             hasher: RandomState::new(),
@@ -82,7 +87,8 @@ impl Queues {
         // One that has ended and has not left yet goes with its own key.
         shard.remove(&instances);
         shard.insert(instances, queue.clone());
-        self.workers.spawn(Worker::new(queue.clone(), self.clone()).run());
+        let worker = Worker::new(queue.clone(), self.clone(), self.fallback.clone(), self.linger);
+        self.workers.spawn(worker.run());
         Ok(queue)
     }
 
@@ -96,17 +102,6 @@ impl Queues {
                 return Ok(kept);
             }
         }
-    }
-
-    /// A queue has ended.
-    pub(in crate::limiter) fn forget(&self, queue: &Arc<Queue>) {
-        let mut shard = self.shard(&queue.instances);
-        if shard.get(&queue.instances).is_some_and(|found| Arc::ptr_eq(found, queue)) {
-            shard.remove(&queue.instances);
-            shrink(&mut shard);
-        }
-        drop(shard);
-        queue.instances.iter().for_each(LimiterInstance::dismiss);
     }
 
     fn each(&self, act: impl Fn(&Queue)) {
@@ -141,11 +136,6 @@ impl Queues {
         });
     }
 
-    /// Lets every worker look around.
-    pub(in crate::limiter) fn wake_all(&self) {
-        self.each(Queue::wake);
-    }
-
     /// Keeps the queues of a limiter to a pause, by its store's clock; or to none any more.
     pub(in crate::limiter) fn pause(
         &self,
@@ -158,14 +148,9 @@ impl Queues {
         });
     }
 
-    /// The same, by this process's clock.
-    pub(in crate::limiter) fn pause_between(
-        &self,
-        is_meant: impl Fn(&LimiterInstance) -> bool,
-        from: Instant,
-        until: Instant,
-    ) {
-        self.tell_pause(is_meant, |_| Some((from, until)));
+    /// Lets every worker look around.
+    pub(in crate::limiter) fn wake_all(&self) {
+        self.each(Queue::wake);
     }
 
     fn tell_pause(
@@ -203,5 +188,44 @@ impl Queues {
     #[cfg(test)]
     pub(in crate::limiter) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
+    }
+}
+
+impl ShadowQueues for Queues {
+    fn charge_shadow(self: Arc<Queues>, instance: &LimiterInstance, cost: Permits) {
+        let demand = Demand { cost, wait_max: None };
+        loop {
+            match self.find(slice::from_ref(instance)) {
+                // A queue that has ended is looked for again; a refusal has been counted.
+                Ok(queue) if matches!(queue.push(demand, Asker::Shadow), Ok(false)) => {}
+                // weir is shutting down: it would not have been refused.
+                Ok(_) | Err(Refusal::Closed { .. }) => return,
+                Err(_) => return instance.active.metrics().shadow_refused(cost.get()),
+            }
+        }
+    }
+}
+
+impl Siblings for Queues {
+    fn wake_all(&self) {
+        Queues::wake_all(self);
+    }
+
+    fn pause(&self, instance: &LimiterInstance, stretch: PauseStretch) {
+        Queues::pause(self, |other| other == instance, stretch);
+    }
+
+    fn pause_between(&self, instance: &LimiterInstance, from: Instant, until: Instant) {
+        self.tell_pause(|other| other == instance, |_| Some((from, until)));
+    }
+
+    fn ended(&self, queue: &Arc<Queue>) {
+        let mut shard = self.shard(&queue.instances);
+        if shard.get(&queue.instances).is_some_and(|found| Arc::ptr_eq(found, queue)) {
+            shard.remove(&queue.instances);
+            shrink(&mut shard);
+        }
+        drop(shard);
+        queue.instances.iter().for_each(LimiterInstance::dismiss);
     }
 }

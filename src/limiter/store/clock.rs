@@ -11,29 +11,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::clock::Micros;
+use crate::limiter::model::clock_step::Step;
 
 /// How fast two clocks may drift apart: 200 millionths, twice what is tolerable in a machine's clock.
 const DRIFT_PER_MILLION: u64 = 200;
 
 /// Bounds that contradict each other by more mean that a clock was stepped; by less, that it drifts or is slewed.
 const STEP_MIN: Micros = Micros::from_millis(20);
-
-/// By how much a store's clock was stepped.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
-    /// It shows later than it would have.
-    Forward(Micros),
-    /// It shows earlier.
-    Back(Micros),
-}
-
-/// An instant of a clock as it shows it after a step.
-pub fn stepped(at: Micros, step: Step) -> Micros {
-    match step {
-        Step::Forward(by) => at + by,
-        Step::Back(by) => at - by,
-    }
-}
 
 /// Bounds of a store's clock.
 #[derive(Clone, Copy, Debug)]

@@ -6,17 +6,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
 use crate::clock::{Clock, Micros};
-use crate::limiter::arithmetic::pause::PAUSE_MAX;
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::queue_order::QueueOrder;
-use crate::limiter::arithmetic::reserve::{Answer, Call, report_upstream, reserve};
+use crate::limiter::arithmetic::reserve::{report_upstream, reserve};
 use crate::limiter::arithmetic::rule::Kind;
 use crate::limiter::arithmetic::state::LimiterState;
+use crate::limiter::model::call::{Answer, Call};
+use crate::limiter::model::epoch::Epoch;
 use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::partition::Partition;
+use crate::limiter::model::pause::PAUSE_MAX;
+use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
 use crate::limiter::store::expiry::Expiring;
-use crate::limiter::store::{
-    Epoch, Failure, LimiterRef, ReportResult, StateView, Store, StoreError, UpstreamReport,
-};
+use crate::limiter::store::{Failure, StateView, Store, StoreError};
 
 /// Callers share the process, so they hear of changed limits within one heartbeat.
 const LEASE: Micros = Micros::from_millis(100);
@@ -312,7 +314,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::limiter::arithmetic::reserve::{Outcome, Run};
+    use crate::limiter::model::call::{Outcome, Run};
     use crate::limiter::model::limit::Limiter;
     use crate::limiter::tests::limiter;
 

@@ -12,45 +12,17 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 use tokio::sync::broadcast;
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::external_usage::Remaining;
-use crate::limiter::arithmetic::pause::{Cause, Lasting, PauseRequest};
-use crate::limiter::arithmetic::queue_order::Freed;
-use crate::limiter::arithmetic::reserve::{Answer, Call};
-use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::limit::{Limiter, LimiterName};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::model::call::Freed;
+use crate::limiter::model::call::{Answer, Call};
+use crate::limiter::model::epoch::{Epoch, Reset};
+use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::partition::Partition;
-use crate::limiter::recovery::members::Replica;
-
-/// The part of a limiter that a store needs: where its state is, and its rules.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LimiterRef {
-    /// The limiter.
-    pub name: LimiterName,
-    /// Which of its partitions, if it has any.
-    pub partition: Option<Partition>,
-    /// Its group: what is taken together lives together.
-    pub group: Arc<str>,
-    /// Its limits, widened by its guard.
-    pub rules: Arc<[Rule]>,
-    /// From when on, by the store's clock, they must be made anew, because windows of a calendar go on; `None`: never.
-    pub valid_until: Option<Micros>,
-}
-
-impl LimiterRef {
-    /// The limiter_ref of a limiter, or of one of its partitions, as of `now` by the store's clock.
-    pub fn new(limiter: &Limiter, partition: Option<Partition>, now: Micros) -> LimiterRef {
-        let guard = Micros::from(limiter.guard);
-        let (rules, valid_until): (Vec<_>, Vec<_>) =
-            limiter.limits.iter().map(|limit| Rule::new(limit, guard, now)).unzip();
-        LimiterRef {
-            name: limiter.name.clone(),
-            partition,
-            group: limiter.group.clone(),
-            rules: rules.into(),
-            valid_until: valid_until.into_iter().flatten().min(),
-        }
-    }
-}
+use crate::limiter::model::pause::PauseStretch;
+use crate::limiter::model::pause::{Cause, Lasting};
+use crate::limiter::model::replica::Replica;
+use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
+use crate::limiter::model::write_back::WriteBack;
 
 /// What is left of a limiter.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
@@ -126,96 +98,6 @@ pub enum Announcement {
         /// Why, and by whom.
         cause: Cause,
     },
-}
-
-/// No slot between these instants of the store's clock may be used. None at all lies between them where a pause was lifted.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct PauseStretch {
-    /// When the pause was heard of.
-    pub from: Micros,
-    /// When it ends.
-    pub until: Micros,
-}
-
-/// What an upstream said of its quota, for one limiter.
-#[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub struct UpstreamReport {
-    /// The replica that heard it.
-    pub replica: u64,
-    /// The latest epoch of the store that it has heard of.
-    pub known: u64,
-    /// The upstream asks to be left alone.
-    pub pause: Option<PauseRequest>,
-    /// The slots of permits that it refused, and how many, where it matters what it counts.
-    pub refused: Vec<(Micros, u64)>,
-    /// Permits that a request has cost beyond what it had taken.
-    pub cost: u64,
-    /// How much it leaves, of rules by their place in the limiter_ref.
-    pub remaining: Vec<(usize, Remaining)>,
-}
-
-/// What came of that.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct ReportResult {
-    /// The store's memory.
-    pub epoch: Epoch,
-    /// Until when nothing is booked, by the store's clock; zero if it is not paused.
-    pub paused_until: Micros,
-    /// How many permits were charged because the upstream leaves less than was thought.
-    pub drift: u64,
-}
-
-/// The time between two losses of a store's memory.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Epoch {
-    /// The store's clock when it was asked.
-    pub now: Micros,
-    /// Which: a later one has a greater number. Zero where nothing is ever lost.
-    pub id: u64,
-    /// Until when, by the store's clock, nothing is granted in it.
-    pub settles_until: Option<Micros>,
-    /// When a limiter was last reset, by the store's clock; zero if none was of late.
-    pub reset_at: Micros,
-}
-
-/// A limiter was reset, or one of its partitions: what was used before no longer counts.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Reset {
-    /// The limiter.
-    pub name: LimiterName,
-    /// Which of its partitions; all if none.
-    pub partition: Option<Partition>,
-    /// When, by the store's clock.
-    pub at: Micros,
-}
-
-/// Why a store does not know what a replica was granted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Unknown {
-    /// It has lost it.
-    Lost,
-    /// It was away, and permits may have been granted without it from so long ago on.
-    Away(Micros),
-}
-
-/// What a replica was granted under one limiter, for a store that does not know it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct WriteBack {
-    /// The replica.
-    pub replica: u64,
-    /// Why the store does not know it.
-    pub unknown: Unknown,
-    /// Grows with each write of a replica that is unknown for that reason: what comes twice counts once.
-    pub number: u64,
-    /// The epoch that the replica has heard of.
-    pub known: u64,
-    /// How much of the limiter's tightest limit was lately seen in use, by whomever.
-    pub seen: u64,
-    /// What the store's clock showed when this was made, as far as is known: it may be carried out much later. Zero if it
-    /// has not been heard.
-    pub sent: Micros,
-    /// How many microseconds before that permits were used, the longest first, and how many; less than zero: will be used.
-    pub entries: Vec<(i64, u64)>,
 }
 
 /// A place for limiter state.

@@ -6,10 +6,11 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::clock::{Clock, Micros};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::{Kind, Rule};
 use crate::limiter::arithmetic::state::{LimiterState, Returned};
 use crate::limiter::model::limit::{Limiter, Permits};
-use crate::limiter::store::{LimiterRef, Store};
+use crate::limiter::store::Store;
 use crate::limiter::tests::latent_store::LatentStore;
 use crate::limiter::{Demand, Entered, LimiterSet, Limiters, Permit, Refusal, tests};
 use crate::telemetry::Metrics;

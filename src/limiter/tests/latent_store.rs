@@ -8,11 +8,12 @@ use futures_util::future::{BoxFuture, FutureExt};
 use tokio::time::sleep;
 
 use crate::clock::{Clock, Micros};
-use crate::limiter::arithmetic::reserve::{Answer, Call};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::model::call::{Answer, Call};
+use crate::limiter::model::epoch::Epoch;
+use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
 use crate::limiter::store::memory::MemoryStore;
-use crate::limiter::store::{
-    Epoch, Failure, LimiterRef, ReportResult, StateView, Store, StoreError, UpstreamReport,
-};
+use crate::limiter::store::{Failure, StateView, Store, StoreError};
 
 pub(in crate::limiter) struct LatentStore {
     clock: Clock,

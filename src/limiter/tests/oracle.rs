@@ -6,11 +6,12 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::calendar_windows::Stretch;
 use crate::limiter::arithmetic::queue_order::QueueOrder;
-use crate::limiter::arithmetic::reserve::{Answer, Call, Holding, Outcome, RetryDelay, Run, reserve};
+use crate::limiter::arithmetic::reserve::reserve;
 use crate::limiter::arithmetic::rule::{Kind, Rule, window_of};
 use crate::limiter::arithmetic::state::LimiterState;
+use crate::limiter::model::calendar_windows::Stretch;
+use crate::limiter::model::call::{Answer, Call, Holding, Outcome, RetryDelay, Run};
 
 pub(in crate::limiter) const START: Micros = Micros(1_800_000_000_000_000);
 pub(in crate::limiter) const LEASE: Micros = Micros::from_millis(500);

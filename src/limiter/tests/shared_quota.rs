@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::sync::Arc;
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::external_usage::Remaining;
-use crate::limiter::arithmetic::pause::PauseRequest;
 use crate::limiter::arithmetic::rule::{Kind, Rule};
 use crate::limiter::arithmetic::state::LimiterState;
+use crate::limiter::model::pause::PauseRequest;
+use crate::limiter::model::upstream_report::Remaining;
 use crate::limiter::tests::oracle::{LEASE, START, rule};
 
 const LIMIT: u64 = 60;

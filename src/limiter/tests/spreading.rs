@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::queue_order::QueueOrder;
-use crate::limiter::arithmetic::reserve::{Call, Outcome, RetryDelay, Run, reserve};
+use crate::limiter::arithmetic::reserve::reserve;
 use crate::limiter::arithmetic::rule::{Kind, Rule};
 use crate::limiter::arithmetic::state::LimiterState;
+use crate::limiter::model::call::{Call, Outcome, RetryDelay, Run};
 use crate::limiter::tests::oracle::{LEASE, START, fixed, rule};
 
 /// A limiter of one limit, and its clock.

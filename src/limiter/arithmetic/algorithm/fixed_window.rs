@@ -4,9 +4,9 @@
 //! might be sent in the next one. Counts are lost by that to nobody, for a window's permits do not depend on when in it they go.
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::calendar_windows::Stretch;
 use crate::limiter::arithmetic::rule::window_of;
 use crate::limiter::arithmetic::timeline::Entry;
+use crate::limiter::model::calendar_windows::Stretch;
 
 /// The window in which a search stands.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]

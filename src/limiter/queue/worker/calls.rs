@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use tokio::time::{Duration, Instant};
 
-use super::{BATCH_MAX, Worker};
+use super::state::{BATCH_MAX, Sent, Worker};
 use crate::clock::Micros;
-use crate::limiter::arithmetic::queue_order::Freed;
-use crate::limiter::arithmetic::reserve::{Call, Holding, Run};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::model::call::Freed;
+use crate::limiter::model::call::{Call, Holding, Run};
 use crate::limiter::model::limit::Permits;
 use crate::limiter::queue::cost_queue::{CostQueue, DEADLINE_SLACK};
-use crate::limiter::queue::handle::Arrival;
-use crate::limiter::queue::permit::{Slot, Source};
-use crate::limiter::recovery::heartbeat;
-use crate::limiter::store::LimiterRef;
+use crate::limiter::queue::inbox::Arrival;
+use crate::limiter::queue::slot::{Slot, Source};
+use crate::limiter::recovery::write_back::report_offline_grants;
 
 /// Requests whose waits differ by less go into one run, which waits as long as the shortest of them.
 const RUN_SPREAD: Duration = Duration::from_millis(1);
@@ -27,24 +27,6 @@ const GIVE_BACK_MAX: usize = 4000;
 
 /// The most slots that are traded in one call.
 const TRADE_MAX: usize = 16;
-
-/// A call, and for whom it was made.
-pub(super) struct Sent {
-    pub(super) call: Arc<Call>,
-    /// For which limiters, as they were then.
-    pub(super) limiter_refs: Arc<[LimiterRef]>,
-    pub(super) at: Instant,
-    /// The cost of each slot to exchange, in order.
-    pub(super) exchange: Vec<(Slot, Permits)>,
-    /// Slots asked for in place of others. They come first in the runs.
-    pub(super) replace: Vec<(Permits, usize)>,
-    /// The new requests, in the order of the runs.
-    pub(super) arrivals: Vec<Arrival>,
-    /// The earliest slot that is given back to be traded for an earlier one.
-    pub(super) traded: Option<Micros>,
-    /// The cost of each permit that is asked for beyond that, to lie in stock. They come last in the runs.
-    pub(super) stock: Option<Permits>,
-}
 
 impl Worker {
     /// Sends the next call if there is anything to say and none is under way.
@@ -74,18 +56,14 @@ impl Worker {
             self.make_limiter_refs();
         }
         let sent = self.next_call(now);
-        let (session, queues) = (self.session.clone(), self.queues.clone());
-        self.call =
-            Some(Box::pin(async move {
-                let result =
-                    match heartbeat::report_offline_grants(&session, &sent.limiter_refs, &queues.fallback)
-                        .await
-                    {
-                        Ok(()) => session.store.reserve(&sent.limiter_refs, &sent.call).await,
-                        Err(error) => Err(error.into()),
-                    };
-                (sent, result)
-            }));
+        let (session, fallback) = (self.session.clone(), self.fallback.clone());
+        self.call = Some(Box::pin(async move {
+            let result = match report_offline_grants(&session, &sent.limiter_refs, &fallback).await {
+                Ok(()) => session.store.reserve(&sent.limiter_refs, &sent.call).await,
+                Err(error) => Err(error.into()),
+            };
+            (sent, result)
+        }));
     }
 
     /// Gives back what the cost_queues to be booked anew hold, and asks for as much: no more than goes into this call, or what is
@@ -175,7 +153,7 @@ impl Worker {
         runs.extend(wanted.map(|(cost, count)| Run { cost: cost.get(), wait_max: Micros::ZERO, count }));
         let stock = wanted.map(|(cost, _)| cost);
         let call = Call {
-            replica: self.queues.fallback.replica,
+            replica: self.fallback.replica,
             epoch: self.session.epoch_least(),
             known: known.to_vec(),
             seen: self.seen(now),

@@ -5,24 +5,24 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::Worker;
+use super::siblings::Siblings;
+use super::state::Worker;
 use crate::limiter::arithmetic::reserve::Holding;
 use crate::limiter::queue::handle::Queue;
-use crate::limiter::queue::permit::{LatePermit, Returned};
+use crate::limiter::queue::permit::{LatePermit, OriginQueue, Returned};
 use crate::limiter::queue::prefetch::Pace;
-use crate::limiter::registry::queues::Queues;
 
 /// Ends a queue with its worker, however that ends: nobody is left to wait for an answer.
 pub(super) struct Ending {
     pub(super) shared: Arc<Queue>,
-    pub(super) queues: Arc<Queues>,
+    pub(super) siblings: Arc<dyn Siblings>,
 }
 
 impl Drop for Ending {
     fn drop(&mut self) {
         self.shared.end();
         self.shared.set_waiting(0, None);
-        self.queues.forget(&self.shared);
+        self.siblings.ended(&self.shared);
     }
 }
 
@@ -48,7 +48,7 @@ impl Worker {
             return false;
         }
         let now = Instant::now();
-        let is_over = self.idle_since.is_some_and(|since| now >= since + self.queues.linger);
+        let is_over = self.idle_since.is_some_and(|since| now >= since + self.linger);
         match self.idle_since {
             None => {
                 self.idle_since = Some(now);

@@ -4,20 +4,18 @@ use futures_util::future::{FutureExt, join_all};
 use tokio::time::{Duration, Instant};
 use tracing::{info, warn};
 
-use super::Worker;
+use super::state::{Hearing, Worker};
 use crate::clock::Micros;
-use crate::limiter::arithmetic::pause::PauseRequest;
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::limit::LimiterName;
-use crate::limiter::queue::upstream_report::{Paused, PendingReport};
-use crate::limiter::registry::active_limiter::LimiterInstance;
+use crate::limiter::queue::active_limiter::LimiterInstance;
+use crate::limiter::queue::pause::Paused;
+use crate::limiter::queue::upstream_report::PendingReport;
 use crate::limiter::store::memory::share;
-use crate::limiter::store::{LimiterRef, PauseStretch, ReportResult, StoreError, UpstreamReport};
+use crate::limiter::store::{LimiterRef, PauseStretch, StoreError, UpstreamReport};
 
 /// How often the store is told at most what an upstream leaves of its quota.
 const HEARD_EVERY: Duration = Duration::from_millis(100);
-
-/// What became of what was said, for each limiter that it concerns.
-pub(super) type Hearing = Vec<(usize, LimiterRef, UpstreamReport, Result<ReportResult, StoreError>)>;
 
 impl Worker {
     /// Takes in what was said, and tells the store of it unless it is being told of something already.
@@ -33,7 +31,7 @@ impl Worker {
         }
         let Some(saying) = self.said.take_if(|saying| !is_early || !saying.can_wait()) else { return };
         self.heard_next = now + HEARD_EVERY;
-        let (replica, known) = (self.queues.fallback.replica, self.session.epoch_least());
+        let (replica, known) = (self.fallback.replica, self.session.epoch_least());
         let limiters = self.shared.instances.iter().zip(self.limiter_refs.iter()).enumerate();
         let told = limiters.filter_map(|(place, (instance, limiter_ref))| {
             let limiter = instance.active.limiter();
@@ -78,7 +76,7 @@ impl Worker {
             let heard = match heard {
                 Ok(heard) => {
                     if self.session.meet_epoch(heard.epoch) {
-                        self.queues.wake_all();
+                        self.siblings.wake_all();
                     }
                     heard
                 }
@@ -96,14 +94,14 @@ impl Worker {
             if said.pause.is_some() && heard.paused_until > heard.epoch.now {
                 let stretch = PauseStretch { from: heard.epoch.now, until: heard.paused_until };
                 tell_of_pause(&said, stretch, &limiter_ref.name);
-                self.queues.pause(|other| *other == instance, stretch);
+                self.siblings.pause(&instance, stretch);
             }
         }
     }
 
     /// Keeps to it in this replica's own memory, by its clock.
     fn hear_locally(&self, instance: &LimiterInstance, limiter_ref: &LimiterRef, said: &UpstreamReport) {
-        let fallback = &self.queues.fallback;
+        let fallback = &self.fallback;
         let limiter_ref = share(limiter_ref, fallback.fleet.size());
         let (now_instant, now) = (Instant::now(), fallback.clock.now());
         let heard = fallback.store.hear_at(
@@ -115,7 +113,7 @@ impl Worker {
             let stretch = PauseStretch { from: now, until: heard.paused_until };
             tell_of_pause(said, stretch, &limiter_ref.name);
             let until = now_instant + (stretch.until - stretch.from).to_duration();
-            self.queues.pause_between(|other| other == instance, now_instant, until);
+            self.siblings.pause_between(instance, now_instant, until);
         }
     }
 

@@ -1,0 +1,129 @@
+//! A call to a store for the permits of a queue, and its answer. Permits are counted in cost.
+
+use crate::clock::Micros;
+use crate::limiter::model::epoch::Epoch;
+
+/// Permits held at one slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Holding {
+    /// The slot.
+    pub slot: Micros,
+    /// The cost of each.
+    pub cost: u64,
+    /// How many of that cost.
+    pub count: u64,
+}
+
+/// Requests of one cost and one wait, in the order of their arrival.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Run {
+    /// The cost of each.
+    pub cost: u64,
+    /// The longest wait of each, from the instant of the call.
+    pub wait_max: Micros,
+    /// How many.
+    pub count: u64,
+}
+
+/// What is asked, in the order in which it is done.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Call {
+    /// The calling replica: a number below 2^53, chosen at its start.
+    pub replica: u64,
+    /// The latest epoch of the store that the caller has heard of.
+    pub epoch: u64,
+    /// For each limiter: the generation under which the holdings below were booked.
+    pub known: Vec<u64>,
+    /// For each limiter: when the caller last saw its state that should still be there; zero if it need not.
+    pub seen: Vec<Micros>,
+    /// Permits that are not needed.
+    pub give_back: Vec<Holding>,
+    /// Void permits that are wanted at their new place, ascending.
+    pub exchange: Vec<Holding>,
+    /// The longest wait for such a place, from the instant of the call.
+    pub exchange_wait: Micros,
+    /// New requests.
+    pub runs: Vec<Run>,
+    /// How many of them may be given a slot in the future.
+    pub room: u64,
+    /// How many requests like the first that is refused the caller may refuse without asking: they are told what follows.
+    pub spare: u64,
+}
+
+/// Which limit refused: the limiter's place in the call, the limit's place in the limiter.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Violated {
+    /// The limiter.
+    pub limiter: usize,
+    /// The limit.
+    pub limit: usize,
+}
+
+/// What became of some requests or holdings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// Booked at this instant of the store's clock.
+    Booked(Micros),
+    /// Nothing booked: the earliest slot is further away than the wait.
+    TooFar(RetryDelay),
+    /// Nothing booked: as many wait as may.
+    Full(RetryDelay),
+}
+
+/// How far away a slot is that was not booked.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct RetryDelay {
+    /// How far.
+    pub delay: Micros,
+    /// How far the first of the refused is told to stay away, so that not all come back at one instant. Each further one
+    /// is told `Rule::spacing` more, and where that exceeds `Rule::spread_max` beyond the delay, it begins anew.
+    pub told: Micros,
+    /// What stood in the way.
+    pub violated: Violated,
+}
+
+/// The answer to a [`Call`].
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Answer {
+    /// The store's clock when the call was carried out.
+    pub now: Micros,
+    /// The store's memory: which, and whether nothing is granted in it yet. Then nothing was exchanged or booked.
+    pub epoch: Epoch,
+    /// For each limiter: the last change of its limits.
+    pub generations: Vec<Generation>,
+    /// For each limiter and each of its limits: the permits that could be used at once.
+    pub available: Vec<Vec<u64>>,
+    /// For each limiter: until when its upstream asked to be left alone; zero if it did not.
+    pub paused: Vec<Micros>,
+    /// For each limiter: until when its state is sure to be there, in a store that may lose it.
+    pub lives_until: Vec<Micros>,
+    /// The last instant at which one of the limiters is booked; zero if none is.
+    pub last: Micros,
+    /// Freed that was given back before the queue's last slot, and that its later slots may be traded for.
+    pub room: Option<Freed>,
+    /// The slots of the holdings to exchange, in order, as counts; `None`: none within the wait.
+    pub exchanged: Vec<(u64, Option<Micros>)>,
+    /// What became of the requests, in order, as counts.
+    pub outcomes: Vec<(u64, Outcome)>,
+}
+
+/// A change of the limits, as a caller must know it.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Generation {
+    /// The instant of the change in microseconds, so that no number comes twice; zero before the first.
+    pub number: u64,
+    /// Slots from here on that were booked under the generation before are void.
+    pub void_from: Micros,
+    /// The number of the generation before. Slots that were booked under a still older one are void altogether:
+    /// their holder has missed a change, and other permits may stand in their places.
+    pub before: u64,
+}
+
+/// Freed that was given back between booked slots.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Freed {
+    /// Nothing before this instant was given back.
+    pub at: Micros,
+    /// How many permits.
+    pub permits: u64,
+}

@@ -1,0 +1,106 @@
+//! How a worker refuses requests.
+
+use std::collections::VecDeque;
+use std::ops::Bound;
+
+use tokio::time::Instant;
+
+use super::state::Worker;
+use crate::clock::Micros;
+use crate::limiter::arithmetic::reserve::{Outcome, RetryDelay, Violated};
+use crate::limiter::model::limit::{OnStoreFailure, Permits};
+use crate::limiter::model::refusal::Refusal;
+use crate::limiter::queue::inbox::{Arrival, Asker};
+use crate::limiter::queue::pause::in_pause;
+use crate::limiter::queue::refusal_cache::RefusalCache;
+use crate::limiter::queue::slot::Source;
+
+impl Worker {
+    /// Refuses those who need more than the limits, as changed meanwhile, can ever hold.
+    pub(super) fn refuse_too_costly(&mut self) {
+        let cost_max = self.shared.cost_max();
+        for (cost, cost_queue) in self.cost_queues.range_mut((Bound::Excluded(cost_max), Bound::Unbounded)) {
+            let refusal = self.shared.too_costly();
+            for waiter in cost_queue.take_waiters() {
+                self.shared.count_refused(&refusal, *cost, false);
+                waiter.refuse(refusal.clone());
+            }
+        }
+        if self.limits_changed {
+            let pending = std::mem::take(&mut self.pending).into_iter();
+            let (costly, kept) = pending.partition::<VecDeque<_>, _>(|arrival| arrival.cost > cost_max);
+            self.pending = kept;
+            costly.into_iter().for_each(|arrival| self.refuse(arrival, self.shared.too_costly()));
+        }
+    }
+
+    pub(super) fn refuse(&self, arrival: Arrival, refusal: Refusal) {
+        let is_shadow = matches!(arrival.asker, Asker::Shadow);
+        self.shared.count_refused(&refusal, arrival.cost, is_shadow);
+        if let Asker::Request(entry) = arrival.asker {
+            // An error means that the request has left.
+            let _ = entry.send(Err(refusal));
+        }
+    }
+
+    /// One wanted slot will not come: the last request of the cost_queue goes without.
+    pub(super) fn refuse_without_slot(&mut self, cost: Permits, refusal: &Refusal) {
+        let Some(cost_queue) = self.cost_queues.get_mut(&cost) else { return };
+        cost_queue.wanted = cost_queue.wanted.saturating_sub(1);
+        for waiter in cost_queue.take_without_slot() {
+            self.shared.count_refused(refusal, cost, false);
+            waiter.refuse(refusal.clone());
+        }
+    }
+
+    /// Refuses those who no longer fit into their wait.
+    pub(super) fn refuse_overdue(&mut self, now: Instant) {
+        let mut overdue = Vec::new();
+        for (cost, cost_queue) in &mut self.cost_queues {
+            overdue
+                .extend(cost_queue.take_overdue(now).into_iter().map(|(waiter, due)| (*cost, waiter, due)));
+        }
+        for (cost, waiter, due) in overdue {
+            let delay = Micros::from(due.saturating_duration_since(now)).max(Micros::ONE);
+            let refusal = in_pause(self.too_far(Some(delay)), self.paused.as_ref(), waiter.deadline);
+            self.shared.count_refused(&refusal, cost, false);
+            waiter.refuse(refusal);
+        }
+    }
+
+    /// What those are told who no longer fit into their wait.
+    pub(super) fn too_far(&self, delay: Option<Micros>) -> Refusal {
+        let delay = delay.unwrap_or(Micros::from(self.session.store.lease().to_duration()));
+        self.refusal(Outcome::TooFar(RetryDelay { delay, told: delay, violated: Violated::default() }), delay)
+    }
+
+    pub(super) fn refusal(&self, outcome: Outcome, retry_after: Micros) -> Refusal {
+        let limiter = |violated: Violated| {
+            self.limiter_refs[violated.limiter.min(self.limiter_refs.len() - 1)].name.clone()
+        };
+        match outcome {
+            Outcome::Full(RetryDelay { violated, .. }) => {
+                Refusal::QueueFull { limiter: limiter(violated), limit: violated.limit, retry_after }
+            }
+            Outcome::TooFar(RetryDelay { violated, .. }) => {
+                Refusal::RateLimited { limiter: limiter(violated), limit: violated.limit, retry_after }
+            }
+            Outcome::Booked(_) => self.store_unavailable(),
+        }
+    }
+
+    /// Names the limiter that refuses without a store.
+    pub(super) fn store_unavailable(&self) -> Refusal {
+        let place = self.shared.with_policy(OnStoreFailure::Reject).next().unwrap_or_default();
+        Refusal::StoreUnavailable { limiter: self.limiter_refs[place].name.clone() }
+    }
+
+    /// What a refusal teaches.
+    pub(super) fn learnt(&self, cost: Permits, away: RetryDelay, now: Micros) -> Option<Box<RefusalCache>> {
+        let limiter_ref = self.limiter_refs.get(away.violated.limiter)?;
+        let rule = limiter_ref.rules.get(away.violated.limit)?.clone();
+        let source = if self.is_local { Source::Local } else { Source::Store };
+        let clock = self.clock_of(source, Instant::now());
+        Some(Box::new(RefusalCache::new(limiter_ref.name.clone(), rule, cost, away, now, clock)))
+    }
+}

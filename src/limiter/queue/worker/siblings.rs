@@ -1,0 +1,24 @@
+//! The other queues of this process, as a worker sees them.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use crate::limiter::queue::active_limiter::LimiterInstance;
+use crate::limiter::queue::handle::Queue;
+use crate::limiter::store::PauseStretch;
+
+/// All queues of this process.
+pub(in crate::limiter) trait Siblings: Send + Sync {
+    /// Wakes every worker, because the store has lost its state.
+    fn wake_all(&self);
+
+    /// Keeps all queues of a limiter to a pause, by its store's clock; or to none any more.
+    fn pause(&self, instance: &LimiterInstance, stretch: PauseStretch);
+
+    /// Keeps all queues of a limiter to a pause, by this process's clock.
+    fn pause_between(&self, instance: &LimiterInstance, from: Instant, until: Instant);
+
+    /// Forgets a queue that has ended.
+    fn ended(&self, queue: &Arc<Queue>);
+}
