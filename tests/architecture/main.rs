@@ -47,13 +47,13 @@ const EXCEPTIONS: Exceptions<'static> = Exceptions {
         ("LimiterView in src/admin/limiters.rs", "plain data: an object of the admin API"),
         ("Route in src/config/model.rs", "plain data: a route as it is used"),
         ("Route in src/config/schema/route.rs", "plain data: a route as it is written"),
-        ("Worker in src/limiter/queue/worker/mod.rs", "the worker of a queue"),
+        ("Worker in src/limiter/queue/worker/state.rs", "the worker of a queue"),
     ],
     independent_bools: &[
         ("Asked in src/proxy/response.rs", "the method and the protocol of a request"),
         ("Route in src/config/model.rs", "two keys of a route"),
         ("Scalar in src/config/yaml/mod.rs", "how a value is quoted, and where it comes from"),
-        ("Worker in src/limiter/queue/worker/mod.rs", "the worker of a queue"),
+        ("Worker in src/limiter/queue/worker/state.rs", "the worker of a queue"),
     ],
 };
 

@@ -12,7 +12,7 @@ const FUNCTION_LINES_MAX: usize = 70;
 const FUNCTION_LINES_MEDIAN_MAX: usize = 10;
 const FIELDS_MAX: usize = 12;
 
-/// What a size does not apply to, with the reason; a struct is named as `Worker in src/limiter/queue/worker/mod.rs`.
+/// What a size does not apply to, with the reason; a struct is named as `Worker in src/limiter/queue/worker/state.rs`.
 pub(crate) struct Exceptions<'a> {
     /// Files that are tables of data.
     pub(crate) tables: &'a [(&'a str, &'a str)],
