@@ -122,7 +122,7 @@ impl<'a> Reader<'a> {
         self.bound.iter().any(|names| names.contains(name))
     }
 
-    /// Returns whether a word is a name here, and not just a word among the tokens of a macro.
+    /// Returns whether a path leads anywhere, and is not just a word in a string or among the tokens of a macro.
     fn is_known(&self, path: &[String]) -> bool {
         self.blocks.iter().any(|block| block.contains_key(&path[0]))
             || self.tree.resolve(self.module, path) != [Target::Outside(path.to_vec())]
@@ -174,8 +174,9 @@ impl<'a> Reader<'a> {
 
     fn string(&mut self, text: &str, line: usize, may_be_path: bool) {
         self.mentions.texts.push(Text { from: self.module, line, text: text.to_owned() });
-        if may_be_path && let Ok(path) = syn::parse_str::<syn::Path>(text) {
-            self.path(segments(&path), line);
+        let path = syn::parse_str::<syn::Path>(text).ok().filter(|_| may_be_path);
+        if let Some(path) = path.map(|path| segments(&path)).filter(|path| self.is_known(path)) {
+            self.path(path, line);
         }
     }
 
