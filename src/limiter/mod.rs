@@ -19,11 +19,12 @@ mod tests;
 
 pub use model::partition::Partition;
 pub use model::refusal::Refusal;
+pub(crate) use model::replica::printable;
+pub use model::replica::{Replica, replica_name};
 pub use queue::permit::{Permit, Receipt};
 pub use queue::ticket::{Demand, Entered, Ticket};
 pub use queue::upstream_report::{UpstreamSignal, Window};
-pub(crate) use recovery::members::{COUNTS_FOR, printable};
-pub use recovery::members::{Replica, replica_name};
+pub(crate) use recovery::members::COUNTS_FOR;
 pub use registry::inspection::{Inspection, LimiterStatus, NotFound, PauseState, Tally};
 pub use registry::limiter_set::{LimiterSet, LimiterSetError};
 pub use registry::limiters::Limiters;

@@ -11,8 +11,8 @@ use http::{HeaderMap, Request, Uri};
 
 use super::Proxy;
 use super::error::ProxyError;
-use super::headers::{self, Origin, Seen};
-use super::router::{Route, Table, Target};
+use super::messages::headers::{self, Origin, Seen};
+use super::route::router::{Route, Table, Target};
 
 /// The routes of a proxy.
 pub struct Routes(Arc<Table>);

@@ -1,4 +1,4 @@
-//! Why weir answers a request itself. What the client then sees is decided in [`super::response`] alone.
+//! Why weir answers a request itself. What the client then sees is decided in [`super::messages::response`] alone.
 
 use std::fmt;
 use std::io;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use http::HeaderName;
 
-use super::outbound::HEAD_BYTES_MAX;
+use super::upstream::outbound::HEAD_BYTES_MAX;
 use crate::limiter::model::limit::{Limiter, Permits};
 use crate::limiter::{LimiterSetError, Refusal};
 

@@ -7,11 +7,11 @@ use http::header::{AUTHORIZATION, HOST};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Version};
 use ipnet::IpNet;
 
-use super::caller;
-use super::headers::{self, Seen};
-use super::path::{self, Forms};
-use super::quota::{self, Quota};
-use super::router::strip;
+use super::messages::headers::{self, Seen};
+use super::messages::quota::{self, Quota};
+use super::route::caller;
+use super::route::path::{self, Forms};
+use super::route::router::strip;
 use crate::config::model::Cost;
 use crate::limiter::model::limit::Permits;
 

@@ -1,46 +1,22 @@
 //! Forwards requests. The only room that speaks HTTP to applications and to upstreams.
 //!
-//! The way of a request: [`listener`] accepts its connection; [`connection`] serves it, inside [`tls`] where that is
-//! configured, behind a [`guard`]; [`router`] chooses its route (by every form of its [`path`]); [`caller`] finds out who sent it, and
-//! [`partition`] tells it from those of other tenants. Then [`forwarder`] takes its permit, gets a connection from the
-//! [`upstream`]'s [`pool`] (opened by [`connect`]: [`dial`], and [`outbound`] through a proxy) and sends it, reading and
-//! writing that connection itself ([`driver`]); its [`body`] streams, and so does the response's. What that says of the
-//! [`quota`] the limiters hear, and [`retry`] says whether the request is sent once more.
-//!
-//! What weir answers itself is an [`error`] that [`response`] puts into words. [`headers`] says what may cross, [`quota`]
-//! reads what an upstream says of its limits, [`upgrade`] carries what is no longer HTTP, [`record`] counts and logs,
-//! [`io`] and [`tasks`] stand below it all. [`bench`] and [`fuzz`] show benches and fuzzers what is pure of it.
+//! The way of a request: [`listen`] accepts its connection and reads it; [`route`] chooses its route and finds out who sent it;
+//! [`forward`] takes its permit and sends it by a connection of [`upstream`]. [`messages`] holds what is known of heads and bodies,
+//! [`net`] what is known of sockets, [`error`] why weir answers itself. [`bench`] and [`fuzz`] show what is pure to benches and
+//! fuzzers.
 //!
 //! Decides nothing about limits, and reads no file but the certificates and keys that `server.tls` and an upstream name.
 
 #[doc(hidden)]
 pub mod bench;
-mod body;
-mod caller;
-mod connect;
-mod connection;
-mod dial;
-mod driver;
 mod error;
-mod forwarder;
+mod forward;
 #[doc(hidden)]
 pub mod fuzz;
-mod guard;
-mod headers;
-mod io;
-mod listener;
-mod outbound;
-mod partition;
-mod path;
-mod pool;
-mod quota;
-mod record;
-mod response;
-mod retry;
-mod router;
-mod tasks;
-mod tls;
-mod upgrade;
+mod listen;
+mod messages;
+mod net;
+mod route;
 mod upstream;
 
 use std::collections::HashMap;
@@ -54,11 +30,11 @@ use arc_swap::ArcSwap;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
-pub use self::dial::{Resolve, SystemResolver};
 pub use self::error::ProxyBuildError;
-pub use self::listener::{Drained, serve};
-use self::router::{NO_ROUTE, Route, Table};
-use self::upstream::{Key, Upstream};
+pub use self::listen::listener::{Drained, serve};
+use self::route::router::{NO_ROUTE, Route, Table};
+pub use self::upstream::dial::{Resolve, SystemResolver};
+use self::upstream::upstream::{Key, Upstream};
 use crate::config::{Config, model};
 use crate::limiter::Limiters;
 use crate::telemetry::{Metrics, Spans};
@@ -207,7 +183,7 @@ fn build(
     }
     // Where a token will do as well, who has one need not have a certificate.
     let certificate_required = config.clients.as_ref().is_none_or(|clients| !clients.has_tokens());
-    let tls = config.server.tls.as_ref().map(|tls| tls::Acceptor::new(tls, certificate_required));
+    let tls = config.server.tls.as_ref().map(|tls| listen::tls::Acceptor::new(tls, certificate_required));
     Ok((Table::new(routes, metrics.route(NO_ROUTE), config, tls.transpose()?), upstreams))
 }
 

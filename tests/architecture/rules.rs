@@ -73,9 +73,9 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         // The demo's stub provider is a server of its own.
-        says: "a status code is written in proxy/response.rs or admin/",
+        says: "a status code is written in proxy/messages/response.rs or admin/",
         within: &[],
-        except: &["proxy::response", "proxy::messages::response", "admin", "cli::demo", "cli::provider"],
+        except: &["proxy::messages::response", "admin", "cli::demo", "cli::provider"],
         forbids: Forbidden::Path(r"\bStatusCode::([A-Z_]{2,}|from_u16)$"),
         catches: "use http::StatusCode as Code; fn code() -> Code { Code::NOT_FOUND }",
     },

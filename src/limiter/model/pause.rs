@@ -1,9 +1,6 @@
 //! Pauses of a limiter, as rooms tell each other of them. Knows no state: `arithmetic::pause` keeps it.
 
-use tokio::time::Instant;
-
 use crate::clock::Micros;
-use crate::limiter::model::limit::LimiterName;
 
 /// The longest pause that can be configured, or made by hand.
 pub const PAUSE_MAX: Micros = Micros::from_millis(24 * 3_600_000);
@@ -64,20 +61,4 @@ pub struct PauseStretch {
     pub from: Micros,
     /// When it ends.
     pub until: Micros,
-}
-
-/// A pause as a queue keeps to it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::limiter) struct Paused {
-    pub(in crate::limiter) limiter: LimiterName,
-    /// No slot between these may be used.
-    pub(in crate::limiter) from: Instant,
-    pub(in crate::limiter) until: Instant,
-}
-
-impl Paused {
-    /// Whether a slot lies in it.
-    pub(in crate::limiter) fn holds(&self, due: Instant) -> bool {
-        self.from < due && due < self.until
-    }
 }

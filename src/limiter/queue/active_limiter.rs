@@ -10,11 +10,11 @@ use arc_swap::{ArcSwap, Guard};
 use tokio::time::{Duration, Instant};
 
 use crate::clock::Micros;
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::limit::{Limiter, LimiterName};
 use crate::limiter::model::partition::Partition;
 use crate::limiter::model::refusal::Refusal;
 use crate::limiter::recovery::session::StoreSession;
-use crate::limiter::store::LimiterRef;
 use crate::telemetry::LimiterMetrics;
 
 /// For how long the tightest partition is shown after its last answer, before any other may take its place: a scrape

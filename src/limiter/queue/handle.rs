@@ -15,7 +15,6 @@ use tokio::time::Instant;
 use crate::clock::Micros;
 use crate::limiter::model::call::Freed;
 use crate::limiter::model::limit::{LimiterName, OnStoreFailure, Permits};
-use crate::limiter::model::pause::Paused;
 use crate::limiter::model::refusal::Refusal;
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::inbox::{Arrival, Asker, Inbox, Unsent, WorkerEvents};

@@ -10,9 +10,9 @@ use tokio::time::Instant;
 
 use crate::limiter::model::call::Freed;
 use crate::limiter::model::limit::Permits;
-use crate::limiter::model::pause::Paused;
 use crate::limiter::model::refusal::Refusal;
-use crate::limiter::queue::pause::{Paused, in_pause};
+use crate::limiter::queue::pause::Paused;
+use crate::limiter::queue::pause::in_pause;
 use crate::limiter::queue::permit::Returned;
 use crate::limiter::queue::prefetch::{Prefetch, PrefetchSnapshot};
 use crate::limiter::queue::refusal_cache::{LEARNT_FOR, RefusalCache};

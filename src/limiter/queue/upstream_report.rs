@@ -10,9 +10,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::external_usage::Remaining;
-use crate::limiter::arithmetic::pause::PauseRequest;
 use crate::limiter::model::limit::{Limiter, Permits};
+use crate::limiter::model::pause::PauseRequest;
+use crate::limiter::model::upstream_report::Remaining;
 use crate::limiter::queue::slot::{Slot, Source};
 
 /// The most windows of which something is kept until the store is told.

@@ -8,10 +8,12 @@ use tokio::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use crate::clock::{Clock, Micros};
+use crate::limiter::model::epoch::Epoch;
+use crate::limiter::model::epoch::Reset;
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::ledger::Ledger;
+use crate::limiter::store::Store;
 use crate::limiter::store::clock::{SharedClock, StoreClock};
-use crate::limiter::store::{Epoch, Reset, Store};
 
 /// Where the state of limiters lives, and what this replica knows of that place's clock.
 pub(in crate::limiter) struct StoreSession {

@@ -5,10 +5,14 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use crate::clock::Micros;
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::model::epoch::Epoch;
+use crate::limiter::model::write_back::Unknown;
+use crate::limiter::model::write_back::WriteBack;
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::ledger::Granted;
 use crate::limiter::recovery::session::StoreSession;
-use crate::limiter::store::{Epoch, LimiterRef, StoreError, Unknown, WriteBack};
+use crate::limiter::store::StoreError;
 
 /// Writes that are under way at once: the epoch settles only while they come.
 const WRITES_MAX: usize = 64;

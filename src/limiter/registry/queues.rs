@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::time::{Duration, Instant};
 use tokio_util::task::TaskTracker;
 
-use crate::limiter::arithmetic::queue_order::Freed;
+use crate::limiter::model::call::Freed;
 use crate::limiter::model::limit::{LimiterName, Permits};
+use crate::limiter::model::pause::PauseStretch;
 use crate::limiter::model::refusal::Refusal;
 use crate::limiter::queue::active_limiter::{LimiterInstance, shrink};
 use crate::limiter::queue::handle::{Queue, QueueGuard};
@@ -21,7 +22,6 @@ use crate::limiter::queue::shadow::ShadowQueues;
 use crate::limiter::queue::ticket::Demand;
 use crate::limiter::queue::worker::{Siblings, Worker};
 use crate::limiter::recovery::fallback::Fallback;
-use crate::limiter::store::PauseStretch;
 
 /// Maps, each under its own lock: many more than processors, so that two requests seldom want the same.
 const SHARDS: usize = 64;

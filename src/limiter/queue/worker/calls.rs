@@ -6,7 +6,6 @@ use tokio::time::{Duration, Instant};
 
 use super::state::{BATCH_MAX, Sent, Worker};
 use crate::clock::Micros;
-use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::call::Freed;
 use crate::limiter::model::call::{Call, Holding, Run};
 use crate::limiter::model::limit::Permits;

@@ -8,11 +8,14 @@ use super::state::{Hearing, Worker};
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::limit::LimiterName;
+use crate::limiter::model::pause::PauseRequest;
+use crate::limiter::model::pause::PauseStretch;
+use crate::limiter::model::upstream_report::UpstreamReport;
 use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::upstream_report::PendingReport;
+use crate::limiter::store::StoreError;
 use crate::limiter::store::memory::share;
-use crate::limiter::store::{LimiterRef, PauseStretch, StoreError, UpstreamReport};
 
 /// How often the store is told at most what an upstream leaves of its quota.
 const HEARD_EVERY: Duration = Duration::from_millis(100);

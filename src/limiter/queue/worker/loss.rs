@@ -8,10 +8,12 @@ use tokio::time::Instant;
 
 use super::state::{Sent, Worker};
 use crate::clock::Micros;
-use crate::limiter::arithmetic::reserve::{Answer, Call, Holding};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::model::call::Answer;
+use crate::limiter::model::call::Call;
+use crate::limiter::model::call::Holding;
 use crate::limiter::model::limit::Permits;
 use crate::limiter::recovery::ledger::granted;
-use crate::limiter::store::LimiterRef;
 
 impl Worker {
     /// The store may have lost its memory, as somebody else was told: then no slot is used that it held.

@@ -8,15 +8,19 @@ use tracing::warn;
 use super::settle::each;
 use super::state::{Sent, Worker};
 use crate::clock::Micros;
-use crate::limiter::arithmetic::reserve::{Answer, Call, Outcome, RetryDelay};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::model::call::Answer;
+use crate::limiter::model::call::Call;
+use crate::limiter::model::call::Outcome;
+use crate::limiter::model::call::RetryDelay;
 use crate::limiter::model::limit::{OnStoreFailure, Permits};
 use crate::limiter::queue::inbox::Arrival;
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::ledger::booked;
+use crate::limiter::store::StoreError;
 use crate::limiter::store::memory::share;
-use crate::limiter::store::{LimiterRef, StoreError};
 
 /// The most limiters and partitions whose use is remembered for a time without a store after their queues have ended: some
 /// 30 MB. Beyond it, one begins such a time as if it had not been used.

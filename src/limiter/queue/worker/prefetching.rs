@@ -4,7 +4,8 @@ use tokio::time::Instant;
 
 use super::state::Worker;
 use crate::clock::Micros;
-use crate::limiter::arithmetic::reserve::{Holding, Outcome};
+use crate::limiter::model::call::Holding;
+use crate::limiter::model::call::Outcome;
 use crate::limiter::model::limit::Permits;
 use crate::limiter::queue::permit::OriginQueue;
 use crate::limiter::queue::prefetch::{Batch, PrefetchSnapshot};

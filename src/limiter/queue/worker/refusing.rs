@@ -7,7 +7,9 @@ use tokio::time::Instant;
 
 use super::state::Worker;
 use crate::clock::Micros;
-use crate::limiter::arithmetic::reserve::{Outcome, RetryDelay, Violated};
+use crate::limiter::model::call::Outcome;
+use crate::limiter::model::call::RetryDelay;
+use crate::limiter::model::call::Violated;
 use crate::limiter::model::limit::{OnStoreFailure, Permits};
 use crate::limiter::model::refusal::Refusal;
 use crate::limiter::queue::inbox::{Arrival, Asker};

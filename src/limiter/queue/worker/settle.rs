@@ -10,7 +10,8 @@ use tracing::info;
 
 use super::state::{Seen, Sent, Worker};
 use crate::clock::Micros;
-use crate::limiter::arithmetic::reserve::{Answer, Outcome};
+use crate::limiter::model::call::Answer;
+use crate::limiter::model::call::Outcome;
 use crate::limiter::model::limit::Permits;
 use crate::limiter::queue::cost_queue::{Stage, Waiter};
 use crate::limiter::queue::inbox::{Arrival, Asker};

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use crate::limiter::model::pause::PauseStretch;
 use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::handle::Queue;
-use crate::limiter::store::PauseStretch;
 
 /// All queues of this process.
 pub(in crate::limiter) trait Siblings: Send + Sync {

@@ -9,9 +9,14 @@ use tokio::time::{Duration, Instant};
 
 use super::siblings::Siblings;
 use crate::clock::Micros;
-use crate::limiter::arithmetic::queue_order::Freed;
-use crate::limiter::arithmetic::reserve::{Answer, Call, Holding};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::model::call::Answer;
+use crate::limiter::model::call::Call;
+use crate::limiter::model::call::Freed;
+use crate::limiter::model::call::Holding;
 use crate::limiter::model::limit::Permits;
+use crate::limiter::model::upstream_report::ReportResult;
+use crate::limiter::model::upstream_report::UpstreamReport;
 use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::cost_queue::CostQueue;
 use crate::limiter::queue::handle::Queue;
@@ -24,7 +29,7 @@ use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::outage_fence::OutageFence;
 use crate::limiter::recovery::session::StoreSession;
 use crate::limiter::store::clock::StoreClock;
-use crate::limiter::store::{Failure, LimiterRef, ReportResult, StoreError, UpstreamReport};
+use crate::limiter::store::{Failure, StoreError};
 
 /// The most requests in one call: the server does nothing else meanwhile, some milliseconds where each has a slot of its own
 /// (`benches/lua.rs`).

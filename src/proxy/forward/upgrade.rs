@@ -7,9 +7,9 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 
-use super::connection::Client;
-use super::record::Record;
-use super::upstream::Lease;
+use crate::proxy::forward::record::Record;
+use crate::proxy::listen::connection::Client;
+use crate::proxy::upstream::upstream::Lease;
 use crate::telemetry::Outcome;
 
 /// What is read of one side before it is written to the other.

@@ -9,9 +9,9 @@ use std::time::Duration;
 use http::{Request, StatusCode};
 use tokio::time::Instant;
 
-use super::error::ProxyError;
-use super::response;
 use crate::config::model::Retry;
+use crate::proxy::error::ProxyError;
+use crate::proxy::messages::response;
 
 /// The header by which a client says that a request may come twice (draft-ietf-httpapi-idempotency-key-header).
 const IDEMPOTENCY_KEY: &str = "idempotency-key";

@@ -12,11 +12,11 @@ use http::header::{
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, Version};
 
-use super::error::ProxyError;
-use super::path;
-use super::router::{normalize_host, strip};
 use crate::config::model::{Cost, Route as Rule, Settle};
 use crate::limiter::model::limit::{Permits, RATE_MAX};
+use crate::proxy::error::ProxyError;
+use crate::proxy::route::path;
+use crate::proxy::route::router::{normalize_host, strip};
 
 /// How weir calls itself in `Via`. All replicas go by one name: a loop through a load balancer seldom comes
 /// back to the same replica.

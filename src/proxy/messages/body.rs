@@ -16,10 +16,10 @@ use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
 
-use super::driver::Alarm;
-use super::headers::{self, Seen};
-use super::record::Record;
-use super::upstream::Lease;
+use crate::proxy::forward::record::Record;
+use crate::proxy::messages::headers::{self, Seen};
+use crate::proxy::net::driver::Alarm;
+use crate::proxy::upstream::upstream::Lease;
 use crate::telemetry::Outcome;
 
 /// The most bytes of a refused request's body that are read and thrown away, so that a client that writes

@@ -1,6 +1,6 @@
 //! One client's connection: which HTTP it speaks, how long it may be silent, and how it ends.
 //!
-//! hyper reads the requests; [`super::forwarder`] answers them.
+//! hyper reads the requests; [`crate::proxy::forward::forwarder`] answers them.
 
 use std::future::{Future, poll_fn};
 use std::net::IpAddr;
@@ -19,15 +19,16 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::body::Body;
-use super::driver::{Alarm, Driver};
-use super::guard::{FirstLine, Frames};
-use super::io::{Probe, Stream};
-use super::listener::Slot;
-use super::tasks::Spawner;
-use super::tls::{Acceptor, Secured, Wire};
-use super::{Proxy, forwarder};
 use crate::config::model::{Server, SubjectName};
+use crate::proxy::Proxy;
+use crate::proxy::forward::forwarder;
+use crate::proxy::listen::http2_guard::{FirstLine, Frames};
+use crate::proxy::listen::listener::Slot;
+use crate::proxy::listen::tls::{Acceptor, Secured, Wire};
+use crate::proxy::messages::body::Body;
+use crate::proxy::net::driver::{Alarm, Driver};
+use crate::proxy::net::spawner::Spawner;
+use crate::proxy::net::stream::{Probe, Stream};
 
 /// What an HTTP/2 client says first.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use http::{HeaderMap, Uri};
 use url::form_urlencoded;
 
-use super::path;
 use crate::config::model::KeyPart;
 use crate::limiter::Partition;
 use crate::limiter::model::limit::LimiterName;
+use crate::proxy::route::path;
 
 /// What of a request its partitions are made of.
 #[derive(Clone, Copy)]

@@ -9,10 +9,10 @@ use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderName};
 use ipnet::IpNet;
 
-use super::error::ProxyError;
-use super::headers::X_FORWARDED_FOR;
 use crate::bearer;
 use crate::config::model::{Clients, Route as Rule, Server, SubjectName};
+use crate::proxy::error::ProxyError;
+use crate::proxy::messages::headers::X_FORWARDED_FOR;
 
 /// Where a client shows its token to weir. It begins as all that ends here does, so it never goes upstream.
 const WEIR_AUTHORIZATION: HeaderName = HeaderName::from_static("weir-authorization");

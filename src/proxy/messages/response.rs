@@ -6,13 +6,13 @@ use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AU
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use serde::Serialize;
 
-use super::body::Body;
-use super::error::ProxyError;
-use super::headers::{self, Seen};
-use super::record::Record;
 use crate::clock::Micros;
 use crate::limiter::Refusal;
 use crate::limiter::model::limit::{Algorithm, Limit, Limiter, LimiterName};
+use crate::proxy::error::ProxyError;
+use crate::proxy::forward::record::Record;
+use crate::proxy::messages::body::Body;
+use crate::proxy::messages::headers::{self, Seen};
 use crate::telemetry::Outcome;
 
 /// In metrics and logs, of a request whose client left before there was an answer.
@@ -123,7 +123,7 @@ pub(crate) fn refuse(error: &ProxyError, asked: Asked, record: &mut Record) -> R
 /// Tells the client how long its request waited, if it did.
 pub(crate) fn tell_wait(headers: &mut HeaderMap, record: &Record) {
     if !record.waited.is_zero() {
-        headers.insert(WEIR_WAIT_MS, HeaderValue::from(super::record::millis(record.waited)));
+        headers.insert(WEIR_WAIT_MS, HeaderValue::from(crate::proxy::forward::record::millis(record.waited)));
     }
 }
 

@@ -1,4 +1,4 @@
-//! Opens connections to an upstream: TCP ([`super::dial`]), the tunnel where one is needed ([`super::outbound`]), TLS, and
+//! Opens connections to an upstream: TCP ([`crate::proxy::upstream::dial`]), the tunnel where one is needed ([`crate::proxy::upstream::outbound`]), TLS, and
 //! which HTTP is spoken. Keeps none of them.
 
 use std::future::{Future, poll_fn};
@@ -18,15 +18,15 @@ use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 use tokio_util::task::TaskTracker;
 
-use super::Reach;
-use super::dial::Dialer;
-use super::error::{ConnectError, ProxyBuildError, Stage};
-use super::io::{Probe, Stream};
-use super::outbound::Outbound;
-use super::pool::{Connection, Http1, Load, Multiplexed};
-use super::tasks::Spawner;
-use super::upstream::Key;
 use crate::config::model::{Http2 as Http2Mode, Upstream as Settings};
+use crate::proxy::Reach;
+use crate::proxy::error::{ConnectError, ProxyBuildError, Stage};
+use crate::proxy::net::spawner::Spawner;
+use crate::proxy::net::stream::{Probe, Stream};
+use crate::proxy::upstream::dial::Dialer;
+use crate::proxy::upstream::outbound::Outbound;
+use crate::proxy::upstream::pool::{Connection, Http1, Load, Multiplexed};
+use crate::proxy::upstream::upstream::Key;
 
 /// What HTTP is called in a TLS handshake.
 pub(crate) const ALPN_HTTP1: &[u8] = b"http/1.1";

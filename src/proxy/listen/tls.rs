@@ -20,10 +20,10 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::FromDer;
 
-use super::connect::{ALPN_HTTP1, ALPN_HTTP2, add_roots};
-use super::error::ProxyBuildError;
-use super::io::Stream;
 use crate::config::model::{ServerTls, SubjectName};
+use crate::proxy::error::ProxyBuildError;
+use crate::proxy::net::stream::Stream;
+use crate::proxy::upstream::connect::{ALPN_HTTP1, ALPN_HTTP2, add_roots};
 
 /// Takes clients' handshakes, with the certificates as they were when the configuration was taken up.
 #[derive(Clone)]

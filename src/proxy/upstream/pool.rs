@@ -1,6 +1,6 @@
 //! Open connections to one upstream: idle HTTP/1.1 connections, and HTTP/2 connections that requests share.
 //!
-//! Opens none itself: [`super::upstream`] does. The last one that became idle is taken first, so that a small load
+//! Opens none itself: [`crate::proxy::upstream::upstream`] does. The last one that became idle is taken first, so that a small load
 //! keeps few connections warm and the others age. There are never more connections than there were requests at
 //! once; of those, at most [`IDLE_MAX`] stay. However busy a connection is, it carries no new request once it is to
 //! retire: a name may lead elsewhere by then.
@@ -21,11 +21,11 @@ use hyper::client::conn::{TrySendError, http1, http2};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use super::body::{RequestBody, Upload, UploadState};
-use super::driver::{Alarm, Driver};
-use super::headers;
-use super::io::Probe;
-use super::response::SWITCHING_PROTOCOLS;
+use crate::proxy::messages::body::{RequestBody, Upload, UploadState};
+use crate::proxy::messages::headers;
+use crate::proxy::messages::response::SWITCHING_PROTOCOLS;
+use crate::proxy::net::driver::{Alarm, Driver};
+use crate::proxy::net::stream::Probe;
 
 /// The most idle connections that are kept for an upstream: enough for a burst after a lull, and little beside
 /// the file descriptors that a proxy has.

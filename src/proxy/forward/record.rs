@@ -9,12 +9,12 @@ use std::time::Duration;
 use http::{Method, Request, StatusCode};
 use tokio::time::Instant;
 
-use super::connection::Client;
-use super::error::ProxyError;
-use super::response::{self, CLIENT_LEFT};
-use super::router::{Route, Table};
 use crate::config::model::Route as Rule;
 use crate::limiter::Permit;
+use crate::proxy::error::ProxyError;
+use crate::proxy::listen::connection::Client;
+use crate::proxy::messages::response::{self, CLIENT_LEFT};
+use crate::proxy::route::router::{Route, Table};
 use crate::telemetry::{Outcome, RouteMetrics, Spans, Summary, Trace};
 
 /// A request's record. It is written on drop, from the fields as they are then.

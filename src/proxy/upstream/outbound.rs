@@ -12,9 +12,9 @@ use httparse::Status;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::error::{ConnectError, TunnelError};
-use super::response;
 use crate::config::model::{OutboundProxy, Upstream as Settings};
+use crate::proxy::error::{ConnectError, TunnelError};
+use crate::proxy::messages::response;
 
 /// The most bytes of an answer's head, interim answers included. A refusal may carry several long challenges; its body
 /// is not read at all.

@@ -14,9 +14,9 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::Proxy;
-use super::connection::{self, Client, Signals};
-use super::io::Stream;
+use crate::proxy::Proxy;
+use crate::proxy::listen::connection::{self, Client, Signals};
+use crate::proxy::net::stream::Stream;
 
 /// How long the loop rests after an error that another try would meet again, such as too many open files.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);

@@ -16,26 +16,26 @@ use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use tokio::time::{Instant, timeout};
 
-use super::Proxy;
-use super::body::{self, Body, RequestBody, Upload, UploadState};
-use super::caller;
-use super::connect::Wanted;
-use super::connection::Client;
-use super::error::{ConnectError, ProxyError};
-use super::headers::{self, Origin, Seen};
-use super::partition::Facts;
-use super::pool::SendError;
-use super::quota::{Quota, Reported};
-use super::record::Record;
-use super::response::{self, Asked, SWITCHING_PROTOCOLS};
-use super::retry::Retries;
-use super::router::{Route, Table, Target};
-use super::upgrade::Tunnel;
-use super::upstream::{Lease, Ready};
 use crate::config::model::Http2;
 use crate::limiter::{
     Demand, Entered, LimiterSet, Partition, Permit, Receipt, Refusal, Ticket, UpstreamSignal, Window,
 };
+use crate::proxy::Proxy;
+use crate::proxy::error::{ConnectError, ProxyError};
+use crate::proxy::forward::record::Record;
+use crate::proxy::forward::retry::Retries;
+use crate::proxy::forward::upgrade::Tunnel;
+use crate::proxy::listen::connection::Client;
+use crate::proxy::messages::body::{self, Body, RequestBody, Upload, UploadState};
+use crate::proxy::messages::headers::{self, Origin, Seen};
+use crate::proxy::messages::quota::{Quota, Reported};
+use crate::proxy::messages::response::{self, Asked, SWITCHING_PROTOCOLS};
+use crate::proxy::route::caller;
+use crate::proxy::route::partition::Facts;
+use crate::proxy::route::router::{Route, Table, Target};
+use crate::proxy::upstream::connect::Wanted;
+use crate::proxy::upstream::pool::SendError;
+use crate::proxy::upstream::upstream::{Lease, Ready};
 use crate::telemetry::{Outcome, Part};
 
 /// A connection that is not open by then holds up no other permit: an upstream that does not answer must not stop a queue.

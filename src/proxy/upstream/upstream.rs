@@ -14,12 +14,12 @@ use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
 
-use super::Reach;
-use super::body::{RequestBody, Upload, UploadState};
-use super::connect::{Connector, Progress, Wanted};
-use super::error::{ConnectError, ProxyBuildError};
-use super::pool::{Connection, Pool, SendError};
 use crate::config::model::{Http2, Upstream as Settings};
+use crate::proxy::Reach;
+use crate::proxy::error::{ConnectError, ProxyBuildError};
+use crate::proxy::messages::body::{RequestBody, Upload, UploadState};
+use crate::proxy::upstream::connect::{Connector, Progress, Wanted};
+use crate::proxy::upstream::pool::{Connection, Pool, SendError};
 
 /// Waiting requests that may hold a connection ready at once, over all limiters that lead here. A queue that moves
 /// faster has its connections warm from the requests before; one held by each that waits would be a flood.

@@ -15,7 +15,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::error::ConnectError;
+use crate::proxy::error::ConnectError;
 
 /// After this long without an answer, the next address is tried beside; as RFC 8305 recommends.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);

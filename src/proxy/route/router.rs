@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use http::{HeaderMap, Method};
 
-use super::error::ProxyError;
-use super::path::{self, Forms};
-use super::tls::Acceptor;
-use super::upstream::Upstream;
 use crate::config::model::{Clients, Config, HostMatch, Match, PathMatch, Route as Rule, Server};
 use crate::limiter::LimiterSet;
+use crate::proxy::error::ProxyError;
+use crate::proxy::listen::tls::Acceptor;
+use crate::proxy::route::path::{self, Forms};
+use crate::proxy::upstream::upstream::Upstream;
 use crate::telemetry::RouteMetrics;
 
 /// Names the requests that match no route, in metrics and logs: empty, because no route can be called so.
