@@ -12,7 +12,7 @@ fn numbers(text: &str, pattern: &str) -> BTreeSet<u32> {
 }
 
 #[test]
-fn a_script_says_first_what_it_takes_and_takes_just_that() {
+fn the_header_of_a_script_lists_exactly_its_arguments() {
     const SHARED: [&str; 2] = ["calendar.lua", "epoch.lua"];
     let mut scripts = 0;
     for entry in fs::read_dir(crate::root().join("lua")).unwrap() {

@@ -1,4 +1,4 @@
-//! The harness itself: a wrong judge proves nothing.
+//! Tests of the harness itself: a wrong judge proves nothing.
 
 use std::time::{Duration, Instant};
 
@@ -55,9 +55,9 @@ fn a_bucket_is_as_full_as_its_fullest_interval() {
     let second = Duration::from_secs(1);
     let level = |millis: &[u64]| fullest_bucket(&instants(millis), 10.0, second);
     assert!(level(&[]).abs() < 1e-9);
-    // Three at once; then one each 100 ms, as the rate has it.
+    // Three at once; then one every 100 ms, as the rate allows.
     assert!((level(&[0, 0, 0, 100, 200, 300]) - 3.0).abs() < 1e-9);
-    // A pause does not make it emptier than empty.
+    // A pause does not make the bucket emptier than empty.
     assert!((level(&[0, 5000, 5000, 5050]) - 2.5).abs() < 1e-9);
 }
 

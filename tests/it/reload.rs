@@ -1,4 +1,4 @@
-//! Hot reload: by every way a file can change, under load, and without harm from a broken file.
+//! Hot reload: by every way in which a file can change, under load, and without harm from a broken file.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -15,10 +15,10 @@ use crate::support::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A replica may go on for this long with slots that it got before the reload.
+/// The time for which a replica may go on with slots that it got before the reload.
 const LEASE: Duration = Duration::from_millis(500);
 
-/// One route that marks what it forwards, so that the upstream sees which configuration was in force.
+/// Returns a route that marks its requests, so that the upstream sees which configuration was in force.
 fn marked(mark: &str, upstream: &Upstream) -> String {
     let url = upstream.url();
     format!(
@@ -26,7 +26,7 @@ fn marked(mark: &str, upstream: &Upstream) -> String {
     )
 }
 
-/// The mark of a request sent now.
+/// Returns the mark of a request sent now.
 async fn mark_now(weir: &Weir, upstream: &Upstream) -> String {
     assert_eq!(weir.get("/").await.status, 200);
     let seen = upstream.seen();
@@ -230,7 +230,7 @@ async fn a_new_rate_holds_within_a_window_and_nothing_is_forgotten() {
 }
 
 #[tokio::test]
-async fn what_was_used_stays_used_across_a_reload() {
+async fn usage_is_kept_across_a_reload() {
     let _lane = lane::shared().await;
     let redis = RedisServer::start().await;
     for store in ["memory".to_owned(), redis.store()] {
@@ -249,7 +249,7 @@ async fn what_was_used_stays_used_across_a_reload() {
 }
 
 #[tokio::test]
-async fn the_queue_of_an_unchanged_limiter_does_not_notice() {
+async fn a_reload_does_not_disturb_the_queue_of_an_unchanged_limiter() {
     lane::alone(async || {
         let upstream = Upstream::start();
         let url = upstream.url();
@@ -279,7 +279,7 @@ async fn the_queue_of_an_unchanged_limiter_does_not_notice() {
 }
 
 #[tokio::test]
-async fn who_waits_on_a_limiter_that_is_removed_gets_an_answer() {
+async fn requests_that_wait_for_a_removed_limiter_get_an_answer() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let limiter = "{limits: [1/2s], queue: {timeout: 5m, max_waiting: 10}}";
@@ -298,7 +298,7 @@ async fn wait_until(instant: Instant) {
     tokio::time::sleep_until(instant.into()).await;
 }
 
-/// A secret that is rotated is used from the next request on, with nothing to do by hand.
+/// A rotated secret is used from the next request on, without any action by hand.
 #[tokio::test]
 async fn a_rotated_secret_is_followed() {
     let _lane = lane::shared().await;

@@ -1,10 +1,11 @@
-//! README.md and docs/quickstart.md, walked through by somebody who types every command into a terminal: each ends well and
-//! shows what the document says.
+//! README.md and docs/quickstart.md, walked through by typing every command into a terminal: each command succeeds and
+//! shows the documented output.
 //!
 //! A fence `sh` is typed and waited for; `sh server NAME` stays in the foreground of a terminal of its own, until an
-//! `<!-- end NAME -->` in the document or its end. A `text` right behind a fence is what is seen. Ports and `/tmp` are others, so that
-//! nothing here meets what runs on the machine (but for the demo, which looks for free ports itself); nothing is built either:
-//! `cargo run` is the weir that is tested, and what installs it or runs these tests is left out.
+//! `<!-- end NAME -->` in the document or its end. A `text` right behind a fence is the output. Ports and `/tmp` are
+//! replaced, so that nothing here meets other programs on the machine (but for the demo, which looks for free ports
+//! itself). Nothing is built either: `cargo run` stands for the tested weir, and commands that install it or run these
+//! tests are left out.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -23,26 +24,26 @@ use crate::support::{PATIENCE, closed_port, eventually, lane};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// What begins so installs weir or runs its tests.
+/// The beginnings of commands that install weir or run its tests.
 const BUILDS: [&str; 2] = ["cargo install ", "scripts/test"];
 
-/// No command takes longer.
+/// The longest time for a command.
 const COMMAND_MAX: Duration = Duration::from_secs(60);
 
 /// A step of a document.
 enum Step {
-    /// Commands, and what they show, if the document says so.
+    /// Commands, and the documented output, if any.
     Type(String, Option<String>),
-    /// Something that stays in the foreground, by its name.
+    /// A command that stays in the foreground, by its name.
     Serve(String, String),
-    /// Ctrl-C.
+    /// Ctrl-C for the command of this name.
     End(String),
 }
 
 fn steps(document: &str) -> Vec<Step> {
     let pattern = Regex::new(r"(?ms)^```([^\n]*)\n(.*?)^```$|^<!-- end (\w+) -->$").expect("a pattern");
     let mut steps = Vec::new();
-    // Where the last fence of commands ended.
+    // The end of the last fence of commands.
     let mut typed_until = None;
     for found in pattern.captures_iter(document) {
         if let Some(name) = found.get(3) {
@@ -74,10 +75,10 @@ fn steps(document: &str) -> Vec<Step> {
     steps
 }
 
-/// Who sits there: a directory, ports that are free, and what runs in other terminals.
+/// A workplace: a directory, free ports, and the programs that run in other terminals.
 struct Desk {
     directory: TempDir,
-    /// What stands in the documents, and what is meant here.
+    /// Texts of the documents, and their replacements here.
     meant: Vec<(&'static str, String)>,
     servers: BTreeMap<String, Child>,
 }
@@ -107,7 +108,7 @@ impl Desk {
         desk
     }
 
-    /// All at once: what is put in place of one may look like another.
+    /// Replaces all of them at once: a replacement may look like another text.
     fn meant(&self, text: &str) -> String {
         let shown: Vec<String> = self.meant.iter().map(|(shown, _)| regex::escape(shown)).collect();
         let shown = Regex::new(&shown.join("|")).expect("a pattern");
@@ -151,7 +152,7 @@ impl Desk {
         }
     }
 
-    /// Waits until it answers on the port that it is about, or, where it is about none, has said something.
+    /// Starts a command and waits until it answers on its port, or, if it has none, has printed something.
     async fn serve(&mut self, name: &str, commands: &str) {
         let said = self.directory.path().join(format!("{name}.out"));
         let output = File::create(&said).expect("a file");
@@ -205,7 +206,8 @@ fn signal(server: &Child, signal: Signal) {
     kill_process_group(group, signal).ok();
 }
 
-/// Four times the digits before the last of four ports in a row that nobody listens on.
+/// Finds four groups of four ports in a row on which nobody listens. Returns the digits before the last one of each
+/// group.
 fn free_ports() -> [String; 4] {
     let mut found = std::iter::repeat_with(closed_port)
         .take(1000)
@@ -214,8 +216,9 @@ fn free_ports() -> [String; 4] {
     std::array::from_fn(|_| found.next().expect("four ports in a row are free"))
 }
 
-/// Of an answer, its status and which headers weir has put into it; else each line that is shown, in order: there, `...` stands
-/// for anything, and counts may differ by a fifth or by ten, for a machine that is held up makes permits late.
+/// Compares the output with the documented one: of an HTTP answer the status and the names of weir's headers, otherwise
+/// each documented line in order, where `...` stands for anything and counts may differ by a fifth or by ten, because a
+/// machine that is held up makes permits late.
 fn compare(commands: &str, shown: &str, seen: &str) {
     if shown.starts_with("HTTP/") {
         assert_eq!(seen.lines().next(), shown.lines().next(), "{commands}");
@@ -240,7 +243,7 @@ fn is_like(shown: &str, seen: &str) -> bool {
     shown.len() == seen.len() && shown.iter().zip(&seen).all(word)
 }
 
-/// The names of the headers that weir adds to an answer.
+/// Returns the names of the headers that weir adds to an answer.
 fn own_headers(answer: &str) -> Vec<&str> {
     let head = answer.lines().take_while(|line| !line.is_empty());
     let names = head.filter_map(|line| Some(line.split_once(": ")?.0));
@@ -251,7 +254,7 @@ fn own_headers(answer: &str) -> Vec<&str> {
     own
 }
 
-/// Walks through a document of at least so many commands, with so many outputs to compare.
+/// Walks through a document with at least this many commands and outputs to compare.
 async fn walk(path: &str, commands_min: usize, shown_min: usize) {
     let document = fs::read_to_string(Path::new(ROOT).join(path)).expect("a document");
     let steps = steps(&document);
@@ -268,17 +271,17 @@ async fn walk(path: &str, commands_min: usize, shown_min: usize) {
 }
 
 #[tokio::test]
-async fn the_readme() {
+async fn the_readme_works_as_written() {
     walk("README.md", 20, 6).await;
 }
 
 #[tokio::test]
-async fn the_quickstart() {
+async fn the_quickstart_works_as_written() {
     walk("docs/quickstart.md", 14, 3).await;
 }
 
 #[test]
-fn a_document_is_read_as_it_is_meant() {
+fn documents_are_parsed_into_steps() {
     let document = "```sh\ncargo install --path .\n```\n```text\nbuilds\n```\n```sh server weir\nweir serve\n```\n\
                     ```sh\necho 7\n```\n```text\n7\n```\n```sh\ntrue\n```\nelse\n```text\nelse\n```\n<!-- end weir -->\n";
     let steps = steps(document);
