@@ -7,7 +7,7 @@
 mod cases;
 #[expect(dead_code, reason = "other benches ask for more of a process")]
 mod load;
-#[expect(dead_code, reason = "the other bench asks what its process has used")]
+#[expect(dead_code, reason = "the other bench reads the CPU time of its process")]
 mod server;
 
 use std::fmt::Write as _;

@@ -572,7 +572,7 @@ fn every_broken_file_is_refused_with_its_place() {
 }
 
 #[test]
-fn networks_are_addresses_and_blocks() {
+fn networks_are_parsed_as_addresses_and_blocks() {
     let config = Place::new().config(&example(
         "server: {allow: [10.0.0.1, '::1', 10.0.0.0/8, '::ffff:10.0.0.0/104'], trusted_proxies: ['2001:db8::/32']}\nROUTES",
     ));
@@ -911,7 +911,7 @@ fn a_redis_store_shows_no_password() {
 }
 
 #[test]
-fn the_hash_is_of_the_file_as_written() {
+fn the_hash_covers_the_file_as_written() {
     let text = example("log: {level: '${LEVEL:-info}'}\nROUTES");
     let one = Place::new().config(&text);
     let other = Place::new().variable("LEVEL", "debug").config(&text);

@@ -529,7 +529,7 @@ async fn an_uploader_that_leaves_while_waiting_takes_no_permit() {
     drop(leavers);
     let answer = call(weir.address, get).await;
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("weir-wait-ms: "), "{answer}");
-    assert!(began.elapsed() < Duration::from_secs(2), "it waited behind those who left");
+    assert!(began.elapsed() < Duration::from_secs(2), "it waited behind clients that left");
     assert_eq!(up.requests(), 2);
 }
 

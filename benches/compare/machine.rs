@@ -71,7 +71,7 @@ impl fmt::Display for Machine {
         match self.cores {
             Some([proxy, surroundings]) => write!(
                 formatter,
-                "Who is measured is on core {proxy}; origin, Redis and load generator are on core {surroundings}."
+                "The measured proxy is on core {proxy}; origin, Redis and load generator are on core {surroundings}."
             ),
             None => {
                 write!(formatter, "There is one core only: nothing is pinned, and all disturb each other.")

@@ -57,7 +57,7 @@ const TARGETS: [Target; 7] = [
         bound: Bound::AtLeast(3.0),
     },
     Target {
-        what: "what a busy core carries, by CPU per request, weir with a limiter in Redis against nginx + Lua + Redis",
+        what: "throughput of a busy core, by CPU per request, weir with a limiter in Redis against nginx + Lua + Redis",
         of: Name::WeirRedis,
         against: Name::NginxLua,
         value: Value::Capacity,
@@ -71,7 +71,7 @@ const TARGETS: [Target; 7] = [
         bound: Bound::AtLeast(0.8),
     },
     Target {
-        what: "what a busy core carries, by CPU per request, refusals of weir against a static 200 of nginx",
+        what: "throughput of a busy core, by CPU per request, refusals of weir against a static 200 of nginx",
         of: Name::WeirRefusing,
         against: Name::NginxStatic,
         value: Value::Capacity,

@@ -97,7 +97,7 @@ async fn measure(arguments: &Arguments, cores: Cores) -> Result<Measures> {
     Ok(measures)
 }
 
-#[expect(clippy::print_stderr, reason = "for whoever waits; the report goes elsewhere")]
+#[expect(clippy::print_stderr, reason = "progress on the terminal; the report goes to standard output")]
 fn progress(line: &str) {
     eprintln!("{line}");
 }

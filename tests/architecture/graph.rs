@@ -1,11 +1,11 @@
-//! The graph of each room, and what must not be in it: circles and references that look up.
+//! The graph of each room, with its circles and its upward references.
 //!
 //! A room is a module with modules below it. Its graph has one node for each child, with all that lies below the child,
 //! and one for the code of the room's own file. A reference belongs to the smallest room that holds both of its ends, so
 //! the graph of `limiter` has the references among its rooms, and that of `limiter::queue` those among its files.
 //!
-//! A reference leads to the module that *defines* the item, whatever it is re-exported by. `mod child;` and a re-export
-//! from below are no references; all else is, also from a room's own file to a child and back.
+//! A reference leads to the module that *defines* the item, through all re-exports. `mod child;` and the re-export of
+//! something below are no references. A use of a child's item in the room's own file is one, and so is the reverse.
 
 use std::collections::{BTreeMap, BTreeSet};
 

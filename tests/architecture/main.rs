@@ -1,8 +1,7 @@
-//! What the sources must keep to: the rooms and who may look at whom, what must never exist, how large things may be,
-//! and what each Lua script says at its head.
+//! Rules for the sources: the order of the rooms, forbidden references and words, sizes, and the headers of Lua scripts.
 //!
-//! Reads `src/` as syntax and follows every path to the module that defines its end. `known.txt` lists what is still
-//! wrong, one line each; a line that is no longer true fails as well.
+//! Reads `src/` as syntax and follows every path to the module that defines its target. `known.txt` lists the remaining
+//! faults, one per line; a line whose fault is gone fails as well.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -24,10 +23,10 @@ use references::Mentions;
 use sizes::Exceptions;
 use tree::{Target, Tree};
 
-/// Something that is wrong.
+/// A fault of the sources.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Finding {
-    /// The same for as long as it is wrong in this way; without line numbers.
+    /// The name of the fault, without line numbers, which change too often.
     pub(crate) key: String,
     /// The places.
     pub(crate) detail: Vec<String>,
@@ -39,7 +38,7 @@ impl Finding {
     }
 }
 
-/// What is large or has several `bool`s, and may.
+/// The structs that may be large or have several `bool`s.
 const EXCEPTIONS: Exceptions<'static> = Exceptions {
     tables: &[],
     wide_structs: &[
@@ -57,12 +56,12 @@ const EXCEPTIONS: Exceptions<'static> = Exceptions {
     ],
 };
 
-/// The directory of the project that is looked at; another one by `WEIR_ARCHITECTURE_ROOT`.
+/// Returns the project's directory; `WEIR_ARCHITECTURE_ROOT` names another one.
 pub(crate) fn root() -> PathBuf {
     env::var_os("WEIR_ARCHITECTURE_ROOT").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
 }
 
-/// Writes where a path leads: `crate::limiter::Permit`, `http::StatusCode`.
+/// Writes the end of a path: `crate::limiter::Permit`, `http::StatusCode`.
 pub(crate) fn spelled(tree: &Tree, target: &Target) -> String {
     match target {
         Target::Inside(module, path) => {
@@ -80,6 +79,7 @@ fn the_sources_keep_to_the_architecture() {
     assert!(sources.len() > 5, "the sources were found");
     let tree = Tree::new(&sources);
     let mentions = Mentions::of(&tree);
+    println!("{} modules, {} references", tree.modules.len(), mentions.references.len());
     let mut findings = graph::findings(&tree, &mentions, floors::FLOORS);
     findings.extend(rules::RULES.iter().flat_map(|rule| rule.findings(&tree, &mentions)));
     findings.extend(sizes::findings(&sources, &EXCEPTIONS));
@@ -91,7 +91,7 @@ fn the_sources_keep_to_the_architecture() {
     let new = findings.iter().filter(|finding| !known.contains(finding.key.as_str()));
     let mut wrong: Vec<String> =
         new.map(|finding| format!("{}\n    {}", finding.key, finding.detail.join("\n    "))).collect();
-    wrong.extend(known.difference(&keys).map(|line| format!("known.txt lists what is right by now: {line}")));
+    wrong.extend(known.difference(&keys).map(|line| format!("known.txt lists a fault that is gone: {line}")));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 

@@ -1,6 +1,6 @@
 //! All paths and string literals of a module, with the place that each path leads to.
 //!
-//! Sees what is written: imports, paths in code, types, patterns and attributes, and the tokens inside macros. A method
+//! Sees the text alone: imports, paths in code, types, patterns and attributes, and the tokens inside macros. A method
 //! called on a value names no path, so the type's module counts only where the type is named.
 
 use std::collections::{HashMap, HashSet};
@@ -20,7 +20,7 @@ pub(crate) struct Reference {
     pub(crate) place: Place,
 }
 
-/// Where a path stands, so far as a rule asks for it.
+/// The place of a path, as far as the graph and the rules need it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Place {
     Code,
@@ -39,7 +39,7 @@ pub(crate) struct Text {
     pub(crate) text: String,
 }
 
-/// What all modules of a tree mention.
+/// All references and literals of a tree.
 #[derive(Default)]
 pub(crate) struct Mentions {
     pub(crate) references: Vec<Reference>,
@@ -59,7 +59,7 @@ impl Mentions {
     }
 }
 
-/// What a name means inside a block.
+/// The meaning of a name inside a block.
 enum Local {
     Item,
     Import(Vec<String>),
@@ -84,7 +84,7 @@ impl<'a> Reader<'a> {
         Reader { tree, module, mentions, blocks, bound, self_types, place: Place::Code }
     }
 
-    /// Records what a `use` names.
+    /// Records the targets of a `use`.
     fn import(&mut self, import: &Import) {
         for to in self.tree.resolve(self.module, &import.path) {
             let is_front_door = import.is_public
@@ -102,7 +102,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Replaces `Self` and the names that blocks bring in; `None` for what a block itself defines.
+    /// Replaces `Self` and the names that blocks bring in; `None` for an item of a block.
     fn outside_of_blocks(&self, mut path: Vec<String>) -> Option<Vec<String>> {
         if path[0] == "Self" {
             let owner = self.self_types.last().filter(|owner| !owner.is_empty())?;
@@ -180,7 +180,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Visits what a function holds, with the names that its patterns bind.
+    /// Visits a function, with the names that its patterns bind.
     fn function(&mut self, signature: &syn::Signature, block: &Block, visit: impl FnOnce(&mut Self)) {
         let mut names = Bound::default();
         signature.inputs.iter().for_each(|input| names.visit_fn_arg(input));
@@ -327,7 +327,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
 }
 
-/// Returns what is called where a statement drops the result: `f();`, `let _ = f();`, `drop(f());`.
+/// Returns the function whose result a statement drops: `f();`, `let _ = f();`, `drop(f());`.
 fn dropped_call(stmt: &Stmt) -> Option<&syn::ExprPath> {
     let expr = match stmt {
         Stmt::Expr(expr, Some(_)) => expr,

@@ -1,4 +1,4 @@
-//! What must never exist: references that a room must not make, and words outside their one place.
+//! Forbidden references, and words that belong in one place alone.
 
 use regex::Regex;
 
@@ -6,20 +6,20 @@ use crate::Finding;
 use crate::references::{Mentions, Place};
 use crate::tree::{ModuleId, Tree};
 
-/// One thing that must not be.
+/// A rule about references or words.
 pub(crate) struct Rule {
-    /// What holds instead.
+    /// The rule in words.
     pub(crate) says: &'static str,
-    /// The modules that it looks at, with all below them; the whole crate when empty.
+    /// The modules that the rule is about, with all below them; the whole crate when empty.
     pub(crate) within: &'static [&'static str],
-    /// The modules that it passes over, with all below them.
+    /// The modules that the rule leaves out, with all below them.
     pub(crate) except: &'static [&'static str],
     pub(crate) forbids: Forbidden,
-    /// A piece of source that it catches, for the test of the rule.
+    /// A piece of source that breaks the rule, for the test of the rule.
     pub(crate) catches: &'static str,
 }
 
-/// A pattern, and what it is compared with.
+/// A pattern of forbidden paths or literals.
 pub(crate) enum Forbidden {
     /// Any path, as resolved: `crate::redis::RedisStore`, `http::StatusCode::OK`.
     Path(&'static str),

@@ -1,4 +1,4 @@
-//! The test of this test: small crates, each with one thing wrong.
+//! The test of this test: small crates, each with one fault.
 
 use crate::floors::Floors;
 use crate::references::Mentions;
@@ -165,7 +165,7 @@ fn an_exception_that_nothing_needs_is_found() {
     assert_eq!(found, ["needless exception: S in src/a.rs"]);
 }
 
-/// A crate in which the rule looks at `source` and at nothing else.
+/// Returns a crate in which the rule applies to `source` alone.
 fn crate_for(rule: &Rule, source: &str) -> Tree {
     const OTHERS: [(&str, &str); 4] = [
         ("proxy", "pub struct Proxy; pub struct Router;"),

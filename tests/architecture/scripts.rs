@@ -25,14 +25,14 @@ fn the_header_of_a_script_lists_exactly_its_arguments() {
         let body = text.find("\n\n").map(|end| text.split_at(end).1).unwrap();
         let header: String =
             text.lines().take_while(|line| line.starts_with("--")).flat_map(|line| [line, "\n"]).collect();
-        assert!(header.starts_with(&format!("-- {name}: ")), "{name} does not say what it does");
+        assert!(header.starts_with(&format!("-- {name}: ")), "{name} does not describe itself");
         for part in ["KEYS[1", "Returns", "Atomic"] {
             assert!(header.contains(&format!("\n-- {part}")), "{name} does not name its {part}");
         }
         let said = numbers(&header, r"(?m)^-- ARGV\[(\d+)\]");
         let rest = numbers(&header, r"(?m)^-- ARGV\[(\d+)\.\.\]");
         let taken = numbers(body, r"ARGV\[(\d+)\]");
-        assert_eq!(said, taken, "what {name} says of ARGV, and what it takes");
+        assert_eq!(said, taken, "the arguments in the header of {name}, and in its body");
         let count = u32::try_from(said.len()).unwrap();
         assert_eq!(said, (1..=count).collect(), "{name} counts its arguments");
         assert_eq!(

@@ -32,7 +32,7 @@ pub(crate) struct Module {
     pub(crate) parent: Option<ModuleId>,
     pub(crate) items: Vec<Item>,
     pub(crate) imports: Vec<Import>,
-    /// What a name means here; a module and a function may share one.
+    /// The meanings of each name; a module and a function may share one.
     pub(crate) names: HashMap<String, Vec<Name>>,
     pub(crate) globs: Vec<Vec<String>>,
     /// The variants of each enum, for paths that go through a glob import.
@@ -58,7 +58,7 @@ pub(crate) struct Import {
     pub(crate) line: usize,
 }
 
-/// Where a path leads.
+/// The end of a path.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Target {
     /// An item of this crate: the module that defines it, and the path inside that module. An empty path is the module
@@ -152,7 +152,7 @@ impl Tree {
         self.modules[parent].names.entry(ident).or_default().push(Name::Module(id));
     }
 
-    /// Returns where a path leads that is written in `module`: one target for each thing that the name may mean.
+    /// Resolves a path that is written in `module`; returns one target for each meaning of its names.
     pub(crate) fn resolve(&self, module: ModuleId, path: &[String]) -> Vec<Target> {
         self.resolve_guarded(module, path, &mut Vec::new())
     }
@@ -187,7 +187,7 @@ impl Tree {
         }
     }
 
-    /// Follows the rest of a path from all that its first segments may mean.
+    /// Follows the rest of a path from every target of its first segments.
     fn go_on(&self, found: Vec<Target>, rest: &[String], seen: &mut Vec<(ModuleId, String)>) -> Vec<Target> {
         let is_module = |target: &Target| matches!(target, Target::Inside(_, path) if path.is_empty());
         let only_modules = !rest.is_empty() && found.iter().any(is_module);
@@ -205,7 +205,7 @@ impl Tree {
         targets
     }
 
-    /// Returns all that a name means in a module: its items, its imports, then its glob imports.
+    /// Returns the targets of a name in a module: its items, its imports, then its glob imports.
     fn look_up(&self, module: ModuleId, name: &str, seen: &mut Vec<(ModuleId, String)>) -> Vec<Target> {
         let step = (module, name.to_owned());
         if seen.contains(&step) {

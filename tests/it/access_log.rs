@@ -95,7 +95,7 @@ async fn the_access_log_becomes_text_with_a_reload() {
     ] {
         assert!(line.contains(part), "{part}: {line}");
     }
-    assert!(!line.contains('\u{1b}'), "no colours where nobody sees them: {line:?}");
+    assert!(!line.contains('\u{1b}'), "no colours outside a terminal: {line:?}");
     eventually("no line without its request", PATIENCE, async || {
         weir.log().matches("weir::access").count() == 3
     })

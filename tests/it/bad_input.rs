@@ -64,7 +64,7 @@ const BROKEN: &[Broken] = &[
         names: &["server.tls.cert", "nowhere/server.crt", "server.tls.key"],
     },
     Broken {
-        what: "a client by a certificate that nobody verifies",
+        what: "a client by certificate without verification",
         yaml: "clients:\n  reports:\n    certificate: {san: reports.internal}\n",
         line: 3,
         names: &["clients.reports.certificate", "server.tls.client_ca"],

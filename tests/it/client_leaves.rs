@@ -45,7 +45,7 @@ async fn a_client_that_leaves_is_noticed_within_a_second() {
         ),
         ("pipelined requests", b"GET /left HTTP/1.1\r\nHost: a\r\n\r\nGET /left HTTP/1.1\r\nHost: a\r\n\r\n"),
         (
-            "one who asked whether to send",
+            "a client that expects 100-continue",
             b"POST /left HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n",
         ),
     ] {

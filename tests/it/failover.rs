@@ -125,7 +125,7 @@ async fn sentinels_replace_a_frozen_primary() {
 }
 
 #[tokio::test]
-async fn a_cluster_loses_a_primary() {
+async fn a_cluster_replaces_a_killed_primary() {
     lane::calm(async || {
         let mut cluster = Cluster::start().await;
         let fleet = Fleet::start(&cluster.store(), "local").await;
@@ -140,7 +140,7 @@ async fn a_cluster_loses_a_primary() {
 /// The frozen primary's connections stay open, and the other nodes of the Cluster answer all the time. They are slow to
 /// replace it, so new connections are sent to it meanwhile.
 #[tokio::test]
-async fn a_primary_of_a_cluster_freezes() {
+async fn a_cluster_replaces_a_frozen_primary() {
     lane::calm(async || {
         let mut cluster = Cluster::start().await;
         cluster.be_patient(Duration::from_secs(5)).await;
@@ -156,7 +156,7 @@ async fn a_primary_of_a_cluster_freezes() {
 }
 
 #[tokio::test]
-async fn a_slot_of_a_cluster_moves() {
+async fn calls_follow_a_moved_slot_of_a_cluster() {
     lane::calm(async || {
         let cluster = Cluster::start().await;
         let fleet = Fleet::start(&cluster.store(), "reject").await;

@@ -62,7 +62,7 @@ fn a_bucket_is_as_full_as_its_fullest_interval() {
 }
 
 #[test]
-fn shares_and_medians() {
+fn shares_and_medians_are_exact() {
     assert!((jain(&[5, 5, 5]) - 1.0).abs() < 1e-9);
     assert!((jain(&[9, 0, 0]) - 1.0 / 3.0).abs() < 1e-9);
     assert_eq!(median(&[9, 1, 5]), 5);

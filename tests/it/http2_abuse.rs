@@ -42,7 +42,7 @@ async fn ends(stream: &mut TcpStream) -> bool {
 }
 
 #[tokio::test]
-async fn streams_that_are_reset_at_once_take_nothing_along() {
+async fn streams_that_are_reset_at_once_take_no_permit() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let limiter = "{limits: [5/1h], queue: {timeout: 2h, max_waiting: 100000}}";
@@ -58,7 +58,7 @@ async fn streams_that_are_reset_at_once_take_nothing_along() {
         flood(&mut stream, resets).await;
         assert!(ends(&mut stream).await, "it goes on for ever");
     }
-    eventually("nobody is left waiting", PATIENCE, async || weir.waiting().await == 0.0).await;
+    eventually("no request is left waiting", PATIENCE, async || weir.waiting().await == 0.0).await;
     // The permits of requests that were not sent upstream are still available.
     let sent = upstream.count();
     assert!(sent <= 5, "{sent} of 5 permits");
@@ -71,7 +71,7 @@ async fn streams_that_are_reset_at_once_take_nothing_along() {
 
 /// A stream that is reset while its request waits counts as a client that left, like a closed connection.
 #[tokio::test]
-async fn a_stream_that_is_reset_has_left() {
+async fn a_client_that_resets_its_stream_has_left() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let weir = spent(&upstream, 10).await;

@@ -138,12 +138,7 @@ fn long_headers(bytes: usize) -> Vec<u8> {
 
 fn starting() -> Vec<Case> {
     vec![
-        send(
-            "4.1",
-            "a frame of a type that nobody knows",
-            &[frame(0x16, 0, 0, &[0; 8]), ping(WORD)],
-            Pong(WORD),
-        ),
+        send("4.1", "a frame of an unknown type", &[frame(0x16, 0, 0, &[0; 8]), ping(WORD)], Pong(WORD)),
         send("4.1", "flags that mean nothing", &[frame(PING, 0x16, 0, &WORD)], Pong(WORD)),
         send("4.1", "the reserved bit", &[frame(PING, 0, 0x8000_0000, &WORD)], Pong(WORD)),
         send("4.2", "DATA as large as may be", &[open(1), data(1, &[b'x'; FRAME_BYTES_MAX])], Answer),
@@ -359,13 +354,13 @@ fn stream_frames() -> Vec<Case> {
         send("6.4", "RST_STREAM, and the next request", &[open(3), reset(3), ping(WORD)], Pong(WORD)),
         send(
             "7",
-            "RST_STREAM for a reason that nobody knows",
+            "RST_STREAM with an unknown code",
             &[open(1), numbered(RST_STREAM, 1, 0xff), ping(WORD)],
             PongOrClose(WORD),
         ),
         send(
             "7",
-            "GOAWAY for a reason that nobody knows",
+            "GOAWAY with an unknown code",
             &[frame(GOAWAY, 0, 0, &[0, 0, 0, 0, 0, 0, 0, 0xff]), ping(WORD)],
             PongOrClose(WORD),
         ),
@@ -401,7 +396,7 @@ fn connection_frames() -> Vec<Case> {
         ),
         send("6.5.2", "frames that are too small", &set(MAX_FRAME_SIZE, 16_383), EndConnection(protocol)),
         send("6.5.2", "frames that are too large", &set(MAX_FRAME_SIZE, 1 << 24), EndConnection(protocol)),
-        send("6.5.2", "a setting that nobody knows", &[settings(&[(0xff, 1)]), ping(WORD)], Pong(WORD)),
+        send("6.5.2", "an unknown setting", &[settings(&[(0xff, 1)]), ping(WORD)], Pong(WORD)),
         case(
             "6.5.3",
             "the last of two values counts",
@@ -569,7 +564,7 @@ fn malformed_headers() -> Vec<Case> {
         ("8.2.1", "a name in upper case", marked(&[get(), literal("X-Upper", "1")])),
         ("8.2.1", "a name with a space", marked(&[get(), literal("x space", "1")])),
         ("8.2.1", "a value with a line break", marked(&[get(), literal("x-break", "1\r\nx-second: 2")])),
-        ("8.3", "a pseudo-header that nobody knows", marked(&[get(), literal(":unknown", "1")])),
+        ("8.3", "an unknown pseudo-header", marked(&[get(), literal(":unknown", "1")])),
         ("8.3", "a pseudo-header of responses", marked(&[get(), literal(":status", "200")])),
         ("8.3", "a pseudo-header after another header", [literal(MARK, "1"), get()].concat()),
         ("8.2.2", "connection", marked(&[get(), literal("connection", "keep-alive")])),
@@ -665,7 +660,7 @@ fn messages() -> Vec<Case> {
         ),
         case(
             "8.1.1",
-            "more than the length says, long after what it says",
+            "more bytes than the declared length, long after it",
             vec![
                 Send([of_length("9"), frame(DATA, 0, 1, MARKED), settings(&[])].concat()),
                 Acknowledged,
@@ -675,13 +670,13 @@ fn messages() -> Vec<Case> {
         ),
         send(
             "8.1.1",
-            "what the length says, and its end in a frame of its own",
+            "the declared length, and its end in a frame of its own",
             &[of_length("4"), frame(DATA, 0, 1, b"good"), frame(DATA, 0, 1, b""), data(1, b"")],
             Answer,
         ),
         send(
             "8.1.1",
-            "what the length says, and trailers",
+            "the declared length, and trailers",
             &[of_length("4"), frame(DATA, 0, 1, b"good"), head(1, &literal("x-trailer", "1"))],
             Answer,
         ),

@@ -56,12 +56,12 @@ async fn a_third_leaves(leaves: impl Fn(usize) -> bool) {
 }
 
 #[tokio::test]
-async fn a_third_leaves_on_all_replicas_alike() {
+async fn the_rest_is_served_when_a_third_leaves_on_all_replicas_alike() {
     // By groups of three neighbours, one on each replica.
     a_third_leaves(|index| index / 3 % 3 == 0).await;
 }
 
 #[tokio::test]
-async fn a_third_leaves_and_all_of_them_on_one_replica() {
+async fn the_rest_is_served_when_a_third_leaves_on_one_replica() {
     a_third_leaves(|index| index % 3 == 0).await;
 }

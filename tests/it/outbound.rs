@@ -100,7 +100,7 @@ async fn the_proxys_password_goes_to_the_proxy_alone() {
     assert_eq!(sent, [true, true, false]);
     assert!(!upstream.seen()[0].headers.contains_key("proxy-authorization"));
     let asked = "answered CONNECT with 407: set the user and password that it wants in `upstream.proxy`";
-    eventually("the log to say what to do", PATIENCE, async || weir.log().contains(asked)).await;
+    eventually("the log names the remedy", PATIENCE, async || weir.log().contains(asked)).await;
     for target in ["/api/config", "/api/limiters", "/metrics"] {
         shown += &weir.ask(target).await.text();
     }

@@ -109,7 +109,7 @@ async fn all_replicas_wait_without_an_announced_time() {
 
 /// An upstream that rejects for ever is asked once in each pause, and the pauses grow up to the longest.
 #[tokio::test]
-async fn an_upstream_that_refuses_for_ever_is_left_alone() {
+async fn an_upstream_that_rejects_for_ever_is_asked_once_in_each_pause() {
     lane::alone(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let limiter = "{limits: [50/1s], pause: {fallback: 200ms, max: 1600ms}, queue: {timeout: 60s, max_waiting: 1000}}";
@@ -275,7 +275,7 @@ async fn external_usage_is_left_to_the_other_callers() {
             let left = (Provider::LIMIT - Provider::OTHERS) as f64 * (until - from).as_secs_f64();
             let used = ours as f64 / left;
             let share = refused as f64 / (ours + refused) as f64;
-            println!("{:.1} % of what is left used, {:.2} % refused", used * 100.0, share * 100.0);
+            println!("{:.1} % of the rest used, {:.2} % refused", used * 100.0, share * 100.0);
             judged.push((used, share));
             if share < 0.01 && used > 0.9 {
                 break;

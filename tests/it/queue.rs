@@ -59,7 +59,10 @@ async fn a_client_that_leaves_takes_no_permit_with_it(store: &str) {
     }
     let targets = upstream.targets();
     assert_eq!(targets.len(), 30);
-    assert!(!targets.contains(&"/leaves".to_owned()), "who has left is never sent upstream");
+    assert!(
+        !targets.contains(&"/leaves".to_owned()),
+        "the request of a client that left is never sent upstream"
+    );
     upstream.assert_within(10, 2 * SECOND);
     // Two windows after the first, not three: the requests behind moved up.
     let used = occupancy(&upstream.instants(), 10, 2 * SECOND);

@@ -133,7 +133,7 @@ async fn requests_are_rewritten_as_the_route_asks() {
 }
 
 #[tokio::test]
-async fn a_request_must_not_be_smuggled() {
+async fn a_second_request_inside_a_body_reaches_no_upstream() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let weir =

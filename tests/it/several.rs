@@ -34,7 +34,7 @@ async fn several_limiters_are_taken_together_or_not_at_all() {
             let refused = client.ask(&Request::get(path)).await;
             assert_eq!((refused.status, refused.weir_error()), (429, Some("rate_limited")), "in {store}");
             let problem = refused.json();
-            assert_eq!(problem["limiter"], "narrow", "who refused: {problem}");
+            assert_eq!(problem["limiter"], "narrow", "the refusing limiter: {problem}");
             assert_eq!(problem["violated-policies"], serde_json::json!(["narrow:2/1h"]));
         }
         // The refusals have taken nothing from the other limiter.
@@ -100,7 +100,7 @@ async fn a_costly_request_among_cheap_ones_is_served_in_its_turn() {
         // The requests before the costly one fill three windows; five cheap ones fit beside it in the fourth.
         assert!((30..=35).contains(&place), "{targets:?}");
         let behind = targets.iter().rposition(|target| target == "/before").expect("they were served");
-        assert!(behind < place, "everyone who came before: {targets:?}");
+        assert!(behind < place, "all earlier requests: {targets:?}");
         assert!(waited < Duration::from_millis(3400), "{waited:?}");
         let costs = targets.iter().map(|target| if target == "/five" { 5 } else { 1 });
         let permits: Vec<_> =

@@ -233,7 +233,7 @@ async fn mixed_load_survives_random_faults() {
         soak.loads.clear();
         for weir in &soak.replicas {
             weir.wait_for_empty_queue().await;
-            eventually("it has let go of what it held", PATIENCE, async || {
+            eventually("its resources are released", PATIENCE, async || {
                 Held::by(weir).await.is_within(soak.idle)
             })
             .await;

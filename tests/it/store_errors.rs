@@ -318,13 +318,13 @@ async fn foreign_values_are_named_and_left_alone() {
         replace(key, by).await;
         let left = redis.command(&["DUMP", key]).await;
         let is_refused = async || weir.get("/api").await.weir_error() == Some("store_unavailable");
-        eventually("what was taken before is used up", PATIENCE, is_refused).await;
+        eventually("the permits taken before are used up", PATIENCE, is_refused).await;
         for _ in 0..5 {
             let answer = weir.get("/api").await;
             assert_eq!((answer.status, answer.weir_error()), (503, Some("store_unavailable")), "{key} {by}");
             assert_eq!(weir.get("/other").await.status, 200, "no other limiter is touched");
         }
-        assert_eq!(redis.command(&["DUMP", key]).await, left, "nobody's data is overwritten");
+        assert_eq!(redis.command(&["DUMP", key]).await, left, "foreign data is not overwritten");
         let metrics = weir.metrics().await;
         assert_eq!(metrics.sum("weir_store_up", &[]), 1.0);
         let counted = metrics.sum("weir_store_calls_total", &[("result", "error")]);
@@ -389,7 +389,7 @@ async fn weir_recovers_from_repeated_connection_resets() {
 async fn comes_back(trial: &mut Trial) {
     trial.grants().await;
     let left = |trial: &Trial| vec![(LIMIT - trial.upstream.count()) as u64];
-    eventually("what is not used is free", PATIENCE, async || {
+    eventually("the unused permits are free", PATIENCE, async || {
         trial.weir.available("api").await == left(trial)
     })
     .await;

@@ -165,7 +165,7 @@ async fn a_rotated_certificate_is_followed_and_a_broken_one_is_not() {
             Some(shown(&client, &weir).await).filter(|new| *new != before)
         });
         before = new.await;
-        assert_eq!(connection.ask(&Request::get("/")).await.status, 200, "what was open stays open");
+        assert_eq!(connection.ask(&Request::get("/")).await.status, 200, "open connections stay open");
     }
 
     let other = files.authority.sign(localhost());

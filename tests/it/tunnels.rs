@@ -133,7 +133,7 @@ async fn every_byte_passes_both_ways_at_once() {
 }
 
 #[tokio::test]
-async fn an_outbound_proxy_carries_it_as_well() {
+async fn an_outbound_proxy_carries_an_upgraded_connection() {
     let _lane = lane::shared().await;
     let mut changing = Changing::start().await;
     for manner in [Manner::Tunnel, Manner::Dribble] {

@@ -22,7 +22,7 @@ const NODE: [&str; 10] = [
     "1000",
     "--cluster-require-full-coverage",
     "no",
-    // A primary otherwise waits five seconds for further replicas before it sends the first one what it has.
+    // A primary otherwise waits five seconds for further replicas before it sends its data to the first one.
     "--repl-diskless-sync-delay",
     "0",
 ];

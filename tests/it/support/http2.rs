@@ -96,7 +96,7 @@ pub(crate) fn request(method: u8) -> Vec<u8> {
     [&[method, HTTP, ROOT][..], &AUTHORITY].concat()
 }
 
-/// What came from the other side.
+/// An event on the connection: a frame of the peer, or the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Frame {

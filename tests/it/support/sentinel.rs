@@ -10,7 +10,7 @@ const MASTER: &str = "weir";
 const SENTINELS: usize = 3;
 /// A split vote is repeated only after twice the failover timeout of five seconds.
 const FAILOVER_DEADLINE: Duration = Duration::from_secs(40);
-/// A primary otherwise waits five seconds for further replicas before it sends the first one what it has.
+/// A primary otherwise waits five seconds for further replicas before it sends its data to the first one.
 const SERVER: [&str; 2] = ["--repl-diskless-sync-delay", "0"];
 const PACE: [&str; 10] = [
     "SENTINEL",
