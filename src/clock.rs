@@ -20,6 +20,8 @@ impl Micros {
     pub const ZERO: Micros = Micros(0);
     /// The shortest span.
     pub const ONE: Micros = Micros(1);
+    /// The longest span that is computed with, over a hundred years: sums stay below 2^53.
+    pub const SPAN_MAX: Micros = Micros(4_000_000_000_000_000);
 
     /// A span of whole milliseconds.
     pub const fn from_millis(millis: u64) -> Micros {

@@ -14,7 +14,7 @@ use url::form_urlencoded;
 
 use super::response::{self, Response};
 use crate::config::units;
-use crate::limiter::model::limit::{Algorithm, LimiterName, OnStoreFailure};
+use crate::limiter::model::limit::{LimiterName, OnStoreFailure};
 use crate::limiter::model::pause::{PAUSE_MAX, Reason};
 use crate::limiter::{Inspection, LimiterStatus, Limiters, NotFound, Partition, PauseState, replica_name};
 
@@ -188,7 +188,7 @@ fn view<'state>(limiters: &Limiters, state: &'state LimiterStatus) -> LimiterVie
 /// What a path and a query mean.
 fn choose(limiters: &Limiters, name: &str, query: Option<&str>) -> Result<Inspection, NotFound> {
     let name = LimiterName::parse(name).ok_or(NotFound::Limiter)?;
-    limiters.choose(&name, query.and_then(partition_of))
+    limiters.find(&name, query.and_then(partition_of))
 }
 
 fn not_found(reason: NotFound) -> Response {
@@ -214,10 +214,7 @@ impl LimiterView<'_> {
         let limits = limiter.limits.iter().enumerate().map(|(index, limit)| LimitView {
             limit: &limit.label,
             rate: limit.rate.get(),
-            per_ms: match &limit.algorithm {
-                Algorithm::FixedWindow { windows } => windows.nominal().map(millis),
-                _ => Some(millis(limit.per)),
-            },
+            per_ms: limit.window().map(millis),
             algorithm: limit.algorithm.as_str(),
             available: available(index),
         });
@@ -263,7 +260,7 @@ fn millis(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::model::limit::{Limit, Limiter, Permits, QueueLimits};
+    use crate::limiter::model::limit::{Algorithm, Limit, Limiter, Permits, QueueLimits};
     use crate::limiter::model::pause::Cause;
 
     fn state(available: Option<Vec<u64>>) -> LimiterStatus {

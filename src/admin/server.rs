@@ -15,7 +15,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::{AdminState, router};
+use super::router;
+use super::state::AdminState;
 
 /// A handful of scrapers, probes and operators; a probe must get through beside them.
 const CONNECTIONS_MAX: usize = 256;

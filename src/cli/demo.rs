@@ -3,6 +3,7 @@
 //!
 //! What is shown is what the applications and the provider saw; weir's own counts are not asked.
 
+mod provider;
 mod screen;
 mod traffic;
 
@@ -19,9 +20,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::provider::{Books, Provider};
 use self::screen::{Row, Screen, Setting};
 use self::traffic::{Totals, Traffic};
-use super::provider::{Books, Provider};
 use crate::app::{App, StartError};
 use crate::config::model::{Http2, LogFormat, PathMatch, Upstream};
 use crate::config::{self, Config, LoadError, Loaded};

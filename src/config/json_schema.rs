@@ -158,8 +158,7 @@ mod tests {
 
     use super::*;
     use crate::config::problem::Report;
-    use crate::config::reference::in_yaml;
-    use crate::config::yaml::{self, Kind, Node};
+    use crate::config::yaml::{self, Kind, Node, in_yaml};
     use crate::config::{decode::decode, interpolate, load};
 
     const SHIPPED: [&str; 4] = [

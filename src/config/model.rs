@@ -15,6 +15,7 @@ use regex::Regex;
 
 use crate::bearer::TokenDigest;
 use crate::limiter::model::limit::{Limiter, LimiterName, Permits};
+pub use crate::telemetry::logging::{Log, LogFormat};
 
 /// A text that must not be shown: its `Debug` and `Display` say `***`.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -114,26 +115,6 @@ pub struct Admin {
     pub listen: SocketAddr,
     /// Beyond loopback: needed for everything but health and metrics.
     pub token: Option<Secret>,
-}
-
-/// What is logged.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Log {
-    /// The lowest level that is shown.
-    pub level: tracing::Level,
-    /// As what.
-    pub format: LogFormat,
-    /// Whether each request is logged.
-    pub access: bool,
-}
-
-/// The form of a log line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogFormat {
-    /// One JSON object a line.
-    Json,
-    /// For a person.
-    Text,
 }
 
 /// Who may call, by what they show. Holds the digests of tokens, made once, so that finding a client takes as long

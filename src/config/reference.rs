@@ -8,10 +8,9 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use super::json_schema::{is_common, json_schema};
-use super::schema::NAME_PATTERN;
-use super::schema::forms::FromText;
+use super::schema::forms::{FromText, NAME_PATTERN};
 use super::units::{Per, Quota, Size};
-use super::yaml::{Kind, Scalar};
+use super::yaml::in_yaml;
 
 /// What stands above the sections.
 const INTRODUCTION: &str = "\
@@ -54,7 +53,7 @@ whole configurations for real APIs.
 - **A mistake is an error**: an unknown key, a key given twice, a key without a value. Anchors and aliases (`&a`,
   `*a`) are understood, tags (`!...`) and second documents are not.
 - **A change** of the file is taken up at once, as a whole or, where it has a problem, not at all. `listen`,
-  `admin.listen` and `store` need a restart. [More on that](../README.md#change-it-while-it-runs).
+  `admin.listen` and `store` need a restart. [More on that](admin.md#change-it-while-it-runs).
 - **Editors** with a YAML language server complete keys, explain them and mark mistakes, by the first line of a file:
   `# yaml-language-server: $schema=weir.schema.json`. The schema is
   [`config/weir.schema.json`](../config/weir.schema.json); `weir schema > weir.schema.json` writes that of the weir
@@ -229,29 +228,6 @@ fn either(words: &[String]) -> String {
     }
 }
 
-/// A value on one line of YAML, with quotes where they are needed inside `{ }` and `[ ]`.
-pub(super) fn in_yaml(value: &Value) -> String {
-    match value {
-        Value::String(text) if is_plain(text) => text.clone(),
-        Value::Array(items) => format!("[{}]", items.iter().map(in_yaml).collect::<Vec<_>>().join(", ")),
-        Value::Object(entries) => {
-            let entries = entries.iter().map(|(key, value)| format!("{key}: {}", in_yaml(value)));
-            ["{", &entries.collect::<Vec<_>>().join(", "), "}"].concat()
-        }
-        other => other.to_string(),
-    }
-}
-
-/// Whether a text needs no quotes, wherever it stands. Some would need none that get them.
-fn is_plain(text: &str) -> bool {
-    let is_word = |character: char| character.is_ascii_alphanumeric() || "_./:@+-".contains(character);
-    let scalar = Scalar { text: text.to_owned(), plain: true, interpolated: false };
-    text.starts_with(|first: char| first.is_ascii_alphanumeric() || first == '/')
-        && !text.ends_with(':')
-        && text.chars().all(is_word)
-        && scalar.resolve() == Kind::Text
-}
-
 /// The anchor that GitHub gives a heading.
 fn anchor(heading: &str) -> String {
     let kept = heading.chars().filter(|character| character.is_alphanumeric() || "-_".contains(*character));
@@ -293,17 +269,5 @@ mod tests {
         let said = meaning_and_default("How many, 1 to 5. Default `2`: enough. Only with `key`. Required.");
         assert_eq!(said, ("How many, 1 to 5. Only with `key`.".to_owned(), "`2`: enough"));
         assert_eq!(meaning_and_default("What. Default: the name."), ("What.".to_owned(), "the name"));
-    }
-
-    #[test]
-    fn values_are_quoted_where_they_must_be() {
-        let value = serde_json::json!({
-            "plain": ["10.0.0.0/8", "header:x-corp-id", "900/1m", "redis://10.0.0.1:6379/0", 5, true, "off"],
-            "quoted": ["::1", "5", "true", "null", "*.example.com", "${VAR}", "a b", "a:", "", "0x1F"],
-        });
-        let plain = "plain: [10.0.0.0/8, header:x-corp-id, 900/1m, redis://10.0.0.1:6379/0, 5, true, off]";
-        let quoted =
-            r#"quoted: ["::1", "5", "true", "null", "*.example.com", "${VAR}", "a b", "a:", "", "0x1F"]"#;
-        assert_eq!(in_yaml(&value), format!("{{{plain}, {quoted}}}"));
     }
 }

@@ -5,6 +5,8 @@
 //! [`net`] what is known of sockets, [`error`] why weir answers itself. [`bench`] and [`fuzz`] show what is pure to benches and
 //! fuzzers.
 //!
+//! A reload has two stages: [`prepare`] builds routes and upstreams and may fail, a commit swaps them and cannot.
+//!
 //! Decides nothing about limits, and reads no file but the certificates and keys that `server.tls` and an upstream name.
 
 #[doc(hidden)]
@@ -16,14 +18,12 @@ pub mod fuzz;
 mod listen;
 mod messages;
 mod net;
+mod prepare;
 mod route;
 mod upstream;
 
-use std::collections::HashMap;
-use std::fs::File;
-use std::io::Read;
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -32,11 +32,12 @@ use tokio_util::task::TaskTracker;
 
 pub use self::error::ProxyBuildError;
 pub use self::listen::listener::{Drained, serve};
-use self::route::router::{NO_ROUTE, Route, Table};
+use self::prepare::{Builder, Parts, Upstreams};
+use self::route::router::Table;
 pub use self::upstream::dial::{Resolve, SystemResolver};
-use self::upstream::upstream::{Key, Upstream};
-use crate::config::{Config, model};
-use crate::limiter::Limiters;
+use self::upstream::upstream::Upstream;
+use crate::config::Config;
+use crate::limiter::PreparedLimiters;
 use crate::telemetry::{Metrics, Spans};
 
 /// How long upstream connections may take to say goodbye when weir ends.
@@ -45,8 +46,6 @@ const CLOSE_TIME_MAX: Duration = Duration::from_secs(1);
 /// The age at which a connection to an upstream carries no new request. An open connection stays at the address that its
 /// name had, so this is how long a change in DNS takes to be followed under load, and a handshake now and then is the price.
 const CONNECTION_AGE_MAX: Duration = Duration::from_secs(600);
-/// The largest file that an upstream names; the configuration refuses larger ones.
-const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
 /// How upstreams are reached, beyond what the configuration says.
 #[derive(Clone)]
@@ -72,66 +71,68 @@ pub struct Proxy {
 struct Shared {
     table: ArcSwap<Table>,
     upstreams: Mutex<Upstreams>,
-    metrics: Metrics,
+    builder: Builder,
     spans: Spans,
-    making: Making,
 }
 
-/// What every upstream is made with.
-struct Making {
-    reach: Reach,
-    /// Connections to upstreams.
-    tasks: TaskTracker,
+/// Routes and upstreams that are ready to come into force. Dropped without a commit, they change nothing.
+#[must_use = "a prepared proxy changes nothing before it is committed"]
+pub struct PreparedProxy {
+    shared: Arc<Shared>,
+    parts: Parts,
 }
-
-type Upstreams = HashMap<Key, Arc<Upstream>>;
 
 impl Proxy {
-    /// Compiles the configuration's routes; connects to nothing yet.
+    /// Creates a proxy with the configuration's routes. Connects to nothing yet.
+    ///
+    /// # Errors
+    /// If a certificate, a key or a route's limiters cannot be used.
     pub fn new(
         metrics: Metrics,
         spans: Spans,
         config: &Config,
-        limiters: &Limiters,
+        limiters: &PreparedLimiters,
     ) -> Result<Proxy, ProxyBuildError> {
         Proxy::with_reach(metrics, spans, config, limiters, Reach::default())
     }
 
-    /// The same, with another way to reach upstreams.
+    /// Like [`Proxy::new`], with another way to reach upstreams.
+    ///
+    /// # Errors
+    /// If a certificate, a key or a route's limiters cannot be used.
     pub fn with_reach(
         metrics: Metrics,
         spans: Spans,
         config: &Config,
-        limiters: &Limiters,
+        limiters: &PreparedLimiters,
         reach: Reach,
     ) -> Result<Proxy, ProxyBuildError> {
-        let making = Making { reach, tasks: TaskTracker::new() };
-        let (table, upstreams) = build(config, limiters, &metrics, &making, &Upstreams::new())?;
-        let (table, upstreams) = (ArcSwap::from_pointee(table), Mutex::new(upstreams));
-        Ok(Proxy { shared: Arc::new(Shared { table, upstreams, metrics, spans, making }) })
+        let builder = Builder { metrics, reach, tasks: TaskTracker::new() };
+        let Parts { table, upstreams } = builder.build(config, limiters, &Upstreams::new())?;
+        table.publish_metrics();
+        let (table, upstreams) = (ArcSwap::new(table), Mutex::new(upstreams));
+        Ok(Proxy { shared: Arc::new(Shared { table, upstreams, builder, spans }) })
     }
 
-    /// Puts another configuration in place for all requests that begin from now on; if it cannot be used, nothing
-    /// changes. Upstreams that it leaves as they were keep their connections.
-    pub fn apply(&self, config: &Config, limiters: &Limiters) -> Result<(), ProxyBuildError> {
-        let Shared { table, upstreams, metrics, making, .. } = &*self.shared;
-        let mut upstreams = upstreams.lock().unwrap_or_else(PoisonError::into_inner);
-        let (new_table, new_upstreams) = build(config, limiters, metrics, making, &upstreams)?;
-        table.store(Arc::new(new_table));
-        let old = std::mem::replace(&mut *upstreams, new_upstreams);
-        for (key, upstream) in old {
-            if !upstreams.contains_key(&key) {
-                upstream.close_idle();
-            }
-        }
-        metrics.retain_routes(|name| config.routes.iter().any(|route| *route.name == *name));
-        Ok(())
+    /// Prepares another configuration, with limiters that are prepared too. Changes nothing yet. Reads files, so it
+    /// may block. Upstreams that the configuration leaves as they are keep their connections.
+    ///
+    /// # Errors
+    /// If a certificate, a key or a route's limiters cannot be used.
+    pub fn prepare(
+        &self,
+        config: &Config,
+        limiters: &PreparedLimiters,
+    ) -> Result<PreparedProxy, ProxyBuildError> {
+        let present = self.upstreams().clone();
+        let parts = self.shared.builder.build(config, limiters, &present)?;
+        Ok(PreparedProxy { shared: self.shared.clone(), parts })
     }
 
     /// Closes all upstream connections. For the end, when [`serve`] has returned.
     pub async fn close(&self) {
         self.each_upstream(Upstream::close_idle);
-        let tasks = &self.shared.making.tasks;
+        let tasks = &self.shared.builder.tasks;
         tasks.close();
         let _ = timeout(CLOSE_TIME_MAX, tasks.wait()).await;
     }
@@ -142,71 +143,37 @@ impl Proxy {
     }
 
     fn each_upstream(&self, act: impl Fn(&Upstream)) {
-        let upstreams = self.shared.upstreams.lock().unwrap_or_else(PoisonError::into_inner);
-        upstreams.values().for_each(|upstream| act(upstream));
+        self.upstreams().values().for_each(|upstream| act(upstream));
     }
 
-    /// Where the traces of requests go.
+    fn upstreams(&self) -> MutexGuard<'_, Upstreams> {
+        self.shared.upstreams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the destination of requests' traces.
     fn spans(&self) -> &Spans {
         &self.shared.spans
     }
 
-    /// The configuration as it is now.
+    /// Returns the routes in force.
     fn table(&self) -> Arc<Table> {
         self.shared.table.load_full()
     }
 }
 
-fn build(
-    config: &Config,
-    limiters: &Limiters,
-    metrics: &Metrics,
-    making: &Making,
-    known: &Upstreams,
-) -> Result<(Table, Upstreams), ProxyBuildError> {
-    let mut upstreams = Upstreams::new();
-    let mut routes = Vec::with_capacity(config.routes.len());
-    for rule in &config.routes {
-        let key = key(&rule.upstream)?;
-        let upstream = match upstreams.get(&key).or_else(|| known.get(&key)) {
-            Some(upstream) => Arc::clone(upstream),
-            None => Arc::new(Upstream::new(&key, &making.reach, making.tasks.clone())?),
-        };
-        upstreams.insert(key, Arc::clone(&upstream));
-        let names: Vec<_> = rule.limiters.iter().map(|(name, _)| name.clone()).collect();
-        let gate = limiters.gate(&names).map_err(|source| {
-            let route = Arc::clone(&rule.name);
-            ProxyBuildError::Limiters { route, source }
-        })?;
-        let metrics = metrics.route(&rule.name);
-        routes.push(Arc::new(Route { rule: rule.clone(), upstream, gate, metrics }));
+impl PreparedProxy {
+    /// Puts the configuration in force for all requests that begin from now on. Requests under way keep the routes and
+    /// upstreams that they began with.
+    pub fn commit(self) {
+        let PreparedProxy { shared, parts: Parts { table, upstreams } } = self;
+        // First, so that the new limiters and the old routes are in force together for a moment only.
+        shared.table.store(table.clone());
+        table.publish_metrics();
+        let mut present = shared.upstreams.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *present, upstreams);
+        before.iter().filter(|(key, _)| !present.contains_key(key)).for_each(|(_, gone)| gone.close_idle());
+        drop(present);
+        let kept: HashSet<&str> = table.route_names().collect();
+        shared.builder.metrics.retain_routes(|name| kept.contains(name));
     }
-    // Where a token will do as well, who has one need not have a certificate.
-    let certificate_required = config.clients.as_ref().is_none_or(|clients| !clients.has_tokens());
-    let tls = config.server.tls.as_ref().map(|tls| listen::tls::Acceptor::new(tls, certificate_required));
-    Ok((Table::new(routes, metrics.route(NO_ROUTE), config, tls.transpose()?), upstreams))
-}
-
-fn key(settings: &model::Upstream) -> Result<Key, ProxyBuildError> {
-    let ca = settings.ca.as_deref().map(|path| {
-        read(path).map_err(|source| ProxyBuildError::CaUnreadable { path: path.to_owned(), source })
-    });
-    let own = |path: &Path| {
-        let unreadable = |error| ProxyBuildError::ClientCertificate {
-            path: path.to_owned(),
-            reason: format!("cannot be read: {error}"),
-        };
-        read(path).map_err(unreadable)
-    };
-    let identity = match &settings.identity {
-        Some((cert, key)) => Some((own(cert)?, own(key)?)),
-        None => None,
-    };
-    Ok(Key { settings: settings.clone(), ca: ca.transpose()?, identity })
-}
-
-fn read(path: &Path) -> std::io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }

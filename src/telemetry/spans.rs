@@ -25,8 +25,8 @@ use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span as SdkSpan};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::handles::Outcome;
 use super::otlp;
+use super::outcome::Outcome;
 
 /// How long what is left may take to be sent when weir ends.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(3);

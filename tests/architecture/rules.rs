@@ -75,7 +75,7 @@ pub(crate) const RULES: &[Rule] = &[
         // The demo's stub provider is a server of its own.
         says: "a status code is written in proxy/messages/response.rs or admin/",
         within: &[],
-        except: &["proxy::messages::response", "admin", "cli::demo", "cli::provider"],
+        except: &["proxy::messages::response", "admin", "cli::demo"],
         forbids: Forbidden::Path(r"\bStatusCode::([A-Z_]{2,}|from_u16)$"),
         catches: "use http::StatusCode as Code; fn code() -> Code { Code::NOT_FOUND }",
     },
@@ -144,7 +144,7 @@ pub(crate) const RULES: &[Rule] = &[
         says: "only algorithm/ tells the kinds of limits apart",
         within: &[],
         except: &["limiter::arithmetic::algorithm", "config"],
-        forbids: Forbidden::Path(r"^crate::limiter(::\w+)*::(Algorithm|Kind)::[A-Z]\w*[a-z]\w*$"),
+        forbids: Forbidden::Path(r"^crate::limiter(::\w+)*::(Algorithm|Kind|Sight)::[A-Z]\w*[a-z]\w*$"),
         catches: "use crate::limiter::Kind::Bucket; fn is_bucket(kind: &Bucket) {}",
     },
 ];

@@ -390,7 +390,7 @@ async fn each_replica_reports_the_cause_and_the_origin_of_a_pause() {
     shown_by_all(json!({"reason": "upstream", "status": 429, "named": true, "by": ids[0], "by_host": name}))
         .await;
     logged(&fleet[0], &["\"the upstream asks for a pause", "429", "true"]).await;
-    logged(&fleet[1], &["another replica heard: the upstream asks for a pause", "429", name]).await;
+    logged(&fleet[1], &["paused by an upstream over another replica", "429", name]).await;
     let listed = run(&["limiters", "--admin", &fleet[1].admin("")]).await;
     assert!(listed.stdout.lines().any(|row| row.ends_with("s (429)")), "{}", listed.stdout);
 
@@ -410,7 +410,7 @@ async fn each_replica_reports_the_cause_and_the_origin_of_a_pause() {
     eventually("it is paused", PATIENCE, async || !pause_shown(&fleet[0]).await.is_null()).await;
     shown_by_all(json!({"reason": "upstream", "status": 429, "named": false, "by": ids[1], "by_host": name}))
         .await;
-    logged(&fleet[0], &["another replica heard: the upstream asks for a pause", "false"]).await;
+    logged(&fleet[0], &["paused by an upstream over another replica", "false"]).await;
     // No replica takes another one's name.
     for weir in &fleet {
         assert_eq!(

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::provider::{QUOTA, Tally};
+use super::provider::{QUOTA, Tally};
 use super::traffic::{Counts, RATE};
 use crate::limiter::model::limit::Limiter;
 

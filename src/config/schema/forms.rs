@@ -12,6 +12,9 @@ use serde::de::{Deserialize, Deserializer, Error, IntoDeserializer, MapAccess, U
 
 use crate::config::units::{self, Per, Quota, Size};
 
+/// The names of limiters, routes, clients and groups.
+pub(crate) const NAME_PATTERN: &str = "^[A-Za-z0-9_.-]{1,64}$";
+
 /// A value that is written as a text of a fixed form.
 pub(crate) trait FromText: Sized {
     /// For messages: what is expected.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::forms::{Form, LongForm, OffOr, Setting, Text};
+use super::forms::{Form, LongForm, NAME_PATTERN, OffOr, Setting, Text};
 use crate::config::units::{Per, Quota};
 
 /// A named set of limits that a request must satisfy all at once.
@@ -35,7 +35,7 @@ pub(crate) struct Limiter {
     #[schemars(range(min = 1, max = 10_000_000), extend("examples" = [5000]))]
     pub(crate) max_partitions: Option<i64>,
     /// Shares a Redis Cluster slot with limiters of the same group: their keys lie together. Default: the limiter's name.
-    #[schemars(regex(pattern = super::NAME_PATTERN), extend("examples" = ["dingtalk"]))]
+    #[schemars(regex(pattern = NAME_PATTERN), extend("examples" = ["dingtalk"]))]
     pub(crate) group: Option<String>,
     /// How long after its slot a permit stays good; every window is widened by it. 1ms to 1s and at most the shortest
     /// `per`, half of it with `fixed_window`. Default: 1 % of the shortest `per`, between 1ms and 20ms.

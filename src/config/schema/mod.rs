@@ -15,7 +15,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::units::Size;
-use forms::{Named, Text};
+use forms::{NAME_PATTERN, Named, Text};
 
 pub(crate) use forms::{Form, OffOr};
 pub(crate) use limiter::{Algorithm, Limit, Limiter, Mode, OnStoreFailure, Pause, Queue, Scope, Sync};
@@ -61,9 +61,6 @@ pub(crate) struct File {
     ]))]
     pub(crate) routes: Option<Vec<Route>>,
 }
-
-/// The names of limiters, routes, clients and groups.
-pub(crate) const NAME_PATTERN: &str = "^[A-Za-z0-9_.-]{1,64}$";
 
 /// How connections of clients are treated.
 #[derive(Debug, Default, Deserialize, JsonSchema)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserialize, Deserializer, Error, Unexpected, Visitor};
 
-use super::forms::{Form, LongForm, Named, OffOr, Setting, Text};
+use super::forms::{Form, LongForm, NAME_PATTERN, Named, OffOr, Setting, Text};
 use crate::config::units::Size;
 
 /// One route: what it matches, where it goes, what it takes.
@@ -15,7 +15,7 @@ use crate::config::units::Size;
 #[serde(deny_unknown_fields)]
 pub(crate) struct Route {
     /// Its name in metrics and logs, distinct among the routes. Required.
-    #[schemars(regex(pattern = super::NAME_PATTERN), extend("examples" = ["github-writes"]))]
+    #[schemars(regex(pattern = NAME_PATTERN), extend("examples" = ["github-writes"]))]
     pub(crate) name: String,
     /// What it matches: all that is given must hold; `{}` is every request. Required.
     #[serde(rename = "match")]

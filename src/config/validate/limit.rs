@@ -56,13 +56,9 @@ fn tell_apart(limits: &mut [Option<Limit>]) {
         if labels.iter().filter(|label| **label == limit.label).count() < 2 {
             continue;
         }
-        let way = match &limit.algorithm {
-            Algorithm::SlidingWindow { .. } => continue,
-            Algorithm::FixedWindow { windows } => windows.zone.iana_name(),
-            Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket => None,
-        };
-        let way = way.unwrap_or(limit.algorithm.as_str());
-        limit.label = format!("{} {way}", limit.label).into();
+        if let Some(way) = limit.algorithm.distinction() {
+            limit.label = format!("{} {way}", limit.label).into();
+        }
     }
 }
 

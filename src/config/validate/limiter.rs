@@ -15,8 +15,7 @@ use crate::config::schema::forms::{Named, Text};
 use crate::config::schema::{self, OffOr};
 use crate::config::units::show_duration;
 use crate::limiter::model::limit::{
-    Algorithm, Limit, Limiter, LimiterName, Mode, OnStoreFailure, Partitioned, PausePolicy, QueueLimits,
-    Scope,
+    Limit, Limiter, LimiterName, Mode, OnStoreFailure, Partitioned, PausePolicy, QueueLimits, Scope,
 };
 
 /// A longer guard would waste quota and hide a broken clock.
@@ -233,9 +232,8 @@ fn guard(
         return None;
     }
     // A fixed window loses the guard at its end: what is left must be worth the name.
-    let too_short = limits.iter().enumerate().find(|(_, limit)| match &limit.algorithm {
-        Algorithm::FixedWindow { windows } => windows.nominal().is_some_and(|nominal| nominal < 2 * guard),
-        _ => false,
+    let too_short = limits.iter().enumerate().find(|(_, limit)| {
+        limit.algorithm.calendar().is_some() && limit.window().is_some_and(|window| window < 2 * guard)
     });
     let Some((index, limit)) = too_short else { return Some(guard) };
     let (window, guard) = (quoted(&limit.label), show_duration(guard));

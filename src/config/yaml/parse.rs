@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle, ScanError};
 
-use super::{Entry, Node, Scalar, Value};
+use super::tree::{Entry, Node, Scalar, Value};
 use crate::config::problem::{Mark, Report, index_path, key_path, quoted};
 
 /// The deepest nesting; weir's own keys need seven levels.

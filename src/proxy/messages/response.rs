@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::clock::Micros;
 use crate::limiter::Refusal;
-use crate::limiter::model::limit::{Algorithm, Limit, Limiter, LimiterName};
+use crate::limiter::model::limit::{Limit, Limiter, LimiterName};
 use crate::proxy::error::ProxyError;
 use crate::proxy::forward::record::Record;
 use crate::proxy::messages::body::Body;
@@ -340,10 +340,7 @@ impl Quota<'_> {
 
 /// The length of a limit's window, where all its windows have one in whole seconds: `w` has no other unit.
 fn window_seconds(limit: &Limit) -> Option<u64> {
-    let window = match &limit.algorithm {
-        Algorithm::FixedWindow { windows } => windows.nominal()?,
-        Algorithm::SlidingWindow { .. } | Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket => limit.per,
-    };
+    let window = limit.window()?;
     (window.subsec_nanos() == 0).then_some(window.as_secs())
 }
 
@@ -355,7 +352,7 @@ mod tests {
 
     use super::*;
     use crate::limiter::model::calendar_windows::{CalendarWindows, Period};
-    use crate::limiter::model::limit::Permits;
+    use crate::limiter::model::limit::{Algorithm, Permits};
 
     fn limit(label: &str, per: Duration, algorithm: Algorithm) -> Limit {
         Limit { rate: Permits::new(10).unwrap(), per, algorithm, label: label.into() }
