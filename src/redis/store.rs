@@ -97,11 +97,11 @@ impl StoreConnection {
         match op {
             StoreOp::Reserve => &self.reserve,
             StoreOp::Inspect => &self.inspect,
-            StoreOp::Epoch | StoreOp::Ping => &self.epoch_keep,
+            StoreOp::Heartbeat | StoreOp::Ping => &self.epoch_keep,
             StoreOp::WriteBack => &self.write_back,
-            StoreOp::Attend => &self.register_replica,
+            StoreOp::RegisterReplica => &self.register_replica,
             StoreOp::Reset => &self.reset,
-            StoreOp::Hear => &self.hear,
+            StoreOp::ReportUpstream => &self.hear,
             StoreOp::Pause => &self.pause,
         }
     }
@@ -357,7 +357,7 @@ impl RedisStore {
         match result {
             Ok(_) => self.part.health.succeeded(),
             // One key of many: the others are served all the same. Without the epoch none is.
-            Err(StoreError::Unreadable(_)) if !matches!(op, StoreOp::Epoch | StoreOp::Ping) => {}
+            Err(StoreError::Unreadable(_)) if !matches!(op, StoreOp::Heartbeat | StoreOp::Ping) => {}
             Err(error) => {
                 // A server that is gone without a word is found again, or another in its place, by new connections.
                 let opens = self.part.health.failed(&error.to_string());
@@ -456,7 +456,7 @@ impl Store for RedisStore {
             // A Cluster as a whole holds nothing that could be lost.
             let Some(epoch) = &self.part.epoch else { return Ok(Default::default()) };
             let command = |run: &str| self.heartbeat(epoch, run, known, false);
-            let value = self.call(StoreOp::Epoch, KEEPER, command).await?;
+            let value = self.call(StoreOp::Heartbeat, KEEPER, command).await?;
             decode_heartbeat(&value).ok_or(StoreError::Malformed("epoch_keep"))
         }
         .boxed()
@@ -491,7 +491,7 @@ impl Store for RedisStore {
                 let place = Place { prefix, epoch, channel, call: 0, run, settle: SETTLE };
                 hear_command(hear, place, Micros::ZERO, LEASE, limiter_ref, said)
             };
-            let value = self.call(StoreOp::Hear, limiter_ref.name.as_str(), command).await?;
+            let value = self.call(StoreOp::ReportUpstream, limiter_ref.name.as_str(), command).await?;
             decode_heard(&value).ok_or(StoreError::Malformed("hear"))
         }
         .boxed()
@@ -548,7 +548,7 @@ impl Store for RedisStore {
                 command.arg(&*me.version).arg(&*me.configuration).arg(&*me.host).arg(u8::from(leaves));
                 command
             };
-            let value = self.call(StoreOp::Attend, KEEPER, command).await?;
+            let value = self.call(StoreOp::RegisterReplica, KEEPER, command).await?;
             decode_replicas(value).ok_or(StoreError::Malformed("register_replica"))
         }
         .boxed()
