@@ -51,7 +51,6 @@ const EXCEPTIONS: Exceptions<'static> = Exceptions {
     independent_bools: &[
         ("Asked in src/proxy/messages/response.rs", "the method and the protocol of a request"),
         ("Route in src/config/model.rs", "two keys of a route"),
-        ("Scalar in src/config/yaml/tree.rs", "how a value is quoted, and where it comes from"),
         ("Worker in src/limiter/queue/worker/state.rs", "the worker of a queue"),
     ],
 };
