@@ -26,7 +26,7 @@ use crate::limiter::model::pause::{Cause, Lasting, PAUSE_MAX, PauseRequest, Reas
 use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
 use crate::limiter::model::write_back::{Unknown, WriteBack};
 use crate::limiter::store::{Announcement, Failure, StateView, Store, StoreError};
-use crate::limiter::{COUNTS_FOR, Replica, printable};
+use crate::limiter::{MEMBERSHIP_TTL, Replica, printable};
 use crate::redis::announcements::Announcements;
 use crate::redis::explain::{evicts, explain, version, word};
 use crate::redis::health::{Circuits, Health};
@@ -544,7 +544,7 @@ impl Store for RedisStore {
             let command = |_: &str| {
                 let mut command =
                     self.shared.register_replica.command(&[keys::replicas(&self.shared.prefix)], 7);
-                command.arg(0).arg(Micros::from(COUNTS_FOR).0).arg(me.id);
+                command.arg(0).arg(Micros::from(MEMBERSHIP_TTL).0).arg(me.id);
                 command.arg(&*me.version).arg(&*me.configuration).arg(&*me.host).arg(u8::from(leaves));
                 command
             };
