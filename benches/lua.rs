@@ -1,4 +1,5 @@
-//! What the reserve script costs Redis: time of a call, memory of a limiter, the longest call after an idle time.
+//! The cost of the reserve script in Redis: the time of a call, the memory of a limiter, the longest call after an idle
+//! time.
 //!
 //! `cargo bench --bench lua` needs `redis-server`. It drives the real store; the times are the server's own
 //! (`SLOWLOG`), the median of many calls on the same state. Exits with 1 when a bound is broken.
@@ -6,7 +7,7 @@
 mod cases;
 #[expect(dead_code, reason = "other benches ask for more of a process")]
 mod load;
-#[expect(dead_code, reason = "the other bench asks what its process has used")]
+#[expect(dead_code, reason = "the other bench reads the CPU time of its process")]
 mod server;
 
 use std::fmt::Write as _;
@@ -25,22 +26,22 @@ use weir::limiter::store::Store;
 use weir::redis::RedisStore;
 use weir::telemetry::Metrics;
 
-/// Requests in one call, and the runs in which they come: a run is what arrived in the same millisecond.
+/// The number of requests in a call, and of the runs in which they come: a run arrives in the same millisecond.
 const BATCHES: [(u64, u64); 5] = [(1, 1), (10, 1), (100, 1), (1000, 1), (1000, 1000)];
-/// Calls on the same state.
+/// The number of calls on the same state.
 const REPEATS: usize = 15;
-/// Of the first limit of every case.
+/// The window of the first limit of every case.
 const WINDOW: Duration = Duration::from_secs(1);
-/// Longer than any wait that comes up.
+/// A wait that is longer than any here.
 const WAIT_MAX: Micros = Micros::from_millis(3_600_000);
-/// Of a saturated limiter with a window of requests waiting.
+/// The bound on the memory of a saturated limiter with a window of requests waiting.
 const BYTES_MAX: u64 = 32 * 1024;
-/// Of a call after an idle time.
+/// The bound on the time of a call after an idle time.
 const AFTER_IDLE_US_MAX: u64 = 1000;
 
 #[expect(clippy::print_stdout, reason = "the report")]
 fn main() -> Result<ExitCode> {
-    // Cargo says so; without it this is a test run, in which there is nothing to measure.
+    // Cargo passes the flag to benches; without it this is a test run, with nothing to measure.
     if !std::env::args().any(|argument| argument == "--bench") {
         return Ok(ExitCode::SUCCESS);
     }
@@ -79,7 +80,7 @@ async fn measure() -> Result<(String, bool)> {
         writeln!(calls, "{row} {} | {} |", refused.median, state.bytes)?;
         holds &= state.bytes < BYTES_MAX;
 
-        // What was used before the state was made has expired, what waits has not.
+        // The usage from before the state was made has expired, the waiting requests have not.
         tokio::time::sleep_until((state.made + WINDOW).into()).await;
         let mut row = format!("| {} |", case.name);
         holds &= limiter.after_idle(&mut server, &state, &mut row).await?;
@@ -103,21 +104,21 @@ struct Limiter<'a> {
     limiter_refs: Arc<[LimiterRef]>,
 }
 
-/// Every key as Redis would save it, so that each measured call finds the same.
+/// Every key in Redis's DUMP format, so that each measured call finds the same state.
 struct State {
     keys: Vec<(Vec<u8>, Vec<u8>)>,
     bytes: u64,
     made: Instant,
 }
 
-/// Of many calls on the same state, in microseconds of the server.
+/// The times of many calls on the same state, in microseconds of the server.
 struct Times {
     median: u64,
     longest: u64,
 }
 
 impl<'a> Limiter<'a> {
-    /// `None` while the case is not supported.
+    /// Returns `None` while the case is not supported.
     fn new(case: &'a Case, server: &Server) -> Result<Option<Limiter<'a>>> {
         let Some(config) = case.config() else { return Ok(None) };
         let limiter_refs = case.limiter_refs(&config).into();
@@ -139,7 +140,7 @@ impl<'a> Limiter<'a> {
         Ok(answer.outcomes.last().map(|(_, outcome)| *outcome))
     }
 
-    /// A window of the limiter is used at its pace, and another one is booked.
+    /// Uses a window of the limiter at its pace, and books another one.
     async fn saturate(&self, server: &mut Server) -> Result<State> {
         server.flush().await?;
         while self.store.epoch(0).await?.0.settles_until.is_some() {
@@ -152,7 +153,7 @@ impl<'a> Limiter<'a> {
             pace.tick().await;
             self.ask(permits, 1, WAIT_MAX).await?;
         }
-        // A bucket that is used at its pace stays full: what it holds goes now.
+        // A bucket that is used at its pace stays full: its content is taken now.
         self.ask(self.case.rate, 1, Micros::ZERO).await?;
         for _ in 0..steps {
             self.ask(permits, 1, WAIT_MAX).await?;
@@ -160,7 +161,7 @@ impl<'a> Limiter<'a> {
         server.state().await
     }
 
-    /// Calls on a state that was left alone until now; whether they keep the bound.
+    /// Measures calls on a state that has been idle; returns whether they keep the bound.
     async fn after_idle(&self, server: &mut Server, state: &State, row: &mut String) -> Result<bool> {
         let mut holds = true;
         for requests in [1, 1000] {
@@ -172,7 +173,7 @@ impl<'a> Limiter<'a> {
         Ok(holds)
     }
 
-    /// How long calls on a state take.
+    /// Measures calls on a state.
     async fn time(
         &self,
         server: &mut Server,
@@ -182,7 +183,7 @@ impl<'a> Limiter<'a> {
         wait_max: Micros,
     ) -> Result<Times> {
         let mut times = Vec::with_capacity(REPEATS);
-        // The first one loads the script and warms up.
+        // The first call loads the script and warms up.
         for repeat in 0..=REPEATS {
             server.restore(state).await?;
             server.forget_times().await?;
@@ -213,7 +214,7 @@ impl Server {
         Ok(State { keys, bytes, made: Instant::now() })
     }
 
-    /// Puts the state back. Its keys do not expire, so that a call finds it however old it is.
+    /// Restores the state. Its keys do not expire, so that a call finds the state at any age.
     async fn restore(&mut self, state: &State) -> Result<()> {
         for (name, value) in &state.keys {
             let mut restore = redis::cmd("RESTORE");
@@ -227,7 +228,7 @@ impl Server {
         Ok(redis::cmd("SLOWLOG").arg("RESET").exec_async(&mut self.connection).await?)
     }
 
-    /// How long the last script took.
+    /// Returns the time of the last script.
     async fn script_time(&mut self) -> Result<u64> {
         let log: Vec<Vec<redis::Value>> =
             redis::cmd("SLOWLOG").arg("GET").arg(-1).query_async(&mut self.connection).await?;

@@ -57,7 +57,7 @@ impl Place {
         }
     }
 
-    /// The problems, without the path of the file, which every one must begin with.
+    /// Returns the problems, without the path of the file, which begins every one.
     fn problems(&self, content: impl AsRef<[u8]>) -> Vec<String> {
         let Err(error) = self.load(content) else { return Vec::new() };
         let prefix = format!("{}:", self.directory.path().join("weir.yaml").display());
@@ -69,7 +69,7 @@ impl Place {
     }
 }
 
-/// What is wrong in one way each, and the beginning of the one problem: line, column, path, message.
+/// Files with one fault each, and the beginning of the problem: line, column, path, message.
 const BROKEN: &[(&str, &str)] = &[
     // -- YAML
     ("routes: [\n", "2:1: not valid YAML"),
@@ -318,7 +318,7 @@ const BROKEN: &[(&str, &str)] = &[
     ),
 ];
 
-/// The same, of what a limiter and a route say about partitions, algorithms, costs and several limiters.
+/// The same for limiters and routes: partitions, algorithms, costs and several limiters.
 const BROKEN_LIMITERS: &[(&str, &str)] = &[
     (
         "limiters:\n  a: {limits: 10/1s}\nROUTES",
@@ -450,7 +450,7 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
     ("ROUTES    cost: {header: 'a b'}\n", "5:20: routes[0].cost.header: expected the name of a header"),
     ("ROUTES    cost: {header: content-length}\n", "5:20: routes[0].cost.header: this header frames"),
     ("ROUTES    cost: {default: 5}\n", "5:11: routes[0].cost: needs `header`, or `settle`"),
-    // -- who may call
+    // -- clients
     ("server: {allow: []}\nROUTES", "1:17: server.allow: lets nobody in; leave the key out"),
     (
         "server: {allow: [10.0.0.0/8, 10.0.0.0/33, localhost], trusted_proxies: ['::1', 10.0.0]}\nROUTES",
@@ -533,7 +533,7 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
     ("ROUTES    cost: {settle: {}}\n", "5:20: routes[0].cost.settle: needs `header` or `free`"),
 ];
 
-/// Stands for `ROUTES` in an example: the last key of the file, open for more keys of its only route.
+/// The replacement for `ROUTES` in an example: the last key of the file, open for more keys of its only route.
 const ROUTES: &str = "routes:
   - name: api
     match: {path: /api}
@@ -544,7 +544,7 @@ fn example(text: &str) -> String {
     text.replace("ROUTES", ROUTES)
 }
 
-/// Each example has exactly these problems, each beginning as expected.
+/// Asserts that each example has exactly these problems, each beginning as expected.
 fn assert_problems<'a>(place: &Place, examples: impl IntoIterator<Item = (&'a str, &'a str)>) {
     let mut wrong = String::new();
     for (text, expected) in examples {
@@ -572,7 +572,7 @@ fn every_broken_file_is_refused_with_its_place() {
 }
 
 #[test]
-fn networks_are_addresses_and_blocks() {
+fn networks_are_parsed_as_addresses_and_blocks() {
     let config = Place::new().config(&example(
         "server: {allow: [10.0.0.1, '::1', 10.0.0.0/8, '::ffff:10.0.0.0/104'], trusted_proxies: ['2001:db8::/32']}\nROUTES",
     ));
@@ -584,7 +584,7 @@ fn networks_are_addresses_and_blocks() {
 }
 
 #[test]
-fn who_may_call_is_known_by_digests_alone() {
+fn tokens_are_kept_as_digests_alone() {
     let place = pem(Place::new()).variable("TOKEN", "s3cret");
     let config = place.config(&example(
         "server: {tls: {cert: pem, key: key, client_ca: pem}}\nclients:\n  a: {tokens: [\"${TOKEN}\", other]}\n  \
@@ -679,7 +679,7 @@ fn values_from_outside_are_used_and_never_repeated() {
     assert!(value.is_sensitive());
     assert!(!format!("{config:?}").contains("s3cret"));
 
-    // Each of these values is of no use at its place.
+    // Each of these values is invalid at its place.
     let secret = "'${SECRET}'";
     for text in [
         format!("listen: {secret}\nROUTES"),
@@ -710,7 +710,7 @@ fn values_from_outside_are_used_and_never_repeated() {
 }
 
 #[test]
-fn what_is_left_out_has_its_default() {
+fn omitted_keys_have_their_defaults() {
     let config = Place::new().config(&example("ROUTES"));
     assert_eq!(config.listen.to_string(), "0.0.0.0:8080");
     assert_eq!(config.admin.listen.to_string(), "127.0.0.1:9090");
@@ -730,7 +730,7 @@ fn what_is_left_out_has_its_default() {
 }
 
 #[test]
-fn limiters_are_as_they_are_written() {
+fn limiters_are_parsed_as_written() {
     let config = Place::new().config(&example(
         "limiters:\n  b:\n    limits: [900/m, {rate: 5000, per: 3600s, precision: 10}]\n    queue: {timeout: 10s}\n    \
          on_store_failure: reject\n  a: {limits: [20/s], queue: false, guard: 5ms}\nROUTES    limiters: [b]\n    cost: 5\n",
@@ -750,13 +750,13 @@ fn limiters_are_as_they_are_written() {
     assert_eq!(config.routes[0].cost, Cost::Fixed(Permits::new(5).unwrap()));
 }
 
-/// The limiters of the only route.
+/// Returns the limiters of the only route.
 fn names(config: &Config) -> Vec<&str> {
     config.routes[0].limiters.iter().map(|(name, _)| name.as_str()).collect()
 }
 
 #[test]
-fn algorithms_are_as_they_are_written() {
+fn algorithms_are_parsed_as_written() {
     let config = Place::new().config(&example(
         "limiters:\n  a:\n    limits:\n      - 10/1s\n      - {rate: 10, per: 1s, algorithm: token_bucket}\n      \
          - {rate: 10, per: 1000ms, algorithm: leaky_bucket}\n      - {rate: 9, per: 1s, algorithm: token_bucket, burst: 20}\n      \
@@ -793,7 +793,7 @@ fn algorithms_are_as_they_are_written() {
 }
 
 #[test]
-fn partitions_costs_and_several_limiters_are_as_they_are_written() {
+fn partitions_costs_and_several_limiters_are_parsed_as_written() {
     let config = Place::new().config(&example(
         "limiters:\n  a:\n    limits: [100/s]\n    key: [header:X-Corp-Id, 'query:app id', host, path:2, client_ip]\n    \
          max_partitions: 7\n    group: g\n    mode: shadow\n  b: {limits: [{rate: 9, per: 1s, algorithm: token_bucket, burst: 40}], \
@@ -832,7 +832,7 @@ fn partitions_costs_and_several_limiters_are_as_they_are_written() {
 }
 
 #[test]
-fn routes_are_as_they_are_written() {
+fn routes_are_parsed_as_written() {
     let config = Place::new().config(
         r#"
 routes:
@@ -870,7 +870,7 @@ routes:
 }
 
 #[test]
-fn what_upstreams_are_reached_by_is_as_it_is_written() {
+fn upstream_settings_are_parsed_as_written() {
     let place = pem(Place::new()).variable("PROXY_PASSWORD", "pa%2f55");
     let loaded = place
         .load(
@@ -911,7 +911,7 @@ fn a_redis_store_shows_no_password() {
 }
 
 #[test]
-fn the_hash_is_of_the_file_as_written() {
+fn the_hash_covers_the_file_as_written() {
     let text = example("log: {level: '${LEVEL:-info}'}\nROUTES");
     let one = Place::new().config(&text);
     let other = Place::new().variable("LEVEL", "debug").config(&text);
@@ -921,7 +921,7 @@ fn the_hash_is_of_the_file_as_written() {
 }
 
 #[test]
-fn the_handle_tells_what_runs_and_how_the_last_reload_went() {
+fn the_handle_reports_the_running_configuration_and_the_last_reload() {
     let place = Place::new();
     let loaded = |text: &str| place.load(example(text)).unwrap();
     let handle = Handle::new(loaded("listen: 127.0.0.1:1\nROUTES"));
@@ -931,7 +931,7 @@ fn the_handle_tells_what_runs_and_how_the_last_reload_went() {
         handle.publish(loaded("listen: 127.0.0.1:2\nadmin: {listen: 127.0.0.1:3}\nROUTES")),
         ["listen", "admin.listen"]
     );
-    // The process still listens where it began, so going back needs nothing.
+    // The process still listens on its first address, so going back needs no restart.
     assert_eq!(handle.publish(loaded("listen: 127.0.0.1:1\nlog: {level: debug}\nROUTES")), [""; 0]);
     assert_eq!(handle.masked()["log"]["level"], "debug");
     assert_eq!(
@@ -946,7 +946,7 @@ fn the_handle_tells_what_runs_and_how_the_last_reload_went() {
     assert!(matches!(&last.outcome, Outcome::Refused { problems } if problems.len() == 1), "{last:?}");
 }
 
-/// The configurations in config/.
+/// Returns the configurations in config/.
 fn shipped() -> Vec<PathBuf> {
     let files = fs::read_dir(Path::new(ROOT).join("config")).unwrap().map(|entry| entry.unwrap().path());
     let files: Vec<PathBuf> =
@@ -991,7 +991,7 @@ fn every_shipped_file_names_the_schema_to_editors() {
 }
 
 #[test]
-fn what_is_made_of_the_schema_is_up_to_date() {
+fn files_generated_from_the_schema_are_up_to_date() {
     for (path, made, command) in [
         (SCHEMA_FILE, format!("{:#}\n", config::json_schema()), "schema"),
         ("docs/configuration.md", config::reference(), "schema --markdown"),
@@ -1016,7 +1016,7 @@ proptest! {
         let _ = config::parse(Path::new("f"), &text);
     }
 
-    /// Whatever a URL parser takes for a password is hidden.
+    /// Any part that a URL parser takes for a password is hidden.
     #[test]
     fn the_password_of_a_proxy_is_never_shown(
         scheme in "(http|HTTP|ht\ttp| http):(//|//|//|[/\\\\]{0,3})",

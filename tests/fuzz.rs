@@ -1,11 +1,11 @@
-//! The targets of `fuzz/`, on the inputs that are kept there and on what comes of them when a little is changed: so that they run
-//! with every change, and without a fuzzer.
+//! The targets of `fuzz/`, run on their corpus and on small mutations of it: so they run with every change, without a
+//! fuzzer.
 
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 
-/// For each input that is kept.
+/// The number of mutations of each input.
 const CHANGED: u64 = 3000;
 
 type Target = (&'static str, fn(&[u8]));
@@ -28,7 +28,7 @@ const TARGETS: [Target; 5] = [
     }),
 ];
 
-/// Numbers that look random and are always the same (Marsaglia's xorshift).
+/// Pseudo-random numbers, always the same (Marsaglia's xorshift).
 struct Dice(u64);
 
 impl Dice {
@@ -40,7 +40,7 @@ impl Dice {
     }
 }
 
-/// A few bytes of it are others, or gone, or there twice.
+/// Returns the input with a few bytes replaced, removed or repeated.
 fn changed(input: &[u8], dice: &mut Dice) -> Vec<u8> {
     const LIKELY: &[u8] = b"/.%;2fe5c\\:@,- \n\0\xff0";
     let mut bytes = input.to_vec();
@@ -60,7 +60,7 @@ fn changed(input: &[u8], dice: &mut Dice) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_kept_and_what_is_like_it_holds() {
+fn the_corpus_and_its_mutations_pass_every_target() {
     for (name, target) in TARGETS {
         let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
         let mut kept = 0;

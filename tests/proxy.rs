@@ -1,5 +1,4 @@
-//! The proxy room by itself: real sockets, no limiter. What a client and an upstream see of each other through
-//! weir.
+//! The proxy by itself, over real sockets: the view that a client and an upstream have of each other through weir.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -26,7 +25,7 @@ use proxy_support::{
     weir,
 };
 
-/// Says what it got.
+/// Answers with a description of the request.
 async fn mirror(request: Request<Incoming>) -> Response<Full<Bytes>> {
     let mut seen = format!("{:?} {} {}\n", request.version(), request.method(), request.uri());
     for (name, value) in request.headers() {
@@ -41,7 +40,7 @@ async fn mirror(request: Request<Incoming>) -> Response<Full<Bytes>> {
 }
 
 #[tokio::test]
-async fn http1_to_http1() {
+async fn http1_reaches_an_http1_upstream() {
     let up = upstream(mirror).await;
     let mut rule = rule("/api", &up);
     rule.strip_prefix = Some("/api".into());
@@ -63,7 +62,7 @@ async fn http1_to_http1() {
 }
 
 #[tokio::test]
-async fn http2_to_http1_and_back() {
+async fn http2_reaches_an_http1_upstream() {
     let up = upstream(mirror).await;
     let weir = weir(vec![rule("/", &up)]).await;
     let mut client = http2_client(weir.address).await;
@@ -81,7 +80,7 @@ async fn http2_to_http1_and_back() {
 }
 
 #[tokio::test]
-async fn http1_to_http2_by_prior_knowledge() {
+async fn http1_reaches_an_http2_upstream_by_prior_knowledge() {
     let up = upstream(mirror).await;
     let mut rule = rule("/", &up);
     rule.upstream.http2 = Http2::PriorKnowledge;
@@ -97,7 +96,7 @@ async fn http1_to_http2_by_prior_knowledge() {
 }
 
 #[tokio::test]
-async fn tls_with_http2_by_alpn() {
+async fn an_upstream_over_tls_speaks_http2_by_alpn() {
     let (up, ca) = tls_upstream(mirror).await;
     let mut rule = rule("/", &up);
     rule.upstream.tls = true;
@@ -190,7 +189,7 @@ async fn an_idle_connection_that_the_upstream_closed_costs_no_request() {
         async move {
             read_head(&mut socket).await;
             counted.fetch_add(1, Ordering::SeqCst);
-            // Promises to keep the connection, and does not.
+            // Promises to keep the connection, and closes it.
             socket.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
         }
     })
@@ -209,7 +208,7 @@ async fn an_idle_connection_that_the_upstream_closed_costs_no_request() {
 }
 
 #[tokio::test]
-async fn connections_to_the_upstream_are_used_again() {
+async fn connections_to_the_upstream_are_reused() {
     let up = upstream(mirror).await;
     let weir = weir(vec![rule("/", &up)]).await;
     for _ in 0..20 {
@@ -220,7 +219,7 @@ async fn connections_to_the_upstream_are_used_again() {
 }
 
 #[tokio::test]
-async fn what_weir_answers_itself() {
+async fn weirs_own_answers_have_their_status_and_code() {
     let up = upstream(mirror).await;
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let mut other = rule("/a/b", &up);
@@ -301,7 +300,7 @@ async fn a_redirect_to_the_upstream_leads_back_through_weir() {
 }
 
 #[tokio::test]
-async fn timeouts_of_the_upstream_and_of_the_client() {
+async fn timeouts_of_the_upstream_and_of_the_client_are_kept() {
     let up = scripted_upstream(|mut socket, _| async move {
         let head = read_head(&mut socket).await;
         if head.starts_with("GET /body") {
@@ -376,7 +375,7 @@ async fn silent_and_boundless_clients_are_closed() {
 }
 
 #[tokio::test]
-async fn no_more_connections_than_allowed() {
+async fn connections_beyond_the_limit_wait() {
     let up = upstream(mirror).await;
     let weir = Weir::start(vec![rule("/", &up)], |server| server.max_connections = 1).await;
     let mut first = TcpStream::connect(weir.address).await.unwrap();
@@ -391,7 +390,7 @@ async fn no_more_connections_than_allowed() {
 }
 
 #[tokio::test]
-async fn a_drain_lets_finish_what_is_under_way() {
+async fn a_drain_lets_active_requests_finish() {
     let (release, gate) = tokio::sync::watch::channel(false);
     let up = upstream(move |_: Request<Incoming>| {
         let mut gate = gate.clone();
@@ -449,7 +448,7 @@ async fn a_reload_keeps_the_connections_of_an_unchanged_upstream() {
 }
 
 #[tokio::test]
-async fn forwarded_headers_only_where_asked_for() {
+async fn forwarded_headers_are_sent_only_on_request() {
     let up = upstream(mirror).await;
     let mut rule = rule("/", &up);
     rule.forwarded_headers = true;
@@ -470,7 +469,7 @@ async fn forwarded_headers_only_where_asked_for() {
 }
 
 #[tokio::test]
-async fn a_message_framed_twice_is_not_passed_on() {
+async fn a_message_with_two_framings_smuggles_nothing() {
     let up = upstream(mirror).await;
     let weir = weir(vec![rule("/", &up)]).await;
     let request = "POST / HTTP/1.1\r\nHost: weir\r\nContent-Length: 60\r\nTransfer-Encoding: chunked\r\n\r\n\
@@ -504,7 +503,7 @@ async fn many_http2_requests_share_connections_within_the_upstreams_limit() {
 }
 
 #[tokio::test]
-async fn an_uploader_who_leaves_while_waiting_takes_no_permit_along() {
+async fn an_uploader_that_leaves_while_waiting_takes_no_permit() {
     let up = upstream(mirror).await;
     let mut rule = rule("/", &up);
     rule.limiters = vec![limiter("slow")];
@@ -530,12 +529,12 @@ async fn an_uploader_who_leaves_while_waiting_takes_no_permit_along() {
     drop(leavers);
     let answer = call(weir.address, get).await;
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("weir-wait-ms: "), "{answer}");
-    assert!(began.elapsed() < Duration::from_secs(2), "it waited behind those who left");
+    assert!(began.elapsed() < Duration::from_secs(2), "it waited behind clients that left");
     assert_eq!(up.requests(), 2);
 }
 
 #[tokio::test]
-async fn what_still_waits_when_the_drain_time_is_over_is_told_so() {
+async fn queued_requests_are_refused_when_the_drain_time_is_over() {
     let up = upstream(mirror).await;
     let mut rule = rule("/", &up);
     rule.limiters = vec![limiter("slow")];
@@ -561,7 +560,7 @@ async fn what_still_waits_when_the_drain_time_is_over_is_told_so() {
     assert_eq!(in_time(weir.served).await.unwrap(), Drained::Cut);
 }
 
-/// Permits that the limiter `hourly` has left of its ten.
+/// Returns the permits that the limiter `hourly` has left of its ten.
 async fn left(weir: &Weir) -> u64 {
     let states = weir.limiters.inspect().await;
     let hourly = states.iter().find(|state| state.limiter.name.as_str() == "hourly").unwrap();
@@ -574,7 +573,7 @@ fn with_cost(header: &str) -> Cost {
 }
 
 #[tokio::test]
-async fn a_cost_that_is_none_is_refused_and_takes_nothing() {
+async fn an_invalid_cost_is_refused_and_takes_nothing() {
     let up = upstream(mirror).await;
     let mut rule = rule("/", &up);
     rule.limiters = vec![limiter("hourly")];
@@ -607,7 +606,7 @@ async fn a_cost_that_is_none_is_refused_and_takes_nothing() {
 }
 
 #[tokio::test]
-async fn a_cost_header_of_the_applications_own_goes_on() {
+async fn a_cost_header_of_the_applications_own_passes() {
     let up = upstream(mirror).await;
     let mut rule = rule("/", &up);
     rule.limiters = vec![limiter("hourly")];
@@ -638,7 +637,7 @@ async fn several_limiters_are_all_satisfied() {
     }
 }
 
-/// Names that lead where the test says, or nowhere.
+/// A resolver whose names lead to the addresses of the test, or nowhere.
 #[derive(Clone, Default)]
 struct Names(Arc<Mutex<Vec<SocketAddr>>>);
 
@@ -664,7 +663,7 @@ impl Resolve for Names {
 const GET: &str = "GET / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n";
 
 #[tokio::test]
-async fn a_name_that_leads_elsewhere_is_followed_however_busy_its_connections_are() {
+async fn a_name_with_a_new_address_is_followed_however_busy_its_connections_are() {
     const AGE: Duration = Duration::from_millis(400);
     for http2 in [Http2::Off, Http2::PriorKnowledge] {
         let (old, new) = (upstream(mirror).await, upstream(mirror).await);
@@ -691,7 +690,7 @@ async fn a_name_that_leads_elsewhere_is_followed_however_busy_its_connections_ar
 }
 
 #[tokio::test]
-async fn what_is_under_way_goes_on_while_its_connection_retires() {
+async fn active_requests_finish_while_their_connection_retires() {
     let (release, gate) = tokio::sync::watch::channel(false);
     let old = upstream(move |request: Request<Incoming>| {
         let mut gate = gate.clone();
@@ -725,7 +724,7 @@ async fn what_is_under_way_goes_on_while_its_connection_retires() {
 }
 
 #[tokio::test]
-async fn a_resolver_that_fails_for_a_moment_takes_no_upstream_along() {
+async fn a_resolver_that_fails_for_a_moment_breaks_no_upstream() {
     let up = upstream(mirror).await;
     let names = Names::default();
     // Each request has a connection of its own, and so a lookup.
@@ -743,7 +742,7 @@ async fn a_resolver_that_fails_for_a_moment_takes_no_upstream_along() {
 
 #[tokio::test]
 async fn every_address_is_tried_however_little_time_there_is() {
-    // A listener whose backlog is full: the kernel drops what asks for more.
+    // A listener whose backlog is full: the kernel drops further connection attempts.
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let silent = socket.listen(1).unwrap();

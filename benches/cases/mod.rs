@@ -1,4 +1,4 @@
-//! What the benches of the limiter measure: one table for Rust and for Lua.
+//! The cases of the limiter's benches: one table for Rust and for Lua.
 
 use std::path::Path;
 
@@ -7,11 +7,11 @@ use weir::config::{self, Config};
 use weir::limiter::arithmetic::limiter_ref::LimiterRef;
 use weir::limiter::model::call::{Call, Run};
 
-/// A limiter's limits, as a configuration has them. Every first window is one second: the states are made for that.
+/// A limiter's limits in the form of a configuration. Every first window is one second, as the states require.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) limits: &'static str,
-    /// Permits a second that fill it: the first limit's rate.
+    /// The permits per second that fill it: the first limit's rate.
     pub(crate) rate: u64,
 }
 
@@ -19,7 +19,7 @@ const fn case(name: &'static str, rate: u64, limits: &'static str) -> Case {
     Case { name, limits, rate }
 }
 
-/// Of an algorithm that this version does not support, the report says so.
+/// All cases. The report names those that this version does not support.
 pub(crate) const CASES: [Case; 12] = [
     case("sliding_window 100/1s", 100, "100/1s"),
     case("sliding_window 256/1s", 256, "256/1s"),
@@ -40,11 +40,11 @@ pub(crate) const CASES: [Case; 12] = [
     ),
 ];
 
-/// Steps in which a second's permits are booked: more would be kept apart by no limiter of a high rate.
+/// The number of steps in which a second's permits are booked: no limiter of a high rate keeps more apart.
 const STEPS_PER_SECOND: u64 = 256;
 
 impl Case {
-    /// The configuration of this case alone, with a Redis store; `None` while it is not supported.
+    /// Returns the configuration of this case alone, with a Redis store; `None` while the case is not supported.
     pub(crate) fn config(&self) -> Option<Config> {
         let name = self.limiter();
         let text = format!(
@@ -57,24 +57,24 @@ impl Case {
         Some((*loaded.config).clone())
     }
 
-    /// Its name as a limiter's.
+    /// Returns the limiter's name.
     fn limiter(&self) -> String {
         self.name.replace([' ', '/', ','], "-")
     }
 
-    /// What a store is asked about.
+    /// Returns the limiters that a store is asked about.
     pub(crate) fn limiter_refs(&self, config: &Config) -> Vec<LimiterRef> {
         config.limiters.iter().map(|limiter| LimiterRef::new(limiter, None, Micros::ZERO)).collect()
     }
 
-    /// How many permits one step of filling books, and how far the steps lie apart in microseconds.
+    /// Returns the permits that one filling step books, and the distance of the steps in microseconds.
     pub(crate) fn step(&self) -> (u64, u64) {
         let permits = self.rate.div_ceil(STEPS_PER_SECOND);
         (permits, permits * 1_000_000 / self.rate)
     }
 }
 
-/// A call for so many requests of cost 1, in so many runs, each of which may wait so long.
+/// Returns a call for `requests` requests of cost 1, in `runs` runs, each of which may wait for `wait_max`.
 pub(crate) fn call(requests: u64, runs: u64, wait_max: Micros) -> Call {
     let run = Run { cost: 1, wait_max, count: requests / runs };
     let runs = (0..runs).map(|_| run).collect();

@@ -1,4 +1,4 @@
-//! Who is compared. Knows nothing of how a contender is configured and loaded.
+//! The contenders. Knows nothing of their configuration and load.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -9,9 +9,9 @@ use std::{fmt, fs};
 use crate::load::Result;
 use crate::load::process::Process;
 
-/// Who takes longer for a single answer has failed.
+/// The longest time for a single answer.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
-/// Of a complaint, of which the rest may be a long trace.
+/// The number of lines of a complaint that are kept; the rest may be a long trace.
 const COMPLAINT_LINES: usize = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(crate) enum Name {
     WeirManyRoutes,
 }
 
-/// What is compared with each other.
+/// A scenario: contenders of one scenario are compared with each other.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scenario {
     Proxies,
@@ -68,24 +68,24 @@ impl fmt::Display for Name {
     }
 }
 
-/// One that runs.
+/// A running contender.
 pub(crate) struct Contender {
     pub(crate) name: Name,
     pub(crate) process: Process,
-    /// Where it complains. It is configured to say nothing while all is well.
+    /// Its error log, empty while all is well.
     pub(crate) log: PathBuf,
-    /// Its own, so that what is measured there is its doing.
+    /// Its own Redis, so that the load there is its doing.
     pub(crate) redis: Option<Process>,
     pub(crate) http1: SocketAddr,
-    /// Where it takes HTTP/2 in the clear, if that is measured.
+    /// Its address for HTTP/2 in the clear, if that is measured.
     pub(crate) http2: Option<SocketAddr>,
     pub(crate) path: String,
-    /// Of every answer.
+    /// The status of every answer.
     pub(crate) status: u16,
 }
 
 impl Contender {
-    /// An error unless it answers as it should.
+    /// Returns an error unless the contender answers as expected.
     pub(crate) fn check(&self) -> Result<()> {
         let answer = self.ask()?;
         let status = answer.split(' ').nth(1).and_then(|status| status.parse::<u16>().ok());
@@ -96,13 +96,13 @@ impl Contender {
             .into())
     }
 
-    /// The first lines of what it has said; empty as a rule.
+    /// Returns the first lines of its error log; empty as a rule.
     pub(crate) fn complaints(&self) -> Result<String> {
         let said = fs::read_to_string(&self.log)?;
         Ok(said.lines().take(COMPLAINT_LINES).map(|line| format!("    {line}\n")).collect())
     }
 
-    /// The answer to one request, head and body.
+    /// Returns the answer to one request, head and body.
     pub(crate) fn ask(&self) -> Result<String> {
         let mut stream = TcpStream::connect(self.http1)?;
         stream.set_read_timeout(Some(ANSWER_DEADLINE))?;

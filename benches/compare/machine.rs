@@ -1,4 +1,4 @@
-//! The cores of this machine, and who runs on which.
+//! The cores of this machine, and the programs on each.
 
 use std::ffi::OsStr;
 use std::process::Command;
@@ -7,19 +7,19 @@ use std::{fmt, fs};
 
 use crate::load::Result;
 
-/// Linux tells times in these, whatever the kernel's own tick.
+/// The unit of times in Linux, regardless of the kernel's own tick.
 const MILLIS_PER_TICK: u64 = 10;
 
-/// Who shares a core.
+/// The two sides, each with a core.
 #[derive(Clone, Copy)]
 pub(crate) enum Side {
-    /// The proxy that is measured.
+    /// The measured proxy.
     Proxy,
-    /// Everything that it needs to be measured: origin, Redis, load.
+    /// Everything else that a measure needs: origin, Redis, load.
     Surroundings,
 }
 
-/// Two cores, if there are as many that this process may use.
+/// Two cores, if this process may use as many.
 pub(crate) struct Machine {
     cores: Option<[usize; 2]>,
 }
@@ -31,7 +31,7 @@ impl Machine {
         Ok(Machine { cores: two_of(list.ok_or("no list of cores in /proc/self/status")?.trim())? })
     }
 
-    /// A program that runs on its side's core, and ends when this process ends, however it does.
+    /// Returns a command that runs on its side's core and ends with this process, however this process ends.
     pub(crate) fn command(&self, side: Side, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL"]);
@@ -46,7 +46,8 @@ impl Machine {
         command
     }
 
-    /// How long the core of the measured proxy has been busy so far, for whomever; none if nothing is pinned.
+    /// Returns the time for which the core of the measured proxy has been busy so far, with any process; none if
+    /// nothing is pinned.
     pub(crate) fn busy(&self) -> Result<Option<Duration>> {
         let Some([core, _]) = self.cores else { return Ok(None) };
         let stat = fs::read_to_string("/proc/stat")?;
@@ -56,7 +57,7 @@ impl Machine {
             .split_whitespace()
             .map(str::parse)
             .collect::<std::result::Result<_, _>>()?;
-        // Guests, whose time comes last, are counted as users before.
+        // The time of guests, the last field, is part of the user time.
         let [user, nice, system, _idle, _waiting, interrupts, soft_interrupts, stolen, ..] = ticks[..] else {
             return Err("an unknown format of /proc/stat".into());
         };
@@ -70,7 +71,7 @@ impl fmt::Display for Machine {
         match self.cores {
             Some([proxy, surroundings]) => write!(
                 formatter,
-                "Who is measured is on core {proxy}; origin, Redis and load generator are on core {surroundings}."
+                "The measured proxy is on core {proxy}; origin, Redis and load generator are on core {surroundings}."
             ),
             None => {
                 write!(formatter, "There is one core only: nothing is pinned, and all disturb each other.")
@@ -79,7 +80,7 @@ impl fmt::Display for Machine {
     }
 }
 
-/// The first two of a list such as `0-3,8`.
+/// Returns the first two numbers of a list such as `0-3,8`.
 fn two_of(list: &str) -> Result<Option<[usize; 2]>> {
     let mut cores = Vec::new();
     for range in list.split(',') {

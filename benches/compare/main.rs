@@ -1,19 +1,19 @@
-//! What a request costs weir, beside plain proxies and beside what people build with nginx and Lua.
+//! The cost of a request in weir, in plain proxies, and in common setups of nginx and Lua.
 //!
 //! `cargo bench --bench compare`, or `cargo bench --bench compare -- --rounds 3 --seconds 2` for a first look. Needs
-//! Linux and Debian's packages, which are installed with apt-get where they are missing (root or sudo): nginx, wrk;
-//! and for a part of it haproxy, redis-server, nghttp2-client, libnginx-mod-http-lua, lua-nginx-redis. Whatever cannot
-//! be had is left out, and said so. Ports are free ones of loopback, configurations lie in a temporary directory, and
-//! every process ends with the bench. The targets are told, not asserted: the exit code is 0 whether they are reached
-//! or not, and an error only if a contender did not answer as it should.
+//! Linux and Debian's packages, which are installed with apt-get where they are missing (root or sudo): nginx, wrk; and
+//! for a part of it haproxy, redis-server, nghttp2-client, libnginx-mod-http-lua, lua-nginx-redis. The bench prints
+//! which contenders it leaves out for want of a package. Ports are free ones of loopback, configurations lie in a
+//! temporary directory, and every process ends with the bench. The targets are reported, not asserted: the exit code is
+//! 0 whether they are reached or not, and an error only if a contender did not answer as it should.
 //!
-//! Each contender is one process on the first core, alone when it is loaded; origin, Redis and load generator are on
-//! the second core. CPU is the contender's own, user and system; what the kernel does for its packages on loopback
-//! counts for who sends. A round loads each contender once, scenario by scenario, and who goes first in a scenario
-//! rotates from round to round. Ratios are taken within a round: neighbours on the machine disturb those alike that
-//! are measured shortly after each other. The report says how much of the core others took; beyond a few percent the
-//! figures are rough. A contender that left its core idle waited for the second core: then the ratio of the CPU tells
-//! more than that of the throughput.
+//! Each contender is one process on the first core, alone while it is loaded; origin, Redis and load generator are on
+//! the second core. CPU is the contender's own, user and system; the kernel's work for packets on loopback counts for
+//! the sender. A round loads each contender once, scenario by scenario, and the order within a scenario rotates from
+//! round to round. Ratios are taken within a round: other work of the machine affects neighbouring measures alike. The
+//! report shows how much of the core other processes took; beyond a few percent the figures are rough. A contender that
+//! left its core idle waited for the second core: then the ratio of the CPU is more meaningful than that of the
+//! throughput.
 
 #[path = "../load/mod.rs"]
 mod load;
@@ -35,11 +35,11 @@ use packages::{H2LOAD, NGINX, WRK, obtain};
 use report::Rounds;
 use round::{Protocol, measure};
 
-/// What is asked for on the command line.
+/// The options of the command line.
 #[derive(Clone, Copy)]
 struct Options {
     rounds: usize,
-    /// Of each load, after its warm up.
+    /// The length of each load, after its warm-up.
     seconds: u64,
 }
 
@@ -48,7 +48,7 @@ const DEFAULTS: Options = Options { rounds: 7, seconds: 3 };
 #[expect(clippy::print_stdout, reason = "the report")]
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // Cargo says so; without it this is a test run, in which there is nothing to measure.
+    // Cargo passes the flag to benches; without it this is a test run, with nothing to measure.
     if !arguments.iter().any(|argument| argument == "--bench") {
         return ExitCode::SUCCESS;
     }
@@ -123,7 +123,7 @@ fn compare(options: Options) -> Result<String> {
     Ok(report)
 }
 
-/// Progress, and what is out of the ordinary.
+/// Prints progress, and anything out of the ordinary.
 #[expect(clippy::print_stderr, reason = "the report alone goes to the standard output")]
 fn tell(message: &str) {
     eprintln!("{message}");

@@ -1,4 +1,4 @@
-//! The programs that the bench needs. They are installed where they are missing.
+//! The programs that the bench needs, installed where they are missing.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,14 +9,14 @@ use rustix::process::getuid;
 use crate::load::Result;
 use crate::tell;
 
-/// Where servers are that the search path of an ordinary user leaves out.
+/// The directories of servers that an ordinary user's search path leaves out.
 const FURTHER_DIRECTORIES: [&str; 2] = ["/usr/sbin", "/usr/local/sbin"];
-/// Is there while systemd runs.
+/// A path that exists while systemd runs.
 const SYSTEMD: &str = "/run/systemd/system";
-/// What packages would start: programs, and units of the same name.
+/// The services that packages would start: programs, and units of the same name.
 const SERVICES: [&str; 3] = ["nginx", "haproxy", "redis-server"];
 
-/// Debian's packages, and what shows that they are there: a program, or a file by its whole path.
+/// Debian's packages, and the sign that they are installed: a program, or a file by its whole path.
 pub(crate) struct Part {
     name: &'static str,
     packages: &'static [&'static str],
@@ -34,11 +34,11 @@ pub(crate) const NGINX_LUA: Part = Part {
     packages: &["libnginx-mod-http-lua", "lua-nginx-redis"],
     shown_by: &[NDK_MODULE, LUA_MODULE, "/usr/share/lua/5.1/nginx/redis.lua"],
 };
-/// What the module for Lua needs.
+/// The file that the module for Lua needs.
 pub(crate) const NDK_MODULE: &str = "/usr/lib/nginx/modules/ndk_http_module.so";
 pub(crate) const LUA_MODULE: &str = "/usr/lib/nginx/modules/ngx_http_lua_module.so";
 
-/// Whether it is there, if need be after an installation.
+/// Returns whether the part is installed, after an installation if need be.
 pub(crate) fn obtain(part: &Part) -> bool {
     if is_there(part) {
         return true;
@@ -52,7 +52,7 @@ pub(crate) fn obtain(part: &Part) -> bool {
     false
 }
 
-/// The path of a program of a part that is there.
+/// Returns the path of an installed part's program.
 pub(crate) fn program(name: &str) -> PathBuf {
     find(name).unwrap_or_else(|| PathBuf::from(name))
 }
@@ -98,7 +98,7 @@ fn as_root(program: &str, arguments: &[&str]) -> Result<()> {
     } else {
         return Err("that needs root or sudo".into());
     };
-    // What it says is no part of the report.
+    // The output of apt-get is no part of the report.
     let status = command.args(arguments).stdout(io::stderr()).status()?;
     if status.success() { Ok(()) } else { Err(format!("{program}: {status}").into()) }
 }

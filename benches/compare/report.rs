@@ -1,4 +1,4 @@
-//! The tables: what was measured, and how contenders relate to each other within a round.
+//! The tables: the measures, and the ratios of contenders within a round.
 
 use std::fmt::{self, Write as _};
 
@@ -6,10 +6,10 @@ use crate::contender::Name;
 use crate::load::{Result, median};
 use crate::round::{Measure, Protocol};
 
-/// Everything that was measured, round by round.
+/// All measures, round by round.
 pub(crate) struct Rounds(pub(crate) Vec<Vec<Measure>>);
 
-/// What ought to hold between two contenders.
+/// A target for the ratio of two contenders.
 struct Target {
     what: &'static str,
     of: Name,
@@ -22,7 +22,7 @@ struct Target {
 enum Value {
     Cpu,
     Throughput,
-    /// What a core would carry that is busy all the time.
+    /// The throughput of a core that is busy all the time.
     Capacity,
 }
 
@@ -32,8 +32,8 @@ enum Bound {
     AtLeast(f64),
 }
 
-/// A throughput is told twice: as it was, and as it follows from the CPU, since origin, Redis and load generator share a
-/// core that may be full before the contender's is.
+/// The targets. A throughput has two: the measured one, and the one that follows from the CPU, since origin, Redis and
+/// load generator share a core that may be full before the contender's is.
 const TARGETS: [Target; 7] = [
     Target {
         what: "CPU per request, weir with a limiter in Redis against plain nginx",
@@ -57,7 +57,7 @@ const TARGETS: [Target; 7] = [
         bound: Bound::AtLeast(3.0),
     },
     Target {
-        what: "what a busy core carries, by CPU per request, weir with a limiter in Redis against nginx + Lua + Redis",
+        what: "throughput of a busy core, by CPU per request, weir with a limiter in Redis against nginx + Lua + Redis",
         of: Name::WeirRedis,
         against: Name::NginxLua,
         value: Value::Capacity,
@@ -71,7 +71,7 @@ const TARGETS: [Target; 7] = [
         bound: Bound::AtLeast(0.8),
     },
     Target {
-        what: "what a busy core carries, by CPU per request, refusals of weir against a static 200 of nginx",
+        what: "throughput of a busy core, by CPU per request, refusals of weir against a static 200 of nginx",
         of: Name::WeirRefusing,
         against: Name::NginxStatic,
         value: Value::Capacity,
@@ -115,7 +115,7 @@ impl fmt::Display for Bound {
 }
 
 impl Rounds {
-    /// The report, in Markdown.
+    /// Returns the report, in Markdown.
     pub(crate) fn report(&self) -> Result<String> {
         let mut report = String::new();
         for protocol in [Protocol::Http1, Protocol::Http2] {
@@ -189,7 +189,7 @@ impl Rounds {
         Ok(table)
     }
 
-    /// Both of a ratio are of the same round, since neighbours on the machine disturb both alike.
+    /// Returns the ratios, both parts of each from the same round, since other work of the machine affects both alike.
     fn paired(&self, target: &Target, protocol: Protocol) -> Vec<f64> {
         let ratio = |round: &Vec<Measure>| {
             let value = |name| Some(target.value.of(find(round, name, protocol)?));
@@ -198,7 +198,7 @@ impl Rounds {
         self.0.iter().filter_map(ratio).collect()
     }
 
-    /// Those that were loaded this way, in the order of the first round.
+    /// Returns the contenders with this protocol, in the order of the first round.
     fn names(&self, protocol: Protocol) -> Vec<Name> {
         let first = self.0.iter().take(1).flatten();
         first.filter(|measure| measure.protocol == protocol).map(|measure| measure.name).collect()

@@ -1,4 +1,4 @@
-//! One contender under load for some seconds: what it did, and what that cost.
+//! A contender under load for some seconds: its throughput and its cost.
 
 use std::fmt;
 use std::process::Stdio;
@@ -10,11 +10,11 @@ use crate::load::process::Process;
 use crate::load::wrk;
 use crate::machine::{Machine, Side};
 
-/// Until connections are open, pools filled and code is warm.
+/// The time until connections are open, pools filled and code is warm.
 const WARM_UP_SECONDS: u64 = 1;
-/// Of `wrk`.
+/// The connections of `wrk`.
 const CONNECTIONS: usize = 64;
-/// Of `h2load`.
+/// The connections of `h2load`.
 const CONNECTIONS_HTTP2: usize = 16;
 const STREAMS: usize = 16;
 
@@ -25,7 +25,7 @@ pub(crate) enum Protocol {
 }
 
 impl Protocol {
-    /// How it is loaded.
+    /// Describes the load.
     pub(crate) fn load(self) -> String {
         match self {
             Protocol::Http1 => format!("HTTP/1.1, wrk, {CONNECTIONS} connections"),
@@ -45,7 +45,7 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// What came of one load.
+/// The result of one load.
 pub(crate) struct Measure {
     pub(crate) name: Name,
     pub(crate) protocol: Protocol,
@@ -54,7 +54,7 @@ pub(crate) struct Measure {
     pub(crate) redis_cpu_us_per_request: Option<f64>,
     /// The part of the core that the contender took.
     pub(crate) share: f64,
-    /// The part of it that others took, if it is known.
+    /// The part of the core that other processes took, if it is known.
     pub(crate) share_of_others: Option<f64>,
     pub(crate) latency: Option<Latency>,
     pub(crate) resident_mib: f64,
@@ -74,20 +74,20 @@ impl fmt::Display for Measure {
     }
 }
 
-/// What a load generator has counted.
+/// The counts of a load generator.
 struct Answers {
     requests: f64,
     requests_per_second: f64,
     latency: Option<Latency>,
 }
 
-/// What is read before and after a load.
+/// The counters before and after a load.
 struct Counters {
     at: Instant,
-    /// Of the contender.
+    /// The CPU time of the contender.
     cpu: Duration,
     redis_cpu: Option<Duration>,
-    /// Of the contender's core, whoever had it.
+    /// The busy time of the contender's core, of all processes.
     core: Option<Duration>,
 }
 

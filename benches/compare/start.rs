@@ -14,25 +14,25 @@ use crate::machine::{Machine, Side};
 use crate::packages::{HAPROXY, LUA_MODULE, NDK_MODULE, NGINX_LUA, REDIS, obtain, program};
 use crate::tell;
 
-/// Of the origin, and so of every answer that is forwarded.
+/// The size of the origin's body, and so of every forwarded one.
 const BODY_BYTES: usize = 64;
-/// Makes a static answer as long as a refusal of weir, of which more is in the head.
+/// The size that makes a static answer as long as weir's refusal, whose head is longer.
 const REFUSAL_BODY_BYTES: usize = 423;
-/// Permits that no load uses up.
+/// A limit that no load uses up.
 const PLENTY: &str = "1000000/1s";
-/// One for the request before the load, and none for those of the load.
+/// A limit with one permit for the request before the load, and none for the load.
 const ONE: &str = "1/1h";
 const FEW_ROUTES: usize = 10;
 const MANY_ROUTES: usize = 10_000;
 
-/// Those that this machine can run. They live for all rounds: idle ones cost nothing.
+/// The contenders that this machine can run. They live for all rounds: idle ones cost nothing.
 pub(crate) struct Started {
     pub(crate) contenders: Vec<Contender>,
     _origin: Process,
     _directory: TempDir,
 }
 
-/// Scenario by scenario; who is compared with each other stands close together.
+/// Starts the contenders, scenario by scenario: those that are compared with each other stand close together.
 pub(crate) fn start(machine: &Machine) -> Result<Started> {
     let directory = TempDir::with_prefix("weir-compare")?;
     let starter = Starter { machine, directory: directory.path(), origin: free_address()? };
@@ -71,16 +71,16 @@ struct Starter<'a> {
     origin: SocketAddr,
 }
 
-/// One that has been started, and where it writes what it says.
+/// A started server, and the file of its output.
 struct Server {
     process: Process,
     log: PathBuf,
 }
 
-/// What a weir has in its configuration beside the addresses.
+/// The configuration of a weir, besides the addresses.
 struct Weir<'a> {
     store: &'a str,
-    /// A limiter, which every route then has.
+    /// The limits of a limiter that every route takes, if any.
     limits: Option<&'a str>,
     routes: usize,
 }
@@ -171,7 +171,7 @@ impl Starter<'_> {
 
     fn weir_with_redis(&self, name: Name, directory: &str, limits: &str) -> Result<Contender> {
         let (redis, redis_address) = self.redis(&format!("{directory}-redis"))?;
-        // A neighbour on the machine that takes the core for a moment is no outage.
+        // A short interruption by another process is no outage.
         let store = format!("{{redis: {{url: \"redis://{redis_address}/0\", timeout: 1s}}}}");
         let (server, address) =
             self.start_weir(directory, &Weir { store: &store, limits: Some(limits), routes: 1 })?;
@@ -181,7 +181,7 @@ impl Starter<'_> {
     fn weir_routes(&self, name: Name, routes: usize) -> Result<Contender> {
         let (server, address) = self
             .start_weir(&format!("weir-{routes}-routes"), &Weir { store: "memory", limits: None, routes })?;
-        // One in the middle of them.
+        // A route in the middle.
         Ok(Contender { path: format!("{}/", route_path(routes / 2)), ..plain(name, server, address) })
     }
 
@@ -218,7 +218,7 @@ impl Starter<'_> {
         );
         let mut limiter = "";
         if let Some(limits) = weir.limits {
-            // Without Redis there would be something else to measure: then it is to fail.
+            // Without Redis the bench would measure something else, so weir rejects then.
             writeln!(text, "limiters: {{fleet: {{limits: [{limits}], on_store_failure: reject}}}}")?;
             limiter = ", limiter: fleet";
         }
@@ -250,7 +250,7 @@ impl Starter<'_> {
         Ok((server.process, address))
     }
 
-    /// Starts a program. What it writes is told if it does not come up.
+    /// Starts a program. The error contains its output if it does not come up.
     fn start(
         &self,
         side: Side,
@@ -272,7 +272,7 @@ impl Starter<'_> {
         }
     }
 
-    /// Of one server; made when it is first asked for.
+    /// Returns the directory of a server, created on first use.
     fn directory(&self, name: &str) -> Result<PathBuf> {
         let directory = self.directory.join(name);
         fs::create_dir_all(&directory)?;
@@ -280,18 +280,18 @@ impl Starter<'_> {
     }
 }
 
-/// A contender that forwards, and takes HTTP/1.1 only.
+/// Returns a contender that forwards, and takes HTTP/1.1 only.
 fn plain(name: Name, server: Server, http1: SocketAddr) -> Contender {
     let Server { process, log } = server;
     Contender { name, process, log, redis: None, http1, http2: None, path: "/".to_owned(), status: 200 }
 }
 
-/// Of the same length whatever the number of routes.
+/// Returns a route's path, of the same length for any number of routes.
 fn route_path(route: usize) -> String {
     format!("/service-{route:05}")
 }
 
-/// Puts values in place of `@name@`.
+/// Replaces `@name@` by values.
 fn fill(template: &str, values: &[(&str, &str)]) -> String {
     values.iter().fold(template.to_owned(), |text, (name, value)| text.replace(&format!("@{name}@"), value))
 }

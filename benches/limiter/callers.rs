@@ -1,4 +1,4 @@
-//! Callers that take permits for some seconds, and what that came to.
+//! Callers that take permits for some seconds, and their throughput.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,27 +14,27 @@ use crate::load::Result;
 use crate::sample::Sample;
 use crate::server::Server;
 
-/// Of callers that come whether or not the ones before have their permit.
+/// The rate of callers that come regardless of earlier ones.
 pub(crate) const OPEN_PER_SECOND: u32 = 20_000;
-/// The most of them that are under way: beyond it the machine does not keep up, and the table says so.
+/// The most of those callers that are under way: beyond it the machine does not keep up, and the table shows that.
 const OPEN_MAX: usize = 10_000;
-/// Of [`Callers::EachMillisecond`].
+/// The interval of [`Callers::EachMillisecond`].
 const TICK: Duration = Duration::from_millis(1);
 
 const REPLICAS: [usize; 2] = [1, 3];
 
-/// Who asks for permits.
+/// The callers that ask for permits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Callers {
-    /// So many, each for the next one as soon as it has one.
+    /// This many callers, each of which asks for its next permit as soon as it has one.
     Loop(usize),
-    /// [`OPEN_PER_SECOND`], each on its own, as far apart as can be: the least that there is to collect.
+    /// [`OPEN_PER_SECOND`], evenly spread: the least that there is to collect.
     Spread,
-    /// [`OPEN_PER_SECOND`], all of a millisecond at once: as a timer of milliseconds makes them.
+    /// [`OPEN_PER_SECOND`], all of a millisecond at once, as a timer of milliseconds makes them.
     EachMillisecond,
 }
 
-/// One load.
+/// A load.
 #[derive(Clone, Copy)]
 pub(crate) struct Load {
     pub(crate) window: Window,
@@ -42,14 +42,15 @@ pub(crate) struct Load {
     pub(crate) callers: Callers,
 }
 
-/// What `guard` is by default for a window of a second.
+/// The default guard of a window of a second.
 const GUARD: Duration = Duration::from_millis(10);
-/// Never reached, and as large as can be: under load its state has as many instants as the precision keeps apart.
+/// A limit that is never reached, with the largest state: under load it has as many instants as the precision keeps
+/// apart.
 pub(crate) const LONG: Window = Window { permits: 1_000_000_000, per: Duration::from_secs(1), guard: GUARD };
-/// Never reached either, but with a handful of instants in its state.
+/// A limit that is never reached, with a handful of instants in its state.
 pub(crate) const SHORT: Window = Window { per: Duration::from_millis(1), ..LONG };
 
-/// Both windows with callers in a loop, in one replica and spread over three, and then the callers that come by themselves.
+/// Returns both windows with callers in a loop, in one replica and spread over three, and then the open callers.
 pub(crate) fn all() -> Vec<Load> {
     let mut loads = Vec::new();
     let mut add = |window, callers: &[Callers]| {
@@ -64,7 +65,7 @@ pub(crate) fn all() -> Vec<Load> {
     loads
 }
 
-/// What came of it in one round.
+/// The throughput of one round.
 #[derive(Clone, Copy)]
 pub(crate) struct Throughput {
     pub(crate) permits_per_second: f64,
@@ -72,7 +73,7 @@ pub(crate) struct Throughput {
     pub(crate) script_us_per_permit: f64,
     pub(crate) redis_us_per_permit: f64,
     pub(crate) own_us_per_permit: f64,
-    /// Parts of a core that Redis used.
+    /// The parts of a core that Redis used.
     pub(crate) redis_cores: f64,
 }
 
@@ -95,7 +96,7 @@ impl Throughput {
         })
     }
 
-    /// What Redis would carry if it did nothing else with a whole core.
+    /// Returns the permits per second that Redis would carry with a whole core.
     pub(crate) fn per_redis_core(&self) -> f64 {
         1e6 / self.redis_us_per_permit
     }
@@ -155,7 +156,7 @@ impl fmt::Display for Callers {
     }
 }
 
-/// What the callers share.
+/// The counters that the callers share.
 #[derive(Default)]
 struct Counted {
     permits: AtomicU64,
@@ -180,13 +181,14 @@ async fn in_a_loop(gate: LimiterSet, counted: Arc<Counted>) -> std::result::Resu
     while !counted.is_over() {
         take(&gate).await?;
         counted.count();
-        // As a request waits for its response. A permit from stock makes nobody wait, and one caller would take them all.
+        // Yields as a request does that waits for its response. A prefetched permit makes no caller wait, and one
+        // caller would take them all.
         yield_now().await;
     }
     Ok(())
 }
 
-/// Each caller is a task of its own, as a request is, and asks the next replica.
+/// Starts callers, each in a task of its own like a request, in turn at each replica.
 async fn open(
     gates: Vec<LimiterSet>,
     is_spread: bool,
@@ -214,7 +216,7 @@ async fn open(
             ended.unwrap_or(Ok(()))?;
         }
         if is_spread {
-            // No timer is as fine as this: it looks again after everybody else, and takes what the core has left.
+            // No timer is this fine: the task looks again after all others, and takes the rest of the core.
             yield_now().await;
         } else {
             ticks.tick().await;

@@ -1,4 +1,4 @@
-//! Who runs where: Redis on a core of its own, if there are two.
+//! The cores: Redis has one of its own, if there are two.
 
 use std::process::{Command, Stdio};
 use std::thread;
@@ -7,7 +7,7 @@ use std::thread;
 const OWN: &str = "0";
 const REDIS: &str = "1";
 
-/// Whether Redis has a core of its own.
+/// The distribution of cores: whether Redis has one of its own.
 #[derive(Clone, Copy)]
 pub(crate) enum Cores {
     Apart,
@@ -26,7 +26,7 @@ impl Cores {
         if cores > 1 && moved() { Cores::Apart } else { Cores::Shared }
     }
 
-    /// What starts Redis where it belongs, and ends it with this process, however that ends.
+    /// Returns the command that starts Redis on its core, and ends Redis with this process.
     pub(crate) fn launcher(self) -> &'static [&'static str] {
         match self {
             Cores::Apart => &["setpriv", "--pdeathsig", "KILL", "taskset", "-c", REDIS],

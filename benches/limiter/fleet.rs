@@ -1,4 +1,4 @@
-//! Replicas in this process, each wired as weir wires itself, and a permit as the proxy takes it.
+//! Replicas in this process, each wired as in weir itself, and a permit taken as by the proxy.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -20,9 +20,9 @@ use weir::telemetry::Metrics;
 use crate::load::Result;
 use crate::server::Server;
 
-/// Long enough that no call fails because a neighbour has the core.
+/// Long enough that no call fails because another process has the core.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Nobody leaves, and there is room for all.
+/// A queue with room for all: no request leaves.
 const QUEUE: QueueLimits = QueueLimits { timeout: Duration::from_secs(30), max_waiting: 100_000 };
 
 /// A sliding window with the default precision.
@@ -39,7 +39,7 @@ impl Window {
         let precision = NonZeroU32::new(PRECISION_DEFAULT).ok_or("no precision")?;
         let (per, algorithm) = (self.per, Algorithm::SlidingWindow { precision });
         let limits = vec![Limit { rate, per, algorithm, label: self.to_string().into() }];
-        // A call that fails ends the bench: what is granted without the store is not to be measured.
+        // A failed call ends the bench, because offline grants are not to be measured.
         let on_store_failure = OnStoreFailure::Reject;
         let (guard, queue) = (self.guard, Some(QUEUE));
         Ok(Limiter { guard, queue, on_store_failure, ..Limiter::new(name()?, limits) })
@@ -60,7 +60,7 @@ fn name() -> Result<LimiterName> {
     LimiterName::parse("bench").ok_or_else(|| "no such name".into())
 }
 
-/// A store with connections of its own.
+/// Returns a store with connections of its own.
 pub(crate) fn store(server: &Server, metrics: &Metrics) -> Result<RedisStore> {
     let settings = Settings {
         servers: RedisServers::One(RedisNode { url: Secret::new(&server.url), address: server.url.clone() }),
@@ -76,14 +76,14 @@ pub(crate) fn store(server: &Server, metrics: &Metrics) -> Result<RedisStore> {
 /// Replicas that share one limiter.
 pub(crate) struct Fleet {
     limiters: Vec<Limiters>,
-    /// Of each replica.
+    /// The limiter set of each replica.
     pub(crate) gates: Vec<LimiterSet>,
     end: CancellationToken,
     tasks: TaskTracker,
 }
 
 impl Fleet {
-    /// Every replica has taken a permit when this ends: connections are open, and the server knows the script.
+    /// Starts replicas and takes a permit from each: connections are open then, and the server knows the script.
     pub(crate) async fn start(server: &Server, window: Window, replicas: usize) -> Result<Fleet> {
         let (end, tasks) = (CancellationToken::new(), TaskTracker::new());
         let mut fleet = Fleet { limiters: Vec::new(), gates: Vec::new(), end, tasks };
@@ -125,7 +125,7 @@ impl Fleet {
     }
 }
 
-/// A permit, from the question until it is spent.
+/// Takes a permit and spends it.
 pub(crate) async fn take(gate: &LimiterSet) -> std::result::Result<(), Refusal> {
     let demand = Demand { cost: Permits::ONE, wait_max: None };
     let mut permit = match gate.enter(&[], demand).await? {

@@ -1,4 +1,4 @@
-//! What one permit takes when nobody else wants one, beside a bare round trip to the same server.
+//! The time of one permit without other callers, beside a bare round trip to the same server.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,28 +13,28 @@ use crate::fleet::{Fleet, Window, store, take};
 use crate::load::Result;
 use crate::server::Server;
 
-/// Calls before any is measured.
+/// The number of calls before the first measured one.
 const WARM_UP: usize = 200;
 
-/// The state of the one has an instant for each of its cells, that of the other next to none. A guard of a millisecond is
-/// too short for a stock of permits, so that each one makes its round trip.
+/// The two windows: the state of the first has an instant for each of its cells, that of the second next to none. A
+/// guard of a millisecond is too short for prefetched permits, so each permit makes its round trip.
 pub(crate) const WINDOWS: [(&str, Window); 2] = [
     ("a second", Window { guard: MILLISECOND, ..LONG }),
     ("a millisecond", Window { per: MILLISECOND, guard: MILLISECOND, ..LONG }),
 ];
 const MILLISECOND: Duration = Duration::from_millis(1);
 
-/// Of one part of a round, in microseconds.
+/// The latencies of one part of a round, in microseconds.
 pub(crate) struct Latency {
-    /// `PING`, by a connection of the same kind as the store's.
+    /// A `PING` by a connection of the same kind as the store's.
     pub(crate) bare: Percentiles,
     /// The store's call for one permit, without a worker.
     pub(crate) call: Percentiles,
-    /// One permit, from the question until it is spent.
+    /// One permit, from the request until it is spent.
     pub(crate) permit: Percentiles,
 }
 
-/// Of many.
+/// Percentiles of many measurements.
 pub(crate) struct Percentiles {
     pub(crate) p50: f64,
     pub(crate) p90: f64,
@@ -50,7 +50,7 @@ impl Percentiles {
     }
 }
 
-/// The three take turns, one at a time, so that what else goes on disturbs all alike.
+/// Measures the three in turn, one at a time, so that other work of the machine affects all alike.
 pub(crate) async fn measure(server: &mut Server, window: Window, time: Duration) -> Result<Latency> {
     server.flush().await?;
     let fleet = Fleet::start(server, window, 1).await?;

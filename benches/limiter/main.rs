@@ -1,14 +1,14 @@
-//! What a permit costs that comes from Redis: permits per second, script calls, Redis's own CPU, latency.
+//! The cost of a permit from Redis: permits per second, script calls, Redis's own CPU, latency.
 //!
-//! `cargo bench --bench limiter` needs `redis-server` and Linux; `-- --rounds 3 --seconds 2` says how long. It takes
-//! permits as the proxy does (enter, turn, confirm, commit) from the real workers over the real store, without HTTP. All
-//! replicas live in this process, each with its own connections. Where there are two cores and `taskset`, one is
-//! Redis's and the other one everybody else's, so what is measured is always one core of replicas and callers.
+//! `cargo bench --bench limiter` needs `redis-server` and Linux; `-- --rounds 3 --seconds 2` sets its length. It takes
+//! permits as the proxy does (enter, turn, confirm, commit) from the real workers over the real store, without HTTP.
+//! All replicas live in this process, each with its own connections. Where there are two cores and `taskset`, one is
+//! Redis's and the other one everything else's, so replicas and callers always have one core.
 //!
-//! Every round takes each measure once, so that what else goes on disturbs all alike; told are medians over the rounds.
-//! Latency is measured in short parts, of which those count in which bare round trips were the quickest. Nothing is
-//! asserted: the last table says which targets were reached. What the script costs by algorithm and batch is in
-//! `lua.rs`.
+//! Every round takes each measure once, so that other work of the machine affects all alike; the report has medians
+//! over the rounds. Latency is measured in short parts, of which the half with the quickest bare round trips counts.
+//! Nothing is asserted: the last table shows which targets were reached. `lua.rs` measures the script by algorithm and
+//! batch.
 
 mod callers;
 mod cores;
@@ -31,49 +31,49 @@ use latency::Latency;
 use load::Result;
 use server::Server;
 
-/// A round's latency is measured in so many parts, of which the quieter half counts.
+/// The number of parts in which a round's latency is measured; the quieter half counts.
 const LATENCY_PARTS: u32 = 10;
 
-/// As in weir itself.
+/// The allocator of weir itself.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 #[derive(Parser)]
 struct Arguments {
-    /// Cargo says so.
+    /// Cargo passes this flag to benches.
     #[arg(long, hide = true)]
     bench: bool,
-    /// How often everything is measured: the median counts.
+    /// The number of rounds: the median counts.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// How long each measure of a round takes.
+    /// The length of each measure of a round.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
 }
 
 #[expect(clippy::print_stdout, reason = "the report")]
 fn main() -> Result<()> {
-    // Cargo says so; without it this is a test run, in which there is nothing to measure.
+    // Cargo passes the flag to benches; without it this is a test run, with nothing to measure.
     if !std::env::args().any(|argument| argument == "--bench") {
         return Ok(());
     }
     let arguments = Arguments::parse();
     let cores = Cores::choose();
-    // As weir's own: a thread for each core that it may use.
+    // As in weir itself: a thread for each core that the process may use.
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let measures = runtime.block_on(async move {
-        // Off the main thread, which is none of the runtime's: each wake-up would go from one thread to another.
+        // Off the main thread, which is not one of the runtime's: each wake-up would cross threads.
         tokio::spawn(async move { measure(&arguments, cores).await }).await?
     })?;
     println!("{}\n\n{}", cores.told(), report::tables(&measures)?);
     Ok(())
 }
 
-/// All rounds of everything.
+/// All rounds of all measures.
 struct Measures {
     /// Each load, with a value for each round.
     throughputs: Vec<(Load, Vec<Throughput>)>,
-    /// For each of [`latency::WINDOWS`].
+    /// The latencies of each of [`latency::WINDOWS`].
     latencies: [Vec<Latency>; 2],
 }
 
@@ -97,7 +97,7 @@ async fn measure(arguments: &Arguments, cores: Cores) -> Result<Measures> {
     Ok(measures)
 }
 
-#[expect(clippy::print_stderr, reason = "for whoever waits; the report goes elsewhere")]
+#[expect(clippy::print_stderr, reason = "progress on the terminal; the report goes to standard output")]
 fn progress(line: &str) {
     eprintln!("{line}");
 }

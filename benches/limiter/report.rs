@@ -7,13 +7,13 @@ use crate::callers::{Callers, LONG, Load, Throughput};
 use crate::latency::{Latency, Percentiles, WINDOWS};
 use crate::load::{self, Result};
 
-/// What the limiter shall reach.
+/// The targets of the limiter.
 const LATENCY_RATIO_MAX: f64 = 2.0;
 const PER_REDIS_CORE_MIN: f64 = 1e6;
 const CALLS_PER_PERMIT_MAX: f64 = 0.1;
-/// Where the highest percent of bare round trips takes so many times as long as half of them, it tells of the scheduler.
+/// The ratio of the highest percent of bare round trips to their median beyond which the scheduler is measured.
 const DISTURBED: f64 = 5.0;
-/// With so many callers.
+/// The callers of the target for a full Redis core.
 const MANY: Callers = Callers::Loop(1000);
 
 pub(crate) fn tables(measures: &Measures) -> Result<String> {
@@ -92,8 +92,8 @@ fn latency(text: &mut String, latencies: &[Vec<Latency>]) -> Result<()> {
     Ok(())
 }
 
-/// The half of the parts in which the bare round trips were least disturbed: where a neighbour takes the core now and then, the
-/// highest percent of everything is its.
+/// Returns the half of the parts in which the bare round trips were least disturbed: where another process takes the
+/// core now and then, it causes the highest percent of everything.
 fn quiet(parts: &[Latency]) -> Vec<&Latency> {
     let mut parts: Vec<&Latency> = parts.iter().collect();
     parts.sort_by(|one, other| one.bare.p99.total_cmp(&other.bare.p99));
@@ -103,7 +103,7 @@ fn quiet(parts: &[Latency]) -> Vec<&Latency> {
 
 type Of = fn(&Latency) -> &Percentiles;
 
-/// Each figure is a quotient of two of the same round.
+/// Writes the targets; each figure is a quotient of two figures of the same round.
 fn targets(text: &mut String, measures: &Measures) -> Result<()> {
     writeln!(text, "| target | wanted | median | reached |\n|---|---|---|---|")?;
     for ((window, _), parts) in WINDOWS.iter().zip(&measures.latencies) {

@@ -1,26 +1,26 @@
-//! What has been counted so far: permits here, calls and CPU time on the server.
+//! The counters at an instant: permits here, calls and CPU time on the server.
 
 use std::time::{Duration, Instant};
 
 use crate::load::{Result, process};
 use crate::server::Server;
 
-/// All since the beginning.
+/// The counters since the beginning.
 pub(crate) struct Sample {
     pub(crate) at: Instant,
     pub(crate) permits: u64,
-    /// Script calls.
+    /// The number of script calls.
     pub(crate) calls: f64,
-    /// In them.
+    /// The time in script calls.
     pub(crate) script: Duration,
-    /// CPU time of Redis.
+    /// The CPU time of Redis.
     pub(crate) redis: Duration,
-    /// And of this process.
+    /// The CPU time of this process.
     pub(crate) own: Duration,
 }
 
 impl Sample {
-    /// `permits` are counted right when the server has answered.
+    /// Reads all counters; `permits` is called right after the server's answer.
     pub(crate) async fn take(server: &mut Server, permits: impl Fn() -> u64) -> Result<Sample> {
         let told: String = redis::cmd("INFO").arg("commandstats").query_async(&mut server.connection).await?;
         let (at, permits) = (Instant::now(), permits());

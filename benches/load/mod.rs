@@ -1,4 +1,4 @@
-//! What the benches that load whole processes share: a server with what it costs, and `wrk`.
+//! The common part of the benches that load whole processes: a server with its cost, and `wrk`.
 
 pub(crate) mod process;
 pub(crate) mod wrk;
@@ -7,7 +7,7 @@ use std::error::Error;
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Of at least one value.
+/// Returns the median of at least one value.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

@@ -1,4 +1,4 @@
-//! A server that a bench starts, measures and ends. Knows nothing of what it serves.
+//! A server that a bench starts, measures and ends. Knows nothing of its protocol.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command};
@@ -7,16 +7,16 @@ use std::{fs, io, thread};
 
 use crate::load::Result;
 
-/// A server that takes longer to listen has failed.
+/// The longest time for a server to start listening.
 const START_DEADLINE: Duration = Duration::from_secs(10);
 
-/// One process; killed when dropped.
+/// A process; killed when dropped.
 pub(crate) struct Process {
     child: Child,
 }
 
 impl Process {
-    /// Starts it, and waits until it listens on all of these.
+    /// Starts the process, and waits until it listens on all addresses.
     pub(crate) fn start(mut command: Command, addresses: &[SocketAddr]) -> Result<Process> {
         let mut process = Process { child: command.spawn()? };
         let deadline = Instant::now() + START_DEADLINE;
@@ -34,12 +34,12 @@ impl Process {
         Ok(process)
     }
 
-    /// User and system time of all its threads so far.
+    /// Returns the user and system time of all its threads so far.
     pub(crate) fn cpu(&self) -> Result<Duration> {
         cpu(self.child.id())
     }
 
-    /// The memory that it has in RAM, in KiB.
+    /// Returns its resident memory, in KiB.
     pub(crate) fn resident_kib(&self) -> Result<f64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -56,14 +56,14 @@ impl Drop for Process {
     }
 }
 
-/// On which nothing listens yet.
+/// Returns an address on which nothing listens yet.
 pub(crate) fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
 }
 
-/// User and system time of all threads of a process so far.
+/// Returns the user and system time of all threads of a process so far.
 ///
-/// The scheduler's own count, in nanoseconds: the ticks of `/proc/PID/stat` are coarse, 10 ms each.
+/// The time is the scheduler's own count, in nanoseconds: the ticks of `/proc/PID/stat` are coarse, 10 ms each.
 pub(crate) fn cpu(process: u32) -> Result<Duration> {
     let mut nanos = 0;
     for thread in fs::read_dir(format!("/proc/{process}/task"))? {

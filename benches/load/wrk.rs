@@ -4,24 +4,24 @@ use std::process::{Command, Stdio};
 
 use crate::load::Result;
 
-/// How a server is loaded.
+/// A load of a server.
 pub(crate) struct Load {
     pub(crate) threads: usize,
     pub(crate) connections: usize,
     pub(crate) seconds: u64,
 }
 
-/// What came of it.
+/// The answers to a load.
 pub(crate) struct Answers {
     pub(crate) requests: f64,
     pub(crate) requests_per_second: f64,
-    /// Those above 399, which are among the requests.
+    /// The answers with a status above 399, which are among the requests.
     pub(crate) unsuccessful: f64,
     pub(crate) p50_ms: f64,
     pub(crate) p99_ms: f64,
 }
 
-/// Runs `wrk`, which the command is, to its end. An error on a connection is one of the run.
+/// Runs `wrk` to its end. An error on a connection is an error of the run.
 pub(crate) fn run(mut command: Command, load: &Load, url: &str) -> Result<Answers> {
     let output = command
         .args(["--threads", &load.threads.to_string()])
@@ -54,12 +54,12 @@ fn parse(text: &str) -> Option<Answers> {
     })
 }
 
-/// The word that comes after these.
+/// Returns the word after `words`.
 fn following<'a>(text: &'a str, words: &str) -> Option<&'a str> {
     text.split(words).nth(1)?.split_whitespace().next()
 }
 
-/// A time with its unit, as in `612.00us`.
+/// Parses a time with its unit, as in `612.00us`; returns milliseconds.
 fn millis(text: &str) -> Option<f64> {
     let digits = text.trim_end_matches(char::is_alphabetic);
     let factor = match &text[digits.len()..] {

@@ -1,5 +1,4 @@
-//! The limiter: `reserve`, on a limiter that is saturated and has a window of requests waiting. What the same costs in Lua
-//! is in `lua.rs`.
+//! The limiter: `reserve`, on a saturated limiter with a window of requests waiting. `lua.rs` measures the same in Lua.
 
 use criterion::{BatchSize, BenchmarkId, Criterion};
 use weir::clock::Micros;
@@ -12,16 +11,16 @@ use weir::limiter::model::call::{Answer, Call, Outcome};
 use crate::Result;
 use crate::cases::{CASES, Case, call};
 
-/// Requests in one call.
+/// The numbers of requests in a call.
 const BATCHES: [u64; 4] = [1, 10, 100, 1000];
-/// As with Redis; without a change of the limits it plays no part.
+/// The lease as with Redis; without a change of the limits it plays no part.
 const LEASE: Micros = Micros::from_millis(500);
-/// Longer than any wait that comes up.
+/// A wait that is longer than any here.
 const WAIT_MAX: Micros = Micros::from_millis(3_600_000);
-/// Any instant will do.
+/// An arbitrary instant.
 const BEGIN: Micros = Micros(1_800_000_000_000_000);
 
-/// Every measured call has a copy of the same state.
+/// Measures calls, each on a copy of the same state.
 pub(crate) fn step(criterion: &mut Criterion) -> Result<()> {
     let mut group = criterion.benchmark_group("limiter");
     for case in &CASES {
@@ -50,7 +49,7 @@ struct Saturated<'a> {
     state: State,
 }
 
-/// What a store keeps of a queue with one limiter.
+/// The state that a store keeps of a queue with one limiter.
 #[derive(Clone, Default)]
 struct State {
     book: LimiterState,

@@ -1,7 +1,7 @@
-//! What the pure parts of a request cost: finding its route, its headers, one step of the limiter.
+//! The cost of the pure parts of a request: finding its route, its headers, one step of the limiter.
 //!
-//! `cargo bench --bench pure`; `-- routing`, `-- headers` or `-- limiter` for a part of it. Criterion compares each with the
-//! run before.
+//! `cargo bench --bench pure`; `-- routing`, `-- headers` or `-- limiter` for a part of it. Criterion compares each
+//! with the run before.
 
 #[path = "../cases/mod.rs"]
 mod cases;
@@ -15,16 +15,16 @@ use criterion::Criterion;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// As in weir itself.
+/// The allocator of weir itself.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> Result<()> {
-    // Cargo says so; without it this is a test run, in which there is nothing to measure.
+    // Cargo passes the flag to benches; without it this is a test run, with nothing to measure.
     if !std::env::args().any(|argument| argument == "--bench") {
         return Ok(());
     }
-    // Criterion's own times are for a handful of benches; these are dozens, and steady.
+    // Criterion's defaults suit a handful of benches; these are dozens, and steady.
     let criterion = Criterion::default()
         .warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_secs(1))

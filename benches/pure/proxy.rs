@@ -1,4 +1,4 @@
-//! The proxy: the route of a request among many, and what becomes of its head and its response's.
+//! The proxy: the route of a request among many, and the rewriting of its head and of its response's.
 
 use std::fmt::Write as _;
 use std::hint::black_box;
@@ -19,7 +19,7 @@ use crate::Result;
 
 const COUNTS: [usize; 3] = [10, 1000, 10_000];
 
-/// Every other route is found by its path, the others by their host.
+/// Measures routing: every other route is found by its path, the others by their host.
 pub(crate) fn routing(criterion: &mut Criterion) -> Result<()> {
     let mut group = criterion.benchmark_group("routing");
     for count in COUNTS {
@@ -56,7 +56,7 @@ pub(crate) fn routing(criterion: &mut Criterion) -> Result<()> {
     Ok(())
 }
 
-/// A head as a program sends it, through a route that puts a credential in.
+/// Measures the rewriting of a typical request's head on a route that adds a credential, and of its response's.
 pub(crate) fn headers(criterion: &mut Criterion) -> Result<()> {
     let routes = routes(
         "  - name: github\n    match: {path: /github}\n    upstream: https://api.github.com\n    \
@@ -105,7 +105,7 @@ pub(crate) fn headers(criterion: &mut Criterion) -> Result<()> {
     Ok(())
 }
 
-/// A proxy's routes, without limiters.
+/// Returns a proxy's routes, without limiters.
 fn routes(rules: &str) -> Result<Routes> {
     let config = config::parse(Path::new("bench.yaml"), &format!("routes:\n{rules}"))?.config;
     let (clock, metrics) = (Clock::start(), Metrics::new());

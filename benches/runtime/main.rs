@@ -1,8 +1,8 @@
 //! One multi-threaded runtime, or one current-thread runtime per core with SO_REUSEPORT?
 //!
-//! `cargo bench --bench runtime` needs `wrk` and Linux. It starts this binary again as an origin and, in turns, as
-//! a bare proxy of each kind, lets `wrk` load it, and compares requests per second and the proxy's own CPU time
-//! per request, round by round: neighbours on the machine disturb both kinds of a round alike.
+//! `cargo bench --bench runtime` needs `wrk` and Linux. It starts this binary again as an origin and, in turns, as a
+//! bare proxy of each kind, lets `wrk` load it, and compares requests per second and the proxy's own CPU time per
+//! request, round by round: other work of the machine affects both kinds of a round alike.
 
 #[expect(dead_code, reason = "benches/compare asks for more of what was measured")]
 #[path = "../load/mod.rs"]
@@ -16,13 +16,13 @@ use load::{Result, median};
 use proxy::{Kind, Permits};
 use round::{Load, Measure};
 
-/// Rounds for each load: the median of as many paired ratios is told.
+/// The number of rounds for each load: the report has the median of the paired ratios.
 const ROUNDS: usize = 10;
-/// Cores that the proxies may use.
+/// The number of cores that the proxies may use.
 const CORES: usize = 2;
 
-/// Few connections spread unevenly over the listeners of SO_REUSEPORT; many do not. With permits, each request asks
-/// one task of the process before it goes on, as weir's limiters do.
+/// The loads. Few connections spread unevenly over the listeners of SO_REUSEPORT; many do not. With permits, each
+/// request asks one task of the process before it continues, as with weir's limiters.
 const LOADS: [Load; 4] = [
     Load { connections: 4, permits: Permits::None },
     Load { connections: 4, permits: Permits::OneTask },
@@ -38,7 +38,7 @@ fn main() -> Result<()> {
         ["proxy", kind, permits, listen, origin] => {
             proxy::run(Kind::parse(kind)?, Permits::parse(permits)?, listen.parse()?, origin.parse()?)
         }
-        // Cargo says so; without it this is a test run, in which there is nothing to measure.
+        // Cargo passes the flag to benches; without it this is a test run, with nothing to measure.
         ["--bench", ..] => {
             println!("{}", compare()?);
             Ok(())
@@ -56,7 +56,7 @@ fn compare() -> Result<String> {
     for load in LOADS {
         let mut pairs = Vec::with_capacity(ROUNDS);
         for round in 0..ROUNDS {
-            // Who goes first alternates, too.
+            // The order of the kinds alternates, too.
             let order = if round % 2 == 0 { Kind::BOTH } else { [Kind::PerCore, Kind::MultiThreaded] };
             let first = origin.measure(order[0], load)?;
             let second = origin.measure(order[1], load)?;

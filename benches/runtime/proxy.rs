@@ -1,4 +1,4 @@
-//! A proxy with nothing in it but hyper, and an origin behind it.
+//! A bare proxy of hyper alone, and an origin behind it.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{CORES, Result};
 
-/// What is compared.
+/// The kinds of proxies that are compared.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     MultiThreaded,
@@ -40,7 +40,7 @@ impl Kind {
     }
 }
 
-/// What a request asks for before it is forwarded.
+/// The permit that a request needs before it is forwarded, if any.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Permits {
     None,
@@ -63,7 +63,7 @@ impl Permits {
 
 type Limiter = mpsc::Sender<oneshot::Sender<()>>;
 
-/// Answers `ok`, for ever.
+/// Serves `ok`, for ever.
 pub(crate) fn origin(listen: SocketAddr) -> Result<()> {
     multi_threaded()?.block_on(async {
         let listener = listener(listen)?;
@@ -120,7 +120,7 @@ fn listener(listen: SocketAddr) -> Result<TcpListener> {
     Ok(socket.listen(1024)?)
 }
 
-/// Says yes to everyone, in the order in which they ask.
+/// Grants every request for a permit, in the order of arrival.
 async fn grant(mut asking: mpsc::Receiver<oneshot::Sender<()>>) {
     let mut batch = Vec::new();
     while asking.recv_many(&mut batch, 256).await > 0 {

@@ -1,4 +1,4 @@
-//! One proxy, loaded by `wrk` for some seconds; what it did and what CPU time it took.
+//! A proxy under `wrk` for some seconds: its throughput and its CPU time.
 
 use std::env;
 use std::net::SocketAddr;
@@ -9,19 +9,19 @@ use crate::load::wrk::{self, Answers};
 use crate::proxy::{Kind, Permits};
 use crate::{CORES, Result};
 
-/// Until pools are filled and code is warm.
+/// The time until pools are filled and code is warm.
 const WARM_UP_SECONDS: u64 = 1;
-/// What is measured.
+/// The measured time.
 const SECONDS: u64 = 3;
 
-/// How a proxy is loaded.
+/// A load of a proxy.
 #[derive(Clone, Copy)]
 pub(crate) struct Load {
     pub(crate) connections: usize,
     pub(crate) permits: Permits,
 }
 
-/// What came of it.
+/// The result of a load.
 pub(crate) struct Measure {
     pub(crate) requests_per_second: f64,
     pub(crate) cpu_us_per_request: f64,
@@ -42,7 +42,7 @@ impl Listening {
     }
 }
 
-/// What all proxies forward to.
+/// The origin behind all proxies.
 pub(crate) struct Origin {
     listening: Listening,
 }

@@ -1,4 +1,4 @@
-//! A Redis server for a bench: on a free port, with nothing on disk, gone when it is dropped.
+//! A Redis server for a bench: on a free port, with nothing on disk, ended on drop.
 
 use std::process::{Command, Stdio};
 
@@ -11,16 +11,16 @@ use crate::load::process::{Process, free_address};
 /// A server of its own, in a directory of its own.
 pub(crate) struct Server {
     pub(crate) process: Process,
-    /// Where the store finds it.
+    /// The URL for the store.
     pub(crate) url: String,
-    /// For what the bench itself asks.
+    /// A connection for the bench's own commands.
     pub(crate) connection: MultiplexedConnection,
-    /// Removed when the process has ended.
+    /// The directory is removed when the process has ended.
     _directory: TempDir,
 }
 
 impl Server {
-    /// `launcher` is what starts it, if it does not start itself, `options` what it is told beside the usual.
+    /// Starts a server by `launcher`, or directly if that is empty, with `options` beside the usual ones.
     pub(crate) async fn start(launcher: &[&str], options: &[&str]) -> Result<Server> {
         let (directory, address) = (TempDir::with_prefix("weir-bench")?, free_address()?);
         let words: Vec<&str> = launcher.iter().copied().chain(["redis-server"]).collect();
@@ -35,7 +35,7 @@ impl Server {
         Ok(Server { process, url, connection, _directory: directory })
     }
 
-    /// Forgets everything.
+    /// Removes all data.
     pub(crate) async fn flush(&mut self) -> Result<()> {
         Ok(redis::cmd("FLUSHALL").exec_async(&mut self.connection).await?)
     }

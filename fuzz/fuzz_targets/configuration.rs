@@ -1,4 +1,4 @@
-//! A configuration is used, or refused with a reason.
+//! Parses a configuration: the result is a configuration or problems, never a panic.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! However a path is spelt, it leads to one route or to none.
+//! Routes a path: all its spellings lead to one route or to none.
 
 #![no_main]
 

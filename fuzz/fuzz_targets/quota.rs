@@ -1,4 +1,4 @@
-//! What is read of a response about its upstream's quota.
+//! Parses an upstream's quota headers.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! What is read of a request's head.
+//! Parses a request's head.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! The answer of a script.
+//! Parses the answer of a script.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! The access log: one line a request, as JSON or as text, with what became of it, why, and how long it waited.
+//! The access log: one line for each request, as JSON or text, with its outcome, the reason and the wait.
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -18,7 +18,7 @@ fn config(upstream: &Upstream, format: &str) -> String {
 }
 
 #[tokio::test]
-async fn every_request_is_told_with_its_outcome_its_wait_and_the_reason() {
+async fn every_request_is_logged_with_its_outcome_its_wait_and_the_reason() {
     let _lane = lane::shared().await;
     let (upstream, directory) = (Upstream::start(), TempDir::new().unwrap());
     let path = directory.path().join("weir.yaml");
@@ -27,7 +27,7 @@ async fn every_request_is_told_with_its_outcome_its_wait_and_the_reason() {
     for (target, status) in [("/a?key=s3cret", 200), ("/b", 200), ("/c", 429), ("/down", 502)] {
         assert_eq!(weir.get(target).await.status, status, "{target}");
     }
-    // One that leaves while it waits.
+    // A client that leaves while its request waits.
     weir.tell("/api/limiters/api/reset").await;
     weir.tell_with("/api/limiters/api/pause", "{\"for\": \"4s\"}").await;
     let leaving = weir.begin(1, "/left");
@@ -70,7 +70,7 @@ async fn every_request_is_told_with_its_outcome_its_wait_and_the_reason() {
 }
 
 #[tokio::test]
-async fn it_is_text_where_that_is_wanted_from_a_reload_on() {
+async fn the_access_log_becomes_text_with_a_reload() {
     let _lane = lane::shared().await;
     let (upstream, directory) = (Upstream::start(), TempDir::new().unwrap());
     let path = directory.path().join("weir.yaml");
@@ -95,7 +95,7 @@ async fn it_is_text_where_that_is_wanted_from_a_reload_on() {
     ] {
         assert!(line.contains(part), "{part}: {line}");
     }
-    assert!(!line.contains('\u{1b}'), "no colours where nobody sees them: {line:?}");
+    assert!(!line.contains('\u{1b}'), "no colours outside a terminal: {line:?}");
     eventually("no line without its request", PATIENCE, async || {
         weir.log().matches("weir::access").count() == 3
     })
@@ -103,7 +103,7 @@ async fn it_is_text_where_that_is_wanted_from_a_reload_on() {
 }
 
 #[tokio::test]
-async fn a_body_that_is_not_http_is_no_client_that_left() {
+async fn a_malformed_body_is_not_logged_as_a_client_that_left() {
     let _lane = lane::shared().await;
     let (upstream, directory) = (Upstream::start(), TempDir::new().unwrap());
     let path = directory.path().join("weir.yaml");
@@ -113,7 +113,7 @@ async fn a_body_that_is_not_http_is_no_client_that_left() {
     for end in [&b"zz\r\n"[..], b""] {
         let mut connection = weir.connect().await;
         connection.send_raw(&[head, end].concat()).await.unwrap();
-        // One has said what is wrong, the other leaves.
+        // The malformed chunk is answered; the other connection closes in the middle of the body.
         if end.is_empty() {
             weir.tell("/api/limiters/api/reset").await;
         } else {

@@ -1,4 +1,5 @@
-//! Each algorithm keeps its own promise, judged by what the upstream saw; and a limiter may mix them.
+//! Each algorithm keeps its own promise, judged by the instants that the upstream recorded; a limiter may mix
+//! algorithms.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -7,23 +8,24 @@ use crate::support::{RedisServer, Request, Upstream, Weir, client, lane, one_lim
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What the machine may add to the end of a backlog.
+/// The time that a busy machine may add to the end of a backlog.
 const SLACK: Duration = Duration::from_millis(300);
 
-/// A slot is good for so long; given with each limiter, so that the judgement can count with it.
+/// The guard of every limiter here, given in its configuration so that the judgement can allow for it.
 const GUARD: Duration = Duration::from_millis(5);
 
-/// A limiter with a long queue and [`GUARD`]; `limits` in flow style.
+/// Returns a limiter with a long queue and [`GUARD`]; `limits` is in flow style.
 fn queued(limits: &str) -> String {
     format!("{{limits: [{limits}], guard: 5ms, queue: {{timeout: 1m, max_waiting: 1000}}}}")
 }
 
-/// Sends `count` requests at once through one weir with Redis and waits for all; when the upstream saw them, sorted.
+/// Sends `count` requests at once through one weir with Redis and returns the instants at which the upstream saw them,
+/// sorted.
 async fn drain(limits: &str, count: usize, upstream: &Upstream) -> Vec<Instant> {
     drain_after(async || {}, limits, count, upstream).await
 }
 
-/// The same; `wait` comes when all has been started.
+/// Like [`drain`], but waits for `wait` once every request has been started.
 async fn drain_after(
     wait: impl AsyncFnOnce(),
     limits: &str,
@@ -42,18 +44,19 @@ async fn drain_after(
     instants
 }
 
-/// From the first to the last.
+/// Returns the time from the first instant to the last.
 fn taken(instants: &[Instant]) -> Duration {
     instants[instants.len() - 1].duration_since(instants[0])
 }
 
-/// An instant may be recorded late by the upstream's lag, and used late by the guard.
+/// Returns the error of a recorded instant: the upstream's lag makes it late, and so does the use of a slot late within
+/// its guard.
 fn blur(upstream: &Upstream) -> Duration {
     GUARD + upstream.lag().min(Duration::from_millis(25))
 }
 
 #[tokio::test]
-async fn a_token_bucket_gives_its_burst_at_once_and_then_its_rate() {
+async fn a_token_bucket_grants_its_burst_at_once_and_then_its_rate() {
     lane::alone(async || {
         let upstream = Upstream::start();
         let limits = "{rate: 40, per: 1s, algorithm: token_bucket, burst: 60}";
@@ -62,14 +65,15 @@ async fn a_token_bucket_gives_its_burst_at_once_and_then_its_rate() {
         let level = fullest_bucket(&instants, 40.0, SECOND);
         let burst = taken(&instants[..60]);
         println!("bucket at most {level:.2}, burst in {burst:?}, drained in {:?}", taken(&instants));
-        // In any interval at most the burst and what the rate gives, the interval being longer by the blur.
+        // Any interval holds at most the burst and the permits that flow in during the interval, made longer by the
+        // blur.
         let allowed = 60.0 + 40.0 * blur(&upstream).as_secs_f64();
         assert!(level <= allowed, "{level} permits in the bucket, {allowed} allowed");
         assert!(fullest_window(&instants, SECOND) <= 100, "burst and rate in any window");
         assert!(burst < SLACK, "the burst goes at once: {burst:?}");
         let least = SECOND * 80 / 40;
         assert!(taken(&instants) < least.mul_f64(1.02) + SLACK, "drained in {:?}", taken(&instants));
-        // One by one, not in bursts of a window.
+        // The permits come one by one, not in bursts of a window.
         let fullest = fullest_window(&instants[60..], SECOND / 4);
         assert!(fullest <= 12, "{fullest} in a quarter of a second, after the burst");
     })
@@ -77,7 +81,7 @@ async fn a_token_bucket_gives_its_burst_at_once_and_then_its_rate() {
 }
 
 #[tokio::test]
-async fn an_empty_bucket_says_when_the_next_token_comes() {
+async fn an_empty_bucket_names_the_instant_of_the_next_token() {
     lane::alone(async || {
         let redis = RedisServer::start().await;
         for store in ["memory".to_owned(), redis.store()] {
@@ -97,7 +101,7 @@ async fn an_empty_bucket_says_when_the_next_token_comes() {
 }
 
 #[tokio::test]
-async fn a_leaky_bucket_lets_them_through_evenly() {
+async fn a_leaky_bucket_spaces_requests_evenly() {
     lane::alone(async || {
         let upstream = Upstream::start();
         let instants = drain("{rate: 20, per: 1s, algorithm: leaky_bucket}", 41, &upstream).await;
@@ -109,7 +113,7 @@ async fn a_leaky_bucket_lets_them_through_evenly() {
         let blur = blur(&upstream);
         assert!(*least >= spacing - blur, "a gap of {least:?}, blur {blur:?}");
         assert!(*most <= spacing + blur + Duration::from_millis(20), "a gap of {most:?}, blur {blur:?}");
-        // It drains at the rate: forty gaps take two seconds, and what guard and rounding cost.
+        // The queue drains at the rate: forty gaps take two seconds, besides guard and rounding.
         let whole = spacing * 40;
         assert!(taken(&instants) >= whole - blur, "{:?}", taken(&instants));
         assert!(taken(&instants) <= whole.mul_f64(1.02) + blur, "{:?}", taken(&instants));
@@ -117,18 +121,18 @@ async fn a_leaky_bucket_lets_them_through_evenly() {
     .await;
 }
 
-/// How far an instant lies behind the last boundary of windows of that length, which begin at the epoch.
+/// Returns the time from the last boundary of windows of length `per`, which begin at the epoch, to the instant.
 fn phase(instant: Instant, per: Duration) -> Duration {
     Duration::from_nanos((since_epoch(instant).as_nanos() % per.as_nanos()) as u64)
 }
 
-/// An instant of the monotonic clock on the wall clock.
+/// Converts an instant of the monotonic clock to the wall clock.
 fn since_epoch(instant: Instant) -> Duration {
     let (now, wall) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970"));
     wall + instant.saturating_duration_since(now) - now.saturating_duration_since(instant)
 }
 
-/// Waits until the windows of that length have been open for a while, and will be.
+/// Waits until a window of length `per` has been open for a while and stays open for a while.
 async fn amid_a_window(per: Duration) {
     let target = per / 4;
     let phase = phase(Instant::now(), per);
@@ -175,7 +179,7 @@ async fn a_day_ends_at_midnight_of_its_time_zone() {
         for store in ["memory".to_owned(), redis.store()] {
             let upstream = Upstream::start();
             let limit = format!("{{rate: 3, per: 1d, algorithm: fixed_window, timezone: {timezone}}}");
-            // A limiter of its own, so that the first one's use does not count.
+            // A limiter of its own, so that the use of the first one does not count.
             let config = one_limiter(&store, &format!("{{limits: [{limit}]}}"), &upstream)
                 .replace("api", &format!("day-{ahead}"));
             let weir = Weir::start(&config).await;
@@ -213,7 +217,7 @@ async fn a_limiter_may_mix_algorithms() {
         println!("35 in {:?}, gaps from {least:?}, bucket at most {level:.2}", taken(&instants));
         assert!(least >= SECOND / 20 - blur, "a gap of {least:?}, blur {blur:?}");
         assert!(level <= 3.0 + 15.0 * blur.as_secs_f64(), "{level} permits in the bucket");
-        // Fifteen of the sliding window, twice; then five more, evenly spaced.
+        // Fifteen permits of the sliding window, twice; then five more, evenly spaced.
         let whole = 2 * SECOND + SECOND / 20 * 4;
         assert!(taken(&instants) <= whole.mul_f64(1.02) + SLACK, "{:?}", taken(&instants));
     })
@@ -221,12 +225,12 @@ async fn a_limiter_may_mix_algorithms() {
 }
 
 #[tokio::test]
-async fn a_precision_of_ten_is_the_classic_counter() {
+async fn a_precision_of_ten_makes_the_classic_counter() {
     lane::alone(async || {
         let upstream = Upstream::start();
         let instants = drain("{rate: 100, per: 1s, precision: 10}", 300, &upstream).await;
         upstream.assert_within(100, SECOND);
-        // Rounded to tenths, to the safe side: each window may come so much later.
+        // Bookings are rounded up to tenths of the window, so each window may come a tenth later.
         let used = occupancy(&instants, 100, SECOND + SECOND / 10);
         println!("300 at 100/1s in {:?}, {:.1} % of the quota used", taken(&instants), used * 100.0);
         assert!(used >= 0.9, "{:.1} % of the quota used", used * 100.0);

@@ -1,4 +1,5 @@
-//! Bad input: a clear message that names the place, exit code 1, no stack trace. `serve` says the same as `check`.
+//! Bad input gets a clear message that names the place, exit code 1 and no stack trace; `serve` prints the same as
+//! `check`.
 
 use std::fs;
 use std::net::TcpListener;
@@ -9,7 +10,7 @@ use tempfile::TempDir;
 use crate::support::weir::run;
 use crate::support::{Upstream, Weir, lane, one_limiter};
 
-/// What is wrong, the file, and what the message must name (the place, and the nearest valid name).
+/// A broken file with a title, and the parts that the message must contain: the place and the nearest valid name.
 struct Broken {
     what: &'static str,
     yaml: &'static str,
@@ -63,7 +64,7 @@ const BROKEN: &[Broken] = &[
         names: &["server.tls.cert", "nowhere/server.crt", "server.tls.key"],
     },
     Broken {
-        what: "a client by a certificate that nobody verifies",
+        what: "a client by certificate without verification",
         yaml: "clients:\n  reports:\n    certificate: {san: reports.internal}\n",
         line: 3,
         names: &["clients.reports.certificate", "server.tls.client_ca"],
@@ -161,7 +162,7 @@ const BROKEN: &[Broken] = &[
     },
 ];
 
-/// A file that is removed with the value.
+/// A file that is removed when the value is dropped.
 struct File {
     _directory: TempDir,
     path: PathBuf,
@@ -235,7 +236,7 @@ async fn a_missing_file_is_named() {
 async fn an_unreadable_file_is_named() {
     let _lane = lane::shared().await;
     let directory = TempDir::new().unwrap();
-    // A directory, and bytes that are no text: unreadable also for root.
+    // A directory, and bytes that are no text: unreadable for root as well.
     let binary = File::with(b"listen: \xff\xfe\n");
     for path in [directory.path().to_str().unwrap(), binary.name()] {
         for command in ["check", "serve"] {

@@ -1,5 +1,5 @@
-//! The dashboard in Debian's Chromium: what is seen, on which screens, and what it does. `scripts/dashboard` runs this, and the pictures are
-//! in `target/dashboard`.
+//! The dashboard in Debian's Chromium: its appearance on several screens, and its behaviour. `scripts/dashboard` runs
+//! these tests; the pictures are in `target/dashboard`.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ const WIDE: Screen = Screen { width: 1280, height: 900, is_phone: false, is_dark
 const DARK: Screen = Screen { is_dark: true, ..WIDE };
 const PHONE: Screen = Screen { width: 390, height: 844, is_phone: true, is_dark: false };
 
-/// Texts whose contrast is below 4.5 (WCAG 2.2, 1.4.3), with it.
+/// A script that lists texts whose contrast is below 4.5 (WCAG 2.2, 1.4.3), each with its contrast.
 const FAINT: &str = "(() => {
   const channels = (color) => color.match(/[0-9.]+/g).map(Number);
   const light = (color) => {
@@ -37,7 +37,7 @@ const FAINT: &str = "(() => {
   }).filter(({ contrast }) => !(contrast >= 4.5));
 })()";
 
-/// What must have a name, for who cannot see it.
+/// The roles that must have a name for people who cannot see the page.
 const NAMED: [&str; 6] = ["button", "searchbox", "combobox", "progressbar", "image", "link"];
 
 #[tokio::test]
@@ -145,7 +145,7 @@ async fn it_pauses_resumes_resets_finds_and_reloads_by_keyboard() {
 
 #[tokio::test]
 #[ignore = "needs chromium: scripts/dashboard"]
-async fn it_asks_for_the_token_and_says_when_it_is_another() {
+async fn it_asks_for_the_token_and_reports_a_wrong_one() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let listen = "listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0, token: the-right-one-of-them}";
@@ -165,7 +165,7 @@ async fn it_asks_for_the_token_and_says_when_it_is_another() {
     page.press("Pause api").await;
     page.enter().await;
     page.shows(&["Paused: by hand"]).await;
-    // The browser itself reports each answer that is 401.
+    // The browser itself reports each answer with status 401.
     let errors = page.close().await;
     assert!(errors.iter().all(|error| error.contains("401")), "{errors:?}");
 }

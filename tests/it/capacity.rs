@@ -1,4 +1,4 @@
-//! Ten thousand requests wait at once on one replica, cheaply, and all are served.
+//! Ten thousand requests wait at once on one replica, in little memory, and all are served.
 
 use std::time::{Duration, Instant};
 
@@ -6,15 +6,16 @@ use crate::support::{Pending, RedisServer, Upstream, Weir, client, eventually, l
 
 const WAITING: usize = 10_000;
 const BYTES_PER_WAITING_MAX: u64 = 12 * 1024;
-/// The quota: so many a second, so that ten thousand drain in a moment.
+/// The quota in permits per second: ten thousand requests drain in a moment.
 const RATE: usize = 1000;
-/// Whole quotas that are taken first, so that nothing is served while the ten thousand arrive.
+/// The number of whole quotas that are taken first, so that nothing is served while the ten thousand arrive.
 const QUOTAS_AHEAD: usize = 8;
 
 #[tokio::test]
 async fn ten_thousand_wait_in_little_memory_and_drain() {
     lane::alone(async || {
-        // The test holds the clients' ends, and the upstream's of those that are being served.
+        // The test holds the clients' ends of the connections, and the upstream's ends of the requests that are being
+        // served.
         assert!(open_files_max() > WAITING as u64 + 4000, "raise the limit of open files (ulimit -Hn)");
 
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
@@ -55,7 +56,7 @@ async fn ten_thousand_wait_in_little_memory_and_drain() {
     .await;
 }
 
-/// A few hundred connections at a time, so that no backlog overflows.
+/// Opens connections a few hundred at a time, so that no backlog overflows.
 async fn open_in_waves(weir: &Weir, count: usize) -> Vec<Pending> {
     const WAVE: usize = 250;
     let mut crowd = Vec::with_capacity(count);

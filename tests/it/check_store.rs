@@ -1,4 +1,4 @@
-//! A store that cannot be used: `weir check --store` and the log say in one line what is wrong and what to do.
+//! An unusable store: `weir check --store` and the log give the cause and the remedy in one line.
 
 use crate::support::weir::{run, write_whole};
 use crate::support::{
@@ -6,7 +6,7 @@ use crate::support::{
     one_limiter,
 };
 
-/// What `weir check --store` says to a store, the summary of the file left out.
+/// Runs `weir check --store` against a store; returns success, and the output without the summary of the file.
 async fn check(store: &str) -> (bool, String) {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let file = directory.path().join("weir.yaml");
@@ -27,7 +27,7 @@ fn url(server: &RedisServer, user: &str) -> String {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_store_is_said_in_one_line() {
+async fn each_fault_of_a_store_is_explained_in_one_line() {
     let _lane = lane::shared().await;
     let plain = RedisServer::start().await;
     let options = RedisOptions { password: Some("right"), ..RedisOptions::default() };
@@ -75,21 +75,21 @@ async fn what_is_wrong_with_a_store_is_said_in_one_line() {
         assert!(!said.contains("right@") && !said.contains("wrong"), "{said}");
     }
 
-    // One that forgets what it pleases.
+    // A server that may evict keys.
     plain.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;
     plain.command(&["CONFIG", "SET", "maxmemory", "1gb"]).await;
     let (is_success, said) = check(&url(&plain, "")).await;
     assert!(is_success && said.starts_with(works), "{said}");
     assert!(said.contains("\nbut when it is full it forgets keys") && said.contains("allkeys-lru"), "{said}");
 
-    // A replica, which must be read from alone.
+    // A replica, which takes no writes.
     plain.command(&["REPLICAOF", "127.0.0.1", &locked.port().to_string()]).await;
     let (is_success, said) = check(&url(&plain, "")).await;
     assert!(!is_success && said.contains("this server is a replica: name its primary"), "{said}");
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_sentinels_and_clusters_is_said() {
+async fn faults_of_sentinels_and_clusters_are_explained() {
     let _lane = lane::shared().await;
     let (sentinel, cluster) = (Sentinel::start().await, Cluster::start().await);
     for store in [sentinel.store(), cluster.store()] {
@@ -104,7 +104,7 @@ async fn what_is_wrong_with_sentinels_and_clusters_is_said() {
 }
 
 #[tokio::test]
-async fn the_log_says_the_same() {
+async fn the_log_explains_a_fault_as_the_check_does() {
     let _lane = lane::shared().await;
     let (plain, upstream) = (RedisServer::start().await, Upstream::start());
     let options = RedisOptions { password: Some("right"), ..RedisOptions::default() };

@@ -1,5 +1,5 @@
-//! A client that leaves while its request waits, in every way in which that can be hidden: noticed within a second, no permit
-//! taken, nothing sent.
+//! A client leaves while its request waits, in every way that a client can leave: weir notices within a second, takes
+//! no permit and sends nothing.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use crate::support::raw::read_to_end;
 use crate::support::{PATIENCE, Upstream, Weir, eventually, lane, spent};
 
-/// As long as it may take to notice, and what the machine may add.
+/// The time in which weir must notice, and the delay that the machine may add.
 const NOTICED_IN: Duration = Duration::from_millis(1500);
 
 async fn waiting(weir: &Weir, request: &[u8]) -> TcpStream {
@@ -20,7 +20,7 @@ async fn waiting(weir: &Weir, request: &[u8]) -> TcpStream {
     client
 }
 
-/// That whoever waited has left.
+/// Waits until no request waits any more; `what` names the way in which the client left.
 pub(crate) async fn is_noticed(weir: &Weir, what: &str) {
     let left = Instant::now();
     eventually(what, PATIENCE, async || weir.waiting().await == 0.0).await;
@@ -28,7 +28,7 @@ pub(crate) async fn is_noticed(weir: &Weir, what: &str) {
 }
 
 #[tokio::test]
-async fn whoever_leaves_is_noticed_in_a_second() {
+async fn a_client_that_leaves_is_noticed_within_a_second() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let weir = spent(&upstream, 10).await;
@@ -45,7 +45,7 @@ async fn whoever_leaves_is_noticed_in_a_second() {
         ),
         ("pipelined requests", b"GET /left HTTP/1.1\r\nHost: a\r\n\r\nGET /left HTTP/1.1\r\nHost: a\r\n\r\n"),
         (
-            "one who asked whether to send",
+            "a client that expects 100-continue",
             b"POST /left HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n",
         ),
     ] {
@@ -61,9 +61,9 @@ async fn whoever_leaves_is_noticed_in_a_second() {
     assert_eq!(weir.metrics().await.sum("weir_permits_total", &[("result", "granted")]), 1.0);
 }
 
-/// One who closes its sending side counts as gone, as with nginx: nobody can tell it from one who has left.
+/// A client that closes its sending side counts as gone, as with nginx: nobody can tell it from a client that has left.
 #[tokio::test]
-async fn whoever_closes_the_sending_side_has_left() {
+async fn a_client_that_closes_its_sending_side_has_left() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let weir = spent(&upstream, 10).await;

@@ -1,5 +1,5 @@
-//! Who may call: by address and by token (by certificate, see `tls`). Whoever may not is refused before anything is taken, and nothing
-//! goes upstream.
+//! Clients are admitted by address and by token (by certificate: see `tls`). An unknown client is refused before a
+//! permit is taken or anything is sent upstream.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::support::{Answer, PATIENCE, Request, Upstream, Weir, eventually, lane};
 
-/// Two clients, and a route for each way to use one.
+/// Returns a configuration of two clients, with a route for each way to present a token.
 fn guarded(upstream: &Upstream) -> String {
     let url = upstream.url();
     format!(
@@ -29,7 +29,7 @@ fn with_token(target: &str, token: &str) -> Request {
     Request::get(target).header("weir-authorization", &format!("Bearer {token}"))
 }
 
-/// The status that a client gets over HTTP/2.
+/// Returns the status of a request over HTTP/2 with this token.
 async fn status_http2(weir: &Weir, target: &str, token: &str) -> u16 {
     let stream = TokioIo::new(TcpStream::connect(weir.host()).await.unwrap());
     let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream);
@@ -51,7 +51,7 @@ fn assert_refused(answer: &Answer, status: u16, code: &str) {
 }
 
 #[tokio::test]
-async fn whoever_is_not_known_is_refused_before_anything_is_taken() {
+async fn an_unknown_client_is_refused_before_anything_is_taken() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let weir = Weir::start(&guarded(&upstream)).await;
@@ -59,7 +59,7 @@ async fn whoever_is_not_known_is_refused_before_anything_is_taken() {
     let token = "Bearer billing-t0ken";
     let strangers = [
         Request::get("/own"),
-        // Neither which routes there are, nor how a request for them must look.
+        // An unknown client learns neither the routes nor the form that a request must have.
         Request::get("/nowhere"),
         Request::get("/all").header("weir-timeout", "soon"),
         with_token("/all", "billing-t0ke"),
@@ -68,9 +68,9 @@ async fn whoever_is_not_known_is_refused_before_anything_is_taken() {
         Request::get("/all").header("weir-authorization", "billing-t0ken"),
         Request::get("/all").header("weir-authorization", "Basic billing-t0ken"),
         Request::get("/all").header("weir-authorization", token).header("weir-authorization", token),
-        // Where it would go upstream, it is no token for weir.
+        // A token in a header that goes upstream is no token for weir.
         Request::get("/all").header("authorization", token),
-        // What is given to weir counts.
+        // The token in weir's own header counts.
         with_token("/keyed", "wrong").header("authorization", token),
     ];
     for stranger in strangers {
@@ -84,14 +84,14 @@ async fn whoever_is_not_known_is_refused_before_anything_is_taken() {
     assert_eq!((upstream.count(), upstream.connections()), (0, 0));
     assert_eq!(weir.available("api").await, [100]);
 
-    // Each way in, and both tokens of one client.
+    // Each way to present a token, and both tokens of one client.
     let keyed = |token: &str| Request::get("/keyed").header("authorization", &format!("bearer  {token}"));
     let known = [
         with_token("/own", "billing-t0ken"),
         with_token("/own", "billing-next-t0ken"),
         with_token("/all", "reports-t0ken"),
         keyed("reports-t0ken"),
-        // An application's library may insist on sending something there.
+        // A client library may insist on sending an `Authorization` header.
         with_token("/keyed", "reports-t0ken").header("authorization", "Bearer whatever"),
     ];
     let count = known.len();
@@ -102,7 +102,7 @@ async fn whoever_is_not_known_is_refused_before_anything_is_taken() {
 }
 
 #[tokio::test]
-async fn a_token_goes_nowhere_and_the_client_is_in_the_access_log() {
+async fn a_token_reaches_no_upstream_and_the_client_is_logged() {
     let _lane = lane::shared().await;
     let (upstream, directory) = (Upstream::start(), TempDir::new().unwrap());
     let path = directory.path().join("weir.yaml");
@@ -114,13 +114,13 @@ async fn a_token_goes_nowhere_and_the_client_is_in_the_access_log() {
     let requests = [
         (with_token("/own", "billing-t0ken"), 200),
         (Request::get("/keyed").header("authorization", token), 200),
-        // It is weir's, so no upstream gets it, however it came there.
+        // weir's token reaches no upstream, in whichever header the client put it.
         (with_token("/all", "billing-t0ken").header("authorization", token), 200),
         (
             with_token("/all", "billing-t0ken").header("authorization", "x").header("authorization", token),
             200,
         ),
-        // What is not weir's is the upstream's.
+        // A credential that is not weir's goes to the upstream.
         (with_token("/all", "billing-t0ken").header("authorization", "Bearer upstreams-0wn"), 200),
         (with_token("/own", "reports-t0ken"), 403),
         (with_token("/own", "wrong-t0ken"), 401),
@@ -205,7 +205,7 @@ async fn a_limiter_by_client_gives_each_its_own_limit() {
     assert_eq!(weir.available_of("api", "other").await, [2]);
 }
 
-/// One route, with something in `server`.
+/// Returns a configuration of one route with further keys of `server`.
 fn open_to(server: &str, limiter: &str, upstream: &Upstream) -> String {
     let url = upstream.url();
     format!(
@@ -224,7 +224,7 @@ async fn only_allowed_addresses_are_served() {
     };
     let weir = Weir::start(&config("10.0.0.0/8, '::1'")).await;
     let mut connection = weir.connect().await;
-    // It is the connection's other end that counts.
+    // The address of the connection's peer counts.
     for request in [Request::get("/"), Request::get("/").header("x-forwarded-for", "10.0.0.1")] {
         assert_refused(&connection.ask(&request).await, 403, "forbidden");
     }
@@ -246,12 +246,12 @@ async fn behind_a_trusted_proxy_each_client_has_its_own_limit() {
     for (forwarded, status) in [
         ("198.51.100.1", 200),
         ("198.51.100.1, 10.0.0.7", 200),
-        // What a client writes before its own address helps it nothing.
+        // Addresses that a client writes before its own gain it nothing.
         ("203.0.113.5, 198.51.100.1", 429),
         ("198.51.100.2", 200),
         ("198.51.100.2:4711", 200),
         ("198.51.100.2", 429),
-        // Nothing is looked for behind what is no address, so these are the proxy's.
+        // The search ends at a part that is no address, so these requests count for the proxy.
         ("198.51.100.3, unknown", 200),
         ("198.51.100.4, unknown", 200),
         ("198.51.100.5, unknown", 429),
@@ -262,7 +262,7 @@ async fn behind_a_trusted_proxy_each_client_has_its_own_limit() {
     let seen = upstream.seen();
     assert_eq!(seen[1].headers["x-forwarded-for"], "198.51.100.1, 10.0.0.7, 127.0.0.1");
 
-    // Without trust all are the one that connects.
+    // Without trust, all requests count for the connecting address.
     let weir = Weir::start(&open_to("", limiter, &upstream)).await;
     let mut connection = weir.connect().await;
     for (forwarded, status) in [("198.51.100.1", 200), ("198.51.100.2", 200), ("198.51.100.3", 429)] {

@@ -1,4 +1,4 @@
-//! Commands beside `serve`: health checks, completions, a check that a program reads.
+//! The commands beside `serve`: health checks, completions, and `check` for programs.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ async fn each_shell_gets_completions() {
 }
 
 #[tokio::test]
-async fn a_check_is_told_as_json() {
+async fn a_check_can_be_printed_as_json() {
     let _lane = lane::shared().await;
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("weir.yaml");

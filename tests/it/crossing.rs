@@ -1,4 +1,4 @@
-//! What crosses weir and what ends there: headers, credentials, trailers.
+//! Headers, credentials and trailers: some pass through weir, others end at weir.
 
 use bytes::Bytes;
 use http::Request;
@@ -10,7 +10,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::support::raw::{RawUpstream, exchange, in_time, read_to_end};
 use crate::support::{Weir, lane};
 
-/// One route with a credential, and the upstream that gets it.
+/// Starts an upstream, and a weir with one route that adds a credential.
 async fn with_credential(answer: &'static [u8]) -> (RawUpstream, Weir) {
     let upstream = RawUpstream::start(move |mut connection, _| async move {
         connection.read_head().await;
@@ -35,9 +35,10 @@ fn lines<'a>(head: &'a str, name: &str) -> Vec<&'a str> {
     head.lines().filter(is_named).collect()
 }
 
-/// What belongs to the client's connection goes first, so that nobody can name the credential away.
+/// Headers of the client's connection are removed first, so that a client cannot remove the credential by naming it in
+/// `Connection`.
 #[tokio::test]
-async fn our_credential_cannot_be_removed_or_doubled() {
+async fn the_routes_credential_cannot_be_removed_or_doubled() {
     let _lane = lane::shared().await;
     let (upstream, weir) = with_credential(OK).await;
     let request = "GET / HTTP/1.1\r\nHost: a\r\nConnection: close, authorization, x-key, x-hop, host\r\n\
@@ -58,7 +59,7 @@ async fn our_credential_cannot_be_removed_or_doubled() {
 }
 
 #[tokio::test]
-async fn what_an_upstream_says_to_its_neighbour_ends_here() {
+async fn hop_by_hop_headers_of_the_upstream_end_at_weir() {
     let _lane = lane::shared().await;
     let (_upstream, weir) = with_credential(
         b"HTTP/1.1 200 OK\r\nconnection: x-hop, close\r\nx-hop: 1\r\nkeep-alive: 5\r\nproxy-authenticate: x\r\n\
@@ -75,7 +76,7 @@ async fn what_an_upstream_says_to_its_neighbour_ends_here() {
 
 /// A request that has passed weir before is in a loop (RFC 9110, 7.6.3).
 #[tokio::test]
-async fn a_loop_is_noticed() {
+async fn a_request_that_loops_is_refused() {
     let _lane = lane::shared().await;
     let (upstream, weir) = with_credential(OK).await;
     for via in ["1.1 weir", "1.0 cache, 1.1 WEIR", "2.0 weir (comment)", "HTTP/1.1 weir,1.1 x"] {
@@ -90,7 +91,7 @@ async fn a_loop_is_noticed() {
 }
 
 #[tokio::test]
-async fn trailers_hold_what_belongs_there() {
+async fn trailers_keep_only_allowed_fields() {
     let _lane = lane::shared().await;
     let (_upstream, weir) = with_credential(
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-sum, content-length, set-cookie, host, weir-error\r\n\r\n\

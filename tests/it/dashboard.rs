@@ -1,4 +1,4 @@
-//! The dashboard: the page, and the state that it is told.
+//! The dashboard: the page, and the stream of events that updates it.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 
 use crate::support::{PATIENCE, Request, Upstream, Weir, eventually, lane, one_limiter};
 
-/// What a page is told, as it comes.
+/// The stream of events that a page receives.
 struct Events {
     stream: TcpStream,
     text: String,
@@ -24,7 +24,7 @@ impl Events {
         Events { stream, text: String::new() }
     }
 
-    /// Reads on until that was told; `None` if the stream ends before.
+    /// Reads on until the stream contains `told`; returns `None` if the stream ends before.
     async fn until(&mut self, told: &str) -> Option<()> {
         let read = async {
             while !self.text.contains(told) {
@@ -37,7 +37,7 @@ impl Events {
         tokio::time::timeout(PATIENCE, read).await.expect("told in time")
     }
 
-    /// The next event of that name, whole.
+    /// Returns the next event with that name.
     async fn next(&mut self, name: &str) -> Value {
         let begin = format!("event: {name}\ndata: ");
         self.until(&begin).await.expect("an event");
@@ -45,20 +45,20 @@ impl Events {
         self.text.drain(..start);
         self.until("\n\n").await.expect("the rest of it");
         let end = self.text.find("\n\n").unwrap();
-        // A chunk may end anywhere in it, with the size of the next one.
+        // A chunk may end anywhere in a line, together with the size of the next chunk.
         let line: String = self.text.drain(..end).collect();
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"))
     }
 }
 
 #[tokio::test]
-async fn a_page_is_told_the_counts_of_the_last_minutes_and_then_the_state() {
+async fn a_page_gets_the_counts_of_the_last_minutes_and_then_the_state() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let limiter = "{limits: [3/20s], queue: {timeout: 1m, max_waiting: 7}}";
     let weir = Weir::start(&one_limiter("memory", limiter, &upstream)).await;
     assert_eq!(weir.get("/").await.status, 200);
-    // Counted every five seconds.
+    // weir counts every five seconds.
     eventually("it has been counted", PATIENCE, async || {
         let history = Events::open(&weir, "").await.next("history").await;
         history.as_array().unwrap().iter().any(|sample| sample["counts"]["api"][0] == 1)
@@ -83,7 +83,7 @@ async fn a_page_is_told_the_counts_of_the_last_minutes_and_then_the_state() {
         (&state["limiters"][0]["waiting"], &state["limiters"][0]["limits"][0]["available"]),
         (&2.into(), &0.into())
     );
-    // Who waits has waited longer the next time, and nobody for longer than the test.
+    // A waiting request has waited longer the next time, and none longer than the test runs.
     let waited = |state: &Value| state["limiters"][0]["longest_wait_ms"].as_u64().expect("a number");
     let (first, later) = (waited(&state), waited(&events.next("state").await));
     assert!(first + 1000 < later && u128::from(later) <= began.elapsed().as_millis(), "{first} {later}");
@@ -93,7 +93,7 @@ async fn a_page_is_told_the_counts_of_the_last_minutes_and_then_the_state() {
 }
 
 #[tokio::test]
-async fn where_there_is_a_token_the_page_asks_for_it_and_says_nothing_else() {
+async fn a_page_behind_a_token_asks_for_the_token_and_shows_nothing_else() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let directory = tempfile::tempdir().expect("a temporary directory");
@@ -113,7 +113,7 @@ async fn where_there_is_a_token_the_page_asks_for_it_and_says_nothing_else() {
 }
 
 #[tokio::test]
-async fn no_more_pages_than_may_be_look_at_once_and_all_end_with_weir() {
+async fn the_number_of_open_pages_is_bounded_and_all_end_with_weir() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let mut weir = Weir::start(&one_limiter("memory", "{limits: [3/1m]}", &upstream)).await;
@@ -143,7 +143,7 @@ async fn no_more_pages_than_may_be_look_at_once_and_all_end_with_weir() {
     }
 }
 
-/// Fifty limiters and ten thousand who wait.
+/// Fifty limiters and ten thousand waiting requests.
 #[tokio::test]
 async fn a_page_that_is_open_costs_little() {
     const LIMITERS: usize = 50;
@@ -184,7 +184,7 @@ async fn a_page_that_is_open_costs_little() {
             }
             (weir.cpu_time() - before).as_secs_f64() / began.elapsed().as_secs_f64()
         };
-        // In turn, so that what else the machine does counts for both.
+        // Measured in turns, so that other work of the machine affects both alike.
         let (mut idle, mut watched) = (0.0, 0.0);
         for _ in 0..ROUNDS {
             idle += watch(None).await / f64::from(ROUNDS);
@@ -192,7 +192,7 @@ async fn a_page_that_is_open_costs_little() {
             watched += watch(Some(&mut events)).await / f64::from(ROUNDS);
         }
         println!("{:.2} % of a core without a page, {:.2} % with one", idle * 100.0, watched * 100.0);
-        // It is about half a hundredth, and the clock of the system tells both to a hundredth.
+        // An open page takes about 0.5 % of a core; the system's clock has a resolution of 1 %.
         assert!(watched - idle < 0.015, "{:.2} % of a core", (watched - idle) * 100.0);
         drop(waiting);
     })

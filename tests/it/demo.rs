@@ -1,4 +1,4 @@
-//! `weir demo` shows what it promises, on a machine where its ports are taken as well, and ends when told to.
+//! `weir demo` keeps within the quota, also on a machine where its ports are taken, and ends on request.
 
 use std::net::TcpListener;
 
@@ -8,7 +8,7 @@ use crate::support::weir::run;
 #[tokio::test]
 async fn the_demo_keeps_within_the_quota_and_ends() {
     lane::alone(async || {
-        // Where they are free they are taken from here on.
+        // Where these ports are free, the test takes them.
         let _taken = ["127.0.0.1:8080", "127.0.0.1:9090"].map(|address| TcpListener::bind(address).ok());
         let demo = run(&["demo", "--seconds", "2"]).await;
         demo.assert_code(0);
@@ -33,14 +33,14 @@ async fn the_demo_keeps_within_the_quota_and_ends() {
 }
 
 #[tokio::test]
-async fn a_demo_of_no_length_is_a_mistake() {
+async fn a_demo_without_a_length_is_refused() {
     let _lane = lane::shared().await;
     let demo = run(&["demo", "--seconds", "0"]).await;
     demo.assert_code(2);
     assert!(demo.stderr.contains("--seconds"), "{}", demo.stderr);
 }
 
-/// The numbers of a row of the table.
+/// Parses the numbers of a row of the table.
 fn row(line: &str) -> Option<Vec<u64>> {
     let (time, columns) = line.trim().split_once("s ")?;
     let numbers = columns.split_whitespace().map(|column| column.parse().ok());

@@ -1,4 +1,4 @@
-//! What the documents and the files for operators say is true: metrics, alerts, links, configurations.
+//! The documents and the files for operators are true: metrics, alerts, links, configurations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,7 +16,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(Path::new(ROOT).join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Every document, by its path.
+/// Returns every document with its path.
 fn documents() -> Vec<(PathBuf, String)> {
     let docs = fs::read_dir(Path::new(ROOT).join("docs")).expect("docs/");
     let others = ["README.md", "SECURITY.md", "CHANGELOG.md", "deploy/README.md"]
@@ -26,13 +26,13 @@ fn documents() -> Vec<(PathBuf, String)> {
     paths.map(|path| (path.clone(), fs::read_to_string(&path).expect("a document"))).collect()
 }
 
-/// What the pattern's only group finds.
+/// Returns the matches of the pattern's only group.
 fn found(text: &str, pattern: &str) -> BTreeSet<String> {
     let pattern = Regex::new(pattern).expect("a pattern");
     pattern.captures_iter(text).map(|found| found[1].to_owned()).collect()
 }
 
-/// The table of docs/operations.md: name, type, labels.
+/// Returns the table of docs/operations.md: name, type, labels.
 fn table() -> BTreeMap<String, (String, BTreeSet<String>)> {
     let row = Regex::new(r"(?m)^\| `((?:weir|process)_\w+)` \| (\w+) \|([^|]*)\|").expect("a pattern");
     let operations = read("docs/operations.md");
@@ -41,7 +41,7 @@ fn table() -> BTreeMap<String, (String, BTreeSet<String>)> {
 }
 
 #[tokio::test]
-async fn the_table_of_metrics_is_what_is_exported() {
+async fn the_documented_metrics_are_the_exported_ones() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let weir = Weir::start(&one_limiter("memory", "{limits: [3/1m]}", &upstream)).await;
@@ -54,7 +54,7 @@ async fn the_table_of_metrics_is_what_is_exported() {
         kind.captures_iter(&text).map(|kind| (kind[1].to_owned(), kind[2].to_owned())).collect();
     let told: BTreeMap<String, String> = table().into_iter().map(|(name, (kind, _))| (name, kind)).collect();
     assert_eq!(told, exported);
-    // Each series has the labels that are told, and no other.
+    // Each series has exactly the documented labels.
     let series = Regex::new(r"(?m)^(\w+)(?:\{([^}]*)\})? ").unwrap();
     let mut seen = 0;
     for series in series.captures_iter(&text) {
@@ -72,7 +72,7 @@ async fn the_table_of_metrics_is_what_is_exported() {
     assert!(seen > 100, "{seen} series");
 }
 
-/// The names in expressions, without the endings of a histogram's series.
+/// Returns the metrics that expressions name, without the endings of a histogram's series.
 fn metrics_of(text: &str) -> BTreeSet<String> {
     let names = found(text, r"\b((?:weir|process)_[a-z_]+[a-z])\b");
     let known = table();
@@ -183,7 +183,7 @@ async fn every_link_leads_somewhere_and_every_file_and_command_exists() {
         for named in found(&text, r"(?m)(?:^|[\s`(])((?:config|scripts|docs|deploy|src)/[\w.-]*\w)") {
             assert!(Path::new(ROOT).join(&named).exists(), "{}: {named} does not exist", path.display());
         }
-        // At the beginning of a line, behind variables; and in a span of code.
+        // At the beginning of a line, behind variables; and in a code span.
         let shells: String = found(&text, r"(?ms)^```sh[^\n]*\n(.*?)^```$").into_iter().collect();
         let typed = found(&shells, r"(?m)^(?:[A-Z_]+=\S+ )*weir ([a-z]+)\b");
         for command in typed.union(&found(&text, r"`weir ([a-z]+)\b")) {

@@ -1,4 +1,4 @@
-//! A part of Redis is replaced by another under load: behind sentinels, in a Cluster; and a replica of weir that is killed.
+//! A part of Redis is replaced under load, behind sentinels and in a Cluster; and a replica of weir is killed.
 
 use std::time::{Duration, Instant};
 
@@ -12,9 +12,9 @@ use crate::support::{
 
 const WINDOW: Duration = Duration::from_secs(2);
 const LIMIT: usize = 40;
-/// From when there is a new primary until permits come from it.
+/// The time from the election of a new primary until it grants permits.
 const RECOVERY: Duration = Duration::from_secs(5);
-/// What the Cluster tells slots apart by.
+/// A key of the limiter `api`: the Cluster places the limiter's state by its hash tag.
 const KEY: &str = "weir:{api}:v1:epoch";
 
 /// Three replicas under load.
@@ -44,12 +44,12 @@ impl Fleet {
         fleet
     }
 
-    /// Ends when so many more have come.
+    /// Waits until `more` further requests have reached the upstream.
     async fn after(&self, more: usize) {
         self.upstream.wait_for(self.upstream.count() + more, PATIENCE).await;
     }
 
-    /// The store is asked again by all, and grants. A limiter that rejects sends nothing upstream before.
+    /// Waits until all replicas use the store again. A limiter that rejects sends nothing upstream before.
     async fn recovers(&self, found: Instant) {
         let before = self.upstream.count();
         eventually("the new primary grants", RECOVERY.saturating_sub(found.elapsed()), async || {
@@ -107,7 +107,7 @@ async fn sentinels_move_the_primary() {
     .await;
 }
 
-/// Nobody is told that the old primary is gone: its connections stay open.
+/// The connections of the old primary stay open, so nothing tells weir that it is gone.
 #[tokio::test]
 async fn sentinels_replace_a_frozen_primary() {
     lane::calm(async || {
@@ -117,7 +117,7 @@ async fn sentinels_replace_a_frozen_primary() {
         sentinel.freeze_primary(true).await;
         sentinel.wait_for_primary_other_than(before).await;
         fleet.recovers(Instant::now()).await;
-        // It comes back, and with it what was on its way to it.
+        // The old primary comes back, and with it the commands that were on their way to it.
         sentinel.freeze_primary(false).await;
         fleet.judge().await;
     })
@@ -125,7 +125,7 @@ async fn sentinels_replace_a_frozen_primary() {
 }
 
 #[tokio::test]
-async fn a_cluster_loses_a_primary() {
+async fn a_cluster_replaces_a_killed_primary() {
     lane::calm(async || {
         let mut cluster = Cluster::start().await;
         let fleet = Fleet::start(&cluster.store(), "local").await;
@@ -137,10 +137,10 @@ async fn a_cluster_loses_a_primary() {
     .await;
 }
 
-/// Its connections stay open, and the others of the Cluster answer all the time. They are slow to replace it, so that whoever
-/// connects anew meanwhile is sent to it again.
+/// The frozen primary's connections stay open, and the other nodes of the Cluster answer all the time. They are slow to
+/// replace it, so new connections are sent to it meanwhile.
 #[tokio::test]
-async fn a_primary_of_a_cluster_freezes() {
+async fn a_cluster_replaces_a_frozen_primary() {
     lane::calm(async || {
         let mut cluster = Cluster::start().await;
         cluster.be_patient(Duration::from_secs(5)).await;
@@ -148,7 +148,7 @@ async fn a_primary_of_a_cluster_freezes() {
         cluster.freeze_primary_of(KEY).await;
         cluster.wait_for_primary_of(KEY).await;
         fleet.recovers(Instant::now()).await;
-        // It comes back, and with it what was on its way to it.
+        // The frozen primary comes back, and with it the commands that were on their way to it.
         cluster.thaw().await;
         fleet.judge().await;
     })
@@ -156,7 +156,7 @@ async fn a_primary_of_a_cluster_freezes() {
 }
 
 #[tokio::test]
-async fn a_slot_of_a_cluster_moves() {
+async fn calls_follow_a_moved_slot_of_a_cluster() {
     lane::calm(async || {
         let cluster = Cluster::start().await;
         let fleet = Fleet::start(&cluster.store(), "reject").await;
@@ -169,7 +169,7 @@ async fn a_slot_of_a_cluster_moves() {
     .await;
 }
 
-/// Limiters all over a Cluster: each call goes where its group is.
+/// Limiters all over a Cluster: each call goes to the node that holds its group.
 #[tokio::test]
 async fn fifty_limiters_are_spread_over_a_cluster() {
     const LIMITERS: usize = 50;
@@ -198,7 +198,7 @@ async fn fifty_limiters_are_spread_over_a_cluster() {
     for index in 0..5 {
         cluster.migrate_slot_of(&format!("weir:{{l{index}}}:v1:epoch")).await;
     }
-    // Who has moved is found where it is, and what it held; the new home settles first.
+    // Slots that have moved are found at their new node, with the permits used there; the Cluster settles first.
     for index in 0..LIMITERS {
         let target = format!("/r{index}");
         eventually("a third one is granted", PATIENCE, async || fleet[0].get(&target).await.status == 200)
@@ -212,7 +212,7 @@ async fn fifty_limiters_are_spread_over_a_cluster() {
 }
 
 #[tokio::test]
-async fn a_killed_replica_costs_what_it_had_booked() {
+async fn a_killed_replica_wastes_only_the_slots_it_had_booked() {
     lane::calm(async || {
         let redis = RedisServer::start().await;
         let mut fleet = Fleet::start(&redis.store(), "local").await;
@@ -221,7 +221,7 @@ async fn a_killed_replica_costs_what_it_had_booked() {
         let (start, before) = (Instant::now(), fleet.upstream.count());
         killed.signal(Signal::KILL);
         fleet.after(2 * LIMIT).await;
-        // It had a slot for each of its twenty clients at most; the others use all that is left.
+        // The killed replica had at most one slot for each of its twenty clients; the others use the rest.
         let windows = start.elapsed().as_secs_f64() / WINDOW.as_secs_f64();
         let used = (fleet.upstream.count() - before) as f64;
         println!("{used} used in {windows:.2} windows");

@@ -1,4 +1,4 @@
-//! Redis loses what it held, under load: no window goes over all the same, and every request gets an answer.
+//! Redis loses its data under load: no window goes over its limit, and every request gets an answer.
 
 use std::time::Duration;
 
@@ -14,19 +14,19 @@ use crate::support::{
 const WINDOW: Duration = Duration::from_secs(2);
 const LIMIT: usize = 40;
 
-/// What happens to a server under load.
+/// A fault of a server under load.
 enum Fault {
     Command(&'static [&'static str]),
-    /// It ends, and starts again with nothing.
+    /// The server ends, and starts again without data.
     Restart,
-    /// It answers nobody for so long.
+    /// The server answers nobody for this long.
     Freeze(Duration),
-    /// Its clock shows so many milliseconds more than the right time from then on.
+    /// The server's clock is ahead by this many milliseconds from then on.
     Clock(i64),
 }
 
-/// Three replicas, each with clients that come again at once; after a window and a half each fault, and a window and a
-/// half after it.
+/// Runs three replicas, each with clients that ask again at once, and lets each fault happen a window and a half after
+/// the last one; judges a window and a half after the last fault.
 async fn nothing_goes_over(policy: &str, faults: &[Fault]) {
     lane::calm(async || {
         let clock = SteppedClock::new();
@@ -58,7 +58,7 @@ async fn nothing_goes_over(policy: &str, faults: &[Fault]) {
                     clock.set_ahead_ms(*ahead_ms);
                     let before = upstream.count();
                     // One window, and the time in which replicas write back; the machine may be slow.
-                    eventually("nobody is locked out", WINDOW + Duration::from_secs(2), async || {
+                    eventually("every client is served", WINDOW + Duration::from_secs(2), async || {
                         upstream.count() >= before + LIMIT
                     })
                     .await;
@@ -88,18 +88,18 @@ async fn nothing_goes_over(policy: &str, faults: &[Fault]) {
 }
 
 #[tokio::test]
-async fn flushed() {
+async fn a_flushed_redis_lets_no_window_go_over() {
     nothing_goes_over("local", &[Fault::Command(&["FLUSHALL"]), Fault::Command(&["FLUSHALL", "ASYNC"])])
         .await;
 }
 
 #[tokio::test]
-async fn scripts_flushed() {
+async fn flushed_scripts_let_no_window_go_over() {
     nothing_goes_over("local", &[Fault::Command(&["SCRIPT", "FLUSH"]), Fault::Command(&["FLUSHALL"])]).await;
 }
 
 #[tokio::test]
-async fn its_clock_is_stepped() {
+async fn a_stepped_clock_of_redis_lets_no_window_go_over() {
     const HOUR: i64 = 3_600_000;
     nothing_goes_over(
         "reject",
@@ -109,17 +109,17 @@ async fn its_clock_is_stepped() {
 }
 
 #[tokio::test]
-async fn restarted_with_nothing() {
+async fn a_redis_restarted_without_data_lets_no_window_go_over() {
     nothing_goes_over("reject", &[Fault::Restart, Fault::Restart]).await;
 }
 
 #[tokio::test]
-async fn restarted_with_nothing_and_served_meanwhile() {
+async fn a_redis_restarted_without_data_lets_no_window_go_over_with_local_policy() {
     nothing_goes_over("local", &[Fault::Restart, Fault::Restart]).await;
 }
 
 #[tokio::test]
-async fn frozen_and_served_meanwhile() {
+async fn a_frozen_redis_lets_no_window_go_over_with_local_policy() {
     nothing_goes_over(
         "local",
         &[Fault::Freeze(Duration::from_millis(3300)), Fault::Freeze(Duration::from_millis(700))],
@@ -128,7 +128,7 @@ async fn frozen_and_served_meanwhile() {
 }
 
 #[tokio::test]
-async fn one_key_alone_is_deleted() {
+async fn one_deleted_key_lets_no_window_go_over() {
     const DELETE: Fault = Fault::Command(&["DEL", "weir:{api}:v1:limiter:api"]);
     nothing_goes_over("reject", &[DELETE, DELETE, Fault::Command(&["UNLINK", "weir:v1:epoch"])]).await;
 }
@@ -137,9 +137,9 @@ async fn statuses(weir: &Weir, count: usize) -> Vec<u16> {
     weir.connect().await.statuses(&Request::get("/"), count).await
 }
 
-/// All replicas forget, and none brings back what was used before, whatever the server forgets.
+/// All replicas forget the usage from before a reset, and none writes it back, whatever data the server loses.
 #[tokio::test]
-async fn what_is_reset_stays_reset() {
+async fn a_reset_limiter_stays_reset() {
     let _lane = lane::shared().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
     let limiter = "{limits: [6/60s], on_store_failure: reject}";
@@ -156,7 +156,7 @@ async fn what_is_reset_stays_reset() {
     redis.command(&["FLUSHALL"]).await;
     eventually("Redis has begun anew", PATIENCE, async || fleet[2].get("/").await.status == 200).await;
     assert_eq!(statuses(&fleet[0], 6).await, [200, 200, 200, 200, 200, 429]);
-    // What was used since then is not forgotten.
+    // Usage since the reset is kept.
     redis.command(&["FLUSHALL"]).await;
     eventually("it is written back", PATIENCE, async || {
         fleet[1].get("/").await;
@@ -169,7 +169,7 @@ async fn what_is_reset_stays_reset() {
     assert!(answer.text().contains("nothing has changed"), "{}", answer.text());
 }
 
-/// The epoch's key outlives what it speaks of, and goes in the end.
+/// The key of the epoch outlives the state that it protects, and expires in the end.
 #[tokio::test]
 async fn a_replica_that_comes_alone_waits_for_nobody() {
     let _lane = lane::shared().await;
@@ -178,14 +178,14 @@ async fn a_replica_that_comes_alone_waits_for_nobody() {
     let first = Weir::start(&config).await;
     assert_eq!(first.get("/").await.status, 200);
     drop(first);
-    // Restarted, it finds the epoch of before, and what was used.
+    // A restarted weir finds the old epoch and the earlier usage.
     let second = Weir::start(&config).await;
     eventually("its permit is free again", PATIENCE, async || second.get("/").await.status == 200).await;
     let expiry: i64 = redis::from_redis_value(redis.command(&["PTTL", "weir:v1:epoch"]).await).unwrap();
     assert!((10_000..=30_000).contains(&expiry), "{expiry}");
 }
 
-/// More partitions than can be written back while an epoch settles at least.
+/// More partitions than fit into the minimum settling time of an epoch.
 #[tokio::test]
 async fn every_partition_is_written_back() {
     let _lane = lane::shared().await;
@@ -198,7 +198,7 @@ async fn every_partition_is_written_back() {
     for index in 0..TENANTS {
         assert_eq!(client.ask(&tenant(index)).await.status, 200);
     }
-    // Somebody puts something else under one of the keys, which must not keep the others from being written.
+    // A foreign value under one of the keys must not keep the other partitions from being written.
     let keys = redis.keys().await;
     let foreign = keys.iter().find(|key| key.contains(":limiter:")).expect("a limiter's key");
     let flush = "redis.call('FLUSHALL') redis.call('SET', KEYS[1], 'something else')";

@@ -1,4 +1,4 @@
-//! Three replicas, one Redis: together inside one quota, in order, and cheap for Redis.
+//! Three replicas with one Redis: together inside one quota, in order, and cheap for Redis.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::support::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The script calls that no request causes.
+/// Returns the number of script calls that no request caused.
 async fn others_than_reserve(fleet: &[Weir]) -> u64 {
     let mut calls = 0.0;
     for weir in fleet {
@@ -58,9 +58,9 @@ async fn nine_hundred_within_a_second_stay_inside_the_quota_and_waste_none_of_it
     .await;
 }
 
-/// However fast they come: who comes while a call is under way shares the next one.
+/// However fast requests come: those that arrive while a call is under way share the next one.
 #[tokio::test]
-async fn those_who_come_at_once_share_their_script_calls() {
+async fn requests_that_come_at_once_share_their_script_calls() {
     let _lane = lane::shared().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
     let limiter = "{limits: [100/1s], queue: {timeout: 30s, max_waiting: 1000}}";
@@ -86,7 +86,7 @@ async fn replicas_come_and_go_and_the_quota_holds() {
         let lost = crashed.begin(60, "/lost");
         let kept = fleet[0].begin(60, "/kept");
         upstream.wait_for(50, PATIENCE).await;
-        // A crash: its slots are spent or expire, nobody else may use them twice.
+        // A crash: the slots of the replica are spent or expire, and no other replica may use them again.
         drop(crashed);
         fleet.push(Weir::start(&config).await);
         let more = fleet[1].begin(60, "/more");
@@ -101,7 +101,7 @@ async fn replicas_come_and_go_and_the_quota_holds() {
 }
 
 #[tokio::test]
-async fn room_that_one_replica_gives_back_is_used_by_newcomers_of_the_others() {
+async fn permits_that_one_replica_gives_back_are_used_by_newcomers_of_the_others() {
     lane::alone(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let limiter = "{limits: [20/1s], queue: {timeout: 30s, max_waiting: 1000}}";
@@ -109,7 +109,7 @@ async fn room_that_one_replica_gives_back_is_used_by_newcomers_of_the_others() {
 
         let burst = burst(&fleet, 120).await;
         upstream.wait_for(20, PATIENCE).await;
-        // Every client of the first replica gives up, a third of those waiting, and as many come to the second.
+        // Every client of the first replica gives up, a third of all waiting clients, and as many come to the second.
         let (leaving, staying): (Vec<_>, Vec<_>) =
             burst.into_iter().enumerate().partition(|(index, _)| index % 3 == 0);
         drop(leaving);
@@ -119,7 +119,8 @@ async fn room_that_one_replica_gives_back_is_used_by_newcomers_of_the_others() {
         all_ok(staying.into_iter().map(|(_, pending)| pending).chain(newcomers).collect()).await;
 
         upstream.assert_within(20, SECOND);
-        // Those who leave just when they are due take their slots with them, so the next window is the first to be judged.
+        // A client that leaves just when its slot is due takes the slot with it, so judging begins with the next
+        // window.
         let mut seen = upstream.instants();
         seen.sort_unstable();
         let is_pause = |pair: &[Instant]| pair[1] > left && pair[1] - pair[0] > SECOND / 2;
@@ -153,7 +154,7 @@ async fn a_quiet_limiter_costs_at_most_one_call_a_request() {
         assert_eq!(weir.get("/").await.status, 200);
     }
     let calls = redis.script_calls().await - before;
-    // A slow machine may come to a heartbeat meanwhile.
+    // A heartbeat may fall into this time on a slow machine.
     let beats = others_than_reserve(&[weir]).await;
     assert!(calls <= 50 + beats, "{calls} script calls for 50 requests and {beats} heartbeats");
 }
@@ -162,8 +163,9 @@ async fn a_quiet_limiter_costs_at_most_one_call_a_request() {
 async fn replicas_that_saturate_one_limiter_get_equal_shares() {
     lane::alone(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-        // A replica that the machine holds up for longer than the guard loses its places, which is another matter. The clients
-        // fill whole windows: of those who are served in one, all come back at once, and who comes first is served first.
+        // A replica that the machine holds up for longer than the guard loses its slots, so the guard is long. The
+        // clients fill whole windows: the clients served in one window all come back at once, and are served in the
+        // order of their arrival.
         let limiter = "{limits: [50/1s], guard: 200ms, queue: {timeout: 30s, max_waiting: 1000}}";
         let fleet = Weir::fleet(3, &one_limiter(&redis.store(), limiter, &upstream)).await;
         let paths = ["/0", "/1", "/2"];
@@ -171,7 +173,7 @@ async fn replicas_that_saturate_one_limiter_get_equal_shares() {
             fleet.iter().zip(paths).map(|(weir, path)| Load::start(weir, 50, &Request::get(path))).collect();
 
         upstream.wait_for(350, PATIENCE).await;
-        // The first window is theirs who came first; then every client's turn comes round twice.
+        // The first window goes to the clients that came first; then every client's turn comes round twice.
         let targets = upstream.targets().split_off(50);
         let targets = &targets[..300];
         let shares = paths.map(|path| targets.iter().filter(|target| *target == path).count());

@@ -1,4 +1,4 @@
-//! Requests that are not framed as HTTP has it: refused, the connection closed, and nothing of them upstream.
+//! Requests with wrong HTTP framing are refused, the connection is closed, and nothing goes upstream.
 
 use std::time::Duration;
 
@@ -16,9 +16,9 @@ async fn weir() -> (Upstream, Weir) {
     (upstream, weir)
 }
 
-/// Each is followed by a request that must not get through.
+/// Each malformed request is followed by one that must not get through.
 #[tokio::test]
-async fn what_is_framed_wrongly_goes_nowhere() {
+async fn a_request_with_wrong_framing_reaches_no_upstream() {
     let _lane = lane::shared().await;
     let (upstream, weir) = weir().await;
     let mut passed = Vec::new();
@@ -60,14 +60,14 @@ async fn what_is_framed_wrongly_goes_nowhere() {
         }
     }
     assert!(passed.is_empty(), "{passed:#?}");
-    // Whatever had gone upstream is there before this.
+    // Anything that had gone upstream would have arrived before this request.
     assert_eq!(weir.get("/marker").await.status, 200);
     assert_eq!(upstream.targets(), ["/marker"]);
 }
 
 /// The transfer coding wins, the message is framed anew, and the connection closes (RFC 9112, 6.1).
 #[tokio::test]
-async fn a_length_beside_a_coding_ends_the_connection() {
+async fn a_length_beside_a_transfer_coding_ends_the_connection() {
     let _lane = lane::shared().await;
     let (upstream, weir) = weir().await;
     let request = "POST /first HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n\
@@ -79,9 +79,9 @@ async fn a_length_beside_a_coding_ends_the_connection() {
     }
 }
 
-/// What goes wrong later is seen by the upstream as a body that breaks off.
+/// The upstream sees a body that becomes malformed later as a body that breaks off.
 #[tokio::test]
-async fn a_body_that_goes_wrong_later_never_ends_well_upstream() {
+async fn a_body_that_becomes_malformed_breaks_off_upstream() {
     let _lane = lane::shared().await;
     let (ends, mut ended) = tokio::sync::mpsc::channel(1);
     let upstream = RawUpstream::start(move |mut connection, _| {
@@ -107,7 +107,7 @@ async fn a_body_that_goes_wrong_later_never_ends_well_upstream() {
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
 }
 
-/// An upgrade that the upstream does not accept changes nothing: what follows are requests like any other.
+/// An upgrade that the upstream does not accept changes nothing: the following bytes are ordinary requests.
 #[tokio::test]
 async fn an_upgrade_that_is_not_accepted_lets_nothing_through() {
     let _lane = lane::shared().await;
@@ -122,9 +122,9 @@ async fn an_upgrade_that_is_not_accepted_lets_nothing_through() {
     assert_eq!(upstream.heads().len(), 1);
 }
 
-/// Over another HTTP inside the connection a client would ask for what no route and no limiter sees.
+/// With another HTTP inside the connection, a client could send requests that no route and no limiter sees.
 #[tokio::test]
-async fn nobody_changes_to_another_http() {
+async fn an_upgrade_to_another_http_is_ignored() {
     let _lane = lane::shared().await;
     let upstream = RawUpstream::answering(OK).await;
     let weir = Weir::start(&one_route(&upstream.url())).await;
@@ -143,7 +143,7 @@ async fn nobody_changes_to_another_http() {
     }
 }
 
-/// What stalls is closed within the time that it has; the others are not held up.
+/// A stalling connection is closed within its time, and the others are not held up.
 #[tokio::test]
 async fn slow_clients_are_closed_in_time() {
     let _lane = lane::shared().await;

@@ -1,4 +1,4 @@
-//! The harness itself: a wrong judge proves nothing.
+//! Tests of the harness itself: a wrong judge proves nothing.
 
 use std::time::{Duration, Instant};
 
@@ -55,14 +55,14 @@ fn a_bucket_is_as_full_as_its_fullest_interval() {
     let second = Duration::from_secs(1);
     let level = |millis: &[u64]| fullest_bucket(&instants(millis), 10.0, second);
     assert!(level(&[]).abs() < 1e-9);
-    // Three at once; then one each 100 ms, as the rate has it.
+    // Three at once; then one every 100 ms, as the rate allows.
     assert!((level(&[0, 0, 0, 100, 200, 300]) - 3.0).abs() < 1e-9);
-    // A pause does not make it emptier than empty.
+    // A pause does not make the bucket emptier than empty.
     assert!((level(&[0, 5000, 5000, 5050]) - 2.5).abs() < 1e-9);
 }
 
 #[test]
-fn shares_and_medians() {
+fn shares_and_medians_are_exact() {
     assert!((jain(&[5, 5, 5]) - 1.0).abs() < 1e-9);
     assert!((jain(&[9, 0, 0]) - 1.0 / 3.0).abs() < 1e-9);
     assert_eq!(median(&[9, 1, 5]), 5);

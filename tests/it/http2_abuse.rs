@@ -1,4 +1,4 @@
-//! HTTP/2 as an attacker speaks it: bounded, ended where it is too much, and no permit is lost by it.
+//! HTTP/2 attacks are bounded, end the connection where they go too far, and lose no permit.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::support::http2::{
 };
 use crate::support::{PATIENCE, Upstream, Weir, eventually, lane, one_limiter, spent};
 
-/// More than this an attack must not take.
+/// The memory that an attack may add.
 const MORE_BYTES: u64 = 32 * 1024 * 1024;
 
 async fn connect(weir: &Weir) -> TcpStream {
@@ -21,12 +21,12 @@ async fn connect(weir: &Weir) -> TcpStream {
     stream
 }
 
-/// Sends as much as the other side takes, and returns whether it ended the connection. Nothing is read, or what would be
-/// answered could not pile up.
+/// Sends until the peer takes no more, and returns whether the peer ended the connection. Reads nothing, so that
+/// answers can pile up.
 async fn flood(stream: &mut TcpStream, frames: impl Iterator<Item = Vec<u8>>) -> bool {
     for frame in frames {
         match tokio::time::timeout(Duration::from_millis(500), stream.write_all(&frame)).await {
-            // It takes no more.
+            // The peer takes no more.
             Err(_) => return false,
             Ok(Err(_)) => return true,
             Ok(Ok(())) => {}
@@ -35,14 +35,14 @@ async fn flood(stream: &mut TcpStream, frames: impl Iterator<Item = Vec<u8>>) ->
     false
 }
 
-/// Reads what is there until the connection ends.
+/// Reads until the connection ends; returns whether it does.
 async fn ends(stream: &mut TcpStream) -> bool {
     let mut read = Vec::new();
     tokio::time::timeout(PATIENCE, stream.read_to_end(&mut read)).await.is_ok()
 }
 
 #[tokio::test]
-async fn streams_that_are_reset_at_once_take_nothing_along() {
+async fn streams_that_are_reset_at_once_take_no_permit() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let limiter = "{limits: [5/1h], queue: {timeout: 2h, max_waiting: 100000}}";
@@ -58,8 +58,8 @@ async fn streams_that_are_reset_at_once_take_nothing_along() {
         flood(&mut stream, resets).await;
         assert!(ends(&mut stream).await, "it goes on for ever");
     }
-    eventually("nobody is left waiting", PATIENCE, async || weir.waiting().await == 0.0).await;
-    // What was not sent upstream is still to be had.
+    eventually("no request is left waiting", PATIENCE, async || weir.waiting().await == 0.0).await;
+    // The permits of requests that were not sent upstream are still available.
     let sent = upstream.count();
     assert!(sent <= 5, "{sent} of 5 permits");
     for _ in sent..5 {
@@ -69,9 +69,9 @@ async fn streams_that_are_reset_at_once_take_nothing_along() {
     assert!(more < MORE_BYTES, "{more} bytes more");
 }
 
-/// A stream that is reset while it waits has left, like a connection that is closed.
+/// A stream that is reset while its request waits counts as a client that left, like a closed connection.
 #[tokio::test]
-async fn a_stream_that_is_reset_has_left() {
+async fn a_client_that_resets_its_stream_has_left() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let weir = spent(&upstream, 10).await;
@@ -117,7 +117,7 @@ async fn floods_are_bounded() {
         assert!(more < MORE_BYTES, "{what}: {more} bytes more");
         assert!(is_ended || !must_end, "{what}: it goes on for ever");
         drop(stream);
-        // Whoever else comes is served as before.
+        // Other clients are served as before.
         assert_eq!(weir.get("/").await.status, 200, "{what}");
     }
 }

@@ -1,10 +1,10 @@
-//! HTTP/2 as RFC 9113 and RFC 7541 have it, frame by frame, in the clear and inside TLS: what is right is served, what is
-//! wrong ends the stream or the connection as it should, and nothing of it reaches an upstream.
+//! HTTP/2 by RFC 9113 and RFC 7541, frame by frame, in the clear and inside TLS: a correct client is served, an error
+//! ends the stream or the connection as the RFC requires, and no part of a malformed request reaches an upstream.
 //!
-//! The cases follow the sections of the RFCs, as h2spec's do, and are judged as strictly: an error of the connection is a
-//! GOAWAY with the code of the RFC or an orderly end of the connection, an error of a stream may also be a RST_STREAM. Stricter is
-//! that the connection must end in either case, and that a GOAWAY has the RFC's code or PROTOCOL_ERROR, which fits where no other
-//! does.
+//! The cases follow the sections of the RFCs, as h2spec's do, and are judged as strictly: a connection error is a
+//! GOAWAY with the code of the RFC or an orderly end of the connection, a stream error may also be a RST_STREAM.
+//! Stricter than h2spec: the connection must end in either case, and a GOAWAY has the RFC's code or PROTOCOL_ERROR,
+//! which fits where no other code does.
 
 use tempfile::TempDir;
 use tokio::net::TcpStream;
@@ -17,7 +17,7 @@ use crate::support::http2::{
 };
 use crate::support::{TlsClient, Upstream, Weir, lane, one_route};
 
-// Codes of errors (RFC 9113, 7).
+// Error codes (RFC 9113, 7).
 const PROTOCOL_ERROR: u32 = 1;
 const FLOW_CONTROL_ERROR: u32 = 3;
 const STREAM_CLOSED: u32 = 5;
@@ -26,36 +26,36 @@ const REFUSED_STREAM: u32 = 7;
 const CANCEL: u32 = 8;
 const COMPRESSION_ERROR: u32 = 9;
 
-/// The largest payload that a server takes which has not said otherwise.
+/// The largest payload that a server takes unless its settings say otherwise.
 const FRAME_BYTES_MAX: usize = 16_384;
-/// Requests that weir lets a client have under way on one connection.
+/// The number of requests that a client may have under way on one connection to weir.
 const STREAMS_MAX: u32 = 1024;
-/// Beyond what any window may be.
+/// A window size beyond the largest that is allowed.
 const WINDOW_MAX: u32 = 0x7fff_ffff;
-/// Headers and bytes of a body that are part of something malformed: no upstream may see them.
+/// A header name and bytes of a body that mark a malformed request: no upstream may see them.
 const MARK: &str = "x-malformed";
 const MARKED: &[u8] = b"malformed";
 
-/// What a client does after both sides have said their settings.
+/// A step of a client after the exchange of settings.
 enum Step {
     /// Writes bytes.
     Send(Vec<u8>),
     /// Waits until the answer on this stream has ended.
     Ended(u32),
-    /// Waits until its settings have been acknowledged.
+    /// Waits until the client's settings have been acknowledged.
     Acknowledged,
     /// Waits for a piece of the body of exactly this length.
     Piece(usize),
 }
 use Step::{Acknowledged, Ended, Piece, Send};
 
-/// What must come of it.
+/// The required result of a case.
 enum Must {
-    /// The connection ends with one of these codes, or in good order without.
+    /// The connection ends with one of these codes, or in good order without a code.
     EndConnection(&'static [u32]),
     /// The stream ends with one of these codes, or the connection does.
     EndStream(&'static [u32]),
-    /// The same, and it has to be said with this code.
+    /// The connection ends with a GOAWAY that has this code.
     GoAway(u32),
     Reset(u32),
     /// The connection ends in good order.
@@ -64,9 +64,9 @@ enum Must {
     Answer,
     /// A PING with these bytes is answered.
     Pong([u8; 8]),
-    /// The same, or the connection ends.
+    /// A PING with these bytes is answered, or the connection ends.
     PongOrClose([u8; 8]),
-    /// The last step was all.
+    /// The steps themselves are the test.
     Nothing,
 }
 use Must::{Answer, Close, EndConnection, EndStream, GoAway, Nothing, Pong, PongOrClose, Reset};
@@ -82,17 +82,17 @@ fn case(section: &'static str, what: &'static str, steps: Vec<Step>, must: Must)
     Case { section, what, steps, must }
 }
 
-/// A case in which all is written at once.
+/// Returns a case in which everything is written at once.
 fn send(section: &'static str, what: &'static str, frames: &[Vec<u8>], must: Must) -> Case {
     case(section, what, vec![Send(frames.concat())], must)
 }
 
-/// HEADERS of a whole request.
+/// Returns the HEADERS of a request without a body.
 fn head(stream: u32, block: &[u8]) -> Vec<u8> {
     frame(HEADERS, END_HEADERS | END_STREAM, stream, block)
 }
 
-/// HEADERS of a request with a body.
+/// Returns the HEADERS of a request with a body.
 fn open(stream: u32) -> Vec<u8> {
     frame(HEADERS, END_HEADERS, stream, &request(POST))
 }
@@ -113,37 +113,32 @@ fn ping(bytes: [u8; 8]) -> Vec<u8> {
     frame(PING, 0, 0, &bytes)
 }
 
-/// Some bytes for a PING.
+/// The payload of a PING.
 const WORD: [u8; 8] = *b"conform!";
 
-/// A priority: what the stream depends on, and its weight less one (RFC 7540, 6.3).
+/// Returns a priority: the stream that it depends on, and its weight less one (RFC 7540, 6.3).
 fn priority(dependency: u32, weight: u8) -> Vec<u8> {
     [&dependency.to_be_bytes()[..], &[weight]].concat()
 }
 
-/// The headers of a request that is malformed by one of them: marked, so that the upstream would tell.
+/// Returns the headers of a request that one of `block` makes malformed, with the mark that the upstream would record.
 fn marked(block: &[Vec<u8>]) -> Vec<u8> {
     [block.concat(), literal(MARK, "1")].concat()
 }
 
-/// A good request's headers with more of them.
+/// Returns the headers of a valid request and the further ones.
 fn with(method: u8, more: &[Vec<u8>]) -> Vec<u8> {
     [request(method), more.concat()].concat()
 }
 
-/// Headers of so many bytes.
+/// Returns headers of this many bytes.
 fn long_headers(bytes: usize) -> Vec<u8> {
     (0..bytes / 4000).flat_map(|index| literal(&format!("x-long-{index}"), &"y".repeat(4000))).collect()
 }
 
 fn starting() -> Vec<Case> {
     vec![
-        send(
-            "4.1",
-            "a frame of a type that nobody knows",
-            &[frame(0x16, 0, 0, &[0; 8]), ping(WORD)],
-            Pong(WORD),
-        ),
+        send("4.1", "a frame of an unknown type", &[frame(0x16, 0, 0, &[0; 8]), ping(WORD)], Pong(WORD)),
         send("4.1", "flags that mean nothing", &[frame(PING, 0x16, 0, &WORD)], Pong(WORD)),
         send("4.1", "the reserved bit", &[frame(PING, 0, 0x8000_0000, &WORD)], Pong(WORD)),
         send("4.2", "DATA as large as may be", &[open(1), data(1, &[b'x'; FRAME_BYTES_MAX])], Answer),
@@ -191,7 +186,7 @@ fn starting() -> Vec<Case> {
     ]
 }
 
-/// Frames on streams that are in no state for them (RFC 9113, 5.1).
+/// Returns the cases of frames that do not fit the state of their stream (RFC 9113, 5.1).
 fn stream_states() -> Vec<Case> {
     let continuation = || frame(CONTINUATION, END_HEADERS, 1, &literal(MARK, "1"));
     let marked_head = || head(1, &marked(&[request(GET)]));
@@ -268,7 +263,7 @@ fn stream_states() -> Vec<Case> {
     ]
 }
 
-/// DATA, HEADERS, PRIORITY and RST_STREAM (RFC 9113, 6.1 to 6.4).
+/// Returns the cases of DATA, HEADERS, PRIORITY and RST_STREAM (RFC 9113, 6.1 to 6.4).
 fn stream_frames() -> Vec<Case> {
     let (protocol, size): (&[u32], &[u32]) = (&[PROTOCOL_ERROR], &[FRAME_SIZE_ERROR]);
     let depends = |payload: Vec<u8>| frame(HEADERS, END_HEADERS | END_STREAM | WITH_PRIORITY, 1, &payload);
@@ -359,20 +354,20 @@ fn stream_frames() -> Vec<Case> {
         send("6.4", "RST_STREAM, and the next request", &[open(3), reset(3), ping(WORD)], Pong(WORD)),
         send(
             "7",
-            "RST_STREAM for a reason that nobody knows",
+            "RST_STREAM with an unknown code",
             &[open(1), numbered(RST_STREAM, 1, 0xff), ping(WORD)],
             PongOrClose(WORD),
         ),
         send(
             "7",
-            "GOAWAY for a reason that nobody knows",
+            "GOAWAY with an unknown code",
             &[frame(GOAWAY, 0, 0, &[0, 0, 0, 0, 0, 0, 0, 0xff]), ping(WORD)],
             PongOrClose(WORD),
         ),
     ]
 }
 
-/// SETTINGS, PUSH_PROMISE, PING and GOAWAY (RFC 9113, 6.5 to 6.8).
+/// Returns the cases of SETTINGS, PUSH_PROMISE, PING and GOAWAY (RFC 9113, 6.5 to 6.8).
 fn connection_frames() -> Vec<Case> {
     let (protocol, size): (&[u32], &[u32]) = (&[PROTOCOL_ERROR], &[FRAME_SIZE_ERROR]);
     let promise = [&3_u32.to_be_bytes()[..], &marked(&[request(GET)])].concat();
@@ -401,7 +396,7 @@ fn connection_frames() -> Vec<Case> {
         ),
         send("6.5.2", "frames that are too small", &set(MAX_FRAME_SIZE, 16_383), EndConnection(protocol)),
         send("6.5.2", "frames that are too large", &set(MAX_FRAME_SIZE, 1 << 24), EndConnection(protocol)),
-        send("6.5.2", "a setting that nobody knows", &[settings(&[(0xff, 1)]), ping(WORD)], Pong(WORD)),
+        send("6.5.2", "an unknown setting", &[settings(&[(0xff, 1)]), ping(WORD)], Pong(WORD)),
         case(
             "6.5.3",
             "the last of two values counts",
@@ -430,7 +425,7 @@ fn connection_frames() -> Vec<Case> {
     ]
 }
 
-/// WINDOW_UPDATE and the windows (RFC 9113, 6.9).
+/// Returns the cases of WINDOW_UPDATE and of flow-control windows (RFC 9113, 6.9).
 fn windows() -> Vec<Case> {
     let protocol: &[u32] = &[PROTOCOL_ERROR];
     let update = |stream, by| numbered(WINDOW_UPDATE, stream, by);
@@ -502,7 +497,7 @@ fn windows() -> Vec<Case> {
     ]
 }
 
-/// CONTINUATION (RFC 9113, 6.10).
+/// Returns the cases of CONTINUATION (RFC 9113, 6.10).
 fn continuations() -> Vec<Case> {
     let protocol: &[u32] = &[PROTOCOL_ERROR];
     let begin = |flags| frame(HEADERS, flags, 1, &marked(&[request(GET)]));
@@ -561,7 +556,7 @@ fn continuations() -> Vec<Case> {
     ]
 }
 
-/// Requests that are malformed by their headers (RFC 9113, 8.2 and 8.3).
+/// Returns the cases of requests with malformed headers (RFC 9113, 8.2 and 8.3).
 fn malformed_headers() -> Vec<Case> {
     let pseudo = |bytes: &[u8]| bytes.to_vec();
     let (get, authority) = (|| request(GET), || AUTHORITY.to_vec());
@@ -569,7 +564,7 @@ fn malformed_headers() -> Vec<Case> {
         ("8.2.1", "a name in upper case", marked(&[get(), literal("X-Upper", "1")])),
         ("8.2.1", "a name with a space", marked(&[get(), literal("x space", "1")])),
         ("8.2.1", "a value with a line break", marked(&[get(), literal("x-break", "1\r\nx-second: 2")])),
-        ("8.3", "a pseudo-header that nobody knows", marked(&[get(), literal(":unknown", "1")])),
+        ("8.3", "an unknown pseudo-header", marked(&[get(), literal(":unknown", "1")])),
         ("8.3", "a pseudo-header of responses", marked(&[get(), literal(":status", "200")])),
         ("8.3", "a pseudo-header after another header", [literal(MARK, "1"), get()].concat()),
         ("8.2.2", "connection", marked(&[get(), literal("connection", "keep-alive")])),
@@ -595,7 +590,7 @@ fn malformed_headers() -> Vec<Case> {
     .collect()
 }
 
-/// Requests that are malformed by what follows their headers, and such that are not (RFC 9113, 8.1).
+/// Returns the cases of requests with a malformed or a correct sequence of frames after the headers (RFC 9113, 8.1).
 fn messages() -> Vec<Case> {
     let protocol: &[u32] = &[PROTOCOL_ERROR];
     let trailers = |flags, block: &[u8]| frame(HEADERS, END_HEADERS | flags, 1, block);
@@ -665,7 +660,7 @@ fn messages() -> Vec<Case> {
         ),
         case(
             "8.1.1",
-            "more than the length says, long after what it says",
+            "more bytes than the declared length, long after it",
             vec![
                 Send([of_length("9"), frame(DATA, 0, 1, MARKED), settings(&[])].concat()),
                 Acknowledged,
@@ -675,13 +670,13 @@ fn messages() -> Vec<Case> {
         ),
         send(
             "8.1.1",
-            "what the length says, and its end in a frame of its own",
+            "the declared length, and its end in a frame of its own",
             &[of_length("4"), frame(DATA, 0, 1, b"good"), frame(DATA, 0, 1, b""), data(1, b"")],
             Answer,
         ),
         send(
             "8.1.1",
-            "what the length says, and trailers",
+            "the declared length, and trailers",
             &[of_length("4"), frame(DATA, 0, 1, b"good"), head(1, &literal("x-trailer", "1"))],
             Answer,
         ),
@@ -719,13 +714,13 @@ fn messages() -> Vec<Case> {
     ]
 }
 
-/// Header blocks (RFC 7541).
+/// Returns the cases of header blocks (RFC 7541).
 fn header_compression() -> Vec<Case> {
     let good = |more: &[u8]| head(1, &[request(GET), more.to_vec()].concat());
     // `x-test` and `h2spec`, Huffman coded (RFC 7541, appendix B).
     let (name, value) = (&b"\x85\xf2\xb2\x4a\x84\xff"[..], &b"\x84\x9c\x48\xac\xa4"[..]);
     let coded = |first: u8| [&[first][..], name, value].concat();
-    // Any name, and an `a` that is coded so.
+    // A header with any name, and a value that ends with the Huffman code of `a`.
     let ends_so = |value: &[u8]| [b"\0\x01x", value].concat();
     let mut cases = vec![
         send(
@@ -790,7 +785,7 @@ fn cases() -> Vec<Case> {
     .collect()
 }
 
-/// Takes the steps, and says what was wrong.
+/// Carries out the steps, and returns an error that describes the deviation.
 async fn take(case: &Case, peer: &mut Http2) -> Result<(), String> {
     peer.shake_hands().await;
     for (index, step) in case.steps.iter().enumerate() {
@@ -861,7 +856,7 @@ async fn told(wanted: u8, code: u32, peer: &mut Http2) -> Result<(), String> {
     if event.code() == Some(code) { Ok(()) } else { Err(format!("{event:?}")) }
 }
 
-/// Reads to the end of the stream, if that is enough, or of the connection.
+/// Reads to the end of the connection, or of the stream where that is enough.
 async fn ends(codes: &[u32], stream_is_enough: bool, peer: &mut Http2) -> Result<(), String> {
     let mut seen = Vec::new();
     let mut told = false;
@@ -881,7 +876,7 @@ async fn ends(codes: &[u32], stream_is_enough: bool, peer: &mut Http2) -> Result
                 _ => return Err(format!("{event:?} after {seen:?}")),
             },
             Event::Closed => return Ok(()),
-            // What was said came through; the rest of what the client sent was not read.
+            // The GOAWAY arrived; the peer left the rest of the client's bytes unread.
             Event::Broken(_) if told => return Ok(()),
             Event::Broken(_) | Event::Nothing => return Err(format!("{event:?} after {seen:?}")),
             Event::Frame { .. } => {}
@@ -890,7 +885,7 @@ async fn ends(codes: &[u32], stream_is_enough: bool, peer: &mut Http2) -> Result
     }
 }
 
-/// What the upstream was sent that it should not have been, of all requests but the first so many.
+/// Returns an error if the upstream got anything that it should not have, among all requests but the first `before`.
 fn let_through(upstream: &Upstream, before: usize) -> Result<(), String> {
     let is_marked = |body: &[u8]| body.windows(MARKED.len()).any(|bytes| bytes == MARKED);
     let seen = upstream.seen();
@@ -911,7 +906,7 @@ async fn run(connect: impl AsyncFn(&Weir) -> Http2, server: &str) {
             failed.push(format!("{} {}: {why}", case.section, case.what));
         }
     }
-    // What comes late.
+    // Requests that reach the upstream late.
     if let Err(why) = let_through(&upstream, 0) {
         failed.push(why);
     }
@@ -923,13 +918,13 @@ async fn run(connect: impl AsyncFn(&Weir) -> Http2, server: &str) {
 }
 
 #[tokio::test]
-async fn in_the_clear() {
+async fn http2_conforms_in_the_clear() {
     let _lane = lane::shared().await;
     run(async |weir| Http2::over(TcpStream::connect(weir.host()).await.unwrap()), "").await;
 }
 
 #[tokio::test]
-async fn inside_tls() {
+async fn http2_conforms_inside_tls() {
     let _lane = lane::shared().await;
     let (directory, authority) = (TempDir::new().unwrap(), Authority::new());
     let signed = authority.sign(localhost());

@@ -1,4 +1,4 @@
-//! Clients that give up: those who stay are all served, and the quota is used to the last.
+//! Clients that give up: the remaining ones are all served, and the quota is used to the last permit.
 
 use std::time::{Duration, Instant};
 
@@ -8,21 +8,21 @@ use crate::support::{PATIENCE, Pending, RedisServer, Upstream, Weir, client, lan
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Who waits when a third of them leaves, on three replicas.
+/// The number of clients that wait on three replicas when a third of them leaves.
 const WAITING: usize = 450;
 
-/// Who has been served by then.
+/// The number of requests that have been served by then.
 const SERVED: usize = 200;
 
-/// Clients on three replicas at 100/s; when they have waited for a second, those give up whose number
-/// `leaves` names. Number `n` is on replica `n % 3`.
+/// Starts clients on three replicas at 100/s; after a second of waiting, the clients whose number `leaves` accepts give
+/// up. Client `n` is on replica `n % 3`.
 async fn a_third_leaves(leaves: impl Fn(usize) -> bool) {
     lane::alone(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let limiter = "{limits: [100/1s], queue: {timeout: 30s, max_waiting: 1000}}";
         let fleet = Weir::fleet(3, &one_limiter(&redis.store(), limiter, &upstream)).await;
 
-        // Two windows of them are served until the others have waited for a second.
+        // Two windows are served until the others have waited for a second.
         let crowd: Vec<(usize, Pending)> = burst(&fleet, WAITING + SERVED)
             .await
             .into_iter()
@@ -56,12 +56,12 @@ async fn a_third_leaves(leaves: impl Fn(usize) -> bool) {
 }
 
 #[tokio::test]
-async fn a_third_leaves_on_all_replicas_alike() {
-    // By threes of neighbours, one on each replica.
+async fn the_rest_is_served_when_a_third_leaves_on_all_replicas_alike() {
+    // By groups of three neighbours, one on each replica.
     a_third_leaves(|index| index / 3 % 3 == 0).await;
 }
 
 #[tokio::test]
-async fn a_third_leaves_and_all_of_them_on_one_replica() {
+async fn the_rest_is_served_when_a_third_leaves_on_one_replica() {
     a_third_leaves(|index| index % 3 == 0).await;
 }

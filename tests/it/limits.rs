@@ -1,4 +1,4 @@
-//! One weir: several windows at once, refusals that cost nothing and say when to come back.
+//! One weir: several windows at once; refusals are free and say when to come back.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use crate::support::{PATIENCE, RedisServer, Upstream, Weir, lane, one_limiter};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What the machine may add to an instant at which weir promised room.
+/// The delay that the machine may add to an instant for which weir promised a permit.
 const SLACK: Duration = Duration::from_millis(300);
 
 #[tokio::test]
@@ -93,7 +93,7 @@ async fn a_429_carries_all_its_headers() {
     assert_eq!(refused.header("content-type"), Some("application/problem+json"));
     assert!((3_590_000..=3_600_020).contains(&wait_ms), "{wait_ms} ms");
 
-    // Whole seconds, rounded up; refused callers may be spread a little beyond it, never before it.
+    // Whole seconds, rounded up; the times of refused callers may be spread a little beyond it, never before it.
     let seconds: u64 = refused.header("retry-after").expect("retry-after").parse().expect("whole seconds");
     assert!(seconds >= wait_ms.div_ceil(1000), "{seconds} s for {wait_ms} ms");
     assert!(seconds <= wait_ms.div_ceil(1000) + 60, "{seconds} s for {wait_ms} ms");
@@ -119,7 +119,7 @@ async fn a_429_carries_all_its_headers() {
 }
 
 #[tokio::test]
-async fn a_subsecond_window_has_no_w() {
+async fn a_subsecond_window_has_no_window_parameter() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let weir = Weir::start(&one_limiter("memory", "{limits: [1/1500ms]}", &upstream)).await;
@@ -165,7 +165,7 @@ async fn a_cost_is_charged_whole() {
 }
 
 #[tokio::test]
-async fn a_reset_lets_those_through_who_wait() {
+async fn a_reset_lets_waiting_requests_through() {
     let _lane = lane::shared().await;
     let redis = RedisServer::start().await;
     for store in ["memory".to_owned(), redis.store()] {

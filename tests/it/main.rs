@@ -1,8 +1,8 @@
-//! Acceptance tests: real weir processes, real `redis-server` processes, real sockets. The judge is what an
-//! independent upstream recorded, never weir's own metrics.
+//! Acceptance tests: real weir processes, real `redis-server` processes, real sockets. The judge is the record of an
+//! independent upstream, never weir's own metrics.
 //!
-//! One binary, so that all of it is linked once. Each file is one behaviour; `support` is the harness, and `harness`
-//! the tests of the harness itself.
+//! One binary, so that everything is linked once. Each file covers one behaviour; `support` is the harness, and
+//! `harness` tests the harness itself.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]

@@ -1,5 +1,4 @@
-//! How weir reaches upstreams: through an outbound proxy, over TLS that is verified and with a certificate of its own,
-//! and in time.
+//! Connections to upstreams: through an outbound proxy, over verified TLS, with a client certificate, and in time.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -18,10 +17,10 @@ use crate::support::{
     Answer, PATIENCE, Request, Upstream, Weir, client, closed_port, eventually, lane, replace_file,
 };
 
-/// Far longer than anything that is not waited for takes on a busy machine, and far shorter than any default timeout.
+/// Far longer than immediate work takes on a busy machine, and far shorter than any default timeout.
 const SOON: Duration = Duration::from_secs(3);
 
-/// A route by a path; `upstream` is the inside of a mapping in flow style.
+/// Returns a route by path; `upstream` is the inside of a mapping in flow style.
 fn route(name: &str, upstream: &str) -> String {
     format!("  - {{name: {name}, match: {{path: /{name}}}, upstream: {{{upstream}}}}}\n")
 }
@@ -101,7 +100,7 @@ async fn the_proxys_password_goes_to_the_proxy_alone() {
     assert_eq!(sent, [true, true, false]);
     assert!(!upstream.seen()[0].headers.contains_key("proxy-authorization"));
     let asked = "answered CONNECT with 407: set the user and password that it wants in `upstream.proxy`";
-    eventually("the log to say what to do", PATIENCE, async || weir.log().contains(asked)).await;
+    eventually("the log names the remedy", PATIENCE, async || weir.log().contains(asked)).await;
     for target in ["/api/config", "/api/limiters", "/metrics"] {
         shown += &weir.ask(target).await.text();
     }
@@ -113,7 +112,7 @@ async fn the_proxys_password_goes_to_the_proxy_alone() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_opens_no_tunnel_is_told_apart_in_the_log() {
+async fn a_proxy_that_opens_no_tunnel_is_named_in_the_log() {
     let _lane = lane::shared().await;
     let nobody = SocketAddr::from(([127, 0, 0, 1], closed_port()));
     let say = |text: &str| Manner::Say(text.as_bytes().to_vec());
@@ -163,7 +162,7 @@ async fn a_proxy_that_opens_no_tunnel_is_told_apart_in_the_log() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_takes_its_time_has_connect_timeout_for_all_of_it() {
+async fn connect_timeout_covers_the_whole_time_of_a_slow_proxy() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let proxies = [
@@ -175,7 +174,7 @@ async fn a_proxy_that_takes_its_time_has_connect_timeout_for_all_of_it() {
         )
         .await,
     ];
-    // A tunnel to who says nothing: the TLS handshake lies within the time as well.
+    // A tunnel to a silent server: the time of the TLS handshake counts as well.
     let mute = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let leads = [("secure.test:443", mute.local_addr().unwrap())];
     let tunnel = OutboundProxy::start(Manner::Tunnel, &leads).await;
@@ -202,7 +201,7 @@ async fn a_proxy_that_takes_its_time_has_connect_timeout_for_all_of_it() {
     assert_eq!(upstream.count(), 0);
 }
 
-/// What weir shows, as two files that can be rotated.
+/// A client certificate and its key, as two files that can be rotated.
 struct Identity {
     directory: TempDir,
 }
@@ -219,7 +218,7 @@ impl Identity {
         replace_file(&self.directory.path().join("weir.crt"), &issued.certificate);
     }
 
-    /// For a configuration.
+    /// Returns the keys for a configuration.
     fn keys(&self) -> String {
         let file = |name| self.directory.path().join(name);
         format!("cert: {:?}, key: {:?}", file("weir.crt"), file("weir.key"))
@@ -255,7 +254,7 @@ async fn an_upstream_that_asks_for_a_certificate_gets_it() {
 }
 
 #[tokio::test]
-async fn rotated_certificates_are_followed() {
+async fn rotated_client_certificates_are_followed() {
     let _lane = lane::shared().await;
     let (upstream, directory) = (Upstream::start(), TempDir::new().unwrap());
     let (servers, clients) = (Authority::new(), Authority::new());
@@ -276,7 +275,7 @@ async fn rotated_certificates_are_followed() {
     })
     .await;
 
-    // Neither a file without a certificate nor one that does not fit its key is taken up.
+    // A file without a certificate, and one that does not fit its key, are ignored.
     for broken in ["what?\n", &third.certificate] {
         let before = weir.reloads("error").await;
         replace_file(&identity.directory.path().join("weir.crt"), broken);
@@ -295,7 +294,7 @@ async fn rotated_certificates_are_followed() {
     })
     .await;
 
-    // And who is trusted: the upstream's authority is no longer.
+    // The trusted authority is rotated too: the upstream's authority is no longer trusted.
     Authority::new().write_to(&ca);
     eventually("the new authority", PATIENCE, async || {
         weir.get("/all").await.weir_error() == Some("upstream_connect")
@@ -304,7 +303,7 @@ async fn rotated_certificates_are_followed() {
 }
 
 #[tokio::test]
-async fn an_upstream_is_who_it_says_or_gets_nothing() {
+async fn an_upstream_with_a_wrong_certificate_gets_nothing() {
     let _lane = lane::shared().await;
     let (upstream, directory, authority) = (Upstream::start(), TempDir::new().unwrap(), Authority::new());
     let ca = authority.write_to(&directory.path().join("ca.pem"));
@@ -323,7 +322,7 @@ async fn an_upstream_is_who_it_says_or_gets_nothing() {
         .zip(&fronts)
         .map(|((name, _), front)| (*name, format!("url: \"{}\", ca: {ca:?}", front.url())))
         .collect();
-    // Through a tunnel the name is that of the upstream too, not that of the proxy or of where it leads.
+    // Through a tunnel the checked name is that of the upstream too, not that of the proxy or of the tunnel's end.
     let proxy = OutboundProxy::start(Manner::Tunnel, &[("secure.test:443", fronts[3].address())]).await;
     given.push((
         "tunnel",
@@ -344,7 +343,7 @@ async fn an_upstream_is_who_it_says_or_gets_nothing() {
     }
 }
 
-/// A listener whose backlog is full, so that packets of others who want to connect are dropped.
+/// Listens with a full backlog, so that packets of further connections are dropped.
 async fn swallower() -> (TcpListener, Vec<TcpStream>) {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();

@@ -1,4 +1,4 @@
-//! Many partitions, each touched once: small in Redis, forgotten by it, and by weir.
+//! Many partitions, each touched once: small in Redis, and forgotten by Redis and by weir.
 
 use std::time::{Duration, Instant};
 
@@ -10,16 +10,16 @@ use crate::support::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Connections that touch partitions at once.
+/// The number of connections that touch partitions at once.
 const CONNECTIONS: usize = 64;
 
-/// More than this in Redis for a partition that holds one permit would be a fault.
+/// The largest acceptable size in Redis of a partition that holds one permit.
 const BYTES_EACH_MAX: u64 = 1024;
 
-/// Redis looks for what has expired ten times a second, and takes a few rounds for many.
+/// The delay of Redis, which looks for expired keys ten times a second and takes a few rounds for many.
 const SLACK: Duration = Duration::from_secs(3);
 
-/// Sends one request of each of so many partitions.
+/// Sends one request for each of `count` partitions.
 async fn touch(weir: &Weir, path: &str, count: usize) {
     let one = |first: usize| {
         let (host, path) = (weir.host(), path.to_owned());
@@ -38,14 +38,14 @@ async fn touch(weir: &Weir, path: &str, count: usize) {
     }
 }
 
-/// Waits until Redis holds no key; how long that took.
+/// Waits until Redis holds no key; returns the time that took.
 async fn until_forgotten(redis: &RedisServer, deadline: Duration) -> Duration {
     let begun = Instant::now();
     eventually("Redis has forgotten all partitions", deadline, async || redis.size().await == 0).await;
     begun.elapsed()
 }
 
-/// `per` is the window of each partition: long enough that all of them live at once.
+/// Touches `count` partitions once. `per` is the window of each partition: long enough that all of them live at once.
 async fn partitions_touched_once(count: usize, per: Duration) {
     lane::alone(async || {
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());

@@ -1,4 +1,4 @@
-//! What the upstream says counts: a refusal pauses the whole fleet, and nobody runs into the same one.
+//! An upstream's rejection pauses the whole fleet, and no replica meets the same rejection again.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -15,13 +15,13 @@ use crate::support::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Of 150 that wait at 20 a second the 40th is refused.
+/// Of 150 requests that wait at 20 a second, the 40th is rejected.
 const WAITING: usize = 150;
 const RATE: usize = 20;
 const REFUSED: usize = 40;
 
-/// How many pairs were served in the other order than that in which they came. Those that came closer to each other than this
-/// are not told apart: a machine does several things at once.
+/// Counts the pairs that were served in the opposite order of their arrival. Arrivals that are closer to each other
+/// than this are not ordered: a machine does several things at once.
 fn overtaken(services: &[Service]) -> usize {
     const APART: Duration = Duration::from_millis(4);
     let later =
@@ -33,8 +33,8 @@ fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs()
 }
 
-/// Three replicas: one client sees the refusal, nothing is sent for as long as the upstream asks, and then the others follow
-/// in order at the rate of the limit.
+/// Runs three replicas: one client sees the rejection, nothing is sent for the time that the upstream asks for, and
+/// then the others follow in order at the rate of the limit.
 async fn all_wait(refusal: impl Fn() -> Reply + Send + Sync + Copy + 'static, publishes: bool) {
     lane::alone(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
@@ -71,7 +71,7 @@ async fn all_wait(refusal: impl Fn() -> Reply + Send + Sync + Copy + 'static, pu
         let most = WAITING * WAITING / 2 * 3 / 100;
         assert!(out_of_order < most, "{out_of_order} pairs out of order, of which {most} would be 3 %");
         upstream.assert_within(RATE, SECOND);
-        // As evenly as the limit allows on average, from the first one on.
+        // As evenly as the limit allows on average, from the first request on.
         upstream.assert_within_since(Some(resumed), RATE / 2 + 2, SECOND / 2);
         let least = SECOND * u32::try_from(WAITING - REFUSED - early).unwrap() / u32::try_from(RATE).unwrap();
         assert!(lasting < least + SECOND, "{lasting:?} for the rest, of which {least:?} are needed");
@@ -103,13 +103,13 @@ async fn all_replicas_wait_for_a_reset() {
 }
 
 #[tokio::test]
-async fn all_replicas_wait_though_nothing_is_announced() {
+async fn all_replicas_wait_without_an_announced_time() {
     all_wait(|| Reply::status(429).header("retry-after-ms", "3000"), false).await;
 }
 
-/// One that refuses for ever is asked once in each pause, and those grow up to the longest.
+/// An upstream that rejects for ever is asked once in each pause, and the pauses grow up to the longest.
 #[tokio::test]
-async fn an_upstream_that_refuses_for_ever_is_left_alone() {
+async fn an_upstream_that_rejects_for_ever_is_asked_once_in_each_pause() {
     lane::alone(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let limiter = "{limits: [50/1s], pause: {fallback: 200ms, max: 1600ms}, queue: {timeout: 60s, max_waiting: 1000}}";
@@ -121,7 +121,7 @@ async fn an_upstream_that_refuses_for_ever_is_left_alone() {
             began.elapsed() > Duration::from_secs(10)
         })
         .await;
-        // Those of the first moment were under way before anybody knew.
+        // The requests of the first moment were under way before the pause was known.
         let instants = upstream.instants();
         let first = instants.iter().take_while(|at| **at < instants[0] + Duration::from_millis(150)).count();
         let gaps: Vec<u128> =
@@ -134,7 +134,7 @@ async fn an_upstream_that_refuses_for_ever_is_left_alone() {
     .await;
 }
 
-/// What makes no sense is not followed, and what is too much is cut.
+/// Nonsensical values are ignored, and excessive ones are cut to the longest pause.
 #[tokio::test]
 async fn hostile_answers_pause_for_no_longer_than_the_longest() {
     let _lane = lane::shared().await;
@@ -171,9 +171,9 @@ async fn hostile_answers_pause_for_no_longer_than_the_longest() {
     assert_eq!(metrics.sum("weir_upstream_invalid_quota_headers_total", &[("route", "all")]), 4.0);
 }
 
-/// What others use of the upstream's quota counts as used, where the upstream tells of it.
+/// External usage of the upstream's quota counts as used, where the upstream reports it.
 #[tokio::test]
-async fn what_the_upstream_has_left_is_what_counts() {
+async fn the_remaining_quota_of_the_upstream_counts() {
     let _lane = lane::shared().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
     let reply = |limit: &str, left: &str| {
@@ -186,10 +186,11 @@ async fn what_the_upstream_has_left_is_what_counts() {
             Weir::fleet(2, &one_limiter(&redis.store(), &format!("{{{limits}, {sync}}}"), &upstream)).await;
         upstream.reply("/", reply("20", "7"));
         assert_eq!(fleet[0].get("/").await.status, 200);
-        // A little more than they use is left to others.
+        // weir leaves a little more to others than they use.
         let expected = if counts { [6, 999] } else { [19, 999] };
         eventually("it counts", PATIENCE, async || fleet[1].available("api").await == expected).await;
-        // More than was thought says that something is still on its way; what is no limit of these is another's.
+        // A higher remainder than expected means that requests are still on their way; a limit that the limiter does
+        // not have belongs to somebody else.
         for other in [reply("20", "19"), reply("500", "0"), reply("20", "x")] {
             upstream.reply("/", other);
             assert_eq!(fleet[1].get("/").await.status, 200);
@@ -202,8 +203,8 @@ async fn what_the_upstream_has_left_is_what_counts() {
     }
 }
 
-/// An upstream whose other callers use half of what it allows, and are not refused: it counts by itself, tells what is left, and
-/// refuses beyond.
+/// An upstream whose other callers use half of its quota and are never rejected: it counts by itself, reports the
+/// remainder, and rejects beyond its quota.
 struct Provider {
     used: Vec<Instant>,
     others: usize,
@@ -218,7 +219,7 @@ impl Provider {
 
     fn answer(&mut self) -> Reply {
         let now = Instant::now();
-        // The others come evenly.
+        // The other callers come evenly.
         let due = (now - self.began).as_millis() as usize * Provider::OTHERS / 1000;
         for missing in self.others..due {
             let at = self.began
@@ -241,10 +242,10 @@ impl Provider {
     }
 }
 
-/// What others use of the upstream's quota is left to them, and what they leave is used: in one of three stretches of ten seconds,
-/// nearly always the first.
+/// External usage is left to the other callers, and the rest is used: in one of three stretches of ten seconds, nearly
+/// always the first.
 #[tokio::test]
-async fn what_others_use_is_left_to_them() {
+async fn external_usage_is_left_to_the_other_callers() {
     const STRETCH: Duration = Duration::from_secs(10);
     lane::alone(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
@@ -264,8 +265,8 @@ async fn what_others_use_is_left_to_them() {
             eventually("the time has passed", time + PATIENCE, async || began.elapsed() >= time).await;
             counts()
         };
-        // The first seconds show what there is. A machine that is held up sends later than it has booked, and is refused for it:
-        // then it has to find out anew.
+        // weir learns the external usage in the first seconds. A machine that is held up sends later than it has
+        // booked, is rejected, and must then learn again.
         let mut judged = Vec::new();
         for from in [4, 14, 24] {
             let (first, refused_first, from) = after(from * SECOND).await;
@@ -274,7 +275,7 @@ async fn what_others_use_is_left_to_them() {
             let left = (Provider::LIMIT - Provider::OTHERS) as f64 * (until - from).as_secs_f64();
             let used = ours as f64 / left;
             let share = refused as f64 / (ours + refused) as f64;
-            println!("{:.1} % of what is left used, {:.2} % refused", used * 100.0, share * 100.0);
+            println!("{:.1} % of the rest used, {:.2} % refused", used * 100.0, share * 100.0);
             judged.push((used, share));
             if share < 0.01 && used > 0.9 {
                 break;
@@ -291,7 +292,7 @@ async fn what_others_use_is_left_to_them() {
     .await;
 }
 
-/// A queue that nobody uses while its limiter is paused does nothing, and is forgotten as always.
+/// The queue of a paused limiter does nothing without requests, and is dropped as always.
 #[tokio::test]
 async fn a_paused_partition_that_nobody_uses_costs_nothing() {
     const WATCHED: Duration = Duration::from_secs(4);
@@ -304,7 +305,7 @@ async fn a_paused_partition_that_nobody_uses_costs_nothing() {
     assert_eq!(refused.status, 429);
     let cpu_seconds = async || weir.metrics().await.sum("process_cpu_seconds_total", &[]);
     let (began, before) = (Instant::now(), cpu_seconds().await);
-    // Its worker stays for a second, and then ends.
+    // The queue's worker stays for a second, and then ends.
     eventually("it has been watched", WATCHED + PATIENCE, async || began.elapsed() >= WATCHED).await;
     let used = cpu_seconds().await - before;
     assert!(used < 1.0, "{used} s of {WATCHED:?}");
@@ -312,7 +313,7 @@ async fn a_paused_partition_that_nobody_uses_costs_nothing() {
     assert_eq!((refused.status, refused.weir_error()), (429, Some("paused")));
 }
 
-/// A pause of all partitions ends in all of them, and so it is shown.
+/// A pause of all partitions ends in all of them, and the API shows that.
 #[tokio::test]
 async fn a_partitioned_limiter_that_is_resumed_is_shown_as_such() {
     let _lane = lane::shared().await;
@@ -337,7 +338,7 @@ async fn a_partitioned_limiter_that_is_resumed_is_shown_as_such() {
     assert_eq!(ask(&fleet[1]).await, 200);
 }
 
-/// What one replica tells of the pause of a limiter, but for its end.
+/// Returns a replica's view of a limiter's pause, without its end.
 async fn pause_shown(weir: &Weir) -> Value {
     let mut limiter = weir.ask("/api/limiters/api").await.json();
     assert_eq!(limiter["paused"]["until"].is_null(), limiter["paused_until"].is_null(), "{limiter}");
@@ -348,9 +349,9 @@ async fn pause_shown(weir: &Weir) -> Value {
     limiter["paused"].take()
 }
 
-/// Whichever replica is asked tells why a limiter is paused, and which one has seen to it.
+/// Each replica reports why a limiter is paused, and which replica paused it.
 #[tokio::test]
-async fn each_replica_tells_why_a_limiter_is_paused_and_by_whom() {
+async fn each_replica_reports_the_cause_and_the_origin_of_a_pause() {
     let _lane = lane::shared().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
     let limiter = "{limits: [100/1s], pause: {fallback: 20s}}";
@@ -384,7 +385,7 @@ async fn each_replica_tells_why_a_limiter_is_paused_and_by_whom() {
     shown_by_all(Value::Null).await;
     upstream.reply("/named", Reply::status(429).header("retry-after", "60"));
     assert_eq!(fleet[0].get("/named").await.status, 429);
-    // The store hears of it after the client.
+    // The store learns of the pause after the client's answer.
     eventually("it is paused", PATIENCE, async || !pause_shown(&fleet[1]).await.is_null()).await;
     shown_by_all(json!({"reason": "upstream", "status": 429, "named": true, "by": ids[0], "by_host": name}))
         .await;
@@ -393,7 +394,7 @@ async fn each_replica_tells_why_a_limiter_is_paused_and_by_whom() {
     let listed = run(&["limiters", "--admin", &fleet[1].admin("")]).await;
     assert!(listed.stdout.lines().any(|row| row.ends_with("s (429)")), "{}", listed.stdout);
 
-    // A shorter one by hand is what somebody wanted; what it stands for is forgotten when it goes on.
+    // A shorter pause by hand replaces the longer one, whose cause is forgotten when the limiter resumes.
     fleet[1].tell_with("/api/limiters/api/pause", "{\"for\": \"30s\"}").await;
     shown_by_all(json!({"reason": "by_hand", "by": ids[1], "by_host": name})).await;
     logged(&fleet[1], &["\"paused by hand\"", "30"]).await;
@@ -410,7 +411,7 @@ async fn each_replica_tells_why_a_limiter_is_paused_and_by_whom() {
     shown_by_all(json!({"reason": "upstream", "status": 429, "named": false, "by": ids[1], "by_host": name}))
         .await;
     logged(&fleet[0], &["paused by an upstream over another replica", "false"]).await;
-    // Nobody calls itself another one.
+    // No replica takes another one's name.
     for weir in &fleet {
         assert_eq!(
             weir.log().lines().filter(|line| line.contains("another replica")).count(),
@@ -421,9 +422,9 @@ async fn each_replica_tells_why_a_limiter_is_paused_and_by_whom() {
     }
 }
 
-/// What stands in the store as the name of a host is shown without what would move a cursor, and no more than a name of it.
+/// A host name from the store is shown without control characters, and cut to the length of a name.
 #[tokio::test]
-async fn a_hosts_name_is_not_trusted() {
+async fn a_host_name_from_the_store_is_sanitized() {
     let _lane = lane::shared().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
     let weir = Weir::start(&one_limiter(&redis.store(), "{limits: [100/1s]}", &upstream)).await;
@@ -441,7 +442,8 @@ async fn a_hosts_name_is_not_trusted() {
     assert!(listed.stdout.lines().any(|row| row.contains(&shown)), "{}", listed.stdout);
 }
 
-/// By hand, on all replicas: who waits waits longer, who would have to wait too long is told, and then all goes on.
+/// A pause by hand holds on all replicas: queued requests wait longer, requests that would wait too long are refused,
+/// and then all goes on.
 #[tokio::test]
 async fn a_limiter_is_paused_and_resumed_by_hand() {
     let _lane = lane::shared().await;
@@ -468,7 +470,7 @@ async fn a_limiter_is_paused_and_resumed_by_hand() {
     assert!((answer.status, &answer.json()["paused_until"]) == (200, &Value::Null), "{}", answer.text());
     eventually("the other one goes on", PATIENCE, async || fleet[0].get("/").await.status == 200).await;
 
-    // Who waits already waits longer, and moves up again.
+    // Queued requests wait longer, and move up again.
     fleet[0].tell_with("/api/limiters/api/pause", "{\"for\": \"15s\"}").await;
     let waiting = fleet[1].begin(8, "/waits");
     fleet[1].wait_for_waiting(8).await;

@@ -1,7 +1,7 @@
-//! The clients that people use, as they are installed here: each asks for the same things, several times on one connection, and is
-//! served, made to wait, and refused once with a `Retry-After` that it can read. What arrives upstream is the same for all.
+//! Common HTTP clients, as installed on this machine: each sends the same requests, several on one connection, and is
+//! served, queued, and refused once with a `Retry-After` that it can read. The upstream sees the same from all of them.
 //!
-//! curl and Python must be there; others are left out where they are not, which is printed.
+//! curl and Python are required; the tests of other clients are skipped where these are missing, with a message.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -17,19 +17,19 @@ use crate::support::certificates::Certificates;
 use crate::support::upstream::Seen;
 use crate::support::{Reply, Upstream, Weir, configuration, lane};
 
-/// A virtual machine starts, and a compiler runs, on a busy machine.
+/// The time for a virtual machine to start and a compiler to run on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(90);
 
-/// What every client sends behind `upload`, without its length being said.
+/// The size of the body that every client sends to `upload`, without a declared length.
 const UPLOAD: usize = 100_000;
 
-/// `hello`, as gzip has it (RFC 1952): stored, and its checksum.
+/// `hello` as gzip (RFC 1952): stored, with its checksum.
 const GZIP_HELLO: &[u8] = &[
     0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff, 1, 5, 0, 0xfa, 0xff, b'h', b'e', b'l', b'l', b'o', 0x86, 0xa6,
     0x10, 0x36, 5, 0, 0, 0,
 ];
 
-/// The upstream, and a weir in the clear and one inside TLS before it.
+/// The upstream, with one weir in the clear and one inside TLS in front of it.
 struct Served {
     directory: TempDir,
     certificates: Certificates,
@@ -44,7 +44,7 @@ impl Served {
         let certificates = Certificates::write_to(directory.path());
         upstream.reply("/hello", Reply::status(200).body("hello"));
         upstream.reply("/gzip", Reply::status(200).header("content-encoding", "gzip").body(GZIP_HELLO));
-        // By client, so that they do not meet.
+        // A limiter for each client, so that clients do not affect each other.
         let limiters = [
             ("slow", "{limits: [1/300ms], queue: {timeout: 1m, max_waiting: 10}, key: [header:x-client]}"),
             ("once", "{limits: [1/1h], key: [header:x-client]}"),
@@ -71,13 +71,13 @@ impl Served {
         self.certificates.ca.to_str().expect("a path of letters").to_owned()
     }
 
-    /// What the upstream saw of one client, but for what curl alone asks for.
+    /// Returns the requests that the upstream saw of one client, without those that only curl sends.
     fn seen(&self, client: &str) -> Vec<Seen> {
         let is_its = |seen: &Seen| seen.headers.get("x-client").is_some_and(|name| name == client);
         self.upstream.seen().into_iter().filter(|seen| is_its(seen) && seen.target != "/gzip").collect()
     }
 
-    /// Judges what a client said it got, and what came of it upstream.
+    /// Judges a client's output and the requests that reached the upstream.
     fn judge(&self, client: &str, version: &str, output: &str) {
         let answers: Vec<Answer> = output.lines().map(Answer::parse).collect();
         for answer in &answers {
@@ -124,15 +124,15 @@ impl Served {
     }
 }
 
-/// A line of a client's: what it asked for, and what it got.
+/// A line of a client's output: the request and its result.
 #[derive(Debug)]
 struct Answer {
     step: String,
     status: u16,
     version: String,
-    /// 0 where it was not said.
+    /// In milliseconds; 0 where the client printed none.
     wait_ms: u64,
-    /// In seconds; 0 where it was not said.
+    /// In seconds; 0 where the client printed none.
     retry_after: u64,
     body: String,
 }
@@ -154,17 +154,17 @@ impl Answer {
     }
 }
 
-/// A program's source, beside this file.
+/// Returns the path of a program's source, beside this file.
 fn source(name: &str) -> String {
     let path: PathBuf = [env!("CARGO_MANIFEST_DIR"), "tests", "it", "peers", name].iter().collect();
     path.to_str().expect("a path of letters").to_owned()
 }
 
-/// Runs a program to its end, and returns what it said; panics when it fails.
+/// Runs a program to its end and returns its output; panics when the program fails.
 async fn run(program: &str, arguments: &[&str], environment: &[(&str, &str)], input: &[u8]) -> String {
     let mut command = Command::new(program);
     command.args(arguments).envs(environment.iter().copied()).kill_on_drop(true);
-    // A proxy or settings of whoever runs the tests must not change the verdict.
+    // A proxy or settings of the developer must not change the verdict.
     for name in ["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "JAVA_TOOL_OPTIONS"] {
         command.env_remove(name);
     }
@@ -184,7 +184,7 @@ async fn run(program: &str, arguments: &[&str], environment: &[(&str, &str)], in
     said
 }
 
-/// Whether a program is installed here; if not, says that its test is left out.
+/// Returns whether a program is installed; if not, prints that its test is skipped.
 async fn is_installed(program: &str, version: &str) -> bool {
     let mut command = Command::new(program);
     command.arg(version).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -195,12 +195,12 @@ async fn is_installed(program: &str, version: &str) -> bool {
     installed
 }
 
-/// The output of a program that did several runs, each begun with `run|NAME`, by name.
+/// Splits the output of a program that did several runs, each begun with `run|NAME`, by name.
 fn runs(output: &str) -> Vec<(&str, &str)> {
     output.split("run|").filter_map(|run| run.split_once('\n')).collect()
 }
 
-/// curl's arguments for what every client asks for, and a body that is compressed: one list for each request.
+/// Returns curl's arguments for the common requests and for a compressed body: one list for each request.
 fn curl(base: &str, client: &str, flags: &[&str], unzipped: &str) -> Vec<Vec<String>> {
     let told = "|%{http_code}|%{http_version}|%header{weir-wait-ms}|%header{retry-after}|";
     let steps: [(&str, &[&str]); 11] = [
@@ -218,7 +218,7 @@ fn curl(base: &str, client: &str, flags: &[&str], unzipped: &str) -> Vec<Vec<Str
     ];
     let arguments = steps.map(|(step, own)| {
         let output = if step == "gzip" { unzipped } else { "/dev/null" };
-        // The length tells whether a body has come.
+        // The length shows whether a body has come.
         let body = if step == "hello" && own.is_empty() { "hello" } else { "" };
         let line = format!("{step}{told}{body}|%{{num_connects}}|%{{size_download}}\n");
         let (header, url) = (format!("x-client: {client}"), format!("{base}/{step}"));
@@ -229,7 +229,7 @@ fn curl(base: &str, client: &str, flags: &[&str], unzipped: &str) -> Vec<Vec<Str
 }
 
 #[tokio::test]
-async fn curl_over_both_protocols() {
+async fn curl_is_served_over_both_protocols() {
     let _lane = lane::shared().await;
     let served = Served::start().await;
     let speaks_http2 = run("curl", &["--version"], &[], b"").await.contains("HTTP2");
@@ -241,7 +241,7 @@ async fn curl_over_both_protocols() {
     for (client, base, version, flags) in [
         ("curl", &clear, "1.1", vec!["--http1.1"]),
         ("curl-2", &clear, "2", vec!["--http2-prior-knowledge"]),
-        // Asks for an upgrade that it does not get.
+        // Asks for an upgrade, which weir ignores.
         ("curl-upgrade", &clear, "1.1", vec!["--http2"]),
         ("curl-tls", &secure, "1.1", [&trusting[..], &["--http1.1"]].concat()),
         ("curl-tls-2", &secure, "2", [&trusting[..], &["--http2"]].concat()),
@@ -251,7 +251,7 @@ async fn curl_over_both_protocols() {
         }
         let unzipped = served.directory.path().join(client);
         let mut requests = curl(base, client, &flags, unzipped.to_str().expect("a path of letters"));
-        // curl 7.88 cannot use a connection again on which it spoke HTTP/2 without having agreed on it.
+        // curl 7.88 cannot reuse a connection on which it spoke HTTP/2 without negotiation.
         let connections =
             if client == "curl-2" { "1".repeat(requests.len()) } else { "10000000000".to_owned() };
         if client != "curl-2" {
@@ -274,7 +274,7 @@ async fn curl_over_both_protocols() {
 }
 
 #[tokio::test]
-async fn python_over_http1() {
+async fn python_is_served_over_http1() {
     let _lane = lane::shared().await;
     let served = Served::start().await;
     for (client, base) in [("python", served.clear()), ("python-tls", served.secure())] {
@@ -284,7 +284,7 @@ async fn python_over_http1() {
 }
 
 #[tokio::test]
-async fn node_over_both_protocols() {
+async fn node_is_served_over_both_protocols() {
     let _lane = lane::shared().await;
     if !is_installed("node", "--version").await {
         return;
@@ -306,7 +306,7 @@ async fn node_over_both_protocols() {
 }
 
 #[tokio::test]
-async fn java_over_both_protocols() {
+async fn java_is_served_over_both_protocols() {
     let _lane = lane::shared().await;
     if !is_installed("java", "-version").await {
         return;
@@ -315,7 +315,7 @@ async fn java_over_both_protocols() {
     let (clear, secure) = (served.clear(), served.secure());
     let expected = [("java", "1.1"), ("java-upgrade", "1.1"), ("java-tls", "1.1"), ("java-tls-2", "2")];
     let arguments = [
-        // One that is soon over needs no second compiler.
+        // A short run needs no second compiler.
         "-XX:TieredStopAtLevel=1",
         &source("Client.java"),
         &served.authority(),
@@ -344,7 +344,7 @@ async fn java_over_both_protocols() {
 }
 
 #[tokio::test]
-async fn go_over_both_protocols() {
+async fn go_is_served_over_both_protocols() {
     let _lane = lane::shared().await;
     if !is_installed("go", "version").await {
         return;

@@ -1,4 +1,4 @@
-//! What is more than a request and an answer: a protocol that is changed to, calls of gRPC.
+//! More than a request and a response: protocol upgrades, and gRPC calls.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, Response};
@@ -16,7 +16,7 @@ use crate::support::{PATIENCE, Weir, lane, one_route};
 const HANDSHAKE: &[u8] = b"GET /chat HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
     Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\nfirst";
 
-/// Says what it hears, after the handshake.
+/// Starts an upstream that echoes bytes after the handshake.
 async fn echo() -> RawUpstream {
     RawUpstream::start(|mut connection, _| async move {
         let head = connection.read_head().await;
@@ -35,7 +35,7 @@ async fn websocket(weir: &Weir) -> TcpStream {
     client.write_all(HANDSHAKE).await.unwrap();
     let head = read_head(&mut client).await.to_ascii_lowercase();
     assert!(head.starts_with("http/1.1 101 ") && head.contains("upgrade: websocket\r\n"), "{head}");
-    // What was sent with the handshake is not lost.
+    // Bytes that were sent with the handshake are not lost.
     let mut first = [0; 5];
     in_time("the first bytes", client.read_exact(&mut first)).await.unwrap();
     assert_eq!(&first, b"first");
@@ -58,7 +58,7 @@ async fn a_websocket_goes_end_to_end() {
     assert_eq!(read_to_end(&mut client).await, "", "it ends when both have");
 }
 
-/// It may last as long as the drain does, and no longer.
+/// A WebSocket may last as long as the drain does, and no longer.
 #[tokio::test]
 async fn a_websocket_ends_with_the_drain() {
     let _lane = lane::shared().await;
@@ -74,7 +74,7 @@ async fn a_websocket_ends_with_the_drain() {
     weir.wait_exit(PATIENCE).await;
 }
 
-/// An upstream that answers each call with what it was sent, a message, and how it went.
+/// Starts an upstream that answers each call with the message that it got and a status.
 async fn grpc_upstream() -> (String, AbortOnDropHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -139,7 +139,7 @@ async fn grpc_goes_end_to_end() {
         (&b"5"[..], &b"no such thing"[..])
     );
     assert_eq!(body.to_bytes(), message);
-    // Refused: RESOURCE_EXHAUSTED, which a client of gRPC understands.
+    // Refused with RESOURCE_EXHAUSTED, which a gRPC client understands.
     let (head, _) = call().await;
     assert_eq!((head.status.as_u16(), head.headers["grpc-status"].as_bytes()), (200, &b"8"[..]));
 }

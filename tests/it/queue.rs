@@ -1,4 +1,4 @@
-//! The queue: bounded, first come first served, and without a trace of those that leave.
+//! The queue is bounded, serves in order of arrival, and keeps no trace of clients that leave.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::support::{
 const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test]
-async fn a_waiting_request_says_how_long_it_waited() {
+async fn a_waiting_request_reports_how_long_it_waited() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let limiter = "{limits: [1/1s], queue: {timeout: 10s, max_waiting: 10}}";
@@ -59,9 +59,12 @@ async fn a_client_that_leaves_takes_no_permit_with_it(store: &str) {
     }
     let targets = upstream.targets();
     assert_eq!(targets.len(), 30);
-    assert!(!targets.contains(&"/leaves".to_owned()), "who has left is never sent upstream");
+    assert!(
+        !targets.contains(&"/leaves".to_owned()),
+        "the request of a client that left is never sent upstream"
+    );
     upstream.assert_within(10, 2 * SECOND);
-    // Two windows after the first, not three: those behind moved up.
+    // Two windows after the first, not three: the requests behind moved up.
     let used = occupancy(&upstream.instants(), 10, 2 * SECOND);
     assert!(used >= 0.95, "{:.1} % of the quota used", used * 100.0);
 }
@@ -145,7 +148,7 @@ async fn a_failed_connection_gives_its_permit_back() {
         let failed = weir.get("/away").await;
         assert_eq!((failed.status, failed.weir_error()), (502, Some("upstream_connect")));
     }
-    // Giving back happens after the answer.
+    // The permit is given back after the answer.
     for _ in 0..2 {
         eventually("a permit given back", PATIENCE, async || weir.get("/").await.status == 200).await;
     }
@@ -154,7 +157,7 @@ async fn a_failed_connection_gives_its_permit_back() {
 }
 
 #[tokio::test]
-async fn first_come_first_served() {
+async fn requests_are_served_in_order_of_arrival() {
     lane::alone(async || {
         let upstream = Upstream::start();
         let limiter = "{limits: [5/500ms], queue: {timeout: 30s, max_waiting: 100}}";

@@ -1,4 +1,4 @@
-//! What Redisson's own tests of its `RRateLimiter` ask for, as behaviours; and what its users report as broken.
+//! The behaviour that Redisson's own tests of `RRateLimiter` ask for, and the faults that its users report.
 
 use std::time::{Duration, Instant};
 
@@ -10,20 +10,20 @@ use crate::support::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The guard of a window of one second or less; of a longer one it is at most 20 ms.
+/// The guard of a window of one second or less; a longer window's guard is at most 20 ms.
 const GUARD: Duration = Duration::from_millis(20);
 
-/// A replica may go on for this long with slots that it got before a reload.
+/// The time for which a replica may go on with slots that it got before a reload.
 const LEASE: Duration = Duration::from_millis(500);
 
-/// What the machine may add to an instant at which something is promised to have happened.
+/// The delay that the machine may add to a promised instant.
 const SLACK: Duration = Duration::from_secs(1);
 
 async fn wait_until(instant: Instant) {
     tokio::time::sleep_until(instant.into()).await;
 }
 
-/// Runs it over each store, both at once.
+/// Runs the test over each store, both at once.
 async fn on_both_stores(test: impl AsyncFn(&str)) {
     let redis = RedisServer::start().await;
     let store = redis.store();
@@ -54,7 +54,7 @@ async fn ten_grants_then_ten_refusals_three_windows_in_a_row() {
 }
 
 #[tokio::test]
-async fn a_changed_rate_keeps_what_was_used() {
+async fn a_changed_rate_keeps_the_usage() {
     let _lane = lane::shared().await;
     on_both_stores(async |store| {
         let upstream = Upstream::start();
@@ -75,7 +75,7 @@ async fn a_changed_rate_keeps_what_was_used() {
 }
 
 #[tokio::test]
-async fn a_rate_below_what_was_used_leaves_nothing_until_the_window_has_passed() {
+async fn a_rate_below_the_usage_leaves_nothing_until_the_window_has_passed() {
     let _lane = lane::shared().await;
     const PER: Duration = Duration::from_secs(2);
     on_both_stores(async |store| {
@@ -92,7 +92,7 @@ async fn a_rate_below_what_was_used_leaves_nothing_until_the_window_has_passed()
         loop {
             pace.tick().await;
             let (left, status) = (weir.available("api").await, client.ask(&request).await.status);
-            // What was answered later than this proves nothing.
+            // An answer after this instant proves nothing.
             if first.elapsed() >= PER {
                 break;
             }
@@ -100,7 +100,7 @@ async fn a_rate_below_what_was_used_leaves_nothing_until_the_window_has_passed()
             looks += 1;
         }
         assert!(looks > 10, "looked only {looks} times");
-        // The last look may have been granted; that is gone, too, when a window has passed.
+        // The last look may have taken a permit, which expires with the window too.
         wait_until(Instant::now() + PER + GUARD).await;
         assert_eq!(weir.available("api").await, [5], "in {store}");
         assert_eq!(client.statuses(&request, 6).await, [200, 200, 200, 200, 200, 429], "in {store}");
@@ -110,7 +110,7 @@ async fn a_rate_below_what_was_used_leaves_nothing_until_the_window_has_passed()
 }
 
 #[tokio::test]
-async fn a_shorter_window_drops_what_has_expired_in_it() {
+async fn a_shorter_window_drops_usage_that_has_expired() {
     let _lane = lane::shared().await;
     on_both_stores(async |store| {
         let upstream = Upstream::start();
@@ -148,13 +148,13 @@ async fn an_idle_limiter_leaves_no_key_behind() {
     let deadline = SECOND / 2 + GUARD + SECOND + SLACK;
     eventually("no key is left", deadline, async || redis.size().await == 0).await;
     println!("no key left {:?} after the last request, window 500ms", last.elapsed());
-    // weir is there all the time, and knows that nothing is used.
+    // weir runs all the time, and knows that nothing is used.
     assert_eq!(weir.available("api").await, [10]);
     assert_eq!(redis.size().await, 0, "looking makes no key");
 }
 
 #[tokio::test]
-async fn reading_what_is_available_never_writes() {
+async fn reading_the_available_permits_never_writes() {
     let _lane = lane::shared().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
     let limiter = "{limits: [10/1h, 100/1d]}";
@@ -172,7 +172,7 @@ async fn reading_what_is_available_never_writes() {
     assert_eq!(dump(&redis).await, before);
 }
 
-/// Every key with its value as Redis would save it.
+/// Returns every key with its value in Redis's DUMP format.
 async fn dump(redis: &RedisServer) -> Vec<(String, redis::Value)> {
     let mut keys = redis.keys().await;
     keys.sort_unstable();
@@ -303,7 +303,7 @@ async fn wall_clocks_that_differ_change_nothing() {
         let load: Vec<_> =
             fleet.iter().zip(paths).map(|(weir, path)| Load::start(weir, 15, &Request::get(path))).collect();
         upstream.wait_for(135, PATIENCE).await;
-        // The first ones went to whose clients came first; then every client's turn comes round twice.
+        // The first permits went to the clients that came first; then every client's turn comes round twice.
         let (instants, targets) = (upstream.instants(), upstream.targets().split_off(45));
         let targets = &targets[..90];
         let shares = paths.map(|path| targets.iter().filter(|target| *target == path).count());
@@ -312,7 +312,7 @@ async fn wall_clocks_that_differ_change_nothing() {
         upstream.assert_within(20, SECOND / 2);
         // The guard costs 4 % of so short a window.
         assert!(used >= 0.9, "{:.1} % of the quota used", used * 100.0);
-        // Fair enough to show that nobody is ahead of the others; how fair it is belongs to another test.
+        // Fair enough to show that no replica is ahead of the others; another test measures fairness.
         assert!(jain(&shares) >= 0.9, "{shares:?}");
         for load in load {
             assert_eq!(load.statuses().keys().collect::<Vec<_>>(), [&200]);
@@ -321,7 +321,7 @@ async fn wall_clocks_that_differ_change_nothing() {
     .await;
 }
 
-/// The time of a replica's last log line, by its own clock.
+/// Returns the time of a replica's last log line, by the replica's clock.
 fn logged_at(weir: &Weir) -> jiff::Timestamp {
     let log = weir.log();
     let line: serde_json::Value = serde_json::from_str(log.lines().last().expect("a line")).expect("JSON");

@@ -1,4 +1,4 @@
-//! The responses that weir makes itself, and the ones that it passes on: exactly as the table of the design says.
+//! weir's own responses and the upstream's: exactly as documented.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn assert_own(answer: &Answer, status: u16, code: &str) {
 }
 
 #[tokio::test]
-async fn no_route_and_forbidden_methods() {
+async fn unknown_routes_and_forbidden_methods_are_refused() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let weir =
@@ -54,7 +54,7 @@ async fn a_path_that_escapes_its_route_is_refused() {
 }
 
 #[tokio::test]
-async fn an_upstream_that_is_away_slow_or_mad() {
+async fn an_unreachable_slow_or_malformed_upstream_has_its_own_status_each() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let _closed = upstream.hold("/slow");
@@ -83,7 +83,7 @@ async fn an_upstream_that_is_away_slow_or_mad() {
 }
 
 #[tokio::test]
-async fn an_upstreams_answer_passes_as_it_is() {
+async fn an_upstreams_answer_passes_unchanged() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let reply = Reply::status(429)
@@ -106,7 +106,7 @@ async fn an_upstreams_answer_passes_as_it_is() {
 }
 
 #[tokio::test]
-async fn requests_are_rewritten_as_the_route_says() {
+async fn requests_are_rewritten_as_the_route_asks() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let more =
@@ -133,7 +133,7 @@ async fn requests_are_rewritten_as_the_route_says() {
 }
 
 #[tokio::test]
-async fn a_request_must_not_be_smuggled() {
+async fn a_second_request_inside_a_body_reaches_no_upstream() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let weir =

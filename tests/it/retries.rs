@@ -1,4 +1,4 @@
-//! Requests that are sent once more, and what a response tells of a request's cost.
+//! Retries, and the cost that a response reports.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ fn first(upstream: &Upstream, statuses: &'static [u16]) {
 }
 
 #[tokio::test]
-async fn a_harmless_request_is_sent_again_with_a_permit_of_its_own() {
+async fn a_safe_request_is_retried_with_a_permit_of_its_own() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let limiter = "{limits: [100/1m], pause: off, queue: {timeout: 5s, max_waiting: 10}}";
@@ -40,17 +40,17 @@ async fn a_harmless_request_is_sent_again_with_a_permit_of_its_own() {
     assert_eq!((upstream.count(), permits(&weir).await), (3, 3.0));
     assert_eq!((retries(&weir, "503").await, retries(&weir, "502").await), (1.0, 1.0));
 
-    // No more often than that: the client gets the last answer.
+    // There are no further attempts: the client gets the last answer.
     first(&upstream, &[503, 503, 503, 503]);
     assert_eq!(weir.get("/two").await.status, 503);
     assert_eq!(upstream.count(), 6);
 
-    // What is not listed is an answer like any other.
+    // A status that is not listed passes.
     first(&upstream, &[500, 504]);
     assert_eq!(weir.get("/three").await.status, 500);
     assert_eq!(weir.get("/four").await.status, 504);
 
-    // A POST might be carried out twice, unless its key says that it is known.
+    // A POST might be carried out twice, unless it has an idempotency key.
     first(&upstream, &[503]);
     assert_eq!(ask(&weir, Request::post("/five", b"paid")).await.status, 503);
     first(&upstream, &[503]);
@@ -83,7 +83,7 @@ async fn a_body_that_is_too_large_to_keep_is_sent_once() {
 }
 
 #[tokio::test]
-async fn a_refused_request_waits_out_the_pause() {
+async fn a_rejected_request_waits_out_the_pause() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let limiter = "{limits: [100/1s], queue: {timeout: 5s, max_waiting: 10}}";
@@ -94,7 +94,7 @@ async fn a_refused_request_waits_out_the_pause() {
     let waited = began.elapsed();
     assert!((Duration::from_millis(950)..Duration::from_secs(3)).contains(&waited), "{waited:?}");
 
-    // One that would have to wait for too long gets the upstream's own answer.
+    // A request that would wait for too long gets the upstream's own answer.
     upstream.script(|_| Some(Reply::status(429).header("retry-after", "60").body("slow down")));
     let answer = weir.get("/").await;
     assert_eq!((answer.status, answer.weir_error(), answer.text().as_str()), (429, None, "slow down"));
@@ -103,7 +103,7 @@ async fn a_refused_request_waits_out_the_pause() {
 }
 
 #[tokio::test]
-async fn an_upstream_that_comes_late_is_waited_for() {
+async fn an_upstream_that_starts_late_is_waited_for() {
     let _lane = lane::shared().await;
     let port = closed_port();
     let config = format!(
@@ -115,12 +115,12 @@ async fn an_upstream_that_comes_late_is_waited_for() {
     let answer = weir.get("/").await;
     assert_eq!((answer.status, answer.weir_error()), (502, Some("upstream_connect")));
     assert_eq!(retries(&weir, "connect").await, 9.0);
-    // None of them was used.
+    // None of the permits was used.
     eventually("the permits are back", PATIENCE, async || weir.available("api").await == [2]).await;
 }
 
 #[tokio::test]
-async fn a_response_tells_what_its_request_has_cost() {
+async fn a_response_reports_the_cost_of_its_request() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let config = one_limiter("memory", "{limits: [20/1m]}", &upstream)

@@ -1,4 +1,4 @@
-//! Several limiters, costs, partitions and scopes: who needs what, and who holds up whom.
+//! Several limiters, costs, partitions and scopes: which limits a request needs, and which requests hold up others.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::support::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A tenant's request.
+/// Returns a tenant's request.
 fn of_tenant(path: &str, tenant: &str) -> Request {
     Request::get(path).header("x-tenant", tenant)
 }
@@ -34,10 +34,10 @@ async fn several_limiters_are_taken_together_or_not_at_all() {
             let refused = client.ask(&Request::get(path)).await;
             assert_eq!((refused.status, refused.weir_error()), (429, Some("rate_limited")), "in {store}");
             let problem = refused.json();
-            assert_eq!(problem["limiter"], "narrow", "who refused: {problem}");
+            assert_eq!(problem["limiter"], "narrow", "the refusing limiter: {problem}");
             assert_eq!(problem["violated-policies"], serde_json::json!(["narrow:2/1h"]));
         }
-        // The refusals have spent nothing of the other's.
+        // The refusals have taken nothing from the other limiter.
         assert_eq!(weir.available("wide").await, [3, 98], "in {store}");
         assert_eq!(weir.available("narrow").await, [0], "in {store}");
         let statuses = client.statuses(&Request::get("/wide"), 4).await;
@@ -59,7 +59,7 @@ async fn every_limiter_is_charged_at_the_slot_of_the_latest() {
         let weir = Weir::start(&configuration(&redis.store(), &limiters, &routes, &upstream)).await;
         let mut pending = weir.begin(15, "/both");
         weir.wait_for_waiting(10).await;
-        // The quick limiter's room is where the slow one leaves it: five in each second.
+        // The slow limiter leaves room in the quick one: five permits in each second.
         pending.extend(weir.begin(15, "/quick"));
         for answer in client::answers(pending).await {
             assert_eq!(answer.status, 200, "{}", answer.text());
@@ -97,10 +97,10 @@ async fn a_costly_request_among_cheap_ones_is_served_in_its_turn() {
         let instants = upstream.instants();
         let waited = instants[place].duration_since(instants[0]);
         println!("the costly one came as number {} of {}, after {waited:?}", place + 1, targets.len());
-        // Those before it fill three windows; five cheap ones have room beside it in the fourth.
+        // The requests before the costly one fill three windows; five cheap ones fit beside it in the fourth.
         assert!((30..=35).contains(&place), "{targets:?}");
         let behind = targets.iter().rposition(|target| target == "/before").expect("they were served");
-        assert!(behind < place, "everyone who came before: {targets:?}");
+        assert!(behind < place, "all earlier requests: {targets:?}");
         assert!(waited < Duration::from_millis(3400), "{waited:?}");
         let costs = targets.iter().map(|target| if target == "/five" { 5 } else { 1 });
         let permits: Vec<_> =
@@ -121,8 +121,8 @@ async fn a_tenant_far_behind_holds_up_nobody() {
         let routes = [("path: /own", "limiters: [overall, tenants]"), ("path: /overall", "limiter: overall")];
         let weir = Weir::start(&configuration(&redis.store(), &limiters, &routes, &upstream)).await;
 
-        // In each of four seconds X sends 5 and is limited to 1, Y sends 20 and needs only the overall limiter, and twenty
-        // other tenants send one each, inside their own limits.
+        // In each of four seconds X sends 5 and is limited to 1, Y sends 20 and needs only the overall limiter, and
+        // twenty other tenants send one each, inside their own limits.
         let (mut x, mut y, mut others) = (Vec::new(), Vec::new(), Vec::new());
         let mut tick = tokio::time::interval(SECOND / 20);
         for round in 0..80 {
@@ -194,7 +194,7 @@ async fn partitions_are_independent_and_their_names_stay_in_weir() {
 }
 
 #[tokio::test]
-async fn a_partition_beyond_the_most_that_may_live_is_refused() {
+async fn a_new_partition_beyond_the_largest_number_is_refused() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let limiter = "{limits: [1/1h], key: [header:x-tenant], max_partitions: 3}";
@@ -205,12 +205,12 @@ async fn a_partition_beyond_the_most_that_may_live_is_refused() {
     }
     let refused = client.ask(&of_tenant("/", "d")).await;
     assert_eq!((refused.status, refused.weir_error()), (429, Some("queue_full")));
-    // Those that live are not disturbed.
+    // The existing partitions are not disturbed.
     assert_eq!(client.ask(&of_tenant("/", "a")).await.weir_error(), Some("rate_limited"));
 }
 
 #[tokio::test]
-async fn each_replica_has_the_whole_of_a_limit_of_its_own() {
+async fn each_replica_has_the_whole_of_a_per_replica_limit() {
     let _lane = lane::shared().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
     let config = one_limiter(&redis.store(), "{limits: [3/1h], scope: per_replica}", &upstream);
@@ -226,7 +226,7 @@ async fn each_replica_has_the_whole_of_a_limit_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_shadow_counts_and_never_refuses() {
+async fn a_shadow_limiter_counts_and_never_refuses() {
     let _lane = lane::shared().await;
     let redis = RedisServer::start().await;
     for store in ["memory".to_owned(), redis.store()] {
@@ -254,7 +254,7 @@ async fn a_shadow_counts_and_never_refuses() {
 }
 
 #[tokio::test]
-async fn a_shadow_stands_outside_all_or_nothing() {
+async fn a_shadow_limiter_is_left_out_of_all_or_nothing() {
     let _lane = lane::shared().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
     let limiters = [("shadow", "{limits: [2/1h], mode: shadow}"), ("enforced", "{limits: [4/1h]}")];

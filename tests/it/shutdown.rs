@@ -1,4 +1,4 @@
-//! SIGTERM: what is under way and waiting finishes, nothing new begins, the exit code is 0.
+//! SIGTERM: active and queued requests finish, nothing new begins, and the exit code is 0.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ async fn an_idle_weir_ends_at_once() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let mut weir = Weir::start(&one_limiter("memory", LIMITER, &upstream)).await;
-    // A connection that is kept alive must not hold the process.
+    // A connection that is kept alive must not hold up the process.
     let mut idle = Connection::open(&weir.host()).await.unwrap();
     idle.send(&Request::get("/")).await.unwrap();
     assert_eq!(idle.answer().await.unwrap().status, 200);
@@ -77,7 +77,7 @@ async fn no_new_connection_is_taken_while_draining() {
 }
 
 #[tokio::test]
-async fn the_drain_delay_still_takes_requests() {
+async fn requests_are_still_taken_during_the_drain_delay() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let config = format!("server: {{drain_delay: 3s}}\n{}", one_limiter("memory", LIMITER, &upstream));
@@ -89,7 +89,7 @@ async fn the_drain_delay_still_takes_requests() {
 }
 
 #[tokio::test]
-async fn who_waits_longer_than_the_drain_is_told() {
+async fn a_request_that_waits_longer_than_the_drain_is_refused() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let limiter = "{limits: [1/10m], queue: {timeout: 1h, max_waiting: 100}}";

@@ -1,8 +1,8 @@
-//! Mixed load on three replicas while something goes wrong every few seconds, at random: no window goes over, every request is
+//! Mixed load on three replicas with a random fault every few seconds: no window goes over its limit, every request is
 //! answered, and in the end nothing is left waiting and nothing has grown.
 //!
-//! `scripts/soak` runs it for twenty minutes; among the other tests it runs for a short time. `WEIR_SOAK_SECONDS` says how long,
-//! `WEIR_SOAK_SEED` which faults.
+//! `scripts/soak` runs it for twenty minutes; among the other tests it runs for a short time. `WEIR_SOAK_SECONDS` sets
+//! the length, `WEIR_SOAK_SEED` the faults.
 
 use std::time::{Duration, Instant};
 
@@ -13,19 +13,19 @@ use crate::support::load::{Load, leavers};
 use crate::support::{PATIENCE, RedisOptions, RedisServer, Request, Upstream, Weir, eventually, lane};
 
 const SECONDS: u64 = 60;
-/// With it each fault comes once in that time.
+/// A seed with which each fault comes once in that time.
 const SEED: u64 = 105;
-/// Between two faults, with what each takes by itself.
+/// The time between two faults, besides the time of each fault itself.
 const BETWEEN: Duration = Duration::from_secs(2);
 const CLIENTS: usize = 15;
-/// What a replica may hold beyond what it held before the load: connections kept open to upstream and Redis.
+/// The resources that a replica may hold beyond those before the load: connections kept open to upstream and Redis.
 const MORE: Held = Held { files: 60, tasks: 20, bytes: 64 * 1024 * 1024 };
 
 /// Each limiter's path, its permits, and the window in which no more are used.
 const LIMITS: [(&str, usize, Duration); 3] = [
     ("/window", 40, Duration::from_secs(2)),
     ("/two", 30, Duration::from_secs(1)),
-    // A burst and what flows in within a second.
+    // A burst and the permits that flow in within a second.
     ("/bucket", 20 + 20, Duration::from_secs(1)),
 ];
 
@@ -54,7 +54,7 @@ const FAULTS: [Fault; 9] = [
     Fault::Reload,
 ];
 
-/// Numbers that look random and are the same for a seed (Marsaglia's xorshift).
+/// Pseudo-random numbers, the same for each seed (Marsaglia's xorshift).
 struct Dice(u64);
 
 impl Dice {
@@ -70,7 +70,7 @@ impl Dice {
     }
 }
 
-/// What a replica holds.
+/// The resources of a replica.
 #[derive(Clone, Copy, Default, Debug)]
 struct Held {
     files: usize,
@@ -97,7 +97,7 @@ struct Soak {
     config: String,
     replicas: Vec<Weir>,
     loads: Vec<Vec<Load>>,
-    /// What a replica holds that has just started.
+    /// The resources of a replica that has just started.
     idle: Held,
 }
 
@@ -130,7 +130,7 @@ impl Soak {
         soak
     }
 
-    /// One more replica, with its clients.
+    /// Starts one more replica, with its clients.
     async fn join(&mut self) {
         let weir = Weir::start(&self.config).await;
         self.idle = Held::by(&weir).await;
@@ -210,7 +210,7 @@ impl Soak {
 }
 
 #[tokio::test]
-async fn whatever_goes_wrong() {
+async fn mixed_load_survives_random_faults() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let seconds = number("WEIR_SOAK_SECONDS").unwrap_or(SECONDS);
     let seed = number("WEIR_SOAK_SEED").unwrap_or(SEED);
@@ -227,13 +227,13 @@ async fn whatever_goes_wrong() {
             soak.suffer(fault, &mut dice).await;
             soak.judge();
         }
-        // Whatever has happened, it serves as before.
+        // After all faults the fleet serves as before.
         soak.upstream.wait_for(soak.upstream.count() + 200, PATIENCE).await;
         soak.judge();
         soak.loads.clear();
         for weir in &soak.replicas {
             weir.wait_for_empty_queue().await;
-            eventually("it has let go of what it held", PATIENCE, async || {
+            eventually("its resources are released", PATIENCE, async || {
                 Held::by(weir).await.is_within(soak.idle)
             })
             .await;

@@ -1,4 +1,4 @@
-//! Refused callers that obey: they come back one after the other, find room, and leave none unused.
+//! Refused callers that obey `Retry-After` come back one after the other, find a permit, and leave none unused.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ struct Tally {
     successes: AtomicUsize,
 }
 
-/// Asks without end, and after a refusal only when it said.
+/// Asks without end, and after a refusal only at the named time.
 async fn obey(host: String, tally: Arc<Tally>) {
     let mut connection = Connection::open(&host).await.expect("weir accepts");
     loop {
@@ -33,11 +33,11 @@ async fn obey(host: String, tally: Arc<Tally>) {
     }
 }
 
-/// So many clients ask for so long; each that was served asks again at once.
+/// Runs this many clients for this long; each client that was served asks again at once.
 async fn clients_that_obey(clients: usize, rate: usize, per: Duration, lasting: Duration) {
     lane::calm(async || {
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    // A queue of at least one guard: who comes a moment early waits for that moment.
+    // A queue of at least one guard: a request that comes a moment early waits for that moment.
     let limiter =
         format!("{{limits: [{rate}/{}ms], queue: {{timeout: 50ms, max_waiting: 1000}}}}", per.as_millis());
     let fleet = Weir::fleet(2, &one_limiter(&redis.store(), &limiter, &upstream)).await;
@@ -68,8 +68,9 @@ async fn clients_that_obey(clients: usize, rate: usize, per: Duration, lasting: 
 
 #[tokio::test]
 async fn clients_that_obey_come_back_in_turn() {
-    // Each of them begins with an attempt too many, so with more of them six seconds would not tell. And when the first
-    // burst leaves its window, all at once, those who were told come one by one: half a window is lost, so it is a short one.
+    // Each client begins with an attempt too many, so with more clients six seconds would not suffice. And when the
+    // first burst leaves its window all at once, the refused callers come one by one: half a window is lost, so the
+    // window is short.
     clients_that_obey(150, 15, SECOND / 4, 6 * SECOND).await;
 }
 
@@ -93,13 +94,13 @@ async fn successive_refusals_name_successive_instants_within_a_minute() {
             let mut named = Vec::with_capacity(REFUSED);
             while named.len() < REFUSED {
                 let answer = client.ask(&Request::get("/")).await;
-                // While it takes that long to be refused, the next window may open.
+                // The refusals may take so long that the next window opens.
                 if answer.status == 429 {
                     named.push((answer.sent + answer.retry_after(), answer.retry_after()));
                 }
             }
             let turns: Vec<Instant> = named.iter().map(|(at, _)| *at).collect();
-            // The hundredth of a second is an answer's way and its rounding to whole milliseconds.
+            // The hundredth of a second covers an answer's way and its rounding to whole milliseconds.
             let backward = turns.windows(2).filter(|pair| pair[1] + SECOND / 100 < pair[0]).count();
             let longest = named.iter().map(|(_, told)| *told).max().expect("refusals");
             // A thousand at 10/s would be a hundred seconds.
@@ -135,7 +136,7 @@ async fn refused_callers_that_never_come_back_are_forgotten() {
         }
         assert!(longest > 10 * PER, "three hundred are spread: {longest:?}");
 
-        // Nobody comes back; who comes new is told less and less, down to a few windows.
+        // No refused caller comes back; new callers get shorter and shorter times, down to a few windows.
         let begun = Instant::now();
         let mut told = longest;
         let forgotten = async || {

@@ -1,4 +1,4 @@
-//! Redis: with a password, over TLS, without its scripts, and not there at all.
+//! Redis with a password, over TLS, without its scripts, and unreachable.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::support::{
 
 const LIMITER: &str = "{limits: [4/1h]}";
 
-/// Sends ten requests; how many went upstream.
+/// Sends ten requests; returns the number of those that went upstream.
 async fn passed_of_ten(weir: &Weir) -> usize {
     let mut passed = 0;
     for _ in 0..10 {
@@ -37,7 +37,7 @@ async fn a_broken_connection_costs_no_permit_and_no_request() {
 }
 
 #[tokio::test]
-async fn a_password_is_given() {
+async fn the_password_is_sent() {
     let _lane = lane::shared().await;
     let options = RedisOptions { password: Some("s3cret"), ..RedisOptions::default() };
     let (redis, upstream) = (RedisServer::start_with(options).await, Upstream::start());
@@ -50,7 +50,7 @@ async fn a_password_is_given() {
 }
 
 #[tokio::test]
-async fn a_wrong_password_is_a_store_that_is_away() {
+async fn a_wrong_password_counts_as_an_unreachable_store() {
     let _lane = lane::shared().await;
     let options = RedisOptions { password: Some("s3cret"), ..RedisOptions::default() };
     let (redis, upstream) = (RedisServer::start_with(options).await, Upstream::start());
@@ -72,7 +72,7 @@ async fn tls_is_spoken_and_the_certificate_is_checked() {
     assert_eq!(passed_of_ten(&weir).await, 4);
     assert!(redis.script_calls().await > 0, "the limiter's state is in Redis");
 
-    // Without the authority, the server is a stranger.
+    // Without the authority, the server's certificate is not trusted.
     let store = format!("{{redis: {{url: \"{}\"}}}}", redis.url());
     let strict = "{limits: [4/1h], on_store_failure: reject}";
     let distrustful = Weir::start(&one_limiter(&store, strict, &upstream)).await;
@@ -89,7 +89,7 @@ async fn the_scripts_may_be_flushed_under_load() {
         for _ in 0..10 {
             pending.extend(fleet.iter().flat_map(|weir| weir.begin(10, "/")));
             redis.command(&["SCRIPT", "FLUSH"]).await;
-            // The next ones come while these are under way.
+            // The next requests come while these are under way.
             let sent = pending.len();
             upstream.wait_for(sent.min(upstream.count() + 10), PATIENCE).await;
         }
@@ -116,7 +116,7 @@ async fn state_has_the_documented_keys_and_expires() {
         assert!(expiry > 0, "{key} never expires");
     }
     drop(weir);
-    // The epoch outlives all others, and goes as well: it expires, as was seen above.
+    // The epoch outlives all other keys, and expires as well, as was seen above.
     eventually("no key is left behind", PATIENCE, async || {
         redis.keys().await.iter().all(|key| key.ends_with(":v1:epoch"))
     })
@@ -130,11 +130,11 @@ async fn without_redis(policy: &str, upstream: &Upstream) -> Weir {
 }
 
 #[tokio::test]
-async fn no_redis_at_the_start_and_policy_local() {
+async fn without_redis_at_the_start_policy_local_grants_a_share() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let weir = without_redis("local", &upstream).await;
-    // This replica's share: the limit divided by the fleet that is assumed.
+    // The replica's share: the limit divided by the assumed fleet size.
     assert_eq!(passed_of_ten(&weir).await, 5);
     assert_eq!(upstream.count(), 5);
     assert_eq!(weir.ask("/readyz").await.status, 200);
@@ -144,7 +144,7 @@ async fn no_redis_at_the_start_and_policy_local() {
 }
 
 #[tokio::test]
-async fn no_redis_at_the_start_and_policy_reject() {
+async fn without_redis_at_the_start_policy_reject_refuses() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let weir = without_redis("reject", &upstream).await;
@@ -159,7 +159,7 @@ async fn no_redis_at_the_start_and_policy_reject() {
 }
 
 #[tokio::test]
-async fn no_redis_at_the_start_and_policy_allow() {
+async fn without_redis_at_the_start_policy_allow_forwards_everything() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let weir = without_redis("allow", &upstream).await;
@@ -169,7 +169,7 @@ async fn no_redis_at_the_start_and_policy_allow() {
 }
 
 #[tokio::test]
-async fn a_redis_that_comes_later_is_used() {
+async fn a_redis_that_starts_later_is_used() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let port = closed_port();
@@ -195,7 +195,7 @@ async fn a_redis_that_goes_away_loses_no_request() {
     let mut pending = weir.begin(20, "/");
     upstream.wait_for(10, PATIENCE).await;
     drop(redis);
-    // Booked slots stay good; new requests are served by the policy.
+    // Booked slots stay good; the policy decides on new requests.
     pending.extend(weir.begin(10, "/"));
     for answer in client::answers(pending).await {
         assert_eq!(answer.status, 200, "{}", answer.text());
@@ -204,7 +204,7 @@ async fn a_redis_that_goes_away_loses_no_request() {
     upstream.assert_within(10, Duration::from_secs(1));
 }
 
-/// Grants exactly the rights that docs/redis.md names.
+/// weir needs exactly the rights that docs/redis.md names.
 #[tokio::test]
 async fn the_documented_rights_are_enough_and_none_is_missed() {
     let _lane = lane::shared().await;
@@ -219,7 +219,7 @@ async fn the_documented_rights_are_enough_and_none_is_missed() {
     let fleet = Weir::fleet(2, &one_limiter(&store, limiter, &upstream)).await;
     for fault in [&["SCRIPT", "FLUSH"][..], &["FLUSHALL"]] {
         let mut pending: Vec<_> = fleet.iter().flat_map(|weir| weir.begin(30, "/")).collect();
-        // Some leave, and what they held is announced.
+        // Some clients leave, and the permits given back are announced.
         pending.truncate(50);
         for answer in client::answers(pending).await {
             assert_eq!(answer.status, 200, "{}", answer.text());
@@ -231,16 +231,16 @@ async fn the_documented_rights_are_enough_and_none_is_missed() {
     assert!(refused.is_empty(), "{refused:?}");
 }
 
-/// How many replicas one of them knows of.
+/// Returns the number of replicas that one of them knows of.
 async fn known(weir: &Weir) -> usize {
     weir.ask("/api/replicas").await.json()["replicas"].as_array().map_or(0, Vec::len)
 }
 
 #[tokio::test]
-async fn replicas_know_each_other_and_share_by_their_number() {
+async fn replicas_know_each_other_and_divide_a_limit_by_their_number() {
     let _lane = lane::shared().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    // Nothing says how many there will be.
+    // The configuration does not name a fleet size.
     let config = one_limiter(&redis.store(), "{limits: [30/1h]}", &upstream);
     let mut fleet = Weir::fleet(3, &config).await;
     for weir in &fleet {
@@ -266,7 +266,7 @@ async fn replicas_know_each_other_and_share_by_their_number() {
     }
     assert_eq!((passed, upstream.count()), (30, 30), "a third each");
 
-    // Redis comes back with nothing: all say that they are there, and one that ends says that it leaves.
+    // Redis comes back without data: all replicas register again, and a replica that ends says that it leaves.
     let redis = RedisServer::start().await;
     let config = one_limiter(&redis.store(), "{limits: [30/1h]}", &upstream);
     let others = Weir::fleet(2, &config).await;

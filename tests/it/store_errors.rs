@@ -1,5 +1,5 @@
-//! Redis answers with an error, late, or in part: each request is answered by the policy, the log has the server's own word,
-//! nothing is granted twice, and all is well again once the cause is gone.
+//! Redis answers with an error, late, or in part: the policy answers each request, the log has the server's own word,
+//! nothing is granted twice, and weir recovers once the cause is gone.
 
 use std::time::{Duration, Instant};
 
@@ -13,15 +13,15 @@ use crate::support::{
 
 const LIMIT: usize = 20;
 const TIMEOUT: Duration = Duration::from_millis(200);
-/// For a machine that is busy with other tests.
+/// The delay of a machine that is busy with other tests.
 const SLACK: Duration = Duration::from_secs(3);
-/// Between two requests of a trickle.
+/// The pause between two requests of a trickle.
 const PAUSE: Duration = Duration::from_millis(20);
-/// So many probes that find nothing show that the store stays away.
+/// The number of failed probes that show that the store stays away.
 const PROBES: f64 = 3.0;
 const KEY: &str = "weir:{api}:v1:limiter:api";
 
-/// One weir and its store, with a limiter that rejects without it.
+/// One weir and its store, with a limiter that rejects without the store.
 struct Trial {
     redis: RedisServer,
     upstream: Upstream,
@@ -36,7 +36,7 @@ impl Trial {
         Trial::at(redis, &url).await
     }
 
-    /// Weir reaches the server by this line.
+    /// Starts a weir that reaches the server by this line.
     async fn behind(redis: RedisServer, cut: &Cut) -> Trial {
         let url = format!("redis://127.0.0.1:{}", cut.port());
         Trial::at(redis, &url).await
@@ -54,7 +54,7 @@ impl Trial {
         trial
     }
 
-    /// One request of the trickle.
+    /// Sends one request of the trickle.
     async fn ask(&mut self) -> u16 {
         tokio::time::sleep(PAUSE).await;
         let answer = self.client.ask(&Request::get("/")).await;
@@ -66,7 +66,7 @@ impl Trial {
         }
     }
 
-    /// Asks until one is answered so.
+    /// Asks until an answer has this status.
     async fn ask_until(&mut self, what: &str, status: u16) {
         let end = Instant::now() + PATIENCE;
         while self.ask().await != status {
@@ -88,12 +88,12 @@ impl Trial {
         self.weir.metrics().await.sum("weir_store_calls_total", labels)
     }
 
-    /// How many lines of the log hold this.
+    /// Returns the number of log lines that contain this text.
     fn told(&self, text: &str) -> usize {
         self.weir.log().lines().filter(|line| line.contains(text)).count()
     }
 
-    /// Asks until the store is given up, and while it is asked several times more whether it is back.
+    /// Asks until the circuit opens, and on through several failed probes.
     async fn stays_away(&mut self, word: &str, result: &str) {
         let end = Instant::now() + PATIENCE;
         let mut probes = None;
@@ -117,7 +117,7 @@ impl Trial {
         assert_eq!(self.ask().await, 503);
     }
 
-    /// All is well again: what is left is granted, and not one more.
+    /// Checks the recovery: the rest of the limit is granted, and not one permit more.
     async fn ends_well(&mut self) {
         self.grants().await;
         let end = Instant::now() + PATIENCE;
@@ -142,9 +142,9 @@ impl Trial {
 struct Fault {
     begin: &'static [&'static [&'static str]],
     end: &'static [&'static [&'static str]],
-    /// As the server has it.
+    /// The error code as the server sends it.
     word: &'static str,
-    /// Of `weir_store_calls_total`.
+    /// The value of the label `result` of `weir_store_calls_total`.
     result: &'static str,
 }
 
@@ -179,7 +179,7 @@ const FAULTS: [Fault; 7] = [
         word: "NOPERM",
         result: "error",
     },
-    // What is written is refused, what is read is not.
+    // Writes are refused, reads are not.
     Fault {
         begin: &[&["ACL", "SETUSER", "default", "-set"]],
         end: &[&["ACL", "SETUSER", "default", "+@all"]],
@@ -213,7 +213,7 @@ async fn is_overcome(fault: &Fault) {
 }
 
 #[tokio::test]
-async fn errors_are_overcome() {
+async fn weir_recovers_from_each_error_of_redis() {
     let _lane = lane::shared().await;
     join_all(FAULTS.iter().map(is_overcome)).await;
 }
@@ -231,7 +231,7 @@ async fn forgotten_scripts_are_sent_again() {
 }
 
 #[tokio::test]
-async fn a_script_of_somebody_else_that_does_not_end() {
+async fn weir_recovers_from_a_foreign_script_that_does_not_end() {
     let _lane = lane::shared().await;
     let mut trial = Trial::start().await;
     trial.run(&[&["CONFIG", "SET", "lua-time-limit", "50"]]).await;
@@ -249,7 +249,7 @@ async fn a_script_of_somebody_else_that_does_not_end() {
 }
 
 #[tokio::test]
-async fn a_server_that_loads() {
+async fn weir_recovers_from_a_loading_server() {
     let _lane = lane::shared().await;
     let redis = RedisServer::start_part(closed_port, &["--enable-debug-command", "yes"]).await;
     let url = redis.url();
@@ -273,23 +273,23 @@ async fn a_server_that_loads() {
 }
 
 #[tokio::test]
-async fn a_password_is_changed_and_changed_back() {
+async fn weir_recovers_from_a_password_change() {
     let _lane = lane::shared().await;
     let options = RedisOptions { password: Some("s3cret"), ..RedisOptions::default() };
     let redis = RedisServer::start_with(options).await;
     let url = redis.url();
     let mut trial = Trial::at(redis, &url).await;
     trial.run(&[&["CONFIG", "SET", "requirepass", "0ther"], &["CLIENT", "KILL", "TYPE", "normal"]]).await;
-    // The client library keeps the server's WRONGPASS to itself.
+    // The client library hides the server's WRONGPASS.
     trial.stays_away("Password authentication failed", "connection").await;
     trial.run(&[&["CONFIG", "SET", "requirepass", "s3cret"]]).await;
     trial.ends_well().await;
     assert_eq!(trial.told("s3cret"), 0, "the password shows");
 }
 
-/// Something of somebody else under one of weir's keys.
+/// A foreign value under one of weir's keys.
 #[tokio::test]
-async fn what_weir_has_not_written_is_named_and_left() {
+async fn foreign_values_are_named_and_left_alone() {
     let _lane = lane::shared().await;
     let redis = RedisServer::start().await;
     let upstream = Upstream::start();
@@ -318,13 +318,13 @@ async fn what_weir_has_not_written_is_named_and_left() {
         replace(key, by).await;
         let left = redis.command(&["DUMP", key]).await;
         let is_refused = async || weir.get("/api").await.weir_error() == Some("store_unavailable");
-        eventually("what was taken before is used up", PATIENCE, is_refused).await;
+        eventually("the permits taken before are used up", PATIENCE, is_refused).await;
         for _ in 0..5 {
             let answer = weir.get("/api").await;
             assert_eq!((answer.status, answer.weir_error()), (503, Some("store_unavailable")), "{key} {by}");
             assert_eq!(weir.get("/other").await.status, 200, "no other limiter is touched");
         }
-        assert_eq!(redis.command(&["DUMP", key]).await, left, "nobody's data is overwritten");
+        assert_eq!(redis.command(&["DUMP", key]).await, left, "foreign data is not overwritten");
         let metrics = weir.metrics().await;
         assert_eq!(metrics.sum("weir_store_up", &[]), 1.0);
         let counted = metrics.sum("weir_store_calls_total", &[("result", "error")]);
@@ -333,7 +333,7 @@ async fn what_weir_has_not_written_is_named_and_left() {
         redis.command(&["DEL", key]).await;
         eventually("requests pass", PATIENCE, async || weir.get("/api").await.status == 200).await;
     }
-    // Without the epoch nothing is granted, and the store is not found again while that is so.
+    // Without the epoch nothing is granted, and the store stays away while that is so.
     let epoch = "weir:v1:epoch";
     for by in [list, bytes] {
         replace(epoch, by).await;
@@ -359,7 +359,7 @@ async fn what_weir_has_not_written_is_named_and_left() {
 }
 
 #[tokio::test]
-async fn connections_are_reset_again_and_again() {
+async fn weir_recovers_from_repeated_connection_resets() {
     let _lane = lane::shared().await;
     let redis = RedisServer::start().await;
     let cut = Cut::before(redis.port()).await;
@@ -379,17 +379,17 @@ async fn connections_are_reset_again_and_again() {
         trial.ask().await;
     }
     assert!(trial.calls(&[("result", "connection")]).await >= 4.0);
-    // A call whose second connection broke as well may have booked for nobody.
+    // A call whose second connection broke as well may have booked permits that no request uses.
     trial.ask_until("the limit", 429).await;
     assert!(trial.upstream.count() > LIMIT / 2, "{} of {LIMIT} were granted", trial.upstream.count());
     trial.is_used_up().await;
 }
 
-/// What was booked for nobody comes back.
+/// Waits until the unused bookings have expired.
 async fn comes_back(trial: &mut Trial) {
     trial.grants().await;
     let left = |trial: &Trial| vec![(LIMIT - trial.upstream.count()) as u64];
-    eventually("what is not used is free", PATIENCE, async || {
+    eventually("the unused permits are free", PATIENCE, async || {
         trial.weir.available("api").await == left(trial)
     })
     .await;
@@ -397,7 +397,7 @@ async fn comes_back(trial: &mut Trial) {
 }
 
 #[tokio::test]
-async fn replies_come_late() {
+async fn weir_recovers_from_late_replies() {
     let _lane = lane::shared().await;
     let redis = RedisServer::start().await;
     let cut = Cut::before(redis.port()).await;
@@ -409,17 +409,17 @@ async fn replies_come_late() {
 }
 
 #[tokio::test]
-async fn clients_are_paused() {
+async fn weir_recovers_from_paused_clients() {
     let _lane = lane::shared().await;
     let mut trial = Trial::start().await;
-    // Three probes, each as long as it takes to connect.
+    // Three probes, each as long as a connection attempt takes.
     trial.run(&[&["CLIENT", "PAUSE", "6000", "ALL"]]).await;
     trial.stays_away("did not answer within 200ms", "timeout").await;
     comes_back(&mut trial).await;
 }
 
 #[tokio::test]
-async fn replies_are_held_back() {
+async fn weir_recovers_from_replies_held_back() {
     let _lane = lane::shared().await;
     let redis = RedisServer::start().await;
     let cut = Cut::before(redis.port()).await;
@@ -431,14 +431,14 @@ async fn replies_are_held_back() {
 }
 
 const FROZEN: Duration = Duration::from_secs(6);
-/// From the thaw until all ask the store again.
+/// The time from the thaw until all replicas ask the store again.
 const RECOVERY: Duration = Duration::from_secs(2);
-/// What permits are left that were taken before, and until the store is given up.
+/// The time for permits taken before to be used, and for the circuit to open.
 const SETTLES: Duration = Duration::from_millis(500);
 const POLICIES: [&str; 3] = ["reject", "allow", "local"];
 
 #[tokio::test]
-async fn frozen_for_six_seconds() {
+async fn policies_answer_while_redis_is_frozen_for_six_seconds() {
     lane::alone(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let store = redis.store().replace("timeout: 1s", "timeout: 100ms");
@@ -470,7 +470,7 @@ async fn frozen_for_six_seconds() {
         let mut refused = Duration::ZERO;
         for (_, pending) in after {
             let answer = pending.answer().await;
-            // Nothing is granted while the replicas tell the store what they granted without it.
+            // Nothing is granted while the replicas report their offline grants to the store.
             assert!(matches!(answer.status, 200 | 429 | 503), "{}", answer.status);
             if answer.status != 200 {
                 refused = refused.max(answer.sent - thawed);
@@ -503,7 +503,7 @@ async fn frozen_for_six_seconds() {
     .await;
 }
 
-/// A hundred requests a second in all, whoever is still waiting: each policy at each replica in turn.
+/// A hundred requests a second in all, regardless of waiting ones: each policy at each replica in turn.
 struct OpenLoad<'a> {
     fleet: &'a [Weir],
     next: usize,

@@ -1,5 +1,5 @@
-//! What a request is for: its host and its path, in every spelling. None escapes its route's limiter, and weir goes nowhere
-//! but to its upstreams.
+//! A request's target: its host and its path, in every spelling. None escapes its route's limiter, and weir connects
+//! only to its upstreams.
 
 use crate::support::raw::exchange;
 use crate::support::{Upstream, Weir, lane, one_route};
@@ -15,7 +15,7 @@ async fn ask(weir: &Weir, request_line: &str, headers: &str) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn a_host_is_named_once_and_well() {
+async fn a_host_is_named_once_and_is_valid() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let weir = Weir::start(&one_route(&upstream.url())).await;
@@ -72,14 +72,14 @@ async fn a_target_is_a_path_or_the_authority_of_its_host() {
         let (status, answer) = ask(&weir, line, &format!("Host: {host}\r\n")).await;
         assert_eq!(status, expected, "{line}, {host}: {answer}");
     }
-    // A proxy that is open would go there.
+    // An open proxy would connect there.
     let there = format!("GET {}/x HTTP/1.1", other.url());
     assert_eq!(ask(&weir, &there, &format!("Host: {}\r\n", other.address())).await.0, 404);
     assert_eq!(other.count(), 0);
     assert!(upstream.targets().iter().all(|target| target == "/x"), "{:?}", upstream.targets());
 }
 
-/// The limiter of `/a` has no permit left, and that of the host neither; beside them is a route without any.
+/// The limiters of `/a` and of the host have no permit left; beside them is a route without a limiter.
 #[tokio::test]
 async fn no_spelling_of_a_path_escapes_its_limiter() {
     let _lane = lane::shared().await;
@@ -146,7 +146,7 @@ async fn no_spelling_of_a_path_escapes_its_limiter() {
     }
     assert!(escaped.is_empty(), "{escaped:#?}");
     assert_eq!(upstream.count(), before);
-    // What is meant otherwise passes, byte for byte.
+    // Paths with another meaning pass, byte for byte.
     for path in ["/A/x", "/ab", "/b/a", "/b%2fc?d=%2e%2e", "/b;x/y", "/%7Eb//c/./d"] {
         assert_eq!(get(path, "h").await.0, 200, "{path}");
         assert_eq!(upstream.targets().last().map(String::as_str), Some(path));

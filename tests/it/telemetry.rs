@@ -1,10 +1,10 @@
-//! `/metrics` has the names, types and labels of the design; `/api/limiters` shows live state and changes none.
+//! `/metrics` has the documented names, types and labels; `/api/limiters` shows live state and changes none.
 
 use std::collections::BTreeSet;
 
 use crate::support::{PATIENCE, RedisServer, Reply, Upstream, Weir, eventually, lane};
 
-/// Name, type, labels (a histogram's `le` aside).
+/// Name, type, and labels (without a histogram's `le`).
 const METRICS: &[(&str, &str, &[&str])] = &[
     ("weir_requests_total", "counter", &["route", "code", "outcome"]),
     ("weir_request_duration_seconds", "histogram", &["route"]),
@@ -50,7 +50,7 @@ async fn every_metric_has_its_name_type_and_labels() {
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
     upstream.reply("/refused", Reply::status(429));
     let weir = Weir::start(&config(&redis.store(), &upstream)).await;
-    // Forwarded at once, refused by the upstream, forwarded after a wait, refused by weir.
+    // Forwarded at once, rejected by the upstream, forwarded after a wait, refused by weir.
     for (target, status) in
         [("/", 200), ("/", 200), ("/", 200), ("/refused", 429), ("/", 200), ("/", 200), ("/", 429)]
     {
@@ -77,7 +77,7 @@ async fn every_metric_has_its_name_type_and_labels() {
 }
 
 #[tokio::test]
-async fn metrics_count_what_happened() {
+async fn metrics_count_each_outcome() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     upstream.reply("/refused", Reply::status(429));
@@ -87,7 +87,7 @@ async fn metrics_count_what_happened() {
     {
         assert_eq!(weir.get(target).await.status, status);
     }
-    // Counted when a response has ended, which its client may see first.
+    // A request is counted at the end of its response, which the client may see first.
     eventually("all requests counted", PATIENCE, async || {
         weir.metrics().await.sum("weir_requests_total", &[]) >= 7.0
     })
@@ -116,7 +116,7 @@ async fn a_scrape_never_calls_the_store() {
     for _ in 0..20 {
         weir.metrics().await;
     }
-    // A heartbeat may fall into it, twenty calls may not.
+    // A heartbeat may fall into this time, twenty calls may not.
     assert!(redis.script_calls().await - before <= 3);
 }
 

@@ -1,4 +1,4 @@
-//! TLS towards applications: both protocols, certificates that rotate, and clients that are known by theirs.
+//! TLS towards applications: both protocols, certificates that rotate, and clients known by certificate.
 
 use std::fs;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use crate::support::{
     replace_file,
 };
 
-/// The files that a configuration names, and who signed them.
+/// The files that a configuration names, and the authority that signed them.
 struct Files {
     directory: TempDir,
     authority: Authority,
@@ -51,7 +51,7 @@ impl Files {
         replace_file(&self.path(name), text);
     }
 
-    /// `server`, with more keys of `tls`.
+    /// Returns `server` with further keys of `tls`.
     fn server(&self, more: &str) -> String {
         let (cert, key) = (self.path("server.pem"), self.path("server.key"));
         format!(
@@ -61,7 +61,7 @@ impl Files {
         )
     }
 
-    /// The same with `client_ca`.
+    /// Returns the same with `client_ca`.
     fn mutual(&self) -> String {
         self.server(&format!(", client_ca: {}", self.path("clients.pem").display()))
     }
@@ -81,13 +81,13 @@ fn route(upstream: &Upstream, limiter: &str) -> String {
 
 const HUNDRED: &str = "{limits: [100/1h]}";
 
-/// What the server shows to a new connection.
+/// Returns the certificate that the server shows to a new connection.
 async fn shown(client: &TlsClient, weir: &Weir) -> Vec<u8> {
     let stream = client.connect(&weir.host()).await.unwrap();
     stream.get_ref().1.peer_certificates().unwrap()[0].to_vec()
 }
 
-/// A GET over HTTP/2.
+/// Sends a GET over HTTP/2; returns the status.
 async fn get_http2(client: &TlsClient, weir: &Weir) -> u16 {
     let stream = TokioIo::new(client.connect(&weir.host()).await.unwrap());
     let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream);
@@ -101,7 +101,7 @@ async fn get_http2(client: &TlsClient, weir: &Weir) -> u16 {
 }
 
 #[tokio::test]
-async fn both_protocols_are_spoken_and_the_upstream_is_told() {
+async fn both_protocols_are_spoken_and_the_upstream_learns_which() {
     let _lane = lane::shared().await;
     let (upstream, files) = (Upstream::start(), Files::new());
     let weir = Weir::start(&(files.server("") + &route(&upstream, HUNDRED))).await;
@@ -115,24 +115,24 @@ async fn both_protocols_are_spoken_and_the_upstream_is_told() {
     let claims = Request::get("/").header("x-forwarded-proto", "http");
     assert_eq!(connection.statuses(&claims, 2).await, [200, 200]);
     assert_eq!(get_http2(&files.client().offering(&["h2"]), &weir).await, 200);
-    // Without a word in the handshake, the first bytes tell.
+    // Without ALPN, the first bytes decide.
     assert_eq!(get_http2(&files.client(), &weir).await, 200);
     assert_eq!(upstream.count(), 4);
     for seen in upstream.seen() {
         assert_eq!(seen.headers["x-forwarded-proto"], "https");
     }
-    // Who has agreed on HTTP/2 and speaks something else is not listened to.
+    // A client that negotiates HTTP/2 and speaks something else is cut off.
     let mut stream = files.client().offering(&["h2"]).connect(&weir.host()).await.unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
     tokio::time::timeout(PATIENCE, stream.read_to_end(&mut Vec::new())).await.expect("closed").ok();
-    // And who speaks in the clear neither.
+    // So is a client that speaks in the clear.
     let mut clear = weir.connect().await;
     clear.send(&Request::get("/")).await.unwrap();
     assert!(clear.answer().await.is_err());
     assert_eq!((upstream.count(), weir.available("api").await), (4, vec![96]));
 }
 
-/// Whatever a client likes best, the strongest cipher suite that it has is spoken.
+/// weir chooses the client's strongest cipher suite, whatever the client prefers.
 #[tokio::test]
 async fn the_cipher_suite_is_chosen_by_strength() {
     let _lane = lane::shared().await;
@@ -165,7 +165,7 @@ async fn a_rotated_certificate_is_followed_and_a_broken_one_is_not() {
             Some(shown(&client, &weir).await).filter(|new| *new != before)
         });
         before = new.await;
-        assert_eq!(connection.ask(&Request::get("/")).await.status, 200, "what was open stays open");
+        assert_eq!(connection.ask(&Request::get("/")).await.status, 200, "open connections stay open");
     }
 
     let other = files.authority.sign(localhost());
@@ -229,7 +229,7 @@ async fn a_client_that_leaves_while_it_waits_takes_nothing() {
     let weir = Weir::start(&(files.server("") + &route(&upstream, limiter))).await;
     let mut connection = files.client().open(&weir.host()).await.unwrap();
     assert_eq!(connection.ask(&Request::get("/first")).await.status, 200);
-    // Its body has not been read, so that nobody reads from the connection.
+    // The request's body is not read, so nothing reads from the connection.
     let mut leaving = files.client().open(&weir.host()).await.unwrap();
     leaving.send(&Request::post("/left", b"unread")).await.unwrap();
     weir.wait_for_waiting(1).await;
@@ -243,7 +243,7 @@ async fn a_client_that_leaves_while_it_waits_takes_nothing() {
     assert_eq!(upstream.targets(), ["/first", "/stayed"]);
 }
 
-/// The clients of the tests below, one for each kind of name, and one route for some of them.
+/// Returns a configuration of clients, one for each kind of name, and one route for some of them.
 fn named(upstream: &Upstream, tokens: &str) -> String {
     let url = upstream.url();
     format!(
@@ -262,7 +262,7 @@ async fn status(connection: &mut Connection, request: &Request) -> (u16, Option<
     (answer.status, answer.weir_error().map(ToOwned::to_owned))
 }
 
-/// Whether hands are not shaken.
+/// Returns whether the handshake is refused.
 async fn is_refused(client: &TlsClient, weir: &Weir) -> bool {
     match client.open(&weir.host()).await {
         Err(_) => true,
@@ -288,11 +288,11 @@ async fn clients_are_known_by_their_certificates() {
         (vec![uri("spiffe://example.org/billing")], &forbidden, &served),
         (vec![SanType::IpAddress([10, 9, 8, 7].into())], &forbidden, &served),
         (vec![SanType::Rfc822Name("ops@example.org".try_into().unwrap())], &served, &served),
-        // Signed by the authority, and nobody.
+        // Signed by the authority, but the name of no client.
         (vec![dns("other.internal")], &unknown, &unknown),
         (vec![dns("*.internal")], &unknown, &unknown),
         (vec![uri("spiffe://example.org/billing/x")], &unknown, &unknown),
-        // A name counts as what it is.
+        // A URI does not count as a DNS name.
         (vec![uri("reports.internal")], &unknown, &unknown),
         (vec![], &unknown, &unknown),
     ];
@@ -305,7 +305,7 @@ async fn clients_are_known_by_their_certificates() {
         assert_eq!(status(&mut connection, &Request::get("/all")).await, *all, "{shown}");
         spent += [some, all].iter().filter(|outcome| outcome.0 == 200).count();
     }
-    // A certificate of somebody else's, and none: hands are not shaken.
+    // A foreign certificate, and none: the handshake is refused.
     let stranger = Authority::new().sign(vec![dns("reports.internal")]);
     for client in [files.client().showing(&stranger), files.client()] {
         assert!(is_refused(&client, &weir).await);
@@ -322,14 +322,14 @@ async fn without_clients_any_certificate_of_the_authority_will_do() {
     let mut connection = client.open(&weir.host()).await.unwrap();
     assert_eq!(connection.ask(&Request::get("/")).await.status, 200);
     assert!(is_refused(&files.client(), &weir).await);
-    // An authority that is replaced signs for new connections.
+    // A replaced authority holds for new connections.
     files.replace("clients.pem", &Authority::new().pem());
     eventually("the authority is followed", PATIENCE, async || is_refused(&client, &weir).await).await;
     assert_eq!(connection.ask(&Request::get("/")).await.status, 200);
 }
 
 #[tokio::test]
-async fn where_there_are_tokens_a_certificate_is_one_of_two_ways() {
+async fn with_tokens_a_certificate_is_one_of_two_ways_in() {
     let _lane = lane::shared().await;
     let (upstream, files) = (Upstream::start(), Files::new());
     let weir = Weir::start(&(files.mutual() + &named(&upstream, ", tokens: [ops-t0ken]"))).await;
@@ -345,11 +345,11 @@ async fn where_there_are_tokens_a_certificate_is_one_of_two_ways() {
     let mut shown = client.open(&weir.host()).await.unwrap();
     assert_eq!(status(&mut shown, &Request::get("/some")).await, (403, Some("forbidden".to_owned())));
     assert_eq!(status(&mut shown, &Request::get("/all")).await, (200, None));
-    // A token decides where it is given.
+    // A token decides where one is given.
     assert_eq!(status(&mut shown, &token).await, (200, None));
     assert_eq!(status(&mut shown, &wrong).await, unknown);
 
-    // A client that is removed is refused on the connection that it has.
+    // A removed client is refused on its open connection.
     let without =
         named(&upstream, ", tokens: [ops-t0ken]").replace("example.org/billing", "example.org/other");
     weir.reload(&(files.mutual() + &without)).await;

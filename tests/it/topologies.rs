@@ -1,4 +1,4 @@
-//! The harness itself: servers under sentinels, a cluster, and a line that is cut do what their methods say.
+//! Tests of the harness: servers under sentinels, a cluster, and a line that is cut.
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
@@ -83,14 +83,14 @@ async fn ask(connection: &mut TcpStream, command: &str) {
     connection.write_all(format!("{command}\r\n").as_bytes()).await.expect("the line takes requests");
 }
 
-/// The next reply, which is known to be that long.
+/// Reads the next reply, whose length is known.
 async fn reply(connection: &mut TcpStream, length: usize) -> String {
     let mut reply = vec![0; length];
     timeout(PATIENCE, connection.read_exact(&mut reply)).await.expect("in time").expect("the whole reply");
     String::from_utf8(reply).expect("text")
 }
 
-/// What comes until the connection ends, and whether it was reset.
+/// Reads until the connection ends; returns the bytes, and whether the connection was reset.
 async fn rest(connection: &mut TcpStream) -> (String, bool) {
     let mut rest = Vec::new();
     let end = timeout(PATIENCE, connection.read_to_end(&mut rest)).await.expect("in time");

@@ -1,4 +1,5 @@
-//! Traces: the client's goes on to the upstream, and where the standard variables name a collector, it gets spans over OTLP.
+//! Traces: the client's trace continues at the upstream, and a collector that the standard variables name gets spans
+//! over OTLP.
 
 use std::time::Duration;
 
@@ -16,18 +17,18 @@ use crate::support::{
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
 
-/// The environment of a weir that sends traces there.
+/// Returns the environment of a weir that sends traces to this collector.
 fn environment(collector: &Upstream) -> [(&'static str, String); 2] {
     [("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url()), ("OTEL_BSP_SCHEDULE_DELAY", "50".to_owned())]
 }
 
-/// A request that belongs to a client's trace, with its sampled flag.
+/// Returns a request that belongs to a client's trace, with its sampled flag.
 fn traced(target: &str, flags: &str) -> Request {
     let parent = format!("00-{TRACE}-{PARENT}-{flags}");
     Request::get(target).header("traceparent", &parent).header("tracestate", "vendor=value")
 }
 
-/// Every span that the collector has got, with its resource's attributes.
+/// Returns every span that the collector got, with its resource's attributes.
 fn spans(collector: &Upstream) -> Vec<(Span, Vec<KeyValue>)> {
     let exports = collector.seen().into_iter().map(|seen| {
         assert_eq!((seen.target.as_str(), seen.method.as_str()), ("/v1/traces", "POST"));
@@ -49,7 +50,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// An attribute as text.
+/// Returns an attribute as text.
 fn attribute(attributes: &[KeyValue], key: &str) -> Option<String> {
     let value = attributes.iter().find(|attribute| attribute.key == key)?.value.clone()?.value?;
     Some(match value {
@@ -114,7 +115,7 @@ async fn a_request_that_waits_has_a_span_for_each_part_of_its_life() {
     assert_eq!(attribute(&parts[2].attributes, "http.response.status_code").as_deref(), Some("200"));
     assert_eq!(attribute(&parts[2].attributes, "server.address").as_deref(), Some("127.0.0.1"));
 
-    // The upstream goes on with the attempt's span.
+    // The upstream continues the attempt's span.
     let seen = upstream.seen().pop().unwrap();
     assert_eq!(seen.headers["traceparent"], format!("00-{TRACE}-{}-01", hex(&parts[2].span_id)));
     assert_eq!(seen.headers["tracestate"], "vendor=value");
@@ -142,7 +143,7 @@ async fn refusals_failures_and_retries_are_seen() {
     for (target, status) in [("/", 200), ("/refused", 200), ("/refused", 429), ("/down", 502)] {
         assert_eq!(send(&weir.url("/"), traced(target, "01")).await.unwrap().status, status, "{target}");
     }
-    // The last request's is the last.
+    // The last request's span is the last.
     let all = poll_for("the last span", PATIENCE, async || {
         let all: Vec<Span> = spans(&collector).into_iter().map(|(span, _)| span).collect();
         all.iter().any(|span| span.name == "GET down").then_some(all)
@@ -169,7 +170,7 @@ async fn refusals_failures_and_retries_are_seen() {
         all.iter()
             .any(|span| span.name == "connect" && span.parent_span_id == whole("GET down", "502").span_id)
     );
-    // What a route keeps back is kept back.
+    // Headers that a route removes do not reach the upstream.
     let seen = upstream.seen();
     assert!(seen[..2].iter().all(|seen| !seen.headers.contains_key("traceparent")));
     assert!(seen[2].headers.contains_key("traceparent"));
@@ -182,11 +183,11 @@ async fn a_trace_that_is_not_sampled_is_passed_on_and_sent_nowhere() {
     let _lane = lane::shared().await;
     let (upstream, collector) = (Upstream::start(), Upstream::start());
     let weir = Weir::start_in(&one_route(&upstream.url()), &environment(&collector)).await;
-    // What the client says of its trace decides.
+    // The client's flag decides.
     send(&weir.url("/"), traced("/", "00")).await.unwrap();
     assert_eq!(weir.get("/").await.status, 200);
     assert_eq!(weir.get("/").await.status, 200);
-    // The third request's is the last.
+    // The third request's span is the last.
     let all = poll_for("two traces", PATIENCE, async || {
         let all: Vec<Span> = spans(&collector).into_iter().map(|(span, _)| span).collect();
         (all.iter().filter(|span| span.name == "GET all").count() >= 2).then_some(all)
@@ -201,7 +202,7 @@ async fn a_trace_that_is_not_sampled_is_passed_on_and_sent_nowhere() {
 }
 
 #[tokio::test]
-async fn what_is_no_trace_is_not_gone_on_with() {
+async fn a_malformed_trace_is_not_continued() {
     let _lane = lane::shared().await;
     let (upstream, collector) = (Upstream::start(), Upstream::start());
     let weir = Weir::start_in(&one_route(&upstream.url()), &environment(&collector)).await;
@@ -227,17 +228,17 @@ async fn what_is_no_trace_is_not_gone_on_with() {
         assert!(parent.len() == 55 && !parent.contains(TRACE), "{request:?}: {parent}");
         assert!(!seen.headers.contains_key("tracestate"), "{request:?}: of another trace");
     }
-    // A later version may say more.
+    // A later version may carry more fields.
     send(&weir.url("/"), of(&format!("01-{TRACE}-{PARENT}-01-more"))).await.unwrap();
     let seen = upstream.seen().pop().unwrap();
     assert!(seen.headers["traceparent"].to_str().unwrap().starts_with(&format!("00-{TRACE}-")), "{seen:?}");
 }
 
 #[tokio::test]
-async fn what_is_left_is_sent_when_weir_ends() {
+async fn remaining_spans_are_sent_when_weir_ends() {
     let _lane = lane::shared().await;
     let (upstream, collector) = (Upstream::start(), Upstream::start());
-    // Batches are put together for longer than this test is patient.
+    // A batch takes longer than this test waits.
     let environment = [
         ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", format!("{}/v1/traces", collector.url())),
         ("OTEL_BSP_SCHEDULE_DELAY", "3600000".to_owned()),
@@ -272,7 +273,7 @@ async fn a_collector_that_is_away_holds_up_nothing() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_used_is_said_and_holds_up_nothing() {
+async fn unusable_trace_settings_are_logged_and_hold_up_nothing() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318".to_owned());

@@ -1,5 +1,5 @@
-//! A connection that has changed to another protocol, such as WebSocket: every byte passes in both directions at once, each side may
-//! end when it wants to, and the other hears what was said last.
+//! An upgraded connection, such as a WebSocket: every byte passes in both directions at once, each side may end at any
+//! time, and the other side gets the last bytes.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const HANDSHAKE: &[u8] = b"GET /chat HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\
 const SWITCHING: &[u8] =
     b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n";
 
-/// An upstream that changes to another protocol, and leaves the rest to the test.
+/// An upstream that switches to another protocol and leaves the rest to the test.
 struct Changing {
     upstream: RawUpstream,
     changed: mpsc::Receiver<TcpStream>,
@@ -39,7 +39,7 @@ impl Changing {
         Changing { upstream, changed }
     }
 
-    /// Both ends of a new tunnel: the client's, and the upstream's.
+    /// Returns both ends of a new tunnel: the client's and the upstream's.
     async fn tunnel(&mut self, weir: &Weir) -> (TcpStream, TcpStream) {
         let mut client = TcpStream::connect(weir.host()).await.unwrap();
         client.set_nodelay(true).unwrap();
@@ -52,7 +52,7 @@ impl Changing {
     }
 }
 
-/// Numbers that look random, and are the same each time (xorshift, 64 bits).
+/// Pseudo-random numbers, the same each time (xorshift, 64 bits).
 struct Dice(u64);
 
 impl Dice {
@@ -63,14 +63,14 @@ impl Dice {
         self.0
     }
 
-    /// From one byte to a megabyte, each power of two as often as any other.
+    /// Returns a size from one byte to a megabyte, each power of two as often as any other.
     fn piece(&mut self) -> usize {
         let bits = self.roll() % 21;
         1 + (self.roll() % (1 << bits)) as usize
     }
 }
 
-/// The byte that stands there: none is where another would be, and the two directions differ.
+/// Returns the byte at a position: neighbours differ, and so do the two directions.
 fn byte_at(position: usize, direction: u8) -> u8 {
     ((position as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8 ^ direction
 }
@@ -79,7 +79,7 @@ fn bytes_at(position: usize, count: usize, direction: u8) -> Vec<u8> {
     (position..position + count).map(|position| byte_at(position, direction)).collect()
 }
 
-/// Writes so many bytes in pieces, then ends this direction.
+/// Writes `total` bytes in pieces, then ends this direction.
 async fn say(mut write: impl AsyncWriteExt + Unpin, total: usize, direction: u8, mut dice: Dice) {
     let mut said = 0;
     while said < total {
@@ -90,7 +90,7 @@ async fn say(mut write: impl AsyncWriteExt + Unpin, total: usize, direction: u8,
     write.shutdown().await.unwrap();
 }
 
-/// Reads in pieces to the end; panics at the first byte that is not the one.
+/// Reads in pieces to the end; panics at the first wrong byte.
 async fn hear(mut read: impl AsyncReadExt + Unpin, direction: u8, mut dice: Dice) -> usize {
     let mut heard = 0;
     loop {
@@ -104,7 +104,7 @@ async fn hear(mut read: impl AsyncReadExt + Unpin, direction: u8, mut dice: Dice
     }
 }
 
-/// Says so much to each side at once, and hears all of it.
+/// Writes this many bytes to each side at once, and reads all of them.
 async fn converse(client: TcpStream, upstream: TcpStream, to_upstream: usize, to_client: usize, seed: u64) {
     let dice = |salt: u64| Dice(seed.wrapping_mul(0x9e37_79b9).wrapping_add(salt));
     let (client_read, client_write) = client.into_split();
@@ -133,7 +133,7 @@ async fn every_byte_passes_both_ways_at_once() {
 }
 
 #[tokio::test]
-async fn an_outbound_proxy_carries_it_as_well() {
+async fn an_outbound_proxy_carries_an_upgraded_connection() {
     let _lane = lane::shared().await;
     let mut changing = Changing::start().await;
     for manner in [Manner::Tunnel, Manner::Dribble] {
@@ -147,7 +147,7 @@ async fn an_outbound_proxy_carries_it_as_well() {
             let (client, upstream) = changing.tunnel(&weir).await;
             converse(client, upstream, 300_000, 400_000, seed).await;
         }
-        // One that has changed is never used again.
+        // A connection that has switched is never used again.
         let asked = "CONNECT chat.test:8000 HTTP/1.1\r\nHost: chat.test:8000\r\n\r\n";
         assert_eq!(proxy.heads(), [asked, asked]);
     }
@@ -155,7 +155,7 @@ async fn an_outbound_proxy_carries_it_as_well() {
     assert!(heads.iter().all(|head| head.contains("host: chat.test:8000\r\n")), "{heads:?}");
 }
 
-/// As a browser and a server do that say goodbye one after the other.
+/// A browser and a server close one after the other.
 #[tokio::test]
 async fn either_side_may_end_first_and_still_listen() {
     let _lane = lane::shared().await;
@@ -201,7 +201,7 @@ async fn an_abrupt_end_of_one_side_ends_the_other() {
                 let mut heard = [0; 8];
                 in_time("a word", other.read_exact(&mut heard)).await.unwrap();
             }
-            // A reset in place of a goodbye.
+            // A reset instead of an orderly close.
             SockRef::from(&breaking).set_linger(Some(Duration::ZERO)).unwrap();
             drop(breaking);
             let end = in_time("the other's end", other.read(&mut [0])).await;
@@ -210,9 +210,10 @@ async fn an_abrupt_end_of_one_side_ends_the_other() {
     }
 }
 
-/// A server that closes while the client still speaks: what it said is heard nevertheless, as it would be without weir.
+/// The server closes while the client still sends: the server's last bytes arrive nevertheless, as they would without
+/// weir.
 #[tokio::test]
-async fn last_words_are_heard_by_who_still_speaks() {
+async fn last_bytes_of_a_closed_side_reach_the_side_that_still_sends() {
     let _lane = lane::shared().await;
     let mut changing = Changing::start().await;
     let weir = Weir::start(&one_route(&changing.upstream.url())).await;
@@ -221,13 +222,13 @@ async fn last_words_are_heard_by_who_still_speaks() {
         let (client, mut upstream) = changing.tunnel(&weir).await;
         let (read, mut write) = client.into_split();
         let speaking = async {
-            // Until nobody listens any more.
+            // Until nobody reads any more.
             while write.write_all(&[b'x'; 16_384]).await.is_ok() {}
         };
         let closing = async {
             in_time("the first words", upstream.read_exact(&mut [0; 16_384])).await.unwrap();
             upstream.write_all(&last).await.unwrap();
-            // What has not been read makes it a reset.
+            // Unread bytes make this a reset.
             drop(upstream);
         };
         let listening = async {

@@ -1,4 +1,4 @@
-//! Bodies of requests: refused in the middle, waited for, large, and slow.
+//! Request bodies: refused in the middle, waited for, large, and slow.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use crate::support::raw::{RawUpstream, in_time, read_head, read_to_end};
 use crate::support::{Upstream, Weir, lane, one_limiter, one_route, spent};
 
-/// Who is refused while sending can still read why.
+/// A client that is refused while sending can still read the refusal.
 #[tokio::test]
 async fn a_refusal_is_read_in_the_middle_of_a_large_body() {
     let _lane = lane::shared().await;
@@ -22,7 +22,7 @@ async fn a_refusal_is_read_in_the_middle_of_a_large_body() {
                 "POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
             );
             client.write_all(head.as_bytes()).await.unwrap();
-            // It writes all that it can before it reads anything.
+            // The client writes all that it can before it reads anything.
             let body = vec![b'x'; length];
             let _ = in_time("the body", client.write_all(&body)).await;
             let answer = read_to_end(&mut client).await;
@@ -33,9 +33,9 @@ async fn a_refusal_is_read_in_the_middle_of_a_large_body() {
     assert_eq!(upstream.count(), 1);
 }
 
-/// A client that asks whether to send is not told to before it has its permit.
+/// A client that asks with `Expect: 100-continue` gets no answer before its permit.
 #[tokio::test]
-async fn who_waits_is_not_told_to_continue() {
+async fn a_waiting_client_is_not_told_to_continue() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let limiter = "{limits: [1/2s], queue: {timeout: 10s, max_waiting: 10}}";
@@ -54,9 +54,9 @@ async fn who_waits_is_not_told_to_continue() {
     assert_eq!(&upstream.seen()[1].body[..], b"body");
 }
 
-/// One that is refused is told at once, and never to send.
+/// A refused client is told at once, and never to continue.
 #[tokio::test]
-async fn who_is_refused_is_not_told_to_continue() {
+async fn a_refused_client_is_not_told_to_continue() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let weir = spent(&upstream, 0).await;
@@ -70,7 +70,7 @@ async fn who_is_refused_is_not_told_to_continue() {
 const STREAMS: usize = 20;
 const EACH: usize = 200 * 1024 * 1024;
 
-/// What weir may take beyond what it took before, for all of them.
+/// The memory that weir may take for all of them.
 const MORE_BYTES: u64 = 40 * 1024 * 1024;
 
 async fn send_body(stream: &mut TcpStream) {
@@ -85,7 +85,7 @@ async fn send_body(stream: &mut TcpStream) {
     }
 }
 
-/// Reads a little from each in turn, so that all are under way together, and none is read as fast as it could be.
+/// Reads a little from each in turn, so that all are under way together, and none is read at full speed.
 async fn read_in_turn(streams: &mut [TcpStream], weir: &Weir) -> u64 {
     let (mut most, mut buffer) = (0, vec![0; 1024 * 1024]);
     let mut read = vec![0; streams.len()];
@@ -101,7 +101,7 @@ async fn read_in_turn(streams: &mut [TcpStream], weir: &Weir) -> u64 {
     most
 }
 
-/// To slow readers: nothing is held but what is under way.
+/// With slow readers, weir holds only the bytes under way.
 #[tokio::test]
 async fn large_answers_take_no_memory() {
     lane::alone(async || {
@@ -126,7 +126,7 @@ async fn large_answers_take_no_memory() {
     .await;
 }
 
-/// From fast senders to a slow upstream.
+/// Fast senders to a slow upstream.
 #[tokio::test]
 async fn large_uploads_take_no_memory() {
     lane::alone(async || {

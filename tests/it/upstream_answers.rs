@@ -1,11 +1,12 @@
-//! Upstreams that answer what is no good answer, or hang up: the client sees it, and the next request is unharmed.
+//! Upstreams that answer with malformed HTTP or hang up: the client sees it, and the next request is unharmed.
 
 use std::time::Duration;
 
 use crate::support::raw::{RawUpstream, exchange, in_time, read_head};
 use crate::support::{Request, Weir, lane, one_route};
 
-/// A request whose upstream answers so, then another one on a connection of its own to an upstream that is all right again.
+/// Sends a request to an upstream that answers with these bytes, then another one on a new connection, which the
+/// upstream answers well. Returns the first response.
 async fn told(answer: &'static [u8]) -> (String, Weir, RawUpstream) {
     let upstream = RawUpstream::start(move |mut connection, index| async move {
         let answer =
@@ -13,7 +14,7 @@ async fn told(answer: &'static [u8]) -> (String, Weir, RawUpstream) {
         while !connection.read_head().await.is_empty() {
             connection.write(answer).await;
             if index == 0 {
-                // Nothing more comes, and it closes.
+                // The upstream sends nothing more and closes.
                 return;
             }
         }
@@ -29,7 +30,7 @@ async fn told(answer: &'static [u8]) -> (String, Weir, RawUpstream) {
 }
 
 #[tokio::test]
-async fn what_is_no_answer_is_a_502() {
+async fn a_malformed_answer_is_a_502() {
     let _lane = lane::shared().await;
     for answer in [
         &b"SSH-2.0-what\r\n\r\n"[..],
@@ -58,7 +59,7 @@ async fn what_is_no_answer_is_a_502() {
 
 /// The client must not take a part for the whole.
 #[tokio::test]
-async fn what_breaks_off_is_seen_to_break_off() {
+async fn a_truncated_answer_is_passed_on_as_truncated() {
     let _lane = lane::shared().await;
     for (answer, part) in [
         (&b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf"[..], "half"),
@@ -78,7 +79,7 @@ async fn what_breaks_off_is_seen_to_break_off() {
     }
 }
 
-/// A coding beside a length: the coding counts (RFC 9112, 6.3), and one length goes on, or none.
+/// A transfer coding beside a length: the coding counts (RFC 9112, 6.3), and at most one length is passed on.
 #[tokio::test]
 async fn an_answer_that_is_framed_twice_is_framed_anew() {
     let _lane = lane::shared().await;
@@ -91,9 +92,9 @@ async fn an_answer_that_is_framed_twice_is_framed_anew() {
     assert_eq!(weir.get("/").await.text(), "next");
 }
 
-/// What an upstream sends without being asked is nobody's answer.
+/// An answer that no request asked for reaches no client.
 #[tokio::test]
-async fn a_second_answer_goes_to_nobody() {
+async fn an_unrequested_answer_reaches_no_client() {
     let _lane = lane::shared().await;
     let upstream = RawUpstream::start(|mut connection, index| async move {
         while !connection.read_head().await.is_empty() {
@@ -112,7 +113,7 @@ async fn a_second_answer_goes_to_nobody() {
     }
 }
 
-/// An upstream that closes after every answer and does not say so, at every distance.
+/// An upstream that closes after every answer without notice, after various delays.
 #[tokio::test]
 async fn a_connection_that_closes_as_it_is_reused_costs_nothing() {
     let _lane = lane::shared().await;
@@ -131,7 +132,7 @@ async fn a_connection_that_closes_as_it_is_reused_costs_nothing() {
     let mut refused = 0;
     for index in 0..400 {
         let answer = client.ask(&Request::post(&format!("/post/{index}"), b"")).await;
-        // Nobody knows whether it was read: it must not be sent again.
+        // The upstream may have read the request: it must not be sent again.
         refused += usize::from(answer.status == 502);
         assert!(matches!(answer.status, 200 | 502), "{index}: {}", answer.text());
     }
@@ -144,7 +145,8 @@ async fn a_connection_that_closes_as_it_is_reused_costs_nothing() {
     assert!(refused < 100, "{refused} of 400 POSTs were answered 502");
 }
 
-/// It closes when the next request is on its way: what may be repeated is, by another connection and with a permit of its own.
+/// The connection closes while the next request is on its way: a request that may be repeated is repeated, on another
+/// connection and with a permit of its own.
 #[tokio::test]
 async fn a_request_that_meets_a_closing_connection_is_repeated_if_it_may_be() {
     let _lane = lane::shared().await;
@@ -181,7 +183,7 @@ async fn a_request_that_meets_a_closing_connection_is_repeated_if_it_may_be() {
     }
 }
 
-/// What has no body says how long it would be.
+/// A response without a body keeps its `Content-Length`.
 #[tokio::test]
 async fn an_answer_without_a_body_keeps_its_length() {
     let _lane = lane::shared().await;
@@ -229,7 +231,7 @@ async fn events_are_not_held_back() {
                 b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n",
             )
             .await;
-        // Each event when the one before has been read: whoever holds one back waits for ever.
+        // Each event is sent when the one before has been read, so a held-back event would stop the test.
         loop {
             connection.write(b"9\r\ndata: x\n\n\r\n").await;
             if connection.read_head().await.is_empty() {
@@ -249,7 +251,7 @@ async fn events_are_not_held_back() {
         let mut event = [0; b"9\r\ndata: x\n\n\r\n".len()];
         in_time("an event", tokio::io::AsyncReadExt::read_exact(&mut client, &mut event)).await.unwrap();
         slowest = slowest.max(begun.elapsed());
-        // The upstream's sign to go on: a chunk that looks like a head.
+        // The upstream's signal to go on: a chunk that looks like a head.
         tokio::io::AsyncWriteExt::write_all(&mut client, b"5\r\nx\r\n\r\n\r\n").await.unwrap();
     }
     println!("the slowest event took {slowest:?}");

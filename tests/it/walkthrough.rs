@@ -24,26 +24,26 @@ use crate::support::{PATIENCE, Upstream, closed_port, eventually, lane};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// What begins so installs weir or runs its tests.
+/// The beginnings of commands that install weir or run its tests.
 const BUILDS: [&str; 2] = ["cargo install ", "scripts/test"];
 
-/// No command takes longer.
+/// The longest time for a command.
 const COMMAND_MAX: Duration = Duration::from_secs(60);
 
 /// A step of a document.
 enum Step {
-    /// Commands, and what they show, if the document says so.
+    /// Commands, and the documented output, if any.
     Type(String, Option<String>),
-    /// Something that stays in the foreground, by its name.
+    /// A command that stays in the foreground, by its name.
     Serve(String, String),
-    /// Ctrl-C.
+    /// Ctrl-C for the command of this name.
     End(String),
 }
 
 fn steps(document: &str) -> Vec<Step> {
     let pattern = Regex::new(r"(?ms)^```([^\n]*)\n(.*?)^```$|^<!-- end (\w+) -->$").expect("a pattern");
     let mut steps = Vec::new();
-    // Where the last fence of commands ended.
+    // The end of the last fence of commands.
     let mut typed_until = None;
     for found in pattern.captures_iter(document) {
         if let Some(name) = found.get(3) {
@@ -75,12 +75,12 @@ fn steps(document: &str) -> Vec<Step> {
     steps
 }
 
-/// A reader's place of work: a directory, free ports, and the servers in other terminals.
+/// A reader's workplace: a directory, free ports, and the servers in other terminals.
 struct Desk {
     directory: TempDir,
-    /// Stands for the third-party APIs.
+    /// The stand-in for the third-party APIs.
     _upstream: Upstream,
-    /// What stands in the documents, and what is meant here.
+    /// Texts of the documents, and their replacements here.
     meant: Vec<(&'static str, String)>,
     servers: BTreeMap<String, Child>,
 }
@@ -113,7 +113,7 @@ impl Desk {
         desk
     }
 
-    /// All at once: what is put in place of one may look like another.
+    /// Replaces all of them at once: a replacement may look like another text.
     fn meant(&self, text: &str) -> String {
         let shown: Vec<String> = self.meant.iter().map(|(shown, _)| regex::escape(shown)).collect();
         let shown = Regex::new(&shown.join("|")).expect("a pattern");
@@ -157,7 +157,7 @@ impl Desk {
         }
     }
 
-    /// Waits until it answers on the port that it is about, or, where it is about none, has said something.
+    /// Starts a command and waits until it answers on its port, or, if it has none, has printed something.
     async fn serve(&mut self, name: &str, commands: &str) {
         let said = self.directory.path().join(format!("{name}.out"));
         let output = File::create(&said).expect("a file");
@@ -211,7 +211,8 @@ fn signal(server: &Child, signal: Signal) {
     kill_process_group(group, signal).ok();
 }
 
-/// Four times the digits before the last of four ports in a row that nobody listens on.
+/// Finds four groups of four ports in a row on which nobody listens. Returns the digits before the last one of each
+/// group.
 fn free_ports() -> [String; 4] {
     let mut found = std::iter::repeat_with(closed_port)
         .take(1000)
@@ -220,8 +221,9 @@ fn free_ports() -> [String; 4] {
     std::array::from_fn(|_| found.next().expect("four ports in a row are free"))
 }
 
-/// Of an answer, its status and which headers weir has put into it; else each line that is shown, in order: there, `...` stands
-/// for anything, and counts may differ by a fifth or by ten, for a machine that is held up makes permits late.
+/// Compares the output with the documented one: of an HTTP answer the status and the names of weir's headers, otherwise
+/// each documented line in order, where `...` stands for anything and counts may differ by a fifth or by ten, because a
+/// machine that is held up makes permits late.
 fn compare(commands: &str, shown: &str, seen: &str) {
     if shown.starts_with("HTTP/") {
         assert_eq!(seen.lines().next(), shown.lines().next(), "{commands}");
@@ -246,7 +248,7 @@ fn is_like(shown: &str, seen: &str) -> bool {
     shown.len() == seen.len() && shown.iter().zip(&seen).all(word)
 }
 
-/// The names of the headers that weir adds to an answer.
+/// Returns the names of the headers that weir adds to an answer.
 fn own_headers(answer: &str) -> Vec<&str> {
     let head = answer.lines().take_while(|line| !line.is_empty());
     let names = head.filter_map(|line| Some(line.split_once(": ")?.0));
@@ -257,7 +259,7 @@ fn own_headers(answer: &str) -> Vec<&str> {
     own
 }
 
-/// Walks through a document of at least so many commands, with so many outputs to compare.
+/// Walks through a document with at least this many commands and outputs to compare.
 async fn walk(path: &str, commands_min: usize, shown_min: usize) {
     let document = fs::read_to_string(Path::new(ROOT).join(path)).expect("a document");
     let steps = steps(&document);
@@ -274,37 +276,37 @@ async fn walk(path: &str, commands_min: usize, shown_min: usize) {
 }
 
 #[tokio::test]
-async fn the_readme() {
+async fn the_readme_works_as_written() {
     walk("README.md", 4, 2).await;
 }
 
 #[tokio::test]
-async fn the_quickstart() {
+async fn the_quickstart_works_as_written() {
     walk("docs/quickstart.md", 14, 3).await;
 }
 
 #[tokio::test]
-async fn calls() {
+async fn the_page_on_calls_works_as_written() {
     walk("docs/calls.md", 7, 4).await;
 }
 
 #[tokio::test]
-async fn limits() {
+async fn the_page_on_limits_works_as_written() {
     walk("docs/limits.md", 3, 0).await;
 }
 
 #[tokio::test]
-async fn redis() {
+async fn the_page_on_redis_works_as_written() {
     walk("docs/redis.md", 7, 1).await;
 }
 
 #[tokio::test]
-async fn admin() {
+async fn the_page_on_admin_works_as_written() {
     walk("docs/admin.md", 7, 1).await;
 }
 
 #[test]
-fn a_document_is_read_as_it_is_meant() {
+fn documents_are_parsed_into_steps() {
     let document = "```sh\ncargo install --path .\n```\n```text\nbuilds\n```\n```sh server weir\nweir serve\n```\n\
                     ```sh\necho 7\n```\n```text\n7\n```\n```sh\ntrue\n```\nelse\n```text\nelse\n```\n<!-- end weir -->\n";
     let steps = steps(document);

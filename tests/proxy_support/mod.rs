@@ -32,10 +32,10 @@ use weir::limiter::store::memory::MemoryStore;
 use weir::proxy::{Drained, Proxy, ProxyBuildError, Reach, serve};
 use weir::telemetry::{Metrics, Spans};
 
-/// Far longer than anything here takes.
+/// Far longer than any step here takes.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The result of something that must not hang.
+/// Returns the result of a future that must not hang.
 pub(crate) async fn in_time<F: IntoFuture>(future: F) -> F::Output {
     tokio::time::timeout(DEADLINE, future).await.expect("it hangs")
 }
@@ -50,7 +50,7 @@ pub(crate) struct Weir {
     server: Server,
 }
 
-/// A proxy with these routes.
+/// Starts a proxy with these routes.
 pub(crate) async fn weir(routes: Vec<Route>) -> Weir {
     Weir::start(routes, |_| ()).await
 }
@@ -60,7 +60,7 @@ impl Weir {
         Weir::start_reaching(routes, adjust, Reach::default()).await
     }
 
-    /// A proxy with these routes, that reaches upstreams in another way.
+    /// Starts a proxy with these routes and another way to reach upstreams.
     pub(crate) async fn reaching(routes: Vec<Route>, reach: Reach) -> Weir {
         Weir::start_reaching(routes, |_| (), reach).await
     }
@@ -116,7 +116,7 @@ fn config(routes: Vec<Route>, server: Server) -> Config {
     }
 }
 
-/// One permit every half second, and a queue.
+/// Returns a limiter with one permit every half second, and a queue.
 fn slow() -> Limiter {
     let precision = NonZeroU32::new(256).unwrap();
     let algorithm = Algorithm::SlidingWindow { precision };
@@ -128,7 +128,7 @@ fn slow() -> Limiter {
     }
 }
 
-/// Ten permits an hour, and a queue in which nobody waits for an hour.
+/// Returns a limiter with ten permits an hour, and a queue in which no request may wait for an hour.
 fn hourly() -> Limiter {
     let algorithm = Algorithm::SlidingWindow { precision: NonZeroU32::new(256).unwrap() };
     let (rate, per) = (Permits::new(10).unwrap(), Duration::from_secs(3600));
@@ -139,12 +139,12 @@ fn hourly() -> Limiter {
     }
 }
 
-/// One of the limiters, without a key, as a route names it.
+/// Returns one of the limiters, without a key, as a route names it.
 pub(crate) fn limiter(name: &str) -> (LimiterName, Arc<[KeyPart]>) {
     (LimiterName::parse(name).unwrap(), Arc::new([]))
 }
 
-/// A route by a path's prefix, without a limiter.
+/// Returns a route by a path's prefix, without a limiter.
 pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
     let address: SocketAddr = upstream.into();
     Route {
@@ -177,7 +177,7 @@ pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
     }
 }
 
-/// An upstream that counts.
+/// An upstream that counts connections and requests.
 #[derive(Clone)]
 pub(crate) struct Up {
     address: SocketAddr,
@@ -194,12 +194,12 @@ impl Up {
         *self.requests.borrow()
     }
 
-    /// Ends when it has accepted a connection.
+    /// Waits until the upstream has accepted a connection.
     pub(crate) async fn accepted(&self) {
         self.connections.subscribe().wait_for(|count| *count > 0).await.unwrap();
     }
 
-    /// Ends when it has got a request.
+    /// Waits until the upstream has got a request.
     pub(crate) async fn requested(&self) {
         self.requests.subscribe().wait_for(|count| *count > 0).await.unwrap();
     }
@@ -224,7 +224,7 @@ impl From<&Up> for SocketAddr {
     }
 }
 
-/// An upstream that does with each socket, and its number, as it is told.
+/// Starts an upstream that handles each socket, with its number, by `script`.
 pub(crate) async fn scripted_upstream<F, T>(script: F) -> Up
 where
     F: Fn(TcpStream, Up) -> T + Send + 'static,
@@ -243,7 +243,7 @@ where
     up
 }
 
-/// An upstream that speaks HTTP/1.1 and HTTP/2.
+/// Starts an upstream that speaks HTTP/1.1 and HTTP/2.
 pub(crate) async fn upstream<F, T, B>(answer: F) -> Up
 where
     F: Fn(Request<Incoming>) -> T + Clone + Send + 'static,
@@ -254,7 +254,7 @@ where
     scripted_upstream(move |socket, up| speak(socket, up, answer.clone())).await
 }
 
-/// An upstream that speaks them over TLS, and the certificate to trust.
+/// Starts an upstream that speaks both over TLS; returns it with the certificate to trust.
 pub(crate) async fn tls_upstream<F, T, B>(answer: F) -> (Up, tempfile::NamedTempFile)
 where
     F: Fn(Request<Incoming>) -> T + Clone + Send + 'static,
@@ -303,7 +303,7 @@ where
     let _ = server.serve_connection(TokioIo::new(socket), service).await;
 }
 
-/// An HTTP/2 connection.
+/// Opens an HTTP/2 connection.
 pub(crate) async fn http2_client(address: SocketAddr) -> SendRequest<Full<Bytes>> {
     let socket = TcpStream::connect(address).await.unwrap();
     let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(socket));
@@ -322,7 +322,7 @@ pub(crate) async fn call(address: SocketAddr, request: &str) -> String {
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// Reads up to and with the empty line.
+/// Reads up to and including the empty line.
 pub(crate) async fn read_head(socket: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {

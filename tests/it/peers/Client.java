@@ -1,5 +1,5 @@
-// Java's HTTP client: several requests in a row. Arguments: the file of the authority, then for each run the version to ask for, the
-// base address and a name. Over http:, HTTP_2 asks for an upgrade to h2c.
+// Java's HTTP client: several requests in a row. Arguments: the file of the authority, then for each run the HTTP
+// version, the base address and a name. Over http:, HTTP_2 asks for an upgrade to h2c.
 import java.io.ByteArrayInputStream;
 import java.io.FileInputStream;
 import java.net.URI;

@@ -61,7 +61,7 @@ func run(trusted *x509.CertPool, base, name string) {
 	ask("hello", "GET", nil)
 	ask("hello", "HEAD", nil)
 	ask("words", "POST", strings.NewReader("some words"))
-	// Of a reader that does not tell its length.
+	// A reader without a known length.
 	ask("upload", "POST", io.MultiReader(bytes.NewReader(bytes.Repeat([]byte("u"), 100_000))))
 	for index := 0; index < 3; index++ {
 		ask("waits", "GET", nil)

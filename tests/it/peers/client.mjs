@@ -1,5 +1,5 @@
-// Node's HTTP clients: several requests on one connection. Arguments: which client, the base address, a name; whom to trust
-// comes by NODE_EXTRA_CA_CERTS.
+// Node's HTTP clients: several requests on one connection. Arguments: the client, the base address, a name;
+// NODE_EXTRA_CA_CERTS names the trusted authority.
 import http from 'node:http';
 import http2 from 'node:http2';
 import https from 'node:https';
@@ -12,7 +12,7 @@ function tell(step, status, version, header, text) {
   console.log([step, status, version, ...told, status === 200 ? text : ''].join('|'));
 }
 
-// One socket: a second one would wait for it, and one that was closed is not used again.
+// One socket: a second one would wait for it, and a closed one is not used again.
 function overHttp() {
   const secure = base.startsWith('https:');
   const agent = new (secure ? https : http).Agent({ keepAlive: true, maxSockets: 1 });

@@ -1,4 +1,5 @@
-//! Certificates made for one test: an authority, what it signs, and one for `localhost` and `127.0.0.1` signed by it.
+//! Certificates for one test: an authority, and the certificates that it signs, one for `localhost` and `127.0.0.1`
+//! among them.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +8,7 @@ use rustls_pki_types::CertificateDer;
 
 use super::replace_file;
 
-/// PEM files.
+/// The paths of PEM files: the authority's certificate, the server's, and its key.
 #[derive(Clone, Debug)]
 pub(crate) struct Certificates {
     pub(crate) ca: PathBuf,
@@ -47,34 +48,34 @@ impl Authority {
         let mut authority = CertificateParams::new(Vec::new()).expect("no names");
         authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().expect("a key");
-        // A name of its own, or another one with the same name would be taken for it.
+        // A unique name, or another authority with the same name would be taken for this one.
         let name = format!("authority {:02x?}", &key.public_key_raw()[1..9]);
         authority.distinguished_name.push(DnType::CommonName, name);
         Authority(CertifiedIssuer::self_signed(authority, key).expect("an authority signs itself"))
     }
 
-    /// Its own certificate.
+    /// Returns the authority's own certificate.
     pub(crate) fn pem(&self) -> String {
         self.0.pem()
     }
 
-    /// Its own certificate, written to a file.
+    /// Writes the authority's own certificate to a file.
     pub(crate) fn write_to(&self, path: &Path) -> PathBuf {
         replace_file(path, &self.pem());
         path.to_owned()
     }
 
-    /// Its own certificate, for rustls.
+    /// Returns the authority's own certificate for rustls.
     pub(crate) fn der(&self) -> CertificateDer<'static> {
         self.0.der().clone()
     }
 
-    /// A certificate with these names, and a key of its own.
+    /// Signs a new key with these names.
     pub(crate) fn sign(&self, names: Vec<SanType>) -> Signed {
         self.sign_with(names, |_| ())
     }
 
-    /// The same, out of date.
+    /// Signs an expired certificate with these names.
     pub(crate) fn sign_expired(&self, names: Vec<SanType>) -> Signed {
         self.sign_with(names, |certificate| {
             certificate.not_before = rcgen::date_time_ymd(2019, 1, 1);
@@ -92,12 +93,12 @@ impl Authority {
     }
 }
 
-/// A name in DNS.
+/// Returns a DNS name.
 pub(crate) fn dns(name: &str) -> SanType {
     SanType::DnsName(name.try_into().expect("a name"))
 }
 
-/// The names of a server on this machine.
+/// Returns the names of a server on this machine.
 pub(crate) fn localhost() -> Vec<SanType> {
     vec![dns("localhost"), SanType::IpAddress(std::net::Ipv4Addr::LOCALHOST.into())]
 }

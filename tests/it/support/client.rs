@@ -1,5 +1,5 @@
-//! A light HTTP/1.1 client, written for these tests: independent of the HTTP code under test, a few hundred bytes
-//! for a waiting request, and dropping it closes the socket.
+//! A light HTTP/1.1 client, written for these tests: independent of the tested HTTP code, and a few hundred bytes for a
+//! waiting request. Dropping it closes the socket.
 
 use std::io::{Error, ErrorKind, Result};
 use std::time::{Duration, Instant};
@@ -11,10 +11,10 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::raise_open_files;
 
-/// No answer takes longer than this in any test.
+/// The longest time for an answer in any test.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(90);
 
-/// What is sent.
+/// A request.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     method: String,
@@ -24,12 +24,12 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// A GET of a path, written as it is given.
+    /// Returns a GET of a path, written as given.
     pub(crate) fn get(target: &str) -> Request {
         Request { method: "GET".into(), target: target.into(), headers: Vec::new(), body: Vec::new() }
     }
 
-    /// A POST with a body.
+    /// Returns a POST with a body.
     pub(crate) fn post(target: &str, body: &[u8]) -> Request {
         Request { method: "POST".into(), body: body.to_vec(), ..Request::get(target) }
     }
@@ -59,21 +59,21 @@ impl Request {
     }
 }
 
-/// What came back, and when.
+/// A response, with its instants.
 #[derive(Clone, Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    /// In order; names in lower case.
+    /// The headers in order; names in lower case.
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: Vec<u8>,
-    /// When the request had been written.
+    /// The instant at which the request had been written.
     pub(crate) sent: Instant,
-    /// When the whole answer had been read.
+    /// The instant at which the whole answer had been read.
     pub(crate) done: Instant,
 }
 
 impl Answer {
-    /// The first header of that name (lower case).
+    /// Returns the first header with this name (lower case).
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_str())
     }
@@ -82,36 +82,36 @@ impl Answer {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The body as JSON; panics when it is none.
+    /// Returns the body as JSON; panics on other bodies.
     pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.body)
             .unwrap_or_else(|error| panic!("not JSON ({error}): {}", self.text()))
     }
 
-    /// `retry_after_ms` of a refusal; panics when it is none.
+    /// Returns `retry_after_ms` of a refusal; panics on other answers.
     pub(crate) fn retry_after(&self) -> Duration {
         assert_eq!(self.status, 429, "{}", self.text());
         let told = self.json()["retry_after_ms"].as_u64();
         Duration::from_millis(told.expect("retry_after_ms is a whole number"))
     }
 
-    /// `weir-error`, where weir answered by itself.
+    /// Returns `weir-error`, which weir's own answers have.
     pub(crate) fn weir_error(&self) -> Option<&str> {
         self.header("weir-error")
     }
 }
 
-/// In the clear, or inside TLS.
+/// A socket in the clear or inside TLS.
 enum Wire {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// One connection. Dropping it closes the socket.
+/// A connection. Dropping it closes the socket.
 pub(crate) struct Connection {
     stream: Wire,
     host: String,
-    /// Read, but not yet understood.
+    /// Bytes that have been read, but not parsed.
     buffer: Vec<u8>,
     sent: Instant,
 }
@@ -125,7 +125,7 @@ impl Connection {
         Ok(Connection::of(Wire::Plain(stream), host))
     }
 
-    /// Goes on with a connection on which hands have been shaken.
+    /// Continues with a connection after its TLS handshake.
     pub(crate) fn over(stream: TlsStream<TcpStream>, host: &str) -> Connection {
         Connection::of(Wire::Tls(Box::new(stream)), host)
     }
@@ -144,14 +144,14 @@ impl Connection {
         }
     }
 
-    /// Writes the request; gives the instant at which that was done.
+    /// Writes the request; returns the instant at which it was written.
     pub(crate) async fn send(&mut self, request: &Request) -> Result<Instant> {
         self.write(&request.encode(&self.host)).await?;
         self.sent = Instant::now();
         Ok(self.sent)
     }
 
-    /// Writes bytes as they are.
+    /// Writes bytes unchanged.
     pub(crate) async fn send_raw(&mut self, bytes: &[u8]) -> Result<()> {
         self.write(bytes).await?;
         self.sent = Instant::now();
@@ -167,7 +167,7 @@ impl Connection {
         answered.unwrap_or_else(|error| panic!("no answer: {error}"))
     }
 
-    /// Asks so often, one after the other; the statuses in order.
+    /// Sends the request `count` times, one after the other; returns the statuses in order.
     pub(crate) async fn statuses(&mut self, request: &Request, count: usize) -> Vec<u16> {
         let mut statuses = Vec::with_capacity(count);
         for _ in 0..count {
@@ -290,7 +290,7 @@ pub(crate) async fn get(url: &str) -> Result<Answer> {
 pub(crate) struct Pending(AbortOnDropHandle<Result<Answer>>);
 
 impl Pending {
-    /// Begins to get `http://host:port/target`.
+    /// Begins a GET of `http://host:port/target`.
     pub(crate) fn get(url: &str) -> Pending {
         Pending::send(url, Request::get(split(url).1))
     }
@@ -301,23 +301,23 @@ impl Pending {
         Pending(AbortOnDropHandle::new(tokio::spawn(async move { send(&url, request).await })))
     }
 
-    /// Goes on with a connection on which a request has been written.
+    /// Continues with a connection on which a request has been written.
     pub(crate) fn on(mut connection: Connection) -> Pending {
         Pending(AbortOnDropHandle::new(tokio::spawn(async move { connection.answer().await })))
     }
 
-    /// The answer, or why there was none.
+    /// Waits for the answer; returns an error if there is none.
     pub(crate) async fn outcome(self) -> Result<Answer> {
         self.0.await.unwrap_or_else(|error| Err(Error::other(error)))
     }
 
-    /// The answer; panics when there was none.
+    /// Waits for the answer; panics if there is none.
     pub(crate) async fn answer(self) -> Answer {
         self.outcome().await.unwrap_or_else(|error| panic!("no answer: {error}"))
     }
 }
 
-/// The answers of all, in order.
+/// Waits for all answers; returns them in order.
 pub(crate) async fn answers(pending: Vec<Pending>) -> Vec<Answer> {
     let mut answers = Vec::with_capacity(pending.len());
     for one in pending {
@@ -326,7 +326,7 @@ pub(crate) async fn answers(pending: Vec<Pending>) -> Vec<Answer> {
     answers
 }
 
-/// `http://host:port/target` as host with port, and target.
+/// Splits `http://host:port/target` into host with port, and target.
 fn split(url: &str) -> (&str, &str) {
     let rest = url.strip_prefix("http://").expect("the test client speaks plain HTTP");
     rest.find('/').map_or((rest, "/"), |slash| rest.split_at(slash))

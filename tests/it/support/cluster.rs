@@ -7,11 +7,11 @@ use super::{PATIENCE, RedisServer, closed_port, eventually, poll_for};
 
 const PRIMARIES: usize = 3;
 const SLOTS: usize = 16_384;
-/// Nodes talk to each other on the port so much above the one for clients.
+/// The distance between a node's port for clients and its port for other nodes.
 const BUS_OFFSET: u16 = 10_000;
-/// From here on the system gives ports to whoever asks for any.
+/// The first of the ports that the system gives away.
 const EPHEMERAL_FIRST: u16 = 32_768;
-/// Keys that are moved in one go.
+/// The number of keys that are moved at once.
 const BATCH: &str = "10";
 const NODE: [&str; 10] = [
     "--cluster-enabled",
@@ -22,29 +22,29 @@ const NODE: [&str; 10] = [
     "1000",
     "--cluster-require-full-coverage",
     "no",
-    // A primary otherwise waits five seconds for further replicas before it sends the first one what it has.
+    // A primary otherwise waits five seconds for further replicas before it sends its data to the first one.
     "--repl-diskless-sync-delay",
     "0",
 ];
-/// A vote that nobody wins is held again after four times the node timeout.
+/// A failed vote is repeated after four times the node timeout.
 const FAILOVER_DEADLINE: Duration = Duration::from_secs(30);
 
 /// A running cluster. Killed on drop.
 pub(crate) struct Cluster {
-    /// Those that run: first the primaries, as they were at the start.
+    /// The running nodes: first the primaries, as they were at the start.
     nodes: Vec<RedisServer>,
-    /// One that stands still, and does not count as running.
+    /// A stopped node, which does not count as running.
     frozen: Option<RedisServer>,
-    /// weir is told of these, whether they run or not.
+    /// The ports in weir's configuration, whether their nodes run or not.
     seeds: Vec<u16>,
 }
 
-/// A node, as another one has it.
+/// A node as another node sees it.
 struct Known {
     port: u16,
     flags: Vec<String>,
     connected: bool,
-    /// First and last.
+    /// The first and the last slot of each range.
     slots: Vec<(u16, u16)>,
 }
 
@@ -63,10 +63,10 @@ impl Cluster {
         cluster
     }
 
-    /// Until every node knows every other.
+    /// Waits until every node knows every other.
     async fn introduce(&self) {
         for (epoch, node) in (1..).zip(&self.nodes) {
-            // Equal ones are told apart later, one collision after the other.
+            // Equal epochs are resolved later, one collision after the other.
             node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &format!("{epoch}")]).await;
         }
         for node in &self.nodes[1..] {
@@ -75,7 +75,7 @@ impl Cluster {
         eventually("nodes that know each other", PATIENCE, async || {
             for node in &self.nodes {
                 let known = known_to(node).await;
-                // Another flag is that of one which is still to be greeted.
+                // Another flag means that the greeting is still under way.
                 let greeted = known.iter().filter(|known| known.connected && known.has("master"));
                 if greeted.count() != self.nodes.len() {
                     return false;
@@ -117,21 +117,21 @@ impl Cluster {
         true
     }
 
-    /// weir's `store`, in flow style: the primaries of the start. The timeout is long for a test machine that is busy with
-    /// other tests.
+    /// Returns weir's `store`, in flow style, with the first primaries. The timeout is long, for a machine that is busy
+    /// with other tests.
     pub(crate) fn store(&self) -> String {
         let nodes: Vec<_> = self.seeds.iter().map(|port| format!("\"redis://127.0.0.1:{port}\"")).collect();
         format!("{{redis: {{cluster: [{}], timeout: 1s}}}}", nodes.join(", "))
     }
 
-    /// Where the primary listens that serves the key's slot, as the first node has it that runs: right after that primary
-    /// was killed still the killed one.
+    /// Returns the port of the primary that serves the key's slot, as the first running node sees it: right after a
+    /// kill this may be the killed primary.
     pub(crate) async fn owner_port(&self, key: &str) -> u16 {
         let slot = self.slot_of(key).await;
         owner_known_to(&self.nodes[0], slot).await.expect("every slot has an owner").port
     }
 
-    /// Runs a command on one node; panics where it sends one elsewhere.
+    /// Runs a command on one node; panics on a redirection.
     pub(crate) async fn command_at(&self, port: u16, command: &[&str]) -> redis::Value {
         self.node(port).command(command).await
     }
@@ -150,7 +150,7 @@ impl Cluster {
         self.take_primary_of(key).await.port()
     }
 
-    /// How long a node may say nothing before the others put its replica in its place.
+    /// Sets the time for which a node may be silent before its replica replaces it.
     pub(crate) async fn be_patient(&self, with_nodes: Duration) {
         let millis = with_nodes.as_millis().to_string();
         for node in &self.nodes {
@@ -158,14 +158,14 @@ impl Cluster {
         }
     }
 
-    /// Stops the primary that serves the key's slot in the middle of whatever it does.
+    /// Stops the process of the primary that serves the key's slot.
     pub(crate) async fn freeze_primary_of(&mut self, key: &str) {
         let primary = self.take_primary_of(key).await;
         primary.freeze(true);
         self.frozen = Some(primary);
     }
 
-    /// Lets the one that was frozen go on, and waits until it follows whoever has taken its place.
+    /// Continues the stopped process, and waits until it follows its successor.
     pub(crate) async fn thaw(&mut self) {
         let node = self.frozen.take().expect("a node was frozen");
         node.freeze(false);
@@ -179,8 +179,8 @@ impl Cluster {
         self.nodes.remove(index)
     }
 
-    /// Waits until all nodes that run find everything in order, and have the same primary, which runs, serve the key's
-    /// slot. Returns its port.
+    /// Waits until all running nodes find everything in order, and agree on a running primary for the key's slot.
+    /// Returns its port.
     pub(crate) async fn wait_for_primary_of(&self, key: &str) -> u16 {
         let slot = self.slot_of(key).await;
         poll_for("a primary that serves the slot", FAILOVER_DEADLINE, async || {
@@ -191,19 +191,19 @@ impl Cluster {
         .await
     }
 
-    /// Moves the key's slot with its keys to another primary, while both serve it. Returns when all nodes know; with the
-    /// port of that primary.
+    /// Moves the key's slot with its keys to another primary, while both serve it. Returns that primary's port when all
+    /// nodes know of it.
     pub(crate) async fn migrate_slot_of(&self, key: &str) -> u16 {
         let slot = self.slot_of(key).await;
         let source = self.node(self.wait_for_primary_of(key).await);
         let target = self.primary_but(source).await;
         let (from, to, port) = (id_of(source).await, id_of(target).await, target.port().to_string());
         let slot_name = slot.to_string();
-        // In this order: the source sends nobody to a target that would send them back.
+        // In this order: the source redirects nobody to a target that would redirect back.
         target.command(&["CLUSTER", "SETSLOT", &slot_name, "IMPORTING", &from]).await;
         source.command(&["CLUSTER", "SETSLOT", &slot_name, "MIGRATING", &to]).await;
         loop {
-            // The source makes no new keys in a slot that it gives away.
+            // The source creates no new keys in a slot that is moving away.
             let keys: Vec<String> = source.query(&["CLUSTER", "GETKEYSINSLOT", &slot_name, BATCH]).await;
             if keys.is_empty() {
                 break;
@@ -212,7 +212,7 @@ impl Cluster {
             command.extend(keys.iter().map(String::as_str));
             source.command(&command).await;
         }
-        // The target first: once the source no longer answers for the slot, somebody else must.
+        // The target first: once the source no longer answers for the slot, another node must.
         let others = self.nodes.iter().filter(|node| node.port() != target.port());
         for node in std::iter::once(target).chain(others) {
             // Replicas follow their primaries.
@@ -229,7 +229,7 @@ impl Cluster {
         self.nodes[0].query(&["CLUSTER", "KEYSLOT", key]).await
     }
 
-    /// Where all nodes that run have the slot's owner; `None` while they differ, or not everything is in order.
+    /// Returns the owner of the slot; `None` while the running nodes differ or find something out of order.
     async fn agreed_owner(&self, slot: u16) -> Option<u16> {
         let mut agreed = None;
         for node in &self.nodes {
@@ -261,17 +261,17 @@ impl Known {
         self.flags.iter().any(|own| own == flag)
     }
 
-    /// To that node alone, or to all.
+    /// Returns whether the node is down in the view of that node alone, or of all.
     fn is_down(&self) -> bool {
         self.has("fail") || self.has("fail?")
     }
 
-    /// A line of CLUSTER NODES: id, address, flags, primary, ping, pong, epoch, link, and the slots.
+    /// Parses a line of CLUSTER NODES: id, address, flags, primary, ping, pong, epoch, link, and the slots.
     fn parse(line: &str) -> Option<Known> {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let [_, address, flags, _, _, _, _, link, slots @ ..] = &fields[..] else { return None };
         let (_, port) = address.split_once('@')?.0.rsplit_once(':')?;
-        // In brackets are those that are on the move.
+        // Moving slots are in brackets.
         let range = |text: &&str| {
             let (first, last) = text.split_once('-').unwrap_or((text, text));
             Some((first.parse().ok()?, last.parse().ok()?))
@@ -303,7 +303,7 @@ async fn id_of(node: &RedisServer) -> String {
     node.query(&["CLUSTER", "MYID"]).await
 }
 
-/// A closed port whose bus is closed too, and not one that the system gives away.
+/// Returns a closed port whose bus port is closed too, and which the system does not give away.
 fn port_with_bus() -> u16 {
     loop {
         let port = closed_port();

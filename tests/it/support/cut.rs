@@ -1,6 +1,7 @@
-//! A line that can be cut: a TCP proxy in front of a local port, which delays, holds back and breaks what the server sends.
+//! A line that can be cut: a TCP proxy in front of a local port, which delays, holds back and breaks the server's
+//! bytes.
 //!
-//! Knows nothing of what is said on it. It runs on the test's runtime.
+//! Knows nothing of the protocol. It runs on the test's runtime.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -15,9 +16,9 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
-/// Read in one go at most.
+/// The most bytes of one read.
 const CHUNK_BYTES: usize = 64 * 1024;
-/// Held back on one connection; the server waits for the rest to be read.
+/// The most chunks held back on one connection; then the server waits.
 const CHUNKS_HELD_MAX: usize = 1024;
 
 /// A running line. Dropping it closes every connection.
@@ -27,23 +28,23 @@ pub(crate) struct Cut {
     _task: AbortOnDropHandle<()>,
 }
 
-/// What is done to connections.
+/// The faults of all connections.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rules {
     delay: Duration,
     swallow: bool,
     refuse: bool,
-    /// Of what is delivered next; whichever connection comes first takes it.
+    /// The number of bytes to deliver before the next cut; the first connection to deliver takes it.
     cut_after: Option<usize>,
-    /// How often all connections were reset; each ends when this is no longer what it was at its start.
+    /// The number of resets of all connections; a connection ends when it differs from the number at its start.
     drops: u64,
 }
 
-/// Bytes of the server, and when they are due at the client.
+/// Bytes of the server, with the instant at which they are due at the client.
 type Held = (Instant, Vec<u8>);
 
 impl Cut {
-    /// Listens on a free port, and passes everything on to and from this one.
+    /// Listens on a free port, and connects each client to `port`.
     pub(crate) async fn before(port: u16) -> Cut {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
         let own_port = listener.local_addr().expect("an address").port();
@@ -52,44 +53,44 @@ impl Cut {
         Cut { port: own_port, rules, _task: AbortOnDropHandle::new(task) }
     }
 
-    /// Where it listens.
+    /// Returns the listening port.
     pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
-    /// From now on, what the server sends reaches the client so much later.
+    /// Delays the server's bytes by `delay` from now on.
     pub(crate) fn delay(&self, delay: Duration) {
         self.rules.send_modify(|rules| rules.delay = delay);
     }
 
-    /// Resets all connections on which anything was said.
+    /// Resets all connections that have carried data.
     pub(crate) fn drop_connections(&self) {
         self.rules.send_modify(|rules| rules.drops += 1);
     }
 
-    /// Whether new connections are closed at once.
+    /// Closes new connections at once while `refuse` is set.
     pub(crate) fn refuse(&self, refuse: bool) {
         self.rules.send_modify(|rules| rules.refuse = refuse);
     }
 
-    /// Once: whichever connection is next sent something by the server passes so many bytes of it, and is reset then. A
-    /// shorter reply goes through, and the connection is reset in the one after it.
+    /// Cuts one reply: the next connection on which the server sends passes `bytes` bytes and is reset. A shorter reply
+    /// passes whole, and the connection is reset in the one after it.
     pub(crate) fn cut_reply_after(&self, bytes: usize) {
         self.rules.send_modify(|rules| rules.cut_after = Some(bytes));
     }
 
-    /// Whether what the server sends is held back. Requests reach it; what it answered is delivered when this ends, on the
-    /// connections that are still open.
+    /// Holds the server's bytes back while `swallow` is set. Requests still reach the server; its replies are delivered
+    /// when this ends, on the connections that are still open.
     pub(crate) fn swallow_replies(&self, swallow: bool) {
         self.rules.send_modify(|rules| rules.swallow = swallow);
     }
 }
 
 async fn accept(listener: TcpListener, port: u16, rules: Arc<watch::Sender<Rules>>) {
-    // Ends with this task.
+    // The connections end with this task.
     let mut connections = JoinSet::new();
     loop {
-        // An error here is one connection's (it was reset before it was accepted).
+        // An error here belongs to one connection, which was reset before it was accepted.
         let Ok((client, _)) = listener.accept().await else { continue };
         while connections.try_join_next().is_some() {}
         let watched = rules.subscribe();
@@ -104,11 +105,11 @@ async fn accept(listener: TcpListener, port: u16, rules: Arc<watch::Sender<Rules
     }
 }
 
-/// What one connection follows.
+/// The faults that one connection follows.
 struct Line {
     rules: Arc<watch::Sender<Rules>>,
     watched: watch::Receiver<Rules>,
-    /// As it was at the start.
+    /// The number at the start of the connection.
     drops: u64,
 }
 
@@ -119,19 +120,19 @@ async fn serve(mut client: TcpStream, port: u16, line: Line) {
     server.set_nodelay(true).ok();
     let mut dropped = line.watched.clone();
     let passed = tokio::select! {
-        // First: nothing more is passed on once the test has said so.
+        // First: nothing more is passed on after the test has set a fault.
         biased;
         _ = dropped.wait_for(|rules| rules.drops != line.drops) => Err(reset()),
         passed = pass(&mut client, &mut server, &line) => passed,
     };
     if passed.is_err() {
-        // Both sides are reset where otherwise they would be closed.
+        // Both sides are reset instead of closed.
         client.set_zero_linger().ok();
         server.set_zero_linger().ok();
     }
 }
 
-/// Until both sides have closed, or one breaks.
+/// Passes bytes until both sides have closed, or one breaks.
 async fn pass(client: &mut TcpStream, server: &mut TcpStream, line: &Line) -> io::Result<()> {
     let (mut from_client, to_client) = client.split();
     let (from_server, mut to_server) = server.split();
@@ -144,7 +145,7 @@ async fn pass(client: &mut TcpStream, server: &mut TcpStream, line: &Line) -> io
     Ok(())
 }
 
-/// Reads what the server sends at once: what is delayed is not slowed down.
+/// Reads the server's bytes at once, so that a delay does not slow them down.
 async fn receive(mut server: ReadHalf<'_>, hold: mpsc::Sender<Held>, line: &Line) -> io::Result<()> {
     let mut buffer = vec![0; CHUNK_BYTES];
     loop {
@@ -179,10 +180,10 @@ async fn deliver(mut held: mpsc::Receiver<Held>, mut client: WriteHalf<'_>, line
 }
 
 impl Line {
-    /// The cut that the test asked for, if no other connection has taken it.
+    /// Takes the requested cut, if no other connection has taken it.
     fn take_cut(&self) -> Option<usize> {
         let mut taken = None;
-        // Nobody waits for this change.
+        // No task waits for this change.
         self.rules.send_if_modified(|rules| {
             taken = rules.cut_after.take();
             false

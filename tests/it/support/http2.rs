@@ -1,5 +1,5 @@
-//! HTTP/2 by hand: frames as bytes, header blocks without a table, and a connection that says what came back. Written for
-//! these tests, so that it can say what no library would.
+//! HTTP/2 by hand: frames as bytes, header blocks without a table, and a connection that reports the peer's frames.
+//! Written for these tests, to send what no library would.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-// Types of frames (RFC 9113, 6).
+// Frame types (RFC 9113, 6).
 pub(crate) const DATA: u8 = 0;
 pub(crate) const HEADERS: u8 = 1;
 pub(crate) const PRIORITY: u8 = 2;
@@ -20,7 +20,7 @@ pub(crate) const GOAWAY: u8 = 7;
 pub(crate) const WINDOW_UPDATE: u8 = 8;
 pub(crate) const CONTINUATION: u8 = 9;
 
-// Flags; what they mean depends on the type.
+// Flags; their meaning depends on the frame type.
 pub(crate) const ACK: u8 = 1;
 pub(crate) const END_STREAM: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
@@ -32,10 +32,10 @@ pub(crate) const ENABLE_PUSH: u16 = 2;
 pub(crate) const INITIAL_WINDOW_SIZE: u16 = 4;
 pub(crate) const MAX_FRAME_SIZE: u16 = 5;
 
-/// No answer to a frame takes longer, on a busy machine.
+/// The longest time for an answer to a frame, on a busy machine.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 
-/// A frame (RFC 9113, 4.1).
+/// Returns a frame (RFC 9113, 4.1).
 pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).expect("a short payload").to_be_bytes();
     let mut frame = vec![length[1], length[2], length[3], kind, flags];
@@ -44,7 +44,7 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
     frame
 }
 
-/// A SETTINGS frame.
+/// Returns a SETTINGS frame.
 pub(crate) fn settings(pairs: &[(u16, u32)]) -> Vec<u8> {
     let payload: Vec<u8> = pairs
         .iter()
@@ -53,12 +53,12 @@ pub(crate) fn settings(pairs: &[(u16, u32)]) -> Vec<u8> {
     frame(SETTINGS, 0, 0, &payload)
 }
 
-/// A frame whose payload is one number, such as RST_STREAM and WINDOW_UPDATE.
+/// Returns a frame whose payload is one number, such as RST_STREAM and WINDOW_UPDATE.
 pub(crate) fn numbered(kind: u8, stream: u32, number: u32) -> Vec<u8> {
     frame(kind, 0, stream, &number.to_be_bytes())
 }
 
-/// A header that enters no table, its name and value as they are (RFC 7541, 6.2.2).
+/// Returns a header that enters no table, with its literal name and value (RFC 7541, 6.2.2).
 pub(crate) fn literal(name: &str, value: &str) -> Vec<u8> {
     let mut header = vec![0];
     for text in [name, value] {
@@ -68,7 +68,7 @@ pub(crate) fn literal(name: &str, value: &str) -> Vec<u8> {
     header
 }
 
-/// An integer with a prefix of seven bits, the first bit of the byte being zero (RFC 7541, 5.1).
+/// Returns an integer with a prefix of seven bits, the first bit of the byte being zero (RFC 7541, 5.1).
 fn length_of_string(length: usize) -> Vec<u8> {
     let Some(mut rest) = length.checked_sub(0x7f) else {
         return vec![u8::try_from(length).expect("below 127")];
@@ -91,12 +91,12 @@ pub(crate) const HTTP: u8 = 0x86;
 /// `:authority: a`, its name from the static table.
 pub(crate) const AUTHORITY: [u8; 3] = [0x01, 1, b'a'];
 
-/// The headers of a request for `/`.
+/// Returns the headers of a request for `/`.
 pub(crate) fn request(method: u8) -> Vec<u8> {
     [&[method, HTTP, ROOT][..], &AUTHORITY].concat()
 }
 
-/// What came from the other side.
+/// An event on the connection: a frame of the peer, or the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Frame {
@@ -114,7 +114,7 @@ pub(crate) enum Event {
 }
 
 impl Event {
-    /// The code of a RST_STREAM or GOAWAY.
+    /// Returns the code of a RST_STREAM or GOAWAY.
     pub(crate) fn code(&self) -> Option<u32> {
         let Event::Frame { kind, payload, .. } = self else { return None };
         let code = match *kind {
@@ -135,12 +135,12 @@ pub(crate) struct Http2 {
 }
 
 impl Http2 {
-    /// Says nothing yet.
+    /// Wraps a connection; sends nothing yet.
     pub(crate) fn over(wire: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Http2 {
         Http2 { wire: Box::new(wire) }
     }
 
-    /// Says who it is, and waits until both sides know each other's settings.
+    /// Sends the preface, and waits until both sides know each other's settings.
     pub(crate) async fn shake_hands(&mut self) {
         self.send(&[PREFACE, &settings(&[])].concat()).await;
         let (mut theirs, mut ours) = (false, false);
@@ -157,7 +157,7 @@ impl Http2 {
         }
     }
 
-    /// Writes bytes; the other side may have ended the connection meanwhile, which reading tells.
+    /// Writes bytes; the peer may have ended the connection meanwhile, which the next read reports.
     pub(crate) async fn send(&mut self, bytes: &[u8]) {
         let written = async {
             self.wire.write_all(bytes).await?;
@@ -166,7 +166,7 @@ impl Http2 {
         let _ = timeout(ANSWER_DEADLINE, written).await;
     }
 
-    /// Reads the next frame, or how the connection ends.
+    /// Reads the next frame, or the end of the connection.
     pub(crate) async fn next(&mut self) -> Event {
         match timeout(ANSWER_DEADLINE, self.read()).await {
             Ok(Ok(event)) => event,
@@ -188,7 +188,7 @@ impl Http2 {
         Ok(Event::Frame { kind: head[3], flags: head[4], stream, payload })
     }
 
-    /// Reads on until an event is the one, or the connection says no more. Returns that event.
+    /// Reads until an event matches or the connection ends. Returns that event.
     pub(crate) async fn until(&mut self, is_it: impl Fn(&Event) -> bool) -> Event {
         loop {
             let event = self.next().await;

@@ -1,8 +1,9 @@
 //! Keeps tests whose judgement depends on timing away from each other, and from a machine that stands still.
 //!
-//! The test runner starts more tests at once than there are cores, for most of them wait most of the time. A test that judges
-//! instants takes the lane for itself, or with others that do little; every other test shares it, in its first line. Those
-//! that may run beside each other go first while they do: nobody waits for long, for the runner starts only so many.
+//! The test runner starts more tests at once than there are cores, because most of them wait most of the time. A test
+//! that judges instants takes the lane for itself, or with other quiet tests; every other test shares it, in its first
+//! line. Tests that may run beside the current ones enter first: no test waits for long, because the runner starts only
+//! so many.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, resume_unwind};
@@ -14,21 +15,21 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use tokio::sync::Notify;
 
-/// Who may run beside whom.
+/// The kinds of tests, by the tests that may run beside them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Beside each other, whatever they do to the machine.
+    /// Beside each other, whatever load they make.
     Shared,
-    /// Beside each other: they do little.
+    /// Beside each other, because they make little load.
     Calm,
-    /// Beside nobody.
+    /// Beside no other test.
     Alone,
 }
 
-/// The most that run beside each other: on two cores they still come to their ends in time.
+/// The most tests that run beside each other: on two cores they still end in time.
 const BESIDE_MAX: usize = 3;
 
-/// When it is empty, who waits longest enters.
+/// The lane. When it is empty, the test that has waited longest enters.
 struct Lane {
     inside: Vec<Kind>,
     waiting: VecDeque<u64>,
@@ -38,11 +39,11 @@ struct Lane {
 static LANE: Mutex<Lane> = Mutex::new(Lane { inside: Vec::new(), waiting: VecDeque::new(), next: 0 });
 static MOVED: Notify = Notify::const_new();
 
-/// A machine that stands still for this long may delay a permit beyond what any limiter can answer for, between weir's last
-/// look at the clock and the upstream's; it is the guard of a window of a second.
+/// The shortest standstill of the machine that excuses a failure: it may delay a permit, between weir's last look at
+/// the clock and the upstream's, beyond the guard of a window of one second.
 const STALL: Duration = Duration::from_millis(10);
 
-/// How often a test is begun in all on a machine that stands still each time.
+/// The number of attempts of a test on a machine that stands still each time.
 const ATTEMPTS: usize = 5;
 
 /// A place in the lane, or in front of it.
@@ -103,18 +104,18 @@ fn lane() -> MutexGuard<'static, Lane> {
     LANE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// For tests that judge what happened, not when.
+/// Takes a place for a test that judges events, not instants.
 pub(crate) async fn shared() -> Place {
     Place::take(Kind::Shared).await
 }
 
-/// For tests that judge instants and load the machine. One that fails is run again if, and only if, the machine stood
+/// Runs a test that judges instants and loads the machine. A failed test is repeated if, and only if, the machine stood
 /// still meanwhile: a thread that only looks at the clock was held up for [`STALL`] or longer.
 pub(crate) async fn alone(test: impl AsyncFn()) {
     judged(Kind::Alone, test).await;
 }
 
-/// For tests that judge instants and mostly wait. One that fails is run again as if it had been [`alone`].
+/// Runs a test that judges instants and mostly waits. A failed test is repeated as by [`alone`].
 pub(crate) async fn calm(test: impl AsyncFn()) {
     judged(Kind::Calm, test).await;
 }
@@ -154,7 +155,7 @@ impl StallWatch {
         watch
     }
 
-    /// The longest time for which the thread was held up since the start.
+    /// Returns the longest time for which the thread was held up since the start.
     fn longest(&self) -> Duration {
         Duration::from_micros(self.longest_us.load(Ordering::Relaxed))
     }

@@ -1,4 +1,4 @@
-//! Many clients at once: a burst whose order is known, and clients that come again and again.
+//! Many clients at once: a burst with a known order, and clients that come again and again.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,20 +10,20 @@ use tokio_util::task::AbortOnDropHandle;
 use super::measure::Service;
 use super::{Connection, Pending, Request, Upstream, Weir};
 
-/// A burst has one request for each of these: far more than any limit here lets through, and slow enough that a machine
-/// with one core keeps up. Faster, what is judged is the machine: a permit that comes late is lost, and who was written first
-/// is not read first.
+/// The distance of a burst's requests: far more than any limit here lets through, and slow enough for a machine with
+/// one core. A faster burst would judge the machine: a late permit is lost, and requests are not read in the order in
+/// which they were written.
 const APART: Duration = Duration::from_millis(1);
 
-/// Writes `count` requests, in turn to each replica, on connections opened before; `/0`, `/1`, ... in order. Each comes
-/// with the instant at which it was written.
+/// Writes `count` requests, in turn to each replica, on connections opened before; `/0`, `/1`, ... in order. Returns
+/// each with the instant at which it was written.
 pub(crate) async fn burst(fleet: &[Weir], count: usize) -> Vec<(Instant, Pending)> {
     let mut next = tokio::time::interval(APART);
     next.set_missed_tick_behavior(MissedTickBehavior::Delay);
     write(fleet, count, async || _ = next.tick().await).await
 }
 
-/// The same as fast as they can be written.
+/// Like [`burst`], as fast as the requests can be written.
 pub(crate) async fn at_once(fleet: &[Weir], count: usize) -> Vec<(Instant, Pending)> {
     write(fleet, count, async || {}).await
 }
@@ -42,7 +42,7 @@ async fn write(fleet: &[Weir], count: usize, mut next: impl AsyncFnMut()) -> Vec
     burst
 }
 
-/// When each request was sent by its client and when the upstream saw it.
+/// Returns, for each request, the instants at which its client sent it and the upstream saw it.
 pub(crate) fn services(upstream: &Upstream, sent: &[Instant]) -> Vec<Service> {
     let seen = upstream.seen();
     seen.iter()
@@ -60,7 +60,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Starts so many clients of one replica. For limiters with a queue: who is refused at once asks again at once.
+    /// Starts clients of one replica. For limiters with a queue: a client that is refused at once asks again at once.
     pub(crate) fn start(weir: &Weir, clients: usize, request: &Request) -> Load {
         let statuses = Arc::<Mutex<BTreeMap<u16, usize>>>::default();
         let one = |_| {
@@ -80,13 +80,13 @@ impl Load {
         Load { _clients: (0..clients).map(one).collect(), statuses }
     }
 
-    /// How many answers of each status came until now.
+    /// Returns the number of answers of each status so far.
     pub(crate) fn statuses(&self) -> BTreeMap<u16, usize> {
         self.statuses.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Clients that ask, leave before they are answered, each time after a while of their own up to `longest`, and come
+/// Starts clients that ask, leave before they are answered, each time after a different time up to `longest`, and come
 /// again. Dropping it ends them.
 pub(crate) fn leavers(weir: &Weir, clients: usize, longest: Duration) -> Vec<AbortOnDropHandle<()>> {
     let one = |client: usize| {

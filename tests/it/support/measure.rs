@@ -1,10 +1,10 @@
-//! Judgements over instants: the fullest window, the share of a quota that was used, the order of service.
+//! Judgements over instants: the fullest window, the used share of a quota, the order of service.
 //!
-//! Pure functions; they are tested in `harness.rs`, because a wrong judge proves nothing.
+//! Pure functions; `harness.rs` tests them, because a wrong judge proves nothing.
 
 use std::time::{Duration, Instant};
 
-/// The most instants in any half-open interval `[t, t + per)`. Exact. `instants` need not be sorted.
+/// Returns the most instants in any half-open interval `[t, t + per)`. Exact. `instants` need not be sorted.
 pub(crate) fn fullest_window(instants: &[Instant], per: Duration) -> usize {
     let mut sorted = instants.to_vec();
     sorted.sort_unstable();
@@ -19,9 +19,9 @@ pub(crate) fn fullest_window(instants: &[Instant], per: Duration) -> usize {
     fullest
 }
 
-/// The share of the quota that was in use on average from the first instant to the last: a permit is in use for a
-/// window from its instant on. One straggler in a window of its own costs one permit of that window: the time until
-/// the last one would judge it as if the whole window had been lost.
+/// Returns the share of the quota that was in use on average from the first instant to the last: a permit is in use for
+/// a window from its instant on. A straggler in a window of its own costs one permit of that window; a measure by time
+/// until the last instant would count the whole window as lost.
 pub(crate) fn occupancy(instants: &[Instant], rate: usize, per: Duration) -> f64 {
     let (Some(first), Some(last)) = (instants.iter().min(), instants.iter().max()) else {
         return 0.0;
@@ -31,14 +31,14 @@ pub(crate) fn occupancy(instants: &[Instant], rate: usize, per: Duration) -> f64
     if taken == 0.0 { 1.0 } else { in_use / (rate as f64 * taken) }
 }
 
-/// One request: when it was asked for, and when it was served.
+/// A request, with the instants of its arrival and its service.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Service {
     pub(crate) arrived: Instant,
     pub(crate) served: Instant,
 }
 
-/// The share of all pairs in which the one that arrived first was served more than `tolerance` after the other.
+/// Returns the share of all pairs in which the first arrival was served more than `tolerance` after the other.
 pub(crate) fn pairs_out_of_order(services: &[Service], tolerance: Duration) -> f64 {
     let mut sorted = services.to_vec();
     sorted.sort_by_key(|service| service.arrived);
@@ -55,8 +55,8 @@ pub(crate) fn pairs_out_of_order(services: &[Service], tolerance: Duration) -> f
     if pairs == 0 { 0.0 } else { out_of_order as f64 / pairs as f64 }
 }
 
-/// The most permits in any closed interval `[t, t + d]` beyond `rate` for each `per` of it: what a token bucket must
-/// hold at the least. Exact. `instants` need not be sorted.
+/// Returns the most permits in any closed interval `[t, t + d]` beyond `rate` for each `per` of it: the least size of a
+/// token bucket that would allow them. Exact. `instants` need not be sorted.
 pub(crate) fn fullest_bucket(instants: &[Instant], rate: f64, per: Duration) -> f64 {
     let mut sorted = instants.to_vec();
     sorted.sort_unstable();
@@ -69,14 +69,14 @@ pub(crate) fn fullest_bucket(instants: &[Instant], rate: f64, per: Duration) -> 
     fullest
 }
 
-/// Jain's index: 1 when all have the same share, 1/n when one has everything.
+/// Returns Jain's index: 1 for equal shares, 1/n if one client has everything.
 pub(crate) fn jain(shares: &[usize]) -> f64 {
     let sum: f64 = shares.iter().map(|share| *share as f64).sum();
     let squares: f64 = shares.iter().map(|share| (*share as f64).powi(2)).sum();
     if squares == 0.0 { 1.0 } else { sum * sum / (shares.len() as f64 * squares) }
 }
 
-/// The middle one; the later of two. Panics when there is none.
+/// Returns the middle value, the later of two. Panics on an empty list.
 pub(crate) fn median<T: Ord + Copy>(values: &[T]) -> T {
     let mut sorted = values.to_vec();
     sorted.sort_unstable();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One line: a name, its labels, its value.
+/// A line: a name, its labels, its value.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
     pub(crate) name: String,
@@ -10,7 +10,7 @@ pub(crate) struct Sample {
     pub(crate) value: f64,
 }
 
-/// One scrape.
+/// The metrics of one scrape.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
     /// `# TYPE` lines: name to `counter`, `gauge` or `histogram`.
@@ -21,7 +21,7 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    /// Panics on a line that is not in the format.
+    /// Parses a scrape; panics on a line that is not in the format.
     pub(crate) fn parse(text: &str) -> Metrics {
         let mut metrics = Metrics { types: BTreeMap::new(), helped: BTreeSet::new(), samples: Vec::new() };
         for line in text.lines().filter(|line| !line.is_empty()) {
@@ -38,7 +38,7 @@ impl Metrics {
         metrics
     }
 
-    /// The sum of all samples of that name that carry these labels, among others; 0 when there is none.
+    /// Returns the sum of all samples of that name with at least these labels; 0 if there is none.
     pub(crate) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let carries = |sample: &&Sample| {
             labels.iter().all(|(key, value)| sample.labels.get(*key).is_some_and(|own| own == value))
@@ -51,7 +51,7 @@ impl Metrics {
             .sum()
     }
 
-    /// The samples of a metric, a histogram's included.
+    /// Returns the samples of a metric, a histogram's included.
     pub(crate) fn samples_of(&self, name: &str) -> Vec<&Sample> {
         let suffixes = ["", "_bucket", "_sum", "_count"];
         let is_own = |sample: &&Sample| {
@@ -71,7 +71,7 @@ fn parse_sample(line: &str) -> Option<Sample> {
     Some(Sample { name: name.into(), labels, value })
 }
 
-/// `a="x",b="y"`; a backslash takes the meaning from the character after it.
+/// Parses `a="x",b="y"`; a backslash makes the character after it literal.
 fn parse_labels(text: &str) -> Option<BTreeMap<String, String>> {
     let mut labels = BTreeMap::new();
     let mut rest = text.trim_end_matches(',');

@@ -1,7 +1,7 @@
-//! The harness: real `redis-server` (alone, under sentinels, as a cluster) and weir processes, an upstream that records, a client that can hold
-//! thousands of connections.
+//! The harness: real `redis-server` (alone, under sentinels, as a cluster) and weir processes, an upstream that
+//! records, and a client that can hold thousands of connections.
 //!
-//! Knows nothing of weir's insides: everything goes through sockets, files, signals and `/proc`. Everything that is
+//! Knows nothing of weir's internals: everything goes through sockets, files, signals and `/proc`. Everything that is
 //! started here ends when its value is dropped, also when the test panics.
 
 pub(crate) mod certificates;
@@ -46,8 +46,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// A port of the loopback interface on which nothing listens, and which nobody is given who asks for any free
-/// port: it lies below those.
+/// Returns a port of the loopback interface on which nothing listens. It lies below the ports that the system gives
+/// away.
 pub(crate) fn closed_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
@@ -59,7 +59,7 @@ pub(crate) fn closed_port() -> u16 {
     }
 }
 
-/// Puts another file in place in one step, so that no reader sees half of it.
+/// Replaces a file in one step, so that no reader sees half of it.
 pub(crate) fn replace_file(path: &Path, content: &str) {
     let draft = path.with_extension("draft");
     fs::write(&draft, content).expect("write the file");
@@ -76,13 +76,13 @@ pub(crate) fn raise_open_files() {
     });
 }
 
-/// The most files that a process may open; `u64::MAX` where there is no limit.
+/// Returns the most files that a process may open; `u64::MAX` where there is no limit.
 pub(crate) fn open_files_max() -> u64 {
     raise_open_files();
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// A configuration of one limiter, `api`, and one route that takes it for every path.
+/// Returns a configuration of one limiter, `api`, and one route that takes it for every path.
 ///
 /// `store` and `limiter` are YAML in flow style: `memory`, `{limits: [20/1s]}`.
 pub(crate) fn one_limiter(store: &str, limiter: &str, upstream: &Upstream) -> String {
@@ -94,13 +94,13 @@ pub(crate) fn one_limiter(store: &str, limiter: &str, upstream: &Upstream) -> St
     )
 }
 
-/// The configuration of one route without a limiter.
+/// Returns the configuration of one route without a limiter.
 pub(crate) fn one_route(url: &str) -> String {
     format!("routes:\n  - {{name: all, match: {{path: /}}, upstream: \"{url}\"}}\n")
 }
 
-/// A weir whose limiter gives one permit an hour, and that one is gone: up to `max_waiting` wait for the next; with none of
-/// them, who comes is refused.
+/// Starts a weir whose limiter gives one permit an hour, and takes that one: up to `max_waiting` requests wait for the
+/// next; with 0, requests are refused.
 pub(crate) async fn spent(upstream: &Upstream, max_waiting: u32) -> Weir {
     let queue = if max_waiting > 0 {
         format!(", queue: {{timeout: 2h, max_waiting: {max_waiting}}}")
@@ -113,7 +113,7 @@ pub(crate) async fn spent(upstream: &Upstream, max_waiting: u32) -> Weir {
     weir
 }
 
-/// A configuration of several limiters and routes. A limiter is its name and YAML in flow style; a route is the
+/// Returns a configuration of several limiters and routes. A limiter is its name and YAML in flow style; a route is the
 /// inside of its `match` and further keys, both in flow style: `("path: /a", "limiter: api, cost: 2")`.
 pub(crate) fn configuration(
     store: &str,

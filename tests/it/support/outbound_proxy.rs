@@ -1,5 +1,5 @@
-//! An outbound HTTP proxy that records what it is asked for, and answers as the test wants. Written for these tests:
-//! it shares nothing with the code under test.
+//! An outbound HTTP proxy that records its requests and answers as the test wants. Written for these tests: it shares
+//! nothing with the tested code.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -10,18 +10,18 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::task::AbortOnDropHandle;
 
-/// What it does once it has read the head of a request.
+/// The behaviour of the proxy once it has read the head of a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Manner {
     /// Opens the tunnel.
     Tunnel,
-    /// Opens the tunnel, having answered in single bytes.
+    /// Opens the tunnel after an answer in single bytes.
     Dribble,
-    /// Opens it for whoever sends this `Proxy-Authorization`, and answers others with 407.
+    /// Opens the tunnel for requests with this `Proxy-Authorization`, and answers others with 407.
     Ask(&'static str),
-    /// Sends this and hangs up.
+    /// Sends these bytes and hangs up.
     Say(Vec<u8>),
-    /// Sends this again and again, after a pause each time, until the other side leaves.
+    /// Sends these bytes again and again, after a pause each time, until the other side leaves.
     Repeat(&'static [u8], Duration),
     /// Sends nothing, and keeps the connection.
     Stall,
@@ -35,8 +35,8 @@ pub(crate) struct OutboundProxy {
 }
 
 impl OutboundProxy {
-    /// Starts on a free port. A tunnel to one of these names, `HOST:PORT`, leads to the address beside it, whatever DNS
-    /// says; others are refused with 403.
+    /// Starts on a free port. A tunnel to one of these names, `HOST:PORT`, leads to the address beside it, regardless
+    /// of DNS; others are refused with 403.
     pub(crate) async fn start(manner: Manner, leads: &[(&str, SocketAddr)]) -> OutboundProxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
@@ -54,12 +54,12 @@ impl OutboundProxy {
         OutboundProxy { address, heads, _task: AbortOnDropHandle::new(task) }
     }
 
-    /// `127.0.0.1:PORT`.
+    /// Returns `127.0.0.1:PORT`.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The heads of all requests, in order.
+    /// Returns the heads of all requests, in order.
     pub(crate) fn heads(&self) -> Vec<String> {
         self.heads.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -73,7 +73,7 @@ async fn serve(
 ) -> Option<()> {
     stream.set_nodelay(true).ok()?;
     let mut head = Vec::new();
-    // Byte by byte, so that nothing which belongs into the tunnel is read here.
+    // Byte by byte, so that no bytes of the tunnel are read here.
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await.ok()?);
     }

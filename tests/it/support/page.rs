@@ -19,10 +19,10 @@ use super::{PATIENCE, poll_for};
 /// The browser reads commands from descriptor 3 and answers on 4.
 const START: &str = "exec chromium \"$@\" 3<&0 4>&1 </dev/null >/dev/null";
 
-/// A browser that starts for the first time reads some hundred megabytes.
+/// A browser that starts for the first time reads several hundred megabytes.
 const ANSWERED_IN: Duration = Duration::from_secs(60);
 
-/// What a page is looked at with.
+/// A screen on which the page is shown.
 #[derive(Clone, Copy)]
 pub(crate) struct Screen {
     pub(crate) width: u32,
@@ -31,7 +31,7 @@ pub(crate) struct Screen {
     pub(crate) is_dark: bool,
 }
 
-/// The browser ends with it.
+/// A page. Dropping it ends the browser.
 pub(crate) struct Page {
     browser: Child,
     commands: ChildStdin,
@@ -39,7 +39,7 @@ pub(crate) struct Page {
     _profile: TempDir,
     session: Option<String>,
     calls: u64,
-    /// What its console would show in red.
+    /// The errors of the page's console.
     errors: Vec<String>,
 }
 
@@ -83,7 +83,7 @@ impl Page {
         page
     }
 
-    /// Carries out a command, and answers its result.
+    /// Carries out a command and returns its result.
     async fn call(&mut self, method: &str, parameters: Value) -> Value {
         self.calls += 1;
         let mut command = json!({"id": self.calls, "method": method, "params": parameters});
@@ -116,7 +116,7 @@ impl Page {
         }
     }
 
-    /// The value of an expression in the page.
+    /// Returns the value of an expression in the page.
     pub(crate) async fn value(&mut self, expression: &str) -> Value {
         let parameters = json!({"expression": expression, "returnByValue": true, "awaitPromise": true});
         let mut answer = self.call("Runtime.evaluate", parameters).await;
@@ -129,14 +129,14 @@ impl Page {
         poll_for(expression, PATIENCE, async || (self.value(expression).await == true).then_some(())).await;
     }
 
-    /// Waits until all of that is in what the page shows.
+    /// Waits until the page shows all of these texts.
     pub(crate) async fn shows(&mut self, all: &[&str]) {
         for text in all {
             self.until(&format!("document.body.innerText.includes({})", json!(text))).await;
         }
     }
 
-    /// Moves the focus to what has that label, and presses Enter.
+    /// Moves the focus to the element with this label, and presses Enter.
     pub(crate) async fn press(&mut self, label: &str) {
         let found = format!("document.querySelector({})", json!(format!("[aria-label=\"{label}\"]")));
         self.until(&format!("{found} !== null")).await;
@@ -144,7 +144,7 @@ impl Page {
         self.enter().await;
     }
 
-    /// Presses Enter where the focus is.
+    /// Presses Enter on the focused element.
     pub(crate) async fn enter(&mut self) {
         let key = json!({"type": "keyDown", "key": "Enter", "code": "Enter", "text": "\r", "windowsVirtualKeyCode": 13});
         self.call("Input.dispatchKeyEvent", key).await;
@@ -152,12 +152,12 @@ impl Page {
         self.call("Input.dispatchKeyEvent", key).await;
     }
 
-    /// Types in place of what is selected, or behind the cursor.
+    /// Types text in place of the selection, or behind the cursor.
     pub(crate) async fn write(&mut self, text: &str) {
         self.call("Input.insertText", json!({"text": text})).await;
     }
 
-    /// Role and name of all that a screen reader reads.
+    /// Returns role and name of everything that a screen reader reads.
     pub(crate) async fn spoken(&mut self) -> Vec<(String, String)> {
         let tree = self.call("Accessibility.getFullAXTree", json!({})).await;
         let nodes = tree["nodes"].as_array().into_iter().flatten();
@@ -168,14 +168,14 @@ impl Page {
             .collect()
     }
 
-    /// Keeps what is seen, all of its height.
+    /// Saves a picture of the page in its full height.
     pub(crate) async fn picture(&mut self, path: &Path) {
         let answer = self.call("Page.captureScreenshot", json!({"captureBeyondViewport": true})).await;
         let picture = answer["data"].as_str().expect("a picture");
         fs::write(path, STANDARD.decode(picture).expect("base64")).expect("a file");
     }
 
-    /// Ends the browser; answers what went wrong in the page.
+    /// Ends the browser and returns the errors of the page.
     pub(crate) async fn close(mut self) -> Vec<String> {
         self.call("Browser.close", json!({})).await;
         timeout(PATIENCE, self.browser.wait()).await.expect("it ends").expect("a process");
@@ -185,7 +185,7 @@ impl Page {
 
 impl Drop for Page {
     fn drop(&mut self) {
-        // It writes to its profile until it has ended.
+        // The browser writes to its profile until it has ended.
         self.browser.start_kill().ok();
         let end = Instant::now() + PATIENCE;
         while matches!(self.browser.try_wait(), Ok(None)) && Instant::now() < end {

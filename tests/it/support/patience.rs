@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-/// Long enough for anything that should happen at once, on a busy machine.
+/// Long enough for an immediate event on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How often a condition is looked at.
+/// The interval at which a condition is checked.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 /// Waits until the condition holds.
@@ -15,7 +15,7 @@ pub(crate) async fn eventually(what: &str, deadline: Duration, mut condition: im
     poll_for(what, deadline, async || condition().await.then_some(())).await;
 }
 
-/// Waits until the probe gives a value.
+/// Waits until the probe returns a value.
 ///
 /// Panics with `what` when the deadline passes.
 pub(crate) async fn poll_for<T>(

@@ -1,5 +1,5 @@
-//! Bytes as they are: a client that sends what it is told and reads until the other side closes, and an upstream that
-//! answers what it is told, whatever HTTP says about it.
+//! Raw bytes: a client that sends given bytes and reads until the other side closes, and an upstream that answers with
+//! given bytes, regardless of HTTP.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -11,10 +11,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-/// Far longer than anything here takes.
+/// Far longer than any step here takes.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The result of something that must not hang.
+/// Returns the result of a future that must not hang.
 pub(crate) async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
     timeout(DEADLINE, future).await.unwrap_or_else(|_| panic!("{what}: nothing in {DEADLINE:?}"))
 }
@@ -34,7 +34,7 @@ pub(crate) async fn read_to_end(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&read).into_owned()
 }
 
-/// Reads one head.
+/// Reads the head of a message.
 pub(crate) async fn read_head(stream: &mut TcpStream) -> String {
     let mut head = Vec::new();
     let mut byte = [0];
@@ -47,7 +47,7 @@ pub(crate) async fn read_head(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&head).into_owned()
 }
 
-/// An upstream that does with each connection what it is told.
+/// An upstream that handles each connection as the test wants.
 pub(crate) struct RawUpstream {
     address: SocketAddr,
     heads: Arc<Mutex<Vec<String>>>,
@@ -55,7 +55,7 @@ pub(crate) struct RawUpstream {
 }
 
 impl RawUpstream {
-    /// `serve` gets each connection, and how many there were before it.
+    /// Starts an upstream; `serve` gets each connection, and the number of connections before it.
     pub(crate) async fn start<F>(
         serve: impl Fn(RawConnection, usize) -> F + Send + Sync + 'static,
     ) -> RawUpstream
@@ -75,7 +75,7 @@ impl RawUpstream {
         RawUpstream { address, heads, _accepting: AbortOnDropHandle::new(accepting) }
     }
 
-    /// One that answers every request on every connection with the same bytes.
+    /// Starts an upstream that answers every request on every connection with the same bytes.
     pub(crate) async fn answering(bytes: &'static [u8]) -> RawUpstream {
         RawUpstream::start(move |mut connection, _| async move {
             while !connection.read_head().await.is_empty() {
@@ -85,30 +85,30 @@ impl RawUpstream {
         .await
     }
 
-    /// `http://127.0.0.1:PORT`.
+    /// Returns `http://127.0.0.1:PORT`.
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// `127.0.0.1:PORT`.
+    /// Returns `127.0.0.1:PORT`.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The heads of all requests, in order.
+    /// Returns the heads of all requests, in order.
     pub(crate) fn heads(&self) -> Vec<String> {
         self.heads.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// A connection to such an upstream.
+/// A connection to a raw upstream.
 pub(crate) struct RawConnection {
     pub(crate) stream: TcpStream,
     heads: Arc<Mutex<Vec<String>>>,
 }
 
 impl RawConnection {
-    /// Reads and records one head; empty when the connection has ended.
+    /// Reads and records one head; returns an empty one when the connection has ended.
     pub(crate) async fn read_head(&mut self) -> String {
         let mut head = Vec::new();
         let mut byte = [0];

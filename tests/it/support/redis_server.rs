@@ -16,33 +16,33 @@ use super::certificates::Certificates;
 use super::closed_port;
 use super::wall_clock::SteppedClock;
 
-/// A server that takes longer has failed.
+/// The longest time for a server to start.
 const START_DEADLINE: Duration = Duration::from_secs(10);
-/// The client's own half second is too short for a machine that is busy with other tests.
+/// The longest time for an answer: the client's own half second is too short for a busy machine.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
-/// Between choosing a free port and listening on it, another process may take it.
+/// The number of attempts to start: another process may take the port between its choice and its use.
 const ATTEMPTS_MAX: u32 = 5;
 const LOG: &str = "redis.log";
-/// Valkey is installed in Redis's place by some distributions.
+/// The names of the program: some distributions install Valkey in Redis's place.
 const PROGRAMS: [&str; 2] = ["redis-server", "valkey-server"];
 
-/// How a server is started.
+/// The options of a server.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RedisOptions {
-    /// On this port instead of a free one.
+    /// The port; a free one if absent.
     pub(crate) port: Option<u16>,
-    /// Required from every client.
+    /// The password that every client must send.
     pub(crate) password: Option<&'static str>,
-    /// [`RedisServer::url`] is then a `rediss://` one; [`RedisServer::ca`] signs it.
+    /// Whether the server speaks TLS: [`RedisServer::url`] is then a `rediss://` one, and [`RedisServer::ca`] signs it.
     pub(crate) tls: bool,
-    /// What its wall clock shows.
+    /// The server's wall clock.
     pub(crate) clock: Option<SteppedClock>,
 }
 
 /// A running server. Killed on drop; its log is printed when the test panics.
 pub(crate) struct RedisServer {
     process: Child,
-    /// Holds log and certificates; removed on drop.
+    /// The directory of the log and the certificates; removed on drop.
     directory: TempDir,
     port: u16,
     tls: Option<(u16, Certificates)>,
@@ -51,18 +51,18 @@ pub(crate) struct RedisServer {
 }
 
 impl RedisServer {
-    /// One without password and TLS, on a free port.
+    /// Starts a server without password and TLS, on a free port.
     pub(crate) async fn start() -> RedisServer {
         RedisServer::start_with(RedisOptions::default()).await
     }
 
-    /// Waits until it answers PING.
+    /// Starts a server and waits until it answers PING.
     pub(crate) async fn start_with(options: RedisOptions) -> RedisServer {
         let attempts = if options.port.is_some() { 1 } else { ATTEMPTS_MAX };
         RedisServer::start_as(&options, attempts, closed_port, &[]).await
     }
 
-    /// One that is a part of something larger: on a port chosen so, with further arguments.
+    /// Starts a part of something larger, on a chosen port, with further arguments.
     pub(crate) async fn start_part(choose_port: impl Fn() -> u16, arguments: &[&str]) -> RedisServer {
         RedisServer::start_as(&RedisOptions::default(), ATTEMPTS_MAX, choose_port, arguments).await
     }
@@ -89,7 +89,7 @@ impl RedisServer {
         let tls = options.tls.then(|| (closed_port(), Certificates::write_to(directory.path())));
         let log = directory.path().join(LOG);
 
-        // Empty. A sentinel wants one, to keep what it knows in.
+        // An empty file. A sentinel keeps its state in it.
         let configuration = directory.path().join("redis.conf");
         fs::write(&configuration, "").expect("write the configuration");
 
@@ -125,7 +125,7 @@ impl RedisServer {
         }
     }
 
-    /// For weir's `store.redis.url`, password included.
+    /// Returns the value of weir's `store.redis.url`, with the password.
     pub(crate) fn url(&self) -> String {
         match &self.tls {
             Some((port, _)) => plain_url(*port, self.password).replacen("redis:", "rediss:", 1),
@@ -133,23 +133,23 @@ impl RedisServer {
         }
     }
 
-    /// Stops it in the middle of whatever it does, or lets it go on.
+    /// Stops the process, or lets it continue.
     pub(crate) fn freeze(&self, frozen: bool) {
         let pid = Pid::from_child(&self.process);
         kill_process(pid, if frozen { Signal::STOP } else { Signal::CONT }).expect("it runs");
     }
 
-    /// Where it listens.
+    /// Returns the listening port.
     pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
-    /// The certificate of the authority that signed the server's, when it speaks TLS.
+    /// Returns the certificate of the server's authority, if the server speaks TLS.
     pub(crate) fn ca(&self) -> Option<PathBuf> {
         self.tls.as_ref().map(|(_, files)| files.ca.clone())
     }
 
-    /// weir's `store`, in flow style. The timeout is long for a test machine that is busy with other tests.
+    /// Returns weir's `store`, in flow style. The timeout is long, for a machine that is busy with other tests.
     pub(crate) fn store(&self) -> String {
         let tls = self.ca().map_or_else(String::new, |ca| format!(", tls: {{ca: {}}}", ca.display()));
         format!("{{redis: {{url: \"{}\", timeout: 1s{tls}}}}}", self.url())
@@ -161,8 +161,8 @@ impl RedisServer {
         run(connection, command).await.unwrap_or_else(|error| panic!("{command:?}: {error}"))
     }
 
-    /// Runs a command that may be refused, also where the server has closed all connections: sentinels make it do so when
-    /// they change its role.
+    /// Runs a command that may be refused, also after the server has closed all connections, which sentinels make it do
+    /// when they change its role.
     pub(super) async fn try_command<T: FromRedisValue>(&self, command: &[&str]) -> RedisResult<T> {
         let mut connection = self.kept_connection();
         if run::<String>(connection.clone(), &["PING"]).await.is_err() {
@@ -181,56 +181,57 @@ impl RedisServer {
         self.try_command(command).await.unwrap_or_else(|error| panic!("{command:?}: {error}"))
     }
 
-    /// A field of INFO, or of another command that answers in its form; `None` where it is not named, or nothing answers.
+    /// Returns a field of INFO, or of another command with the same format; `None` if there is no such field or no
+    /// answer.
     pub(super) async fn field(&self, command: &[&str], name: &str) -> Option<String> {
         let text: String = self.try_command(command).await.ok()?;
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         value.map(|value| value.trim().to_owned())
     }
 
-    /// Whether it is a primary, by its own account.
+    /// Returns whether the server calls itself a primary.
     pub(super) async fn is_primary(&self) -> bool {
         self.field(&["INFO", "replication"], "role").await.as_deref() == Some("master")
     }
 
-    /// Whether it is a replica that has all that its primary has, but for what is on the way.
+    /// Returns whether the server is a replica that has caught up with its primary.
     pub(super) async fn is_linked(&self) -> bool {
         self.field(&["INFO", "replication"], "master_link_status").await.as_deref() == Some("up")
     }
 
-    /// How often each command was called since the start, by its name in lower case.
+    /// Returns the number of calls of each command since the start, by its name in lower case.
     pub(crate) async fn command_calls(&self) -> HashMap<String, u64> {
         let info = self.command(&["INFO", "commandstats"]).await;
         let info: String = redis::from_redis_value(info).expect("INFO is text");
         info.lines().filter_map(parse_command_calls).collect()
     }
 
-    /// How many script calls were made since the start.
+    /// Returns the number of script calls since the start.
     pub(crate) async fn script_calls(&self) -> u64 {
         let calls = self.command_calls().await;
         ["eval", "evalsha", "fcall"].iter().filter_map(|name| calls.get(*name)).sum()
     }
 
-    /// A number that INFO names.
+    /// Returns a number from INFO.
     pub(crate) async fn info(&self, section: &str, name: &str) -> u64 {
         let value = self.field(&["INFO", section], name).await;
         value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no number {name} in {section}"))
     }
 
-    /// How often the data was changed since the start: any write counts, that of an expiry too.
+    /// Returns the number of writes since the start, those of expiries included.
     pub(crate) async fn changes(&self) -> u64 {
         self.info("persistence", "rdb_changes_since_last_save").await
     }
 
-    /// The number of keys but for weir's epoch and replicas, without those that have expired and are still to be removed only as far as
-    /// the server has come with that.
+    /// Returns the number of keys, without weir's epoch and replicas. Expired keys that the server has not removed yet
+    /// count.
     pub(crate) async fn size(&self) -> u64 {
         let number = |value| redis::from_redis_value::<u64>(value).expect("a number");
         let own = number(self.command(&["EXISTS", "weir:v1:epoch", "weir:v1:replicas"]).await);
         number(self.command(&["DBSIZE"]).await) - own
     }
 
-    /// All keys.
+    /// Returns all keys.
     pub(crate) async fn keys(&self) -> Vec<String> {
         redis::from_redis_value(self.command(&["KEYS", "*"]).await).expect("KEYS is a list")
     }
@@ -272,7 +273,7 @@ fn stop(process: &mut Child) {
     process.wait().ok();
 }
 
-/// A connection that has answered PING; `None` when the process ends or the deadline passes.
+/// Returns a connection that has answered PING; `None` when the process ends or the deadline passes.
 async fn connect(process: &mut Child, url: &str) -> Option<MultiplexedConnection> {
     let end = Instant::now() + START_DEADLINE;
     while Instant::now() < end && matches!(process.try_wait(), Ok(None)) {
@@ -301,7 +302,7 @@ fn plain_url(port: u16, password: Option<&str>) -> String {
     format!("redis://{user}127.0.0.1:{port}/0")
 }
 
-/// `cmdstat_evalsha:calls=12,usec=...` as (`evalsha`, 12).
+/// Parses `cmdstat_evalsha:calls=12,usec=...` into (`evalsha`, 12).
 fn parse_command_calls(line: &str) -> Option<(String, u64)> {
     let (name, values) = line.trim().strip_prefix("cmdstat_")?.split_once(":calls=")?;
     let calls = values.split(',').next()?.parse().ok()?;

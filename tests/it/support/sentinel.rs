@@ -1,58 +1,59 @@
-//! A primary, its replica and three sentinels that watch over both: real processes on free ports.
+//! A primary, its replica and three sentinels: real processes on free ports.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use super::{PATIENCE, RedisServer, closed_port, eventually, poll_for};
 
-/// What the sentinels call the primary.
+/// The sentinels' name of the primary.
 const MASTER: &str = "weir";
 const SENTINELS: usize = 3;
-/// A vote that is split is held again only after twice the failover timeout of five seconds.
+/// A split vote is repeated only after twice the failover timeout of five seconds.
 const FAILOVER_DEADLINE: Duration = Duration::from_secs(40);
-/// A primary otherwise waits five seconds for further replicas before it sends the first one what it has.
+/// A primary otherwise waits five seconds for further replicas before it sends its data to the first one.
 const SERVER: [&str; 2] = ["--repl-diskless-sync-delay", "0"];
 const PACE: [&str; 10] = [
     "SENTINEL",
     "DEBUG",
-    // A new primary is first asked after one period. That is a second otherwise, after which it is held to be down: now and
-    // then it was replaced at once. Much shorter, all miss a primary at the same instant, and the vote is split.
+    // A new primary is first asked after one period. The default is a second, after which it counts as down: now and
+    // then it was replaced at once. With a much shorter one, all sentinels miss a primary at the same instant, and the
+    // vote is split.
     "PING-PERIOD",
     "500",
-    // So that they soon make a replica of a primary that comes back: otherwise after eight to eighteen seconds.
+    // Sentinels soon make a replica of a primary that comes back: by default after eight to eighteen seconds.
     "INFO-PERIOD",
     "1000",
     "PUBLISH-PERIOD",
     "500",
-    // They do nothing for so long after the machine stood still for two seconds: otherwise half a minute.
+    // Sentinels do nothing for this long after the machine stood still for two seconds: by default half a minute.
     "TILT-PERIOD",
     "1000",
 ];
 
 /// Two servers under three sentinels. Killed on drop.
 pub(crate) struct Sentinel {
-    /// Those that run, in no order.
+    /// The running servers, in no order.
     servers: Vec<RedisServer>,
     sentinels: Vec<RedisServer>,
-    /// Where the server listened that was killed last and does not run again.
+    /// The port of the server that was killed last and does not run again.
     killed: Option<u16>,
     frozen: Option<u16>,
 }
 
 impl Sentinel {
-    /// Waits until all know each other and the replica follows.
+    /// Starts them, and waits until all know each other and the replica follows.
     pub(crate) async fn start() -> Sentinel {
         let primary = RedisServer::start_part(closed_port, &SERVER).await;
         let replica = RedisServer::start_part(closed_port, &SERVER).await;
         let port = primary.port().to_string();
         replica.command(&["REPLICAOF", "127.0.0.1", &port]).await;
-        // Sentinels ask for replicas when they come, and then rarely.
+        // Sentinels ask for replicas when they start, and then rarely.
         eventually("the replica's link", PATIENCE, async || replica.is_linked().await).await;
 
         let mut sentinels = Vec::with_capacity(SENTINELS);
         for _ in 0..SENTINELS {
             let sentinel = RedisServer::start_part(closed_port, &["--sentinel"]).await;
-            // Redis 7 has it. With an older one everything takes longer.
+            // Available since Redis 7. With an older one everything takes longer.
             sentinel.try_command::<redis::Value>(&PACE).await.ok();
             sentinel.command(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", &port, "2"]).await;
             sentinel.command(&["SENTINEL", "SET", MASTER, "down-after-milliseconds", "1000"]).await;
@@ -64,7 +65,7 @@ impl Sentinel {
         topology
     }
 
-    /// weir's `store`, in flow style. The timeout is long for a test machine that is busy with other tests.
+    /// Returns weir's `store`, in flow style. The timeout is long, for a machine that is busy with other tests.
     pub(crate) fn store(&self) -> String {
         let nodes: Vec<_> = self
             .sentinels
@@ -75,7 +76,7 @@ impl Sentinel {
         format!("{{redis: {{sentinel: {{nodes: [{nodes}], master: {MASTER}}}, timeout: 1s}}}}")
     }
 
-    /// Where the primary listens, as a sentinel has it.
+    /// Returns the primary's port by a sentinel.
     pub(crate) async fn primary_port(&self) -> u16 {
         named_by(&self.sentinels[0]).await
     }
@@ -97,7 +98,7 @@ impl Sentinel {
         .await
     }
 
-    /// Waits until both servers run, and all sentinels have one as the primary and the other as its replica that follows.
+    /// Waits until both servers run, and all sentinels see one as the primary and the other as its caught-up replica.
     pub(crate) async fn wait_until_whole(&self) {
         eventually("two servers and three sentinels that know each other", FAILOVER_DEADLINE, async || {
             let primary = self.primary_port().await;
@@ -119,7 +120,7 @@ impl Sentinel {
         self.server(self.primary_port().await).query(command).await
     }
 
-    /// Kills whichever server is the primary. Returns its port.
+    /// Kills the current primary. Returns its port.
     pub(crate) async fn kill_primary(&mut self) -> u16 {
         let port = self.primary_port().await;
         let index = self.servers.iter().position(|server| server.port() == port).expect("the primary runs");
@@ -128,23 +129,23 @@ impl Sentinel {
         port
     }
 
-    /// Starts the killed server again on its port, with nothing. It takes itself for a primary until the sentinels make a
-    /// replica of it: [`Sentinel::wait_until_whole`].
+    /// Starts the killed server again on its port, without data. It takes itself for a primary until the sentinels make
+    /// a replica of it: [`Sentinel::wait_until_whole`].
     pub(crate) async fn restart_killed(&mut self) {
         let port = self.killed.take().expect("a server was killed");
         self.servers.push(RedisServer::start_part(|| port, &SERVER).await);
     }
 
-    /// Has the sentinels promote the replica, though nothing is wrong. Returns when they have begun.
+    /// Makes the sentinels promote the replica, though nothing is wrong. Returns when they have begun.
     pub(crate) async fn failover(&self) {
-        // Refused while another one goes on, or no replica is fit.
+        // Refused while another failover is under way, or no replica is fit.
         eventually("a failover", FAILOVER_DEADLINE, async || {
             self.sentinels[0].try_command::<()>(&["SENTINEL", "FAILOVER", MASTER]).await.is_ok()
         })
         .await;
     }
 
-    /// Stops the primary in the middle of whatever it does, or lets the one that was stopped go on, whatever it is by then.
+    /// Stops the process of the primary, or continues the stopped one, whatever its role is by then.
     pub(crate) async fn freeze_primary(&mut self, frozen: bool) {
         let port = if frozen {
             let port = self.primary_port().await;
@@ -162,19 +163,20 @@ impl Sentinel {
     }
 }
 
-/// Where that sentinel has the primary.
+/// Returns the primary's port by that sentinel.
 async fn named_by(sentinel: &RedisServer) -> u16 {
     let (_, port): (String, u16) = sentinel.query(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER]).await;
     port
 }
 
-/// Whether that sentinel has the primary there, with one replica that follows it, and knows both other sentinels.
+/// Returns whether that sentinel sees the primary there, with one replica that follows it, and knows both other
+/// sentinels.
 async fn sees_all(sentinel: &RedisServer, primary: u16) -> bool {
     let master: HashMap<String, String> = sentinel.query(&["SENTINEL", "MASTER", MASTER]).await;
     let others = (SENTINELS - 1).to_string();
     let replicas: Vec<HashMap<String, String>> = sentinel.query(&["SENTINEL", "REPLICAS", MASTER]).await;
     let [replica] = &replicas[..] else { return false };
-    // Other flags are those of what is down, or of a failover that goes on.
+    // Other flags mean a server that is down, or a failover under way.
     master["port"] == primary.to_string()
         && master["flags"] == "master"
         && master["num-other-sentinels"] == others

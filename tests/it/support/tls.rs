@@ -1,4 +1,4 @@
-//! The client's side of TLS: whom it trusts, what it shows, and what it was shown.
+//! The client's side of TLS: the trusted authority, its own certificate, and the server's.
 
 use std::io::Result;
 use std::sync::Arc;
@@ -17,37 +17,37 @@ use super::raise_open_files;
 /// A client that speaks TLS.
 #[derive(Clone)]
 pub(crate) struct TlsClient {
-    /// PEM of whom it trusts.
+    /// The trusted authority, as PEM.
     authority: String,
     identity: Option<Signed>,
     alpn: Vec<Vec<u8>>,
-    /// What it speaks, best first; all that it knows if empty.
+    /// The cipher suites, best first; all known ones if empty.
     suites: Vec<CipherSuite>,
 }
 
 impl TlsClient {
-    /// Trusts one authority, shows nothing, and says no protocol.
+    /// Returns a client that trusts one authority, has no certificate and offers no protocol.
     pub(crate) fn trusting(authority: &str) -> TlsClient {
         TlsClient { authority: authority.to_owned(), identity: None, alpn: Vec::new(), suites: Vec::new() }
     }
 
-    /// Shows a certificate.
+    /// Adds a certificate.
     pub(crate) fn showing(&self, identity: &Signed) -> TlsClient {
         TlsClient { identity: Some(identity.clone()), ..self.clone() }
     }
 
-    /// Offers these protocols.
+    /// Sets the offered protocols.
     pub(crate) fn offering(&self, protocols: &[&str]) -> TlsClient {
         let alpn = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
         TlsClient { alpn, ..self.clone() }
     }
 
-    /// Speaks these cipher suites alone, and the first of them best.
+    /// Restricts the cipher suites to these, best first.
     pub(crate) fn preferring(&self, suites: &[CipherSuite]) -> TlsClient {
         TlsClient { suites: suites.to_vec(), ..self.clone() }
     }
 
-    /// Shakes hands with `127.0.0.1:PORT`, by that address.
+    /// Connects to `127.0.0.1:PORT` and shakes hands by that address.
     pub(crate) async fn connect(&self, host: &str) -> Result<TlsStream<TcpStream>> {
         raise_open_files();
         let tcp = TcpStream::connect(host).await?;
@@ -56,12 +56,12 @@ impl TlsClient {
         TlsConnector::from(Arc::new(self.config())).connect(name, tcp).await
     }
 
-    /// The same, for requests in HTTP/1.1.
+    /// Opens a connection for HTTP/1.1 requests.
     pub(crate) async fn open(&self, host: &str) -> Result<Connection> {
         Ok(Connection::over(self.connect(host).await?, host))
     }
 
-    /// A new one each time, so that no session is resumed.
+    /// Returns a new configuration each time, so that no session is resumed.
     fn config(&self) -> ClientConfig {
         let mut roots = RootCertStore::empty();
         for authority in CertificateDer::pem_slice_iter(self.authority.as_bytes()) {

@@ -1,5 +1,5 @@
-//! TLS in front of an [`Upstream`], with certificates as the test wants them: of any authority, for any name, out of date;
-//! and asking for the client's.
+//! TLS in front of an [`Upstream`], with certificates as the test wants: of any authority, for any name, expired; with
+//! or without a request for the client's certificate.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,7 +25,7 @@ pub(crate) struct TlsUpstream {
 }
 
 impl TlsUpstream {
-    /// Shows this certificate; with `clients`, wants a certificate of that authority.
+    /// Starts a server with this certificate; with `clients`, requires a client certificate of that authority.
     pub(crate) async fn before(
         upstream: &Upstream,
         own: &Signed,
@@ -53,17 +53,17 @@ impl TlsUpstream {
         TlsUpstream { address, peers, _task: AbortOnDropHandle::new(task) }
     }
 
-    /// `127.0.0.1:PORT`.
+    /// Returns `127.0.0.1:PORT`.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// `https://localhost:PORT`.
+    /// Returns `https://localhost:PORT`.
     pub(crate) fn url(&self) -> String {
         format!("https://localhost:{}", self.address.port())
     }
 
-    /// Whether the last client that showed a certificate showed this one.
+    /// Returns whether the last client certificate was this one.
     pub(crate) fn has_seen_last(&self, client: &Signed) -> bool {
         let certificate =
             CertificateDer::from_pem_slice(client.certificate.as_bytes()).expect("a certificate");

@@ -1,8 +1,9 @@
-//! The judge: an HTTP server (HTTP/1.1, and HTTP/2 without TLS) that records when each request's head was read.
+//! The judge: an HTTP server (HTTP/1.1, and HTTP/2 without TLS) that records the instant at which each request's head
+//! was read.
 //!
-//! It has a thread and a runtime of its own, so that the test's work does not delay what it records. How far the
-//! machine delays it nevertheless is measured all the time ([`Upstream::lag`]) and is the only slack that
-//! [`Upstream::assert_within`] gives.
+//! It has a thread and a runtime of its own, so that the test's work does not delay the record. The remaining delay of
+//! the machine is measured all the time ([`Upstream::lag`]) and is the only slack that [`Upstream::assert_within`]
+//! gives.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -28,25 +29,25 @@ use super::{eventually, raise_open_files};
 
 /// A thousand connections may be opened in the same millisecond.
 const BACKLOG: u32 = 4096;
-/// How often the recorder looks whether it is late.
+/// The interval at which the recorder checks whether it is late.
 const HEARTBEAT: Duration = Duration::from_millis(1);
-/// More lag than this is not forgiven: the record would prove nothing.
+/// The largest forgiven lag: beyond it the record would prove nothing.
 const LAG_MAX: Duration = Duration::from_millis(25);
 
-/// One request as it arrived.
+/// A recorded request.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
-    /// When its head had been read.
+    /// The instant at which its head had been read.
     pub(crate) at: Instant,
     pub(crate) method: Method,
-    /// Path and query, byte for byte.
+    /// The path and query, byte for byte.
     pub(crate) target: String,
     pub(crate) headers: HeaderMap,
     pub(crate) version: Version,
     pub(crate) body: Bytes,
 }
 
-/// What is answered, and when.
+/// An answer, and its time.
 #[derive(Clone, Debug)]
 pub(crate) struct Reply {
     status: u16,
@@ -72,7 +73,7 @@ impl Reply {
     }
 }
 
-/// Holds the answers of one path back until it is opened or dropped.
+/// A gate that holds back the answers of one path until it is opened or dropped.
 pub(crate) struct Gate(watch::Sender<bool>);
 
 impl Gate {
@@ -81,7 +82,7 @@ impl Gate {
     }
 }
 
-/// How requests are answered by their number, from 1 on.
+/// A function from a request's number, from 1 on, to its answer.
 type Script = Box<dyn Fn(usize) -> Option<Reply> + Send + Sync>;
 
 #[derive(Default)]
@@ -129,75 +130,75 @@ impl Upstream {
         Upstream { address, shared, stop, thread: Some(thread) }
     }
 
-    /// `http://127.0.0.1:PORT`.
+    /// Returns `http://127.0.0.1:PORT`.
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// `127.0.0.1:PORT`.
+    /// Returns `127.0.0.1:PORT`.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// From now on this path (without query) is answered so.
+    /// Sets the answer of this path (without query) from now on.
     pub(crate) fn reply(&self, path: &str, reply: Reply) {
         locked(&self.shared.replies).insert(path.into(), reply);
     }
 
-    /// From now on requests are answered by their number, from 1 on; by their path where this tells nothing.
+    /// Sets the answers by number, from 1 on, from now on; the path decides where `script` returns `None`.
     pub(crate) fn script(&self, script: impl Fn(usize) -> Option<Reply> + Send + Sync + 'static) {
         *locked(&self.shared.script) = Some(Box::new(script));
     }
 
-    /// From now on this path (without query) is answered 200 once the gate opens.
+    /// Holds the answers of this path (without query) back until the gate opens.
     pub(crate) fn hold(&self, path: &str) -> Gate {
         let (gate, opened) = watch::channel(false);
         self.reply(path, Reply { gate: Some(opened), ..Reply::status(200) });
         Gate(gate)
     }
 
-    /// Everything that arrived, in order.
+    /// Returns all requests, in order.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         locked(&self.shared.seen).clone()
     }
 
-    /// How many requests arrived.
+    /// Returns the number of requests.
     pub(crate) fn count(&self) -> usize {
         locked(&self.shared.seen).len()
     }
 
-    /// How many connections were accepted.
+    /// Returns the number of accepted connections.
     pub(crate) fn connections(&self) -> u64 {
         self.shared.connections.load(Ordering::Relaxed)
     }
 
-    /// The instants of all requests, in order.
+    /// Returns the instants of all requests, in order.
     pub(crate) fn instants(&self) -> Vec<Instant> {
         locked(&self.shared.seen).iter().map(|seen| seen.at).collect()
     }
 
-    /// The instants of the requests since then.
+    /// Returns the instants of the requests since `start`.
     pub(crate) fn instants_since(&self, start: Instant) -> Vec<Instant> {
         self.instants().into_iter().filter(|at| *at >= start).collect()
     }
 
-    /// The targets (path and query) of all requests, in order.
+    /// Returns the targets (path and query) of all requests, in order.
     pub(crate) fn targets(&self) -> Vec<String> {
         locked(&self.shared.seen).iter().map(|seen| seen.target.clone()).collect()
     }
 
-    /// Waits until that many requests have arrived.
+    /// Waits until this many requests have arrived.
     pub(crate) async fn wait_for(&self, count: usize, deadline: Duration) {
         let what = format!("{count} requests at the upstream");
         eventually(&what, deadline, async || self.count() >= count).await;
     }
 
-    /// The most requests in any window of that length.
+    /// Returns the most requests in any window of that length.
     pub(crate) fn fullest_window(&self, per: Duration) -> usize {
         fullest_window(&self.instants(), per)
     }
 
-    /// The longest that the recorder itself was held up by the machine since the start.
+    /// Returns the longest time for which the machine held up the recorder since the start.
     pub(crate) fn lag(&self) -> Duration {
         Duration::from_micros(self.shared.lag_us.load(Ordering::Relaxed))
     }
@@ -210,7 +211,7 @@ impl Upstream {
         self.assert_within_since(None, rate, per);
     }
 
-    /// Like [`Upstream::assert_within`], of the requests since `start`.
+    /// Panics like [`Upstream::assert_within`], for the requests since `start`.
     pub(crate) fn assert_within_since(&self, start: Option<Instant>, rate: usize, per: Duration) {
         let instants = start.map_or_else(|| self.instants(), |start| self.instants_since(start));
         let slack = self.lag().min(LAG_MAX).min(per / 10);
@@ -241,10 +242,10 @@ fn listen() -> TcpListener {
 
 async fn accept(listener: TcpListener, shared: &Arc<Shared>) {
     loop {
-        // An error here is one connection's (it was reset before it was accepted).
+        // An error here belongs to one connection, which was reset before it was accepted.
         let Ok((stream, _)) = listener.accept().await else { continue };
         shared.connections.fetch_add(1, Ordering::Relaxed);
-        // Ends with the runtime.
+        // The task ends with the runtime.
         drop(tokio::spawn(serve(stream, Arc::clone(shared))));
     }
 }
@@ -277,7 +278,7 @@ async fn answer(at: Instant, request: hyper::Request<Incoming>, shared: &Shared)
         locked(&shared.seen)[index].body = body.to_bytes();
     }
     if let Some(mut gate) = reply.gate {
-        // A dropped gate is an open one.
+        // A dropped gate is open.
         gate.wait_for(|open| *open).await.ok();
     }
     let mut response = Response::builder().status(reply.status);
@@ -287,7 +288,7 @@ async fn answer(at: Instant, request: hyper::Request<Incoming>, shared: &Shared)
     response.body(Full::new(reply.body)).expect("the test gives valid headers")
 }
 
-/// Notes by how much the recorder's thread comes late to a timer: so late may it have read a request.
+/// Measures the delay of a timer on the recorder's thread: a request may be recorded as late.
 async fn measure_lag(shared: &Shared) {
     loop {
         let due = Instant::now() + HEARTBEAT;
@@ -297,7 +298,7 @@ async fn measure_lag(shared: &Shared) {
     }
 }
 
-/// A poisoned lock still holds a whole record: each lock guards one push or one read.
+/// Locks a mutex. A poisoned lock still holds a whole record: each lock guards one push or one read.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

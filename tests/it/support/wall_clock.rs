@@ -1,5 +1,5 @@
-//! Another wall clock for one process: a small C library, put before libc by `LD_PRELOAD`, that moves what
-//! `CLOCK_REALTIME` shows by an environment variable. The monotonic clock stays as it is.
+//! Another wall clock for one process: a small C library, loaded before libc by `LD_PRELOAD`, that shifts
+//! `CLOCK_REALTIME` by an environment variable. The monotonic clock stays as it is.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -65,7 +65,8 @@ time_t time(time_t *at) {
 }
 "#;
 
-/// The environment of a process whose wall clock is ahead by so much. Needs the C compiler that Rust links with.
+/// Returns the environment of a process whose wall clock is ahead by this much. Needs the C compiler that Rust links
+/// with.
 pub(crate) fn ahead(ahead: Duration) -> [(&'static str, String); 2] {
     [
         ("LD_PRELOAD", library().to_string_lossy().into_owned()),
@@ -84,12 +85,12 @@ impl SteppedClock {
         clock
     }
 
-    /// By how much it is ahead from now on; less than zero: behind.
+    /// Sets the clock ahead by this much from now on; a negative number puts it behind.
     pub(crate) fn set_ahead_ms(&self, ahead_ms: i64) {
         self.0.as_file().write_all_at(&ahead_ms.to_ne_bytes(), 0).expect("write the clock");
     }
 
-    /// The environment of its process.
+    /// Returns the environment of its process.
     pub(crate) fn environment(&self) -> [(&'static str, String); 2] {
         [
             ("LD_PRELOAD", library().to_string_lossy().into_owned()),
@@ -98,7 +99,7 @@ impl SteppedClock {
     }
 }
 
-/// Compiled once in each run of the tests, beside what else cargo keeps for them.
+/// Returns the library, compiled once in each run of the tests, in cargo's directory for tests.
 fn library() -> &'static PathBuf {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {

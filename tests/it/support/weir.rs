@@ -19,10 +19,10 @@ use super::client::{self, Answer, Connection, Pending};
 use super::metrics::Metrics;
 use super::{PATIENCE, eventually, poll_for, raise_open_files, replace_file, wall_clock};
 
-/// The log lines that are kept for a test that fails.
+/// The number of log lines that are kept for a failed test.
 const LOG_LINES_MAX: usize = 2000;
 
-/// Free ports, and a log that the harness can read. Put before every configuration of [`Weir::start`].
+/// Free ports, and a log that the harness can read: the beginning of every configuration of [`Weir::start`].
 const PREAMBLE: &str =
     "listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0}\nlog: {level: info, format: json, access: false}\n";
 
@@ -30,7 +30,7 @@ const PREAMBLE: &str =
 pub(crate) struct Weir {
     process: Child,
     log: Log,
-    /// Removed on drop; `None` when the test keeps the file.
+    /// The directory of the configuration, removed on drop; `None` when the test keeps the file.
     _directory: Option<TempDir>,
     config: PathBuf,
     address: SocketAddr,
@@ -38,17 +38,17 @@ pub(crate) struct Weir {
 }
 
 impl Weir {
-    /// Starts with a configuration (without `listen`, `admin` and `log`), and waits until it listens.
+    /// Starts weir with a configuration (without `listen`, `admin` and `log`), and waits until it listens.
     pub(crate) async fn start(config: &str) -> Weir {
         Weir::start_in(config, &[]).await
     }
 
-    /// Like [`Weir::start`], with a wall clock that is ahead by so much.
+    /// Starts weir like [`Weir::start`], with a wall clock that is ahead by this much.
     pub(crate) async fn start_ahead(config: &str, ahead: Duration) -> Weir {
         Weir::start_in(config, &wall_clock::ahead(ahead)).await
     }
 
-    /// Starts one with these variables in its environment.
+    /// Starts weir with these environment variables.
     pub(crate) async fn start_in(config: &str, environment: &[(&str, String)]) -> Weir {
         let directory = TempDir::with_prefix("weir-test").expect("a temporary directory");
         let path = directory.path().join("weir.yaml");
@@ -58,7 +58,7 @@ impl Weir {
         weir
     }
 
-    /// Starts with a file of the test's, written by [`write_whole`] or [`with_preamble`].
+    /// Starts weir with a file of the test's, written by [`write_whole`] or [`with_preamble`].
     pub(crate) async fn start_at(config: &Path) -> Weir {
         Weir::spawn(config, &[]).await
     }
@@ -80,7 +80,7 @@ impl Weir {
         weir
     }
 
-    /// Replicas of one configuration.
+    /// Starts replicas of one configuration.
     pub(crate) async fn fleet(replicas: usize, config: &str) -> Vec<Weir> {
         let mut fleet = Vec::with_capacity(replicas);
         for _ in 0..replicas {
@@ -100,17 +100,17 @@ impl Weir {
         .await
     }
 
-    /// Where applications send their calls.
+    /// Returns a URL for applications.
     pub(crate) fn url(&self, target: &str) -> String {
         format!("http://{}{target}", self.address)
     }
 
-    /// `127.0.0.1:PORT`, where applications send their calls.
+    /// Returns `127.0.0.1:PORT`, the address for applications.
     pub(crate) fn host(&self) -> String {
         self.address.to_string()
     }
 
-    /// Where operators look.
+    /// Returns a URL of the admin listener.
     pub(crate) fn admin(&self, target: &str) -> String {
         format!("http://{}{target}", self.admin)
     }
@@ -120,22 +120,22 @@ impl Weir {
         client::get(&self.url(target)).await.unwrap_or_else(|error| panic!("no answer from weir: {error}"))
     }
 
-    /// Begins that many GETs of `target` through weir, each on a connection of its own.
+    /// Begins `count` GETs of `target` through weir, each on a connection of its own.
     pub(crate) fn begin(&self, count: usize, target: &str) -> Vec<Pending> {
         (0..count).map(|_| Pending::get(&self.url(target))).collect()
     }
 
-    /// A connection for requests through weir.
+    /// Opens a connection for requests through weir.
     pub(crate) async fn connect(&self) -> Connection {
         Connection::open(&self.host()).await.expect("weir accepts")
     }
 
-    /// What a limiter has left of each of its limits, by the admin API.
+    /// Returns the available permits of each of a limiter's limits, by the admin API.
     pub(crate) async fn available(&self, limiter: &str) -> Vec<u64> {
         self.available_at(&format!("/api/limiters/{limiter}")).await
     }
 
-    /// What one partition has left of each limit.
+    /// Returns the available permits of one partition, for each limit.
     pub(crate) async fn available_of(&self, limiter: &str, partition: &str) -> Vec<u64> {
         self.available_at(&format!("/api/limiters/{limiter}?partition={partition}")).await
     }
@@ -152,17 +152,17 @@ impl Weir {
             .collect()
     }
 
-    /// A GET of the admin listener.
+    /// Sends a GET to the admin listener.
     pub(crate) async fn ask(&self, target: &str) -> Answer {
         client::get(&self.admin(target)).await.unwrap_or_else(|error| panic!("no answer from admin: {error}"))
     }
 
-    /// A POST without a body to the admin listener.
+    /// Sends a POST without a body to the admin listener.
     pub(crate) async fn tell(&self, target: &str) -> Answer {
         self.tell_with(target, "").await
     }
 
-    /// A POST to the admin listener.
+    /// Sends a POST to the admin listener.
     pub(crate) async fn tell_with(&self, target: &str, body: &str) -> Answer {
         let request = client::Request::post(target, body.as_bytes());
         client::send(&self.admin(target), request)
@@ -170,17 +170,17 @@ impl Weir {
             .unwrap_or_else(|error| panic!("no answer from admin: {error}"))
     }
 
-    /// One scrape.
+    /// Scrapes the metrics.
     pub(crate) async fn metrics(&self) -> Metrics {
         Metrics::parse(&self.ask("/metrics").await.text())
     }
 
-    /// The requests that wait at this moment, by the gauge.
+    /// Returns the number of waiting requests, by the gauge.
     pub(crate) async fn waiting(&self) -> f64 {
         self.metrics().await.sum("weir_queue_waiting", &[])
     }
 
-    /// Waits until that many requests wait.
+    /// Waits until this many requests wait.
     pub(crate) async fn wait_for_waiting(&self, count: usize) {
         let what = format!("{count} waiting requests");
         eventually(&what, PATIENCE, async || self.waiting().await >= count as f64).await;
@@ -191,17 +191,17 @@ impl Weir {
         eventually("an empty queue", PATIENCE, async || self.waiting().await == 0.0).await;
     }
 
-    /// How often a configuration was applied (`ok`) or refused (`error`).
+    /// Returns the number of configurations that were applied (`ok`) or refused (`error`).
     pub(crate) async fn reloads(&self, result: &str) -> f64 {
         self.metrics().await.sum("weir_config_reloads_total", &[("result", result)])
     }
 
-    /// The configuration file.
+    /// Returns the path of the configuration file.
     pub(crate) fn config(&self) -> &Path {
         &self.config
     }
 
-    /// Replaces the configuration file by one with this text after the preamble, in one step.
+    /// Replaces the configuration file by the preamble and this text, in one step.
     pub(crate) fn write_config(&self, config: &str) {
         write_whole(&self.config, config);
     }
@@ -230,7 +230,7 @@ impl Weir {
         }
     }
 
-    /// Asks it to drain.
+    /// Sends SIGTERM: weir drains.
     pub(crate) fn sigterm(&self) {
         self.signal(Signal::TERM);
     }
@@ -239,17 +239,17 @@ impl Weir {
         kill_process(Pid::from_child(&self.process), signal).expect("weir runs");
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until weir has ended by itself.
     pub(crate) async fn wait_exit(&mut self, deadline: Duration) -> ExitStatus {
         poll_for("weir's end", deadline, async || self.process.try_wait().expect("weir is our child")).await
     }
 
-    /// How many files it has open, sockets among them.
+    /// Returns the number of weir's open files, sockets included.
     pub(crate) fn open_files(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.process.id())).expect("weir runs").count()
     }
 
-    /// What it has used of the processors until now, to ten milliseconds.
+    /// Returns weir's CPU time so far, to ten milliseconds.
     pub(crate) fn cpu_time(&self) -> Duration {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.process.id())).expect("it lives");
         // The name, in parentheses, may hold anything; user and system time are the 14th and 15th of all fields.
@@ -258,7 +258,7 @@ impl Weir {
         Duration::from_millis(ticks * 10)
     }
 
-    /// Resident memory, in bytes.
+    /// Returns weir's resident memory, in bytes.
     pub(crate) fn rss_bytes(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).expect("weir runs");
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
@@ -266,7 +266,7 @@ impl Weir {
         kib * 1024
     }
 
-    /// The log so far.
+    /// Returns the log so far.
     pub(crate) fn log(&self) -> String {
         self.log.text()
     }
@@ -304,7 +304,7 @@ impl Log {
         log
     }
 
-    /// A field of the first line with that message; tracing nests both under `fields` unless told to flatten.
+    /// Returns a field of the first line with that message; tracing nests both under `fields` unless told to flatten.
     fn field_of(&self, message: &str, field: &str) -> Option<String> {
         let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         lines.iter().find_map(|line| {
@@ -324,22 +324,22 @@ impl Log {
     }
 }
 
-/// What a command that ends by itself said.
+/// The result of a command that ends by itself.
 #[derive(Debug)]
 pub(crate) struct Finished {
-    /// `None` when a signal ended it.
+    /// The exit code; `None` when a signal ended the command.
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
 impl Finished {
-    /// Both streams.
+    /// Returns both output streams.
     pub(crate) fn output(&self) -> String {
         format!("{}{}", self.stdout, self.stderr)
     }
 
-    /// Panics unless it ended by itself, with that code, and without the traces of a crash.
+    /// Panics unless the command ended by itself, with that code, and without the traces of a crash.
     pub(crate) fn assert_code(&self, code: i32) {
         assert_eq!(self.code, Some(code), "{}", self.output());
         for trace in ["panicked at", "RUST_BACKTRACE", "stack backtrace", ".rs:"] {
@@ -367,12 +367,12 @@ pub(crate) async fn run(arguments: &[&str]) -> Finished {
 
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-    // What the developer's shell sets must not change the verdict.
+    // The developer's environment must not change the verdict.
     command.args(arguments).stdin(Stdio::null()).env_remove("RUST_LOG").env_remove("RUST_BACKTRACE");
     command
 }
 
-/// The configuration with free ports before it.
+/// Returns the configuration with free ports before it.
 pub(crate) fn with_preamble(config: &str) -> String {
     format!("{PREAMBLE}{config}")
 }

@@ -1,0 +1,24 @@
+//! The floors of the rooms: a room may use only rooms on its own floor or below.
+
+/// For each room by its path, the floors of its children, the lowest first. Every child is on one. Children on one floor
+/// may use each other so long as there is no circle.
+pub(crate) type Floors<'a> = &'a [(&'a str, &'a [&'a [&'a str]])];
+
+/// The floors of the house.
+pub(crate) const FLOORS: Floors<'static> = &[
+    (
+        "",
+        &[
+            &["clock", "bearer"],
+            &["telemetry"],
+            &["limiter"],
+            &["config"],
+            &["redis", "proxy"],
+            &["admin"],
+            &["app"],
+            &["cli"],
+            &["main"],
+        ],
+    ),
+    ("limiter", &[&["model"], &["arithmetic"], &["store"], &["recovery"], &["queue"], &["registry"]]),
+];
