@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::response::{self, Response};
 use crate::config::{Handle, Outcome, Reload};
 
-/// The running configuration, secrets masked, and how the last attempt to change it ended.
+/// Answers with the running configuration, secrets masked, and the result of its last reload.
 pub(super) fn show(config: &Handle) -> Response {
     response::document(&json!({
         "hash": &*config.config().hash,
@@ -16,7 +16,7 @@ pub(super) fn show(config: &Handle) -> Response {
     }))
 }
 
-/// How the last attempt to change the configuration ended; `None` before the first.
+/// Returns the result of the last reload; `None` before the first.
 pub(super) fn last(config: &Handle) -> Option<Value> {
     config.last_reload().as_deref().map(last_reload)
 }

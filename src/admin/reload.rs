@@ -9,28 +9,28 @@ use tokio::sync::{mpsc, oneshot};
 use super::response::{self, Response};
 use crate::config::Outcome;
 
-/// Reloads that may wait: each reads the whole file, so one that waits serves all who ask later.
+/// The most waiting reloads. Each reads the whole file, so more would change nothing.
 const RELOADS_WAITING_MAX: usize = 4;
-/// The longest time until a reload has ended: reading a file and building routes takes milliseconds.
+/// The longest time of a reload, which takes milliseconds.
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Asks for a reload; the outcome goes back through it.
+/// A request for a reload. The outcome is sent through it.
 pub type ReloadRequest = oneshot::Sender<Outcome>;
 
-/// Asks the app for reloads. Cheap to clone.
+/// Sends requests for reloads to the app. Cheap to clone.
 #[derive(Clone)]
 pub struct Reloader {
     requests: mpsc::Sender<ReloadRequest>,
 }
 
 impl Reloader {
-    /// A reloader, and the end at which the app takes its requests.
+    /// Returns a reloader, and the receiver of its requests for the app.
     pub fn channel() -> (Reloader, mpsc::Receiver<ReloadRequest>) {
         let (requests, receiver) = mpsc::channel(RELOADS_WAITING_MAX);
         (Reloader { requests }, receiver)
     }
 
-    /// The outcome of a reload; `None` where nobody carries it out, now or in time.
+    /// Requests a reload and returns its outcome; `None` if the app does not carry it out in time.
     async fn reload(&self) -> Option<Outcome> {
         let (request, outcome) = oneshot::channel();
         self.requests.try_send(request).ok()?;
@@ -38,7 +38,7 @@ impl Reloader {
     }
 }
 
-/// 200 once the file is in use, 422 with every problem if it cannot be.
+/// Answers 200 once the file is in force, or 422 with every problem.
 pub(super) async fn reload(reloader: &Reloader) -> Response {
     match reloader.reload().await {
         Some(Outcome::Applied { restart_needed }) => {
@@ -46,7 +46,7 @@ pub(super) async fn reload(reloader: &Reloader) -> Response {
         }
         Some(Outcome::Refused { problems }) => response::problem_with(
             StatusCode::UNPROCESSABLE_ENTITY,
-            "the file has problems, so nothing was changed",
+            "the file has problems; nothing has changed",
             json!({ "problems": problems }),
         ),
         None => response::problem(

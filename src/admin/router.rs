@@ -1,4 +1,4 @@
-//! Which path is answered by whom. The access rule is applied here, once, before any endpoint is asked.
+//! Finds the endpoint of a path. Applies the access rule once, before any endpoint is called.
 
 use bytes::Bytes;
 use http::header::{ALLOW, WWW_AUTHENTICATE};
@@ -12,6 +12,7 @@ use super::response::{self, Response};
 use super::state::AdminState;
 use super::{config, events, health, limiters, metrics, reload, replicas};
 
+/// An endpoint, with the parts of its path.
 enum Endpoint<'path> {
     Page,
     Events,
@@ -27,6 +28,7 @@ enum Endpoint<'path> {
 }
 
 impl Endpoint<'_> {
+    /// Returns the endpoint of a path.
     fn find(path: &str) -> Option<Endpoint<'_>> {
         Some(match path {
             "/" => Endpoint::Page,
@@ -48,7 +50,8 @@ impl Endpoint<'_> {
         })
     }
 
-    /// Whether it is there for everybody. The page holds nothing, and where there is a token it must be there to ask for it.
+    /// Returns whether the endpoint needs no token. The page contains no data, and where a token is set the page asks
+    /// for it.
     fn is_public(&self, has_token: bool) -> bool {
         match self {
             Endpoint::Alive | Endpoint::Ready | Endpoint::Metrics => true,
@@ -57,7 +60,7 @@ impl Endpoint<'_> {
         }
     }
 
-    /// The methods that it answers, as in `Allow`.
+    /// Returns the allowed methods, as in `Allow`.
     fn allow(&self) -> &'static str {
         match self {
             Endpoint::Reload | Endpoint::Act(..) => "POST",
@@ -70,7 +73,7 @@ impl Endpoint<'_> {
     }
 }
 
-/// Answers one request. `loopback`: where the listener is.
+/// Answers one request. `loopback` is whether the listener's address is a loopback address.
 pub(super) async fn respond(
     state: &AdminState,
     loopback: bool,
@@ -78,20 +81,23 @@ pub(super) async fn respond(
     body: impl Body<Data = Bytes, Error: Into<BoxError>>,
 ) -> Response {
     let Some(endpoint) = Endpoint::find(request.uri.path()) else {
-        return response::problem(StatusCode::NOT_FOUND, "there is nothing here; / lists what there is");
+        return response::problem(
+            StatusCode::NOT_FOUND,
+            "not found; `/` is the dashboard, which links to the endpoints",
+        );
     };
     if !endpoint.allows(&request.method) {
-        let detail = format!("this answers {}", endpoint.allow());
+        let detail = format!("allowed methods: {}", endpoint.allow());
         let mut refusal = response::problem(StatusCode::METHOD_NOT_ALLOWED, &detail);
         refusal.headers_mut().insert(ALLOW, HeaderValue::from_static(endpoint.allow()));
         return refusal;
     }
     let config = state.config.config();
     let token = config.admin.token.as_ref();
-    if !endpoint.is_public(access::asks_for(token))
+    if !endpoint.is_public(access::is_set(token))
         && let Err(denied) = access::check(loopback, token, &request.headers)
     {
-        return turn_away(denied);
+        return refuse(denied);
     }
     match endpoint {
         Endpoint::Page => events::page(),
@@ -113,7 +119,7 @@ pub(super) async fn respond(
     }
 }
 
-fn turn_away(denied: Denied) -> Response {
+fn refuse(denied: Denied) -> Response {
     match denied {
         Denied::Token => {
             let mut refusal = response::problem(StatusCode::UNAUTHORIZED, &denied.to_string());

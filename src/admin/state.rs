@@ -10,19 +10,19 @@ use crate::config::Handle;
 use crate::limiter::Limiters;
 use crate::telemetry::Metrics;
 
-/// What the admin listener shows.
+/// The handles that the endpoints share. Cheap to clone.
 #[derive(Clone)]
 pub struct AdminState {
-    /// What `/metrics` renders.
+    /// The metrics, for `/metrics`.
     pub metrics: Metrics,
-    /// What `/api/limiters`, `/api/replicas` and `/readyz` ask.
+    /// The limiters, for `/api/limiters`, `/api/replicas` and `/readyz`.
     pub limiters: Limiters,
-    /// What `/api/config` shows, and where the token is.
+    /// The running configuration, for `/api/config` and the token.
     pub config: Arc<Handle>,
-    /// Where `/api/reload` asks for a reload.
+    /// Requests reloads, for `/api/reload`.
     pub reloader: Reloader,
     /// Whether this replica is shutting down.
     pub draining: watch::Receiver<bool>,
-    /// What the pages share that show it.
+    /// The state that all open dashboard pages share.
     pub dashboard: Dashboard,
 }

@@ -8,7 +8,7 @@ use clap_complete::Shell;
 
 use super::remote::{Remote, Which};
 
-/// Everything that can be asked of the binary.
+/// The command line of the binary.
 #[derive(Debug, Parser)]
 #[command(
     name = "weir",
@@ -18,25 +18,25 @@ use super::remote::{Remote, Which};
     arg_required_else_help = true
 )]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// A command.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the proxy
     #[command(after_help = SERVE_HELP)]
     Serve(ConfigFile),
 
-    /// Check a configuration: exit 0 and a summary, or 1 and every problem
+    /// Check a configuration: exit 0 with a summary, or 1 with every problem
     #[command(after_help = CHECK_HELP)]
     Check {
-        /// Which
+        /// The configuration
         #[command(flatten)]
         file: ConfigFile,
-        /// Also try the store: everything that weir does there
+        /// Also try the store: every operation that weir needs
         #[arg(long)]
         store: bool,
         /// Print the outcome as JSON
@@ -47,51 +47,51 @@ pub enum Command {
     /// Show the live state of the limiters of a running weir
     #[command(after_help = LIMITERS_HELP)]
     Limiters {
-        /// One of them, in all its detail
+        /// Show this limiter only
         name: Option<String>,
-        /// One of its partitions, by the values of its key, in order
+        /// Show this partition: the values of the limiter's key, in order
         #[arg(long, value_name = "VALUE", requires = "name")]
         partition: Vec<String>,
-        /// Again every second, until Ctrl-C
+        /// Repeat every second, until Ctrl-C
         #[arg(short, long)]
         watch: bool,
-        /// Where
+        /// The running weir
         #[command(flatten)]
         remote: Remote,
     },
 
-    /// Give no permit of a limiter for some time, on all replicas
+    /// Pause a limiter for some time, on all replicas
     #[command(after_help = PAUSE_HELP)]
     Pause {
-        /// Which
+        /// The limiter
         #[command(flatten)]
         which: Which,
-        /// For how long, such as 30s or 5m; at most 1d
+        /// The length of the pause, such as 30s or 5m; at most 1d
         #[arg(long = "for", value_name = "DURATION")]
         lasting: String,
-        /// Where
+        /// The running weir
         #[command(flatten)]
         remote: Remote,
     },
 
-    /// Let a paused limiter go on, on all replicas
+    /// End the pause of a limiter, on all replicas
     #[command(after_help = RESUME_HELP)]
     Resume {
-        /// Which
+        /// The limiter
         #[command(flatten)]
         which: Which,
-        /// Where
+        /// The running weir
         #[command(flatten)]
         remote: Remote,
     },
 
-    /// Forget what was used of a limiter, on all replicas
+    /// Forget the used permits of a limiter, on all replicas
     #[command(after_help = RESET_HELP)]
     Reset {
-        /// Which
+        /// The limiter
         #[command(flatten)]
         which: Which,
-        /// Where
+        /// The running weir
         #[command(flatten)]
         remote: Remote,
     },
@@ -99,83 +99,83 @@ pub enum Command {
     /// Show the replicas that share the store with a running weir
     #[command(after_help = REPLICAS_HELP)]
     Replicas {
-        /// Where
+        /// The running weir
         #[command(flatten)]
         remote: Remote,
     },
 
-    /// Ask a running weir whether it can serve: exit 0, or 1 and why not
+    /// Check whether a running weir can serve: exit 0, or 1 with the reason
     #[command(after_help = HEALTH_HELP)]
     Health {
-        /// Where
+        /// The running weir
         #[command(flatten)]
         remote: Remote,
     },
 
-    /// Print what a shell needs to complete weir's commands
+    /// Print completions of weir's commands for a shell
     #[command(after_help = COMPLETIONS_HELP)]
     Completions {
-        /// Which
+        /// The shell
         shell: Shell,
     },
 
-    /// Print every key of the configuration, as JSON Schema for editors
+    /// Print the JSON Schema of the configuration, for editors
     #[command(after_help = SCHEMA_HELP)]
     Schema {
-        /// As a page for people, in Markdown: docs/configuration.md
+        /// Print a page in Markdown instead: docs/configuration.md
         #[arg(long)]
         markdown: bool,
     },
 
-    /// See it work: a provider with a quota, weir before it, too much traffic
+    /// Run a demo: a provider with a quota, weir in front of it, too much traffic
     #[command(after_help = DEMO_HELP)]
     Demo {
-        /// End after this many seconds
+        /// Stop after this many seconds
         #[arg(short, long, value_name = "N")]
         seconds: Option<NonZeroU32>,
     },
 }
 
-/// The configuration, named in one of two ways.
+/// The path of the configuration, with or without `--config`.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct ConfigFile {
     /// The configuration, in YAML
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The same, without the option's name
+    /// The configuration, without `--config`
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
 }
 
 impl ConfigFile {
-    /// Its path.
+    /// Returns the path.
     pub fn into_path(self) -> PathBuf {
-        // The command line is refused unless exactly one is given.
+        // clap refuses a command line unless exactly one is given.
         self.config.or(self.file).unwrap_or_default()
     }
 }
 
 const HELP: &str = "\
-Try it, with nothing to set up:
+Try weir, with nothing to set up:
   weir demo
 
-Each command explains itself:
+Help for a command:
   weir help serve";
 
 const SERVE_HELP: &str = "\
-A change of the file, SIGHUP and `POST /api/reload` take up a new configuration;
-one that has problems changes nothing. SIGTERM and SIGINT stop taking requests,
-let those under way and waiting finish, and exit 0. Traces go to the collector that
-OTEL_EXPORTER_OTLP_ENDPOINT names.
+A change of the file, SIGHUP and `POST /api/reload` reload the configuration. A
+file with problems changes nothing. On SIGTERM and SIGINT weir stops accepting
+requests, lets those in flight and in queues finish, and exits 0. Traces are sent
+to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names.
 
 Examples:
   weir serve --config config/quickstart.yaml
   GITHUB_TOKEN=... weir serve --config /etc/weir/weir.yaml";
 
 const CHECK_HELP: &str = "\
-Nothing is started, and nothing is contacted but the store, with --store. `${VAR}`
-and `${file:PATH}` are replaced, so they must be there.
+Nothing is started, and only the store is contacted, with --store. `${VAR}` and
+`${file:PATH}` are replaced, so the variables and files must exist.
 
 Examples:
   weir check --config config/weir.yaml
@@ -189,7 +189,8 @@ Examples:
   WEIR_ADMIN_TOKEN=... weir limiters --admin http://10.0.0.7:9090 --json";
 
 const PAUSE_HELP: &str = "\
-Who waits waits longer, in order; who would have to wait for too long gets 429.
+Queued requests keep their order through the pause. A request that would wait
+longer than its queue's timeout gets 429.
 
 Examples:
   weir pause github --for 5m
@@ -197,30 +198,31 @@ Examples:
   weir resume github";
 
 const RESUME_HELP: &str = "\
-What waits moves up. An upstream that still refuses pauses it again.
+Queued requests get earlier slots. An upstream that still rejects requests pauses
+the limiter again.
 
 Examples:
   weir resume github
   weir resume dingtalk --partition corp-7";
 
 const RESET_HELP: &str = "\
-The next window holds the whole limit again, whatever was used of this one: for when
-the provider has forgotten it, too. Otherwise it goes over the provider's limit.
+The whole limit is available again at once. Use it when the provider has reset its
+quota, too; otherwise weir exceeds the provider's limit.
 
 Examples:
   weir reset github
   weir reset dingtalk --partition corp-7";
 
 const REPLICAS_HELP: &str = "\
-One that has been silent for 15 s is left out. All should have the same
-configuration; while they do not, each keeps to its own limits.
+A replica that has been silent for 15 s is not listed. All replicas should have the
+same configuration; while they do not, each enforces its own limits.
 
 Examples:
   weir replicas
   weir replicas --admin http://10.0.0.7:9090 --json";
 
 const HEALTH_HELP: &str = "\
-For health checks of containers and scripts. Needs no token.
+For health checks of containers and in scripts. Needs no token.
 
 Examples:
   weir health
@@ -239,13 +241,13 @@ Examples:
 and as the first line of the configuration:
   # yaml-language-server: $schema=weir.schema.json
 
-To read:
+As a page to read:
   weir schema --markdown | less";
 
 const DEMO_HELP: &str = "\
 Everything runs in this process, without Redis: a provider that allows 10
-requests a second and answers 429 beyond, weir with config/quickstart.yaml, and
-25 requests a second. Ctrl-C ends it.
+requests a second and answers 429 beyond that, weir with config/quickstart.yaml,
+and 25 requests a second. Ctrl-C ends the demo.
 
 Examples:
   weir demo
@@ -258,12 +260,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn clap_accepts_the_definition_of_the_command_line() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn a_configuration_is_named_with_or_without_its_option() {
+    fn the_configuration_is_given_with_or_without_its_option() {
         for words in
             [["check", "a.yaml"].as_slice(), &["check", "--config", "a.yaml"], &["check", "-c", "a.yaml"]]
         {
@@ -277,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_demo_of_no_length_is_refused() {
+    fn a_demo_of_zero_seconds_is_refused() {
         assert!(Cli::try_parse_from(["weir", "demo", "--seconds", "0"]).is_err());
         let cli = Cli::try_parse_from(["weir", "demo", "--seconds", "3"]).unwrap();
         assert!(matches!(cli.command, Command::Demo { seconds: Some(seconds) } if seconds.get() == 3));

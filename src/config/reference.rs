@@ -1,7 +1,7 @@
-//! The reference of the configuration for people: the JSON Schema as a page in Markdown.
+//! The reference of the configuration, for people: the JSON Schema as a page in Markdown.
 //!
-//! Knows the schema alone, so that what is said of a key is said once, at its field. A section is a mapping with keys
-//! of its own; its place is its path in a file.
+//! Built from the schema alone, so a key is described once, at its field. A section is a mapping with its own keys;
+//! its place is its path in a file.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use super::schema::forms::{FromText, NAME_PATTERN};
 use super::units::{Per, Quota, Size};
 use super::yaml::in_yaml;
 
-/// What stands above the sections.
+/// The text above the sections.
 const INTRODUCTION: &str = "\
-<!-- Made by `weir schema --markdown`. What is said of a key stands at its field in src/config/schema/. -->
+<!-- Made by `weir schema --markdown` from the doc comments in src/config/schema/. -->
 
 # Configuration
 
-weir reads one YAML file, `weir serve --config weir.yaml`. `weir check --config weir.yaml` says everything that is wrong
-with one, with line, column and the nearest valid name. This one is small and complete:
+weir reads one YAML file, `weir serve --config weir.yaml`. `weir check --config weir.yaml` reports every problem of a
+file, with line, column and the nearest valid name. This file is small and complete:
 
 ```yaml
 listen: 127.0.0.1:8080              # where applications send their calls
@@ -38,29 +38,29 @@ routes:
     limiter: github
 ```
 
-Every key is below. [`config/weir.yaml`](../config/weir.yaml) shows the same as one file; [recipes.md](recipes.md) has
+Every key is below. [`config/weir.yaml`](../config/weir.yaml) shows all keys in one file; [recipes.md](recipes.md) has
 whole configurations for real APIs.
 
 - **Durations** have a unit: `250ms`, `10s`, `1m`, `1h`, `1d`. So have **sizes**: `512B`, `64KiB`, `1MiB`, `1GiB`.
 - A **limit** in its short form is `RATE/PER`: `900/1m`. `20/s` is `20/1s`.
-- A **name** that you choose, of a limiter, route, client or group, is 1 to 64 letters, digits and `_.-`. `NAME` in a
+- A **name** of a limiter, route, client or group is 1 to 64 letters, digits and `_.-`. `NAME` in a
   heading stands for one, `[]` for each item of a list.
-- **`${VAR}`** and **`${VAR:-default}`** come from the environment, **`${file:/run/secrets/x}`** from a file, less its
-  last newline; a change of that file is followed. They may stand in any value, and be a part of it, but not in a key;
-  inside `{ }` and `[ ]` they need quotes. `$${` is a literal `${`.
+- **`${VAR}`** and **`${VAR:-default}`** are replaced from the environment, **`${file:/run/secrets/x}`** from a file
+  without its last newline; a changed file is read again. They may be all or a part of any value, but not of a key.
+  Inside `{ }` and `[ ]` they need quotes. `$${` is a literal `${`.
 - **`off`** and **`false`** are the same.
-- **Paths** of files that are relative begin at the directory of the configuration.
+- Relative **paths** begin at the directory of the configuration.
 - **A mistake is an error**: an unknown key, a key given twice, a key without a value. Anchors and aliases (`&a`,
   `*a`) are understood, tags (`!...`) and second documents are not.
-- **A change** of the file is taken up at once, as a whole or, where it has a problem, not at all. `listen`,
+- **A change** of the file is applied at once and as a whole. A file with a problem changes nothing. `listen`,
   `admin.listen` and `store` need a restart. [More on that](admin.md#change-it-while-it-runs).
 - **Editors** with a YAML language server complete keys, explain them and mark mistakes, by the first line of a file:
   `# yaml-language-server: $schema=weir.schema.json`. The schema is
-  [`config/weir.schema.json`](../config/weir.schema.json); `weir schema > weir.schema.json` writes that of the weir
-  which you run.
+  [`config/weir.schema.json`](../config/weir.schema.json); `weir schema > weir.schema.json` writes the schema of your
+  version of weir.
 ";
 
-/// The page.
+/// Returns the page.
 pub fn reference() -> String {
     let schema = json_schema();
     let page = Page { schema: &schema };
@@ -106,7 +106,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// What a value may be, each as one schema, without what every value may be.
+    /// Returns the alternatives of a value, each as one schema, without those that every value has.
     fn alternatives(&self, schema: &'a Value) -> Vec<&'a Value> {
         let definition = schema["$ref"].as_str().and_then(|name| name.strip_prefix('#'));
         let schema = definition.and_then(|pointer| self.schema.pointer(pointer)).unwrap_or(schema);
@@ -147,7 +147,7 @@ impl<'a> Page<'a> {
         format!("| {} |\n", cells.map(|cell| cell.replace('|', "\\|")).join(" | "))
     }
 
-    /// What a value may be, in words.
+    /// Describes the alternatives of a value in words.
     fn words(&self, place: &str, schema: &'a Value) -> String {
         let alternatives = self.alternatives(schema);
         let words = alternatives.into_iter().flat_map(|alternative| match alternative["enum"].as_array() {
@@ -183,17 +183,17 @@ impl<'a> Page<'a> {
     }
 }
 
-/// A keyword's text; empty where it has none.
+/// Returns the text of a keyword; empty if it has none.
 fn text_of<'a>(schema: &'a Value, keyword: &str) -> &'a str {
     schema[keyword].as_str().unwrap_or_default()
 }
 
-/// The place of a key of a section.
+/// Returns the place of a key of a section.
 fn inside(place: &str, key: &str) -> String {
     if place.is_empty() { key.to_owned() } else { format!("{place}.{key}") }
 }
 
-/// A description without what the other columns say, and what it says of the default.
+/// Splits a description into the meaning and the default, each for its column.
 fn meaning_and_default(description: &str) -> (String, &str) {
     let mut meaning = Vec::new();
     let mut default = "";
@@ -207,7 +207,7 @@ fn meaning_and_default(description: &str) -> (String, &str) {
     (meaning.join(" "), default)
 }
 
-/// A pattern in words.
+/// Describes a pattern in words.
 fn of_pattern(pattern: &str) -> &'static str {
     match pattern {
         Duration::PATTERN => "a duration",
@@ -219,7 +219,7 @@ fn of_pattern(pattern: &str) -> &'static str {
     }
 }
 
-/// `a`, `a or b`, `a, b or c`.
+/// Joins words: `a`, `a or b`, `a, b or c`.
 fn either(words: &[String]) -> String {
     match words {
         [] => String::new(),
@@ -228,7 +228,7 @@ fn either(words: &[String]) -> String {
     }
 }
 
-/// The anchor that GitHub gives a heading.
+/// Returns GitHub's anchor of a heading.
 fn anchor(heading: &str) -> String {
     let kept = heading.chars().filter(|character| character.is_alphanumeric() || "-_".contains(*character));
     kept.collect::<String>().to_lowercase()
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn each_row_says_it_all() {
+    fn each_row_has_a_value_a_meaning_and_an_example() {
         for row in reference().lines().filter(|line| line.starts_with("| `")) {
             let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
             let [key, value, _, meaning] = cells.as_slice() else { panic!("{row}") };
@@ -265,9 +265,9 @@ mod tests {
     }
 
     #[test]
-    fn the_default_is_said_once() {
-        let said = meaning_and_default("How many, 1 to 5. Default `2`: enough. Only with `key`. Required.");
-        assert_eq!(said, ("How many, 1 to 5. Only with `key`.".to_owned(), "`2`: enough"));
+    fn the_default_moves_to_its_column() {
+        let split = meaning_and_default("How many, 1 to 5. Default `2`: enough. Only with `key`. Required.");
+        assert_eq!(split, ("How many, 1 to 5. Only with `key`.".to_owned(), "`2`: enough"));
         assert_eq!(meaning_and_default("What. Default: the name."), ("What.".to_owned(), "the name"));
     }
 }

@@ -12,7 +12,7 @@ use crate::limiter::model::call::{Call, Holding, Run};
 use crate::limiter::model::pause::{PAUSE_MAX, PauseRequest};
 use crate::limiter::model::upstream_report::{Remaining, UpstreamReport};
 use crate::limiter::model::write_back::{Unknown, WriteBack};
-use crate::limiter::{COUNTS_FOR, Replica};
+use crate::limiter::{MEMBERSHIP_TTL, Replica};
 use crate::redis::keys;
 
 /// The keys of a call, and its packed arguments.
@@ -310,7 +310,7 @@ struct RegisterReplica<'a> {
 pub(super) fn register_replica(prefix: &str, me: &Replica, leaves: bool) -> Arguments {
     let values = RegisterReplica {
         given_now: 0,
-        counts_for: Micros::from(COUNTS_FOR).0,
+        counts_for: Micros::from(MEMBERSHIP_TTL).0,
         caller: me.id,
         version: &me.version,
         configuration: &me.configuration,

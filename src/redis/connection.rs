@@ -63,11 +63,11 @@ impl StoreConnection {
         match op {
             StoreOp::Reserve => &scripts.reserve,
             StoreOp::Inspect => &scripts.inspect,
-            StoreOp::Epoch | StoreOp::Ping => &scripts.heartbeat,
+            StoreOp::Heartbeat | StoreOp::Ping => &scripts.heartbeat,
             StoreOp::WriteBack => &scripts.write_back,
-            StoreOp::Attend => &scripts.register_replica,
+            StoreOp::RegisterReplica => &scripts.register_replica,
             StoreOp::Reset => &scripts.reset,
-            StoreOp::Hear => &scripts.report_upstream,
+            StoreOp::ReportUpstream => &scripts.report_upstream,
             StoreOp::Pause => &scripts.pause,
         }
     }
@@ -248,7 +248,7 @@ impl PartConnection {
         match result {
             Ok(_) => self.part.health.succeeded(),
             // One key of many cannot be read: the others are still served. Without the epoch none is.
-            Err(StoreError::Unreadable(_)) if !matches!(op, StoreOp::Epoch | StoreOp::Ping) => {}
+            Err(StoreError::Unreadable(_)) if !matches!(op, StoreOp::Heartbeat | StoreOp::Ping) => {}
             Err(error) => {
                 // A server that is gone without a word is found again, or another in its place, by new connections.
                 let opens = self.part.health.failed(&error.to_string());

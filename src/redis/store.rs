@@ -141,7 +141,7 @@ impl Store for RedisStore {
                 return Ok(Default::default());
             }
             let arguments = |context: &Context<'_>| arguments::heartbeat(context, known, false);
-            self.ask(StoreOp::Epoch, KEEPER, arguments, answers::heartbeat).await
+            self.ask(StoreOp::Heartbeat, KEEPER, arguments, answers::heartbeat).await
         }
         .boxed()
     }
@@ -157,7 +157,7 @@ impl Store for RedisStore {
         report: &'a UpstreamReport,
     ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
         let arguments = |context: &Context<'_>| arguments::report_upstream(context, limiter_ref, report);
-        self.ask_part(StoreOp::Hear, limiter_ref.name.as_str(), arguments, answers::report).boxed()
+        self.ask_part(StoreOp::ReportUpstream, limiter_ref.name.as_str(), arguments, answers::report).boxed()
     }
 
     fn pause<'a>(
@@ -185,7 +185,7 @@ impl Store for RedisStore {
         leaves: bool,
     ) -> BoxFuture<'a, Result<Vec<Replica>, StoreError>> {
         let arguments = move |context: &Context<'_>| arguments::register_replica(context.prefix, me, leaves);
-        self.ask(StoreOp::Attend, KEEPER, arguments, answers::replicas).boxed()
+        self.ask(StoreOp::RegisterReplica, KEEPER, arguments, answers::replicas).boxed()
     }
 
     fn announcements(&self) -> Option<broadcast::Receiver<Announcement>> {

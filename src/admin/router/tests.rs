@@ -109,7 +109,7 @@ async fn every_endpoint_answers_on_loopback() {
 }
 
 #[tokio::test]
-async fn unknown_paths_limiters_and_methods() {
+async fn unknown_paths_limiters_and_methods_are_refused() {
     let admin = admin(None);
     for path in ["/nothing", "/api", "/api/limiters/", "/api/limiters/other", "/api/limiters/api/stop"] {
         let response = respond(&admin.state, true, &request("GET", path), Empty::<Bytes>::new()).await;
@@ -144,7 +144,7 @@ async fn beyond_loopback_only_health_and_metrics_are_open() {
             let response = respond(&admin.state, false, &request(method, path), Empty::<Bytes>::new()).await;
             assert_eq!(response.status(), closed, "{path}");
         }
-        // The page is there to ask for the token, and says nothing else.
+        // The page asks for the token and contains no data.
         let page = respond(&admin.state, false, &request("GET", "/"), Empty::<Bytes>::new()).await;
         assert_eq!(page.status(), if token.is_some() { StatusCode::OK } else { closed });
     }
@@ -179,7 +179,7 @@ async fn a_reload_answers_with_every_problem() {
         for outcome in [applied, refused] {
             reloads.recv().await.unwrap().send(outcome).unwrap();
         }
-        // Then it goes away.
+        // Then the app ends.
         drop(reloads);
     };
     let client = async {
@@ -199,7 +199,7 @@ async fn a_reload_answers_with_every_problem() {
 }
 
 #[tokio::test]
-async fn draining_ends_readiness_and_not_health() {
+async fn draining_ends_readiness_but_not_health() {
     let admin = admin(None);
     admin.draining.send(true).unwrap();
     let ready = respond(&admin.state, true, &request("GET", "/readyz"), Empty::<Bytes>::new()).await;

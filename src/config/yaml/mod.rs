@@ -11,5 +11,5 @@ mod tree;
 mod write;
 
 pub(crate) use parse::parse;
-pub(crate) use tree::{Entry, Kind, Node, Scalar, Value};
+pub(crate) use tree::{Entry, Kind, Node, Origin, Scalar, Value};
 pub(crate) use write::in_yaml;

@@ -5,7 +5,7 @@ use crate::config::problem::Mark;
 /// One value of the tree.
 #[derive(Debug, Clone)]
 pub(crate) struct Node {
-    /// Distinct in the tree, but shared by what an alias repeats.
+    /// Distinct in the tree. The copies that aliases make share an id.
     pub(crate) id: u32,
     pub(crate) mark: Mark,
     pub(crate) value: Value,
@@ -18,14 +18,22 @@ pub(crate) enum Value {
     Mapping(Vec<Entry>),
 }
 
-/// A scalar as text; what it stands for depends on the key, see [`Scalar::resolve`].
+/// A scalar as text. [`Scalar::resolve`] returns its kind.
 #[derive(Debug, Clone)]
 pub(crate) struct Scalar {
     pub(crate) text: String,
-    /// Written without quotes.
-    pub(crate) plain: bool,
-    /// Holds text from the environment or a file: may be a secret, and may be read as any type.
-    pub(crate) interpolated: bool,
+    pub(crate) origin: Origin,
+}
+
+/// The origin of a scalar's text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The file, without quotes.
+    Plain,
+    /// The file, in quotes or as a block.
+    Quoted,
+    /// At least in part the environment or another file. The text may be a secret, and of any type.
+    Interpolated,
 }
 
 /// One key with its value.
@@ -36,25 +44,23 @@ pub(crate) struct Entry {
     pub(crate) value: Node,
 }
 
-/// What a scalar is by YAML's core schema.
+/// The kind of a scalar by YAML's core schema.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Kind {
     Null,
     Bool(bool),
     Int(i64),
-    /// Not a whole number, or one that does not fit.
+    /// Not a whole number, or one that does not fit into 64 bits.
     Float(f64),
     Text,
 }
 
 impl Scalar {
-    /// What the text stands for: quotes make it a text, and so does anything that is nothing else.
+    /// Returns the kind. Quoted scalars are texts, and so are all that match no other kind.
     pub(crate) fn resolve(&self) -> Kind {
-        if !self.plain && !self.interpolated {
-            return Kind::Text;
-        }
         match self.text.as_str() {
-            "" if self.interpolated => Kind::Text,
+            _ if self.origin == Origin::Quoted => Kind::Text,
+            "" if self.origin == Origin::Interpolated => Kind::Text,
             "" | "~" | "null" | "Null" | "NULL" => Kind::Null,
             "true" | "True" | "TRUE" => Kind::Bool(true),
             "false" | "False" | "FALSE" => Kind::Bool(false),
@@ -64,7 +70,7 @@ impl Scalar {
 }
 
 impl Node {
-    /// The entry of a mapping; `None` for any other node.
+    /// Returns the entry of a key; `None` if this is no mapping.
     pub(crate) fn entry(&self, key: &str) -> Option<&Entry> {
         match &self.value {
             Value::Mapping(entries) => entries.iter().find(|entry| entry.key == key),
@@ -72,12 +78,12 @@ impl Node {
         }
     }
 
-    /// The value below a key.
+    /// Returns the value of a key.
     pub(crate) fn get(&self, key: &str) -> Option<&Node> {
         self.entry(key).map(|entry| &entry.value)
     }
 
-    /// The elements of a list; none for any other node.
+    /// Returns the elements of a list; none if this is no list.
     pub(crate) fn items(&self) -> &[Node] {
         match &self.value {
             Value::List(items) => items,
@@ -85,7 +91,7 @@ impl Node {
         }
     }
 
-    /// The text of a scalar.
+    /// Returns the text of a scalar.
     pub(crate) fn text(&self) -> Option<&str> {
         match &self.value {
             Value::Scalar(scalar) => Some(&scalar.text),
@@ -93,12 +99,12 @@ impl Node {
         }
     }
 
-    /// Whether it holds text from the environment or a file, which no message may repeat.
+    /// Returns whether the node contains text from the environment or a file. No message may repeat it.
     pub(crate) fn is_interpolated(&self) -> bool {
-        matches!(&self.value, Value::Scalar(scalar) if scalar.interpolated)
+        matches!(&self.value, Value::Scalar(scalar) if scalar.origin == Origin::Interpolated)
     }
 
-    /// Nodes in this tree.
+    /// Counts the nodes of this tree.
     pub(super) fn size(&self) -> usize {
         1 + match &self.value {
             Value::Scalar(_) => 0,
@@ -107,7 +113,7 @@ impl Node {
         }
     }
 
-    /// Levels of this tree.
+    /// Counts the levels of this tree.
     pub(super) fn depth(&self) -> usize {
         1 + match &self.value {
             Value::Scalar(_) => 0,
@@ -144,11 +150,11 @@ mod tests {
     use super::*;
 
     fn kind(text: &str) -> Kind {
-        Scalar { text: text.to_owned(), plain: true, interpolated: false }.resolve()
+        Scalar { text: text.to_owned(), origin: Origin::Plain }.resolve()
     }
 
     #[test]
-    fn scalars_are_what_the_core_schema_says() {
+    fn scalars_have_the_kinds_of_the_core_schema() {
         assert_eq!(kind(""), Kind::Null);
         assert_eq!(kind("true"), Kind::Bool(true));
         assert_eq!(kind("-12"), Kind::Int(-12));

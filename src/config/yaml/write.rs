@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-use super::tree::{Kind, Scalar};
+use super::tree::{Kind, Origin, Scalar};
 
-/// A value on one line of YAML, with quotes where they are needed inside `{ }` and `[ ]`.
+/// Writes a value on one line of YAML, with the quotes that it needs inside `{ }` and `[ ]`.
 pub(crate) fn in_yaml(value: &Value) -> String {
     match value {
         Value::String(text) if is_plain(text) => text.clone(),
@@ -17,10 +17,10 @@ pub(crate) fn in_yaml(value: &Value) -> String {
     }
 }
 
-/// Whether a text needs no quotes, wherever it stands. Some would need none that get them.
+/// Returns whether a text surely needs no quotes, in any place.
 fn is_plain(text: &str) -> bool {
     let is_word = |character: char| character.is_ascii_alphanumeric() || "_./:@+-".contains(character);
-    let scalar = Scalar { text: text.to_owned(), plain: true, interpolated: false };
+    let scalar = Scalar { text: text.to_owned(), origin: Origin::Plain };
     text.starts_with(|first: char| first.is_ascii_alphanumeric() || first == '/')
         && !text.ends_with(':')
         && text.chars().all(is_word)

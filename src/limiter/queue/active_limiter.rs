@@ -1,5 +1,6 @@
-//! One limiter of this process as all its queues see it: how it is configured now, who uses it, and what became of its
-//! permits. Knows no queue.
+//! A limiter of this process, as all its queues share it: its configuration, its partitions and its counters.
+//!
+//! Knows no queue.
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
@@ -17,20 +18,20 @@ use crate::limiter::model::refusal::Refusal;
 use crate::limiter::recovery::session::StoreSession;
 use crate::telemetry::LimiterMetrics;
 
-/// For how long the tightest partition is shown after its last answer, before any other may take its place: a scrape
+/// How long the metrics show the tightest partition after its latest answer, before any other may take its place: a scrape
 /// or two.
 const TIGHTEST_FOR: Duration = Duration::from_secs(30);
 
-/// A map is made smaller when it is down to this part of what it could hold.
+/// A map is shrunk when it is down to one in this many of its places.
 const SPARSE: usize = 4;
 
-/// What became of a limiter's requests since this process started, over all its queues.
+/// Counters of a limiter over all its queues, since this process started.
 #[derive(Default)]
 pub(in crate::limiter) struct Counts {
     waiting: AtomicI64,
     granted: AtomicU64,
     refused: AtomicU64,
-    /// The longest wait for a permit since it was asked for.
+    /// The longest wait for a permit since [`Counts::take_longest_wait`] was last called.
     longest_wait_us: AtomicU64,
 }
 
@@ -47,21 +48,21 @@ impl Counts {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// The longest wait for a permit since this was asked for last.
+    /// Returns the longest wait for a permit since the last call.
     pub(in crate::limiter) fn take_longest_wait(&self) -> Duration {
         Duration::from_micros(self.longest_wait_us.swap(0, Ordering::Relaxed))
     }
 }
 
-/// The partition whose answer the metrics show.
+/// The partition that the metrics show.
 struct Tightest {
     partition: Option<Partition>,
-    /// What it has left under its tightest limit, in thousandths.
+    /// The permits left under its tightest limit, in thousandths of that limit.
     left: u64,
     at: Instant,
 }
 
-/// A limiter in use. Whether it is partitioned, and its scope, never change: a reload that changes those makes another.
+/// A limiter in use. A reload that changes its scope, or whether it is partitioned, makes another one.
 pub(in crate::limiter) struct ActiveLimiter {
     pub(in crate::limiter) name: LimiterName,
     limiter: ArcSwap<Limiter>,
@@ -70,10 +71,10 @@ pub(in crate::limiter) struct ActiveLimiter {
     is_partitioned: bool,
     pub(in crate::limiter) session: Arc<StoreSession>,
     pub(in crate::limiter) counts: Arc<Counts>,
-    /// How many active queues each partition has.
+    /// The number of queues of each partition.
     partitions: Mutex<HashMap<Partition, u32>>,
     tightest: Mutex<Option<Tightest>>,
-    /// Until when the last pause of it lasts that was heard of, of whichever partition.
+    /// When its latest known pause ends, of any partition.
     paused_until: Mutex<Option<Instant>>,
 }
 
@@ -103,7 +104,7 @@ impl ActiveLimiter {
         }
     }
 
-    /// As configured now.
+    /// Returns the limiter as configured now.
     pub(in crate::limiter) fn limiter(&self) -> Guard<Arc<Limiter>> {
         self.limiter.load()
     }
@@ -112,21 +113,21 @@ impl ActiveLimiter {
         self.metrics.load()
     }
 
-    /// Puts a changed limiter in force. Its queues must be told.
+    /// Puts a changed configuration in force. Its queues must be notified.
     pub(in crate::limiter) fn change(&self, limiter: Arc<Limiter>, metrics: LimiterMetrics) {
         self.is_shadow.store(limiter.is_shadow(), Ordering::Relaxed);
         self.limiter.store(limiter);
         self.metrics.store(Arc::new(metrics));
-        // The series of a new limit have not been set.
+        // The series of a new limit have no value yet.
         *self.tightest.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Whether it stands outside all-or-nothing.
+    /// Returns whether the limiter only counts.
     pub(in crate::limiter) fn is_shadow(&self) -> bool {
         self.is_shadow.load(Ordering::Relaxed)
     }
 
-    /// Whether it has a state for each value of a key.
+    /// Returns whether the limiter has a state for each value of a key.
     pub(in crate::limiter) fn is_partitioned(&self) -> bool {
         self.is_partitioned
     }
@@ -138,7 +139,7 @@ impl ActiveLimiter {
 
     pub(in crate::limiter) fn count_waited(&self, waited: Duration) {
         let micros = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
-        // Most waits are no longer than the longest, and nothing is written then.
+        // Only a new longest wait is written: most are shorter.
         if micros > self.counts.longest_wait_us.load(Ordering::Relaxed) {
             self.counts.longest_wait_us.fetch_max(micros, Ordering::Relaxed);
         }
@@ -154,14 +155,14 @@ impl ActiveLimiter {
         self.metrics().refused(cost);
     }
 
-    /// Shows that it is paused until an instant. A pause of another partition that lasts longer goes on.
+    /// Shows a pause in the metrics until an instant, or until a longer pause of another partition ends.
     pub(in crate::limiter) fn pause_until(&self, until: Instant) {
         let mut paused = self.paused_until.lock().unwrap_or_else(PoisonError::into_inner);
-        let goes_on = self.is_partitioned && paused.is_some_and(|known| known > until);
+        let goes_on = self.is_partitioned && paused.is_some_and(|shown| shown > until);
         *paused = if goes_on { *paused } else { Some(until) };
     }
 
-    /// The same, by its store's clock, of one partition or of all of it: then no other pause goes on.
+    /// Shows a pause that was announced by the store's clock. A pause of the whole limiter replaces those of its partitions.
     pub(in crate::limiter) fn show_pause(&self, until: Micros, partition: Option<Partition>) {
         let Some(clock) = self.session.clock.heard() else { return };
         if partition.is_none() {
@@ -170,16 +171,16 @@ impl ActiveLimiter {
         self.pause_until(clock.due(until));
     }
 
-    /// Shows whether it is paused.
+    /// Sets the metric of whether the limiter is paused.
     pub(in crate::limiter) fn refresh_metrics(&self, now: Instant) {
         let mut paused = self.paused_until.lock().unwrap_or_else(PoisonError::into_inner);
         paused.take_if(|until| *until <= now);
         self.metrics().set_paused(paused.is_some());
     }
 
-    /// Shows what a partition has left, if none that has less was heard of lately. The one that is shown stays so until
-    /// another has as little, or until it has not been heard of for [`TIGHTEST_FOR`].
-    pub(in crate::limiter) fn answered(&self, partition: Option<Partition>, available: &[u64]) {
+    /// Shows the available permits of the tightest partition seen recently. The partition shown gives way to one with as few
+    /// permits left, or when it had no answer for [`TIGHTEST_FOR`].
+    pub(in crate::limiter) fn show_available(&self, partition: Option<Partition>, available: &[u64]) {
         let limiter = self.limiter.load();
         let left =
             limiter.limits.iter().zip(available).map(|(limit, left)| left * 1000 / limit.cost_max().get());
@@ -197,7 +198,10 @@ impl ActiveLimiter {
         }
     }
 
-    /// Makes room for one more queue of a partition.
+    /// Counts one more queue of a partition.
+    ///
+    /// # Errors
+    /// A refusal if the limiter has as many partitions as it may have.
     fn admit(&self, partition: Partition, retry_after: Duration) -> Result<(), Refusal> {
         let limiter = self.limiter.load();
         let partitions_max = limiter.partitioned.map_or(u32::MAX, |partitioned| partitioned.max_partitions);
@@ -224,14 +228,14 @@ impl ActiveLimiter {
     }
 }
 
-/// Gives memory back when a map has become sparse; a few at a time, so that it stays cheap on average.
+/// Shrinks a map that has become sparse to twice its length, so that the cost stays small on average.
 pub(in crate::limiter) fn shrink<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
     if map.capacity() > 64 && map.len() < map.capacity() / SPARSE / 2 {
         map.shrink_to(map.len() * 2);
     }
 }
 
-/// A limiter, or one of its partitions, as a part of a queue.
+/// A limiter, or one of its partitions, that a queue takes permits from.
 #[derive(Clone)]
 pub(in crate::limiter) struct LimiterInstance {
     pub(in crate::limiter) active: Arc<ActiveLimiter>,
@@ -239,17 +243,20 @@ pub(in crate::limiter) struct LimiterInstance {
 }
 
 impl LimiterInstance {
-    /// What a store needs to know of it, as configured now.
+    /// Returns the reference by which a store knows it, as configured now.
     pub(in crate::limiter) fn limiter_ref(&self) -> LimiterRef {
         LimiterRef::new(&self.active.limiter(), self.partition, self.active.session.now())
     }
 
-    /// Counts one more queue of it. `retry_after` is for who is refused.
+    /// Counts one more queue of it.
+    ///
+    /// # Errors
+    /// A refusal with this `retry_after`, if the limiter has as many partitions as it may have.
     pub(in crate::limiter) fn admit(&self, retry_after: Duration) -> Result<(), Refusal> {
         self.partition.map_or(Ok(()), |partition| self.active.admit(partition, retry_after))
     }
 
-    /// Counts one queue less.
+    /// Counts one queue of it less.
     pub(in crate::limiter) fn dismiss(&self) {
         if let Some(partition) = self.partition {
             self.active.dismiss(partition);
@@ -258,7 +265,7 @@ impl LimiterInstance {
 }
 
 impl PartialEq for LimiterInstance {
-    /// The same limiter, not one that has taken its place under the same name.
+    /// Compares limiters by identity: another one may have taken its place under the same name.
     fn eq(&self, other: &LimiterInstance) -> bool {
         Arc::ptr_eq(&self.active, &other.active) && self.partition == other.partition
     }

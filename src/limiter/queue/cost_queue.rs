@@ -1,7 +1,7 @@
-//! The waiting requests of one cost and the slots that their replica holds for them.
+//! The waiting requests of one cost, and the slots that their replica holds for them.
 //!
-//! Slots belong to the cost_queue, not to a request: the next due slot goes to the first request. So whoever
-//! leaves lets those behind move up, and what is left over is the last slot. Knows no store and no calls.
+//! Slots belong to the queue, not to a request: the next due slot goes to the first request. So when a request leaves, later
+//! ones move up, and the last slot is left over. Knows no store and no calls.
 
 use std::collections::VecDeque;
 
@@ -13,26 +13,26 @@ use crate::limiter::queue::permit::{Permit, Turn};
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::queue::ticket::Entered;
 
-/// How long before its slot a request hears that it approaches: time to open a connection, TLS included, to
-/// the other side of the world.
+/// How long before its slot a request is told that the slot approaches: time to open a connection with TLS to the other
+/// side of the world.
 pub(in crate::limiter) const APPROACH: Duration = Duration::from_millis(500);
 
-/// The most requests that prepare at once: a connection each.
+/// The most requests that prepare at once, each of which may open a connection.
 const APPROACHING_MAX: usize = 128;
 
-/// By how much a slot may overrun a request's deadline: the store measures the wait from when it carries
-/// the call out, the request from when it arrived, and what is booked anew moves by as much as it was late.
+/// How far a slot may lie beyond its request's deadline. The store measures the wait from the call, not from the request's
+/// arrival, and a slot that came late is replaced by a later one.
 pub(in crate::limiter) const DEADLINE_SLACK: Duration = Duration::from_millis(100);
 
-/// Where a request stands.
+/// How far a request has come.
 pub(in crate::limiter) enum Stage {
-    /// It has not heard yet whether it waits.
+    /// It does not know yet whether it has to wait.
     Asking(oneshot::Sender<Result<Entered, Refusal>>),
-    /// It waits.
+    /// It has a place in the queue.
     Waiting {
-        /// Told once, when the slot is near.
+        /// Tells the request, once, that its slot is near.
         approach: Option<oneshot::Sender<()>>,
-        /// Told when the slot is due.
+        /// Delivers the permit when the slot is due.
         turn: Turn,
     },
 }
@@ -41,8 +41,8 @@ pub(in crate::limiter) enum Stage {
 pub(in crate::limiter) struct Waiter {
     pub(in crate::limiter) arrived: Instant,
     pub(in crate::limiter) deadline: Instant,
-    /// How often its slot came too late. After [`LATE_MAX`] the next one counts, late or not: a store whose answers
-    /// take longer than the guard delays requests but never stops them.
+    /// The number of its slots that came too late. After [`LATE_MAX`](crate::limiter::queue::permit::LATE_MAX) of them the next
+    /// one is used, late or not: a store that answers more slowly than the guard delays requests, but never stops them.
     pub(in crate::limiter) late: u8,
     pub(in crate::limiter) stage: Stage,
 }
@@ -55,13 +55,13 @@ impl Waiter {
         }
     }
 
-    /// Its slot came in time and was missed, for a processor was busy or a connection took long to open: that is not the
-    /// limit's doing, so whoever would not wait any longer takes the next slot if there is room at once.
-    pub(in crate::limiter) fn has_missed(&mut self, now: Instant) {
+    /// Extends the deadline of a request that missed its slot, because the processor was busy or a connection took long to
+    /// open. It gets the next slot if that comes at once, even after its wait has ended.
+    pub(in crate::limiter) fn extend_deadline(&mut self, now: Instant) {
         self.deadline = self.deadline.max(now);
     }
 
-    /// Lets the request go. If it has left meanwhile, the permit drops and gives itself back.
+    /// Hands the permit to the request. If that has left, the permit gives itself back.
     pub(in crate::limiter) fn grant(self, permit: Permit) {
         match self.stage {
             Stage::Asking(entry) => drop(entry.send(Ok(Entered::Granted(permit)))),
@@ -69,7 +69,7 @@ impl Waiter {
         }
     }
 
-    /// Tells the request that it may not pass.
+    /// Refuses the request.
     pub(in crate::limiter) fn refuse(self, refusal: Refusal) {
         match self.stage {
             Stage::Asking(entry) => drop(entry.send(Err(refusal))),
@@ -83,9 +83,9 @@ impl Waiter {
 pub(in crate::limiter) struct CostQueue {
     waiters: VecDeque<Waiter>,
     slots: VecDeque<Slot>,
-    /// How many of the first requests have heard that their slot is near.
+    /// The number of requests, from the first on, that were told that their slot is near.
     approached: usize,
-    /// Slots asked for, in place of some that were lost, and not answered yet.
+    /// The slots asked for in place of lost ones, and not answered yet.
     pub(in crate::limiter) wanted: usize,
 }
 
@@ -98,66 +98,68 @@ impl CostQueue {
         self.waiters.len()
     }
 
-    /// Whether a slot is not due or not even there, for somebody who wants it.
+    /// Returns whether a request waits for its slot to come, or for the store to book one.
     pub(in crate::limiter) fn is_short(&self, now: Instant) -> bool {
         let last = self.waiters.len().checked_sub(1).map(|last| self.slots.get(last));
         self.wanted > 0 || last.is_some_and(|slot| slot.is_none_or(|slot| slot.due > now))
     }
 
-    /// The latest deadline of those who wait, for a slot that any of them may get.
+    /// Returns the latest deadline: any request may get a slot that is booked now.
     pub(in crate::limiter) fn last_deadline(&self) -> Option<Instant> {
         self.waiters.iter().map(|waiter| waiter.deadline).max()
     }
 
+    /// Adds a request at the end.
     pub(in crate::limiter) fn join(&mut self, waiter: Waiter) {
         self.waiters.push_back(waiter);
     }
 
-    /// Puts a request that has had its turn before all who arrived later.
+    /// Puts back a request that has had its turn, before all that arrived later.
     pub(in crate::limiter) fn join_again(&mut self, waiter: Waiter) {
         let place = self.waiters.iter().take_while(|other| other.arrived <= waiter.arrived).count();
         self.waiters.insert(place, waiter);
         self.approached += usize::from(place <= self.approached);
     }
 
+    /// Adds a slot, in order of time.
     pub(in crate::limiter) fn hold(&mut self, slot: Slot) {
         let place = self.slots.partition_point(|held| held.due <= slot.due);
         self.slots.insert(place, slot);
     }
 
-    /// The first request.
+    /// Returns the first request.
     pub(in crate::limiter) fn first_mut(&mut self) -> Option<&mut Waiter> {
         self.waiters.front_mut()
     }
 
-    /// When it came.
-    pub(in crate::limiter) fn first_came(&self) -> Option<Instant> {
+    /// Returns when the first request arrived.
+    pub(in crate::limiter) fn first_arrived(&self) -> Option<Instant> {
         self.waiters.front().map(|waiter| waiter.arrived)
     }
 
-    /// Corrects when slots are due, after more was learnt of the store's clock.
+    /// Corrects when slots are due, after an answer has told more about the store's clock.
     pub(in crate::limiter) fn refresh(&mut self, due: impl Fn(&Slot) -> Instant) {
         self.slots.iter_mut().for_each(|slot| slot.due = due(slot));
     }
 
-    /// The last slot, if it is the store's.
+    /// Returns the last slot, if it was booked in the store.
     pub(in crate::limiter) fn last_stored(&self) -> Option<&Slot> {
         self.slots.back().filter(|slot| slot.source == Source::Store)
     }
 
-    /// Whether a booked slot is held: then the store must be heard, for its changes or for its being back.
+    /// Returns whether a booked slot is held. Then the store must be asked regularly, to hear of changed limits or of its return.
     pub(in crate::limiter) fn holds_booked(&self) -> bool {
         self.slots.iter().any(|slot| slot.source != Source::Unlimited)
     }
 
-    /// The next slot that is due, if a request waits for it.
+    /// Takes the next due slot, if a request waits for it.
     pub(in crate::limiter) fn take_due(&mut self, now: Instant) -> Option<Slot> {
         self.slots.front().filter(|slot| slot.due <= now)?;
-        self.forget_those_in_front_who_left();
+        self.remove_leavers_in_front();
         if self.waiters.is_empty() { None } else { self.slots.pop_front() }
     }
 
-    fn forget_those_in_front_who_left(&mut self) {
+    fn remove_leavers_in_front(&mut self) {
         while self.waiters.front().is_some_and(Waiter::has_left) {
             self.take_first();
         }
@@ -169,44 +171,44 @@ impl CostQueue {
         self.waiters.pop_front()
     }
 
-    /// Takes out everybody; their slots are surplus.
+    /// Takes all requests out, which leaves their slots as surplus.
     pub(in crate::limiter) fn take_waiters(&mut self) -> VecDeque<Waiter> {
         self.approached = 0;
         std::mem::take(&mut self.waiters)
     }
 
-    /// Forgets all who have left.
-    pub(in crate::limiter) fn forget_those_who_left(&mut self) {
+    /// Removes the requests that have left.
+    pub(in crate::limiter) fn remove_leavers(&mut self) {
         self.waiters.retain(|waiter| !waiter.has_left());
-        let told = |waiter: &&Waiter| matches!(waiter.stage, Stage::Waiting { approach: None, .. });
-        self.approached = self.waiters.iter().take_while(told).count();
+        let is_told = |waiter: &&Waiter| matches!(waiter.stage, Stage::Waiting { approach: None, .. });
+        self.approached = self.waiters.iter().take_while(is_told).count();
     }
 
-    /// The slots that nobody needs: the last ones.
+    /// Takes the slots that no request needs: the last ones.
     pub(in crate::limiter) fn take_surplus(&mut self) -> VecDeque<Slot> {
         self.slots.split_off(self.waiters.len().min(self.slots.len()))
     }
 
-    /// The requests for which there is no slot: the last ones.
+    /// Takes the requests without a slot, held or asked for: the last ones.
     pub(in crate::limiter) fn take_without_slot(&mut self) -> VecDeque<Waiter> {
         let served = (self.slots.len() + self.wanted).min(self.waiters.len());
         self.approached = self.approached.min(served);
         self.waiters.split_off(served)
     }
 
-    /// The store's slots for which `void` holds.
-    pub(in crate::limiter) fn take_void(&mut self, mut void: impl FnMut(&Slot) -> bool) -> VecDeque<Slot> {
-        self.take_slots(|slot| slot.source == Source::Store && void(slot))
+    /// Takes the slots booked in the store for which `gone` holds.
+    pub(in crate::limiter) fn take_stored(&mut self, mut gone: impl FnMut(&Slot) -> bool) -> VecDeque<Slot> {
+        self.take_slots(|slot| slot.source == Source::Store && gone(slot))
     }
 
-    /// The slots for which `gone` holds.
+    /// Takes the slots for which `gone` holds.
     pub(in crate::limiter) fn take_slots(&mut self, gone: impl FnMut(&Slot) -> bool) -> VecDeque<Slot> {
         let (gone, kept) = self.slots.drain(..).partition(gone);
         self.slots = kept;
         gone
     }
 
-    /// The store's slots for which `trades` holds, up to `count` of the last ones.
+    /// Takes the last slots, up to `count`, while they were booked in the store and `trades` holds.
     pub(in crate::limiter) fn take_last(
         &mut self,
         count: usize,
@@ -217,8 +219,8 @@ impl CostQueue {
         self.slots.split_off(self.slots.len() - later)
     }
 
-    /// Takes out the requests whose slot lies behind their deadline, each with its slot's instant. Those behind move up.
-    /// Whoever's slot has come already goes, however late that is: there is nothing left to wait for.
+    /// Takes the requests whose slot lies beyond their deadline, each with the instant of that slot; later requests move up.
+    /// A request whose slot has come already stays, and gets it.
     pub(in crate::limiter) fn take_overdue(&mut self, now: Instant) -> Vec<(Waiter, Instant)> {
         let mut overdue = Vec::new();
         let mut kept = VecDeque::with_capacity(self.waiters.len());
@@ -232,12 +234,12 @@ impl CostQueue {
         }
         self.waiters = kept;
         if !overdue.is_empty() {
-            self.forget_those_who_left();
+            self.remove_leavers();
         }
         overdue
     }
 
-    /// Tells those whose slot is near. Returns when the next one must be told.
+    /// Tells the requests whose slot is near. Returns when the next one must be told.
     pub(in crate::limiter) fn approach(&mut self, now: Instant) -> Option<Instant> {
         while self.approached < self.waiters.len().min(self.slots.len()).min(APPROACHING_MAX) {
             let near = self.slots[self.approached].due - APPROACH;
@@ -255,17 +257,17 @@ impl CostQueue {
         None
     }
 
-    /// When the next slot is due for somebody.
+    /// Returns when the next slot for a request is due.
     pub(in crate::limiter) fn next_due(&self) -> Option<Instant> {
         self.slots.front().filter(|_| !self.waiters.is_empty()).map(|slot| slot.due)
     }
 
-    /// Requests that have not heard yet that they wait: the last ones.
+    /// Returns the requests that do not know yet that they have to wait: the last ones.
     pub(in crate::limiter) fn asking(&mut self) -> impl Iterator<Item = &mut Waiter> {
         self.waiters.iter_mut().rev().take_while(|waiter| matches!(waiter.stage, Stage::Asking(_)))
     }
 
-    /// Everything, to be refused and given back.
+    /// Takes all requests and slots, to be refused and given back.
     pub(in crate::limiter) fn close(&mut self) -> (VecDeque<Waiter>, VecDeque<Slot>) {
         (std::mem::take(&mut self.waiters), std::mem::take(&mut self.slots))
     }

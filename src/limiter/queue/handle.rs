@@ -1,7 +1,7 @@
-//! The requests that wait for the same limiters and partitions: the way in, and a place among them.
+//! A queue, as its requests, permits and worker share it: the way in, and the counters.
 //!
-//! A queue is what is here, shared by those who enter, their permits and its [worker](crate::limiter::worker), which owns the
-//! rest. Leaving is a drop, and the worker hears of it.
+//! The [worker](crate::limiter::queue::worker) owns the waiting requests. All others reach it through the
+//! [inbox](crate::limiter::queue::inbox).
 
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -19,38 +19,38 @@ use crate::limiter::model::refusal::Refusal;
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::inbox::{Arrival, Asker, Inbox, Unsent, WorkerEvents};
 use crate::limiter::queue::pause::Paused;
-use crate::limiter::queue::permit::{OriginQueue, Permit, PermitReport, Returned, Whose};
+use crate::limiter::queue::permit::{Holder, OriginQueue, Permit, PermitReport, Returned};
 use crate::limiter::queue::prefetch::Batch;
 use crate::limiter::queue::refusal_cache::RefusalCache;
 use crate::limiter::queue::slot::Source;
 use crate::limiter::queue::ticket::{Answered, Demand};
 
-/// Permits that may be between the queue and the wire at once. More would only wait for the processor, and come later
-/// than their guard; in the queue they keep their order, and what is late there is booked anew in one call. Those whose
-/// request has been sent, or waits for a connection, do not count, nor those from stock, whose requests run already.
-const SENDING_MAX: u32 = 128;
+/// The most permits in flight: handed out to requests that have still to be woken and sent. More of them would only wait for
+/// the processor and come later than their guard; in the queue they keep their order, and late ones are booked anew in one
+/// call. Requests that were sent or wait for a connection do not count, nor those with a prefetched permit, which run already.
+const IN_FLIGHT_MAX: u32 = 128;
 
-/// The next ones are handed out when so few are left of them: some at a time, not one by one.
-const SENDING_LOW: u32 = SENDING_MAX / 2;
+/// Further permits are handed out when so few are left in flight: many at a time, not one by one.
+const IN_FLIGHT_LOW: u32 = IN_FLIGHT_MAX / 2;
 
-/// What a full intake tells a caller: by then the store has answered or counts as away.
+/// The `retry_after` of a full intake: by then the store has answered, or counts as unreachable.
 const INTAKE_RETRY: Micros = Micros::from_millis(100);
 
-/// What a queue's askers, its permits and its worker share.
+/// A queue, as its requests, permits and worker share it.
 pub(in crate::limiter) struct Queue {
-    /// Whose permits are taken together, in the order of their names. At least one, and each once.
+    /// The limiters and partitions whose permits are taken together, in the order of their names. At least one, each once.
     pub(in crate::limiter) instances: Arc<[LimiterInstance]>,
     inbox: Mutex<Inbox>,
     wake: Notify,
     waiting: AtomicU32,
-    made: Instant,
-    /// How many microseconds after that the first of those came who wait.
-    first_came_us: AtomicU64,
+    created: Instant,
+    /// When the first waiting request arrived, in microseconds after `created`.
+    first_arrived_us: AtomicU64,
     /// Permits handed out and neither used nor given back.
-    out: AtomicU32,
-    /// Those of them that are on their way to the wire.
-    sending: AtomicU32,
-    /// Whether a limiter may be paused: looked at for each request.
+    permits_out: AtomicU32,
+    /// Those of them whose request has still to be woken and sent.
+    in_flight: AtomicU32,
+    /// Whether a limiter may be paused. Read for each request, so it stands outside the inbox.
     is_paused: AtomicBool,
 }
 
@@ -61,10 +61,10 @@ impl Queue {
             inbox: Mutex::default(),
             wake: Notify::new(),
             waiting: AtomicU32::new(0),
-            made: Instant::now(),
-            first_came_us: AtomicU64::new(0),
-            out: AtomicU32::new(0),
-            sending: AtomicU32::new(0),
+            created: Instant::now(),
+            first_arrived_us: AtomicU64::new(0),
+            permits_out: AtomicU32::new(0),
+            in_flight: AtomicU32::new(0),
             is_paused: AtomicBool::new(false),
         }
     }
@@ -77,12 +77,12 @@ impl Queue {
         self.instances.iter().map(|instance| &*instance.active)
     }
 
-    /// The name by which it goes where one must do.
+    /// Returns the name of its first limiter, for refusals and logs that name one.
     pub(in crate::limiter) fn name(&self) -> LimiterName {
         self.instances[0].active.name.clone()
     }
 
-    /// How long a request may wait: as long as every limiter lets it.
+    /// Returns the longest wait that every limiter allows.
     fn wait_max(&self) -> Duration {
         let wait = |active: &ActiveLimiter| {
             active.limiter().queue.as_ref().map_or(Duration::ZERO, |queue| queue.timeout)
@@ -90,19 +90,19 @@ impl Queue {
         self.active_limiters().map(wait).min().unwrap_or_default()
     }
 
-    /// How many may wait.
+    /// Returns how many requests may wait.
     pub(in crate::limiter) fn max_waiting(&self) -> u32 {
         let max =
             |active: &ActiveLimiter| active.limiter().queue.as_ref().map_or(0, |queue| queue.max_waiting);
         self.active_limiters().map(max).min().unwrap_or_default()
     }
 
-    /// The largest cost that every limiter can ever hold.
+    /// Returns the largest cost that every limiter can ever hold.
     pub(in crate::limiter) fn cost_max(&self) -> Permits {
         self.active_limiters().map(|active| active.limiter().cost_max()).min().unwrap_or(Permits::ONE)
     }
 
-    /// What is told to whoever costs more than that.
+    /// Returns the refusal of a request that costs more than that.
     pub(in crate::limiter) fn too_costly(&self) -> Refusal {
         let cost_max = self.cost_max();
         let limiter = self.active_limiters().find(|active| active.limiter().cost_max() == cost_max);
@@ -110,18 +110,18 @@ impl Queue {
         Refusal::CostExceedsLimit { limiter, cost_max }
     }
 
-    /// The instances of a policy for the time without a store, by their places.
+    /// Returns the places of the limiters that have this policy for an unreachable store.
     pub(in crate::limiter) fn with_policy(&self, policy: OnStoreFailure) -> impl Iterator<Item = usize> {
         let places = self.active_limiters().enumerate();
         places.filter(move |(_, active)| active.limiter().on_store_failure == policy).map(|(place, _)| place)
     }
 
-    /// A permit that lies ready for a request of that cost.
-    pub(in crate::limiter) fn take_from_stock(self: &Arc<Queue>, demand: Demand) -> Option<Permit> {
+    /// Takes a prefetched permit for a request, if there is one of its cost.
+    pub(in crate::limiter) fn take_prefetched(self: &Arc<Queue>, demand: Demand) -> Option<Permit> {
         let now = Instant::now();
         let (slot, clock, wakes) = {
             let mut inbox = self.inbox();
-            let (slot, clock, is_low) = inbox.stock.take(demand.cost, now)?;
+            let (slot, clock, is_low) = inbox.prefetch.take(demand.cost, now)?;
             (slot, clock, is_low && !inbox.is_calling)
         };
         if wakes {
@@ -129,33 +129,39 @@ impl Queue {
         }
         self.count_waited(Duration::ZERO);
         let deadline = now + self.wait_max().min(demand.wait_max.unwrap_or(Duration::MAX));
-        let whose = Whose { arrived: now, deadline, waited: Duration::ZERO, late: 0 };
-        Some(Permit::new(self.clone(), slot, clock, demand.cost, whose))
+        let holder = Holder { arrived: now, deadline, waited: Duration::ZERO, late: 0 };
+        Some(Permit::new(self.clone(), slot, clock, demand.cost, holder))
     }
 
-    /// The worker waits for an answer of the store, and looks for arrivals when that has come.
+    /// Records that the worker waits for an answer of the store, after which it looks for arrivals.
     pub(in crate::limiter) fn set_calling(&self) {
         self.inbox().is_calling = true;
     }
 
-    /// Puts permits into stock; below `low` the worker is woken.
-    pub(in crate::limiter) fn stock(&self, batch: Batch, low: u64) {
-        self.inbox().stock.add(batch, low);
+    /// Adds prefetched permits; the worker is woken when fewer than `low` are left.
+    pub(in crate::limiter) fn add_prefetched(&self, batch: Batch, low: u64) {
+        self.inbox().prefetch.add(batch, low);
     }
 
-    /// Takes all permits out of stock.
-    pub(in crate::limiter) fn clear_stock(&self) -> VecDeque<Batch> {
-        self.inbox().stock.clear()
+    /// Takes out all prefetched permits.
+    pub(in crate::limiter) fn clear_prefetched(&self) -> VecDeque<Batch> {
+        self.inbox().prefetch.clear()
     }
 
-    /// Puts a request into the queue; what becomes of it is received. `None` if the queue has ended: there is a new one.
+    /// Puts a request into the queue, and returns the channel of its answer. `None` if the queue has ended: a new one is needed.
+    ///
+    /// # Errors
+    /// The refusal, if it is known without asking the store.
     pub(in crate::limiter) fn submit(&self, demand: Demand) -> Result<Option<Answered>, Refusal> {
         let (sender, entered) = oneshot::channel();
         let is_in = self.push(demand, Asker::Request(sender))?;
         Ok(is_in.then_some(entered))
     }
 
-    /// Puts something in, to be answered or only counted. Returns false if the queue has ended.
+    /// Puts a request, or the charge of a limiter that only counts, into the queue. Returns false if the queue has ended.
+    ///
+    /// # Errors
+    /// The refusal, if it is known without asking the store.
     pub(in crate::limiter) fn push(&self, demand: Demand, asker: Asker) -> Result<bool, Refusal> {
         let Demand { cost, wait_max } = demand;
         let is_shadow = matches!(asker, Asker::Shadow);
@@ -192,27 +198,29 @@ impl Queue {
         }
     }
 
-    /// Tells the worker that a limiter has changed.
-    pub(in crate::limiter) fn tell_changed(&self) {
+    /// Tells the worker that the limits of a limiter have changed.
+    pub(in crate::limiter) fn notify_changed(&self) {
         let mut inbox = self.inbox();
-        inbox.changed = true;
-        inbox.learn(None);
+        inbox.events.limits_changed = true;
+        inbox.set_refusal_cache(None);
         drop(inbox);
         self.wake.notify_one();
     }
 
-    /// Tells the worker of room that was given back before the queue's last slot.
-    pub(in crate::limiter) fn tell_room(&self, room: Freed) {
+    /// Tells the worker of permits that were freed before the queue's last slot.
+    pub(in crate::limiter) fn notify_freed(&self, freed: Freed) {
         let mut inbox = self.inbox();
-        inbox.room = Some(room);
-        inbox.learn(None);
+        inbox.events.freed = Some(freed);
+        inbox.set_refusal_cache(None);
         drop(inbox);
         self.wake.notify_one();
     }
 
-    /// Keeps to a pause from now on, or to none any more; a longer one of another limiter stays. The worker asks at once for
-    /// slots in place of those that may not be used, if it `asks`. Returns the pause that is kept to.
-    pub(in crate::limiter) fn tell_pause(&self, mut paused: Paused, asks: bool) -> Option<Paused> {
+    /// Keeps the queue to a pause, or ends its pause if `paused` has ended. A longer pause of another limiter stays.
+    ///
+    /// If `reschedules`, the worker is woken to ask for slots in place of those in the pause. Returns the pause that the queue
+    /// keeps to now.
+    pub(in crate::limiter) fn apply_pause(&self, mut paused: Paused, reschedules: bool) -> Option<Paused> {
         let now = Instant::now();
         let mut inbox = self.inbox();
         let is_last = inbox
@@ -220,94 +228,94 @@ impl Queue {
             .as_ref()
             .is_none_or(|known| known.limiter == paused.limiter || known.until < paused.until);
         if is_last {
-            // Heard of again, it began when it did.
+            // A pause that is announced again keeps its beginning.
             let known = inbox.paused.as_ref().filter(|known| known.until > now && paused.until > now);
             paused.from = known.map_or(paused.from, |known| known.from.min(paused.from));
             inbox.paused = Some(paused).filter(|paused| paused.until > now);
             self.is_paused.store(inbox.paused.is_some(), Ordering::Release);
         }
-        inbox.learn(None);
-        inbox.changed |= asks;
+        inbox.set_refusal_cache(None);
+        inbox.events.limits_changed |= reschedules;
         let kept = inbox.paused.clone();
         drop(inbox);
-        if asks {
+        if reschedules {
             self.wake.notify_one();
         }
         kept
     }
 
-    /// What requests are refused by from now on, without asking.
-    pub(in crate::limiter) fn learn(&self, learnt: Option<Box<RefusalCache>>) {
-        self.inbox().learn(learnt);
+    /// Sets the refusal by which requests are refused from now on without asking the store.
+    pub(in crate::limiter) fn set_refusal_cache(&self, cache: Option<Box<RefusalCache>>) {
+        self.inbox().set_refusal_cache(cache);
     }
 
-    /// The store has refused so many.
+    /// Counts requests that the store has refused.
     pub(in crate::limiter) fn count_refused_by_store(&self, count: u64) {
         self.inbox().count_refused(count);
     }
 
-    /// How many requests will be refused without asking the store, if it says how.
-    pub(in crate::limiter) fn spare(&self, now: Instant) -> u64 {
-        self.inbox().spare(now)
+    /// Returns how many requests the next refusal of the store is to cover.
+    pub(in crate::limiter) fn refusal_budget(&self, now: Instant) -> u64 {
+        self.inbox().refusal_budget(now)
     }
 
-    /// Tells the worker to refuse everybody and to end.
-    pub(in crate::limiter) fn tell_closing(&self) {
-        self.inbox().closing = true;
+    /// Tells the worker to refuse all requests and to end.
+    pub(in crate::limiter) fn close(&self) {
+        self.inbox().close();
         self.wake.notify_one();
     }
 
-    /// Holds the queue, so that its worker stays while it has nothing to do. `None` if it has ended.
-    pub(in crate::limiter) fn keep(self: &Arc<Queue>) -> Option<QueueGuard> {
-        self.inbox().keep().then(|| QueueGuard::new(self.clone()))
+    /// Keeps the queue from ending while it is idle, for as long as the guard lives. `None` if it has ended.
+    pub(in crate::limiter) fn hold(self: &Arc<Queue>) -> Option<QueueGuard> {
+        self.inbox().hold().then(|| QueueGuard(self.clone()))
     }
 
-    pub(in crate::limiter) fn release(&self) {
-        self.inbox().kept -= 1;
+    fn release(&self) {
+        self.inbox().release();
         self.wake.notify_one();
     }
 
-    /// What has happened since the last look; arrivals are put into `pending`, up to so many.
-    pub(in crate::limiter) fn news(
+    /// Takes the events since the last look, and moves arrivals to the end of `pending`, up to `pending_max` in all.
+    pub(in crate::limiter) fn take_events(
         &self,
         pending: &mut VecDeque<Arrival>,
         pending_max: usize,
         now: Instant,
     ) -> WorkerEvents {
-        self.inbox().news(pending, pending_max, now)
+        self.inbox().take_events(pending, pending_max, now)
     }
 
     pub(in crate::limiter) fn has_ended(&self) -> bool {
-        self.inbox().has_ended
+        self.inbox().has_ended()
     }
 
-    /// Ends the queue, if nothing has come meanwhile and nobody holds it.
+    /// Ends the queue, if nothing has come meanwhile and nobody holds it. Returns whether it has ended.
     pub(in crate::limiter) fn end_if_idle(&self) -> bool {
-        !self.has_out() && self.inbox().end_if_idle()
+        !self.has_permits_out() && self.inbox().end_if_idle()
     }
 
-    /// Ends the queue: takes everything, and nothing any more from now on.
+    /// Ends the queue, and takes out all arrivals and returned permits.
     pub(in crate::limiter) fn end(&self) -> (VecDeque<Arrival>, Vec<Returned>) {
         self.inbox().end()
     }
 
-    /// Lets the worker look around.
+    /// Wakes the worker.
     pub(in crate::limiter) fn wake(&self) {
         self.wake.notify_one();
     }
 
-    /// Ends when something has happened.
+    /// Waits until the worker is woken.
     pub(in crate::limiter) async fn woken(&self) {
         self.wake.notified().await;
     }
 
-    /// So many wait, the first of them since an instant.
-    pub(in crate::limiter) fn set_waiting(&self, waiting: u32, since: Option<Instant>) {
-        if let Some(since) = since {
-            let came = since.saturating_duration_since(self.made);
-            self.first_came_us.store(Micros::from(came).0, Ordering::Relaxed);
+    /// Sets how many requests wait, and when the first of them arrived.
+    pub(in crate::limiter) fn set_waiting(&self, waiting: u32, first_arrived: Option<Instant>) {
+        if let Some(arrived) = first_arrived {
+            let after = arrived.saturating_duration_since(self.created);
+            self.first_arrived_us.store(Micros::from(after).0, Ordering::Relaxed);
         }
-        // Whoever sees how many wait sees since when.
+        // Released after the arrival, so that a reader of this number sees that instant too.
         let before = self.waiting.swap(waiting, Ordering::Release);
         if before != waiting {
             self.active_limiters()
@@ -315,24 +323,25 @@ impl Queue {
         }
     }
 
-    /// Since when the first of those has waited who wait.
+    /// Returns when the first waiting request arrived; `None` if none waits.
     pub(in crate::limiter) fn waits_since(&self) -> Option<Instant> {
         let is_waited_for = self.waiting.load(Ordering::Acquire) > 0;
-        let came = Duration::from_micros(self.first_came_us.load(Ordering::Relaxed));
-        is_waited_for.then(|| self.made + came)
+        let arrived = Duration::from_micros(self.first_arrived_us.load(Ordering::Relaxed));
+        is_waited_for.then(|| self.created + arrived)
     }
 
-    /// How many more permits may be on their way to the wire. While it is none, one that has got there wakes the worker.
-    pub(in crate::limiter) fn sending_room(&self) -> u32 {
-        let sending = self.sending.load(Ordering::Acquire);
-        if sending > SENDING_LOW { 0 } else { SENDING_MAX - sending }
+    /// Returns how many more permits may be in flight. While it is zero, the worker is woken when enough have been sent.
+    pub(in crate::limiter) fn in_flight_left(&self) -> u32 {
+        let in_flight = self.in_flight.load(Ordering::Acquire);
+        if in_flight > IN_FLIGHT_LOW { 0 } else { IN_FLIGHT_MAX - in_flight }
     }
 
-    pub(in crate::limiter) fn has_out(&self) -> bool {
-        self.out.load(Ordering::Acquire) > 0
+    /// Returns whether a permit is neither used nor given back.
+    pub(in crate::limiter) fn has_permits_out(&self) -> bool {
+        self.permits_out.load(Ordering::Acquire) > 0
     }
 
-    /// A request waited so long for its permit.
+    /// Records how long a request waited for its permit.
     pub(in crate::limiter) fn count_waited(&self, waited: Duration) {
         self.active_limiters().for_each(|active| active.count_waited(waited));
     }
@@ -349,6 +358,7 @@ impl Queue {
 }
 
 impl OriginQueue for Queue {
+    /// Returns the shortest guard: a slot must be good for every limiter.
     fn guard(&self) -> Micros {
         self.active_limiters().map(|active| Micros::from(active.limiter().guard)).min().unwrap_or_default()
     }
@@ -360,20 +370,24 @@ impl OriginQueue for Queue {
         self.inbox().paused.as_ref().is_some_and(|paused| paused.until > now && paused.holds(due))
     }
 
+    fn follows_upstream(&self) -> bool {
+        self.active_limiters().any(|active| active.limiter().follows_upstream)
+    }
+
     fn permit_out(&self) {
-        self.out.fetch_add(1, Ordering::AcqRel);
+        self.permits_out.fetch_add(1, Ordering::AcqRel);
     }
 
     fn permit_in(&self) {
-        self.out.fetch_sub(1, Ordering::AcqRel);
+        self.permits_out.fetch_sub(1, Ordering::AcqRel);
     }
 
-    fn sending(&self) {
-        self.sending.fetch_add(1, Ordering::AcqRel);
+    fn enter_flight(&self) {
+        self.in_flight.fetch_add(1, Ordering::AcqRel);
     }
 
-    fn sent(&self) {
-        if self.sending.fetch_sub(1, Ordering::AcqRel) == SENDING_LOW + 1 {
+    fn leave_flight(&self) {
+        if self.in_flight.fetch_sub(1, Ordering::AcqRel) == IN_FLIGHT_LOW + 1 {
             self.wake.notify_one();
         }
     }
@@ -404,14 +418,14 @@ impl OriginQueue for Queue {
         self.wake.notify_one();
     }
 
-    fn tell(&self, news: PermitReport) -> Result<(), PermitReport> {
+    fn report(&self, report: PermitReport) -> Result<(), PermitReport> {
         let mut inbox = self.inbox();
-        if inbox.has_ended {
-            return Err(news);
+        if inbox.has_ended() {
+            return Err(report);
         }
-        match (news, &mut inbox.said) {
-            (PermitReport::Signal(saying), Some(before)) => before.add(saying),
-            (PermitReport::Signal(saying), none) => *none = Some(saying),
+        match (report, &mut inbox.events.report) {
+            (PermitReport::Signal(later), Some(before)) => before.add(later),
+            (PermitReport::Signal(report), none) => *none = Some(report),
             (PermitReport::Refund(returned), _) => inbox.hand_back(returned),
         }
         drop(inbox);
@@ -419,28 +433,20 @@ impl OriginQueue for Queue {
         Ok(())
     }
 
+    fn leave(&self) {
+        self.inbox().events.leavers += 1;
+        self.wake.notify_one();
+    }
+
     fn closed(&self) -> Refusal {
         Refusal::Closed { limiter: self.name() }
     }
-
-    fn follows_upstream(&self) -> bool {
-        self.active_limiters().any(|active| active.limiter().follows_upstream)
-    }
-
-    fn leave(&self) {
-        self.inbox().left = true;
-        self.wake.notify_one();
-    }
 }
 
-/// Holds a queue for as long as it lives.
+/// Keeps a queue from ending while it is idle, for as long as it lives.
 pub(in crate::limiter) struct QueueGuard(Arc<Queue>);
 
 impl QueueGuard {
-    pub(in crate::limiter) fn new(shared: Arc<Queue>) -> QueueGuard {
-        QueueGuard(shared)
-    }
-
     pub(in crate::limiter) fn queue(&self) -> Arc<Queue> {
         self.0.clone()
     }

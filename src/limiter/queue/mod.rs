@@ -1,5 +1,13 @@
-//! The requests that wait for the same limiters and partitions, and the worker that asks the store for them.
-//! Knows nothing of which limiters there are.
+//! The requests that wait for the same limiters and partitions, and the worker that books slots for them in the store.
+//!
+//! - [`ticket`], [`permit`]: what a request gets: a place in the queue, the right to send.
+//! - [`handle`]: the queue as its requests, permits and worker share it; [`inbox`] is its mailbox.
+//! - [`worker`]: the task that owns the waiting requests ([`cost_queue`]) and talks to the store.
+//! - [`prefetch`]: permits booked before anybody asks; [`refusal_cache`]: refusals without a call to the store.
+//! - [`upstream_report`]: what an upstream's answer says of its quota; [`shadow`]: limiters that only count.
+//! - [`active_limiter`]: a limiter in use, as all its queues share it.
+//!
+//! Knows neither routes nor the configuration: the registry above decides which limiters and queues there are.
 
 pub(in crate::limiter) mod active_limiter;
 pub(in crate::limiter) mod cost_queue;

@@ -1,5 +1,5 @@
-//! The right to send, which settles itself: committed when the request has gone upstream, given back when
-//! it is dropped before.
+//! The right to send. A permit settles itself: committed when its request has gone upstream, given back when it is dropped
+//! before.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,84 +15,92 @@ use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::queue::upstream_report::{PendingReport, UpstreamSignal};
 use crate::limiter::store::clock::StoreClock;
 
-/// How often a request's slot may come too late and be exchanged: a busy processor is late now and then, only one that can
-/// never be on time is late so often in a row.
+/// How many of a request's slots may come too late and be replaced. A busy processor is late now and then; one that can never
+/// be on time is late this often in a row.
 pub(in crate::limiter) const LATE_MAX: u8 = 8;
 
-/// What a permit's holder sends back to the queue's worker.
+/// What permits send back to the queue's worker.
 pub(in crate::limiter) enum Returned {
     /// A permit that was not used.
     Unused { slot: Slot, cost: Permits },
-    /// A permit that came too late to be used, of a request that wants the next one.
+    /// A permit that came too late to be used, with the request that needs another.
     Late(LatePermit),
-    /// A part of a permit that was used, for its request has cost less than it had taken.
+    /// A part of a used permit: the request has cost less than it had taken.
     Refund { slot: Slot, cost: Permits },
 }
 
-/// A permit that came too late, and who wants another.
+/// A permit that came too late, with the request that needs another.
 pub(in crate::limiter) struct LatePermit {
     pub(in crate::limiter) slot: Slot,
     pub(in crate::limiter) cost: Permits,
     pub(in crate::limiter) arrived: Instant,
     pub(in crate::limiter) deadline: Instant,
-    /// How often that has happened to this request.
+    /// The number of late slots of this request, with this one.
     pub(in crate::limiter) late: u8,
-    /// Whether it is late only because the limiter has been paused meanwhile.
+    /// Whether it is late only because a limiter has been paused since it was booked.
     pub(in crate::limiter) is_paused: bool,
     pub(in crate::limiter) turn: Turn,
 }
 
-/// The queue that a permit, a receipt or a ticket came from, as these see it.
+/// Delivers a waiting request's permit, or its refusal.
+pub(in crate::limiter) type Turn = oneshot::Sender<Result<Permit, Refusal>>;
+
+/// News of a request that was sent, for the queue of its permit.
+pub(in crate::limiter) enum PermitReport {
+    /// What the upstream's answer says of its quota, or a higher cost than the permit's.
+    Signal(PendingReport),
+    /// A cost lower than the permit's.
+    Refund(Returned),
+}
+
+/// The queue of a permit, a ticket or a receipt, as these see it.
 pub(in crate::limiter) trait OriginQueue: Send + Sync {
-    /// How long after its slot a permit stays good.
+    /// Returns how long after its slot a permit stays good.
     fn guard(&self) -> Micros;
 
-    /// Whether a slot may not be used because a limiter has been paused since it was booked.
+    /// Returns whether a slot lies in a pause that was announced after it was booked.
     fn is_paused(&self, due: Instant, now: Instant) -> bool;
 
-    /// Whether a limiter heeds the quota that the upstream reports.
+    /// Returns whether a limiter of the queue heeds the quota that the upstream reports.
     fn follows_upstream(&self) -> bool;
 
     /// Counts a permit that is handed out.
     fn permit_out(&self);
 
-    /// Counts a permit that was used or given back. One that is given back is handed back before, so that the worker does not
-    /// end meanwhile.
+    /// Counts a permit that was used or given back. One that is given back is handed to the worker before, so that the worker
+    /// does not end meanwhile.
     fn permit_in(&self);
 
-    /// Counts a permit that is on its way to the wire, and whose request must be woken first.
-    fn sending(&self);
+    /// Counts a permit whose request has still to be woken and sent.
+    fn enter_flight(&self);
 
-    /// Counts a permit that is no longer on its way to the wire.
-    fn sent(&self);
+    /// Counts a permit whose request was sent, or waits for a connection.
+    fn leave_flight(&self);
 
-    /// Counts a permit that was used.
+    /// Counts a used permit.
     fn count_used(&self, source: Source, cost: Permits);
 
-    /// Counts by how much a slot was used late.
+    /// Records how long after its slot a permit was used, or found too late.
     fn count_late(&self, late: Micros);
 
     /// Counts a permit that was given back unused.
     fn count_cancelled(&self, cost: Permits);
 
-    /// Hands something back to the worker. If that has ended, it is dropped, and its request hears of it.
+    /// Hands a permit back to the worker. It is dropped if the queue has ended.
     fn hand_back(&self, returned: Returned);
 
-    /// Tells the worker what became known of a spent permit.
+    /// Passes news of a sent request to the worker.
     ///
     /// # Errors
     /// The same report, if the queue has ended.
-    fn tell(&self, news: PermitReport) -> Result<(), PermitReport>;
+    fn report(&self, report: PermitReport) -> Result<(), PermitReport>;
 
     /// Tells the worker that a waiting request has left.
     fn leave(&self);
 
-    /// The refusal of a queue that has ended.
+    /// Returns the refusal of a queue that has ended.
     fn closed(&self) -> Refusal;
 }
-
-/// Tells a request that its turn has come.
-pub(in crate::limiter) type Turn = oneshot::Sender<Result<Permit, Refusal>>;
 
 /// The right to send one request upstream.
 ///
@@ -101,119 +109,118 @@ pub(in crate::limiter) type Turn = oneshot::Sender<Result<Permit, Refusal>>;
 #[must_use = "a permit that is dropped is given back"]
 pub struct Permit {
     /// `None` where every limiter only counts.
-    held: Option<Held>,
+    held: Option<HeldSlot>,
     cost: Permits,
-    waited: Duration,
-    /// Those that only count, and are told when the permit is used.
+    /// The limiters that only count, charged when the permit is used.
     pub(in crate::limiter) shadows: Option<Shadows>,
 }
 
 /// A slot in the hands of a request.
-struct Held {
-    shared: Arc<dyn OriginQueue>,
+struct HeldSlot {
+    queue: Arc<dyn OriginQueue>,
     /// `None` while another is awaited in its place.
     slot: Option<Slot>,
     clock: StoreClock,
     cost: Permits,
-    whose: Whose,
-    /// When it was last found good: right before the request's head was written.
+    holder: Holder,
+    /// When the slot was last checked, right before the request's head was written.
     confirmed: Option<Instant>,
-    /// Whether it counts among those that are being sent.
-    is_sending: bool,
+    /// Whether it counts among the queue's permits in flight.
+    is_in_flight: bool,
 }
 
-/// The request that gets a permit.
+/// The request that holds a permit.
 #[derive(Clone, Copy)]
-pub(in crate::limiter) struct Whose {
+pub(in crate::limiter) struct Holder {
     pub(in crate::limiter) arrived: Instant,
     pub(in crate::limiter) deadline: Instant,
     pub(in crate::limiter) waited: Duration,
-    /// How often its slot came too late.
+    /// The number of its slots that came too late.
     pub(in crate::limiter) late: u8,
 }
 
 impl Permit {
     pub(in crate::limiter) fn new(
-        shared: Arc<dyn OriginQueue>,
+        queue: Arc<dyn OriginQueue>,
         slot: Slot,
         clock: StoreClock,
         cost: Permits,
-        whose: Whose,
+        holder: Holder,
     ) -> Permit {
-        shared.permit_out();
-        let waited = whose.waited;
-        let held = Held { shared, slot: Some(slot), clock, cost, whose, confirmed: None, is_sending: false };
-        Permit { held: Some(held), cost, waited, shadows: None }
+        queue.permit_out();
+        let slot = Some(slot);
+        let held = HeldSlot { queue, slot, clock, cost, holder, confirmed: None, is_in_flight: false };
+        Permit { held: Some(held), cost, shadows: None }
     }
 
-    /// Its request does not run yet, and has still to be woken.
-    pub(in crate::limiter) fn sending(mut self) -> Permit {
+    /// Counts the permit as in flight: its request has still to be woken.
+    pub(in crate::limiter) fn in_flight(mut self) -> Permit {
         if let Some(held) = &mut self.held {
-            held.is_sending = true;
-            held.shared.sending();
+            held.is_in_flight = true;
+            held.queue.enter_flight();
         }
         self
     }
 
-    /// A permit that nobody had to book.
+    /// Returns a permit without a booking, for a request whose limiters all only count.
     pub(in crate::limiter) fn free(cost: Permits) -> Permit {
-        Permit { held: None, cost, waited: Duration::ZERO, shadows: None }
+        Permit { held: None, cost, shadows: None }
     }
 
     /// Makes sure, right before the request's head is written, that the permit is still good.
     ///
-    /// A slot is good for one guard. Who comes later (a connection took long to open) changes the slot for the
-    /// queue's next one and waits for that, up to [`LATE_MAX`] times.
+    /// A slot is good for one guard. A permit that is later than that, because a connection took long to open, is exchanged
+    /// for the queue's next one, after a wait for that, up to [`LATE_MAX`] times.
     ///
     /// # Errors
-    /// A refusal where no other slot lies within the request's wait.
+    /// A refusal if no other slot lies within the request's wait.
     pub async fn confirm(&mut self) -> Result<(), Refusal> {
         while let Some(held) = &mut self.held
             && let Some(next) = held.exchange_if_late()
         {
-            let permit = next.await.unwrap_or_else(|_| Err(held.shared.closed()))?;
-            (self.held, self.waited) = (permit.held, permit.waited);
+            let permit = next.await.unwrap_or_else(|_| Err(held.queue.closed()))?;
+            self.held = permit.held;
         }
         self.set_aside();
         Ok(())
     }
 
-    /// Lets another permit out in place of this one: its request waits for something else than the processor now, a
-    /// connection that is being opened or the response.
+    /// Lets the queue hand out another permit in place of this one, whose request now waits for a connection or for the
+    /// response, and not for the processor.
     pub fn set_aside(&mut self) {
         if let Some(held) = &mut self.held {
-            held.sent();
+            held.leave_flight();
         }
     }
 
-    /// The request is going upstream: the permit is spent. `None` where nobody had to book it.
+    /// Spends the permit: the request goes upstream. Returns `None` if nothing was booked for it.
     pub fn commit(mut self) -> Option<Receipt> {
         if let Some(shadows) = &self.shadows {
             shadows.charge(self.cost);
         }
-        let Held { shared, slot, clock, cost, confirmed, .. } = self.held.as_mut()?;
+        let HeldSlot { queue, slot, clock, cost, confirmed, .. } = self.held.as_mut()?;
         let (slot, sent) = (slot.take()?, confirmed.unwrap_or_else(Instant::now));
-        shared.count_used(slot.source, *cost);
-        shared.count_late(slot.lateness(clock, sent));
-        shared.permit_in();
-        Some(Receipt { shared: shared.clone(), slot, cost: *cost, sent })
+        queue.count_used(slot.source, *cost);
+        queue.count_late(slot.lateness(clock, sent));
+        queue.permit_in();
+        Some(Receipt { queue: queue.clone(), slot, cost: *cost, sent })
     }
 
-    /// How long the request waited for its slot; zero if it was granted at once.
+    /// Returns how long the request waited for its slot; zero if it was granted at once.
     pub fn waited(&self) -> Duration {
-        self.waited
+        self.held.as_ref().map_or(Duration::ZERO, |held| held.holder.waited)
     }
 }
 
-impl Held {
-    /// Gives the slot away for another one if it is too late, and returns where that comes.
+impl HeldSlot {
+    /// Hands a late slot back, and returns the channel on which the next one comes. `None` if the slot is good.
     fn exchange_if_late(&mut self) -> Option<oneshot::Receiver<Result<Permit, Refusal>>> {
         let now = Instant::now();
         self.confirmed = Some(now);
-        let Whose { arrived, deadline, late, .. } = self.whose;
+        let Holder { arrived, deadline, late, .. } = self.holder;
         let slot = self.slot?;
-        let is_paused = self.shared.is_paused(slot.due, now);
-        let is_late = late < LATE_MAX && slot.is_late(&self.clock, now, self.shared.guard());
+        let is_paused = self.queue.is_paused(slot.due, now);
+        let is_late = late < LATE_MAX && slot.is_late(&self.clock, now, self.queue.guard());
         if !is_paused && !is_late {
             return None;
         }
@@ -221,50 +228,50 @@ impl Held {
         let (turn, next) = oneshot::channel();
         let late = late + u8::from(is_late);
         let returned = LatePermit { slot, cost: self.cost, arrived, deadline, late, is_paused, turn };
-        self.shared.hand_back(Returned::Late(returned));
-        self.shared.permit_in();
-        self.sent();
+        self.queue.hand_back(Returned::Late(returned));
+        self.queue.permit_in();
+        self.leave_flight();
         Some(next)
     }
 
-    fn sent(&mut self) {
-        if std::mem::take(&mut self.is_sending) {
-            self.shared.sent();
+    fn leave_flight(&mut self) {
+        if std::mem::take(&mut self.is_in_flight) {
+            self.queue.leave_flight();
         }
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldSlot {
     fn drop(&mut self) {
-        self.sent();
+        self.leave_flight();
         if let Some(slot) = self.slot.take() {
-            self.shared.count_cancelled(self.cost);
-            self.shared.hand_back(Returned::Unused { slot, cost: self.cost });
-            self.shared.permit_in();
+            self.queue.count_cancelled(self.cost);
+            self.queue.hand_back(Returned::Unused { slot, cost: self.cost });
+            self.queue.permit_in();
         }
     }
 }
 
-/// A permit that was spent, for what becomes known of it later.
+/// A spent permit, with which later news of its request reach the queue.
 pub struct Receipt {
-    pub(in crate::limiter) shared: Arc<dyn OriginQueue>,
+    pub(in crate::limiter) queue: Arc<dyn OriginQueue>,
     pub(in crate::limiter) slot: Slot,
     pub(in crate::limiter) cost: Permits,
     pub(in crate::limiter) sent: Instant,
 }
 
 impl Receipt {
-    /// Whether what the upstream leaves of its quota matters to a limiter.
+    /// Returns whether a limiter heeds the quota that the upstream reports.
     pub fn follows_upstream(&self) -> bool {
-        self.shared.follows_upstream()
+        self.queue.follows_upstream()
     }
 
-    /// What its queue, or the one that has come in its place, has to hear of what an answer says.
-    pub(in crate::limiter) fn said(&self, spoken: UpstreamSignal) -> PermitReport {
-        PermitReport::Signal(PendingReport::new(spoken, self.sent, self.slot, self.cost))
+    /// Returns the report of what the upstream's answer says of its quota.
+    pub(in crate::limiter) fn signalled(&self, signal: UpstreamSignal) -> PermitReport {
+        PermitReport::Signal(PendingReport::new(signal, self.sent, self.slot, self.cost))
     }
 
-    /// The same, of what its request has cost: more is charged, less is given back. `None` if it is what was taken.
+    /// Returns the report of the request's true cost: more is charged, less is given back. `None` if it is the permit's.
     pub(in crate::limiter) fn settled(&self, cost: u64) -> Option<PermitReport> {
         let taken = self.cost.get();
         if cost > taken {
@@ -273,10 +280,4 @@ impl Receipt {
         let cost = Permits::new(taken - cost)?;
         Some(PermitReport::Refund(Returned::Refund { slot: self.slot, cost }))
     }
-}
-
-/// What a queue hears of a request whose permit is spent.
-pub(in crate::limiter) enum PermitReport {
-    Signal(PendingReport),
-    Refund(Returned),
 }

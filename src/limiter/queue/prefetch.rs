@@ -1,13 +1,12 @@
-//! Permits that are booked before anybody asks for them, where many do: a request takes one from here without a round
-//! trip and without waking the worker.
+//! Permits booked before anybody asks, for a busy queue: a request takes one without a round trip to the store and without
+//! waking the worker.
 //!
-//! A slot is good for one guard, whoever uses it. So what is booked now serves those who come in the next part of a guard,
-//! and what nobody took by then is given back. That holds something back from the rest of the fleet for some
-//! milliseconds; so it is done only
-//! - under a pace at which the stock is used: sparse requests pay for nothing in advance,
-//! - while the limits have more than half of their permits left, and of a small part of those: whoever asks elsewhere finds
-//!   room all the same,
-//! - while nobody waits for the limits in this queue: a newcomer must not pass.
+//! A slot is good for one guard. So permits booked now serve the requests of the next part of a guard, and the rest is given
+//! back. That keeps permits from the rest of the fleet for some milliseconds, so permits are prefetched only
+//! - at a pace of requests that uses them up;
+//! - while more than half of each limit's permits are left, and then a small part of those, so that other replicas find
+//!   enough;
+//! - while no request waits in this queue: newcomers must not overtake it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,40 +18,45 @@ use crate::limiter::model::limit::Permits;
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::store::clock::StoreClock;
 
-/// A guard that is shorter has no part in which a round trip would pay.
+/// The shortest guard with which prefetching pays: a part of it must be longer than a round trip.
 const GUARD_MIN: Micros = Micros::from_millis(4);
 
-/// Requests in a step of the [`Pace`] from which on it pays.
+/// The fewest requests in a step of the [`Pace`] for which prefetching pays.
 const PACE_MIN: u64 = 8;
 
-/// The most permits of one limit that a replica holds in stock: that part of what is left, and that part of the limit.
+/// A replica prefetches at most one in this many of the permits that a limit has left.
 const PART_OF_LEFT: u64 = 4;
+
+/// A replica prefetches at most one in this many of the permits of a limit.
 const PART_OF_LIMIT: u64 = 8;
 
-/// The most requests that there is stock for.
-const STOCK_MAX: u64 = 16_384;
+/// The most requests for which permits are prefetched.
+const PREFETCH_MAX: u64 = 16_384;
 
-/// For how long there is no stock after one was too late to be used when it came.
+/// How long nothing is prefetched after prefetched permits came too late to be used.
 const SLOW_FOR: Duration = Duration::from_secs(1);
 
-/// Permits of one slot.
+/// Prefetched permits of one slot and one cost.
 pub(in crate::limiter) struct Batch {
     pub(in crate::limiter) slot: Slot,
     pub(in crate::limiter) cost: Permits,
     pub(in crate::limiter) count: u64,
-    /// The generations under which they were booked.
-    pub(in crate::limiter) known: Arc<[u64]>,
+    /// The generation of each limiter under which they were booked.
+    pub(in crate::limiter) generations: Arc<[u64]>,
     clock: StoreClock,
-    /// Until then they are handed out: there is still time to send the request.
+    /// Until then a permit is handed out: the request can still be sent within the guard.
     until: Instant,
 }
 
 impl Batch {
-    /// What a store has booked at `at`; `Err` with it if that is too long ago to be of use.
+    /// Creates a batch of permits that the store has booked at `at`.
+    ///
+    /// # Errors
+    /// The same batch, if its slot has not come yet, or passed too long ago to be used.
     pub(in crate::limiter) fn new(
         at: Micros,
         (cost, count): (Permits, u64),
-        known: Arc<[u64]>,
+        generations: Arc<[u64]>,
         clock: StoreClock,
         guard: Micros,
     ) -> Result<Batch, Batch> {
@@ -60,29 +64,29 @@ impl Batch {
         let usable = Micros(guard.0 / 4 * 3);
         let left = usable - (clock.latest(now) - at);
         let slot = Slot { at, due: clock.due(at), source: Source::Store };
-        let batch = Batch { slot, cost, count, known, clock, until: now + left.to_duration() };
+        let batch = Batch { slot, cost, count, generations, clock, until: now + left.to_duration() };
         if left > Micros::ZERO && slot.due <= now { Ok(batch) } else { Err(batch) }
     }
 
-    /// When it becomes too old.
+    /// Returns until when its permits are handed out.
     pub(in crate::limiter) fn until(&self) -> Instant {
         self.until
     }
 }
 
-/// What lies ready. Bounded by what the worker books.
+/// The prefetched permits of a queue. Their number is bounded by what the worker books.
 #[derive(Default)]
 pub(in crate::limiter) struct Prefetch {
     batches: VecDeque<Batch>,
-    /// Handed out since the worker looked last.
+    /// The permits handed out since the last snapshot.
     taken: u64,
-    /// When less is left, the worker is told, once.
+    /// The worker is woken, once, when fewer permits are left.
     low: u64,
-    is_told: bool,
+    has_woken: bool,
 }
 
 impl Prefetch {
-    /// One of that cost, and whether the worker must be told to book more.
+    /// Takes a permit of that cost, and says whether the worker must be woken to book more.
     pub(in crate::limiter) fn take(
         &mut self,
         cost: Permits,
@@ -93,53 +97,58 @@ impl Prefetch {
         batch.count -= 1;
         let (slot, clock) = (batch.slot, batch.clock);
         self.taken += 1;
-        let tell = !self.is_told && self.left() < self.low;
-        self.is_told |= tell;
-        Some((slot, clock, tell))
+        let wakes = !self.has_woken && self.left() < self.low;
+        self.has_woken |= wakes;
+        Some((slot, clock, wakes))
     }
 
     fn left(&self) -> u64 {
         self.batches.iter().map(|batch| batch.count).sum()
     }
 
-    /// Adds what was booked.
+    /// Adds a batch; the worker is woken when fewer than `low` permits are left.
     pub(in crate::limiter) fn add(&mut self, batch: Batch, low: u64) {
         self.batches.push_back(batch);
-        (self.low, self.is_told) = (low, false);
+        (self.low, self.has_woken) = (low, false);
     }
 
-    /// How many were taken since the last look, and how many are left; what has become too old comes out.
-    pub(in crate::limiter) fn look(&mut self, now: Instant) -> PrefetchSnapshot {
+    /// Returns how many permits were taken since the last snapshot and how many are left, and takes out those that have become
+    /// too old.
+    pub(in crate::limiter) fn snapshot(&mut self, now: Instant) -> PrefetchSnapshot {
         let stale = self.batches.iter().take_while(|batch| batch.until <= now || batch.count == 0).count();
         let stale = self.batches.drain(..stale).filter(|batch| batch.count > 0).collect();
         let until = self.batches.front().map(|batch| batch.until);
         PrefetchSnapshot { taken: std::mem::take(&mut self.taken), left: self.left(), until, stale }
     }
 
-    /// Takes everything out.
+    /// Takes all permits out.
     pub(in crate::limiter) fn clear(&mut self) -> VecDeque<Batch> {
         std::mem::take(&mut self.batches)
     }
 }
 
-/// What the worker sees of a [`Prefetch`].
+/// A [`Prefetch`] as the worker sees it after an event.
 #[derive(Default)]
 pub(in crate::limiter) struct PrefetchSnapshot {
     pub(in crate::limiter) taken: u64,
     pub(in crate::limiter) left: u64,
-    /// When the oldest of it becomes too old.
+    /// When the oldest permits become too old.
     pub(in crate::limiter) until: Option<Instant>,
+    /// The permits that have become too old.
     pub(in crate::limiter) stale: Vec<Batch>,
 }
 
-/// How many requests come, in steps of a quarter of a guard.
+/// The number of requests that arrive in a step, which is a quarter of a guard.
 pub(in crate::limiter) struct Pace {
+    /// When the current step began.
     since: Instant,
+    /// The requests of the current step.
     count: u64,
+    /// The requests of the step before.
     before: u64,
-    /// No stock until then.
+    /// Nothing is prefetched until then.
     slow_until: Instant,
-    /// What the last request cost.
+    /// The cost of the latest request.
     cost: Permits,
 }
 
@@ -153,7 +162,7 @@ impl Pace {
         guard.to_duration() / 4
     }
 
-    /// Some requests of a cost have come.
+    /// Counts requests that have arrived, and the cost of the latest, if known.
     pub(in crate::limiter) fn count(
         &mut self,
         count: u64,
@@ -170,42 +179,42 @@ impl Pace {
         self.cost = cost.unwrap_or(self.cost);
     }
 
-    /// When the next step begins.
+    /// Returns when the next step begins.
     pub(in crate::limiter) fn next(&self, guard: Micros) -> Instant {
         self.since + Pace::step(guard)
     }
 
-    /// A stock was too late.
+    /// Stops prefetching for a while: permits came too late to be used.
     pub(in crate::limiter) fn slow(&mut self) {
         self.slow_until = Instant::now() + SLOW_FOR;
     }
 
-    /// What is to be booked, where so much is left in stock: for the next two steps and a half, within what the limits can
-    /// spare. `None` while there is enough for the next one.
+    /// Returns the cost and number of permits to prefetch, where `left` are at hand: enough for two and a half steps, within the
+    /// `budget` of the limits. `None` while there are enough for the next step, or if prefetching does not pay.
     pub(in crate::limiter) fn wanted(
         &self,
         left: u64,
-        spare: u64,
+        budget: u64,
         now: Instant,
         guard: Micros,
     ) -> Option<(Permits, u64)> {
-        // Two steps in a row: one burst is not a pace.
+        // Requests must come in two steps in a row: one burst is not a pace.
         let pace = self.before;
         if pace < PACE_MIN || self.count == 0 || guard < GUARD_MIN || now < self.slow_until || left >= pace {
             return None;
         }
-        let most = (pace * 5 / 2).min(STOCK_MAX).min(spare / self.cost.get());
+        let most = (pace * 5 / 2).min(PREFETCH_MAX).min(budget / self.cost.get());
         let count = most.saturating_sub(left);
         (count > 0).then_some((self.cost, count))
     }
 
-    /// Below how many in stock the worker is told.
+    /// Returns the number of permits below which the worker is woken: those of one step.
     pub(in crate::limiter) fn low(&self) -> u64 {
         self.before
     }
 }
 
-/// What a limit that holds so much, and has so much left, can spare for a replica's stock.
-pub(in crate::limiter) fn spare(holds: u64, left: u64) -> u64 {
+/// Returns the permits that a replica may prefetch of a limit that holds and has left so many.
+pub(in crate::limiter) fn prefetch_budget(holds: u64, left: u64) -> u64 {
     if left > holds / 2 { (left / PART_OF_LEFT).min(holds / PART_OF_LIMIT) } else { 0 }
 }

@@ -1,10 +1,10 @@
-//! What a refusal has taught: how far away the next slot is. While that holds, requests that cannot possibly fit are
-//! refused without asking the store.
+//! A refusal of the store, by which further requests that cannot fit into their wait are refused without asking it.
 //!
-//! It is forgotten after [`LEARNT_FOR`], when room is announced or given back, and when the limits change.
+//! It is dropped after [`KEPT_FOR`], when permits are freed, and when the limits change.
 //!
-//! Each refusal names an instant of its own, and two replicas must not name the same ones. So the store leaves some to a
-//! caller that refuses many, as many as it lately refused in that time; one that refuses few asks for each.
+//! Each refused request is advised another instant to come back at, and no two replicas may advise the same one. So the store
+//! reserves some instants for a caller that refuses many requests: its `refusal_budget`, as many as it refused lately in that
+//! time. A caller that refuses few requests has none, and asks the store each time.
 
 use std::time::Duration;
 
@@ -17,29 +17,30 @@ use crate::limiter::model::limit::{LimiterName, Permits};
 use crate::limiter::model::refusal::Refusal;
 use crate::limiter::store::clock::StoreClock;
 
-/// How long it holds at most: room that other queues leave is not announced to this one.
-pub(in crate::limiter) const LEARNT_FOR: Duration = Duration::from_millis(100);
+/// How long a refusal holds at most: this queue does not hear of permits that other queues of a limiter free.
+pub(in crate::limiter) const KEPT_FOR: Duration = Duration::from_millis(100);
 
-/// What a refusal has taught.
+/// The store's latest refusal.
 pub(in crate::limiter) struct RefusalCache {
     limiter: LimiterName,
     limit: usize,
     rule: Rule,
-    /// What was asked for. Whatever costs less may find a slot before.
+    /// The cost that was refused. A lower cost may fit earlier.
     cost: Permits,
-    /// The earliest slot for that.
+    /// The earliest slot for that cost.
     slot: Micros,
-    /// Until then the store's clock has surely not reached it.
+    /// Until then the store's clock has surely not reached the slot.
     not_before: Instant,
     until: Instant,
     clock: StoreClock,
-    /// What the next one is told, and how many may be told without asking.
+    /// The instant that the next refused request is advised.
     next: Micros,
-    spare: u64,
+    /// How many more requests may be refused without asking the store.
+    budget: u64,
 }
 
 impl RefusalCache {
-    /// What a store has taught that answered `away` at `now` of its clock, about a violated rule of a limiter.
+    /// Creates the cache of a refusal that a store answered at `now` of its clock, for the limiter and rule that it names.
     pub(in crate::limiter) fn new(
         limiter: LimiterName,
         rule: Rule,
@@ -56,39 +57,42 @@ impl RefusalCache {
             cost,
             slot,
             not_before: clock.not_before(slot),
-            until: Instant::now() + LEARNT_FOR,
+            until: Instant::now() + KEPT_FOR,
             clock,
             next: now + away.advised,
-            spare: 0,
+            budget: 0,
         }
     }
 
-    /// Whether it was learnt from that answer.
+    /// Returns whether the cache was made from this refusal.
     pub(in crate::limiter) fn is_of(&self, cost: Permits, away: &RetryDelay, now: Micros) -> bool {
         self.cost == cost && self.slot == now + away.delay && self.limit == away.violated.limit
     }
 
-    /// How far away the next one is told to come back. Each is told another instant, as the store does it.
-    pub(in crate::limiter) fn tell(&mut self, cost: Permits) -> Micros {
-        let told = self.next - self.clock.earliest(Instant::now());
+    /// Returns after how long the next refused request is advised to come back, and moves on to the instant after that.
+    pub(in crate::limiter) fn advise(&mut self, cost: Permits) -> Micros {
+        let advised = self.next - self.clock.earliest(Instant::now());
         self.next = self.rule.advised_next(self.slot, self.next, cost.get());
-        told.max(Micros::ONE)
+        advised.max(Micros::ONE)
     }
 
-    /// Lets so many more be refused without asking, to whom the store has left the instants that follow.
-    pub(in crate::limiter) fn spare(mut self: Box<RefusalCache>, count: u64) -> Option<Box<RefusalCache>> {
-        self.spare = count;
-        (count > 0).then_some(self)
+    /// Sets how many requests may be refused without asking the store; `None` if there are none.
+    pub(in crate::limiter) fn with_budget(
+        mut self: Box<RefusalCache>,
+        budget: u64,
+    ) -> Option<Box<RefusalCache>> {
+        self.budget = budget;
+        (budget > 0).then_some(self)
     }
 
-    /// Refuses what cannot fit into its wait; `None` where the store must be asked.
+    /// Refuses a request that cannot fit into its wait; `None` where the store must be asked.
     pub(in crate::limiter) fn refuse(&mut self, cost: Permits, deadline: Instant) -> Option<Refusal> {
-        if cost < self.cost || deadline >= self.not_before || Instant::now() >= self.until || self.spare == 0
+        if cost < self.cost || deadline >= self.not_before || Instant::now() >= self.until || self.budget == 0
         {
             return None;
         }
-        self.spare -= 1;
-        let retry_after = self.tell(cost);
+        self.budget -= 1;
+        let retry_after = self.advise(cost);
         Some(Refusal::RateLimited { limiter: self.limiter.clone(), limit: self.limit, retry_after })
     }
 }

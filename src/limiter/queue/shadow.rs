@@ -1,17 +1,17 @@
-//! Limiters that only count: what they would have granted or refused, beside the requests and never in their way.
+//! Limiters that only count: they record what they would have granted or refused, and never hold a request up.
 
 use std::sync::Arc;
 
 use crate::limiter::model::limit::Permits;
 use crate::limiter::queue::active_limiter::LimiterInstance;
 
-/// Charges limiters that only count, each through a queue of its own.
+/// The queues through which limiters that only count are charged, one for each.
 pub(in crate::limiter) trait ShadowQueues: Send + Sync {
-    /// Charges one of them as if it had been asked.
+    /// Charges a limiter as if it had been asked. Nobody waits for the answer; a refusal is only counted.
     fn charge_shadow(self: Arc<Self>, instance: &LimiterInstance, cost: Permits);
 }
 
-/// The limiters of a gate that only count.
+/// The limiters of a request that only count.
 #[derive(Clone)]
 pub(in crate::limiter) struct Shadows {
     queues: Arc<dyn ShadowQueues>,
@@ -19,7 +19,7 @@ pub(in crate::limiter) struct Shadows {
 }
 
 impl Shadows {
-    /// `None` if there are none.
+    /// Returns `None` if there are no instances.
     pub(in crate::limiter) fn new(
         queues: &Arc<impl ShadowQueues + 'static>,
         instances: &[LimiterInstance],
@@ -31,8 +31,7 @@ impl Shadows {
         &self.instances
     }
 
-    /// Charges each of them as if it had been asked, through a queue of its own: nobody waits for the answer, and what
-    /// finds no room there counts as refused.
+    /// Charges each of the limiters.
     pub(in crate::limiter) fn charge(&self, cost: Permits) {
         self.instances.iter().for_each(|instance| self.queues.clone().charge_shadow(instance, cost));
     }

@@ -1,4 +1,4 @@
-//! A slot: where it was booked, and for how long it is good.
+//! A slot: the instant at which a permit may be used, and how long it stays good.
 
 use tokio::time::Instant;
 
@@ -10,34 +10,34 @@ use crate::limiter::store::clock::StoreClock;
 pub(in crate::limiter) enum Source {
     /// In the store.
     Store,
-    /// In this replica's own memory, because the store is away.
+    /// In this replica's own memory, while the store is unreachable.
     Local,
-    /// Nowhere: the store is away and the policy is to let everything pass.
+    /// Nowhere: the store is unreachable, and the policy lets every request pass.
     Unlimited,
 }
 
 /// The instant at which a permit may be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct Slot {
-    /// On the clock of its source.
+    /// The instant by the clock of its source.
     pub(in crate::limiter) at: Micros,
-    /// On this process's clock: the first instant at which the source's clock has surely reached it.
+    /// The first instant of this process's clock at which the source's clock has surely reached the slot.
     pub(in crate::limiter) due: Instant,
     pub(in crate::limiter) source: Source,
 }
 
 impl Slot {
-    /// Whether the slot must not be used any more at `now`.
+    /// Returns whether the slot must not be used any more at `now`.
     ///
-    /// It is good for one guard, by the upper bound of the store's clock. Where the bounds are wider apart than half a
-    /// guard (answers take that long) nobody could ever be on time, so the distance of the bounds is added.
+    /// It is good for one guard, by the upper bound of the source's clock. Where that clock is known less precisely than half
+    /// a guard, because answers take so long, no permit would ever be on time; so the imprecision is added.
     pub(in crate::limiter) fn is_late(&self, clock: &StoreClock, now: Instant, guard: Micros) -> bool {
         let uncertain = clock.latest(now) - clock.earliest(now);
         let extra = if uncertain + uncertain > guard { uncertain } else { Micros::ZERO };
         self.lateness(clock, now) > guard + extra
     }
 
-    /// How far the slot may lie back at `now`, in the worst case.
+    /// Returns the longest time by which the slot may have passed at `now`.
     pub(in crate::limiter) fn lateness(&self, clock: &StoreClock, now: Instant) -> Micros {
         match self.source {
             Source::Unlimited => Micros::ZERO,

@@ -1,4 +1,4 @@
-//! What a request asks of a queue, and what it gets: a permit, or a place among those that wait.
+//! What a request asks of a queue, and what it gets: a permit, or a place among the waiting requests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::limiter::queue::shadow::Shadows;
 pub struct Demand {
     /// The permits that it takes.
     pub cost: Permits,
-    /// A wait shorter than the limiter's, if the request asked for one.
+    /// The longest wait that the request asked for; the limiter's applies if it is shorter, or if this is `None`.
     pub wait_max: Option<Duration>,
 }
 
@@ -27,12 +27,12 @@ pub enum Entered {
     Waiting(Ticket),
 }
 
-/// Where a request hears whether it was let in.
+/// Receives whether a request was let in.
 pub(in crate::limiter) type Answered = oneshot::Receiver<Result<Entered, Refusal>>;
 
-/// A place in the queue. Dropping it leaves the queue: those behind move up.
+/// A place in the queue. Dropping it leaves the queue, and later requests move up.
 pub struct Ticket {
-    shared: Arc<dyn OriginQueue>,
+    queue: Arc<dyn OriginQueue>,
     approach: Option<oneshot::Receiver<()>>,
     turn: Option<oneshot::Receiver<Result<Permit, Refusal>>>,
     pub(in crate::limiter) shadows: Option<Shadows>,
@@ -40,30 +40,30 @@ pub struct Ticket {
 
 impl Ticket {
     pub(in crate::limiter) fn new(
-        shared: Arc<dyn OriginQueue>,
+        queue: Arc<dyn OriginQueue>,
         approach: oneshot::Receiver<()>,
         turn: oneshot::Receiver<Result<Permit, Refusal>>,
     ) -> Ticket {
-        Ticket { shared, approach: Some(approach), turn: Some(turn), shadows: None }
+        Ticket { queue, approach: Some(approach), turn: Some(turn), shadows: None }
     }
 
-    /// Ends when the slot is near, so that an upstream connection can be made ready for it.
+    /// Waits until the slot is near, so that an upstream connection can be made ready for it.
     pub async fn approaching(&mut self) {
         if let Some(approach) = &mut self.approach {
-            // An error means that the turn came, or the refusal, before anything else.
+            // An error means that the turn or the refusal came first.
             let _ = approach.await;
             self.approach = None;
         }
     }
 
-    /// Ends when the slot is due. Cancel safe: a dropped ticket leaves the queue.
+    /// Waits until the slot is due. Cancel safe: a dropped ticket leaves the queue.
     ///
     /// # Errors
     /// The refusal, if the limits changed and the wait has become too long, or weir is shutting down.
     pub async fn turn(mut self) -> Result<Permit, Refusal> {
         let outcome = match &mut self.turn {
-            Some(turn) => turn.await.unwrap_or_else(|_| Err(self.shared.closed())),
-            None => Err(self.shared.closed()),
+            Some(turn) => turn.await.unwrap_or_else(|_| Err(self.queue.closed())),
+            None => Err(self.queue.closed()),
         };
         self.turn = None;
         let mut permit = outcome?;
@@ -75,7 +75,7 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         if self.turn.take().is_some() {
-            self.shared.leave();
+            self.queue.leave();
         }
     }
 }

@@ -1,8 +1,8 @@
-//! What an upstream said of its quota in an answer, on its way from a request to the store; and the pause that comes of it,
-//! as a queue sees it.
+//! What an upstream's answers say of its quota, on its way from the requests to the store.
 //!
-//! Whoever hears it says it to the queue from which the permit came ([`Receipt`]). The queue's worker tells the store, one
-//! call at a time: what is said meanwhile is put together.
+//! A request passes the signal of its answer to the queue of its permit, with the permit's
+//! [`Receipt`](crate::limiter::queue::permit::Receipt). The queue's worker reports to the store, one call at a time; signals
+//! that come meanwhile are merged.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -15,72 +15,76 @@ use crate::limiter::model::pause::PauseRequest;
 use crate::limiter::model::upstream_report::Remaining;
 use crate::limiter::queue::slot::{Slot, Source};
 
-/// The most windows of which something is kept until the store is told.
+/// The most windows in a report.
 const WINDOWS_MAX: usize = 16;
 
-/// The most slots of which is kept that their permits were refused.
+/// The most rejected permits in a report.
 const REFUSED_MAX: usize = 256;
 
-/// What an answer says of the quota.
+/// The quota signals in one answer of an upstream.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct UpstreamSignal {
-    /// The code of an answer that refuses, of those that a limiter's pause may be made for; `None` for any other.
+    /// The status code, if it is one of those for which a limiter may be paused.
     pub refusal: Option<u16>,
-    /// How long the upstream asks to be left alone, if it names an instant.
+    /// How long the upstream asks to be left alone, as in `Retry-After`; `None` if it names no time.
     pub wait: Option<Duration>,
-    /// What it leaves of its windows.
+    /// The windows of the quota that the answer reports.
     pub windows: Vec<Window>,
 }
 
-/// A window of the upstream's quota, as it reports it.
+/// A window of the upstream's quota, as an answer reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Window {
-    /// How much it holds, if that is said.
+    /// The requests that the window holds, if reported.
     pub limit: Option<u64>,
-    /// What is left of it.
+    /// The requests that are left in the window.
     pub remaining: u64,
-    /// How long it is, if that is said.
+    /// The length of the window, if reported.
     pub per: Option<Duration>,
 }
 
-/// What a queue has to tell the store, put together.
+/// The merged signals of a queue that the store has not been told.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct PendingReport {
+    /// The status code of the last rejection.
     refusal: Option<u16>,
     /// Until when the upstream asks to be left alone.
     until: Option<Instant>,
-    /// When the last request was sent that was refused.
+    /// When the latest rejected request was sent.
     sent: Option<Instant>,
-    /// The store's slots of permits that were refused, and how many.
+    /// The slots in the store, and the costs, of rejected permits.
     refused: Vec<(Micros, u64)>,
+    /// The permits that requests have cost beyond what they had taken.
     pub(in crate::limiter) cost: u64,
     windows: Vec<ReportedWindow>,
 }
 
-/// A window of the upstream's quota as an answer told it.
+/// A window of the upstream's quota, with the time of the answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct ReportedWindow {
     window: Window,
-    /// The store's slot of its request, and how long after that the answer was there.
+    /// The slot of the request in the store.
     slot: Micros,
+    /// How long after its slot the request's answer came.
     took: Micros,
 }
 
 impl PendingReport {
+    /// Creates the report of one answer, to a request that was sent at an instant with a permit of this slot and cost.
     pub(in crate::limiter) fn new(
-        spoken: UpstreamSignal,
+        signal: UpstreamSignal,
         sent: Instant,
         slot: Slot,
         taken: Permits,
     ) -> PendingReport {
-        let UpstreamSignal { refusal, wait, windows } = spoken;
+        let UpstreamSignal { refusal, wait, windows } = signal;
         let now = Instant::now();
         let took = Micros::from(now.saturating_duration_since(slot.due));
-        // The store knows nothing of slots that are not its own.
+        // The store does not know the slots of other sources.
         let slot = (slot.source == Source::Store).then_some(slot.at);
-        let told = |window| slot.map(|slot| ReportedWindow { window, slot, took });
+        let reported = |window| slot.map(|slot| ReportedWindow { window, slot, took });
         let refused = slot.filter(|_| refusal.is_some()).map(|slot| (slot, taken.get()));
-        // What is further away than that is capped anyway.
+        // A longer wait is capped by the limiter's longest pause.
         let until = wait.map(|wait| now + wait.min(Duration::from_secs(u64::from(u32::MAX))));
         PendingReport {
             refusal,
@@ -88,11 +92,11 @@ impl PendingReport {
             sent: refusal.map(|_| sent),
             refused: refused.into_iter().collect(),
             cost: 0,
-            windows: windows.into_iter().take(WINDOWS_MAX).filter_map(told).collect(),
+            windows: windows.into_iter().take(WINDOWS_MAX).filter_map(reported).collect(),
         }
     }
 
-    /// A report of permits that a request has cost beyond what it had taken.
+    /// Creates the report of permits that a request has cost beyond what it had taken.
     pub(in crate::limiter) fn charge(cost: u64) -> PendingReport {
         PendingReport {
             refusal: None,
@@ -104,7 +108,7 @@ impl PendingReport {
         }
     }
 
-    /// Adds what was said later.
+    /// Merges a later report into this one.
     pub(in crate::limiter) fn add(&mut self, later: PendingReport) {
         self.refusal = later.refusal.or(self.refusal);
         self.until = self.until.max(later.until);
@@ -112,16 +116,16 @@ impl PendingReport {
         self.refused.extend(later.refused);
         self.refused.truncate(REFUSED_MAX);
         self.cost += later.cost;
-        for told in later.windows {
-            // The last word on each.
-            let name = |told: &ReportedWindow| (told.window.limit, told.window.per);
-            self.windows.retain(|before| name(before) != name(&told));
-            self.windows.push(told);
+        for reported in later.windows {
+            // The latest answer counts for each window.
+            let name = |reported: &ReportedWindow| (reported.window.limit, reported.window.per);
+            self.windows.retain(|before| name(before) != name(&reported));
+            self.windows.push(reported);
         }
         self.windows.truncate(WINDOWS_MAX);
     }
 
-    /// The pause that is asked for, if the limiter is paused for that.
+    /// Returns the pause to request of the store; `None` if the limiter is not paused for this status code.
     pub(in crate::limiter) fn pause(&self, limiter: &Limiter, now: Instant) -> Option<PauseRequest> {
         let (code, policy) = (self.refusal?, limiter.pause.as_ref()?);
         let sent_ago = now.saturating_duration_since(self.sent?);
@@ -130,23 +134,24 @@ impl PendingReport {
             fallback: Micros::from(policy.fallback),
             max: Micros::from(policy.max),
             sent_ago: Micros::from(sent_ago),
-            // The standard library seeds each of these at random.
+            // Each `RandomState` of the standard library has a random seed.
             jitter: RandomState::new().hash_one(0_u8) % 1024,
             status: code,
         })
     }
 
-    /// Whether it may wait until more has been said: what is left of a quota changes with each answer.
+    /// Returns whether the report may wait for further answers: it holds only what is left of a quota, which each answer
+    /// reports anew.
     pub(in crate::limiter) fn can_wait(&self) -> bool {
         self.refusal.is_none() && self.cost == 0
     }
 
-    /// The slots of permits that were refused, if it matters to the limiter what the upstream counts.
+    /// Returns the rejected permits, if the limiter follows the upstream's count.
     pub(in crate::limiter) fn refused(&self, limiter: &Limiter) -> Vec<(Micros, u64)> {
         self.refused.iter().filter(|_| limiter.follows_upstream).copied().collect()
     }
 
-    /// What the upstream leaves of the limiter's limits.
+    /// Returns what the upstream leaves of the limiter's limits, by their places.
     pub(in crate::limiter) fn remaining(&self, limiter: &Limiter) -> Vec<(usize, Remaining)> {
         let windows = self.windows.iter().filter(|_| limiter.follows_upstream);
         let remaining = windows.filter_map(|ReportedWindow { window, slot, took }| {
@@ -158,7 +163,8 @@ impl PendingReport {
     }
 }
 
-/// Which limit a window is: the one of its size and length, or the only one where it does not say.
+/// Returns the place of the limit that a window belongs to: of the same size and length, or the only limit if the answer
+/// reports neither.
 fn limit_of(limiter: &Limiter, window: &Window) -> Option<usize> {
     let Window { limit, per, .. } = *window;
     if limit.is_none() && per.is_none() {
@@ -184,51 +190,51 @@ mod tests {
         Limiter { pause: Some(pause), follows_upstream: true, ..limiter }
     }
 
-    fn saying(refusal: Option<u16>, wait: Option<Duration>) -> PendingReport {
+    fn report(refusal: Option<u16>, wait: Option<Duration>) -> PendingReport {
         let slot = Slot { at: SLOT, due: Instant::now(), source: Source::Store };
-        let spoken = UpstreamSignal { refusal, wait, windows: Vec::new() };
-        PendingReport::new(spoken, Instant::now(), slot, Permits::new(2).unwrap())
+        let signal = UpstreamSignal { refusal, wait, windows: Vec::new() };
+        PendingReport::new(signal, Instant::now(), slot, Permits::new(2).unwrap())
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_longest_pause_of_several_is_asked_for() {
+    async fn merged_reports_request_the_longest_pause() {
         let now = Instant::now();
-        let mut all = saying(None, Some(9 * SECOND));
-        assert_eq!(all.pause(&limiter(), now), None, "what is no refusal");
-        all.add(saying(Some(429), None));
+        let mut all = report(None, Some(9 * SECOND));
+        assert_eq!(all.pause(&limiter(), now), None, "it was not rejected");
+        all.add(report(Some(429), None));
         assert_eq!(all.pause(&limiter(), now).map(|pause| pause.wait), Some(None));
-        all.add(saying(Some(429), Some(3 * SECOND)));
-        all.add(saying(Some(429), Some(SECOND)));
-        all.add(saying(Some(429), None));
+        all.add(report(Some(429), Some(3 * SECOND)));
+        all.add(report(Some(429), Some(SECOND)));
+        all.add(report(Some(429), None));
         let asked = all.pause(&limiter(), now).unwrap();
         assert_eq!((asked.wait, asked.max), (Some(Micros::from(3 * SECOND)), Micros::from(60 * SECOND)));
-        assert_eq!(saying(Some(503), Some(SECOND)).pause(&limiter(), now), None);
-        assert_eq!(saying(Some(429), None).pause(&Limiter { pause: None, ..limiter() }, now), None);
-        assert!(saying(Some(429), Some(Duration::MAX)).pause(&limiter(), now).is_some());
+        assert_eq!(report(Some(503), Some(SECOND)).pause(&limiter(), now), None);
+        assert_eq!(report(Some(429), None).pause(&Limiter { pause: None, ..limiter() }, now), None);
+        assert!(report(Some(429), Some(Duration::MAX)).pause(&limiter(), now).is_some());
         let other = Limiter { follows_upstream: false, ..limiter() };
         assert_eq!((all.refused(&limiter()), all.refused(&other)), (vec![(SLOT, 2); 4], Vec::new()));
     }
 
     #[test]
-    fn a_window_is_told_by_its_size_and_length() {
+    fn a_window_is_matched_by_its_size_and_length() {
         let took = Micros::from(SECOND);
-        let spoken = |limit, per, remaining| PendingReport {
+        let reported = |limit, per, remaining| PendingReport {
             windows: vec![ReportedWindow { window: Window { limit, remaining, per }, slot: SLOT, took }],
-            ..saying(None, None)
+            ..report(None, None)
         };
         let limiter = limiter();
-        let left = |saying: &PendingReport| -> Vec<(usize, u64)> {
-            let remaining = saying.remaining(&limiter).into_iter();
+        let left = |report: &PendingReport| -> Vec<(usize, u64)> {
+            let remaining = report.remaining(&limiter).into_iter();
             remaining.map(|(limit, remaining)| (limit, remaining.permits)).collect()
         };
-        let remaining = spoken(None, None, 5).remaining(&limiter)[0].1;
+        let remaining = reported(None, None, 5).remaining(&limiter)[0].1;
         assert_eq!((remaining.per, remaining.slot, remaining.took), (took, SLOT, took));
-        assert_eq!(left(&spoken(Some(20), None, 5)), [(0, 5)]);
-        assert_eq!(left(&spoken(None, Some(SECOND), 5)), [(0, 5)]);
-        assert_eq!(left(&spoken(None, None, 5)), [(0, 5)]);
-        assert_eq!(left(&spoken(Some(21), None, 5)), []);
-        assert_eq!(left(&spoken(Some(20), Some(2 * SECOND), 5)), []);
+        assert_eq!(left(&reported(Some(20), None, 5)), [(0, 5)]);
+        assert_eq!(left(&reported(None, Some(SECOND), 5)), [(0, 5)]);
+        assert_eq!(left(&reported(None, None, 5)), [(0, 5)]);
+        assert_eq!(left(&reported(Some(21), None, 5)), []);
+        assert_eq!(left(&reported(Some(20), Some(2 * SECOND), 5)), []);
         let other = Limiter { follows_upstream: false, ..limiter.clone() };
-        assert_eq!(spoken(Some(20), None, 5).remaining(&other), []);
+        assert_eq!(reported(Some(20), None, 5).remaining(&other), []);
     }
 }

@@ -1,17 +1,17 @@
-//! What a replica serves from while the store is away.
+//! The memory from which a replica serves while the store is unreachable.
 
 use crate::clock::Clock;
 use crate::limiter::recovery::members::Fleet;
 use crate::limiter::store::memory::MemoryStore;
 
-/// What the workers of a replica share beside the store: who they are, and what they fall back on while it is away.
+/// This replica's identity and its own memory. All its workers share one.
 pub(in crate::limiter) struct Fallback {
-    /// This replica, as the store tells it from others.
+    /// This replica's number in the store.
     pub(in crate::limiter) replica: u64,
-    /// This replica's own memory.
+    /// Limiter state, used while the store is unreachable.
     pub(in crate::limiter) store: MemoryStore,
-    /// The clock of that.
+    /// The clock of that memory.
     pub(in crate::limiter) clock: Clock,
-    /// The replicas by which a limit is divided.
+    /// The replicas by whose number a limit is divided meanwhile.
     pub(in crate::limiter) fleet: Fleet,
 }

@@ -1,10 +1,10 @@
-//! Keeps the memory of the store: tells it that this replica lives, hears when it has lost what it held, and writes back
-//! what this replica was granted.
+//! The heartbeat of one part of a store: notices that it has lost its state, and has this replica's grants written back.
 //!
-//! An [epoch](Epoch) is the time between two losses. Invariants:
-//! - nobody uses a slot that was booked in an epoch before the one last heard of ([`StoreSession::epoch`]), so all that is ever used
-//!   of what was booked before lies at or before the instant at which the ledger is read;
-//! - the store grants nothing in the first moments of an epoch, in which every replica is heard at least twice.
+//! An [epoch](crate::limiter::model::epoch::Epoch) is the time between two losses. Invariants:
+//! - no slot is used that was booked in an earlier epoch than the latest one known ([`StoreSession::epoch`]). So every slot
+//!   of an earlier epoch that is ever used lies at or before the instant at which the ledger is read;
+//! - the store grants nothing in the first moments of an epoch, and each replica's heartbeat reaches it at least twice
+//!   meanwhile.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -18,19 +18,20 @@ use crate::limiter::recovery::write_back::{report_offline_grants, write_back};
 use crate::limiter::store::StoreError;
 
 /// How often the store is asked for its epoch while nothing is granted. Its key lives longer than two of these.
-const QUIET: Duration = Duration::from_secs(5);
+const IDLE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Keeps one store's memory.
+/// The heartbeat of one session.
 pub(in crate::limiter) struct Recovery<F> {
     session: Weak<StoreSession>,
     fallback: Arc<Fallback>,
-    /// Called when the store has lost what it held.
+    /// Called when the store has lost its state.
     on_loss: F,
-    /// The epoch into which everything has been written.
+    /// The epoch into which all grants have been written; zero before the first epoch.
     written: u64,
 }
 
 impl<F: Fn()> Recovery<F> {
+    /// Creates the heartbeat of a session; `on_loss` is called after each loss of the store's state.
     pub(in crate::limiter) fn new(
         session: Weak<StoreSession>,
         fallback: Arc<Fallback>,
@@ -39,46 +40,29 @@ impl<F: Fn()> Recovery<F> {
         Recovery { session, fallback, on_loss, written: 0 }
     }
 
-    /// Works for as long as somebody uses the store.
+    /// Runs until no limiter uses the session any more.
     pub(in crate::limiter) async fn run(mut self) {
         while let Some(session) = self.session.upgrade() {
-            // An error is counted and told by the store; the next heartbeat tries again.
+            // The store counts and logs the error; the next heartbeat tries again.
             if let Err(error) = self.beat(&session).await {
                 debug!(%error, "the store's epoch is not known");
             }
             session.ledger.sweep(session.now());
-            let pause = if session.ledger.is_empty() { QUIET } else { session.heartbeat() };
+            let pause = if session.ledger.is_empty() { IDLE_INTERVAL } else { session.heartbeat() };
             tokio::select! {
                 () = sleep(pause) => {}
-                () = session.ledger.begun() => {}
-                () = session.news() => {}
+                () = session.ledger.first_grant() => {}
+                () = session.changed() => {}
             }
         }
     }
 
     async fn beat(&mut self, session: &StoreSession) -> Result<(), StoreError> {
-        let known = session.epoch.load(Ordering::Acquire);
-        // Each answer to a worker tells the epoch, and keeps it alive.
-        let heard = session.clock.heard().map(|clock| clock.heard());
-        let least = session.epoch_least();
-        let is_fresh = known != 0
-            && known == least
-            && !session.has_reset()
-            && heard.is_some_and(|heard| heard.elapsed() < session.heartbeat());
-        if !is_fresh {
-            let sent = Instant::now();
-            let (epoch, resets) = session.store.epoch(least).await?;
-            // A store that is never lost tells none.
-            if epoch.id != 0 {
-                session.hear_clock(sent, Instant::now(), epoch.now);
-            }
-            if session.meet_epoch(epoch) {
-                (self.on_loss)();
-            }
-            session.follow_resets(&resets, &self.fallback);
+        if !is_fresh(session) {
+            self.refresh(session).await?;
         }
         let current = session.epoch.load(Ordering::Acquire);
-        // The first one that is heard of has lost nothing of this replica's.
+        // The first epoch that this replica sees has lost none of its grants.
         if self.written == 0 {
             self.written = current;
         }
@@ -86,6 +70,31 @@ impl<F: Fn()> Recovery<F> {
             write_back(session, &self.fallback, current).await?;
             self.written = current;
         }
-        report_offline_grants(session, &session.ledger.unsaid(), &self.fallback).await
+        report_offline_grants(session, &session.ledger.unreported(), &self.fallback).await
     }
+
+    /// Asks the store for its epoch and for recent resets.
+    async fn refresh(&self, session: &StoreSession) -> Result<(), StoreError> {
+        let sent = Instant::now();
+        let (epoch, resets) = session.store.epoch(session.epoch_least()).await?;
+        // A store that never loses its state answers no epoch.
+        if epoch.id != 0 {
+            session.observe_clock(sent, Instant::now(), epoch.now);
+        }
+        if session.observe_epoch(epoch) {
+            (self.on_loss)();
+        }
+        session.follow_resets(&resets, &self.fallback);
+        Ok(())
+    }
+}
+
+/// Returns whether a worker's call has just told the epoch, and kept it alive in the store.
+fn is_fresh(session: &StoreSession) -> bool {
+    let known = session.epoch.load(Ordering::Acquire);
+    let heard = session.clock.heard().map(|clock| clock.heard());
+    known != 0
+        && known == session.epoch_least()
+        && !session.has_reset()
+        && heard.is_some_and(|heard| heard.elapsed() < session.heartbeat())
 }

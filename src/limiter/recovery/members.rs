@@ -1,7 +1,7 @@
-//! The replicas that share a store: who they are, as the store last told, and so by how many a limit is divided while it
-//! is away.
+//! The replicas that share a store, as its last answer listed them.
+//!
+//! Their number divides each limit while the store is unreachable.
 
-use crate::limiter::model::replica::{Replica, printable};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,126 +10,132 @@ use tokio::sync::Notify;
 use tokio::time::{Duration, Instant, sleep, timeout};
 use tracing::{debug, warn};
 
+use crate::limiter::model::replica::{Replica, printable};
 use crate::limiter::store::{Store, StoreError};
 
-/// How often a replica says that it is there.
-const EVERY: Duration = Duration::from_secs(5);
+/// How often a replica registers itself.
+const INTERVAL: Duration = Duration::from_secs(5);
 
-/// How often at first: those that were started with it come in the next moments.
-const EVERY_AT_FIRST: Duration = Duration::from_secs(1);
-const AT_FIRST: Duration = Duration::from_secs(5);
+/// How often a new replica registers itself: others may be starting at the same time.
+const INTERVAL_WHEN_NEW: Duration = Duration::from_secs(1);
 
-/// For how long one counts that says nothing: it may miss two of three.
-pub(crate) const COUNTS_FOR: Duration = Duration::from_secs(15);
+/// How long a replica counts as new.
+const NEW_FOR: Duration = Duration::from_secs(5);
 
-/// How long one that leaves takes to say so, at most.
+/// Membership TTL of a silent replica: it may miss two of three registrations.
+pub(crate) const MEMBERSHIP_TTL: Duration = Duration::from_secs(15);
+
+/// The longest time that a replica spends on signing off.
 const LEAVING_MAX: Duration = Duration::from_secs(1);
 
 /// The replicas that share a store.
 pub(in crate::limiter) struct Fleet {
-    /// How many to assume at least, before the others can have said that they are there.
+    /// The size to assume at least while this replica is new.
     assumed: u64,
     start: Instant,
     me: Mutex<Replica>,
-    seen: Mutex<Option<Seen>>,
+    /// The last answer of the store; `None` before the first.
+    listed: Mutex<Option<Listed>>,
+    /// Told when this replica's entry has changed.
     changed: Notify,
 }
 
-/// What the store told.
-struct Seen {
+/// An answer of the store, with the members of earlier answers that may still run.
+struct Listed {
     at: Instant,
     replicas: Vec<Replica>,
-    /// When each was heard that may still be there. A store that has lost its memory names only those that have said so since,
-    /// and a share must not grow by that; so one that left counts for as long as one that fell silent.
+    /// When each member was last heard of. A store that has lost its state lists only the replicas that have registered
+    /// since, and a share must not grow by that. So every member counts for [`MEMBERSHIP_TTL`], signed off or silent.
     heard: BTreeMap<u64, Instant>,
 }
 
-impl Seen {
-    fn after(before: Option<Seen>, replicas: Vec<Replica>) -> Seen {
+impl Listed {
+    fn after(before: Option<Listed>, replicas: Vec<Replica>) -> Listed {
         let at = Instant::now();
         let mut heard = before.map(|before| before.heard).unwrap_or_default();
-        heard.retain(|_, heard| at - *heard < COUNTS_FOR);
+        heard.retain(|_, heard| at - *heard < MEMBERSHIP_TTL);
         heard.extend(
             replicas.iter().map(|replica| (replica.id, at.checked_sub(replica.seen_ago).unwrap_or(at))),
         );
-        Seen { at, replicas, heard }
+        Listed { at, replicas, heard }
     }
 }
 
 impl Fleet {
+    /// Creates the fleet as known to the replica `id`, of `assumed` members until the store has answered.
     pub(in crate::limiter) fn new(id: u64, assumed: u64) -> Fleet {
-        // On Kubernetes that is the pod's name.
+        // On Kubernetes the host name is the pod's name.
         let host = printable(&uname().nodename().to_string_lossy());
         let me = Replica { host, ..Replica::new(id) };
         Fleet {
             assumed: assumed.max(1),
             start: Instant::now(),
             me: Mutex::new(me),
-            seen: Mutex::default(),
+            listed: Mutex::default(),
             changed: Notify::new(),
         }
     }
 
-    /// This replica.
+    /// Returns this replica.
     pub(in crate::limiter) fn me(&self) -> Replica {
         lock(&self.me).clone()
     }
 
-    /// By how many replicas a limit is divided.
+    /// Returns the number of replicas that divide a limit.
     pub(in crate::limiter) fn size(&self) -> u64 {
         let least = if self.is_new() { self.assumed } else { 1 };
-        match &*lock(&self.seen) {
-            Some(seen) => (seen.heard.len() as u64).max(least),
+        match &*lock(&self.listed) {
+            Some(listed) => (listed.heard.len() as u64).max(least),
             None => self.assumed,
         }
     }
 
-    /// Whether those that were started with it may not have been seen yet.
+    /// Returns whether replicas that started at the same time may not be listed yet.
     fn is_new(&self) -> bool {
-        self.start.elapsed() < AT_FIRST
+        self.start.elapsed() < NEW_FOR
     }
 
-    /// Takes another configuration, of which the others hear at once.
+    /// Sets the hash of this replica's configuration, and registers it at once.
     pub(in crate::limiter) fn configured(&self, configuration: &Arc<str>) {
         lock(&self.me).configuration = configuration.clone();
         self.changed.notify_one();
     }
 
-    /// This replica, then those of which the store told last and that may still be there.
+    /// Returns this replica, then the others that the store listed last.
     pub(in crate::limiter) fn replicas(&self) -> Vec<Replica> {
         let mut replicas = vec![self.me()];
-        if let Some(Seen { at, replicas: seen, .. }) = &*lock(&self.seen) {
-            let others = seen.iter().filter(|replica| replica.id != replicas[0].id).cloned();
+        if let Some(Listed { at, replicas: listed, .. }) = &*lock(&self.listed) {
+            let others = listed.iter().filter(|replica| replica.id != replicas[0].id).cloned();
             let aged = others.map(|replica| Replica { seen_ago: replica.seen_ago + at.elapsed(), ..replica });
             replicas.extend(aged.collect::<Vec<_>>());
         }
         replicas
     }
 
-    /// The host of one of them, if that is known.
+    /// Returns the host of a replica, if it is known.
     pub(in crate::limiter) fn host_of(&self, id: u64) -> Option<Arc<str>> {
         let host = self.replicas().into_iter().find(|replica| replica.id == id)?.host;
         Some(host).filter(|host| !host.is_empty())
     }
 
-    /// Asks once.
+    /// Registers this replica and takes in the list of members.
     pub(in crate::limiter) async fn register_replica(&self, store: &dyn Store) {
         match store.register_replica(&self.me(), false).await {
             Ok(replicas) => {
-                let mut seen = lock(&self.seen);
-                *seen = Some(Seen::after(seen.take(), replicas));
+                let mut listed = lock(&self.listed);
+                *listed = Some(Listed::after(listed.take(), replicas));
             }
-            // It stays so until somebody deletes what is there.
+            // The key holds something else, until somebody deletes that.
             Err(error @ StoreError::Unreadable(_)) => warn!(%error, "the fleet is not known"),
-            // Counted and told by the store. Who was there is assumed to be there still.
+            // The store counts and logs the error. The members stay as they were listed.
             Err(error) => debug!(%error, "the fleet is not known"),
         }
     }
 
-    /// Asks for as long as it is polled.
-    pub(in crate::limiter) async fn keep_attending(&self, store: &dyn Store) {
+    /// Registers this replica again and again, for as long as it is polled.
+    pub(in crate::limiter) async fn keep_registered(&self, store: &dyn Store) {
         loop {
-            let pause = if self.is_new() { EVERY_AT_FIRST } else { EVERY };
+            let pause = if self.is_new() { INTERVAL_WHEN_NEW } else { INTERVAL };
             tokio::select! {
                 () = sleep(pause) => {}
                 () = self.changed.notified() => {}
@@ -138,9 +144,9 @@ impl Fleet {
         }
     }
 
-    /// Tells the others not to count on this replica any more.
+    /// Signs this replica off.
     pub(in crate::limiter) async fn leave(&self, store: &dyn Store) {
-        // Who is not told notices by itself.
+        // After a failure its membership ends by the TTL.
         let _ = timeout(LEAVING_MAX, store.register_replica(&self.me(), true)).await;
     }
 }
@@ -154,21 +160,21 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_store_that_has_lost_its_memory_makes_no_share_larger() {
+    async fn a_store_that_lost_its_state_enlarges_no_share() {
         let fleet = Fleet::new(1, 1);
         let hear = |ids: &[u64]| {
-            let mut seen = lock(&fleet.seen);
-            *seen = Some(Seen::after(seen.take(), ids.iter().copied().map(Replica::new).collect()));
+            let mut listed = lock(&fleet.listed);
+            *listed = Some(Listed::after(listed.take(), ids.iter().copied().map(Replica::new).collect()));
         };
         hear(&[1, 2, 3]);
-        tokio::time::advance(EVERY).await;
+        tokio::time::advance(INTERVAL).await;
         hear(&[1]);
         assert_eq!((fleet.size(), fleet.replicas().len()), (3, 1));
-        tokio::time::advance(EVERY).await;
+        tokio::time::advance(INTERVAL).await;
         hear(&[1, 2]);
         assert_eq!(fleet.size(), 3);
-        // The third has been silent for as long as it counts.
-        tokio::time::advance(EVERY).await;
+        // The third has been silent for the TTL.
+        tokio::time::advance(INTERVAL).await;
         hear(&[1, 2]);
         assert_eq!(fleet.size(), 2);
     }

@@ -1,4 +1,4 @@
-//! What this replica knows of one part of a store: its clock, its epoch, and what was granted there.
+//! One part of a store as this replica knows it: its clock, its epoch, and the permits granted there.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,33 +8,35 @@ use tokio::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use crate::clock::{Clock, Micros};
-use crate::limiter::model::epoch::Epoch;
-use crate::limiter::model::epoch::Reset;
+use crate::limiter::model::epoch::{Epoch, Reset};
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::ledger::Ledger;
 use crate::limiter::store::Store;
 use crate::limiter::store::clock::{SharedClock, StoreClock};
 
-/// Where the state of limiters lives, and what this replica knows of that place's clock.
+/// A part of a store, with this replica's knowledge of it. Limiters that are taken together share one.
 pub(in crate::limiter) struct StoreSession {
     pub(in crate::limiter) store: Arc<dyn Store>,
+    /// The store's clock.
     pub(in crate::limiter) clock: SharedClock,
-    /// The best guess until it has been heard.
+    /// This process's clock, used before the store's first answer.
     pub(in crate::limiter) wall: Clock,
-    /// What was granted there.
+    /// The permits granted to this replica.
     pub(in crate::limiter) ledger: Ledger,
-    /// The latest epoch of the store that was heard of; zero before the first.
+    /// The latest epoch that the store has answered; zero before its first answer.
     pub(in crate::limiter) epoch: AtomicU64,
-    /// The least epoch that will do: one that has begun since its clock was stepped.
-    demanded: AtomicU64,
-    /// The last reset that was heard of, and that which was followed, by the store's clock.
+    /// The epoch that the store must have reached: a new one is required after its clock was stepped.
+    required_epoch: AtomicU64,
+    /// The time of the latest reset of a limiter that the store has announced, by its clock.
     reset_at: AtomicU64,
+    /// The time of the latest reset that the ledger has followed, by the store's clock.
     reset_followed: AtomicU64,
-    /// Told when the keeper has something to do.
-    news: Notify,
+    /// Wakes the heartbeat.
+    changed: Notify,
 }
 
 impl StoreSession {
+    /// Creates the session with a store that has not answered yet.
     pub(in crate::limiter) fn new(store: Arc<dyn Store>, wall: Clock) -> StoreSession {
         let (clock, ledger) = (SharedClock::unheard(), Ledger::default());
         let zero = || AtomicU64::new(0);
@@ -44,35 +46,35 @@ impl StoreSession {
             wall,
             ledger,
             epoch: zero(),
-            demanded: zero(),
+            required_epoch: zero(),
             reset_at: zero(),
             reset_followed: zero(),
-            news: Notify::new(),
+            changed: Notify::new(),
         }
     }
 
-    /// How often the store is heard, while anything of it is held: twice in a lease, and some of that to spare.
+    /// Returns the interval at which the store is asked while slots of it are held: more than twice in each lease.
     pub(in crate::limiter) fn heartbeat(&self) -> Duration {
         self.store.lease().to_duration() * 2 / 5
     }
 
-    /// Hears of an epoch. Returns whether what was booked before is lost.
-    pub(in crate::limiter) fn meet_epoch(&self, epoch: Epoch) -> bool {
+    /// Takes in the epoch of an answer. Returns whether the store has lost its state since the answer before.
+    pub(in crate::limiter) fn observe_epoch(&self, epoch: Epoch) -> bool {
         let before = self.epoch.fetch_max(epoch.id, Ordering::AcqRel);
         let is_lost = before != 0 && before < epoch.id;
         let is_reset = self.reset_at.fetch_max(epoch.reset_at.0, Ordering::AcqRel) < epoch.reset_at.0;
         if is_lost || is_reset {
-            self.news.notify_one();
+            self.changed.notify_one();
         }
         is_lost
     }
 
-    /// Whether something was reset that the ledger still holds.
+    /// Returns whether the ledger has still to follow a reset.
     pub(in crate::limiter) fn has_reset(&self) -> bool {
         self.reset_at.load(Ordering::Acquire) > self.reset_followed.load(Ordering::Acquire)
     }
 
-    /// Forgets what was granted before these resets, and in `fallback` what it was charged with.
+    /// Removes the grants from before these resets, from the ledger and from this replica's own memory.
     pub(in crate::limiter) fn follow_resets(&self, resets: &[Reset], fallback: &Fallback) {
         let (now, followed) = (self.now(), self.reset_followed.load(Ordering::Acquire));
         for reset in resets.iter().filter(|reset| reset.at.0 > followed) {
@@ -80,39 +82,46 @@ impl StoreSession {
             self.ledger.reset(reset, local_at);
             fallback.store.reset_at(local_at, &reset.name, reset.partition);
             self.reset_followed.fetch_max(reset.at.0, Ordering::AcqRel);
-            info!(limiter = %reset.name, "reset: what was used before no longer counts");
+            info!(limiter = %reset.name, "reset: earlier use no longer counts");
         }
     }
 
-    /// The least epoch that will do, for a call to say.
+    /// Returns the earliest epoch whose answers are accepted.
     pub(in crate::limiter) fn epoch_least(&self) -> u64 {
-        self.epoch.load(Ordering::Acquire).max(self.demanded.load(Ordering::Acquire))
+        self.epoch.load(Ordering::Acquire).max(self.required_epoch.load(Ordering::Acquire))
     }
 
-    /// Hears what a call tells of the store's clock. One that was stepped no longer says when anything was: what was granted is
-    /// moved with it, and the store is to begin another epoch, in which all is written back.
-    pub(in crate::limiter) fn hear_clock(&self, sent: Instant, answered: Instant, now: Micros) -> StoreClock {
+    /// Takes in the store's clock from the answer to a call, and returns the clock as known now.
+    ///
+    /// After a step of that clock the instants in the store are meaningless: the ledger moves by the step, and a new epoch is
+    /// required, into which all replicas write back their grants.
+    pub(in crate::limiter) fn observe_clock(
+        &self,
+        sent: Instant,
+        answered: Instant,
+        now: Micros,
+    ) -> StoreClock {
         let (clock, step) = self.clock.learn(sent, answered, now);
         if let Some(step) = step
             && self.store.may_fail()
         {
-            warn!(?step, "the store's clock was stepped: its state begins anew with what replicas remember");
+            warn!(?step, "the store's clock was stepped: replicas write back their grants into a new epoch");
             self.ledger.step(step);
-            // What is told of resets from now on is by another clock.
+            // The times of later resets are on another clock.
             self.reset_at.store(0, Ordering::Release);
             self.reset_followed.store(0, Ordering::Release);
-            self.demanded.fetch_max(self.epoch.load(Ordering::Acquire) + 1, Ordering::AcqRel);
-            self.news.notify_one();
+            self.required_epoch.fetch_max(self.epoch.load(Ordering::Acquire) + 1, Ordering::AcqRel);
+            self.changed.notify_one();
         }
         clock
     }
 
-    /// Ends when the keeper has something to do: another epoch has begun, or something was reset.
-    pub(in crate::limiter) async fn news(&self) {
-        self.news.notified().await;
+    /// Waits until the heartbeat has something to do: a new epoch has begun, or a limiter was reset.
+    pub(in crate::limiter) async fn changed(&self) {
+        self.changed.notified().await;
     }
 
-    /// About what the store's clock shows.
+    /// Returns the least time that the store's clock shows now; this process's time before the store's first answer.
     pub(in crate::limiter) fn now(&self) -> Micros {
         let now = Instant::now();
         self.clock.heard().map_or_else(|| self.wall.at(now), |clock| clock.earliest(now))

@@ -1,4 +1,4 @@
-//! Tells a store what it does not know of this replica's grants: because it has lost it, or because it was away.
+//! Sends to a store the grants of this replica that it does not have: after it lost its state, or was unreachable.
 
 use futures_util::stream::{self, StreamExt};
 use tokio::time::Instant;
@@ -7,17 +7,20 @@ use tracing::warn;
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::epoch::Epoch;
-use crate::limiter::model::write_back::Unknown;
-use crate::limiter::model::write_back::WriteBack;
+use crate::limiter::model::write_back::{Unknown, WriteBack};
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::ledger::Granted;
+use crate::limiter::recovery::offline_grants::OfflineGrants;
 use crate::limiter::recovery::session::StoreSession;
 use crate::limiter::store::StoreError;
 
-/// Writes that are under way at once: the epoch settles only while they come.
+/// The most writes under way at once. The store waits only for a limited time before it grants again.
 const WRITES_MAX: usize = 64;
 
-/// Writes everything back. What fails is tried again with the next heartbeat, under its number.
+/// Writes all grants back into an epoch, after the store has lost its state.
+///
+/// # Errors
+/// The first failed write. A repetition under the same epoch counts no grant twice.
 pub(in crate::limiter) async fn write_back(
     session: &StoreSession,
     fallback: &Fallback,
@@ -27,7 +30,7 @@ pub(in crate::limiter) async fn write_back(
     let clock = session.clock.heard();
     let latest = clock.map_or_else(|| session.now(), |clock| clock.latest(now));
     let sent = clock.map_or(Micros::ZERO, |_| latest);
-    session.ledger.forget_after(latest);
+    session.ledger.remove_after(latest);
     let granted = session.ledger.granted(latest);
     let permits: u64 = granted.iter().flat_map(|page| &page.entries).map(|entry| entry.permits).sum();
     warn!(
@@ -35,26 +38,18 @@ pub(in crate::limiter) async fn write_back(
         permits, "the store has lost its state: writing back what this replica was granted"
     );
     let (store, replica) = (&session.store, fallback.replica);
-    let writes = granted.into_iter().map(|Granted { limiter_ref, entries, seen }| async move {
+    let writes = granted.into_iter().map(|Granted { limiter_ref, entries, observed_usage }| async move {
         let entries = entries.iter().map(|entry| (ago(latest, entry.at), entry.permits)).collect();
-        // The epoch is the number: what has been written into it already is not written twice.
-        let unknown = Unknown::Lost;
-        let write = WriteBack {
-            replica,
-            unknown,
-            number: epoch,
-            known_epoch: epoch,
-            observed_usage: seen,
-            sent,
-            entries,
-        };
+        // The epoch serves as the number: the store accepts one write for each.
+        let (unknown, number, known_epoch) = (Unknown::Lost, epoch, epoch);
+        let write = WriteBack { replica, unknown, number, known_epoch, observed_usage, sent, entries };
         store.write_back(&limiter_ref, &write).await
     });
-    // One that fails does not keep the others from it.
+    // A failed write does not stop the others.
     let written: Vec<Result<Epoch, _>> = stream::iter(writes).buffer_unordered(WRITES_MAX).collect().await;
     for error in written.into_iter().filter_map(Result::err) {
         match error {
-            // It stays so until somebody deletes what is there, and begins anew with that.
+            // The key holds something else, until somebody deletes that; nothing is left to write then.
             StoreError::Unreadable(_) => warn!(%error, "cannot write back"),
             error => return Err(error),
         }
@@ -62,43 +57,53 @@ pub(in crate::limiter) async fn write_back(
     Ok(())
 }
 
-/// Tells the store what was granted while it was away, before it is asked for anything else. Nothing is said twice, and what
-/// fails is said again. A limiter whose key holds something else does not keep the others from being heard.
+/// Reports the offline grants of these limiters to a store that is reachable again, before any other call for them.
+///
+/// # Errors
+/// The first failure, but a limiter whose key holds something else does not stop the others. A failed part is sent again by
+/// the next report, and counts once.
 pub(in crate::limiter) async fn report_offline_grants(
     session: &StoreSession,
     limiter_refs: &[LimiterRef],
     fallback: &Fallback,
 ) -> Result<(), StoreError> {
-    if !session.ledger.has_unsaid() {
+    if !session.ledger.has_unreported() {
         return Ok(());
     }
-    let mut heard = Ok(());
+    let mut reported = Ok(());
     'limiter_refs: for limiter_ref in limiter_refs {
-        while let Some(saying) = session.ledger.take_offline_grants(limiter_ref, fallback.clock.now()) {
-            let (now, number) = (fallback.clock.now(), saying.number);
-            let write = WriteBack {
-                replica: fallback.replica,
-                unknown: Unknown::Away(now - saying.since),
-                number,
-                known_epoch: session.epoch_least(),
-                observed_usage: 0,
-                sent: session.clock.heard().map_or(Micros::ZERO, |clock| clock.latest(Instant::now())),
-                entries: saying.entries.iter().map(|entry| (ago(now, entry.at), entry.permits)).collect(),
-            };
+        while let Some(part) = session.ledger.next_offline_part(limiter_ref, fallback.clock.now()) {
+            let now = fallback.clock.now();
+            let write = offline_write(session, fallback.replica, &part, now);
             match session.store.write_back(limiter_ref, &write).await {
-                Ok(Epoch { now: store_now, .. }) => session.ledger.said(limiter_ref, number, store_now, now),
+                Ok(Epoch { now: store_now, .. }) => {
+                    session.ledger.confirm_report(limiter_ref, part.number, store_now, now);
+                }
                 Err(error @ StoreError::Unreadable(_)) => {
-                    heard = Err(error);
+                    reported = Err(error);
                     continue 'limiter_refs;
                 }
                 Err(error) => return Err(error),
             }
         }
     }
-    heard
+    reported
 }
 
-/// How many microseconds an instant lies before another; less than zero: after it.
+/// Returns the write that reports a part of the offline grants at `now` of this process's clock.
+fn offline_write(session: &StoreSession, replica: u64, part: &OfflineGrants, now: Micros) -> WriteBack {
+    WriteBack {
+        replica,
+        unknown: Unknown::Away(now - part.since),
+        number: part.number,
+        known_epoch: session.epoch_least(),
+        observed_usage: 0,
+        sent: session.clock.heard().map_or(Micros::ZERO, |clock| clock.latest(Instant::now())),
+        entries: part.entries.iter().map(|entry| (ago(now, entry.at), entry.permits)).collect(),
+    }
+}
+
+/// Returns how many microseconds an instant lies before another; negative if it lies after it.
 fn ago(now: Micros, at: Micros) -> i64 {
     let span = |span: Micros| i64::try_from(span.0).unwrap_or(i64::MAX);
     span(now - at) - span(at - now)

@@ -134,8 +134,8 @@ impl Inspection {
         } else {
             info!(limiter = %active.name, ?lasting, "paused by hand");
         }
-        active.session.hear_clock(sent, Instant::now(), result.epoch.now);
-        active.session.meet_epoch(result.epoch);
+        active.session.observe_clock(sent, Instant::now(), result.epoch.now);
+        active.session.observe_epoch(result.epoch);
         let is_meant = |instance: &LimiterInstance| {
             Arc::ptr_eq(&instance.active, active) && (partition.is_none() || instance.partition == *partition)
         };
@@ -152,7 +152,7 @@ impl Inspection {
     /// If the store did not answer: nothing is reset then.
     pub async fn reset(&self) -> Result<(), StoreError> {
         let session = &self.instance.active.session;
-        session.meet_epoch(session.store.reset(&self.limiter_ref()).await?);
+        session.observe_epoch(session.store.reset(&self.limiter_ref()).await?);
         self.queues.wake_all();
         Ok(())
     }

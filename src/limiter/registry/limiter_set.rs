@@ -118,7 +118,7 @@ impl LimiterSet {
         receipt: &Receipt,
         signal: UpstreamSignal,
     ) {
-        self.tell(partitions, receipt, receipt.said(signal));
+        self.tell(partitions, receipt, receipt.signalled(signal));
     }
 
     /// Corrects the cost of a request: charges what it cost beyond its permit, or gives back what it did not need.
@@ -130,11 +130,11 @@ impl LimiterSet {
 
     /// Reports to the queue that gave the permit, or, if it has ended, to the present queue of these partitions.
     fn tell(&self, partitions: &[Option<Partition>], receipt: &Receipt, report: PermitReport) {
-        if let Err(report) = receipt.shared.tell(report)
+        if let Err(report) = receipt.queue.report(report)
             && let Ok((Some(queue), _)) = self.destination(partitions)
         {
             // If this queue has ended too, no request waits, and the report would change little.
-            let _ = queue.tell(report);
+            let _ = queue.report(report);
         }
     }
 
@@ -175,7 +175,7 @@ impl LimiterSet {
             let Some(queue) = queue else {
                 return Ok((Submitted::Granted(Permit::free(demand.cost)), shadows));
             };
-            if let Some(permit) = queue.take_from_stock(demand) {
+            if let Some(permit) = queue.take_prefetched(demand) {
                 return Ok((Submitted::Granted(permit), shadows));
             }
             if let Some(answered) = queue.submit(demand)? {

@@ -191,7 +191,7 @@ impl Limiters {
         let sessions = self.in_force.sessions.that_may_fail();
         let settled = |session: Arc<StoreSession>| async move {
             while let Ok((epoch, _)) = session.store.epoch(session.epoch.load(Ordering::Acquire)).await {
-                session.meet_epoch(epoch);
+                session.observe_epoch(epoch);
                 if epoch.settles_until.is_none() {
                     return;
                 }
@@ -219,7 +219,7 @@ impl Limiters {
             tokio::select! {
                 () = sessions.added() => {}
                 Some(()) = recoveries.next() => {}
-                () = self.fleet().keep_attending(&*sessions.overall.store) => {}
+                () = self.fleet().keep_registered(&*sessions.overall.store) => {}
             }
         }
     }

@@ -1,4 +1,4 @@
-//! All queues of this process. One is made when its first request comes, and leaves when its worker ends.
+//! All queues of this process. A queue is made when its first request comes, and removed when its worker ends.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -23,15 +23,16 @@ use crate::limiter::queue::ticket::Demand;
 use crate::limiter::queue::worker::{Siblings, Worker};
 use crate::limiter::recovery::fallback::Fallback;
 
-/// Maps, each under its own lock: many more than processors, so that two requests seldom want the same.
+/// The number of maps, each under its own lock: many more than processors, so that two requests seldom want the same.
 const SHARDS: usize = 64;
 
-/// How long a worker stays when it has nothing to do and no gate holds its queue: a client that calls once a second
-/// keeps it.
+/// How long a worker stays when it has nothing to do and no guard holds its queue: a client that calls once a second keeps
+/// it.
 pub(in crate::limiter) const LINGER: Duration = Duration::from_millis(1200);
 
 type Shard = HashMap<Arc<[LimiterInstance]>, Arc<Queue>>;
 
+/// All queues of this process, by their limiters and partitions.
 pub(in crate::limiter) struct Queues {
     shards: [Mutex<Shard>; SHARDS],
     hasher: RandomState,
@@ -61,10 +62,11 @@ impl Queues {
         self.shards[place].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The queue of these, which are in the order of their names. It may end at any time: then this finds another.
+    /// Finds or makes the queue of these limiters, which are in the order of their names. The queue may end at any time; the next
+    /// call makes a new one.
     ///
     /// # Errors
-    /// A refusal where there may not be another partition, or any queue, any more.
+    /// A refusal if a limiter may have no further partition, or weir is shutting down.
     pub(in crate::limiter) fn find(
         self: &Arc<Queues>,
         instances: &[LimiterInstance],
@@ -84,7 +86,7 @@ impl Queues {
                 return Err(refusal);
             }
         }
-        // One that has ended and has not left yet goes with its own key.
+        // A queue that has ended and was not removed yet goes with its own key.
         shard.remove(&instances);
         shard.insert(instances, queue.clone());
         let worker = Worker::new(queue.clone(), self.clone(), self.fallback.clone(), self.linger);
@@ -92,14 +94,17 @@ impl Queues {
         Ok(queue)
     }
 
-    /// The same, to be held.
+    /// Finds or makes the queue of these limiters, and keeps it from ending.
+    ///
+    /// # Errors
+    /// As [`Queues::find`].
     pub(in crate::limiter) fn keep(
         self: &Arc<Queues>,
         instances: &[LimiterInstance],
     ) -> Result<QueueGuard, Refusal> {
         loop {
-            if let Some(kept) = self.find(instances)?.keep() {
-                return Ok(kept);
+            if let Some(guard) = self.find(instances)?.hold() {
+                return Ok(guard);
             }
         }
     }
@@ -111,7 +116,7 @@ impl Queues {
         }
     }
 
-    /// For how long the one has waited that has waited longest, for each limiter for which anybody does.
+    /// Returns the longest wait so far among the waiting requests of each limiter.
     pub(in crate::limiter) fn longest_waits(&self) -> HashMap<LimiterName, Duration> {
         let (now, mut longest) = (Instant::now(), HashMap::new());
         for shard in &self.shards {
@@ -119,41 +124,41 @@ impl Queues {
             for queue in shard.values() {
                 let Some(since) = queue.waits_since() else { continue };
                 for instance in queue.instances.iter() {
-                    let known: &mut Duration = longest.entry(instance.active.name.clone()).or_default();
-                    *known = now.saturating_duration_since(since).max(*known);
+                    let wait: &mut Duration = longest.entry(instance.active.name.clone()).or_default();
+                    *wait = now.saturating_duration_since(since).max(*wait);
                 }
             }
         }
         longest
     }
 
-    /// Tells the queues of which a instance has changed.
+    /// Tells the workers of queues with a changed limiter.
     pub(in crate::limiter) fn tell_changed(&self, has_changed: impl Fn(&LimiterInstance) -> bool) {
         self.each(|queue| {
             if queue.instances.iter().any(&has_changed) {
-                queue.tell_changed();
+                queue.notify_changed();
             }
         });
     }
 
-    /// Keeps the queues of a limiter to a pause, by its store's clock; or to none any more.
+    /// Keeps the queues of these limiters to a pause by the store's clock, or ends their pause.
     pub(in crate::limiter) fn pause(
         &self,
         is_meant: impl Fn(&LimiterInstance) -> bool,
         stretch: PauseStretch,
     ) {
-        self.tell_pause(is_meant, |instance| {
+        self.apply_pause(is_meant, |instance| {
             let clock = instance.active.session.clock.heard()?;
             Some((clock.due(stretch.from), clock.due(stretch.until)))
         });
     }
 
-    /// Lets every worker look around.
+    /// Wakes every worker.
     pub(in crate::limiter) fn wake_all(&self) {
         self.each(Queue::wake);
     }
 
-    fn tell_pause(
+    fn apply_pause(
         &self,
         is_meant: impl Fn(&LimiterInstance) -> bool,
         stretch: impl Fn(&LimiterInstance) -> Option<(Instant, Instant)>,
@@ -162,29 +167,29 @@ impl Queues {
             for instance in queue.instances.iter().filter(|instance| is_meant(instance)) {
                 let Some((from, until)) = stretch(instance) else { continue };
                 instance.active.pause_until(until);
-                queue.tell_pause(Paused { limiter: instance.active.name.clone(), from, until }, true);
+                queue.apply_pause(Paused { limiter: instance.active.name.clone(), from, until }, true);
             }
         });
     }
 
-    /// Tells the queue of these, if there is one, of room that was given back before its last slot.
-    pub(in crate::limiter) fn tell_room(&self, instances: &[LimiterInstance], room: Freed) {
+    /// Tells the worker of these limiters' queue, if there is one, of permits that were freed before its last slot.
+    pub(in crate::limiter) fn tell_room(&self, instances: &[LimiterInstance], freed: Freed) {
         let queue = self.shard(instances).get(instances).cloned();
         if let Some(queue) = queue {
-            queue.tell_room(room);
+            queue.notify_freed(freed);
         }
     }
 
-    /// Refuses all who wait and all who come, gives their slots back, and ends when every worker has ended.
+    /// Refuses all waiting and new requests, gives their slots back, and waits until every worker has ended.
     pub(in crate::limiter) async fn close(&self) {
-        // First nobody makes another queue, then those that there are hear of it.
+        // No queue is made any more before the existing ones are closed.
         self.closed.store(true, Ordering::Release);
-        self.each(Queue::tell_closing);
+        self.each(Queue::close);
         self.workers.close();
         self.workers.wait().await;
     }
 
-    /// How many queues there are.
+    /// Returns how many queues there are.
     #[cfg(test)]
     pub(in crate::limiter) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
@@ -216,7 +221,7 @@ impl Siblings for Queues {
     }
 
     fn pause_between(&self, instance: &LimiterInstance, from: Instant, until: Instant) {
-        self.tell_pause(|other| other == instance, |_| Some((from, until)));
+        self.apply_pause(|other| other == instance, |_| Some((from, until)));
     }
 
     fn ended(&self, queue: &Arc<Queue>) {

@@ -17,15 +17,15 @@ pub enum StoreOp {
     /// Probes whether the store answers.
     Ping,
     /// Keeps the store's epoch alive, and this replica in it.
-    Epoch,
+    Heartbeat,
     /// Writes granted permits back to a store that has lost its state.
     WriteBack,
     /// Registers this replica with the store.
-    Attend,
+    RegisterReplica,
     /// Deletes the used permits of a limiter.
     Reset,
     /// Reports an upstream's quota headers or rejection.
-    Hear,
+    ReportUpstream,
     /// Pauses a limiter by hand.
     Pause,
 }
@@ -35,11 +35,11 @@ impl StoreOp {
         StoreOp::Reserve,
         StoreOp::Inspect,
         StoreOp::Ping,
-        StoreOp::Epoch,
+        StoreOp::Heartbeat,
         StoreOp::WriteBack,
-        StoreOp::Attend,
+        StoreOp::RegisterReplica,
         StoreOp::Reset,
-        StoreOp::Hear,
+        StoreOp::ReportUpstream,
         StoreOp::Pause,
     ];
 
@@ -48,11 +48,11 @@ impl StoreOp {
             StoreOp::Reserve => "reserve",
             StoreOp::Inspect => "inspect",
             StoreOp::Ping => "ping",
-            StoreOp::Epoch => "epoch",
+            StoreOp::Heartbeat => "heartbeat",
             StoreOp::WriteBack => "write_back",
-            StoreOp::Attend => "attend",
+            StoreOp::RegisterReplica => "register_replica",
             StoreOp::Reset => "reset",
-            StoreOp::Hear => "hear",
+            StoreOp::ReportUpstream => "report_upstream",
             StoreOp::Pause => "pause",
         }
     }

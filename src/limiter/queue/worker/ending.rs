@@ -1,4 +1,4 @@
-//! How a worker ends: because it has nothing to do, or because weir shuts down.
+//! Ends a worker that has nothing to do, or when weir shuts down.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -12,36 +12,36 @@ use crate::limiter::queue::handle::Queue;
 use crate::limiter::queue::permit::{LatePermit, OriginQueue, Returned};
 use crate::limiter::queue::prefetch::Pace;
 
-/// Ends a queue with its worker, however that ends: nobody is left to wait for an answer.
+/// Ends the queue when its worker ends, for whatever reason, so that no request waits for an answer in vain.
 pub(super) struct Ending {
-    pub(super) shared: Arc<Queue>,
+    pub(super) queue: Arc<Queue>,
     pub(super) siblings: Arc<dyn Siblings>,
 }
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        self.shared.end();
-        self.shared.set_waiting(0, None);
-        self.siblings.ended(&self.shared);
+        self.queue.end();
+        self.queue.set_waiting(0, None);
+        self.siblings.ended(&self.queue);
     }
 }
 
 impl Worker {
     fn is_busy(&self) -> bool {
-        self.is_kept
+        self.is_held
             || self.call.is_some()
-            || !self.late.is_empty()
+            || !self.late_calls.is_empty()
             || !self.pending.is_empty()
             || !self.cost_queues.is_empty()
             || !self.give_back.is_empty()
-            || self.stocked > 0
-            || !self.void.is_empty()
+            || self.prefetched > 0
+            || !self.reschedule.is_empty()
             || !self.replace.is_empty()
-            || self.hearing.is_some()
-            || self.said.is_some()
+            || self.reporting.is_some()
+            || self.pending_report.is_some()
     }
 
-    /// Whether there has been nothing to do for long enough.
+    /// Returns whether there has been nothing to do for long enough to end.
     pub(super) fn is_over(&mut self) -> bool {
         if self.is_busy() {
             self.idle_since = None;
@@ -52,63 +52,64 @@ impl Worker {
         match self.idle_since {
             None => {
                 self.idle_since = Some(now);
-                // Emptied, they would keep what they had.
+                // An empty collection would keep its memory.
                 self.cost_queues = BTreeMap::new();
                 self.pending = VecDeque::new();
             }
-            // One that is out may come back.
-            Some(_) if is_over && self.shared.has_out() => self.idle_since = Some(now),
+            // A permit that is out may come back.
+            Some(_) if is_over && self.queue.has_permits_out() => self.idle_since = Some(now),
             Some(_) => {}
         }
         is_over
     }
 
-    /// Refuses everybody and gives every slot back.
+    /// Refuses all requests, and gives every slot back.
     pub(super) async fn close(mut self) {
         if let Some(call) = self.call.take() {
             let (sent, result) = call.await;
             self.settle(sent, result);
         }
-        let (arrivals, returned) = self.shared.end();
-        self.clear_stock();
-        // Nobody comes any more: at the pace of before, each of the calls that are left would ask for stock, without end.
+        let (arrivals, returned) = self.queue.end();
+        self.clear_prefetched();
+        // No request comes any more. At the pace of before, each remaining call would prefetch permits, without end.
         self.pace = Pace::new();
         self.pending.extend(arrivals);
         for arrival in std::mem::take(&mut self.pending) {
-            self.refuse(arrival, self.shared.closed());
+            self.refuse(arrival, self.queue.closed());
         }
-        for returned in returned {
-            match returned {
-                Returned::Unused { slot, cost } | Returned::Refund { slot, cost } => {
-                    self.give_back(slot, cost);
-                }
-                Returned::Late(LatePermit { slot, cost, turn, .. }) => {
-                    self.give_back(slot, cost);
-                    // An error means that the request has left.
-                    let _ = turn.send(Err(self.shared.closed()));
-                }
-            }
-        }
+        returned.into_iter().for_each(|returned| self.close_returned(returned));
         for (cost, mut cost_queue) in std::mem::take(&mut self.cost_queues) {
             let (waiters, slots) = cost_queue.close();
             for waiter in waiters {
-                self.shared.count_refused(&self.shared.closed(), cost, false);
-                waiter.refuse(self.shared.closed());
+                self.queue.count_refused(&self.queue.closed(), cost, false);
+                waiter.refuse(self.queue.closed());
             }
             slots.into_iter().for_each(|slot| self.give_back(slot, cost));
         }
-        // Nobody wants the new places of slots that were void, or any slot in place of another.
-        for (slot, cost) in self.void.drain(..) {
+        // No request needs the new places of void slots, or a slot in place of another.
+        for (slot, cost) in self.reschedule.drain(..) {
             let holding = Holding { slot: slot.at, cost: cost.get(), count: 1 };
-            self.give_back.push_back((holding, self.void_known.clone()));
+            self.give_back.push_back((holding, self.reschedule_generations.clone()));
         }
         self.replace.clear();
         loop {
             self.start_call(Instant::now());
             let Some(call) = self.call.take() else { return };
             if call.await.1.is_err() {
-                // What could not be given back expires.
+                // Slots that could not be given back expire.
                 return;
+            }
+        }
+    }
+
+    /// Gives a returned permit's slot back, and refuses the request of a late one.
+    fn close_returned(&mut self, returned: Returned) {
+        match returned {
+            Returned::Unused { slot, cost } | Returned::Refund { slot, cost } => self.give_back(slot, cost),
+            Returned::Late(LatePermit { slot, cost, turn, .. }) => {
+                self.give_back(slot, cost);
+                // An error means that the request has left.
+                let _ = turn.send(Err(self.queue.closed()));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What a worker does when its store has lost its state, or settles.
+//! What a worker does after its store has lost its state, and while the store does not grant yet.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,17 +6,15 @@ use std::sync::atomic::Ordering;
 
 use tokio::time::Instant;
 
-use super::state::{Sent, Worker};
+use super::state::{SentCall, Worker};
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::call::Answer;
-use crate::limiter::model::call::Call;
-use crate::limiter::model::call::Holding;
+use crate::limiter::model::call::{Answer, Call, Holding};
 use crate::limiter::model::limit::Permits;
-use crate::limiter::recovery::ledger::granted;
+use crate::limiter::recovery::grants::granted;
 
 impl Worker {
-    /// The store may have lost its memory, as somebody else was told: then no slot is used that it held.
+    /// Drops the slots of the store if another worker's answer has told that it lost its state.
     pub(super) fn notice_loss(&mut self) {
         let epoch = self.session.epoch.load(Ordering::Acquire);
         if self.epoch != 0 && epoch > self.epoch {
@@ -25,17 +23,17 @@ impl Worker {
         }
     }
 
-    /// Forgets every slot of the store, and asks for as many anew.
-    pub(super) fn lose_slots(&mut self) {
-        // Those in stock have come and may be used: they are written back with all that has.
+    /// Drops every slot of the store that is not due, and asks for as many anew.
+    fn lose_slots(&mut self) {
+        // Prefetched permits are due and may be used: the ledger writes them back with all due slots.
         self.give_back.clear();
         self.rebook.clear();
-        (self.room, self.fruitless) = (None, None);
-        self.shared.learn(None);
-        let void: Vec<Permits> = self.void.drain(..).map(|(_, cost)| cost).collect();
-        void.into_iter().for_each(|cost| *self.replace.entry(cost).or_default() += 1);
+        (self.freed, self.fruitless_freed) = (None, None);
+        self.queue.set_refusal_cache(None);
+        let moved: Vec<Permits> = self.reschedule.drain(..).map(|(_, cost)| cost).collect();
+        moved.into_iter().for_each(|cost| *self.replace.entry(cost).or_default() += 1);
         for (cost, cost_queue) in &mut self.cost_queues {
-            let lost = cost_queue.take_void(|_| true).len();
+            let lost = cost_queue.take_stored(|_| true).len();
             cost_queue.wanted += lost;
             if lost > 0 {
                 *self.replace.entry(*cost).or_default() += lost;
@@ -43,19 +41,20 @@ impl Worker {
         }
     }
 
-    /// Nothing was booked, or in an epoch that is over: everything is asked for anew, when the store grants again.
-    pub(super) fn ask_again(&mut self, sent: Sent, settles_until: Option<Micros>) {
-        let exchange = sent.exchange.into_iter().map(|(_, cost)| (cost, 1));
-        for (cost, count) in exchange.chain(sent.replace) {
+    /// Puts back the requests of a call that booked nothing, or booked in an epoch that is over. They go with the next call, once
+    /// the store grants again.
+    pub(super) fn ask_again(&mut self, sent: SentCall, settles_until: Option<Micros>) {
+        let rescheduled = sent.reschedule.into_iter().map(|(_, cost)| (cost, 1));
+        for (cost, count) in rescheduled.chain(sent.replace) {
             *self.replace.entry(cost).or_default() += count;
         }
         sent.arrivals.into_iter().rev().for_each(|arrival| self.pending.push_front(arrival));
         self.settles_until = settles_until.map(|until| self.clock.due(until));
-        self.refuse_who_cannot_wait(Instant::now());
+        self.refuse_hasty(Instant::now());
     }
 
-    /// Refuses those for whom the store settles too long.
-    pub(super) fn refuse_who_cannot_wait(&mut self, now: Instant) {
+    /// Refuses the requests whose wait ends before the store grants again.
+    pub(super) fn refuse_hasty(&mut self, now: Instant) {
         let Some(until) = self.settles_until.filter(|until| *until > now) else { return };
         let (waiting, hasty): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut self.pending).into_iter().partition(|arrival| arrival.deadline >= until);
@@ -64,19 +63,19 @@ impl Worker {
         hasty.into_iter().for_each(|arrival| self.refuse(arrival, refusal.clone()));
     }
 
-    /// Gives back what a call has booked for which nobody waited any more. Where the store has lost its memory meanwhile, or
-    /// grants nothing yet, there is nothing to give back.
+    /// Gives back the bookings of a failed call that completed late. If the store has lost its state meanwhile, or grants nothing
+    /// yet, there is nothing to give back.
     pub(super) fn settle_late(&mut self, limiter_refs: &[LimiterRef], call: &Call, answer: &Answer) {
-        if self.session.meet_epoch(answer.epoch) {
+        if self.session.observe_epoch(answer.epoch) {
             self.siblings.wake_all();
         }
         let is_current = answer.epoch.id >= self.session.epoch.load(Ordering::Acquire);
         if !is_current || answer.epoch.settles_until.is_some() {
             return;
         }
-        self.session.ledger.remember(limiter_refs, call, answer);
-        let known: Arc<[u64]> = answer.generations.iter().map(|generation| generation.number).collect();
+        self.session.ledger.record(limiter_refs, call, answer);
+        let generations: Arc<[u64]> = answer.generations.iter().map(|generation| generation.number).collect();
         let unused = granted(call, answer).map(|(slot, cost)| Holding { slot, cost, count: 1 });
-        self.give_back.extend(unused.map(|holding| (holding, known.clone())));
+        self.give_back.extend(unused.map(|holding| (holding, generations.clone())));
     }
 }

@@ -1,4 +1,4 @@
-//! What a worker does while the store does not answer.
+//! Serves requests by the limiters' policies while the store does not answer.
 
 use std::sync::Arc;
 
@@ -6,159 +6,167 @@ use tokio::time::{Duration, Instant};
 use tracing::warn;
 
 use super::settle::each;
-use super::state::{Sent, Worker};
+use super::state::{SentCall, Worker};
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::call::Answer;
-use crate::limiter::model::call::Call;
-use crate::limiter::model::call::Outcome;
-use crate::limiter::model::call::RetryDelay;
+use crate::limiter::model::call::{Answer, Call, Outcome, RetryDelay};
 use crate::limiter::model::limit::{OnStoreFailure, Permits};
 use crate::limiter::queue::inbox::Arrival;
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::recovery::fallback::Fallback;
-use crate::limiter::recovery::ledger::booked;
+use crate::limiter::recovery::grants::booked;
 use crate::limiter::store::StoreError;
 
-/// The most limiters and partitions whose use is remembered for a time without a store after their queues have ended: some
-/// 30 MB. Beyond it, one begins such a time as if it had not been used.
-const REMEMBERED_MAX: usize = 100_000;
+/// The most limiters and partitions whose usage is kept for an outage after their queues have ended: some 30 MB. Further ones
+/// begin an outage as if they had not been used.
+const USAGES_MAX: usize = 100_000;
 
-/// How often a queue tells of the same error of the store.
-const TELL_EVERY: Duration = Duration::from_secs(1);
+/// How often a queue logs the same error of the store.
+const WARN_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Worker {
-    /// The store did not answer in time: whoever was in the call is served by the limiters' policies. One that rejects decides for
-    /// all; those that allow everything are otherwise left out.
+    /// Serves the requests of a failed call by the policies of their limiters. If one limiter rejects, all requests are refused.
+    /// Otherwise the limiters that allow everything are left out, and the others serve from this replica's share.
     ///
-    /// Slots booked before stay good, where every replica knows of them. Those that were being given back or exchanged may or
-    /// may not have been: they are left charged, unless the store was not asked at all.
-    pub(super) fn settle_failure(&mut self, sent: Sent, error: &StoreError) {
-        let Sent { call, exchange, mut replace, arrivals, .. } = sent;
+    /// Slots booked before the failure stay good if every replica knows of them. It is not known whether the call has given back
+    /// or rescheduled its slots, so they count as used, unless the store was not asked at all.
+    pub(super) fn settle_failure(&mut self, sent: SentCall, error: &StoreError) {
+        let SentCall { call, reschedule, mut replace, arrivals, .. } = sent;
         if matches!(error, StoreError::Away) {
-            let known: Arc<[u64]> = call.generations.as_slice().into();
-            let unsaid: Vec<_> = call.give_back.iter().map(|holding| (*holding, known.clone())).collect();
-            unsaid.into_iter().rev().for_each(|unsaid| self.give_back.push_front(unsaid));
+            let generations: Arc<[u64]> = call.generations.as_slice().into();
+            for holding in call.give_back.iter().rev() {
+                self.give_back.push_front((*holding, generations.clone()));
+            }
         } else {
-            self.tell(error);
+            self.warn_of(error);
         }
-        for (_, cost) in exchange.into_iter().chain(self.void.drain(..)) {
+        for (_, cost) in reschedule.into_iter().chain(self.reschedule.drain(..)) {
             replace.push((cost, 1));
         }
         let was_local = std::mem::replace(&mut self.is_local, true);
         if !was_local {
-            replace.extend(self.leave_local_slots());
-            self.begin_locally();
+            replace.extend(self.give_up_local_slots());
+            self.begin_outage();
         }
-        self.heard = Instant::now();
-        self.room = None;
-        self.shared.learn(None);
-        if self.shared.with_policy(OnStoreFailure::Reject).next().is_some() {
+        self.last_contact = Instant::now();
+        self.freed = None;
+        self.queue.set_refusal_cache(None);
+        if self.queue.with_policy(OnStoreFailure::Reject).next().is_some() {
             let refusal = self.store_unavailable();
             for (cost, count) in replace {
                 (0..count).for_each(|_| self.refuse_without_slot(cost, &refusal));
             }
             arrivals.into_iter().for_each(|arrival| self.refuse(arrival, refusal.clone()));
-        } else if self.shared.with_policy(OnStoreFailure::Local).next().is_some() {
-            replace.extend(self.leave_what_others_do_not_know());
+        } else if self.queue.with_policy(OnStoreFailure::Local).next().is_some() {
+            replace.extend(self.give_up_unfenced_slots());
             self.settle_locally(replace, arrivals);
         } else {
-            let slot = Slot { at: Micros::ZERO, due: Instant::now(), source: Source::Unlimited };
-            let costs = replace.iter().map(|(cost, count)| cost.get() * *count as u64);
-            let permits = costs.chain(arrivals.iter().map(|arrival| arrival.cost.get())).sum::<u64>();
-            let now = self.fallback.clock.now();
-            let granted = Some((now, permits)).filter(|(_, permits)| *permits > 0);
-            self.session.ledger.remember_away(now, &self.limiter_refs, granted.as_slice());
-            for (cost, count) in replace {
-                (0..count).for_each(|_| self.arrived_slot(cost, slot));
-            }
-            arrivals.into_iter().for_each(|arrival| self.join(arrival, slot));
+            self.settle_unlimited(&replace, arrivals);
         }
     }
 
-    /// Tells of a failed call. Some errors stay until somebody does something about them: the same one is not told of with each
-    /// call.
-    pub(super) fn tell(&mut self, error: &StoreError) {
+    /// Lets all requests pass at once.
+    fn settle_unlimited(&mut self, replace: &[(Permits, usize)], arrivals: Vec<Arrival>) {
+        let slot = Slot { at: Micros::ZERO, due: Instant::now(), source: Source::Unlimited };
+        let costs = replace.iter().map(|(cost, count)| cost.get() * *count as u64);
+        let permits = costs.chain(arrivals.iter().map(|arrival| arrival.cost.get())).sum::<u64>();
+        let now = self.fallback.clock.now();
+        let granted = Some((now, permits)).filter(|(_, permits)| *permits > 0);
+        self.session.ledger.record_offline(now, &self.limiter_refs, granted.as_slice());
+        for (cost, count) in replace {
+            (0..*count).for_each(|_| self.hold_wanted(*cost, slot));
+        }
+        arrivals.into_iter().for_each(|arrival| self.join(arrival, slot));
+    }
+
+    /// Logs the error of a failed call, but not the same one with each call: some last until somebody acts.
+    fn warn_of(&mut self, error: &StoreError) {
         let text = error.to_string();
-        if self.told.as_ref().is_some_and(|(at, told)| *told == text && at.elapsed() < TELL_EVERY) {
+        if self
+            .last_warning
+            .as_ref()
+            .is_some_and(|(at, logged)| *logged == text && at.elapsed() < WARN_INTERVAL)
+        {
             return;
         }
         warn!(limiter = %self.limiter_refs[0].name, error = text, "store call failed");
-        self.told = Some((Instant::now(), text));
+        self.last_warning = Some((Instant::now(), text));
     }
 
-    /// Leaves the slots that were booked so lately that other replicas may not have heard how far ahead the store is booked by
-    /// them: theirs may serve locally beside them. Returns what is to be asked for in their place.
+    /// Gives up the slots of the store beyond the outage fence, which other replicas may not know of. Returns the number of slots
+    /// of each cost to ask for in their place.
     ///
-    /// What is used of the store's slots from then on, by whomever, lies no later than the last slot that every replica
-    /// has heard of, and each begins to serve locally when a window has passed since that.
-    pub(super) fn leave_what_others_do_not_know(&mut self) -> Vec<(Permits, usize)> {
-        let known = self.outage_fence.known_to_all();
-        self.leave(|slot| slot.source == Source::Store && slot.at > known)
+    /// Each replica serves locally only when a window has passed since the last slot that it knows of. Slots of the store up to
+    /// the fence are known to all replicas, so none of them is used in the same window as a local one.
+    fn give_up_unfenced_slots(&mut self) -> Vec<(Permits, usize)> {
+        let fence = self.outage_fence.known_to_all();
+        self.give_up(|slot| slot.source == Source::Store && slot.at > fence)
     }
 
-    /// Leaves the local slots that are left from another time without the store: what it has granted since was not known when
-    /// they were booked. Returns what is to be asked for in their place.
-    pub(super) fn leave_local_slots(&mut self) -> Vec<(Permits, usize)> {
-        self.leave(|slot| slot.source == Source::Local)
+    /// Gives up the local slots of an earlier outage: they were booked without the store's grants since then. Returns the number
+    /// of slots of each cost to ask for in their place.
+    fn give_up_local_slots(&mut self) -> Vec<(Permits, usize)> {
+        self.give_up(|slot| slot.source == Source::Local)
     }
 
-    /// Gives back the slots for which `gone` holds; returns what is to be asked for in their place.
-    pub(super) fn leave(&mut self, mut gone: impl FnMut(&Slot) -> bool) -> Vec<(Permits, usize)> {
-        let mut left = Vec::new();
+    /// Gives back the slots for which `gone` holds. Returns the number of slots of each cost to ask for in their place.
+    fn give_up(&mut self, mut gone: impl FnMut(&Slot) -> bool) -> Vec<(Permits, usize)> {
+        let mut given_up = Vec::new();
         for (cost, cost_queue) in &mut self.cost_queues {
             let slots = cost_queue.take_slots(&mut gone);
             cost_queue.wanted += slots.len();
-            left.push((*cost, slots));
+            given_up.push((*cost, slots));
         }
-        let wanted = left.iter().map(|(cost, slots)| (*cost, slots.len())).collect();
-        for (cost, slots) in left {
+        let wanted = given_up.iter().map(|(cost, slots)| (*cost, slots.len())).collect();
+        for (cost, slots) in given_up {
             slots.into_iter().for_each(|slot| self.give_back(slot, cost));
         }
         wanted
     }
 
-    /// Charges this replica's memory with what is known of the window that is running: its part of what the fleet had
-    /// used when the store was last heard.
+    /// Charges this replica's memory with its part of the usage at the last contact with the store.
     ///
-    /// A share is the limit divided by the fleet, so a part of the use is the use divided by the fleet: what all
-    /// replicas together have left is what the fleet had left. Where it had booked ahead, nothing is granted before the last
-    /// of that, and the tightest limit counts as full then. It counts as full when the store was last heard, too, if that granted
-    /// nothing yet since it was away: others may have been granted all. Other queues of a limiter may have charged its use already.
-    pub(super) fn begin_locally(&self) {
+    /// A share is the limit divided by the number of replicas, and so is the part of the usage: all replicas together have left
+    /// what the fleet had left. The tightest limit counts as full in two cases:
+    /// - the store was booked ahead: at the last booked slot, so that nothing is granted before;
+    /// - the store has granted nothing since an earlier outage: at the last contact, because other replicas may have been granted
+    ///   everything.
+    ///
+    /// The charge is at least that usage: another queue of the limiter may have charged it already.
+    fn begin_outage(&self) {
         let Fallback { store, clock, fleet, replica } = &*self.fallback;
         let fleet_size = fleet.size();
-        for place in self.shared.with_policy(OnStoreFailure::Local) {
+        for place in self.queue.with_policy(OnStoreFailure::Local) {
             let limiter_ref = self.limiter_refs[place].share(fleet_size);
             let used = self.used.get(place).map_or(0, |used| used.div_ceil(fleet_size));
             let full = limiter_ref.rules.iter().map(Rule::capacity).min().unwrap_or_default();
             let used = match self.outage_fence.last() {
                 Some(last) => (clock.at(self.clock.due(last)), used.max(full)),
-                None if self.has_served_locally => (clock.at(self.heard), used.max(full)),
-                None => (clock.at(self.heard), used),
+                None if self.has_served_locally => (clock.at(self.last_contact), used.max(full)),
+                None => (clock.at(self.last_contact), used),
             };
             store.charge_at(clock.now(), &limiter_ref, used, *replica);
         }
     }
 
-    /// Leaves what is known of the use where the next worker finds it, should the store be away then.
-    pub(super) fn remember_use(&self) {
+    /// Keeps the known usage in this replica's memory, for the next worker of the limiter if the store is unreachable then.
+    pub(super) fn keep_usage(&self) {
         let has_any = self.used.iter().any(|used| *used > 0);
-        let has_room = || self.fallback.store.len() < REMEMBERED_MAX;
+        let has_room = || self.fallback.store.len() < USAGES_MAX;
         if has_any && !self.is_local && self.session.store.may_fail() && has_room() {
-            self.begin_locally();
+            self.begin_outage();
         }
     }
 
-    /// Enforces this replica's share of the limits in its own memory.
+    /// Serves requests from this replica's share of the limits, in its own memory.
     ///
-    /// What costs more than a share ever holds is refused: no replica by itself can know whether the others leave room for it.
-    pub(super) fn settle_locally(&mut self, replace: Vec<(Permits, usize)>, arrivals: Vec<Arrival>) {
+    /// A request that costs more than a share ever holds is refused: no replica can know whether the others leave enough for it.
+    fn settle_locally(&mut self, replace: Vec<(Permits, usize)>, arrivals: Vec<Arrival>) {
         let now = Instant::now();
         let holds =
             |limiter_ref: LimiterRef| limiter_ref.rules.iter().map(Rule::capacity).min().unwrap_or(u64::MAX);
-        let cost_max = self.local_subjects().map(holds).min().unwrap_or(u64::MAX);
+        let cost_max = self.local_refs().map(holds).min().unwrap_or(u64::MAX);
         let (replace, costly): (Vec<_>, Vec<_>) =
             replace.into_iter().partition(|(cost, _)| cost.get() <= cost_max);
         let (arrivals, refused): (Vec<_>, Vec<_>) =
@@ -168,31 +176,32 @@ impl Worker {
             (0..count).for_each(|_| self.refuse_without_slot(cost, &refusal));
         }
         refused.into_iter().for_each(|arrival| self.refuse(arrival, refusal.clone()));
+        let replaced = replace.iter().map(|(_, count)| *count as u64).sum::<u64>();
         let call = Call {
             runs: self.runs(now, &replace, &arrivals),
-            queue_slots_left: self.room() + replace.iter().map(|(_, count)| *count as u64).sum::<u64>(),
+            queue_slots_left: self.queue_slots_left() + replaced,
             ..Call::default()
         };
         let answer = self.ask_fallback(call.clone());
         let granted: Vec<_> = booked(&call, &answer).collect();
-        self.session.ledger.remember_away(answer.now, &self.limiter_refs, &granted);
+        self.session.ledger.record_offline(answer.now, &self.limiter_refs, &granted);
         self.has_served_locally = true;
         let clock = self.clock_of(Source::Local, Instant::now());
         let slot = |at: Micros| Slot { at, due: clock.due(at), source: Source::Local };
         self.settle_outcomes(replace, arrivals, (&answer, &mut each(&answer)), 0, slot);
     }
 
-    /// This replica's shares of the limiters that are enforced without a store.
-    pub(super) fn local_subjects(&self) -> impl Iterator<Item = LimiterRef> {
-        let places = self.shared.with_policy(OnStoreFailure::Local);
+    /// Returns this replica's shares of the limiters that are enforced locally.
+    fn local_refs(&self) -> impl Iterator<Item = LimiterRef> {
+        let places = self.queue.with_policy(OnStoreFailure::Local);
         places.map(|place| self.limiter_refs[place].share(self.fallback.fleet.size()))
     }
 
-    /// Asks this replica's memory for a share of the limiters that are enforced there.
+    /// Makes a call to this replica's memory, for its shares of the limiters that are enforced locally.
     pub(super) fn ask_fallback(&self, mut call: Call) -> Answer {
         let Fallback { store, replica, .. } = &*self.fallback;
-        let places: Vec<usize> = self.shared.with_policy(OnStoreFailure::Local).collect();
-        let limiter_refs: Vec<_> = self.local_subjects().collect();
+        let places: Vec<usize> = self.queue.with_policy(OnStoreFailure::Local).collect();
+        let limiter_refs: Vec<_> = self.local_refs().collect();
         call.replica = *replica;
         call.generations = vec![0; limiter_refs.len()];
         let mut answer = store.reserve_now(&limiter_refs, &call);

@@ -13,12 +13,12 @@ pub(in crate::limiter) trait Siblings: Send + Sync {
     /// Wakes every worker, because the store has lost its state.
     fn wake_all(&self);
 
-    /// Keeps all queues of a limiter to a pause, by its store's clock; or to none any more.
+    /// Keeps all queues of a limiter to a pause by the store's clock, or ends their pause.
     fn pause(&self, instance: &LimiterInstance, stretch: PauseStretch);
 
-    /// Keeps all queues of a limiter to a pause, by this process's clock.
+    /// Keeps all queues of a limiter to a pause by this process's clock.
     fn pause_between(&self, instance: &LimiterInstance, from: Instant, until: Instant);
 
-    /// Forgets a queue that has ended.
+    /// Removes a queue that has ended.
     fn ended(&self, queue: &Arc<Queue>);
 }

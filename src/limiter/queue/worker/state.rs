@@ -1,4 +1,4 @@
-//! The state of a queue's worker.
+//! The state of a queue's worker, and the helpers that several parts of its work share.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -10,13 +10,9 @@ use tokio::time::{Duration, Instant};
 use super::siblings::Siblings;
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::call::Answer;
-use crate::limiter::model::call::Call;
-use crate::limiter::model::call::Freed;
-use crate::limiter::model::call::Holding;
+use crate::limiter::model::call::{Answer, Call, Freed, Holding};
 use crate::limiter::model::limit::Permits;
-use crate::limiter::model::upstream_report::ReportResult;
-use crate::limiter::model::upstream_report::UpstreamReport;
+use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
 use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::cost_queue::CostQueue;
 use crate::limiter::queue::handle::Queue;
@@ -31,45 +27,49 @@ use crate::limiter::recovery::session::StoreSession;
 use crate::limiter::store::clock::StoreClock;
 use crate::limiter::store::{Failure, StoreError};
 
-/// The most requests in one call: the server does nothing else meanwhile, some milliseconds where each has a slot of its own
+/// The most requests in one call. The server does nothing else meanwhile: some milliseconds, if each has a slot of its own
 /// (`benches/lua.rs`).
 pub(super) const BATCH_MAX: usize = 1000;
 
-pub(super) type CallInFlight = BoxFuture<'static, (Sent, Result<Answer, Failure>)>;
+/// A call to the store that is under way.
+pub(super) type CallInFlight = BoxFuture<'static, (SentCall, Result<Answer, Failure>)>;
 
-/// State in a store that may lose it: when it was there, and for each limiter until when it should be, by the store's clock.
+/// A call that failed and may still complete, which then has booked slots that nobody wants.
+pub(super) type LateCall = BoxFuture<'static, (Arc<[LimiterRef]>, Arc<Call>, Option<Answer>)>;
+
+/// The results of the reports to the store, with the place of the limiter that each is about.
+pub(super) type Reports = Vec<(usize, LimiterRef, UpstreamReport, Result<ReportResult, StoreError>)>;
+
+/// The limiters' state in a store that may lose it, as last seen there.
 #[derive(Default)]
-pub(super) struct Seen {
+pub(super) struct StateSeen {
+    /// When it was seen, by the store's clock.
     pub(super) at: Micros,
+    /// For each limiter, until when the store keeps it.
     pub(super) until: Vec<Micros>,
 }
 
-/// A call for which nobody waits any more.
-pub(super) type LateCall = BoxFuture<'static, (Arc<[LimiterRef]>, Arc<Call>, Option<Answer>)>;
-
-/// A call, and for whom it was made.
-pub(super) struct Sent {
+/// A call, with the requests and slots that it was made for.
+pub(super) struct SentCall {
     pub(super) call: Arc<Call>,
-    /// For which limiters, as they were then.
+    /// The limiters as they were at the call.
     pub(super) limiter_refs: Arc<[LimiterRef]>,
     pub(super) at: Instant,
-    /// The cost of each slot to exchange, in order.
-    pub(super) exchange: Vec<(Slot, Permits)>,
-    /// Slots asked for in place of others. They come first in the runs.
+    /// The slots to reschedule and their costs, in the call's order.
+    pub(super) reschedule: Vec<(Slot, Permits)>,
+    /// The number of slots of each cost that are asked for in place of others. They come first in the call's runs.
     pub(super) replace: Vec<(Permits, usize)>,
-    /// The new requests, in the order of the runs.
+    /// The new requests, in the order of the call's runs.
     pub(super) arrivals: Vec<Arrival>,
     /// The earliest slot that is given back to be traded for an earlier one.
     pub(super) traded: Option<Micros>,
-    /// The cost of each permit that is asked for beyond that, to lie in stock. They come last in the runs.
-    pub(super) stock: Option<Permits>,
+    /// The cost of each permit to prefetch. They come last in the call's runs.
+    pub(super) prefetch: Option<Permits>,
 }
 
-/// What became of what was said, for each limiter that it concerns.
-pub(super) type Hearing = Vec<(usize, LimiterRef, UpstreamReport, Result<ReportResult, StoreError>)>;
-
+/// The worker of a queue.
 pub(in crate::limiter) struct Worker {
-    pub(super) shared: Arc<Queue>,
+    pub(super) queue: Arc<Queue>,
     pub(super) siblings: Arc<dyn Siblings>,
     pub(super) fallback: Arc<Fallback>,
     /// How long the worker stays when it has nothing to do and nobody holds its queue.
@@ -77,137 +77,140 @@ pub(in crate::limiter) struct Worker {
     pub(super) session: Arc<StoreSession>,
     /// The limiters as of the next call.
     pub(super) limiter_refs: Arc<[LimiterRef]>,
-    /// The generation of each limiter's bookings, as last heard.
-    pub(super) known: Arc<[u64]>,
+    /// The generation of each limiter's limits, as last answered.
+    pub(super) generations: Arc<[u64]>,
     pub(super) clock: StoreClock,
-    /// When the last call was sent that has been answered.
-    pub(super) heard: Instant,
+    /// When the latest answered call was sent.
+    pub(super) last_contact: Instant,
     pub(super) cost_queues: BTreeMap<Permits, CostQueue>,
-    /// Requests for the next call.
+    /// The requests for the next call.
     pub(super) pending: VecDeque<Arrival>,
-    /// Slots for the next call to give back, with the generation under which they were booked.
+    /// The slots for the next call to give back, with the generations under which they were booked.
     pub(super) give_back: VecDeque<(Holding, Arc<[u64]>)>,
-    /// Slots that a change of the limits has voided, ascending, and their generation.
-    pub(super) void: VecDeque<(Slot, Permits)>,
-    pub(super) void_known: Arc<[u64]>,
-    /// Slots to ask for in place of some that came too late.
+    /// The slots that a change of the limits has voided, ascending. The next call reschedules them.
+    pub(super) reschedule: VecDeque<(Slot, Permits)>,
+    /// The generations under which those were booked.
+    pub(super) reschedule_generations: Arc<[u64]>,
+    /// The number of slots of each cost to ask for in place of others.
     pub(super) replace: BTreeMap<Permits, usize>,
-    /// Cost queues in which a slot came too late. Those behind it are booked so that it fits nowhere but behind them all,
-    /// which would waste its room; so the whole cost_queue is booked anew, and takes on the pace at which this
-    /// replica really sends.
+    /// The cost queues in which a slot came too late. Its replacement fits only behind all other slots, so that a permit would
+    /// be lost with each late slot. So the whole cost queue is booked anew, at the pace at which this replica really sends.
     pub(super) rebook: BTreeSet<Permits>,
-    /// Freed before the queue's last slot, as last heard.
-    pub(super) room: Option<Freed>,
-    /// Such room for which nothing could be traded.
-    pub(super) fruitless: Option<Freed>,
-    /// What the fleet had used of each limiter, as last heard.
+    /// Permits that were freed before the queue's last slot, as last announced or answered.
+    pub(super) freed: Option<Freed>,
+    /// Freed permits for which no slot could be traded.
+    pub(super) fruitless_freed: Option<Freed>,
+    /// The permits of each limiter in use by the fleet, as last answered.
     pub(super) used: Box<[u64]>,
-    /// The limiters' state in the store, as last seen.
-    pub(super) seen: Seen,
-    /// How many requests come, for whom permits are put in stock.
+    pub(super) state_seen: StateSeen,
+    /// The rate of arrivals, by which permits are prefetched.
     pub(super) pace: Pace,
-    /// What is in stock, as last seen, and until when.
-    pub(super) stocked: u64,
-    pub(super) stocked_until: Option<Instant>,
-    /// What the limits can spare for that, as last heard.
-    pub(super) spare: u64,
-    /// How far ahead the store is booked.
+    /// The number of prefetched permits, as last seen.
+    pub(super) prefetched: u64,
+    /// When the oldest of them become too old.
+    pub(super) prefetched_until: Option<Instant>,
+    /// The permits that the limits allow to prefetch, as last answered.
+    pub(super) prefetch_budget: u64,
     pub(super) outage_fence: OutageFence,
-    /// What an upstream said and the store has not been told, and the telling of what was said before.
-    pub(super) said: Option<PendingReport>,
-    pub(super) hearing: Option<BoxFuture<'static, Hearing>>,
-    /// Before that the store is told nothing that can wait.
-    pub(super) heard_next: Instant,
-    /// Whether the store is being told of a pause: nothing is booked until it has heard.
+    /// Signals of the upstream that the store has not been told.
+    pub(super) pending_report: Option<PendingReport>,
+    /// The report of earlier signals, under way.
+    pub(super) reporting: Option<BoxFuture<'static, Reports>>,
+    /// A report that can wait is not sent before.
+    pub(super) report_not_before: Instant,
+    /// Whether a pause is being reported. Nothing is booked meanwhile.
     pub(super) is_pausing: bool,
-    /// The pause that slots must not be used in.
+    /// The pause in which no slot may be used.
     pub(super) paused: Option<Paused>,
     /// The store's epoch in which the slots were booked; zero before the first answer.
     pub(super) epoch: u64,
-    /// Until then the store grants nothing.
+    /// The store grants nothing until then.
     pub(super) settles_until: Option<Instant>,
-    /// Whether the store has failed since it was last heard.
+    /// Whether the latest call failed.
     pub(super) is_local: bool,
-    /// The error of the store that was last told of, and when.
-    pub(super) told: Option<(Instant, String)>,
+    /// The latest logged error of the store, and when it was logged.
+    pub(super) last_warning: Option<(Instant, String)>,
     /// Whether slots may be held that were booked locally.
     pub(super) has_served_locally: bool,
-    /// Whether the store must hear of changed limits.
+    /// Whether the store has still to be told of changed limits.
     pub(super) limits_changed: bool,
-    /// Whether a gate holds the queue.
-    pub(super) is_kept: bool,
+    /// Whether a guard keeps the queue from ending.
+    pub(super) is_held: bool,
     /// Since when there is nothing to do.
     pub(super) idle_since: Option<Instant>,
     pub(super) call: Option<CallInFlight>,
-    /// Calls that were not answered in time and may be yet.
-    pub(super) late: FuturesUnordered<LateCall>,
+    /// Failed calls that may still complete.
+    pub(super) late_calls: FuturesUnordered<LateCall>,
 }
 
 impl Worker {
+    /// Creates the worker of a queue. It stays for `linger` when it has nothing to do.
     pub(in crate::limiter) fn new(
-        shared: Arc<Queue>,
+        queue: Arc<Queue>,
         siblings: Arc<dyn Siblings>,
         fallback: Arc<Fallback>,
         linger: Duration,
     ) -> Worker {
-        let session = shared.instances[0].active.session.clone();
+        let session = queue.instances[0].active.session.clone();
         let limiter_refs: Arc<[LimiterRef]> =
-            shared.instances.iter().map(LimiterInstance::limiter_ref).collect();
-        let known: Arc<[u64]> = vec![0; limiter_refs.len()].into();
+            queue.instances.iter().map(LimiterInstance::limiter_ref).collect();
+        let generations: Arc<[u64]> = vec![0; limiter_refs.len()].into();
         let outage_fence = OutageFence::new(session.heartbeat());
         Worker {
-            shared,
+            queue,
             siblings,
             fallback,
             linger,
             limiter_refs,
-            known: known.clone(),
+            generations: generations.clone(),
             clock: session.clock.known(),
             session,
-            heard: Instant::now(),
+            last_contact: Instant::now(),
             cost_queues: BTreeMap::new(),
             pending: VecDeque::new(),
             give_back: VecDeque::new(),
-            void: VecDeque::new(),
-            void_known: known,
+            reschedule: VecDeque::new(),
+            reschedule_generations: generations,
             replace: BTreeMap::new(),
             rebook: BTreeSet::new(),
-            room: None,
-            fruitless: None,
+            freed: None,
+            fruitless_freed: None,
             used: Box::default(),
-            seen: Seen::default(),
+            state_seen: StateSeen::default(),
             pace: Pace::new(),
-            stocked: 0,
-            stocked_until: None,
-            spare: 0,
+            prefetched: 0,
+            prefetched_until: None,
+            prefetch_budget: 0,
             outage_fence,
-            said: None,
-            hearing: None,
-            heard_next: Instant::now(),
+            pending_report: None,
+            reporting: None,
+            report_not_before: Instant::now(),
             is_pausing: false,
             paused: None,
             epoch: 0,
             settles_until: None,
             is_local: false,
-            told: None,
+            last_warning: None,
             has_served_locally: false,
             limits_changed: false,
-            is_kept: false,
+            is_held: false,
             idle_since: None,
             call: None,
-            late: FuturesUnordered::new(),
+            late_calls: FuturesUnordered::new(),
         }
     }
 
+    /// Takes on the limits as configured now.
     pub(super) fn make_limiter_refs(&mut self) {
-        self.limiter_refs = self.shared.instances.iter().map(LimiterInstance::limiter_ref).collect();
+        self.limiter_refs = self.queue.instances.iter().map(LimiterInstance::limiter_ref).collect();
     }
 
+    /// Returns how many requests wait.
     pub(super) fn waiting(&self) -> usize {
         self.cost_queues.values().map(CostQueue::waiting).sum()
     }
 
-    /// Whether somebody waits for the limits, and not only for the processor.
+    /// Returns whether a request waits for the limits, and not only for the processor.
     pub(super) fn is_short(&self, now: Instant) -> bool {
         self.cost_queues.values().any(|cost_queue| cost_queue.is_short(now))
     }
@@ -218,13 +221,14 @@ impl Worker {
         *self.replace.entry(cost).or_default() += 1;
     }
 
-    /// A slot that was wanted has come.
-    pub(super) fn arrived_slot(&mut self, cost: Permits, slot: Slot) {
+    /// Puts a slot that was asked for into its cost queue.
+    pub(super) fn hold_wanted(&mut self, cost: Permits, slot: Slot) {
         let cost_queue = self.cost_queues.entry(cost).or_default();
         cost_queue.wanted = cost_queue.wanted.saturating_sub(1);
         cost_queue.hold(slot);
     }
 
+    /// Returns the clock by which the slots of a source are due.
     pub(super) fn clock_of(&self, source: Source, now: Instant) -> StoreClock {
         match source {
             Source::Store => self.clock,
@@ -232,8 +236,8 @@ impl Worker {
         }
     }
 
-    /// Whether a slot lies in a pause that has not ended.
-    pub(super) fn holds(&self, due: Instant) -> bool {
+    /// Returns whether a slot lies in a pause that has not ended.
+    pub(super) fn is_in_pause(&self, due: Instant) -> bool {
         self.paused.as_ref().is_some_and(|paused| paused.holds(due))
     }
 }
