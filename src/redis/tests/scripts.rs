@@ -1,1 +1,101 @@
+//! The scripts compile, stay far from the limits of Lua 5.1, and say first what they take.
 
+use std::collections::BTreeSet;
+
+use mlua::{Lua, LuaOptions, StdLib};
+
+use crate::redis::script::Scripts;
+
+/// The local variables of a main chunk at one instant; Lua allows 200.
+const LOCALS_MAX: usize = 120;
+
+/// The variables that a function takes from outside; Lua allows 60.
+const UPVALUES_MAX: usize = 40;
+
+/// Reads compiled code: a header of twelve bytes, then functions within functions (`ldump.c` of Lua 5.1).
+struct Bytecode<'a> {
+    rest: &'a [u8],
+    upvalues_max: usize,
+}
+
+impl Bytecode<'_> {
+    fn take(&mut self, count: usize) -> &[u8] {
+        let (taken, rest) = self.rest.split_at(count);
+        self.rest = rest;
+        taken
+    }
+
+    fn int(&mut self) -> usize {
+        u32::from_le_bytes(self.take(4).try_into().unwrap()) as usize
+    }
+
+    fn text(&mut self) {
+        let size = usize::try_from(u64::from_le_bytes(self.take(8).try_into().unwrap())).unwrap();
+        self.take(size);
+    }
+
+    /// Reads a function and those in it. Returns how many of its variables are alive at once at most.
+    fn function(&mut self) -> usize {
+        self.text();
+        self.take(8);
+        let upvalues = usize::from(self.take(4)[0]);
+        self.upvalues_max = self.upvalues_max.max(upvalues);
+        let code = self.int();
+        self.take(4 * code);
+        for _ in 0..self.int() {
+            match self.take(1)[0] {
+                0 => {}
+                1 => drop(self.take(1)),
+                3 => drop(self.take(8)),
+                _ => self.text(),
+            }
+        }
+        for _ in 0..self.int() {
+            self.function();
+        }
+        let lines = self.int();
+        self.take(4 * lines);
+        let mut alive = vec![0_usize; code + 1];
+        for _ in 0..self.int() {
+            self.text();
+            let (start, end) = (self.int(), self.int());
+            alive[start..end].iter_mut().for_each(|count| *count += 1);
+        }
+        for _ in 0..self.int() {
+            self.text();
+        }
+        alive.into_iter().max().unwrap_or_default()
+    }
+}
+
+#[test]
+fn scripts_stay_far_from_the_limits_of_lua() {
+    let lua = Lua::new_with(StdLib::NONE, LuaOptions::default()).unwrap();
+    for script in Scripts::new().all() {
+        let function = lua.load(script.source()).into_function().unwrap();
+        let dump = function.dump(false);
+        let mut bytecode = Bytecode { rest: &dump[12..], upvalues_max: 0 };
+        let locals = bytecode.function();
+        assert!(bytecode.rest.is_empty(), "{}: the whole code was read", script.name);
+        eprintln!("{}: {locals} locals, {} upvalues", script.name, bytecode.upvalues_max);
+        assert!(locals <= LOCALS_MAX, "{}: {locals} locals", script.name);
+        assert!(bytecode.upvalues_max <= UPVALUES_MAX, "{}: {} upvalues", script.name, bytecode.upvalues_max);
+    }
+}
+
+#[test]
+fn the_header_of_a_script_names_the_arguments_that_it_unpacks() {
+    for script in Scripts::new().all() {
+        let (_, own) = script.source().split_once(&format!("\n-- {}.lua: ", script.name)).unwrap();
+        let (header, body) = own.split_once("\n\n").unwrap();
+        let said = header.lines().filter_map(|line| line.strip_prefix("--   ")?.split_whitespace().next());
+        let said: Vec<&str> = said.filter(|word| header.contains(&format!("\n--   {word}  "))).collect();
+        let (before, _) = body.split_once("= cmsgpack.unpack(ARGV[1])").unwrap();
+        let (_, names) = before.rsplit_once("local ").unwrap();
+        let taken: Vec<&str> = names.split(',').map(str::trim).collect();
+        let named: BTreeSet<&str> = said.into_iter().collect();
+        for name in &taken {
+            assert!(named.contains(name), "the header of {} does not name {name}", script.name);
+        }
+    }
+}
