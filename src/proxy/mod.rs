@@ -1,9 +1,10 @@
-//! Forwards requests. The only room that speaks HTTP to applications and to upstreams.
+//! Forwards requests. The only room that speaks HTTP to clients and to upstreams.
 //!
-//! The way of a request: [`listen`] accepts its connection and reads it; [`route`] chooses its route and finds out who sent it;
-//! [`forward`] takes its permit and sends it by a connection of [`upstream`]. [`messages`] holds what is known of heads and bodies,
-//! [`net`] what is known of sockets, [`error`] why weir answers itself. [`bench`] and [`fuzz`] show what is pure to benches and
-//! fuzzers.
+//! A request passes these rooms: [`listen`] accepts its connection and reads it; [`route`] finds its route, caller and partitions;
+//! [`forward`] takes its permit, sends it by a connection of [`upstream`], and returns the response. [`messages`] reads and writes
+//! heads and bodies, [`net`] holds sockets and timers, [`error`] the errors of all. This file wires them and holds the configuration
+//! in force. Each room uses only those before it: `error`, `net`, `messages`, `listen`, `upstream`, `route`, `forward`. [`bench`] and
+//! [`fuzz`] open the pure parts to benches and fuzzers.
 //!
 //! Decides nothing about limits, and reads no file but the certificates and keys that `server.tls` and an upstream name.
 
@@ -17,9 +18,12 @@ mod listen;
 mod messages;
 mod net;
 mod route;
+#[cfg(test)]
+mod tests;
 mod upstream;
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -27,43 +31,36 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use tokio::net::TcpListener;
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use self::error::ProxyBuildError;
-pub use self::listen::listener::{Drained, serve};
-use self::route::router::{NO_ROUTE, Route, Table};
+use self::forward::forwarder;
+use self::forward::response_body::ResponseBody;
+use self::listen::client::Client;
+use self::listen::listener;
+pub use self::listen::listener::Drained;
+use self::listen::service::{Service, Settings};
+use self::route::table::{NO_ROUTE, Route, Table};
 pub use self::upstream::dial::{Resolve, SystemResolver};
-use self::upstream::upstream::{Key, Upstream};
+use self::upstream::key::Key;
+pub use self::upstream::key::Reach;
+use self::upstream::upstream::Upstream;
 use crate::config::{Config, model};
 use crate::limiter::Limiters;
 use crate::telemetry::{Metrics, Spans};
 
-/// How long upstream connections may take to say goodbye when weir ends.
+/// The time for upstream connections to close when weir ends.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// The age at which a connection to an upstream carries no new request. An open connection stays at the address that its
-/// name had, so this is how long a change in DNS takes to be followed under load, and a handshake now and then is the price.
-const CONNECTION_AGE_MAX: Duration = Duration::from_secs(600);
-/// The largest file that an upstream names; the configuration refuses larger ones.
+/// The largest file that an upstream may name. The configuration refuses larger ones.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
-/// How upstreams are reached, beyond what the configuration says.
-#[derive(Clone)]
-pub struct Reach {
-    /// What looks their names up.
-    pub resolver: Arc<dyn Resolve>,
-    /// The age at which a connection carries no new request.
-    pub connection_age_max: Duration,
-}
-
-impl Default for Reach {
-    fn default() -> Reach {
-        Reach { resolver: Arc::new(SystemResolver), connection_age_max: CONNECTION_AGE_MAX }
-    }
-}
-
-/// The running proxy: its routes, swapped whole, and its upstreams. Cheap to clone.
+/// The running proxy: its routes, swapped whole, and its upstreams. A clone is cheap and the same proxy.
 #[derive(Clone)]
 pub struct Proxy {
     shared: Arc<Shared>,
@@ -77,10 +74,10 @@ struct Shared {
     making: Making,
 }
 
-/// What every upstream is made with.
+/// The parts that every new upstream gets.
 struct Making {
     reach: Reach,
-    /// Connections to upstreams.
+    /// The owner of the tasks of connections to upstreams.
     tasks: TaskTracker,
 }
 
@@ -97,7 +94,7 @@ impl Proxy {
         Proxy::with_reach(metrics, spans, config, limiters, Reach::default())
     }
 
-    /// The same, with another way to reach upstreams.
+    /// Does the same with another way to reach upstreams.
     pub fn with_reach(
         metrics: Metrics,
         spans: Spans,
@@ -111,8 +108,8 @@ impl Proxy {
         Ok(Proxy { shared: Arc::new(Shared { table, upstreams, metrics, spans, making }) })
     }
 
-    /// Puts another configuration in place for all requests that begin from now on; if it cannot be used, nothing
-    /// changes. Upstreams that it leaves as they were keep their connections.
+    /// Puts another configuration into force for all requests that begin from now on. On an error nothing changes. Unchanged
+    /// upstreams keep their connections.
     pub fn apply(&self, config: &Config, limiters: &Limiters) -> Result<(), ProxyBuildError> {
         let Shared { table, upstreams, metrics, making, .. } = &*self.shared;
         let mut upstreams = upstreams.lock().unwrap_or_else(PoisonError::into_inner);
@@ -128,7 +125,7 @@ impl Proxy {
         Ok(())
     }
 
-    /// Closes all upstream connections. For the end, when [`serve`] has returned.
+    /// Closes all upstream connections, after [`serve`] has returned.
     pub async fn close(&self) {
         self.each_upstream(Upstream::close_idle);
         let tasks = &self.shared.making.tasks;
@@ -136,27 +133,45 @@ impl Proxy {
         let _ = timeout(CLOSE_TIME_MAX, tasks.wait()).await;
     }
 
-    /// Closes upstream connections that have been idle for too long.
-    fn sweep(&self) {
-        self.each_upstream(Upstream::sweep);
-    }
-
     fn each_upstream(&self, act: impl Fn(&Upstream)) {
         let upstreams = self.shared.upstreams.lock().unwrap_or_else(PoisonError::into_inner);
         upstreams.values().for_each(|upstream| act(upstream));
     }
 
-    /// Where the traces of requests go.
-    fn spans(&self) -> &Spans {
-        &self.shared.spans
-    }
-
-    /// The configuration as it is now.
+    /// Returns the table in force.
     fn table(&self) -> Arc<Table> {
         self.shared.table.load_full()
     }
 }
 
+impl Service for Proxy {
+    type Body = ResponseBody;
+
+    fn settings(&self) -> Settings {
+        let table = self.shared.table.load();
+        Settings { server: Arc::clone(table.server()), tls: table.tls().cloned() }
+    }
+
+    fn answer(
+        self,
+        client: Arc<Client>,
+        request: Request<Incoming>,
+    ) -> impl Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + 'static {
+        let trace = self.shared.spans.begin(request.headers());
+        forwarder::handle(&self.shared.table.load(), trace, client, request)
+    }
+
+    fn sweep(&self) {
+        self.each_upstream(Upstream::sweep);
+    }
+}
+
+/// Serves until `shutdown` is cancelled, then drains as `server.drain_delay` and `server.drain_timeout` say.
+pub async fn serve(listener: TcpListener, proxy: Proxy, shutdown: CancellationToken) -> Drained {
+    listener::serve(listener, proxy, shutdown).await
+}
+
+/// Builds the table of a configuration, with the upstreams of `known` that it leaves unchanged.
 fn build(
     config: &Config,
     limiters: &Limiters,
@@ -174,19 +189,20 @@ fn build(
         };
         upstreams.insert(key, Arc::clone(&upstream));
         let names: Vec<_> = rule.limiters.iter().map(|(name, _)| name.clone()).collect();
-        let gate = limiters.gate(&names).map_err(|source| {
+        let limiter_set = limiters.gate(&names).map_err(|source| {
             let route = Arc::clone(&rule.name);
             ProxyBuildError::Limiters { route, source }
         })?;
         let metrics = metrics.route(&rule.name);
-        routes.push(Arc::new(Route { rule: rule.clone(), upstream, gate, metrics }));
+        routes.push(Arc::new(Route { rule: rule.clone(), upstream, limiter_set, metrics }));
     }
-    // Where a token will do as well, who has one need not have a certificate.
+    // If tokens are configured as well, a client with one needs no certificate.
     let certificate_required = config.clients.as_ref().is_none_or(|clients| !clients.has_tokens());
     let tls = config.server.tls.as_ref().map(|tls| listen::tls::Acceptor::new(tls, certificate_required));
     Ok((Table::new(routes, metrics.route(NO_ROUTE), config, tls.transpose()?), upstreams))
 }
 
+/// Reads the files that an upstream names.
 fn key(settings: &model::Upstream) -> Result<Key, ProxyBuildError> {
     let ca = settings.ca.as_deref().map(|path| {
         read(path).map_err(|source| ProxyBuildError::CaUnreadable { path: path.to_owned(), source })

@@ -1,4 +1,4 @@
-//! A proxy without limiters, and upstreams to put behind it.
+//! A running proxy, and upstreams behind it.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::http2::SendRequest;
 use hyper::service::service_fn;
@@ -32,10 +32,10 @@ use weir::limiter::store::memory::MemoryStore;
 use weir::proxy::{Drained, Proxy, ProxyBuildError, Reach, serve};
 use weir::telemetry::{Metrics, Spans};
 
-/// Far longer than anything here takes.
+/// A time that no step of a test needs.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The result of something that must not hang.
+/// Returns the result of a future that must not hang.
 pub(crate) async fn in_time<F: IntoFuture>(future: F) -> F::Output {
     tokio::time::timeout(DEADLINE, future).await.expect("it hangs")
 }
@@ -50,7 +50,7 @@ pub(crate) struct Weir {
     server: Server,
 }
 
-/// A proxy with these routes.
+/// Starts a proxy with these routes.
 pub(crate) async fn weir(routes: Vec<Route>) -> Weir {
     Weir::start(routes, |_| ()).await
 }
@@ -60,7 +60,7 @@ impl Weir {
         Weir::start_reaching(routes, adjust, Reach::default()).await
     }
 
-    /// A proxy with these routes, that reaches upstreams in another way.
+    /// Starts a proxy with these routes and this way to reach upstreams.
     pub(crate) async fn reaching(routes: Vec<Route>, reach: Reach) -> Weir {
         Weir::start_reaching(routes, |_| (), reach).await
     }
@@ -110,7 +110,7 @@ fn config(routes: Vec<Route>, server: Server) -> Config {
     }
 }
 
-/// One permit every half second, and a queue.
+/// Returns a limiter of one permit every half second, with a queue.
 fn slow() -> Limiter {
     let precision = NonZeroU32::new(256).unwrap();
     let algorithm = Algorithm::SlidingWindow { precision };
@@ -122,7 +122,7 @@ fn slow() -> Limiter {
     }
 }
 
-/// Ten permits an hour, and a queue in which nobody waits for an hour.
+/// Returns a limiter of ten permits an hour, with a queue shorter than that.
 fn hourly() -> Limiter {
     let algorithm = Algorithm::SlidingWindow { precision: NonZeroU32::new(256).unwrap() };
     let (rate, per) = (Permits::new(10).unwrap(), Duration::from_secs(3600));
@@ -133,12 +133,12 @@ fn hourly() -> Limiter {
     }
 }
 
-/// One of the limiters, without a key, as a route names it.
+/// Returns a limiter without a key, as a route names it.
 pub(crate) fn limiter(name: &str) -> (LimiterName, Arc<[KeyPart]>) {
     (LimiterName::parse(name).unwrap(), Arc::new([]))
 }
 
-/// A route by a path's prefix, without a limiter.
+/// Returns a route by the prefix of a path, without a limiter.
 pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
     let address: SocketAddr = upstream.into();
     Route {
@@ -171,7 +171,7 @@ pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
     }
 }
 
-/// An upstream that counts.
+/// An upstream that counts its connections and requests.
 #[derive(Clone)]
 pub(crate) struct Up {
     address: SocketAddr,
@@ -188,12 +188,12 @@ impl Up {
         *self.requests.borrow()
     }
 
-    /// Ends when it has accepted a connection.
+    /// Waits until it has accepted a connection.
     pub(crate) async fn accepted(&self) {
         self.connections.subscribe().wait_for(|count| *count > 0).await.unwrap();
     }
 
-    /// Ends when it has got a request.
+    /// Waits until it has got a request.
     pub(crate) async fn requested(&self) {
         self.requests.subscribe().wait_for(|count| *count > 0).await.unwrap();
     }
@@ -218,7 +218,7 @@ impl From<&Up> for SocketAddr {
     }
 }
 
-/// An upstream that does with each socket, and its number, as it is told.
+/// Starts an upstream that runs a script for each connection.
 pub(crate) async fn scripted_upstream<F, T>(script: F) -> Up
 where
     F: Fn(TcpStream, Up) -> T + Send + 'static,
@@ -237,7 +237,7 @@ where
     up
 }
 
-/// An upstream that speaks HTTP/1.1 and HTTP/2.
+/// Starts an upstream that speaks HTTP/1.1 and HTTP/2.
 pub(crate) async fn upstream<F, T, B>(answer: F) -> Up
 where
     F: Fn(Request<Incoming>) -> T + Clone + Send + 'static,
@@ -248,7 +248,7 @@ where
     scripted_upstream(move |socket, up| speak(socket, up, answer.clone())).await
 }
 
-/// An upstream that speaks them over TLS, and the certificate to trust.
+/// Starts an upstream that speaks both over TLS; returns the certificate to trust as well.
 pub(crate) async fn tls_upstream<F, T, B>(answer: F) -> (Up, tempfile::NamedTempFile)
 where
     F: Fn(Request<Incoming>) -> T + Clone + Send + 'static,
@@ -297,7 +297,7 @@ where
     let _ = server.serve_connection(TokioIo::new(socket), service).await;
 }
 
-/// An HTTP/2 connection.
+/// Opens an HTTP/2 connection.
 pub(crate) async fn http2_client(address: SocketAddr) -> SendRequest<Full<Bytes>> {
     let socket = TcpStream::connect(address).await.unwrap();
     let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(socket));
@@ -311,12 +311,12 @@ pub(crate) async fn call(address: SocketAddr, request: &str) -> String {
     let mut socket = TcpStream::connect(address).await.unwrap();
     socket.write_all(request.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
-    // A connection that is cut still has an answer.
+    // The response may have arrived before the connection was cut.
     let _ = in_time(socket.read_to_end(&mut answer)).await;
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// Reads up to and with the empty line.
+/// Reads a head up to and including the empty line.
 pub(crate) async fn read_head(socket: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -327,4 +327,18 @@ pub(crate) async fn read_head(socket: &mut TcpStream) -> String {
         head.extend(byte);
     }
     String::from_utf8_lossy(&head).into_owned()
+}
+
+/// Answers with the request that it got.
+pub(crate) async fn mirror(request: Request<Incoming>) -> Response<Full<Bytes>> {
+    let mut seen = format!("{:?} {} {}\n", request.version(), request.method(), request.uri());
+    for (name, value) in request.headers() {
+        seen += &format!("{name}: {}\n", value.to_str().unwrap());
+    }
+    let body = request.into_body().collect().await.unwrap().to_bytes();
+    seen += &String::from_utf8_lossy(&body);
+    let mut response = Response::new(Full::new(Bytes::from(seen)));
+    response.headers_mut().insert("weir-error", "made_up".parse().unwrap());
+    response.headers_mut().insert("x-kept", "yes".parse().unwrap());
+    response
 }
