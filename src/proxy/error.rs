@@ -215,7 +215,7 @@ pub enum ProxyBuildError {
         host: Arc<str>,
     },
     /// The upstream's authority is no valid header value.
-    #[error("{authority} cannot be said in Host")]
+    #[error("{authority} is no valid value of Host")]
     Host {
         /// The authority.
         authority: Arc<str>,

@@ -100,8 +100,8 @@ fn refused(limiter_set: &LimiterSet, refusal: Refusal) -> ProxyError {
     ProxyError::Refused { refusal, limiter }
 }
 
-/// A permit whose request has been handed to hyper. If the client leaves now, nobody knows whether the request was written, so a
-/// drop spends the permit.
+/// A permit whose request has been handed to hyper. If the client leaves now, the request may have been written, so a drop spends the
+/// permit.
 pub(crate) struct Spent(Option<Permit>);
 
 impl Spent {

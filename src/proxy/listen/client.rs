@@ -66,8 +66,8 @@ enum Phase {
     Idle { since: Instant },
     /// The client sends the head of a request.
     Head { since: Instant },
-    /// Requests are under way, and were at `seen`.
-    Busy { requests: u32, seen: Instant },
+    /// Requests are under way, and were at the last check.
+    Busy { requests: u32, checked_at: Instant },
 }
 
 /// The next deadline of a connection.
@@ -115,14 +115,16 @@ impl Activity {
     pub(crate) fn began(&self, now: Instant) {
         let mut phase = self.lock();
         let before = if let Phase::Busy { requests, .. } = *phase { requests } else { 0 };
-        *phase = Phase::Busy { requests: before + 1, seen: now };
+        *phase = Phase::Busy { requests: before + 1, checked_at: now };
     }
 
     /// Notes that a request is over.
     pub(crate) fn ended(&self, now: Instant) {
         let mut phase = self.lock();
         *phase = match *phase {
-            Phase::Busy { requests, seen } if requests > 1 => Phase::Busy { requests: requests - 1, seen },
+            Phase::Busy { requests, checked_at } if requests > 1 => {
+                Phase::Busy { requests: requests - 1, checked_at }
+            }
             _ => Phase::Idle { since: now },
         };
     }
@@ -132,14 +134,14 @@ impl Activity {
         match *self.lock() {
             Phase::Idle { since } => Silence::EndsAt(since + server.idle_timeout),
             Phase::Head { since } => Silence::EndsAt(since + server.header_timeout),
-            Phase::Busy { seen, .. } => Silence::CheckAt(seen + server.idle_timeout),
+            Phase::Busy { checked_at, .. } => Silence::CheckAt(checked_at + server.idle_timeout),
         }
     }
 
     /// Moves the check to be made while requests are under way to `now`.
     pub(crate) fn checked(&self, now: Instant) {
-        if let Phase::Busy { seen, .. } = &mut *self.lock() {
-            *seen = now;
+        if let Phase::Busy { checked_at, .. } = &mut *self.lock() {
+            *checked_at = now;
         }
     }
 }

@@ -67,7 +67,7 @@ impl Frames {
     ) -> Poll<io::Result<()>> {
         loop {
             if let Held::Begun(mut begun) = self.held {
-                let wanted = self.streams.wanted(begun.seen());
+                let wanted = self.streams.wanted(begun.as_slice());
                 let mut missing = ReadBuf::new(begun.bytes.get_mut(begun.length..wanted).unwrap_or_default());
                 ready!(wire.as_mut().poll_read(context, &mut missing))?;
                 let read = missing.filled().len();
@@ -117,19 +117,19 @@ impl Frames {
 
     /// Judges a beginning of which more has arrived, if that is enough.
     fn looked_at(&mut self, mut begun: Beginning) -> Held {
-        if begun.length < self.streams.wanted(begun.seen()) {
+        if begun.length < self.streams.wanted(begun.as_slice()) {
             return Held::Begun(begun);
         }
-        let seen = begun.bytes.get_mut(..begun.length).unwrap_or_default();
-        self.streams.judge(seen);
-        self.rest = length(seen).saturating_sub(begun.length - HEAD);
+        let frame = begun.bytes.get_mut(..begun.length).unwrap_or_default();
+        self.streams.judge(frame);
+        self.rest = length(frame).saturating_sub(begun.length - HEAD);
         Held::Judged(begun, 0)
     }
 
     /// Passes held bytes on, as far as there is room; returns whether there were any.
     fn give(&mut self, buffer: &mut ReadBuf<'_>) -> bool {
         let Held::Judged(judged, given) = &mut self.held else { return false };
-        let left = judged.seen().get(*given..).unwrap_or_default();
+        let left = judged.as_slice().get(*given..).unwrap_or_default();
         let count = left.len().min(buffer.remaining());
         buffer.put_slice(left.get(..count).unwrap_or_default());
         *given += count;
@@ -148,7 +148,7 @@ impl Beginning {
         Beginning { bytes, length }
     }
 
-    fn seen(&self) -> &[u8] {
+    fn as_slice(&self) -> &[u8] {
         self.bytes.get(..self.length).unwrap_or_default()
     }
 }

@@ -83,7 +83,7 @@ pub(crate) fn identify(
     let Some(clients) = clients else { return Ok(Caller::default()) };
     let lines = headers.get_all(AUTHORIZATION).iter().filter(|_| clients.has_tokens());
     let owners: Vec<_> = lines.map(|line| clients.by_token(bearer::digest_of(line)?)).collect();
-    // Several lines identify nobody, but a token for weir in any of them is still removed.
+    // Several lines identify no caller, but a token for weir in any of them is still removed.
     let authorization = if let [only] = owners.as_slice() { *only } else { None };
     let token_in_authorization = owners.iter().any(Option::is_some);
     let ends_here = rule.is_none_or(|rule| rule.set_headers.iter().any(|(name, _)| name == AUTHORIZATION));

@@ -5,7 +5,7 @@ use crate::proxy::messages::quota::values::{DAY, SECOND};
 use crate::proxy::messages::quota::window::QuotaWindow;
 
 #[test]
-fn vendors_with_one_window() {
+fn one_window_with_an_instant_or_a_span() {
     all(&[
         // <https://docs.github.com/rest/using-the-rest-api/rate-limits-for-the-rest-api>
         (
@@ -59,6 +59,12 @@ fn vendors_with_one_window() {
             &[("x-ratelimit-used", "100"), ("x-ratelimit-remaining", "0.0"), ("x-ratelimit-reset", "278")],
             valid(Some(seconds(278)), &[window(None, Some(0), Some(278), None)]),
         ),
+    ]);
+}
+
+#[test]
+fn one_window_without_a_reset() {
+    all(&[
         // <https://shopify.dev/docs/api/admin-rest/usage/rate-limits>: a bucket that leaks, and no reset.
         (
             &[("x-shopify-shop-api-call-limit", "32/40")],
@@ -100,6 +106,12 @@ fn vendors_with_one_window() {
             ],
             valid(Some(DAY), &[window(Some(30000), Some(0), None, None)]),
         ),
+    ]);
+}
+
+#[test]
+fn one_window_with_policies() {
+    all(&[
         // Envoy: <https://www.envoyproxy.io/docs/envoy/latest/api-v3/extensions/filters/http/ratelimit/v3/rate_limit.proto>
         (
             &[
@@ -140,7 +152,7 @@ fn vendors_with_one_window() {
 }
 
 #[test]
-fn vendors_with_several_windows() {
+fn several_windows_of_model_providers_and_linear() {
     all(&[
         // <https://platform.openai.com/docs/guides/rate-limits>; Groq: <https://console.groq.com/docs/rate-limits>
         (
@@ -193,6 +205,12 @@ fn vendors_with_several_windows() {
                 ],
             ),
         ),
+    ]);
+}
+
+#[test]
+fn several_windows_of_kong_zendesk_and_hubspot() {
+    all(&[
         // Kong: <https://docs.konghq.com/hub/kong-inc/response-ratelimiting/>, and the plugin `rate-limiting` beside it
         (
             &[
@@ -241,6 +259,12 @@ fn vendors_with_several_windows() {
                 &[window(None, Some(249_000), None, Some(86400)), window(None, Some(0), None, Some(1))],
             ),
         ),
+    ]);
+}
+
+#[test]
+fn several_windows_of_contentful_and_jira() {
+    all(&[
         // <https://www.contentful.com/developers/docs/references/content-management-api/>: the reset belongs to the spent window.
         (
             &[
