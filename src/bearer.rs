@@ -1,39 +1,39 @@
-//! Bearer tokens: how they are read from a header, and how they are compared.
+//! Bearer tokens: reading them from a header, and comparing them.
 //!
-//! Knows nothing of who may do what with them.
+//! Knows nothing of the rights that a token gives.
 
 use std::fmt;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use sha2::{Digest as _, Sha256};
 
-/// What a token is compared by. How long a comparison takes says nothing about how much of a token was right, and
-/// whoever reads a digest has no token.
+/// The digest of a token, for comparisons. The time of a comparison reveals nothing of the token, and a leaked digest is
+/// no token.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct TokenDigest([u8; 32]);
 
 impl TokenDigest {
-    /// Of a token.
+    /// Computes the digest of a token.
     pub(crate) fn of(token: &str) -> TokenDigest {
         TokenDigest(Sha256::digest(token).into())
     }
 }
 
-/// A weak token could be guessed from its digest.
+/// Hides the digest: a weak token could be guessed from it.
 impl fmt::Debug for TokenDigest {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("***")
     }
 }
 
-/// The digest of the token in `NAME: Bearer TOKEN`, if the header is there once and has this form.
+/// Returns the digest of the token in `NAME: Bearer TOKEN`. `None` unless the header occurs exactly once, in this form.
 pub(crate) fn digest(headers: &HeaderMap, name: &HeaderName) -> Option<TokenDigest> {
     let mut lines = headers.get_all(name).iter();
     let line = lines.next()?;
     if lines.next().is_none() { digest_of(line) } else { None }
 }
 
-/// The digest of the token in `Bearer TOKEN`.
+/// Returns the digest of the token in `Bearer TOKEN`.
 pub(crate) fn digest_of(line: &HeaderValue) -> Option<TokenDigest> {
     let (scheme, token) = line.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| TokenDigest::of(token.trim()))
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_read_from_one_line_of_its_form() {
+    fn a_token_is_read_from_a_single_well_formed_line() {
         let of = |lines: &[&str]| {
             let lines = lines.iter().map(|line| (AUTHORIZATION, line.parse().unwrap()));
             let mut headers = HeaderMap::new();

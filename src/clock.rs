@@ -1,7 +1,7 @@
 //! Instants and spans in whole microseconds, and the clock of the memory store.
 //!
-//! Knows nothing of limiters. All limiter arithmetic is on [`Micros`]; it stays below 2^53, so that the
-//! Lua twin, whose numbers are doubles, computes the same values.
+//! Knows nothing of limiters. All limiter arithmetic is on [`Micros`]. Its values stay below 2^53, so that the Lua
+//! scripts, whose numbers are doubles, compute the same values.
 
 use std::fmt;
 use std::ops::{Add, Sub};
@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::Instant;
 
-/// A number of microseconds: an instant of the store's clock (since the Unix epoch) or a span.
+/// A number of microseconds: an instant of the store's clock since the Unix epoch, or a span.
 ///
 /// Sums saturate and differences stop at zero: an instant never wraps.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -20,25 +20,27 @@ impl Micros {
     pub const ZERO: Micros = Micros(0);
     /// The shortest span.
     pub const ONE: Micros = Micros(1);
+    /// The longest span that is computed with, over a hundred years: sums stay below 2^53.
+    pub const SPAN_MAX: Micros = Micros(4_000_000_000_000_000);
 
-    /// A span of whole milliseconds.
+    /// Converts whole milliseconds.
     pub const fn from_millis(millis: u64) -> Micros {
         Micros(millis.saturating_mul(1000))
     }
 
-    /// The same span as a [`Duration`].
+    /// Converts to a [`Duration`].
     pub const fn to_duration(self) -> Duration {
         Duration::from_micros(self.0)
     }
 
-    /// Milliseconds, rounded up.
+    /// Converts to milliseconds, rounded up.
     pub const fn millis_up(self) -> u64 {
         self.0.div_ceil(1000)
     }
 }
 
 impl From<Duration> for Micros {
-    /// Rounded down; a duration over 584 000 years saturates.
+    /// Rounds down. A duration over 584 000 years saturates.
     fn from(duration: Duration) -> Micros {
         Micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
     }
@@ -64,10 +66,10 @@ impl fmt::Debug for Micros {
     }
 }
 
-/// The clock of this process: wall time at the start, carried on by the monotonic clock, so that a step of
-/// the wall clock changes nothing.
+/// The clock of this process: the wall time at its start, advanced by the monotonic clock. Steps of the wall clock do
+/// not affect it.
 ///
-/// Under Tokio's paused time it stands still and advances with it.
+/// Under Tokio's paused time it follows that time.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     anchor: Instant,
@@ -75,18 +77,18 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock that reads the wall once, now.
+    /// Starts a clock at the present wall time.
     pub fn start() -> Clock {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Clock { anchor: Instant::now(), anchor_wall: Micros::from(wall) }
     }
 
-    /// The present.
+    /// Returns the present instant.
     pub fn now(&self) -> Micros {
         self.at(Instant::now())
     }
 
-    /// What this clock shows at a monotonic instant.
+    /// Converts a monotonic instant to this clock's.
     pub fn at(&self, instant: Instant) -> Micros {
         self.anchor_wall + Micros::from(instant.saturating_duration_since(self.anchor))
     }

@@ -8,7 +8,7 @@ use clap::Parser;
 use weir::cli::remote::{self, Which};
 use weir::cli::{self, Cli, Command};
 
-/// Gives memory back to the system soon after a burst of queues or connections has gone.
+/// Returns memory to the system soon after a burst of queues or connections.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -59,13 +59,13 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// A reader that has seen enough, such as `head`, is no failure.
+/// Returns whether the reader of the output, such as `head`, has closed it. That is no failure.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let mut kinds = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
     kinds.any(|kind| kind == io::ErrorKind::BrokenPipe)
 }
 
-/// One runtime over all cores; docs/runtime.md tells why not one per core.
+/// Starts one runtime over all cores. docs/runtime.md gives the reasons against one per core.
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")
 }

@@ -66,7 +66,7 @@ const RULES: &[Rule] = &[
         // The demo's stub provider is a server of its own.
         says: "a status code is written in proxy/messages/response.rs or admin/",
         within: &[],
-        except: &["proxy/messages/response.rs", "admin/", "cli/demo", "cli/provider"],
+        except: &["proxy/messages/response.rs", "admin/", "cli/demo"],
         pattern: r"\bStatusCode::([A-Z_]{2,}|from_u16)\b",
         catches: "return StatusCode::NOT_FOUND;",
     },

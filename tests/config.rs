@@ -298,7 +298,7 @@ const BROKEN: &[(&str, &str)] = &[
     (
         "store: {redis: {cluster: ['redis://a']}}\nlimiters: {a: {limits: [1/s]}, b: {limits: [1/s], group: c}}\n\
          routes:\n  - {name: a, match: {}, upstream: 'http://a', limiters: [a, b]}\n",
-        "4:62: routes[0].limiters[1]: on a Redis Cluster the limiters of one route need the same `group`: \"a\" is of \"a\"",
+        "4:62: routes[0].limiters[1]: on a Redis Cluster the limiters of one route need the same `group`: \"a\" is in \"a\"",
     ),
     (
         "store: {redis: {url: 'redis://a/x'}}\nROUTES",
@@ -448,7 +448,7 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
         "5:36: routes[0].cost.max: must be from 1 to 1000000000",
     ),
     ("ROUTES    cost: {header: 'a b'}\n", "5:20: routes[0].cost.header: expected the name of a header"),
-    ("ROUTES    cost: {header: content-length}\n", "5:20: routes[0].cost.header: this header says how"),
+    ("ROUTES    cost: {header: content-length}\n", "5:20: routes[0].cost.header: this header frames"),
     ("ROUTES    cost: {default: 5}\n", "5:11: routes[0].cost: needs `header`, or `settle`"),
     // -- who may call
     ("server: {allow: []}\nROUTES", "1:17: server.allow: lets nobody in; leave the key out"),

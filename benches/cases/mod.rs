@@ -78,5 +78,5 @@ impl Case {
 pub(crate) fn call(requests: u64, runs: u64, wait_max: Micros) -> Call {
     let run = Run { cost: 1, wait_max, count: requests / runs };
     let runs = (0..runs).map(|_| run).collect();
-    Call { replica: 1, runs, room: u64::from(u32::MAX), ..Call::default() }
+    Call { replica: 1, runs, queue_slots_left: u64::from(u32::MAX), ..Call::default() }
 }

@@ -107,7 +107,7 @@ impl Fleet {
         limiters.settle().await;
         let (keeping, end) = (limiters.clone(), self.end.clone());
         self.tasks.spawn(async move { end.run_until_cancelled(keeping.keep()).await });
-        let gate = limiters.gate(&[name()?])?.ok_or("a gate without limiters")?;
+        let gate = limiters.limiter_set(&[name()?])?.ok_or("a gate without limiters")?;
         take(&gate).await?;
         self.limiters.push(limiters);
         self.gates.push(gate);

@@ -57,7 +57,7 @@ pub(crate) async fn measure(server: &mut Server, window: Window, time: Duration)
     // Of the same limiter, so that both calls find the same state.
     let (store, limiter_refs) = (store(server, &Metrics::new())?, Arc::from([window.limiter_ref()?]));
     let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: 1 }];
-    let call = Arc::new(Call { replica: 1, runs, room: 1, ..Call::default() });
+    let call = Arc::new(Call { replica: 1, runs, queue_slots_left: 1, ..Call::default() });
     let [mut bare, mut called, mut permits] = [Vec::new(), Vec::new(), Vec::new()];
     let (mut done, mut end) = (0, None);
     while end.is_none_or(|end| Instant::now() < end) {

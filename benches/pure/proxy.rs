@@ -110,5 +110,5 @@ fn routes(rules: &str) -> Result<Routes> {
     let config = config::parse(Path::new("bench.yaml"), &format!("routes:\n{rules}"))?.config;
     let (clock, metrics) = (Clock::start(), Metrics::new());
     let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, metrics.clone());
-    Ok(Routes::of(&Proxy::new(metrics, Spans::default(), &config, &limiters)?))
+    Ok(Routes::of(&Proxy::new(metrics, Spans::default(), &config, &limiters.prepare(&[]))?))
 }

@@ -1,9 +1,9 @@
-//! Who may see and do what on the admin listener.
+//! The access rule of the admin listener.
 //!
-//! Health and metrics are open to whoever reaches the listener. The rest asks for the token where one is set;
-//! where none is, it is there on loopback alone. On loopback the danger is a web page: any page that the
-//! operator's browser shows can send requests to 127.0.0.1, under a name of its own if it rebinds its DNS. So
-//! without a token the request must name a loopback host, and must not come from another origin.
+//! Health and metrics are open to everyone. All else needs the token, if one is set. Without a token it is served on
+//! loopback only. The danger there is a web page: any page in the operator's browser can send requests to 127.0.0.1,
+//! under its own host name if it rebinds its DNS. So without a token, a request must name a loopback host and must not
+//! come from another origin.
 
 use std::net::IpAddr;
 
@@ -15,27 +15,31 @@ use thiserror::Error;
 use crate::bearer::{self, TokenDigest};
 use crate::config::model::Secret;
 
-/// Why a request is turned away.
+/// The reason why a request is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub(super) enum Denied {
-    #[error("this needs `Authorization: Bearer` with the token of admin.token")]
+    #[error("`Authorization: Bearer` with the token of admin.token is needed")]
     Token,
-    #[error("beyond loopback this needs admin.token to be set")]
+    #[error("beyond loopback, admin.token must be set")]
     NoTokenSet,
-    #[error("without admin.token this is only for requests to a loopback host, such as localhost")]
+    #[error("without admin.token, the request must name a loopback host, such as localhost")]
     Host,
-    #[error("this does not answer to pages of another origin")]
+    #[error("requests from pages of another origin are refused")]
     Origin,
 }
 
-/// Whether a token is asked for. An empty one protects nothing: it counts as none.
-pub(super) fn asks_for(token: Option<&Secret>) -> bool {
+/// Returns whether a token is set. An empty one would protect nothing, and counts as none.
+pub(super) fn is_set(token: Option<&Secret>) -> bool {
     token.is_some_and(|token| !token.reveal().is_empty())
 }
 
-/// Whether a request for anything but health and metrics may pass. `loopback`: where the listener is.
+/// Checks a request for anything but health and metrics. `loopback` is whether the listener's address is a loopback
+/// address.
+///
+/// # Errors
+/// The reason to refuse the request.
 pub(super) fn check(loopback: bool, token: Option<&Secret>, headers: &HeaderMap) -> Result<(), Denied> {
-    match token.filter(|_| asks_for(token)) {
+    match token.filter(|_| is_set(token)) {
         Some(token) => {
             let sent = bearer::digest(headers, &AUTHORIZATION);
             sent.filter(|sent| *sent == TokenDigest::of(token.reveal())).map(drop).ok_or(Denied::Token)
@@ -45,6 +49,7 @@ pub(super) fn check(loopback: bool, token: Option<&Secret>, headers: &HeaderMap)
     }
 }
 
+/// Checks that a request without a token cannot come from a web page.
 fn check_page(headers: &HeaderMap) -> Result<(), Denied> {
     let host = headers.get(HOST).and_then(|host| host.to_str().ok()).ok_or(Denied::Host)?;
     if !is_loopback_name(host) {
@@ -79,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_token_is_needed_everywhere() {
+    fn a_set_token_is_needed_on_and_beyond_loopback() {
         let token = Secret::new("t0ken");
         for loopback in [true, false] {
             let check = |value| check(loopback, Some(&token), &headers(&[(AUTHORIZATION, value)]));
@@ -112,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn on_loopback_pages_of_other_origins_are_turned_away() {
+    fn on_loopback_pages_of_other_origins_are_refused() {
         let check = |origin| check(true, None, &headers(&[(HOST, "localhost:9090"), (ORIGIN, origin)]));
         assert_eq!(check("http://localhost:9090"), Ok(()));
         for origin in ["http://localhost:8080", "https://page.example", "null", "http://localhost"] {

@@ -1,102 +1,57 @@
-//! The page at `/`, and what it shows: the live state as server-sent events (WHATWG HTML, 9.2).
+//! The parts of the dashboard that all open pages share: recent counts, the latest state, a bound on their number.
 //!
-//! The page holds no data, so where a token is set it is open to everybody and asks for the token; `/api/events` and whatever
-//! the page does are not. Whoever looks costs little: the store is asked once in a while for all pages together, and the
-//! counts of the last minutes are kept whether somebody looks or not, so that a page begins with them.
+//! Counts are sampled whether or not a page is open, so that a page has a history when it opens. The state is
+//! computed at most once a second, however many pages ask. Knows nothing of the page itself.
 
 use std::collections::{HashMap, VecDeque};
-use std::convert::Infallible;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use futures_util::stream::unfold;
-use http::header::CONTENT_SECURITY_POLICY;
-use http::{HeaderValue, StatusCode};
-use http_body::Frame;
-use http_body_util::StreamBody;
 use serde::Serialize;
-use serde_json::{Map, json};
-use sha2::{Digest as _, Sha256};
+use serde_json::{Map, Value, json};
 use tokio::sync::{Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Duration, Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{Duration, Instant, MissedTickBehavior, interval};
 
-use super::response::{self, Response};
-use super::{AdminState, config, limiters, replicas};
 use crate::limiter::{Limiters, Tally};
 
-/// Needs nothing from outside itself.
-const PAGE: &str = include_str!("page.html");
+/// The age at which a state is computed anew: half the interval at which a page asks for it.
+const STATE_AGE_MAX: Duration = Duration::from_secs(1);
 
-/// How often a page is told the state, and how often the store is asked for that at most.
-const TOLD_EVERY: Duration = Duration::from_secs(2);
-
-/// The counts that are kept: one for each of these, for five minutes.
-const SAMPLED_EVERY: Duration = Duration::from_secs(5);
+/// Time between two samples of the counts.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
+/// Samples that are kept: five minutes.
 const SAMPLES_MAX: usize = 60;
 
-/// Pages that look at once. A probe must find a connection beside them.
+/// Pages open at once. Few enough that a probe still finds a free connection.
 const PAGES_MAX: usize = 32;
 
-/// A stream ends after a while, and the page asks for another: shorter than a connection of this listener lives.
-const STREAM_LASTS: Duration = Duration::from_secs(240);
-
-/// How soon a page that has lost its stream asks for another one.
-const RETRY_MILLIS: u32 = 2000;
-
-/// The page may run its own script and style, and talk to the listener that it came from. Nothing else.
-static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
-    let hash = |tag: &str| {
-        let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
-        let inside = PAGE.split_once(&open).and_then(|(_, rest)| rest.split_once(&close));
-        STANDARD.encode(Sha256::digest(inside.map_or("", |(inside, _)| inside)))
-    };
-    let policy = format!(
-        "default-src 'none'; script-src 'sha256-{}'; style-src 'sha256-{}'; connect-src 'self'; img-src data:; \
-         frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
-        hash("script"),
-        hash("style")
-    );
-    HeaderValue::try_from(policy).unwrap_or(HeaderValue::from_static("default-src 'none'"))
-});
-
-pub(super) fn page() -> Response {
-    let mut page = response::of(StatusCode::OK, "text/html; charset=utf-8", PAGE);
-    page.headers_mut().insert(CONTENT_SECURITY_POLICY, POLICY.clone());
-    page
-}
-
-/// The counts of all limiters at an instant.
+/// The counts of all limiters at one instant.
 struct Sample {
     at_unix_ms: u64,
     tallies: Vec<Tally>,
 }
 
-/// What all pages share. Cheap to clone.
+/// The state that all open pages share. Cheap to clone.
 #[derive(Clone)]
 pub struct Dashboard {
     samples: Arc<Mutex<VecDeque<Sample>>>,
-    /// The last event, and when it was made.
-    told: Arc<AsyncMutex<Option<(Instant, Bytes)>>>,
+    /// The latest `state` event, and when it was computed.
+    latest: Arc<AsyncMutex<Option<(Instant, Bytes)>>>,
     pages: Arc<Semaphore>,
 }
 
 impl Default for Dashboard {
     fn default() -> Dashboard {
-        Dashboard {
-            samples: Arc::default(),
-            told: Arc::default(),
-            pages: Arc::new(Semaphore::new(PAGES_MAX)),
-        }
+        let pages = Arc::new(Semaphore::new(PAGES_MAX));
+        Dashboard { samples: Arc::default(), latest: Arc::default(), pages }
     }
 }
 
 impl Dashboard {
-    /// Keeps the counts of the last minutes. Does not end.
+    /// Samples the counts of all limiters at a fixed interval. Never returns.
     pub(super) async fn sample(&self, limiters: &Limiters) {
-        let mut next = interval(SAMPLED_EVERY);
+        let mut next = interval(SAMPLE_INTERVAL);
         next.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             next.tick().await;
@@ -109,8 +64,13 @@ impl Dashboard {
         }
     }
 
-    /// The counts that are kept, in the order of time.
-    fn history(&self) -> Bytes {
+    /// Takes one of the places for open pages; `None` when all are taken.
+    pub(super) fn open_page(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.pages).try_acquire_owned().ok()
+    }
+
+    /// Returns the kept samples as a `history` event, oldest first.
+    pub(super) fn history(&self) -> Bytes {
         let samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
         let samples: Vec<_> = samples
             .iter()
@@ -123,95 +83,41 @@ impl Dashboard {
         event("history", &samples)
     }
 
-    /// How long one has waited at most for each limiter in the last minutes, in milliseconds.
-    fn longest_waits_ms(&self) -> HashMap<String, u64> {
+    /// Returns the longest wait of each limiter in the kept samples, in milliseconds.
+    pub(super) fn longest_waits_ms(&self) -> HashMap<String, u64> {
         let samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
         let mut longest = HashMap::new();
         for tally in samples.iter().flat_map(|sample| &sample.tallies) {
             let waited = u64::try_from(tally.longest_wait.as_millis()).unwrap_or(u64::MAX);
-            let known = longest.entry(tally.name.to_string()).or_default();
-            *known = waited.max(*known);
+            let so_far: &mut u64 = longest.entry(tally.name.to_string()).or_default();
+            *so_far = waited.max(*so_far);
         }
         longest
     }
 
-    /// The state of now, or of a moment ago if another page has asked then.
-    async fn state(&self, state: &AdminState) -> Bytes {
-        let mut told = self.told.lock().await;
-        if let Some((at, event)) = &*told
-            && at.elapsed() < TOLD_EVERY / 2
+    /// Returns the latest state as a `state` event; runs `compute` if that one is too old.
+    pub(super) async fn state(&self, compute: impl Future<Output = Value>) -> Bytes {
+        let mut latest = self.latest.lock().await;
+        if let Some((at, event)) = &*latest
+            && at.elapsed() < STATE_AGE_MAX
         {
             return event.clone();
         }
-        // A store that does not answer must not keep a page from showing that.
-        let shown = timeout(TOLD_EVERY, limiters::listing(&state.limiters)).await.ok();
-        let event = event(
-            "state",
-            &json!({
-                "at": unix_ms(),
-                "store_up": state.limiters.store_up(),
-                "draining": *state.draining.borrow(),
-                "limiters": shown,
-                "longest_waits_ms": self.longest_waits_ms(),
-                "replicas": replicas::views(&state.limiters),
-                "configuration": &*state.config.config().hash,
-                "last_reload": config::last(&state.config),
-                "upstream_rejections": state.metrics.upstream_rejections(),
-            }),
-        );
-        *told = Some((Instant::now(), event.clone()));
+        let event = event("state", &compute.await);
+        *latest = Some((Instant::now(), event.clone()));
         event
     }
 }
 
-/// What one page is being told.
-struct Stream {
-    state: AdminState,
-    _page: OwnedSemaphorePermit,
-    next: tokio::time::Interval,
-    ends: Instant,
-    is_first: bool,
-}
-
-/// `/api/events`: the counts of the last minutes, then the state again and again.
-pub(super) fn events(state: &AdminState) -> Response {
-    let Ok(page) = state.dashboard.pages.clone().try_acquire_owned() else {
-        let detail = "as many pages as may are open: close one";
-        return response::problem(StatusCode::SERVICE_UNAVAILABLE, detail);
-    };
-    let mut next = interval(TOLD_EVERY);
-    next.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let ends = Instant::now() + STREAM_LASTS;
-    let stream = Stream { state: state.clone(), _page: page, next, ends, is_first: true };
-    let frames = unfold(stream, |mut stream| async move {
-        let state = &stream.state;
-        if Instant::now() >= stream.ends {
-            return None;
-        }
-        stream.next.tick().await;
-        if *state.draining.borrow() {
-            // That is told, and then nothing must hold up the end.
-            stream.ends = Instant::now();
-        }
-        let mut bytes = Vec::new();
-        if std::mem::take(&mut stream.is_first) {
-            bytes.extend_from_slice(format!("retry: {RETRY_MILLIS}\n").as_bytes());
-            bytes.extend_from_slice(&state.dashboard.history());
-        }
-        bytes.extend_from_slice(&state.dashboard.state(state).await);
-        Some((Ok::<_, Infallible>(Frame::data(Bytes::from(bytes))), stream))
-    });
-    response::stream("text/event-stream", StreamBody::new(frames))
-}
-
-/// An event whose data are JSON, in one line.
+/// Formats a server-sent event with JSON data on one line.
 fn event<T: Serialize>(name: &str, data: &T) -> Bytes {
-    // It does not fail: what is written is made of maps with names, lists, texts and numbers.
+    // Serializing cannot fail: the data are maps with string keys, lists, strings and numbers.
     let data = serde_json::to_string(data).unwrap_or_default();
     format!("event: {name}\ndata: {data}\n\n").into()
 }
 
-fn unix_ms() -> u64 {
+/// Returns the wall time in milliseconds since the Unix epoch.
+pub(super) fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

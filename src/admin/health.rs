@@ -4,20 +4,20 @@ use http::StatusCode;
 
 use super::response::{self, Response};
 
-/// 200 while the process lives.
+/// Answers 200 while the process lives.
 pub(super) fn alive() -> Response {
     response::line(StatusCode::OK, "alive")
 }
 
-/// 200 when requests can be served by their policy. A store that is away is no reason by itself: it is one
-/// where a limiter rejects without it.
+/// Answers 200 when requests can be served by their limiters' policies. During an outage of the store that is so unless
+/// a limiter has `on_store_failure: reject`.
 pub(super) fn ready(draining: bool, limiters_ready: bool) -> Response {
     if draining {
         response::line(StatusCode::SERVICE_UNAVAILABLE, "draining")
     } else if !limiters_ready {
         response::line(
             StatusCode::SERVICE_UNAVAILABLE,
-            "a limiter rejects without its store, and the store is away",
+            "the store is away, and a limiter has on_store_failure: reject",
         )
     } else {
         response::line(StatusCode::OK, "ready")

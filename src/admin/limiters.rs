@@ -1,4 +1,4 @@
-//! `/api/limiters`: the live state of all limiters, or of one; and what may be done to one by hand.
+//! `/api/limiters`: the live state of all limiters or of one, and the actions by hand: pause, resume, reset.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -14,11 +14,11 @@ use url::form_urlencoded;
 
 use super::response::{self, Response};
 use crate::config::units;
-use crate::limiter::model::limit::{Algorithm, LimiterName, OnStoreFailure};
+use crate::limiter::model::limit::{LimiterName, OnStoreFailure};
 use crate::limiter::model::pause::{PAUSE_MAX, Reason};
 use crate::limiter::{Inspection, LimiterStatus, Limiters, NotFound, Partition, PauseState, replica_name};
 
-/// The most of a body that is read, and for how long.
+/// Bounds on reading a body.
 const BODY_BYTES_MAX: usize = 1024;
 const BODY_TIME_MAX: Duration = Duration::from_secs(5);
 
@@ -33,19 +33,19 @@ struct LimiterView<'state> {
     name: &'state str,
     limits: Vec<LimitView<'state>>,
     waiting: u32,
-    /// How long the one has waited that has waited longest of them.
+    /// The longest time that a waiting request has waited so far.
     longest_wait_ms: u64,
     granted: u64,
     refused: u64,
-    /// Milliseconds since 1970 by this machine's clock; null while it is not paused.
+    /// Milliseconds since the Unix epoch by this machine's clock; null while not paused.
     paused_until: Option<u64>,
-    /// Null in the same case.
+    /// Null while not paused.
     paused: Option<PauseView>,
     queue: Option<QueueView>,
     guard_us: u64,
     on_store_failure: &'static str,
     mode: &'static str,
-    /// Whether there is a state for each value of a key: then it has none as a whole.
+    /// Whether the limiter has a key. It then has a state for each partition, and none as a whole.
     partitioned: bool,
 }
 
@@ -53,10 +53,10 @@ struct LimiterView<'state> {
 struct LimitView<'state> {
     limit: &'state str,
     rate: u64,
-    /// Null for a month, which has no one length.
+    /// Null for a calendar month, whose length varies.
     per_ms: Option<u64>,
     algorithm: &'static str,
-    /// Null where the store could not be asked.
+    /// Null if the store did not answer.
     available: Option<u64>,
 }
 
@@ -65,9 +65,9 @@ struct PauseView {
     until: u64,
     #[serde(flatten)]
     reason: ReasonView,
-    /// The replica that heard the refusal, or over which it was paused by hand.
+    /// The replica that received the rejection, or the request for the pause by hand.
     by: String,
-    /// Its host, while it is known.
+    /// The host of that replica; null if it is not known.
     by_host: Option<Arc<str>>,
 }
 
@@ -76,7 +76,7 @@ struct PauseView {
 enum ReasonView {
     Upstream {
         status: u16,
-        /// Whether the upstream named the instant; otherwise weir has chosen it.
+        /// Whether the upstream named the instant; otherwise weir chose it.
         named: bool,
     },
     ByHand,
@@ -88,19 +88,19 @@ struct QueueView {
     max_waiting: u32,
 }
 
-/// All limiters, in the order of the configuration.
+/// Answers with all limiters, in the order of the configuration.
 pub(super) async fn all(limiters: &Limiters) -> Response {
     let states = limiters.inspect().await;
     let views = states.iter().map(|state| view(limiters, state)).collect();
     response::document(&Listing { store_up: limiters.store_up(), limiters: views })
 }
 
-/// The same, to be shown among other things.
+/// Returns all limiters as JSON, for the dashboard.
 pub(super) async fn listing(limiters: &Limiters) -> Vec<Value> {
     limiters.inspect().await.iter().map(|state| json!(view(limiters, state))).collect()
 }
 
-/// One limiter, or one of its partitions: `partition=VALUE`, once for each part of its key.
+/// Answers with one limiter, or one of its partitions: `partition=VALUE`, once for each part of the key.
 pub(super) async fn one(limiters: &Limiters, name: &str, query: Option<&str>) -> Response {
     match choose(limiters, name, query) {
         Ok(chosen) => shown(limiters, &chosen).await,
@@ -108,10 +108,10 @@ pub(super) async fn one(limiters: &Limiters, name: &str, query: Option<&str>) ->
     }
 }
 
-/// Why a body could not be read.
+/// An error of reading a body.
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What may be done to a limiter by hand.
+/// An action on a limiter by hand.
 #[derive(Clone, Copy)]
 pub(super) enum Action {
     Pause,
@@ -120,7 +120,7 @@ pub(super) enum Action {
 }
 
 impl Action {
-    /// The one of that name in a path.
+    /// Returns the action of this name in a path.
     pub(super) fn named(name: &str) -> Option<Action> {
         match name {
             "pause" => Some(Action::Pause),
@@ -131,14 +131,14 @@ impl Action {
     }
 }
 
-/// The body of a pause.
+/// The body of a request for a pause.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PauseFor {
     r#for: String,
 }
 
-/// Does it to one limiter, or to one of its partitions, on all replicas; the state afterwards.
+/// Acts on a limiter, or on one of its partitions, for all replicas. Answers with the state afterwards.
 pub(super) async fn act(
     limiters: &Limiters,
     action: Action,
@@ -169,6 +169,7 @@ pub(super) async fn act(
     }
 }
 
+/// Reads the length of a pause from a body.
 async fn pause_for(body: impl Body<Data = Bytes, Error: Into<BoxError>>) -> Option<Duration> {
     let read = Limited::new(body, BODY_BYTES_MAX).collect();
     let bytes = timeout(BODY_TIME_MAX, read).await.ok()?.ok()?.to_bytes();
@@ -185,10 +186,10 @@ fn view<'state>(limiters: &Limiters, state: &'state LimiterStatus) -> LimiterVie
     LimiterView::of(state, |replica| limiters.host_of(replica))
 }
 
-/// What a path and a query mean.
+/// Finds the limiter, or the partition, that a path and a query name.
 fn choose(limiters: &Limiters, name: &str, query: Option<&str>) -> Result<Inspection, NotFound> {
     let name = LimiterName::parse(name).ok_or(NotFound::Limiter)?;
-    limiters.choose(&name, query.and_then(partition_of))
+    limiters.find(&name, query.and_then(partition_of))
 }
 
 fn not_found(reason: NotFound) -> Response {
@@ -214,10 +215,7 @@ impl LimiterView<'_> {
         let limits = limiter.limits.iter().enumerate().map(|(index, limit)| LimitView {
             limit: &limit.label,
             rate: limit.rate.get(),
-            per_ms: match &limit.algorithm {
-                Algorithm::FixedWindow { windows } => windows.nominal().map(millis),
-                _ => Some(millis(limit.per)),
-            },
+            per_ms: limit.window().map(millis),
             algorithm: limit.algorithm.as_str(),
             available: available(index),
         });
@@ -263,7 +261,7 @@ fn millis(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::model::limit::{Limit, Limiter, Permits, QueueLimits};
+    use crate::limiter::model::limit::{Algorithm, Limit, Limiter, Permits, QueueLimits};
     use crate::limiter::model::pause::Cause;
 
     fn state(available: Option<Vec<u64>>) -> LimiterStatus {
@@ -291,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limiter_is_shown_whole() {
+    fn a_limiter_is_shown_with_all_its_fields() {
         let expected = json!({
             "name": "github",
             "limits": [
@@ -313,9 +311,9 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_is_shown_with_its_reason_and_who_has_seen_to_it() {
+    fn a_pause_is_shown_with_its_reason_and_replica() {
         let upstream = |is_named| Reason::Upstream { status: 429, is_named };
-        for (reason, told) in [
+        for (reason, shown_reason) in [
             (upstream(true), json!({"reason": "upstream", "status": 429, "named": true})),
             (upstream(false), json!({"reason": "upstream", "status": 429, "named": false})),
             (Reason::ByHand, json!({"reason": "by_hand"})),
@@ -328,7 +326,7 @@ mod tests {
             assert_eq!(paused["until"], shown["paused_until"]);
             assert!(paused["until"].take().as_u64().is_some_and(|until| until > 1_700_000_028_000));
             let mut expected = json!({"until": null, "by": "000000000000a1", "by_host": "weir-2"});
-            expected.as_object_mut().unwrap().extend(told.as_object().unwrap().clone());
+            expected.as_object_mut().unwrap().extend(shown_reason.as_object().unwrap().clone());
             assert_eq!(paused, expected);
         }
     }
@@ -337,14 +335,14 @@ mod tests {
     fn a_partition_is_named_by_the_parts_of_its_key() {
         let of = |parts: &[&str]| Some(Partition::of(parts.iter().map(|part| Some(part.as_bytes()))));
         assert_eq!(partition_of("partition=a%20b"), of(&["a b"]));
-        // As a query's value is read where it is a part of a key.
+        // Values are decoded as in a limiter's key.
         assert_eq!(partition_of("partition=a+b"), of(&["a b"]));
         assert_eq!(partition_of("partition=a&other=c&partition=b"), of(&["a", "b"]));
         assert_eq!(partition_of("other=c"), None);
     }
 
     #[test]
-    fn what_the_store_could_not_say_is_null() {
+    fn available_permits_are_null_while_the_store_does_not_answer() {
         assert!(json!(LimiterView::of(&state(None), |_| None))["limits"][0]["available"].is_null());
     }
 }

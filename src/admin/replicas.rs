@@ -1,4 +1,4 @@
-//! `/api/replicas`: the replicas that share the store. Read-only; the store is not asked.
+//! `/api/replicas`: the replicas that share the store, as of its last heartbeat. Never calls the store.
 
 use serde::Serialize;
 
@@ -14,7 +14,7 @@ struct Listing {
 #[derive(Serialize)]
 pub(super) struct ReplicaView {
     id: String,
-    /// Null where it has no name.
+    /// Null if the host has no name.
     host: Option<String>,
     version: String,
     configuration: String,
@@ -22,12 +22,12 @@ pub(super) struct ReplicaView {
     this: bool,
 }
 
-/// This one first.
+/// Answers with all replicas, this one first.
 pub(super) fn all(limiters: &Limiters) -> Response {
     response::document(&Listing { store_up: limiters.store_up(), replicas: views(limiters) })
 }
 
-/// The same, to be shown among other things.
+/// Returns all replicas, this one first, for the dashboard.
 pub(super) fn views(limiters: &Limiters) -> Vec<ReplicaView> {
     let replicas = limiters.replicas();
     replicas.iter().enumerate().map(|(place, replica)| ReplicaView::of(replica, place == 0)).collect()

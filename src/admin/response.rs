@@ -1,4 +1,4 @@
-//! The forms in which the admin listener answers: text, JSON, a problem document (RFC 9457), a stream.
+//! The forms of an answer: text, JSON, a problem document (RFC 9457), a stream.
 
 use std::convert::Infallible;
 
@@ -11,17 +11,17 @@ use http_body_util::{BodyExt, Full};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// An answer; all of them are whole before they are sent, but for a stream.
+/// An answer. All but streams are complete before they are sent.
 pub(super) type Response = http::Response<UnsyncBoxBody<Bytes, Infallible>>;
 
-/// An answer of any kind. Live state must not be kept by a cache, nor be taken for something it is not.
+/// Returns a complete answer. No answer may be cached, and browsers must not guess its type.
 pub(super) fn of(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Response {
     let mut response = stream(content_type, Full::new(body.into()));
     *response.status_mut() = status;
     response
 }
 
-/// An answer, 200, whose body comes bit by bit.
+/// Returns an answer, 200, with a streaming body.
 pub(super) fn stream(
     content_type: &'static str,
     body: impl Body<Data = Bytes, Error = Infallible> + Send + 'static,
@@ -34,12 +34,12 @@ pub(super) fn stream(
     response
 }
 
-/// A line of text.
+/// Returns a line of text.
 pub(super) fn line(status: StatusCode, text: &str) -> Response {
     of(status, "text/plain; charset=utf-8", format!("{text}\n"))
 }
 
-/// A JSON document, 200; its members in the order of the type.
+/// Returns a JSON document, 200, with its members in the order of the type's fields.
 pub(super) fn document<T: Serialize>(value: &T) -> Response {
     match serde_json::to_string_pretty(value) {
         Ok(text) => of(StatusCode::OK, "application/json", text + "\n"),
@@ -47,12 +47,12 @@ pub(super) fn document<T: Serialize>(value: &T) -> Response {
     }
 }
 
-/// A problem that `detail` explains.
+/// Returns a problem document.
 pub(super) fn problem(status: StatusCode, detail: &str) -> Response {
     problem_with(status, detail, json!({}))
 }
 
-/// A problem with members beyond the usual ones; `members` is an object.
+/// Returns a problem document with further members. `members` must be an object.
 pub(super) fn problem_with(status: StatusCode, detail: &str, mut members: Value) -> Response {
     members["type"] = "about:blank".into();
     members["title"] = status.canonical_reason().into();

@@ -1,6 +1,6 @@
-//! The admin listener: plain HTTP/1.1, every connection bounded in number, time and size.
+//! The admin listener: plain HTTP/1.1, with bounds on the number, the lifetime and the headers of connections.
 //!
-//! A body is read by those endpoints alone that want one, and bounded there.
+//! Endpoints that read a body bound it themselves.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -15,22 +15,23 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::{AdminState, router};
+use super::router;
+use super::state::AdminState;
 
-/// A handful of scrapers, probes and operators; a probe must get through beside them.
+/// The most connections: enough for scrapers, operators and, beside them, a probe.
 const CONNECTIONS_MAX: usize = 256;
-/// Until a request's head is complete; also how long a connection may idle.
+/// The longest time to receive a request's head, and to stay idle.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most bytes of a request's head.
 const HEADER_BYTES_MAX: usize = 16 * 1024;
-/// How long a connection lives: a reader that has stopped reading does not hold its place for ever.
+/// The longest life of a connection. A client that has stopped reading must not hold its place for ever.
 const CONNECTION_AGE_MAX: Duration = Duration::from_secs(300);
-/// What is under way at the end of a connection or of the process may take this long.
+/// The time that requests in flight have to finish when their connection or the process ends.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
-/// After an `accept` that failed, mostly for want of file descriptors.
+/// The pause after a failed `accept`, mostly for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Answers on `listener` until `shutdown`, then lets the requests under way finish for some seconds.
+/// Serves `listener` until `shutdown`, then lets requests in flight finish for some seconds.
 pub async fn serve(listener: TcpListener, state: AdminState, shutdown: CancellationToken) {
     let loopback = listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback());
     let state = Arc::new(state);
@@ -54,7 +55,7 @@ pub async fn serve(listener: TcpListener, state: AdminState, shutdown: Cancellat
             },
         }
     }
-    // Each connection bounds itself from here on.
+    // Each connection ends within a bounded time from here on.
     while connections.join_next().await.is_some() {}
 }
 
@@ -78,6 +79,6 @@ async fn connection(stream: TcpStream, state: Arc<AdminState>, loopback: bool, s
         () = shutdown.cancelled() => {}
     }
     connection.as_mut().graceful_shutdown();
-    // Whether it ended well concerns its client alone.
+    // A failed connection concerns its client alone.
     let _ = tokio::time::timeout(FINISH_TIMEOUT, connection).await;
 }

@@ -1,4 +1,4 @@
-//! `weir check`: says whether a configuration is valid, and everything that is wrong with it.
+//! `weir check`: reports every problem of a configuration, and tries its store.
 
 use std::io::Write;
 use std::path::Path;
@@ -11,11 +11,11 @@ use crate::config::{self, Config};
 use crate::redis::{Checked, RedisStore};
 use crate::telemetry::Metrics;
 
-/// Checks a file, and tries its store if asked to: a summary on standard output and success, or everything that is wrong on
-/// standard error and failure. As JSON all of it goes to standard output.
+/// Checks a file, and with `tries_store` its store. Prints a summary on standard output and returns success, or prints
+/// every problem on standard error and returns failure. JSON is always printed on standard output.
 ///
 /// # Errors
-/// When the output cannot be written.
+/// If the output cannot be written.
 pub async fn run(path: &Path, tries_store: bool, as_json: bool) -> std::io::Result<ExitCode> {
     let config = match config::load(path) {
         Ok(loaded) => loaded.config,
@@ -50,10 +50,10 @@ pub async fn run(path: &Path, tries_store: bool, as_json: bool) -> std::io::Resu
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Does everything there that weir does.
+/// Runs every operation that weir needs from its store.
 async fn try_store(store: &Store) -> Result<String, String> {
     let Store::Redis(settings) = store else {
-        return Ok("the store is this process's memory: there is nothing to try".to_owned());
+        return Ok("the store is this process's memory, and always works".to_owned());
     };
     let store = RedisStore::new(settings, Metrics::new().store()).map_err(|error| error.to_string())?;
     let Checked { server, caution } = store.check().await.map_err(|error| error.to_string())?;
@@ -61,7 +61,7 @@ async fn try_store(store: &Store) -> Result<String, String> {
     Ok(format!("the store works: {server} at {}{caution}", settings.servers.addresses()))
 }
 
-/// `2 limiters, 3 routes, store redis at 127.0.0.1:6379`.
+/// Summarizes a configuration: `2 limiters, 3 routes, store redis at 127.0.0.1:6379`.
 fn summary(config: &Config) -> String {
     let store = match &config.store {
         Store::Memory => "memory".to_owned(),

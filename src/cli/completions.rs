@@ -1,4 +1,4 @@
-//! `weir completions`: what a shell needs to complete weir's commands.
+//! `weir completions`: prints completions of weir's commands for a shell.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use clap::CommandFactory;
 use clap_complete::{Shell, generate};
 
-use crate::cli::Cli;
+use super::arguments::Cli;
 
-/// Prints it.
+/// Prints the completions on standard output.
 ///
 /// # Errors
-/// When the output cannot be written.
+/// If the output cannot be written.
 pub fn run(shell: Shell) -> std::io::Result<ExitCode> {
     let mut text = Vec::new();
     generate(shell, &mut Cli::command(), "weir", &mut text);

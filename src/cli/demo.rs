@@ -1,8 +1,9 @@
-//! `weir demo`: a provider with a quota, weir in front of it, and more traffic than the quota allows, all in
-//! this process and on loopback.
+//! `weir demo`: a provider with a quota, weir in front of it, and more traffic than the quota allows, all in this
+//! process and on loopback.
 //!
-//! What is shown is what the applications and the provider saw; weir's own counts are not asked.
+//! Prints the counts of the applications and of the provider, not weir's own.
 
+mod provider;
 mod screen;
 mod traffic;
 
@@ -19,42 +20,42 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::provider::{Provider, TallyView};
 use self::screen::{Row, Screen, Setting};
 use self::traffic::{Totals, Traffic};
-use super::provider::{Books, Provider};
 use crate::app::{App, StartError};
 use crate::config::model::{Http2, LogFormat, PathMatch, Upstream};
 use crate::config::{self, Config, LoadError, Loaded};
 use crate::telemetry::Logging;
 use crate::telemetry::logging::LoggingError;
 
-/// The configuration that the demo runs, and that a first-time user copies.
+/// The configuration of the demo, which first-time users copy.
 const QUICKSTART: &str = include_str!("../../config/quickstart.yaml");
 
 /// The demo could not run.
 #[derive(Debug, Error)]
 pub enum DemoError {
-    /// No port for the provider, or no signal handler.
+    /// A port or a signal handler could not be set up.
     #[error("cannot set up the demo")]
     Setup(#[source] io::Error),
-    /// The terminal, or what the output was piped into, is gone.
+    /// The output could not be written.
     #[error("cannot write")]
     Output(#[from] io::Error),
-    /// The built-in configuration.
+    /// The built-in configuration is not valid.
     #[error(transparent)]
     Config(#[from] LoadError),
-    /// Logging.
+    /// Logging could not be set up.
     #[error(transparent)]
     Logging(#[from] LoggingError),
-    /// weir itself.
+    /// weir could not start.
     #[error(transparent)]
     Start(#[from] StartError),
 }
 
-/// Runs until a signal, or for that many seconds.
+/// Runs the demo until a signal, or for a number of seconds.
 ///
 /// # Errors
-/// When a port, a signal handler or the terminal is not to be had.
+/// If the demo cannot be set up, or its output cannot be written.
 pub async fn run(seconds: Option<NonZeroU32>) -> Result<(), DemoError> {
     let mut signals = Signals::listen().map_err(DemoError::Setup)?;
     let provider = Provider::bind().await.map_err(DemoError::Setup)?;
@@ -64,7 +65,7 @@ pub async fn run(seconds: Option<NonZeroU32>) -> Result<(), DemoError> {
     let path = example_path(&config);
     let limiter = config.limiters.first().cloned();
     let app = match App::start(loaded.clone(), None).await {
-        // Somebody has the usual ports, perhaps a weir.
+        // Another process, perhaps another weir, has the usual ports.
         Err(StartError::Listen { .. }) => App::start(on_free_ports(loaded), None).await?,
         started => started?,
     };
@@ -76,7 +77,7 @@ pub async fn run(seconds: Option<NonZeroU32>) -> Result<(), DemoError> {
         path,
         limiter,
     };
-    let books = provider.books();
+    let tallies = provider.tally_view();
     let tasks = TaskTracker::new();
     let shutdown = CancellationToken::new();
     let stop_traffic = CancellationToken::new();
@@ -86,9 +87,9 @@ pub async fn run(seconds: Option<NonZeroU32>) -> Result<(), DemoError> {
     let traffic = tasks.spawn(traffic.run(stop_traffic.clone()));
 
     let mut screen = Screen::stdout();
-    let shown = show(&mut screen, &setting, &totals, &books, seconds, &mut signals).await;
+    let shown = show(&mut screen, &setting, &totals, &tallies, seconds, &mut signals).await;
 
-    // Those that wait may still have their turn: the applications stop first, then weir, then the provider.
+    // The applications stop first, then weir, then the provider, so that waiting requests still get their turn.
     let finish = async {
         stop_traffic.cancel();
         let _ = traffic.await;
@@ -99,19 +100,19 @@ pub async fn run(seconds: Option<NonZeroU32>) -> Result<(), DemoError> {
     };
     tokio::select! {
         () = finish => {}
-        // Whoever asks twice does not want to wait.
+        // A second signal ends the demo at once.
         () = signals.next() => {}
     }
-    screen.summary(shown?, &totals.read(), books.tally())?;
+    screen.summary(shown?, &totals.read(), tallies.tally())?;
     Ok(())
 }
 
-/// One row a second until the end; for how long it went on.
+/// Prints one row a second until the end, and returns the time that it took.
 async fn show(
     screen: &mut Screen,
     setting: &Setting,
     totals: &Totals,
-    books: &Books,
+    provider: &TallyView,
     seconds: Option<NonZeroU32>,
     signals: &mut Signals,
 ) -> io::Result<Duration> {
@@ -130,7 +131,7 @@ async fn show(
         let time = start.elapsed();
         let forwarded_now = now.forwarded.saturating_sub(forwarded_before);
         forwarded_before = now.forwarded;
-        screen.row(&Row { time, totals: now, forwarded_now, violations: books.tally().violations })?;
+        screen.row(&Row { time, totals: now, forwarded_now, violations: provider.tally().violations })?;
         if seconds.is_some_and(|seconds| time.as_secs() >= u64::from(seconds.get())) {
             break;
         }
@@ -139,7 +140,7 @@ async fn show(
     Ok(start.elapsed())
 }
 
-/// SIGINT and SIGTERM.
+/// The signals SIGINT and SIGTERM.
 struct Signals {
     interrupt: Signal,
     terminate: Signal,
@@ -159,11 +160,11 @@ impl Signals {
     }
 }
 
-/// The quickstart configuration, with the provider as its upstream.
+/// Returns the quickstart configuration with the provider as its upstream.
 fn quickstart(provider: SocketAddr) -> Result<Loaded, LoadError> {
     let loaded = config::parse(Path::new("config/quickstart.yaml"), QUICKSTART)?;
     let mut config = Config::clone(&loaded.config);
-    // The rows are the output; only what goes wrong may stand between them.
+    // The rows are the output; only warnings may come between them.
     config.log.level = tracing::Level::WARN;
     config.log.format = LogFormat::Text;
     config.log.access = false;
@@ -181,6 +182,7 @@ fn quickstart(provider: SocketAddr) -> Result<Loaded, LoadError> {
     Ok(Loaded { config: Arc::new(config), ..loaded })
 }
 
+/// Returns the configuration with free ports for both listeners.
 fn on_free_ports(loaded: Loaded) -> Loaded {
     let mut config = Config::clone(&loaded.config);
     config.listen.set_port(0);
@@ -188,7 +190,7 @@ fn on_free_ports(loaded: Loaded) -> Loaded {
     Loaded { config: Arc::new(config), ..loaded }
 }
 
-/// A path that the first route takes.
+/// Returns a path of the first route.
 fn example_path(config: &Config) -> String {
     match config.routes.first().map(|route| &route.matches.path) {
         Some(PathMatch::Prefix(path) | PathMatch::Exact(path)) => path.clone(),

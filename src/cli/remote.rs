@@ -1,4 +1,4 @@
-//! `weir limiters`, `pause`, `resume`, `reset`, `replicas` and `health`: asks the admin listener of a running weir.
+//! `weir limiters`, `pause`, `resume`, `reset`, `replicas` and `health`: requests to the admin listener of a running weir.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
@@ -17,17 +17,17 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 use url::{Url, form_urlencoded};
 
-/// Where the token of `admin.token` is taken from: an argument would be seen by everybody on the machine.
+/// The variable with the token of `admin.token`. Everyone on the machine could read a token in an argument.
 const TOKEN_VARIABLE: &str = "WEIR_ADMIN_TOKEN";
 
-/// How long an answer may take.
+/// The longest wait for an answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
-/// The longest answer: a thousand limiters take a part of it.
+/// The largest answer; a thousand limiters need only a part of it.
 const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// How often a table is drawn anew.
+/// The interval of `--watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Which weir, and how its answer is shown.
+/// The weir to ask, and the form of its answer.
 #[derive(Debug, Args)]
 pub struct Remote {
     /// The admin listener of any replica; its token is read from WEIR_ADMIN_TOKEN
@@ -49,23 +49,23 @@ pub struct Remote {
 pub struct Which {
     /// The limiter
     pub name: String,
-    /// One of its partitions, by the values of its key, in order
+    /// A partition: the values of the limiter's key, in order
     #[arg(long, value_name = "VALUE")]
     pub partition: Vec<String>,
 }
 
-/// Why there is no answer.
+/// The reason why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
-    /// Nobody listens there, or it is no weir.
-    #[error("cannot ask {admin}: {reason}; is weir running there? `--admin URL` names another place")]
+    /// No weir answers at the address.
+    #[error("cannot reach {admin}: {reason}; is weir running there? Name another address with `--admin URL`")]
     Unreachable {
-        /// Where.
+        /// The address.
         admin: Url,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// weir said no.
+    /// weir refused the request.
     #[error("{0}")]
     Refused(String),
     /// The answer could not be printed.
@@ -73,7 +73,7 @@ pub enum RemoteError {
     Output(#[from] std::io::Error),
 }
 
-/// `weir limiters`: the live state of all, or of one; again and again if it is to be watched.
+/// `weir limiters`: prints the live state of all limiters or of one; with `watch` every second.
 ///
 /// # Errors
 /// If there is no answer, or it cannot be printed.
@@ -82,7 +82,7 @@ pub async fn limiters(remote: Remote, which: Option<Which>, watch: bool) -> Resu
         let path = which.as_ref().map_or_else(|| "/api/limiters".to_owned(), |which| path_of(which, ""));
         let answer = remote.ask(Method::GET, &path, "").await?;
         if watch && std::io::stdout().is_terminal() {
-            // Home, and clear what is below.
+            // Moves the cursor home and clears the screen below.
             write!(std::io::stdout().lock(), "\x1b[H\x1b[J")?;
         }
         remote.show(&answer, limiters_table)?;
@@ -93,10 +93,10 @@ pub async fn limiters(remote: Remote, which: Option<Which>, watch: bool) -> Resu
     }
 }
 
-/// `weir pause`, `resume` or `reset`: does it on all replicas, and shows the state afterwards.
+/// `weir pause`, `resume` or `reset`: acts on all replicas, and prints the state afterwards.
 ///
 /// # Errors
-/// If it was not done, or the answer cannot be printed.
+/// If weir refused, there is no answer, or it cannot be printed.
 pub async fn act(
     remote: Remote,
     which: Which,
@@ -109,7 +109,7 @@ pub async fn act(
     Ok(ExitCode::SUCCESS)
 }
 
-/// `weir replicas`: who shares the store.
+/// `weir replicas`: prints the replicas that share the store.
 ///
 /// # Errors
 /// If there is no answer, or it cannot be printed.
@@ -119,7 +119,7 @@ pub async fn replicas(remote: Remote) -> Result<ExitCode, RemoteError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `weir health`: whether it can serve, in its own words.
+/// `weir health`: prints the answer of `/readyz`.
 ///
 /// # Errors
 /// If there is no answer, or it cannot be printed.
@@ -165,7 +165,7 @@ impl Remote {
                 let hint = if wants_token { "; set WEIR_ADMIN_TOKEN" } else { "" };
                 Err(RemoteError::Refused(format!("{detail}{hint}")))
             }
-            _ => Err(self.unreachable(format!("it answers {status}, and not as weir does"))),
+            _ => Err(self.unreachable(format!("the answer, {status}, is not from weir"))),
         }
     }
 
@@ -204,7 +204,7 @@ impl Remote {
         tokio::pin!(answered);
         tokio::select! {
             answer = &mut answered => answer,
-            // What has come by then is there.
+            // The connection has ended; the answer may have arrived before.
             _ = connection => answered.await,
         }
     }
@@ -218,7 +218,7 @@ impl Remote {
     }
 }
 
-/// A row for each limit; what belongs to the limiter stands in its first one.
+/// Returns a row for each limit. The limiter's own cells are in its first row.
 fn limiters_table(answer: &Value) -> Vec<Vec<String>> {
     let head = ["LIMITER", "LIMIT", "AVAILABLE", "WAITING", "GRANTED", "REFUSED", "PAUSED FOR"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
@@ -260,7 +260,7 @@ fn replicas_table(answer: &Value) -> Vec<Vec<String>> {
     rows
 }
 
-/// In a cell of a table. What others have written moves no cursor.
+/// Formats a cell of a table, without control characters: text from elsewhere must not move the cursor.
 fn plain(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
@@ -278,7 +278,7 @@ fn paused_for(limiter: &Value) -> String {
     format!("{:.1}s ({why})", left.as_secs_f64())
 }
 
-/// Columns two spaces apart.
+/// Aligns columns two spaces apart.
 fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
     let width =
@@ -319,7 +319,7 @@ github   900/1m   860        3        40       2        -
     }
 
     #[test]
-    fn a_pause_is_told_with_its_reason() {
+    fn a_pause_is_shown_with_its_reason() {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
         let until = u64::try_from(now).unwrap() + 28_499;
         let paused = |paused: Value| paused_for(&json!({"paused_until": until, "paused": paused}));
@@ -330,7 +330,7 @@ github   900/1m   860        3        40       2        -
     }
 
     #[test]
-    fn what_others_have_written_moves_no_cursor() {
+    fn control_characters_are_removed_from_cells() {
         let replica =
             json!({"id": "a\u{1b}[2J", "host": "b\r\u{9b}31m\n", "version": null, "last_seen_ms": 1250});
         let rows = replicas_table(&json!({"replicas": [replica]}));

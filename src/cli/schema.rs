@@ -1,14 +1,14 @@
-//! `weir schema`: every key of the configuration, as JSON Schema for editors or as a page for people.
+//! `weir schema`: prints every key of the configuration, as JSON Schema or as a page in Markdown.
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use crate::config;
 
-/// Prints it on standard output.
+/// Prints the schema on standard output.
 ///
 /// # Errors
-/// When the output cannot be written.
+/// If the output cannot be written.
 pub fn run(markdown: bool) -> std::io::Result<ExitCode> {
     let mut output = std::io::stdout().lock();
     if markdown {

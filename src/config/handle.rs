@@ -1,6 +1,6 @@
-//! The configuration that is running, and how the last reload went.
+//! The configuration in force, and the outcome of the last reload.
 //!
-//! Readers never wait. Who reloads is not decided here: one caller at a time publishes.
+//! Readers never wait. One caller at a time publishes: `app` runs one reload after the other.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -12,62 +12,62 @@ use super::load::{LoadError, Loaded};
 use super::model::Config;
 use super::problem::Problem;
 
-/// The running configuration.
+/// The configuration in force.
 #[derive(Debug)]
 pub struct Handle {
-    /// What the process began with: what needs a restart is still as it says.
+    /// The configuration of the start. Keys whose change needs a restart still have its values.
     started: Arc<Config>,
     running: ArcSwap<Loaded>,
     last: ArcSwapOption<Reload>,
 }
 
-/// A reload that was tried.
+/// A reload that succeeded or failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reload {
-    /// When.
+    /// The instant at which it ended.
     pub at: SystemTime,
-    /// How it ended.
+    /// Its outcome.
     pub outcome: Outcome,
 }
 
-/// How a reload ended.
+/// The outcome of a reload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The new configuration is running, but for these keys, which wait for a restart.
+    /// The new configuration is in force, but for these keys, which wait for a restart.
     Applied {
         /// The keys, such as `listen`; usually none.
         restart_needed: Vec<&'static str>,
     },
-    /// The file is not valid, and nothing has changed.
+    /// The configuration cannot be used, and nothing has changed.
     Refused {
-        /// What is wrong with it.
+        /// Every problem that was found.
         problems: Vec<Problem>,
     },
 }
 
 impl Handle {
-    /// Begins with the configuration of the start.
+    /// Creates a handle with the configuration of the start.
     pub fn new(loaded: Loaded) -> Handle {
         let started = loaded.config.clone();
         Handle { started, running: ArcSwap::from_pointee(loaded), last: ArcSwapOption::empty() }
     }
 
-    /// The running configuration.
+    /// Returns the configuration in force.
     pub fn config(&self) -> Arc<Config> {
         self.running.load().config.clone()
     }
 
-    /// The running configuration as it was written, as JSON, secrets masked.
+    /// Returns the configuration in force as it was written, as JSON, secrets masked.
     pub fn masked(&self) -> Arc<Value> {
         self.running.load().masked.clone()
     }
 
-    /// The last reload; `None` before the first.
+    /// Returns the last reload; `None` before the first.
     pub fn last_reload(&self) -> Option<Arc<Reload>> {
         self.last.load_full()
     }
 
-    /// Makes a new configuration the running one. Gives the keys whose change needs a restart.
+    /// Records that a new configuration is in force. Returns the changed keys that need a restart.
     pub fn publish(&self, loaded: Loaded) -> Vec<&'static str> {
         let restart_needed = self.started.restart_needed(&loaded.config);
         self.running.store(Arc::new(loaded));
@@ -75,7 +75,7 @@ impl Handle {
         restart_needed
     }
 
-    /// Notes that a file was refused; what is running stays.
+    /// Records that a configuration was refused. The one in force stays.
     pub fn refuse(&self, error: LoadError) {
         self.ended(Outcome::Refused { problems: error.problems });
     }

@@ -1,7 +1,7 @@
-//! Puts what the environment and files hold into scalar values: `${VAR}`, `${VAR:-default}`, `${file:/path}`.
+//! Replaces references in values: `${VAR}`, `${VAR:-default}`, `${file:/path}`.
 //!
-//! Works on the parsed tree, so that no value can change the structure of the file, and never on keys. What is put
-//! in is not searched again. `$${` stands for `${` itself. No message ever holds a value.
+//! Works on the parsed tree, so no replacement can change the structure of the file, and never on keys. Replacements
+//! are not searched again. `$${` is a literal `${`. Messages contain no value of a variable or file.
 
 use std::collections::HashSet;
 use std::env::VarError;
@@ -10,19 +10,19 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::problem::{Report, index_path, key_path, quoted};
-use super::yaml::{Node, Scalar, Value};
+use super::yaml::{Node, Origin, Scalar, Value};
 
-/// The most bytes of a `${file:...}`: a secret or an address, not a document.
+/// The most bytes of a `${file:...}`, enough for a secret or an address.
 const FILE_MAX: u64 = 64 * 1024;
-/// The most bytes of a value once everything is put in.
+/// The most bytes of a value after replacement.
 const VALUE_MAX: usize = 256 * 1024;
 
-/// Where values come from.
+/// The sources of replacements.
 #[derive(Clone, Copy)]
 pub(crate) struct Sources<'a> {
     /// Reads a variable of the environment.
     pub(crate) variable: &'a dyn Fn(&str) -> Result<String, VarError>,
-    /// Where relative paths begin.
+    /// The directory at which relative paths begin.
     pub(crate) base: &'a Path,
 }
 
@@ -34,7 +34,7 @@ pub(crate) enum Segment<'a> {
     File(&'a str),
 }
 
-/// Replaces every reference in the tree. Gives the ids of the nodes that could not be: each has its problem.
+/// Replaces every reference in the tree. Returns the ids of nodes with an unusable reference, each reported.
 pub(crate) fn interpolate(root: &mut Node, sources: Sources<'_>, report: &mut Report) -> HashSet<u32> {
     let mut failed = HashSet::new();
     walk(root, "", &mut |node, path| {
@@ -42,9 +42,9 @@ pub(crate) fn interpolate(root: &mut Node, sources: Sources<'_>, report: &mut Re
         if !scalar.text.contains("${") {
             return;
         }
-        match resolve(&scalar.text, sources) {
-            Ok(replaced) => *scalar = Scalar { plain: scalar.plain, ..replaced },
-            // What an alias repeats is reported once.
+        match resolve(scalar, sources) {
+            Ok(replaced) => *scalar = replaced,
+            // The copies of an alias share an id and are reported once.
             Err(message) if failed.insert(node.id) => report.add(node.mark, path, message),
             Err(_) => {}
         }
@@ -52,7 +52,7 @@ pub(crate) fn interpolate(root: &mut Node, sources: Sources<'_>, report: &mut Re
     failed
 }
 
-/// The files that `${file:...}` names anywhere in a tree that is not interpolated yet.
+/// Returns the files named by `${file:...}` in a tree that is not interpolated yet.
 pub(crate) fn files(root: &Node, base: &Path) -> Vec<PathBuf> {
     match &root.value {
         Value::List(items) => items.iter().flat_map(|item| files(item, base)).collect(),
@@ -68,7 +68,7 @@ pub(crate) fn files(root: &Node, base: &Path) -> Vec<PathBuf> {
     }
 }
 
-/// Splits a text into its pieces, or says what is wrong with a reference.
+/// Splits a text into segments, or returns the fault of a reference.
 pub(crate) fn segments(text: &str) -> Result<Vec<Segment<'_>>, String> {
     let mut segments = Vec::new();
     let mut rest = text;
@@ -110,17 +110,18 @@ fn reference_of(reference: &str) -> Result<Segment<'_>, String> {
     Ok(Segment::Variable { name, default })
 }
 
-fn resolve(text: &str, sources: Sources<'_>) -> Result<Scalar, String> {
-    let mut resolved = Scalar { text: String::new(), plain: false, interpolated: false };
-    for segment in segments(text)? {
+/// Replaces the references in a scalar.
+fn resolve(scalar: &Scalar, sources: Sources<'_>) -> Result<Scalar, String> {
+    let mut resolved = Scalar { text: String::new(), origin: scalar.origin };
+    for segment in segments(&scalar.text)? {
         match segment {
             Segment::Literal(literal) => resolved.text.push_str(literal),
             Segment::Variable { name, default } => {
-                resolved.interpolated = true;
+                resolved.origin = Origin::Interpolated;
                 resolved.text.push_str(&variable(name, default, sources)?);
             }
             Segment::File(path) => {
-                resolved.interpolated = true;
+                resolved.origin = Origin::Interpolated;
                 resolved.text.push_str(&file(&sources.base.join(path))?);
             }
         }
@@ -131,7 +132,7 @@ fn resolve(text: &str, sources: Sources<'_>) -> Result<Scalar, String> {
     Ok(resolved)
 }
 
-/// As in a shell, the default also stands in for a variable that is set to nothing.
+/// Returns the value of a variable. As in a shell, the default also replaces an empty value.
 fn variable(name: &str, default: Option<&str>, sources: Sources<'_>) -> Result<String, String> {
     match ((sources.variable)(name), default) {
         (Ok(value), None) => Ok(value),
@@ -216,12 +217,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_in_is_not_searched_again() {
+    fn a_replacement_is_not_searched_again() {
         assert_eq!(value_of("${NESTED}"), "${TOKEN}");
     }
 
     #[test]
-    fn a_file_loses_its_last_newline_alone() {
+    fn a_file_loses_only_its_last_newline() {
         let directory = tempfile::tempdir().unwrap();
         for (content, expected) in [("a\n\n", "a\n"), ("a\r\n", "a"), ("a", "a"), ("", "")] {
             std::fs::write(directory.path().join("secret"), content).unwrap();
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn named_files_are_found() {
+    fn files_named_by_references_are_found() {
         let mut report = Report::new(Path::new("f"));
         let root = yaml::parse("a: [\"${file:x}\", {b: \"y ${file:/z}\"}]\n", &mut report).unwrap();
         assert_eq!(files(&root, Path::new("/base")), [PathBuf::from("/base/x"), PathBuf::from("/z")]);

@@ -1,19 +1,19 @@
-//! The JSON Schema (2020-12) of the configuration, for editors: the same verdict as `check` on shape and types.
+//! The JSON Schema (2020-12) of the configuration, for editors. It agrees with `check` on shape and types.
 //!
-//! Derived from [`schema`](super::schema); what YAML and `${...}` allow beyond the Rust types is added here.
+//! Derived from [`schema`](super::schema). This module adds what YAML and `${...}` allow beyond the Rust types.
 
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
 use super::schema;
 
-/// The definition that stands for a value with `${...}` in it. A `$` before it makes it a literal.
+/// The definition of a value that contains `${...}`. `$${` is a literal.
 const REFERENCE: &str = "Reference";
 
-/// Keywords that say what a scalar must be, in contrast to those that describe it.
+/// Keywords that constrain a scalar. All others describe it.
 const CONSTRAINTS: [&str; 6] = ["type", "enum", "const", "pattern", "minimum", "maximum"];
 
-/// The schema as a document.
+/// Returns the schema as a document.
 pub fn json_schema() -> Value {
     let settings = SchemaSettings::draft2020_12();
     let mut schema = settings.into_generator().into_root_schema_for::<schema::File>().to_value();
@@ -27,11 +27,12 @@ pub fn json_schema() -> Value {
     schema
 }
 
+/// Adapts a derived schema, and all schemas below it, to the YAML that weir reads.
 fn adapt(value: &mut Value) {
     let Value::Object(object) = value else { return };
     without_null(object);
     join_lines(object);
-    // One alternative is enough, and a reference fits several.
+    // A reference fits several alternatives, and `oneOf` would refuse it.
     if let Some(alternatives) = object.shift_remove("oneOf") {
         object.insert("anyOf".to_owned(), alternatives);
     }
@@ -53,7 +54,7 @@ fn adapt(value: &mut Value) {
     }
 }
 
-/// Alternatives share one reference among them.
+/// Adapts alternatives: they get one reference together, instead of one each.
 fn adapt_alternatives(alternatives: &mut Vec<Value>) {
     let mut scalars = false;
     let mut off = false;
@@ -75,7 +76,7 @@ fn adapt_alternatives(alternatives: &mut Vec<Value>) {
     }
 }
 
-/// An absent key is absent: an empty value is a mistake, and `check` says so.
+/// Removes `null` from the types of optional keys: `check` refuses an empty value.
 fn without_null(object: &mut Map<String, Value>) {
     object.shift_remove("default");
     if let Some(Value::Array(types)) = object.get_mut("type") {
@@ -97,7 +98,7 @@ fn without_null(object: &mut Map<String, Value>) {
     }
 }
 
-/// Where a comment of the source breaks its lines says nothing to a reader; its paragraphs do.
+/// Joins the lines of a description, which break as in the source, and keeps its paragraphs.
 fn join_lines(object: &mut Map<String, Value>) {
     if let Some(Value::String(description)) = object.get_mut("description") {
         *description =
@@ -116,7 +117,7 @@ fn allows_off(object: &Map<String, Value>) -> bool {
     object.get("const") == Some(&json!("off")) || object.get("enum").is_some_and(listed)
 }
 
-/// Lets a scalar also be a reference, `false` where it may be `off`, and `off` where it may be `false`.
+/// Lets a scalar also be a reference, `false` in place of `off`, and `off` in place of `false`.
 fn widen_scalar(object: &mut Map<String, Value>) {
     let boolean = object.get("type") == Some(&json!("boolean"));
     let off = allows_off(object);
@@ -141,7 +142,7 @@ fn widen_scalar(object: &mut Map<String, Value>) {
     object.insert("anyOf".to_owned(), Value::Array(alternatives));
 }
 
-/// Whether it is an alternative that any value of its kind has: a reference, or the other word for `off` and `false`.
+/// Returns whether this module added an alternative: a reference, or the other word for `off` or `false`.
 pub(super) fn is_common(alternative: &Value) -> bool {
     [reference(), json!({"const": false}), json!({"const": "off"})].contains(alternative)
 }
@@ -158,8 +159,7 @@ mod tests {
 
     use super::*;
     use crate::config::problem::Report;
-    use crate::config::reference::in_yaml;
-    use crate::config::yaml::{self, Kind, Node};
+    use crate::config::yaml::{self, Kind, Node, in_yaml};
     use crate::config::{decode::decode, interpolate, load};
 
     const SHIPPED: [&str; 4] = [
@@ -169,8 +169,8 @@ mod tests {
         include_str!("../../config/youtube.yaml"),
     ];
 
-    /// What the shipped files do not hold: the keys of later versions, and other forms of the same.
-    const LATER: &str = "
+    /// Keys and forms that the shipped files do not use.
+    const FURTHER: &str = "
 server:
   tls: {cert: a, key: b, client_ca: c}
   allow: [10.0.0.0/8]
@@ -204,7 +204,7 @@ routes:
         yaml::parse(text, &mut Report::new(Path::new("f"))).unwrap()
     }
 
-    /// As an editor reads the file: references are texts.
+    /// Converts a tree as an editor reads it: references are texts.
     fn json_of(node: &Node) -> Value {
         match &node.value {
             yaml::Value::List(items) => items.iter().map(json_of).collect(),
@@ -233,8 +233,8 @@ routes:
         report.into_problems().iter().map(ToString::to_string).collect()
     }
 
-    /// The document with one change, for every place and every kind of change: each value becomes something
-    /// else, each mapping gets one key more and, in turn, loses each of its keys.
+    /// Returns the document with one change each: every value replaced by every other kind of value, every mapping
+    /// with an unknown key, every mapping without one of its keys.
     fn mutants(document: &Value) -> Vec<Value> {
         let mut mutants = vec![
             Value::Null,
@@ -283,7 +283,7 @@ routes:
     #[test]
     fn the_schema_accepts_every_shipped_file() {
         let validator = jsonschema::validator_for(&json_schema()).unwrap();
-        for text in SHIPPED.into_iter().chain([LATER]) {
+        for text in SHIPPED.into_iter().chain([FURTHER]) {
             let document = json_of(&tree(text));
             let errors: Vec<String> = validator
                 .iter_errors(&document)
@@ -297,7 +297,7 @@ routes:
     #[test]
     fn the_schema_refuses_what_check_refuses_for_its_shape() {
         let validator = jsonschema::validator_for(&json_schema()).unwrap();
-        for base in [LATER, SHIPPED[0]] {
+        for base in [FURTHER, SHIPPED[0]] {
             for mutant in mutants(&json_of(&tree(base))) {
                 let problems = problems_of_shape(&mutant.to_string());
                 assert!(
@@ -322,17 +322,17 @@ routes:
         }
     }
 
-    /// Puts a value into a document, with what is required beside it.
+    /// Puts a value into a document, beside the required keys.
     type Around<'a> = Rc<dyn Fn(Value) -> Value + 'a>;
 
-    /// A key, and how a document comes to hold it.
+    /// A key, and a function that builds a document with it.
     struct Property<'a> {
         path: String,
         schema: &'a Value,
         around: Around<'a>,
     }
 
-    /// Every property of every object that can be reached from the root.
+    /// Returns every property of every object that can be reached from the root.
     fn properties(root: &Value) -> Vec<Property<'_>> {
         let mut properties = Vec::new();
         find_properties(root, root, "", Rc::new(|document| document), &mut properties);
@@ -375,7 +375,7 @@ routes:
         }
     }
 
-    /// Whether a value is one of a property's.
+    /// Returns whether a value fits a property.
     fn fits(root: &Value, property: &Value, value: &Value) -> bool {
         let mut schema = property.clone();
         schema["$defs"] = root["$defs"].clone();
@@ -406,7 +406,7 @@ routes:
                 assert!(whole.is_valid(&document), "{path}: {document}");
                 let written = in_yaml(&document);
                 assert_eq!(json_of(&tree(&written)), document, "{path}: {written}");
-                // What a reference stands for is not here: it is read as the text that it is.
+                // References are escaped: their variables do not exist here.
                 let literal = written.replace("${", "$${");
                 assert_eq!(problems_of_shape(&literal), [""; 0], "{path}: {written}");
             }

@@ -1,4 +1,4 @@
-//! A file to a [`Config`], through all stages: text, tree, references, shape, meaning.
+//! Runs all stages on a file: text, tree, `${...}`, shape, meaning.
 
 use std::env::VarError;
 use std::fmt::{self, Write as _};
@@ -18,27 +18,27 @@ use super::problem::{Problem, Report};
 use super::validate::{At, validate};
 use super::yaml;
 
-/// The largest configuration: thousands of routes fit, and a wrong file is noticed.
+/// The largest configuration file. Thousands of routes fit into it.
 pub(crate) const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
-/// A valid file.
+/// A valid configuration file.
 #[derive(Debug, Clone)]
 pub struct Loaded {
-    /// As the program uses it.
+    /// The configuration as weir uses it.
     pub config: Arc<Config>,
-    /// As it was written, as JSON and without secrets, to be shown.
+    /// The configuration as written, as JSON with its secrets masked.
     pub masked: Arc<Value>,
 }
 
-/// Why a file is not used: every problem, in the order of the file, never none.
+/// The problems of a file that cannot be used, in the order of the file. Never empty.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct LoadError {
-    /// What is wrong, and where.
+    /// The problems, each with its place.
     pub problems: Vec<Problem>,
 }
 
 impl LoadError {
-    /// A problem of a valid file as a whole, found when it was to be used.
+    /// Returns a problem of a whole valid file, found when it was put into force.
     pub fn whole(path: &Path, message: impl Into<String>) -> LoadError {
         let mut report = Report::new(path);
         report.add_whole(message);
@@ -56,7 +56,7 @@ impl fmt::Display for LoadError {
     }
 }
 
-/// Reads and checks a configuration file; references are taken from this process's environment.
+/// Reads and checks a configuration file. `${...}` is replaced from this process's environment.
 ///
 /// # Errors
 /// Every problem at once, each with its place.
@@ -64,7 +64,7 @@ pub fn load(path: &Path) -> Result<Loaded, LoadError> {
     load_with(path, &|name| std::env::var(name))
 }
 
-/// The same, with another environment.
+/// Reads and checks a configuration file, with `variable` as the environment.
 ///
 /// # Errors
 /// Every problem at once, each with its place.
@@ -74,18 +74,18 @@ pub fn load_with(
 ) -> Result<Loaded, LoadError> {
     let mut report = Report::new(path);
     let loaded = read(path, &mut report)
-        .and_then(|bytes| understand(&bytes, Sources { variable, base: base_of(path) }, &mut report));
+        .and_then(|bytes| evaluate(&bytes, Sources { variable, base: base_of(path) }, &mut report));
     finish(loaded, report)
 }
 
-/// Checks a text as if it were the content of a file; references are taken from this process's environment.
+/// Checks a text as the content of a file. `${...}` is replaced from this process's environment.
 ///
 /// # Errors
 /// Every problem at once, each with its place.
 pub fn parse(path: &Path, text: &str) -> Result<Loaded, LoadError> {
     let mut report = Report::new(path);
     let sources = Sources { variable: &|name| std::env::var(name), base: base_of(path) };
-    let loaded = understand(text.as_bytes(), sources, &mut report);
+    let loaded = evaluate(text.as_bytes(), sources, &mut report);
     finish(loaded, report)
 }
 
@@ -96,7 +96,7 @@ fn finish(loaded: Option<Loaded>, report: Report) -> Result<Loaded, LoadError> {
     }
 }
 
-/// Where relative paths of a file begin.
+/// Returns the directory at which relative paths of a file begin.
 pub(crate) fn base_of(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new(""))
 }
@@ -115,13 +115,13 @@ fn read(path: &Path, report: &mut Report) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-fn understand(bytes: &[u8], sources: Sources<'_>, report: &mut Report) -> Option<Loaded> {
+fn evaluate(bytes: &[u8], sources: Sources<'_>, report: &mut Report) -> Option<Loaded> {
     let text = utf8(bytes, report)?;
     let mut tree = yaml::parse(text, report)?;
     let mut struck = interpolate(&mut tree, sources, report);
     let file = decode(&tree, &mut struck, report)?;
     let root = At::root(&tree, &struck);
-    let config = validate(&file, &root, sources.base, hash_of(bytes), report)?;
+    let config = validate(&file, root, sources.base, hash_of(bytes), report)?;
     Some(Loaded { config: Arc::new(config), masked: Arc::new(masked(&tree)) })
 }
 
@@ -138,7 +138,7 @@ fn utf8<'a>(bytes: &'a [u8], report: &mut Report) -> Option<&'a str> {
     None
 }
 
-/// The first 16 hex digits of the SHA-256.
+/// Returns the first 16 hex digits of the SHA-256.
 fn hash_of(bytes: &[u8]) -> Arc<str> {
     let mut hash = String::with_capacity(16);
     for byte in Sha256::digest(bytes).iter().take(8) {

@@ -1,15 +1,15 @@
-//! The configuration as it was written, as JSON, with every secret masked: what the admin API shows.
+//! The configuration as written, as JSON, with every secret masked, for the admin API.
 //!
-//! Masked are values that came from the environment or a file, whole, since any of them may be a secret; tokens and
-//! passwords; the values of `set_headers`; and in URLs the passwords, and users without one.
+//! Values from the environment or a file are masked whole, since any may be a secret; so are tokens, passwords and the
+//! values of `set_headers`. In URLs, the password is masked, or the user if there is no password.
 
 use serde_json::{Map, Value as Json};
 
-use super::yaml::{Kind, Node, Scalar, Value};
+use super::yaml::{Kind, Node, Origin, Scalar, Value};
 
 const MASK: &str = "***";
 
-/// The tree without its secrets.
+/// Converts a tree to JSON without its secrets.
 pub(crate) fn masked(tree: &Node) -> Json {
     show(tree, false)
 }
@@ -31,7 +31,7 @@ fn show(node: &Node, secret: bool) -> Json {
 }
 
 fn show_scalar(scalar: &Scalar, secret: bool) -> Json {
-    if secret || scalar.interpolated {
+    if secret || scalar.origin == Origin::Interpolated {
         return MASK.into();
     }
     match scalar.resolve() {
@@ -43,10 +43,10 @@ fn show_scalar(scalar: &Scalar, secret: bool) -> Json {
     }
 }
 
-/// `redis://user:password@host` as `redis://user:***@host`. A user without a password may be a token.
+/// Masks the password in a URL: `redis://user:***@host`. A user without a password is masked too: it may be a token.
 fn without_password(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
-    // The last `@` before the path ends the user information, as in a URL parser.
+    // As in a URL parser, the last `@` before the path ends the user information.
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
     let Some((user_info, _)) = authority.rsplit_once('@') else { return text.to_owned() };
     let user = match user_info.split_once(':') {

@@ -1,14 +1,20 @@
-//! YAML to a [`Config`], every problem with its place. Knows nothing of the proxy, the stores or the admin API.
+//! YAML to a [`Config`], with the place of every problem.
 //!
 //! A file passes these stages, each in its own module:
 //!
-//! - `yaml`: text to a tree that knows its lines and columns.
+//! - `yaml`: text to a tree with lines and columns.
 //! - `interpolate`: `${...}` in values.
 //! - `decode`: tree to `schema`, the configuration as a user writes it; problems of shape.
-//! - `validate`: `schema` to [`model`], the configuration as it is used; problems of meaning.
+//! - `validate`: `schema` to [`model`], the configuration as weir uses it; problems of meaning.
 //!
-//! Beside them, [`load()`] runs all stages, [`Handle`] holds what is running, [`Watch`] notices changes,
-//! [`json_schema()`] describes the schema to editors, and [`reference()`] to people.
+//! Beside the stages:
+//!
+//! - `load`: runs them all. `problem`: a problem with its place. `units`: durations, sizes and limits as text.
+//! - `handle`: the running configuration. `watch`: notices changes of a file. `masked`: a file without its secrets.
+//! - `json_schema` and `reference`: the schema for editors, and for people.
+//!
+//! Uses types of the limiter's `model`, of `telemetry` and `bearer`. Knows nothing of the proxy, the stores or the
+//! admin API.
 
 mod decode;
 mod handle;

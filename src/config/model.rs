@@ -1,6 +1,6 @@
-//! The configuration as the program uses it: parsed, checked, complete.
+//! The configuration as weir uses it: parsed, checked, with all defaults.
 //!
-//! Only [`super::validate`] builds these. Nothing here is a string that still has to be understood.
+//! Built by [`super::validate`] alone. No string here needs further parsing.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -15,8 +15,9 @@ use regex::Regex;
 
 use crate::bearer::TokenDigest;
 use crate::limiter::model::limit::{Limiter, LimiterName, Permits};
+pub use crate::telemetry::logging::{Log, LogFormat};
 
-/// A text that must not be shown: its `Debug` and `Display` say `***`.
+/// A secret text. Its `Debug` output is `***`.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Secret(Arc<str>);
 
@@ -26,7 +27,7 @@ impl Secret {
         Secret(text.into())
     }
 
-    /// The text itself, for the one place that needs it.
+    /// Returns the text, for its use.
     pub fn reveal(&self) -> &str {
         &self.0
     }
@@ -41,28 +42,28 @@ impl fmt::Debug for Secret {
 /// A whole configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where applications send their calls.
+    /// The address of the proxy's listener.
     pub listen: SocketAddr,
-    /// How connections of clients are treated.
+    /// Connections of clients.
     pub server: Server,
     /// Metrics, health and live state.
     pub admin: Admin,
-    /// What is logged.
+    /// The settings of logging.
     pub log: Log,
-    /// Who may call; everyone if absent.
+    /// The clients that may call; everyone if absent.
     pub clients: Option<Arc<Clients>>,
-    /// Where limiter state lives.
+    /// The store of limiter state.
     pub store: Store,
     /// Every limiter, in the order of the file.
     pub limiters: Vec<Arc<Limiter>>,
     /// Every route, in the order of the file: the first match wins.
     pub routes: Vec<Route>,
-    /// The first 16 hex digits of a SHA-256 over the file as written (before `${...}` is replaced).
+    /// The first 16 hex digits of the SHA-256 of the file as written, before `${...}` is replaced.
     pub hash: Arc<str>,
 }
 
 impl Config {
-    /// The keys that differ in `new` and take effect only after a restart.
+    /// Returns the keys that differ in `new` and need a restart.
     pub fn restart_needed(&self, new: &Config) -> Vec<&'static str> {
         let changed = [
             ("listen", self.listen != new.listen),
@@ -73,71 +74,51 @@ impl Config {
     }
 }
 
-/// How connections of clients are treated.
+/// Connections of clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
-    /// TLS towards clients; in the clear if absent.
+    /// TLS for client connections; plain text if absent.
     pub tls: Option<ServerTls>,
-    /// From where requests may come; from everywhere if absent. It is the other end of the connection that counts.
+    /// The peers that may connect; all if absent.
     pub allow: Option<Vec<IpNet>>,
-    /// Whose `X-Forwarded-For` names the client's address.
+    /// The proxies whose `X-Forwarded-For` is trusted.
     pub trusted_proxies: Vec<IpNet>,
     /// The most client connections at once.
     pub max_connections: u32,
-    /// The longest time until a request's headers are complete.
+    /// The longest time to receive a request's headers.
     pub header_timeout: Duration,
     /// The longest time that a connection stays open without a request.
     pub idle_timeout: Duration,
     /// The most bytes of a request's headers.
     pub max_header_bytes: u32,
-    /// After SIGTERM new requests are still taken this long.
+    /// The time after SIGTERM for which new requests are still accepted.
     pub drain_delay: Duration,
-    /// Then what is under way and waiting may finish, at most this long.
+    /// The time after that for which requests in flight and in queues may still finish.
     pub drain_timeout: Duration,
 }
 
-/// TLS towards clients: PEM files, by path.
+/// TLS for client connections: paths of PEM files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerTls {
-    /// The certificate chain that weir shows.
+    /// weir's certificate chain.
     pub cert: PathBuf,
-    /// Its private key.
+    /// The private key of the certificate.
     pub key: PathBuf,
-    /// The authorities of clients' certificates.
+    /// The authorities that sign clients' certificates.
     pub client_ca: Option<PathBuf>,
 }
 
 /// The admin listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Admin {
-    /// Its address, `127.0.0.1:9090` by default.
+    /// The address, by default `127.0.0.1:9090`.
     pub listen: SocketAddr,
-    /// Beyond loopback: needed for everything but health and metrics.
+    /// The token for everything but health and metrics. Without it, they alone are served beyond loopback.
     pub token: Option<Secret>,
 }
 
-/// What is logged.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Log {
-    /// The lowest level that is shown.
-    pub level: tracing::Level,
-    /// As what.
-    pub format: LogFormat,
-    /// Whether each request is logged.
-    pub access: bool,
-}
-
-/// The form of a log line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogFormat {
-    /// One JSON object a line.
-    Json,
-    /// For a person.
-    Text,
-}
-
-/// Who may call, by what they show. Holds the digests of tokens, made once, so that finding a client takes as long
-/// among a thousand as among two.
+/// The clients that may call, by token and certificate. Tokens are kept as digests in a map, so a lookup takes the same
+/// time among a thousand clients as among two.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Clients {
     tokens: HashMap<TokenDigest, Arc<str>>,
@@ -145,50 +126,55 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Adds a client's token. Gives the name of another client that has it already, and changes nothing then.
+    /// Adds a client's token.
+    ///
+    /// # Errors
+    /// The name of another client that has the token. Nothing is then added.
     pub(crate) fn add_token(&mut self, client: &Arc<str>, token: &str) -> Result<(), Arc<str>> {
         let owner = self.tokens.entry(TokenDigest::of(token)).or_insert_with(|| Arc::clone(client));
         if owner == client { Ok(()) } else { Err(Arc::clone(owner)) }
     }
 
-    /// Adds the name in a client's certificate. Gives the name of another client that has it already, and changes
-    /// nothing then.
+    /// Adds the name in a client's certificate.
+    ///
+    /// # Errors
+    /// The name of another client that has it. Nothing is then added.
     pub(crate) fn add_certificate(&mut self, client: &Arc<str>, name: SubjectName) -> Result<(), Arc<str>> {
         let owner = self.certificates.entry(name).or_insert_with(|| Arc::clone(client));
         if owner == client { Ok(()) } else { Err(Arc::clone(owner)) }
     }
 
-    /// Whose certificate it is: of several names in it, the first that is anybody's.
+    /// Returns the client of a certificate: of the first of its names that belongs to a client.
     pub(crate) fn by_certificate(&self, names: &[SubjectName]) -> Option<&Arc<str>> {
         names.iter().find_map(|name| self.certificates.get(name))
     }
 
-    /// Whose token it is.
+    /// Returns the client of a token.
     pub(crate) fn by_token(&self, token: TokenDigest) -> Option<&Arc<str>> {
         self.tokens.get(&token)
     }
 
-    /// Whether any client may show a token.
+    /// Returns whether any client has a token.
     pub(crate) fn has_tokens(&self) -> bool {
         !self.tokens.is_empty()
     }
 }
 
-/// A subject alternative name of a certificate. Names are compared within their kind.
+/// A subject alternative name of a certificate. Only names of the same kind are equal.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum SubjectName {
-    /// A host name, in lower case and without a trailing dot. A wildcard is no pattern here, but a name like others.
+    /// A host name, in lower case and without a trailing dot. A wildcard is an ordinary name, not a pattern.
     Dns(String),
-    /// A URI, as it is written: `spiffe://example.org/billing`.
+    /// A URI as written, such as `spiffe://example.org/billing`.
     Uri(String),
-    /// An address.
+    /// An IP address.
     Ip(IpAddr),
-    /// An e-mail address, as it is written.
+    /// An e-mail address as written.
     Email(String),
 }
 
 impl SubjectName {
-    /// What a user writes, by its form.
+    /// Parses a name; its form decides the kind.
     pub(crate) fn parse(text: &str) -> Option<SubjectName> {
         let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._*".contains(&byte);
         if let Ok(address) = text.parse() {
@@ -204,66 +190,66 @@ impl SubjectName {
         }
     }
 
-    /// A host name, however it is written.
+    /// Returns a host name in its normal form.
     pub(crate) fn dns(name: &str) -> SubjectName {
         SubjectName::Dns(name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase())
     }
 }
 
-/// Where limiter state lives. Changing it needs a restart.
+/// The store of limiter state. A change needs a restart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Store {
-    /// In this process.
+    /// This process's memory.
     Memory,
-    /// In Redis, shared by all replicas.
+    /// Redis, shared by all replicas.
     Redis(Box<RedisStore>),
 }
 
-/// Redis: one server, or several that know each other.
+/// Redis: one server, a Cluster, or a server behind sentinels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedisStore {
-    /// Where it is.
+    /// The servers.
     pub servers: RedisServers,
-    /// For `rediss://`: beyond the public roots, and the client's certificate.
+    /// The TLS files for `rediss://`.
     pub tls: RedisTls,
-    /// The longest time that a call may take.
+    /// The longest time of a call.
     pub timeout: Duration,
     /// The most connections.
     pub pool_size: u32,
     /// The first part of every key.
     pub key_prefix: String,
-    /// Replicas to assume before the store has been seen.
+    /// The number of replicas to assume until the store has answered for the first time.
     pub fleet_size: u32,
 }
 
-/// Where Redis is.
+/// The servers of Redis.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RedisServers {
     /// One server.
     One(RedisNode),
     /// A Redis Cluster, by some of its nodes.
     Cluster(Vec<RedisNode>),
-    /// A server that sentinels name.
+    /// A server behind sentinels.
     Sentinel(RedisSentinels),
 }
 
-/// Sentinels, and the server that they name.
+/// Sentinels, and the server that they watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedisSentinels {
     /// The sentinels, each with the user and password for itself.
     pub nodes: Vec<RedisNode>,
-    /// What they call the server.
+    /// The sentinels' name of the server.
     pub master: String,
-    /// For the server.
+    /// The user for the server.
     pub username: Option<String>,
-    /// For the server.
+    /// The password for the server.
     pub password: Option<Secret>,
-    /// On the server.
+    /// The number of the database on the server.
     pub database: u16,
 }
 
 impl RedisServers {
-    /// Each address without user and password, for logs and pages.
+    /// Formats the addresses without users and passwords, for logs and pages.
     pub fn addresses(&self) -> String {
         let list = |nodes: &[RedisNode]| {
             nodes.iter().map(|node| node.address.as_str()).collect::<Vec<_>>().join(", ")
@@ -278,7 +264,7 @@ impl RedisServers {
     }
 }
 
-/// One server of Redis.
+/// One Redis server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedisNode {
     /// `redis://` or `rediss://`, with user, password and database number.
@@ -287,70 +273,69 @@ pub struct RedisNode {
     pub address: String,
 }
 
-/// PEM files, by path.
+/// TLS for connections to Redis: paths of PEM files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RedisTls {
-    /// Trusted in place of the public roots.
+    /// The authorities trusted in place of the public roots.
     pub ca: Option<PathBuf>,
-    /// The client's certificate chain and its key.
+    /// weir's own certificate chain and its key.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
-/// One route: what it matches, where it goes, what it takes.
+/// A route: its requests, upstream, changes, limiters and cost.
 #[derive(Debug, Clone)]
 pub struct Route {
-    /// Its name, for metrics and logs.
+    /// The name, for metrics and logs.
     pub name: Arc<str>,
-    /// What it matches.
+    /// The conditions of a request.
     pub matches: Match,
-    /// Where it goes.
+    /// The upstream.
     pub upstream: Upstream,
-    /// Removed from the front of the path before it goes upstream.
+    /// The prefix removed from the path of requests.
     pub strip_prefix: Option<String>,
-    /// Set on every request that goes upstream, in place of what the client sent. Values are marked sensitive.
+    /// Headers set on every forwarded request, in place of the client's. Values are marked sensitive.
     pub set_headers: Vec<(HeaderName, HeaderValue)>,
-    /// Removed from every request that goes upstream.
+    /// Headers removed from every forwarded request.
     pub remove_headers: Vec<HeaderName>,
-    /// Whether the client's `Host` goes upstream.
+    /// Whether the client's `Host` is forwarded.
     pub preserve_host: bool,
-    /// Whether `X-Forwarded-*` and `Via` go upstream.
+    /// Whether `X-Forwarded-*` and `Via` are forwarded.
     pub forwarded_headers: bool,
-    /// The limiters that each request must satisfy all at once, each with what its partitions are made of: nothing for
-    /// one without a key.
+    /// The limiters that each request must satisfy all at once, each with the parts of its key.
     pub limiters: Vec<(LimiterName, Arc<[KeyPart]>)>,
-    /// What a request costs.
+    /// The cost of a request.
     pub cost: Cost,
-    /// What a response tells of that.
+    /// The settlement of the cost by the response.
     pub settle: Option<Settle>,
-    /// When a request is sent once more.
+    /// The retries of a request.
     pub retry: Option<Retry>,
-    /// Which clients may use it; all known ones if absent.
+    /// The clients that may use the route; all if absent.
     pub clients: Option<HashSet<Arc<str>>>,
 }
 
-/// How a response tells what its request has cost.
+/// Settlement of a request's cost by its response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settle {
-    /// The header that names it.
+    /// The header with the cost.
     pub header: Option<HeaderName>,
     /// The statuses of responses that cost nothing.
     pub free: Vec<u16>,
 }
 
-/// When a request is sent once more.
+/// The retries of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Retry {
-    /// How often it is sent in all.
+    /// The most attempts, the first included.
     pub attempts: u32,
-    /// Whether it is where no connection could be made.
+    /// Whether a failed connection is retried.
     pub on_connect: bool,
-    /// After which statuses it is.
+    /// The statuses that are retried.
     pub on_status: Vec<u16>,
     /// The largest body, in bytes, that is kept for another attempt.
     pub body_bytes_max: usize,
 }
 
-/// What of a request makes its partition.
+/// A part of a limiter's key, read from a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeyPart {
     /// The value of a header.
@@ -367,88 +352,88 @@ pub enum KeyPart {
     Client,
 }
 
-/// What a request costs.
+/// The cost of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cost {
-    /// That much.
+    /// The same cost for every request.
     Fixed(Permits),
-    /// What it says itself.
+    /// A cost named in a header of the request.
     Header {
-        /// In this header.
+        /// The header.
         name: HeaderName,
-        /// Without it.
+        /// The cost without the header.
         default: Permits,
-        /// No more than that.
+        /// The largest cost that a request may name.
         max: Permits,
     },
 }
 
-/// What a route matches: everything that is given must hold.
+/// The conditions of a request. All of them must hold.
 #[derive(Debug, Clone, Default)]
 pub struct Match {
     /// The path.
     pub path: PathMatch,
-    /// The host, in lower case and without a port; a leading `*.` stands for one or more labels.
+    /// The host.
     pub host: Option<HostMatch>,
-    /// Any of these methods; all when empty.
+    /// The methods; all if empty.
     pub methods: Vec<Method>,
-    /// Each header with exactly this value.
+    /// Headers, each with its exact value.
     pub headers: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// How a path is matched.
+/// The condition on a path.
 #[derive(Debug, Clone, Default)]
 pub enum PathMatch {
     /// Any path.
     #[default]
     Any,
-    /// This prefix, on segment borders: `/a` matches `/a` and `/a/b`, not `/ab`.
+    /// A prefix, on a segment border: `/a` matches `/a` and `/a/b`, not `/ab`.
     Prefix(String),
-    /// This path alone.
+    /// One path.
     Exact(String),
-    /// The whole path, anchored at both ends.
+    /// A regular expression, anchored at both ends.
     Pattern(Regex),
 }
 
-/// How a host is matched.
+/// The condition on a host, in lower case and without a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HostMatch {
-    /// This name alone.
+    /// One name.
     Exact(String),
-    /// Any name that ends in this suffix, which begins with a dot (`*.example.com` is `.example.com`).
+    /// Every name with this suffix, which begins with a dot: `.example.com` for `*.example.com`.
     Suffix(String),
 }
 
-/// Where a route goes.
+/// The upstream of a route.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Upstream {
-    /// Whether TLS is spoken.
+    /// Whether TLS is used.
     pub tls: bool,
     /// Host name or address literal, without brackets.
     pub host: Arc<str>,
-    /// The port, also where it is the scheme's own.
+    /// The port, also if it is the scheme's default.
     pub port: u16,
-    /// The authority for the `Host` header: without the port where it is the scheme's own.
+    /// The authority for the `Host` header, without the scheme's default port.
     pub authority: Arc<str>,
-    /// Put before every path; empty or `/x` without a trailing slash.
+    /// The path put before every request's path; empty, or `/x` without a trailing slash.
     pub base_path: Arc<str>,
-    /// The longest time until a connection, TLS included, is open.
+    /// The longest time to open a connection, TLS included.
     pub connect_timeout: Duration,
     /// The longest time until the response headers.
     pub timeout: Duration,
     /// The longest time between two pieces of a body.
     pub idle_timeout: Duration,
-    /// Whether HTTP/2 is spoken.
+    /// The use of HTTP/2.
     pub http2: Http2,
-    /// Trusted beside the public roots.
+    /// The authorities trusted beside the public roots.
     pub ca: Option<PathBuf>,
-    /// The client's certificate chain and its key, for an upstream that asks for them.
+    /// weir's own certificate chain and its key, for an upstream that asks for them.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// What its connections go through.
+    /// The outbound proxy.
     pub proxy: Option<OutboundProxy>,
 }
 
-/// An outbound HTTP proxy, which is asked for a tunnel (CONNECT).
+/// An outbound HTTP proxy, which opens a tunnel to the upstream (CONNECT).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct OutboundProxy {
     /// Host name or address literal, without brackets.
@@ -459,14 +444,14 @@ pub struct OutboundProxy {
     pub credentials: Option<Secret>,
 }
 
-/// Whether HTTP/2 is spoken to an upstream.
+/// The use of HTTP/2 for an upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Http2 {
-    /// Where the upstream chooses it by ALPN.
+    /// HTTP/2 if the upstream chooses it by ALPN, otherwise HTTP/1.1.
     #[default]
     Auto,
-    /// Never.
+    /// Always HTTP/1.1.
     Off,
-    /// Always, without asking.
+    /// Always HTTP/2, without negotiation.
     PriorKnowledge,
 }

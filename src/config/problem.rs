@@ -1,6 +1,6 @@
-//! A fault of a configuration with its place, and the list that every stage writes into.
+//! A problem of a configuration with its place, and the report that every stage adds to.
 //!
-//! Knows nothing of YAML or of what the keys mean. Messages never hold a value that may be a secret.
+//! Knows nothing of YAML or of keys. Messages never contain a value that may be a secret.
 
 use std::fmt;
 use std::path::Path;
@@ -8,23 +8,23 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-/// The most problems that are kept; a file with more is broken beyond a list that anyone reads.
+/// The most problems that are kept. Nobody reads a longer list.
 const PROBLEMS_MAX: usize = 200;
 /// The longest piece of a file that a message repeats, in characters.
 const QUOTED_MAX: usize = 64;
 
-/// One fault: where it is and what to do about it.
+/// One problem: its place, and the way to fix it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Problem {
-    /// The file as it was named.
+    /// The path of the file, as it was given.
     pub file: Arc<str>,
-    /// The line, from 1; 0 when it is about the file as a whole.
+    /// The line, from 1; 0 for a problem of the whole file.
     pub line: u32,
-    /// The column in characters, from 1; 0 when it is about the file as a whole.
+    /// The column in characters, from 1; 0 for a problem of the whole file.
     pub column: u32,
-    /// The key, as in `limiters.github.limits[1].rate`; empty when it is about no key.
+    /// The path of the key, such as `limiters.github.limits[1].rate`; empty for a problem of no key.
     pub path: String,
-    /// What is wrong, and what would be right.
+    /// The fault, and the correct form.
     pub message: String,
 }
 
@@ -72,7 +72,7 @@ impl Report {
         self.problems.push(Problem { file: self.file.clone(), line, column, path, message });
     }
 
-    /// Adds a problem of the file as a whole.
+    /// Adds a problem of the whole file.
     pub(crate) fn add_whole(&mut self, message: impl Into<String>) {
         self.add(Mark::default(), "", message);
     }
@@ -81,7 +81,7 @@ impl Report {
         self.problems.is_empty()
     }
 
-    /// Every problem, in the order of the file.
+    /// Returns every problem, in the order of the file.
     pub(crate) fn into_problems(mut self) -> Vec<Problem> {
         self.problems.sort_by_key(|problem| (problem.line, problem.column));
         if self.dropped > 0 {
@@ -92,18 +92,18 @@ impl Report {
     }
 }
 
-/// The path of a key below another path.
+/// Returns the path of a key below another path.
 pub(crate) fn key_path(parent: &str, key: &str) -> String {
     let key: String = key.chars().take(QUOTED_MAX).collect();
     if parent.is_empty() { key } else { format!("{parent}.{key}") }
 }
 
-/// The path of a list's element.
+/// Returns the path of a list's element.
 pub(crate) fn index_path(parent: &str, index: usize) -> String {
     format!("{parent}[{index}]")
 }
 
-/// A name as a message shows it: in quotes, without control characters, and not endless.
+/// Formats a name for messages: in quotes, escaped, and shortened.
 pub(crate) fn quoted(name: &str) -> String {
     let mut short: String = name.chars().take(QUOTED_MAX).collect();
     if short.len() < name.len() {
@@ -112,12 +112,12 @@ pub(crate) fn quoted(name: &str) -> String {
     format!("{short:?}")
 }
 
-/// The name that was probably meant, if any is near enough.
+/// Returns the nearest of the names, if one is near enough to be the intended one.
 pub(crate) fn nearest<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if given.len() > 2 * QUOTED_MAX {
         return None;
     }
-    // Two short names are always near each other.
+    // Short names are always near each other.
     let distance_max = match given.chars().count() {
         0..=1 => 0,
         2..=5 => 1,
@@ -133,7 +133,7 @@ pub(crate) fn nearest<'a>(given: &str, names: impl IntoIterator<Item = &'a str>)
         .map(|(_, name)| name)
 }
 
-/// `unknown key "limts"; did you mean "limits"?`, or with the valid names where none is near.
+/// Formats the message about an unknown name: with the nearest valid name, or with all of them if none is near.
 pub(crate) fn unknown<'a>(
     what: &str,
     given: &str,

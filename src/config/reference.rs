@@ -1,26 +1,25 @@
-//! The reference of the configuration for people: the JSON Schema as a page in Markdown.
+//! The reference of the configuration, for people: the JSON Schema as a page in Markdown.
 //!
-//! Knows the schema alone, so that what is said of a key is said once, at its field. A section is a mapping with keys
-//! of its own; its place is its path in a file.
+//! Built from the schema alone, so a key is described once, at its field. A section is a mapping with its own keys;
+//! its place is its path in a file.
 
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 
 use super::json_schema::{is_common, json_schema};
-use super::schema::NAME_PATTERN;
-use super::schema::forms::FromText;
+use super::schema::forms::{FromText, NAME_PATTERN};
 use super::units::{Per, Quota, Size};
-use super::yaml::{Kind, Scalar};
+use super::yaml::in_yaml;
 
-/// What stands above the sections.
+/// The text above the sections.
 const INTRODUCTION: &str = "\
-<!-- Made by `weir schema --markdown`. What is said of a key stands at its field in src/config/schema/. -->
+<!-- Made by `weir schema --markdown` from the doc comments in src/config/schema/. -->
 
 # Configuration
 
-weir reads one YAML file, `weir serve --config weir.yaml`. `weir check --config weir.yaml` says everything that is wrong
-with one, with line, column and the nearest valid name. This one is small and complete:
+weir reads one YAML file, `weir serve --config weir.yaml`. `weir check --config weir.yaml` reports every problem of a
+file, with line, column and the nearest valid name. This file is small and complete:
 
 ```yaml
 listen: 127.0.0.1:8080              # where applications send their calls
@@ -39,29 +38,29 @@ routes:
     limiter: github
 ```
 
-Every key is below. [`config/weir.yaml`](../config/weir.yaml) shows the same as one file; [recipes.md](recipes.md) has
+Every key is below. [`config/weir.yaml`](../config/weir.yaml) shows all keys in one file; [recipes.md](recipes.md) has
 whole configurations for real APIs.
 
 - **Durations** have a unit: `250ms`, `10s`, `1m`, `1h`, `1d`. So have **sizes**: `512B`, `64KiB`, `1MiB`, `1GiB`.
 - A **limit** in its short form is `RATE/PER`: `900/1m`. `20/s` is `20/1s`.
-- A **name** that you choose, of a limiter, route, client or group, is 1 to 64 letters, digits and `_.-`. `NAME` in a
+- A **name** of a limiter, route, client or group is 1 to 64 letters, digits and `_.-`. `NAME` in a
   heading stands for one, `[]` for each item of a list.
-- **`${VAR}`** and **`${VAR:-default}`** come from the environment, **`${file:/run/secrets/x}`** from a file, less its
-  last newline; a change of that file is followed. They may stand in any value, and be a part of it, but not in a key;
-  inside `{ }` and `[ ]` they need quotes. `$${` is a literal `${`.
+- **`${VAR}`** and **`${VAR:-default}`** are replaced from the environment, **`${file:/run/secrets/x}`** from a file
+  without its last newline; a changed file is read again. They may be all or a part of any value, but not of a key.
+  Inside `{ }` and `[ ]` they need quotes. `$${` is a literal `${`.
 - **`off`** and **`false`** are the same.
-- **Paths** of files that are relative begin at the directory of the configuration.
+- Relative **paths** begin at the directory of the configuration.
 - **A mistake is an error**: an unknown key, a key given twice, a key without a value. Anchors and aliases (`&a`,
   `*a`) are understood, tags (`!...`) and second documents are not.
-- **A change** of the file is taken up at once, as a whole or, where it has a problem, not at all. `listen`,
-  `admin.listen` and `store` need a restart. [More on that](../README.md#change-it-while-it-runs).
+- **A change** of the file is applied at once and as a whole. A file with a problem changes nothing. `listen`,
+  `admin.listen` and `store` need a restart. [More on that](admin.md#change-it-while-it-runs).
 - **Editors** with a YAML language server complete keys, explain them and mark mistakes, by the first line of a file:
   `# yaml-language-server: $schema=weir.schema.json`. The schema is
-  [`config/weir.schema.json`](../config/weir.schema.json); `weir schema > weir.schema.json` writes that of the weir
-  which you run.
+  [`config/weir.schema.json`](../config/weir.schema.json); `weir schema > weir.schema.json` writes the schema of your
+  version of weir.
 ";
 
-/// The page.
+/// Returns the page.
 pub fn reference() -> String {
     let schema = json_schema();
     let page = Page { schema: &schema };
@@ -107,7 +106,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// What a value may be, each as one schema, without what every value may be.
+    /// Returns the alternatives of a value, each as one schema, without those that every value has.
     fn alternatives(&self, schema: &'a Value) -> Vec<&'a Value> {
         let definition = schema["$ref"].as_str().and_then(|name| name.strip_prefix('#'));
         let schema = definition.and_then(|pointer| self.schema.pointer(pointer)).unwrap_or(schema);
@@ -148,7 +147,7 @@ impl<'a> Page<'a> {
         format!("| {} |\n", cells.map(|cell| cell.replace('|', "\\|")).join(" | "))
     }
 
-    /// What a value may be, in words.
+    /// Describes the alternatives of a value in words.
     fn words(&self, place: &str, schema: &'a Value) -> String {
         let alternatives = self.alternatives(schema);
         let words = alternatives.into_iter().flat_map(|alternative| match alternative["enum"].as_array() {
@@ -184,17 +183,17 @@ impl<'a> Page<'a> {
     }
 }
 
-/// A keyword's text; empty where it has none.
+/// Returns the text of a keyword; empty if it has none.
 fn text_of<'a>(schema: &'a Value, keyword: &str) -> &'a str {
     schema[keyword].as_str().unwrap_or_default()
 }
 
-/// The place of a key of a section.
+/// Returns the place of a key of a section.
 fn inside(place: &str, key: &str) -> String {
     if place.is_empty() { key.to_owned() } else { format!("{place}.{key}") }
 }
 
-/// A description without what the other columns say, and what it says of the default.
+/// Splits a description into the meaning and the default, each for its column.
 fn meaning_and_default(description: &str) -> (String, &str) {
     let mut meaning = Vec::new();
     let mut default = "";
@@ -208,7 +207,7 @@ fn meaning_and_default(description: &str) -> (String, &str) {
     (meaning.join(" "), default)
 }
 
-/// A pattern in words.
+/// Describes a pattern in words.
 fn of_pattern(pattern: &str) -> &'static str {
     match pattern {
         Duration::PATTERN => "a duration",
@@ -220,7 +219,7 @@ fn of_pattern(pattern: &str) -> &'static str {
     }
 }
 
-/// `a`, `a or b`, `a, b or c`.
+/// Joins words: `a`, `a or b`, `a, b or c`.
 fn either(words: &[String]) -> String {
     match words {
         [] => String::new(),
@@ -229,30 +228,7 @@ fn either(words: &[String]) -> String {
     }
 }
 
-/// A value on one line of YAML, with quotes where they are needed inside `{ }` and `[ ]`.
-pub(super) fn in_yaml(value: &Value) -> String {
-    match value {
-        Value::String(text) if is_plain(text) => text.clone(),
-        Value::Array(items) => format!("[{}]", items.iter().map(in_yaml).collect::<Vec<_>>().join(", ")),
-        Value::Object(entries) => {
-            let entries = entries.iter().map(|(key, value)| format!("{key}: {}", in_yaml(value)));
-            ["{", &entries.collect::<Vec<_>>().join(", "), "}"].concat()
-        }
-        other => other.to_string(),
-    }
-}
-
-/// Whether a text needs no quotes, wherever it stands. Some would need none that get them.
-fn is_plain(text: &str) -> bool {
-    let is_word = |character: char| character.is_ascii_alphanumeric() || "_./:@+-".contains(character);
-    let scalar = Scalar { text: text.to_owned(), plain: true, interpolated: false };
-    text.starts_with(|first: char| first.is_ascii_alphanumeric() || first == '/')
-        && !text.ends_with(':')
-        && text.chars().all(is_word)
-        && scalar.resolve() == Kind::Text
-}
-
-/// The anchor that GitHub gives a heading.
+/// Returns GitHub's anchor of a heading.
 fn anchor(heading: &str) -> String {
     let kept = heading.chars().filter(|character| character.is_alphanumeric() || "-_".contains(*character));
     kept.collect::<String>().to_lowercase()
@@ -278,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn each_row_says_it_all() {
+    fn each_row_has_a_value_a_meaning_and_an_example() {
         for row in reference().lines().filter(|line| line.starts_with("| `")) {
             let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
             let [key, value, _, meaning] = cells.as_slice() else { panic!("{row}") };
@@ -289,21 +265,9 @@ mod tests {
     }
 
     #[test]
-    fn the_default_is_said_once() {
-        let said = meaning_and_default("How many, 1 to 5. Default `2`: enough. Only with `key`. Required.");
-        assert_eq!(said, ("How many, 1 to 5. Only with `key`.".to_owned(), "`2`: enough"));
+    fn the_default_moves_to_its_column() {
+        let split = meaning_and_default("How many, 1 to 5. Default `2`: enough. Only with `key`. Required.");
+        assert_eq!(split, ("How many, 1 to 5. Only with `key`.".to_owned(), "`2`: enough"));
         assert_eq!(meaning_and_default("What. Default: the name."), ("What.".to_owned(), "the name"));
-    }
-
-    #[test]
-    fn values_are_quoted_where_they_must_be() {
-        let value = serde_json::json!({
-            "plain": ["10.0.0.0/8", "header:x-corp-id", "900/1m", "redis://10.0.0.1:6379/0", 5, true, "off"],
-            "quoted": ["::1", "5", "true", "null", "*.example.com", "${VAR}", "a b", "a:", "", "0x1F"],
-        });
-        let plain = "plain: [10.0.0.0/8, header:x-corp-id, 900/1m, redis://10.0.0.1:6379/0, 5, true, off]";
-        let quoted =
-            r#"quoted: ["::1", "5", "true", "null", "*.example.com", "${VAR}", "a b", "a:", "", "0x1F"]"#;
-        assert_eq!(in_yaml(&value), format!("{{{plain}, {quoted}}}"));
     }
 }

@@ -1,7 +1,7 @@
 //! Durations, sizes and the short form of a limit, as text with a unit.
 //!
-//! Syntax alone: what is too long or too large is judged where the value is used. A number that does not fit
-//! becomes the largest one, so that such a bound catches it.
+//! Only the syntax: bounds are checked by the user of a value. A number that does not fit becomes the largest one, so
+//! that a bound catches it.
 
 use std::time::Duration;
 
@@ -30,17 +30,17 @@ pub(crate) enum Per {
     Month,
 }
 
-/// `250ms`, `10s`, `1m`, `1h`, `1d`.
+/// Parses a duration: `250ms`, `10s`, `1m`, `1h`, `1d`.
 pub(crate) fn duration(text: &str) -> Option<Duration> {
     amount(text, &DURATION_UNITS).map(Duration::from_millis)
 }
 
-/// `64KiB`.
+/// Parses a size: `64KiB`.
 pub(crate) fn size(text: &str) -> Option<Size> {
     amount(text, &SIZE_UNITS).map(Size)
 }
 
-/// `900/1m`; `20/s` is `20/1s`.
+/// Parses the short form of a limit: `900/1m`. `20/s` is `20/1s`.
 pub(crate) fn quota(text: &str) -> Option<Quota> {
     let (rate, per) = text.split_once('/')?;
     let rate = number(rate)?;
@@ -50,7 +50,7 @@ pub(crate) fn quota(text: &str) -> Option<Quota> {
     duration(per).map(|per| Quota { rate, per })
 }
 
-/// A duration, `1w` or `1mo`.
+/// Parses the length of a window: a duration, `1w` or `1mo`.
 pub(crate) fn per(text: &str) -> Option<Per> {
     match text {
         "1w" => Some(Per::Week),
@@ -59,7 +59,7 @@ pub(crate) fn per(text: &str) -> Option<Per> {
     }
 }
 
-/// A duration as one would write it, in the longest unit that divides it.
+/// Formats a duration in the longest unit that divides it.
 pub(crate) fn show_duration(duration: Duration) -> String {
     let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     let (unit, scale) = DURATION_UNITS
@@ -69,7 +69,7 @@ pub(crate) fn show_duration(duration: Duration) -> String {
     format!("{}{unit}", millis / scale)
 }
 
-/// A size as one would write it, in the largest unit that divides it.
+/// Formats a size in the largest unit that divides it.
 pub(crate) fn show_size(Size(bytes): Size) -> String {
     let (unit, scale) =
         SIZE_UNITS.iter().find(|(_, scale)| bytes >= *scale && bytes % scale == 0).unwrap_or(&("B", 1));
@@ -83,7 +83,7 @@ fn amount(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     number(count).map(|count| count.saturating_mul(*scale))
 }
 
-/// Digits alone; saturates.
+/// Parses digits and nothing else. Saturates.
 fn number(text: &str) -> Option<u64> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_can_be_read_back() {
+    fn a_formatted_duration_can_be_parsed_again() {
         for text in ["250ms", "1500ms", "90s", "1m", "36h", "7d"] {
             assert_eq!(duration(text).map(show_duration).as_deref(), Some(text));
         }

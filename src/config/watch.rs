@@ -1,9 +1,9 @@
-//! Notices that a configuration, or a file that it names, has other content.
+//! Notices changed content of a configuration file, and of the files that it names.
 //!
-//! The file system says when to look: directories are watched, because a file that is replaced by a rename, or by the
-//! symlink swap of a Kubernetes ConfigMap, is another file under the same name. What counts is the content, so
-//! that a touched file is no change. Whatever the file system does not report (network mounts, an exhausted inotify) is
-//! found by looking now and then. Knows nothing of what the configuration means.
+//! Events of the file system say when to read. Directories are watched, not files: a rename, or the symlink swap of a
+//! Kubernetes ConfigMap, puts another file under the same name. Only changed content counts, so touching a file is no
+//! change. Changes without events (network mounts, an exhausted inotify) are found by polling. Knows no meaning of
+//! the configuration.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -22,53 +22,53 @@ use super::load::{FILE_BYTES_MAX, base_of};
 use super::problem::Report;
 use super::yaml::{self, Node};
 
-/// A change is over when nothing has happened for this long: an editor writes in several steps.
+/// A change is complete after this long without an event: an editor writes in several steps.
 const QUIET: Duration = Duration::from_millis(100);
-/// But no change is waited for longer than this.
+/// The longest wait for a change to be complete.
 const SETTLE_MAX: Duration = Duration::from_secs(1);
-/// How often to look where the file system reports changes, for those that it does not.
-const LOOK_WATCHED: Duration = Duration::from_secs(30);
-/// How often to look where it reports none.
-const LOOK_UNWATCHED: Duration = Duration::from_secs(2);
+/// The polling interval beside file system events, which may miss changes.
+const POLL_WATCHED: Duration = Duration::from_secs(30);
+/// The polling interval without file system events.
+const POLL_UNWATCHED: Duration = Duration::from_secs(2);
 
-/// Follows one configuration file.
+/// Follows one configuration file and the files that it names.
 pub struct Watch {
     path: PathBuf,
-    /// `None`: the file system cannot be watched, and only looking is left.
+    /// `None` if the file system cannot be watched. Changes are then found by polling.
     watcher: Option<RecommendedWatcher>,
-    /// One place is enough: however many events there are, one look sees them all.
+    /// Capacity 1: one reading covers any number of events.
     events: mpsc::Receiver<()>,
     directories: HashSet<PathBuf>,
     content: [u8; 32],
-    /// An event was taken that has not been looked into yet.
+    /// An event was received, and the files have not been read since.
     pending: bool,
 }
 
 impl Watch {
-    /// Begins now: what changes from here on is noticed. Call it before the file is loaded.
+    /// Begins to watch. Call it before the file is loaded, so that no change is missed.
     pub fn new(path: &Path) -> Watch {
         let (sender, events) = mpsc::channel(1);
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // Full means that a look is due already.
+            // A full channel: a reading is due already.
             if event.map_or(true, |event| may_change_content(&event.kind)) {
                 let _ = sender.try_send(());
             }
         });
         let watcher = watcher
             .inspect_err(|error| {
-                tracing::warn!(%error, "cannot watch files; looking every {LOOK_UNWATCHED:?} instead");
+                tracing::warn!(%error, "cannot watch files; polling every {POLL_UNWATCHED:?} instead");
             })
             .ok();
         let directories = HashSet::new();
         let mut watch =
             Watch { path: path.to_owned(), watcher, events, directories, content: [0; 32], pending: false };
-        // Twice, so that what changed before the directories were watched is seen.
+        // The second reading sees changes made before the directories were watched.
         watch.follow(&Snapshot::take(path).files);
         watch.content = Snapshot::take(path).content;
         watch
     }
 
-    /// Ends when the content has changed since the last time. Cancelling it loses nothing.
+    /// Waits until the content has changed since the last call. Cancelling it loses no change.
     pub async fn changed(&mut self) {
         loop {
             if !self.pending {
@@ -88,17 +88,17 @@ impl Watch {
         }
     }
 
-    /// Ends at an event, or when it is time to look without one.
+    /// Waits for an event, or for the next poll.
     async fn woken(&mut self) {
         if self.watcher.is_none() {
-            sleep(LOOK_UNWATCHED).await;
+            sleep(POLL_UNWATCHED).await;
             return;
         }
-        // The watcher holds the sender, so the channel does not close.
-        let _ = timeout(LOOK_WATCHED, self.events.recv()).await;
+        // The watcher holds the sender, so the channel stays open.
+        let _ = timeout(POLL_WATCHED, self.events.recv()).await;
     }
 
-    /// Ends when no event has come for a while.
+    /// Waits until the change is complete.
     async fn settled(&mut self) {
         if self.watcher.is_none() {
             return;
@@ -107,12 +107,12 @@ impl Watch {
         while Instant::now() < end && timeout(QUIET, self.events.recv()).await.is_ok() {}
     }
 
-    /// Watches the directories of these files, and no others.
+    /// Watches the directories of these files, and stops watching others.
     fn follow(&mut self, files: &[PathBuf]) {
         let Some(watcher) = &mut self.watcher else { return };
         let wanted: HashSet<PathBuf> = files.iter().flat_map(|file| directories_of(file)).collect();
         for gone in self.directories.difference(&wanted) {
-            // It fails where the directory itself is gone, which is as good.
+            // Unwatching fails if the directory is gone, and then it is not watched either.
             let _ = watcher.unwatch(gone);
         }
         let mut directories: HashSet<PathBuf> = self.directories.intersection(&wanted).cloned().collect();
@@ -123,7 +123,7 @@ impl Watch {
                 }
                 Err(error) => {
                     let directory = new.display();
-                    tracing::debug!(%directory, %error, "cannot watch; looking every {LOOK_WATCHED:?} instead");
+                    tracing::debug!(%directory, %error, "cannot watch; polling every {POLL_WATCHED:?} instead");
                 }
             }
         }
@@ -131,7 +131,7 @@ impl Watch {
     }
 }
 
-/// Reading a file is an event too; it must not lead to the next reading.
+/// Returns whether an event may mean changed content. Reading a file is an event too, and must not cause a reading.
 fn may_change_content(kind: &EventKind) -> bool {
     match kind {
         EventKind::Access(access) => *access == AccessKind::Close(AccessMode::Write),
@@ -139,7 +139,7 @@ fn may_change_content(kind: &EventKind) -> bool {
     }
 }
 
-/// Where the name is, and where the file is that it leads to.
+/// Returns the directory of a path, and the directory of the file that its symlinks lead to.
 fn directories_of(file: &Path) -> Vec<PathBuf> {
     let parent = |path: &Path| match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
@@ -149,8 +149,9 @@ fn directories_of(file: &Path) -> Vec<PathBuf> {
     std::iter::once(parent(file)).chain(real.as_deref().map(parent)).collect()
 }
 
-/// What the files hold at one moment.
+/// The content of all files at one moment.
 struct Snapshot {
+    /// A digest over all files.
     content: [u8; 32],
     /// The configuration itself and the files that it names.
     files: Vec<PathBuf>,
@@ -175,21 +176,21 @@ impl Snapshot {
     }
 }
 
-/// Lengths go in too, so that no two sets of files look the same.
+/// Adds a file to the digest, with its length, so that content cannot shift between files.
 fn add(hasher: &mut Sha256, bytes: Option<&[u8]>) {
     let length = bytes.map_or(u64::MAX, |bytes| bytes.len() as u64);
     hasher.update(length.to_be_bytes());
     hasher.update(bytes.unwrap_or_default());
 }
 
-/// `None` for a file that is not there or cannot be read.
+/// Reads a file; `None` if it does not exist or cannot be read.
 fn read(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path).ok()?.take(FILE_BYTES_MAX).read_to_end(&mut bytes).ok()?;
     Some(bytes)
 }
 
-/// The certificates and keys that a configuration names.
+/// Returns the certificates and keys that a configuration names.
 fn named_files(tree: &Node) -> impl Iterator<Item = &str> {
     let server = tree.get("server").and_then(|server| server.get("tls"));
     let redis = tree.get("store").and_then(|store| store.get("redis")?.get("tls"));
@@ -213,9 +214,9 @@ mod tests {
         timeout(PATIENCE, watch.changed()).await.expect("the change was not noticed");
     }
 
-    /// Ends when a later change is noticed, having seen exactly one change.
+    /// Checks that no change is noticed for some time, and then runs `then`.
     async fn unnoticed<F: Future<Output = ()>>(watch: &mut Watch, time: Duration, then: F) {
-        assert!(timeout(time, watch.changed()).await.is_err(), "noticed what is no change");
+        assert!(timeout(time, watch.changed()).await.is_err(), "noticed a change without changed content");
         then.await;
     }
 
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn content_that_is_the_same_is_no_change() {
+    async fn equal_content_is_no_change() {
         let (_directory, path) = directory();
         let mut watch = Watch::new(&path);
         fs::write(&path, "a: 1\n").unwrap();
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn files_that_are_named_are_followed() {
+    async fn files_named_in_the_configuration_are_followed() {
         let (directory, path) = directory();
         let secrets = directory.path().join("secrets");
         fs::create_dir(&secrets).unwrap();
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_a_watcher_changes_are_found_by_looking() {
+    async fn without_a_watcher_changes_are_found_by_polling() {
         let (_directory, path) = directory();
         let mut watch = Watch::new(&path);
         watch.watcher = None;

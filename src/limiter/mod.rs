@@ -1,12 +1,12 @@
 //! Decides when a request may pass. Knows nothing of HTTP, Redis or YAML.
 //!
 //! Its rooms, from the bottom to the top; each looks down only:
-//! - [`model`]: values that cannot be wrong, and the words that pass between rooms.
-//! - [`arithmetic`]: the earliest instant with room. Pure.
+//! - [`model`]: values that cannot be invalid, and the values that pass between rooms.
+//! - [`arithmetic`]: the earliest instant at which a request fits into its limits. Pure.
 //! - [`store`]: where state lives; the store in this process; the clock of a store.
-//! - [`recovery`]: what survives a store that forgets or is away.
-//! - [`queue`]: the requests that wait, and the worker that asks for them.
-//! - [`registry`]: which limiters there are, over reloads.
+//! - [`recovery`]: what is remembered of a store that loses its state or is away.
+//! - [`queue`]: the requests that wait, and the worker that asks the store for their slots.
+//! - [`registry`]: the limiters in force, over reloads, and the sets of them that routes use.
 
 pub mod arithmetic;
 pub mod model;
@@ -28,3 +28,4 @@ pub(crate) use recovery::members::COUNTS_FOR;
 pub use registry::inspection::{Inspection, LimiterStatus, NotFound, PauseState, Tally};
 pub use registry::limiter_set::{LimiterSet, LimiterSetError};
 pub use registry::limiters::Limiters;
+pub use registry::prepared_limiters::PreparedLimiters;

@@ -6,6 +6,8 @@
 //! in force. Each room uses only those before it: `error`, `net`, `messages`, `listen`, `upstream`, `route`, `forward`. [`bench`] and
 //! [`fuzz`] open the pure parts to benches and fuzzers.
 //!
+//! A reload has two stages: [`prepare`] builds routes and upstreams and may fail, a commit swaps them and cannot.
+//!
 //! Decides nothing about limits, and reads no file but the certificates and keys that `server.tls` and an upstream name.
 
 #[doc(hidden)]
@@ -17,17 +19,15 @@ pub mod fuzz;
 mod listen;
 mod messages;
 mod net;
+mod prepare;
 mod route;
 #[cfg(test)]
 mod tests;
 mod upstream;
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::convert::Infallible;
-use std::fs::File;
-use std::io::Read;
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -45,20 +45,17 @@ use self::listen::client::Client;
 use self::listen::listener;
 pub use self::listen::listener::Drained;
 use self::listen::service::{Service, Settings};
-use self::route::table::{NO_ROUTE, Route, Table};
+use self::prepare::{Builder, Parts, Upstreams};
+use self::route::table::Table;
 pub use self::upstream::dial::{Resolve, SystemResolver};
-use self::upstream::key::Key;
 pub use self::upstream::key::Reach;
 use self::upstream::upstream::Upstream;
-use crate::config::{Config, model};
-use crate::limiter::Limiters;
+use crate::config::Config;
+use crate::limiter::PreparedLimiters;
 use crate::telemetry::{Metrics, Spans};
 
 /// The time for upstream connections to close when weir ends.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(1);
-
-/// The largest file that an upstream may name. The configuration refuses larger ones.
-const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
 /// The running proxy: its routes, swapped whole, and its upstreams. A clone is cheap and the same proxy.
 #[derive(Clone)]
@@ -69,78 +66,100 @@ pub struct Proxy {
 struct Shared {
     table: ArcSwap<Table>,
     upstreams: Mutex<Upstreams>,
-    metrics: Metrics,
+    builder: Builder,
     spans: Spans,
-    making: Making,
 }
 
-/// The parts that every new upstream gets.
-struct Making {
-    reach: Reach,
-    /// The owner of the tasks of connections to upstreams.
-    tasks: TaskTracker,
+/// Routes and upstreams that are ready to come into force. Dropped without a commit, they change nothing.
+#[must_use = "a prepared proxy changes nothing before it is committed"]
+pub struct PreparedProxy {
+    shared: Arc<Shared>,
+    parts: Parts,
 }
-
-type Upstreams = HashMap<Key, Arc<Upstream>>;
 
 impl Proxy {
-    /// Compiles the configuration's routes; connects to nothing yet.
+    /// Creates a proxy with the configuration's routes. Connects to nothing yet.
+    ///
+    /// # Errors
+    /// If a certificate, a key or a route's limiters cannot be used.
     pub fn new(
         metrics: Metrics,
         spans: Spans,
         config: &Config,
-        limiters: &Limiters,
+        limiters: &PreparedLimiters,
     ) -> Result<Proxy, ProxyBuildError> {
         Proxy::with_reach(metrics, spans, config, limiters, Reach::default())
     }
 
-    /// Does the same with another way to reach upstreams.
+    /// Like [`Proxy::new`], with another way to reach upstreams.
+    ///
+    /// # Errors
+    /// If a certificate, a key or a route's limiters cannot be used.
     pub fn with_reach(
         metrics: Metrics,
         spans: Spans,
         config: &Config,
-        limiters: &Limiters,
+        limiters: &PreparedLimiters,
         reach: Reach,
     ) -> Result<Proxy, ProxyBuildError> {
-        let making = Making { reach, tasks: TaskTracker::new() };
-        let (table, upstreams) = build(config, limiters, &metrics, &making, &Upstreams::new())?;
-        let (table, upstreams) = (ArcSwap::from_pointee(table), Mutex::new(upstreams));
-        Ok(Proxy { shared: Arc::new(Shared { table, upstreams, metrics, spans, making }) })
+        let builder = Builder { metrics, reach, tasks: TaskTracker::new() };
+        let Parts { table, upstreams } = builder.build(config, limiters, &Upstreams::new())?;
+        table.publish_metrics();
+        let (table, upstreams) = (ArcSwap::new(table), Mutex::new(upstreams));
+        Ok(Proxy { shared: Arc::new(Shared { table, upstreams, builder, spans }) })
     }
 
-    /// Puts another configuration into force for all requests that begin from now on. On an error nothing changes. Unchanged
-    /// upstreams keep their connections.
-    pub fn apply(&self, config: &Config, limiters: &Limiters) -> Result<(), ProxyBuildError> {
-        let Shared { table, upstreams, metrics, making, .. } = &*self.shared;
-        let mut upstreams = upstreams.lock().unwrap_or_else(PoisonError::into_inner);
-        let (new_table, new_upstreams) = build(config, limiters, metrics, making, &upstreams)?;
-        table.store(Arc::new(new_table));
-        let old = std::mem::replace(&mut *upstreams, new_upstreams);
-        for (key, upstream) in old {
-            if !upstreams.contains_key(&key) {
-                upstream.close_idle();
-            }
-        }
-        metrics.retain_routes(|name| config.routes.iter().any(|route| *route.name == *name));
-        Ok(())
+    /// Prepares another configuration, with limiters that are prepared too. Changes nothing yet. Reads files, so it
+    /// may block. Upstreams that the configuration leaves as they are keep their connections.
+    ///
+    /// # Errors
+    /// If a certificate, a key or a route's limiters cannot be used.
+    pub fn prepare(
+        &self,
+        config: &Config,
+        limiters: &PreparedLimiters,
+    ) -> Result<PreparedProxy, ProxyBuildError> {
+        let present = self.upstreams().clone();
+        let parts = self.shared.builder.build(config, limiters, &present)?;
+        Ok(PreparedProxy { shared: self.shared.clone(), parts })
     }
 
     /// Closes all upstream connections, after [`serve`] has returned.
     pub async fn close(&self) {
         self.each_upstream(Upstream::close_idle);
-        let tasks = &self.shared.making.tasks;
+        let tasks = &self.shared.builder.tasks;
         tasks.close();
         let _ = timeout(CLOSE_TIME_MAX, tasks.wait()).await;
     }
 
     fn each_upstream(&self, act: impl Fn(&Upstream)) {
-        let upstreams = self.shared.upstreams.lock().unwrap_or_else(PoisonError::into_inner);
-        upstreams.values().for_each(|upstream| act(upstream));
+        self.upstreams().values().for_each(|upstream| act(upstream));
     }
 
-    /// Returns the table in force.
+    fn upstreams(&self) -> MutexGuard<'_, Upstreams> {
+        self.shared.upstreams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the routes in force.
     fn table(&self) -> Arc<Table> {
         self.shared.table.load_full()
+    }
+}
+
+impl PreparedProxy {
+    /// Puts the configuration in force for all requests that begin from now on. Requests under way keep the routes and
+    /// upstreams that they began with.
+    pub fn commit(self) {
+        let PreparedProxy { shared, parts: Parts { table, upstreams } } = self;
+        // First, so that the new limiters and the old routes are in force together for a moment only.
+        shared.table.store(table.clone());
+        table.publish_metrics();
+        let mut present = shared.upstreams.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *present, upstreams);
+        before.iter().filter(|(key, _)| !present.contains_key(key)).for_each(|(_, gone)| gone.close_idle());
+        drop(present);
+        let kept: HashSet<&str> = table.route_names().collect();
+        shared.builder.metrics.retain_routes(|name| kept.contains(name));
     }
 }
 
@@ -169,60 +188,4 @@ impl Service for Proxy {
 /// Serves until `shutdown` is cancelled, then drains as `server.drain_delay` and `server.drain_timeout` say.
 pub async fn serve(listener: TcpListener, proxy: Proxy, shutdown: CancellationToken) -> Drained {
     listener::serve(listener, proxy, shutdown).await
-}
-
-/// Builds the table of a configuration, with the upstreams of `known` that it leaves unchanged.
-fn build(
-    config: &Config,
-    limiters: &Limiters,
-    metrics: &Metrics,
-    making: &Making,
-    known: &Upstreams,
-) -> Result<(Table, Upstreams), ProxyBuildError> {
-    let mut upstreams = Upstreams::new();
-    let mut routes = Vec::with_capacity(config.routes.len());
-    for rule in &config.routes {
-        let key = key(&rule.upstream)?;
-        let upstream = match upstreams.get(&key).or_else(|| known.get(&key)) {
-            Some(upstream) => Arc::clone(upstream),
-            None => Arc::new(Upstream::new(&key, &making.reach, making.tasks.clone())?),
-        };
-        upstreams.insert(key, Arc::clone(&upstream));
-        let names: Vec<_> = rule.limiters.iter().map(|(name, _)| name.clone()).collect();
-        let limiter_set = limiters.gate(&names).map_err(|source| {
-            let route = Arc::clone(&rule.name);
-            ProxyBuildError::Limiters { route, source }
-        })?;
-        let metrics = metrics.route(&rule.name);
-        routes.push(Arc::new(Route { rule: rule.clone(), upstream, limiter_set, metrics }));
-    }
-    // If tokens are configured as well, a client with one needs no certificate.
-    let certificate_required = config.clients.as_ref().is_none_or(|clients| !clients.has_tokens());
-    let tls = config.server.tls.as_ref().map(|tls| listen::tls::Acceptor::new(tls, certificate_required));
-    Ok((Table::new(routes, metrics.route(NO_ROUTE), config, tls.transpose()?), upstreams))
-}
-
-/// Reads the files that an upstream names.
-fn key(settings: &model::Upstream) -> Result<Key, ProxyBuildError> {
-    let ca = settings.ca.as_deref().map(|path| {
-        read(path).map_err(|source| ProxyBuildError::CaUnreadable { path: path.to_owned(), source })
-    });
-    let own = |path: &Path| {
-        let unreadable = |error| ProxyBuildError::ClientCertificate {
-            path: path.to_owned(),
-            reason: format!("cannot be read: {error}"),
-        };
-        read(path).map_err(unreadable)
-    };
-    let identity = match &settings.identity {
-        Some((cert, key)) => Some((own(cert)?, own(key)?)),
-        None => None,
-    };
-    Ok(Key { settings: settings.clone(), ca: ca.transpose()?, identity })
-}
-
-fn read(path: &Path) -> std::io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }

@@ -125,7 +125,7 @@ fn decode_pause(text: &str) -> Option<Announcement> {
 fn decode_room(text: &str) -> Option<Announcement> {
     let (key, [at, permits]) = numbers_behind(text)?;
     let room = Freed { at: Micros(at), permits };
-    Some(Announcement::Freed { queue: keys::queue_members(key)?, room })
+    Some(Announcement::Freed { queue: keys::queue_members(key)?, freed: room })
 }
 
 /// A key, which may hold spaces, and the numbers that follow it.
@@ -152,7 +152,7 @@ mod tests {
         let name = |text| LimiterName::parse(text).unwrap();
         let queue = vec![(name("x"), None), (name("y"), Some(tenant))];
         let room = Freed { at: Micros(1_800_000_000_000_000), permits: 3 };
-        assert_eq!(decode(&text), Some(Announcement::Freed { queue, room }));
+        assert_eq!(decode(&text), Some(Announcement::Freed { queue, freed: room }));
         let stretch = PauseStretch { from: Micros(5), until: Micros(8) };
         let upstream = |status, is_named| Reason::Upstream { status, is_named };
         for (key, partition, told, reason) in [

@@ -49,7 +49,7 @@ fn told(error: &RedisError) -> String {
     }
 }
 
-const LACKS_A_RIGHT: &str = "the user lacks a right: the README lists what weir needs";
+const LACKS_A_RIGHT: &str = "the user lacks a right: docs/redis.md lists those that weir needs";
 
 const NOT_ONE_SERVER: &str =
     "this server is a node of a Redis Cluster: give `store.redis.cluster` in place of `url`";

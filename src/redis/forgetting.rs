@@ -6,8 +6,11 @@ use super::script::Script;
 use super::store::{Place, command_for, decode_answer, decode_epoch, write_command};
 use super::twin::RedisServer;
 use crate::clock::Micros;
+use crate::limiter::arithmetic::algorithm::bucket::Bucket;
+use crate::limiter::arithmetic::algorithm::kind::Kind;
+use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::arithmetic::rule::{Kind, Rule};
+use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::call::{Answer, Call, Holding, Outcome, Run};
 use crate::limiter::model::epoch::Epoch;
 use crate::limiter::model::limit::LimiterName;
@@ -56,10 +59,10 @@ impl Fleet {
         let call = Call {
             replica: 1,
             epoch: heard,
-            known: vec![0],
-            seen,
+            generations: vec![0],
+            state_seen_at: seen,
             runs: vec![run],
-            room: 100,
+            queue_slots_left: 100,
             ..Call::default()
         };
         self.call(after, &call)
@@ -110,8 +113,8 @@ fn lost(replica: u64, epoch: u64, entries: &[(i64, u64)]) -> WriteBack {
         replica,
         unknown: Unknown::Lost,
         number: epoch,
-        known: epoch,
-        seen: 0,
+        known_epoch: epoch,
+        observed_usage: 0,
         sent: Micros::ZERO,
         entries,
     }
@@ -131,7 +134,7 @@ fn granted(answer: &Answer) -> (u64, Option<u64>) {
 
 #[test]
 fn what_is_written_back_counts_once_and_where_it_was() {
-    let mut fleet = Fleet::new(Kind::Sliding);
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let first = fleet.begin(0);
     assert_eq!(granted(&fleet.ask(SECOND, first, 4)), (4, None));
     fleet.lose_everything();
@@ -150,7 +153,7 @@ fn what_is_written_back_counts_once_and_where_it_was() {
 
 #[test]
 fn a_bucket_that_was_lost_is_as_empty_as_before() {
-    let mut fleet = Fleet::new(Kind::Bucket { burst: 10 });
+    let mut fleet = Fleet::new(Kind::Bucket(Bucket { burst: 10 }));
     let first = fleet.begin(0);
     assert_eq!(granted(&fleet.ask(SECOND, first, 10)), (10, None));
     fleet.lose_everything();
@@ -162,7 +165,7 @@ fn a_bucket_that_was_lost_is_as_empty_as_before() {
 
 #[test]
 fn another_run_of_the_server_is_another_memory() {
-    let mut fleet = Fleet::new(Kind::Sliding);
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let first = fleet.begin(0);
     assert_eq!(granted(&fleet.ask(SECOND, first, 4)), (4, None));
     // It comes back with what it held, or with some of it: nobody can tell.
@@ -183,16 +186,16 @@ fn another_run_of_the_server_is_another_memory() {
 
 #[test]
 fn what_somebody_saw_in_use_counts_though_nobody_writes_it_back() {
-    let mut fleet = Fleet::new(Kind::Sliding);
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let epoch = fleet.begin(0);
-    let write = WriteBack { seen: 7, ..lost(1, epoch, &[(1_000_000, 2)]) };
+    let write = WriteBack { observed_usage: 7, ..lost(1, epoch, &[(1_000_000, 2)]) };
     fleet.write_back(100_000, &write);
     assert_eq!(granted(&fleet.ask(SECOND, epoch, 4)).0, 3);
 }
 
 #[test]
 fn after_all_have_lost_it_the_fleet_waits_for_all() {
-    let mut fleet = Fleet::new(Kind::Sliding);
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let epoch = fleet.begin(0);
     fleet.ask(SECOND, epoch, 1);
     let away = |replica, since: u64, number| WriteBack {
@@ -214,7 +217,7 @@ fn after_all_have_lost_it_the_fleet_waits_for_all() {
 
 #[test]
 fn calls_that_were_on_their_way_do_not_hide_that_the_server_was_away() {
-    let mut fleet = Fleet::new(Kind::Sliding);
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let epoch = fleet.begin(0);
     fleet.ask(SECOND, epoch, 1);
     // It stands still from 2 s to 5 s. What was sent before is carried out then, before anybody can say what was granted.
@@ -234,7 +237,7 @@ fn calls_that_were_on_their_way_do_not_hide_that_the_server_was_away() {
 
 #[test]
 fn what_is_written_late_counts_where_it_was() {
-    let mut fleet = Fleet::new(Kind::Sliding);
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let epoch = fleet.begin(0);
     // Sent at 1 s: two were used a second before, eight will be a second later. The server stands still until 1.7 s.
     let sent = Micros(START + SECOND);
@@ -258,7 +261,7 @@ fn what_is_written_late_counts_where_it_was() {
 
 #[test]
 fn an_epoch_settles_while_somebody_writes_but_not_for_ever() {
-    let mut fleet = Fleet::new(Kind::Sliding);
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let epoch = fleet.begin(0);
     let settles = |after| Some(Micros(START + after));
     for (after, until) in [(100_000, 500_000), (400_000, 650_000), (600_000, 850_000), (840_000, 1_090_000)] {
@@ -274,7 +277,7 @@ fn an_epoch_settles_while_somebody_writes_but_not_for_ever() {
 
 #[test]
 fn an_epoch_never_goes_back() {
-    let mut fleet = Fleet::new(Kind::Sliding);
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let first = fleet.begin(100 * SECOND);
     // Lost, and the clock was set back.
     fleet.lose_everything();
@@ -289,7 +292,7 @@ fn an_epoch_never_goes_back() {
 
 #[test]
 fn a_key_that_goes_alone_is_a_loss() {
-    let mut fleet = Fleet::new(Kind::Sliding);
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let first = fleet.begin(0);
     let answer = fleet.ask(SECOND, first, 4);
     assert_eq!(answer.lives_until, [Micros(START + 11 * SECOND)]);
@@ -306,7 +309,7 @@ fn a_key_that_goes_alone_is_a_loss() {
 
 #[test]
 fn an_older_copy_is_a_loss() {
-    let mut fleet = Fleet::new(Kind::Sliding);
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let first = fleet.begin(0);
     fleet.ask(SECOND, first, 4);
     let key = crate::redis::keys::limiter("p", &fleet.limiter_ref);
@@ -319,7 +322,7 @@ fn an_older_copy_is_a_loss() {
 /// Somebody moved the clock back by less than an epoch has lived.
 #[test]
 fn a_clock_that_goes_back_a_little_is_no_loss() {
-    let mut fleet = Fleet::new(Kind::Sliding);
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let first = fleet.begin(0);
     fleet.ask(2 * SECOND, first, 1);
     fleet.ask(2 * SECOND - 5000, first, 1);
@@ -329,7 +332,9 @@ fn a_clock_that_goes_back_a_little_is_no_loss() {
 
 #[test]
 fn what_was_reset_stays_so() {
-    for (kind, at_once) in [(Kind::Sliding, 10), (Kind::Bucket { burst: 10 }, 10)] {
+    for (kind, at_once) in
+        [(Kind::SlidingWindow(SlidingWindow), 10), (Kind::Bucket(Bucket { burst: 10 }), 10)]
+    {
         let mut fleet = Fleet::new(kind);
         let epoch = fleet.begin(0);
         assert_eq!(granted(&fleet.ask(SECOND, epoch, 10)).0, 10);
@@ -349,7 +354,7 @@ fn what_was_reset_stays_so() {
 
 #[test]
 fn who_waits_moves_up_when_it_is_reset() {
-    let mut fleet = Fleet::new(Kind::Sliding);
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let epoch = fleet.begin(0);
     // Ten at once, and ten that wait for ten seconds.
     let before = fleet.ask(SECOND, epoch, 20);
@@ -362,13 +367,13 @@ fn who_waits_moves_up_when_it_is_reset() {
     let call = Call {
         replica: 1,
         epoch,
-        known: vec![then.number],
-        exchange,
-        exchange_wait: Micros(10 * SECOND),
+        generations: vec![then.number],
+        reschedule: exchange,
+        reschedule_wait: Micros(10 * SECOND),
         ..Call::default()
     };
     let answer = fleet.call(2_200_000, &call);
-    assert_eq!(answer.exchanged, [(10, Some(now.void_from))]);
+    assert_eq!(answer.rescheduled, [(10, Some(now.void_from))]);
     assert!(
         matches!(told.outcomes[..], [(1, Outcome::TooFar(away))] if away.delay == Micros(10 * SECOND) + LEASE)
     );
@@ -376,7 +381,7 @@ fn who_waits_moves_up_when_it_is_reset() {
 
 #[test]
 fn resets_are_bounded() {
-    let mut fleet = Fleet::new(Kind::Sliding);
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     fleet.begin(0);
     let partition = |index: usize| Some(crate::limiter::Partition::of([Some(index.to_string().as_bytes())]));
     for index in 0..64 {

@@ -4,8 +4,9 @@ use redis::Value;
 
 use super::store::{decode_answer, decode_epoch};
 use crate::clock::Micros;
+use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::arithmetic::rule::{Kind, Rule};
+use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::call::{Call, Holding, Run};
 use crate::limiter::model::limit::LimiterName;
 
@@ -15,17 +16,18 @@ use crate::limiter::model::limit::LimiterName;
 /// If it is not.
 pub fn script_reply(bytes: &[u8]) {
     let Some(name) = LimiterName::parse("a") else { return };
-    let rule = Rule { rate: 10, window: Micros::from_millis(1000), cell: Micros::ONE, kind: Kind::Sliding };
+    let rule =
+        Rule { rate: 10, window: Micros::from_millis(1000), cell: Micros::ONE, kind: SlidingWindow.into() };
     let rules = [rule.clone(), rule].into();
     let limiter_ref = LimiterRef { name, partition: None, group: "a".into(), rules, valid_until: None };
     let call = Call {
-        exchange: vec![Holding { slot: Micros::ONE, cost: 1, count: 2 }],
+        reschedule: vec![Holding { slot: Micros::ONE, cost: 1, count: 2 }],
         runs: vec![Run { cost: 1, wait_max: Micros::ONE, count: 3 }],
         ..Call::default()
     };
     let answer = decode_answer(&Value::BulkString(bytes.to_vec()), std::slice::from_ref(&limiter_ref), &call);
     if let Some(answer) = answer {
-        let (exchanged, outcomes) = (counts(&answer.exchanged), counts(&answer.outcomes));
+        let (exchanged, outcomes) = (counts(&answer.rescheduled), counts(&answer.outcomes));
         let is_whole = (exchanged, outcomes) == (Some(2), Some(3));
         assert!(is_whole || answer.epoch.settles_until.is_some(), "{answer:?}");
         assert_eq!((answer.generations.len(), answer.available.len(), answer.lives_until.len()), (1, 1, 1));

@@ -1,6 +1,5 @@
 //! The Redis store: a call is one script, carried out atomically on the server's own clock.
 
-use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -14,9 +13,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::Micros;
 use crate::config::model;
+use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::arithmetic::rule::{Kind, Rule};
-use crate::limiter::arithmetic::state::RETIMED_MAX;
+use crate::limiter::arithmetic::reschedule::RESCHEDULE_MAX;
+use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::call::Freed;
 use crate::limiter::model::call::Generation;
 use crate::limiter::model::call::{Answer, Call, Holding, Outcome, RetryDelay, Violated};
@@ -97,11 +97,11 @@ impl StoreConnection {
         match op {
             StoreOp::Reserve => &self.reserve,
             StoreOp::Inspect => &self.inspect,
-            StoreOp::Epoch | StoreOp::Ping => &self.epoch_keep,
+            StoreOp::Heartbeat | StoreOp::Ping => &self.epoch_keep,
             StoreOp::WriteBack => &self.write_back,
-            StoreOp::Attend => &self.register_replica,
+            StoreOp::RegisterReplica => &self.register_replica,
             StoreOp::Reset => &self.reset,
-            StoreOp::Hear => &self.hear,
+            StoreOp::ReportUpstream => &self.hear,
             StoreOp::Pause => &self.pause,
         }
     }
@@ -178,7 +178,8 @@ impl RedisStore {
         };
         let part = self.part(GROUP).unwrap_or_else(|| Arc::new(self.clone()));
         let name = LimiterName::parse(GROUP).ok_or(NO_PART)?;
-        let rule = Rule { rate: 1, window: Micros::from_millis(1), cell: Micros::ONE, kind: Kind::Sliding };
+        let rule =
+            Rule { rate: 1, window: Micros::from_millis(1), cell: Micros::ONE, kind: SlidingWindow.into() };
         let limiter_ref = LimiterRef {
             name,
             partition: None,
@@ -192,8 +193,8 @@ impl RedisStore {
             replica: me.id,
             unknown: Unknown::Lost,
             number: 1,
-            known: 0,
-            seen: 0,
+            known_epoch: 0,
+            observed_usage: 0,
             sent: Micros::ZERO,
             entries: Vec::new(),
         };
@@ -356,7 +357,7 @@ impl RedisStore {
         match result {
             Ok(_) => self.part.health.succeeded(),
             // One key of many: the others are served all the same. Without the epoch none is.
-            Err(StoreError::Unreadable(_)) if !matches!(op, StoreOp::Epoch | StoreOp::Ping) => {}
+            Err(StoreError::Unreadable(_)) if !matches!(op, StoreOp::Heartbeat | StoreOp::Ping) => {}
             Err(error) => {
                 // A server that is gone without a word is found again, or another in its place, by new connections.
                 let opens = self.part.health.failed(&error.to_string());
@@ -455,7 +456,7 @@ impl Store for RedisStore {
             // A Cluster as a whole holds nothing that could be lost.
             let Some(epoch) = &self.part.epoch else { return Ok(Default::default()) };
             let command = |run: &str| self.heartbeat(epoch, run, known, false);
-            let value = self.call(StoreOp::Epoch, KEEPER, command).await?;
+            let value = self.call(StoreOp::Heartbeat, KEEPER, command).await?;
             decode_heartbeat(&value).ok_or(StoreError::Malformed("epoch_keep"))
         }
         .boxed()
@@ -468,7 +469,7 @@ impl Store for RedisStore {
             let command = |run: &str| {
                 let keys = [epoch.clone(), keys::limiter(&self.shared.prefix, limiter_ref)];
                 let mut command = self.shared.reset.command(&keys, 5);
-                command.arg(0).arg(SETTLE.0).arg(run).arg(0).arg((longest + RETIMED_MAX).0);
+                command.arg(0).arg(SETTLE.0).arg(run).arg(0).arg((longest + RESCHEDULE_MAX).0);
                 command
             };
             let value = self.call(StoreOp::Reset, KEEPER, command).await?;
@@ -490,7 +491,7 @@ impl Store for RedisStore {
                 let place = Place { prefix, epoch, channel, call: 0, run, settle: SETTLE };
                 hear_command(hear, place, Micros::ZERO, LEASE, limiter_ref, said)
             };
-            let value = self.call(StoreOp::Hear, limiter_ref.name.as_str(), command).await?;
+            let value = self.call(StoreOp::ReportUpstream, limiter_ref.name.as_str(), command).await?;
             decode_heard(&value).ok_or(StoreError::Malformed("hear"))
         }
         .boxed()
@@ -547,7 +548,7 @@ impl Store for RedisStore {
                 command.arg(&*me.version).arg(&*me.configuration).arg(&*me.host).arg(u8::from(leaves));
                 command
             };
-            let value = self.call(StoreOp::Attend, KEEPER, command).await?;
+            let value = self.call(StoreOp::RegisterReplica, KEEPER, command).await?;
             decode_replicas(value).ok_or(StoreError::Malformed("register_replica"))
         }
         .boxed()
@@ -604,17 +605,17 @@ pub(super) fn command_for(
         limiter_refs.iter().map(|limiter_ref| keys::limiter(place.prefix, limiter_ref)).collect();
     keys.push(keys::queue(place.prefix, limiter_refs));
     keys.push(place.epoch.to_owned());
-    let holdings = call.give_back.len() + call.exchange.len();
+    let holdings = call.give_back.len() + call.reschedule.len();
     let mut command = script.command(&keys, 14 + 3 * (limiter_refs.len() + holdings + call.runs.len()));
-    command.arg(now.0).arg(lease.0).arg(call.room);
-    command.arg(call.give_back.len()).arg(call.exchange.len()).arg(call.runs.len()).arg(call.replica);
-    command.arg(call.exchange_wait.0).arg(call.spare).arg(place.channel).arg(place.call);
+    command.arg(now.0).arg(lease.0).arg(call.queue_slots_left);
+    command.arg(call.give_back.len()).arg(call.reschedule.len()).arg(call.runs.len()).arg(call.replica);
+    command.arg(call.reschedule_wait.0).arg(call.refusal_budget).arg(place.channel).arg(place.call);
     command.arg(place.run).arg(place.settle.0).arg(call.epoch);
     for (index, limiter_ref) in limiter_refs.iter().enumerate() {
-        command.arg(rules_text(limiter_ref)).arg(call.known.get(index).copied().unwrap_or_default());
-        command.arg(call.seen.get(index).copied().unwrap_or_default().0);
+        command.arg(limiter_ref.rules_text()).arg(call.generations.get(index).copied().unwrap_or_default());
+        command.arg(call.state_seen_at.get(index).copied().unwrap_or_default().0);
     }
-    for Holding { slot, cost, count } in call.give_back.iter().chain(&call.exchange) {
+    for Holding { slot, cost, count } in call.give_back.iter().chain(&call.reschedule) {
         command.arg(slot.0).arg(*cost).arg(*count);
     }
     for run in &call.runs {
@@ -638,7 +639,12 @@ pub(super) fn write_command(
         Unknown::Lost => (1, Micros::ZERO),
         Unknown::Away(since) => (2, since),
     };
-    command.arg(write.seen).arg(rules_text(limiter_ref)).arg(write.known).arg(kind).arg(since.0);
+    command
+        .arg(write.observed_usage)
+        .arg(limiter_ref.rules_text())
+        .arg(write.known_epoch)
+        .arg(kind)
+        .arg(since.0);
     command.arg(write.sent.0);
     for (ago, permits) in &write.entries {
         command.arg(*ago).arg(*permits);
@@ -657,8 +663,14 @@ pub(super) fn hear_command(
 ) -> Cmd {
     let keys = [place.epoch.to_owned(), keys::limiter(place.prefix, limiter_ref)];
     let mut command = script.command(&keys, 16 + 2 * said.refused.len() + 5 * said.remaining.len());
-    command.arg(now.0).arg(place.settle.0).arg(place.run).arg(said.known).arg(lease.0).arg(said.replica);
-    command.arg(rules_text(limiter_ref)).arg(place.channel);
+    command
+        .arg(now.0)
+        .arg(place.settle.0)
+        .arg(place.run)
+        .arg(said.known_epoch)
+        .arg(lease.0)
+        .arg(said.replica);
+    command.arg(limiter_ref.rules_text()).arg(place.channel);
     let PauseRequest { wait, fallback, max, sent_ago, jitter, status } = said.pause.unwrap_or_default();
     // No time at all is a microsecond: nothing else tells that an instant was named.
     let wait = wait.map_or(Micros::ZERO, |wait| wait.max(Micros::ONE));
@@ -703,31 +715,8 @@ pub(super) fn inspect_command(
     limiter_ref: &LimiterRef,
 ) -> Cmd {
     let mut command = script.command(&[keys::limiter(prefix, limiter_ref), epoch.to_owned()], 2);
-    command.arg(now.0).arg(rules_text(limiter_ref));
+    command.arg(now.0).arg(limiter_ref.rules_text());
     command
-}
-
-/// Rules as `calendar.lua` reads them.
-fn rules_text(limiter_ref: &LimiterRef) -> String {
-    let mut text = String::new();
-    for rule in limiter_ref.rules.iter() {
-        if !text.is_empty() {
-            text.push(';');
-        }
-        let (rate, window, cell) = (rule.rate, rule.window.0, rule.cell.0);
-        // Writing to a string does not fail.
-        let _ = match &rule.kind {
-            Kind::Sliding => write!(text, "S {rate} {window} {cell}"),
-            Kind::Bucket { burst } => write!(text, "B {rate} {window} {cell} {burst}"),
-            Kind::Fixed { guard, stretches } => {
-                let _ = write!(text, "F {rate} {window} {cell} {}", guard.0);
-                stretches
-                    .iter()
-                    .try_for_each(|stretch| write!(text, " {} {}", stretch.start.0, stretch.length.0))
-            }
-        };
-    }
-    text
 }
 
 /// Integers, read from the front.
@@ -778,13 +767,13 @@ pub(super) fn decode_answer(value: &Value, limiter_refs: &[LimiterRef], call: &C
     }
     answer.last = Micros(numbers.take()?);
     let room = Freed { at: Micros(numbers.take()?), permits: numbers.take()? };
-    answer.room = Some(room).filter(|room| room.permits > 0);
+    answer.freed = Some(room).filter(|room| room.permits > 0);
     if answer.epoch.settles_until.is_some() {
         return numbers.is_empty().then_some(answer);
     }
     for _ in 0..numbers.take()? {
         let (count, at) = (numbers.take()?, Micros(numbers.take()?));
-        answer.exchanged.push((count, Some(at).filter(|at| *at > Micros::ZERO)));
+        answer.rescheduled.push((count, Some(at).filter(|at| *at > Micros::ZERO)));
     }
     while !numbers.is_empty() {
         let (count, code, instant) = (numbers.take()?, numbers.take()?, Micros(numbers.take()?));
@@ -796,8 +785,8 @@ pub(super) fn decode_answer(value: &Value, limiter_refs: &[LimiterRef], call: &C
         };
         answer.outcomes.push((count, outcome));
     }
-    let fits = total(answer.exchanged.iter().map(|(count, _)| *count))
-        == total(call.exchange.iter().map(|holding| holding.count))
+    let fits = total(answer.rescheduled.iter().map(|(count, _)| *count))
+        == total(call.reschedule.iter().map(|holding| holding.count))
         && total(answer.outcomes.iter().map(|(count, _)| *count))
             == total(call.runs.iter().map(|run| run.count));
     fits.then_some(answer)
@@ -874,7 +863,7 @@ pub(super) fn decode_heard(value: &Value) -> Option<ReportResult> {
     let mut numbers = Numbers::new(value)?;
     let now = Micros(numbers.take()?);
     let (epoch, paused_until) = (take_epoch(now, &mut numbers)?, Micros(numbers.take()?));
-    Some(ReportResult { epoch, paused_until, drift: numbers.take().unwrap_or_default() })
+    Some(ReportResult { epoch, paused_until, external_usage: numbers.take().unwrap_or_default() })
 }
 
 fn away(delay: Micros, numbers: &mut Numbers) -> Option<RetryDelay> {
@@ -883,7 +872,7 @@ fn away(delay: Micros, numbers: &mut Numbers) -> Option<RetryDelay> {
         limiter: usize::try_from(violated / VIOLATED_LIMITS).ok()?,
         limit: usize::try_from(violated % VIOLATED_LIMITS).ok()?,
     };
-    Some(RetryDelay { delay, told, violated })
+    Some(RetryDelay { delay, advised: told, violated })
 }
 
 fn total(mut counts: impl Iterator<Item = u64>) -> Option<u64> {

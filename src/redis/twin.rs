@@ -16,10 +16,14 @@ use super::store::{
 };
 use crate::clock::{Clock, Micros};
 use crate::limiter::Partition;
+use crate::limiter::arithmetic::algorithm::bucket;
+use crate::limiter::arithmetic::algorithm::fixed_window::FixedWindow;
+use crate::limiter::arithmetic::algorithm::kind::Kind;
+use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::queue_order::QueueOrder;
 use crate::limiter::arithmetic::reserve::{self, reserve};
-use crate::limiter::arithmetic::rule::{Kind, Rule};
+use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::calendar_windows::Stretch;
 use crate::limiter::model::call::{Answer, Call, Holding, Outcome, Run};
@@ -145,13 +149,13 @@ const RULES: &[&[Given]] = &[
 fn rules(index: usize) -> Arc<[Rule]> {
     let rule = |&(rate, window, cell, kind): &Given| {
         let kind = match kind {
-            Sliding => Kind::Sliding,
-            Bucket(burst) => Kind::Bucket { burst },
+            Sliding => Kind::SlidingWindow(SlidingWindow),
+            Bucket(burst) => Kind::Bucket(bucket::Bucket { burst }),
             Fixed(length, later) => {
                 let stretch = |start, length| Stretch { start: Micros(start), length: Micros(length) };
                 let stretches =
                     [stretch(START - 3_700_000, length), stretch(START + 40_000_000, later)].into();
-                Kind::Fixed { guard: Micros(100_000), stretches }
+                Kind::FixedWindow(FixedWindow { guard: Micros(100_000), stretches })
             }
         };
         Rule { rate, window: Micros(window), cell: Micros(cell), kind }
@@ -284,7 +288,7 @@ impl Model {
 
     fn inspect(&self, index: usize) -> StateView {
         let (now, book, limiter_ref) = (self.now, &self.books[index], &self.limiter_refs[index]);
-        let last = book.calendar().last().unwrap_or_default();
+        let last = book.timeline().last().unwrap_or_default();
         StateView { now, last, pause: book.pause(now), available: book.available(now, &limiter_ref.rules) }
     }
 }
@@ -339,7 +343,7 @@ fn run(model: &mut Model, connection: &mut redis::Connection, steps: &[Step]) {
                 });
                 let said = UpstreamReport {
                     replica: model.replica,
-                    known: 0,
+                    known_epoch: 0,
                     pause: *pause,
                     refused: refused.iter().map(|(ago, permits)| (slot(*ago), *permits)).collect(),
                     cost: *cost,
@@ -350,7 +354,12 @@ fn run(model: &mut Model, connection: &mut redis::Connection, steps: &[Step]) {
             Step::Reserve { limiter_refs, runs, room, spare } => {
                 let runs =
                     runs.iter().map(|&(cost, wait, count)| Run { cost, wait_max: Micros(wait), count });
-                let call = Call { runs: runs.collect(), room: *room, spare: *spare, ..Call::default() };
+                let call = Call {
+                    runs: runs.collect(),
+                    queue_slots_left: *room,
+                    refusal_budget: *spare,
+                    ..Call::default()
+                };
                 ask(model, connection, *limiter_refs, call);
             }
         }
@@ -360,7 +369,7 @@ fn run(model: &mut Model, connection: &mut redis::Connection, steps: &[Step]) {
 /// Calls as a worker does, and exchanges at once what a change has voided.
 fn ask(model: &mut Model, connection: &mut redis::Connection, count: usize, mut call: Call) {
     let known = model.known.entry(count).or_insert_with(|| vec![0; count]).clone();
-    call.known.clone_from(&known);
+    call.generations.clone_from(&known);
     call.replica = model.replica;
     let answer = both(model, connection, count, &call);
     let numbers: Vec<u64> = answer.generations.iter().map(|generation| generation.number).collect();
@@ -385,9 +394,15 @@ fn ask(model: &mut Model, connection: &mut redis::Connection, count: usize, mut 
     if !void.is_empty() {
         let replica = model.replica;
         let exchange_wait = Micros(30_000_000);
-        let exchange = Call { replica, known, exchange: void.clone(), exchange_wait, ..Call::default() };
+        let exchange = Call {
+            replica,
+            generations: known,
+            reschedule: void.clone(),
+            reschedule_wait: exchange_wait,
+            ..Call::default()
+        };
         let answer = both(model, connection, count, &exchange);
-        let places = answer.exchanged.iter().flat_map(|(n, at)| times(*at, *n));
+        let places = answer.rescheduled.iter().flat_map(|(n, at)| times(*at, *n));
         let held = model.held.entry(count).or_default();
         held.extend(void.iter().zip(places).filter_map(|(was, slot)| Some(Holding { slot: slot?, ..*was })));
     }
@@ -494,7 +509,7 @@ fn lua_equals_rust_in_why_a_limiter_is_paused() {
                             pause: Some(*request),
                             ..UpstreamReport::default()
                         };
-                        let expected = memory.hear_at(now, &part, &said).paused_until;
+                        let expected = memory.report_upstream_at(now, &part, &said).paused_until;
                         let command = hear_command(&hear, place, now, LEASE, &part, &said);
                         let heard = decode_heard(&command.query(connection).unwrap()).unwrap();
                         assert_eq!(heard.paused_until, expected, "{step:?}");
@@ -527,7 +542,13 @@ fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
     for waiting in [1000_u64, 10_000] {
         redis::cmd("FLUSHALL").exec(&mut connection).unwrap();
         let rule = |rate| -> Arc<[Rule]> {
-            [Rule { rate, window: Micros(1_010_000), cell: Micros::ONE, kind: Kind::Sliding }].into()
+            [Rule {
+                rate,
+                window: Micros(1_010_000),
+                cell: Micros::ONE,
+                kind: Kind::SlidingWindow(SlidingWindow),
+            }]
+            .into()
         };
         let mut limiter_ref = LimiterRef {
             name: LimiterName::parse("a").unwrap(),
@@ -554,7 +575,8 @@ fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
         };
         for index in 0..waiting {
             let runs = vec![Run { cost: 1, wait_max: Micros(1_000_000_000), count: 1 }];
-            let call = Call { replica: 1, known: vec![0], runs, room: 10, ..Call::default() };
+            let call =
+                Call { replica: 1, generations: vec![0], runs, queue_slots_left: 10, ..Call::default() };
             let (answer, took) = ask(&limiter_ref, START + index * 10, call);
             slowest = slowest.max(took);
             let Outcome::Booked(slot) = answer.outcomes[0].1 else { panic!() };
@@ -563,7 +585,8 @@ fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
         eprintln!("{waiting}: slowest booking {slowest:?}");
         limiter_ref.rules = rule(50);
         let now = START + 1_000_000;
-        let (answer, took) = ask(&limiter_ref, now, Call { replica: 1, known: vec![0], ..Call::default() });
+        let (answer, took) =
+            ask(&limiter_ref, now, Call { replica: 1, generations: vec![0], ..Call::default() });
         eprintln!("{waiting}: retime {took:?}");
         let from = answer.generations[0].void_from;
         let void = slots.iter().filter(|slot| **slot >= from).take(1000);
@@ -573,9 +596,9 @@ fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
             now,
             Call {
                 replica: 1,
-                known: vec![0],
-                exchange,
-                exchange_wait: Micros(10_000_000_000),
+                generations: vec![0],
+                reschedule: exchange,
+                reschedule_wait: Micros(10_000_000_000),
                 ..Call::default()
             },
         );
@@ -599,7 +622,13 @@ fn a_repeated_call_is_counted_once() {
     }];
     let runs = vec![Run { cost: 1, wait_max: Micros(60_000_000), count: 12 }];
     let mut ask = |replica, call_number| {
-        let call = Call { replica, known: vec![0], runs: runs.clone(), room: 100, ..Call::default() };
+        let call = Call {
+            replica,
+            generations: vec![0],
+            runs: runs.clone(),
+            queue_slots_left: 100,
+            ..Call::default()
+        };
         let place = Place {
             prefix: "p",
             epoch: "p:epoch",

@@ -1,8 +1,7 @@
-//! Where log lines go and which of them: to standard error, as JSON or as text, changed by a reload.
+//! Log lines to standard error, as JSON or text. A reload can change the form, the level and the access log.
 //!
-//! weir's own lines are shown from `log.level` on, those of its libraries from `warn` on: at `debug` theirs
-//! would bury ours. The access log has a target of its own, [`ACCESS`], and is switched by `log.access`
-//! whatever the level.
+//! weir's own lines are shown from `log.level` on, and those of its libraries from `warn` on: at `debug` they would
+//! bury weir's. The access log has its own target, [`ACCESS`]; `log.access` switches it, whatever the level.
 
 use std::io::{self, IsTerminal};
 use std::sync::Arc;
@@ -17,10 +16,28 @@ use tracing_subscriber::registry::Registry;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, fmt, reload};
 
-use crate::config::model::{Log, LogFormat};
-
-/// The target of the access log: one line a request, at `info`.
+/// The target of the access log: one line per request, at `info`.
 pub const ACCESS: &str = "weir::access";
+
+/// The settings of logging.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Log {
+    /// The lowest level of weir's own lines.
+    pub level: Level,
+    /// The form of each line.
+    pub format: LogFormat,
+    /// Whether each request is logged.
+    pub access: bool,
+}
+
+/// The form of a log line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// One JSON object per line.
+    Json,
+    /// Text for a person.
+    Text,
+}
 
 /// Logging could not be set up.
 #[derive(Debug, Error)]
@@ -35,13 +52,16 @@ pub struct Logging {
 }
 
 impl Logging {
-    /// Sets up the process's logging. Fails if that was already done.
+    /// Sets up the process's logging.
+    ///
+    /// # Errors
+    /// If logging has been set up before.
     pub fn init(log: &Log) -> Result<Logging, LoggingError> {
         let (filter, handle) = reload::Layer::new(targets(log));
         let logging = Logging { filter: handle, json: Arc::new(AtomicBool::new(is_json(log))) };
 
-        // Both forms stand ready and one of them listens: a layer whose kind changes under open spans would
-        // look for what it never recorded.
+        // Both layers exist and one of them is enabled. A layer swapped under open spans would look for fields
+        // that it never recorded.
         let wants_json = Arc::clone(&logging.json);
         let json = fmt::layer()
             .json()
@@ -58,10 +78,10 @@ impl Logging {
         Ok(logging)
     }
 
-    /// Takes over what a reload says about logging.
+    /// Applies changed settings.
     pub fn apply(&self, log: &Log) {
         self.json.store(is_json(log), Ordering::Relaxed);
-        // It fails only where the subscriber is gone, and then nobody listens anyway.
+        // It fails only when the subscriber is gone, and then there is no log.
         let _ = self.filter.reload(targets(log));
     }
 }
@@ -75,7 +95,7 @@ fn targets(log: &Log) -> Targets {
     Targets::new()
         .with_default(log.level.min(Level::WARN))
         .with_target("weir", log.level)
-        // What goes wrong there weir says itself, once, and without naming files of the build.
+        // weir logs failures of Redis itself, once each. The client's own warnings name files of the build.
         .with_target("redis", LevelFilter::ERROR.min(log.level.into()))
         .with_target(ACCESS, access)
 }

@@ -1,18 +1,24 @@
-//! What weir says about itself: metrics, logs and traces. Knows no store and no configuration file, and of a request
-//! what it is told.
+//! Metrics, logs and traces. The lowest room but the clock: imports no other room of weir.
 //!
-//! - [`metrics`]: every metric's name, help, labels and buckets in one place.
-//! - [`handles`]: what the other rooms count with, resolved once per label set.
-//! - [`logging`]: where log lines go and which of them, changed by a reload.
-//! - [`spans`]: traces of requests; [`otlp`]: where they are sent, if the standard variables of OpenTelemetry say so.
+//! - `metrics`: every metric's name, help, labels and buckets.
+//! - `handles`: the series of a route, a limiter and the store, resolved once per label set.
+//! - `registry`: all metrics of one weir; creates handles and renders `/metrics`.
+//! - `outcome`: how a request ended, in the words of metrics, logs and traces.
+//! - [`logging`]: log lines to standard error, in a form and from a level that a reload can change.
+//! - `spans`: traces of requests. `otlp`: their export, as the standard `OTEL_*` variables ask for it.
+//!
+//! Knows no request, limiter, store or configuration file: callers pass names and numbers.
 
-pub mod handles;
+mod handles;
 pub mod logging;
-pub mod metrics;
+mod metrics;
 mod otlp;
-pub mod spans;
+mod outcome;
+mod registry;
+mod spans;
 
-pub use handles::{LimiterMetrics, Outcome, RouteMetrics, StoreMetrics, StoreOp, StoreResult};
+pub use handles::{LimiterMetrics, LimiterSeries, RouteMetrics, StoreMetrics, StoreOp, StoreResult};
 pub use logging::Logging;
-pub use metrics::Metrics;
+pub use outcome::Outcome;
+pub use registry::Metrics;
 pub use spans::{Part, Spans, Summary, Trace};

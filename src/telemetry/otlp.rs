@@ -1,5 +1,4 @@
-//! Where spans are sent: what the standard `OTEL_*` variables say of a collector, and a client that calls it. Knows nothing of
-//! what the spans are about.
+//! The export of spans to a collector, as the standard `OTEL_*` variables name it. Knows nothing of the spans' content.
 
 use std::env;
 use std::fmt;
@@ -22,10 +21,10 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use thiserror::Error;
 use tokio::runtime::Handle;
 
-/// How long a call to the collector may take where no variable says so, by the specification of OTLP exporters.
+/// The default timeout of a call to the collector, by the specification of OTLP exporters.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why there are no traces although an endpoint is set.
+/// The reason why there are no traces although an endpoint is set.
 #[derive(Debug, Error)]
 pub(super) enum OtlpError {
     #[error("OTEL_TRACES_EXPORTER is {0:?}: weir has `otlp` and `none`")]
@@ -41,13 +40,13 @@ pub(super) enum OtlpError {
     Tls(rustls::Error),
     #[error("OTEL_EXPORTER_OTLP_TIMEOUT must be a whole number of milliseconds")]
     Timeout,
-    // Without what the exporter says of it: that repeats the endpoint, where a password may be.
+    // The exporter's own message is left out: it repeats the endpoint, which may contain a password.
     #[error("the OTLP endpoint must be a URL such as http://collector:4318")]
     Endpoint,
 }
 
-/// What makes spans and sends them, as the process's environment says; `None` unless it names an endpoint and wants traces. Inside a
-/// runtime of Tokio, on which the collector is called.
+/// Sets up the exporter as the process's environment asks for it; `None` unless it names an endpoint and enables traces.
+/// Must be called within a Tokio runtime, on which the collector is then called.
 pub(super) fn provider() -> Result<Option<SdkTracerProvider>, OtlpError> {
     let is_disabled = variable("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
     if is_disabled || of_traces("ENDPOINT").is_none() {
@@ -72,7 +71,7 @@ pub(super) fn provider() -> Result<Option<SdkTracerProvider>, OtlpError> {
     Ok(Some(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource()).build()))
 }
 
-/// Of which service the spans are.
+/// Returns the service that the spans belong to.
 fn resource() -> Resource {
     let resource =
         Resource::builder().with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
@@ -83,7 +82,7 @@ fn resource() -> Resource {
     if is_named { resource.build() } else { resource.with_service_name("weir").build() }
 }
 
-/// The public roots, or what is configured in their place; and who weir is, for a collector that asks.
+/// Sets up TLS: the public roots or configured ones, and weir's own certificate if one is configured.
 fn tls() -> Result<rustls::ClientConfig, OtlpError> {
     let unusable =
         |variable| move |error: &dyn fmt::Display| OtlpError::File { variable, reason: error.to_string() };
@@ -115,18 +114,18 @@ fn certificates(path: &str) -> Result<Vec<CertificateDer<'static>>, rustls_pki_t
     CertificateDer::pem_file_iter(path)?.collect()
 }
 
-/// A variable of the environment that is set to something.
+/// Returns a variable of the environment that is not empty.
 fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// One of the exporter's variables, which may be set for traces alone.
+/// Returns one of the exporter's variables: the one for traces, or else the general one.
 fn of_traces(name: &str) -> Option<String> {
     variable(&format!("OTEL_EXPORTER_OTLP_TRACES_{name}"))
         .or_else(|| variable(&format!("OTEL_EXPORTER_OTLP_{name}")))
 }
 
-/// Calls the collector on weir's own runtime: whoever asks for it is a thread without one.
+/// Calls the collector on weir's runtime: the exporter's own thread has none.
 #[derive(Debug)]
 struct OnRuntime {
     client: HyperClient<HttpsConnector<HttpConnector>>,

@@ -1,10 +1,9 @@
-//! Traces of requests, where the environment names a collector ([`otlp`]); otherwise there are none, and nothing is spent on
-//! them.
+//! Traces of requests, if the environment names a collector ([`otlp`]). Without one, tracing costs nothing.
 //!
-//! A request has a span, and below it one for its share of a call to the store, one for its wait, and one for each attempt at
-//! the upstream, whose context goes there as `traceparent` (W3C Trace Context). Which requests are sampled, how spans are put
-//! together and how they are lost when a collector is away are OpenTelemetry's own business; all of it is bounded there.
-//! The proxy says what happened; nothing here knows a limiter, a store or an upstream.
+//! A request has a span. Below it are spans for its part of a call to the store, for its wait, and for each attempt at
+//! the upstream. The attempt's context is forwarded as `traceparent` (W3C Trace Context). Sampling, batching and the
+//! loss of spans while a collector is away are left to OpenTelemetry, which bounds them. Knows no limiter, store or
+//! upstream: the proxy reports the parts of a request.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -25,22 +24,22 @@ use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span as SdkSpan};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::handles::Outcome;
 use super::otlp;
+use super::outcome::Outcome;
 
-/// How long what is left may take to be sent when weir ends.
+/// The longest time to send the last spans when weir ends.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(3);
 
-/// The most of a path that a span holds: there may be thousands of them while a collector is away.
+/// The longest path in a span. Thousands of spans may be kept while a collector is away.
 const PATH_BYTES_MAX: usize = 1024;
 
-/// What a `traceparent` takes.
+/// The length of a `traceparent`, version 00.
 const TRACEPARENT_BYTES: usize = 55;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// Where spans go. Cheap to clone.
+/// The exporter of spans, or none. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Spans(Option<Arc<Inner>>);
 
@@ -51,8 +50,8 @@ struct Inner {
 }
 
 impl Spans {
-    /// As the process's environment says: none unless it names a collector ([`otlp`]). What is wrong there is logged; weir runs
-    /// without traces then, for it has more to do than that.
+    /// Sets up tracing as the process's environment asks for it: none unless it names a collector ([`otlp`]). A fault in
+    /// the environment is logged, and weir runs without traces.
     pub fn from_environment() -> Spans {
         let provider = otlp::provider().unwrap_or_else(|error| {
             warn!(%error, "no traces");
@@ -64,7 +63,7 @@ impl Spans {
         Spans(Some(Arc::new(Inner { provider, tracer, propagator })))
     }
 
-    /// Begins the trace of a request, or goes on with that of its client; `None` if there are no traces.
+    /// Begins the trace of a request, or continues its client's; `None` without tracing.
     pub fn begin(&self, headers: &HeaderMap) -> Option<Box<Trace>> {
         let inner = self.0.as_ref()?;
         let caller = if has_traceparent(headers) {
@@ -80,10 +79,10 @@ impl Spans {
         Some(Box::new(Trace { spans: Arc::clone(inner), own, has_caller, began, began_at, attempt: None }))
     }
 
-    /// Sends what is left. For the end.
+    /// Sends the last spans, when weir ends.
     pub async fn close(self) {
         let Some(inner) = self.0 else { return };
-        // It waits for the exporter's thread.
+        // The shutdown blocks on the exporter's thread.
         let shutdown = move || inner.provider.shutdown_with_timeout(CLOSE_TIME_MAX);
         let closing = tokio::task::spawn_blocking(shutdown);
         if !matches!(closing.await, Ok(Ok(()))) {
@@ -92,38 +91,38 @@ impl Spans {
     }
 }
 
-/// A part of a request's life that has a span.
+/// A part of a request that has its own span.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Part {
-    /// It takes part in a call to the store.
+    /// The request takes part in a call to the store.
     Reserve,
-    /// It waits for its slot.
+    /// The request waits for its slot.
     Wait,
-    /// A connection to the upstream is opened for it.
+    /// A connection to the upstream is opened for the request.
     Connect,
 }
 
-/// The trace of one request. It ends when it is dropped.
+/// The trace of one request. Dropping it ends it.
 pub struct Trace {
     spans: Arc<Inner>,
-    /// With the request's span in it.
+    /// The context that holds the request's span.
     own: Context,
-    /// Whether it goes on with the client's.
+    /// Whether the trace continues the client's.
     has_caller: bool,
     began: Instant,
     began_at: SystemTime,
-    /// The attempt at the upstream that is under way.
+    /// The span of the attempt in flight.
     attempt: Option<SdkSpan>,
 }
 
 impl Trace {
-    /// The trace's number, if it is sampled.
+    /// Returns the trace's id, if the trace is sampled.
     pub fn id(&self) -> Option<String> {
         let span = self.own.span();
         span.is_recording().then(|| span.span_context().trace_id().to_string())
     }
 
-    /// Runs a part of the request. What is there at once is none.
+    /// Runs a part of the request and records its span. A part that is ready at once has no span.
     pub async fn part<T>(&self, part: Part, running: impl Future<Output = T>) -> T {
         let mut running = pin!(running);
         let mut guard = Running { trace: self, part, began: None };
@@ -137,7 +136,7 @@ impl Trace {
         .await
     }
 
-    /// A request goes to the upstream, whose host that is. Its headers carry the trace on, unless they may not.
+    /// Begins an attempt at the upstream with this host. With `may_tell`, its headers carry the trace context.
     pub fn begin_attempt(&mut self, method: &Method, host: &str, headers: &mut HeaderMap, may_tell: bool) {
         let is_recording = self.own.span().is_recording();
         self.attempt = is_recording.then(|| {
@@ -157,13 +156,13 @@ impl Trace {
         if let Ok(parent) = HeaderValue::from_str(&traceparent(context)) {
             headers.insert(TRACEPARENT, parent);
             if !self.has_caller {
-                // It would belong to another trace.
+                // The client's `tracestate` belongs to another trace.
                 headers.remove(TRACESTATE);
             }
         }
     }
 
-    /// It was answered with a status, or ended otherwise.
+    /// Ends the attempt with a status, or with the reason of its failure.
     pub fn end_attempt(&mut self, ended: Result<u16, &'static str>) {
         let Some(mut attempt) = self.attempt.take() else { return };
         match ended {
@@ -182,7 +181,7 @@ impl Trace {
         attempt.end_with_timestamp(self.at(Instant::now()));
     }
 
-    /// What is known of the request when it is over.
+    /// Sets the attributes of a finished request.
     pub fn describe(&self, summary: &Summary<'_>) {
         let span = self.own.span();
         if !span.is_recording() {
@@ -226,30 +225,30 @@ impl Drop for Trace {
     }
 }
 
-/// What a request was, and what became of it.
+/// A finished request, as its span describes it.
 #[derive(Clone, Copy, Debug)]
 pub struct Summary<'a> {
-    /// Its method.
+    /// The method.
     pub method: &'a Method,
-    /// Its path, without the query, where credentials may be.
+    /// The path, without the query, which may contain credentials.
     pub path: &'a str,
-    /// Its route's name.
+    /// The name of the route.
     pub route: &'a str,
-    /// The status that its client got.
+    /// The status of the response to the client.
     pub status: u16,
-    /// How it ended.
+    /// The outcome.
     pub outcome: Outcome,
-    /// The `weir-error` of an answer that weir made itself.
+    /// The `weir-error` of weir's own answer.
     pub error: Option<&'static str>,
-    /// How long it waited in the queue.
+    /// The time in the queue.
     pub waited: Duration,
-    /// Its client's address.
+    /// The client's address.
     pub client_address: IpAddr,
-    /// Its client's name.
+    /// The client's name.
     pub client: Option<&'a str>,
 }
 
-/// A part that is under way; its span is made when it ends, also by being dropped.
+/// A part in progress. Its span is recorded when it is dropped.
 struct Running<'a> {
     trace: &'a Trace,
     part: Part,
@@ -272,7 +271,7 @@ impl Drop for Running<'_> {
     }
 }
 
-/// A method as it may stand in a name, of which there are not to be many.
+/// Returns a method for use in a span's name. Unknown methods share one name, to bound the number of names.
 fn name_of(method: &Method) -> &'static str {
     let known = [
         (Method::GET, "GET"),
@@ -286,8 +285,8 @@ fn name_of(method: &Method) -> &'static str {
     known.iter().find(|(known, _)| known == method).map_or("HTTP", |(_, name)| name)
 }
 
-/// Whether a request belongs to a trace, by one header of the form that W3C Trace Context (3.2.2) gives it; of a later version
-/// more may follow.
+/// Returns whether a request has exactly one well-formed `traceparent` (W3C Trace Context, 3.2.2). Later versions may
+/// append fields.
 fn has_traceparent(headers: &HeaderMap) -> bool {
     let mut values = headers.get_all(TRACEPARENT).iter();
     let (Some(value), None) = (values.next(), values.next()) else { return false };
@@ -301,7 +300,7 @@ fn has_traceparent(headers: &HeaderMap) -> bool {
         .eq([2, 32, 16, 2].map(|length| (length, true)))
 }
 
-/// The header of that name, version 00.
+/// Formats the `traceparent` header, version 00.
 fn traceparent(context: &SpanContext) -> String {
     let (trace, span, flags) = (context.trace_id(), context.span_id(), context.trace_flags().to_u8());
     format!("00-{trace}-{span}-{flags:02x}")

@@ -74,7 +74,7 @@ async fn it_is_seen_on_every_screen() {
             "97 left of 100",
             "shadow",
             &format!("Paused: by hand (through {host})"),
-            &format!("Paused: the upstream answered 429 (heard by {host})"),
+            &format!("Paused: the upstream answered 429 (to {host})"),
             "1 of 10",
             "s now",
             "(this one)",
@@ -158,7 +158,7 @@ async fn it_asks_for_the_token_and_says_when_it_is_another() {
     page.shows(&["The token of admin.token"]).await;
     page.write("another-one").await;
     page.enter().await;
-    page.shows(&["This is not the token."]).await;
+    page.shows(&["The token is wrong."]).await;
     page.write("the-right-one-of-them").await;
     page.enter().await;
     page.shows(&["live", "3 left of 3"]).await;

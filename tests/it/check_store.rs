@@ -59,7 +59,7 @@ async fn what_is_wrong_with_a_store_is_said_in_one_line() {
         (url(&locked, ":right@"), works),
         (url(&locked, ":wrong@"), "check user and password in `store.redis`"),
         (url(&locked, ""), "check user and password in `store.redis`"),
-        (lame, "the user lacks a right: the README lists what weir needs"),
+        (lame, "the user lacks a right: docs/redis.md lists those that weir needs"),
         (elsewhere, "no permissions to access one of the keys"),
         (format!("{{redis: {{url: \"redis://127.0.0.1:{}\"}}}}", closed_port()), "Connection refused"),
         (

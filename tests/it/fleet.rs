@@ -16,7 +16,7 @@ async fn others_than_reserve(fleet: &[Weir]) -> u64 {
     for weir in fleet {
         let metrics = weir.metrics().await;
         let of = |op| metrics.sum("weir_store_calls_total", &[("op", op)]);
-        calls += ["epoch", "attend", "ping"].into_iter().map(of).sum::<f64>();
+        calls += ["heartbeat", "register_replica", "ping"].into_iter().map(of).sum::<f64>();
     }
     calls as u64
 }

@@ -389,7 +389,7 @@ async fn each_replica_tells_why_a_limiter_is_paused_and_by_whom() {
     shown_by_all(json!({"reason": "upstream", "status": 429, "named": true, "by": ids[0], "by_host": name}))
         .await;
     logged(&fleet[0], &["\"the upstream asks for a pause", "429", "true"]).await;
-    logged(&fleet[1], &["another replica heard: the upstream asks for a pause", "429", name]).await;
+    logged(&fleet[1], &["paused by an upstream over another replica", "429", name]).await;
     let listed = run(&["limiters", "--admin", &fleet[1].admin("")]).await;
     assert!(listed.stdout.lines().any(|row| row.ends_with("s (429)")), "{}", listed.stdout);
 
@@ -409,7 +409,7 @@ async fn each_replica_tells_why_a_limiter_is_paused_and_by_whom() {
     eventually("it is paused", PATIENCE, async || !pause_shown(&fleet[0]).await.is_null()).await;
     shown_by_all(json!({"reason": "upstream", "status": 429, "named": false, "by": ids[1], "by_host": name}))
         .await;
-    logged(&fleet[0], &["another replica heard: the upstream asks for a pause", "false"]).await;
+    logged(&fleet[0], &["paused by an upstream over another replica", "false"]).await;
     // Nobody calls itself another one.
     for weir in &fleet {
         assert_eq!(

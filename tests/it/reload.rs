@@ -1,4 +1,6 @@
-//! Hot reload: by every way a file can change, under load, and without harm from a broken file.
+//! Hot reload: every way in which a file changes, reloads under load, and files that cannot be used.
+
+mod refused;
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -15,10 +17,10 @@ use crate::support::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A replica may go on for this long with slots that it got before the reload.
+/// The longest time for which a replica uses slots that it got before a reload.
 const LEASE: Duration = Duration::from_millis(500);
 
-/// One route that marks what it forwards, so that the upstream sees which configuration was in force.
+/// One route that marks each forwarded request, so that the upstream sees which configuration was in force.
 fn marked(mark: &str, upstream: &Upstream) -> String {
     let url = upstream.url();
     format!(
@@ -26,7 +28,7 @@ fn marked(mark: &str, upstream: &Upstream) -> String {
     )
 }
 
-/// The mark of a request sent now.
+/// Sends a request and returns its mark.
 async fn mark_now(weir: &Weir, upstream: &Upstream) -> String {
     assert_eq!(weir.get("/").await.status, 200);
     let seen = upstream.seen();
@@ -67,7 +69,7 @@ async fn a_config_map_is_followed() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let volume = TempDir::new().unwrap();
-    // As the kubelet does: the file is a link through `..data`, which is swapped for a link to another directory.
+    // As the kubelet does it: the file is a link through `..data`, a link that is replaced by one to another directory.
     let publish = |version: &str| {
         let directory = volume.path().join(version);
         fs::create_dir(&directory).unwrap();
@@ -230,7 +232,7 @@ async fn a_new_rate_holds_within_a_window_and_nothing_is_forgotten() {
 }
 
 #[tokio::test]
-async fn what_was_used_stays_used_across_a_reload() {
+async fn used_permits_stay_used_across_a_reload() {
     let _lane = lane::shared().await;
     let redis = RedisServer::start().await;
     for store in ["memory".to_owned(), redis.store()] {
@@ -249,7 +251,7 @@ async fn what_was_used_stays_used_across_a_reload() {
 }
 
 #[tokio::test]
-async fn the_queue_of_an_unchanged_limiter_does_not_notice() {
+async fn a_reload_does_not_disturb_the_queue_of_an_unchanged_limiter() {
     lane::alone(async || {
         let upstream = Upstream::start();
         let url = upstream.url();
@@ -279,7 +281,7 @@ async fn the_queue_of_an_unchanged_limiter_does_not_notice() {
 }
 
 #[tokio::test]
-async fn who_waits_on_a_limiter_that_is_removed_gets_an_answer() {
+async fn a_request_that_waits_on_a_removed_limiter_gets_an_answer() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let limiter = "{limits: [1/2s], queue: {timeout: 5m, max_waiting: 10}}";
@@ -298,7 +300,7 @@ async fn wait_until(instant: Instant) {
     tokio::time::sleep_until(instant.into()).await;
 }
 
-/// A secret that is rotated is used from the next request on, with nothing to do by hand.
+/// A rotated secret is used from the next request on, without a reload by hand.
 #[tokio::test]
 async fn a_rotated_secret_is_followed() {
     let _lane = lane::shared().await;

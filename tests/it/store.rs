@@ -204,13 +204,12 @@ async fn a_redis_that_goes_away_loses_no_request() {
     upstream.assert_within(10, Duration::from_secs(1));
 }
 
-/// The rights that the README names, and no others.
+/// Grants exactly the rights that docs/redis.md names.
 #[tokio::test]
 async fn the_documented_rights_are_enough_and_none_is_missed() {
     let _lane = lane::shared().await;
-    let readme = include_str!("../../README.md");
-    let line =
-        readme.lines().find(|line| line.starts_with("ACL SETUSER weir")).expect("the README names them");
+    let page = include_str!("../../docs/redis.md");
+    let line = page.lines().find(|line| line.starts_with("ACL SETUSER weir")).expect("the page names them");
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
     let words: Vec<&str> =
         line.split(' ').map(|word| if word == ">PASSWORD" { ">s3cret" } else { word }).collect();

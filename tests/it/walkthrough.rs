@@ -1,10 +1,11 @@
-//! README.md and docs/quickstart.md, walked through by somebody who types every command into a terminal: each ends well and
-//! shows what the document says.
+//! Types every command of README.md and of the walked pages in `docs/` into a terminal: each ends well and shows the
+//! documented output.
 //!
 //! A fence `sh` is typed and waited for; `sh server NAME` stays in the foreground of a terminal of its own, until an
-//! `<!-- end NAME -->` in the document or its end. A `text` right behind a fence is what is seen. Ports and `/tmp` are others, so that
-//! nothing here meets what runs on the machine (but for the demo, which looks for free ports itself); nothing is built either:
-//! `cargo run` is the weir that is tested, and what installs it or runs these tests is left out.
+//! `<!-- end NAME -->` in the document or its end. A `text` right behind a fence is the expected output. Ports, `/tmp` and the
+//! third-party APIs are replaced, so that nothing here meets what runs on the machine or leaves it (the demo looks for free
+//! ports itself). Nothing is built: `cargo run` stands for the tested weir, and commands that install weir or run these tests
+//! are left out.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -19,7 +20,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tempfile::TempDir;
 use tokio::time::timeout;
 
-use crate::support::{PATIENCE, closed_port, eventually, lane};
+use crate::support::{PATIENCE, Upstream, closed_port, eventually, lane};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -74,9 +75,11 @@ fn steps(document: &str) -> Vec<Step> {
     steps
 }
 
-/// Who sits there: a directory, ports that are free, and what runs in other terminals.
+/// A reader's place of work: a directory, free ports, and the servers in other terminals.
 struct Desk {
     directory: TempDir,
+    /// Stands for the third-party APIs.
+    _upstream: Upstream,
     /// What stands in the documents, and what is meant here.
     meant: Vec<(&'static str, String)>,
     servers: BTreeMap<String, Child>,
@@ -87,7 +90,10 @@ impl Desk {
         let directory = TempDir::with_prefix("weir-walk").expect("a directory");
         let path = directory.path().display().to_string();
         let [weirs, admins, provider, redis] = free_ports();
+        let upstream = Upstream::start();
         let meant = vec![
+            ("https://api.openai.com", upstream.url()),
+            ("https://api.github.com", upstream.url()),
             ("808", weirs),
             ("909", admins),
             ("9900", provider + "0"),
@@ -96,7 +102,7 @@ impl Desk {
             ("cargo run --release --", "weir".to_owned()),
             ("scripts/", format!("{ROOT}/scripts/")),
         ];
-        let desk = Desk { directory, meant, servers: BTreeMap::new() };
+        let desk = Desk { directory, _upstream: upstream, meant, servers: BTreeMap::new() };
         let config = desk.directory.path().join("config");
         fs::create_dir(&config).expect("a directory");
         for entry in fs::read_dir(Path::new(ROOT).join("config")).expect("config/") {
@@ -269,12 +275,32 @@ async fn walk(path: &str, commands_min: usize, shown_min: usize) {
 
 #[tokio::test]
 async fn the_readme() {
-    walk("README.md", 20, 6).await;
+    walk("README.md", 4, 2).await;
 }
 
 #[tokio::test]
 async fn the_quickstart() {
     walk("docs/quickstart.md", 14, 3).await;
+}
+
+#[tokio::test]
+async fn calls() {
+    walk("docs/calls.md", 7, 4).await;
+}
+
+#[tokio::test]
+async fn limits() {
+    walk("docs/limits.md", 3, 0).await;
+}
+
+#[tokio::test]
+async fn redis() {
+    walk("docs/redis.md", 7, 1).await;
+}
+
+#[tokio::test]
+async fn admin() {
+    walk("docs/admin.md", 7, 1).await;
 }
 
 #[test]

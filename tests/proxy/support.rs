@@ -81,8 +81,9 @@ impl Weir {
         let config = config(routes, server.clone());
         let (metrics, clock) = (Metrics::new(), Clock::start());
         let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, metrics.clone());
-        limiters.apply(&config.limiters);
-        let proxy = Proxy::with_reach(metrics, Spans::default(), &config, &limiters, reach).unwrap();
+        let prepared = limiters.prepare(&config.limiters);
+        let proxy = Proxy::with_reach(metrics, Spans::default(), &config, &prepared, reach).unwrap();
+        prepared.commit();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
@@ -91,7 +92,12 @@ impl Weir {
     }
 
     pub(crate) fn apply(&self, routes: Vec<Route>) -> Result<(), ProxyBuildError> {
-        self.proxy.apply(&config(routes, self.server.clone()), &self.limiters)
+        let config = config(routes, self.server.clone());
+        let limiters = self.limiters.prepare(&config.limiters);
+        let proxy = self.proxy.prepare(&config, &limiters)?;
+        limiters.commit();
+        proxy.commit();
+        Ok(())
     }
 }
 

@@ -1,37 +1,37 @@
-//! What the demo prints: fits into 80 columns, coloured only for a person.
+//! The output of the demo: at most 80 columns, coloured only on a terminal.
 
 use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::provider::{QUOTA, Tally};
+use super::provider::{QUOTA, Tally};
 use super::traffic::{Counts, RATE};
 use crate::limiter::model::limit::Limiter;
 
-/// Who is where.
+/// The addresses of the demo.
 pub(super) struct Setting {
-    /// Where weir takes requests.
+    /// The proxy's listener.
     pub(super) proxy: SocketAddr,
-    /// Where weir shows what it does.
+    /// The admin listener.
     pub(super) admin: SocketAddr,
-    /// Where the provider is.
+    /// The provider's listener.
     pub(super) provider: SocketAddr,
-    /// A path that weir forwards.
+    /// A path of the route.
     pub(super) path: String,
-    /// The limiter in between.
+    /// The limiter of the route.
     pub(super) limiter: Option<Arc<Limiter>>,
 }
 
-/// One line of the table.
+/// One row of the table.
 pub(super) struct Row {
-    /// Since the start.
+    /// The time since the start.
     pub(super) time: Duration,
-    /// Since the start.
+    /// The counts since the start.
     pub(super) totals: Counts,
-    /// Since the last row.
+    /// Requests forwarded since the last row.
     pub(super) forwarded_now: u64,
-    /// The provider's count, since the start.
+    /// The provider's violations since the start.
     pub(super) violations: u64,
 }
 
@@ -50,7 +50,7 @@ impl Screen {
         Screen { out: Box::new(out), coloured }
     }
 
-    /// What runs, what to try, and the head of the table.
+    /// Prints the addresses, commands to try, and the head of the table.
     pub(super) fn opening(&mut self, setting: &Setting) -> io::Result<()> {
         let Setting { proxy, admin, provider, path, limiter } = setting;
         let title = self.bold("weir demo");
@@ -67,12 +67,12 @@ impl Screen {
              \n    curl -i http://{proxy}{path}\
              \n    curl http://{admin}/api/limiters\
              \n    curl http://{admin}/metrics\n\
-             \n  Ctrl-C ends it.\n\n{head}\n"
+             \n  Ctrl-C ends the demo.\n\n{head}\n"
         )?;
         self.out.flush()
     }
 
-    /// A line of the table.
+    /// Prints a row of the table.
     pub(super) fn row(&mut self, row: &Row) -> io::Result<()> {
         let Row { time, totals: Counts { sent, forwarded, refused, .. }, forwarded_now, violations } = row;
         let violations = self.verdict(*violations, 22);
@@ -85,13 +85,13 @@ impl Screen {
         self.out.flush()
     }
 
-    /// Said while those that wait have their turn.
+    /// Prints the notice that waiting requests still finish.
     pub(super) fn ending(&mut self, waiting: u64) -> io::Result<()> {
-        writeln!(self.out, "\n  No more traffic; the {waiting} that wait have their turn first ...")?;
+        writeln!(self.out, "\n  Traffic has stopped; {waiting} waiting requests still get their turn ...")?;
         self.out.flush()
     }
 
-    /// What came out of it.
+    /// Prints the summary.
     pub(super) fn summary(&mut self, time: Duration, totals: &Counts, provider: Tally) -> io::Result<()> {
         let Counts { sent, forwarded, refused, failed } = *totals;
         let Tally { requests, violations } = provider;
@@ -107,7 +107,7 @@ impl Screen {
         self.out.flush()
     }
 
-    /// Zero is what was promised.
+    /// Formats the violations: green for none, red otherwise.
     fn verdict(&self, violations: u64, width: usize) -> String {
         let colour = if violations == 0 { "32" } else { "31" };
         self.styled(&format!("{violations:>width$}"), colour)
@@ -126,7 +126,7 @@ impl Screen {
     }
 }
 
-/// `: 10/1s, up to 5s in the queue`.
+/// Describes a limiter: `: 10/1s, up to 5s in the queue`.
 fn describe(limiter: &Limiter) -> String {
     let limits: Vec<&str> = limiter.limits.iter().map(|limit| &*limit.label).collect();
     let queue = match &limiter.queue {
@@ -142,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    /// Keeps what is written.
+    /// A writer that keeps its text.
     #[derive(Clone, Default)]
     struct Paper(Arc<Mutex<Vec<u8>>>);
 

@@ -1,4 +1,4 @@
-//! The demo's applications: a steady stream of requests, whatever becomes of the earlier ones.
+//! The demo's applications: a steady stream of requests, independent of earlier answers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use tokio_util::sync::CancellationToken;
 
 /// Requests a second.
 pub(super) const RATE: u32 = 25;
-/// An application's own patience. With [`RATE`] it bounds the requests under way.
+/// An application's timeout. With [`RATE`] it bounds the requests in flight.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What became of the requests so far.
+/// Counts of the requests so far, by their end.
 #[derive(Default)]
 pub(super) struct Totals {
     sent: AtomicU64,
@@ -33,18 +33,18 @@ pub(super) struct Totals {
 /// [`Totals`] at an instant.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(super) struct Counts {
-    /// Requests that applications have sent.
+    /// Requests that the applications sent.
     pub(super) sent: u64,
-    /// Those that the provider answered.
+    /// Requests that the provider answered.
     pub(super) forwarded: u64,
-    /// Those that weir refused for the limit.
+    /// Requests that weir refused because of the limit.
     pub(super) refused: u64,
-    /// Those that ended in any other way.
+    /// Requests that ended in any other way.
     pub(super) failed: u64,
 }
 
 impl Counts {
-    /// Those without an answer yet.
+    /// Returns the number of requests without an answer yet.
     pub(super) fn waiting(&self) -> u64 {
         self.sent.saturating_sub(self.forwarded + self.refused + self.failed)
     }
@@ -52,7 +52,7 @@ impl Counts {
 
 impl Totals {
     pub(super) fn read(&self) -> Counts {
-        // What is sent is read last, so that nothing is answered that was not sent.
+        // `sent` is read last, so that it is never below the number of answers.
         Counts {
             forwarded: self.forwarded.load(Ordering::Acquire),
             refused: self.refused.load(Ordering::Acquire),
@@ -64,16 +64,16 @@ impl Totals {
 
 /// A stream of requests.
 pub(super) struct Traffic {
-    /// Where they go.
+    /// weir's listener.
     pub(super) target: SocketAddr,
-    /// What they ask for.
+    /// The path of every request.
     pub(super) path: String,
-    /// Where they are counted.
+    /// The counts.
     pub(super) totals: Arc<Totals>,
 }
 
 impl Traffic {
-    /// Sends until `stop`, then waits for the answers that are missing.
+    /// Sends requests until `stop`, then waits for the missing answers.
     pub(super) async fn run(self, stop: CancellationToken) {
         let traffic = Arc::new(self);
         let mut ticks = interval(Duration::from_secs(1) / RATE);
@@ -103,7 +103,7 @@ impl Traffic {
     }
 }
 
-/// Who answered.
+/// The origin of an answer.
 enum Answer {
     Provider,
     /// weir, because of the limit.
@@ -112,7 +112,7 @@ enum Answer {
     Trouble,
 }
 
-/// One request on a connection of its own.
+/// Sends one request on its own connection.
 async fn get(target: SocketAddr, path: &str) -> Result<Answer, Box<dyn std::error::Error + Send + Sync>> {
     let stream = TcpStream::connect(target).await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;

@@ -1,8 +1,8 @@
-//! Tree to schema, with the place of every fault.
+//! Tree to schema, with the place of every fault of shape.
 //!
-//! Serde stops at the first fault. To report all of them, the faulty node is struck out and the tree is read
-//! again, until nothing faulty is left. What remains can still be judged for its meaning, so that a file's problems of
-//! both kinds are reported at once. Knows nothing of what the keys mean.
+//! Serde stops at the first fault. To report all of them, the faulty node is struck out and the tree is read again,
+//! until no fault is left. The rest is then checked for its meaning, so problems of both kinds are reported at once.
+//! Knows the shape of the schema, and no meaning of a key.
 
 mod reader;
 
@@ -15,11 +15,11 @@ use super::schema;
 use super::yaml::{Node, Value};
 use reader::{Part, Reader};
 
-/// The most readings, so the most faults of shape that are reported at once.
+/// The most readings, and so the most faults of shape reported at once.
 const READINGS_MAX: usize = 100;
 
-/// Reads the tree as the schema says, without what is struck out, and reports every fault of shape. Nodes in `struck` are
-/// known to be faulty, and those that turn out to be are added. `None` when there is nothing left to judge.
+/// Reads the tree into the schema and reports every fault of shape. Nodes in `struck` have been reported and are
+/// skipped; newly found faulty nodes are added. `None` if no part of the file can be read.
 pub(crate) fn decode(root: &Node, struck: &mut HashSet<u32>, report: &mut Report) -> Option<schema::File> {
     for _ in 0..READINGS_MAX {
         let error = match schema::File::deserialize(Reader { node: root, struck }) {
@@ -28,7 +28,7 @@ pub(crate) fn decode(root: &Node, struck: &mut HashSet<u32>, report: &mut Report
         };
         let (id, part) = error.spot.unwrap_or((root.id, Part::Value));
         let found = locate(root, id, String::new(), root.mark)?;
-        // A key that is struck out is not missing, and a misspelt one has been reported by its own name.
+        // A struck-out key is not missing, and a misspelt one has been reported.
         if !(error.missing && has_struck_child(found.node, struck)) {
             let error = error.with_example(|open| example(&found.path, open));
             let mark = if part == Part::Key { found.key_mark } else { found.node.mark };
@@ -41,19 +41,20 @@ pub(crate) fn decode(root: &Node, struck: &mut HashSet<u32>, report: &mut Report
     None
 }
 
-/// What a key's value looks like, for messages. Names that the user chose are no keys.
+/// Returns an example of a key's value, for messages. A name chosen by the user is no key.
 fn example(path: &str, open: char) -> Option<&'static str> {
     let (parent, key) = path.rsplit_once('.').unwrap_or(("", path));
     if matches!(parent, "limiters" | "clients") { None } else { schema::example(key, open) }
 }
 
-/// What a search in the tree finds.
+/// A node with its place, as [`locate`] finds it.
 struct Found<'a> {
     node: &'a Node,
     key_mark: Mark,
     path: String,
 }
 
+/// Finds the node with this id.
 fn locate(node: &Node, id: u32, path: String, key_mark: Mark) -> Option<Found<'_>> {
     if node.id == id {
         return Some(Found { node, key_mark, path });
@@ -155,7 +156,7 @@ routes:
     }
 
     #[test]
-    fn a_list_or_mapping_that_is_none_is_shown_one() {
+    fn a_wrong_value_is_answered_with_an_example_of_a_list_or_mapping() {
         let text = "\
 limiters:
   a: {limits: [1/s], queue: 10s, key: host}

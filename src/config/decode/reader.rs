@@ -1,4 +1,4 @@
-//! A small serde deserializer over [`Node`] that keeps the place of its fault. Knows serde's data model alone.
+//! A serde deserializer over [`Node`] that keeps the place of a fault. Knows serde's data model, and no key.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -11,23 +11,25 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 
 use crate::config::problem::{quoted, unknown};
-use crate::config::yaml::{Entry, Kind, Node, Scalar, Value};
+use crate::config::yaml::{Entry, Kind, Node, Origin, Scalar, Value};
 
 /// A fault of shape.
 #[derive(Debug)]
 pub(super) struct Error {
     message: String,
-    /// How a value of the right form looks, put behind what is expected.
+    /// An example of the expected form.
     example: Option<&'static str>,
-    /// What was found, in a word.
+    /// The kind of value that was found.
     instead: Option<&'static str>,
-    /// The value itself, where its form is wrong. Never one that was interpolated: it may be a secret.
+    /// The value that was found, if its form is wrong. Never an interpolated value: it may be a secret.
     found: Option<String>,
+    /// Whether a key is missing.
     pub(super) missing: bool,
+    /// The id of the faulty node, and the part of its entry.
     pub(super) spot: Option<(u32, Part)>,
 }
 
-/// Which part of an entry a fault is about.
+/// The part of an entry that is faulty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
     Key,
@@ -44,7 +46,7 @@ impl Error {
         Error { instead: Some(found), ..Error::new(format!("expected {expected}")) }
     }
 
-    /// Shows what was expected, by an example that `examples` has for a list (`[`) or a mapping (`{`).
+    /// Adds an example, if a list or a mapping is expected. `examples` gets its opening bracket.
     pub(super) fn with_example(mut self, examples: impl FnOnce(char) -> Option<&'static str>) -> Error {
         let open = [("a list", '['), ("a mapping", '{')];
         let open = open.iter().find(|(expected, _)| self.message.ends_with(expected));
@@ -52,7 +54,7 @@ impl Error {
         self
     }
 
-    /// Gives the fault its place, unless a deeper one is known.
+    /// Sets the fault's place, unless a deeper node has set it.
     pub(super) fn or_at(mut self, node: &Node, part: Part) -> Error {
         if self.spot.is_none() {
             self.spot = Some((node.id, part));
@@ -112,7 +114,7 @@ impl de::Error for Error {
     }
 }
 
-/// Reads one node; what is struck out is not there.
+/// Reads one node. Struck-out nodes below it are skipped.
 #[derive(Clone, Copy)]
 pub(super) struct Reader<'a> {
     pub(super) node: &'a Node,
@@ -128,7 +130,7 @@ impl<'a> Reader<'a> {
         Entries { reader: self, left: entries.iter(), value: None }
     }
 
-    /// That the node is not what was expected.
+    /// Returns the fault of a node that is not of the expected kind.
     fn wrong(self, expected: &str) -> Error {
         let found = match &self.node.value {
             Value::List(_) => "a list",
@@ -143,7 +145,7 @@ impl<'a> Reader<'a> {
         Error::instead(expected, found)
     }
 
-    /// The node as a scalar with its meaning, unless it is a collection or empty.
+    /// Returns the node as a scalar with its kind, unless it is a collection or empty.
     fn scalar(self, expected: &str) -> Result<(&'a Scalar, Kind), Error> {
         match &self.node.value {
             Value::Scalar(scalar) if scalar.resolve() != Kind::Null => Ok((scalar, scalar.resolve())),
@@ -189,7 +191,9 @@ impl<'de> Deserializer<'de> for Reader<'_> {
 
     fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         match self.scalar("a text")? {
-            (scalar, kind) if kind == Kind::Text || scalar.interpolated => visitor.visit_str(&scalar.text),
+            (scalar, kind) if kind == Kind::Text || scalar.origin == Origin::Interpolated => {
+                visitor.visit_str(&scalar.text)
+            }
             _ => Err(self.wrong("a text (put it in quotes)")),
         }
     }
@@ -259,7 +263,7 @@ impl<'de> Deserializer<'de> for Reader<'_> {
         if variants.contains(&name) {
             return visitor.visit_enum(Variant { name, inner: None });
         }
-        if scalar.interpolated {
+        if scalar.origin == Origin::Interpolated {
             return Err(Error::new(format!("expected {expected}")));
         }
         Err(Error::new(unknown("value", name, variants.iter().copied())))

@@ -1,6 +1,6 @@
-//! The building blocks of the schema: texts with a unit, values with a short and a long form, `off`.
+//! The building blocks of the schema: texts with a unit, values with a short and a long form, `off`, named values.
 //!
-//! Each reads itself and describes itself, so that `check` and the JSON Schema cannot drift apart.
+//! Each implements both reading and the JSON Schema, so that `check` and the schema agree.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,11 +12,14 @@ use serde::de::{Deserialize, Deserializer, Error, IntoDeserializer, MapAccess, U
 
 use crate::config::units::{self, Per, Quota, Size};
 
-/// A value that is written as a text of a fixed form.
+/// The pattern of names of limiters, routes, clients and groups.
+pub(crate) const NAME_PATTERN: &str = "^[A-Za-z0-9_.-]{1,64}$";
+
+/// A value written as a text of a fixed form, such as a duration.
 pub(crate) trait FromText: Sized {
-    /// For messages: what is expected.
+    /// The form, for messages.
     const EXPECTED: &'static str;
-    /// The same as a regular expression.
+    /// The form as a regular expression.
     const PATTERN: &'static str;
     fn from_text(text: &str) -> Option<Self>;
 }
@@ -91,13 +94,13 @@ impl<T: FromText> JsonSchema for Text<T> {
     }
 }
 
-/// The long form of a value that also has a short one.
+/// The long form of a value that also has a short form.
 pub(crate) trait LongForm {
-    /// For messages: both forms.
+    /// Both forms, for messages.
     const EXPECTED: &'static str;
 }
 
-/// A scalar, or a mapping that says more.
+/// A scalar, or a mapping with more keys.
 #[derive(Debug, Clone)]
 pub(crate) enum Form<S, L> {
     Short(S),
@@ -148,9 +151,9 @@ impl<S: JsonSchema, L: JsonSchema> JsonSchema for Form<S, L> {
     }
 }
 
-/// What `off` is the opposite of.
+/// Settings that can be switched `off`.
 pub(crate) trait Setting {
-    /// For messages: both.
+    /// `off` and the settings, for messages.
     const EXPECTED: &'static str;
 }
 
@@ -212,7 +215,7 @@ impl<T: JsonSchema> JsonSchema for OffOr<T> {
 pub(crate) struct Named<T>(pub(crate) Vec<(String, T)>);
 
 impl<T> Named<T> {
-    /// Keys and values.
+    /// Iterates over keys and values.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &T)> {
         self.0.iter().map(|(name, value)| (name.as_str(), value))
     }

@@ -1,62 +1,64 @@
-//! `limiters`: what is promised to a provider, and what happens to requests beyond it.
+//! `limiters`: the limits of a provider, and the treatment of requests beyond them.
 
 use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::forms::{Form, LongForm, OffOr, Setting, Text};
+use super::forms::{Form, LongForm, NAME_PATTERN, OffOr, Setting, Text};
 use crate::config::units::{Per, Quota};
 
 /// A named set of limits that a request must satisfy all at once.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Limiter {
-    /// Who shares it. Default `overall`.
+    /// The replicas that share the limits. Default `overall`.
     #[schemars(extend("examples" = ["per_replica"]))]
     pub(crate) scope: Option<Scope>,
-    /// One to 16 limits, as `900/1m` or `{rate: 900, per: 1m}`; all of them hold. In metrics and headers each goes by
-    /// `rate/per`; where two have the same and count in different ways, by `rate/per` and the algorithm or the time
-    /// zone. Required.
+    /// One to 16 limits, as `900/1m` or `{rate: 900, per: 1m}`. All of them hold. The label of a limit in metrics and
+    /// headers is `rate/per`, followed by the algorithm or the time zone where two limits would have the same label.
+    /// Required.
     #[schemars(extend("minItems" = 1, "maxItems" = 16, "examples" = [
         ["900/1m", "5000/1h"],
         [{"rate": 10000, "per": "1d", "algorithm": "fixed_window", "timezone": "Asia/Shanghai"}],
     ]))]
     pub(crate) limits: Vec<Form<Text<Quota>, Limit>>,
-    /// How requests over the limit wait, in each replica. Absent or `off`: they are refused at once.
+    /// The queue for requests over the limit, in each replica. If it is absent or `off`, they are refused at once.
     #[schemars(extend("examples" = [{"timeout": "10s", "max_waiting": 200}, "off"]))]
     pub(crate) queue: Option<OffOr<Queue>>,
-    /// What makes a partition, each with limits of its own: `header:NAME`, `query:NAME`, `host`, `path:N` (a segment of
-    /// the decoded path, from 0), `client_ip`, `client` (with `clients`). Of several lines of a header all count, of
-    /// several query parameters the first. A missing value is a partition of its own.
+    /// The parts of a request that select its partition; each partition has the limits for itself. A part is
+    /// `header:NAME`, `query:NAME`, `host`, `path:N` (a segment of the decoded path, from 0), `client_ip` or `client` (with
+    /// `clients`). All lines of a repeated header are used, and the first of a repeated query parameter. Requests without
+    /// the value have a partition of their own.
     #[schemars(extend("minItems" = 1, "maxItems" = 16, "examples" = [["header:x-corp-id"], ["client", "path:1"]]))]
     pub(crate) key: Option<Vec<String>>,
     /// The most partitions at once in each replica, 1 to 10000000; only with `key`. Default `100000`.
     #[schemars(range(min = 1, max = 10_000_000), extend("examples" = [5000]))]
     pub(crate) max_partitions: Option<i64>,
-    /// Shares a Redis Cluster slot with limiters of the same group: their keys lie together. Default: the limiter's name.
-    #[schemars(regex(pattern = super::NAME_PATTERN), extend("examples" = ["dingtalk"]))]
+    /// The group of the limiter. Limiters of one group have their keys in the same Redis Cluster slot. Default: the
+    /// limiter's name.
+    #[schemars(regex(pattern = NAME_PATTERN), extend("examples" = ["dingtalk"]))]
     pub(crate) group: Option<String>,
-    /// How long after its slot a permit stays good; every window is widened by it. 1ms to 1s and at most the shortest
-    /// `per`, half of it with `fixed_window`. Default: 1 % of the shortest `per`, between 1ms and 20ms.
+    /// How long after its slot a permit stays good. Every window is widened by the guard. 1ms to 1s, and at most the
+    /// shortest `per`, or half of it with `fixed_window`. Default: 1 % of the shortest `per`, between 1ms and 20ms.
     #[schemars(extend("examples" = ["10ms"]))]
     pub(crate) guard: Option<Text<Duration>>,
-    /// What happens while the store cannot be asked. Default `local`.
+    /// The policy while the store cannot be reached. Default `local`.
     #[schemars(extend("examples" = ["reject"]))]
     pub(crate) on_store_failure: Option<OnStoreFailure>,
-    /// How an upstream's own refusals pause the limiter on all replicas, or `off`. Default `{}`: after 429 and 503.
+    /// The pauses, on all replicas, after an upstream rejection, or `off`. Default `{}`: pauses after 429 and 503.
     #[schemars(extend("examples" = [{"on": [429], "max": "10m"}, "off"]))]
     pub(crate) pause: Option<OffOr<Pause>>,
-    /// Whether what the upstream's headers report to be left counts, where that is less than weir thinks: `headers`, or
-    /// `off`. Default `off`.
+    /// `headers` charges external usage: when the upstream's headers report fewer permits left than weir has counted, the
+    /// difference is charged. Default `off`.
     #[schemars(extend("examples" = ["headers"]))]
     pub(crate) sync: Option<OffOr<Sync>>,
-    /// Whether it acts. Default `enforce`.
+    /// Whether the limiter enforces its limits. Default `enforce`.
     #[schemars(extend("examples" = ["shadow"]))]
     pub(crate) mode: Option<Mode>,
 }
 
-/// Who shares a limiter.
+/// The replicas that share a limiter.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Scope {
@@ -76,19 +78,19 @@ pub(crate) struct Limit {
     /// The length of the window, 1ms to 366d; with `fixed_window` a part of a day, `1d`, `1w` or `1mo`. Required.
     #[schemars(extend("examples" = ["1h", "1mo"]))]
     pub(crate) per: Text<Per>,
-    /// How it counts. Default `sliding_window`.
+    /// The algorithm. Default `sliding_window`.
     #[schemars(extend("examples" = ["token_bucket"]))]
     pub(crate) algorithm: Option<Algorithm>,
-    /// For `sliding_window`: instants kept apart in a window, 1 to 65536. Exact up to that many permits, beyond it
-    /// rounded to `per / precision`, always to the safe side. Default `256`.
+    /// For `sliding_window`: the number of distinct instants kept in a window, 1 to 65536. Up to that many permits the
+    /// window is exact. Beyond it, instants are rounded to `per / precision`, always to the safe side. Default `256`.
     #[schemars(range(min = 1, max = 65_536), extend("examples" = [1000]))]
     pub(crate) precision: Option<i64>,
-    /// For `token_bucket`: permits that may go at once, 1 to 1000000000; from empty it must be full again within 366d.
+    /// For `token_bucket`: the most permits at once, 1 to 1000000000. An empty bucket must be full again within 366d.
     /// Default: the `rate`.
     #[schemars(range(min = 1, max = 1_000_000_000), extend("examples" = [40]))]
     pub(crate) burst: Option<i64>,
-    /// For `fixed_window`: by whose clock its days begin, a name of the tz database such as `Asia/Shanghai`. Default
-    /// `UTC`.
+    /// For `fixed_window`: the time zone in which its days begin, a name of the tz database such as `Asia/Shanghai`.
+    /// Default `UTC`.
     #[schemars(extend("examples" = ["Asia/Shanghai"]))]
     pub(crate) timezone: Option<String>,
 }
@@ -97,7 +99,7 @@ impl LongForm for Limit {
     const EXPECTED: &'static str = "a limit such as 900/1m or 20/s, or {rate: 900, per: 1m}";
 }
 
-/// How a limit counts.
+/// The algorithm of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Algorithm {
@@ -111,14 +113,14 @@ pub(crate) enum Algorithm {
     FixedWindow,
 }
 
-/// How requests over the limit wait, in each replica.
+/// The queue for requests over the limit, in each replica.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Queue {
     /// The longest wait of a request, 1ms to 1d. Required.
     #[schemars(extend("examples" = ["10s"]))]
     pub(crate) timeout: Text<Duration>,
-    /// The most requests that wait at once, 1 to 1000000. Default `1000`.
+    /// The most requests waiting at once, 1 to 1000000. Default `1000`.
     #[schemars(range(min = 1, max = 1_000_000), extend("examples" = [200]))]
     pub(crate) max_waiting: Option<i64>,
 }
@@ -127,7 +129,7 @@ impl Setting for Queue {
     const EXPECTED: &'static str = "off or a mapping";
 }
 
-/// What happens while the store cannot be asked.
+/// The policy while the store cannot be reached.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum OnStoreFailure {
@@ -139,18 +141,17 @@ pub(crate) enum OnStoreFailure {
     Allow,
 }
 
-/// How an upstream's own refusals pause the limiter.
+/// The pauses after an upstream rejection.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Pause {
-    /// The statuses that count as a refusal, 429 and 503; 503 only where it names an instant. Default
-    /// `[429, 503]`.
+    /// The statuses that pause, 429 and 503; a 503 only if it names an instant. Default `[429, 503]`.
     #[schemars(extend("examples" = [[429]]))]
     pub(crate) on: Option<Vec<i64>>,
     /// The longest pause, 1ms to 1d. Default `5m`.
     #[schemars(extend("examples" = ["10m"]))]
     pub(crate) max: Option<Text<Duration>>,
-    /// The first pause where the upstream names no instant, 1ms to 1d; each that follows at once is twice as long.
+    /// The first pause when the upstream names no instant, 1ms to 1d. Each one that follows at once is twice as long.
     /// Default `1s`.
     #[schemars(extend("examples" = ["5s"]))]
     pub(crate) fallback: Option<Text<Duration>>,
@@ -160,11 +161,11 @@ impl Setting for Pause {
     const EXPECTED: &'static str = "off or a mapping";
 }
 
-/// What of an upstream's answers counts.
+/// The source of external usage.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Sync {
-    /// Its headers: `RateLimit`, `X-RateLimit-*` and the like.
+    /// The upstream's quota headers: `RateLimit`, `X-RateLimit-*` and the like.
     Headers,
 }
 
@@ -172,12 +173,12 @@ impl Setting for Sync {
     const EXPECTED: &'static str = "off or headers";
 }
 
-/// Whether a limiter acts.
+/// Whether a limiter enforces its limits.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Mode {
-    /// It delays and refuses.
+    /// The limiter delays and refuses requests.
     Enforce,
-    /// It charges and counts as if, but never delays or refuses.
+    /// The limiter charges and counts, but never delays or refuses.
     Shadow,
 }

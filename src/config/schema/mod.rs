@@ -1,8 +1,8 @@
 //! The configuration as a user writes it: every key of weir, with its type, unit and default.
 //!
-//! Shape alone: what a value means is judged by [`super::validate`], and nothing of this passes beyond it. Each doc
-//! comment becomes the description in the JSON Schema. Optional keys are `Option`, so that a default is
-//! written down in one place, where it is applied.
+//! Knows only the shape: [`super::validate`] checks the meaning of values, and no type of this module leaves the
+//! configuration. Each doc comment becomes a description in the JSON Schema. Optional keys are `Option`: the default is
+//! written in one place, where it is applied.
 
 pub(crate) mod forms;
 mod limiter;
@@ -15,7 +15,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::units::Size;
-use forms::{Named, Text};
+use forms::{NAME_PATTERN, Named, Text};
 
 pub(crate) use forms::{Form, OffOr};
 pub(crate) use limiter::{Algorithm, Limit, Limiter, Mode, OnStoreFailure, Pause, Queue, Scope, Sync};
@@ -29,25 +29,25 @@ pub(crate) use store::{Redis, RedisTls, Sentinel, Store};
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct File {
-    /// Where applications send their calls, in HTTP/1.1 or HTTP/2: an IP address and a port, such as
+    /// The address and port at which applications call weir, over HTTP/1.1 or HTTP/2, such as
     /// `127.0.0.1:8080` or `[::]:8080`. Default `0.0.0.0:8080`. A change needs a restart.
     #[schemars(extend("examples" = ["0.0.0.0:8080", "[::]:8080"]))]
     pub(crate) listen: Option<String>,
-    /// How connections of clients are treated.
+    /// Connections of clients.
     #[schemars(extend("examples" = [{"drain_timeout": "45s", "trusted_proxies": ["10.0.0.0/8"]}]))]
     pub(crate) server: Option<Server>,
     /// Metrics, health and live state.
     #[schemars(extend("examples" = [{"listen": "0.0.0.0:9090", "token": "${WEIR_ADMIN_TOKEN}"}]))]
     pub(crate) admin: Option<Admin>,
-    /// What is logged, to standard error.
+    /// The log, on standard error.
     #[schemars(extend("examples" = [{"level": "warn", "access": false}]))]
     pub(crate) log: Option<Log>,
-    /// Who may call, by name; everyone if absent, otherwise whoever is not listed gets 401.
+    /// The clients that may call, by name; all others get 401. If absent, everyone may call.
     #[schemars(extend("propertyNames" = {"pattern": NAME_PATTERN}, "examples" = [
         {"billing": {"tokens": ["${file:/run/secrets/billing}"]}},
     ]))]
     pub(crate) clients: Option<Named<Client>>,
-    /// Where limiter state lives. Default `memory`. A change needs a restart.
+    /// The store of limiter state. Default `memory`. A change needs a restart.
     #[schemars(extend("examples" = ["memory", {"redis": {"url": "redis://redis:6379/0", "fleet_size": 3}}]))]
     pub(crate) store: Option<Store>,
     /// The limiters, by name.
@@ -55,35 +55,32 @@ pub(crate) struct File {
         {"github": {"limits": ["900/1m", "5000/1h"], "queue": {"timeout": "10s"}}},
     ]))]
     pub(crate) limiters: Option<Named<Limiter>>,
-    /// Which requests go where, and which limiter they take. The first match wins; no match is a 404. Required.
+    /// The routes of requests to upstreams, with their limiters. The first match wins; no match is a 404. Required.
     #[schemars(required, extend("minItems" = 1, "examples" = [
         [{"name": "github", "match": {"path": "/github"}, "upstream": "https://api.github.com", "limiter": "github"}],
     ]))]
     pub(crate) routes: Option<Vec<Route>>,
 }
 
-/// The names of limiters, routes, clients and groups.
-pub(crate) const NAME_PATTERN: &str = "^[A-Za-z0-9_.-]{1,64}$";
-
-/// How connections of clients are treated.
+/// Connections of clients.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Server {
-    /// TLS towards clients; without it they speak in the clear. New connections follow a change.
+    /// TLS for client connections; plain text if absent. New connections use changed files.
     #[schemars(extend("examples" = [{"cert": "tls/server.crt", "key": "tls/server.key"}]))]
     pub(crate) tls: Option<ServerTls>,
-    /// From where requests may come, as addresses or CIDR blocks (`10.0.0.0/8`); from everywhere if absent. Others get 403.
-    /// It is the other end of the connection that counts, whatever `X-Forwarded-For` says.
+    /// The addresses or CIDR blocks (`10.0.0.0/8`) that may connect; all if absent. Others get 403. The peer of the
+    /// connection is checked, not `X-Forwarded-For`.
     #[schemars(extend("examples" = [["10.0.0.0/8", "::1"]]))]
     pub(crate) allow: Option<Vec<String>>,
-    /// Whose `X-Forwarded-For` names the client's address, as addresses or CIDR blocks: read from its end, the first address
-    /// that is none of these is the client's.
+    /// The proxies, as addresses or CIDR blocks, whose `X-Forwarded-For` is trusted. Read from its end, the first address
+    /// that is not one of them is the client's.
     #[schemars(extend("examples" = [["172.16.0.0/12"]]))]
     pub(crate) trusted_proxies: Option<Vec<String>>,
     /// The most client connections at once, 1 to 1000000. Default `10000`.
     #[schemars(range(min = 1, max = 1_000_000), extend("examples" = [50000]))]
     pub(crate) max_connections: Option<i64>,
-    /// The longest time until the headers of a request are complete, 1ms to 1h. Default `10s`.
+    /// The longest time to receive the headers of a request, 1ms to 1h. Default `10s`.
     #[schemars(extend("examples" = ["5s"]))]
     pub(crate) header_timeout: Option<Text<Duration>>,
     /// The longest time that a connection stays open without a request, 1ms to 1d. Default `75s`.
@@ -92,15 +89,16 @@ pub(crate) struct Server {
     /// The most bytes of a request's headers, 8KiB to 1MiB. Default `64KiB`.
     #[schemars(extend("examples" = ["128KiB"]))]
     pub(crate) max_header_bytes: Option<Text<Size>>,
-    /// After SIGTERM `/readyz` says 503 at once and new requests are still taken this long, 0s to 1h. Default `0s`.
+    /// The time after SIGTERM for which new requests are still accepted, 0s to 1h. `/readyz` answers 503 from the start
+    /// of it. Default `0s`.
     #[schemars(extend("examples" = ["5s"]))]
     pub(crate) drain_delay: Option<Text<Duration>>,
-    /// Then what is under way and waiting may finish, at most this long, 0s to 1d. Default `30s`.
+    /// The time after that for which requests in flight and in queues may still finish, 0s to 1d. Default `30s`.
     #[schemars(extend("examples" = ["45s"]))]
     pub(crate) drain_timeout: Option<Text<Duration>>,
 }
 
-/// TLS towards clients: PEM files; rotated files are followed.
+/// TLS for client connections: PEM files. Rotated files are read again.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ServerTls {
@@ -110,8 +108,8 @@ pub(crate) struct ServerTls {
     /// Its private key, a PEM file. Required.
     #[schemars(extend("examples" = ["tls/server.key"]))]
     pub(crate) key: String,
-    /// The authorities of clients' certificates, a PEM file: with it, TLS is mutual. A client must show a certificate, unless
-    /// any of the `clients` has tokens.
+    /// The authorities that sign clients' certificates, a PEM file. With it, TLS is mutual: a client must present a
+    /// certificate, unless any of the `clients` has tokens.
     #[schemars(extend("examples" = ["tls/clients.pem"]))]
     pub(crate) client_ca: Option<String>,
 }
@@ -123,20 +121,20 @@ pub(crate) struct Admin {
     /// An IP address and a port. Default `127.0.0.1:9090`. A change needs a restart.
     #[schemars(extend("examples" = ["0.0.0.0:9090"]))]
     pub(crate) listen: Option<String>,
-    /// Beyond loopback: needed, as `Authorization: Bearer ...`, for everything but health and metrics. Absent or
-    /// empty: only health and metrics are served there.
+    /// The token, sent as `Authorization: Bearer ...`, for everything but health and metrics. If it is absent or empty,
+    /// a listener beyond loopback serves only health and metrics.
     #[schemars(extend("examples" = ["${WEIR_ADMIN_TOKEN}", "${file:/run/secrets/admin-token}"]))]
     pub(crate) token: Option<String>,
 }
 
-/// What is logged.
+/// The log.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Log {
-    /// The lowest level that is shown. Default `info`.
+    /// The lowest level that is logged. Default `info`.
     #[schemars(extend("examples" = ["debug"]))]
     pub(crate) level: Option<LogLevel>,
-    /// The form of its lines. Default `json`.
+    /// The form of log lines. Default `json`.
     #[schemars(extend("examples" = ["text"]))]
     pub(crate) format: Option<LogFormat>,
     /// Whether each request is logged. Default `true`.
@@ -159,35 +157,35 @@ pub(crate) enum LogLevel {
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum LogFormat {
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
-    /// For a person.
+    /// Text for a person.
     Text,
 }
 
-/// One application that may call: by token or by certificate.
+/// An application that may call, identified by a token or a certificate.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Client {
-    /// Its bearer tokens, several while one is being replaced. In `Weir-Authorization`, or in `Authorization` on a route
-    /// whose `set_headers` replaces it. They never go upstream.
+    /// The bearer tokens; several while one is being replaced. Sent in `Weir-Authorization`, or in `Authorization` on a
+    /// route whose `set_headers` replaces that header. Tokens never go upstream.
     #[schemars(extend("examples" = [["${file:/run/secrets/billing}", "${file:/run/secrets/billing-next}"]]))]
     pub(crate) tokens: Option<Vec<String>>,
-    /// Its certificate, verified by `server.tls.client_ca`.
+    /// The certificate, verified against `server.tls.client_ca`.
     #[schemars(extend("examples" = [{"san": "reports.internal"}]))]
     pub(crate) certificate: Option<Certificate>,
 }
 
-/// A certificate of a client.
+/// The certificate of a client.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Certificate {
-    /// A subject alternative name that it carries: a host name, a URI, an IP address or an e-mail address. Required.
+    /// A subject alternative name of the certificate: a host name, a URI, an IP address or an e-mail address. Required.
     #[schemars(extend("examples" = ["reports.internal", "spiffe://example.com/reports"]))]
     pub(crate) san: String,
 }
 
-/// The lists and mappings that are easily written as something else, as they should look.
+/// Examples for messages, of keys whose list or mapping is easily written as something else.
 pub(super) const EXAMPLES: [(&str, &str); 14] = [
     ("allow", "[10.0.0.0/8]"),
     ("clients", "[billing]"),
@@ -205,7 +203,7 @@ pub(super) const EXAMPLES: [(&str, &str); 14] = [
     ("trusted_proxies", "[10.0.0.0/8]"),
 ];
 
-/// What the list (`[`) or the mapping (`{`) behind a key looks like.
+/// Returns the example of a key's list (`[`) or mapping (`{`).
 pub(crate) fn example(key: &str, open: char) -> Option<&'static str> {
     let found = EXAMPLES.iter().find(|(name, example)| *name == key && example.starts_with(open));
     found.map(|(_, example)| *example)

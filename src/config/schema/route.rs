@@ -1,4 +1,4 @@
-//! `routes`: which requests go where, changed how, and at which cost.
+//! `routes`: the requests of each route, their upstream, changes, limiters and cost.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,64 +7,63 @@ use std::time::Duration;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserialize, Deserializer, Error, Unexpected, Visitor};
 
-use super::forms::{Form, LongForm, Named, OffOr, Setting, Text};
+use super::forms::{Form, LongForm, NAME_PATTERN, Named, OffOr, Setting, Text};
 use crate::config::units::Size;
 
-/// One route: what it matches, where it goes, what it takes.
+/// A route: its requests, upstream, changes, limiters and cost.
 #[derive(Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Route {
-    /// Its name in metrics and logs, distinct among the routes. Required.
-    #[schemars(regex(pattern = super::NAME_PATTERN), extend("examples" = ["github-writes"]))]
+    /// The name in metrics and logs, distinct among the routes. Required.
+    #[schemars(regex(pattern = NAME_PATTERN), extend("examples" = ["github-writes"]))]
     pub(crate) name: String,
-    /// What it matches: all that is given must hold; `{}` is every request. Required.
+    /// The conditions of a request. All of them must hold; `{}` matches every request. Required.
     #[serde(rename = "match")]
     #[schemars(extend("examples" = [{"path": "/github", "methods": ["POST", "PATCH", "PUT", "DELETE"]}, {}]))]
     pub(crate) matches: Match,
-    /// Where it goes: an `http://` or `https://` URL, whose path is put before every request's, or a mapping with
-    /// `url`. Required.
+    /// The upstream: an `http://` or `https://` URL, or a mapping with `url`. The URL's path is put before the path of
+    /// every request. Required.
     #[schemars(extend("examples" = ["https://api.github.com", {"url": "https://api.openai.com", "timeout": "5m"}]))]
     pub(crate) upstream: Form<String, Upstream>,
-    /// Removed from the front of the path before it goes upstream: the matched path or a part of it on a
-    /// segment border.
+    /// The prefix removed from the path of requests: the matched path or a part of it, on a segment border.
     #[schemars(extend("examples" = ["/github"]))]
     pub(crate) strip_prefix: Option<String>,
-    /// Set on every request that goes upstream, in place of what the client sent.
+    /// Headers set on every forwarded request, in place of those that the client sent.
     #[schemars(extend("examples" = [{"authorization": "Bearer ${GITHUB_TOKEN}"}]))]
     pub(crate) set_headers: Option<Named<String>>,
-    /// Removed from every request that goes upstream.
+    /// Headers removed from every forwarded request.
     #[schemars(extend("examples" = [["cookie", "x-internal-user"]]))]
     pub(crate) remove_headers: Option<Vec<String>>,
-    /// Whether the client's `Host` goes upstream. Default `false`: the upstream's own.
+    /// Whether the client's `Host` is forwarded. Default `false`: the upstream's own host is sent.
     #[schemars(extend("examples" = [true]))]
     pub(crate) preserve_host: Option<bool>,
-    /// The limiter that each request must satisfy, by name. Absent, as `limiters`: none.
+    /// The limiter that each request must satisfy, by name. Without it and `limiters` there is no limit.
     #[schemars(extend("examples" = ["github"]))]
     pub(crate) limiter: Option<String>,
-    /// The same as a list of up to 8, which are taken all or nothing. They need the same `scope`, and with `store.redis`
-    /// the same `group`. The wait is the smallest of their timeouts.
+    /// Up to 8 limiters in place of `limiter`: a request gets permits from all of them, or from none. They need the same
+    /// `scope`, and on a Redis Cluster the same `group`. The longest wait is the smallest of their timeouts.
     #[schemars(extend("minItems" = 1, "maxItems" = 8, "examples" = [["youtube-project", "youtube-team"]]))]
     pub(crate) limiters: Option<Vec<String>>,
-    /// What a request costs, 1 to 1000000000 permits, or `{header: NAME}` where it says so itself. Default `1`.
+    /// The cost of a request, 1 to 1000000000 permits, or `{header: NAME}` for a cost named in a header. Default `1`.
     #[schemars(extend("examples" = [5, {"header": "weir-cost", "default": 1, "max": 100}]))]
     pub(crate) cost: Option<Form<Cost, CostHeader>>,
-    /// Whether `X-Forwarded-*` and `Via` go upstream. Default `false`.
+    /// Whether `X-Forwarded-*` and `Via` are forwarded. Default `false`.
     #[schemars(extend("examples" = [true]))]
     pub(crate) forwarded_headers: Option<bool>,
-    /// When a request is sent once more, or `off`. Only requests that do no harm by that: with a method that is idempotent, or
-    /// with an `Idempotency-Key`. Each attempt takes a permit of its own, within the request's wait. Default `off`.
+    /// Retries, or `off`. Only requests with an idempotent method or an `Idempotency-Key` are retried. Each attempt takes
+    /// its own permit, within the longest wait of the request. Default `off`.
     #[schemars(extend("examples" = [{"attempts": 3, "on": ["connect", 503]}, "off"]))]
     pub(crate) retry: Option<OffOr<Retry>>,
-    /// Which of the `clients` may use it, the others get 403; all of them if absent.
+    /// The `clients` that may use the route; others get 403. All of them if absent.
     #[schemars(extend("examples" = [["billing"]]))]
     pub(crate) clients: Option<Vec<String>>,
 }
 
-/// What a route matches: at most one of `path`, `exact_path` and `path_regex`.
+/// The conditions of a request; at most one of `path`, `exact_path` and `path_regex`.
 #[derive(Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Match {
-    /// A prefix of the path on segment borders: `/a` matches `/a` and `/a/b`, not `/ab`.
+    /// A prefix of the path, on a segment border: `/a` matches `/a` and `/a/b`, not `/ab`.
     #[schemars(extend("examples" = ["/github"]))]
     pub(crate) path: Option<String>,
     /// The whole path.
@@ -73,7 +72,7 @@ pub(crate) struct Match {
     /// A regular expression for the whole path, anchored at both ends.
     #[schemars(extend("examples" = ["/v[0-9]+/(charges|refunds)"]))]
     pub(crate) path_regex: Option<String>,
-    /// The host without a port; `*.example.com` is every name below `example.com`.
+    /// The host without a port; `*.example.com` matches every name below `example.com`.
     #[schemars(extend("examples" = ["api.github.com", "*.dingtalk.com"]))]
     pub(crate) host: Option<String>,
     /// Any of these methods, such as `GET`; all if absent.
@@ -84,14 +83,14 @@ pub(crate) struct Match {
     pub(crate) headers: Option<Named<String>>,
 }
 
-/// Where a route goes.
+/// The upstream of a route.
 #[derive(Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Upstream {
-    /// `http://HOST:PORT/BASE` or `https://...`; the path is put before every request's. Required.
+    /// `http://HOST:PORT/BASE` or `https://...`. The URL's path is put before the path of every request. Required.
     #[schemars(extend("examples" = ["https://api.github.com"]))]
     pub(crate) url: String,
-    /// The longest time until a connection, TLS included, is open, 1ms to 1h. Default `5s`.
+    /// The longest time to open a connection, TLS included, 1ms to 1h. Default `5s`.
     #[schemars(extend("examples" = ["2s"]))]
     pub(crate) connect_timeout: Option<Text<Duration>>,
     /// The longest time until the response headers, 1ms to 1d. Default `60s`.
@@ -100,20 +99,20 @@ pub(crate) struct Upstream {
     /// The longest time between two pieces of a body, 1ms to 1d. Default `60s`.
     #[schemars(extend("examples" = ["30s"]))]
     pub(crate) idle_timeout: Option<Text<Duration>>,
-    /// Whether HTTP/2 is spoken. Default `auto`.
+    /// The use of HTTP/2. Default `auto`.
     #[schemars(extend("examples" = ["off"]))]
     pub(crate) http2: Option<Http2>,
-    /// Trusted beside the public roots, a PEM file; for `https://`.
+    /// Authorities trusted beside the public roots, a PEM file; for `https://`.
     #[schemars(extend("examples" = ["tls/provider-ca.pem"]))]
     pub(crate) ca: Option<String>,
-    /// The client's certificate chain, a PEM file, for an upstream that asks for one; for `https://`, with `key`.
+    /// weir's own certificate chain, a PEM file, for an upstream that asks for one; for `https://`, needs `key`.
     #[schemars(extend("examples" = ["tls/weir.crt"]))]
     pub(crate) cert: Option<String>,
     /// The private key of `cert`, a PEM file.
     #[schemars(extend("examples" = ["tls/weir.key"]))]
     pub(crate) key: Option<String>,
-    /// Through an outbound HTTP proxy, which is asked for a tunnel (CONNECT): `http://HOST:PORT`, or
-    /// `http://USER:PASSWORD@HOST:PORT`, both percent-encoded.
+    /// An outbound HTTP proxy that opens a tunnel to the upstream (CONNECT): `http://HOST:PORT`, or
+    /// `http://USER:PASSWORD@HOST:PORT`, user and password percent-encoded.
     #[schemars(extend("examples" = [
         "http://egress.corp:3128",
         "http://${PROXY_USER}:${PROXY_PASSWORD}@egress.corp:3128",
@@ -125,15 +124,15 @@ impl LongForm for Upstream {
     const EXPECTED: &'static str = "a URL such as https://api.example.com, or a mapping with `url`";
 }
 
-/// Whether HTTP/2 is spoken to an upstream.
+/// The use of HTTP/2 for an upstream.
 #[derive(Debug, Clone, Copy, serde::Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Http2 {
-    /// Where the upstream chooses it by ALPN.
+    /// HTTP/2 if the upstream chooses it by ALPN, otherwise HTTP/1.1.
     Auto,
-    /// Never.
+    /// Always HTTP/1.1.
     Off,
-    /// Always, without asking.
+    /// Always HTTP/2, without negotiation.
     PriorKnowledge,
 }
 
@@ -143,21 +142,22 @@ pub(crate) enum Http2 {
 #[schemars(inline)]
 pub(crate) struct Cost(#[schemars(range(min = 1, max = 1_000_000_000))] pub(crate) i64);
 
-/// A cost that the request names itself, or that is known from the response.
+/// A cost named in a header of the request, or settled by the response.
 #[derive(Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CostHeader {
-    /// The request's header that names it, in ASCII digits; one that begins with `weir-` ends here. Required without `settle`.
+    /// The request's header with the cost, in ASCII digits. A header that begins with `weir-` is not forwarded. Required
+    /// without `settle`.
     #[schemars(extend("examples" = ["weir-cost"]))]
     pub(crate) header: Option<String>,
-    /// Where the header is absent, 1 to 1000000000. Default `1`.
+    /// The cost without the header, 1 to 1000000000. Default `1`.
     #[schemars(range(min = 1, max = 1_000_000_000), extend("examples" = [1]))]
     pub(crate) default: Option<i64>,
-    /// The most that a request may name, 1 to 1000000000; beyond it, it gets 400. Default: the smallest `rate` (of a
-    /// `token_bucket`, `burst`) of its limiters.
+    /// The largest cost that a request may name, 1 to 1000000000; a larger one gets 400. Default: the smallest `rate`
+    /// (for a `token_bucket`, `burst`) of the limiters.
     #[schemars(range(min = 1, max = 1_000_000_000), extend("examples" = [100]))]
     pub(crate) max: Option<i64>,
-    /// What the response tells of it: more is charged afterwards, less is given back.
+    /// Settlement by the response: a higher cost is charged afterwards, a lower one is given back.
     #[schemars(extend("examples" = [{"header": "x-cost", "free": [304]}]))]
     pub(crate) settle: Option<Settle>,
 }
@@ -166,11 +166,11 @@ impl LongForm for CostHeader {
     const EXPECTED: &'static str = "a whole number of permits, or a mapping with `header` or `settle`";
 }
 
-/// How a response tells what its request has cost.
+/// Settlement of the cost by the response.
 #[derive(Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Settle {
-    /// The response's header that names it, in ASCII digits; 0 to 1000000000.
+    /// The response's header with the cost, in ASCII digits, 0 to 1000000000.
     #[schemars(extend("examples" = ["x-cost"]))]
     pub(crate) header: Option<String>,
     /// The statuses of responses that cost nothing, such as 304.
@@ -178,18 +178,18 @@ pub(crate) struct Settle {
     pub(crate) free: Option<Vec<i64>>,
 }
 
-/// When a request is sent once more.
+/// The retries of a request.
 #[derive(Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Retry {
-    /// How often it is sent in all, 2 to 10. Default `2`.
+    /// The most attempts, the first included, 2 to 10. Default `2`.
     #[schemars(range(min = 2, max = 10), extend("examples" = [3]))]
     pub(crate) attempts: Option<i64>,
-    /// After which ends of an attempt: `connect` (no connection) and the statuses 429, 502, 503 and 504. After a 429 it waits
-    /// until the upstream's pause is over. Default `[connect, 429, 502, 503]`.
+    /// The failures that are retried: `connect` (no connection) and the statuses 429, 502, 503 and 504. A retry after a
+    /// 429 waits until the upstream's pause is over. Default `[connect, 429, 502, 503]`.
     #[schemars(extend("examples" = [["connect", 429, 503, 504]]))]
     pub(crate) on: Option<Vec<RetryOn>>,
-    /// The largest body that is kept for another attempt; a request with a larger one is sent once. At most 16MiB.
+    /// The largest body that is kept for another attempt, at most 16MiB. A request with a larger one is not retried.
     /// Default `64KiB`.
     #[schemars(extend("examples" = ["1MiB"]))]
     pub(crate) max_body: Option<Text<Size>>,
@@ -199,7 +199,7 @@ impl Setting for Retry {
     const EXPECTED: &'static str = "off or a mapping";
 }
 
-/// An end of an attempt.
+/// A failure of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RetryOn {
     Connect,

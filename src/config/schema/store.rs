@@ -1,4 +1,4 @@
-//! `store`: where limiter state lives.
+//! `store`: the place of limiter state.
 
 use std::time::Duration;
 
@@ -7,15 +7,15 @@ use serde::Deserialize;
 
 use super::forms::Text;
 
-/// Where limiter state lives.
+/// The store of limiter state.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Store {
-    /// In this process, which is enough for one replica.
+    /// This process's memory, enough for one replica.
     Memory,
-    /// In Redis 6.2 or newer, or Valkey, shared by all replicas.
+    /// Redis 6.2 or newer, or Valkey, shared by all replicas.
     Redis(
-        /// Where it is, and how it is used.
+        /// Its address and use.
         #[schemars(extend("examples" = [{"url": "redis://redis:6379/0", "fleet_size": 3}]))]
         Box<Redis>,
     ),
@@ -29,7 +29,7 @@ pub(crate) struct Redis {
     /// given. User and password are percent-encoded.
     #[schemars(extend("examples" = ["redis://redis:6379/0", "rediss://weir:${REDIS_PASSWORD}@redis.internal:6380/0"]))]
     pub(crate) url: Option<String>,
-    /// Some nodes of a Redis Cluster, as URLs; the others are found by them.
+    /// Some nodes of a Redis Cluster, as URLs. They name the others.
     #[schemars(extend("examples" = [["redis://10.0.0.1:6379", "redis://10.0.0.2:6379"]]))]
     pub(crate) cluster: Option<Vec<String>>,
     /// Sentinels that know the server.
@@ -40,7 +40,7 @@ pub(crate) struct Redis {
     /// TLS files, for `rediss://`.
     #[schemars(extend("examples" = [{"ca": "tls/redis-ca.pem"}]))]
     pub(crate) tls: Option<RedisTls>,
-    /// The longest time that a call may take, 1ms to 1m. Default `100ms`.
+    /// The longest time of a call, 1ms to 1m. Default `100ms`.
     #[schemars(extend("examples" = ["50ms"]))]
     pub(crate) timeout: Option<Text<Duration>>,
     /// The most connections, 1 to 1024. Default `8`.
@@ -49,7 +49,7 @@ pub(crate) struct Redis {
     /// The first part of every key: letters, digits and `_.:-`, at most 64. Default `weir`.
     #[schemars(extend("examples" = ["weir:production"]))]
     pub(crate) key_prefix: Option<String>,
-    /// Replicas to assume before the store has been seen, 1 to 10000. Default `1`.
+    /// The number of replicas to assume until the store has answered for the first time, 1 to 10000. Default `1`.
     #[schemars(range(min = 1, max = 10_000), extend("examples" = [3]))]
     pub(crate) fleet_size: Option<i64>,
 }
@@ -58,10 +58,10 @@ pub(crate) struct Redis {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Sentinel {
-    /// The sentinels, as URLs, each with the user and password for itself; `rediss://` is for the server, too. Required.
+    /// The sentinels, as URLs, each with its own user and password. With `rediss://` the server uses TLS, too. Required.
     #[schemars(extend("examples" = [["redis://10.0.0.1:26379", "redis://10.0.0.2:26379"]]))]
     pub(crate) nodes: Vec<String>,
-    /// What the sentinels call the server. Required.
+    /// The name under which the sentinels know the server. Required.
     #[schemars(extend("examples" = ["weir"]))]
     pub(crate) master: String,
     /// The user for the server.
@@ -75,14 +75,14 @@ pub(crate) struct Sentinel {
     pub(crate) database: Option<i64>,
 }
 
-/// TLS towards Redis: PEM files.
+/// TLS for connections to Redis: PEM files.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RedisTls {
-    /// Trusted in place of the public roots, a PEM file.
+    /// The authorities trusted in place of the public roots, a PEM file.
     #[schemars(extend("examples" = ["tls/redis-ca.pem"]))]
     pub(crate) ca: Option<String>,
-    /// The client's certificate chain, a PEM file; with `key`.
+    /// weir's own certificate chain, a PEM file; needs `key`.
     #[schemars(extend("examples" = ["tls/redis.crt"]))]
     pub(crate) cert: Option<String>,
     /// The private key of `cert`, a PEM file.

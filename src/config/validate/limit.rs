@@ -1,10 +1,10 @@
-//! `limits`: how much in which window, counted how.
+//! `limits`: rate, window and algorithm of each.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use super::place::At;
-use super::{Check, DAY};
+use super::check::{Check, DAY};
+use super::place::{At, Given, key};
 use crate::config::problem::{nearest, quoted};
 use crate::config::schema::forms::Text;
 use crate::config::schema::{self, Form};
@@ -16,25 +16,23 @@ use crate::limiter::model::limit::{
 
 /// More instants than this in one window cost more than their exactness is worth.
 const PRECISION_MAX: u32 = 65_536;
-/// Where the days of fixed windows begin unless `timezone` says otherwise.
+/// The default of `timezone`.
 const TIMEZONE: &str = "UTC";
 
-/// All limits of a limiter, each with a label of its own.
+/// Checks all limits of a limiter and gives each a distinct label.
 pub(super) fn limits(
     check: &mut Check<'_>,
-    given: &[Form<Text<Quota>, schema::Limit>],
-    at: &At<'_>,
+    given: &Given<'_, Vec<Form<Text<Quota>, schema::Limit>>>,
 ) -> Option<Vec<Limit>> {
-    if !(1..=LIMITS_MAX).contains(&at.length()) {
-        check.problem(at, format!("needs 1 to {LIMITS_MAX} limits, such as 900/1m"));
+    if !(1..=LIMITS_MAX).contains(&given.at.length()) {
+        check.problem(&given.at, format!("needs 1 to {LIMITS_MAX} limits, such as 900/1m"));
         return None;
     }
     let mut limits: Vec<Option<Limit>> = given
-        .iter()
-        .enumerate()
-        .map(|(index, given)| match given {
-            Form::Short(Text(quota)) => short(check, *quota, &at.index(index)),
-            Form::Long(limit) => long(check, limit, &at.index(index)),
+        .items()
+        .map(|limit| match limit.value {
+            Form::Short(Text(quota)) => short(check, *quota, &limit.at),
+            Form::Long(long_form) => long(check, &Given::new(long_form, limit.at)),
         })
         .collect();
     tell_apart(&mut limits);
@@ -42,27 +40,23 @@ pub(super) fn limits(
         let label = limit.as_ref().map(|limit| &limit.label);
         let earlier = limits[..index].iter().any(|other| other.as_ref().map(|other| &other.label) == label);
         if label.is_some() && earlier {
-            check.problem(&at.index(index), "this limit is given twice");
+            check.problem(&given.at.index(index), "this limit is given twice");
         }
     }
     limits.into_iter().collect()
 }
 
-/// The label tells the limits of a limiter apart in metrics and headers. Those of equal rate and window that count in
-/// different ways say so behind it, separated by a space: `10/1s token_bucket`, `100/1d Asia/Shanghai`.
+/// Makes the labels distinct: limits of equal rate and window but another algorithm or time zone get that behind
+/// a space, as in `10/1s token_bucket` or `100/1d Asia/Shanghai`.
 fn tell_apart(limits: &mut [Option<Limit>]) {
     let labels: Vec<_> = limits.iter().flatten().map(|limit| limit.label.clone()).collect();
     for limit in limits.iter_mut().flatten() {
         if labels.iter().filter(|label| **label == limit.label).count() < 2 {
             continue;
         }
-        let way = match &limit.algorithm {
-            Algorithm::SlidingWindow { .. } => continue,
-            Algorithm::FixedWindow { windows } => windows.zone.iana_name(),
-            Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket => None,
-        };
-        let way = way.unwrap_or(limit.algorithm.as_str());
-        limit.label = format!("{} {way}", limit.label).into();
+        if let Some(way) = limit.algorithm.distinction() {
+            limit.label = format!("{} {way}", limit.label).into();
+        }
     }
 }
 
@@ -73,47 +67,54 @@ fn short(check: &mut Check<'_>, quota: Quota, at: &At<'_>) -> Option<Limit> {
     Some(limit(rate?, per?, Algorithm::SlidingWindow { precision }))
 }
 
-fn long(check: &mut Check<'_>, given: &schema::Limit, at: &At<'_>) -> Option<Limit> {
-    let algorithm = given.algorithm.unwrap_or(schema::Algorithm::SlidingWindow);
-    let rate = rate(check, given.rate, &at.key("rate"));
-    let precision = check.count(given.precision, PRECISION_DEFAULT, 1..=PRECISION_MAX, &at.key("precision"));
-    let burst = given.burst.map(|burst| check.count(Some(burst), 1, 1..=RATE_MAX, &at.key("burst")));
-    let only_with = |check: &mut Check<'_>, key: &str, needed: schema::Algorithm| {
-        if at.key(key).is_given() && algorithm != needed && !at.key("algorithm").is_faulty() {
-            let message = format!("only with `algorithm: {}`", algorithm_name(needed));
-            check.problem_of_key(&at.key(key), message);
-        }
-    };
-    only_with(check, "precision", schema::Algorithm::SlidingWindow);
-    only_with(check, "burst", schema::Algorithm::TokenBucket);
-    only_with(check, "timezone", schema::Algorithm::FixedWindow);
+fn long(check: &mut Check<'_>, limit: &Given<'_, schema::Limit>) -> Option<Limit> {
+    let algorithm = limit.value.algorithm.unwrap_or(schema::Algorithm::SlidingWindow);
+    let rate = rate(check, limit.value.rate, &key!(limit.rate).at);
+    let precision = check.count(&key!(limit.precision), PRECISION_DEFAULT, 1..=PRECISION_MAX);
+    let burst = key!(limit.burst).checked(|_| check.count(&key!(limit.burst), 1, 1..=RATE_MAX));
+    keys_fit(check, limit, algorithm);
     if algorithm == schema::Algorithm::FixedWindow {
-        let windows = windows(check, given, at);
+        let windows = windows(check, limit);
         return fixed(rate?, windows?);
     }
-    let per = match given.per.0 {
-        Per::Span(per) => span(check, per, &at.key("per")),
+    let per = match limit.value.per.0 {
+        Per::Span(per) => span(check, per, &key!(limit.per).at),
         Per::Week | Per::Month => {
             let message = "`1w` and `1mo` need `algorithm: fixed_window`; otherwise write it in days";
-            check.problem(&at.key("per"), message);
+            check.problem(&key!(limit.per).at, message);
             None
         }
     };
     let algorithm = match algorithm {
         schema::Algorithm::TokenBucket => {
-            let burst = match burst {
-                None => rate,
-                Some(burst) => burst.and_then(|burst| Permits::new(burst.into())),
+            let burst = match burst? {
+                None => rate?,
+                Some(burst) => Permits::new(burst.into())?,
             };
-            refills(check, burst?, per?, rate?, at)?;
-            Algorithm::TokenBucket { burst: burst? }
+            refills(check, limit, burst, per?, rate?)?;
+            Algorithm::TokenBucket { burst }
         }
         schema::Algorithm::LeakyBucket => Algorithm::LeakyBucket,
         schema::Algorithm::SlidingWindow | schema::Algorithm::FixedWindow => {
             Algorithm::SlidingWindow { precision: NonZeroU32::new(precision?)? }
         }
     };
-    Some(limit(rate?, per?, algorithm))
+    Some(self::limit(rate?, per?, algorithm))
+}
+
+/// Reports keys that belong to another algorithm.
+fn keys_fit(check: &mut Check<'_>, limit: &Given<'_, schema::Limit>, algorithm: schema::Algorithm) {
+    use schema::Algorithm::{FixedWindow, SlidingWindow, TokenBucket};
+    let needs = [
+        (key!(limit.precision).at, SlidingWindow),
+        (key!(limit.burst).at, TokenBucket),
+        (key!(limit.timezone).at, FixedWindow),
+    ];
+    for (at, needed) in needs {
+        if at.is_given() && algorithm != needed && !key!(limit.algorithm).at.is_faulty() {
+            check.problem_of_key(&at, format!("only with `algorithm: {}`", algorithm_name(needed)));
+        }
+    }
 }
 
 fn limit(rate: Permits, per: Duration, algorithm: Algorithm) -> Limit {
@@ -147,51 +148,59 @@ fn span(check: &mut Check<'_>, per: Duration, at: &At<'_>) -> Option<Duration> {
     fits.then_some(per)
 }
 
-/// An empty bucket must be full again within the longest window: its state is kept that long.
-fn refills(check: &mut Check<'_>, burst: Permits, per: Duration, rate: Permits, at: &At<'_>) -> Option<()> {
+/// Checks that an empty bucket is full again within the longest window: its state is kept no longer.
+fn refills(
+    check: &mut Check<'_>,
+    limit: &Given<'_, schema::Limit>,
+    burst: Permits,
+    per: Duration,
+    rate: Permits,
+) -> Option<()> {
     let refill_us = u128::from(burst.get()) * per.as_micros() / u128::from(rate.get());
     if refill_us <= PER_MAX.as_micros() {
         return Some(());
     }
     let longest = show_duration(PER_MAX);
-    let key = if at.key("burst").is_given() { "burst" } else { "per" };
+    let burst = key!(limit.burst).at;
+    let at = if burst.is_given() { burst } else { key!(limit.per).at };
     let message = format!(
         "an empty bucket must be full again within {longest}, and at `rate` per `per` it is not; choose a smaller \
          `burst`"
     );
-    check.problem(&at.key(key), message);
+    check.problem(&at, message);
     None
 }
 
-fn windows(check: &mut Check<'_>, given: &schema::Limit, at: &At<'_>) -> Option<CalendarWindows> {
-    let period = match given.per.0 {
+fn windows(check: &mut Check<'_>, limit: &Given<'_, schema::Limit>) -> Option<CalendarWindows> {
+    let period = match limit.value.per.0 {
         Per::Week => Some(Period::Week),
         Per::Month => Some(Period::Month),
         Per::Span(per) => {
             let fits = !per.is_zero() && DAY.as_millis().is_multiple_of(per.as_millis());
             if !fits {
-                check.problem(&at.key("per"), "with fixed_window it must divide a day, or be 1d, 1w or 1mo");
+                let message = "with fixed_window it must divide a day, or be 1d, 1w or 1mo";
+                check.problem(&key!(limit.per).at, message);
             }
             fits.then_some(Period::Span(per))
         }
     };
-    let at_zone = at.key("timezone");
-    if at_zone.is_faulty() {
+    let Given { value: zone, at } = key!(limit.timezone);
+    if at.is_faulty() {
         return None;
     }
-    let name = given.timezone.as_deref().unwrap_or(TIMEZONE);
-    if CalendarWindows::new(Period::Week, name).is_none() {
-        let message = unknown_timezone(name, at_zone.is_interpolated());
-        check.problem(&at_zone, message);
+    let zone = zone.as_deref().unwrap_or(TIMEZONE);
+    if CalendarWindows::new(Period::Week, zone).is_none() {
+        check.problem(&at, unknown_timezone(zone, at.is_interpolated()));
         return None;
     }
-    CalendarWindows::new(period?, name)
+    CalendarWindows::new(period?, zone)
 }
 
-/// There are too many to list; one out of the environment is not repeated.
-fn unknown_timezone(name: &str, is_secret: bool) -> String {
+/// Formats the message about an unknown time zone: with the nearest name, since there are too many to list. A name
+/// from the environment is not repeated.
+fn unknown_timezone(name: &str, is_interpolated: bool) -> String {
     let zones = CalendarWindows::zones();
-    let shown = if is_secret { "***" } else { name };
+    let shown = if is_interpolated { "***" } else { name };
     match nearest(shown, zones.iter().map(String::as_str)) {
         Some(near) => format!("unknown time zone {}; did you mean {}?", quoted(shown), quoted(near)),
         None => {

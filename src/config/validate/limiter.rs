@@ -1,134 +1,115 @@
-//! `limiters`: who shares them, by what they are parted, queue, guard and policies.
+//! `limiters`: scope, key, queue, guard and policies of each.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderName;
 
+use super::check::{Check, DAY, MILLISECOND, NAME_EXPECTED};
 use super::limit::limits;
-use super::place::At;
-use super::server::{NAME_EXPECTED, is_name};
-use super::{Check, DAY, MILLISECOND};
+use super::place::{Given, all, key};
 use crate::config::model::KeyPart;
 use crate::config::problem::quoted;
-use crate::config::schema::forms::{Named, Text};
+use crate::config::schema::forms::Named;
 use crate::config::schema::{self, OffOr};
 use crate::config::units::show_duration;
 use crate::limiter::model::limit::{
-    Algorithm, Limit, Limiter, LimiterName, Mode, OnStoreFailure, Partitioned, PausePolicy, QueueLimits,
-    Scope,
+    Limit, Limiter, LimiterName, Mode, OnStoreFailure, Partitioned, PausePolicy, QueueLimits, Scope,
 };
 
-/// A longer guard would waste quota and hide a broken clock.
-const LONGEST_GUARD: Duration = Duration::from_secs(1);
-/// Places in a queue unless `max_waiting` says otherwise.
+/// A longer guard would waste quota and hide a wrong clock.
+const GUARD_MAX: Duration = Duration::from_secs(1);
+/// The default of `max_waiting`.
 const MAX_WAITING: u32 = 1000;
-/// Partitions of a limiter unless `max_partitions` says otherwise.
+/// The default of `max_partitions`.
 const MAX_PARTITIONS: u32 = 100_000;
-/// The most parts of a key: each request looks at all of them.
+/// The most parts of a key. Each request reads all of them.
 const KEY_PARTS_MAX: usize = 16;
 
-/// A valid limiter, and what its partitions are made of: nothing without a `key`.
+/// A valid limiter and the parts of its key; no parts without a `key`.
 pub(super) type Keyed = (Arc<Limiter>, Arc<[KeyPart]>);
 
-/// Every valid limiter, in the order of the file.
+/// Checks every limiter and returns the valid ones, in the order of the file.
 pub(super) fn limiters(
     check: &mut Check<'_>,
-    given: Option<&Named<schema::Limiter>>,
+    given: &Given<'_, Option<Named<schema::Limiter>>>,
     has_clients: bool,
-    at: &At<'_>,
 ) -> Vec<Keyed> {
-    given
-        .into_iter()
-        .flat_map(Named::iter)
-        .filter_map(|(name, limiter)| one(check, name, limiter, has_clients, &at.key(name)))
-        .collect()
+    let limiters = given.entries();
+    limiters.filter_map(|(name, limiter)| one(check, name, &limiter, has_clients)).collect()
 }
 
 fn one(
     check: &mut Check<'_>,
     name: &str,
-    given: &schema::Limiter,
+    limiter: &Given<'_, schema::Limiter>,
     has_clients: bool,
-    at: &At<'_>,
 ) -> Option<Keyed> {
-    is_name(check, name, at);
-    let limits = limits(check, &given.limits, &at.key("limits"));
-    let key = key(check, given.key.as_deref(), has_clients, &at.key("key"));
-    let partitioned = partitioned(check, given, at);
-    let group = group(check, given.group.as_deref().unwrap_or(name), &at.key("group"));
-    let queue = queue(check, given.queue.as_ref(), &at.key("queue"));
-    let pause = pause(check, given.pause.as_ref(), &at.key("pause"));
-    let follows_upstream = matches!(given.sync, Some(OffOr::On(schema::Sync::Headers)));
+    check.name(name, &limiter.at);
+    let limits = limits(check, &key!(limiter.limits));
+    let key = key_parts(check, &key!(limiter.key), has_clients);
+    let partitioned = partitioned(check, limiter);
+    let group = group(check, &key!(limiter.group), name);
+    let queue = queue(check, &key!(limiter.queue));
+    let pause = pause(check, &key!(limiter.pause));
     let limits = limits?;
-    let guard = guard(check, given.guard, &limits, at);
-    let on_store_failure = match given.on_store_failure {
-        None | Some(schema::OnStoreFailure::Local) => OnStoreFailure::Local,
-        Some(schema::OnStoreFailure::Reject) => OnStoreFailure::Reject,
-        Some(schema::OnStoreFailure::Allow) => OnStoreFailure::Allow,
-    };
-    let scope = match given.scope {
-        None | Some(schema::Scope::Overall) => Scope::Overall,
-        Some(schema::Scope::PerReplica) => Scope::PerReplica,
-    };
-    let mode = match given.mode {
-        None | Some(schema::Mode::Enforce) => Mode::Enforce,
-        Some(schema::Mode::Shadow) => Mode::Shadow,
-    };
-    let name = LimiterName::parse(name)?;
-    let (guard, queue, group, partitioned) = (guard?, queue?, group?, partitioned?);
-    let pause = pause?;
+    let guard = guard(check, limiter, &limits);
+    let written = limiter.value;
     let limiter = Limiter {
-        name,
+        name: LimiterName::parse(name)?,
         limits,
-        scope,
-        mode,
-        partitioned,
-        guard,
-        queue,
-        group,
-        on_store_failure,
-        pause,
-        follows_upstream,
+        scope: match written.scope {
+            None | Some(schema::Scope::Overall) => Scope::Overall,
+            Some(schema::Scope::PerReplica) => Scope::PerReplica,
+        },
+        mode: match written.mode {
+            None | Some(schema::Mode::Enforce) => Mode::Enforce,
+            Some(schema::Mode::Shadow) => Mode::Shadow,
+        },
+        partitioned: partitioned?,
+        guard: guard?,
+        queue: queue?,
+        group: group?,
+        on_store_failure: match written.on_store_failure {
+            None | Some(schema::OnStoreFailure::Local) => OnStoreFailure::Local,
+            Some(schema::OnStoreFailure::Reject) => OnStoreFailure::Reject,
+            Some(schema::OnStoreFailure::Allow) => OnStoreFailure::Allow,
+        },
+        pause: pause?,
+        follows_upstream: matches!(written.sync, Some(OffOr::On(schema::Sync::Headers))),
     };
     Some((Arc::new(limiter), key?))
 }
 
-fn key(
+fn key_parts(
     check: &mut Check<'_>,
-    given: Option<&[String]>,
+    given: &Given<'_, Option<Vec<String>>>,
     has_clients: bool,
-    at: &At<'_>,
 ) -> Option<Arc<[KeyPart]>> {
-    let Some(given) = given else { return Some(Arc::new([])) };
-    if !(1..=KEY_PARTS_MAX).contains(&at.length()) {
-        check.problem(at, format!("needs 1 to {KEY_PARTS_MAX} parts, such as header:x-tenant"));
+    if given.get().is_none() {
+        return Some(Arc::new([]));
+    }
+    if !(1..=KEY_PARTS_MAX).contains(&given.at.length()) {
+        check.problem(&given.at, format!("needs 1 to {KEY_PARTS_MAX} parts, such as header:x-tenant"));
         return None;
     }
-    let mut seen: Vec<KeyPart> = Vec::new();
-    let parts: Vec<Option<KeyPart>> = given
-        .iter()
-        .enumerate()
-        .map(|(index, part)| {
-            let at = at.index(index);
-            let fault = match key_part(part) {
-                Some(part) if seen.contains(&part) => "this part is given twice",
-                Some(KeyPart::Client) if !has_clients => {
-                    "`client` needs `clients` at the top of the file, which tell who calls"
-                }
-                Some(part) => {
-                    seen.push(part.clone());
-                    return Some(part);
-                }
-                None => {
-                    "expected header:NAME, query:NAME, host, path:N (a segment, from 0), client_ip or client"
-                }
-            };
-            check.problem(&at, fault);
-            None
-        })
-        .collect();
-    parts.into_iter().collect()
+    let mut earlier: Vec<KeyPart> = Vec::new();
+    let parts = all(given.items().map(|text| {
+        let fault = match key_part(text.value) {
+            Some(part) if earlier.contains(&part) => "this part is given twice",
+            Some(KeyPart::Client) if !has_clients => {
+                "`client` needs `clients` at the top of the file, which identify callers"
+            }
+            Some(part) => {
+                earlier.push(part.clone());
+                return Some(part);
+            }
+            None => "expected header:NAME, query:NAME, host, path:N (a segment, from 0), client_ip or client",
+        };
+        check.problem(&text.at, fault);
+        None
+    }));
+    parts.map(Arc::from)
 }
 
 fn key_part(part: &str) -> Option<KeyPart> {
@@ -138,7 +119,7 @@ fn key_part(part: &str) -> Option<KeyPart> {
         None if part == "client" => Some(KeyPart::Client),
         Some(("header", name)) => HeaderName::try_from(name).ok().map(KeyPart::Header),
         Some(("query", name)) if !name.is_empty() => Some(KeyPart::Query(name.into())),
-        // `+5` is a number for Rust.
+        // Rust would also parse `+5`.
         Some(("path", segment)) if segment.bytes().all(|byte| byte.is_ascii_digit()) => {
             segment.parse().ok().map(KeyPart::Path)
         }
@@ -146,105 +127,93 @@ fn key_part(part: &str) -> Option<KeyPart> {
     }
 }
 
-/// The outer `None` is a problem, the inner one no key.
-fn partitioned(check: &mut Check<'_>, given: &schema::Limiter, at: &At<'_>) -> Option<Option<Partitioned>> {
-    let at_max = at.key("max_partitions");
-    let max_partitions = check.count(given.max_partitions, MAX_PARTITIONS, 1..=10_000_000, &at_max)?;
-    let has_key = at.key("key").is_given();
-    if given.max_partitions.is_some() && !has_key {
-        check.problem_of_key(&at_max, "only with `key`");
+/// Checks the number of partitions. The outer `None` is a problem, the inner one no key.
+fn partitioned(check: &mut Check<'_>, limiter: &Given<'_, schema::Limiter>) -> Option<Option<Partitioned>> {
+    let given = key!(limiter.max_partitions);
+    let max_partitions = check.count(&given, MAX_PARTITIONS, 1..=10_000_000)?;
+    let has_key = key!(limiter.key).at.is_given();
+    if given.value.is_some() && !has_key {
+        check.problem_of_key(&given.at, "only with `key`");
         return None;
     }
     Some(has_key.then_some(Partitioned { max_partitions }))
 }
 
-fn group(check: &mut Check<'_>, group: &str, at: &At<'_>) -> Option<Arc<str>> {
+fn group(check: &mut Check<'_>, given: &Given<'_, Option<String>>, limiter: &str) -> Option<Arc<str>> {
+    let group = given.value.as_deref().unwrap_or(limiter);
     let fits = LimiterName::parse(group).is_some();
-    if at.is_given() && !fits {
-        check.problem(at, NAME_EXPECTED);
+    if given.at.is_given() && !fits {
+        check.problem(&given.at, NAME_EXPECTED);
     }
     fits.then(|| group.into())
 }
 
-/// The outer `None` is a problem, the inner one no pause.
+/// Checks how upstream rejections pause. The outer `None` is a problem, the inner one no pauses.
 fn pause(
     check: &mut Check<'_>,
-    given: Option<&OffOr<schema::Pause>>,
-    at: &At<'_>,
+    given: &Given<'_, Option<OffOr<schema::Pause>>>,
 ) -> Option<Option<PausePolicy>> {
     let usual = PausePolicy::default();
-    let given = match given {
+    let pause = match given.value {
         None => return Some(Some(usual)),
         Some(OffOr::Off) => return Some(None),
-        Some(OffOr::On(given)) => given,
+        Some(OffOr::On(pause)) => Given::new(pause, given.at.clone()),
     };
-    let codes = given.on.as_deref().unwrap_or_default().iter().enumerate();
-    let codes: Option<Vec<u16>> = codes
-        .map(|(index, status)| {
-            let code = u16::try_from(*status).ok().filter(|code| usual.on.contains(code));
-            if code.is_none() {
-                check.problem(&at.key("on").index(index), "must be 429 or 503");
-            }
-            code
-        })
-        .collect();
-    if given.on.is_some() && at.key("on").length() == 0 {
-        check.problem(&at.key("on"), "names nothing to pause on; `pause: off` does that");
+    let on = key!(pause.on);
+    let codes = all(on.items().map(|status| {
+        let code = u16::try_from(*status.value).ok().filter(|code| usual.on.contains(code));
+        if code.is_none() {
+            check.problem(&status.at, "must be 429 or 503");
+        }
+        code
+    }));
+    if on.value.is_some() && on.at.length() == 0 {
+        check.problem(&on.at, "names nothing to pause on; `pause: off` does that");
         return None;
     }
-    let max = check.duration(given.max, usual.max, MILLISECOND..=DAY, &at.key("max"));
-    let fallback = check.duration(given.fallback, usual.fallback, MILLISECOND..=DAY, &at.key("fallback"));
+    let max = check.bounded(&key!(pause.max), usual.max, MILLISECOND..=DAY);
+    let fallback = check.bounded(&key!(pause.fallback), usual.fallback, MILLISECOND..=DAY);
     let (max, fallback) = (max?, fallback?);
     if fallback > max {
-        check.problem(&at.key("fallback"), "must not be longer than `max`");
+        check.problem(&key!(pause.fallback).at, "must not be longer than `max`");
         return None;
     }
-    Some(Some(PausePolicy { on: if given.on.is_some() { codes? } else { usual.on }, max, fallback }))
+    Some(Some(PausePolicy { on: if on.value.is_some() { codes? } else { usual.on }, max, fallback }))
 }
 
-/// The outer `None` is a problem, the inner one no queue.
+/// Checks the queue. The outer `None` is a problem, the inner one no queue.
 fn queue(
     check: &mut Check<'_>,
-    given: Option<&OffOr<schema::Queue>>,
-    at: &At<'_>,
+    given: &Given<'_, Option<OffOr<schema::Queue>>>,
 ) -> Option<Option<QueueLimits>> {
-    let given = match given {
-        None | Some(OffOr::Off) => return Some(None),
-        Some(OffOr::On(given)) => given,
-    };
-    let timeout = check.duration(Some(given.timeout), MILLISECOND, MILLISECOND..=DAY, &at.key("timeout"));
-    let max_waiting = check.count(given.max_waiting, MAX_WAITING, 1..=1_000_000, &at.key("max_waiting"));
+    let Some(OffOr::On(queue)) = given.value else { return Some(None) };
+    let queue = Given::new(queue, given.at.clone());
+    let timeout = check.within(&key!(queue.timeout), MILLISECOND..=DAY);
+    let max_waiting = check.count(&key!(queue.max_waiting), MAX_WAITING, 1..=1_000_000);
     Some(Some(QueueLimits { timeout: timeout?, max_waiting: max_waiting? }))
 }
 
-fn guard(
-    check: &mut Check<'_>,
-    given: Option<Text<Duration>>,
-    limits: &[Limit],
-    at_limiter: &At<'_>,
-) -> Option<Duration> {
-    let at = at_limiter.key("guard");
-    let default = Limiter::default_guard(limits);
+fn guard(check: &mut Check<'_>, limiter: &Given<'_, schema::Limiter>, limits: &[Limit]) -> Option<Duration> {
+    let given = key!(limiter.guard);
     let shortest = limits.iter().min_by_key(|limit| limit.per)?;
-    let guard = check.duration(given, default, MILLISECOND..=LONGEST_GUARD, &at)?;
-    if given.is_some() && guard > shortest.per {
+    let guard = check.bounded(&given, Limiter::default_guard(limits), MILLISECOND..=GUARD_MAX)?;
+    if given.value.is_some() && guard > shortest.per {
         let window = quoted(&shortest.label);
-        check.problem(&at, format!("must not be longer than the window of {window}"));
+        check.problem(&given.at, format!("must not be longer than the window of {window}"));
         return None;
     }
-    // A fixed window loses the guard at its end: what is left must be worth the name.
-    let too_short = limits.iter().enumerate().find(|(_, limit)| match &limit.algorithm {
-        Algorithm::FixedWindow { windows } => windows.nominal().is_some_and(|nominal| nominal < 2 * guard),
-        _ => false,
+    // A fixed window is shortened by the guard at its end, and at least half of it must remain.
+    let too_short = limits.iter().enumerate().find(|(_, limit)| {
+        limit.algorithm.calendar().is_some() && limit.window().is_some_and(|window| window < 2 * guard)
     });
     let Some((index, limit)) = too_short else { return Some(guard) };
     let (window, guard) = (quoted(&limit.label), show_duration(guard));
-    if given.is_some() {
-        check.problem(&at, format!("{guard} is more than half of the fixed window of {window}"));
+    if given.value.is_some() {
+        check.problem(&given.at, format!("{guard} is more than half of the fixed window of {window}"));
     } else {
         let message =
             format!("a fixed window must be at least twice the guard, here {guard}: {window} is shorter");
-        check.problem(&at_limiter.key("limits").index(index), message);
+        check.problem(&key!(limiter.limits).at.index(index), message);
     }
     None
 }

@@ -1,46 +1,43 @@
-//! `routes.retry`: when a request is sent once more.
+//! `routes.retry`: the attempts of a request.
 
-use super::Check;
-use super::place::At;
+use super::check::Check;
+use super::place::{Given, key};
 use crate::config::model::Retry;
 use crate::config::schema::{self, OffOr, RetryOn};
 use crate::config::units::Size;
 
-/// What is kept of a body unless `max_body` says otherwise, and the most that it may say: each request that is under way may
-/// hold as much.
+/// The default of `max_body`, and its maximum. Each request in flight may hold as much.
 const BODY_BYTES: Size = Size(64 * 1024);
 const BODY_BYTES_MAX: Size = Size(16 * 1024 * 1024);
 
-/// The outer `None` is a problem, the inner one no retries.
+/// Checks the retries of a route. The outer `None` is a problem, the inner one no retries.
 pub(super) fn retry(
     check: &mut Check<'_>,
-    given: Option<&OffOr<schema::Retry>>,
-    at: &At<'_>,
+    given: &Given<'_, Option<OffOr<schema::Retry>>>,
 ) -> Option<Option<Retry>> {
-    let given = match given {
-        None | Some(OffOr::Off) => return Some(None),
-        Some(OffOr::On(given)) => given,
-    };
-    let attempts = check.count(given.attempts, 2, 2..=10, &at.key("attempts"));
-    let at_on = at.key("on");
-    let usual = [RetryOn::Connect, RetryOn::Status(429), RetryOn::Status(502), RetryOn::Status(503)];
-    let on = given.on.as_deref().unwrap_or(&usual);
-    if given.on.is_some() && at_on.length() == 0 {
-        check.problem(&at_on, "names nothing to try again after; `retry: off` does that");
+    let Some(OffOr::On(retry)) = given.value else { return Some(None) };
+    let retry = Given::new(retry, given.at.clone());
+    let attempts = check.count(&key!(retry.attempts), 2, 2..=10);
+    let on = key!(retry.on);
+    if on.value.is_some() && on.at.length() == 0 {
+        check.problem(&on.at, "names nothing to try again after; `retry: off` does that");
         return None;
     }
     let mut statuses = Vec::new();
-    for (index, end) in on.iter().enumerate() {
-        match end {
+    for end in on.items() {
+        match end.value {
             RetryOn::Connect => {}
             RetryOn::Status(status) => match u16::try_from(*status) {
                 Ok(status @ (429 | 502 | 503 | 504)) => statuses.push(status),
-                _ => check.problem(&at_on.index(index), "must be connect, 429, 502, 503 or 504"),
+                _ => check.problem(&end.at, "must be connect, 429, 502, 503 or 504"),
             },
         }
     }
-    let max_body = check.size(given.max_body, BODY_BYTES, Size(0)..=BODY_BYTES_MAX, &at.key("max_body"));
+    let (on_connect, on_status) = match on.value {
+        None => (true, vec![429, 502, 503]),
+        Some(ends) => (ends.contains(&RetryOn::Connect), statuses),
+    };
+    let max_body = check.bounded(&key!(retry.max_body), BODY_BYTES, Size(0)..=BODY_BYTES_MAX);
     let body_bytes_max = usize::try_from(max_body?.0).unwrap_or(usize::MAX);
-    let on_connect = on.contains(&RetryOn::Connect);
-    Some(Some(Retry { attempts: attempts?, on_connect, on_status: statuses, body_bytes_max }))
+    Some(Some(Retry { attempts: attempts?, on_connect, on_status, body_bytes_max }))
 }

@@ -5,36 +5,35 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use super::place::At;
-use super::{Check, DAY, HOUR, MILLISECOND};
+use super::check::{Check, DAY, HOUR, MILLISECOND};
+use super::place::{Given, key};
 use crate::config::model::{Admin, Log, LogFormat, Secret, Server, ServerTls};
 use crate::config::problem::quoted;
 use crate::config::schema;
 use crate::config::units::Size;
-use crate::limiter::model::limit::LimiterName;
 
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 8080);
 const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
-/// hyper's own smallest buffer; less is not an HTTP server.
+/// The smallest buffer that hyper accepts.
 const HEADER_BYTES_MIN: Size = Size(8 * 1024);
 const HEADER_BYTES_MAX: Size = Size(1024 * 1024);
 const HEADER_BYTES: Size = Size(64 * 1024);
 
-/// Where applications send their calls.
-pub(super) fn listen(check: &mut Check<'_>, given: Option<&str>, at: &At<'_>) -> Option<SocketAddr> {
-    address(check, given, LISTEN, at)
+/// Checks the address of the proxy's listener.
+pub(super) fn listen(check: &mut Check<'_>, given: &Given<'_, Option<String>>) -> Option<SocketAddr> {
+    address(check, given, LISTEN)
 }
 
 fn address(
     check: &mut Check<'_>,
-    given: Option<&str>,
+    given: &Given<'_, Option<String>>,
     default: SocketAddr,
-    at: &At<'_>,
 ) -> Option<SocketAddr> {
-    let Some(given) = given else { return (!at.is_faulty()).then_some(default) };
-    let address = given.parse().ok();
+    let Given { value, at } = given;
+    let Some(text) = value else { return (!at.is_faulty()).then_some(default) };
+    let address = text.parse().ok();
     if address.is_none() {
-        let found = if at.is_interpolated() { String::new() } else { format!(", found {}", quoted(given)) };
+        let found = if at.is_interpolated() { String::new() } else { format!(", found {}", quoted(text)) };
         let message =
             format!("expected an IP address and a port, such as 127.0.0.1:8080 or [::]:8080{found}");
         check.problem(at, message);
@@ -42,34 +41,23 @@ fn address(
     address
 }
 
-pub(super) fn server(check: &mut Check<'_>, given: Option<&schema::Server>, at: &At<'_>) -> Option<Server> {
+/// Checks how connections of clients are treated.
+pub(super) fn server(check: &mut Check<'_>, given: &Given<'_, Option<schema::Server>>) -> Option<Server> {
     let absent = schema::Server::default();
-    let given = given.unwrap_or(&absent);
-    let tls = given.tls.as_ref().map(|given| tls(check, given, &at.key("tls")));
-    let allow = allow(check, given.allow.as_deref(), &at.key("allow"));
-    let trusted = given.trusted_proxies.as_deref().unwrap_or_default();
-    let trusted_proxies = networks(check, trusted, &at.key("trusted_proxies"));
-
+    let server = given.or(&absent);
+    let tls = key!(server.tls).checked(|given| tls(check, &given));
+    let allow = allow(check, &key!(server.allow));
+    let trusted_proxies = networks(check, &key!(server.trusted_proxies));
     let seconds = Duration::from_secs;
-    let max_connections =
-        check.count(given.max_connections, 10_000, 1..=1_000_000, &at.key("max_connections"));
-    let header_timeout =
-        check.duration(given.header_timeout, seconds(10), MILLISECOND..=HOUR, &at.key("header_timeout"));
-    let idle_timeout =
-        check.duration(given.idle_timeout, seconds(75), MILLISECOND..=DAY, &at.key("idle_timeout"));
-    let drain_delay =
-        check.duration(given.drain_delay, Duration::ZERO, Duration::ZERO..=HOUR, &at.key("drain_delay"));
-    let drain_timeout =
-        check.duration(given.drain_timeout, seconds(30), Duration::ZERO..=DAY, &at.key("drain_timeout"));
+    let max_connections = check.count(&key!(server.max_connections), 10_000, 1..=1_000_000);
+    let header_timeout = check.bounded(&key!(server.header_timeout), seconds(10), MILLISECOND..=HOUR);
+    let idle_timeout = check.bounded(&key!(server.idle_timeout), seconds(75), MILLISECOND..=DAY);
+    let drain_delay = check.bounded(&key!(server.drain_delay), Duration::ZERO, Duration::ZERO..=HOUR);
+    let drain_timeout = check.bounded(&key!(server.drain_timeout), seconds(30), Duration::ZERO..=DAY);
     let header_bytes = HEADER_BYTES_MIN..=HEADER_BYTES_MAX;
-    let max_header_bytes =
-        check.size(given.max_header_bytes, HEADER_BYTES, header_bytes, &at.key("max_header_bytes"));
-    let tls = match tls {
-        Some(tls) => Some(tls?),
-        None => None,
-    };
+    let max_header_bytes = check.bounded(&key!(server.max_header_bytes), HEADER_BYTES, header_bytes);
     Some(Server {
-        tls,
+        tls: tls?,
         allow,
         trusted_proxies,
         max_connections: max_connections?,
@@ -81,42 +69,39 @@ pub(super) fn server(check: &mut Check<'_>, given: Option<&schema::Server>, at: 
     })
 }
 
-fn tls(check: &mut Check<'_>, given: &schema::ServerTls, at: &At<'_>) -> Option<ServerTls> {
-    let cert = check.certificates(&given.cert, &at.key("cert"));
-    let key = check.private_key(&given.key, &at.key("key"));
-    let client_ca = given.client_ca.as_deref().map(|path| check.certificates(path, &at.key("client_ca")));
-    let client_ca = match client_ca {
-        Some(path) => Some(path?),
-        None => None,
-    };
-    let (cert, key) = (cert?, key?);
-    check.belong_together(&cert, &key, &at.key("key")).then_some(ServerTls { cert, key, client_ca })
+fn tls(check: &mut Check<'_>, tls: &Given<'_, schema::ServerTls>) -> Option<ServerTls> {
+    let at_key = key!(tls.key);
+    let cert = check.certificates(&key!(tls.cert));
+    let key = check.private_key(&at_key);
+    let client_ca = key!(tls.client_ca).checked(|path| check.certificates(&path));
+    let (client_ca, cert, key) = (client_ca?, cert?, key?);
+    check.belong_together(&cert, &key, &at_key.at).then_some(ServerTls { cert, key, client_ca })
 }
 
-fn allow(check: &mut Check<'_>, given: Option<&[String]>, at: &At<'_>) -> Option<Vec<IpNet>> {
-    let given = given?;
-    if at.length() == 0 {
-        check.problem(at, "lets nobody in; leave the key out to let everyone in");
+fn allow(check: &mut Check<'_>, given: &Given<'_, Option<Vec<String>>>) -> Option<Vec<IpNet>> {
+    given.get()?;
+    if given.at.length() == 0 {
+        check.problem(&given.at, "lets nobody in; leave the key out to let everyone in");
     }
-    Some(networks(check, given, at))
+    Some(networks(check, given))
 }
 
-fn networks(check: &mut Check<'_>, given: &[String], at: &At<'_>) -> Vec<IpNet> {
-    let mut networks = Vec::with_capacity(given.len());
-    for (index, text) in given.iter().enumerate() {
-        match network(text) {
+fn networks(check: &mut Check<'_>, given: &Given<'_, Option<Vec<String>>>) -> Vec<IpNet> {
+    let mut networks = Vec::new();
+    for text in given.items() {
+        match network(text.value) {
             Some(network) => networks.push(network),
             None => {
                 let expected = "expected an IP address or a CIDR block, such as 10.0.0.0/8 or ::1";
-                check.problem(&at.index(index), expected);
+                check.problem(&text.at, expected);
             }
         }
     }
     networks
 }
 
-/// An address is a block of one. An IPv4 block in the form that IPv6 has for it is an IPv4 block: the addresses that are
-/// looked for have that form, too.
+/// Parses a CIDR block, or an address as a block of one. A block of IPv4-mapped IPv6 addresses becomes an IPv4 block,
+/// because client addresses are compared in that form.
 fn network(text: &str) -> Option<IpNet> {
     let network = text.parse::<IpNet>().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))?;
     match (network.addr().to_canonical(), network.prefix_len()) {
@@ -127,43 +112,44 @@ fn network(text: &str) -> Option<IpNet> {
     }
 }
 
-/// Without a token only health and metrics are served beyond loopback, so its absence is no problem.
+/// Checks the admin listener. A missing token is no problem: without one, only health and metrics are served beyond
+/// loopback.
 pub(super) fn admin(
     check: &mut Check<'_>,
-    given: Option<&schema::Admin>,
+    given: &Given<'_, Option<schema::Admin>>,
     traffic: Option<SocketAddr>,
-    at: &At<'_>,
 ) -> Option<Admin> {
     let absent = schema::Admin::default();
-    let given = given.unwrap_or(&absent);
-    let at_listen = at.key("listen");
-    let address = address(check, given.listen.as_deref(), ADMIN_LISTEN, &at_listen);
+    let admin = given.or(&absent);
+    let address = address(check, &key!(admin.listen), ADMIN_LISTEN);
     if let (Some(address), Some(traffic)) = (address, traffic)
         && overlap(address, traffic)
     {
         let message = format!("{address} and `listen` ({traffic}) take the same port; choose another");
-        check.problem(&at_listen, message);
+        check.problem(&key!(admin.listen).at, message);
         return None;
     }
-    let token = given.token.as_deref().filter(|token| !token.is_empty());
+    let token = admin.value.token.as_deref().filter(|token| !token.is_empty());
     if token.is_some_and(|token| !is_token(token)) {
-        check.problem(&at.key("token"), "must consist of visible ASCII characters, without spaces");
+        let message = "must consist of visible ASCII characters, without spaces";
+        check.problem(&key!(admin.token).at, message);
         return None;
     }
     Some(Admin { listen: address?, token: token.map(Secret::new) })
 }
 
-/// Whether one of the two could not be bound; port 0 is any free port.
+/// Returns whether two listeners cannot both be bound. Port 0 is any free port.
 fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
     let same_port = one.port() == other.port() && one.port() != 0;
     same_port && (one.ip() == other.ip() || one.ip().is_unspecified() || other.ip().is_unspecified())
 }
 
-/// What fits behind `Bearer ` in a header.
+/// Returns whether a text fits behind `Bearer ` in a header.
 pub(super) fn is_token(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
+/// Fills in the defaults of logging.
 pub(super) fn log(given: Option<&schema::Log>) -> Log {
     let absent = schema::Log::default();
     let given = given.unwrap_or(&absent);
@@ -180,15 +166,3 @@ pub(super) fn log(given: Option<&schema::Log>) -> Log {
     };
     Log { level, format, access: given.access.unwrap_or(true) }
 }
-
-/// Whether a key is a name; reports it otherwise.
-pub(super) fn is_name(check: &mut Check<'_>, name: &str, at: &At<'_>) -> bool {
-    let valid = LimiterName::parse(name).is_some();
-    if !valid {
-        check.problem_of_key(at, NAME_EXPECTED);
-    }
-    valid
-}
-
-/// What a name may be.
-pub(super) const NAME_EXPECTED: &str = "a name is 1 to 64 letters, digits, `_`, `.` or `-`";

@@ -1,4 +1,4 @@
-//! `upstream`: where a route goes.
+//! `routes.upstream`: the server behind a route, and the proxy in between.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,8 +6,8 @@ use std::time::Duration;
 use percent_encoding::percent_decode_str;
 use url::{Host, Url};
 
-use super::place::At;
-use super::{Check, DAY, HOUR, MILLISECOND};
+use super::check::{Check, DAY, HOUR, MILLISECOND};
+use super::place::{Given, key};
 use crate::config::model::{Http2, OutboundProxy, Secret, Upstream};
 use crate::config::schema::{self, Form};
 
@@ -15,48 +15,49 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const TIMEOUT: Duration = Duration::from_secs(60);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Checks the upstream of a route, as a URL or as a mapping.
 pub(super) fn upstream(
     check: &mut Check<'_>,
-    given: &Form<String, schema::Upstream>,
-    at: &At<'_>,
+    given: &Given<'_, Form<String, schema::Upstream>>,
 ) -> Option<Upstream> {
-    let long = match given {
-        Form::Short(url) => return target(check, url, at).map(Target::with_defaults),
-        Form::Long(long) => long,
+    let upstream = match given.value {
+        Form::Short(url) => {
+            return target(check, &Given::new(url, given.at.clone())).map(Target::with_defaults);
+        }
+        Form::Long(long) => Given::new(long, given.at.clone()),
     };
-    let target = target(check, &long.url, &at.key("url"));
+    let (ca, cert, key) = (key!(upstream.ca), key!(upstream.cert), key!(upstream.key));
+    let target = target(check, &key!(upstream.url));
     let bounds = MILLISECOND..=DAY;
-    let connect = &at.key("connect_timeout");
-    let connect = check.duration(long.connect_timeout, CONNECT_TIMEOUT, MILLISECOND..=HOUR, connect);
-    let response = check.duration(long.timeout, TIMEOUT, bounds.clone(), &at.key("timeout"));
-    let idle = check.duration(long.idle_timeout, IDLE_TIMEOUT, bounds, &at.key("idle_timeout"));
-    let ca = long.ca.as_deref().map(|path| check.certificates(path, &at.key("ca")));
-    let identity = check.identity(long.cert.as_deref(), long.key.as_deref(), at);
+    let connect_timeout = check.bounded(&key!(upstream.connect_timeout), CONNECT_TIMEOUT, MILLISECOND..=HOUR);
+    let timeout = check.bounded(&key!(upstream.timeout), TIMEOUT, bounds.clone());
+    let idle_timeout = check.bounded(&key!(upstream.idle_timeout), IDLE_TIMEOUT, bounds);
+    let ca_path = ca.checked(|path| check.certificates(&path));
+    let identity = check.identity(&cert, &key);
     if target.as_ref().is_some_and(|target| !target.tls) {
-        for key in ["ca", "cert", "key"].map(|key| at.key(key)).iter().filter(|key| key.is_given()) {
-            check.problem_of_key(key, "needs a URL that begins with https://");
+        for file in [ca, cert, key].iter().filter(|file| file.at.is_given()) {
+            check.problem_of_key(&file.at, "needs a URL that begins with https://");
         }
     }
-    let proxy = long.proxy.as_deref().map(|given| proxy(check, given, &at.key("proxy")));
-    let http2 = match long.http2 {
+    let proxy = key!(upstream.proxy).checked(|url| proxy(check, &url));
+    let http2 = match upstream.value.http2 {
         None | Some(schema::Http2::Auto) => Http2::Auto,
         Some(schema::Http2::Off) => Http2::Off,
         Some(schema::Http2::PriorKnowledge) => Http2::PriorKnowledge,
     };
     Some(Upstream {
-        connect_timeout: connect?,
-        timeout: response?,
-        idle_timeout: idle?,
+        connect_timeout: connect_timeout?,
+        timeout: timeout?,
+        idle_timeout: idle_timeout?,
         http2,
-        // Each is absent, or sound, or has its problem.
-        ca: ca.map_or(Some(None), |ca| ca.map(Some))?,
+        ca: ca_path?,
         identity: identity?,
-        proxy: proxy.map_or(Some(None), |proxy| proxy.map(Some))?,
+        proxy: proxy?,
         ..target?.with_defaults()
     })
 }
 
-/// What a URL says.
+/// The parts of an upstream's URL.
 struct Target {
     tls: bool,
     host: Arc<str>,
@@ -66,7 +67,7 @@ struct Target {
 }
 
 impl Target {
-    /// With nothing else said.
+    /// Returns the upstream with the default of every other key.
     fn with_defaults(self) -> Upstream {
         Upstream {
             tls: self.tls,
@@ -85,9 +86,9 @@ impl Target {
     }
 }
 
-/// No message holds any of the URL: it may carry credentials, put there by mistake.
-fn target(check: &mut Check<'_>, given: &str, at: &At<'_>) -> Option<Target> {
-    let fault = match http_url(given, &["http", "https"]) {
+/// Parses an upstream's URL. Messages contain no part of it: it may hold credentials by mistake.
+fn target(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<Target> {
+    let fault = match http_url(given.value, &["http", "https"]) {
         Err(fault) => fault,
         Ok((url, _)) if url.query().is_some() || url.fragment().is_some() => {
             "the URL must have no query (`?`) and no fragment (`#`)"
@@ -108,24 +109,24 @@ fn target(check: &mut Check<'_>, given: &str, at: &At<'_>) -> Option<Target> {
             });
         }
     };
-    check.problem(at, fault);
+    check.problem(&given.at, fault);
     None
 }
 
-/// No message holds any of the URL: it carries credentials.
-fn proxy(check: &mut Check<'_>, given: &str, at: &At<'_>) -> Option<OutboundProxy> {
-    match outbound_proxy(given) {
+/// Parses an outbound proxy's URL. Messages contain no part of it: it may hold credentials.
+fn proxy(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<OutboundProxy> {
+    match outbound_proxy(given.value) {
         Ok(proxy) => Some(proxy),
         Err(fault) => {
-            check.problem(at, fault);
+            check.problem(&given.at, fault);
             None
         }
     }
 }
 
 fn outbound_proxy(given: &str) -> Result<OutboundProxy, &'static str> {
-    // A URL parser passes over more slashes, backslashes and line ends. What hides passwords when the configuration is
-    // shown is no such parser, and must see the same credentials.
+    // The URL parser skips extra slashes, backslashes and line ends. The mask for shown configurations does not, and
+    // must find the same credentials.
     let is_plain = |rest: &str| {
         !rest.starts_with('/') && !rest.contains(|odd: char| odd == '\\' || odd.is_control() || odd == ' ')
     };
@@ -145,13 +146,13 @@ fn outbound_proxy(given: &str) -> Result<OutboundProxy, &'static str> {
     Ok(OutboundProxy { host: name(&host).into(), port: url.port().unwrap_or(80), credentials })
 }
 
-/// `USER:PASSWORD`, as RFC 7617 has it.
+/// Formats credentials as `USER:PASSWORD` (RFC 7617).
 fn credentials(user: &str, password: &str) -> Result<Secret, &'static str> {
     let decoded =
         |text| percent_decode_str(text).decode_utf8().map_err(|_| "the user or password is not UTF-8");
     let (user, password) = (decoded(user)?, decoded(password)?);
     if user.contains(':') {
-        return Err("the user must not hold a colon: HTTP takes it for the end of the user");
+        return Err("the user must not hold a colon: in HTTP it ends the user");
     }
     if user.chars().chain(password.chars()).any(char::is_control) {
         return Err("the user and password must not hold control characters");
@@ -187,7 +188,7 @@ fn any_url(given: &str, schemes: &[&str]) -> Result<(Url, Host<String>), &'stati
     }
 }
 
-/// Without the brackets of an IPv6 address.
+/// Returns a host without the brackets of an IPv6 address.
 fn name(host: &Host<String>) -> String {
     match host {
         Host::Ipv6(address) => address.to_string(),
@@ -200,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_plain_urls_are_upstreams() {
+    fn an_upstream_is_an_http_url_without_credentials() {
         for wrong in ["api.example.com", "ftp://a", "https://", "https://u:p@a", "http://a:0", "http:a", "/x"]
         {
             assert!(http_url(wrong, &["http", "https"]).is_err(), "{wrong}");
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_proxy_is_refused_without_repeating_it() {
+    fn an_invalid_proxy_is_refused_without_repeating_it() {
         for wrong in [
             "egress:3128",
             "https://a:1",

@@ -1,22 +1,22 @@
-//! YAML text to a tree.
+//! YAML text to a tree, within bounds.
 //!
-//! Refuses what a configuration has no use for and what could make a small file large: tags, merge keys, keys that
-//! are not scalars, several documents, great depth, endless aliases.
+//! Refuses tags, merge keys, keys that are not scalars and second documents, which a configuration does not need, and
+//! deep nesting and repeated aliases, which could make a small file large.
 
 use std::collections::HashMap;
 
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle, ScanError};
 
-use super::{Entry, Node, Scalar, Value};
+use super::tree::{Entry, Node, Origin, Scalar, Value};
 use crate::config::problem::{Mark, Report, index_path, key_path, quoted};
 
 /// The deepest nesting; weir's own keys need seven levels.
 const DEPTH_MAX: usize = 32;
-/// The most nodes, aliases expanded: what a file of the largest size could plausibly hold.
+/// The most nodes, aliases expanded: as many as the largest file could plausibly hold.
 const NODES_MAX: usize = 200_000;
 
-/// Reads one document. `None`, with a problem reported, when there is no tree to go on with; doubled keys are
-/// reported and the first one kept.
+/// Parses one document. `None`, with a problem reported, if there is no tree. A doubled key is reported, and its first
+/// value kept.
 pub(crate) fn parse(text: &str, report: &mut Report) -> Option<Node> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut builder = Builder::default();
@@ -36,7 +36,7 @@ pub(crate) fn parse(text: &str, report: &mut Report) -> Option<Node> {
     builder.root
 }
 
-/// Ends the reading.
+/// A fault that ends the parsing.
 struct Fault {
     mark: Mark,
     path: String,
@@ -49,7 +49,7 @@ enum Open {
     Mapping { node: Head, entries: Vec<Entry>, seen: HashMap<String, Mark>, key: Option<(String, Mark)> },
 }
 
-/// What is known when a collection begins.
+/// The parts of a node that are known when its collection begins.
 struct Head {
     id: u32,
     mark: Mark,
@@ -66,7 +66,7 @@ struct Builder {
     ids: u32,
 }
 
-/// A complete anchored node with its measures, so that an alias is judged before it is copied.
+/// An anchored node with its size and depth, so that an alias is checked before it is copied.
 struct Anchored {
     node: Node,
     size: usize,
@@ -121,12 +121,13 @@ impl Builder {
             return Ok(());
         }
         let Head { id, mark, .. } = self.head(anchor, mark)?;
-        // An absent value has no place of its own; its key has.
+        // An absent value has no place; its key's place is used.
         let mark = match self.stack.last() {
             Some(Open::Mapping { key: Some((_, key_mark)), .. }) if plain && text.is_empty() => *key_mark,
             _ => mark,
         };
-        let scalar = Scalar { text: text.to_owned(), plain, interpolated: false };
+        let scalar =
+            Scalar { text: text.to_owned(), origin: if plain { Origin::Plain } else { Origin::Quoted } };
         self.place(Node { id, mark, value: Value::Scalar(scalar) }, anchor, report);
         Ok(())
     }
@@ -149,7 +150,7 @@ impl Builder {
         Ok(())
     }
 
-    /// A new node's identity.
+    /// Numbers a new node.
     fn head(&mut self, anchor: usize, mark: Mark) -> Result<Head, Fault> {
         self.count(1, mark)?;
         self.ids += 1;
@@ -186,7 +187,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Puts a complete node where it belongs.
+    /// Adds a complete node to its parent.
     fn place(&mut self, node: Node, anchor: usize, report: &mut Report) {
         if anchor != 0 {
             let (size, depth) = (node.size(), node.depth());
@@ -214,12 +215,12 @@ impl Builder {
         Fault { mark, path: self.path(), message: message.to_owned() }
     }
 
-    /// The path of what is being read.
+    /// Returns the path of the node that is being parsed.
     fn path(&self) -> String {
         path_of(&self.stack)
     }
 
-    /// The path of the innermost open collection.
+    /// Returns the path of the innermost open collection.
     fn path_above(&self) -> String {
         path_of(self.stack.split_last().map_or(&[], |(_, above)| above))
     }
@@ -242,7 +243,7 @@ fn mark_of(marker: &Marker) -> Mark {
     Mark { line: saturate(marker.line()), column: saturate(marker.col()).saturating_add(1) }
 }
 
-/// The parser's own words, with a hint at the one trap that `${...}` sets.
+/// Returns the parser's message, with a hint if an unquoted `${...}` may be the cause.
 fn syntax_fault(error: &ScanError, text: &str) -> Fault {
     let mark = mark_of(error.marker());
     let line = text.lines().nth(mark.line.saturating_sub(1) as usize).unwrap_or_default();
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn aliases_repeat_what_they_name() {
+    fn an_alias_repeats_its_anchored_value() {
         let root = read("a: &x {b: 1}\nc: *x\n").unwrap();
         assert_eq!(root.get("c").unwrap().get("b").unwrap().text(), Some("1"));
     }
@@ -317,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_configuration_has_no_use_for_is_refused() {
+    fn yaml_beyond_the_needs_of_a_configuration_is_refused() {
         let refused = |text: &str, message: &str| {
             let error = read(text).unwrap_err();
             assert!(error.contains(message), "{text:?}: {error}");

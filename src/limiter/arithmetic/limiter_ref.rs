@@ -7,23 +7,23 @@ use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::limit::{Limiter, LimiterName};
 use crate::limiter::model::partition::Partition;
 
-/// The part of a limiter that a store needs: where its state is, and its rules.
+/// A limiter or one of its partitions: where its state is, and its rules.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LimiterRef {
     /// The limiter.
     pub name: LimiterName,
-    /// Which of its partitions, if it has any.
+    /// The partition, if the limiter has any.
     pub partition: Option<Partition>,
-    /// Its group: what is taken together lives together.
+    /// The group: limiters that are taken together live together.
     pub group: Arc<str>,
-    /// Its limits, widened by its guard.
+    /// The limits, widened by the guard.
     pub rules: Arc<[Rule]>,
-    /// From when on, by the store's clock, they must be made anew, because windows of a calendar go on; `None`: never.
+    /// The instant of the store's clock from which the rules must be made anew, because calendar windows go on; `None`: never.
     pub valid_until: Option<Micros>,
 }
 
 impl LimiterRef {
-    /// The limiter_ref of a limiter, or of one of its partitions, as of `now` by the store's clock.
+    /// Returns the reference to a limiter, or to one of its partitions, as of `now` by the store's clock.
     pub fn new(limiter: &Limiter, partition: Option<Partition>, now: Micros) -> LimiterRef {
         let guard = Micros::from(limiter.guard);
         let (rules, valid_until): (Vec<_>, Vec<_>) =
@@ -35,5 +35,17 @@ impl LimiterRef {
             rules: rules.into(),
             valid_until: valid_until.into_iter().flatten().min(),
         }
+    }
+
+    /// Returns the share of the limiter that one of `replicas` may use by itself. See [`Rule::share`].
+    #[must_use]
+    pub fn share(&self, replicas: u64) -> LimiterRef {
+        let rules = self.rules.iter().map(|rule| rule.share(replicas.max(1))).collect();
+        LimiterRef { rules, ..self.clone() }
+    }
+
+    /// Returns the rules as the Lua twin reads them.
+    pub fn rules_text(&self) -> String {
+        self.rules.iter().map(Rule::text).collect::<Vec<_>>().join(";")
     }
 }

@@ -1,13 +1,21 @@
-//! The earliest instant at which every limit has room. Pure: knows no store, no clock and no queue of requests.
+//! Computes the earliest instant at which every limit has room. Pure: knows no store, no clock and no waiting requests.
 //!
-//! Each file has a twin in `lua/`, compared with it step by step on a real Redis.
+//! Most files have a twin of the same name in `lua/`; a test compares them step by step on a real Redis. From the bottom to the
+//! top: [`cell`] and [`quota`]; the [`algorithm`]s, one file each; [`rule`], with the list of them; [`timeline`], the bookings;
+//! [`pause`] and [`external_usage`]; [`search`] over all rules; [`reschedule`] after a change; [`state`] of one limiter; and
+//! [`reserve`], one call for a queue.
 
 pub mod algorithm;
+pub mod cell;
+pub mod declared;
 pub mod external_usage;
 pub mod limiter_ref;
 pub mod pause;
 pub mod queue_order;
+pub mod quota;
+pub mod reschedule;
 pub mod reserve;
 pub mod rule;
+pub mod search;
 pub mod state;
 pub mod timeline;

@@ -1,20 +1,20 @@
-//! What an upstream's refusal does to a limiter: nothing is booked before the instant that it names, and from then on
-//! permits come one by one for a moment, so that what has waited does not come as a burst.
+//! The pause of a limiter: nothing is booked before its end. Then permits come one by one for a moment, so that the requests
+//! that have waited do not come as a burst.
 //!
-//! Pure: the instant is an argument. `lua/calendar.lua` is the twin.
+//! Pure: the instant is an argument. The twin is `lua/pause.lua`.
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::pause::{Cause, Lasting, PauseRequest, Reason};
 
-/// For how long permits come one by one, at most: a day's limit is not to be spread over the day.
+/// The longest time in which permits come one by one: a day's limit is not to be spread over the day.
 const PACED_MAX: Micros = Micros::from_millis(10_000);
 
-/// For how long the first request stands alone after a pause that was too short, at most: its answer tells whether this one
-/// was long enough.
+/// The longest time for which the first request stands alone after a pause that was too short: its answer shows whether this
+/// pause was long enough.
 const PROBE_MAX: Micros = Micros::from_millis(1000);
 
-/// What a pause is longer by at most than it has to be: other callers of the same upstream wait for the same instant.
+/// The most by which a pause is made longer than asked: other callers of the same upstream wait for the same instant.
 const JITTER_MAX: Micros = Micros::from_millis(250);
 const JITTER_PART: u64 = 16;
 const JITTER_PARTS: u64 = 1024;
@@ -22,38 +22,38 @@ const JITTER_PARTS: u64 = 1024;
 /// The pause of one limiter, or of one of its partitions.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Pause {
-    /// Nothing is booked before.
+    /// The end: nothing is booked before.
     until: Micros,
-    /// When that was heard of.
+    /// When the pause was set.
     set_at: Micros,
-    /// How long the last one was for which no instant was named; zero if one was.
+    /// The length of the last pause without a named instant; zero after one with it.
     length: Micros,
-    /// Until when permits come one by one, how far apart, where the next one may be, and how much further apart the
-    /// second is from the first.
+    /// Until when permits come one by one, how far apart, the earliest instant of the next one, and how much further the
+    /// second one is from the first.
     paced_until: Micros,
     spacing: Micros,
     next: Micros,
     probe: Micros,
-    /// When it was last set or lifted by hand.
+    /// When a pause was last set or lifted by hand.
     by_hand_at: Micros,
-    /// Why it was set; `None` before the first, and when it was lifted.
+    /// The cause; `None` before the first pause, and when it was lifted.
     cause: Option<Cause>,
 }
 
 impl Pause {
-    /// Nothing is booked before that instant.
+    /// Returns the end of the pause.
     pub fn until(&self) -> Micros {
         self.until
     }
 
-    /// What there is to say of it while it lasts.
+    /// Returns the end and the cause while the pause is in force.
     pub fn lasting(&self, now: Micros) -> Option<Lasting> {
         let until = self.until;
         self.cause.filter(|_| until > now).map(|cause| Lasting { until, cause })
     }
 
-    /// Hears from a replica that the upstream asks for a pause. A longer one is never shortened, and what was sent before the
-    /// last one began says nothing new unless it names an instant. Returns whether anything has changed.
+    /// Sets a pause as the upstream asks a replica. A longer pause is never shortened. The rejection of a request that was sent
+    /// before the last pause began changes nothing, unless it names an instant. Returns whether anything has changed.
     pub(in crate::limiter) fn ask(
         &mut self,
         now: Micros,
@@ -82,7 +82,7 @@ impl Pause {
         true
     }
 
-    /// Twice as long as the last one, and half of that for each time as long as that in which all went well.
+    /// Returns twice the length of the last pause, halved for each such length that has passed since without a rejection.
     fn grown(&self, now: Micros, fallback: Micros) -> Micros {
         if self.length == Micros::ZERO {
             return fallback;
@@ -100,8 +100,8 @@ impl Pause {
         *self = Pause { until, set_at: now, paced_until, spacing, next: until, probe, cause, ..*self };
     }
 
-    /// Follows what was done by hand at an instant, over a replica: paused until another one, or no longer paused. Returns
-    /// whether it had not been followed yet.
+    /// Follows a pause by hand, set at an instant over a replica. An end that has passed lifts the pause. Returns whether it had
+    /// not been followed yet.
     pub(in crate::limiter) fn follow(
         &mut self,
         now: Micros,
@@ -125,25 +125,25 @@ impl Pause {
         true
     }
 
-    /// What is booked for the time after it is booked anew.
+    /// Lets permits come one by one anew: all bookings after the pause are rescheduled.
     pub(in crate::limiter) fn restart(&mut self, now: Micros) {
         if now < self.until {
             self.next = self.until;
         }
     }
 
-    /// The first instant from `at` on that it leaves open.
+    /// Returns the first instant from `at` on that the pause leaves open.
     pub(in crate::limiter) fn floor(&self, at: Micros) -> Micros {
         let at = at.max(self.until);
         if at < self.paced_until { at.max(self.next.min(self.paced_until)) } else { at }
     }
 
-    /// Whether permits come one by one there.
+    /// Whether permits come one by one at an instant.
     pub(in crate::limiter) fn is_paced(&self, at: Micros) -> bool {
         self.until <= at && at < self.paced_until
     }
 
-    /// So many were booked there.
+    /// Notes permits that were booked at an instant.
     pub(in crate::limiter) fn booked(&mut self, at: Micros, permits: u64) {
         if self.is_paced(at) {
             let probe = if self.next == self.until { self.probe } else { Micros::ZERO };
@@ -152,7 +152,7 @@ impl Pause {
         }
     }
 
-    /// When nothing in it can matter any more: the next pause may have to be longer than this one.
+    /// Returns the instant from which the pause does not matter: until then the next one may have to be longer.
     pub(in crate::limiter) fn expires(&self) -> Micros {
         self.paced_until.max(self.until + self.length + self.length)
     }
@@ -161,14 +161,19 @@ impl Pause {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::arithmetic::rule::Kind;
+    use crate::limiter::arithmetic::algorithm::kind::Kind;
+    use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 
     const SECOND: u64 = 1_000_000;
     const REPLICA: u64 = 7;
 
     fn rules() -> [Rule; 2] {
-        let rule =
-            |rate, window| Rule { rate, window: Micros(window), cell: Micros::ONE, kind: Kind::Sliding };
+        let rule = |rate, window| Rule {
+            rate,
+            window: Micros(window),
+            cell: Micros::ONE,
+            kind: Kind::SlidingWindow(SlidingWindow),
+        };
         [rule(1000, 60 * SECOND), rule(20, SECOND)]
     }
 
@@ -222,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_before_a_pause_makes_no_longer_one() {
+    fn a_rejection_of_a_request_sent_before_the_pause_changes_nothing() {
         let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
         assert!(pause.ask(now, &request(None), REPLICA, &rules()));
         let late = PauseRequest { sent_ago: Micros(2 * SECOND), ..request(None) };
@@ -259,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_by_hand_is_followed_once() {
+    fn a_pause_by_hand_is_followed_once() {
         let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
         assert!(pause.follow(now, now, now + Micros(30 * SECOND), REPLICA, &rules()));
         assert!(!pause.follow(now, now, now + Micros(30 * SECOND), REPLICA, &rules()));
@@ -273,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_known_why_it_lasts_and_who_heard_it() {
+    fn the_cause_names_the_reason_and_the_replica() {
         let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
         let cause = |pause: &Pause, at| pause.lasting(at).map(|lasting| lasting.cause);
         assert_eq!(pause.lasting(now), None);
@@ -281,7 +286,7 @@ mod tests {
         let end = pause.until();
         let expected = refused(429, false, 1).map(|cause| Lasting { until: end, cause });
         assert_eq!((pause.lasting(end - Micros::ONE), pause.lasting(end)), (expected, None));
-        // One that says nothing new is not why it lasts.
+        // A rejection that changes nothing does not become the cause.
         for other in [request(None), request(Some(10))] {
             assert!(!pause.ask(now + Micros(10), &PauseRequest { status: 503, ..other }, 2, &rules()));
             assert_eq!(cause(&pause, now), refused(429, false, 1));
@@ -292,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_done_by_hand_last_is_why_it_lasts() {
+    fn the_last_action_by_hand_is_the_cause() {
         let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
         let cause = |pause: &Pause| pause.lasting(now).map(|lasting| lasting.cause);
         pause.ask(now, &request(Some(50 * SECOND)), 1, &rules());

@@ -1,25 +1,29 @@
-//! One call to a store: give back, exchange what a change of the limits voided, state.
+//! Carries out one call to a store: gives permits back, reschedules void ones and books new ones.
 //!
-//! [`reserve`] is the whole of it as a pure function; the memory store runs it under a lock, the Redis store
-//! runs its twin `lua/reserve.lua`, and a model test holds the two equal. Permits are counted in cost.
+//! Pure. The memory store runs [`reserve`] under a lock, the Redis store runs its twin `lua/scripts/reserve.lua`, and a model
+//! test holds the two equal. Permits are counted in cost.
 
 use std::sync::Arc;
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::algorithm::Search;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::queue_order::QueueOrder;
+use crate::limiter::arithmetic::reschedule::Returned;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::arithmetic::state::{LimiterState, Returned};
-use crate::limiter::model::call::{Answer, Call, Holding, Outcome, RetryDelay, Violated};
+use crate::limiter::arithmetic::search::Search;
+use crate::limiter::arithmetic::state::LimiterState;
+use crate::limiter::model::call::{Answer, Call, Holding, Outcome, RetryDelay, Run, Violated};
 use crate::limiter::model::epoch::Epoch;
 use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
 
-/// Carries out `call` at `now` over a queue's limiters, each with its caller's rules.
+/// The states of a queue's limiters, each with its caller's rules.
+type States<'a, 'b> = &'a mut [(&'b mut LimiterState, Arc<[Rule]>)];
+
+/// Carries out `call` at `now` over a queue's limiters.
 pub fn reserve(
     now: Micros,
     lease: Micros,
-    states: &mut [(&mut LimiterState, Arc<[Rule]>)],
+    states: States<'_, '_>,
     order: &mut QueueOrder,
     call: &Call,
 ) -> Answer {
@@ -30,19 +34,12 @@ pub fn reserve(
     order.review_spread(now, || states.iter().flat_map(|(state, _)| state.rules()));
     for holding in &call.give_back {
         let permits = holding.cost * holding.count;
-        let moved = give_back(states, &call.known, holding.slot, permits);
-        order.given_back(now, moved.unwrap_or(holding.slot), permits);
+        let moved_to = give_back(states, &call.generations, holding.slot, permits);
+        order.given_back(now, moved_to.unwrap_or(holding.slot), permits);
     }
-    let exchanged = exchange(now, states, order, call);
+    let rescheduled = reschedule(now, states, order, call);
     let mut outcomes = book_runs(now, states, order, call);
-    for (_, outcome) in &mut outcomes {
-        if let Outcome::TooFar(RetryDelay { violated, .. }) | Outcome::Full(RetryDelay { violated, .. }) =
-            outcome
-        {
-            let (state, rules) = &states[violated.limiter];
-            violated.limit = state.own_limit(violated.limit, rules);
-        }
-    }
+    outcomes.iter_mut().for_each(|(_, outcome)| name_own_limit(states, outcome));
     Answer {
         now,
         epoch: Epoch { now, ..Epoch::default() },
@@ -50,125 +47,134 @@ pub fn reserve(
         available: states.iter().map(|(state, rules)| state.available(now, rules)).collect(),
         paused: states.iter().map(|(state, _)| state.paused_until(now)).collect(),
         lives_until: Vec::new(),
-        last: states.iter().filter_map(|(state, _)| state.calendar().last()).max().unwrap_or_default(),
-        room: order.room(),
-        exchanged,
+        last: states.iter().filter_map(|(state, _)| state.timeline().last()).max().unwrap_or_default(),
+        freed: order.freed(),
+        rescheduled,
         outcomes,
     }
 }
 
-/// Hears at `now` what an upstream said of a limiter, whose state is open.
+/// Applies at `now` an upstream's report on a limiter, whose state is open.
 pub fn report_upstream(
     state: &mut LimiterState,
     now: Micros,
     lease: Micros,
     limiter_ref: &LimiterRef,
-    said: &UpstreamReport,
+    report: &UpstreamReport,
 ) -> ReportResult {
-    if said.cost > 0 {
-        state.charge(now, said.cost);
+    if report.cost > 0 {
+        state.charge(now, report.cost);
     }
-    if !said.refused.is_empty() {
-        state.hear_refused(now, &said.refused);
+    if !report.refused.is_empty() {
+        state.observe_refused(now, &report.refused);
     }
-    let rules =
-        said.remaining.iter().filter_map(|(index, left)| Some((limiter_ref.rules.get(*index)?, left)));
-    let drift = rules.map(|(rule, left)| state.hear_remaining(now, rule, left)).sum();
-    // What is moved by the pause heeds the others, too.
-    if let Some(request) = &said.pause {
-        state.ask_pause(now, lease, request, said.replica);
+    let remaining = report.remaining.iter();
+    let remaining = remaining.filter_map(|(index, left)| Some((limiter_ref.rules.get(*index)?, left)));
+    let external_usage = remaining.map(|(rule, left)| state.observe_remaining(now, rule, left)).sum();
+    // Bookings that the pause moves must heed the others, too.
+    if let Some(request) = &report.pause {
+        state.ask_pause(now, lease, request, report.replica);
     }
-    state.follow_others(now, lease);
-    ReportResult { epoch: Epoch { now, ..Epoch::default() }, paused_until: state.paused_until(now), drift }
+    state.follow_external_usage(now, lease);
+    let epoch = Epoch { now, ..Epoch::default() };
+    ReportResult { epoch, paused_until: state.paused_until(now), external_usage }
 }
 
-/// Takes permits back from every limiter; returns the latest place to which a change had moved them, if any.
-fn give_back(
-    states: &mut [(&mut LimiterState, Arc<[Rule]>)],
-    known: &[u64],
-    slot: Micros,
-    permits: u64,
-) -> Option<Micros> {
+/// Replaces the place of the violated rule among those in force by its place among the caller's rules.
+fn name_own_limit(states: States<'_, '_>, outcome: &mut Outcome) {
+    if let Outcome::TooFar(RetryDelay { violated, .. }) | Outcome::Full(RetryDelay { violated, .. }) = outcome
+    {
+        let (state, rules) = &states[violated.limiter];
+        violated.limit = state.own_limit(violated.limit, rules);
+    }
+}
+
+/// Takes permits back from every limiter. Returns the latest place to which a change had moved them, if any.
+fn give_back(states: States<'_, '_>, generations: &[u64], slot: Micros, permits: u64) -> Option<Micros> {
     let mut place = None;
     for (index, (state, _)) in states.iter_mut().enumerate() {
-        let known = known.get(index).copied().unwrap_or_default();
-        if let Returned::Moved(to) = state.give_back(slot, permits, known) {
+        let generation = generations.get(index).copied().unwrap_or_default();
+        if let Returned::Moved(to) = state.give_back(slot, permits, generation) {
             place = place.max(Some(to));
         }
     }
     place
 }
 
-/// Hands a void permit's place to its holder, where every limiter has put it at the same one. `skipped` permits of the same slot
-/// stay for others.
-fn fetch(
-    now: Micros,
-    states: &mut [(&mut LimiterState, Arc<[Rule]>)],
-    call: &Call,
-    holding: Holding,
-    skipped: u64,
-) -> Option<Micros> {
+/// Hands the place of a void permit to its holder, if every limiter has moved it to the same one. `skipped` permits of the same
+/// slot stay for others.
+fn claim(now: Micros, states: States<'_, '_>, call: &Call, holding: Holding, skipped: u64) -> Option<Micros> {
     let mut place = None;
     for (index, (state, _)) in states.iter().enumerate() {
-        let known = call.known.get(index).copied().unwrap_or_default();
-        let to = state.place(holding.slot, holding.cost, known, skipped)?;
-        if to < now || to - now > call.exchange_wait || *place.get_or_insert(to) != to {
+        let generation = call.generations.get(index).copied().unwrap_or_default();
+        let to = state.place_of(holding.slot, holding.cost, generation, skipped)?;
+        if to < now || to - now > call.reschedule_wait || *place.get_or_insert(to) != to {
             return None;
         }
     }
-    states.iter_mut().for_each(|(state, _)| state.fetch(holding.slot, holding.cost, skipped));
+    states.iter_mut().for_each(|(state, _)| state.claim(holding.slot, holding.cost, skipped));
     place
 }
 
-/// How many permits of a slot its `index`th holder of `count` leaves to others that come before: several replicas hold permits of
-/// one slot, and where those lie apart now each takes some from the whole stretch.
-fn skipped(left: u64, count: u64, index: u64, cost: u64) -> u64 {
-    ((2 * index + 1) * left / (2 * count)).saturating_sub(index * cost)
+/// Returns how many permits of a slot its `index`th holder of `count` leaves to others that come before. Several replicas hold
+/// permits of one slot, and where those lie apart now each takes some from the whole stretch.
+fn skipped(unclaimed: u64, count: u64, index: u64, cost: u64) -> u64 {
+    ((2 * index + 1) * unclaimed / (2 * count)).saturating_sub(index * cost)
 }
 
 /// Books void permits again, one by one: at the place that the change kept for each, or no earlier than that.
-fn exchange(
+fn reschedule(
     now: Micros,
-    states: &mut [(&mut LimiterState, Arc<[Rule]>)],
+    states: States<'_, '_>,
     order: &mut QueueOrder,
     call: &Call,
 ) -> Vec<(u64, Option<Micros>)> {
-    let mut exchanged: Vec<(u64, Option<Micros>)> = Vec::new();
-    for holding in &call.exchange {
-        let unfetched =
-            states.iter().map(|(state, _)| state.unfetched(holding.slot)).min().unwrap_or_default();
+    let mut rescheduled: Vec<(u64, Option<Micros>)> = Vec::new();
+    for holding in &call.reschedule {
+        let unclaimed = states.iter().map(|(state, _)| state.unclaimed(holding.slot));
+        let unclaimed = unclaimed.min().unwrap_or_default();
         for index in 0..holding.count {
-            let skipped = skipped(unfetched, holding.count, index, holding.cost);
-            let place = fetch(now, states, call, *holding, skipped).or_else(|| {
-                let place = give_back(states, &call.known, holding.slot, holding.cost);
-                let mut searches = searches_from(states, now.max(place.unwrap_or(order.last())));
-                let found = earliest(&mut searches, holding.cost);
-                let is_near = found.at - now <= call.exchange_wait;
-                is_near.then(|| {
-                    searches.iter_mut().for_each(|search| search.charge(holding.cost));
-                    found.at
-                })
-            });
-            order.exchanged(place);
-            match exchanged.last_mut() {
+            let skipped = skipped(unclaimed, holding.count, index, holding.cost);
+            let place = claim(now, states, call, *holding, skipped)
+                .or_else(|| book_again(now, states, order, call, *holding));
+            order.rescheduled(place);
+            match rescheduled.last_mut() {
                 Some((count, at)) if *at == place => *count += 1,
-                _ => exchanged.push((1, place)),
+                _ => rescheduled.push((1, place)),
             }
         }
     }
-    exchanged
+    rescheduled
 }
 
+/// Gives a void permit back and books it at the earliest place behind the queue's last slot, if that is within the wait.
+fn book_again(
+    now: Micros,
+    states: States<'_, '_>,
+    order: &QueueOrder,
+    call: &Call,
+    holding: Holding,
+) -> Option<Micros> {
+    let place = give_back(states, &call.generations, holding.slot, holding.cost);
+    let mut searches = searches_from(states, now.max(place.unwrap_or(order.last())));
+    let found = earliest(&mut searches, holding.cost);
+    (found.at - now <= call.reschedule_wait).then(|| {
+        searches.iter_mut().for_each(|search| search.charge(holding.cost));
+        found.at
+    })
+}
+
+/// Books new requests in their order. Returns what became of them, as counts.
 fn book_runs(
     now: Micros,
-    states: &mut [(&mut LimiterState, Arc<[Rule]>)],
+    states: States<'_, '_>,
     order: &mut QueueOrder,
     call: &Call,
 ) -> Vec<(u64, Outcome)> {
     let mut outcomes = Vec::new();
-    let (mut room, mut spare) = (call.room, call.spare);
+    let (mut queue_slots_left, mut refusal_budget) = (call.queue_slots_left, call.refusal_budget);
     let mut searches = searches_from(states, now);
-    // The search has moved on for a cost that found nothing where it stood: a smaller one may have room before.
+    // The search has moved on for a cost that found no room where it stood: a smaller one may have room before.
     let mut passed = 0;
     for run in &call.runs {
         if run.cost < passed {
@@ -181,26 +187,18 @@ fn book_runs(
             searches.iter_mut().for_each(|search| search.advance(floor));
             let found = earliest(&mut searches, run.cost);
             let delay = found.at - now;
-            let refuses = if delay > run.wait_max {
-                Some(Outcome::TooFar as fn(RetryDelay) -> Outcome)
-            } else if delay > Micros::ZERO && room == 0 {
-                Some(Outcome::Full as fn(RetryDelay) -> Outcome)
-            } else {
-                None
-            };
-            if let Some(refuses) = refuses {
-                let Violated { limiter, limit } = found.violated;
-                let count = left + std::mem::take(&mut spare);
-                let told = order.tell(found.at, count * run.cost, violated_rule(&searches, limiter, limit));
-                outcomes
-                    .push((left, refuses(RetryDelay { delay, told: told - now, violated: found.violated })));
+            if let Some(refuse) = refusal(delay, run, queue_slots_left) {
+                let count = left + std::mem::take(&mut refusal_budget);
+                let rule = violated_rule(&searches, found.violated);
+                let advised = order.advise(found.at, count * run.cost, rule) - now;
+                outcomes.push((left, refuse(RetryDelay { delay, advised, violated: found.violated })));
                 passed = passed.max(run.cost);
                 break;
             }
             let mut count = left.min(found.room / run.cost).min(order.count_at(found.at, run.cost)).max(1);
             if delay > Micros::ZERO {
-                count = count.min(room);
-                room -= count;
+                count = count.min(queue_slots_left);
+                queue_slots_left -= count;
             }
             searches.iter_mut().for_each(|search| search.charge(count * run.cost));
             if order.booked(found.at, count, run.cost) {
@@ -213,21 +211,33 @@ fn book_runs(
     outcomes
 }
 
-fn violated_rule<'a>(searches: &'a [Search<'_>], limiter: usize, limit: usize) -> Option<&'a Rule> {
-    searches.get(limiter).and_then(|search| search.rules().get(limit))
+/// Returns how a request is refused whose slot is that far away; `None` if it may be booked.
+fn refusal(delay: Micros, run: &Run, queue_slots_left: u64) -> Option<fn(RetryDelay) -> Outcome> {
+    if delay > run.wait_max {
+        Some(Outcome::TooFar)
+    } else if delay > Micros::ZERO && queue_slots_left == 0 {
+        Some(Outcome::Full)
+    } else {
+        None
+    }
 }
 
-fn searches_from<'a>(states: &'a mut [(&mut LimiterState, Arc<[Rule]>)], from: Micros) -> Vec<Search<'a>> {
+fn violated_rule<'a>(searches: &'a [Search<'_>], violated: Violated) -> Option<&'a Rule> {
+    searches.get(violated.limiter).and_then(|search| search.rules().get(violated.limit))
+}
+
+fn searches_from<'a>(states: States<'a, '_>, from: Micros) -> Vec<Search<'a>> {
     states.iter_mut().map(|(state, _)| state.search(from)).collect()
 }
 
+/// The earliest instant at which every limiter has room.
 struct Earliest {
     at: Micros,
     room: u64,
     violated: Violated,
 }
 
-/// The earliest instant at which every limiter has room: each moves the others forward until none moves.
+/// Moves all searches to the earliest instant at which every limiter has room: each moves the others on until none moves.
 fn earliest(searches: &mut [Search<'_>], cost: u64) -> Earliest {
     let mut violated = Violated::default();
     let mut at = searches.iter().map(|search| search.at()).max().unwrap_or_default();

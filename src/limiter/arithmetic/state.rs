@@ -1,379 +1,267 @@
-//! The state of one limiter, or of one of its partitions: its calendar, whose limits are in force,
-//! and bookings that are being re-timed after a change of the limits.
+//! The state of one limiter, or of one of its partitions: its bookings, the limits in force, pauses, and what others use.
 //!
-//! While replicas run different configurations, every set of limits declared within the last lease is in
-//! force, so the strictest rules until the last replica has followed; a set that only the caller has declared goes at once. A change re-times what is booked
-//! from an instant one lease ahead: those bookings are void, the i-th void permit gets the i-th place under the
-//! new limits, and a place stays charged until the replica that holds the void slot fetches it. Until that
-//! instant the old slots stay good, and by then every replica has heard.
-//!
-//! Pure: the instant is an argument. `lua/calendar.lua` is the twin.
+//! Pure: the instant is an argument. The twins are `lua/state.lua` and `lua/open.lua`.
 
 use std::sync::Arc;
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::algorithm::Search;
-use crate::limiter::arithmetic::algorithm::bucket::{self, TatCheckpoint};
-use crate::limiter::arithmetic::external_usage::{self, ExternalUsage};
+use crate::limiter::arithmetic::algorithm::Algorithm;
+use crate::limiter::arithmetic::algorithm::kind::Sight;
+use crate::limiter::arithmetic::cell::{cell_from, held_between};
+use crate::limiter::arithmetic::declared::Declarations;
+use crate::limiter::arithmetic::external_usage::{ExternalUsage, overtaken};
 use crate::limiter::arithmetic::pause::Pause;
-use crate::limiter::arithmetic::rule::{Kind, Rule, cell_from, cell_start, finest_cell, window_of};
+use crate::limiter::arithmetic::reschedule::{Reschedule, Returned};
+use crate::limiter::arithmetic::rule::{Rule, finest_cell};
+use crate::limiter::arithmetic::search::Search;
 use crate::limiter::arithmetic::timeline::Timeline;
 use crate::limiter::model::call::Generation;
 use crate::limiter::model::pause::{Lasting, PauseRequest};
 use crate::limiter::model::upstream_report::Remaining;
 
-/// The most sets of limits in force at once; a further one takes the place of the one declared longest ago.
-pub const DECLARED_MAX: usize = 4;
-
-/// How far ahead a change of the limits moves bookings: a little over the longest wait of a request. Whoever would come later
-/// has left by then, or will be refused.
-pub(crate) const RETIMED_MAX: Micros = Micros::from_millis(25 * 3_600_000);
-
-/// Void permits and their new place.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Moved {
-    /// Where they were booked.
-    pub from: Micros,
-    /// Where they are booked now, in the name of whoever held them.
-    pub to: Micros,
-    /// How many.
-    pub permits: u64,
-}
-
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Declared {
-    rules: Arc<[Rule]>,
-    seen: Micros,
-    /// The only replica that has declared them; `None` for several.
-    by: Option<u64>,
-}
-
-/// Where permits stood that were given back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Returned {
-    /// Where their holder thought.
-    Here,
-    /// A change of the limits had moved them here.
-    Moved(Micros),
-    /// Nowhere: a change moved them, and they were not fetched in time.
-    Lost,
-}
+/// Bookings stay apart for this part of a window after their instant, and then only as a checkpoint. A permit that is given back
+/// later than that is not refunded by a rule that keeps one.
+const REFUND_PART: u64 = 8;
 
 /// The state of one limiter.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct LimiterState {
-    calendar: Timeline,
-    declared: Vec<Declared>,
+    timeline: Timeline,
+    declared: Declarations,
     /// Every rule in force, the union of what is declared.
     rules: Vec<Rule>,
-    /// For each of them: what its bucket remembers, if it is one.
-    bases: Vec<TatCheckpoint>,
-    /// For each of them: what others use of it.
-    others: Vec<ExternalUsage>,
-    generation: Generation,
-    /// The cells in which the generation before was kept, whose slots `moved` translates.
-    moved_cell: Micros,
-    /// Void permits that wait to be fetched, in the order of their old places.
-    moved: Vec<Moved>,
-    /// Until when they are kept, and no other change moves bookings.
-    moved_until: Micros,
-    /// Before that nothing is booked, whether there is room or not. A state of the store has none: it begins with all there is.
+    /// Of each rule: its checkpoint.
+    checkpoints: Vec<Sight>,
+    /// Of each rule: what others use of it.
+    external_usage: Vec<ExternalUsage>,
+    reschedule: Reschedule,
+    /// Nothing is booked before, whether there is room or not. A state in Redis has no such instant: it begins full of permits.
     opens_at: Micros,
-    /// A reset that has still to be followed: what was used until then is forgotten.
+    /// A reset that has still to be followed: bookings until then are forgotten.
     reset_at: Option<Micros>,
-    /// What the upstream asked for.
     pause: Pause,
 }
 
 impl LimiterState {
     /// Brings the state to `now` under the caller's limits, which count as declared now.
     pub fn open(&mut self, now: Micros, rules: &Arc<[Rule]>, lease: Micros, replica: u64) {
-        self.moved.retain(|moved| moved.permits > 0 && self.moved_until > now);
-        self.declare(now, rules, lease, replica);
-        for (others, rule) in self.others.iter_mut().zip(&self.rules) {
-            others.forget(now, rule.window, self.pause.until());
+        self.reschedule.forget(now);
+        self.declared.declare(now, rules, lease, replica);
+        for (external, rule) in self.external_usage.iter_mut().zip(&self.rules) {
+            external.forget(now, rule.window, self.pause.until());
         }
-        let union = self.union();
+        let union = self.declared.union();
         if self.rules.is_empty() {
             self.put_in_force(union);
-        } else if union != self.rules && self.moved.is_empty() {
-            self.retime(now, now + lease, lease, union);
+        } else if union != self.rules && !self.reschedule.is_pending() {
+            self.reschedule(now, now + lease, lease, union);
         }
-        if self.moved.is_empty() && self.follow_reset() {
-            self.retime(now, now + lease, lease, self.rules.clone());
+        if !self.reschedule.is_pending() && self.follow_reset() {
+            self.move_up(now, lease);
         }
         self.follow_pause(now, lease);
-        self.follow_others(now, lease);
-        self.calendar.prune(now, &self.rules, &mut self.bases, &self.others);
+        self.follow_external_usage(now, lease);
+        self.prune(now);
     }
 
-    fn declare(&mut self, now: Micros, rules: &Arc<[Rule]>, lease: Micros, replica: u64) {
-        if let [only] = &mut self.declared[..] {
-            if only.rules == *rules {
-                only.by = only.by.filter(|by| *by == replica);
-                return;
-            }
-            // A set that stood alone was in force until now, whenever it was declared last.
-            only.seen = now;
+    fn prune(&mut self, now: Micros) {
+        for (checkpoint, rule) in self.checkpoints.iter_mut().zip(&self.rules) {
+            let until = now - Micros(rule.window.0 / REFUND_PART);
+            rule.kind.fold(rule.quota(), checkpoint, self.timeline.entries(), until);
         }
-        let is_replaced = |other: &Declared| other.by == Some(replica) || other.seen + lease <= now;
-        self.declared.retain(|declared| declared.rules == *rules || !is_replaced(declared));
-        match self.declared.iter_mut().find(|declared| declared.rules == *rules) {
-            Some(declared) => {
-                declared.seen = now;
-                declared.by = declared.by.filter(|by| *by == replica);
-            }
-            None => self.declared.push(Declared { rules: rules.clone(), seen: now, by: Some(replica) }),
-        }
-        if self.declared.len() > DECLARED_MAX {
-            let oldest = self.declared.iter().enumerate().min_by_key(|(_, declared)| declared.seen);
-            if let Some((oldest, _)) = oldest {
-                self.declared.remove(oldest);
-            }
-        }
-    }
-
-    fn union(&self) -> Vec<Rule> {
-        self.declared.iter().flat_map(|declared| declared.rules.iter().cloned()).collect()
-    }
-
-    /// Puts rules in force. Bookings stay as they are; a bucket that was not there before misses what the emptiest one missed.
-    fn put_in_force(&mut self, rules: Vec<Rule>) {
-        let before = |rule: &Rule| {
-            if !matches!(rule.kind, Kind::Bucket { .. }) {
-                return TatCheckpoint::default();
-            }
-            let old = self.rules.iter().zip(&self.bases);
-            if let Some((_, base)) = old.clone().find(|(old, _)| *old == rule) {
-                return *base;
-            }
-            let buckets = old.filter(|(old, _)| matches!(old.kind, Kind::Bucket { .. }));
-            buckets
-                .map(|(old, base)| base.converted(old, rule))
-                .max_by_key(|base| base.level)
-                .unwrap_or_default()
+        let external = &self.external_usage;
+        let seen_for = |index: usize, rule: &Rule| {
+            external.get(index).map_or(rule.window, |external| external.compared_for(rule.window))
         };
-        self.bases = rules.iter().map(before).collect();
-        let known = |rule: &Rule| self.rules.iter().position(|old| old == rule);
-        let others = |rule| known(rule).and_then(|index| self.others.get(index)).cloned().unwrap_or_default();
-        self.others = rules.iter().map(others).collect();
+        self.timeline.prune(now, &self.rules, seen_for);
+    }
+
+    /// Puts rules in force. Bookings stay as they are; a new rule that keeps a checkpoint lacks what the emptiest one lacked.
+    fn put_in_force(&mut self, rules: Vec<Rule>) {
+        self.checkpoints = rules.iter().map(|rule| self.checkpoint_of(rule)).collect();
+        let external = |rule| {
+            self.position(rule).and_then(|index| self.external_usage.get(index)).cloned().unwrap_or_default()
+        };
+        self.external_usage = rules.iter().map(external).collect();
         self.rules = rules;
     }
 
-    /// Puts `rules` in force and moves the bookings from an instant on to their places under them.
-    fn retime(&mut self, now: Micros, from: Micros, lease: Micros, rules: Vec<Rule>) {
-        self.moved_cell = finest_cell(&self.rules);
-        // A cell is moved whole or not at all: what stays behind of it must stay charged.
-        let void_from = cell_from(from, self.moved_cell);
-        self.put_in_force(rules);
-        self.others.iter_mut().for_each(ExternalUsage::heed);
-        self.pause.restart(now);
-        let void = self.calendar.split_off(void_from);
-        let search = Search::new(&mut self.calendar, &self.rules, &self.bases, void_from);
-        let mut search = search.heeding(&mut self.pause, &self.others);
-        let permits = void.iter().map(|entry| (entry.at, entry.permits));
-        'moved: for (from, mut left) in permits {
-            while left > 0 {
-                let found = search.earliest(1);
-                if found.at > now + RETIMED_MAX {
-                    break 'moved;
-                }
-                let permits = left.min(found.room);
-                search.charge(permits);
-                self.moved.push(Moved { from, to: found.at, permits });
-                left -= permits;
-            }
+    /// Returns the checkpoint with which a rule comes into force.
+    fn checkpoint_of(&self, rule: &Rule) -> Sight {
+        if let Some(checkpoint) = self.checkpoint(rule) {
+            return checkpoint;
         }
-        let before = self.generation.number;
-        self.generation = Generation { number: now.0.max(before + 1), void_from, before };
-        self.moved_until = void_from + lease;
+        let before = self.rules.iter().zip(&self.checkpoints);
+        let missing = before.filter_map(|(old, checkpoint)| old.kind.missing(old.quota(), checkpoint));
+        let lacking = missing.map(|(permits, at)| rule.kind.lacking(rule.quota(), at, permits));
+        let emptier = |one, other| if rule.kind.is_emptier(&other, &one) { other } else { one };
+        lacking.reduce(emptier).unwrap_or_else(|| rule.kind.sight())
     }
 
-    /// Moves what is booked for the time of a pause to its end, and everything behind it along, in order. Nobody may use those
-    /// slots, so they are void at once: whoever has not heard of the pause hears of it with its next answer.
+    /// Returns the place of a rule among those in force.
+    fn position(&self, rule: &Rule) -> Option<usize> {
+        self.rules.iter().position(|other| other == rule)
+    }
+
+    /// Returns the checkpoint of a rule in force.
+    fn checkpoint(&self, rule: &Rule) -> Option<Sight> {
+        self.position(rule).and_then(|index| self.checkpoints.get(index)).copied()
+    }
+
+    /// Puts `rules` in force and moves the bookings from an instant on to their places under them.
+    fn reschedule(&mut self, now: Micros, from: Micros, lease: Micros, rules: Vec<Rule>) {
+        let cell = finest_cell(&self.rules);
+        // A cell is moved whole or not at all: the part that stays must stay charged.
+        let void_from = cell_from(from, cell);
+        self.put_in_force(rules);
+        self.external_usage.iter_mut().for_each(ExternalUsage::heed);
+        self.pause.restart(now);
+        let void = self.timeline.split_off(void_from);
+        let search = Search::new(&mut self.timeline, &self.rules, &self.checkpoints, void_from)
+            .heeding(&mut self.pause, &self.external_usage);
+        self.reschedule.start(now, lease, (void_from, cell), &void, search);
+    }
+
+    /// Moves bookings from a lease ahead on to the earliest places under the rules in force.
+    fn move_up(&mut self, now: Micros, lease: Micros) {
+        self.reschedule(now, now + lease, lease, self.rules.clone());
+    }
+
+    /// Moves the bookings that a pause covers to its end, and all later ones behind them, in order. Their slots cannot be used,
+    /// so they are void at once: their holders hear of the pause with their next answer.
     fn follow_pause(&mut self, now: Micros, lease: Micros) {
         let (from, until) = (now + Micros::ONE, self.pause.until());
-        // What stands in the cell of this moment stays there.
-        let booked = cell_from(from, finest_cell(&self.rules))..until;
-        if self.moved.is_empty() && self.calendar.entries().iter().any(|entry| booked.contains(&entry.at)) {
-            self.retime(now, from, lease, self.rules.clone());
+        // Bookings in the cell of this moment stay there.
+        let paused = cell_from(from, finest_cell(&self.rules))..until;
+        let is_covered = self.timeline.entries().iter().any(|entry| paused.contains(&entry.at));
+        if !self.reschedule.is_pending() && is_covered {
+            self.reschedule(now, from, lease, self.rules.clone());
         }
     }
 
-    /// Hears from a replica that the upstream asks for a pause. Returns whether anything has changed.
+    /// Pauses the limiter as an upstream asks a replica. Returns whether anything has changed.
     pub fn ask_pause(&mut self, now: Micros, lease: Micros, request: &PauseRequest, replica: u64) -> bool {
         let has_changed = self.pause.ask(now, request, replica, &self.rules);
         self.follow_pause(now, lease);
         has_changed
     }
 
-    /// Follows what was done by hand at an instant, over a replica: paused until another one, or no longer paused; then what is
-    /// booked moves up, as after a change of the limits.
+    /// Follows a pause by hand at an instant, over a replica, until another instant. A pause that was lifted moves bookings up.
     pub fn pause_by_hand(&mut self, now: Micros, lease: Micros, at: Micros, until: Micros, replica: u64) {
         let is_followed = self.pause.follow(now, at, until, replica, &self.rules);
         self.follow_pause(now, lease);
-        let is_ahead = self.calendar.last().is_some_and(|last| last > now + lease);
-        if is_followed && until <= now && is_ahead && self.moved.is_empty() {
-            self.retime(now, now + lease, lease, self.rules.clone());
+        let is_ahead = self.timeline.last().is_some_and(|last| last > now + lease);
+        if is_followed && until <= now && is_ahead && !self.reschedule.is_pending() {
+            self.move_up(now, lease);
         }
     }
 
-    /// Until when nothing is booked; zero if it is not paused.
+    /// Returns until when nothing is booked; zero if the limiter is not paused.
     pub fn paused_until(&self, now: Micros) -> Micros {
         Some(self.pause.until()).filter(|until| *until > now).unwrap_or_default()
     }
 
-    /// The pause that it is in, and why.
+    /// Returns the pause in force, and its cause.
     pub fn pause(&self, now: Micros) -> Option<Lasting> {
         self.pause.lasting(now)
     }
 
-    /// Hears how much the upstream left of one of the caller's rules. What others use of it is left to them, of a bucket
-    /// once. Returns how many permits fewer there are by that.
-    pub fn hear_remaining(&mut self, now: Micros, rule: &Rule, remaining: &Remaining) -> u64 {
-        let Some(index) = self.rules.iter().position(|other| other == rule) else { return 0 };
-        let (slot, apart) = (remaining.slot, external_usage::overtaken(remaining, rule.window));
-        if matches!(rule.kind, Kind::Bucket { .. }) {
-            let drift = self.left((slot + apart).min(now), rule).saturating_sub(remaining.permits);
-            if drift > 0 {
-                self.charge(now, drift);
+    /// Compares how much the upstream left of one of the caller's rules with the bookings. The difference is used by others: it
+    /// is left to them in each window, or charged once where the rule has none. Returns how many permits fewer there are.
+    pub fn observe_remaining(&mut self, now: Micros, rule: &Rule, remaining: &Remaining) -> u64 {
+        let Some(index) = self.position(rule) else { return 0 };
+        let (slot, apart) = (remaining.slot, overtaken(remaining, rule.window));
+        let Some(from) = rule.kind.window_start(slot, remaining.per) else {
+            let missing = self.left((slot + apart).min(now), rule).saturating_sub(remaining.permits);
+            if missing > 0 {
+                self.charge(now, missing);
             }
-            return drift;
-        }
+            return missing;
+        };
         if slot + rule.window <= now {
-            // What it would be compared with is not there any more.
+            // The bookings to compare with are not there any more.
             return 0;
         }
-        let from = match rule.kind {
-            Kind::Fixed { .. } => window_before(slot, rule),
-            Kind::Sliding | Kind::Bucket { .. } => slot + Micros::ONE - remaining.per,
-        };
         let (from, until) = (from - apart, slot + apart);
         let used = rule.rate.saturating_sub(remaining.permits);
-        let own = self.held(from, until).saturating_sub(self.others[index].refused(from, until));
-        self.others[index].observe(now, rule.window, used.saturating_sub(own))
+        let own = self.held(from, until).saturating_sub(self.external_usage[index].refused(from, until));
+        self.external_usage[index].observe(now, rule.window, used.saturating_sub(own))
     }
 
-    /// Hears that the upstream refused permits of these slots, and how many, and does not count them. They stay booked: it is
-    /// asked no more often for that.
-    pub fn hear_refused(&mut self, now: Micros, slots: &[(Micros, u64)]) {
-        for (others, rule) in self.others.iter_mut().zip(&self.rules) {
-            if !matches!(rule.kind, Kind::Bucket { .. }) {
-                others.refuse(now, rule.window, slots);
+    /// Notes that the upstream refused permits of these slots, and does not count them. They stay booked, so that the upstream is
+    /// asked no more often.
+    pub fn observe_refused(&mut self, now: Micros, slots: &[(Micros, u64)]) {
+        for (external, rule) in self.external_usage.iter_mut().zip(&self.rules) {
+            if rule.has_windows() {
+                external.refuse(now, rule.window, slots);
             }
         }
     }
 
-    /// Moves what is booked ahead to where it should stand beside what others use, as after a change of the limits, and as soon as
-    /// an earlier one has been followed.
-    pub fn follow_others(&mut self, now: Micros, lease: Micros) {
-        let are_unheeded = |(others, rule): (&ExternalUsage, &Rule)| others.are_unheeded(rule.rate);
-        if !self.moved.is_empty() || !self.others.iter().zip(&self.rules).any(are_unheeded) {
+    /// Moves the bookings ahead to their places beside what others use, as soon as an earlier change has been followed.
+    pub fn follow_external_usage(&mut self, now: Micros, lease: Micros) {
+        let is_unheeded = |(external, rule): (&ExternalUsage, &Rule)| external.is_unheeded(rule.rate);
+        let is_any_unheeded = self.external_usage.iter().zip(&self.rules).any(is_unheeded);
+        if self.reschedule.is_pending() || !is_any_unheeded {
             return;
         }
-        if self.calendar.last().is_some_and(|last| last > now + lease) {
-            self.retime(now, now + lease, lease, self.rules.clone());
+        if self.timeline.last().is_some_and(|last| last > now + lease) {
+            self.move_up(now, lease);
         }
-        self.others.iter_mut().for_each(ExternalUsage::heed);
+        self.external_usage.iter_mut().for_each(ExternalUsage::heed);
     }
 
-    /// Forgets what was used until an instant, when the state is opened next: what is booked for later moves up, as after a change
-    /// of the limits.
+    /// Makes the state forget bookings until an instant when it is opened next; later ones move up.
     pub fn reset(&mut self, at: Micros) {
         self.reset_at = Some(at);
         self.opens_at = Micros::ZERO;
     }
 
-    /// Forgets what was used before a reset. Returns whether there was one.
+    /// Forgets the bookings before a reset. Returns whether there was one.
     pub(in crate::limiter) fn follow_reset(&mut self) -> bool {
         let Some(at) = self.reset_at.take() else { return false };
-        self.calendar = self.calendar.split_off(at + Micros::ONE).into();
-        self.bases.fill(TatCheckpoint::default());
+        self.timeline = self.timeline.split_off(at + Micros::ONE).into();
+        self.checkpoints = self.rules.iter().map(|rule| rule.kind.sight()).collect();
         true
     }
 
-    /// Every rule in force.
+    /// Returns every rule in force.
     pub(in crate::limiter) fn rules(&self) -> &[Rule] {
         &self.rules
     }
 
-    /// The last change of the limits.
+    /// Returns the last change of the limits.
     pub fn generation(&self) -> Generation {
-        self.generation
+        self.reschedule.generation()
     }
 
-    /// Takes back permits that were booked at `slot` under the generation `known` to their holder.
-    ///
-    /// What a change has moved and nobody fetched in time is gone: it stays charged, and is not taken from others.
-    pub fn give_back(&mut self, slot: Micros, permits: u64, known: u64) -> Returned {
-        let Generation { number, void_from, before } = self.generation;
-        if known == number || (known == before && slot < void_from) {
-            self.calendar.uncharge(slot, permits, &self.rules);
-            return Returned::Here;
-        }
-        if known != before {
-            return Returned::Lost;
-        }
-        let mut place = None;
-        let mut left = permits;
-        while left > 0 {
-            let Some(moved) = self.first_moved(slot, 0).and_then(|index| self.moved.get_mut(index)) else {
-                break;
-            };
-            let taken = moved.permits.min(left);
-            self.calendar.uncharge(moved.to, taken, &self.rules);
-            place = Some(moved.to);
-            moved.permits -= taken;
-            left -= taken;
-        }
-        place.map_or(Returned::Lost, Returned::Moved)
+    /// Takes back permits that were booked at `slot` under a generation.
+    pub fn give_back(&mut self, slot: Micros, permits: u64, generation: u64) -> Returned {
+        let (timeline, rules) = (&mut self.timeline, &self.rules);
+        let uncharge = |at, permits| timeline.uncharge(at, permits, rules);
+        self.reschedule.give_back(slot, permits, generation, uncharge)
     }
 
-    /// The void permits that were booked in the cell of `slot`, by their place among those that are moved.
-    fn moved_of(&self, slot: Micros) -> impl Iterator<Item = (usize, &Moved)> {
-        let first = self.moved.partition_point(|moved| moved.from < slot);
-        let in_cell = move |(_, moved): &(usize, &Moved)| cell_start(moved.from, self.moved_cell) <= slot;
-        self.moved.iter().enumerate().skip(first).take_while(in_cell)
+    /// Returns how many void permits that were booked at `slot` are not claimed.
+    pub fn unclaimed(&self, slot: Micros) -> u64 {
+        self.reschedule.unclaimed(slot)
     }
 
-    /// The first of them that have not been fetched, after so many.
-    fn first_moved(&self, slot: Micros, mut skipped: u64) -> Option<usize> {
-        let mut there = self.moved_of(slot).filter(|(_, moved)| moved.permits > 0);
-        let found = there.find(|(_, moved)| {
-            let is_behind = skipped < moved.permits;
-            skipped = skipped.saturating_sub(moved.permits);
-            is_behind
-        });
-        found.map(|(index, _)| index)
+    /// Returns the place to which a change has moved permits. See [`Reschedule::place_of`].
+    pub fn place_of(&self, slot: Micros, permits: u64, generation: u64, skipped: u64) -> Option<Micros> {
+        self.reschedule.place_of(slot, permits, generation, skipped)
     }
 
-    /// How many permits that were booked at `slot` have not been fetched.
-    pub fn unfetched(&self, slot: Micros) -> u64 {
-        self.moved_of(slot).map(|(_, moved)| moved.permits).sum()
+    /// Hands the permits of that place to their holder.
+    pub fn claim(&mut self, slot: Micros, permits: u64, skipped: u64) {
+        self.reschedule.claim(slot, permits, skipped);
     }
 
-    /// Where a change of the limits has put permits that were booked at `slot`, after so many others, if all of them lie together.
-    pub fn place(&self, slot: Micros, permits: u64, known: u64, skipped: u64) -> Option<Micros> {
-        let Generation { number, void_from, before } = self.generation;
-        if known == number || known != before || slot < void_from {
-            return None;
-        }
-        let moved = self.moved.get(self.first_moved(slot, skipped)?)?;
-        (moved.permits >= permits).then_some(moved.to)
-    }
-
-    /// Hands the permits at that place to their holder. They stay charged there.
-    pub fn fetch(&mut self, slot: Micros, permits: u64, skipped: u64) {
-        if let Some(moved) = self.first_moved(slot, skipped).and_then(|index| self.moved.get_mut(index)) {
-            moved.permits = moved.permits.saturating_sub(permits);
-        }
-    }
-
-    /// A search for room from `from` on.
+    /// Begins a search for room at `from`.
     pub fn search(&mut self, from: Micros) -> Search<'_> {
         let from = from.max(self.opens_at);
-        let search = Search::new(&mut self.calendar, &self.rules, &self.bases, from);
-        search.heeding(&mut self.pause, &self.others)
+        let search = Search::new(&mut self.timeline, &self.rules, &self.checkpoints, from);
+        search.heeding(&mut self.pause, &self.external_usage)
     }
 
     /// Grants nothing before an instant.
@@ -381,99 +269,79 @@ impl LimiterState {
         self.opens_at = self.opens_at.max(at);
     }
 
-    /// Books permits whose place is not in question, because they are used there whether there is room or not.
+    /// Books permits at an instant whether there is room or not, because they are used there.
     pub fn charge(&mut self, at: Micros, permits: u64) {
-        Search::new(&mut self.calendar, &self.rules, &self.bases, at).charge(permits);
+        Search::new(&mut self.timeline, &self.rules, &self.checkpoints, at).charge(permits);
     }
 
-    /// Sees to it that so many permits count as used at an instant or since.
+    /// Charges so many permits that at least `permits` count as used at an instant or since.
     ///
-    /// What was booked before that may be among them, and says nothing of when the others were used: it would leave its
-    /// windows sooner than they do. So it moves up to the instant first. A bucket knows only how full it is, whenever that was.
-    /// What is in use by `now` says nothing of an instant that lies ahead.
+    /// Earlier bookings may be among them, but nobody knows when the others were used: those bookings would leave their windows
+    /// too soon. So they move up to the instant first. Without windows only the level matters, whenever the permits were used.
+    /// Use until `now` is not compared with an instant that lies ahead.
     pub fn charge_missing(&mut self, now: Micros, at: Micros, permits: u64) {
         let lies_ahead = at > now;
-        let only_buckets = self.rules.iter().all(|rule| matches!(rule.kind, Kind::Bucket { .. }));
+        let has_windows = self.rules.iter().any(Rule::has_windows);
         let known = if lies_ahead {
             self.held(at, Micros(u64::MAX))
-        } else if only_buckets {
-            let in_use = self.rules.iter().map(|rule| rule.holds().saturating_sub(self.left(now, rule)));
-            in_use.max().unwrap_or_default()
-        } else {
+        } else if has_windows {
             self.held(at, now)
+        } else {
+            let in_use = self.rules.iter().map(|rule| rule.capacity().saturating_sub(self.left(now, rule)));
+            in_use.max().unwrap_or_default()
         };
         let missing = permits.saturating_sub(known);
         if missing == 0 {
             return;
         }
-        if !lies_ahead && !only_buckets {
-            let before = self.calendar.entries().iter().rev().filter(|entry| entry.at < at);
-            let before: Vec<_> = before.map(|entry| (entry.at, entry.permits)).collect();
-            let mut moving = missing;
-            for (from, held) in before {
-                self.calendar.uncharge(from, held.min(moving), &self.rules);
-                moving = moving.saturating_sub(held);
-            }
+        if !lies_ahead && has_windows {
+            self.uncharge_before(at, missing);
         }
         self.charge(at, missing);
     }
 
-    /// Permits that could be used at `now` under each of the caller's rules.
+    /// Takes back up to so many permits that are booked before an instant, the latest first.
+    fn uncharge_before(&mut self, at: Micros, mut permits: u64) {
+        let before = self.timeline.entries().iter().rev().filter(|entry| entry.at < at);
+        for entry in before.copied().collect::<Vec<_>>() {
+            self.timeline.uncharge(entry.at, entry.permits.min(permits), &self.rules);
+            permits = permits.saturating_sub(entry.permits);
+        }
+    }
+
+    /// Returns the permits that could be used at `now` under each of the caller's rules.
     pub fn available(&self, now: Micros, rules: &[Rule]) -> Vec<u64> {
         rules.iter().map(|rule| self.left(now, rule)).collect()
     }
 
     fn left(&self, now: Micros, rule: &Rule) -> u64 {
-        let known = self.rules.iter().position(|other| other == rule);
-        match &rule.kind {
-            Kind::Sliding | Kind::Fixed { .. } => {
-                let others = known.and_then(|index| self.others.get(index)).map_or(0, ExternalUsage::permits);
-                rule.rate.saturating_sub(others).saturating_sub(self.held(window_before(now, rule), now))
-            }
-            Kind::Bucket { burst } => {
-                let mut base = known.and_then(|index| self.bases.get(index)).copied().unwrap_or_default();
-                base.fold(rule, self.calendar.entries(), now);
-                bucket::available(rule, *burst, base.level, now)
-            }
-        }
+        let external = self.position(rule).and_then(|index| self.external_usage.get(index));
+        let external = external.map_or(0, ExternalUsage::permits);
+        let checkpoint = self.checkpoint(rule).unwrap_or_else(|| rule.kind.sight());
+        rule.kind.available(rule.quota(), &checkpoint, self.timeline.entries(), external, now)
     }
 
-    /// What is booked from an instant to another one.
+    /// Returns the permits booked from an instant to another one.
     fn held(&self, from: Micros, until: Micros) -> u64 {
-        let inside = self.calendar.entries().iter().filter(|entry| from <= entry.at && entry.at <= until);
-        inside.map(|entry| entry.permits).sum()
+        held_between(self.timeline.entries(), from, until)
     }
 
-    /// When nothing in the state can matter any more.
+    /// Returns the instant from which nothing in the state matters.
     pub fn expires(&self) -> Micros {
-        let last = self.calendar.last();
-        let left = self.rules.iter().zip(&self.bases).map(|(rule, base)| {
-            let mut base = *base;
-            if let (Kind::Bucket { .. }, Some(last)) = (&rule.kind, last) {
-                base.fold(rule, self.calendar.entries(), last);
-            }
-            let full = base.level.micros + Micros(u64::from(base.level.rest > 0));
-            full.max(last.map_or(Micros::ZERO, |last| last + rule.window))
-        });
-        left.max().unwrap_or_default().max(self.opens_at).max(self.pause.expires())
+        let entries = self.timeline.entries();
+        let rules = self.rules.iter().zip(&self.checkpoints);
+        let expires = rules.map(|(rule, checkpoint)| rule.kind.expires(rule.quota(), checkpoint, entries));
+        expires.max().unwrap_or_default().max(self.opens_at).max(self.pause.expires())
     }
 
-    /// The place among the caller's rules of a rule in force; the first where it is another caller's.
+    /// Returns the place among the caller's rules of a rule in force; the first where it is another caller's.
     pub fn own_limit(&self, index: usize, rules: &[Rule]) -> usize {
         let violated = self.rules.get(index);
         rules.iter().position(|rule| Some(rule) == violated).unwrap_or_default()
     }
 
-    /// The bookings, for tests and for what is shown.
-    pub fn calendar(&self) -> &Timeline {
-        &self.calendar
-    }
-}
-
-/// Where the window of a rule, that is no bucket, begins that ends at an instant.
-fn window_before(at: Micros, rule: &Rule) -> Micros {
-    match &rule.kind {
-        Kind::Fixed { stretches, .. } => window_of(stretches, at).0,
-        Kind::Sliding | Kind::Bucket { .. } => at + Micros::ONE - rule.window,
+    /// Returns the bookings.
+    pub fn timeline(&self) -> &Timeline {
+        &self.timeline
     }
 }

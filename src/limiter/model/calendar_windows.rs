@@ -1,13 +1,12 @@
 //! Windows aligned to a calendar: where they begin and end, as instants.
 //!
-//! A store knows no time zones, so the boundaries are worked out here and passed in, as stretches of windows of
-//! equal length. Knows nothing of limits.
+//! A store knows no time zones, so the boundaries are computed here and passed in, as stretches of windows of equal length.
+//! Knows nothing of limits.
 //!
-//! A window begins at each instant whose local time is a multiple of the period. Where the clock is set forward over
-//! such a time, or onto it, the window begins with the change, so a day whose midnight does not exist begins with the first
-//! instant that it has. Where it is set back, a part of a day begins again with its local time, but a day, a week and a
-//! month begin once. All other windows only get longer or shorter: a day lasts 23 or 25 hours, and six hours
-//! over a change five or seven.
+//! A window begins at each instant whose local time is a multiple of the period. Where the clock is set forward over such a
+//! time, or onto it, the window begins with the change, so a day without midnight begins with its first instant. Where the clock
+//! is set back, a part of a day begins again with its local time, but a day, a week and a month begin once. All other windows
+//! only get longer or shorter: a day lasts 23 or 25 hours, and six hours over a change five or seven.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,12 +28,12 @@ const MONDAY_US: i64 = 4 * DAY_US;
 const FALL_BACK_MAX: Duration = Duration::from_secs(3 * 3600);
 /// 2020-01-01. A zone whose clock was not changed since counts as one that never changes it: no store's clock is earlier.
 const PAST_END_US: i64 = 1_577_836_800 * SECOND_US;
-/// The last year whose instants stay below 2^53 with all that is computed from them; its schedule holds for ever.
+/// The last year whose instants, and all sums with them, stay below 2^53; its schedule holds for ever.
 const YEAR_MAX: i16 = 2254;
-/// How far before its first instant a schedule is worked out: more than the longest window that is found by steps.
+/// The span before its first instant from which a schedule is computed: more than the longest window that is found by steps.
 const LOOK_BACK_US: i64 = 2 * WEEK_US;
 
-/// How long the windows of a calendar are.
+/// The length of calendar windows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Period {
     /// A part of a day, or a day.
@@ -48,9 +47,9 @@ pub enum Period {
 /// Windows aligned to the clock of a time zone.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CalendarWindows {
-    /// How long they are.
+    /// Their length.
     pub period: Period,
-    /// Whose clock.
+    /// The zone by whose clock they begin.
     pub zone: TimeZone,
 }
 
@@ -59,7 +58,7 @@ pub struct CalendarWindows {
 pub struct Stretch {
     /// Where the first of them begins.
     pub start: Micros,
-    /// How long each is; the next stretch may cut the last one short.
+    /// The length of each; the next stretch may cut the last one short.
     pub length: Micros,
 }
 
@@ -68,12 +67,12 @@ pub struct Stretch {
 pub struct Schedule {
     /// Ascending, at least one. Instants before the first belong to a window that ends there; the last goes on for ever.
     pub stretches: Arc<[Stretch]>,
-    /// From when on the schedule must be made anew; `None` if it holds for ever.
+    /// The instant from which the schedule must be made anew; `None` if it holds for ever.
     pub valid_until: Option<Micros>,
 }
 
 impl CalendarWindows {
-    /// Windows of this period by the clock of a zone of the tz database, such as `Asia/Shanghai`; `None` if there is no
+    /// Returns windows of this period by the clock of a zone of the tz database, such as `Asia/Shanghai`; `None` if there is no
     /// such zone, or the period does not divide a day.
     pub fn new(period: Period, zone: &str) -> Option<CalendarWindows> {
         let fits = match period {
@@ -89,12 +88,12 @@ impl CalendarWindows {
         zone.filter(|_| fits).map(|zone| CalendarWindows { period, zone })
     }
 
-    /// The names of all zones.
+    /// Returns the names of all zones.
     pub fn zones() -> Vec<String> {
         db().available().map(|name| name.to_string()).collect()
     }
 
-    /// How long a window is while no clock is changed; `None` for months, which differ.
+    /// Returns the length of a window while no clock is changed; `None` for months, which differ.
     pub fn nominal(&self) -> Option<Duration> {
         match self.period {
             Period::Span(span) => Some(span),
@@ -103,18 +102,18 @@ impl CalendarWindows {
         }
     }
 
-    /// At least as long as the longest window that may occur. Not exact: it decides how long state is kept. A window
-    /// shorter than a day becomes less than twice as long by a change of the clock.
+    /// Returns at least the length of the longest window that may occur. It decides how long state is kept, so it need not be
+    /// exact. A window shorter than a day becomes less than twice as long by a change of the clock.
     pub fn longest(&self) -> Duration {
         let nominal = self.nominal().unwrap_or(MONTH_MAX);
         if self.is_fixed_from(PAST_END_US) { nominal } else { nominal + nominal.min(FALL_BACK_MAX) }
     }
 
-    /// The windows around an instant: the same for all instants of a year (of UTC), and for all instants where the zone's
-    /// clock is not changed any more. Otherwise from a month before that year to two months after it.
+    /// Returns the windows around an instant: from a month before its year (of UTC) to two months after it, or for ever where the
+    /// zone's clock is not changed any more. All instants of a year have the same.
     pub fn schedule(&self, around: Micros) -> Schedule {
         let year = year_of(around);
-        // In these years every date exists; a window for ever is what is left where one did not.
+        // In these years every date exists; otherwise one window lasts for ever.
         let Some([from, end, to]) = bounds(year) else { return self.steady(0) };
         let past = from.max(PAST_END_US);
         if self.period != Period::Month && self.is_fixed_from(past) {
@@ -132,14 +131,14 @@ impl CalendarWindows {
         Schedule { stretches: stretches.into(), valid_until }
     }
 
-    /// One stretch for ever, by a clock of this offset.
+    /// Returns one stretch for ever, by a clock of this offset.
     fn steady(&self, offset: i64) -> Schedule {
         let (step, phase) = self.grid();
         let stretch = Stretch { start: instant((phase - offset).rem_euclid(step)), length: instant(step) };
         Schedule { stretches: Arc::new([stretch]), valid_until: None }
     }
 
-    /// In local time: the distance of two boundaries, and one of them.
+    /// Returns the distance of two boundaries in local time, and one of them.
     fn grid(&self) -> (i64, i64) {
         match self.period {
             Period::Span(span) => (i64::try_from(span.as_micros()).unwrap_or(DAY_US).clamp(1, DAY_US), 0),
@@ -149,7 +148,7 @@ impl CalendarWindows {
         }
     }
 
-    /// The boundaries between two instants, for a period of fixed length.
+    /// Returns the boundaries between two instants, for a period of fixed length.
     fn steps(&self, from: i64, to: i64) -> Vec<Run> {
         let (step, phase) = self.grid();
         let at_or_before = |local: i64| local - (local - phase).rem_euclid(step);
@@ -179,7 +178,7 @@ impl CalendarWindows {
         runs
     }
 
-    /// The months from the one before a year to two after it.
+    /// Returns the months from the one before a year to two after it.
     fn months(&self, year: i16) -> Vec<Run> {
         let dates = (0..17).filter_map(|count: i16| {
             // From November before it: local time may be behind, and the cover begins in December.
@@ -199,7 +198,7 @@ impl CalendarWindows {
         lengths.collect()
     }
 
-    /// When the zone's clock is changed after an instant, and to which offset.
+    /// Returns the changes of the zone's clock after an instant: when, and to which offset.
     fn changes(&self, after: i64) -> impl Iterator<Item = (i64, i64)> {
         let after = Timestamp::from_microsecond(after).unwrap_or(Timestamp::UNIX_EPOCH);
         let mut before = self.zone.to_offset(after);
@@ -220,6 +219,19 @@ impl CalendarWindows {
     }
 }
 
+/// Returns the window that holds an instant: its start and its end.
+pub fn window_of(stretches: &[Stretch], at: Micros) -> (Micros, Micros) {
+    let later = stretches.partition_point(|stretch| stretch.start <= at);
+    let next = stretches.get(later).map(|stretch| stretch.start);
+    let Some(stretch) = later.checked_sub(1).and_then(|index| stretches.get(index)) else {
+        return (Micros::ZERO, next.unwrap_or(Micros::SPAN_MAX));
+    };
+    let into = (at - stretch.start).0 % stretch.length.0.max(1);
+    let start = at - Micros(into);
+    let end = start + stretch.length;
+    (start, next.map_or(end, |next| end.min(next)))
+}
+
 /// Boundaries that are `step` apart; the next run's first may be nearer to the last one or farther from it.
 struct Run {
     first: i64,
@@ -227,7 +239,7 @@ struct Run {
     step: i64,
 }
 
-/// From the last boundary at or before an instant on.
+/// Returns the stretches from the last boundary at or before an instant on.
 fn stretches(mut runs: Vec<Run>, from: i64) -> Vec<Stretch> {
     let begin = runs.iter().rposition(|run| run.first <= from).unwrap_or(0);
     runs.drain(..begin);
@@ -265,7 +277,7 @@ fn stretches(mut runs: Vec<Run>, from: i64) -> Vec<Stretch> {
     stretches
 }
 
-/// Where the cover of a year's schedule begins, where the year ends, and where the cover ends.
+/// Returns the begin of a year's schedule, the end of the year, and the end of the schedule.
 fn bounds(year: i16) -> Option<[i64; 3]> {
     let begin_of = |year: i16, month: i8| {
         let midnight = Date::new(year, month, 1).ok()?.at(0, 0, 0, 0);
@@ -288,308 +300,4 @@ fn instant(at: i64) -> Micros {
 }
 
 #[cfg(test)]
-mod tests {
-    use jiff::Timestamp;
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::limiter::arithmetic::rule::window_of;
-
-    const HOUR: Duration = Duration::from_secs(3600);
-
-    fn windows(period: Period, zone: &str) -> CalendarWindows {
-        CalendarWindows::new(period, zone).unwrap()
-    }
-
-    fn at(text: &str) -> Micros {
-        instant(text.parse::<Timestamp>().unwrap().as_microsecond())
-    }
-
-    /// The window that holds an instant, as a store finds it.
-    fn window(schedule: &Schedule, at: Micros) -> (Micros, Micros) {
-        window_of(&schedule.stretches, at)
-    }
-
-    /// The beginnings of the windows from the one that holds an instant, as local times, and their lengths in minutes.
-    fn listed(windows: &CalendarWindows, from: &str, count: usize) -> Vec<(String, u64)> {
-        let mut next = at(from);
-        let schedule = windows.schedule(next);
-        let mut listed = Vec::new();
-        for _ in 0..count {
-            let (start, end) = window(&schedule, next);
-            let local = timestamp(start).to_zoned(windows.zone.clone());
-            listed.push((local.strftime("%m-%d %H:%M").to_string(), (end - start).0 / 60_000_000));
-            next = end;
-        }
-        listed
-    }
-
-    fn timestamp(at: Micros) -> Timestamp {
-        Timestamp::from_microsecond(i64::try_from(at.0).unwrap()).unwrap()
-    }
-
-    fn assert_listed(windows: &CalendarWindows, from: &str, expected: &[(&str, u64)]) {
-        let expected: Vec<_> =
-            expected.iter().map(|(start, length)| ((*start).to_owned(), *length)).collect();
-        assert_eq!(listed(windows, from, expected.len()), expected, "{:?}", windows.period);
-    }
-
-    #[test]
-    fn a_zone_that_is_never_changed_has_one_stretch_for_ever() {
-        let year = at("2026-11-21T00:00:00Z");
-        for (period, zone, start, length) in [
-            (Period::Span(HOUR), "UTC", 0, 3600),
-            (Period::Span(24 * HOUR), "UTC", 0, 86_400),
-            (Period::Span(24 * HOUR), "Asia/Shanghai", 16 * 3600, 86_400),
-            (Period::Span(HOUR), "Asia/Kolkata", 1800, 3600),
-            (Period::Week, "UTC", 4 * 86_400, 7 * 86_400),
-            (Period::Week, "Asia/Shanghai", 4 * 86_400 - 8 * 3600, 7 * 86_400),
-        ] {
-            let windows = windows(period, zone);
-            let stretch = Stretch {
-                start: Micros::from_millis(start * 1000),
-                length: Micros::from_millis(length * 1000),
-            };
-            let expected = Schedule { stretches: [stretch].into(), valid_until: None };
-            for around in [Micros(0), at("1988-07-01T00:00:00Z"), year, Micros(u64::MAX)] {
-                assert_eq!(windows.schedule(around), expected, "{zone} {period:?}");
-            }
-            assert_eq!(windows.longest(), windows.nominal().unwrap());
-        }
-    }
-
-    #[test]
-    fn days_over_both_changes() {
-        for (zone, spring, spring_day, autumn, autumn_day) in [
-            (
-                "Europe/Berlin",
-                "2026-03-28T12:00:00Z",
-                ["03-28", "03-29", "03-30"],
-                "2026-10-24T12:00:00Z",
-                ["10-24", "10-25", "10-26"],
-            ),
-            (
-                "America/New_York",
-                "2026-03-07T12:00:00Z",
-                ["03-07", "03-08", "03-09"],
-                "2026-10-31T12:00:00Z",
-                ["10-31", "11-01", "11-02"],
-            ),
-        ] {
-            let days = windows(Period::Span(24 * HOUR), zone);
-            for (from, names, odd) in [(spring, spring_day, 23), (autumn, autumn_day, 25)] {
-                let expected: Vec<_> = names
-                    .iter()
-                    .zip([24, odd, 24])
-                    .map(|(day, hours)| (format!("{day} 00:00"), hours * 60))
-                    .collect();
-                assert_eq!(listed(&days, from, 3), expected);
-            }
-            assert!(days.longest() >= 25 * HOUR);
-        }
-    }
-
-    #[test]
-    fn parts_of_a_day_over_both_changes() {
-        let berlin = windows(Period::Span(6 * HOUR), "Europe/Berlin");
-        assert_listed(
-            &berlin,
-            "2026-03-28T20:00:00Z",
-            &[("03-28 18:00", 360), ("03-29 00:00", 300), ("03-29 06:00", 360)],
-        );
-        assert_listed(
-            &berlin,
-            "2026-10-24T20:00:00Z",
-            &[("10-24 18:00", 360), ("10-25 00:00", 420), ("10-25 06:00", 360)],
-        );
-        let new_york = windows(Period::Span(6 * HOUR), "America/New_York");
-        assert_listed(&new_york, "2026-03-08T05:00:00Z", &[("03-08 00:00", 300), ("03-08 06:00", 360)]);
-        assert_listed(&new_york, "2026-11-01T04:00:00Z", &[("11-01 00:00", 420), ("11-01 06:00", 360)]);
-        // A whole hour's change leaves hours as they are.
-        for zone in ["Europe/Berlin", "America/New_York"] {
-            let hours = windows(Period::Span(HOUR), zone).schedule(at("2026-06-01T00:00:00Z"));
-            assert_eq!(hours.stretches.len(), 1, "{hours:?}");
-            assert_eq!(hours.stretches[0].length, Micros::from(HOUR));
-        }
-        // The change lands on a boundary, forward at 3:00 and back at 2:00: a window begins with it.
-        let threes = windows(Period::Span(3 * HOUR), "Europe/Berlin");
-        assert_listed(&threes, "2026-03-28T23:00:00Z", &[("03-29 00:00", 120), ("03-29 03:00", 180)]);
-        let twos = windows(Period::Span(2 * HOUR), "Europe/Berlin");
-        assert_listed(
-            &twos,
-            "2026-10-25T00:00:00Z",
-            &[("10-25 02:00", 60), ("10-25 02:00", 120), ("10-25 04:00", 120)],
-        );
-    }
-
-    #[test]
-    fn a_midnight_that_does_not_exist_and_one_that_there_is_twice() {
-        let beirut = windows(Period::Span(24 * HOUR), "Asia/Beirut");
-        assert_listed(
-            &beirut,
-            "2026-03-28T12:00:00Z",
-            &[("03-28 00:00", 24 * 60), ("03-29 01:00", 23 * 60), ("03-30 00:00", 24 * 60)],
-        );
-        let havana = windows(Period::Span(24 * HOUR), "America/Havana");
-        assert_listed(
-            &havana,
-            "2026-03-07T12:00:00Z",
-            &[("03-07 00:00", 24 * 60), ("03-08 01:00", 23 * 60), ("03-09 00:00", 24 * 60)],
-        );
-        // At 1:00 back to 0:00.
-        assert_listed(
-            &havana,
-            "2026-10-31T12:00:00Z",
-            &[("10-31 00:00", 24 * 60), ("11-01 00:00", 25 * 60), ("11-02 00:00", 24 * 60)],
-        );
-        // The week of 2026-11-01, a Sunday, is an hour longer.
-        let weeks = windows(Period::Week, "America/Havana");
-        assert_listed(
-            &weeks,
-            "2026-10-27T12:00:00Z",
-            &[("10-26 00:00", 7 * 24 * 60 + 60), ("11-02 00:00", 7 * 24 * 60)],
-        );
-    }
-
-    #[test]
-    fn a_change_of_half_an_hour() {
-        let hours = windows(Period::Span(HOUR), "Australia/Lord_Howe");
-        // Back at 2:00 to 1:30 in April, forward at 2:00 to 2:30 in October.
-        assert_listed(
-            &hours,
-            "2026-04-04T13:30:00Z",
-            &[("04-05 00:00", 60), ("04-05 01:00", 90), ("04-05 02:00", 60)],
-        );
-        assert_listed(
-            &hours,
-            "2026-10-03T14:30:00Z",
-            &[("10-04 01:00", 60), ("10-04 02:30", 30), ("10-04 03:00", 60)],
-        );
-        let days = windows(Period::Span(24 * HOUR), "Australia/Lord_Howe");
-        assert_listed(
-            &days,
-            "2026-04-04T13:00:00Z",
-            &[("04-05 00:00", 24 * 60 + 30), ("04-06 00:00", 24 * 60)],
-        );
-    }
-
-    #[test]
-    fn months_have_their_lengths() {
-        let utc = windows(Period::Month, "UTC");
-        let day = 24 * 60;
-        assert_listed(
-            &utc,
-            "2026-01-15T00:00:00Z",
-            &[("01-01 00:00", 31 * day), ("02-01 00:00", 28 * day), ("03-01 00:00", 31 * day)],
-        );
-        assert_listed(&utc, "2028-02-29T23:59:59Z", &[("02-01 00:00", 29 * day), ("03-01 00:00", 31 * day)]);
-        assert_listed(&utc, "2100-02-01T00:00:00Z", &[("02-01 00:00", 28 * day), ("03-01 00:00", 31 * day)]);
-        let schedule = utc.schedule(at("2026-07-15T00:00:00Z"));
-        assert_eq!(schedule.valid_until, Some(at("2027-01-01T00:00:00Z")));
-        // July and August are one stretch, and so are December and January.
-        assert_eq!(schedule.stretches.len(), 12, "{schedule:?}");
-        let berlin = windows(Period::Month, "Europe/Berlin");
-        assert_listed(
-            &berlin,
-            "2026-03-15T00:00:00Z",
-            &[("03-01 00:00", 31 * day - 60), ("04-01 00:00", 30 * day)],
-        );
-    }
-
-    #[test]
-    fn a_schedule_is_the_same_for_all_of_its_year() {
-        for period in [Period::Span(6 * HOUR), Period::Span(24 * HOUR), Period::Week, Period::Month] {
-            for zone in ["Europe/Berlin", "America/Santiago", "Australia/Lord_Howe"] {
-                let windows = windows(period, zone);
-                let schedule = windows.schedule(at("2026-01-01T00:00:00Z"));
-                assert_eq!(schedule, windows.schedule(at("2026-12-31T23:59:59.999999Z")));
-                assert_eq!(schedule.valid_until, Some(at("2027-01-01T00:00:00Z")));
-                assert_ne!(schedule, windows.schedule(at("2027-01-01T00:00:00Z")));
-                assert!(schedule.stretches[0].start <= at("2025-12-01T00:00:00Z"));
-                assert!(schedule.stretches.len() <= 16, "{schedule:?}");
-                // What both years know, they know alike.
-                let next = windows.schedule(at("2027-01-01T00:00:00Z"));
-                for shared in ["2026-12-20T00:00:00Z", "2027-02-10T00:00:00Z"].map(at) {
-                    assert_eq!(window(&schedule, shared), window(&next, shared));
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn only_zones_and_parts_of_a_day_are_taken() {
-        assert!(CalendarWindows::new(Period::Week, "Mars/Olympus").is_none());
-        assert!(CalendarWindows::new(Period::Week, "Etc/Unknown").is_none());
-        assert!(CalendarWindows::new(Period::Span(7 * HOUR), "UTC").is_none());
-        assert!(CalendarWindows::new(Period::Span(48 * HOUR), "UTC").is_none());
-        assert!(CalendarWindows::new(Period::Span(Duration::ZERO), "UTC").is_none());
-        assert!(CalendarWindows::zones().iter().any(|zone| zone == "Asia/Shanghai"));
-    }
-
-    #[test]
-    fn no_clock_is_set_back_by_more_than_is_assumed() {
-        for zone in CalendarWindows::zones() {
-            let Some(windows) = CalendarWindows::new(Period::Week, &zone) else { continue };
-            let mut before = windows.offset_us(PAST_END_US);
-            for (_, offset) in
-                windows.changes(PAST_END_US).take_while(|(at, _)| *at < PAST_END_US + 3650 * DAY_US)
-            {
-                assert!(before - offset <= i64::try_from(FALL_BACK_MAX.as_micros()).unwrap(), "{zone}");
-                before = offset;
-            }
-        }
-    }
-
-    fn any_windows() -> impl Strategy<Value = CalendarWindows> {
-        let spans = [1, 1000, 60_000, 900_000, 2_700_000, 3_600_000, 7_200_000, 21_600_000, 86_400_000];
-        let spans = spans.map(|millis| Period::Span(Duration::from_millis(millis)));
-        let periods: Vec<Period> = spans.into_iter().chain([Period::Week, Period::Month]).collect();
-        let zone = prop::sample::select(CalendarWindows::zones());
-        (prop::sample::select(periods), zone)
-            .prop_filter_map("not a zone", |(period, zone)| CalendarWindows::new(period, &zone))
-    }
-
-    /// Any instant from 2021 to 2060, often near a change of the clock.
-    fn any_instant() -> impl Strategy<Value = (u64, Option<usize>)> {
-        (1_609_459_200_000_000_u64..2_871_763_200_000_000, prop::option::of(0..4_usize))
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(2000))]
-
-        #[test]
-        fn windows_tile_the_time(windows in any_windows(), (instant, near) in any_instant(), shift in 0..DAY_US) {
-            let instant = match near.and_then(|nth| windows.changes(i64::try_from(instant).unwrap()).nth(nth)) {
-                Some((change, _)) => Micros(u64::try_from(change - shift / 2).unwrap()),
-                None => Micros(instant),
-            };
-            let schedule = windows.schedule(instant);
-            prop_assert!(schedule.stretches.is_sorted_by_key(|stretch| stretch.start));
-            let (start, end) = window(&schedule, instant);
-            prop_assert!(start <= instant && instant < end);
-            prop_assert!((end - start).to_duration() <= windows.longest());
-            prop_assert_eq!(window(&schedule, start), (start, end));
-            prop_assert_eq!(window(&schedule, end - Micros::ONE), (start, end));
-            prop_assert_eq!(window(&schedule, end).0, end);
-            prop_assert_eq!(window(&schedule, start - Micros::ONE).1, start);
-            let date = |at: Micros| timestamp(at).to_zoned(windows.zone.clone()).date();
-            if windows.period == Period::Span(DAY) {
-                prop_assert_eq!(date(start), date(end - Micros::ONE));
-                prop_assert_ne!(date(start), date(end));
-                prop_assert_ne!(date(start), date(start - Micros::ONE));
-            }
-            if windows.period == Period::Month {
-                prop_assert_eq!(date(start).first_of_month(), date(end - Micros::ONE).first_of_month());
-                prop_assert_ne!(date(start).first_of_month(), date(end).first_of_month());
-            }
-        }
-
-        #[test]
-        fn no_instant_is_too_much(windows in any_windows(), instant in any::<u64>()) {
-            let schedule = windows.schedule(Micros(instant));
-            prop_assert!(!schedule.stretches.is_empty());
-            prop_assert!(schedule.stretches.iter().all(|stretch| stretch.length > Micros::ZERO));
-            prop_assert!(schedule.stretches.iter().all(|stretch| stretch.start.0 < 1 << 53));
-        }
-    }
-}
+mod tests;

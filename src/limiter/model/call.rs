@@ -25,32 +25,32 @@ pub struct Run {
     pub count: u64,
 }
 
-/// What is asked, in the order in which it is done.
+/// A call for a queue. It is carried out in the order of the fields: give back, reschedule, book.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Call {
     /// The calling replica: a number below 2^53, chosen at its start.
     pub replica: u64,
-    /// The latest epoch of the store that the caller has heard of.
+    /// The latest epoch of the store that the caller knows.
     pub epoch: u64,
     /// For each limiter: the generation under which the holdings below were booked.
-    pub known: Vec<u64>,
-    /// For each limiter: when the caller last saw its state that should still be there; zero if it need not.
-    pub seen: Vec<Micros>,
+    pub generations: Vec<u64>,
+    /// For each limiter: when the caller last saw its state, if that must still exist; otherwise zero.
+    pub state_seen_at: Vec<Micros>,
     /// Permits that are not needed.
     pub give_back: Vec<Holding>,
     /// Void permits that are wanted at their new place, ascending.
-    pub exchange: Vec<Holding>,
+    pub reschedule: Vec<Holding>,
     /// The longest wait for such a place, from the instant of the call.
-    pub exchange_wait: Micros,
+    pub reschedule_wait: Micros,
     /// New requests.
     pub runs: Vec<Run>,
     /// How many of them may be given a slot in the future.
-    pub room: u64,
-    /// How many requests like the first that is refused the caller may refuse without asking: they are told what follows.
-    pub spare: u64,
+    pub queue_slots_left: u64,
+    /// How many further requests like the first refused one the caller may refuse without asking.
+    pub refusal_budget: u64,
 }
 
-/// Which limit refused: the limiter's place in the call, the limit's place in the limiter.
+/// The limit that refused: the limiter's place in the call, the limit's place in the limiter.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Violated {
     /// The limiter.
@@ -59,7 +59,7 @@ pub struct Violated {
     pub limit: usize,
 }
 
-/// What became of some requests or holdings.
+/// The result for some requests of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// Booked at this instant of the store's clock.
@@ -70,15 +70,15 @@ pub enum Outcome {
     Full(RetryDelay),
 }
 
-/// How far away a slot is that was not booked.
+/// The delay of a slot that was not booked.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct RetryDelay {
-    /// How far.
+    /// The true delay.
     pub delay: Micros,
-    /// How far the first of the refused is told to stay away, so that not all come back at one instant. Each further one
-    /// is told `Rule::spacing` more, and where that exceeds `Rule::spread_max` beyond the delay, it begins anew.
-    pub told: Micros,
-    /// What stood in the way.
+    /// The delay that the first refused request is advised, so that not all come back at one instant. Each further request
+    /// is advised `Rule::spacing` more; beyond `Rule::spread_max` behind the true delay the advice begins anew.
+    pub advised: Micros,
+    /// The limit that stood in the way.
     pub violated: Violated,
 }
 
@@ -87,7 +87,7 @@ pub struct RetryDelay {
 pub struct Answer {
     /// The store's clock when the call was carried out.
     pub now: Micros,
-    /// The store's memory: which, and whether nothing is granted in it yet. Then nothing was exchanged or booked.
+    /// The store's epoch. While it settles, nothing is rescheduled or booked.
     pub epoch: Epoch,
     /// For each limiter: the last change of its limits.
     pub generations: Vec<Generation>,
@@ -95,15 +95,15 @@ pub struct Answer {
     pub available: Vec<Vec<u64>>,
     /// For each limiter: until when its upstream asked to be left alone; zero if it did not.
     pub paused: Vec<Micros>,
-    /// For each limiter: until when its state is sure to be there, in a store that may lose it.
+    /// For each limiter: until when its state is sure to exist, in a store that may lose it.
     pub lives_until: Vec<Micros>,
     /// The last instant at which one of the limiters is booked; zero if none is.
     pub last: Micros,
-    /// Freed that was given back before the queue's last slot, and that its later slots may be traded for.
-    pub room: Option<Freed>,
-    /// The slots of the holdings to exchange, in order, as counts; `None`: none within the wait.
-    pub exchanged: Vec<(u64, Option<Micros>)>,
-    /// What became of the requests, in order, as counts.
+    /// Permits that were given back before the queue's last slot; its later slots may be traded for them.
+    pub freed: Option<Freed>,
+    /// The new slots of the rescheduled holdings, in order, as counts; `None`: no slot within the wait.
+    pub rescheduled: Vec<(u64, Option<Micros>)>,
+    /// The results of the requests, in order, as counts.
     pub outcomes: Vec<(u64, Outcome)>,
 }
 
@@ -112,17 +112,17 @@ pub struct Answer {
 pub struct Generation {
     /// The instant of the change in microseconds, so that no number comes twice; zero before the first.
     pub number: u64,
-    /// Slots from here on that were booked under the generation before are void.
+    /// The instant from which slots that were booked under the generation before are void.
     pub void_from: Micros,
     /// The number of the generation before. Slots that were booked under a still older one are void altogether:
     /// their holder has missed a change, and other permits may stand in their places.
     pub before: u64,
 }
 
-/// Freed that was given back between booked slots.
+/// Permits that were given back between booked slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Freed {
-    /// Nothing before this instant was given back.
+    /// The earliest slot that was given back.
     pub at: Micros,
     /// How many permits.
     pub permits: u64,

@@ -2,16 +2,16 @@
 
 use crate::clock::Micros;
 
-/// By how much a store's clock was stepped.
+/// A step of a store's clock, and its size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// It shows later than it would have.
+    /// The clock shows a later time than it would have.
     Forward(Micros),
-    /// It shows earlier.
+    /// The clock shows an earlier time.
     Back(Micros),
 }
 
-/// An instant of a clock as it shows it after a step.
+/// Returns an instant of a clock as the clock shows it after a step.
 pub fn stepped(at: Micros, step: Step) -> Micros {
     match step {
         Step::Forward(by) => at + by,

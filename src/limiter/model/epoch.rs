@@ -1,29 +1,29 @@
-//! The memory of a store: which it is, and what was deliberately forgotten in it.
+//! Epochs of a store, and resets. A store begins an epoch when it has lost its memory.
 
 use crate::clock::Micros;
 use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::partition::Partition;
 
-/// The time between two losses of a store's memory.
+/// The time between two losses of a store's memory, as a store shows it.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Epoch {
-    /// The store's clock when it was asked.
+    /// The store's clock at the call.
     pub now: Micros,
-    /// Which: a later one has a greater number. Zero where nothing is ever lost.
+    /// The number of the epoch, greater than that of any earlier one. Zero in a store that never loses its memory.
     pub id: u64,
-    /// Until when, by the store's clock, nothing is granted in it.
+    /// The instant of the store's clock before which nothing is granted in the epoch.
     pub settles_until: Option<Micros>,
-    /// When a limiter was last reset, by the store's clock; zero if none was of late.
+    /// The last reset of a limiter, by the store's clock; zero if there was none lately.
     pub reset_at: Micros,
 }
 
-/// A limiter was reset, or one of its partitions: what was used before no longer counts.
+/// A reset of a limiter, or of one of its partitions: permits used before no longer count.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reset {
     /// The limiter.
     pub name: LimiterName,
-    /// Which of its partitions; all if none.
+    /// The partition; all of them if `None`.
     pub partition: Option<Partition>,
-    /// When, by the store's clock.
+    /// The instant of the reset, by the store's clock.
     pub at: Micros,
 }

@@ -1,7 +1,6 @@
-//! What a limiter promises: limits, guard, queue and policy, as values that cannot be wrong.
+//! Limiters: limits, guard, queue and policies, as values that cannot be wrong.
 //!
-//! Knows nothing of where they are written or who asks: the configuration builds these, the algorithms,
-//! the stores and the workers read them.
+//! The configuration builds them; the algorithms, the stores and the workers read them. Knows no YAML and no request.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -30,14 +29,14 @@ pub const GUARD_MAX: Duration = Duration::from_millis(20);
 pub struct LimiterName(Arc<str>);
 
 impl LimiterName {
-    /// The name, if it is made of the allowed characters and at most 64 of them.
+    /// Parses a name of the allowed characters, at most 64 of them.
     pub fn parse(text: &str) -> Option<LimiterName> {
         let fits = (1..=64).contains(&text.len())
             && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte));
         fits.then(|| LimiterName(text.into()))
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -63,13 +62,13 @@ impl Permits {
     /// One permit, the default cost.
     pub const ONE: Permits = Permits(NonZeroU32::MIN);
 
-    /// That many permits, if within 1 to [`RATE_MAX`].
+    /// Returns that many permits, if within 1 to [`RATE_MAX`].
     pub fn new(count: u64) -> Option<Permits> {
         let count = u32::try_from(count).ok().filter(|count| *count <= RATE_MAX)?;
         NonZeroU32::new(count).map(Permits)
     }
 
-    /// The count.
+    /// Returns the count.
     pub const fn get(self) -> u64 {
         self.0.get() as u64
     }
@@ -98,28 +97,16 @@ pub enum Algorithm {
     },
     /// `burst` permits at once, then `rate` per `per`.
     TokenBucket {
-        /// What a full bucket holds.
+        /// The permits in a full bucket.
         burst: Permits,
     },
     /// Evenly spaced: one permit every `per / rate`.
     LeakyBucket,
     /// Windows aligned to a calendar: each holds at most `rate` permits.
     FixedWindow {
-        /// Where they begin.
+        /// The calendar.
         windows: CalendarWindows,
     },
-}
-
-impl Algorithm {
-    /// As a configuration names it.
-    pub const fn as_str(&self) -> &'static str {
-        match self {
-            Algorithm::SlidingWindow { .. } => "sliding_window",
-            Algorithm::TokenBucket { .. } => "token_bucket",
-            Algorithm::LeakyBucket => "leaky_bucket",
-            Algorithm::FixedWindow { .. } => "fixed_window",
-        }
-    }
 }
 
 /// `rate` permits per window `per`.
@@ -127,7 +114,7 @@ impl Algorithm {
 pub struct Limit {
     /// Permits in a window.
     pub rate: Permits,
-    /// The length of the window, between [`PER_MIN`] and [`PER_MAX`]; of windows of a calendar the longest that there is.
+    /// The length of the window, between [`PER_MIN`] and [`PER_MAX`]; of calendar windows the longest.
     pub per: Duration,
     /// How it counts.
     pub algorithm: Algorithm,
@@ -135,19 +122,7 @@ pub struct Limit {
     pub label: Arc<str>,
 }
 
-impl Limit {
-    /// The largest cost that it can ever hold.
-    pub fn cost_max(&self) -> Permits {
-        match self.algorithm {
-            Algorithm::TokenBucket { burst } => burst,
-            Algorithm::SlidingWindow { .. } | Algorithm::LeakyBucket | Algorithm::FixedWindow { .. } => {
-                self.rate
-            }
-        }
-    }
-}
-
-/// What happens to requests while the store cannot be asked.
+/// The policy for requests while the store cannot be asked.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum OnStoreFailure {
     /// This replica enforces its share of the limit in memory.
@@ -159,7 +134,7 @@ pub enum OnStoreFailure {
     Allow,
 }
 
-/// How requests over the limit wait, in each replica.
+/// The bounds of a queue, in each replica.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct QueueLimits {
     /// The longest wait of a request.
@@ -168,41 +143,41 @@ pub struct QueueLimits {
     pub max_waiting: u32,
 }
 
-/// Who shares a limiter.
+/// The replicas that share a limiter.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Scope {
     /// The fleet, through the store.
     #[default]
     Overall,
-    /// Nobody: each replica enforces it by itself, in memory.
+    /// None: each replica enforces it by itself, in memory.
     PerReplica,
 }
 
 /// Whether a limiter acts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Mode {
-    /// It delays and refuses.
+    /// The limiter delays and refuses.
     #[default]
     Enforce,
-    /// It charges and counts as if, but never delays or refuses, and stands outside all-or-nothing.
+    /// The limiter charges and counts, but never delays or refuses, and stands outside all-or-nothing.
     Shadow,
 }
 
-/// That a limiter's requests are parted by a key, each partition with a state of its own.
+/// The partitions of a limiter whose requests are parted by a key, each with a state of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Partitioned {
     /// The most partitions that live at once in a replica.
     pub max_partitions: u32,
 }
 
-/// What an upstream's refusals do to a limiter.
+/// The pauses of a limiter after rejections of the upstream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PausePolicy {
-    /// The codes of the answers by which the upstream says that its quota is spent.
+    /// The status codes by which the upstream rejects a request because its quota is spent.
     pub on: Vec<u16>,
     /// The longest pause.
     pub max: Duration,
-    /// How long the first pause is for which the upstream names no instant.
+    /// The length of the first pause for which the upstream names no instant.
     pub fallback: Duration,
 }
 
@@ -215,11 +190,11 @@ impl Default for PausePolicy {
 /// A named set of limits that a request must satisfy all at once.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limiter {
-    /// Its name.
+    /// The name.
     pub name: LimiterName,
     /// At least one limit, at most [`LIMITS_MAX`].
     pub limits: Vec<Limit>,
-    /// Who shares it.
+    /// The replicas that share it.
     pub scope: Scope,
     /// Whether it acts.
     pub mode: Mode,
@@ -231,16 +206,16 @@ pub struct Limiter {
     pub queue: Option<QueueLimits>,
     /// Names the Redis Cluster slot; limiters of one group can be taken together.
     pub group: Arc<str>,
-    /// What happens while the store cannot be asked.
+    /// The policy while the store cannot be asked.
     pub on_store_failure: OnStoreFailure,
-    /// `None`: refusals of the upstream change nothing.
+    /// `None`: rejections of the upstream change nothing.
     pub pause: Option<PausePolicy>,
-    /// Whether what the upstream reports to be left of a limit counts, where that is less than weir thinks.
+    /// Whether the limiter follows the remaining permits that the upstream reports, where they are fewer than weir expects.
     pub follows_upstream: bool,
 }
 
 impl Limiter {
-    /// A limiter of these limits, with the defaults for everything else.
+    /// Returns a limiter of these limits, with the defaults for everything else.
     pub fn new(name: LimiterName, limits: Vec<Limit>) -> Limiter {
         Limiter {
             guard: Limiter::default_guard(&limits),
@@ -257,7 +232,7 @@ impl Limiter {
         }
     }
 
-    /// 1 % of the shortest window, between [`GUARD_MIN`] and [`GUARD_MAX`].
+    /// Returns 1 % of the shortest window, between [`GUARD_MIN`] and [`GUARD_MAX`].
     pub fn default_guard(limits: &[Limit]) -> Duration {
         let shortest = limits.iter().map(|limit| limit.per).min().unwrap_or(PER_MIN);
         (shortest / 100).clamp(GUARD_MIN, GUARD_MAX)
@@ -266,10 +241,5 @@ impl Limiter {
     /// Whether it stands outside all-or-nothing, and only counts.
     pub fn is_shadow(&self) -> bool {
         self.mode == Mode::Shadow
-    }
-
-    /// The largest cost that every window can hold.
-    pub fn cost_max(&self) -> Permits {
-        self.limits.iter().map(Limit::cost_max).min().unwrap_or(Permits::ONE)
     }
 }

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 pub struct Partition([u8; 16]);
 
 impl Partition {
-    /// The partition of these parts, in order; a part that a request does not have is a value of its own.
+    /// Returns the partition of these parts, in order. A part that a request does not have is a value of its own.
     pub fn of<'a>(parts: impl IntoIterator<Item = Option<&'a [u8]>>) -> Partition {
         let mut hash = Sha256::new();
         for part in parts {
@@ -26,7 +26,7 @@ impl Partition {
         Partition(bits)
     }
 
-    /// The partition that is shown so.
+    /// Parses a partition as it is shown.
     pub fn parse(text: &str) -> Option<Partition> {
         let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let bits = u128::from_str_radix(text, 16).ok().filter(|_| digits)?;
@@ -35,7 +35,7 @@ impl Partition {
 }
 
 impl fmt::Display for Partition {
-    /// In lower case hexadecimal, as in a key of a store.
+    /// Writes lower case hexadecimal, as in a key of a store.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(formatter, "{byte:02x}"))
     }

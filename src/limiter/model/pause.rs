@@ -1,64 +1,64 @@
-//! Pauses of a limiter, as rooms tell each other of them. Knows no state: `arithmetic::pause` keeps it.
+//! Pauses of a limiter, as they pass between rooms. Their state is kept by `arithmetic::pause`.
 
 use crate::clock::Micros;
 
 /// The longest pause that can be configured, or made by hand.
 pub const PAUSE_MAX: Micros = Micros::from_millis(24 * 3_600_000);
 
-/// What an upstream asks for, and what of it is granted.
+/// The pause that an upstream asks for, and the bounds within which it is granted.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct PauseRequest {
-    /// How long it asks to be left alone; `None` if it names no instant.
+    /// The length that the upstream asks for; `None` if its answer names no instant.
     pub wait: Option<Micros>,
-    /// How long the first pause is for which it names none. Each further one that follows at once is twice as long.
+    /// The length of the first pause without a named instant. Each further one that follows at once is twice as long.
     pub fallback: Micros,
     /// The longest pause.
     pub max: Micros,
-    /// How long ago the request was sent that it refused.
+    /// How long ago the refused request was sent.
     pub sent_ago: Micros,
-    /// By how much of the longest jitter the pause is longer, in parts of 1024.
+    /// The part of the longest jitter by which the pause is made longer, in 1024ths.
     pub jitter: u64,
-    /// The status code of its answer.
+    /// The status code of the upstream's answer.
     pub status: u16,
 }
 
-/// Why a limiter is paused.
+/// The reason of a pause.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reason {
-    /// Its upstream refused.
+    /// The upstream refused a request.
     Upstream {
         /// The status code of the answer.
         status: u16,
-        /// Whether the answer named the instant until which; otherwise it was chosen for it.
+        /// Whether the answer named the end of the pause; otherwise weir chose it.
         is_named: bool,
     },
-    /// Somebody wanted it.
+    /// An operator paused the limiter.
     ByHand,
 }
 
-/// Why a limiter is paused, and who has seen to it.
+/// The reason of a pause, and the replica that set it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cause {
-    /// Why.
+    /// The reason.
     pub reason: Reason,
-    /// The replica that heard the refusal, or over which it was paused by hand.
+    /// The replica that got the refusal, or that the operator asked.
     pub replica: u64,
 }
 
-/// A pause that lasts.
+/// A pause in force.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lasting {
-    /// Nothing is booked before.
+    /// The instant before which nothing is booked.
     pub until: Micros,
-    /// Why.
+    /// The reason, and the replica.
     pub cause: Cause,
 }
 
-/// No slot between these instants of the store's clock may be used. None at all lies between them where a pause was lifted.
+/// The instants of the store's clock between which no slot may be used; a lifted pause leaves none between them.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct PauseStretch {
-    /// When the pause was heard of.
+    /// When the pause was set.
     pub from: Micros,
-    /// When it ends.
+    /// The end of the pause.
     pub until: Micros,
 }

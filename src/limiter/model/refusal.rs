@@ -1,9 +1,9 @@
-//! Why a request may not pass. A value that says when to come back, not an error of weir.
+//! Refusals: the reasons why a request may not pass. Each is an answer to a caller, not an error of weir.
 
 use crate::clock::Micros;
 use crate::limiter::model::limit::{LimiterName, Permits};
 
-/// Why a request may not pass.
+/// The reason why a request may not pass.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Refusal {
     /// No slot within the wait.
@@ -13,7 +13,7 @@ pub enum Refusal {
         limiter: LimiterName,
         /// The limit that was violated, by its place in the limiter.
         limit: usize,
-        /// When there would be one.
+        /// The time until there would be a permit.
         retry_after: Micros,
     },
     /// The upstream asked for a pause longer than the wait.
@@ -21,20 +21,20 @@ pub enum Refusal {
     Paused {
         /// The limiter.
         limiter: LimiterName,
-        /// When there would be a permit.
+        /// The time until there would be a permit.
         retry_after: Micros,
     },
-    /// As many requests wait as may.
+    /// The queue is full.
     #[error("the queue of limiter {limiter} is full")]
     QueueFull {
         /// The limiter.
         limiter: LimiterName,
         /// The limit that was violated, by its place in the limiter.
         limit: usize,
-        /// When there would be a permit.
+        /// The time until there would be a permit.
         retry_after: Micros,
     },
-    /// The store is away, and the limiter's policy is to refuse.
+    /// The store is away, and the limiter refuses requests meanwhile.
     #[error("limiter {limiter} cannot reach its store")]
     StoreUnavailable {
         /// The limiter.
@@ -57,7 +57,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Which limiter refused.
+    /// Returns the limiter that refused.
     pub fn limiter(&self) -> &LimiterName {
         match self {
             Refusal::RateLimited { limiter, .. }

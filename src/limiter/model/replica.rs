@@ -1,9 +1,9 @@
-//! One running weir, as the others see it.
+//! Replicas, as they know each other.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The longest text of a replica that is taken: a host name of Linux, or a configuration's hash, is no longer.
+/// The longest text of a replica that is shown: no host name of Linux and no hash of a configuration is longer.
 const TEXT_MAX: usize = 64;
 
 /// One running weir.
@@ -15,27 +15,27 @@ pub struct Replica {
     pub version: Arc<str>,
     /// The hash of its configuration.
     pub configuration: Arc<str>,
-    /// The name of its host, for people; empty if it has none. Nobody is known by it: two replicas may have the same.
+    /// The name of its host, for people; empty if it has none. Two replicas may have the same.
     pub host: Arc<str>,
-    /// How long ago it said so.
+    /// How long ago it was last heard.
     pub seen_ago: Duration,
 }
 
 impl Replica {
-    /// A replica of this version of which nothing else is known.
+    /// Returns a replica of this version of which nothing else is known.
     pub(crate) fn new(id: u64) -> Replica {
         let version = env!("CARGO_PKG_VERSION").into();
         Replica { id, version, configuration: "".into(), host: "".into(), seen_ago: Duration::ZERO }
     }
 }
 
-/// What can be shown of a text that others have written: letters, digits and signs of ASCII, and no more than of a name.
+/// Returns the part of a foreign text that can be shown safely: visible ASCII, at most as long as a name.
 pub(crate) fn printable(text: &str) -> Arc<str> {
     let shown = text.chars().filter(char::is_ascii_graphic).take(TEXT_MAX);
     shown.collect::<String>().into()
 }
 
-/// A replica's number as people see it. In hexadecimal: readers of JSON may round a number as large.
+/// Returns a replica's number as people see it, in hexadecimal: readers of JSON may round so large a number.
 pub fn replica_name(id: u64) -> String {
     format!("{id:014x}")
 }
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_write_is_shown_without_harm() {
+    fn a_foreign_text_is_shown_without_harm() {
         assert_eq!(&*printable("weir-2.internal"), "weir-2.internal");
         assert_eq!(&*printable("a\u{1b}[2Jb\u{9b}\u{202e} c\n\u{e4}<i>"), "a[2Jbc<i>");
         assert_eq!(printable(&"x".repeat(1000)).len(), TEXT_MAX);

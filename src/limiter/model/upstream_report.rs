@@ -4,43 +4,43 @@ use crate::clock::Micros;
 use crate::limiter::model::epoch::Epoch;
 use crate::limiter::model::pause::PauseRequest;
 
-/// What an upstream said of its quota, for one limiter.
+/// An upstream's answers about the quota of one limiter, taken together.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct UpstreamReport {
-    /// The replica that heard it.
+    /// The replica that got the answers.
     pub replica: u64,
-    /// The latest epoch of the store that it has heard of.
-    pub known: u64,
-    /// The upstream asks to be left alone.
+    /// The latest epoch of the store that the replica knows.
+    pub known_epoch: u64,
+    /// The pause that the upstream asks for, if any.
     pub pause: Option<PauseRequest>,
-    /// The slots of permits that it refused, and how many, where it matters what it counts.
+    /// The slots of permits that the upstream refused, and how many; only where its count of permits is followed.
     pub refused: Vec<(Micros, u64)>,
-    /// Permits that a request has cost beyond what it had taken.
+    /// Permits that requests have cost beyond those that they had taken.
     pub cost: u64,
-    /// How much it leaves, of rules by their place in the limiter_ref.
+    /// The permits that the upstream leaves of rules, by their place in the limiter.
     pub remaining: Vec<(usize, Remaining)>,
 }
 
-/// What came of that.
+/// The result of a report.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct ReportResult {
-    /// The store's memory.
+    /// The store's epoch.
     pub epoch: Epoch,
-    /// Until when nothing is booked, by the store's clock; zero if it is not paused.
+    /// The instant of the store's clock before which nothing is booked; zero without a pause.
     pub paused_until: Micros,
-    /// How many permits were charged because the upstream leaves less than was thought.
-    pub drift: u64,
+    /// Permits that others have used beyond what was expected of them.
+    pub external_usage: u64,
 }
 
-/// How much an upstream leaves of a limit, in an answer.
+/// The permits that an upstream leaves of a limit, by one answer.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Remaining {
-    /// Permits.
+    /// How many.
     pub permits: u64,
-    /// How long the upstream's window is: as long as the limit's, without the guard.
+    /// The length of the upstream's window: that of the limit, without the guard.
     pub per: Micros,
-    /// The slot of its request.
+    /// The slot of the answered request.
     pub slot: Micros,
-    /// How long after that the answer was there.
+    /// How long after the slot the answer came.
     pub took: Micros,
 }

@@ -2,31 +2,31 @@
 
 use crate::clock::Micros;
 
-/// Why a store does not know what a replica was granted.
+/// The reason why a store does not know grants of a replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unknown {
-    /// It has lost it.
+    /// The store has lost its memory of them.
     Lost,
-    /// It was away, and permits may have been granted without it from so long ago on.
+    /// The store was away. Permits may have been granted without it for this long.
     Away(Micros),
 }
 
-/// What a replica was granted under one limiter, for a store that does not know it.
+/// The grants of a replica under one limiter, for a store that does not know them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WriteBack {
     /// The replica.
     pub replica: u64,
-    /// Why the store does not know it.
+    /// The reason why the store does not know them.
     pub unknown: Unknown,
-    /// Grows with each write of a replica that is unknown for that reason: what comes twice counts once.
+    /// Grows with each write-back of a replica for the same reason, so that one that arrives twice counts once.
     pub number: u64,
-    /// The epoch that the replica has heard of.
-    pub known: u64,
-    /// How much of the limiter's tightest limit was lately seen in use, by whomever.
-    pub seen: u64,
-    /// What the store's clock showed when this was made, as far as is known: it may be carried out much later. Zero if it
-    /// has not been heard.
+    /// The latest epoch that the replica knows.
+    pub known_epoch: u64,
+    /// The permits of the limiter's tightest limit that were lately in use by the whole fleet, as the replica saw them.
+    pub observed_usage: u64,
+    /// The store's clock when the write-back was made, as far as the replica knows: the store may carry it out much later.
+    /// Zero if the replica has not heard the clock yet.
     pub sent: Micros,
-    /// How many microseconds before that permits were used, the longest first, and how many; less than zero: will be used.
+    /// How many microseconds ago permits were used, the longest first, and how many. A negative number lies ahead.
     pub entries: Vec<(i64, u64)>,
 }

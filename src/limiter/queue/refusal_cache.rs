@@ -58,7 +58,7 @@ impl RefusalCache {
             not_before: clock.not_before(slot),
             until: Instant::now() + LEARNT_FOR,
             clock,
-            next: now + away.told,
+            next: now + away.advised,
             spare: 0,
         }
     }
@@ -71,7 +71,7 @@ impl RefusalCache {
     /// How far away the next one is told to come back. Each is told another instant, as the store does it.
     pub(in crate::limiter) fn tell(&mut self, cost: Permits) -> Micros {
         let told = self.next - self.clock.earliest(Instant::now());
-        self.next = self.rule.told_next(self.slot, self.next, cost.get());
+        self.next = self.rule.advised_next(self.slot, self.next, cost.get());
         told.max(Micros::ONE)
     }
 

@@ -10,9 +10,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 use crate::clock::Micros;
+use crate::limiter::arithmetic::cell::{Entry, cell_start};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::arithmetic::rule::{Kind, Rule, cell_start, finest_cell, is_one};
-use crate::limiter::arithmetic::timeline::{Entry, Timeline};
+use crate::limiter::arithmetic::rule::{Rule, finest_cell, is_one};
+use crate::limiter::arithmetic::timeline::Timeline;
 use crate::limiter::model::call::{Answer, Call, Outcome};
 use crate::limiter::model::clock_step::{Step, stepped};
 use crate::limiter::model::epoch::Reset;
@@ -90,7 +91,7 @@ impl Ledger {
     /// Writes down what a call has come to.
     pub(in crate::limiter) fn remember(&self, limiter_refs: &[LimiterRef], call: &Call, answer: &Answer) {
         let is_nothing =
-            call.give_back.is_empty() && answer.exchanged.is_empty() && answer.outcomes.is_empty();
+            call.give_back.is_empty() && answer.rescheduled.is_empty() && answer.outcomes.is_empty();
         if is_nothing {
             return;
         }
@@ -102,13 +103,13 @@ impl Ledger {
             let key = key(limiter_ref);
             let Some(mut page) = take(&mut pages, &key) else { continue };
             page.follow(limiter_ref);
-            page.granted.prune(answer.now, &page.windows, &mut [], &[]);
-            for holding in call.give_back.iter().chain(&call.exchange) {
+            page.granted.prune(answer.now, &page.windows, |_, rule| rule.window);
+            for holding in call.give_back.iter().chain(&call.reschedule) {
                 page.granted.uncharge(holding.slot, holding.cost * holding.count, &page.windows);
             }
             charged.iter().for_each(|(at, permits)| charge(&mut page.granted, &page.windows, *at, *permits));
             let in_use = limiter_ref.rules.iter().zip(available);
-            let in_use = in_use.map(|(rule, left)| rule.holds().saturating_sub(*left)).max();
+            let in_use = in_use.map(|(rule, left)| rule.capacity().saturating_sub(*left)).max();
             page.seen = (answer.now, in_use.unwrap_or_default());
             let expires = page.expires();
             if expires > answer.now {
@@ -137,7 +138,7 @@ impl Ledger {
             let Some(mut page) = take(&mut pages, &key) else { continue };
             page.follow(limiter_ref);
             page.away_since.get_or_insert(now);
-            page.away.prune(now, &page.windows, &mut [], &[]);
+            page.away.prune(now, &page.windows, |_, rule| rule.window);
             granted.iter().for_each(|(at, permits)| charge(&mut page.away, &page.windows, *at, *permits));
             let expires = page.expires();
             pages.put(key, page, expires);
@@ -298,17 +299,13 @@ fn charge(calendar: &mut Timeline, windows: &[Rule], at: Micros, permits: u64) {
 
 /// A limit as the window in which a grant matters to it.
 fn window(rule: &Rule) -> Rule {
-    let kind = match &rule.kind {
-        Kind::Bucket { .. } => Kind::Sliding,
-        kind => kind.clone(),
-    };
-    Rule { window: rule.seen_for(), kind, ..rule.clone() }
+    Rule { window: rule.seen_for(), ..rule.clone() }
 }
 
 /// What a call has come to: when, and how many permits.
 pub(in crate::limiter) fn granted(call: &Call, answer: &Answer) -> impl Iterator<Item = (Micros, u64)> {
-    let exchange = call.exchange.iter().map(|holding| (holding.count, holding.cost));
-    let exchanged = pair(exchange, answer.exchanged.iter().copied());
+    let exchange = call.reschedule.iter().map(|holding| (holding.count, holding.cost));
+    let exchanged = pair(exchange, answer.rescheduled.iter().copied());
     let moved = exchanged.filter_map(|(count, cost, at)| Some((at?, count * cost)));
     moved.chain(booked(call, answer))
 }

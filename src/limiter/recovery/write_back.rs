@@ -39,7 +39,15 @@ pub(in crate::limiter) async fn write_back(
         let entries = entries.iter().map(|entry| (ago(latest, entry.at), entry.permits)).collect();
         // The epoch is the number: what has been written into it already is not written twice.
         let unknown = Unknown::Lost;
-        let write = WriteBack { replica, unknown, number: epoch, known: epoch, seen, sent, entries };
+        let write = WriteBack {
+            replica,
+            unknown,
+            number: epoch,
+            known_epoch: epoch,
+            observed_usage: seen,
+            sent,
+            entries,
+        };
         store.write_back(&limiter_ref, &write).await
     });
     // One that fails does not keep the others from it.
@@ -72,8 +80,8 @@ pub(in crate::limiter) async fn report_offline_grants(
                 replica: fallback.replica,
                 unknown: Unknown::Away(now - saying.since),
                 number,
-                known: session.epoch_least(),
-                seen: 0,
+                known_epoch: session.epoch_least(),
+                observed_usage: 0,
                 sent: session.clock.heard().map_or(Micros::ZERO, |clock| clock.latest(Instant::now())),
                 entries: saying.entries.iter().map(|entry| (ago(now, entry.at), entry.permits)).collect(),
             };

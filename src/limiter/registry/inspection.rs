@@ -1,4 +1,4 @@
-//! A limiter that somebody looks at, or acts on by hand.
+//! One limiter, looked at or acted on by hand.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,31 +20,31 @@ pub struct Inspection {
     queues: Arc<Queues>,
 }
 
-/// Why nothing was chosen.
+/// No such limiter or partition.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NotFound {
     /// No limiter has this name.
     #[error("there is no limiter of this name")]
     Limiter,
-    /// A partition of a limiter without partitions.
+    /// A partition was named, and the limiter has none.
     #[error("this limiter has no key, so it has no partitions")]
     Partition,
 }
 
-/// What has become of a limiter's requests in this replica.
+/// The counts of a limiter in this replica.
 #[derive(Clone, Debug)]
 pub struct Tally {
-    /// Which.
+    /// The limiter.
     pub name: LimiterName,
     /// Permits used since this replica started, counted in cost.
     pub granted: u64,
     /// Permits refused since then, counted in cost.
     pub refused: u64,
-    /// The longest that a request has waited for its permit of late.
+    /// The longest wait of a granted request since the last tally.
     pub longest_wait: Duration,
 }
 
-/// One limiter's active state.
+/// The present state of a limiter.
 #[derive(Debug)]
 pub struct LimiterStatus {
     /// The limiter as configured now.
@@ -55,27 +55,29 @@ pub struct LimiterStatus {
     pub granted: u64,
     /// Permits refused by this replica since it started, counted in cost.
     pub refused: u64,
-    /// Permits that could be used at once, for each limit; `None` if the store could not be asked, and for a partitioned
-    /// limiter as a whole.
+    /// Permits left now, for each limit; `None` if the store did not answer, and for a limiter with partitions as a
+    /// whole.
     pub available: Option<Vec<u64>>,
-    /// For how long the one has waited that has waited longest of them.
+    /// The age of the oldest waiting request.
     pub longest_wait: Duration,
-    /// Why no permit will be given for a while; `None` if it is not paused, or the store could not be asked.
+    /// The present pause; `None` without one, and if the store did not answer.
     pub pause: Option<PauseState>,
 }
 
-/// A pause that lasts.
+/// A pause that is not over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PauseState {
-    /// How much longer.
+    /// The time until it ends.
     pub left: Duration,
-    /// Why, and which replica has seen to it.
+    /// Its reason, and the replica that began it.
     pub cause: Cause,
 }
 
 impl Inspection {
+    /// Creates an inspection of a limiter, or of one of its partitions.
+    ///
     /// # Errors
-    /// If the limiter has no partitions and one of them is meant.
+    /// If a partition is named and the limiter has none.
     pub(in crate::limiter) fn new(
         active: Arc<ActiveLimiter>,
         partition: Option<Partition>,
@@ -87,25 +89,25 @@ impl Inspection {
         Ok(Inspection { instance: LimiterInstance { active, partition }, queues: queues.clone() })
     }
 
-    /// The active state. Asks the store, and changes nothing.
+    /// Returns the present state. Asks the store, and changes nothing.
     pub async fn inspect(&self) -> LimiterStatus {
         self.inspect_with(&self.queues.longest_waits()).await
     }
 
-    /// The same, where it is known how long one has waited at most for each limiter.
+    /// Like [`Inspection::inspect`], with the age of each limiter's oldest waiting request.
     pub(in crate::limiter) async fn inspect_with(
         &self,
         waits: &HashMap<LimiterName, Duration>,
     ) -> LimiterStatus {
         let LimiterInstance { active, partition } = &self.instance;
-        // As a whole, one that is partitioned has nothing but what was done to it by hand.
-        let inspection = active.session.store.inspect(&self.limiter_ref()).await.ok();
-        let pause = inspection.as_ref().and_then(|inspection| {
-            let Lasting { until, cause } = inspection.pause?;
-            Some(PauseState { left: (until - inspection.now).to_duration(), cause })
+        // Of a limiter with partitions as a whole, the store has nothing but pauses and resets by hand.
+        let view = active.session.store.inspect(&self.limiter_ref()).await.ok();
+        let pause = view.as_ref().and_then(|view| {
+            let Lasting { until, cause } = view.pause?;
+            Some(PauseState { left: (until - view.now).to_duration(), cause })
         });
         let is_whole = active.is_partitioned() && partition.is_none();
-        let available = inspection.filter(|_| !is_whole).map(|inspection| inspection.available);
+        let available = view.filter(|_| !is_whole).map(|view| view.available);
         LimiterStatus {
             limiter: active.limiter().clone(),
             waiting: active.counts.waiting(),
@@ -117,37 +119,37 @@ impl Inspection {
         }
     }
 
-    /// Gives no permit for so long, on all replicas that share it; what waits waits longer. For no time at all: goes on, and what
-    /// waits moves up.
+    /// Pauses the limiter for so long on all replicas that share it; queued requests keep their order through the pause.
+    /// A pause of zero ends the present one.
     ///
     /// # Errors
-    /// If the store could not be asked: nothing has changed then.
+    /// If the store did not answer: nothing has changed then.
     pub async fn pause(&self, lasting: Duration) -> Result<(), StoreError> {
         let LimiterInstance { active, partition } = &self.instance;
         let sent = Instant::now();
         let replica = self.queues.fallback.replica;
-        let heard = active.session.store.pause(&self.limiter_ref(), lasting.into(), replica).await?;
+        let result = active.session.store.pause(&self.limiter_ref(), lasting.into(), replica).await?;
         if lasting.is_zero() {
             info!(limiter = %active.name, "resumed by hand");
         } else {
             info!(limiter = %active.name, ?lasting, "paused by hand");
         }
-        active.session.hear_clock(sent, Instant::now(), heard.epoch.now);
-        active.session.meet_epoch(heard.epoch);
+        active.session.hear_clock(sent, Instant::now(), result.epoch.now);
+        active.session.meet_epoch(result.epoch);
         let is_meant = |instance: &LimiterInstance| {
             Arc::ptr_eq(&instance.active, active) && (partition.is_none() || instance.partition == *partition)
         };
-        let from = heard.epoch.now;
-        active.show_pause(heard.paused_until, *partition);
-        self.queues.pause(is_meant, PauseStretch { from, until: heard.paused_until });
+        let from = result.epoch.now;
+        active.show_pause(result.paused_until, *partition);
+        self.queues.pause(is_meant, PauseStretch { from, until: result.paused_until });
         Ok(())
     }
 
-    /// Forgets what was used until now, on all replicas that share it, in all partitions if none is meant. What waits moves
-    /// up.
+    /// Forgets what was used until now, on all replicas that share the limiter, in all partitions if none is named. Queued
+    /// requests move up.
     ///
     /// # Errors
-    /// If the store could not be asked: nothing is reset then.
+    /// If the store did not answer: nothing is reset then.
     pub async fn reset(&self) -> Result<(), StoreError> {
         let session = &self.instance.active.session;
         session.meet_epoch(session.store.reset(&self.limiter_ref()).await?);

@@ -1,4 +1,4 @@
-//! What a route's requests pass: all its limiters, taken together or not at all.
+//! The limiters of a route, from which a request takes its permits together or not at all.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,18 +16,18 @@ use crate::limiter::queue::ticket::{Answered, Demand, Entered};
 use crate::limiter::queue::upstream_report::UpstreamSignal;
 use crate::limiter::registry::queues::Queues;
 
-/// Why limiters cannot be taken together.
+/// Limiters cannot be taken together.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LimiterSetError {
-    /// There is no limiter of this name.
+    /// No limiter has this name.
     #[error("there is no limiter {0}")]
     Unknown(LimiterName),
-    /// The state of one is shared by the fleet, that of the other is not: nothing can book both at once.
+    /// Their states lie in different stores, or parts of a store, so no call can book both at once.
     #[error("limiters {0} and {1} are of different scopes, so they cannot be taken together")]
     Scopes(LimiterName, LimiterName),
 }
 
-/// The limiters of a route. Cheap to clone; to be made once per route, not per request.
+/// The limiters of a route. Cheap to clone; created once per route, not per request.
 #[derive(Clone)]
 pub struct LimiterSet {
     inner: Arc<Inner>,
@@ -35,24 +35,24 @@ pub struct LimiterSet {
 
 struct Inner {
     queues: Arc<Queues>,
-    /// Each once, in the order of their names, so that routes which name the same ones share their queues; with the place
-    /// of its partition among those of a request.
+    /// The limiters, each once, with the index of their partition in a request. Sorted by name, so that routes with the
+    /// same limiters share queues.
     limiters: Vec<(Arc<ActiveLimiter>, usize)>,
     has_partitions: bool,
-    /// Of a gate without partitions: where its requests go, since the first of them came.
+    /// Where every request goes, if no limiter has partitions. Empty before the first request.
     fixed: ArcSwapOption<Fixed>,
 }
 
-/// Where all requests of a gate go.
+/// Where every request of a set without partitions goes.
 struct Fixed {
-    /// The queue of the limiters that are enforced, if there are any.
+    /// The queue of the enforced limiters; `None` without any.
     queue: Option<QueueGuard>,
-    /// Those that only count.
+    /// The limiters in shadow mode, which only count.
     shadows: Option<Shadows>,
 }
 
 impl Fixed {
-    /// Whether every limiter still acts as it did.
+    /// Returns whether every limiter still has the mode that it had.
     fn holds(&self) -> bool {
         let mut enforced = self.queue.iter().flat_map(|queue| queue.instances.iter());
         let mut shadows = self.shadows.iter().flat_map(Shadows::instances);
@@ -62,8 +62,29 @@ impl Fixed {
 }
 
 impl LimiterSet {
-    /// `limiters` in the order in which their partitions will come.
-    pub(in crate::limiter) fn new(queues: Arc<Queues>, limiters: Vec<Arc<ActiveLimiter>>) -> LimiterSet {
+    /// Returns the set of the limiters that have these names among `limiters`; `None` without names.
+    ///
+    /// # Errors
+    /// The first name that no limiter has, or two limiters that cannot be taken together.
+    pub(in crate::limiter) fn of(
+        queues: &Arc<Queues>,
+        limiters: &[Arc<ActiveLimiter>],
+        names: &[LimiterName],
+    ) -> Result<Option<LimiterSet>, LimiterSetError> {
+        let named = |name: &LimiterName| {
+            let active = limiters.iter().find(|active| active.name == *name);
+            active.cloned().ok_or_else(|| LimiterSetError::Unknown(name.clone()))
+        };
+        let named = names.iter().map(named).collect::<Result<Vec<_>, _>>()?;
+        let Some(first) = named.first() else { return Ok(None) };
+        if let Some(other) = named.iter().find(|active| !Arc::ptr_eq(&active.session, &first.session)) {
+            return Err(LimiterSetError::Scopes(first.name.clone(), other.name.clone()));
+        }
+        Ok(Some(LimiterSet::new(queues.clone(), named)))
+    }
+
+    /// Creates a set. A request names its partitions in the order of `limiters`.
+    fn new(queues: Arc<Queues>, limiters: Vec<Arc<ActiveLimiter>>) -> LimiterSet {
         let mut limiters: Vec<_> = limiters.into_iter().zip(0..).collect();
         limiters.sort_by_cached_key(|(active, place)| (active.name.clone(), *place));
         limiters.dedup_by(|(second, _), (first, _)| Arc::ptr_eq(first, second));
@@ -72,8 +93,8 @@ impl LimiterSet {
         LimiterSet { inner: Arc::new(Inner { queues, limiters, has_partitions, fixed }) }
     }
 
-    /// Asks for a permit of every limiter. `partitions` are those of the limiters, in the order in which the gate names
-    /// them; `None` for one without a key. Ends when the store has answered: at once, or after one round trip.
+    /// Asks for a permit of every limiter. `partitions` are in the order in which the route names its limiters; `None`
+    /// stands for a limiter without a key. Ends when the store has answered: at once, or after one round trip.
     ///
     /// # Errors
     /// The refusal, if the request may not pass within its wait.
@@ -90,34 +111,34 @@ impl LimiterSet {
         Ok(entered)
     }
 
-    /// Hears what the answer to a request says of the upstream's quota. `partitions` are those with which it entered.
+    /// Takes up what the upstream's answer says of its quota. `partitions` are those with which the request entered.
     pub fn report_upstream(
         &self,
         partitions: &[Option<Partition>],
         receipt: &Receipt,
-        spoken: UpstreamSignal,
+        signal: UpstreamSignal,
     ) {
-        self.tell(partitions, receipt, receipt.said(spoken));
+        self.tell(partitions, receipt, receipt.said(signal));
     }
 
-    /// Corrects what a request has cost: more is charged, less is given back.
+    /// Corrects the cost of a request: charges what it cost beyond its permit, or gives back what it did not need.
     pub fn settle(&self, partitions: &[Option<Partition>], receipt: &Receipt, cost: u64) {
-        if let Some(news) = receipt.settled(cost) {
-            self.tell(partitions, receipt, news);
+        if let Some(report) = receipt.settled(cost) {
+            self.tell(partitions, receipt, report);
         }
     }
 
-    /// Tells the queue from which a permit came. It may have ended while the upstream took its time: then another one hears it.
-    fn tell(&self, partitions: &[Option<Partition>], receipt: &Receipt, news: PermitReport) {
-        if let Err(news) = receipt.shared.tell(news)
-            && let Ok((Some(queue), _)) = self.ways(partitions)
+    /// Reports to the queue that gave the permit, or, if it has ended, to the present queue of these partitions.
+    fn tell(&self, partitions: &[Option<Partition>], receipt: &Receipt, report: PermitReport) {
+        if let Err(report) = receipt.shared.tell(report)
+            && let Ok((Some(queue), _)) = self.destination(partitions)
         {
-            // One that ends in this moment was made by nobody else: what it would have heard changes little.
-            let _ = queue.tell(news);
+            // If this queue has ended too, no request waits, and the report would change little.
+            let _ = queue.tell(report);
         }
     }
 
-    /// The longest wait of a request that names none.
+    /// Returns the longest wait of a request that names none.
     pub fn wait_max(&self) -> Duration {
         let waits =
             self.inner.limiters.iter().map(|(active, _)| {
@@ -126,23 +147,23 @@ impl LimiterSet {
         waits.min().unwrap_or_default()
     }
 
-    /// One of its limiters as configured now; `None` for a name that it does not have.
+    /// Returns one of the limiters as configured now; `None` if none has this name.
     pub fn limiter(&self, name: &LimiterName) -> Option<Arc<Limiter>> {
         let active = self.inner.limiters.iter().map(|(active, _)| active).find(|active| active.name == *name);
         active.map(|active| Arc::clone(&active.limiter()))
     }
 }
 
-/// What becomes of a request.
+/// A request that was passed on.
 enum Submitted {
-    /// Its permit was there.
+    /// It has its permit.
     Granted(Permit),
-    /// It will hear.
+    /// Its queue will answer.
     Asked(Answered),
 }
 
 impl LimiterSet {
-    /// Also says who is told of it later.
+    /// Passes a request on. The shadows count it once it has been sent.
     fn submit(
         &self,
         partitions: &[Option<Partition>],
@@ -150,7 +171,7 @@ impl LimiterSet {
     ) -> Result<(Submitted, Option<Shadows>), Refusal> {
         loop {
             let (queue, shadows) =
-                self.ways(partitions).inspect_err(|refusal| self.count_refused(refusal, demand))?;
+                self.destination(partitions).inspect_err(|refusal| self.count_refused(refusal, demand))?;
             let Some(queue) = queue else {
                 return Ok((Submitted::Granted(Permit::free(demand.cost)), shadows));
             };
@@ -160,12 +181,13 @@ impl LimiterSet {
             if let Some(answered) = queue.submit(demand)? {
                 return Ok((Submitted::Asked(answered), shadows));
             }
-            // It has ended meanwhile.
+            // The queue has ended meanwhile.
             self.inner.fixed.store(None);
         }
     }
 
-    fn ways(
+    /// Returns the queue of the enforced limiters, if there are any, and the limiters in shadow mode.
+    fn destination(
         &self,
         partitions: &[Option<Partition>],
     ) -> Result<(Option<Arc<Queue>>, Option<Shadows>), Refusal> {
@@ -180,23 +202,23 @@ impl LimiterSet {
             let queue = (!enforced.is_empty()).then(|| queues.find(&enforced));
             return Ok((queue.transpose()?, shadows));
         }
-        let kept = (!enforced.is_empty()).then(|| queues.keep(&enforced)).transpose()?;
-        let queue = kept.as_ref().map(QueueGuard::queue);
-        fixed.store(Some(Arc::new(Fixed { queue: kept, shadows: shadows.clone() })));
+        let guard = (!enforced.is_empty()).then(|| queues.keep(&enforced)).transpose()?;
+        let queue = guard.as_ref().map(QueueGuard::queue);
+        fixed.store(Some(Arc::new(Fixed { queue: guard, shadows: shadows.clone() })));
         Ok((queue, shadows))
     }
 
     fn instances(&self, partitions: &[Option<Partition>]) -> impl Iterator<Item = LimiterInstance> {
         self.inner.limiters.iter().map(|(active, place)| {
-            // A missing value is a partition of its own.
+            // Requests without a value share one partition.
             let partition = || partitions.get(*place).copied().flatten().unwrap_or(Partition::of([]));
             LimiterInstance { active: active.clone(), partition: active.is_partitioned().then(partition) }
         })
     }
 
     fn count_refused(&self, refusal: &Refusal, demand: Demand) {
-        let mut lives = self.inner.limiters.iter().map(|(active, _)| active);
-        if let Some(active) = lives.find(|active| active.name == *refusal.limiter()) {
+        let mut limiters = self.inner.limiters.iter().map(|(active, _)| active);
+        if let Some(active) = limiters.find(|active| active.name == *refusal.limiter()) {
             active.count_refused(demand.cost.get());
         }
     }

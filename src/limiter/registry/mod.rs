@@ -1,6 +1,21 @@
-//! Which limiters there are, over reloads, and how a route takes permits from them.
+//! The limiters of this process over reloads, and the sets of them that routes take permits from.
+//!
+//! - `limiters`: all limiters, for the rooms above.
+//! - `prepared_limiters`: a reload of them, in two stages.
+//! - `in_force`: the limiters in force.
+//! - `store_sessions`: which part of the store holds which limiter's state.
+//! - `limiter_set`: the limiters of a route, taken together or not at all.
+//! - `queues`: every queue of this process.
+//! - `inspection`: one limiter, looked at or acted on by hand.
+//! - `series`: a limiter as the metrics show it.
+//!
+//! Knows nothing of routes, of files, or of why a limiter is configured as it is.
 
+mod in_force;
 pub mod inspection;
 pub mod limiter_set;
 pub mod limiters;
+pub mod prepared_limiters;
 pub(in crate::limiter) mod queues;
+mod series;
+mod store_sessions;

@@ -1,9 +1,8 @@
-//! What a replica knows of its store's clock: bounds from below and above, against its own monotonic clock.
+//! Bounds of a store's clock from below and above, against the replica's own monotonic clock.
 //!
-//! A call that was sent at one instant and answered at another was carried out in between, so each answer
-//! bounds the store's clock, the quick ones tightly. A slot counts as due when even the lower bound has
-//! reached it, and as late when the upper bound has passed it by the guard; what lies between is on time
-//! wherever the truth is.
+//! A call is carried out between the instants at which it was sent and answered. So each answer bounds the store's clock, and
+//! a quick one bounds it tightly. A slot is due when the lower bound has reached it, and late when the upper bound has passed it
+//! by the guard. In between it is on time, whatever the true clock shows.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -13,72 +12,72 @@ use tokio::time::Instant;
 use crate::clock::Micros;
 use crate::limiter::model::clock_step::Step;
 
-/// How fast two clocks may drift apart: 200 millionths, twice what is tolerable in a machine's clock.
+/// The speed at which two clocks may drift apart: 200 millionths, twice as much as is tolerable in a machine's clock.
 const DRIFT_PER_MILLION: u64 = 200;
 
-/// Bounds that contradict each other by more mean that a clock was stepped; by less, that it drifts or is slewed.
+/// The smallest contradiction of bounds that means a step of a clock; a smaller one is drift or slewing.
 const STEP_MIN: Micros = Micros::from_millis(20);
 
 /// Bounds of a store's clock.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreClock {
     anchor: Instant,
-    /// The least and the most that the store's clock showed at `anchor`.
+    /// The earliest and the latest time that the store's clock may have shown at `anchor`.
     earliest: Micros,
     latest: Micros,
 }
 
 impl StoreClock {
-    /// The bounds that one call gives: sent and answered at these instants, carried out at `now` of the store.
+    /// Returns the bounds by one call, sent and answered at these instants, and carried out at `now` of the store.
     pub fn new(sent: Instant, answered: Instant, now: Micros) -> StoreClock {
         let took = Micros::from(answered.saturating_duration_since(sent));
         StoreClock { anchor: answered, earliest: now, latest: now + took + Micros::ONE }
     }
 
-    /// Adds what another call tells. Bounds that contradict each other mean that a clock was stepped: then
-    /// the new one counts alone. Returns by how much, if it is much.
+    /// Narrows the bounds by another call. Bounds that contradict each other mean that a clock was stepped: then the new ones
+    /// count alone. Returns the step, if it is large.
     pub fn learn(&mut self, sent: Instant, answered: Instant, now: Micros) -> Option<Step> {
-        let told = StoreClock::new(sent, answered, now);
-        // Who answered first need not be heard first; bounds cannot be carried back, only on.
+        let other = StoreClock::new(sent, answered, now);
+        // An earlier answer may be handled later; bounds can only be carried forward.
         let anchor = answered.max(self.anchor);
-        let earliest = self.earliest(anchor).max(told.earliest(anchor));
-        let latest = self.latest(anchor).min(told.latest(anchor));
+        let earliest = self.earliest(anchor).max(other.earliest(anchor));
+        let latest = self.latest(anchor).min(other.latest(anchor));
         if earliest <= latest {
             *self = StoreClock { anchor, earliest, latest };
             return None;
         }
-        // What lies between the bounds is nobody's: the least that it can be.
-        let forward = told.earliest(anchor) - self.latest(anchor);
-        let back = self.earliest(anchor) - told.latest(anchor);
-        *self = told;
+        // The least size that the step can have.
+        let forward = other.earliest(anchor) - self.latest(anchor);
+        let back = self.earliest(anchor) - other.latest(anchor);
+        *self = other;
         let step = if forward > back { Step::Forward(forward) } else { Step::Back(back) };
         (forward.max(back) >= STEP_MIN).then_some(step)
     }
 
-    /// When the last answer came that told of it.
+    /// Returns when the last answer came.
     pub fn heard(&self) -> Instant {
         self.anchor
     }
 
-    /// The least that the store's clock shows at an instant.
+    /// Returns the earliest time that the store's clock may show at an instant.
     pub fn earliest(&self, instant: Instant) -> Micros {
         let passed = Micros::from(instant.saturating_duration_since(self.anchor));
         self.earliest + passed - drift(passed)
     }
 
-    /// The most that the store's clock shows at an instant.
+    /// Returns the latest time that the store's clock may show at an instant.
     pub fn latest(&self, instant: Instant) -> Micros {
         let passed = Micros::from(instant.saturating_duration_since(self.anchor));
         self.latest + passed + drift(passed) + Micros::ONE
     }
 
-    /// Until then the store's clock has surely not reached an instant.
+    /// Returns the instant until which the store's clock has surely not reached a slot.
     pub fn not_before(&self, slot: Micros) -> Instant {
         let distance = slot - self.latest - Micros::ONE;
         self.anchor + (distance - drift(distance)).to_duration()
     }
 
-    /// The instant from which a slot is due: the lower bound has reached it.
+    /// Returns the instant from which a slot is due: the lower bound has reached it.
     pub fn due(&self, slot: Micros) -> Instant {
         let distance = (slot - self.earliest).0;
         let slowed = distance
@@ -88,30 +87,30 @@ impl StoreClock {
     }
 }
 
-/// What all workers of a replica know of one store's clock: each profits from the others' answers.
+/// The bounds of one store's clock, shared by all workers of a replica.
 #[derive(Debug)]
 pub struct SharedClock {
     known: Mutex<Option<StoreClock>>,
 }
 
 impl SharedClock {
-    /// The clock of a store that has not been heard.
+    /// Returns the clock of a store that has not answered yet.
     pub fn unheard() -> SharedClock {
         SharedClock { known: Mutex::new(None) }
     }
 
-    /// What is known, if anything.
+    /// Returns the bounds, if the store has answered.
     pub fn heard(&self) -> Option<StoreClock> {
         *self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is known; of a clock that has not been heard, nothing that a slot could be due by.
+    /// Returns the bounds. Those of a store that has not answered make no slot due.
     pub fn known(&self) -> StoreClock {
         let now = Instant::now();
         self.heard().unwrap_or_else(|| StoreClock::new(now, now, Micros::ZERO))
     }
 
-    /// Adds what a call tells. Returns what is known then, and by how much the clock was stepped since the call before.
+    /// Narrows the bounds by a call. Returns them, and the step of the clock since the call before.
     pub fn learn(&self, sent: Instant, answered: Instant, now: Micros) -> (StoreClock, Option<Step>) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *known {

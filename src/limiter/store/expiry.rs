@@ -1,4 +1,4 @@
-//! States that are kept until their time is over.
+//! States that are kept until they expire.
 
 use std::cmp::Reverse;
 use std::collections::binary_heap::PeekMut;
@@ -7,17 +7,17 @@ use std::hash::Hash;
 
 use crate::clock::Micros;
 
-/// How many states whose time is over are looked at in a call: more than a call can make.
+/// The most expired states that are removed in a call: more than a call can add.
 const SWEEP_MAX: usize = 8;
 
-/// The fewest places for which it is worth while to make a map smaller.
+/// The smallest capacity of a map that is worth shrinking.
 const SHRINK_MIN: usize = 1024;
 
-/// States that are forgotten when they have expired, without a look at all the others.
+/// States that are forgotten when they have expired, without a scan of all others.
 #[derive(Debug)]
 pub(in crate::limiter) struct Expiring<K, S> {
     states: HashMap<K, S>,
-    /// When to look at each of them; one that has lived on is looked at again when it expires then.
+    /// When to check each state; one whose life was prolonged is checked again at its new end.
     due: BinaryHeap<Reverse<(Micros, K)>>,
 }
 
@@ -31,33 +31,33 @@ where
 }
 
 impl<K: Clone + Ord + Hash, S: Default> Expiring<K, S> {
-    /// How many there are.
+    /// Returns the number of states.
     pub(in crate::limiter) fn len(&self) -> usize {
         self.states.len()
     }
 
-    /// For how many there is a place.
+    /// Returns the capacity.
     #[cfg(test)]
     pub(in crate::limiter) fn places(&self) -> usize {
         self.states.capacity().max(self.due.capacity())
     }
 
-    /// A state, as it was put.
+    /// Returns a state.
     pub(in crate::limiter) fn get(&self, key: &K) -> Option<&S> {
         self.states.get(key)
     }
 
-    /// A state, to be changed where it is.
+    /// Returns a state, to be changed in place.
     pub(in crate::limiter) fn get_mut(&mut self, key: &K) -> Option<&mut S> {
         self.states.get_mut(key)
     }
 
-    /// All of them, in no order.
+    /// Returns all states, in no order.
     pub(in crate::limiter) fn iter(&self) -> impl Iterator<Item = (&K, &S)> {
         self.states.iter()
     }
 
-    /// All of them, to be changed where they are.
+    /// Returns all states, to be changed in place.
     pub(in crate::limiter) fn iter_mut(&mut self) -> impl Iterator<Item = (&K, &mut S)> {
         self.states.iter_mut()
     }
@@ -67,12 +67,12 @@ impl<K: Clone + Ord + Hash, S: Default> Expiring<K, S> {
         self.states.get_mut(key).map(std::mem::take)
     }
 
-    /// Takes a state out for good, or to be put back to expire sooner.
+    /// Removes a state; put back, it may expire sooner.
     pub(in crate::limiter) fn remove(&mut self, key: &K) -> Option<S> {
         self.states.remove(key)
     }
 
-    /// Returns whether it was not there before.
+    /// Puts a state. Returns whether its key is new.
     pub(in crate::limiter) fn put(&mut self, key: K, state: S, expires: Micros) -> bool {
         if let Some(place) = self.states.get_mut(&key) {
             *place = state;
@@ -83,7 +83,7 @@ impl<K: Clone + Ord + Hash, S: Default> Expiring<K, S> {
         true
     }
 
-    /// Forgets some of those whose time is over, and returns whose they were.
+    /// Forgets some expired states, and returns their keys.
     pub(in crate::limiter) fn sweep(&mut self, now: Micros, expires: impl Fn(&S) -> Micros) -> Vec<K> {
         let mut gone = Vec::new();
         for _ in 0..SWEEP_MAX {

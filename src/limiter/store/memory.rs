@@ -1,7 +1,7 @@
 //! The memory store: limiter state in this process, on this process's clock.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
@@ -9,7 +9,6 @@ use crate::clock::{Clock, Micros};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::queue_order::QueueOrder;
 use crate::limiter::arithmetic::reserve::{report_upstream, reserve};
-use crate::limiter::arithmetic::rule::Kind;
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::call::{Answer, Call};
 use crate::limiter::model::epoch::Epoch;
@@ -20,43 +19,43 @@ use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
 use crate::limiter::store::expiry::Expiring;
 use crate::limiter::store::{Failure, StateView, Store, StoreError};
 
-/// Callers share the process, so they hear of changed limits within one heartbeat.
+/// Callers share the process, so all of them know changed limits within one heartbeat.
 const LEASE: Micros = Micros::from_millis(100);
 
-/// The most pauses by hand that are kept.
+/// The most pauses by hand that are kept at once.
 const BY_HAND_MAX: usize = 64;
 
-/// Whose state it is.
+/// A limiter, or one of its partitions.
 type StateKey = (LimiterName, Option<Partition>);
 
 /// Limiter state in memory.
 #[derive(Debug)]
 pub struct MemoryStore {
     clock: Clock,
-    state: Mutex<State>,
+    contents: Mutex<Contents>,
 }
 
 #[derive(Default, Debug)]
-struct State {
-    books: Expiring<StateKey, LimiterState>,
-    /// How many books each limiter has.
+struct Contents {
+    states: Expiring<StateKey, LimiterState>,
+    /// The number of states of each limiter.
     counts: HashMap<LimiterName, u32>,
     queues: Expiring<Vec<StateKey>, QueueOrder>,
-    /// What was paused by hand, or let go on, ascending. A book follows when it is asked for next.
+    /// The pauses by hand, set or lifted, ascending. A state follows them when it is used next.
     by_hand: Vec<ByHand>,
 }
 
-/// A limiter, or one of its partitions, was paused by hand.
+/// A pause by hand of a limiter, or of one of its partitions.
 #[derive(Debug)]
 struct ByHand {
     name: LimiterName,
     partition: Option<Partition>,
     at: Micros,
-    /// Zero: it goes on.
+    /// The end of the pause; zero where it was lifted.
     until: Micros,
-    /// Over which replica.
+    /// The replica over which it was set.
     replica: u64,
-    /// No book is paused for longer.
+    /// The instant from which no state is paused any more.
     kept_until: Micros,
 }
 
@@ -67,53 +66,62 @@ impl ByHand {
 }
 
 impl MemoryStore {
-    /// An empty store on this clock.
+    /// Returns an empty store on this clock.
     pub fn new(clock: Clock) -> MemoryStore {
-        MemoryStore { clock, state: Mutex::default() }
+        MemoryStore { clock, contents: Mutex::default() }
     }
 
-    /// [`Store::reserve`] at a given instant.
+    fn lock(&self) -> MutexGuard<'_, Contents> {
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Carries out [`Store::reserve`] at a given instant.
     pub fn reserve_at(&self, now: Micros, limiter_refs: &[LimiterRef], call: &Call) -> Answer {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.reserve(now, limiter_refs, call)
+        let mut contents = self.lock();
+        contents.reserve(now, limiter_refs, call)
     }
 
-    /// [`Store::reserve`] at the present. The clock is read under the lock: of two calls the later one has the later instant.
+    /// Carries out [`Store::reserve`] now. The clock is read under the lock: the later of two calls has the later instant.
     pub fn reserve_now(&self, limiter_refs: &[LimiterRef], call: &Call) -> Answer {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.reserve(self.clock.now(), limiter_refs, call)
+        let mut contents = self.lock();
+        contents.reserve(self.clock.now(), limiter_refs, call)
     }
 
-    /// Books permits that are used elsewhere, for the limiter to count with: so many count as used at the instant of `used` or
-    /// since, or, where it lies ahead, from then on. Nothing is granted before that.
+    /// Charges permits that are used elsewhere. So many count as used at the instant of `used` or since, or from then on if it
+    /// lies ahead. Nothing is granted before that instant.
     pub fn charge_at(&self, now: Micros, limiter_ref: &LimiterRef, used: (Micros, u64), replica: u64) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut book = state.books.take(&key(limiter_ref)).unwrap_or_default();
-        book.open(now, &limiter_ref.rules, LEASE, replica);
-        book.close_until(used.0);
-        book.charge_missing(now, used.0, used.1);
-        let expires = book.expires();
-        state.put(key(limiter_ref), book, expires);
+        let mut contents = self.lock();
+        let mut state = contents.states.take(&key(limiter_ref)).unwrap_or_default();
+        state.open(now, &limiter_ref.rules, LEASE, replica);
+        state.close_until(used.0);
+        state.charge_missing(now, used.0, used.1);
+        let expires = state.expires();
+        contents.put(key(limiter_ref), state, expires);
     }
 
-    /// Forgets what was used of a limiter until an instant, or of one of its partitions.
+    /// Forgets the permits of a limiter, or of one of its partitions, that were used until an instant.
     pub fn reset_at(&self, at: Micros, name: &LimiterName, partition: Option<Partition>) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut contents = self.lock();
         let is_meant = |key: &StateKey| key.0 == *name && partition.is_none_or(|one| key.1 == Some(one));
-        state.books.iter_mut().filter(|(key, _)| is_meant(key)).for_each(|(_, book)| book.reset(at));
+        contents.states.iter_mut().filter(|(key, _)| is_meant(key)).for_each(|(_, state)| state.reset(at));
     }
 
-    /// [`Store::hear`] at a given instant.
-    pub fn hear_at(&self, now: Micros, limiter_ref: &LimiterRef, said: &UpstreamReport) -> ReportResult {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut book = state.take(now, limiter_ref, said.replica);
-        let heard = report_upstream(&mut book, now, LEASE, limiter_ref, said);
-        let expires = book.expires();
-        state.put(key(limiter_ref), book, expires);
-        heard
+    /// Carries out [`Store::report_upstream`] at a given instant.
+    pub fn report_upstream_at(
+        &self,
+        now: Micros,
+        limiter_ref: &LimiterRef,
+        report: &UpstreamReport,
+    ) -> ReportResult {
+        let mut contents = self.lock();
+        let mut state = contents.take(now, limiter_ref, report.replica);
+        let result = report_upstream(&mut state, now, LEASE, limiter_ref, report);
+        let expires = state.expires();
+        contents.put(key(limiter_ref), state, expires);
+        result
     }
 
-    /// [`Store::pause`] at a given instant; `None` if too many are kept already.
+    /// Carries out [`Store::pause`] at a given instant; `None` if too many pauses are kept already.
     pub fn pause_at(
         &self,
         now: Micros,
@@ -121,9 +129,9 @@ impl MemoryStore {
         lasting: Micros,
         replica: u64,
     ) -> Option<ReportResult> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut contents = self.lock();
         let (name, partition) = key(limiter_ref);
-        let at = state.by_hand.last().map_or(now, |last| now.max(last.at + Micros::ONE));
+        let at = contents.by_hand.last().map_or(now, |last| now.max(last.at + Micros::ONE));
         let whole = ByHand {
             until: if lasting > Micros::ZERO { now + lasting } else { Micros::ZERO },
             kept_until: now + lasting.max(PAUSE_MAX),
@@ -132,39 +140,39 @@ impl MemoryStore {
             partition,
             at,
         };
-        state.by_hand.retain(|before| {
+        contents.by_hand.retain(|before| {
             let is_part = before.name == whole.name
                 && (whole.partition.is_none() || before.partition == whole.partition);
             before.kept_until > now && !is_part
         });
         let paused_until = whole.until;
-        if state.by_hand.len() >= BY_HAND_MAX {
+        if contents.by_hand.len() >= BY_HAND_MAX {
             return None;
         }
-        state.by_hand.push(whole);
-        Some(ReportResult { epoch: Epoch { now, ..Epoch::default() }, paused_until, drift: 0 })
+        contents.by_hand.push(whole);
+        Some(ReportResult { epoch: Epoch { now, ..Epoch::default() }, paused_until, external_usage: 0 })
     }
 
-    /// The number of limiters and partitions of which something is kept.
+    /// Returns the number of limiters and partitions that have a state.
     pub fn len(&self) -> usize {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).books.len()
+        self.lock().states.len()
     }
 
-    /// Whether nothing is kept.
+    /// Whether no limiter has a state.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// [`Store::inspect`] at a given instant.
+    /// Carries out [`Store::inspect`] at a given instant.
     pub fn inspect_at(&self, now: Micros, limiter_ref: &LimiterRef) -> StateView {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let contents = self.lock();
         let key = key(limiter_ref);
-        let mut book = state.books.get(&key).cloned().unwrap_or_default();
-        book.follow_reset();
-        state.follow_by_hand(now, &key, &mut book);
-        let last = book.calendar().last().unwrap_or_default();
-        let available = book.available(now, &limiter_ref.rules);
-        StateView { now, last, pause: book.pause(now), available }
+        let mut state = contents.states.get(&key).cloned().unwrap_or_default();
+        state.follow_reset();
+        contents.follow_by_hand(now, &key, &mut state);
+        let last = state.timeline().last().unwrap_or_default();
+        let available = state.available(now, &limiter_ref.rules);
+        StateView { now, last, pause: state.pause(now), available }
     }
 }
 
@@ -172,23 +180,23 @@ fn key(limiter_ref: &LimiterRef) -> StateKey {
     (limiter_ref.name.clone(), limiter_ref.partition)
 }
 
-impl State {
+impl Contents {
     fn reserve(&mut self, now: Micros, limiter_refs: &[LimiterRef], call: &Call) -> Answer {
         self.sweep(now);
         let queue: Vec<StateKey> = limiter_refs.iter().map(key).collect();
         let mut order = self.queues.take(&queue).unwrap_or_default();
         let mut taken: Vec<LimiterState> =
             limiter_refs.iter().map(|limiter_ref| self.take(now, limiter_ref, call.replica)).collect();
-        let mut books: Vec<_> = taken
+        let mut states: Vec<_> = taken
             .iter_mut()
             .zip(limiter_refs)
-            .map(|(book, limiter_ref)| (book, limiter_ref.rules.clone()))
+            .map(|(state, limiter_ref)| (state, limiter_ref.rules.clone()))
             .collect();
-        let answer = reserve(now, LEASE, &mut books, &mut order, call);
-        for (key, book) in queue.iter().zip(taken) {
-            let expires = book.expires();
+        let answer = reserve(now, LEASE, &mut states, &mut order, call);
+        for (key, state) in queue.iter().zip(taken) {
+            let expires = state.expires();
             if expires > now {
-                self.put(key.clone(), book, expires);
+                self.put(key.clone(), state, expires);
             }
         }
         if order.expires() > now {
@@ -197,24 +205,24 @@ impl State {
         answer
     }
 
-    /// A book, open and to be put back, which has followed what was done by hand.
+    /// Takes a state out, opens it and lets it follow pauses by hand. It must be put back.
     fn take(&mut self, now: Micros, limiter_ref: &LimiterRef, replica: u64) -> LimiterState {
         let key = key(limiter_ref);
-        let mut book = self.books.take(&key).unwrap_or_default();
-        book.open(now, &limiter_ref.rules, LEASE, replica);
-        self.follow_by_hand(now, &key, &mut book);
-        book
+        let mut state = self.states.take(&key).unwrap_or_default();
+        state.open(now, &limiter_ref.rules, LEASE, replica);
+        self.follow_by_hand(now, &key, &mut state);
+        state
     }
 
-    fn follow_by_hand(&self, now: Micros, key: &StateKey, book: &mut LimiterState) {
+    fn follow_by_hand(&self, now: Micros, key: &StateKey, state: &mut LimiterState) {
         if let Some(last) = self.by_hand.iter().rev().find(|by_hand| by_hand.is_of(key)) {
-            book.pause_by_hand(now, LEASE, last.at, last.until, last.replica);
+            state.pause_by_hand(now, LEASE, last.at, last.until, last.replica);
         }
     }
 
-    /// Forgets some of what has expired.
+    /// Forgets some expired states and queues.
     fn sweep(&mut self, now: Micros) {
-        for (name, _) in self.books.sweep(now, LimiterState::expires) {
+        for (name, _) in self.states.sweep(now, LimiterState::expires) {
             if let Some(count) = self.counts.get_mut(&name) {
                 *count -= 1;
             }
@@ -223,9 +231,9 @@ impl State {
         self.queues.sweep(now, QueueOrder::expires);
     }
 
-    fn put(&mut self, key: StateKey, book: LimiterState, expires: Micros) {
+    fn put(&mut self, key: StateKey, state: LimiterState, expires: Micros) {
         let name = key.0.clone();
-        if self.books.put(key, book, expires) {
+        if self.states.put(key, state, expires) {
             *self.counts.entry(name).or_default() += 1;
         }
     }
@@ -252,9 +260,9 @@ impl Store for MemoryStore {
     fn report_upstream<'a>(
         &'a self,
         limiter_ref: &'a LimiterRef,
-        said: &'a UpstreamReport,
+        report: &'a UpstreamReport,
     ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
-        ready(Ok(self.hear_at(self.clock.now(), limiter_ref, said))).boxed()
+        ready(Ok(self.report_upstream_at(self.clock.now(), limiter_ref, report))).boxed()
     }
 
     fn pause<'a>(
@@ -263,9 +271,9 @@ impl Store for MemoryStore {
         lasting: Micros,
         replica: u64,
     ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
-        let heard = self.pause_at(self.clock.now(), limiter_ref, lasting, replica);
+        let result = self.pause_at(self.clock.now(), limiter_ref, lasting, replica);
         let full = || StoreError::Refused(format!("{BY_HAND_MAX} pauses are kept already"));
-        ready(heard.ok_or_else(full)).boxed()
+        ready(result.ok_or_else(full)).boxed()
     }
 
     fn lease(&self) -> Micros {
@@ -277,36 +285,15 @@ impl Store for MemoryStore {
     }
 
     fn has_room(&self, limiter: &LimiterName, partition: Partition, partitions_max: u32) -> bool {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.sweep(self.clock.now());
-        let count = state.counts.get(limiter).copied().unwrap_or_default();
-        count < partitions_max || state.books.get(&(limiter.clone(), Some(partition))).is_some()
+        let mut contents = self.lock();
+        contents.sweep(self.clock.now());
+        let count = contents.counts.get(limiter).copied().unwrap_or_default();
+        count < partitions_max || contents.states.get(&(limiter.clone(), Some(partition))).is_some()
     }
 
     fn may_fail(&self) -> bool {
         false
     }
-}
-
-/// The share of a limiter that one of `fleet_size` replicas may use by itself: every rate divided and
-/// rounded down; below one permit, one permit in a window that is longer by as much.
-pub fn share(limiter_ref: &LimiterRef, fleet_size: u64) -> LimiterRef {
-    let fleet_size = fleet_size.max(1);
-    let divided = limiter_ref.rules.iter().map(|rule| {
-        let mut rule = rule.clone();
-        if rule.rate >= fleet_size {
-            rule.rate /= fleet_size;
-            if let Kind::Bucket { burst } = &mut rule.kind {
-                *burst = (*burst / fleet_size).max(1);
-            }
-        } else {
-            rule.window = Micros((rule.window.0 * fleet_size).div_ceil(rule.rate));
-            rule.rate = 1;
-            rule.kind = Kind::Sliding;
-        }
-        rule
-    });
-    LimiterRef { rules: divided.collect::<Arc<[_]>>(), ..limiter_ref.clone() }
 }
 
 #[cfg(test)]
@@ -329,7 +316,7 @@ mod tests {
         let store = MemoryStore::new(Clock::start());
         let limiter = limiter(5, SECOND, Duration::ZERO);
         let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: 1 }];
-        let call = Call { known: vec![0], runs, ..Call::default() };
+        let call = Call { generations: vec![0], runs, ..Call::default() };
         let has_room = |value: u64| {
             let partition = partition(&limiter, value).partition.unwrap();
             store.has_room(&limiter.name, partition, 3)
@@ -345,11 +332,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_has_expired_is_forgotten_by_calls_of_others() {
+    async fn expired_states_are_forgotten_by_calls_for_others() {
         let (clock, limiter) = (Clock::start(), limiter(2, SECOND, SECOND));
         let store = MemoryStore::new(clock);
         let run = Run { cost: 1, wait_max: Micros::ZERO, count: 1 };
-        let call = Call { known: vec![0], runs: vec![run], ..Call::default() };
+        let call = Call { generations: vec![0], runs: vec![run], ..Call::default() };
         let now = clock.now();
         for value in 0..5000 {
             store.reserve_at(now, &[partition(&limiter, value)], &call);
@@ -361,12 +348,12 @@ mod tests {
             store.reserve_at(later, &[partition(&limiter, value % 3)], &call);
         }
         assert_eq!(store.len(), 3);
-        let state = store.state.lock().unwrap();
-        assert!(state.books.places() < 1000);
+        let contents = store.lock();
+        assert!(contents.states.places() < 1000);
     }
 
     #[tokio::test]
-    async fn what_is_used_elsewhere_is_charged_once() {
+    async fn external_use_is_charged_once() {
         let (clock, limiter) = (Clock::start(), limiter(10, SECOND, SECOND));
         let (store, now) = (MemoryStore::new(clock), clock.now());
         let limiter_ref = partition(&limiter, 1);
@@ -379,14 +366,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_used_elsewhere_leaves_its_window_no_sooner_for_what_was_booked_here_before() {
+    async fn external_use_leaves_its_window_no_sooner_for_earlier_bookings() {
         let (clock, limiter) = (Clock::start(), limiter(10, SECOND, SECOND));
         let (store, now) = (MemoryStore::new(clock), clock.now());
         let limiter_ref = partition(&limiter, 1);
         let after = |millis| now + Micros::from_millis(millis);
         let left = |at| store.inspect_at(at, &limiter_ref).available[0];
         let run = Run { cost: 1, wait_max: Micros::ZERO, count: 5 };
-        let call = Call { room: 5, runs: vec![run], ..Call::default() };
+        let call = Call { queue_slots_left: 5, runs: vec![run], ..Call::default() };
         store.reserve_at(now, std::slice::from_ref(&limiter_ref), &call);
         // The five may be among the seven, and the other way round: nobody knows when those were used, but not later.
         store.charge_at(after(900), &limiter_ref, (after(800), 7), 1);
@@ -396,14 +383,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_granted_before_what_is_booked_elsewhere() {
+    async fn nothing_is_granted_before_external_bookings() {
         let (clock, limiter) = (Clock::start(), limiter(10, SECOND, SECOND));
         let (store, now) = (MemoryStore::new(clock), clock.now());
         let limiter_ref = partition(&limiter, 1);
         let ahead = now + Micros::from_millis(3500);
         store.charge_at(now, &limiter_ref, (ahead, 7), 1);
         let run = Run { cost: 1, wait_max: Micros::from_millis(60_000), count: 4 };
-        let call = Call { room: 4, runs: vec![run], ..Call::default() };
+        let call = Call { queue_slots_left: 4, runs: vec![run], ..Call::default() };
         let answer = store.reserve_at(now, std::slice::from_ref(&limiter_ref), &call);
         let (first, then) = (answer.outcomes[0], answer.outcomes[1]);
         assert_eq!(first, (3, Outcome::Booked(ahead)));
@@ -412,12 +399,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_in_use_now_says_nothing_of_what_is_booked_ahead() {
+    async fn use_until_now_is_not_compared_with_bookings_ahead() {
         let (clock, limiter) = (Clock::start(), limiter(10, SECOND, SECOND));
         let (store, now) = (MemoryStore::new(clock), clock.now());
         let limiter_ref = partition(&limiter, 1);
         let run = Run { cost: 1, wait_max: Micros::from_millis(60_000), count: 1 };
-        let call = Call { room: 1, runs: vec![run], ..Call::default() };
+        let call = Call { queue_slots_left: 1, runs: vec![run], ..Call::default() };
         let after = |millis| now + Micros::from_millis(millis);
         // The store was away before, and is again a window later; the limiter's other queues have heard of a little less and more.
         store.charge_at(now, &limiter_ref, (after(900), 10), 1);

@@ -1,6 +1,6 @@
-//! Where limiter state lives, as the limiter sees it.
+//! The places for limiter state. A store carries out a [`Call`] atomically, on its own clock.
 //!
-//! A store carries out a [`Call`] atomically on its own clock. The limiter neither knows nor cares which store it is.
+//! Holds the trait, the store in this process, and what a replica knows of a store's clock. Knows no Redis and no queue.
 
 pub mod clock;
 pub(in crate::limiter) mod expiry;
@@ -24,51 +24,51 @@ use crate::limiter::model::replica::Replica;
 use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
 use crate::limiter::model::write_back::WriteBack;
 
-/// What is left of a limiter.
+/// The state of a limiter as it is shown.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct StateView {
     /// The store's clock.
     pub now: Micros,
-    /// The last booked slot; zero if nothing is booked.
+    /// The last booked slot; zero without bookings.
     pub last: Micros,
-    /// The pause that it is in.
+    /// The pause in force.
     pub pause: Option<Lasting>,
-    /// Permits that could be used at once, for each limit.
+    /// For each limit: the permits that could be used at once.
     pub available: Vec<u64>,
 }
 
-/// Why a store did not answer.
+/// The reason why a store did not answer.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
     /// No answer within the deadline. The call may have been carried out.
     #[error("the store did not answer within {}ms", .0.as_millis())]
     Timeout(std::time::Duration),
-    /// The store is known to be away; it was not asked.
+    /// The circuit is open: the store is known to be away, and was not asked.
     #[error("the store is away")]
     Away,
-    /// It could not be reached, or the connection broke.
+    /// The store could not be reached, or the connection broke.
     #[error("cannot reach the store: {0}")]
     Connection(String),
-    /// It answered with an error.
+    /// The store answered with an error.
     #[error("the store refused the call: {0}")]
     Refused(String),
-    /// It holds something that is not weir's under a key of weir's. What is under other keys may be all right.
+    /// A key of weir's holds something that weir has not written. Other keys may be all right.
     #[error("the store holds what is not weir's: {0}")]
     Unreadable(String),
-    /// It answered with something that is not an answer.
+    /// The answer does not have the form of one.
     #[error("the store's answer is not understood: {0}")]
     Malformed(&'static str),
 }
 
-/// A call that came to nothing as far as those are concerned for whom it was made.
+/// A failed call. It may still complete late.
 pub struct Failure {
-    /// Why.
+    /// The reason.
     pub error: StoreError,
-    /// What became of a call that was not answered in time: it may be answered yet.
+    /// The late answer to a call that was not answered in time.
     pub late: Option<LateAnswer>,
 }
 
-/// Ends when a call is answered for which nobody waits any more, or when it no longer will be.
+/// Resolves to the answer to a call that nobody waits for any more; `None` if none came.
 pub type LateAnswer = BoxFuture<'static, Option<Answer>>;
 
 impl From<StoreError> for Failure {
@@ -77,25 +77,25 @@ impl From<StoreError> for Failure {
     }
 }
 
-/// News from whichever replica caused it.
+/// An event that a replica announces to all others.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Announcement {
-    /// Freed was given back before the last slot of a queue.
+    /// Permits were given back before the last slot of a queue.
     Freed {
-        /// Whose limiters and partitions the queue takes together.
+        /// The limiters and partitions that the queue takes together.
         queue: Vec<(LimiterName, Option<Partition>)>,
-        /// Where.
-        room: Freed,
+        /// The slot, and how many permits.
+        freed: Freed,
     },
-    /// A limiter is paused, or goes on.
+    /// A limiter was paused, or its pause was lifted.
     Pause {
         /// The limiter.
         name: LimiterName,
-        /// Which of its partitions; all if none.
+        /// The partition; all of them if `None`.
         partition: Option<Partition>,
-        /// By the store's clock.
+        /// The instants of the pause, by the store's clock.
         stretch: PauseStretch,
-        /// Why, and by whom.
+        /// The reason, and the replica.
         cause: Cause,
     },
 }
@@ -109,27 +109,27 @@ pub trait Store: Send + Sync + 'static {
         call: &'a Arc<Call>,
     ) -> BoxFuture<'a, Result<Answer, Failure>>;
 
-    /// Reads what is left, and changes nothing.
+    /// Returns the state of a limiter, and changes nothing.
     fn inspect<'a>(&'a self, limiter_ref: &'a LimiterRef) -> BoxFuture<'a, Result<StateView, StoreError>>;
 
-    /// Keeps the store's epoch alive and tells which it is, for a caller that knows of no later one than `known`; and what has been
-    /// reset of late, ascending.
+    /// Keeps the store's epoch alive, for a caller that knows of no later one than `known`. Returns the epoch, and the latest
+    /// resets, ascending.
     fn epoch(&self, _known: u64) -> BoxFuture<'_, Result<(Epoch, Vec<Reset>), StoreError>> {
         ready(Ok((Epoch::default(), Vec::new()))).boxed()
     }
 
-    /// Forgets what was used of a limiter until now, in all its partitions if the limiter_ref names none.
+    /// Forgets the permits used of a limiter until now, in all partitions if `limiter_ref` names none.
     fn reset<'a>(&'a self, limiter_ref: &'a LimiterRef) -> BoxFuture<'a, Result<Epoch, StoreError>>;
 
-    /// Hears what an upstream said, and tells all who share the limiter if it is paused.
+    /// Applies an upstream's report to a limiter, and announces a pause to all replicas.
     fn report_upstream<'a>(
         &'a self,
         limiter_ref: &'a LimiterRef,
-        said: &'a UpstreamReport,
+        report: &'a UpstreamReport,
     ) -> BoxFuture<'a, Result<ReportResult, StoreError>>;
 
-    /// Pauses a limiter by hand for so long, over a replica, in all its partitions if the limiter_ref names none; for no time: it
-    /// goes on. Tells all who share it.
+    /// Pauses a limiter by hand for so long, in all partitions if `limiter_ref` names none, and announces it to all replicas. A
+    /// length of zero lifts the pause.
     fn pause<'a>(
         &'a self,
         limiter_ref: &'a LimiterRef,
@@ -137,16 +137,16 @@ pub trait Store: Send + Sync + 'static {
         replica: u64,
     ) -> BoxFuture<'a, Result<ReportResult, StoreError>>;
 
-    /// Charges what was granted before the store lost it.
+    /// Charges grants that the store does not know.
     fn write_back<'a>(
         &'a self,
-        _subject: &'a LimiterRef,
+        _limiter_ref: &'a LimiterRef,
         _write: &'a WriteBack,
     ) -> BoxFuture<'a, Result<Epoch, StoreError>> {
         ready(Ok(Epoch::default())).boxed()
     }
 
-    /// Says that a replica is there, or that it leaves, and tells who is there.
+    /// Registers a replica, or removes it if it leaves. Returns the registered replicas.
     fn register_replica<'a>(
         &'a self,
         me: &'a Replica,
@@ -155,28 +155,28 @@ pub trait Store: Send + Sync + 'static {
         ready(Ok(if leaves { Vec::new() } else { vec![me.clone()] })).boxed()
     }
 
-    /// What other replicas do, told without being asked; `None` where there are no others.
+    /// Subscribes to the announcements of other replicas; `None` if the store is not shared.
     fn announcements(&self) -> Option<broadcast::Receiver<Announcement>> {
         None
     }
 
-    /// The store for the limiters of a group, where each group may be lost by itself; `None` where there is one memory for all.
+    /// Returns the part of the store for a group of limiters; `None` if all groups live and fail together.
     fn part(&self, _group: &str) -> Option<Arc<dyn Store>> {
         None
     }
 
-    /// Whether there is room for the state of a partition of a limiter that may have so many of them.
+    /// Whether the store may keep the state of a further partition of a limiter, or has it already.
     fn has_room(&self, _limiter: &LimiterName, _partition: Partition, _partitions_max: u32) -> bool {
         true
     }
 
-    /// For how long after its last answered call a caller may trust what it was told of changed limits.
+    /// Returns how long after its last answered call a caller may rely on the limits that it knows.
     fn lease(&self) -> Micros;
 
-    /// Whether the store answers, as far as is known.
+    /// Whether the store answered lately.
     fn is_up(&self) -> bool;
 
-    /// Whether it could ever be away.
+    /// Whether the store could ever be away.
     fn may_fail(&self) -> bool {
         true
     }

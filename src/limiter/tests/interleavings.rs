@@ -6,9 +6,12 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::clock::{Clock, Micros};
+use crate::limiter::arithmetic::algorithm::kind::Kind;
+use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::arithmetic::rule::{Kind, Rule};
-use crate::limiter::arithmetic::state::{LimiterState, Returned};
+use crate::limiter::arithmetic::reschedule::Returned;
+use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::limit::{Limiter, Permits};
 use crate::limiter::store::Store;
 use crate::limiter::tests::latent_store::LatentStore;
@@ -196,7 +199,13 @@ fn a_slot_of_a_change_that_was_missed_takes_nobody_elses_place() {
     let second = |count: u64| Micros(1_800_000_000_000_000 + count * 100_000);
     let lease = Micros::from_millis(500);
     let rules = |window| -> Arc<[Rule]> {
-        [Rule { rate: 1, window: Micros(window), cell: Micros::ONE, kind: Kind::Sliding }].into()
+        [Rule {
+            rate: 1,
+            window: Micros(window),
+            cell: Micros::ONE,
+            kind: Kind::SlidingWindow(SlidingWindow),
+        }]
+        .into()
     };
     let mut book = LimiterState::default();
     let book_at = |book: &mut LimiterState, tenths, window, replica, count| {
@@ -211,11 +220,11 @@ fn a_slot_of_a_change_that_was_missed_takes_nobody_elses_place() {
     book_at(&mut book, 0, 2_000_000, 1, 5);
     book_at(&mut book, 1, 1_000_000, 2, 0);
     book_at(&mut book, 15, 1_000_000, 2, 3);
-    assert!(book.calendar().entries().iter().any(|entry| entry.at == second(60)));
+    assert!(book.timeline().entries().iter().any(|entry| entry.at == second(60)));
     book_at(&mut book, 56, 1_500_000, 2, 0);
-    let before = book.calendar().entries().to_vec();
+    let before = book.timeline().entries().to_vec();
     assert_eq!(book.give_back(second(60), 1, 0), Returned::Lost);
-    assert_eq!(book.calendar().entries(), before);
+    assert_eq!(book.timeline().entries(), before);
 }
 
 #[tokio::test(start_paused = true)]

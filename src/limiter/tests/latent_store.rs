@@ -1,4 +1,4 @@
-//! The store of the limiter's tests: a memory store that counts its calls, takes its time, and can be away.
+//! The store of the limiter's tests: a memory store that counts its calls, answers after a latency, and can be away.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -20,10 +20,10 @@ pub(in crate::limiter) struct LatentStore {
     store: MemoryStore,
     calls: AtomicU64,
     is_away: AtomicBool,
-    /// Whether it grants everything and keeps nothing.
+    /// Whether the store grants everything and keeps nothing.
     is_forgetful: AtomicBool,
     delay: Duration,
-    /// How long after they have been given up calls are answered, though they were carried out at once.
+    /// How long after their deadline calls are answered, though they are carried out at once.
     late_by: Mutex<Duration>,
 }
 
@@ -101,9 +101,9 @@ impl Store for LatentStore {
     fn report_upstream<'a>(
         &'a self,
         limiter_ref: &'a LimiterRef,
-        said: &'a UpstreamReport,
+        report: &'a UpstreamReport,
     ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
-        self.store.report_upstream(limiter_ref, said)
+        self.store.report_upstream(limiter_ref, report)
     }
 
     fn pause<'a>(

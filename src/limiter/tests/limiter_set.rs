@@ -1,4 +1,4 @@
-//! Gates of several limiters, partitions, scopes and modes, on paused time.
+//! Sets of several limiters, and partitions, on paused time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,13 +8,13 @@ use tokio::time::{Instant, sleep};
 use crate::clock::Clock;
 use crate::limiter::model::limit::{Limiter, LimiterName, Partitioned, Permits};
 use crate::limiter::tests::latent_store::LatentStore;
-use crate::limiter::tests::{self, gate};
+use crate::limiter::tests::{self, gate as limiter_set};
 use crate::limiter::{Demand, Entered, LimiterSet, Limiters, Partition, Permit, Refusal};
 use crate::telemetry::Metrics;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Limiters over a store that may be slow or away.
+/// Limiters over a store that can be slow or away.
 pub(in crate::limiter) struct Fleet {
     pub(in crate::limiter) limiters: Limiters,
     store: Arc<LatentStore>,
@@ -54,7 +54,7 @@ impl Fleet {
 
     pub(in crate::limiter) async fn left(&self, name: &str, partition: Option<Partition>) -> Option<u64> {
         let name = LimiterName::parse(name).unwrap();
-        let state = self.limiters.choose(&name, partition).unwrap().inspect().await;
+        let state = self.limiters.find(&name, partition).unwrap().inspect().await;
         state.available.map(|available| available[0])
     }
 
@@ -63,7 +63,7 @@ impl Fleet {
     }
 }
 
-/// `rate` a second, and a wait of that many seconds.
+/// A limiter of `rate` permits a second whose requests wait for at most `seconds`.
 pub(in crate::limiter) fn limiter(name: &str, rate: u64, seconds: u32) -> Limiter {
     let limiter = Limiter::clone(&tests::limiter(rate, SECOND, SECOND * seconds));
     Limiter { name: LimiterName::parse(name).unwrap(), ..limiter }
@@ -78,14 +78,14 @@ pub(in crate::limiter) fn of(value: u64) -> Option<Partition> {
 }
 
 pub(in crate::limiter) async fn enter(
-    gate: &LimiterSet,
+    set: &LimiterSet,
     partitions: &[Option<Partition>],
 ) -> Result<Entered, Refusal> {
-    gate.enter(partitions, Demand { cost: Permits::ONE, wait_max: None }).await
+    set.enter(partitions, Demand { cost: Permits::ONE, wait_max: None }).await
 }
 
-pub(in crate::limiter) async fn granted(gate: &LimiterSet, partitions: &[Option<Partition>]) -> Permit {
-    match enter(gate, partitions).await {
+pub(in crate::limiter) async fn granted(set: &LimiterSet, partitions: &[Option<Partition>]) -> Permit {
+    match enter(set, partitions).await {
         Ok(Entered::Granted(permit)) => permit,
         Ok(Entered::Waiting(_)) => panic!("it waits"),
         Err(refusal) => panic!("{refusal}"),
@@ -93,10 +93,10 @@ pub(in crate::limiter) async fn granted(gate: &LimiterSet, partitions: &[Option<
 }
 
 pub(in crate::limiter) async fn pass(
-    gate: &LimiterSet,
+    set: &LimiterSet,
     partitions: &[Option<Partition>],
 ) -> Result<Instant, Refusal> {
-    let permit = match enter(gate, partitions).await? {
+    let permit = match enter(set, partitions).await? {
         Entered::Granted(permit) => permit,
         Entered::Waiting(ticket) => ticket.turn().await?,
     };
@@ -104,8 +104,8 @@ pub(in crate::limiter) async fn pass(
     Ok(Instant::now())
 }
 
-pub(in crate::limiter) async fn refused_by(gate: &LimiterSet, partitions: &[Option<Partition>]) -> String {
-    match enter(gate, partitions).await {
+pub(in crate::limiter) async fn refused_by(set: &LimiterSet, partitions: &[Option<Partition>]) -> String {
+    match enter(set, partitions).await {
         Err(refusal) => refusal.limiter().to_string(),
         Ok(_) => panic!("it was let in"),
     }
@@ -114,9 +114,9 @@ pub(in crate::limiter) async fn refused_by(gate: &LimiterSet, partitions: &[Opti
 const SHORT: Duration = Duration::from_millis(10);
 
 #[tokio::test(start_paused = true)]
-async fn what_one_limiter_refuses_costs_the_others_nothing() {
+async fn a_refusal_charges_no_limiter_of_the_set() {
     let fleet = fleet(&[limiter("wide", 10, 0), limiter("narrow", 2, 0)], Duration::ZERO, SECOND);
-    let both = gate(&fleet.limiters, &["wide", "narrow"]);
+    let both = limiter_set(&fleet.limiters, &["wide", "narrow"]);
     granted(&both, &[None, None]).await.commit();
     granted(&both, &[None, None]).await.commit();
     for _ in 0..5 {
@@ -130,11 +130,11 @@ async fn what_one_limiter_refuses_costs_the_others_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_order_of_names_does_not_matter_nor_does_a_name_twice() {
+async fn neither_the_order_of_names_nor_a_name_twice_matters() {
     let keyed = partitioned(limiter("b", 1, 10), 10);
     let fleet = fleet(&[limiter("a", 1, 10), keyed], Duration::ZERO, SECOND);
-    let one = gate(&fleet.limiters, &["a", "b"]);
-    let other = gate(&fleet.limiters, &["b", "b", "a"]);
+    let one = limiter_set(&fleet.limiters, &["a", "b"]);
+    let other = limiter_set(&fleet.limiters, &["b", "b", "a"]);
     granted(&one, &[None, of(1)]).await.commit();
     let first = enter(&other, &[of(1), of(1), None]).await;
     assert!(matches!(first, Ok(Entered::Waiting(_))));
@@ -149,21 +149,21 @@ async fn the_order_of_names_does_not_matter_nor_does_a_name_twice() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tenant_far_behind_holds_nobody_up() {
+async fn a_tenant_with_a_backlog_delays_no_other_tenant() {
     let tenants = partitioned(limiter("tenants", 2, 60), 10);
     let fleet = fleet(&[limiter("overall", 100, 60), tenants], Duration::ZERO, SECOND);
-    let gate = gate(&fleet.limiters, &["overall", "tenants"]);
+    let set = limiter_set(&fleet.limiters, &["overall", "tenants"]);
     let passes = |tenant| {
-        let gate = gate.clone();
-        async move { pass(&gate, &[None, of(tenant)]).await.unwrap() }
+        let set = set.clone();
+        async move { pass(&set, &[None, of(tenant)]).await.unwrap() }
     };
     let busy: Vec<_> = (0..60).map(|_| tokio::spawn(passes(1))).collect();
     sleep(SHORT).await;
     assert!(fleet.shows(r#"weir_queue_waiting{limiter="tenants"} 58"#));
     let start = Instant::now();
-    granted(&gate, &[None, of(2)]).await.commit();
-    granted(&gate, &[None, of(2)]).await.commit();
-    let third = pass(&gate, &[None, of(2)]).await.unwrap();
+    granted(&set, &[None, of(2)]).await.commit();
+    granted(&set, &[None, of(2)]).await.commit();
+    let third = pass(&set, &[None, of(2)]).await.unwrap();
     assert!(third - start < SECOND * 12 / 10, "{:?}", third - start);
     for task in busy {
         task.await.unwrap();
@@ -177,48 +177,48 @@ async fn a_tenant_far_behind_holds_nobody_up() {
 #[tokio::test(start_paused = true)]
 async fn partitions_are_independent_and_the_tightest_is_shown() {
     let fleet = fleet(&[partitioned(limiter("keyed", 3, 0), 10)], Duration::ZERO, SECOND);
-    let gate = gate(&fleet.limiters, &["keyed"]);
+    let set = limiter_set(&fleet.limiters, &["keyed"]);
     for tenant in 0..3 {
         for _ in 0..=tenant {
-            granted(&gate, &[of(tenant)]).await.commit();
+            granted(&set, &[of(tenant)]).await.commit();
         }
     }
-    assert!(matches!(enter(&gate, &[of(2)]).await, Err(Refusal::RateLimited { .. })));
-    granted(&gate, &[of(0)]).await.commit();
-    // Without a value is a partition too.
-    granted(&gate, &[None]).await.commit();
+    assert!(matches!(enter(&set, &[of(2)]).await, Err(Refusal::RateLimited { .. })));
+    granted(&set, &[of(0)]).await.commit();
+    // Requests without a value are a partition too.
+    granted(&set, &[None]).await.commit();
     assert_eq!(fleet.left("keyed", of(0)).await, Some(1));
     assert_eq!(fleet.left("keyed", of(2)).await, Some(0));
     assert_eq!(fleet.left("keyed", None).await, None);
     assert!(fleet.shows(r#"weir_limiter_available_permits{limit="3/1s",limiter="keyed"} 0"#));
-    // The tightest one has room again, and says so.
+    // The tightest partition has permits again.
     sleep(SECOND * 11 / 10).await;
-    granted(&gate, &[of(2)]).await.commit();
+    granted(&set, &[of(2)]).await.commit();
     assert!(fleet.shows(r#"weir_limiter_available_permits{limit="3/1s",limiter="keyed"} 2"#));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_further_partition_waits_until_one_has_left() {
+async fn a_partition_above_the_maximum_is_refused_until_another_has_left() {
     let fleet = fleet(&[partitioned(limiter("keyed", 10, 1), 2)], Duration::ZERO, SECOND);
-    let gate = gate(&fleet.limiters, &["keyed"]);
-    granted(&gate, &[of(1)]).await.commit();
-    granted(&gate, &[of(2)]).await.commit();
-    let Err(Refusal::QueueFull { retry_after, .. }) = enter(&gate, &[of(3)]).await else { panic!() };
+    let set = limiter_set(&fleet.limiters, &["keyed"]);
+    granted(&set, &[of(1)]).await.commit();
+    granted(&set, &[of(2)]).await.commit();
+    let Err(Refusal::QueueFull { retry_after, .. }) = enter(&set, &[of(3)]).await else { panic!() };
     assert!(fleet.shows(r#"weir_permits_total{limiter="keyed",result="refused"} 1"#));
-    granted(&gate, &[of(1)]).await.commit();
+    granted(&set, &[of(1)]).await.commit();
     sleep(retry_after.to_duration() + SHORT).await;
     assert_eq!(fleet.limiters.queues(), 0);
-    granted(&gate, &[of(3)]).await.commit();
+    granted(&set, &[of(3)]).await.commit();
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_queue_leaves_when_it_is_idle_but_not_while_it_is_needed() {
+async fn an_idle_queue_ends_but_not_while_it_is_needed() {
     let fleet = fleet(&[limiter("fixed", 1, 60), partitioned(limiter("keyed", 1, 60), 9)], SHORT, SECOND);
-    let (fixed, keyed) = (gate(&fleet.limiters, &["fixed"]), gate(&fleet.limiters, &["keyed"]));
+    let (fixed, keyed) = (limiter_set(&fleet.limiters, &["fixed"]), limiter_set(&fleet.limiters, &["keyed"]));
     granted(&fixed, &[]).await.commit();
     let permit = granted(&keyed, &[of(1)]).await;
     sleep(5 * SECOND).await;
-    assert_eq!(fleet.limiters.queues(), 2, "a permit is out, and a gate holds the other");
+    assert_eq!(fleet.limiters.queues(), 2, "a permit is out, and a set holds the other");
     drop(permit);
     sleep(5 * SECOND).await;
     assert_eq!(fleet.limiters.queues(), 1);
@@ -231,10 +231,10 @@ async fn a_queue_leaves_when_it_is_idle_but_not_while_it_is_needed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn nobody_is_lost_while_workers_end() {
+async fn no_request_is_lost_while_workers_end() {
     let keyed = partitioned(limiter("keyed", 1_000_000, 60), 1000);
     let fleet = fleet(&[keyed], Duration::ZERO, Duration::ZERO);
-    let keyed = gate(&fleet.limiters, &["keyed"]);
+    let keyed = limiter_set(&fleet.limiters, &["keyed"]);
     let enters = |task: u64| {
         let keyed = keyed.clone();
         async move {

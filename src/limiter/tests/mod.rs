@@ -46,7 +46,7 @@ fn limiters(limiter: &Arc<Limiter>) -> (Limiters, LimiterSet) {
 
 pub(in crate::limiter) fn gate(limiters: &Limiters, names: &[&str]) -> LimiterSet {
     let names: Vec<_> = names.iter().map(|name| LimiterName::parse(name).unwrap()).collect();
-    limiters.gate(&names).unwrap().unwrap()
+    limiters.limiter_set(&names).unwrap().unwrap()
 }
 
 async fn enter(gate: &LimiterSet) -> Result<Entered, Refusal> {

@@ -1,11 +1,12 @@
-//! Scopes, modes, policies and reloads of gates on paused time, and what a queue costs.
+//! Scopes, modes, store policies and reloads of limiter sets on paused time, and the size of a queue.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
 use crate::limiter::model::limit::{Limiter, LimiterName, Mode, OnStoreFailure, Permits, QueueLimits, Scope};
-use crate::limiter::tests::gate;
+use crate::limiter::tests::gate as limiter_set;
 use crate::limiter::tests::limiter_set::{
     Fleet, enter, fleet, granted, limiter, of, partitioned, pass, refused_by,
 };
@@ -27,19 +28,19 @@ fn without_store(limiter: Limiter, on_store_failure: OnStoreFailure) -> Limiter 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_limiter_per_replica_does_without_the_store() {
+async fn a_limiter_per_replica_needs_no_store() {
     let own = without_store(per_replica(limiter("own", 2, 5)), OnStoreFailure::Reject);
     let fleet = fleet(&[own, limiter("shared", 2, 1)], Duration::ZERO, SECOND);
     fleet.set_away(true);
     assert!(fleet.limiters.ready());
-    let own = gate(&fleet.limiters, &["own"]);
+    let own = limiter_set(&fleet.limiters, &["own"]);
     granted(&own, &[]).await.commit();
     granted(&own, &[]).await.commit();
     assert!(matches!(enter(&own, &[]).await, Ok(Entered::Waiting(_))));
     assert_eq!(fleet.left("own", None).await, Some(0));
     assert_eq!(fleet.calls(), 0);
     let names = ["shared", "own"].map(|name| LimiterName::parse(name).unwrap());
-    let Err(error) = fleet.limiters.gate(&names) else { panic!("they go together") };
+    let Err(error) = fleet.limiters.limiter_set(&names) else { panic!("they go together") };
     assert!(matches!(&error, LimiterSetError::Scopes(..)));
     assert!(error.to_string().contains("different scopes"), "{error}");
 }
@@ -47,15 +48,15 @@ async fn a_limiter_per_replica_does_without_the_store() {
 #[tokio::test(start_paused = true)]
 async fn a_shadow_counts_and_never_delays() {
     let fleet = fleet(&[limiter("acts", 20, 0), shadow(limiter("counts", 2, 1))], Duration::ZERO, SECOND);
-    let gate = gate(&fleet.limiters, &["counts", "acts"]);
+    let set = limiter_set(&fleet.limiters, &["counts", "acts"]);
     // A request that is not sent is charged nowhere.
-    drop(granted(&gate, &[]).await);
+    drop(granted(&set, &[]).await);
     for _ in 0..10 {
-        granted(&gate, &[]).await.commit();
+        granted(&set, &[]).await.commit();
     }
     sleep(SHORT).await;
     // Two at once and two within its wait of a second, if the guard lets them.
-    let state = fleet.limiters.choose(&LimiterName::parse("counts").unwrap(), None).unwrap().inspect().await;
+    let state = fleet.limiters.find(&LimiterName::parse("counts").unwrap(), None).unwrap().inspect().await;
     assert!((2..=4).contains(&state.granted), "{}", state.granted);
     let refused = 10 - state.granted;
     assert!(
@@ -67,19 +68,19 @@ async fn a_shadow_counts_and_never_delays() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_gate_of_shadows_lets_everything_pass_at_once() {
+async fn a_set_of_shadows_grants_everything_at_once() {
     let fleet = fleet(&[shadow(partitioned(limiter("counts", 3, 0), 1))], SECOND, SECOND);
-    let gate = gate(&fleet.limiters, &["counts"]);
+    let set = limiter_set(&fleet.limiters, &["counts"]);
     let start = Instant::now();
     for _ in 0..5 {
-        let mut permit = granted(&gate, &[of(1)]).await;
+        let mut permit = granted(&set, &[of(1)]).await;
         permit.confirm().await.unwrap();
         permit.commit();
     }
     // One partition more than there may be.
-    granted(&gate, &[of(2)]).await.commit();
+    granted(&set, &[of(2)]).await.commit();
     let demand = Demand { cost: Permits::new(50).unwrap(), wait_max: None };
-    let Ok(Entered::Granted(costly)) = gate.enter(&[of(1)], demand).await else { panic!() };
+    let Ok(Entered::Granted(costly)) = set.enter(&[of(1)], demand).await else { panic!() };
     costly.commit();
     assert_eq!(start.elapsed(), Duration::ZERO, "the store takes a second to answer");
     sleep(3 * SECOND).await;
@@ -90,12 +91,12 @@ async fn a_gate_of_shadows_lets_everything_pass_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_shadow_is_bounded_when_the_store_is_slow() {
     let fleet = fleet(&[shadow(limiter("counts", 1_000_000, 0))], 600 * SECOND, SECOND);
-    let gate = gate(&fleet.limiters, &["counts"]);
+    let set = limiter_set(&fleet.limiters, &["counts"]);
     for _ in 0..20_000 {
-        granted(&gate, &[]).await.commit();
+        granted(&set, &[]).await.commit();
     }
     let name = LimiterName::parse("counts").unwrap();
-    let state = fleet.limiters.choose(&name, None).unwrap().inspect().await;
+    let state = fleet.limiters.find(&name, None).unwrap().inspect().await;
     assert_eq!((state.waiting, state.refused), (0, 0));
     let text = fleet.metrics.render();
     let series = r#"weir_permits_total{limiter="counts",result="shadow_refused"} "#;
@@ -106,23 +107,23 @@ async fn a_shadow_is_bounded_when_the_store_is_slow() {
 #[tokio::test(start_paused = true)]
 async fn a_mode_changes_with_a_reload() {
     let fleet = fleet(&[limiter("api", 1, 0)], Duration::ZERO, SECOND);
-    let gate = gate(&fleet.limiters, &["api"]);
-    granted(&gate, &[]).await.commit();
-    assert!(enter(&gate, &[]).await.is_err());
+    let set = limiter_set(&fleet.limiters, &["api"]);
+    granted(&set, &[]).await.commit();
+    assert!(enter(&set, &[]).await.is_err());
     fleet.apply(&[shadow(limiter("api", 1, 0))]);
-    granted(&gate, &[]).await.commit();
+    granted(&set, &[]).await.commit();
     fleet.apply(&[limiter("api", 1, 0)]);
-    assert!(enter(&gate, &[]).await.is_err());
+    assert!(enter(&set, &[]).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_changed_scope_or_key_is_for_new_gates() {
+async fn a_changed_scope_or_key_is_for_new_limiter_sets() {
     let fleet = fleet(&[limiter("api", 1, 5)], Duration::ZERO, SECOND);
-    let before = gate(&fleet.limiters, &["api"]);
+    let before = limiter_set(&fleet.limiters, &["api"]);
     granted(&before, &[]).await.commit();
     let Ok(Entered::Waiting(ticket)) = enter(&before, &[]).await else { panic!() };
     fleet.apply(&[per_replica(partitioned(limiter("api", 1, 5), 10))]);
-    let after = gate(&fleet.limiters, &["api"]);
+    let after = limiter_set(&fleet.limiters, &["api"]);
     let calls = fleet.calls();
     granted(&after, &[of(1)]).await.commit();
     granted(&after, &[of(2)]).await.commit();
@@ -139,7 +140,7 @@ async fn a_changed_scope_or_key_is_for_new_gates() {
 #[tokio::test(start_paused = true)]
 async fn a_removed_limiter_serves_its_last_request() {
     let fleet = fleet(&[limiter("goes", 1, 5)], Duration::ZERO, SECOND);
-    let goes = gate(&fleet.limiters, &["goes"]);
+    let goes = limiter_set(&fleet.limiters, &["goes"]);
     granted(&goes, &[]).await.commit();
     let Ok(Entered::Waiting(ticket)) = enter(&goes, &[]).await else { panic!() };
     fleet.apply(&[]);
@@ -147,6 +148,42 @@ async fn a_removed_limiter_serves_its_last_request() {
     ticket.turn().await.unwrap().commit();
     sleep(5 * SECOND).await;
     assert_eq!(fleet.limiters.queues(), 0);
+}
+
+/// The metrics of weir, without those of the process.
+fn series(fleet: &Fleet) -> String {
+    let text = fleet.metrics.render();
+    text.lines().filter(|line| line.starts_with("weir_")).collect::<Vec<_>>().join("\n")
+}
+
+#[tokio::test(start_paused = true)]
+async fn prepared_limiters_change_nothing_before_the_commit() {
+    let keyed = |rate| partitioned(limiter("keyed", rate, 60), 10);
+    let running = [limiter("api", 1, 60), keyed(5), limiter("leaves", 5, 0)];
+    let fleet = fleet(&running, Duration::ZERO, SECOND);
+    let (api, tenants) = (limiter_set(&fleet.limiters, &["api"]), limiter_set(&fleet.limiters, &["keyed"]));
+    granted(&tenants, &[of(1)]).await.commit();
+    granted(&api, &[]).await.commit();
+    let Ok(Entered::Waiting(ticket)) = enter(&api, &[]).await else { panic!() };
+    sleep(SHORT).await;
+    let (metrics, calls, queues) = (series(&fleet), fleet.calls(), fleet.limiters.queues());
+
+    let next = [limiter("api", 1000, 60), limiter("keyed", 5, 0), limiter("comes", 5, 0)].map(Arc::new);
+    let names = ["keyed", "comes", "leaves"].map(|name| LimiterName::parse(name).unwrap());
+    let prepared = fleet.limiters.prepare(&next);
+    let set = prepared.limiter_set(&names[..2]).unwrap().unwrap();
+    assert!(matches!(prepared.limiter_set(&names), Err(LimiterSetError::Unknown(_))));
+    sleep(SHORT).await;
+    assert_eq!(series(&fleet), metrics);
+    assert_eq!((fleet.calls(), fleet.limiters.queues()), (calls, queues), "no worker has moved");
+
+    drop(fleet.limiters.prepare(&[]));
+    prepared.commit();
+    ticket.turn().await.unwrap().commit();
+    granted(&set, &[]).await.commit();
+    assert!(fleet.shows(r#"weir_permits_total{limiter="comes",result="granted"} 1"#));
+    assert!(fleet.shows(r#"weir_permits_total{limiter="keyed",result="granted"} 2"#));
+    assert!(!fleet.metrics.render().contains("leaves"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -157,29 +194,29 @@ async fn the_smallest_of_every_bound_holds() {
     };
     let limiters = [bounded("patient", 60, 2), bounded("hasty", 10, 50), limiter("never", 1, 0)];
     let fleet = fleet(&limiters, Duration::ZERO, SECOND);
-    let waiting = gate(&fleet.limiters, &["patient", "hasty"]);
+    let waiting = limiter_set(&fleet.limiters, &["patient", "hasty"]);
     granted(&waiting, &[]).await.commit();
     let first = enter(&waiting, &[]).await.unwrap();
     let _second = enter(&waiting, &[]).await.unwrap();
     assert!(matches!(enter(&waiting, &[]).await, Err(Refusal::QueueFull { .. })));
     drop(first);
-    let never = gate(&fleet.limiters, &["patient", "never"]);
+    let never = limiter_set(&fleet.limiters, &["patient", "never"]);
     assert!(matches!(enter(&never, &[]).await, Err(Refusal::RateLimited { .. })));
     let demand = Demand { cost: Permits::new(2).unwrap(), wait_max: None };
     assert!(matches!(waiting.enter(&[], demand).await, Err(Refusal::CostExceedsLimit { .. })));
 }
 
 async fn outcomes(fleet: &Fleet, names: &[&str]) -> Vec<Result<Entered, Refusal>> {
-    let gate = gate(&fleet.limiters, names);
+    let set = limiter_set(&fleet.limiters, names);
     let mut outcomes = Vec::new();
     for _ in 0..10 {
-        outcomes.push(enter(&gate, &[]).await);
+        outcomes.push(enter(&set, &[]).await);
     }
     outcomes
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_store_each_policy_has_its_say() {
+async fn each_limiter_follows_its_own_policy_without_a_store() {
     use OnStoreFailure::{Allow, Local, Reject};
     let of = |name, rate, policy| without_store(limiter(name, rate, 0), policy);
     let limiters =
@@ -199,45 +236,45 @@ async fn without_a_store_each_policy_has_its_say() {
     assert!(fleet.shows(r#"weir_permits_total{limiter="free",result="allowed"} 3"#));
     assert!(fleet.shows(r#"weir_permits_total{limiter="wide",result="local"} 3"#));
     assert_eq!(outcomes(&fleet, &["wide"]).await.iter().filter(|outcome| outcome.is_ok()).count(), 2);
-    let rejected = gate(&fleet.limiters, &["wide", "free", "strict"]);
+    let rejected = limiter_set(&fleet.limiters, &["wide", "free", "strict"]);
     assert_eq!(refused_by(&rejected, &[]).await, "strict");
     assert!(matches!(enter(&rejected, &[]).await, Err(Refusal::StoreUnavailable { .. })));
     assert!(outcomes(&fleet, &["free"]).await.iter().all(Result::is_ok));
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_used_is_remembered_when_the_worker_has_ended() {
+async fn usage_outlives_the_worker_that_granted_it() {
     let long = |partition| {
         let mut long = partitioned(limiter("keyed", 10, 0), partition);
         long.limits[0].per = 60 * SECOND;
         long
     };
     let fleet = fleet(&[long(10)], Duration::ZERO, SECOND);
-    let gate = gate(&fleet.limiters, &["keyed"]);
+    let set = limiter_set(&fleet.limiters, &["keyed"]);
     for _ in 0..8 {
-        granted(&gate, &[of(1)]).await.commit();
+        granted(&set, &[of(1)]).await.commit();
     }
     sleep(5 * SECOND).await;
     assert_eq!(fleet.limiters.queues(), 0);
     fleet.set_away(true);
-    granted(&gate, &[of(1)]).await.commit();
-    granted(&gate, &[of(1)]).await.commit();
-    assert!(matches!(enter(&gate, &[of(1)]).await, Err(Refusal::RateLimited { .. })));
+    granted(&set, &[of(1)]).await.commit();
+    granted(&set, &[of(1)]).await.commit();
+    assert!(matches!(enter(&set, &[of(1)]).await, Err(Refusal::RateLimited { .. })));
     for _ in 0..10 {
-        pass(&gate, &[of(2)]).await.unwrap();
+        pass(&set, &[of(2)]).await.unwrap();
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_late_answer_has_booked_is_given_back() {
+async fn bookings_of_a_late_answer_are_given_back() {
     let mut slow = limiter("api", 10, 0);
     slow.limits[0].per = 60 * SECOND;
     let fleet = fleet(&[slow], Duration::ZERO, SECOND);
-    let gate = gate(&fleet.limiters, &["api"]);
-    granted(&gate, &[]).await.commit();
+    let set = limiter_set(&fleet.limiters, &["api"]);
+    granted(&set, &[]).await.commit();
     fleet.set_late_by(5 * SECOND);
-    granted(&gate, &[]).await.commit();
-    granted(&gate, &[]).await.commit();
+    granted(&set, &[]).await.commit();
+    granted(&set, &[]).await.commit();
     assert_eq!(fleet.left("api", None).await, Some(7), "both calls were carried out");
     fleet.set_late_by(Duration::ZERO);
     sleep(4 * SECOND).await;
@@ -249,7 +286,7 @@ async fn what_a_late_answer_has_booked_is_given_back() {
 /// Not with the others: it measures the whole process. Run it with `--ignored --nocapture`.
 #[tokio::test]
 #[ignore = "measures the whole process"]
-async fn a_live_idle_queue_is_small() {
+async fn an_idle_queue_is_small() {
     const QUEUES: u64 = 100_000;
     let resident = || {
         let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
@@ -258,10 +295,10 @@ async fn a_live_idle_queue_is_small() {
     let keyed = partitioned(limiter("keyed", 10, 10), u32::MAX);
     let fleet = fleet(&[keyed], Duration::ZERO, 600 * SECOND);
     fleet.set_forgetful();
-    let gate = gate(&fleet.limiters, &["keyed"]);
+    let set = limiter_set(&fleet.limiters, &["keyed"]);
     let (before, start) = (resident(), Instant::now());
     for partition in 0..QUEUES {
-        granted(&gate, &[of(partition)]).await.commit();
+        granted(&set, &[of(partition)]).await.commit();
     }
     assert_eq!(fleet.limiters.queues(), 100_000);
     let bytes = (resident() - before) / QUEUES;

@@ -1,16 +1,16 @@
-//! An upstream whose quota others use, too, in virtual time: what they use is left to them, what they leave is used, and when they
-//! stop, all of it is.
+//! Simulates an upstream whose quota others use, too, in virtual time. Their use is left to them, the rest is used, and when they
+//! stop, all of it is used.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::sync::Arc;
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::rule::{Kind, Rule};
+use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::pause::PauseRequest;
 use crate::limiter::model::upstream_report::Remaining;
-use crate::limiter::tests::oracle::{LEASE, START, rule};
+use crate::limiter::tests::oracle::{LEASE, SLIDING, START, rule};
 
 const LIMIT: u64 = 60;
 const OTHERS: u64 = 30;
@@ -18,7 +18,7 @@ const SECOND: u64 = 1_000_000;
 const GUARD: u64 = 10_000;
 const REPLICAS: usize = 3;
 const CLIENTS: usize = 60;
-const HEARD_EVERY: Micros = Micros::from_millis(100);
+const REPORT_EVERY: Micros = Micros::from_millis(100);
 
 /// Numbers that look random, the same in every run (Knuth's MMIX).
 struct Dice(u64);
@@ -30,7 +30,7 @@ impl Dice {
     }
 }
 
-/// How others come: so many, and the next ones so much later.
+/// The arrivals of others: how many come at once, and how much later the next ones.
 type Coming = fn(&mut Dice) -> (u64, u64);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,8 +43,8 @@ enum Event {
     /// A request of a slot reaches the upstream.
     Reach(usize, Micros),
     Answer(usize, Answered),
-    /// A replica tells the store what it has heard last.
-    Tell(usize),
+    /// A replica reports the last answer to the store.
+    Report(usize),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,36 +57,36 @@ struct Answered {
 struct World {
     dice: Dice,
     now: Micros,
-    /// In order; the number tells apart what is to happen at one instant.
+    /// In order of time; the number orders the events of one instant.
     events: BinaryHeap<Reverse<(Micros, u64, Event)>>,
     number: u64,
-    book: LimiterState,
+    state: LimiterState,
     rules: Arc<[Rule]>,
-    /// The slot of each client that waits, and the generation under which it was booked.
+    /// The slot of each waiting client, and its generation.
     waiting: BTreeMap<usize, (Micros, u64)>,
-    /// What the upstream counts of the last second; it refuses this fleet beyond its limit, and others never.
+    /// The requests that the upstream counts in the last second. It rejects those of the fleet beyond its limit, and never others.
     used: VecDeque<Micros>,
     coming: Coming,
     until: Micros,
     passed: u64,
     refused: u64,
-    /// How long a request is under way each way, by half more or less.
+    /// The latency of a request each way, by half more or less.
     latency: u64,
-    /// What each replica has still to tell, and when it may.
-    news: [Option<Remaining>; REPLICAS],
-    tells: [Micros; REPLICAS],
+    /// The answer that each replica has still to report, and when it may.
+    reports: [Option<Remaining>; REPLICAS],
+    reports_at: [Micros; REPLICAS],
 }
 
 impl World {
-    /// ExternalUsage come until an instant.
+    /// Begins a simulation in which others come until an instant.
     fn new(seed: u64, latency: u64, coming: Coming, until: Micros) -> World {
         let mut world = World {
             dice: Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
             now: START,
             events: BinaryHeap::new(),
             number: 0,
-            book: LimiterState::default(),
-            rules: [rule(LIMIT, SECOND + GUARD, 1, Kind::Sliding)].into(),
+            state: LimiterState::default(),
+            rules: [rule(LIMIT, SECOND + GUARD, 1, SLIDING)].into(),
             waiting: BTreeMap::new(),
             used: VecDeque::new(),
             coming,
@@ -94,8 +94,8 @@ impl World {
             passed: 0,
             refused: 0,
             latency,
-            news: [None; REPLICAS],
-            tells: [START; REPLICAS],
+            reports: [None; REPLICAS],
+            reports_at: [START; REPLICAS],
         };
         world.plan(START, Event::ExternalUsage);
         for client in 0..CLIENTS {
@@ -116,19 +116,19 @@ impl World {
 
     fn open(&mut self, client: usize) {
         let rules = self.rules.clone();
-        self.book.open(self.now, &rules, LEASE, 1 + (client % REPLICAS) as u64);
+        self.state.open(self.now, &rules, LEASE, 1 + (client % REPLICAS) as u64);
     }
 
-    /// Whoever holds a void slot fetches its place.
-    fn fetch(&mut self) {
-        let number = self.book.generation().number;
+    /// Claims the new place of each void slot.
+    fn claim(&mut self) {
+        let number = self.state.generation().number;
         let mut void: Vec<_> = self.waiting.iter().map(|(client, held)| (*held, *client)).collect();
         void.retain(|((_, known), _)| *known != number);
         void.sort_unstable();
         for ((slot, known), client) in void {
-            let to = self.book.place(slot, 1, known, 0);
+            let to = self.state.place_of(slot, 1, known, 0);
             if let Some(to) = to {
-                self.book.fetch(slot, 1, 0);
+                self.state.claim(slot, 1, 0);
                 self.plan(to, Event::Due(client));
             }
             self.waiting.insert(client, (to.unwrap_or(slot), number));
@@ -154,12 +154,12 @@ impl World {
             }
             Event::Ask(client) => {
                 self.open(client);
-                let mut search = self.book.search(now);
+                let mut search = self.state.search(now);
                 let slot = search.earliest(1).at;
                 search.charge(1);
-                self.waiting.insert(client, (slot, self.book.generation().number));
+                self.waiting.insert(client, (slot, self.state.generation().number));
                 self.plan(slot, Event::Due(client));
-                self.fetch();
+                self.claim();
             }
             Event::Due(client) => {
                 if self.waiting.get(&client).is_some_and(|(slot, _)| *slot == now) {
@@ -181,40 +181,41 @@ impl World {
                 self.plan(answered_at, Event::Answer(client, answered));
             }
             Event::Answer(client, answered) => self.answer(client, answered),
-            Event::Tell(replica) => {
-                let Some(remaining) = self.news[replica].take() else { return };
-                self.tells[replica] = now + HEARD_EVERY;
+            Event::Report(replica) => {
+                let Some(remaining) = self.reports[replica].take() else { return };
+                self.reports_at[replica] = now + REPORT_EVERY;
                 self.open(replica);
-                self.book.hear_remaining(now, &self.rules[0], &remaining);
-                self.book.follow_others(now, LEASE);
-                self.fetch();
+                self.state.observe_remaining(now, &self.rules[0], &remaining);
+                self.state.follow_external_usage(now, LEASE);
+                self.claim();
             }
         }
     }
 
     fn answer(&mut self, client: usize, Answered { slot, left, is_refused }: Answered) {
         let (now, replica) = (self.now, client % REPLICAS);
-        self.news[replica] = Some(Remaining { permits: left, per: Micros(SECOND), slot, took: now - slot });
+        self.reports[replica] =
+            Some(Remaining { permits: left, per: Micros(SECOND), slot, took: now - slot });
         if is_refused {
             self.open(client);
-            self.book.hear_refused(now, &[(slot, 1)]);
+            self.state.observe_refused(now, &[(slot, 1)]);
             let request = PauseRequest {
                 wait: None,
-                fallback: HEARD_EVERY,
+                fallback: REPORT_EVERY,
                 max: Micros(300 * SECOND),
                 sent_ago: now - slot,
                 jitter: self.dice.roll(1024),
                 status: 429,
             };
-            self.book.ask_pause(now, LEASE, &request, 1);
-            self.fetch();
+            self.state.ask_pause(now, LEASE, &request, 1);
+            self.claim();
         }
-        self.plan(now.max(self.tells[replica]), Event::Tell(replica));
+        self.plan(now.max(self.reports_at[replica]), Event::Report(replica));
         let again = now + Micros(self.dice.roll(1000));
         self.plan(again, Event::Ask(client));
     }
 
-    /// What passes and what is refused between two instants, in seconds from the start.
+    /// Returns how many requests pass and are rejected between two instants, in seconds from the start.
     fn watch(&mut self, from: u64, until: u64) -> (u64, u64) {
         self.run(from);
         let before = (self.passed, self.refused);
@@ -233,14 +234,14 @@ impl World {
     }
 }
 
-/// Evenly, or all together once in a window.
+/// Others come evenly, or all together once in a window.
 const REGULAR: [Coming; 2] = [|_| (1, SECOND / OTHERS), |_| (OTHERS, SECOND)];
 
 /// From a millisecond on a machine to another continent.
 const LATENCIES: [u64; 3] = [500, 5000, 20_000];
 
 #[test]
-fn what_others_leave_is_used_and_no_more() {
+fn the_rest_of_the_quota_is_used_and_no_more() {
     const SEEDS: u64 = 20;
     let left = 10 * (LIMIT - OTHERS);
     for (latency, coming) in LATENCIES.into_iter().flat_map(|latency| REGULAR.map(|coming| (latency, coming)))
@@ -258,9 +259,9 @@ fn what_others_leave_is_used_and_no_more() {
     }
 }
 
-/// Nobody knows how many will come next; but neither side starves.
+/// The next use is unknown, but neither side starves.
 #[test]
-fn others_who_come_at_random_are_left_about_as_much() {
+fn random_external_usage_is_left_about_as_much() {
     let coming: Coming = |dice| (1, dice.roll(2 * SECOND / OTHERS));
     for seed in 0..20 {
         let (passed, refused) = World::new(seed, LATENCIES[1], coming, Micros(u64::MAX)).watch(4, 24);
@@ -270,9 +271,9 @@ fn others_who_come_at_random_are_left_about_as_much() {
     }
 }
 
-/// Those who wait move up.
+/// Waiting requests move up.
 #[test]
-fn what_others_use_no_longer_is_used() {
+fn quota_that_others_stop_using_is_used() {
     for (seed, coming) in (0..20).flat_map(|seed| REGULAR.map(|coming| (seed, coming))) {
         let mut world = World::new(seed, LATENCIES[0], coming, START + Micros(6 * SECOND));
         let (passed, refused) = world.watch(10, 20);

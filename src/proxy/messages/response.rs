@@ -14,7 +14,7 @@ use super::header_flags::HeaderFlags;
 use super::request_head::is_grpc;
 use crate::clock::Micros;
 use crate::limiter::Refusal;
-use crate::limiter::model::limit::{Algorithm, Limit, Limiter, LimiterName};
+use crate::limiter::model::limit::{Limit, Limiter, LimiterName};
 use crate::proxy::error::ProxyError;
 use crate::telemetry::Outcome;
 
@@ -368,10 +368,7 @@ impl SpentQuota<'_> {
 
 /// Returns the length of a limit's window if every window has it and it is whole seconds, the only unit of `w`.
 fn window_seconds(limit: &Limit) -> Option<u64> {
-    let window = match &limit.algorithm {
-        Algorithm::FixedWindow { windows } => windows.nominal()?,
-        Algorithm::SlidingWindow { .. } | Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket => limit.per,
-    };
+    let window = limit.window()?;
     (window.subsec_nanos() == 0).then_some(window.as_secs())
 }
 
@@ -383,7 +380,7 @@ mod tests {
 
     use super::*;
     use crate::limiter::model::calendar_windows::{CalendarWindows, Period};
-    use crate::limiter::model::limit::Permits;
+    use crate::limiter::model::limit::{Algorithm, Permits};
 
     fn limit(label: &str, per: Duration, algorithm: Algorithm) -> Limit {
         Limit { rate: Permits::new(10).unwrap(), per, algorithm, label: label.into() }

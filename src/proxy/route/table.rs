@@ -58,6 +58,17 @@ impl Table {
         self.routes.get(rank as usize).ok_or(ProxyError::NoRoute)
     }
 
+    /// Shows the metrics of all routes in `/metrics`.
+    pub(crate) fn publish_metrics(&self) {
+        self.routes.iter().for_each(|route| route.metrics.publish());
+        self.no_route.1.publish();
+    }
+
+    /// Returns the names of all routes.
+    pub(crate) fn route_names(&self) -> impl Iterator<Item = &str> {
+        self.routes.iter().map(|route| &*route.rule.name)
+    }
+
     /// Returns the name and the metrics of requests that match no route.
     pub(crate) fn no_route(&self) -> &(Arc<str>, RouteMetrics) {
         &self.no_route

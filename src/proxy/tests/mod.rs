@@ -1,4 +1,4 @@
-//! Tests of the wired rooms. `tests/proxy.rs` has those over real sockets.
+//! Tests of the wired rooms. `tests/proxy/` has those over real sockets.
 
 use super::Proxy;
 use super::forward::forwarder;

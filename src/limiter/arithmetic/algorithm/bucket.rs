@@ -1,88 +1,228 @@
-//! Token and leaky bucket: `burst` at once, then `rate` per window. A leaky bucket is one of burst 1.
+//! Token and leaky bucket: `burst` permits at once, then `rate` per window. A leaky bucket has a burst of one.
 //!
-//! Kept as the instant at which the bucket will be full again (GCRA's theoretical arrival time, ITU-T I.371), with the
-//! rest in parts of `rate`, so a million permits at 7 a second do not drift. A request may go where that instant lies
-//! no further ahead than the bucket holds beyond its cost. A cost above `burst` goes when the bucket is full.
+//! A bucket is kept as the instant at which it will be full again (GCRA's theoretical arrival time, ITU-T I.371), with the
+//! rest in parts of `rate`, so a million permits at 7 a second do not drift. A request may go where that instant lies no
+//! further ahead than the bucket holds beyond the cost. A cost above `burst` goes when the bucket is full.
 //!
-//! Under high rates slots are put on a grid of cells, many permits each. That a slot is late by up to a cell must not
-//! cost quota, so a bucket may be ahead of itself by one. Where a booking goes in before others they are judged as one a cell,
-//! and may come to be ahead by a second one. The window is longer by two in return (`Rule::new`).
+//! At high rates slots lie on a grid of cells with many permits each. A slot that is late by up to a cell must not cost
+//! quota, so a bucket may be ahead of itself by a cell. A booking that goes in before others is judged as one with its cell,
+//! which may put the bucket ahead by a second cell. The window is longer by two cells in return. The twin is
+//! `lua/algorithm/bucket.lua`.
+
+use std::fmt::Write;
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::rule::{Rule, cell_from, cell_start};
-use crate::limiter::arithmetic::timeline::Entry;
+use crate::limiter::arithmetic::algorithm::{Algorithm, Position};
+use crate::limiter::arithmetic::cell::{Entry, cell_from, cell_start, cell_width};
+use crate::limiter::arithmetic::quota::Quota;
+use crate::limiter::model::limit::{Limit, PRECISION_DEFAULT};
 
-/// The instant at which a bucket will be full again: whole microseconds and a rest in parts of the rule's rate.
+/// A bucket that holds `burst` permits and is filled at `rate` per window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bucket {
+    /// What a full bucket holds; one where permits are evenly spaced.
+    pub burst: u64,
+}
+
+/// The theoretical arrival time: when a bucket will be full again, in whole microseconds and parts of the rule's rate.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Tat {
     /// Whole microseconds.
-    pub micros: Micros,
-    /// The rest.
-    pub rest: u64,
+    micros: Micros,
+    /// The rest, in parts of the rule's rate.
+    rest: u64,
 }
 
-/// Bookings are seen one by one for this part of a window after their instant, and then only as the level that they left. A permit
-/// that is given back later than that is not refunded.
-pub(in crate::limiter) const REFUND_PART: u64 = 8;
-
-/// What a bucket remembers of bookings that it no longer sees one by one.
+/// A bucket after all bookings up to an instant.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct TatCheckpoint {
-    /// The level after them.
-    pub level: Tat,
-    /// The last of them may lie here.
-    pub folded: Micros,
+    tat: Tat,
+    /// The bookings until then are taken from the bucket.
+    folded: Micros,
 }
 
-impl TatCheckpoint {
-    /// Takes in the bookings up to an instant.
-    pub(in crate::limiter) fn fold(&mut self, rule: &Rule, entries: &[Entry], until: Micros) {
-        let first = entries.partition_point(|entry| entry.at <= self.folded);
-        for entry in entries[first..].iter().take_while(|entry| entry.at <= until) {
-            self.level = self.level.take(rule, entry.at, entry.permits);
-        }
-        self.folded = self.folded.max(until);
-    }
-
-    /// What the bucket of another rule remembers that misses as many permits.
-    pub(in crate::limiter) fn converted(&self, old: &Rule, new: &Rule) -> TatCheckpoint {
-        let from = Tat::at(self.folded);
-        let missing = from.permits_until(old, self.level) + u64::from(self.level > from);
-        TatCheckpoint { level: from.add(new, new.span_exact(missing)), folded: self.folded }
-    }
-}
-
-/// How much of a quotient of floating point numbers is sure.
+/// The part of a quotient of floating point numbers that is sure.
 const SURE: f64 = 1.0 - 1.0 / 1_099_511_627_776.0;
 
+impl Bucket {
+    /// Returns the rule of a limit whose slots stay good for `guard`.
+    pub fn new(limit: &Limit, guard: Micros, burst: u64) -> (Quota, Bucket) {
+        let (per, rate) = (Micros::from(limit.per), limit.rate.get());
+        let kept_apart = if burst > 1 { rate + burst } else { rate };
+        let cell = cell_width(per, kept_apart, 2 * u64::from(PRECISION_DEFAULT));
+        (Quota { rate, window: per + guard + cell + cell, cell }, Bucket { burst })
+    }
+
+    /// Returns how far the arrival time may lie ahead of an instant for permits to go there.
+    fn tolerance(self, quota: Quota, permits: u64) -> (u64, u64) {
+        let beyond = quota.span_exact(self.burst.saturating_sub(permits));
+        if beyond.0 >= quota.cell.0 { beyond } else { (quota.cell.0, 0) }
+    }
+
+    /// Returns the first whole instant at which permits may go.
+    fn earliest(self, quota: Quota, tat: Tat, permits: u64) -> Micros {
+        let (micros, rest) = self.tolerance(quota, permits);
+        tat.micros - Micros(micros) + Micros(u64::from(tat.rest > rest))
+    }
+}
+
+impl Algorithm for Bucket {
+    type Sight = TatCheckpoint;
+
+    fn letter(&self) -> char {
+        'B'
+    }
+
+    fn write(&self, text: &mut String) {
+        // Writing to a string does not fail.
+        let _ = write!(text, " {}", self.burst);
+    }
+
+    fn capacity(&self, _quota: Quota) -> u64 {
+        self.burst
+    }
+
+    fn seen_for(&self, quota: Quota) -> Micros {
+        quota.window.max(quota.span(self.burst) + Micros::ONE)
+    }
+
+    fn window_start(&self, _at: Micros, _length: Micros) -> Option<Micros> {
+        None
+    }
+
+    fn share(&self, parts: u64) -> Bucket {
+        Bucket { burst: (self.burst / parts).max(1) }
+    }
+
+    fn sight(&self) -> TatCheckpoint {
+        TatCheckpoint::default()
+    }
+
+    fn advance(&self, quota: Quota, sight: &mut TatCheckpoint, position: Position<'_>, before: usize) {
+        for entry in &position.entries[before..position.entered] {
+            if entry.at > sight.folded {
+                sight.tat = sight.tat.take(quota, entry.at, entry.permits);
+            }
+        }
+    }
+
+    fn room(
+        &self,
+        quota: Quota,
+        sight: &TatCheckpoint,
+        position: Position<'_>,
+        cost: u64,
+    ) -> Result<u64, Micros> {
+        let from = self.earliest(quota, sight.tat, cost);
+        if from > position.at {
+            return Err(cell_from(from, quota.cell));
+        }
+        let mut after = sight.tat.take(quota, position.at, cost);
+        let border = Tat::at(position.at).add(quota, self.tolerance(quota, cost));
+        let mut room = cost;
+        if after <= border {
+            room += cost + after.permits_until(quota, border);
+        }
+        for entry in position.later() {
+            let start = cell_start(entry.at, position.cell);
+            let border = Tat::at(start).add(quota, self.tolerance(quota, entry.permits));
+            if after > border {
+                return Err(start + Micros::ONE);
+            }
+            room = room.min(cost + after.permits_until(quota, border));
+            let start = Tat::at(start);
+            if after <= start {
+                // The bucket is full again before: later bookings do not depend on this one.
+                room = room.min(cost + after.permits_until(quota, start));
+                break;
+            }
+            after = after.take(quota, entry.at, entry.permits);
+        }
+        Ok(room)
+    }
+
+    fn take(&self, quota: Quota, sight: &mut TatCheckpoint, at: Micros, permits: u64) {
+        sight.tat = sight.tat.take(quota, at, permits);
+    }
+
+    fn fold(&self, quota: Quota, checkpoint: &mut TatCheckpoint, entries: &[Entry], until: Micros) {
+        let first = entries.partition_point(|entry| entry.at <= checkpoint.folded);
+        for entry in entries[first..].iter().take_while(|entry| entry.at <= until) {
+            checkpoint.tat = checkpoint.tat.take(quota, entry.at, entry.permits);
+        }
+        checkpoint.folded = checkpoint.folded.max(until);
+    }
+
+    fn available(
+        &self,
+        quota: Quota,
+        checkpoint: &TatCheckpoint,
+        entries: &[Entry],
+        _external: u64,
+        now: Micros,
+    ) -> u64 {
+        let mut checkpoint = *checkpoint;
+        self.fold(quota, &mut checkpoint, entries, now);
+        let now = Tat::at(now);
+        if checkpoint.tat <= now {
+            return self.burst;
+        }
+        let missing = now.parts_until(quota, checkpoint.tat) / to_float(quota.window.0);
+        self.burst.saturating_sub(to_permits((missing * SURE).ceil()))
+    }
+
+    fn expires(&self, quota: Quota, checkpoint: &TatCheckpoint, entries: &[Entry]) -> Micros {
+        let (mut checkpoint, last) = (*checkpoint, entries.last().map(|entry| entry.at));
+        if let Some(last) = last {
+            self.fold(quota, &mut checkpoint, entries, last);
+        }
+        let full = checkpoint.tat.micros + Micros(u64::from(checkpoint.tat.rest > 0));
+        full.max(last.map_or(Micros::ZERO, |last| last + quota.window))
+    }
+
+    fn missing(&self, quota: Quota, checkpoint: &TatCheckpoint) -> Option<(u64, Micros)> {
+        let from = Tat::at(checkpoint.folded);
+        let whole = from.permits_until(quota, checkpoint.tat);
+        Some((whole + u64::from(checkpoint.tat > from), checkpoint.folded))
+    }
+
+    fn lacking(&self, quota: Quota, at: Micros, permits: u64) -> TatCheckpoint {
+        TatCheckpoint { tat: Tat::at(at).add(quota, quota.span_exact(permits)), folded: at }
+    }
+
+    fn is_emptier(&self, one: &TatCheckpoint, other: &TatCheckpoint) -> bool {
+        one.tat >= other.tat
+    }
+}
+
 impl Tat {
-    /// The level at a whole instant.
-    pub fn at(micros: Micros) -> Tat {
+    /// Returns a whole instant.
+    fn at(micros: Micros) -> Tat {
         Tat { micros, rest: 0 }
     }
 
-    /// Takes permits out at an instant.
-    pub fn take(self, rule: &Rule, at: Micros, permits: u64) -> Tat {
-        self.max(Tat::at(at)).add(rule, rule.span_exact(permits))
+    /// Returns the arrival time after permits were taken at an instant.
+    fn take(self, quota: Quota, at: Micros, permits: u64) -> Tat {
+        self.max(Tat::at(at)).add(quota, quota.span_exact(permits))
     }
 
-    fn add(self, rule: &Rule, (micros, rest): (u64, u64)) -> Tat {
+    fn add(self, quota: Quota, (micros, rest): (u64, u64)) -> Tat {
         let rest = self.rest + rest;
-        let carry = u64::from(rest >= rule.rate);
-        Tat { micros: self.micros + Micros(micros + carry), rest: rest - carry * rule.rate }
+        let carry = u64::from(rest >= quota.rate);
+        Tat { micros: self.micros + Micros(micros + carry), rest: rest - carry * quota.rate }
     }
 
-    /// Permits that flow in between this level and a later one, rounded down; where the number is whole it may be one less.
-    fn permits_until(self, rule: &Rule, later: Tat) -> u64 {
+    /// Returns the permits that flow in until a later instant, rounded down; where that is a whole number it may be one less.
+    fn permits_until(self, quota: Quota, later: Tat) -> u64 {
         if later <= self {
             return 0;
         }
-        to_permits((self.parts_until(rule, later) / to_float(rule.window.0) * SURE).floor())
+        to_permits((self.parts_until(quota, later) / to_float(quota.window.0) * SURE).floor())
     }
 
-    /// The distance to a later level in parts of a microsecond, as the twin computes it.
-    fn parts_until(self, rule: &Rule, later: Tat) -> f64 {
-        to_float((later.micros - self.micros).0) * to_float(rule.rate) + to_float(later.rest)
+    /// Returns the distance to a later instant in parts of a microsecond, as the twin computes it.
+    fn parts_until(self, quota: Quota, later: Tat) -> f64 {
+        to_float((later.micros - self.micros).0) * to_float(quota.rate) + to_float(later.rest)
             - to_float(self.rest)
     }
 }
@@ -96,65 +236,4 @@ fn to_float(number: u64) -> f64 {
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn to_permits(number: f64) -> u64 {
     number as u64
-}
-
-/// How far ahead of an instant the level may lie for permits to go there.
-fn tolerance(rule: &Rule, burst: u64, permits: u64) -> (u64, u64) {
-    let beyond = rule.span_exact(burst.saturating_sub(permits));
-    if beyond.0 >= rule.cell.0 { beyond } else { (rule.cell.0, 0) }
-}
-
-/// The first whole instant at which permits may go.
-fn earliest(rule: &Rule, burst: u64, level: Tat, permits: u64) -> Micros {
-    let (micros, rest) = tolerance(rule, burst, permits);
-    level.micros - Micros(micros) + Micros(u64::from(level.rest > rest))
-}
-
-/// Room at an instant for `cost`, or the next instant worth trying. `later` are the bookings behind the instant, kept in
-/// cells of width `cell`.
-pub(super) fn room(
-    rule: &Rule,
-    burst: u64,
-    level: Tat,
-    at: Micros,
-    later: &[Entry],
-    cell: Micros,
-    cost: u64,
-) -> Result<u64, Micros> {
-    let from = earliest(rule, burst, level, cost);
-    if from > at {
-        return Err(cell_from(from, rule.cell));
-    }
-    let mut after = level.take(rule, at, cost);
-    let border = Tat::at(at).add(rule, tolerance(rule, burst, cost));
-    let mut room = cost;
-    if after <= border {
-        room += cost + after.permits_until(rule, border);
-    }
-    for entry in later {
-        let start = cell_start(entry.at, cell);
-        let border = Tat::at(start).add(rule, tolerance(rule, burst, entry.permits));
-        if after > border {
-            return Err(start + Micros::ONE);
-        }
-        room = room.min(cost + after.permits_until(rule, border));
-        let start = Tat::at(start);
-        if after <= start {
-            // The bucket is full again before: what follows notices nothing.
-            room = room.min(cost + after.permits_until(rule, start));
-            break;
-        }
-        after = after.take(rule, entry.at, entry.permits);
-    }
-    Ok(room)
-}
-
-/// Whole permits that a bucket holds at an instant.
-pub fn available(rule: &Rule, burst: u64, level: Tat, now: Micros) -> u64 {
-    let now = Tat::at(now);
-    if level <= now {
-        return burst;
-    }
-    let missing = now.parts_until(rule, level) / to_float(rule.window.0);
-    burst.saturating_sub(to_permits((missing * SURE).ceil()))
 }

@@ -1,38 +1,104 @@
 //! The fixed window: each window of a calendar holds at most the rule's rate.
 //!
-//! A permit may be sent up to a guard after its slot, so nothing is booked in the last guard of a window: it
-//! might be sent in the next one. Counts are lost by that to nobody, for a window's permits do not depend on when in it they go.
+//! A permit may be sent up to a guard after its slot, so the last guard of a window stays empty: a permit booked there might
+//! be sent in the next window. No permit is lost by that, since those of a window may go at any time in it. The twin is
+//! `lua/algorithm/fixed_window.lua`.
+
+use std::fmt::Write;
+use std::sync::Arc;
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::rule::window_of;
-use crate::limiter::arithmetic::timeline::Entry;
-use crate::limiter::model::calendar_windows::Stretch;
+use crate::limiter::arithmetic::algorithm::{Algorithm, Position};
+use crate::limiter::arithmetic::cell::cell_width;
+use crate::limiter::arithmetic::quota::Quota;
+use crate::limiter::model::calendar_windows::{CalendarWindows, Stretch, window_of};
+use crate::limiter::model::limit::{Limit, PRECISION_DEFAULT};
+
+/// The distance between two refused callers, for each permit: the permits of a window come back at one instant.
+const SPACING: Micros = Micros::from_millis(10);
+
+/// At most `rate` permits in each window of a calendar.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FixedWindow {
+    /// The end of each window in which nothing is booked.
+    pub guard: Micros,
+    /// Where the windows lie.
+    pub stretches: Arc<[Stretch]>,
+}
 
 /// The window in which a search stands.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(super) struct Frame {
+pub struct Frame {
     /// Where it ends.
     end: Micros,
-    /// What is booked in it, also behind the search.
-    pub(super) held: u64,
+    /// The permits booked in it, also behind the search.
+    held: u64,
 }
 
-impl Frame {
-    /// Moves to the window that holds `at`.
-    pub(super) fn advance(&mut self, stretches: &[Stretch], entries: &[Entry], at: Micros) {
-        if at >= self.end {
-            let (start, end) = window_of(stretches, at);
-            let first = entries.partition_point(|entry| entry.at < start);
-            let inside = entries[first..].iter().take_while(|entry| entry.at < end);
-            *self = Frame { end, held: inside.map(|entry| entry.permits).sum() };
+impl FixedWindow {
+    /// Returns the rule of a limit whose slots stay good for `guard`, and until when it holds if not for ever.
+    pub fn new(
+        limit: &Limit,
+        guard: Micros,
+        windows: &CalendarWindows,
+        now: Micros,
+    ) -> (Quota, FixedWindow, Option<Micros>) {
+        let (per, rate) = (Micros::from(limit.per), limit.rate.get());
+        let cell = cell_width(per, rate, u64::from(PRECISION_DEFAULT));
+        let schedule = windows.schedule(now);
+        let fixed_window = FixedWindow { guard, stretches: schedule.stretches };
+        (Quota { rate, window: per + guard, cell }, fixed_window, schedule.valid_until)
+    }
+}
+
+impl Algorithm for FixedWindow {
+    type Sight = Frame;
+
+    fn letter(&self) -> char {
+        'F'
+    }
+
+    fn write(&self, text: &mut String) {
+        // Writing to a string does not fail.
+        let _ = write!(text, " {}", self.guard.0);
+        for stretch in self.stretches.iter() {
+            let _ = write!(text, " {} {}", stretch.start.0, stretch.length.0);
         }
     }
 
-    /// Room at `at` under so many permits in a window, or the next instant worth trying.
-    pub(super) fn room(&self, rate: u64, guard: Micros, at: Micros, cost: u64) -> Result<u64, Micros> {
-        if at + guard >= self.end || self.held > rate.saturating_sub(cost) {
-            return Err(self.end);
+    fn spacing(&self, quota: Quota, permits: u64) -> Micros {
+        quota.span(permits).min(Micros(SPACING.0.saturating_mul(permits))).min(Micros::SPAN_MAX)
+    }
+
+    fn separates(&self, first: Micros, later: Micros) -> bool {
+        first != later && window_of(&self.stretches, first) != window_of(&self.stretches, later)
+    }
+
+    fn window_start(&self, at: Micros, _length: Micros) -> Option<Micros> {
+        Some(window_of(&self.stretches, at).0)
+    }
+
+    fn sight(&self) -> Frame {
+        Frame::default()
+    }
+
+    fn advance(&self, _quota: Quota, sight: &mut Frame, position: Position<'_>, _before: usize) {
+        if position.at >= sight.end {
+            let (start, end) = window_of(&self.stretches, position.at);
+            let first = position.entries.partition_point(|entry| entry.at < start);
+            let inside = position.entries[first..].iter().take_while(|entry| entry.at < end);
+            *sight = Frame { end, held: inside.map(|entry| entry.permits).sum() };
         }
-        Ok(rate.saturating_sub(self.held))
+    }
+
+    fn room(&self, quota: Quota, sight: &Frame, position: Position<'_>, cost: u64) -> Result<u64, Micros> {
+        if position.at + self.guard >= sight.end || sight.held > quota.rate.saturating_sub(cost) {
+            return Err(sight.end);
+        }
+        Ok(quota.rate.saturating_sub(sight.held))
+    }
+
+    fn take(&self, _quota: Quota, sight: &mut Frame, _at: Micros, permits: u64) {
+        sight.held += permits;
     }
 }

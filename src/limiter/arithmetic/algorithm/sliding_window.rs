@@ -1,72 +1,97 @@
 //! The sliding window: every interval of a rule's window holds at most its rate.
 //!
-//! Bookings may lie in the future, and a new one may fall between others, so the windows that reach back
-//! from it *and* those that end at later bookings must have room.
+//! Bookings may lie in the future, and a new one may fall between others. So the windows that reach back from it need
+//! room, and those that end at later bookings.
 //!
-//! An entry stands for permits booked somewhere between the start of its cell and its `at`. It enters a
-//! window as early and leaves it as late as that allows, so rounding never lets a window go over.
+//! An entry stands for permits booked between the start of its cell and its instant. It enters a window as early and leaves
+//! it as late as that allows, so rounding never lets a window go over. The twin is `lua/algorithm/sliding_window.lua`.
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::rule::{Rule, cell_start};
-use crate::limiter::arithmetic::timeline::Entry;
+use crate::limiter::arithmetic::algorithm::{Algorithm, Position};
+use crate::limiter::arithmetic::cell::{cell_start, cell_width};
+use crate::limiter::arithmetic::quota::Quota;
+use crate::limiter::model::limit::Limit;
+
+/// At most `rate` permits in every interval of the window's length.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SlidingWindow;
 
 /// The window that ends where a search stands.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(super) struct Window {
-    /// How many entries have left it.
-    pub(super) left: usize,
-    /// The permits that it holds.
-    pub(super) held: u64,
+pub struct Held {
+    /// How many entries have left the window.
+    gone: usize,
+    /// The permits in it.
+    permits: u64,
 }
 
-impl Window {
-    /// Lets go what has left the window when it ends at `at`; `entries` are those that have entered it.
-    pub(super) fn advance(&mut self, rule: &Rule, entries: &[Entry], at: Micros) {
-        while let Some(entry) = entries.get(self.left)
-            && entry.at + rule.window <= at
+impl SlidingWindow {
+    /// Returns the rule of a limit whose slots stay good for `guard`.
+    pub fn new(limit: &Limit, guard: Micros, precision: u64) -> (Quota, SlidingWindow) {
+        let (per, rate) = (Micros::from(limit.per), limit.rate.get());
+        (Quota { rate, window: per + guard, cell: cell_width(per, rate, precision) }, SlidingWindow)
+    }
+}
+
+impl Algorithm for SlidingWindow {
+    type Sight = Held;
+
+    fn letter(&self) -> char {
+        'S'
+    }
+
+    fn window_start(&self, at: Micros, length: Micros) -> Option<Micros> {
+        Some(at + Micros::ONE - length)
+    }
+
+    fn sight(&self) -> Held {
+        Held::default()
+    }
+
+    fn advance(&self, quota: Quota, sight: &mut Held, position: Position<'_>, before: usize) {
+        let entered = &position.entries[..position.entered];
+        sight.permits += entered[before..].iter().map(|entry| entry.permits).sum::<u64>();
+        while let Some(entry) = entered.get(sight.gone)
+            && entry.at + quota.window <= position.at
         {
-            self.held -= entry.permits;
-            self.left += 1;
+            sight.permits -= entry.permits;
+            sight.gone += 1;
         }
     }
 
-    /// Room at `at` under so many permits in a window, or the next instant worth trying. The first `entered` entries lie there or before.
-    pub(super) fn room(
-        &self,
-        (window, rate): (Micros, u64),
-        entries: &[Entry],
-        entered: usize,
-        at: Micros,
-        cell: Micros,
-        cost: u64,
-    ) -> Result<u64, Micros> {
-        let Window { mut left, mut held } = *self;
-        let spare = rate.saturating_sub(cost);
-        if held > spare {
+    fn room(&self, quota: Quota, sight: &Held, position: Position<'_>, cost: u64) -> Result<u64, Micros> {
+        let (Quota { rate, window, .. }, Position { entries, entered, at, cell }) = (quota, position);
+        let Held { mut gone, permits: mut held } = *sight;
+        let held_max = rate.saturating_sub(cost);
+        if held > held_max {
             let mut next = at;
-            while held > spare {
-                held -= entries[left].permits;
-                next = entries[left].at + window;
-                left += 1;
+            while held > held_max {
+                held -= entries[gone].permits;
+                next = entries[gone].at + window;
+                gone += 1;
             }
             return Err(next);
         }
         let mut fullest = held;
-        for (offset, entry) in entries[entered..].iter().enumerate() {
+        for (offset, entry) in position.later().iter().enumerate() {
             let end = cell_start(entry.at, cell);
             if end >= at + window {
                 break;
             }
             held += entry.permits;
-            while left <= entered + offset && entries[left].at + window <= end {
-                held -= entries[left].permits;
-                left += 1;
+            while gone <= entered + offset && entries[gone].at + window <= end {
+                held -= entries[gone].permits;
+                gone += 1;
             }
-            if held > spare {
+            if held > held_max {
                 return Err(end + Micros::ONE);
             }
             fullest = fullest.max(held);
         }
         Ok(rate.saturating_sub(fullest))
+    }
+
+    fn take(&self, _quota: Quota, sight: &mut Held, _at: Micros, permits: u64) {
+        sight.permits += permits;
     }
 }

@@ -154,14 +154,14 @@ impl Worker {
         let call = Call {
             replica: self.fallback.replica,
             epoch: self.session.epoch_least(),
-            known: known.to_vec(),
-            seen: self.seen(now),
+            generations: known.to_vec(),
+            state_seen_at: self.seen(now),
             give_back,
-            exchange: holdings(&exchange),
-            exchange_wait: self.longest_wait(now),
-            spare: self.shared.spare(now),
+            reschedule: holdings(&exchange),
+            reschedule_wait: self.longest_wait(now),
+            refusal_budget: self.shared.spare(now),
             runs,
-            room: self.room() + replaced as u64,
+            queue_slots_left: self.room() + replaced as u64,
         };
         let (call, limiter_refs) = (Arc::new(call), self.limiter_refs.clone());
         Sent { call, limiter_refs, at: now, exchange, replace, arrivals, traded, stock }

@@ -15,7 +15,6 @@ use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::upstream_report::PendingReport;
 use crate::limiter::store::StoreError;
-use crate::limiter::store::memory::share;
 
 /// How often the store is told at most what an upstream leaves of its quota.
 const HEARD_EVERY: Duration = Duration::from_millis(100);
@@ -40,7 +39,7 @@ impl Worker {
             let limiter = instance.active.limiter();
             let said = UpstreamReport {
                 replica,
-                known,
+                known_epoch: known,
                 pause: saying.pause(&limiter, now),
                 refused: saying.refused(&limiter),
                 cost: saying.cost,
@@ -92,7 +91,7 @@ impl Worker {
                 }
             };
             if !said.remaining.is_empty() {
-                instance.active.metrics().count_external_usage(heard.drift);
+                instance.active.metrics().count_external_usage(heard.external_usage);
             }
             if said.pause.is_some() && heard.paused_until > heard.epoch.now {
                 let stretch = PauseStretch { from: heard.epoch.now, until: heard.paused_until };
@@ -105,9 +104,9 @@ impl Worker {
     /// Keeps to it in this replica's own memory, by its clock.
     fn hear_locally(&self, instance: &LimiterInstance, limiter_ref: &LimiterRef, said: &UpstreamReport) {
         let fallback = &self.fallback;
-        let limiter_ref = share(limiter_ref, fallback.fleet.size());
+        let limiter_ref = limiter_ref.share(fallback.fleet.size());
         let (now_instant, now) = (Instant::now(), fallback.clock.now());
-        let heard = fallback.store.hear_at(
+        let heard = fallback.store.report_upstream_at(
             now,
             &limiter_ref,
             &UpstreamReport { remaining: Vec::new(), ..said.clone() },

@@ -20,7 +20,6 @@ use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::ledger::booked;
 use crate::limiter::store::StoreError;
-use crate::limiter::store::memory::share;
 
 /// The most limiters and partitions whose use is remembered for a time without a store after their queues have ended: some
 /// 30 MB. Beyond it, one begins such a time as if it had not been used.
@@ -38,7 +37,7 @@ impl Worker {
     pub(super) fn settle_failure(&mut self, sent: Sent, error: &StoreError) {
         let Sent { call, exchange, mut replace, arrivals, .. } = sent;
         if matches!(error, StoreError::Away) {
-            let known: Arc<[u64]> = call.known.as_slice().into();
+            let known: Arc<[u64]> = call.generations.as_slice().into();
             let unsaid: Vec<_> = call.give_back.iter().map(|holding| (*holding, known.clone())).collect();
             unsaid.into_iter().rev().for_each(|unsaid| self.give_back.push_front(unsaid));
         } else {
@@ -131,9 +130,9 @@ impl Worker {
         let Fallback { store, clock, fleet, replica } = &*self.fallback;
         let fleet_size = fleet.size();
         for place in self.shared.with_policy(OnStoreFailure::Local) {
-            let limiter_ref = share(&self.limiter_refs[place], fleet_size);
+            let limiter_ref = self.limiter_refs[place].share(fleet_size);
             let used = self.used.get(place).map_or(0, |used| used.div_ceil(fleet_size));
-            let full = limiter_ref.rules.iter().map(Rule::holds).min().unwrap_or_default();
+            let full = limiter_ref.rules.iter().map(Rule::capacity).min().unwrap_or_default();
             let used = match self.outage_fence.last() {
                 Some(last) => (clock.at(self.clock.due(last)), used.max(full)),
                 None if self.has_served_locally => (clock.at(self.heard), used.max(full)),
@@ -158,7 +157,7 @@ impl Worker {
     pub(super) fn settle_locally(&mut self, replace: Vec<(Permits, usize)>, arrivals: Vec<Arrival>) {
         let now = Instant::now();
         let holds =
-            |limiter_ref: LimiterRef| limiter_ref.rules.iter().map(Rule::holds).min().unwrap_or(u64::MAX);
+            |limiter_ref: LimiterRef| limiter_ref.rules.iter().map(Rule::capacity).min().unwrap_or(u64::MAX);
         let cost_max = self.local_subjects().map(holds).min().unwrap_or(u64::MAX);
         let (replace, costly): (Vec<_>, Vec<_>) =
             replace.into_iter().partition(|(cost, _)| cost.get() <= cost_max);
@@ -171,7 +170,7 @@ impl Worker {
         refused.into_iter().for_each(|arrival| self.refuse(arrival, refusal.clone()));
         let call = Call {
             runs: self.runs(now, &replace, &arrivals),
-            room: self.room() + replace.iter().map(|(_, count)| *count as u64).sum::<u64>(),
+            queue_slots_left: self.room() + replace.iter().map(|(_, count)| *count as u64).sum::<u64>(),
             ..Call::default()
         };
         let answer = self.ask_fallback(call.clone());
@@ -186,7 +185,7 @@ impl Worker {
     /// This replica's shares of the limiters that are enforced without a store.
     pub(super) fn local_subjects(&self) -> impl Iterator<Item = LimiterRef> {
         let places = self.shared.with_policy(OnStoreFailure::Local);
-        places.map(|place| share(&self.limiter_refs[place], self.fallback.fleet.size()))
+        places.map(|place| self.limiter_refs[place].share(self.fallback.fleet.size()))
     }
 
     /// Asks this replica's memory for a share of the limiters that are enforced there.
@@ -195,7 +194,7 @@ impl Worker {
         let places: Vec<usize> = self.shared.with_policy(OnStoreFailure::Local).collect();
         let limiter_refs: Vec<_> = self.local_subjects().collect();
         call.replica = *replica;
-        call.known = vec![0; limiter_refs.len()];
+        call.generations = vec![0; limiter_refs.len()];
         let mut answer = store.reserve_now(&limiter_refs, &call);
         for (_, outcome) in &mut answer.outcomes {
             if let Outcome::TooFar(RetryDelay { violated, .. }) | Outcome::Full(RetryDelay { violated, .. }) =

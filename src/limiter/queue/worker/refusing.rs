@@ -73,7 +73,10 @@ impl Worker {
     /// What those are told who no longer fit into their wait.
     pub(super) fn too_far(&self, delay: Option<Micros>) -> Refusal {
         let delay = delay.unwrap_or(Micros::from(self.session.store.lease().to_duration()));
-        self.refusal(Outcome::TooFar(RetryDelay { delay, told: delay, violated: Violated::default() }), delay)
+        self.refusal(
+            Outcome::TooFar(RetryDelay { delay, advised: delay, violated: Violated::default() }),
+            delay,
+        )
     }
 
     pub(super) fn refusal(&self, outcome: Outcome, retry_after: Micros) -> Refusal {

@@ -74,7 +74,7 @@ impl Worker {
             cost_queue
                 .refresh(|held| if held.source == Source::Store { clock.due(held.at) } else { held.due });
         }
-        let exchanged = answer.exchanged.iter().flat_map(|(count, at)| repeat_n(*at, to_usize(*count)));
+        let exchanged = answer.rescheduled.iter().flat_map(|(count, at)| repeat_n(*at, to_usize(*count)));
         for ((_, cost), at) in sent.exchange.iter().zip(exchanged) {
             match at {
                 Some(at) => self.arrived_slot(*cost, slot(at)),
@@ -83,14 +83,19 @@ impl Worker {
         }
         let replaced = !sent.replace.is_empty();
         let mut outcomes = each(answer);
-        let first =
-            self.settle_outcomes(sent.replace, sent.arrivals, (answer, &mut outcomes), sent.call.spare, slot);
+        let first = self.settle_outcomes(
+            sent.replace,
+            sent.arrivals,
+            (answer, &mut outcomes),
+            sent.call.refusal_budget,
+            slot,
+        );
         if let Some(cost) = sent.stock {
             self.put_in_stock(cost, outcomes);
         }
-        self.room = answer.room;
+        self.room = answer.freed;
         let is_fruitless = sent.traded.is_some_and(|traded| first.is_none_or(|first| first >= traded));
-        self.fruitless = if is_fruitless { answer.room } else { self.fruitless };
+        self.fruitless = if is_fruitless { answer.freed } else { self.fruitless };
         if moved || replaced || !sent.exchange.is_empty() {
             self.refuse_overdue(now);
         }
@@ -118,12 +123,12 @@ impl Worker {
         let limits = answer.available.iter().zip(self.limiter_refs.iter());
         let limits = limits.flat_map(|(left, limiter_ref)| limiter_ref.rules.iter().zip(left));
         self.spare =
-            limits.map(|(rule, left)| prefetch::spare(rule.holds(), *left)).min().unwrap_or_default();
+            limits.map(|(rule, left)| prefetch::spare(rule.capacity(), *left)).min().unwrap_or_default();
         let instances = self.shared.instances.iter().zip(&answer.available).zip(self.limiter_refs.iter());
         let used = instances.map(|((instance, available), limiter_ref)| {
             instance.active.answered(instance.partition, available);
             let rules = limiter_ref.rules.iter().zip(available);
-            rules.map(|(rule, left)| rule.holds().saturating_sub(*left)).max().unwrap_or_default()
+            rules.map(|(rule, left)| rule.capacity().saturating_sub(*left)).max().unwrap_or_default()
         });
         self.used = used.collect();
     }
@@ -185,7 +190,7 @@ impl Worker {
                     }
                     Outcome::TooFar(away) | Outcome::Full(away) => {
                         spare = 0;
-                        let refusal = self.refusal(outcome, away.told);
+                        let refusal = self.refusal(outcome, away.advised);
                         self.refuse_without_slot(cost, &refusal);
                     }
                 }
@@ -205,7 +210,7 @@ impl Worker {
                         learnt = self.learnt(cost, away, answer.now);
                     }
                     refused += 1;
-                    let told = learnt.as_mut().map_or(away.told, |learnt| learnt.tell(cost));
+                    let told = learnt.as_mut().map_or(away.advised, |learnt| learnt.tell(cost));
                     let refusal = self.refusal(outcome, told);
                     let refusal = in_pause(refusal, self.paused.as_ref(), arrival.deadline);
                     self.refuse(arrival, refusal);

@@ -1,26 +1,30 @@
 //! The composition root: wires the rooms together, owns every task, and ends them in order.
 //!
-//! Nothing is decided here. What runs: the proxy's and the admin's listeners, the store's probe, and one
-//! task that reloads, so that reloads never overlap whoever asks for them.
+//! Nothing is decided here. Its tasks are the proxy's and the admin's listeners, the store's probe, the limiters'
+//! recovery, and one that reloads ([`reload`]), so that reloads never overlap.
+
+mod reload;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
-use crate::admin::{self, AdminState, ReloadRequest, Reloader};
+use self::reload::{Reloadable, Reloads, unix_seconds};
+use crate::admin::{self, AdminState, Reloader};
 use crate::clock::Clock;
-use crate::config::{self, Config, Handle, LoadError, Loaded, Reload, Watch, model};
+use crate::config::{self, Config, Handle, LoadError, Loaded, Watch, model};
 use crate::limiter::Limiters;
 use crate::limiter::store::Store;
 use crate::limiter::store::memory::MemoryStore;
@@ -29,7 +33,7 @@ use crate::redis::{RedisSetupError, RedisStore};
 use crate::telemetry::logging::LoggingError;
 use crate::telemetry::{Logging, Metrics, Spans};
 
-/// Connections that the kernel holds until they are accepted: a burst of a whole fleet.
+/// The most connections that the kernel holds until they are accepted: enough for a burst of a whole fleet.
 const BACKLOG: u32 = 4096;
 
 /// weir could not start.
@@ -60,18 +64,18 @@ pub enum StartError {
     /// Signals.
     #[error("cannot listen to signals: {0}")]
     Signals(io::Error),
-    /// Not everything had finished when the drain time was over.
+    /// The drain time was over before everything had finished.
     #[error("the drain time was over before everything had finished")]
     Cut,
 }
 
-/// Where a configuration comes from, and what a reload changes beside the rooms.
+/// The source of configurations, and the process's logging, which a reload changes too.
 pub struct Source {
     /// The file.
     pub path: PathBuf,
-    /// What notices that it changes, begun before it was read.
+    /// Notices changes of the file. Begun before the file was read.
     pub watch: Watch,
-    /// The process's logging.
+    /// Gets `log` of each configuration.
     pub logging: Logging,
 }
 
@@ -97,8 +101,8 @@ pub async fn serve(path: &Path) -> Result<(), StartError> {
     }
 }
 
-/// Each waiting request holds a connection: the soft limit of 1024 that many systems begin with is for
-/// programs that use `select`.
+/// Raises the soft limit of open files to the hard one. Each waiting request holds a connection, and the usual soft limit
+/// of 1024 is for programs that use `select`.
 fn raise_file_limit() {
     if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
         warn!(%error, "cannot raise the limit of open files");
@@ -158,16 +162,18 @@ impl App {
         let proxy_address = address("listen", config.listen, &proxy_listener)?;
         let admin_address = address("admin.listen", config.admin.listen, &admin_listener)?;
         let limiters = limiters(&config, &metrics, &tasks, &end)?;
-        limiters.apply(&config.limiters);
+        // In two stages, as a reload.
+        let prepared = limiters.prepare(&config.limiters);
+        let spans = Spans::from_environment();
+        let proxy = Proxy::new(metrics.clone(), spans.clone(), &config, &prepared)?;
+        prepared.commit();
         limiters.configured(&config.hash);
-        // The kernel holds those who come meanwhile.
+        // The kernel holds connections that come meanwhile.
         limiters.settle().await;
         let (following, ended) = (limiters.clone(), end.clone());
         tasks.spawn(async move { ended.run_until_cancelled(following.follow()).await });
         let (keeping, ended) = (limiters.clone(), end.clone());
         tasks.spawn(async move { ended.run_until_cancelled(keeping.keep()).await });
-        let spans = Spans::from_environment();
-        let proxy = Proxy::new(metrics.clone(), spans.clone(), &config, &limiters)?;
         metrics.started(unix_seconds());
 
         let handle = Arc::new(Handle::new(loaded));
@@ -181,32 +187,33 @@ impl App {
             draining: is_draining,
             dashboard: admin::Dashboard::default(),
         };
-        let reloads =
-            Reloads { logging: None, handle, proxy: proxy.clone(), limiters: limiters.clone(), metrics };
-        let hangup = signal(SignalKind::hangup()).map_err(StartError::Signals)?;
+        if let Some(Source { path, watch, logging }) = source {
+            let (limiters, proxy, logging) = (limiters.clone(), proxy.clone(), Some(logging));
+            let parts = Arc::new(Reloadable { limiters, proxy, logging, handle, metrics });
+            let hangup = signal(SignalKind::hangup()).map_err(StartError::Signals)?;
+            tasks.spawn(Reloads { path, watch, hangup, requests, parts }.run(end.clone()));
+        }
         let serving = tasks.spawn(proxy::serve(proxy_listener, proxy.clone(), drain.clone()));
         tasks.spawn(admin::serve(admin_listener, state, end.clone()));
-        tasks.spawn(reloads.run(source, requests, hangup, end.clone()));
         info!(address = %proxy_address, "listening");
         info!(address = %admin_address, "admin listening");
         Ok(App { proxy_address, admin_address, serving, proxy, limiters, spans, draining, drain, end, tasks })
     }
 
-    /// Where applications send their calls.
+    /// Returns the address for applications.
     pub fn proxy_address(&self) -> SocketAddr {
         self.proxy_address
     }
 
-    /// Where metrics and live state are.
+    /// Returns the address for metrics and live state.
     pub fn admin_address(&self) -> SocketAddr {
         self.admin_address
     }
 
-    /// Takes no more requests, lets those under way and waiting finish, and ends every task.
+    /// Accepts no more requests, lets waiting and running ones finish, and ends every task.
     ///
-    /// The order: first `/readyz` says so, so that a load balancer looks elsewhere; then the proxy drains, while
-    /// its limiters still grant; then what is left of their slots is given back, and what was seen of the last requests is sent;
-    /// then the rest.
+    /// The order: `/readyz` fails, so that a load balancer looks elsewhere; the proxy drains, while its limiters still
+    /// grant; slots that are left are given back, and the last spans are sent; then the rest ends.
     pub async fn drain(self) -> Drained {
         let _ = self.draining.send(true);
         self.drain.cancel();
@@ -221,7 +228,7 @@ impl App {
     }
 }
 
-/// The limiters over the configured store.
+/// Creates the limiters over the configured store, and starts the store's tasks.
 fn limiters(
     config: &Config,
     metrics: &Metrics,
@@ -231,16 +238,16 @@ fn limiters(
     let clock = Clock::start();
     let (store, fleet_size): (Arc<dyn Store>, u32) = match &config.store {
         model::Store::Memory => {
-            // It is never away.
+            // The memory store is always up.
             metrics.store().set_up(true);
             (Arc::new(MemoryStore::new(clock)), 1)
         }
         model::Store::Redis(settings) => {
             let store = Arc::new(RedisStore::new(settings, metrics.store())?);
             let (probed, end) = (store.clone(), end.clone());
-            let (listening, unheard) = (store.clone(), end.clone());
+            let (listening, listen_end) = (store.clone(), end.clone());
             tasks.spawn(async move { probed.probe(end).await });
-            tasks.spawn(async move { listening.listen(unheard).await });
+            tasks.spawn(async move { listening.listen(listen_end).await });
             (store, settings.fleet_size)
         }
     };
@@ -259,83 +266,4 @@ fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListener, StartEr
 
 fn address(key: &'static str, address: SocketAddr, listener: &TcpListener) -> Result<SocketAddr, StartError> {
     listener.local_addr().map_err(|error| StartError::Listen { key, address, error })
-}
-
-/// Takes up changed configurations, one at a time.
-struct Reloads {
-    logging: Option<Logging>,
-    handle: Arc<Handle>,
-    proxy: Proxy,
-    limiters: Limiters,
-    metrics: Metrics,
-}
-
-impl Reloads {
-    async fn run(
-        mut self,
-        source: Option<Source>,
-        mut requests: mpsc::Receiver<ReloadRequest>,
-        mut hangup: Signal,
-        end: CancellationToken,
-    ) {
-        let Some(Source { path, mut watch, logging }) = source else { return };
-        self.logging = Some(logging);
-        loop {
-            let request = tokio::select! {
-                () = end.cancelled() => return,
-                () = watch.changed() => None,
-                _ = hangup.recv() => None,
-                // None are left when the admin listener has ended, and then everything ends.
-                Some(request) = requests.recv() => Some(request),
-            };
-            let reload = self.reload(&path).await;
-            if let (Some(request), Some(reload)) = (request, reload) {
-                // Whoever asked may have left.
-                let _ = request.send(reload.outcome.clone());
-            }
-        }
-    }
-
-    async fn reload(&self, path: &Path) -> Option<Arc<Reload>> {
-        let file = path.to_owned();
-        let loaded = tokio::task::spawn_blocking(move || config::load(&file)).await.ok()?;
-        let loaded = loaded.and_then(|loaded| self.take_up(path, loaded));
-        if let Err(refused) = loaded {
-            self.refuse(refused);
-        }
-        self.handle.last_reload()
-    }
-
-    /// Puts a valid configuration in force: limiters first, because routes name them.
-    fn take_up(&self, path: &Path, loaded: Loaded) -> Result<(), LoadError> {
-        let (before, config) = (self.handle.config(), loaded.config.clone());
-        self.limiters.apply(&config.limiters);
-        if let Err(error) = self.proxy.apply(&config, &self.limiters) {
-            self.limiters.apply(&before.limiters);
-            return Err(LoadError::whole(path, error.to_string()));
-        }
-        if let Some(logging) = &self.logging {
-            logging.apply(&config.log);
-        }
-        self.limiters.configured(&config.hash);
-        let restart_needed = self.handle.publish(loaded);
-        self.metrics.reload(true, unix_seconds());
-        info!(hash = %config.hash, "configuration reloaded");
-        for key in restart_needed {
-            warn!(key, "this change needs a restart; the rest is in force");
-        }
-        Ok(())
-    }
-
-    fn refuse(&self, refused: LoadError) {
-        for problem in &refused.problems {
-            error!(%problem, "configuration not reloaded");
-        }
-        self.metrics.reload(false, unix_seconds());
-        self.handle.refuse(refused);
-    }
-}
-
-fn unix_seconds() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

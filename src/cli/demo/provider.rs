@@ -1,6 +1,6 @@
-//! The demo's third-party API: allows so many requests a second, answers 429 beyond, and keeps its own books.
+//! The demo's third-party API: allows a number of requests a second, answers 429 beyond that, and counts violations.
 //!
-//! It shares nothing with weir, least of all the limiter: it looks at the instants at which requests arrived.
+//! Shares no code with weir's limiter: it looks at the arrival times of requests.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -26,15 +26,15 @@ pub(super) const QUOTA: usize = 10;
 /// The length of a window.
 pub(super) const WINDOW: Duration = Duration::from_secs(1);
 
-/// Weir needs a few; this is what curious users may add.
+/// The most connections. weir needs a few; curious users may add some.
 const CONNECTIONS_MAX: usize = 256;
 
-/// What the provider has seen.
+/// The provider's counts.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(super) struct Tally {
     /// Requests that arrived.
     pub(super) requests: u64,
-    /// Those of them that arrived beyond the quota.
+    /// Requests that arrived beyond the quota.
     pub(super) violations: u64,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Tally {
 pub(super) struct Provider {
     listener: TcpListener,
     address: SocketAddr,
-    judge: Arc<Mutex<Judge>>,
+    arrivals: Arc<Mutex<Arrivals>>,
 }
 
 impl Provider {
@@ -50,20 +50,20 @@ impl Provider {
     pub(super) async fn bind() -> io::Result<Provider> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
-        Ok(Provider { listener, address, judge: Arc::default() })
+        Ok(Provider { listener, address, arrivals: Arc::default() })
     }
 
-    /// Where it listens.
+    /// Returns the address of the listener.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// A view of its books.
-    pub(super) fn books(&self) -> Books {
-        Books { judge: Arc::clone(&self.judge) }
+    /// Returns a view of the counts.
+    pub(super) fn tally_view(&self) -> TallyView {
+        TallyView { arrivals: Arc::clone(&self.arrivals) }
     }
 
-    /// Answers until `shutdown`; connections that are still open then are cut.
+    /// Serves until `shutdown`, which closes all connections.
     pub(super) async fn serve(self, shutdown: CancellationToken) {
         let mut connections = JoinSet::new();
         loop {
@@ -72,7 +72,7 @@ impl Provider {
                 Some(_) = connections.join_next() => {}
                 accepted = self.listener.accept(), if connections.len() < CONNECTIONS_MAX => match accepted {
                     Ok((stream, _)) => {
-                        connections.spawn(connection(stream, Arc::clone(&self.judge)));
+                        connections.spawn(connection(stream, Arc::clone(&self.arrivals)));
                     }
                     Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
                 },
@@ -81,23 +81,23 @@ impl Provider {
     }
 }
 
-/// A view of a provider's books.
-pub(super) struct Books {
-    judge: Arc<Mutex<Judge>>,
+/// A view of a provider's counts.
+pub(super) struct TallyView {
+    arrivals: Arc<Mutex<Arrivals>>,
 }
 
-impl Books {
+impl TallyView {
     pub(super) fn tally(&self) -> Tally {
-        self.judge.lock().unwrap_or_else(PoisonError::into_inner).tally
+        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).tally
     }
 }
 
-async fn connection(stream: TcpStream, judge: Arc<Mutex<Judge>>) {
+async fn connection(stream: TcpStream, arrivals: Arc<Mutex<Arrivals>>) {
     let service = service_fn(|_request: Request<Incoming>| {
-        let allowed = judge.lock().unwrap_or_else(PoisonError::into_inner).arrival(Instant::now());
+        let allowed = arrivals.lock().unwrap_or_else(PoisonError::into_inner).add(Instant::now());
         async move { Ok::<_, Infallible>(answer(allowed)) }
     });
-    // How a connection ends is its client's affair.
+    // A failed connection concerns its client alone.
     let _ =
         http1::Builder::new().timer(TokioTimer::new()).serve_connection(TokioIo::new(stream), service).await;
 }
@@ -113,18 +113,18 @@ fn answer(allowed: bool) -> Response<Full<Bytes>> {
     response
 }
 
-/// Judges by the instants of the last [`QUOTA`] arrivals, refused ones included: the next one is a violation if
-/// it lies within [`WINDOW`] of the oldest of them, for then some window, its start included and its end not,
-/// holds one request too many. Nothing is rounded.
+/// Finds violations by the instants of the last [`QUOTA`] arrivals, refused ones included. An arrival within [`WINDOW`]
+/// of the oldest of them is a violation: a window that includes its start and excludes its end then holds one request
+/// too many. Nothing is rounded.
 #[derive(Default)]
-struct Judge {
+struct Arrivals {
     latest: VecDeque<Instant>,
     tally: Tally,
 }
 
-impl Judge {
-    /// Writes an arrival down; whether it is within the quota. Instants do not go back.
-    fn arrival(&mut self, now: Instant) -> bool {
+impl Arrivals {
+    /// Counts an arrival and returns whether it is within the quota. Instants must not decrease.
+    fn add(&mut self, now: Instant) -> bool {
         let mut within = true;
         if self.latest.len() == QUOTA {
             within = self.latest.pop_front().is_none_or(|oldest| now.duration_since(oldest) >= WINDOW);
@@ -143,25 +143,25 @@ mod tests {
     #[test]
     fn a_window_holds_its_start_and_not_its_end() {
         let start = Instant::now();
-        let mut judge = Judge::default();
+        let mut arrivals = Arrivals::default();
         for place in 0..10 {
-            assert!(judge.arrival(start + Duration::from_millis(place)));
+            assert!(arrivals.add(start + Duration::from_millis(place)));
         }
-        assert!(!judge.arrival(start + WINDOW - Duration::from_nanos(1)));
+        assert!(!arrivals.add(start + WINDOW - Duration::from_nanos(1)));
         // The refused one counts: the window that begins with the second is full up to its end.
-        assert!(!judge.arrival(start + WINDOW));
-        assert_eq!(judge.tally, Tally { requests: 12, violations: 2 });
+        assert!(!arrivals.add(start + WINDOW));
+        assert_eq!(arrivals.tally, Tally { requests: 12, violations: 2 });
     }
 
     #[test]
     fn the_full_quota_in_every_window_is_within() {
         let start = Instant::now();
-        let mut judge = Judge::default();
+        let mut arrivals = Arrivals::default();
         for second in 0..5 {
             for _ in 0..10 {
-                assert!(judge.arrival(start + WINDOW * second));
+                assert!(arrivals.add(start + WINDOW * second));
             }
         }
-        assert_eq!(judge.tally, Tally { requests: 50, violations: 0 });
+        assert_eq!(arrivals.tally, Tally { requests: 50, violations: 0 });
     }
 }

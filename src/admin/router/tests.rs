@@ -1,0 +1,209 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Request;
+use http::header::{AUTHORIZATION, HOST, ORIGIN};
+use http_body_util::{BodyExt, Empty};
+use serde_json::Value;
+use tokio::sync::{mpsc, watch};
+
+use super::super::{Dashboard, ReloadRequest, Reloader};
+use super::*;
+use crate::clock::Clock;
+use crate::config::model::{self, Config, LogFormat, Secret, Store};
+use crate::config::{Handle, Loaded, Outcome, Problem};
+use crate::limiter::Limiters;
+use crate::limiter::model::limit::{Algorithm, Limit, Limiter, LimiterName, Permits};
+use crate::limiter::store::memory::MemoryStore;
+use crate::telemetry::Metrics;
+
+struct Admin {
+    state: AdminState,
+    draining: watch::Sender<bool>,
+    reloads: mpsc::Receiver<ReloadRequest>,
+}
+
+fn limiter() -> Arc<Limiter> {
+    let limit = Limit {
+        rate: Permits::new(5).unwrap(),
+        per: Duration::from_secs(1),
+        algorithm: Algorithm::SlidingWindow { precision: 256.try_into().unwrap() },
+        label: "5/1s".into(),
+    };
+    Arc::new(Limiter {
+        guard: Duration::from_millis(10),
+        ..Limiter::new(LimiterName::parse("api").unwrap(), vec![limit])
+    })
+}
+
+fn config(token: Option<&str>) -> Config {
+    let listen = "127.0.0.1:0".parse().unwrap();
+    Config {
+        listen,
+        server: model::Server {
+            tls: None,
+            allow: None,
+            trusted_proxies: Vec::new(),
+            max_connections: 1,
+            header_timeout: Duration::from_secs(1),
+            idle_timeout: Duration::from_secs(1),
+            max_header_bytes: 1024,
+            drain_delay: Duration::ZERO,
+            drain_timeout: Duration::ZERO,
+        },
+        admin: model::Admin { listen, token: token.map(Secret::new) },
+        log: model::Log { level: tracing::Level::INFO, format: LogFormat::Json, access: false },
+        clients: None,
+        store: Store::Memory,
+        limiters: vec![limiter()],
+        routes: Vec::new(),
+        hash: "0123456789abcdef".into(),
+    }
+}
+
+fn admin(token: Option<&str>) -> Admin {
+    let metrics = Metrics::new();
+    let config = config(token);
+    let clock = Clock::start();
+    let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, metrics.clone());
+    limiters.apply(&config.limiters);
+    let (reloader, reloads) = Reloader::channel();
+    let (draining, is_draining) = watch::channel(false);
+    let loaded = Loaded { config: Arc::new(config), masked: Arc::new(Value::Null) };
+    let config = Arc::new(Handle::new(loaded));
+    let state = AdminState {
+        metrics,
+        limiters,
+        config,
+        reloader,
+        draining: is_draining,
+        dashboard: Dashboard::default(),
+    };
+    Admin { state, draining, reloads }
+}
+
+fn request(method: &str, path: &str) -> Parts {
+    let request = Request::builder().method(method).uri(path).header(HOST, "localhost:9090");
+    request.body(()).unwrap().into_parts().0
+}
+
+async fn json(response: Response) -> Value {
+    serde_json::from_slice(&response.into_body().collect().await.unwrap().to_bytes()).unwrap()
+}
+
+#[tokio::test]
+async fn every_endpoint_answers_on_loopback() {
+    let admin = admin(None);
+    for path in ["/", "/healthz", "/readyz", "/metrics", "/api/limiters", "/api/limiters/api", "/api/config"]
+    {
+        for method in ["GET", "HEAD"] {
+            let response = respond(&admin.state, true, &request(method, path), Empty::<Bytes>::new()).await;
+            assert_eq!(response.status(), StatusCode::OK, "{method} {path}");
+        }
+    }
+    let state =
+        json(respond(&admin.state, true, &request("GET", "/api/limiters"), Empty::<Bytes>::new()).await)
+            .await;
+    assert_eq!(state["limiters"][0]["name"], "api");
+    assert_eq!(state["limiters"][0]["limits"][0]["available"], 5);
+}
+
+#[tokio::test]
+async fn unknown_paths_limiters_and_methods_are_refused() {
+    let admin = admin(None);
+    for path in ["/nothing", "/api", "/api/limiters/", "/api/limiters/other", "/api/limiters/api/stop"] {
+        let response = respond(&admin.state, true, &request("GET", path), Empty::<Bytes>::new()).await;
+        assert_eq!(response.status(), StatusCode::NOT_FOUND, "{path}");
+        assert_eq!(json(response).await["status"], 404);
+    }
+    for (method, path, allow) in [
+        ("GET", "/api/reload", "POST"),
+        ("POST", "/metrics", "GET, HEAD"),
+        ("GET", "/api/limiters/api/pause", "POST"),
+    ] {
+        let response = respond(&admin.state, true, &request(method, path), Empty::<Bytes>::new()).await;
+        assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
+        assert_eq!(response.headers()[ALLOW], allow);
+    }
+    let partition = request("GET", "/api/limiters/api?partition=x");
+    assert_eq!(
+        respond(&admin.state, true, &partition, Empty::<Bytes>::new()).await.status(),
+        StatusCode::BAD_REQUEST
+    );
+}
+
+#[tokio::test]
+async fn beyond_loopback_only_health_and_metrics_are_open() {
+    for (token, closed) in [(None, StatusCode::FORBIDDEN), (Some("t"), StatusCode::UNAUTHORIZED)] {
+        let admin = admin(token);
+        for path in ["/healthz", "/readyz", "/metrics"] {
+            let response = respond(&admin.state, false, &request("GET", path), Empty::<Bytes>::new()).await;
+            assert_eq!(response.status(), StatusCode::OK, "{path}");
+        }
+        for (method, path) in [("GET", "/api/events"), ("GET", "/api/config"), ("POST", "/api/reload")] {
+            let response = respond(&admin.state, false, &request(method, path), Empty::<Bytes>::new()).await;
+            assert_eq!(response.status(), closed, "{path}");
+        }
+        // The page asks for the token and contains no data.
+        let page = respond(&admin.state, false, &request("GET", "/"), Empty::<Bytes>::new()).await;
+        assert_eq!(page.status(), if token.is_some() { StatusCode::OK } else { closed });
+    }
+    let mut with_token = request("GET", "/api/config");
+    with_token.headers.insert(AUTHORIZATION, HeaderValue::from_static("Bearer t"));
+    let response = respond(&admin(Some("t")).state, false, &with_token, Empty::<Bytes>::new()).await;
+    assert_eq!(response.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_web_page_cannot_ask_for_a_reload() {
+    let mut admin = admin(None);
+    let mut from_a_page = request("POST", "/api/reload");
+    from_a_page.headers.insert(ORIGIN, HeaderValue::from_static("https://page.example"));
+    let response = respond(&admin.state, true, &from_a_page, Empty::<Bytes>::new()).await;
+    assert_eq!(response.status(), StatusCode::FORBIDDEN);
+    assert!(admin.reloads.try_recv().is_err());
+}
+
+fn problem(line: u32, message: &str) -> Problem {
+    let (path, message) = (String::new(), message.to_owned());
+    Problem { file: "weir.yaml".into(), line, column: 1, path, message }
+}
+
+#[tokio::test]
+async fn a_reload_answers_with_every_problem() {
+    let Admin { state, mut reloads, .. } = admin(None);
+    let reload = request("POST", "/api/reload");
+    let app = async {
+        let applied = Outcome::Applied { restart_needed: vec!["listen"] };
+        let refused = Outcome::Refused { problems: vec![problem(3, "one"), problem(7, "two")] };
+        for outcome in [applied, refused] {
+            reloads.recv().await.unwrap().send(outcome).unwrap();
+        }
+        // Then the app ends.
+        drop(reloads);
+    };
+    let client = async {
+        let good = respond(&state, true, &reload, Empty::<Bytes>::new()).await;
+        assert_eq!(good.status(), StatusCode::OK);
+        assert_eq!(json(good).await["restart_needed"], serde_json::json!(["listen"]));
+        let bad = respond(&state, true, &reload, Empty::<Bytes>::new()).await;
+        assert_eq!(bad.status(), StatusCode::UNPROCESSABLE_ENTITY);
+        let problems = json(bad).await["problems"].clone();
+        assert_eq!((&problems[0]["line"], &problems[1]["message"]), (&3.into(), &"two".into()));
+    };
+    tokio::join!(app, client);
+    assert_eq!(
+        respond(&state, true, &reload, Empty::<Bytes>::new()).await.status(),
+        StatusCode::SERVICE_UNAVAILABLE
+    );
+}
+
+#[tokio::test]
+async fn draining_ends_readiness_but_not_health() {
+    let admin = admin(None);
+    admin.draining.send(true).unwrap();
+    let ready = respond(&admin.state, true, &request("GET", "/readyz"), Empty::<Bytes>::new()).await;
+    assert_eq!(ready.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let alive = respond(&admin.state, true, &request("GET", "/healthz"), Empty::<Bytes>::new()).await;
+    assert_eq!(alive.status(), StatusCode::OK);
+}

@@ -1,0 +1,133 @@
+//! Reloads, in two stages and one at a time.
+//!
+//! [`Reloadable::prepare`] reads the file and everything that it names, and builds all that is to come into force. It may
+//! fail at any step, and then nothing has changed. [`PreparedReload::commit`] puts it in force and cannot fail.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tokio::signal::unix::Signal;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use crate::admin::ReloadRequest;
+use crate::config::{self, Handle, LoadError, Loaded, Reload, Watch};
+use crate::limiter::{Limiters, PreparedLimiters};
+use crate::proxy::{PreparedProxy, Proxy, ProxyBuildError};
+use crate::telemetry::{Logging, Metrics};
+
+/// Reloads at every change of the file, at SIGHUP and on request.
+pub(super) struct Reloads {
+    pub(super) path: PathBuf,
+    pub(super) watch: Watch,
+    pub(super) hangup: Signal,
+    pub(super) requests: mpsc::Receiver<ReloadRequest>,
+    pub(super) parts: Arc<Reloadable>,
+}
+
+impl Reloads {
+    /// Reloads one after the other until `end`.
+    pub(super) async fn run(mut self, end: CancellationToken) {
+        loop {
+            let request = tokio::select! {
+                () = end.cancelled() => return,
+                () = self.watch.changed() => None,
+                _ = self.hangup.recv() => None,
+                // The channel closes with the admin listener, which ends with everything else.
+                Some(request) = self.requests.recv() => Some(request),
+            };
+            let reload = self.reload().await;
+            if let (Some(request), Some(reload)) = (request, reload) {
+                // The client may have gone.
+                let _ = request.send(reload.outcome.clone());
+            }
+        }
+    }
+
+    async fn reload(&self) -> Option<Arc<Reload>> {
+        let (parts, path) = (self.parts.clone(), self.path.clone());
+        // Reading files may take its time, and must hold up no request.
+        let prepared = tokio::task::spawn_blocking(move || parts.load(&path)).await.ok()?;
+        match prepared {
+            Ok(prepared) => prepared.commit(),
+            Err(error) => self.parts.refuse(error),
+        }
+        self.parts.handle.last_reload()
+    }
+}
+
+/// The parts of a running weir that a reload changes.
+pub(super) struct Reloadable {
+    pub(super) limiters: Limiters,
+    pub(super) proxy: Proxy,
+    pub(super) logging: Option<Logging>,
+    pub(super) handle: Arc<Handle>,
+    pub(super) metrics: Metrics,
+}
+
+impl Reloadable {
+    /// Reads a file and prepares what it says. Blocks.
+    fn load(self: &Arc<Self>, path: &Path) -> Result<PreparedReload, LoadError> {
+        let loaded = config::load(path)?;
+        self.prepare(loaded).map_err(|error| LoadError::whole(path, error.to_string()))
+    }
+
+    /// Prepares a valid configuration: limiters first, because routes resolve theirs among them. Blocks. Changes
+    /// nothing.
+    pub(super) fn prepare(self: &Arc<Self>, loaded: Loaded) -> Result<PreparedReload, ProxyBuildError> {
+        let limiters = self.limiters.prepare(&loaded.config.limiters);
+        let proxy = self.proxy.prepare(&loaded.config, &limiters)?;
+        Ok(PreparedReload { parts: self.clone(), limiters, proxy, loaded })
+    }
+
+    /// Records that a file was refused.
+    fn refuse(&self, error: LoadError) {
+        for problem in &error.problems {
+            error!(%problem, "configuration not reloaded");
+        }
+        self.metrics.reload(false, unix_seconds());
+        self.handle.refuse(error);
+    }
+}
+
+/// A reload that owns everything that is to come into force.
+pub(super) struct PreparedReload {
+    parts: Arc<Reloadable>,
+    limiters: PreparedLimiters,
+    proxy: PreparedProxy,
+    loaded: Loaded,
+}
+
+impl PreparedReload {
+    /// Puts the configuration in force.
+    ///
+    /// Limiters come first: a request must not find a route whose limiters are not in force, because pauses and freed
+    /// slots would miss them and recovery would not know their part of the store. A request that arrives between the two
+    /// swaps takes an old route; it finds the new limits of a changed limiter, and a removed limiter, which lives as
+    /// long as a route or a request holds it. The same is true of every request under way: it keeps the configuration
+    /// that it began with, but for its limits. What merely shows the configuration comes last, so that an answer never
+    /// names one that is not in force yet.
+    pub(super) fn commit(self) {
+        let PreparedReload { parts, limiters, proxy, loaded } = self;
+        limiters.commit();
+        proxy.commit();
+        let config = loaded.config.clone();
+        if let Some(logging) = &parts.logging {
+            logging.apply(&config.log);
+        }
+        parts.limiters.configured(&config.hash);
+        let restart_needed = parts.handle.publish(loaded);
+        parts.metrics.reload(true, unix_seconds());
+        info!(hash = %config.hash, "configuration reloaded");
+        for key in restart_needed {
+            warn!(key, "this change needs a restart; the rest is in force");
+        }
+    }
+}
+
+/// Returns the wall clock's time since the Unix epoch, in seconds.
+pub(super) fn unix_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}

@@ -1,0 +1,3 @@
+//! Tests of the composition root.
+
+mod reload;

@@ -1,0 +1,118 @@
+//! `routes.cost`: the permits that a request takes, and their settlement by the response.
+
+use super::check::Check;
+use super::headers::{is_own, named_header};
+use super::limiter::Keyed;
+use super::place::{At, Given, all, key};
+use crate::config::model::{Cost, Settle};
+use crate::config::problem::quoted;
+use crate::config::schema::{self, Form};
+use crate::limiter::model::limit::{Mode, Permits, RATE_MAX};
+
+type Written = Option<Form<schema::Cost, schema::CostHeader>>;
+
+/// Checks the cost of a route's requests.
+pub(super) fn cost(check: &mut Check<'_>, given: &Given<'_, Written>, limiters: &[&Keyed]) -> Option<Cost> {
+    match given.value {
+        None => Some(Cost::Fixed(Permits::ONE)),
+        Some(Form::Short(schema::Cost(number))) => {
+            let cost = permits(check, &Given::new(&Some(*number), given.at.clone()))?;
+            can_be_granted(check, cost, limiters, &given.at).then_some(Cost::Fixed(cost))
+        }
+        Some(Form::Long(long)) => long_form(check, &Given::new(long, given.at.clone()), limiters),
+    }
+}
+
+/// Checks how responses settle the cost. The outer `None` is a problem, the inner one no settlement.
+pub(super) fn settle(check: &mut Check<'_>, given: &Given<'_, Written>) -> Option<Option<Settle>> {
+    let Some(Form::Long(cost)) = given.value else { return Some(None) };
+    let cost = Given::new(cost, given.at.clone());
+    key!(cost.settle).checked(|settle| {
+        if settle.value.header.is_none() && settle.value.free.is_none() {
+            check.problem(&settle.at, "needs `header` or `free`");
+            return None;
+        }
+        let header = key!(settle.header).checked(|name| named_header(check, &name, "x-cost"));
+        let free = all(key!(settle.free).items().map(|status| {
+            let code = u16::try_from(*status.value).ok().filter(|code| (200..600).contains(code));
+            if code.is_none() {
+                check.problem(&status.at, "expected a status from 200 to 599, such as 304");
+            }
+            code
+        }));
+        Some(Settle { header: header?, free: free? })
+    })
+}
+
+fn long_form(
+    check: &mut Check<'_>,
+    cost: &Given<'_, schema::CostHeader>,
+    limiters: &[&Keyed],
+) -> Option<Cost> {
+    match key!(cost.header).get() {
+        Some(name) => by_header(check, cost, &name, limiters),
+        None => fixed(check, cost, limiters),
+    }
+}
+
+fn fixed(check: &mut Check<'_>, cost: &Given<'_, schema::CostHeader>, limiters: &[&Keyed]) -> Option<Cost> {
+    if cost.value.settle.is_none() {
+        check.problem(&cost.at, "needs `header`, or `settle`");
+        return None;
+    }
+    if cost.value.max.is_some() {
+        check.problem_of_key(&key!(cost.max).at, "is for a cost that a `header` names");
+        return None;
+    }
+    let default = permits(check, &key!(cost.default))?;
+    can_be_granted(check, default, limiters, &key!(cost.default).at).then_some(Cost::Fixed(default))
+}
+
+fn by_header(
+    check: &mut Check<'_>,
+    cost: &Given<'_, schema::CostHeader>,
+    name: &Given<'_, String>,
+    limiters: &[&Keyed],
+) -> Option<Cost> {
+    let header = named_header(check, name, "weir-cost");
+    if header.as_ref().is_some_and(is_own) {
+        check.problem(&name.at, "this header frames the message or addresses it; choose another");
+    }
+    // A limiter in shadow mode bounds no cost.
+    let enforced = limiters.iter().filter(|(limiter, _)| limiter.mode == Mode::Enforce);
+    let grantable = enforced.map(|(limiter, _)| limiter.cost_max()).min();
+    let default = permits(check, &key!(cost.default));
+    let max = key!(cost.max).checked(|_| permits(check, &key!(cost.max)));
+    let max = max.and_then(|max| max.or(grantable).or_else(|| Permits::new(RATE_MAX.into())));
+    let (default, max) = (default?, max?);
+    let has_max = cost.value.max.is_some();
+    let at = if cost.value.default.is_some() { key!(cost.default).at } else { key!(cost.max).at };
+    if has_max && default > max {
+        check.problem(&at, "`default` must not be larger than `max`");
+        return None;
+    }
+    let fits = can_be_granted(check, default, limiters, &at);
+    fits.then_some(Cost::Header { name: header?, default, max })
+}
+
+/// Returns whether every limiter can grant a cost at once; reports the first one that cannot. Such a cost would refuse
+/// every request.
+fn can_be_granted(check: &mut Check<'_>, cost: Permits, limiters: &[&Keyed], at: &At<'_>) -> bool {
+    let Some((limiter, _)) = limiters.iter().find(|(limiter, _)| cost > limiter.cost_max()) else {
+        return true;
+    };
+    let tightest = limiter.limits.iter().min_by_key(|limit| limit.cost_max());
+    let message = format!(
+        "larger than limiter {} can ever grant: {} at once ({})",
+        quoted(limiter.name.as_str()),
+        limiter.cost_max(),
+        tightest.map(|limit| &*limit.label).unwrap_or_default(),
+    );
+    check.problem(at, message);
+    false
+}
+
+/// Checks a number of permits, by default 1.
+fn permits(check: &mut Check<'_>, given: &Given<'_, Option<i64>>) -> Option<Permits> {
+    check.count(given, 1, 1..=RATE_MAX).and_then(|count| Permits::new(count.into()))
+}

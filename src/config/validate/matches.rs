@@ -1,0 +1,137 @@
+//! `routes.match` and `routes.strip_prefix`: the requests of a route, by path, host, method and headers.
+
+use http::Method;
+use regex::{Regex, RegexBuilder};
+use url::Host;
+
+use super::check::Check;
+use super::headers::{Purpose, headers};
+use super::place::{Given, all, key};
+use crate::config::model::{HostMatch, Match, PathMatch};
+use crate::config::schema;
+
+/// The largest compiled `path_regex`, in bytes.
+const REGEX_BYTES_MAX: usize = 1024 * 1024;
+
+/// Checks the conditions of a route.
+pub(super) fn matches(check: &mut Check<'_>, matches: &Given<'_, schema::Match>) -> Option<Match> {
+    let path = path(check, matches);
+    let host = key!(matches.host).checked(|text| host(check, &text));
+    let methods = methods(check, &key!(matches.methods));
+    let headers = headers(check, &key!(matches.headers), Purpose::Match);
+    Some(Match { path: path?, host: host?, methods: methods?, headers: headers? })
+}
+
+fn path(check: &mut Check<'_>, matches: &Given<'_, schema::Match>) -> Option<PathMatch> {
+    let (path, exact_path) = (key!(matches.path).get(), key!(matches.exact_path).get());
+    match (path, exact_path, key!(matches.path_regex).get()) {
+        (None, None, None) => Some(PathMatch::Any),
+        (Some(prefix), None, None) => {
+            let prefix = plain_path(check, &prefix)?;
+            Some(match prefix.trim_end_matches('/') {
+                "" => PathMatch::Any,
+                prefix => PathMatch::Prefix(prefix.to_owned()),
+            })
+        }
+        (None, Some(path), None) => plain_path(check, &path).map(|path| PathMatch::Exact(path.to_owned())),
+        (None, None, Some(pattern)) => path_regex(check, &pattern).map(PathMatch::Pattern),
+        _ => {
+            check.problem(&matches.at, "`path`, `exact_path` and `path_regex` exclude each other");
+            None
+        }
+    }
+}
+
+/// Checks that a path is the same in all of its forms. The router compares paths that are decoded, merged and freed of
+/// dot segments; any other could never match.
+fn plain_path<'a>(check: &mut Check<'_>, given: &Given<'a, String>) -> Option<&'a str> {
+    let path = given.value;
+    let fault = if !path.starts_with('/') {
+        "must begin with `/`"
+    } else if path.bytes().any(|byte| !byte.is_ascii_graphic() || b"?#%\\".contains(&byte)) {
+        "must be visible ASCII without `?`, `#`, `%` and `\\`"
+    } else if path.contains("//") || path.split('/').any(|segment| matches!(segment, "." | "..")) {
+        "must not hold `//`, `/./` or `/../`: they are removed from requests before they are matched"
+    } else {
+        return Some(path);
+    };
+    check.problem(&given.at, fault);
+    None
+}
+
+/// Compiles a pattern, first by itself, which shows that its groups balance, and then anchored at both ends.
+fn path_regex(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<Regex> {
+    let pattern = given.value;
+    let compile = |pattern: &str| RegexBuilder::new(pattern).size_limit(REGEX_BYTES_MAX).build();
+    match compile(pattern).and_then(|_| compile(&format!(r"\A(?:{pattern})\z"))) {
+        Ok(regex) => Some(regex),
+        // The error repeats the pattern over several lines. Its last line is the reason.
+        Err(error) => {
+            let text = error.to_string();
+            let reason = text.lines().next_back().unwrap_or_default().trim_start_matches("error: ");
+            check.problem(&given.at, format!("not a valid regular expression: {reason}"));
+            None
+        }
+    }
+}
+
+fn host(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<HostMatch> {
+    let (wildcard, name) = match given.value.strip_prefix("*.") {
+        Some(rest) => (true, rest),
+        None => (false, given.value.as_str()),
+    };
+    let parsed = Host::parse(name).ok().filter(|host| !wildcard || matches!(host, Host::Domain(_)));
+    match parsed.map(|host| host.to_string()) {
+        Some(name) if !name.contains('*') && !name.is_empty() => {
+            Some(if wildcard { HostMatch::Suffix(format!(".{name}")) } else { HostMatch::Exact(name) })
+        }
+        _ => {
+            let message = "expected a host without a port, such as api.example.com or *.example.com";
+            check.problem(&given.at, message);
+            None
+        }
+    }
+}
+
+fn methods(check: &mut Check<'_>, given: &Given<'_, Option<Vec<String>>>) -> Option<Vec<Method>> {
+    let methods = all(given.items().map(|name| {
+        let fault = match Method::from_bytes(name.value.as_bytes()) {
+            Ok(Method::CONNECT | Method::TRACE) => "weir answers CONNECT and TRACE itself, with 405",
+            Ok(_) if name.value.bytes().any(|byte| byte.is_ascii_lowercase()) => {
+                "methods are written in capitals, such as GET"
+            }
+            Ok(method) => return Some(method),
+            Err(_) => "expected a method, such as GET",
+        };
+        check.problem(&name.at, fault);
+        None
+    }));
+    if given.value.is_some() && given.at.length() == 0 {
+        check.problem(&given.at, "matches nothing; name a method, or leave the key out for all of them");
+        return None;
+    }
+    methods
+}
+
+/// Checks that the prefix to strip is part of every path that the route matches.
+pub(super) fn strip_prefix(
+    check: &mut Check<'_>,
+    given: &Given<'_, String>,
+    matches: &Given<'_, schema::Match>,
+) -> Option<String> {
+    let prefix = plain_path(check, given)?.trim_end_matches('/');
+    let (path, exact_path) = (key!(matches.path), key!(matches.exact_path));
+    let fault = match path.value.as_deref().or(exact_path.value.as_deref()) {
+        _ if prefix.is_empty() => "strips nothing; leave the key out",
+        None if path.at.is_faulty() || exact_path.at.is_faulty() => return None,
+        None => "needs `match.path` or `match.exact_path`, so that every path begins with it",
+        Some(path)
+            if path.strip_prefix(prefix).is_none_or(|rest| !rest.is_empty() && !rest.starts_with('/')) =>
+        {
+            "is not the beginning of the matched path, on a segment border"
+        }
+        Some(_) => return Some(prefix.to_owned()),
+    };
+    check.problem(&given.at, fault);
+    None
+}

@@ -1,0 +1,233 @@
+//! The list of algorithms, and the dispatch of every function to the one of a rule.
+//!
+//! Nothing outside this room asks which algorithm a limit or a rule has.
+
+use std::time::Duration;
+
+use crate::clock::Micros;
+use crate::limiter::arithmetic::algorithm::bucket::Bucket;
+use crate::limiter::arithmetic::algorithm::fixed_window::FixedWindow;
+use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
+use crate::limiter::arithmetic::algorithm::{Algorithm, Position};
+use crate::limiter::arithmetic::cell::Entry;
+use crate::limiter::arithmetic::quota::Quota;
+use crate::limiter::model::calendar_windows::CalendarWindows;
+use crate::limiter::model::limit::{self, Limit, Limiter, Permits};
+
+/// The algorithm of a rule, with its parameters.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Every interval of the window's length holds at most `rate` permits.
+    SlidingWindow(SlidingWindow),
+    /// A bucket that is filled at `rate` per window.
+    Bucket(Bucket),
+    /// Windows aligned to a calendar.
+    FixedWindow(FixedWindow),
+}
+
+/// The bookings that a rule was shown, as its algorithm keeps them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sight {
+    /// Of a sliding window.
+    SlidingWindow(<SlidingWindow as Algorithm>::Sight),
+    /// Of a bucket.
+    Bucket(<Bucket as Algorithm>::Sight),
+    /// Of a fixed window.
+    FixedWindow(<FixedWindow as Algorithm>::Sight),
+}
+
+/// Declares the macros that evaluate an expression for each algorithm.
+macro_rules! algorithms {
+    ($d:tt $($name:ident),+ $(,)?) => {
+        $(impl From<$name> for Kind {
+            fn from(own: $name) -> Kind {
+                Kind::$name(own)
+            }
+        })+
+
+        /// Evaluates an expression for the algorithm of a kind, or for the algorithm of a kind and its sights.
+        macro_rules! each {
+            ($d kind:expr, |$d own:ident| $d body:expr) => {
+                match $d kind { $(Kind::$name($d own) => $d body),+ }
+            };
+            ($d kind:expr, $d sight:expr, |$d own:ident, $d seen:ident| $d body:expr, else $d other:expr) => {
+                match ($d kind, $d sight) {
+                    $((Kind::$name($d own), Sight::$name($d seen)) => $d body,)+
+                    _ => $d other,
+                }
+            };
+            ($d kind:expr, $d sight:expr, $d second:expr, |$d own:ident, $d seen:ident, $d other_seen:ident| $d body:expr, else $d other:expr) => {
+                match ($d kind, $d sight, $d second) {
+                    $((Kind::$name($d own), Sight::$name($d seen), Sight::$name($d other_seen)) => $d body,)+
+                    _ => $d other,
+                }
+            };
+        }
+
+        /// Evaluates an expression for the algorithm of a kind, as a variant of another enum.
+        macro_rules! each_as {
+            ($d result:ident, $d kind:expr, |$d own:ident| $d body:expr) => {
+                match $d kind { $(Kind::$name($d own) => $d result::$name($d body)),+ }
+            };
+        }
+    };
+}
+
+algorithms! { $
+    SlidingWindow,
+    Bucket,
+    FixedWindow,
+}
+
+impl Kind {
+    /// Returns the rule of a limit whose slots stay good for `guard`, at `now`, and until when it holds if not for ever.
+    pub fn of(limit: &Limit, guard: Micros, now: Micros) -> (Quota, Kind, Option<Micros>) {
+        let (quota, kind): (Quota, Kind) = match &limit.algorithm {
+            limit::Algorithm::SlidingWindow { precision } => {
+                let (quota, own) = SlidingWindow::new(limit, guard, u64::from(precision.get()));
+                (quota, own.into())
+            }
+            limit::Algorithm::TokenBucket { burst } => {
+                let (quota, own) = Bucket::new(limit, guard, burst.get());
+                (quota, own.into())
+            }
+            limit::Algorithm::LeakyBucket => {
+                let (quota, own) = Bucket::new(limit, guard, 1);
+                (quota, own.into())
+            }
+            limit::Algorithm::FixedWindow { windows } => {
+                let (quota, own, valid_until) = FixedWindow::new(limit, guard, windows, now);
+                return (quota, own.into(), valid_until);
+            }
+        };
+        (quota, kind, None)
+    }
+}
+
+/// Every function goes to the algorithm. A sight of another algorithm, which no caller has, limits nothing.
+impl Algorithm for Kind {
+    type Sight = Sight;
+
+    fn letter(&self) -> char {
+        each!(self, |own| own.letter())
+    }
+
+    fn write(&self, text: &mut String) {
+        each!(self, |own| own.write(text));
+    }
+
+    fn capacity(&self, quota: Quota) -> u64 {
+        each!(self, |own| own.capacity(quota))
+    }
+
+    fn seen_for(&self, quota: Quota) -> Micros {
+        each!(self, |own| own.seen_for(quota))
+    }
+
+    fn spacing(&self, quota: Quota, permits: u64) -> Micros {
+        each!(self, |own| own.spacing(quota, permits))
+    }
+
+    fn separates(&self, first: Micros, later: Micros) -> bool {
+        each!(self, |own| own.separates(first, later))
+    }
+
+    fn window_start(&self, at: Micros, length: Micros) -> Option<Micros> {
+        each!(self, |own| own.window_start(at, length))
+    }
+
+    fn share(&self, parts: u64) -> Kind {
+        each_as!(Kind, self, |own| own.share(parts))
+    }
+
+    fn sight(&self) -> Sight {
+        each_as!(Sight, self, |own| own.sight())
+    }
+
+    fn advance(&self, quota: Quota, sight: &mut Sight, position: Position<'_>, before: usize) {
+        each!(self, sight, |own, seen| own.advance(quota, seen, position, before), else ());
+    }
+
+    fn room(&self, quota: Quota, sight: &Sight, position: Position<'_>, cost: u64) -> Result<u64, Micros> {
+        each!(self, sight, |own, seen| own.room(quota, seen, position, cost), else Ok(u64::MAX))
+    }
+
+    fn take(&self, quota: Quota, sight: &mut Sight, at: Micros, permits: u64) {
+        each!(self, sight, |own, seen| own.take(quota, seen, at, permits), else ());
+    }
+
+    fn fold(&self, quota: Quota, checkpoint: &mut Sight, entries: &[Entry], until: Micros) {
+        each!(self, checkpoint, |own, seen| own.fold(quota, seen, entries, until), else ());
+    }
+
+    fn available(
+        &self,
+        quota: Quota,
+        checkpoint: &Sight,
+        entries: &[Entry],
+        external: u64,
+        now: Micros,
+    ) -> u64 {
+        each!(self, checkpoint, |own, seen| own.available(quota, seen, entries, external, now), else 0)
+    }
+
+    fn expires(&self, quota: Quota, checkpoint: &Sight, entries: &[Entry]) -> Micros {
+        each!(self, checkpoint, |own, seen| own.expires(quota, seen, entries), else Micros::ZERO)
+    }
+
+    fn missing(&self, quota: Quota, checkpoint: &Sight) -> Option<(u64, Micros)> {
+        each!(self, checkpoint, |own, seen| own.missing(quota, seen), else None)
+    }
+
+    fn lacking(&self, quota: Quota, at: Micros, permits: u64) -> Sight {
+        each_as!(Sight, self, |own| own.lacking(quota, at, permits))
+    }
+
+    fn is_emptier(&self, one: &Sight, other: &Sight) -> bool {
+        each!(self, one, other, |own, one, other| own.is_emptier(one, other), else true)
+    }
+}
+
+impl limit::Algorithm {
+    /// Returns the name in a configuration.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            limit::Algorithm::SlidingWindow { .. } => "sliding_window",
+            limit::Algorithm::TokenBucket { .. } => "token_bucket",
+            limit::Algorithm::LeakyBucket => "leaky_bucket",
+            limit::Algorithm::FixedWindow { .. } => "fixed_window",
+        }
+    }
+
+    /// Returns what tells a limit of this algorithm from one that counts in the usual way: the zone of its calendar, or its name.
+    pub fn distinction(&self) -> Option<&str> {
+        match self {
+            limit::Algorithm::SlidingWindow { .. } => None,
+            own => Some(own.calendar().and_then(|windows| windows.zone.iana_name()).unwrap_or(own.as_str())),
+        }
+    }
+
+    /// Returns the calendar to which windows are aligned, if they are.
+    pub fn calendar(&self) -> Option<&CalendarWindows> {
+        if let limit::Algorithm::FixedWindow { windows } = self { Some(windows) } else { None }
+    }
+}
+
+impl Limit {
+    /// Returns the largest cost that the limit can ever hold.
+    pub fn cost_max(&self) -> Permits {
+        if let limit::Algorithm::TokenBucket { burst } = self.algorithm { burst } else { self.rate }
+    }
+
+    /// Returns the length of the windows while no clock is changed; `None` where they differ, as months do.
+    pub fn window(&self) -> Option<Duration> {
+        self.algorithm.calendar().map_or(Some(self.per), CalendarWindows::nominal)
+    }
+}
+
+impl Limiter {
+    /// Returns the largest cost that every window can hold.
+    pub fn cost_max(&self) -> Permits {
+        self.limits.iter().map(Limit::cost_max).min().unwrap_or(Permits::ONE)
+    }
+}

@@ -1,0 +1,153 @@
+//! Finds the earliest instant with room under all rules of a limiter, whatever their algorithms.
+//!
+//! Pure. Each algorithm decides for its rule; the search moves all of them on. The twin is `lua/search.lua`.
+
+use crate::clock::Micros;
+use crate::limiter::arithmetic::algorithm::kind::Sight;
+use crate::limiter::arithmetic::algorithm::{Algorithm, Position};
+use crate::limiter::arithmetic::cell::cell_start;
+use crate::limiter::arithmetic::external_usage::ExternalUsage;
+use crate::limiter::arithmetic::pause::Pause;
+use crate::limiter::arithmetic::quota::Quota;
+use crate::limiter::arithmetic::rule::{Rule, finest_cell, is_one};
+use crate::limiter::arithmetic::timeline::Timeline;
+
+/// A search that only moves forward in time, over all rules at once.
+///
+/// Bookings of a batch are mostly in order, so each entry is passed once for the whole batch.
+pub struct Search<'a> {
+    timeline: &'a mut Timeline,
+    rules: &'a [Rule],
+    /// The finest cell of all rules: how the timeline is kept.
+    cell: Micros,
+    /// Where the search stands.
+    at: Micros,
+    /// The number of entries whose cell starts at `at` or before.
+    entered: usize,
+    /// The sight of each rule.
+    sights: Vec<Sight>,
+    /// The pause to heed; `None` where it does not matter.
+    pause: Option<&'a mut Pause>,
+    /// What others use of each rule; empty where it does not matter.
+    external_usage: &'a [ExternalUsage],
+}
+
+/// The result of a search.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// The earliest instant with room.
+    pub at: Micros,
+    /// The permits that have room there, at least as many as were asked for.
+    pub room: u64,
+    /// The rule that moved the search to this instant, if any did.
+    pub limited_by: Option<usize>,
+}
+
+impl<'a> Search<'a> {
+    /// Begins a search at `from`. `checkpoints` are those of the rules.
+    pub fn new(
+        timeline: &'a mut Timeline,
+        rules: &'a [Rule],
+        checkpoints: &[Sight],
+        from: Micros,
+    ) -> Search<'a> {
+        let mut search = Search {
+            timeline,
+            rules,
+            cell: finest_cell(rules),
+            at: Micros::ZERO,
+            entered: 0,
+            sights: checkpoints.to_vec(),
+            pause: None,
+            external_usage: &[],
+        };
+        search.advance(from);
+        search
+    }
+
+    /// Returns the same search, limited to what a pause and others leave.
+    pub(in crate::limiter) fn heeding(
+        mut self,
+        pause: &'a mut Pause,
+        external_usage: &'a [ExternalUsage],
+    ) -> Search<'a> {
+        self.pause = Some(pause);
+        self.external_usage = external_usage;
+        self
+    }
+
+    /// Returns the rules of the search.
+    pub(in crate::limiter) fn rules(&self) -> &'a [Rule] {
+        self.rules
+    }
+
+    /// Returns where the search stands.
+    pub fn at(&self) -> Micros {
+        self.at
+    }
+
+    /// Moves forward to `at`; an earlier instant changes nothing.
+    pub fn advance(&mut self, at: Micros) {
+        self.at = self.at.max(at);
+        let before = self.entered;
+        let entries = self.timeline.entries();
+        while entries.get(self.entered).is_some_and(|entry| cell_start(entry.at, self.cell) <= self.at) {
+            self.entered += 1;
+        }
+        let position = Position { entries, entered: self.entered, at: self.at, cell: self.cell };
+        for (sight, rule) in self.sights.iter_mut().zip(self.rules) {
+            rule.kind.advance(rule.quota(), sight, position, before);
+        }
+    }
+
+    /// Moves to the earliest instant with room for `cost` permits under every rule.
+    ///
+    /// A rule that can never hold `cost` (another replica's, during a reload) lets it pass where it holds nothing else.
+    pub fn earliest(&mut self, cost: u64) -> Found {
+        let mut limited_by = None;
+        if let Some(pause) = &self.pause {
+            self.advance(pause.floor(self.at));
+        }
+        'moved: loop {
+            let mut room = u64::MAX;
+            for index in 0..self.rules.len() {
+                match self.room(index, cost) {
+                    Ok(found) => room = room.min(found),
+                    Err(next) => {
+                        limited_by = Some(index);
+                        self.advance(next);
+                        continue 'moved;
+                    }
+                }
+            }
+            if self.pause.as_ref().is_some_and(|pause| pause.is_paced(self.at)) {
+                room = cost;
+            }
+            return Found { at: self.at, room: room.max(cost), limited_by };
+        }
+    }
+
+    /// Returns the room under one rule where the search stands, or the next instant worth trying, always a later one.
+    fn room(&self, index: usize, cost: u64) -> Result<u64, Micros> {
+        let (rule, entries) = (&self.rules[index], self.timeline.entries());
+        let external = self.external_usage.get(index).map_or(0, ExternalUsage::permits);
+        let quota = Quota { rate: rule.rate.saturating_sub(external), ..rule.quota() };
+        let position = Position { entries, entered: self.entered, at: self.at, cell: self.cell };
+        rule.kind.room(quota, &self.sights[index], position, cost)
+    }
+
+    /// Books `permits` where the search stands.
+    pub fn charge(&mut self, permits: u64) {
+        let (at, rules, cell) = (self.at, self.rules, self.cell);
+        let is_one = |entry| is_one(rules, cell, at.min(entry), at.max(entry));
+        if self.timeline.charge(self.entered, at, permits, is_one) {
+            self.entered += 1;
+        }
+        if let Some(pause) = &mut self.pause {
+            pause.booked(at, permits);
+        }
+        for (sight, rule) in self.sights.iter_mut().zip(rules) {
+            rule.kind.take(rule.quota(), sight, at, permits);
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The limiters' part of a reload, in two stages: everything is created and checked, then it comes into force at once.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use crate::limiter::model::limit::{Limiter, LimiterName};
+use crate::limiter::queue::active_limiter::ActiveLimiter;
+use crate::limiter::recovery::session::StoreSession;
+use crate::limiter::registry::in_force::InForce;
+use crate::limiter::registry::limiter_set::{LimiterSet, LimiterSetError};
+use crate::limiter::registry::series::series;
+use crate::limiter::registry::store_sessions::NewSessions;
+
+/// Limiters that are ready to come into force.
+///
+/// Dropped without a commit, they leave no trace: no worker, metric, store key, partition or queue has changed. One
+/// caller at a time prepares and commits: what was prepared before another commit must not be committed after it.
+#[must_use = "prepared limiters change nothing before they are committed"]
+pub struct PreparedLimiters {
+    in_force: Arc<InForce>,
+    /// All limiters that will be in force, in the order of the configuration.
+    next: Vec<Arc<ActiveLimiter>>,
+    /// The limiters among `next` that are in force already and get another configuration.
+    changed: Vec<(Arc<ActiveLimiter>, Arc<Limiter>)>,
+    sessions: NewSessions,
+}
+
+impl PreparedLimiters {
+    pub(super) fn new(in_force: &Arc<InForce>, limiters: &[Arc<Limiter>]) -> PreparedLimiters {
+        let now = in_force.limiters();
+        let now: HashMap<_, _> = now.iter().map(|active| (&active.name, active)).collect();
+        let mut prepared = PreparedLimiters {
+            in_force: in_force.clone(),
+            next: Vec::with_capacity(limiters.len()),
+            changed: Vec::new(),
+            sessions: NewSessions::default(),
+        };
+        for limiter in limiters {
+            prepared.add(limiter, now.get(&limiter.name).copied());
+        }
+        prepared
+    }
+
+    /// Adds a limiter. `now` is the limiter in force under its name.
+    fn add(&mut self, limiter: &Arc<Limiter>, now: Option<&Arc<ActiveLimiter>>) {
+        let session = self.in_force.sessions.of(limiter, &mut self.sessions);
+        let is_the_same = |active: &&Arc<ActiveLimiter>| {
+            Arc::ptr_eq(&active.session, &session) && active.is_partitioned() == limiter.partitioned.is_some()
+        };
+        let active = match now.filter(is_the_same) {
+            Some(active) => {
+                if **active.limiter() != **limiter {
+                    self.changed.push((active.clone(), limiter.clone()));
+                }
+                active.clone()
+            }
+            None => self.create(limiter, session, now),
+        };
+        self.next.push(active);
+    }
+
+    /// Creates a limiter. It continues the counts of the limiter that it replaces.
+    fn create(
+        &self,
+        limiter: &Arc<Limiter>,
+        session: Arc<StoreSession>,
+        replaced: Option<&Arc<ActiveLimiter>>,
+    ) -> Arc<ActiveLimiter> {
+        let counts = replaced.map(|replaced| replaced.counts.clone()).unwrap_or_default();
+        let metrics = self.in_force.metrics.limiter(series(limiter));
+        Arc::new(ActiveLimiter::new(limiter.clone(), metrics, session, counts))
+    }
+
+    /// Returns the set of these limiters as they will be in force; `None` without any. A name that comes twice counts
+    /// once.
+    ///
+    /// # Errors
+    /// The first name that no limiter has, or two limiters that cannot be taken together.
+    pub fn limiter_set(&self, names: &[LimiterName]) -> Result<Option<LimiterSet>, LimiterSetError> {
+        LimiterSet::of(&self.in_force.queues, &self.next, names)
+    }
+
+    /// Puts the limiters in force.
+    ///
+    /// An unchanged limiter notices nothing. A changed one keeps its queues and what was used of it, and its workers
+    /// move the requests that wait. The queues of a removed limiter end with their last request.
+    pub fn commit(self) {
+        let PreparedLimiters { in_force, next, changed, sessions } = self;
+        in_force.sessions.add(sessions);
+        for (active, limiter) in &changed {
+            active.change(limiter.clone(), in_force.metrics.limiter(series(limiter)));
+        }
+        next.iter().for_each(|active| active.metrics().publish());
+        let kept: HashSet<_> = next.iter().map(|active| active.name.clone()).collect();
+        let before = in_force.replace(next);
+        if !changed.is_empty() {
+            let is_changed =
+                |active: &Arc<ActiveLimiter>| changed.iter().any(|(one, _)| Arc::ptr_eq(one, active));
+            in_force.queues.tell_changed(|instance| is_changed(&instance.active));
+        }
+        for removed in before.iter().filter(|active| !kept.contains(&active.name)) {
+            in_force.metrics.forget_limiter(removed.name.as_str());
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! The first stage of a reload: everything that a configuration needs is read and built, and nothing is in force yet.
+//!
+//! Reads the certificates and keys that the configuration names. Opens no connection and creates no metric.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio_util::task::TaskTracker;
+
+use crate::config::{Config, model};
+use crate::limiter::PreparedLimiters;
+use crate::proxy::error::ProxyBuildError;
+use crate::proxy::listen::tls::Acceptor;
+use crate::proxy::route::table::{NO_ROUTE, Route, Table};
+use crate::proxy::upstream::key::{Key, Reach};
+use crate::proxy::upstream::upstream::Upstream;
+use crate::telemetry::Metrics;
+
+/// The largest certificate or key file that is read. The configuration refuses larger ones.
+const FILE_BYTES_MAX: u64 = 1024 * 1024;
+
+pub(super) type Upstreams = HashMap<Key, Arc<Upstream>>;
+
+/// The routes of a configuration and the upstreams that they lead to.
+pub(super) struct Parts {
+    pub(super) table: Arc<Table>,
+    pub(super) upstreams: Upstreams,
+}
+
+/// What every configuration of one proxy is built with.
+pub(super) struct Builder {
+    pub(super) metrics: Metrics,
+    pub(super) reach: Reach,
+    /// The tasks of connections to upstreams.
+    pub(super) tasks: TaskTracker,
+}
+
+impl Builder {
+    /// Builds the routes of a configuration. Upstreams that are `present` already, unchanged, are taken over.
+    pub(super) fn build(
+        &self,
+        config: &Config,
+        limiters: &PreparedLimiters,
+        present: &Upstreams,
+    ) -> Result<Parts, ProxyBuildError> {
+        let mut upstreams = Upstreams::new();
+        let mut routes = Vec::with_capacity(config.routes.len());
+        for rule in &config.routes {
+            let key = key(&rule.upstream)?;
+            let upstream = match upstreams.get(&key).or_else(|| present.get(&key)) {
+                Some(upstream) => Arc::clone(upstream),
+                None => Arc::new(Upstream::new(&key, &self.reach, self.tasks.clone())?),
+            };
+            upstreams.insert(key, Arc::clone(&upstream));
+            routes.push(Arc::new(self.route(rule, upstream, limiters)?));
+        }
+        let tls = acceptor(config)?;
+        let table = Table::new(routes, self.metrics.route(NO_ROUTE), config, tls);
+        Ok(Parts { table: Arc::new(table), upstreams })
+    }
+
+    fn route(
+        &self,
+        rule: &model::Route,
+        upstream: Arc<Upstream>,
+        limiters: &PreparedLimiters,
+    ) -> Result<Route, ProxyBuildError> {
+        let names: Vec<_> = rule.limiters.iter().map(|(name, _)| name.clone()).collect();
+        let limiter_set = limiters.limiter_set(&names);
+        let limiter_set = limiter_set
+            .map_err(|source| ProxyBuildError::Limiters { route: Arc::clone(&rule.name), source })?;
+        Ok(Route { rule: rule.clone(), upstream, limiter_set, metrics: self.metrics.route(&rule.name) })
+    }
+}
+
+fn acceptor(config: &Config) -> Result<Option<Acceptor>, ProxyBuildError> {
+    let Some(tls) = &config.server.tls else { return Ok(None) };
+    // Where clients may show a token instead, a certificate is optional.
+    let certificate_required = config.clients.as_ref().is_none_or(|clients| !clients.has_tokens());
+    Acceptor::new(tls, certificate_required).map(Some)
+}
+
+/// Reads the files that an upstream's settings name.
+fn key(settings: &model::Upstream) -> Result<Key, ProxyBuildError> {
+    let ca = settings.ca.as_deref().map(|path| {
+        read(path).map_err(|source| ProxyBuildError::CaUnreadable { path: path.to_owned(), source })
+    });
+    let own = |path: &Path| {
+        let unreadable = |error| ProxyBuildError::ClientCertificate {
+            path: path.to_owned(),
+            reason: format!("cannot be read: {error}"),
+        };
+        read(path).map_err(unreadable)
+    };
+    let identity = match &settings.identity {
+        Some((cert, key)) => Some((own(cert)?, own(key)?)),
+        None => None,
+    };
+    Ok(Key { settings: settings.clone(), ca: ca.transpose()?, identity })
+}
+
+fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}

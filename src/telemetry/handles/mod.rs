@@ -1,0 +1,20 @@
+//! Handles to the series of one route, one limiter, the store: resolved once per label set, then only atomic additions.
+//!
+//! Names no metric and knows no configuration: `metrics` has the names, and the caller gives the label values.
+
+mod limiter;
+mod route;
+mod store;
+
+use std::sync::LazyLock;
+
+pub(super) use limiter::LimiterShared;
+pub use limiter::{LimiterMetrics, LimiterSeries};
+pub use route::RouteMetrics;
+pub(super) use route::RouteShared;
+pub use store::{StoreMetrics, StoreOp, StoreResult};
+
+/// Series that appear in `/metrics` when the handle is published or first used, not when it is created.
+///
+/// A reload creates handles while it is prepared, and a reload that fails must leave no series behind.
+type Unpublished<T> = LazyLock<T, Box<dyn FnOnce() -> T + Send>>;

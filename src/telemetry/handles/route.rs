@@ -1,0 +1,122 @@
+//! The series of one route.
+
+use std::sync::{Arc, LazyLock, OnceLock};
+use std::time::Duration;
+
+use prometheus::{Histogram, IntCounter, IntCounterVec};
+
+use crate::telemetry::handles::Unpublished;
+use crate::telemetry::metrics::Families;
+use crate::telemetry::outcome::Outcome;
+
+/// Places for series that are found without a lookup by label. A route has a handful of codes and outcomes.
+const CODES_CACHED: usize = 16;
+
+/// The series of one route. Cheap to clone.
+#[derive(Clone)]
+pub struct RouteMetrics {
+    shared: Arc<Unpublished<RouteShared>>,
+}
+
+pub(in crate::telemetry) struct RouteShared {
+    name: Box<str>,
+    requests: IntCounterVec,
+    requests_cached: CounterCache<(u16, Outcome)>,
+    duration: Histogram,
+    upstream_duration: Histogram,
+    upstream_rejections: IntCounterVec,
+    upstream_rejections_cached: CounterCache<u16>,
+    upstream_invalid_quota_headers: IntCounter,
+    retries: IntCounterVec,
+}
+
+impl RouteShared {
+    /// Creates the series of a route.
+    pub(in crate::telemetry) fn new(families: &Families, name: &str) -> RouteShared {
+        // The usual series exist from the start: Prometheus sees no increase in a series that appears with a 1.
+        families.requests_total.with_label_values(&[name, "200", Outcome::Forwarded.as_str()]);
+        families.upstream_rejections_total.with_label_values(&[name, "429"]);
+        families.retries_total.with_label_values(&[name, "429"]);
+        RouteShared {
+            name: name.into(),
+            requests: families.requests_total.clone(),
+            requests_cached: CounterCache::default(),
+            duration: families.request_duration_seconds.with_label_values(&[name]),
+            upstream_duration: families.upstream_duration_seconds.with_label_values(&[name]),
+            upstream_rejections: families.upstream_rejections_total.clone(),
+            upstream_rejections_cached: CounterCache::default(),
+            upstream_invalid_quota_headers: families
+                .upstream_invalid_quota_headers_total
+                .with_label_values(&[name]),
+            retries: families.retries_total.clone(),
+        }
+    }
+}
+
+impl RouteMetrics {
+    /// Creates a handle to series that `create` will make.
+    pub(in crate::telemetry) fn new(create: impl FnOnce() -> RouteShared + Send + 'static) -> RouteMetrics {
+        RouteMetrics { shared: Arc::new(LazyLock::new(Box::new(create))) }
+    }
+
+    /// Shows the series in `/metrics`, at zero where nothing was counted yet.
+    pub fn publish(&self) {
+        LazyLock::force(&self.shared);
+    }
+
+    /// Counts a finished request: its status code, its outcome, and the time since its head was read.
+    pub fn finished(&self, code: u16, outcome: Outcome, elapsed: Duration) {
+        let RouteShared { name, requests, requests_cached, duration, .. } = &**self.shared;
+        requests_cached.increment((code, outcome), || {
+            requests.with_label_values(&[name, code.to_string().as_str(), outcome.as_str()])
+        });
+        duration.observe(elapsed.as_secs_f64());
+    }
+
+    /// Records the time from the request's head sent upstream to the response's head.
+    pub fn upstream_answered(&self, elapsed: Duration) {
+        self.shared.upstream_duration.observe(elapsed.as_secs_f64());
+    }
+
+    /// Counts an upstream rejection with this status code.
+    pub fn upstream_rejected(&self, code: u16) {
+        let RouteShared { name, upstream_rejections, upstream_rejections_cached, .. } = &**self.shared;
+        upstream_rejections_cached
+            .increment(code, || upstream_rejections.with_label_values(&[name, code.to_string().as_str()]));
+    }
+
+    /// Counts quota headers of the upstream that could not be parsed.
+    pub fn upstream_invalid_quota_headers(&self, values: u64) {
+        self.shared.upstream_invalid_quota_headers.inc_by(values);
+    }
+
+    /// Counts a retry. The reason is `connect` or the status of the failed attempt.
+    pub fn retried(&self, reason: &str) {
+        self.shared.retries.with_label_values(&[&*self.shared.name, reason]).inc();
+    }
+}
+
+/// Counters by key, without a lock or an allocation: the first [`CODES_CACHED`] keys keep their place, any further
+/// key is resolved each time.
+struct CounterCache<K> {
+    places: [OnceLock<(K, IntCounter)>; CODES_CACHED],
+}
+
+impl<K> Default for CounterCache<K> {
+    fn default() -> CounterCache<K> {
+        CounterCache { places: [const { OnceLock::new() }; CODES_CACHED] }
+    }
+}
+
+impl<K: Copy + PartialEq> CounterCache<K> {
+    fn increment(&self, key: K, resolve: impl Fn() -> IntCounter) {
+        for place in &self.places {
+            let (owner, counter) = place.get_or_init(|| (key, resolve()));
+            if *owner == key {
+                counter.inc();
+                return;
+            }
+        }
+        resolve().inc();
+    }
+}

@@ -1,0 +1,286 @@
+//! All metrics of one weir: hands out handles, renders `/metrics`, removes the series of what is no longer configured.
+//!
+//! The registry is a value, not a global, so two weirs in one process have separate counts.
+
+use std::sync::Arc;
+
+use prometheus::core::{Collector, Metric, MetricVec, MetricVecBuilder};
+use prometheus::{Registry, TextEncoder};
+
+use super::handles::{LimiterMetrics, LimiterSeries, LimiterShared, RouteMetrics, RouteShared, StoreMetrics};
+use super::metrics::Families;
+
+/// All metrics of one weir. Cheap to clone.
+#[derive(Clone)]
+pub struct Metrics {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    registry: Registry,
+    families: Families,
+    store: StoreMetrics,
+}
+
+impl Metrics {
+    /// Creates a registry with every metric at zero.
+    pub fn new() -> Metrics {
+        let registry = Registry::new();
+        let families = Families::register(&registry);
+        families.build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        #[cfg(target_os = "linux")]
+        super::metrics::register(&registry, prometheus::process_collector::ProcessCollector::for_self());
+        for result in ["ok", "error"] {
+            families.config_reloads_total.with_label_values(&[result]);
+        }
+        let store = StoreMetrics::new(&families);
+        Metrics { shared: Arc::new(Shared { registry, families, store }) }
+    }
+
+    /// Renders all metrics in Prometheus's text format, families and series sorted by name.
+    pub fn render(&self) -> String {
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let tasks = runtime.metrics().num_alive_tasks();
+            self.shared.families.tasks.set(i64::try_from(tasks).unwrap_or(i64::MAX));
+        }
+        let mut text = String::new();
+        if let Err(error) = TextEncoder::new().encode_utf8(&self.shared.registry.gather(), &mut text) {
+            tracing::warn!(%error, "metrics are incomplete");
+        }
+        text
+    }
+
+    /// Returns the handle of a route, not yet published. The empty name stands for requests that no route matched.
+    pub fn route(&self, name: &str) -> RouteMetrics {
+        let (shared, name) = (self.shared.clone(), Box::<str>::from(name));
+        RouteMetrics::new(move || RouteShared::new(&shared.families, &name))
+    }
+
+    /// Returns the handle of a limiter as configured, not yet published.
+    ///
+    /// Once it is published, counters continue from an earlier handle of the same name, and gauges of limits that the
+    /// limiter no longer has are removed.
+    pub fn limiter(&self, limiter: LimiterSeries) -> LimiterMetrics {
+        let shared = self.shared.clone();
+        LimiterMetrics::new(move || {
+            shared.families.forget_limits_not_of(&limiter);
+            LimiterShared::new(&shared.families, &limiter)
+        })
+    }
+
+    /// Returns the handle of the store.
+    pub fn store(&self) -> StoreMetrics {
+        self.shared.store.clone()
+    }
+
+    /// Records that the start's configuration is in force. A start is not counted as a reload.
+    pub fn started(&self, unix_seconds: f64) {
+        self.shared.families.config_last_reload_successful.set(1);
+        self.shared.families.config_last_success_timestamp_seconds.set(unix_seconds);
+    }
+
+    /// Counts a reload that succeeded or failed.
+    pub fn reload(&self, ok: bool, unix_seconds: f64) {
+        let families = &self.shared.families;
+        families.config_reloads_total.with_label_values(&[if ok { "ok" } else { "error" }]).inc();
+        families.config_last_reload_successful.set(i64::from(ok));
+        if ok {
+            families.config_last_success_timestamp_seconds.set(unix_seconds);
+        }
+    }
+
+    /// Returns the upstream rejections since the start: route, status code, count.
+    pub fn upstream_rejections(&self) -> Vec<(String, String, u64)> {
+        let mut rejections = Vec::new();
+        for family in self.shared.families.upstream_rejections_total.collect() {
+            for series in family.get_metric() {
+                let value_of = |name: &str| label_of(series, name).to_owned();
+                // The counter holds integers.
+                #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+                let count = series.get_counter().get_value() as u64;
+                rejections.push((value_of("route"), value_of("code"), count));
+            }
+        }
+        rejections
+    }
+
+    /// Removes all series of a limiter.
+    pub fn forget_limiter(&self, limiter: &str) {
+        let families = &self.shared.families;
+        let gone = |labels: &[&str]| labels.first() == Some(&limiter);
+        forget(&families.permits_total, &["limiter", "result"], gone);
+        for histograms in [&families.queue_wait_seconds, &families.slot_lateness_seconds] {
+            forget(histograms, &["limiter"], gone);
+        }
+        forget(&families.limiter_external_usage_permits_total, &["limiter"], gone);
+        for gauges in [&families.queue_waiting, &families.queue_capacity, &families.limiter_paused] {
+            forget(gauges, &["limiter"], gone);
+        }
+        for gauges in [&families.limiter_limit_permits, &families.limiter_available_permits] {
+            forget(gauges, &["limiter", "limit"], gone);
+        }
+    }
+
+    /// Removes the series of every route that `keep` refuses. The series of requests without a route stay.
+    ///
+    /// A request still in flight on a removed route may create a series again. The next reload removes it.
+    pub fn retain_routes(&self, keep: impl Fn(&str) -> bool) {
+        let families = &self.shared.families;
+        let gone = |labels: &[&str]| labels.first().is_some_and(|route| !route.is_empty() && !keep(route));
+        forget(&families.requests_total, &["route", "code", "outcome"], gone);
+        forget(&families.upstream_rejections_total, &["route", "code"], gone);
+        forget(&families.upstream_invalid_quota_headers_total, &["route"], gone);
+        forget(&families.retries_total, &["route", "reason"], gone);
+        for histograms in [&families.request_duration_seconds, &families.upstream_duration_seconds] {
+            forget(histograms, &["route"], gone);
+        }
+    }
+}
+
+impl Families {
+    /// Removes the gauges of limits that a limiter no longer has.
+    fn forget_limits_not_of(&self, limiter: &LimiterSeries) {
+        let gone = |labels: &[&str]| {
+            labels.first() == Some(&&*limiter.name)
+                && !limiter.limits.iter().any(|(label, _)| labels.get(1) == Some(&&**label))
+        };
+        forget(&self.limiter_limit_permits, &["limiter", "limit"], gone);
+        forget(&self.limiter_available_permits, &["limiter", "limit"], gone);
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Metrics {
+        Metrics::new()
+    }
+}
+
+/// Returns the value of a label, or the empty string if the series has no such label.
+fn label_of<'a>(series: &'a prometheus::proto::Metric, name: &str) -> &'a str {
+    let label = series.get_label().iter().find(|label| label.name() == name);
+    label.map_or("", |label| label.value())
+}
+
+/// Removes each series for which `gone` holds. `gone` gets its label values in the order of `names`.
+fn forget<T: MetricVecBuilder>(vec: &MetricVec<T>, names: &[&str], gone: impl Fn(&[&str]) -> bool)
+where
+    T::M: Metric,
+{
+    for family in vec.collect() {
+        for series in family.get_metric() {
+            // The library sorts the labels of a series by their names.
+            let values: Vec<&str> = names.iter().map(|name| label_of(series, name)).collect();
+            if gone(&values) {
+                // The only error: another thread has removed it.
+                let _ = vec.remove_label_values(&values);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::telemetry::handles::{StoreOp, StoreResult};
+    use crate::telemetry::outcome::Outcome;
+
+    fn limiter(name: &str, limits: &[(&str, u64)]) -> LimiterSeries {
+        let limits = limits.iter().map(|(label, rate)| ((*label).into(), *rate)).collect();
+        LimiterSeries { name: name.into(), queue_capacity: 7, limits }
+    }
+
+    fn has(text: &str, line: &str) -> bool {
+        text.lines().any(|found| found == line)
+    }
+
+    #[test]
+    fn every_metric_is_exported_before_the_first_request() {
+        let metrics = Metrics::new();
+        metrics.route("a").publish();
+        metrics.limiter(limiter("l", &[("5/1s", 5)])).publish();
+        let text = metrics.render();
+        let named = "requests_total request_duration_seconds upstream_duration_seconds upstream_rejections_total \
+            permits_total queue_wait_seconds queue_waiting queue_capacity slot_lateness_seconds \
+            limiter_limit_permits limiter_available_permits limiter_paused store_calls_total \
+            store_call_duration_seconds store_batch_size store_up config_reloads_total \
+            config_last_reload_successful config_last_success_timestamp_seconds build_info tasks";
+        for name in named.split_whitespace() {
+            assert!(text.contains(&format!("# TYPE weir_{name} ")), "weir_{name} is missing");
+        }
+        assert!(has(&text, r#"weir_permits_total{limiter="l",result="shadow_refused"} 0"#));
+        assert!(has(&text, r#"weir_limiter_paused{limiter="l"} 0"#));
+        assert!(has(&text, r#"weir_queue_capacity{limiter="l"} 7"#));
+        assert!(has(&text, r#"weir_limiter_limit_permits{limit="5/1s",limiter="l"} 5"#));
+    }
+
+    #[test]
+    fn a_handle_that_was_not_published_leaves_no_trace() {
+        let metrics = Metrics::new();
+        metrics.limiter(limiter("l", &[("5/1s", 5)])).publish();
+        let before = metrics.render();
+        drop((metrics.route("r"), metrics.limiter(limiter("l", &[("6/1s", 6)]))));
+        assert_eq!(metrics.render(), before);
+    }
+
+    #[test]
+    fn requests_are_counted_beyond_the_cached_codes() {
+        let metrics = Metrics::new();
+        let route = metrics.route("a");
+        for code in 200..240 {
+            route.finished(code, Outcome::Forwarded, Duration::from_millis(3));
+            route.finished(code, Outcome::Forwarded, Duration::from_millis(3));
+        }
+        let text = metrics.render();
+        for code in 200..240 {
+            let line = format!(r#"weir_requests_total{{code="{code}",outcome="forwarded",route="a"}} 2"#);
+            assert!(has(&text, &line), "{line}");
+        }
+        assert!(has(&text, r#"weir_request_duration_seconds_count{route="a"} 80"#));
+    }
+
+    #[test]
+    fn a_changed_limit_loses_its_gauge_and_keeps_its_counts() {
+        let metrics = Metrics::new();
+        metrics.limiter(limiter("l", &[("5/1s", 5), ("9/1m", 9)])).granted(3);
+        metrics.limiter(limiter("other", &[("5/1s", 5)])).publish();
+        metrics.limiter(limiter("l", &[("6/1s", 6), ("9/1m", 9)])).granted(1);
+        let text = metrics.render();
+        assert!(!text.contains(r#"{limit="5/1s",limiter="l"}"#));
+        assert!(has(&text, r#"weir_limiter_limit_permits{limit="5/1s",limiter="other"} 5"#));
+        assert!(has(&text, r#"weir_limiter_limit_permits{limit="9/1m",limiter="l"} 9"#));
+        assert!(has(&text, r#"weir_permits_total{limiter="l",result="granted"} 4"#));
+    }
+
+    #[test]
+    fn a_removed_limiter_or_route_leaves_no_series() {
+        let metrics = Metrics::new();
+        metrics.limiter(limiter("gone", &[("5/1s", 5)])).publish();
+        metrics.limiter(limiter("stays", &[("5/1s", 5)])).publish();
+        for route in ["gone", "stays", ""] {
+            metrics.route(route).finished(404, Outcome::Refused, Duration::ZERO);
+        }
+        metrics.forget_limiter("gone");
+        metrics.retain_routes(|name| name == "stays");
+        let text = metrics.render();
+        assert!(!text.contains("\"gone\""));
+        assert!(text.contains(r#"limiter="stays""#) && text.contains(r#"route="stays""#));
+        assert!(has(&text, r#"weir_requests_total{code="404",outcome="refused",route=""} 1"#));
+    }
+
+    #[test]
+    fn store_calls_and_reloads_are_counted() {
+        let metrics = Metrics::new();
+        metrics.store().called(StoreOp::Inspect, StoreResult::Timeout, Duration::from_millis(100));
+        metrics.store().set_up(true);
+        metrics.reload(true, 12.5);
+        metrics.reload(false, 13.5);
+        let text = metrics.render();
+        assert!(has(&text, r#"weir_store_calls_total{op="inspect",result="timeout"} 1"#));
+        assert!(has(&text, "weir_store_up 1"));
+        assert!(has(&text, r#"weir_config_reloads_total{result="error"} 1"#));
+        assert!(has(&text, "weir_config_last_reload_successful 0"));
+        assert!(has(&text, "weir_config_last_success_timestamp_seconds 12.5"));
+    }
+}
