@@ -1,4 +1,6 @@
-//! Why weir answers a request itself. What the client then sees is decided in [`super::messages::response`] alone.
+//! The errors of the proxy: of a request, of a connection to an upstream, and of a configuration.
+//!
+//! Knows no status codes: [`super::messages::response`] alone decides how a client sees an error.
 
 use std::fmt;
 use std::io;
@@ -8,34 +10,33 @@ use std::sync::Arc;
 
 use http::HeaderName;
 
-use super::upstream::outbound::HEAD_BYTES_MAX;
 use crate::limiter::model::limit::{Limiter, Permits};
 use crate::limiter::{LimiterSetError, Refusal};
 
-/// Why a request was not forwarded, or its answer could not be.
+/// The reason why a request was not forwarded, or its response could not be.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ProxyError {
     /// The request must not be forwarded.
     #[error("{0}")]
     BadRequest(&'static str),
-    /// The request's body is not framed as HTTP has it: nobody knows where the next request would begin.
+    /// The request's body is not framed correctly, so the start of the next request is unknown.
     #[error("{0}")]
     BadFraming(&'static str),
-    /// The request names no cost that it may.
+    /// The request names a cost that is malformed or too large.
     #[error("{header} must be one whole number from 1 to {max}")]
     BadCost {
-        /// Where it names it.
+        /// The header that names the cost.
         header: HeaderName,
-        /// The most that it may name.
+        /// The largest cost allowed.
         max: Permits,
     },
-    /// A method that a reverse proxy does not forward.
+    /// A reverse proxy does not forward this method.
     #[error("this method is not forwarded")]
     MethodNotAllowed,
-    /// Nobody that is listed, or nobody says so.
+    /// The client shows no valid token or certificate.
     #[error("no valid token or certificate of a client")]
     UnknownClient,
-    /// Not for this client or address.
+    /// This client or address is not allowed.
     #[error("{0}")]
     Forbidden(&'static str),
     /// No route matches.
@@ -44,65 +45,65 @@ pub(crate) enum ProxyError {
     /// The request has passed this proxy before.
     #[error("the request has passed this proxy before")]
     Loop,
-    /// The limiter said no.
+    /// A limiter refused a permit.
     #[error("the limiter refused")]
     Refused {
-        /// Why, and when to come back.
+        /// The reason, and when to try again.
         refusal: Refusal,
-        /// The limits of the one that refused, for the response; `None` if it has gone meanwhile.
+        /// The limiter that refused, for the response; `None` if it was removed meanwhile.
         limiter: Option<Arc<Limiter>>,
     },
-    /// Shutting down, and the drain time is over.
+    /// weir is shutting down, and the drain time is over.
     #[error("shutting down")]
     Draining,
-    /// The client stalls in the middle of its request.
+    /// The client stalled in the middle of its request.
     #[error("the request's body stalled")]
     RequestTimeout,
-    /// The client went away. Nobody reads the answer.
+    /// The client closed its connection and reads no response.
     #[error("the client went away")]
     ClientGone,
-    /// No connection to the upstream.
+    /// No connection to the upstream could be opened.
     #[error("no connection to the upstream: {0}")]
     UpstreamConnect(#[from] ConnectError),
-    /// The upstream's answer is not HTTP, or it hung up in the middle.
+    /// The upstream's response is not HTTP, or the connection closed during it.
     #[error("the upstream's answer was not understood: {0}")]
     UpstreamProtocol(#[source] hyper::Error),
-    /// The upstream switched protocols without being asked, or to none that was asked for.
+    /// The upstream switched protocols without being asked, or to another one.
     #[error("the upstream switched protocols unasked")]
     UpgradeUnasked,
-    /// The upstream's headers did not come in time.
+    /// The head of the response did not arrive in time.
     #[error("the upstream did not answer in time")]
     UpstreamTimeout,
 }
 
-/// Why a connection to an upstream could not be opened.
+/// The reason why a connection to an upstream could not be opened.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum ConnectError {
-    /// The name has no address, or could not be looked up.
+    /// The name could not be looked up, or has no address.
     #[error("cannot look up {host}: {reason}")]
     Lookup {
         /// The name.
         host: Arc<str>,
-        /// What the resolver said.
+        /// The message of the resolver.
         reason: String,
     },
-    /// The name has no address at all.
+    /// There was no address to try.
     #[error("no address")]
     NoAddress,
     /// No address accepted a connection.
     #[error("{address}: {source}")]
     Tcp {
-        /// The last one that failed.
+        /// The last address that failed.
         address: SocketAddr,
-        /// Why.
+        /// The reason.
         source: Arc<io::Error>,
     },
     /// The outbound proxy opened no tunnel.
     #[error("the outbound proxy {proxy}: {source}")]
     Tunnel {
-        /// Its host and port.
+        /// The proxy's host and port.
         proxy: Arc<str>,
-        /// Why not.
+        /// The reason.
         source: TunnelError,
     },
     /// The TLS handshake failed.
@@ -111,26 +112,26 @@ pub(crate) enum ConnectError {
     /// The HTTP handshake failed, or the connection closed before it could be used.
     #[error("http: {0}")]
     Http(Arc<hyper::Error>),
-    /// The upstream accepts no stream at all.
+    /// The upstream allows no HTTP/2 stream.
     #[error("http: the upstream takes no streams")]
     NoStreams,
-    /// All of it took longer than `connect_timeout`.
+    /// Opening took longer than `connect_timeout`; the stage is the last one begun.
     #[error("took longer than connect_timeout, and had come to {0}")]
     Timeout(Stage),
 }
 
-/// How far the opening of a connection has come.
+/// A stage in the opening of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// It waits for a connection that another request opens and that it may share.
+    /// Waiting for a connection that another request opens and that can be shared.
     Turn,
-    /// The name is looked up and its addresses are tried.
+    /// Looking up the name and trying its addresses.
     Dial,
-    /// The outbound proxy is asked for a tunnel.
+    /// Asking the outbound proxy for a tunnel.
     Tunnel,
-    /// The upstream is asked who it is.
+    /// The TLS handshake.
     Tls,
-    /// The upstream is told which HTTP is spoken.
+    /// The HTTP handshake.
     Http,
 }
 
@@ -146,27 +147,30 @@ impl fmt::Display for Stage {
     }
 }
 
-/// Why an outbound proxy opened no tunnel.
+/// The reason why an outbound proxy opened no tunnel.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum TunnelError {
-    /// It says no.
+    /// The proxy refused.
     #[error("it answered CONNECT with {status}: {advice}")]
     Refused {
-        /// Its status.
+        /// The status of its answer.
         status: u16,
-        /// What to do.
+        /// Advice for the operator.
         advice: &'static str,
     },
-    /// It speaks something else.
+    /// The answer is not HTTP/1.1.
     #[error("its answer to CONNECT is not HTTP/1.1 ({0}); check that `upstream.proxy` is an HTTP proxy")]
     NotHttp(httparse::Error),
-    /// Its answer has no end.
-    #[error("the head of its answer to CONNECT is larger than {HEAD_BYTES_MAX} bytes")]
-    TooLarge,
-    /// It hung up.
+    /// The head of the answer is too large.
+    #[error("the head of its answer to CONNECT is larger than {bytes_max} bytes")]
+    TooLarge {
+        /// The largest head that is read.
+        bytes_max: usize,
+    },
+    /// The proxy closed the connection.
     #[error("it closed the connection before it had answered CONNECT")]
     Closed,
-    /// The connection to it broke.
+    /// The connection to the proxy broke.
     #[error("the connection broke: {0}")]
     Io(Arc<io::Error>),
 }
@@ -177,7 +181,7 @@ impl From<io::Error> for TunnelError {
     }
 }
 
-/// Why a configuration cannot be routed. Nothing has changed then.
+/// The reason why a configuration cannot be put into force. Nothing has changed then.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyBuildError {
     /// The file behind an upstream's `ca` cannot be read.
@@ -185,15 +189,15 @@ pub enum ProxyBuildError {
     CaUnreadable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// A file of authorities, `ca` or `client_ca`, holds no certificate that can be used.
+    /// A file of authorities (`ca` or `client_ca`) holds no usable certificate.
     #[error("{path}: {reason}")]
     CaInvalid {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// A file behind `server.tls` cannot be read or used.
@@ -201,17 +205,17 @@ pub enum ProxyBuildError {
     ServerCertificate {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The upstream's host can be no TLS server name.
+    /// The upstream's host is no valid TLS server name.
     #[error("{host} is not a TLS server name")]
     ServerName {
         /// The host.
         host: Arc<str>,
     },
-    /// The upstream's authority can be no header's value.
-    #[error("{authority} cannot be said in Host")]
+    /// The upstream's authority is no valid header value.
+    #[error("{authority} is no valid value of Host")]
     Host {
         /// The authority.
         authority: Arc<str>,
@@ -221,18 +225,18 @@ pub enum ProxyBuildError {
     ClientCertificate {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// TLS cannot be set up at all.
+    /// TLS cannot be set up.
     #[error("tls: {0}")]
     Tls(#[from] rustls::Error),
-    /// A route's limiters do not exist, or cannot be taken together.
+    /// A route's limiters do not exist, or cannot be combined.
     #[error("route {route}: {source}")]
     Limiters {
         /// The route.
         route: Arc<str>,
-        /// Why not.
+        /// The reason.
         source: LimiterSetError,
     },
 }

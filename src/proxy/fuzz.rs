@@ -1,4 +1,4 @@
-//! What must hold of this room's pure parts for any bytes at all. Left out of the documentation; promises nothing.
+//! Checks of the pure parts of this room that hold for any bytes. Left out of the documentation; promises nothing.
 
 use std::net::IpAddr;
 use std::time::{Duration, UNIX_EPOCH};
@@ -7,18 +7,18 @@ use http::header::{AUTHORIZATION, HOST};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Version};
 use ipnet::IpNet;
 
-use super::messages::headers::{self, Seen};
+use super::messages::header_flags::HeaderFlags;
 use super::messages::quota::{self, Quota};
+use super::messages::{headers, request_head};
 use super::route::caller;
-use super::route::path::{self, Forms};
-use super::route::router::strip;
+use super::route::path::{self, Forms, strip};
 use crate::config::model::Cost;
 use crate::limiter::model::limit::Permits;
 
-/// What a route is looked up by: however `/a` is spelt, whoever reads the path that way finds the same.
+/// Checks the forms of a path: every spelling of a path below `/a` leads to the same canonical path.
 ///
 /// # Panics
-/// If something does not hold.
+/// If a check fails.
 pub fn path(text: &str) {
     let Ok(forms) = path::forms(text) else { return };
     let is_inside = |form: &str| strip(form, "/a").is_some();
@@ -27,7 +27,7 @@ pub fn path(text: &str) {
     assert_eq!(again, canonical, "canonical forms of {text:?}");
     let agree = match &forms {
         Forms::One(form) => {
-            assert_eq!((*form, &*canonical), (text, text), "nothing can be read otherwise");
+            assert_eq!((*form, &*canonical), (text, text), "the only form is the canonical one");
             true
         }
         Forms::Many(forms) => {
@@ -35,7 +35,7 @@ pub fn path(text: &str) {
             forms.iter().all(|form| is_inside(form) == is_inside(text))
         }
     };
-    // Where all forms lead to the same route, the path that a thorough server reads leads there, too.
+    // If all forms lead to the same route, so does the canonical path.
     assert!(
         !agree || !text.starts_with('/') || is_inside(&canonical) == is_inside(text),
         "{text:?} is {canonical:?}"
@@ -43,7 +43,7 @@ pub fn path(text: &str) {
     let _ = path::climbs(text);
 }
 
-/// Everything that is read of a request's head before it is forwarded: lines of a name, a colon and a value behind a target.
+/// Checks the reading of a request's head: a target, and lines of a name, a colon and a value.
 pub fn request(bytes: &[u8]) {
     let mut lines = bytes.split(|byte| *byte == b'\n');
     let Ok(target) = std::str::from_utf8(lines.next().unwrap_or_default()) else { return };
@@ -58,7 +58,7 @@ pub fn request(bytes: &[u8]) {
     }
 }
 
-/// Lines of a name, a colon and a value; those that are none are left out.
+/// Reads lines of a name, a colon and a value; skips other lines.
 fn headers_of<'a>(lines: impl Iterator<Item = &'a [u8]>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for line in lines {
@@ -72,10 +72,10 @@ fn headers_of<'a>(lines: impl Iterator<Item = &'a [u8]>) -> HeaderMap {
     headers
 }
 
-/// What is read of a response about its upstream's quota, in the same lines: whatever it says, what comes out can be used.
+/// Checks the reading of an upstream's quota from the same lines: every result is within its bounds.
 ///
 /// # Panics
-/// If it cannot.
+/// If a check fails.
 pub fn quota(bytes: &[u8]) {
     let headers = headers_of(bytes.split(|byte| *byte == b'\n'));
     // The first second of 2026.
@@ -86,41 +86,41 @@ pub fn quota(bytes: &[u8]) {
         "{quota:?} of headers that say nothing"
     );
     assert!(quota.wait.is_none_or(|wait| !wait.is_zero()), "nobody is asked to wait no time");
-    assert!(quota.nonsense <= headers.len() as u64, "values are counted once");
+    assert!(quota.invalid <= headers.len() as u64, "values are counted once");
     assert!(quota.windows.len() <= quota::WINDOWS_MAX, "{} windows", quota.windows.len());
-    let spans = quota.windows.iter().flat_map(|window| [window.resets_in, window.window]);
+    let spans = quota.windows.iter().flat_map(|window| [window.resets_in, window.length]);
     for span in spans.chain([quota.wait]).flatten() {
         assert!(span <= quota::SPAN_MAX, "{span:?}");
     }
 }
 
 fn read(request: &Request<()>) {
-    let (headers, seen) = (request.headers(), Seen::of(request.headers()));
-    let _ = headers::check(request, seen);
-    if let Ok(Some(authority)) = headers::authority(request) {
+    let (headers, flags) = (request.headers(), HeaderFlags::of(request.headers()));
+    let _ = request_head::check(request, flags);
+    if let Ok(Some(authority)) = request_head::authority(request) {
         assert!(!authority.as_str().contains('@') && !authority.host().is_empty(), "{authority}");
         assert!(headers.get_all(HOST).iter().count() <= 1, "one host");
-        let host = headers::host(Some(&authority));
+        let host = request_head::host(Some(&authority));
         assert_eq!(host, host.to_ascii_lowercase(), "hosts are compared in lower case");
     }
-    let _ = headers::wait_max(headers, seen);
+    let _ = request_head::wait_max(headers, flags);
     if let Some(max) = Permits::new(50) {
         let cost = Cost::Header { name: AUTHORIZATION, default: Permits::ONE, max };
-        if let Ok(cost) = headers::cost(headers, &cost) {
+        if let Ok(cost) = request_head::cost(headers, &cost) {
             assert!(cost <= max, "no more than may be named");
         }
     }
-    let _ = (headers::upgrade(request, seen), headers::is_grpc(headers, seen));
+    let _ = (request_head::upgrade(request, flags), request_head::is_grpc(headers, flags));
     client_address(headers);
     let mut trailers = headers.clone();
-    headers::remove_hop_by_hop(&mut trailers, seen);
-    headers::remove_own(&mut trailers, seen);
+    headers::remove_hop_by_hop(&mut trailers, flags);
+    headers::remove_own(&mut trailers, flags);
     headers::remove_misplaced(&mut trailers);
     let is_left = |name: &str| trailers.contains_key(name);
     assert!(!["connection", "content-length", "host", "weir-error"].into_iter().any(is_left), "{trailers:?}");
 }
 
-/// Only those who are trusted are believed.
+/// Checks that `X-Forwarded-For` counts only behind trusted proxies.
 fn client_address(headers: &HeaderMap) {
     let peer = IpAddr::from([10, 0, 0, 1]);
     let trusted: Vec<IpNet> = "10.0.0.0/8".parse().into_iter().collect();

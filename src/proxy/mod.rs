@@ -1,9 +1,10 @@
-//! Forwards requests. The only room that speaks HTTP to applications and to upstreams.
+//! Forwards requests. The only room that speaks HTTP to clients and to upstreams.
 //!
-//! The way of a request: [`listen`] accepts its connection and reads it; [`route`] chooses its route and finds out who sent it;
-//! [`forward`] takes its permit and sends it by a connection of [`upstream`]. [`messages`] holds what is known of heads and bodies,
-//! [`net`] what is known of sockets, [`error`] why weir answers itself. [`bench`] and [`fuzz`] show what is pure to benches and
-//! fuzzers.
+//! A request passes these rooms: [`listen`] accepts its connection and reads it; [`route`] finds its route, caller and partitions;
+//! [`forward`] takes its permit, sends it by a connection of [`upstream`], and returns the response. [`messages`] reads and writes
+//! heads and bodies, [`net`] holds sockets and timers, [`error`] the errors of all. This file wires them and holds the configuration
+//! in force. Each room uses only those before it: `error`, `net`, `messages`, `listen`, `upstream`, `route`, `forward`. [`bench`] and
+//! [`fuzz`] open the pure parts to benches and fuzzers.
 //!
 //! A reload has two stages: [`prepare`] builds routes and upstreams and may fail, a commit swaps them and cannot.
 //!
@@ -20,49 +21,43 @@ mod messages;
 mod net;
 mod prepare;
 mod route;
+#[cfg(test)]
+mod tests;
 mod upstream;
 
 use std::collections::HashSet;
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use tokio::net::TcpListener;
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use self::error::ProxyBuildError;
-pub use self::listen::listener::{Drained, serve};
+use self::forward::forwarder;
+use self::forward::response_body::ResponseBody;
+use self::listen::client::Client;
+use self::listen::listener;
+pub use self::listen::listener::Drained;
+use self::listen::service::{Service, Settings};
 use self::prepare::{Builder, Parts, Upstreams};
-use self::route::router::Table;
+use self::route::table::Table;
 pub use self::upstream::dial::{Resolve, SystemResolver};
+pub use self::upstream::key::Reach;
 use self::upstream::upstream::Upstream;
 use crate::config::Config;
 use crate::limiter::PreparedLimiters;
 use crate::telemetry::{Metrics, Spans};
 
-/// How long upstream connections may take to say goodbye when weir ends.
+/// The time for upstream connections to close when weir ends.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// The age at which a connection to an upstream carries no new request. An open connection stays at the address that its
-/// name had, so this is how long a change in DNS takes to be followed under load, and a handshake now and then is the price.
-const CONNECTION_AGE_MAX: Duration = Duration::from_secs(600);
-
-/// How upstreams are reached, beyond what the configuration says.
-#[derive(Clone)]
-pub struct Reach {
-    /// What looks their names up.
-    pub resolver: Arc<dyn Resolve>,
-    /// The age at which a connection carries no new request.
-    pub connection_age_max: Duration,
-}
-
-impl Default for Reach {
-    fn default() -> Reach {
-        Reach { resolver: Arc::new(SystemResolver), connection_age_max: CONNECTION_AGE_MAX }
-    }
-}
-
-/// The running proxy: its routes, swapped whole, and its upstreams. Cheap to clone.
+/// The running proxy: its routes, swapped whole, and its upstreams. A clone is cheap and the same proxy.
 #[derive(Clone)]
 pub struct Proxy {
     shared: Arc<Shared>,
@@ -129,17 +124,12 @@ impl Proxy {
         Ok(PreparedProxy { shared: self.shared.clone(), parts })
     }
 
-    /// Closes all upstream connections. For the end, when [`serve`] has returned.
+    /// Closes all upstream connections, after [`serve`] has returned.
     pub async fn close(&self) {
         self.each_upstream(Upstream::close_idle);
         let tasks = &self.shared.builder.tasks;
         tasks.close();
         let _ = timeout(CLOSE_TIME_MAX, tasks.wait()).await;
-    }
-
-    /// Closes upstream connections that have been idle for too long.
-    fn sweep(&self) {
-        self.each_upstream(Upstream::sweep);
     }
 
     fn each_upstream(&self, act: impl Fn(&Upstream)) {
@@ -148,11 +138,6 @@ impl Proxy {
 
     fn upstreams(&self) -> MutexGuard<'_, Upstreams> {
         self.shared.upstreams.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the destination of requests' traces.
-    fn spans(&self) -> &Spans {
-        &self.shared.spans
     }
 
     /// Returns the routes in force.
@@ -176,4 +161,31 @@ impl PreparedProxy {
         let kept: HashSet<&str> = table.route_names().collect();
         shared.builder.metrics.retain_routes(|name| kept.contains(name));
     }
+}
+
+impl Service for Proxy {
+    type Body = ResponseBody;
+
+    fn settings(&self) -> Settings {
+        let table = self.shared.table.load();
+        Settings { server: Arc::clone(table.server()), tls: table.tls().cloned() }
+    }
+
+    fn answer(
+        self,
+        client: Arc<Client>,
+        request: Request<Incoming>,
+    ) -> impl Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + 'static {
+        let trace = self.shared.spans.begin(request.headers());
+        forwarder::handle(&self.shared.table.load(), trace, client, request)
+    }
+
+    fn sweep(&self) {
+        self.each_upstream(Upstream::sweep);
+    }
+}
+
+/// Serves until `shutdown` is cancelled, then drains as `server.drain_delay` and `server.drain_timeout` say.
+pub async fn serve(listener: TcpListener, proxy: Proxy, shutdown: CancellationToken) -> Drained {
+    listener::serve(listener, proxy, shutdown).await
 }

@@ -12,11 +12,11 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::{Config, model};
 use crate::limiter::PreparedLimiters;
-use crate::proxy::Reach;
 use crate::proxy::error::ProxyBuildError;
 use crate::proxy::listen::tls::Acceptor;
-use crate::proxy::route::router::{NO_ROUTE, Route, Table};
-use crate::proxy::upstream::upstream::{Key, Upstream};
+use crate::proxy::route::table::{NO_ROUTE, Route, Table};
+use crate::proxy::upstream::key::{Key, Reach};
+use crate::proxy::upstream::upstream::Upstream;
 use crate::telemetry::Metrics;
 
 /// The largest certificate or key file that is read. The configuration refuses larger ones.
@@ -70,9 +70,9 @@ impl Builder {
     ) -> Result<Route, ProxyBuildError> {
         let names: Vec<_> = rule.limiters.iter().map(|(name, _)| name.clone()).collect();
         let limiter_set = limiters.limiter_set(&names);
-        let gate = limiter_set
+        let limiter_set = limiter_set
             .map_err(|source| ProxyBuildError::Limiters { route: Arc::clone(&rule.name), source })?;
-        Ok(Route { rule: rule.clone(), upstream, gate, metrics: self.metrics.route(&rule.name) })
+        Ok(Route { rule: rule.clone(), upstream, limiter_set, metrics: self.metrics.route(&rule.name) })
     }
 }
 

@@ -1,6 +1,14 @@
-//! Forwards one request.
+//! Forwards one request from its plan to the end of its response, and records it.
+//!
+//! Takes permits from the limiters without knowing how they decide; chooses neither status codes nor connections' addresses.
 
+pub(crate) mod admission;
+pub(crate) mod feedback;
 pub(crate) mod forwarder;
+pub(crate) mod outgoing;
+pub(crate) mod plan;
 pub(crate) mod record;
+pub(crate) mod response_body;
 pub(crate) mod retry;
-pub(crate) mod upgrade;
+pub(crate) mod send;
+pub(crate) mod tunnel;

@@ -1,45 +1,36 @@
-//! What became of a request: one line in the access log, its metrics and its trace, written when the request is over.
+//! The record of a request: its line in the access log, its metrics and its trace, written when the request is over.
 //!
-//! A record that nobody finishes says that the client left: a future that is dropped cannot say so itself.
+//! Changes nothing about a request.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Method, Request, StatusCode};
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode};
 use tokio::time::Instant;
 
 use crate::config::model::Route as Rule;
 use crate::limiter::Permit;
 use crate::proxy::error::ProxyError;
-use crate::proxy::listen::connection::Client;
-use crate::proxy::messages::response::{self, CLIENT_LEFT};
-use crate::proxy::route::router::{Route, Table};
-use crate::telemetry::{Outcome, RouteMetrics, Spans, Summary, Trace};
+use crate::proxy::listen::client::Client;
+use crate::proxy::messages::response::{self, CLIENT_LEFT, Refused, millis};
+use crate::proxy::route::table::{Route, Table};
+use crate::telemetry::{Outcome, RouteMetrics, Summary, Trace};
 
-/// A request's record. It is written on drop, from the fields as they are then.
+/// The record of a request. Its drop writes it, from the fields as they are then.
 pub(crate) struct Record {
-    /// The status that the client got.
-    pub(crate) status: u16,
-    /// How it ended.
-    pub(crate) outcome: Outcome,
-    /// How long it waited in the queue.
-    pub(crate) waited: Duration,
-    /// Since when it waits there, in a wait whose length is not known yet.
-    waiting_since: Option<Instant>,
-    /// The `weir-error` of an answer that weir made itself.
-    pub(crate) error: Option<&'static str>,
-    /// What stood in the way, in words. It may name addresses, so the client need not learn it.
-    pub(crate) reason: Option<String>,
-    /// The client's address, as far as it is known.
-    pub(crate) address: IpAddr,
-    /// The client's name, where there are `clients`.
-    pub(crate) caller: Option<Arc<str>>,
-    /// Where there are traces.
+    /// The end of the request, as far as it is known.
+    pub(crate) end: End,
+    /// The time in the queue.
+    pub(crate) wait: Wait,
+    /// The sender of the request.
+    pub(crate) caller: Caller,
+    /// The trace, if there are traces.
     pub(crate) trace: Option<Box<Trace>>,
     began: Instant,
     method: Method,
-    /// Without the query, where credentials may be. Only for the access log and the trace.
+    /// The path without the query, which may hold credentials. Only for the access log and the trace.
     path: Box<str>,
     is_logged: bool,
     route: Arc<str>,
@@ -47,28 +38,68 @@ pub(crate) struct Record {
     client: Arc<Client>,
 }
 
+/// The end of a request. Until something else is known, the client has left: a dropped future cannot report that itself.
+pub(crate) struct End {
+    /// The status that the client got.
+    pub(crate) status: u16,
+    /// The outcome.
+    pub(crate) outcome: Outcome,
+    /// The `weir-error` of a response that weir made.
+    error: Option<&'static str>,
+    /// The reason of such a response. It may name addresses that the client does not learn.
+    reason: Option<String>,
+}
+
+/// The time of a request in the queue.
+#[derive(Default)]
+pub(crate) struct Wait {
+    /// The waits that have ended.
+    pub(crate) total: Duration,
+    /// The beginning of the current wait.
+    since: Option<Instant>,
+}
+
+/// The sender of a request.
+pub(crate) struct Caller {
+    /// The address, as far as it is known.
+    pub(crate) address: IpAddr,
+    /// The name, if `clients` are configured.
+    pub(crate) name: Option<Arc<str>>,
+}
+
+impl Wait {
+    /// Begins a wait.
+    pub(crate) fn begin(&mut self) {
+        self.since = Some(Instant::now());
+    }
+
+    /// Ends the current wait. A permit knows the total itself.
+    pub(crate) fn end(&mut self, permit: Option<&Permit>) {
+        let since = self.since.take();
+        self.total = match permit {
+            Some(permit) => permit.waited(),
+            None => self.total + since.map_or(Duration::ZERO, |since| since.elapsed()),
+        };
+    }
+}
+
 impl Record {
-    /// Begins when the request's head has been read.
+    /// Begins the record of a request whose head has been read.
     pub(crate) fn begin<B>(
         table: &Table,
-        spans: &Spans,
+        trace: Option<Box<Trace>>,
         client: &Arc<Client>,
         request: &Request<B>,
     ) -> Record {
         let began = Instant::now();
         client.activity.began(began);
         let (route, metrics) = table.no_route();
-        let (trace, is_logged) = (spans.begin(request.headers()), table.access_log());
+        let is_logged = table.access_log();
         let path = if is_logged || trace.is_some() { request.uri().path() } else { "" };
         Record {
-            status: CLIENT_LEFT,
-            outcome: Outcome::Cancelled,
-            waited: Duration::ZERO,
-            waiting_since: None,
-            error: None,
-            reason: None,
-            address: client.peer,
-            caller: None,
+            end: End { status: CLIENT_LEFT, outcome: Outcome::Cancelled, error: None, reason: None },
+            wait: Wait::default(),
+            caller: Caller { address: client.peer, name: None },
             trace,
             began,
             method: request.method().clone(),
@@ -80,27 +111,26 @@ impl Record {
         }
     }
 
-    /// It has a route.
+    /// Sets the route.
     pub(crate) fn routed(&mut self, route: &Route) {
         self.route = Arc::clone(&route.rule.name);
         self.metrics = route.metrics.clone();
     }
 
-    /// It may have to wait from now on.
-    pub(crate) fn begin_wait(&mut self) {
-        self.waiting_since = Some(Instant::now());
+    /// Notes a response that weir made, and returns it.
+    pub(crate) fn refused(&mut self, refused: Refused) -> Response<Bytes> {
+        let Refused { response, outcome, code, reason } = refused;
+        self.end.outcome = outcome;
+        self.end.reason = Some(reason);
+        // A client that has left gets no response.
+        if outcome != Outcome::Cancelled {
+            self.end.status = response.status().as_u16();
+            self.end.error = Some(code);
+        }
+        response
     }
 
-    /// It waits no longer. For how long whoever gets a permit has waited, the permit tells.
-    pub(crate) fn end_wait(&mut self, permit: Option<&Permit>) {
-        let since = self.waiting_since.take();
-        self.waited = match permit {
-            Some(permit) => permit.waited(),
-            None => self.waited + since.map_or(Duration::ZERO, |since| since.elapsed()),
-        };
-    }
-
-    /// It goes upstream, in an attempt of its trace, which the upstream may go on with unless the route keeps that header back.
+    /// Begins an attempt in the trace, and passes the trace on unless the route removes or sets that header itself.
     pub(crate) fn goes_upstream<B>(&mut self, route: &Route, request: &mut Request<B>) {
         let Some(trace) = &mut self.trace else { return };
         let Rule { remove_headers, set_headers, upstream, .. } = &route.rule;
@@ -109,7 +139,7 @@ impl Record {
         trace.begin_attempt(&self.method, &upstream.host, request.headers_mut(), may_tell);
     }
 
-    /// The attempt is over: with an answer, or without one.
+    /// Ends the attempt in the trace.
     pub(crate) fn came_back(&mut self, status: Result<StatusCode, &ProxyError>) {
         if let Some(trace) = &mut self.trace {
             trace.end_attempt(status.map(|status| status.as_u16()).map_err(response::code_of));
@@ -121,23 +151,25 @@ impl Drop for Record {
     fn drop(&mut self) {
         let now = Instant::now();
         let elapsed = now - self.began;
-        // One that is dropped while it waits.
-        self.end_wait(None);
-        let waited = self.waited;
+        // The request may be dropped while it waits.
+        self.wait.end(None);
+        let waited = self.wait.total;
+        let End { status, outcome, error, ref reason } = self.end;
         self.client.activity.ended(now);
-        self.metrics.finished(self.status, self.outcome, elapsed);
-        let client_address = self.address.to_canonical();
+        self.metrics.finished(status, outcome, elapsed);
+        let client_address = self.caller.address.to_canonical();
+        let client_name = self.caller.name.as_deref();
         if let Some(trace) = &self.trace {
             trace.describe(&Summary {
                 method: &self.method,
                 path: &self.path,
                 route: &self.route,
-                status: self.status,
-                outcome: self.outcome,
-                error: self.error,
+                status,
+                outcome,
+                error,
                 waited,
                 client_address,
-                client: self.caller.as_deref(),
+                client: client_name,
             });
         }
         if self.is_logged {
@@ -146,21 +178,16 @@ impl Drop for Record {
                 method = self.method.as_str(),
                 path = &*self.path,
                 route = &*self.route,
-                status = self.status,
-                outcome = self.outcome.as_str(),
+                status,
+                outcome = outcome.as_str(),
                 wait_ms = millis(waited),
                 duration_ms = millis(elapsed),
-                error = self.error,
-                reason = self.reason.as_deref(),
+                error,
+                reason = reason.as_deref(),
                 client_ip = %client_address,
-                client = self.caller.as_deref(),
+                client = client_name,
                 trace_id = self.trace.as_ref().and_then(|trace| trace.id()),
             );
         }
     }
-}
-
-/// Milliseconds, saturating.
-pub(crate) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,5 +1,5 @@
-//! When a request is sent once more: where that does no harm (RFC 9110, 9.2.2), as often as the route says, and within the
-//! request's wait.
+//! Decides whether a request is sent once more: where that does no harm (RFC 9110, 9.2.2), as often as the route allows, and
+//! within the request's wait.
 //!
 //! Each attempt takes a permit of its own, in the queue. Sends nothing itself.
 
@@ -13,19 +13,19 @@ use crate::config::model::Retry;
 use crate::proxy::error::ProxyError;
 use crate::proxy::messages::response;
 
-/// The header by which a client says that a request may come twice (draft-ietf-httpapi-idempotency-key-header).
+/// The header by which a client allows a request to arrive twice (draft-ietf-httpapi-idempotency-key-header).
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
-/// The attempts that a request has left.
+/// The further attempts of a request.
 pub(crate) struct Retries<'route> {
     rule: &'route Retry,
     left: u32,
-    /// When the wait of all attempts together is over.
+    /// The end of the wait of all attempts together.
     deadline: Instant,
 }
 
 impl<'route> Retries<'route> {
-    /// Of a request that may wait for so long in all; `None` if it might do harm to send it twice.
+    /// Returns the attempts of a request whose waits may add up to `wait`; `None` if sending it twice may do harm.
     pub(crate) fn of<B>(
         rule: &'route Retry,
         request: &Request<B>,
@@ -36,13 +36,13 @@ impl<'route> Retries<'route> {
         is_harmless.then_some(Retries { rule, left, deadline })
     }
 
-    /// What is left of the wait.
+    /// Returns the rest of the wait.
     pub(crate) fn wait(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// Takes another attempt after one that ended so, if there is to be one. Gives the reason: `connect`, or the status that
-    /// the client would get.
+    /// Takes an attempt if the result of the last one calls for it. Returns the reason: `connect`, or the status that the client
+    /// would get.
     pub(crate) fn take(&mut self, end: Result<StatusCode, &ProxyError>) -> Option<Cow<'static, str>> {
         if self.left == 0 {
             return None;

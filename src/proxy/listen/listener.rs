@@ -1,53 +1,57 @@
-//! Accepts the connections of applications, and ends them well.
+//! Accepts the connections of clients, and drains them at shutdown.
 //!
-//! The loop never dies: what fails in accepting one connection does not concern the next. Knows nothing of what
-//! is spoken on a connection.
+//! An error in accepting one connection does not concern the next, so the loop never ends by itself. Knows nothing of protocols.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::proxy::Proxy;
-use crate::proxy::listen::connection::{self, Client, Signals};
+use super::client::{Client, Signals};
+use super::connection;
+use super::service::Service;
+use super::slots::Slots;
 use crate::proxy::net::stream::Stream;
 
-/// How long the loop rests after an error that another try would meet again, such as too many open files.
+/// The pause after an error that would occur again at once, such as too many open files.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
-/// How often idle upstream connections are looked at.
+/// The interval in which idle upstream connections are checked.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
-/// After the drain time: how long the last answers may take to be written.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// The time for writing the last responses, after the drain time.
+const LAST_RESPONSES_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// How serving ended.
+/// The way in which serving ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drained {
-    /// All that was under way or waiting has finished.
+    /// Every request under way or waiting has finished.
     Clean,
-    /// The drain time was over first.
+    /// The drain time was over before that.
     Cut,
 }
 
-/// Serves until `shutdown` is cancelled, then drains: for `drain_delay` nothing changes, then no connection is
-/// accepted any more and what is under way or waiting may finish, for `drain_timeout` at most. What still waits
-/// then is answered `draining`, the rest is cut.
-pub async fn serve(listener: TcpListener, proxy: Proxy, shutdown: CancellationToken) -> Drained {
+/// Serves until `shutdown` is cancelled, then drains.
+///
+/// For `drain_delay` nothing changes. Then no connection is accepted, and requests under way or waiting may finish within
+/// `drain_timeout`. After that, requests that still wait are answered `draining`, and the rest is cut.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    service: impl Service,
+    shutdown: CancellationToken,
+) -> Drained {
     let acceptor = Acceptor {
-        proxy,
+        service,
         signals: Signals::default(),
         slots: Arc::new(Slots::default()),
         tasks: TaskTracker::new(),
     };
     acceptor.accept_until(&listener, shutdown.cancelled()).await;
-    let drain_delay = acceptor.proxy.table().server().drain_delay;
+    let drain_delay = acceptor.service.settings().server.drain_delay;
     acceptor.accept_until(&listener, sleep(drain_delay)).await;
-    // Who has been let in by the kernel already would otherwise be thrown out by it.
+    // Closing the listener would reset the connections that the kernel has accepted already.
     while let Some(Ok((tcp, _))) = listener.accept().now_or_never() {
         acceptor.start(tcp);
     }
@@ -55,14 +59,14 @@ pub async fn serve(listener: TcpListener, proxy: Proxy, shutdown: CancellationTo
     acceptor.drain().await
 }
 
-struct Acceptor {
-    proxy: Proxy,
+struct Acceptor<S> {
+    service: S,
     signals: Signals,
     slots: Arc<Slots>,
     tasks: TaskTracker,
 }
 
-impl Acceptor {
+impl<S: Service> Acceptor<S> {
     async fn accept_until(&self, listener: &TcpListener, end: impl Future<Output = ()>) {
         let mut end = std::pin::pin!(end);
         let mut sweep = interval(SWEEP_INTERVAL);
@@ -71,7 +75,7 @@ impl Acceptor {
             tokio::select! {
                 biased;
                 () = &mut end => return,
-                _ = sweep.tick() => self.proxy.sweep(),
+                _ = sweep.tick() => self.service.sweep(),
                 accepted = self.accept(listener) => match accepted {
                     Ok(tcp) => self.start(tcp),
                     Err(error) => {
@@ -83,9 +87,9 @@ impl Acceptor {
         }
     }
 
-    /// While there are as many connections as there may be, the kernel's backlog holds the next.
+    /// Accepts a connection when there are fewer than the maximum; until then the kernel's backlog holds it.
     async fn accept(&self, listener: &TcpListener) -> std::io::Result<TcpStream> {
-        self.slots.below(|| self.proxy.table().server().max_connections).await;
+        self.slots.below(|| self.service.settings().server.max_connections).await;
         loop {
             match listener.accept().await {
                 Ok((tcp, _)) => return Ok(tcp),
@@ -96,64 +100,32 @@ impl Acceptor {
     }
 
     fn start(&self, tcp: TcpStream) {
-        // A peer without an address has gone already.
+        // A peer without an address has left already.
         let Ok(peer) = tcp.peer_addr() else { return };
         let stream = Stream::new(tcp);
         let slot = Slots::take(&self.slots);
         let client = Client::new(peer.ip(), &stream, self.signals.clone(), self.tasks.clone(), slot);
-        self.tasks.spawn(connection::serve(stream, client, self.proxy.clone()));
+        self.tasks.spawn(connection::serve(stream, client, self.service.clone()));
     }
 
     async fn drain(&self) -> Drained {
         self.tasks.close();
         self.signals.drain.cancel();
-        let drain_timeout = self.proxy.table().server().drain_timeout;
+        let drain_timeout = self.service.settings().server.drain_timeout;
         if timeout(drain_timeout, self.tasks.wait()).await.is_ok() {
             return Drained::Clean;
         }
-        tracing::warn!(connections = self.slots.taken.load(Ordering::Relaxed), "the drain time is over");
+        tracing::warn!(connections = self.slots.taken(), "the drain time is over");
         self.signals.refuse.cancel();
-        let _ = timeout(LAST_WORDS, self.tasks.wait()).await;
+        let _ = timeout(LAST_RESPONSES_TIME_MAX, self.tasks.wait()).await;
         self.signals.cut.cancel();
-        let _ = timeout(LAST_WORDS, self.tasks.wait()).await;
+        let _ = timeout(LAST_RESPONSES_TIME_MAX, self.tasks.wait()).await;
         Drained::Cut
     }
 }
 
-/// The client gave up between its SYN and our accept.
+/// Returns whether the client gave up between its SYN and the accept.
 fn is_about_one_connection(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
-}
-
-/// How many connections there are.
-#[derive(Default)]
-struct Slots {
-    taken: AtomicU32,
-    freed: Notify,
-}
-
-impl Slots {
-    fn take(this: &Arc<Slots>) -> Slot {
-        this.taken.fetch_add(1, Ordering::AcqRel);
-        Slot(Arc::clone(this))
-    }
-
-    /// Ends when there are fewer than `max`, which a reload may change.
-    async fn below(&self, max: impl Fn() -> u32) {
-        while self.taken.load(Ordering::Acquire) >= max() {
-            self.freed.notified().await;
-        }
-    }
-}
-
-/// One connection's place; given back on drop.
-pub(crate) struct Slot(Arc<Slots>);
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.0.taken.fetch_sub(1, Ordering::AcqRel);
-        // One permit is kept for the only one who waits, so none is missed.
-        self.0.freed.notify_one();
-    }
 }

@@ -1,6 +1,14 @@
-//! Accepts the connections of clients and reads HTTP from them.
+//! Accepts the connections of clients and reads requests from them.
+//!
+//! Knows TLS, the versions of HTTP and their abuse. Knows nothing of routes, limiters and upstreams: a [`service::Service`] answers.
 
+pub(crate) mod client;
+pub(crate) mod client_io;
 pub(crate) mod connection;
+pub(crate) mod first_line;
 pub(crate) mod http2_guard;
 pub(crate) mod listener;
+pub(crate) mod protocol;
+pub(crate) mod service;
+pub(crate) mod slots;
 pub(crate) mod tls;

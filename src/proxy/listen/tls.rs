@@ -1,6 +1,6 @@
-//! TLS towards applications: the certificate that weir shows, and what a client's certificate says of it.
+//! TLS towards clients: weir's certificate, and the names in a client's certificate.
 //!
-//! Knows nothing of what is spoken inside, and not who the clients are.
+//! Knows nothing of the protocol inside, and nothing of the configured clients.
 
 use std::io;
 use std::net::IpAddr;
@@ -22,26 +22,25 @@ use x509_parser::prelude::FromDer;
 
 use crate::config::model::{ServerTls, SubjectName};
 use crate::proxy::error::ProxyBuildError;
+use crate::proxy::net::certificates::{ALPN_HTTP1, ALPN_HTTP2, add_roots};
 use crate::proxy::net::stream::Stream;
-use crate::proxy::upstream::connect::{ALPN_HTTP1, ALPN_HTTP2, add_roots};
 
-/// Takes clients' handshakes, with the certificates as they were when the configuration was taken up.
+/// The server side of handshakes, with the certificate files as they were when the configuration was built.
 #[derive(Clone)]
 pub(crate) struct Acceptor(TlsAcceptor);
 
-/// What came of a handshake.
+/// The result of a handshake.
 pub(crate) struct Secured {
-    /// What is spoken inside.
+    /// The stream inside TLS.
     pub(crate) wire: Wire,
-    /// Whether it has to be HTTP/2: both sides have agreed on it.
+    /// Whether both sides have agreed on HTTP/2.
     pub(crate) is_http2: bool,
-    /// What the client's certificate says it is called; nothing where it showed none.
+    /// The names in the client's certificate; empty without one.
     pub(crate) names: Vec<SubjectName>,
 }
 
 impl Acceptor {
-    /// Reads the files. Where there are `client_ca`, a client that shows a certificate must show a good one;
-    /// `certificate_required`: and it must show one.
+    /// Reads the files. With `client_ca` a client's certificate must be valid, and with `certificate_required` it must be present.
     pub(crate) fn new(settings: &ServerTls, certificate_required: bool) -> Result<Acceptor, ProxyBuildError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
@@ -64,13 +63,13 @@ impl Acceptor {
         let key = key.map_err(|error| invalid(&settings.key, &error.to_string()))?;
         let config = builder.with_single_cert(chain, key);
         let mut config = config.map_err(|error| invalid(&settings.cert, &error.to_string()))?;
-        // Ours is the order of strength; a client's may be anything.
+        // The server's order is by strength; a client's may be arbitrary.
         config.ignore_client_order = true;
         config.alpn_protocols = vec![ALPN_HTTP2.to_vec(), ALPN_HTTP1.to_vec()];
         Ok(Acceptor(Arc::new(config).into()))
     }
 
-    /// Shakes hands; the caller bounds the time that it takes.
+    /// Shakes hands. The caller limits the time.
     pub(crate) async fn accept(&self, stream: Stream) -> io::Result<Secured> {
         let stream = self.0.accept(stream).await?;
         let session = stream.get_ref().1;
@@ -89,8 +88,8 @@ fn invalid(path: &Path, reason: &str) -> ProxyBuildError {
     ProxyBuildError::ServerCertificate { path: path.to_owned(), reason: reason.to_owned() }
 }
 
-/// The subject alternative names of a certificate, in its order, those of kinds that no client goes by aside. It has been
-/// verified, so one that cannot be read is merely of no use.
+/// Returns the subject alternative names of a verified certificate, in order, of the kinds that can identify a client. A certificate
+/// that cannot be parsed has none.
 fn subject_names(certificate: &[u8]) -> Vec<SubjectName> {
     let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return Vec::new() };
     let Ok(Some(extension)) = certificate.subject_alternative_name() else { return Vec::new() };
@@ -110,11 +109,11 @@ fn subject_name(name: &GeneralName<'_>) -> Option<SubjectName> {
     }
 }
 
-/// A client's stream, in the clear or inside TLS.
+/// A client's stream, in plain text or inside TLS.
 pub(crate) enum Wire {
-    /// As it comes.
+    /// Plain text.
     Plain(Stream),
-    /// On the heap: it is far larger, and most connections are idle most of the time.
+    /// TLS, boxed because it is far larger, and most connections are idle most of the time.
     Tls(Box<TlsStream<Stream>>),
 }
 

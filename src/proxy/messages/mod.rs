@@ -1,6 +1,14 @@
-//! Heads and bodies of requests and responses.
+//! Reads and writes the parts of HTTP messages: heads, bodies, and the quota that an upstream reports.
+//!
+//! Knows nothing of connections, routes and limiters. Status codes occur in [`response`] alone.
 
-pub(crate) mod body;
+pub(crate) mod header_flags;
 pub(crate) mod headers;
+pub(crate) mod idle_timer;
 pub(crate) mod quota;
+pub(crate) mod request_body;
+pub(crate) mod request_head;
 pub(crate) mod response;
+pub(crate) mod settle;
+pub(crate) mod upload;
+pub(crate) mod versions;

@@ -1,23 +1,26 @@
-//! The responses that weir makes itself. The only place of this room with status codes.
+//! Turns errors into the responses that weir makes itself, and reads the status codes of others.
+//!
+//! The only file of the proxy with status codes. Sends nothing, and knows nothing of logs and metrics.
 
 use std::fmt::Write;
+use std::time::Duration;
 
+use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use serde::Serialize;
 
+use super::header_flags::HeaderFlags;
+use super::request_head::is_grpc;
 use crate::clock::Micros;
 use crate::limiter::Refusal;
 use crate::limiter::model::limit::{Limit, Limiter, LimiterName};
 use crate::proxy::error::ProxyError;
-use crate::proxy::forward::record::Record;
-use crate::proxy::messages::body::Body;
-use crate::proxy::messages::headers::{self, Seen};
 use crate::telemetry::Outcome;
 
-/// In metrics and logs, of a request whose client left before there was an answer.
+/// The status, in metrics and logs, of a request whose client left before the response.
 pub(crate) const CLIENT_LEFT: u16 = 499;
-/// The upstream takes the connection over to another protocol.
+/// The status of a response that switches the connection to another protocol.
 pub(crate) const SWITCHING_PROTOCOLS: StatusCode = StatusCode::SWITCHING_PROTOCOLS;
 
 const WEIR_ERROR: HeaderName = HeaderName::from_static("weir-error");
@@ -29,54 +32,76 @@ const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
 /// The problem type of every 429, from draft-ietf-httpapi-ratelimit-headers-10.
 const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
-/// Its title there.
+/// The title of [`QUOTA_EXCEEDED`] in the same draft.
 const QUOTA_EXCEEDED_TITLE: &str = "Request cannot be satisfied as assigned quota has been exceeded";
-/// About what a problem document takes.
+/// The usual size of a problem document, to allocate once.
 const PROBLEM_BYTES: usize = 512;
-/// About what a policy takes in `RateLimit-Policy`.
+/// The usual size of a policy in `RateLimit-Policy`, to allocate once.
 const POLICY_BYTES: usize = 48;
-/// How a client says who it is.
+/// The `WWW-Authenticate` of a 401.
 const CHALLENGE: &str = "Bearer realm=\"weir\"";
-/// gRPC's RESOURCE_EXHAUSTED and UNAVAILABLE; and PERMISSION_DENIED and UNAUTHENTICATED, after which a client does not try
-/// again.
+/// The codes of gRPC. Its clients try again after RESOURCE_EXHAUSTED and UNAVAILABLE, and not after PERMISSION_DENIED and
+/// UNAUTHENTICATED.
 const GRPC_RESOURCE_EXHAUSTED: &str = "8";
 const GRPC_UNAVAILABLE: &str = "14";
 const GRPC_PERMISSION_DENIED: &str = "7";
 const GRPC_UNAUTHENTICATED: &str = "16";
 
-/// What has to be known of a request to refuse it.
+/// The form in which a client understands a refusal.
 #[derive(Clone, Copy)]
-pub(crate) struct Asked {
-    head: bool,
-    grpc: bool,
+pub(crate) enum Form {
+    /// A problem document.
+    Problem,
+    /// The head of one: the answer to HEAD.
+    ProblemHead,
+    /// gRPC's headers.
+    Grpc,
 }
 
-impl Asked {
-    /// Looks at a request before it is taken apart.
-    pub(crate) fn of<B>(request: &Request<B>, seen: Seen) -> Asked {
-        Asked { head: request.method() == Method::HEAD, grpc: headers::is_grpc(request.headers(), seen) }
+impl Form {
+    /// Returns the form for a request.
+    pub(crate) fn of<B>(request: &Request<B>, flags: HeaderFlags) -> Form {
+        if is_grpc(request.headers(), flags) {
+            Form::Grpc
+        } else if request.method() == Method::HEAD {
+            Form::ProblemHead
+        } else {
+            Form::Problem
+        }
     }
 }
 
-/// A refusal as the table of the design has it.
+/// A response that weir made itself, and how its request is recorded.
+pub(crate) struct Refused {
+    /// The response.
+    pub(crate) response: Response<Bytes>,
+    /// The outcome of the request.
+    pub(crate) outcome: Outcome,
+    /// The value of `weir-error`.
+    pub(crate) code: &'static str,
+    /// The reason for the log. It may name addresses that the client does not learn.
+    pub(crate) reason: String,
+}
+
+/// The parts of a refusal, before they take a form.
 struct Verdict<'a> {
     status: StatusCode,
     code: &'static str,
     outcome: Outcome,
     detail: String,
-    quota: Option<Quota<'a>>,
+    quota: Option<SpentQuota<'a>>,
 }
 
-/// What a 429 says beyond that.
-struct Quota<'a> {
+/// The additional parts of a 429.
+struct SpentQuota<'a> {
     name: &'a LimiterName,
     limiter: Option<&'a Limiter>,
-    /// The policy that stood in the way, `github:900/1m`.
+    /// The policy that refused, such as `github:900/1m`.
     violated: Option<String>,
     retry_after: Micros,
 }
 
-/// RFC 9457.
+/// A problem document (RFC 9457).
 #[derive(Serialize)]
 struct Problem<'a> {
     r#type: &'a str,
@@ -92,16 +117,14 @@ struct Problem<'a> {
     violated_policies: Vec<&'a str>,
 }
 
-/// The answer to a request that was not forwarded; the record learns of it.
-pub(crate) fn refuse(error: &ProxyError, asked: Asked, record: &mut Record) -> Response<Body> {
+/// Makes the response to a request that was not forwarded.
+pub(crate) fn refuse(error: &ProxyError, form: Form) -> Refused {
     let verdict = verdict(error);
-    record.outcome = verdict.outcome;
-    let mut response = if asked.grpc { grpc(&verdict) } else { problem(&verdict, asked.head) };
-    // Nobody gets the answer to a request whose client has left.
-    if verdict.outcome != Outcome::Cancelled {
-        record.status = response.status().as_u16();
-        record.error = Some(verdict.code);
-    }
+    let mut response = match form {
+        Form::Problem => problem(&verdict, false),
+        Form::ProblemHead => problem(&verdict, true),
+        Form::Grpc => grpc(&verdict),
+    };
     let headers = response.headers_mut();
     headers.insert(WEIR_ERROR, HeaderValue::from_static(verdict.code));
     if matches!(error, ProxyError::BadFraming(_)) {
@@ -113,53 +136,58 @@ pub(crate) fn refuse(error: &ProxyError, asked: Asked, record: &mut Record) -> R
     if verdict.status == StatusCode::UNAUTHORIZED {
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(CHALLENGE));
     }
-    record.reason = Some(match error {
+    let reason = match error {
         ProxyError::UpstreamConnect(_) | ProxyError::UpstreamProtocol(_) => error.to_string(),
         _ => verdict.detail,
-    });
-    response
+    };
+    Refused { response, outcome: verdict.outcome, code: verdict.code, reason }
 }
 
-/// Tells the client how long its request waited, if it did.
-pub(crate) fn tell_wait(headers: &mut HeaderMap, record: &Record) {
-    if !record.waited.is_zero() {
-        headers.insert(WEIR_WAIT_MS, HeaderValue::from(crate::proxy::forward::record::millis(record.waited)));
+/// Writes `weir-wait-ms` if the request waited.
+pub(crate) fn add_wait(headers: &mut HeaderMap, waited: Duration) {
+    if !waited.is_zero() {
+        headers.insert(WEIR_WAIT_MS, HeaderValue::from(millis(waited)));
     }
 }
 
-/// How long the body would be that a 304 does not have, where it says so (RFC 9110, 15.4.5).
+/// Returns whole milliseconds, saturating.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Returns the `Content-Length` of a 304, which has no body (RFC 9110, 15.4.5).
 pub(crate) fn length_unsent(status: StatusCode, headers: &HeaderMap) -> Option<u64> {
     let length = headers.get(CONTENT_LENGTH).filter(|_| status == StatusCode::NOT_MODIFIED)?;
     length.to_str().ok()?.parse().ok()
 }
 
-/// Whether an upstream's response says that its quota is spent.
-pub(crate) fn is_refusal(status: StatusCode, headers: &HeaderMap) -> bool {
+/// Returns whether an upstream's response says that its quota is spent.
+pub(crate) fn is_rejection(status: StatusCode, headers: &HeaderMap) -> bool {
     status == StatusCode::TOO_MANY_REQUESTS
         || (status == StatusCode::SERVICE_UNAVAILABLE && headers.contains_key(RETRY_AFTER))
 }
 
-/// Whether such a refusal asks to be left alone: a server that is merely down names no instant.
+/// Returns whether an upstream rejection asks for a pause. A 503 without an instant comes from a server that is merely down.
 pub(crate) fn asks_for_pause(status: StatusCode, names_instant: bool) -> bool {
     status == StatusCode::TOO_MANY_REQUESTS || names_instant
 }
 
-/// What an error is called in `weir-error`.
+/// Returns the `weir-error` of an error.
 pub(crate) fn code_of(error: &ProxyError) -> &'static str {
     verdict(error).code
 }
 
-/// The status that a client gets for an error.
+/// Returns the status that a client gets for an error.
 pub(crate) fn status_of(error: &ProxyError) -> StatusCode {
     verdict(error).status
 }
 
-/// Whether another answer follows this one.
+/// Returns whether a status is interim, so that another response follows.
 pub(crate) fn is_interim(status: u16) -> bool {
     (100..200).contains(&status) && status != SWITCHING_PROTOCOLS.as_u16()
 }
 
-/// Why an outbound proxy that answers CONNECT with this status opens no tunnel; `None` if it has opened one.
+/// Returns advice for the operator if an outbound proxy that answers CONNECT with this status opened no tunnel.
 pub(crate) fn no_tunnel(status: u16) -> Option<&'static str> {
     match status {
         200..=299 => None,
@@ -191,7 +219,7 @@ fn verdict(error: &ProxyError) -> Verdict<'_> {
         }
         ProxyError::UpstreamTimeout => (StatusCode::GATEWAY_TIMEOUT, "upstream_timeout", Failed),
     };
-    // The client learns what happened, the log why: a reason may name addresses.
+    // The cause is for the log alone, because it may name addresses.
     let detail = match error {
         ProxyError::UpstreamConnect(_) => "the upstream could not be reached".to_owned(),
         ProxyError::UpstreamProtocol(_) => "the upstream's answer was not understood".to_owned(),
@@ -202,29 +230,29 @@ fn verdict(error: &ProxyError) -> Verdict<'_> {
 
 fn refused<'a>(refusal: &'a Refusal, limiter: Option<&'a Limiter>) -> Verdict<'a> {
     let name = refusal.limiter();
-    let quota = |limit: &usize, retry_after: &Micros| {
-        let violated = limiter.and_then(|limiter| limiter.limits.get(*limit));
+    let quota = |limit: usize, retry_after: Micros| {
+        let violated = limiter.and_then(|limiter| limiter.limits.get(limit));
         let violated = violated.map(|limit| [name.as_str(), ":", &limit.label].concat());
-        Some(Quota { name, limiter, violated, retry_after: *retry_after })
+        Some(SpentQuota { name, limiter, violated, retry_after })
     };
     let (status, code, detail, quota) = match refusal {
         Refusal::RateLimited { limit, retry_after, .. } => (
             StatusCode::TOO_MANY_REQUESTS,
             "rate_limited",
             ["limiter ", name.as_str(), " has no permit within the wait"].concat(),
-            quota(limit, retry_after),
+            quota(*limit, *retry_after),
         ),
         Refusal::Paused { retry_after, .. } => (
             StatusCode::TOO_MANY_REQUESTS,
             "paused",
             ["limiter ", name.as_str(), " is paused for longer than the wait"].concat(),
-            Some(Quota { name, limiter, violated: None, retry_after: *retry_after }),
+            Some(SpentQuota { name, limiter, violated: None, retry_after: *retry_after }),
         ),
         Refusal::QueueFull { limit, retry_after, .. } => (
             StatusCode::TOO_MANY_REQUESTS,
             "queue_full",
             ["the queue of limiter ", name.as_str(), " is full"].concat(),
-            quota(limit, retry_after),
+            quota(*limit, *retry_after),
         ),
         Refusal::StoreUnavailable { .. } => (
             StatusCode::SERVICE_UNAVAILABLE,
@@ -245,8 +273,8 @@ fn refused<'a>(refusal: &'a Refusal, limiter: Option<&'a Limiter>) -> Verdict<'a
     Verdict { status, code, outcome: Outcome::Refused, detail, quota }
 }
 
-/// `application/problem+json`; a HEAD learns its length and no more.
-fn problem(verdict: &Verdict<'_>, head: bool) -> Response<Body> {
+/// Makes a problem document; a HEAD gets its length alone.
+fn problem(verdict: &Verdict<'_>, head_only: bool) -> Response<Bytes> {
     let quota = verdict.quota.as_ref();
     let problem = Problem {
         r#type: quota.map_or("about:blank", |_| QUOTA_EXCEEDED),
@@ -258,13 +286,13 @@ fn problem(verdict: &Verdict<'_>, head: bool) -> Response<Body> {
         retry_after_ms: quota.map(|quota| quota.retry_after.millis_up()),
         violated_policies: quota.into_iter().filter_map(|quota| quota.violated.as_deref()).collect(),
     };
-    // Strings and numbers alone always serialise.
+    // Writing strings and numbers to memory does not fail.
     let mut document = Vec::with_capacity(PROBLEM_BYTES);
     let _ = serde_json::to_writer(&mut document, &problem);
-    // For those who read it in a terminal.
+    // A line end, for readers in a terminal.
     document.push(b'\n');
     let length = document.len();
-    let body = if head { Body::empty() } else { Body::own(document.into()) };
+    let body = if head_only { Bytes::new() } else { document.into() };
     let mut response = Response::new(body);
     *response.status_mut() = verdict.status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
@@ -272,15 +300,15 @@ fn problem(verdict: &Verdict<'_>, head: bool) -> Response<Body> {
     response
 }
 
-/// A response of trailers alone, as gRPC's clients expect it.
-fn grpc(verdict: &Verdict<'_>) -> Response<Body> {
+/// Makes gRPC's trailers-only response.
+fn grpc(verdict: &Verdict<'_>) -> Response<Bytes> {
     let status = match verdict.status {
         StatusCode::TOO_MANY_REQUESTS => GRPC_RESOURCE_EXHAUSTED,
         StatusCode::UNAUTHORIZED => GRPC_UNAUTHENTICATED,
         StatusCode::FORBIDDEN => GRPC_PERMISSION_DENIED,
         _ => GRPC_UNAVAILABLE,
     };
-    let mut response = Response::new(Body::empty());
+    let mut response = Response::new(Bytes::new());
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     headers.insert(GRPC_STATUS, HeaderValue::from_static(status));
@@ -290,7 +318,7 @@ fn grpc(verdict: &Verdict<'_>) -> Response<Body> {
     response
 }
 
-/// Percent-encoded as gRPC wants it: all but printable ASCII, and the percent sign.
+/// Percent-encodes a message for gRPC: the percent sign, and everything but printable ASCII.
 fn grpc_message(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -304,8 +332,8 @@ fn grpc_message(text: &str) -> String {
     encoded
 }
 
-impl Quota<'_> {
-    /// `Retry-After`, `RateLimit-Policy` and `RateLimit`.
+impl SpentQuota<'_> {
+    /// Writes `Retry-After`, `RateLimit-Policy` and `RateLimit`.
     fn describe(&self, headers: &mut HeaderMap) {
         let seconds = self.retry_after.0.div_ceil(1_000_000).max(1);
         headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
@@ -320,7 +348,7 @@ impl Quota<'_> {
         }
     }
 
-    /// All policies of the limiter; names and labels hold nothing that a quoted string would have to escape.
+    /// Returns the policies of the limiter as a list. Names and labels hold nothing that a quoted string must escape.
     fn policies(&self) -> String {
         let limits = self.limiter.map(|limiter| &*limiter.limits).unwrap_or_default();
         let mut policies = String::with_capacity(limits.len() * POLICY_BYTES);
@@ -338,7 +366,7 @@ impl Quota<'_> {
     }
 }
 
-/// The length of a limit's window, where all its windows have one in whole seconds: `w` has no other unit.
+/// Returns the length of a limit's window if every window has it and it is whole seconds, the only unit of `w`.
 fn window_seconds(limit: &Limit) -> Option<u64> {
     let window = limit.window()?;
     (window.subsec_nanos() == 0).then_some(window.as_secs())
@@ -364,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn the_policies_are_a_structured_field() {
+    fn the_policies_are_a_valid_structured_field() {
         let day = Duration::from_secs(86_400);
         let burst = Permits::new(20).unwrap();
         let limits = vec![
@@ -385,14 +413,14 @@ mod tests {
                         \"a.b_c-d:10/1d Europe/Berlin\";q=10;w=86400, \"a.b_c-d:10/1w\";q=10;w=604800, \
                         \"a.b_c-d:10/1mo\";q=10";
         assert_eq!(policies, expected);
-        // A list of strings with integer parameters, as RFC 9651 has it.
+        // A list of strings with integer parameters (RFC 9651).
         let item = r#""[ !\x23-\x5b\x5d-\x7e]*"(;[a-z]+=-?[0-9]{1,15})*"#;
         assert!(Regex::new(&format!("^{item}(, {item})*$")).unwrap().is_match(policies));
         assert_eq!(headers[RATELIMIT], "\"a.b_c-d:10/1m token_bucket\";r=0;t=1");
     }
 
     #[test]
-    fn a_limiter_that_has_gone_is_still_named() {
+    fn a_removed_limiter_is_still_named() {
         let name = LimiterName::parse("gone").unwrap();
         let refusal = Refusal::RateLimited { limiter: name, limit: 0, retry_after: Micros(1) };
         let verdict = refused(&refusal, None);

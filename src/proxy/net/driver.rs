@@ -1,9 +1,9 @@
-//! A future that is driven from within another task, and polled only when it has been woken.
+//! Polls a future from within another task, and only when the future has been woken.
 //!
-//! hyper hands out an upstream connection in two halves: what takes requests, and a future that reads and writes. The
-//! usual way is to give that future a task. Then every request crosses to another task and back, which is two more
-//! wake-ups, maybe on another processor; driven by whoever uses the connection it crosses none. Beside that, a
-//! connection's task has futures that hardly ever wake, timers above all, and need not be asked each time that it is polled.
+//! hyper splits an upstream connection in two: a sender of requests, and a future that reads and writes. Usually that future gets a
+//! task, so that every request crosses to another task and back: two more wake-ups, perhaps on another processor. Here the task of
+//! the request drives the future itself. A connection's task also uses it for futures that hardly ever wake, timers above all.
+//! Knows nothing of HTTP.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,27 +13,27 @@ use std::task::{Context, Poll, Wake, Waker, ready};
 use futures_util::task::AtomicWaker;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// How often the future is polled in one go: the runtime lets a task do so much before it makes every poll wait for the
-/// task's next turn.
+/// The most polls of the future in one go. Beyond a number of operations the runtime makes every poll wait for the task's next
+/// turn.
 const ROUNDS_MAX: u8 = 16;
 
-/// A future in the hands of other tasks, one after the other.
+/// A future that other tasks poll, one after the other.
 pub(crate) struct Driver<F: ?Sized> {
     future: Pin<Box<F>>,
     state: Arc<State>,
-    /// Made of `state`, once.
+    /// The waker of `state`, made once.
     waker: Waker,
 }
 
-/// Who is told when the future can go on.
+/// The wake-up of a future, shared with its wakers.
 struct State {
     /// The task that drives it, if one does.
     task: AtomicWaker,
     woken: AtomicBool,
-    /// While it is driven, whoever does looks at `woken` before it leaves, and need not be told.
+    /// Whether a task is driving the future. That task reads `woken` before it returns and needs no wake-up.
     ///
     /// Invariant: a wake sets `woken` before it reads `driven`, and a drive clears `driven` before it reads `woken` for
-    /// the last time; both are sequentially consistent, so at least one of them sees the other and none is lost.
+    /// the last time. Both are sequentially consistent, so at least one sees the other, and no wake-up is lost.
     driven: AtomicBool,
 }
 
@@ -51,14 +51,14 @@ impl Wake for State {
 }
 
 impl<F: Future + ?Sized> Driver<F> {
-    /// A future that nobody has polled yet.
+    /// Wraps a future that has not been polled yet.
     pub(crate) fn new(future: Pin<Box<F>>) -> Driver<F> {
         let (task, woken, driven) = (AtomicWaker::new(), AtomicBool::new(true), AtomicBool::new(false));
         let state = Arc::new(State { task, woken, driven });
         Driver { future, waker: Waker::from(Arc::clone(&state)), state }
     }
 
-    /// Polls the future, if it has been woken.
+    /// Polls the future if it has been woken.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<F::Output> {
         self.state.task.register(context.waker());
         if !self.state.woken.swap(false, Ordering::SeqCst) {
@@ -67,8 +67,8 @@ impl<F: Future + ?Sized> Driver<F> {
         self.future.as_mut().poll(&mut Context::from_waker(&self.waker))
     }
 
-    /// Polls `step`, which only the future brings on, and drives the future until neither goes on. Returns what `step`
-    /// comes to; `Err` if the future ends before.
+    /// Polls `step`, which progresses only with the future, and the future, until neither progresses. Returns the result of
+    /// `step`, or `Err` if the future ends first.
     pub(crate) fn drive<S>(
         &mut self,
         context: &mut Context<'_>,
@@ -78,7 +78,7 @@ impl<F: Future + ?Sized> Driver<F> {
         self.state.driven.store(true, Ordering::SeqCst);
         let mut rounds = 0..ROUNDS_MAX;
         let outcome = loop {
-            // Nobody needs to be woken for it: it is asked again whenever the future has moved.
+            // It needs no waker, because it is polled again after every poll of the future.
             if let Poll::Ready(done) = step(&mut Context::from_waker(Waker::noop())) {
                 break Poll::Ready(Ok(done));
             }
@@ -96,31 +96,33 @@ impl<F: Future + ?Sized> Driver<F> {
         outcome
     }
 
-    /// Lets the future come to rest with nobody to drive it; `Ready` if it has ended.
+    /// Polls the future a last time before no task drives it; `Ready` if it has ended.
     pub(crate) fn rest(&mut self) -> Poll<F::Output> {
         drop(self.state.task.take());
         self.state.woken.store(false, Ordering::SeqCst);
         self.future.as_mut().poll(&mut Context::from_waker(&self.waker))
     }
 
-    /// Whether something has happened to it since it came to rest.
+    /// Returns whether the future has been woken since [`Driver::rest`].
     pub(crate) fn is_woken(&self) -> bool {
         self.state.woken.load(Ordering::SeqCst)
     }
 
-    /// The future itself, to be driven by a task of its own from now on.
+    /// Returns the future, for a task of its own.
     pub(crate) fn into_inner(self) -> Pin<Box<F>> {
         self.future
     }
 }
 
-/// A timer for deadlines of which most are never reached. It is registered with the runtime when it is first needed, and
-/// again only for an earlier deadline or when it has rung too soon: a later one costs nothing.
+/// A timer for deadlines of which most are never reached.
+///
+/// The runtime's timer is set when it is first needed, and again only for an earlier deadline or after ringing too soon. A later
+/// deadline costs nothing.
 #[derive(Default)]
 pub(crate) struct Alarm(Option<Driver<Sleep>>);
 
 impl Alarm {
-    /// Ends when `deadline` has come.
+    /// Is ready at `deadline`.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>, deadline: Instant) -> Poll<()> {
         let sleep = self.0.get_or_insert_with(|| Driver::new(Box::pin(sleep_until(deadline))));
         let mut rings_at = sleep.future.deadline();
@@ -155,7 +157,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers each number with the one after it.
+    /// Replies to each number with its successor.
     fn echo() -> (Driver<impl Future<Output = ()>>, mpsc::UnboundedSender<(u32, oneshot::Sender<u32>)>) {
         let (sender, mut receiver) = mpsc::unbounded_channel::<(u32, oneshot::Sender<u32>)>();
         let driver = Driver::new(Box::pin(async move {
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_step_is_brought_on_by_the_future_that_is_driven() {
+    async fn a_step_completes_by_driving_the_future() {
         let (mut driver, sender) = echo();
         for number in 0..10 {
             let (reply, replied) = oneshot::channel();
@@ -182,14 +184,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_end_is_told() {
+    async fn the_end_of_the_future_is_returned() {
         let (mut driver, sender) = echo();
         drop(sender);
         let end = poll_fn(|context| driver.drive(context, |_| Poll::<()>::Pending)).await;
         assert_eq!(end, Err(()));
     }
 
-    /// Nobody else wakes the task here: only the last look of a drive does, at what came since the future was polled.
+    /// Only the last look at `woken` wakes the task here.
     #[tokio::test]
     async fn a_wake_while_it_is_driven_is_not_lost() {
         let mut driver = Driver::new(Box::pin(async {
@@ -208,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_wakes_it_at_rest_is_remembered_and_wakes_nobody() {
+    async fn a_wake_up_at_rest_is_remembered_and_wakes_no_task() {
         let (mut driver, sender) = echo();
         assert!(driver.rest().is_pending());
         let (reply, _replied) = oneshot::channel();
@@ -217,7 +219,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_alarm_rings_at_the_last_deadline_that_it_was_given() {
+    async fn an_alarm_rings_at_the_last_deadline_set() {
         let mut alarm = Alarm::default();
         let begin = Instant::now();
         let second = std::time::Duration::from_secs(1);
@@ -235,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_wake_from_elsewhere_is_never_lost() {
+    async fn a_wake_from_another_thread_is_not_lost() {
         for _ in 0..2000 {
             let (reply, replied) = oneshot::channel();
             let mut driver = Driver::new(Box::pin(replied));

@@ -1,5 +1,8 @@
-//! Sockets, and how futures that read and write them are polled.
+//! Sockets and tasks, below everything that speaks HTTP: streams, timers, certificates.
+//!
+//! Knows nothing of requests.
 
+pub(crate) mod certificates;
 pub(crate) mod driver;
 pub(crate) mod spawner;
 pub(crate) mod stream;

@@ -1,9 +1,9 @@
-//! Tasks that hyper starts, owned.
+//! Gives the tasks that hyper starts an owner.
 
 use hyper::rt::Executor;
 use tokio_util::task::TaskTracker;
 
-/// Starts hyper's tasks on a tracker, which can be waited for.
+/// An executor for hyper that spawns on a tracker, so that shutdown can wait for the tasks.
 #[derive(Clone)]
 pub(crate) struct Spawner(pub(crate) TaskTracker);
 

@@ -1,8 +1,8 @@
-//! A TCP stream whose peer can be watched while hyper owns the stream.
+//! A TCP stream whose peer can be watched while hyper owns the stream. Knows nothing of the bytes.
 //!
-//! Two questions need it. Has the client gone, although its request body has not been read yet? hyper looks at
-//! a connection only when it wants bytes from it. And is an idle upstream connection still open, right now?
-//! The runtime's idea of a socket is as old as its last look at the poller, a peek is not.
+//! Two questions need it. Has the client left, although its request body is still unread? hyper looks at a connection only when
+//! it wants bytes. And is an idle upstream connection open right now? The runtime's view of a socket is as old as its last look at
+//! the poller; a peek is current.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
-/// Pieces that are written in one go up to this length are joined.
+/// The longest write of several pieces that is copied into one.
 const JOINED_MAX: usize = 1024;
 
 /// A TCP stream that hands out [`Probe`]s.
@@ -26,15 +26,15 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Takes the stream over; small writes go out at once.
+    /// Takes the stream over and turns Nagle's algorithm off.
     pub(crate) fn new(tcp: TcpStream) -> Stream {
-        // It fails only on a socket that is already dead, which the first read will tell.
+        // It fails only on a dead socket, and then the first read fails as well.
         let _ = tcp.set_nodelay(true);
         let (read, write) = tcp.into_split();
         Stream { read, write: Arc::new(write) }
     }
 
-    /// A view of the peer that does not keep the stream open.
+    /// Returns a view of the peer that does not keep the stream open.
     pub(crate) fn probe(&self) -> Probe {
         Probe(Arc::downgrade(&self.write))
     }
@@ -48,7 +48,7 @@ impl Stream {
         loop {
             ready!(tcp.poll_write_ready(context))?;
             match write(tcp) {
-                // The try has cleared the readiness, so the next round waits.
+                // The attempt has cleared the readiness, so the next round waits.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 result => return Poll::Ready(result),
             }
@@ -76,7 +76,7 @@ impl AsyncWrite for Stream {
         context: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        // A head alone, and a head with a small body, need no list of pieces, which the kernel would have to take apart.
+        // A plain write of a head, or of a head with a small body, is cheaper for the kernel than a vectored one.
         let length: usize = pieces.iter().map(|piece| piece.len()).sum();
         let mut joined = [0; JOINED_MAX];
         match pieces {
@@ -110,13 +110,13 @@ impl AsyncWrite for Stream {
     }
 }
 
-/// Looks at a [`Stream`]'s peer without touching what it sends.
+/// A view of a [`Stream`]'s peer that consumes no bytes.
 #[derive(Clone)]
 pub(crate) struct Probe(Weak<OwnedWriteHalf>);
 
 impl Probe {
-    /// Whether an idle connection is open and silent, as the kernel sees it now. A peer that has closed, and
-    /// one that speaks without being asked, are both of no use.
+    /// Returns whether an idle connection is open and silent in the kernel right now. One with unasked bytes is as useless as a
+    /// closed one.
     pub(crate) fn is_idle(&self) -> bool {
         let Some(write) = self.0.upgrade() else { return false };
         let tcp: &TcpStream = (*write).as_ref();
@@ -125,17 +125,17 @@ impl Probe {
         peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Ends when the peer has closed its side or the connection broke, even if bytes before that are unread.
+    /// Waits until the peer has closed its side or the connection broke, even behind unread bytes.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     pub(crate) async fn closed(&self) {
         let Some(write) = self.0.upgrade() else { return };
         let tcp: &TcpStream = (*write).as_ref();
-        // Readable would be true at once where a body is unread. Priority is never signalled for this socket,
-        // which leaves what comes with it: the read side has closed.
+        // An unread body would make the socket readable at once. Priority data never arrives here, so this interest reports only
+        // the close of the read side, which comes with every interest.
         let _ = tcp.ready(tokio::io::Interest::PRIORITY).await;
     }
 
-    /// Never ends: where the poller does not tell, hyper's own look at the connection has to do.
+    /// Never ends: this system's poller does not report it, and hyper notices at its next read.
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     pub(crate) async fn closed(&self) {
         std::future::pending().await
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_peer_that_leaves_is_noticed_behind_unread_bytes() {
+    async fn a_close_is_noticed_behind_unread_bytes() {
         let (mut peer, stream) = pair().await;
         let probe = stream.probe();
         peer.write_all(b"a body that nobody reads").await.unwrap();
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_idle_connection_is_open_and_silent() {
+    async fn a_connection_is_idle_while_open_and_silent() {
         let (mut peer, stream) = pair().await;
         let probe = stream.probe();
         assert!(probe.is_idle());

@@ -1,6 +1,6 @@
-//! Who calls, and whether they may: by address, and by what they show. All of it is decided before a permit is taken.
+//! Identifies the caller of a request, by address and by credentials, and decides whether it may use a route.
 //!
-//! Knows nothing of limiters and upstreams, and of a route only what was configured.
+//! All of it happens before a permit is taken. Knows nothing of limiters and upstreams, and of a route only its configuration.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -14,11 +14,10 @@ use crate::config::model::{Clients, Route as Rule, Server, SubjectName};
 use crate::proxy::error::ProxyError;
 use crate::proxy::messages::headers::X_FORWARDED_FOR;
 
-/// Where a client shows its token to weir. It begins as all that ends here does, so it never goes upstream.
+/// The header with a client's token for weir. As every `weir-*` it never goes upstream.
 const WEIR_AUTHORIZATION: HeaderName = HeaderName::from_static("weir-authorization");
 
-/// Whether requests may come from the other end of a connection. What `X-Forwarded-For` says does not count: whoever
-/// may connect could write it.
+/// Refuses requests from a peer outside `server.allow`. `X-Forwarded-For` does not count, because every peer could write it.
 pub(crate) fn admit(server: &Server, peer: IpAddr) -> Result<(), ProxyError> {
     match &server.allow {
         Some(networks) if !contain(networks, peer) => {
@@ -28,8 +27,10 @@ pub(crate) fn admit(server: &Server, peer: IpAddr) -> Result<(), ProxyError> {
     }
 }
 
-/// The client's address. Each proxy adds that of its own peer at the end, so what stands before the first address that is
-/// not trusted may be made up; what is no address is not looked behind.
+/// Returns the client's address: behind trusted proxies the last address of `X-Forwarded-For` that is not trusted itself.
+///
+/// Each proxy appends the address that it saw, so everything before the first untrusted address from the end may be forged. The
+/// search stops at an element that is no address.
 pub(crate) fn address(trusted: &[IpNet], peer: IpAddr, headers: &HeaderMap) -> IpAddr {
     let mut client = peer.to_canonical();
     if trusted.is_empty() {
@@ -46,7 +47,7 @@ pub(crate) fn address(trusted: &[IpNet], peer: IpAddr, headers: &HeaderMap) -> I
     client
 }
 
-/// An address as proxies write it: some add the port, and then brackets around IPv6.
+/// Reads an address as proxies write it; some add a port, with brackets around IPv6.
 fn hop(text: &str) -> Option<IpAddr> {
     let text = text.trim();
     let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
@@ -59,19 +60,20 @@ fn contain(networks: &[IpNet], address: IpAddr) -> bool {
     networks.iter().any(|network| network.contains(&address))
 }
 
-/// What a request shows of who sent it.
+/// The identity of a request's sender.
 #[derive(Default)]
 pub(crate) struct Caller {
-    /// The name among the `clients`; `None` where there are none.
+    /// The name among the `clients`; `None` if none are configured.
     pub(crate) name: Option<Arc<str>>,
-    /// Whether `Authorization` holds a token of weir's, which is nobody else's business.
+    /// Whether `Authorization` holds a token for weir, which must not go upstream.
     pub(crate) token_in_authorization: bool,
 }
 
-/// Who calls, if they are known. `rule` is that of the request's route, if it has one.
+/// Returns the caller, or an error if it is unknown. `rule` belongs to the request's route, if there is one; `names` come from
+/// the client's certificate.
 ///
-/// `Weir-Authorization` decides where it is given. `Authorization` counts where it goes no further: on a route that
-/// replaces it, and without a route. Then `names` do, which are of the certificate that the connection began with.
+/// `Weir-Authorization` decides where it is present. Else `Authorization` counts if it ends at weir, which is so without a route
+/// and on a route that replaces it. Else the certificate counts.
 pub(crate) fn identify(
     clients: Option<&Clients>,
     headers: &HeaderMap,
@@ -81,7 +83,7 @@ pub(crate) fn identify(
     let Some(clients) = clients else { return Ok(Caller::default()) };
     let lines = headers.get_all(AUTHORIZATION).iter().filter(|_| clients.has_tokens());
     let owners: Vec<_> = lines.map(|line| clients.by_token(bearer::digest_of(line)?)).collect();
-    // Of several lines none counts, but a token in any of them is weir's.
+    // Several lines identify no caller, but a token for weir in any of them is still removed.
     let authorization = if let [only] = owners.as_slice() { *only } else { None };
     let token_in_authorization = owners.iter().any(Option::is_some);
     let ends_here = rule.is_none_or(|rule| rule.set_headers.iter().any(|(name, _)| name == AUTHORIZATION));
@@ -94,7 +96,7 @@ pub(crate) fn identify(
     Ok(Caller { name: Some(name), token_in_authorization })
 }
 
-/// Whether a known client may use a route.
+/// Refuses a caller that the route does not list.
 pub(crate) fn may_use(rule: &Rule, caller: &Caller) -> Result<(), ProxyError> {
     match (&rule.clients, &caller.name) {
         (None, _) => Ok(()),
@@ -145,21 +147,21 @@ mod tests {
     #[test]
     fn the_client_is_the_first_address_from_the_end_that_is_not_trusted() {
         for (peer, lines, expected) in [
-            // Who is not trusted is the client, whatever it says.
+            // A peer that is not trusted is the client, and its header is ignored.
             ("203.0.113.9", &["198.51.100.1"][..], "203.0.113.9"),
             ("10.0.0.1", &[], "10.0.0.1"),
             ("10.0.0.1", &["198.51.100.1"], "198.51.100.1"),
             ("::ffff:10.0.0.1", &["198.51.100.1"], "198.51.100.1"),
             ("10.0.0.1", &["1.1.1.1, 198.51.100.1, 10.0.0.2"], "198.51.100.1"),
             ("10.0.0.1", &["1.1.1.1", "198.51.100.1", "10.0.0.3 ,10.0.0.2"], "198.51.100.1"),
-            // All of them trusted: the first one.
+            // If all are trusted, the first one is the client.
             ("10.0.0.1", &["10.0.0.3, 10.0.0.2"], "10.0.0.3"),
-            // Nothing is looked for behind what is no address.
+            // The search stops at the first element that is no address.
             ("10.0.0.1", &["198.51.100.1, unknown"], "10.0.0.1"),
             ("10.0.0.1", &["198.51.100.1, unknown, 10.0.0.2"], "10.0.0.2"),
             ("10.0.0.1", &["198.51.100.1,"], "10.0.0.1"),
             ("10.0.0.1", &["198.51.100.1", ""], "10.0.0.1"),
-            // With a port, and in the forms of IPv6.
+            // Ports, and the forms of IPv6.
             ("10.0.0.1", &["198.51.100.1:4711"], "198.51.100.1"),
             ("10.0.0.1", &["[2001:db8::1]:4711"], "2001:db8::1"),
             ("10.0.0.1", &["[2001:db8::1]"], "2001:db8::1"),
@@ -176,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn without_trusted_proxies_nothing_is_believed() {
+    fn without_trusted_proxies_the_peer_is_the_client() {
         let mut headers = HeaderMap::new();
         headers.insert(X_FORWARDED_FOR, HeaderValue::from_static("198.51.100.1"));
         let found = address(&server(None, &[]).trusted_proxies, "10.0.0.1".parse().unwrap(), &headers);

@@ -1,6 +1,10 @@
-//! Chooses the route, the partitions and the caller of a request.
+//! Decides what a request is, before anything is done for it: its route, its caller, its partitions and its target upstream.
+//!
+//! Pure but for [`table`], which carries the resolved configuration. Takes no permit and opens no connection.
 
 pub(crate) mod caller;
 pub(crate) mod partition;
 pub(crate) mod path;
+pub(crate) mod rewrite;
 pub(crate) mod router;
+pub(crate) mod table;

@@ -1,6 +1,6 @@
-//! Which partition of each limiter a request belongs to: the values of the limiter's key, as the client sent them.
+//! Derives the partition of each limiter from a request: a hash over the values of the limiter's key, as the client sent them.
 //!
-//! Nothing of a value leaves this module but a hash, so none is logged. Knows nothing of what a partition is for.
+//! Only the hash leaves this module, so no value can be logged. Knows nothing of limits.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -14,23 +14,23 @@ use crate::limiter::Partition;
 use crate::limiter::model::limit::LimiterName;
 use crate::proxy::route::path;
 
-/// What of a request its partitions are made of.
+/// The parts of a request that a key can name.
 #[derive(Clone, Copy)]
 pub(crate) struct Facts<'a> {
-    /// As the client sent them.
+    /// The headers as the client sent them.
     pub(crate) headers: &'a HeaderMap,
-    /// As the client sent it.
+    /// The URI as the client sent it.
     pub(crate) uri: &'a Uri,
-    /// In lower case, without port; empty where the request names none.
+    /// In lower case, without port; empty if the request names no host.
     pub(crate) host: &'a str,
     /// The client's address.
     pub(crate) address: IpAddr,
-    /// The client's name, where there are `clients`.
+    /// The client's name, if `clients` are configured.
     pub(crate) client: Option<&'a str>,
 }
 
 impl Facts<'_> {
-    /// The partition of each limiter, in order; `None` for one without a key.
+    /// Returns the partition of each limiter, in order; `None` for a limiter without a key.
     pub(crate) fn partitions(self, limiters: &[(LimiterName, Arc<[KeyPart]>)]) -> Vec<Option<Partition>> {
         let keys = limiters.iter().map(|(_, key)| key);
         keys.map(|key| (!key.is_empty()).then(|| self.partition(key))).collect()
@@ -46,7 +46,7 @@ impl Facts<'_> {
             KeyPart::Header(name) => {
                 let mut lines = self.headers.get_all(name).iter().map(|line| line.as_bytes());
                 let first = lines.next()?;
-                // As one line, as RFC 9110 (5.2) reads several.
+                // Several lines are joined as RFC 9110 (5.2) reads them.
                 Some(lines.fold(Cow::Borrowed(first), |all, line| Cow::Owned([&all, line].join(&b", "[..]))))
             }
             KeyPart::Query(name) => {
@@ -61,7 +61,7 @@ impl Facts<'_> {
     }
 }
 
-/// A segment of a path, unless it is empty: `/a/` has one.
+/// Returns a segment of a path unless it is empty: `/a/` has one segment.
 fn segment(path: Cow<'_, str>, index: usize) -> Option<Cow<'_, [u8]>> {
     fn nth(path: &str, index: usize) -> Option<&str> {
         path.strip_prefix('/').unwrap_or(path).split('/').nth(index).filter(|segment| !segment.is_empty())
@@ -90,7 +90,7 @@ mod tests {
     use crate::limiter::Partition;
     use crate::limiter::model::limit::LimiterName;
 
-    /// What a part of a key finds in a request.
+    /// Returns the value of a part of a key in a request.
     fn value(part: &KeyPart, uri: &str, lines: &[&str]) -> Option<String> {
         let mut headers = HeaderMap::new();
         for line in lines {
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_one_value_whatever_its_lines() {
+    fn the_lines_of_a_header_are_one_value() {
         let part = KeyPart::Header(HeaderName::from_static("x-tenant"));
         for (lines, expected) in [
             (&[][..], None),
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn host_address_and_client() {
+    fn a_key_reads_host_address_and_client() {
         assert_eq!(value(&KeyPart::Host, "/", &[]).as_deref(), Some("api.example.com"));
         assert_eq!(value(&KeyPart::ClientIp, "/", &[]).as_deref(), Some("10.0.0.1"));
         assert_eq!(value(&KeyPart::Client, "/", &[]).as_deref(), Some("billing"));

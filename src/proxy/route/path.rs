@@ -1,36 +1,35 @@
-//! Every form in which some server might read a path.
+//! The forms in which some server might read a path.
 //!
-//! A route, and with it a limiter, is chosen by a path. If an upstream reads `/a/%2e%2e/b` as `/b`, then a request
-//! for it must not pass as one for `/a`. So the router asks for the path as it was sent and for every decoded,
-//! merged and dot-resolved form of it, with and without the parameters of its segments (`/a;x`, RFC 3986, 3.3), which some
-//! servers drop. Knows nothing of routes.
+//! A path chooses a route and with it a limiter. If an upstream reads `/a/%2e%2e/b` as `/b`, a request for that must not pass
+//! as one for `/a`. So the router looks up the path as sent and every decoded, merged and dot-resolved form of it, with and
+//! without the parameters of its segments (`/a;x`, RFC 3986, 3.3), which some servers drop. Knows nothing of routes.
 
 use std::borrow::Cow;
 
 use percent_encoding::percent_decode_str;
 
-/// How often a path is decoded. One that changes still is not meant honestly.
+/// The most rounds of percent-decoding. No honest path still changes after that.
 const DECODE_ROUNDS_MAX: usize = 4;
 
-/// A path and what it may be read as.
+/// The forms of a path.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Forms<'a> {
-    /// It can be read in one way only.
+    /// The path as sent, which has no other form.
     One(&'a str),
-    /// The first is the path as it was sent.
+    /// Several forms; the first is the path as sent.
     Many(Vec<Cow<'a, str>>),
 }
 
 /// Why a path is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BadPath {
-    /// It holds a NUL, encoded however often.
+    /// The path holds a NUL after some round of decoding.
     Nul,
-    /// It is encoded too often.
+    /// The path still changes after all rounds of decoding.
     Encoding,
 }
 
-/// All forms of a path.
+/// Returns all forms of a path.
 pub(crate) fn forms(path: &str) -> Result<Forms<'_>, BadPath> {
     if is_plain(path.as_bytes()) {
         return Ok(Forms::One(path));
@@ -57,8 +56,8 @@ pub(crate) fn forms(path: &str) -> Result<Forms<'_>, BadPath> {
     Ok(Forms::Many(forms))
 }
 
-/// The form that is left when nothing can be decoded, merged or resolved any more: where partitions are told apart by
-/// the path, no other spelling of it is another partition.
+/// Returns the form in which nothing is left to decode, merge or resolve. Every spelling of a path has the same, so that no
+/// spelling is a partition of its own.
 pub(crate) fn canonical(path: &str) -> Cow<'_, str> {
     if is_plain(path.as_bytes()) {
         return Cow::Borrowed(path);
@@ -74,7 +73,7 @@ pub(crate) fn canonical(path: &str) -> Cow<'_, str> {
     Cow::Owned(resolve(&merge(&without_parameters(&decoded.replace('\\', "/")))).0)
 }
 
-/// Whether some form of the path leads above its root.
+/// Returns whether some form of the path leads above the root.
 pub(crate) fn climbs(path: &str) -> bool {
     match forms(path) {
         Ok(Forms::One(_)) => false,
@@ -83,7 +82,7 @@ pub(crate) fn climbs(path: &str) -> bool {
     }
 }
 
-/// Nothing to decode, no parameter, no empty segment, no segment of dots.
+/// Returns whether a path has nothing to decode, no parameter, no empty segment and no segment of dots.
 fn is_plain(path: &[u8]) -> bool {
     let special = path.iter().any(|byte| matches!(byte, b'%' | b'\\' | b';'));
     !special && !path.windows(2).any(|pair| pair == b"//" || pair == b"/.")
@@ -101,13 +100,13 @@ fn add_readings<'a>(forms: &mut Vec<Cow<'a, str>>, path: &str) {
     }
 }
 
-/// Each segment without what begins at a semicolon.
+/// Cuts each segment at its first semicolon.
 fn without_parameters(path: &str) -> String {
     let segments = path.split('/').map(|segment| segment.split(';').next().unwrap_or_default());
     segments.collect::<Vec<_>>().join("/")
 }
 
-/// Runs of slashes become one.
+/// Turns runs of slashes into one.
 fn merge(path: &str) -> String {
     let mut merged = String::with_capacity(path.len());
     for character in path.chars() {
@@ -118,7 +117,7 @@ fn merge(path: &str) -> String {
     merged
 }
 
-/// Resolves `.` and `..` segments, also with parameters (`..;x`), and says whether they lead above the root.
+/// Resolves `.` and `..` segments, also with parameters (`..;x`). Returns the path, and whether they lead above the root.
 fn resolve(path: &str) -> (String, bool) {
     let mut kept: Vec<&str> = Vec::new();
     let mut climbed = false;
@@ -140,9 +139,21 @@ fn resolve(path: &str) -> (String, bool) {
     (format!("/{}", kept.join("/")), climbed)
 }
 
+/// Returns the rest of a path behind a prefix that ends at a segment border.
+pub(crate) fn strip<'a>(path: &'a str, prefix: &str) -> Option<&'a str> {
+    let rest = path.strip_prefix(prefix)?;
+    (rest.is_empty() || rest.starts_with('/') || prefix.ends_with('/') || prefix.is_empty()).then_some(rest)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{BadPath, Forms, canonical, climbs, forms};
+    use super::{BadPath, Forms, canonical, climbs, forms, strip};
+
+    #[test]
+    fn a_prefix_is_stripped_at_a_segment_border() {
+        assert_eq!(strip("/a/b", "/a"), Some("/b"));
+        assert_eq!(strip("/ab", "/a"), None);
+    }
 
     fn all(path: &str) -> Vec<String> {
         match forms(path).unwrap() {
@@ -158,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_form_is_as_sent_and_the_others_follow() {
+    fn the_first_form_is_the_path_as_sent() {
         for (sent, read) in [
             ("/a/%2e%2e/b", "/b"),
             ("/a/%252e%252e/b", "/b"),
@@ -183,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_honestly_is_refused() {
+    fn nul_and_too_many_layers_of_encoding_are_refused() {
         assert_eq!(forms("/a%00b"), Err(BadPath::Nul));
         assert_eq!(forms("/a%2500b"), Err(BadPath::Nul));
         assert_eq!(forms("/%2525252525252561"), Err(BadPath::Encoding));
@@ -191,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn every_spelling_has_one_canonical_form() {
+    fn all_spellings_have_the_same_canonical_form() {
         for sent in [
             "/a/b",
             "//a/b",
@@ -209,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn leading_above_the_root_is_seen_in_every_form() {
+    fn climbing_above_the_root_is_found_in_every_form() {
         assert!(climbs("/../x"));
         assert!(climbs("/a/%2e%2e/%2e%2e/x"));
         assert!(climbs("/a//../../../x"));

@@ -1,42 +1,21 @@
-//! Which route a request takes: an immutable table, made once from a configuration and swapped whole.
+//! Finds the route of a request among the matches of one configuration.
 //!
-//! The first route that matches wins. So that ten thousand routes cost about as much as ten, they are found by
-//! their host and by the prefixes of the path that end at a segment border; only routes of any path and of
-//! patterns are tried one by one. Knows nothing of what happens to a request after that.
+//! The first route that matches wins. So that ten thousand routes cost about as much as ten, an index finds them by host and by
+//! the prefixes of the path that end at a segment border. Only routes of any path and of patterns are tried one by one. Knows
+//! nothing of upstreams and limiters.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use http::{HeaderMap, Method};
 
-use crate::config::model::{Clients, Config, HostMatch, Match, PathMatch, Route as Rule, Server};
-use crate::limiter::LimiterSet;
+use super::path::{self, Forms, strip};
+use crate::config::model::{HostMatch, Match, PathMatch};
 use crate::proxy::error::ProxyError;
-use crate::proxy::listen::tls::Acceptor;
-use crate::proxy::route::path::{self, Forms};
-use crate::proxy::upstream::upstream::Upstream;
-use crate::telemetry::RouteMetrics;
 
-/// Names the requests that match no route, in metrics and logs: empty, because no route can be called so.
-pub(crate) const NO_ROUTE: &str = "";
-
-/// A route with everything that its requests need, resolved.
-pub(crate) struct Route {
-    /// As configured.
-    pub(crate) rule: Rule,
-    /// Where it goes.
-    pub(crate) upstream: Arc<Upstream>,
-    /// Where its requests get their permits; without one they go at once.
-    pub(crate) gate: Option<LimiterSet>,
-    /// Its series.
-    pub(crate) metrics: RouteMetrics,
-}
-
-/// What a request shows to the router.
+/// The parts of a request that the router looks at.
 #[derive(Clone, Copy)]
 pub(crate) struct Target<'a> {
-    /// In lower case, without port and trailing dot; empty where the request names none.
+    /// In lower case, without port and trailing dot; empty if the request names no host.
     pub(crate) host: &'a str,
     /// As sent.
     pub(crate) path: &'a str,
@@ -46,95 +25,7 @@ pub(crate) struct Target<'a> {
     pub(crate) headers: &'a HeaderMap,
 }
 
-/// All routes of one configuration.
-pub(crate) struct Table {
-    routes: Vec<Arc<Route>>,
-    index: Index,
-    no_route: (Arc<str>, RouteMetrics),
-    server: Arc<Server>,
-    clients: Option<Arc<Clients>>,
-    tls: Option<Acceptor>,
-    access_log: bool,
-}
-
-impl Table {
-    /// Compiles the routes; their order is their rank.
-    pub(crate) fn new(
-        routes: Vec<Arc<Route>>,
-        no_route: RouteMetrics,
-        config: &Config,
-        tls: Option<Acceptor>,
-    ) -> Table {
-        let index = Index::new(routes.iter().map(|route| &route.rule.matches));
-        let (server, clients) = (Arc::new(config.server.clone()), config.clients.clone());
-        let no_route = (NO_ROUTE.into(), no_route);
-        Table { routes, index, no_route, server, clients, tls, access_log: config.log.access }
-    }
-
-    /// The route of a request. Every form of its path must agree on it.
-    pub(crate) fn route(&self, target: Target<'_>) -> Result<&Arc<Route>, ProxyError> {
-        let forms = path::forms(target.path).map_err(|bad| match bad {
-            path::BadPath::Nul => ProxyError::BadRequest("the path holds a NUL"),
-            path::BadPath::Encoding => ProxyError::BadRequest("the path is encoded too often"),
-        })?;
-        let found = match forms {
-            Forms::One(path) => self.find(path, target),
-            Forms::Many(forms) => {
-                let mut found = forms.iter().map(|form| self.find(form, target));
-                let as_sent = found.next().flatten();
-                if !found.all(|other| other == as_sent) {
-                    return Err(ProxyError::BadRequest("the path can be read in more than one way"));
-                }
-                as_sent
-            }
-        };
-        found.and_then(|rank| self.routes.get(rank as usize)).ok_or(ProxyError::NoRoute)
-    }
-
-    fn find(&self, path: &str, target: Target<'_>) -> Option<u32> {
-        self.index.find(target.host, path, |rank| {
-            self.routes.get(rank as usize).is_some_and(|route| matches(&route.rule.matches, path, target))
-        })
-    }
-
-    /// Shows the series of all routes in `/metrics`.
-    pub(crate) fn publish_metrics(&self) {
-        self.routes.iter().for_each(|route| route.metrics.publish());
-        self.no_route.1.publish();
-    }
-
-    /// Returns the names of all routes.
-    pub(crate) fn route_names(&self) -> impl Iterator<Item = &str> {
-        self.routes.iter().map(|route| &*route.rule.name)
-    }
-
-    /// The name and the series of requests that match no route.
-    pub(crate) fn no_route(&self) -> &(Arc<str>, RouteMetrics) {
-        &self.no_route
-    }
-
-    /// How connections of clients are treated.
-    pub(crate) fn server(&self) -> &Arc<Server> {
-        &self.server
-    }
-
-    /// Who may call; everyone if absent.
-    pub(crate) fn clients(&self) -> Option<&Clients> {
-        self.clients.as_deref()
-    }
-
-    /// How new connections begin; in the clear if absent.
-    pub(crate) fn tls(&self) -> Option<&Acceptor> {
-        self.tls.as_ref()
-    }
-
-    /// Whether each request is logged.
-    pub(crate) fn access_log(&self) -> bool {
-        self.access_log
-    }
-}
-
-/// Everything that is given must hold.
+/// Returns whether a request satisfies every condition of a match.
 fn matches(rule: &Match, path: &str, target: Target<'_>) -> bool {
     let path_holds = match &rule.path {
         PathMatch::Any => true,
@@ -154,44 +45,30 @@ fn matches(rule: &Match, path: &str, target: Target<'_>) -> bool {
         && rule.headers.iter().all(|(name, value)| target.headers.get_all(name).iter().any(|is| is == value))
 }
 
-/// What is left of a path after a prefix that ends on a segment border.
-pub(crate) fn strip<'a>(path: &'a str, prefix: &str) -> Option<&'a str> {
-    let rest = path.strip_prefix(prefix)?;
-    (rest.is_empty() || rest.starts_with('/') || prefix.ends_with('/') || prefix.is_empty()).then_some(rest)
-}
-
-/// Host in lower case, without port and trailing dot.
-pub(crate) fn normalize_host(authority_host: &str) -> Cow<'_, str> {
-    let host = authority_host.strip_suffix('.').unwrap_or(authority_host);
-    if host.bytes().any(|byte| byte.is_ascii_uppercase()) {
-        return Cow::Owned(host.to_ascii_lowercase());
-    }
-    Cow::Borrowed(host)
-}
-
-/// Ranks of routes, by what a request can be looked up by.
+/// The ranks of all routes, by host and path.
 #[derive(Default)]
-struct Index {
+pub(crate) struct Index {
     any_host: Paths,
-    /// Exact hosts, and suffixes, which begin with a dot and therefore are no host.
+    /// By exact host, or by a suffix, which begins with a dot.
     hosts: HashMap<Box<str>, Paths>,
-    /// The length of the longest host: nothing longer is looked up.
+    /// The length of the longest host; longer ones are not looked up.
     host_len_max: usize,
 }
 
-/// Ranks of routes for one host, each list ascending.
+/// The ranks of the routes of one host; each list ascends.
 #[derive(Default)]
 struct Paths {
     /// By an exact path, or by a prefix without its trailing slash.
     by_prefix: HashMap<Box<str>, Vec<u32>>,
-    /// The length of the longest of them: nothing longer is looked up.
+    /// The length of the longest prefix; longer ones are not looked up.
     prefix_len_max: usize,
-    /// Of any path, and of patterns.
+    /// Routes of any path and of patterns.
     rest: Vec<u32>,
 }
 
 impl Index {
-    fn new<'a>(rules: impl Iterator<Item = &'a Match>) -> Index {
+    /// Builds the index; the order of the matches is their rank.
+    pub(crate) fn new<'a>(rules: impl Iterator<Item = &'a Match>) -> Index {
         let mut index = Index::default();
         for (rank, rule) in (0..).zip(rules) {
             let paths = match &rule.host {
@@ -214,7 +91,34 @@ impl Index {
         index
     }
 
-    /// The lowest rank that holds.
+    /// Returns the rank of a request's route, on which every form of its path must agree. `rule` returns the match of a rank.
+    pub(crate) fn route<'a>(
+        &self,
+        target: Target<'_>,
+        rule: impl Fn(u32) -> Option<&'a Match>,
+    ) -> Result<u32, ProxyError> {
+        let find = |path: &str| {
+            self.find(target.host, path, |rank| rule(rank).is_some_and(|rule| matches(rule, path, target)))
+        };
+        let forms = path::forms(target.path).map_err(|bad| match bad {
+            path::BadPath::Nul => ProxyError::BadRequest("the path holds a NUL"),
+            path::BadPath::Encoding => ProxyError::BadRequest("the path is encoded too often"),
+        })?;
+        let found = match forms {
+            Forms::One(path) => find(path),
+            Forms::Many(forms) => {
+                let mut found = forms.iter().map(|form| find(form));
+                let as_sent = found.next().flatten();
+                if !found.all(|other| other == as_sent) {
+                    return Err(ProxyError::BadRequest("the path can be read in more than one way"));
+                }
+                as_sent
+            }
+        };
+        found.ok_or(ProxyError::NoRoute)
+    }
+
+    /// Returns the lowest rank for which `holds` is true.
     fn find(&self, host: &str, path: &str, holds: impl Fn(u32) -> bool) -> Option<u32> {
         let mut best = None;
         self.any_host.find(path, &holds, &mut best);
@@ -248,7 +152,7 @@ impl Paths {
     }
 }
 
-/// Takes the first rank that holds, if it is lower than the best so far.
+/// Replaces `best` by the first rank that holds, if that is lower.
 fn improve(ranks: &[u32], holds: &impl Fn(u32) -> bool, best: &mut Option<u32>) {
     let better =
         ranks.iter().take_while(|rank| best.is_none_or(|best| **rank < best)).find(|rank| holds(**rank));
@@ -262,7 +166,7 @@ mod tests {
     use http::{HeaderMap, HeaderName, HeaderValue, Method};
     use regex::Regex;
 
-    use super::{Index, Target, matches, normalize_host, strip};
+    use super::{Index, Target, matches};
     use crate::config::model::{HostMatch, Match, PathMatch};
 
     fn prefix(path: &str) -> Match {
@@ -283,12 +187,10 @@ mod tests {
         assert_eq!(find(&rules, "", "/ab"), Some(2));
         assert_eq!(find(&rules, "", "/b/c"), Some(1));
         assert_eq!(find(&rules, "", "/b"), Some(2));
-        assert_eq!(strip("/a/b", "/a"), Some("/b"));
-        assert_eq!(strip("/ab", "/a"), None);
     }
 
     #[test]
-    fn the_first_match_wins_whatever_the_index_says() {
+    fn the_first_match_wins_over_a_longer_prefix_or_host() {
         let pattern = PathMatch::Pattern(Regex::new("^(?:/a/[0-9]+)$").unwrap());
         let rules = [
             Match { host: Some(HostMatch::Suffix(".example.com".into())), ..prefix("/a/b") },
@@ -322,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_thousand_routes_are_looked_up_not_walked() {
+    fn one_of_ten_thousand_routes_is_found_in_one_try() {
         let rules: Vec<Match> = (0..10_000).map(|number| prefix(&format!("/api/r{number}"))).collect();
         let index = Index::new(rules.iter());
         let tried = std::cell::Cell::new(0);
@@ -331,11 +233,5 @@ mod tests {
             rank == 9_999
         });
         assert_eq!((found, tried.get()), (Some(9_999), 1));
-    }
-
-    #[test]
-    fn a_host_is_compared_without_case_and_trailing_dot() {
-        assert_eq!(normalize_host("API.Example.com."), "api.example.com");
-        assert_eq!(normalize_host("[::1]"), "[::1]");
     }
 }

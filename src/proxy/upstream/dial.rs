@@ -1,8 +1,8 @@
-//! Opens TCP connections to a name: looks it up each time, and races its addresses (RFC 8305). Speaks nothing over them.
+//! Opens TCP connections to a name: looks the name up and races its addresses (RFC 8305). Sends nothing.
 //!
-//! The name is looked up for each new connection, so that an answer that changes is followed; how soon depends on the
-//! system's own resolver alone. Those that are opened at the same moment share a lookup. Where one fails, the last good
-//! answer is used for a while: a resolver that is away for a moment must not take every upstream along.
+//! Every new connection looks its name up, so a changed answer is followed as soon as the system's resolver has it. Connections
+//! opened at the same moment share a lookup. If a lookup fails, the last good answer is used for a while, so that a short failure
+//! of the resolver does not take every upstream along.
 
 use std::future::Future;
 use std::io;
@@ -17,24 +17,24 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::proxy::error::ConnectError;
 
-/// After this long without an answer, the next address is tried beside; as RFC 8305 recommends.
+/// The time without an answer after which the next address is tried as well, as RFC 8305 recommends.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
-/// The most addresses of a name that are tried.
+/// The most addresses tried of one name.
 const ADDRESSES_MAX: usize = 16;
-/// The longest time for which the last good answer stands in for one that fails: longer than a resolver restarts, and
-/// not so long that an address which has been given to somebody else is still connected to.
+/// The longest time for which the last good answer replaces a failed lookup: longer than the restart of a resolver, and too short
+/// for an address to have a new owner.
 const STALE_MAX: Duration = Duration::from_secs(300);
-/// How long a lookup that is under way is shared. One that takes longer may have been left behind by all who waited for
-/// it; and one at a time, begun this often, is all that a resolver that hangs is asked.
+/// The time for which a lookup under way is shared. After that all its callers may have given up. So a hanging resolver gets one
+/// question at a time, and a new one this often.
 const SHARED_MAX: Duration = Duration::from_secs(1);
 
-/// Looks names up.
+/// A resolver of names.
 pub trait Resolve: Send + Sync {
-    /// The addresses of a name, in the order in which to try them.
+    /// Returns the addresses of a name, in the order in which to try them.
     fn resolve(&self, host: Arc<str>, port: u16) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>>;
 }
 
-/// The system's way to look names up: `/etc/hosts`, DNS, and whatever else it is set up for.
+/// The system's resolver: `/etc/hosts`, DNS, and the other sources that it is configured with.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemResolver;
 
@@ -44,70 +44,70 @@ impl Resolve for SystemResolver {
     }
 }
 
-/// Connects to one name and port.
+/// A dialer for one name and port.
 pub(crate) struct Dialer {
     host: Arc<str>,
     port: u16,
     resolver: Arc<dyn Resolve>,
     under_way: Mutex<Option<(Instant, Lookup)>>,
-    known: Mutex<Option<Known>>,
+    last_good: Mutex<Option<GoodAnswer>>,
 }
 
-/// A lookup that several wait for. Gives the addresses in the order in which they are tried.
+/// A lookup that several connections share. Its addresses are in the order of the attempts.
 type Lookup = Shared<BoxFuture<'static, Result<Vec<SocketAddr>, Arc<io::Error>>>>;
 
-/// The last good answer.
-struct Known {
+/// The last good answer of the resolver.
+struct GoodAnswer {
     addresses: Vec<SocketAddr>,
     at: Instant,
-    /// Whether it has been used in place of one that failed, which is told once.
-    is_told: bool,
+    /// Whether its use in place of a failed lookup has been logged.
+    is_logged: bool,
 }
 
 impl Dialer {
-    /// Looks nothing up yet.
+    /// Creates the dialer and looks nothing up.
     pub(crate) fn new(host: &Arc<str>, port: u16, resolver: Arc<dyn Resolve>) -> Dialer {
         Dialer {
             host: Arc::clone(host),
             port,
             resolver,
             under_way: Mutex::default(),
-            known: Mutex::default(),
+            last_good: Mutex::default(),
         }
     }
 
-    /// Opens a connection to whichever address answers first; the caller bounds the time that it takes to `time`.
+    /// Opens a connection to the first address that answers; the caller limits the time to `time`.
     pub(crate) async fn dial(&self, time: Duration) -> Result<TcpStream, ConnectError> {
         let addresses = self.addresses(time / 2).await?;
-        // However little time there is, every address is tried in it.
+        // A short time is divided, so that every address is tried.
         let turns = u32::try_from(addresses.len()).unwrap_or(u32::MAX).max(1);
         race(addresses, ATTEMPT_DELAY.min(time / 2 / turns), TcpStream::connect).await
     }
 
-    /// A lookup that takes longer than `patience` has failed, if there is an answer to stand in for it.
+    /// Returns the addresses of the name. A lookup longer than `patience` has failed if an earlier answer can replace it.
     async fn addresses(&self, patience: Duration) -> Result<Vec<SocketAddr>, ConnectError> {
         let lookup = self.lookup();
         let found = match timeout(patience, lookup.clone()).await {
             Ok(found) => found,
-            Err(_) => match self.last("no answer in time") {
+            Err(_) => match self.last_answer("no answer in time") {
                 Some(addresses) => return Ok(addresses),
                 None => lookup.await,
             },
         };
         let reason = match found {
             Ok(addresses) if !addresses.is_empty() => {
-                let known = Known { addresses: addresses.clone(), at: Instant::now(), is_told: false };
-                *lock(&self.known) = Some(known);
+                let good = GoodAnswer { addresses: addresses.clone(), at: Instant::now(), is_logged: false };
+                *lock(&self.last_good) = Some(good);
                 return Ok(addresses);
             }
             Ok(_) => "no address".to_owned(),
             Err(error) => error.to_string(),
         };
         let host = Arc::clone(&self.host);
-        self.last(&reason).ok_or(ConnectError::Lookup { host, reason })
+        self.last_answer(&reason).ok_or(ConnectError::Lookup { host, reason })
     }
 
-    /// The lookup that is under way, or a new one.
+    /// Returns the lookup under way, or begins one.
     fn lookup(&self) -> Lookup {
         let mut under_way = lock(&self.under_way);
         if let Some((since, lookup)) = &*under_way
@@ -122,14 +122,14 @@ impl Dialer {
         lookup
     }
 
-    /// The last good answer, if it is not too old, in place of one that failed.
-    fn last(&self, reason: &str) -> Option<Vec<SocketAddr>> {
-        let mut known = lock(&self.known);
-        let known = known.as_mut().filter(|known| known.at.elapsed() <= STALE_MAX)?;
-        if !std::mem::replace(&mut known.is_told, true) {
+    /// Returns the last good answer, if it is not too old, and logs the failure that it replaces.
+    fn last_answer(&self, reason: &str) -> Option<Vec<SocketAddr>> {
+        let mut last_good = lock(&self.last_good);
+        let good = last_good.as_mut().filter(|good| good.at.elapsed() <= STALE_MAX)?;
+        if !std::mem::replace(&mut good.is_logged, true) {
             tracing::warn!(host = %self.host, reason, "cannot look up a name; using its last addresses for up to {STALE_MAX:?}");
         }
-        Some(known.addresses.clone())
+        Some(good.addresses.clone())
     }
 }
 
@@ -137,8 +137,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One address of each family in turn, beginning with that of the first: the resolver knows which family this system
-/// prefers, and if that one is broken the second try is of the other.
+/// Alternates the two address families, beginning with that of the first address, which the system prefers. If that family is
+/// broken, the second attempt uses the other.
 fn in_turn(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let first = addresses.first().is_some_and(SocketAddr::is_ipv6);
     let (preferred, other): (Vec<_>, Vec<_>) =
@@ -156,8 +156,8 @@ fn in_turn(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     turns
 }
 
-/// Tries the addresses in order, the next one when the one before has failed or has not answered for `delay`. The first
-/// to connect wins, the others are dropped. Fails when all have, with what the last one said.
+/// Tries the addresses in order, the next one when an attempt has failed or none has answered for `delay`. Returns the first
+/// connection and drops the other attempts. Fails when all have failed, with the last error.
 async fn race<T, F: Future<Output = io::Result<T>>>(
     addresses: Vec<SocketAddr>,
     delay: Duration,
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!((tried.len(), tried[1].as_str()), (ADDRESSES_MAX, a));
     }
 
-    /// What each address does: connects or fails after so many milliseconds, or never answers.
+    /// Races addresses that connect or fail after so many milliseconds, or never answer.
     async fn raced(script: &[(u64, Option<bool>)]) -> (Result<u16, String>, Duration) {
         let addresses = (0..).take(script.len()).map(|index| SocketAddr::from(([192, 0, 2, 1], index)));
         let began = Instant::now();
@@ -244,13 +244,13 @@ mod tests {
         assert_eq!(after(vec![(0, None), (10, yes)]).await, (1, 260));
         assert_eq!(after(vec![(5, no), (5, no), (5, yes)]).await, (2, 15));
         assert_eq!(after(vec![(0, None), (0, None), (0, None), (0, yes)]).await, (3, 750));
-        // The first goes on beside the second, and may still win.
+        // The first attempt goes on beside the second and may still win.
         assert_eq!(after(vec![(300, yes), (100, yes)]).await, (0, 300));
         assert_eq!(after(vec![(0, None), (10, no), (10, yes)]).await, (2, 270));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_last_failure_is_told() {
+    async fn the_last_failure_is_returned() {
         let (outcome, took) = raced(&[(400, Some(false)), (0, Some(false))]).await;
         assert_eq!(
             (outcome.unwrap_err().as_str(), took.as_millis()),
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(raced(&[]).await.0.unwrap_err(), "no address");
     }
 
-    /// Answers in order, each after so many milliseconds; then fails.
+    /// A resolver with answers in order, each after so many milliseconds; then it fails.
     struct Scripted(Mutex<VecDeque<(u64, Option<SocketAddr>)>>);
 
     impl Resolve for Scripted {
@@ -278,12 +278,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_last_good_answer_stands_in_for_a_while() {
+    async fn the_last_good_answer_replaces_a_failed_lookup_for_a_while() {
         let (one, two) = (address("192.0.2.1:1"), address("192.0.2.2:1"));
         let patience = Duration::from_secs(1);
         let dialer = dialer([(0, None), (1500, Some(one)), (0, Some(two)), (0, None), (60_000, None)]);
         assert!(dialer.addresses(patience).await.is_err());
-        // Nothing stands in for the first one, so that it has all the time there is.
+        // No earlier answer can replace the first, so it has unlimited time.
         assert_eq!(dialer.addresses(patience).await.unwrap(), [one]);
         for _ in 0..2 {
             assert_eq!(dialer.addresses(patience).await.unwrap(), [two]);
@@ -292,24 +292,24 @@ mod tests {
         assert_eq!(dialer.addresses(patience).await.unwrap(), [two]);
         assert_eq!(began.elapsed(), patience);
         sleep(STALE_MAX).await;
-        let told = dialer.addresses(patience).await.unwrap_err().to_string();
-        assert_eq!(told, "cannot look up name: no such name");
+        let error = dialer.addresses(patience).await.unwrap_err().to_string();
+        assert_eq!(error, "cannot look up name: no such name");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn those_who_come_at_the_same_moment_share_a_lookup() {
+    async fn connections_opened_at_the_same_moment_share_a_lookup() {
         let [one, two, three] = ["192.0.2.1:1", "192.0.2.2:1", "192.0.2.3:1"].map(address);
         let patience = Duration::from_secs(30);
         let dialer = dialer([(50, Some(one)), (60_000, Some(two)), (0, Some(three))]);
         let crowd = futures_util::future::join_all((0..100).map(|_| dialer.addresses(patience))).await;
         assert!(crowd.into_iter().all(|found| found.unwrap() == [one]));
-        // One that hangs is left behind, and so is the next who waits for it; after that it is asked anew.
+        // Two callers give up on a lookup that hangs; the third begins a new one.
         assert!(timeout(SHARED_MAX / 2, dialer.addresses(patience)).await.is_err());
         assert!(timeout(SHARED_MAX / 2, dialer.addresses(patience)).await.is_err());
         assert_eq!(dialer.addresses(patience).await.unwrap(), [three]);
     }
 
-    /// A listener whose backlog is full: the kernel drops what asks for more.
+    /// A listener with a full backlog, so that the kernel drops further connection attempts.
     async fn swallower() -> (TcpListener, Vec<TcpStream>) {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind(address("127.0.0.1:0")).unwrap();
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_address_that_swallows_packets_delays_little_and_one_that_refuses_not_at_all() {
+    async fn a_silent_address_delays_little_and_a_refusing_one_not_at_all() {
         let (silent, _held) = swallower().await;
         let refusing = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
         let good = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,7 +1,7 @@
-//! Asks an outbound HTTP proxy for a tunnel to an upstream (CONNECT, RFC 9110, 9.3.6). Speaks nothing through it, and
+//! Asks an outbound HTTP proxy for a tunnel to an upstream (CONNECT, RFC 9110, 9.3.6). Sends nothing through the tunnel, and
 //! resolves no name: the proxy does.
 //!
-//! The user and password for the proxy go to it alone, and into no message.
+//! The user and password go to the proxy alone, and into no log.
 
 use std::net::Ipv6Addr;
 use std::sync::Arc;
@@ -16,24 +16,24 @@ use crate::config::model::{OutboundProxy, Upstream as Settings};
 use crate::proxy::error::{ConnectError, TunnelError};
 use crate::proxy::messages::response;
 
-/// The most bytes of an answer's head, interim answers included. A refusal may carry several long challenges; its body
-/// is not read at all.
-pub(crate) const HEAD_BYTES_MAX: usize = 16 * 1024;
+/// The most bytes of an answer's head, interim answers included. A refusal may carry several long challenges. Its body is not
+/// read.
+const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// The most headers of an answer.
 const HEADERS_MAX: usize = 64;
-/// What is looked at in one go.
+/// The size of one peek.
 const PIECE_BYTES: usize = 1024;
 
-/// Opens tunnels to one upstream.
+/// The way to one upstream through its proxy.
 pub(crate) struct Outbound {
-    /// `HOST:PORT` of the proxy, for messages.
+    /// `HOST:PORT` of the proxy, for errors.
     name: Arc<str>,
-    /// The head that asks for a tunnel; it holds the credentials.
+    /// The head of the CONNECT request, with the credentials.
     request: Box<[u8]>,
 }
 
 impl Outbound {
-    /// Asks nothing yet.
+    /// Prepares the request and sends nothing.
     pub(crate) fn new(settings: &Settings, proxy: &OutboundProxy) -> Outbound {
         let target = authority(&settings.host, settings.port);
         let credentials = proxy.credentials.as_ref().map(|secret| STANDARD.encode(secret.reveal()));
@@ -46,7 +46,7 @@ impl Outbound {
         }
     }
 
-    /// Makes a connection to the proxy one to the upstream; the caller bounds the time that it takes.
+    /// Turns a connection to the proxy into one to the upstream. The caller limits the time.
     pub(crate) async fn open(&self, tcp: &mut TcpStream) -> Result<(), ConnectError> {
         let status = async {
             tcp.write_all(&self.request).await?;
@@ -61,7 +61,7 @@ impl Outbound {
     }
 }
 
-/// `HOST:PORT`, with brackets around an IPv6 address.
+/// Returns `HOST:PORT`, with brackets around an IPv6 address.
 fn authority(host: &str, port: u16) -> String {
     match host.parse::<Ipv6Addr>() {
         Ok(address) => format!("[{address}]:{port}"),
@@ -69,22 +69,21 @@ fn authority(host: &str, port: u16) -> String {
     }
 }
 
-/// Reads the head of the answer and not a byte more: what follows comes from the upstream, and whoever reads the
-/// connection next finds it there. Gives the status.
+/// Reads exactly the head of the answer, because the next byte may come from the upstream, and returns the status.
 async fn answer(tcp: &mut TcpStream) -> Result<u16, TunnelError> {
     let mut head = Vec::new();
     let mut left = HEAD_BYTES_MAX;
     let mut piece = [0; PIECE_BYTES];
     while left > 0 {
-        let seen = tcp.peek(&mut piece[..left.min(PIECE_BYTES)]).await?;
-        if seen == 0 {
+        let peeked = tcp.peek(&mut piece[..left.min(PIECE_BYTES)]).await?;
+        if peeked == 0 {
             return Err(TunnelError::Closed);
         }
         let before = head.len();
-        head.extend_from_slice(&piece[..seen]);
+        head.extend_from_slice(&piece[..peeked]);
         let found = parse(&head)?;
-        // No more than was seen, so nothing is waited for.
-        let taken = found.map_or(seen, |(length, _)| length.saturating_sub(before).min(seen));
+        // It reads only bytes that have arrived, so it never waits.
+        let taken = found.map_or(peeked, |(length, _)| length.saturating_sub(before).min(peeked));
         tcp.read_exact(&mut piece[..taken]).await?;
         left -= taken;
         match found {
@@ -93,11 +92,10 @@ async fn answer(tcp: &mut TcpStream) -> Result<u16, TunnelError> {
             None => {}
         }
     }
-    Err(TunnelError::TooLarge)
+    Err(TunnelError::TooLarge { bytes_max: HEAD_BYTES_MAX })
 }
 
-/// The length of the head and its status; `None` if there is more to come. What cannot become a head is known at its
-/// first byte that does not fit.
+/// Returns the length of the head and its status; `None` if more must come. Bytes that cannot become a head fail at once.
 fn parse(bytes: &[u8]) -> Result<Option<(usize, u16)>, TunnelError> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut response = httparse::Response::new(&mut headers);
@@ -116,7 +114,7 @@ mod tests {
 
     use super::*;
 
-    /// What becomes of an answer that comes in these pieces, and what is left of it to be read.
+    /// Sends an answer in these pieces. Returns the result, and the bytes left to read.
     async fn answered(pieces: &[&[u8]]) -> (Result<u16, TunnelError>, Vec<u8>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut proxy = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -124,7 +122,7 @@ mod tests {
         proxy.set_nodelay(true).unwrap();
         let speaking = async {
             for piece in pieces {
-                // It may have been refused in the middle.
+                // weir may have refused it in the middle.
                 let _ = proxy.write_all(piece).await;
                 tokio::task::yield_now().await;
             }
@@ -151,14 +149,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn interim_answers_are_passed_over() {
+    async fn interim_answers_are_skipped() {
         let (status, rest) =
             answered(&[b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 ", b"407 No\r\n\r\nbody"]).await;
         assert_eq!((status.unwrap(), rest.as_slice()), (407, b"body".as_slice()));
     }
 
     #[tokio::test]
-    async fn what_is_no_answer_is_refused() {
+    async fn garbage_and_cut_answers_are_refused() {
         for garbage in ["SSH-2.0-what\r\n", "\u{1}\u{2}", "HTTP/1.1 abc\r\n\r\n", "HTTP/2.0 200 OK\r\n\r\n"] {
             let (status, _) = answered(&[garbage.as_bytes()]).await;
             assert!(matches!(status, Err(TunnelError::NotHttp(_))), "{garbage:?}: {status:?}");
@@ -168,11 +166,11 @@ mod tests {
             assert!(matches!(status, Err(TunnelError::Closed)), "{cut:?}: {status:?}");
         }
         let long = format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(2 * HEAD_BYTES_MAX));
-        assert!(matches!(answered(&[long.as_bytes()]).await.0, Err(TunnelError::TooLarge)));
+        assert!(matches!(answered(&[long.as_bytes()]).await.0, Err(TunnelError::TooLarge { .. })));
         let many = format!("HTTP/1.1 200 OK\r\n{}\r\n", "a: b\r\n".repeat(HEADERS_MAX + 1));
         assert!(matches!(answered(&[many.as_bytes()]).await.0, Err(TunnelError::NotHttp(_))));
         let endless = b"HTTP/1.1 100 Continue\r\n\r\n".repeat(HEAD_BYTES_MAX / 20);
-        assert!(matches!(answered(&[&endless]).await.0, Err(TunnelError::TooLarge)));
+        assert!(matches!(answered(&[&endless]).await.0, Err(TunnelError::TooLarge { .. })));
     }
 
     #[test]

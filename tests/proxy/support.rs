@@ -1,4 +1,4 @@
-//! A proxy without limiters, and upstreams to put behind it.
+//! A running proxy, and upstreams behind it.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::http2::SendRequest;
 use hyper::service::service_fn;
@@ -32,7 +32,7 @@ use weir::limiter::store::memory::MemoryStore;
 use weir::proxy::{Drained, Proxy, ProxyBuildError, Reach, serve};
 use weir::telemetry::{Metrics, Spans};
 
-/// Far longer than any step here takes.
+/// A time that no step of a test needs.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Returns the result of a future that must not hang.
@@ -60,7 +60,7 @@ impl Weir {
         Weir::start_reaching(routes, adjust, Reach::default()).await
     }
 
-    /// Starts a proxy with these routes and another way to reach upstreams.
+    /// Starts a proxy with these routes and this way to reach upstreams.
     pub(crate) async fn reaching(routes: Vec<Route>, reach: Reach) -> Weir {
         Weir::start_reaching(routes, |_| (), reach).await
     }
@@ -116,7 +116,7 @@ fn config(routes: Vec<Route>, server: Server) -> Config {
     }
 }
 
-/// Returns a limiter with one permit every half second, and a queue.
+/// Returns a limiter of one permit every half second, with a queue.
 fn slow() -> Limiter {
     let precision = NonZeroU32::new(256).unwrap();
     let algorithm = Algorithm::SlidingWindow { precision };
@@ -128,7 +128,7 @@ fn slow() -> Limiter {
     }
 }
 
-/// Returns a limiter with ten permits an hour, and a queue in which no request may wait for an hour.
+/// Returns a limiter of ten permits an hour, with a queue shorter than that.
 fn hourly() -> Limiter {
     let algorithm = Algorithm::SlidingWindow { precision: NonZeroU32::new(256).unwrap() };
     let (rate, per) = (Permits::new(10).unwrap(), Duration::from_secs(3600));
@@ -139,12 +139,12 @@ fn hourly() -> Limiter {
     }
 }
 
-/// Returns one of the limiters, without a key, as a route names it.
+/// Returns a limiter without a key, as a route names it.
 pub(crate) fn limiter(name: &str) -> (LimiterName, Arc<[KeyPart]>) {
     (LimiterName::parse(name).unwrap(), Arc::new([]))
 }
 
-/// Returns a route by a path's prefix, without a limiter.
+/// Returns a route by the prefix of a path, without a limiter.
 pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
     let address: SocketAddr = upstream.into();
     Route {
@@ -177,7 +177,7 @@ pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
     }
 }
 
-/// An upstream that counts connections and requests.
+/// An upstream that counts its connections and requests.
 #[derive(Clone)]
 pub(crate) struct Up {
     address: SocketAddr,
@@ -194,12 +194,12 @@ impl Up {
         *self.requests.borrow()
     }
 
-    /// Waits until the upstream has accepted a connection.
+    /// Waits until it has accepted a connection.
     pub(crate) async fn accepted(&self) {
         self.connections.subscribe().wait_for(|count| *count > 0).await.unwrap();
     }
 
-    /// Waits until the upstream has got a request.
+    /// Waits until it has got a request.
     pub(crate) async fn requested(&self) {
         self.requests.subscribe().wait_for(|count| *count > 0).await.unwrap();
     }
@@ -224,7 +224,7 @@ impl From<&Up> for SocketAddr {
     }
 }
 
-/// Starts an upstream that handles each socket, with its number, by `script`.
+/// Starts an upstream that runs a script for each connection.
 pub(crate) async fn scripted_upstream<F, T>(script: F) -> Up
 where
     F: Fn(TcpStream, Up) -> T + Send + 'static,
@@ -254,7 +254,7 @@ where
     scripted_upstream(move |socket, up| speak(socket, up, answer.clone())).await
 }
 
-/// Starts an upstream that speaks both over TLS; returns it with the certificate to trust.
+/// Starts an upstream that speaks both over TLS; returns the certificate to trust as well.
 pub(crate) async fn tls_upstream<F, T, B>(answer: F) -> (Up, tempfile::NamedTempFile)
 where
     F: Fn(Request<Incoming>) -> T + Clone + Send + 'static,
@@ -317,12 +317,12 @@ pub(crate) async fn call(address: SocketAddr, request: &str) -> String {
     let mut socket = TcpStream::connect(address).await.unwrap();
     socket.write_all(request.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
-    // A connection that is cut still has an answer.
+    // The response may have arrived before the connection was cut.
     let _ = in_time(socket.read_to_end(&mut answer)).await;
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// Reads up to and including the empty line.
+/// Reads a head up to and including the empty line.
 pub(crate) async fn read_head(socket: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -333,4 +333,18 @@ pub(crate) async fn read_head(socket: &mut TcpStream) -> String {
         head.extend(byte);
     }
     String::from_utf8_lossy(&head).into_owned()
+}
+
+/// Answers with the request that it got.
+pub(crate) async fn mirror(request: Request<Incoming>) -> Response<Full<Bytes>> {
+    let mut seen = format!("{:?} {} {}\n", request.version(), request.method(), request.uri());
+    for (name, value) in request.headers() {
+        seen += &format!("{name}: {}\n", value.to_str().unwrap());
+    }
+    let body = request.into_body().collect().await.unwrap().to_bytes();
+    seen += &String::from_utf8_lossy(&body);
+    let mut response = Response::new(Full::new(Bytes::from(seen)));
+    response.headers_mut().insert("weir-error", "made_up".parse().unwrap());
+    response.headers_mut().insert("x-kept", "yes".parse().unwrap());
+    response
 }

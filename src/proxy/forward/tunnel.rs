@@ -1,4 +1,6 @@
-//! A connection that has changed to another protocol: bytes go both ways until both sides are done.
+//! A connection that has switched to another protocol: carries bytes both ways until both sides are done.
+//!
+//! Knows nothing of the protocol.
 
 use std::io;
 
@@ -8,29 +10,29 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 
 use crate::proxy::forward::record::Record;
-use crate::proxy::listen::connection::Client;
-use crate::proxy::upstream::upstream::Lease;
+use crate::proxy::listen::client::Client;
+use crate::proxy::upstream::lease::Lease;
 use crate::telemetry::Outcome;
 
-/// What is read of one side before it is written to the other.
+/// The most bytes read of one side before they are written to the other.
 const PIECE_BYTES: usize = 8 * 1024;
 
-/// Both sides of it, not connected yet.
+/// A tunnel whose sides are not connected yet.
 pub(crate) struct Tunnel {
     client: OnUpgrade,
     upstream: OnUpgrade,
-    /// Kept until the change has been made.
+    /// Kept until both sides have switched.
     lease: Lease,
 }
 
 impl Tunnel {
-    /// The client's side can be had once the response that announces the change has been written.
+    /// Creates a tunnel. The client's side opens once the response that announces the switch has been written.
     pub(crate) fn new(client: OnUpgrade, upstream: OnUpgrade, lease: Lease) -> Tunnel {
         Tunnel { client, upstream, lease }
     }
 
-    /// Carries bytes in a task of the client's listener, until one side fails, both have ended, or weir does. The
-    /// request is over with it.
+    /// Carries bytes in a task of the client's listener, until one side fails, both have ended, or weir shuts down. The request ends
+    /// with the tunnel.
     pub(crate) fn open(self, mut record: Box<Record>, client: &Client) {
         let cut = client.signals.cut.clone();
         client.tasks.spawn(async move {
@@ -49,21 +51,22 @@ impl Tunnel {
             };
             match ended {
                 Ok(carried) => {
-                    record.outcome = Outcome::Forwarded;
+                    record.end.outcome = Outcome::Forwarded;
                     tracing::debug!(?carried, "a tunnel ended");
                 }
                 Err(error) => {
-                    record.outcome = Outcome::Failed;
-                    tracing::debug!(%error, "a connection did not change to another protocol");
+                    record.end.outcome = Outcome::Failed;
+                    tracing::debug!(%error, "a connection did not switch to another protocol");
                 }
             }
         });
     }
 }
 
-/// Carries bytes one way until they end, and gives their number. A side that breaks is an error, which ends the other way as well: nobody
-/// is there to hear. A side that takes nothing more may have said something before it left, as one that says goodbye and closes
-/// does; so that is no error, and the other way goes on to its own end.
+/// Carries bytes one way until their end, and returns their number.
+///
+/// A failed read is an error, which ends the other way as well, because that side has left. A failed write is none: the side may have
+/// sent its last bytes before it closed, so the other way goes on to its own end.
 async fn carry(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) -> io::Result<u64> {
     let mut piece = vec![0; PIECE_BYTES];
     let mut carried = 0;

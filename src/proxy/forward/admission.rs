@@ -1,0 +1,130 @@
+//! Takes permits for a request: waits for the slot, confirms the permit before sending, and settles it after.
+//!
+//! A permit is confirmed right before the head is written to an open connection, and is spent from then on. Until then, every end of
+//! the request gives it back. Decides nothing about limits.
+
+use std::pin::{Pin, pin};
+
+use futures_util::future::{Either, try_join};
+use http::Request;
+
+use super::plan::Plan;
+use super::record::Record;
+use crate::limiter::{Demand, Entered, LimiterSet, Permit, Receipt, Refusal, Ticket};
+use crate::proxy::error::ProxyError;
+use crate::proxy::listen::client::Client;
+use crate::proxy::messages::versions;
+use crate::proxy::upstream::lease::Ready;
+use crate::telemetry::Part;
+
+/// Takes a permit, if the route has limiters. A request that waits returns with a connection held ready.
+pub(crate) async fn admit(
+    plan: &Plan,
+    client: &Client,
+    head: &mut Request<()>,
+    demand: &Demand,
+    record: &mut Record,
+) -> Result<(Option<Permit>, Ready), ProxyError> {
+    let Some(limiter_set) = &plan.route.limiter_set else { return Ok((None, Ready::default())) };
+    let entered = traced(record, Part::Reserve, limiter_set.enter(&plan.partitions, *demand)).await;
+    match entered.map_err(|refusal| refused(limiter_set, refusal))? {
+        Entered::Granted(permit) => Ok((Some(permit), Ready::default())),
+        Entered::Waiting(ticket) => {
+            versions::compact(head);
+            record.wait.begin();
+            let waiting = pin!(wait(plan, limiter_set, ticket));
+            let waited = traced(record, Part::Wait, while_wanted(client, waiting)).await;
+            record.wait.end(waited.as_ref().ok().map(|(permit, _)| permit));
+            let (permit, ready) = waited?;
+            Ok((Some(permit), ready))
+        }
+    }
+}
+
+/// Confirms a permit, which means another wait if its slot has passed.
+pub(crate) async fn confirm(permit: &mut Permit, limiter_set: &LimiterSet) -> Result<(), ProxyError> {
+    permit.confirm().await.map_err(|refusal| refused(limiter_set, refusal))
+}
+
+/// Runs a part of a request as a span of its trace, if it has one. A traced part is boxed, because waiting requests must stay
+/// small.
+pub(crate) fn traced<T>(
+    record: &Record,
+    part: Part,
+    running: impl Future<Output = T>,
+) -> impl Future<Output = T> {
+    match &record.trace {
+        Some(trace) => Either::Left(Box::pin(trace.part(part, running))),
+        None => Either::Right(running),
+    }
+}
+
+/// Waits for the slot, and opens a connection shortly before it.
+async fn wait(
+    plan: &Plan,
+    limiter_set: &LimiterSet,
+    mut ticket: Ticket,
+) -> Result<(Permit, Ready), ProxyError> {
+    let refused = |refusal| refused(limiter_set, refusal);
+    let upstream = &plan.route.upstream;
+    ticket.approaching().await;
+    let Some(_place) = upstream.ready_place() else {
+        return Ok((ticket.turn().await.map_err(refused)?, Ready::default()));
+    };
+    let turn = async { ticket.turn().await.map_err(refused) };
+    let ready = async {
+        let lease = match upstream.idle(plan.wanted()) {
+            Some(lease) => lease,
+            None => Box::pin(upstream.open(plan.wanted())).await?,
+        };
+        Ok(Ready::from(lease))
+    };
+    try_join(turn, ready).await
+}
+
+/// Waits for a future, unless the client leaves or weir must answer its waiting requests.
+pub(crate) async fn while_wanted<T>(
+    client: &Client,
+    waiting: Pin<&mut impl Future<Output = Result<T, ProxyError>>>,
+) -> Result<T, ProxyError> {
+    tokio::select! {
+        biased;
+        done = waiting => done,
+        () = client.probe.closed() => Err(ProxyError::ClientGone),
+        () = client.signals.refuse.cancelled() => Err(ProxyError::Draining),
+    }
+}
+
+fn refused(limiter_set: &LimiterSet, refusal: Refusal) -> ProxyError {
+    let limiter = limiter_set.limiter(refusal.limiter());
+    ProxyError::Refused { refusal, limiter }
+}
+
+/// A permit whose request has been handed to hyper. If the client leaves now, the request may have been written, so a drop spends the
+/// permit.
+pub(crate) struct Spent(Option<Permit>);
+
+impl Spent {
+    /// Takes the permit of a request that is handed over.
+    pub(crate) fn new(permit: Option<Permit>) -> Spent {
+        Spent(permit)
+    }
+
+    /// Returns the permit of a request of which nothing was written.
+    pub(crate) fn recall(mut self) -> Option<Permit> {
+        self.0.take()
+    }
+
+    /// Spends the permit.
+    pub(crate) fn commit(mut self) -> Option<Receipt> {
+        self.0.take().and_then(Permit::commit)
+    }
+}
+
+impl Drop for Spent {
+    fn drop(&mut self) {
+        if let Some(permit) = self.0.take() {
+            permit.commit();
+        }
+    }
+}

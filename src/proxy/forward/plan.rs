@@ -1,0 +1,95 @@
+//! Decides everything about a request before a permit is taken: caller, route, target, cost, partitions.
+//!
+//! Opens nothing and takes nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::uri::{Authority, PathAndQuery};
+use http::{HeaderValue, Request, Version};
+
+use super::record::Record;
+use crate::config::model::Http2;
+use crate::limiter::{Demand, Partition};
+use crate::proxy::error::ProxyError;
+use crate::proxy::listen::client::Client;
+use crate::proxy::messages::header_flags::HeaderFlags;
+use crate::proxy::messages::request_head;
+use crate::proxy::route::partition::Facts;
+use crate::proxy::route::router::Target;
+use crate::proxy::route::table::{Route, Table};
+use crate::proxy::route::{caller, rewrite};
+use crate::proxy::upstream::connect::Wanted;
+
+/// The decisions about one request.
+pub(crate) struct Plan {
+    /// The route.
+    pub(crate) route: Arc<Route>,
+    /// The authority that the client asked for.
+    pub(crate) authority: Option<Authority>,
+    /// The flags of the client's headers.
+    pub(crate) flags: HeaderFlags,
+    /// The HTTP version of the client's request.
+    pub(crate) version: Version,
+    /// The protocol to switch to, if the client wants one and the upstream can.
+    pub(crate) upgrade: Option<HeaderValue>,
+    /// The cost, and the longest wait that the client allows.
+    pub(crate) demand: Demand,
+    /// The partition of each of the route's limiters, in order.
+    pub(crate) partitions: Vec<Option<Partition>>,
+    /// Whether `Authorization` holds a token for weir and must not go upstream.
+    pub(crate) token_in_authorization: bool,
+}
+
+impl Plan {
+    /// Makes the plan, and the path and query for the upstream.
+    ///
+    /// The caller is identified first, so that an unknown one learns nothing of the routes.
+    pub(crate) fn make<B>(
+        table: &Table,
+        client: &Client,
+        request: &Request<B>,
+        flags: HeaderFlags,
+        record: &mut Record,
+    ) -> Result<(Plan, PathAndQuery), ProxyError> {
+        let address = caller::address(&table.server().trusted_proxies, client.peer, request.headers());
+        record.caller.address = address;
+        caller::admit(table.server(), client.peer)?;
+        request_head::check(request, flags)?;
+        let authority = request_head::authority(request)?;
+        let (uri, headers) = (request.uri(), request.headers());
+        let host = &*request_head::host(authority.as_ref());
+        let found = table.route(Target { host, path: uri.path(), method: request.method(), headers });
+        let rule = found.as_ref().ok().map(|route| &route.rule);
+        let caller = caller::identify(table.clients(), headers, &client.names, rule)?;
+        record.caller.name = caller.name.clone();
+        let route = found?;
+        record.routed(route);
+        caller::may_use(&route.rule, &caller)?;
+        let target = rewrite::target(uri, &route.rule)?;
+        let wait_max = request_head::wait_max(headers, flags)?;
+        let demand = Demand { cost: request_head::cost(headers, &route.rule.cost)?, wait_max };
+        // Partitions come from the headers as the client sent them; the upstream gets others.
+        let facts = Facts { headers, uri, host, address, client: caller.name.as_deref() };
+        let partitions = facts.partitions(&route.rule.limiters);
+        // HTTP/2 cannot switch protocols, so the request goes on without the wish, as RFC 9110 (7.8) allows.
+        let upgrade = request_head::upgrade(request, flags);
+        let upgrade = upgrade.filter(|_| route.rule.upstream.http2 != Http2::PriorKnowledge);
+        let (route, token_in_authorization) = (Arc::clone(route), caller.token_in_authorization);
+        let version = request.version();
+        let plan =
+            Plan { route, authority, flags, version, upgrade, demand, partitions, token_in_authorization };
+        Ok((plan, target))
+    }
+
+    /// Returns the longest wait for permits that is left after `waited`.
+    pub(crate) fn wait_left(&self, waited: Duration) -> Duration {
+        let wait_max = self.route.limiter_set.as_ref().map_or(Duration::ZERO, |set| set.wait_max());
+        wait_max.min(self.demand.wait_max.unwrap_or(Duration::MAX)).saturating_sub(waited)
+    }
+
+    /// Returns the protocol that the request needs of its connection.
+    pub(crate) fn wanted(&self) -> Wanted {
+        if self.upgrade.is_some() { Wanted::Http1 } else { Wanted::Any }
+    }
+}

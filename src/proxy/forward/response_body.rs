@@ -1,0 +1,161 @@
+//! The body of a response on its way to the client: it streams piece by piece, and ends the request.
+//!
+//! hyper asks for a piece when it has room for it, so a slow client slows the upstream down.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use hyper::body::Incoming;
+
+use super::record::Record;
+use crate::proxy::messages::idle_timer::{BodyError, IdleTimer};
+use crate::proxy::upstream::lease::Lease;
+use crate::telemetry::Outcome;
+
+/// The body of a response on its way to the client.
+///
+/// When it ends or is dropped, the request is over: its record is written, and a reusable connection returns to the pool.
+pub(crate) struct ResponseBody {
+    content: Content,
+    record: Option<Box<Record>>,
+}
+
+enum Content {
+    /// No bytes, with the length that a body would have.
+    Announced(u64),
+    /// A body that weir made.
+    Own(Bytes),
+    /// A body that the upstream sends.
+    Upstream(Box<Download>),
+}
+
+/// A body that the upstream sends, and the connection that carries it.
+struct Download {
+    incoming: Incoming,
+    timer: IdleTimer,
+    lease: Option<Lease>,
+    /// The error with which it broke off, to be returned at the next poll.
+    broken: Option<BodyError>,
+}
+
+impl ResponseBody {
+    /// Creates an empty body that announces a length. Except for HEAD, hyper writes such a length only if the body reports it, and the
+    /// status forbids a body.
+    pub(crate) fn announced(length: u64) -> ResponseBody {
+        ResponseBody { content: Content::Announced(length), record: None }
+    }
+
+    /// Creates a body that weir made.
+    pub(crate) fn own(bytes: Bytes) -> ResponseBody {
+        ResponseBody { content: Content::Own(bytes), record: None }
+    }
+
+    /// Wraps the upstream's body, with the longest time between two pieces and the connection that carries it.
+    pub(crate) fn upstream(incoming: Incoming, idle_timeout: Duration, lease: Lease) -> ResponseBody {
+        let download =
+            Download { incoming, timer: IdleTimer::new(idle_timeout), lease: Some(lease), broken: None };
+        ResponseBody { content: Content::Upstream(Box::new(download)), record: None }
+    }
+
+    /// Attaches the record, which is written when this body is over.
+    pub(crate) fn recorded(mut self, record: Box<Record>) -> ResponseBody {
+        self.record = Some(record);
+        self
+    }
+
+    /// Ends the request, the first time that it is called.
+    fn settle(&mut self, end: End) {
+        if let Content::Upstream(download) = &mut self.content
+            && let Some(lease) = download.lease.take()
+            && end == End::Complete
+        {
+            lease.release();
+        }
+        let Some(mut record) = self.record.take() else { return };
+        match end {
+            End::Complete => {}
+            End::Failed => record.end.outcome = Outcome::Failed,
+            End::Dropped => record.end.outcome = Outcome::Cancelled,
+        }
+    }
+}
+
+/// The way in which a body ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Complete,
+    Failed,
+    Dropped,
+}
+
+impl http_body::Body for ResponseBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let body = self.get_mut();
+        let frame = match &mut body.content {
+            Content::Announced(_) => None,
+            Content::Own(bytes) if bytes.is_empty() => None,
+            Content::Own(bytes) => Some(Ok(Frame::data(std::mem::take(bytes)))),
+            Content::Upstream(download) => {
+                let Download { incoming, timer, lease, broken } = &mut **download;
+                if let Some(error) = broken.take() {
+                    body.settle(End::Failed);
+                    return Poll::Ready(Some(Err(error)));
+                }
+                let mut poll = |context: &mut Context<'_>| {
+                    http_body::Body::poll_frame(Pin::new(&mut *incoming), context)
+                };
+                let frame = match lease {
+                    Some(lease) => lease.poll_piece(context, poll),
+                    None => poll(context),
+                };
+                match ready!(timer.poll_frame(frame, context)) {
+                    // At an error hyper closes the connection and drops unwritten bytes, so it gets a turn to write them first.
+                    Some(Err(error)) => {
+                        *broken = Some(error);
+                        context.waker().wake_by_ref();
+                        return Poll::Pending;
+                    }
+                    frame => frame,
+                }
+            }
+        };
+        if frame.is_none() {
+            body.settle(End::Complete);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.content {
+            Content::Announced(_) => false,
+            Content::Own(bytes) => bytes.is_empty(),
+            Content::Upstream(download) => download.broken.is_none() && download.incoming.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.content {
+            Content::Announced(length) => SizeHint::with_exact(*length),
+            Content::Own(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Content::Upstream(download) => download.incoming.size_hint(),
+        }
+    }
+}
+
+impl Drop for ResponseBody {
+    /// A body dropped at its end is complete, because hyper polls no further than the announced length. Any other was left by the
+    /// client.
+    fn drop(&mut self) {
+        let complete = matches!(self.content, Content::Announced(_)) || http_body::Body::is_end_stream(self);
+        self.settle(if complete { End::Complete } else { End::Dropped });
+    }
+}

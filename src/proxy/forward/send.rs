@@ -1,0 +1,148 @@
+//! Sends a request by one connection, or by a fresh one if the first was closed meanwhile, and waits for the head of its response.
+//!
+//! Decides nothing about attempts that follow a response: [`super::retry`] does.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use tokio::time::{Instant, timeout};
+
+use super::admission::{Spent, admit, confirm, traced, while_wanted};
+use super::feedback;
+use super::outgoing::Outgoing;
+use super::plan::Plan;
+use super::record::Record;
+use crate::limiter::Permit;
+use crate::proxy::error::{ConnectError, ProxyError};
+use crate::proxy::listen::client::Client;
+use crate::proxy::messages::request_body::{self, RequestBody};
+use crate::proxy::messages::upload::{Upload, UploadState};
+use crate::proxy::upstream::connection::SendError;
+use crate::proxy::upstream::lease::Lease;
+use crate::telemetry::Part;
+
+/// The time after which a permit whose connection is still opening lets other permits go first.
+///
+/// Without it an upstream that does not answer would stop the queue. Until then the permit blocks, or a burst would open a connection
+/// for each of its requests at once.
+const SET_ASIDE_AFTER: Duration = Duration::from_millis(100);
+
+/// The result of sending a request.
+pub(crate) type Sent = Result<(Response<Incoming>, Lease), ProxyError>;
+
+/// Sends the request and waits for the head of its response.
+///
+/// If nothing was written because the connection had been closed, the request is sent by a fresh connection with the same permit.
+/// If the upstream closed the connection at that moment, the request is repeated with another permit, provided that does no harm
+/// (RFC 9110, 9.2.2).
+pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: &mut Record) -> Sent {
+    let began = Instant::now();
+    let upstream = &plan.route.upstream;
+    let (mut lease, mut may_be_stale) = match outgoing.ready.take().or_else(|| upstream.idle(plan.wanted())) {
+        Some(lease) => (lease, true),
+        None => {
+            // Boxed, because waiting requests must stay small.
+            let opening = Box::pin(open_one(plan, &mut outgoing.permit));
+            let lease = traced(record, Part::Connect, opening).await?;
+            let may_be_stale = lease.is_reused();
+            (lease, may_be_stale)
+        }
+    };
+    let mut unsent: Option<Box<Request<RequestBody>>> = None;
+    let mut is_repeated = false;
+    loop {
+        if let (Some(permit), Some(limiter_set)) = (&mut outgoing.permit, &plan.route.limiter_set) {
+            record.wait.begin();
+            let confirmed = {
+                let confirmed = pin!(confirm(permit, limiter_set));
+                traced(record, Part::Wait, while_wanted(client, confirmed)).await
+            };
+            record.wait.end(confirmed.is_ok().then_some(permit));
+            if let Err(error) = confirmed {
+                lease.release();
+                return Err(error);
+            }
+        }
+        let spent = Spent::new(outgoing.permit.take());
+        let request = unsent
+            .take()
+            .map_or_else(|| prepare(plan, client, outgoing, record, may_be_stale), |unsent| *unsent);
+        match lease.send(request, outgoing.upload.clone(), upstream.settings().timeout).await {
+            Ok(response) => {
+                record.came_back(Ok(response.status()));
+                feedback::report(plan, &response, spent.commit().as_ref(), began.elapsed());
+                return Ok((response, lease));
+            }
+            Err(SendError::Failed(error))
+                if is_hang_up(&error)
+                    && may_be_stale
+                    && outgoing.can_repeat_head()
+                    && !std::mem::replace(&mut is_repeated, true) =>
+            {
+                drop(spent);
+                record.came_back(Err(&ProxyError::UpstreamProtocol(error)));
+                (outgoing.permit, _) =
+                    Box::pin(admit(plan, client, &mut outgoing.head, &plan.demand, record)).await?;
+            }
+            Err(SendError::Failed(error)) => return Err(failure(error, outgoing.upload.as_deref())),
+            Err(SendError::TimedOut) => return Err(ProxyError::UpstreamTimeout),
+            Err(SendError::Unsent(request, error)) => {
+                outgoing.permit = spent.recall();
+                if !may_be_stale {
+                    return Err(ConnectError::Http(Arc::new(error)).into());
+                }
+                unsent = Some(request);
+            }
+        }
+        may_be_stale = false;
+        let opening = Box::pin(upstream.open_fresh(plan.wanted()));
+        lease = traced(record, Part::Connect, opening).await?;
+    }
+}
+
+/// Returns the request as it goes upstream, and begins an attempt in its trace.
+fn prepare(
+    plan: &Plan,
+    client: &Client,
+    outgoing: &mut Outgoing,
+    record: &mut Record,
+    may_be_stale: bool,
+) -> Request<RequestBody> {
+    let mut request = outgoing.request(plan, client, may_be_stale);
+    record.goes_upstream(&plan.route, &mut request);
+    request
+}
+
+/// Opens a connection. If that takes long, other permits go before this one.
+async fn open_one(plan: &Plan, permit: &mut Option<Permit>) -> Result<Lease, ConnectError> {
+    let mut opening = pin!(plan.route.upstream.open(plan.wanted()));
+    if let Ok(lease) = timeout(SET_ASIDE_AFTER, opening.as_mut()).await {
+        return lease;
+    }
+    if let Some(permit) = permit {
+        permit.set_aside();
+    }
+    opening.await
+}
+
+/// Returns whether the upstream closed a connection instead of answering.
+fn is_hang_up(error: &hyper::Error) -> bool {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
+    let kinds = [BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected];
+    error.is_incomplete_message()
+        || error.is_closed()
+        || request_body::io_kind(error).is_some_and(|kind| kinds.contains(&kind))
+}
+
+/// Returns the error of a request without a response, whose cause may be the client's body.
+fn failure(error: hyper::Error, upload: Option<&Upload>) -> ProxyError {
+    match upload.map(Upload::state) {
+        Some(UploadState::Stalled) => ProxyError::RequestTimeout,
+        Some(UploadState::Broken) => ProxyError::ClientGone,
+        Some(UploadState::Malformed) => ProxyError::BadFraming("the body is not framed as HTTP has it"),
+        _ => ProxyError::UpstreamProtocol(error),
+    }
+}

@@ -1,0 +1,147 @@
+//! One client behind a connection, as its requests and its timeouts see it.
+//!
+//! Reads nothing from the connection.
+
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::slots::Slot;
+use crate::config::model::{Server, SubjectName};
+use crate::proxy::net::stream::{Probe, Stream};
+
+/// The steps of shutdown, in this order, for all connections.
+#[derive(Clone, Default)]
+pub(crate) struct Signals {
+    /// Finish the requests under way or waiting, then close.
+    pub(crate) drain: CancellationToken,
+    /// Answer the waiting requests.
+    pub(crate) refuse: CancellationToken,
+    /// Close at once.
+    pub(crate) cut: CancellationToken,
+}
+
+/// The client behind a connection, as its requests see it.
+pub(crate) struct Client {
+    /// The address of its side of the connection.
+    pub(crate) peer: IpAddr,
+    /// Whether the connection is inside TLS.
+    pub(crate) secure: bool,
+    /// The names in its certificate; empty without one.
+    pub(crate) names: Vec<SubjectName>,
+    /// Notices that it has left.
+    pub(crate) probe: Probe,
+    /// Its current phase, for timeouts.
+    pub(crate) activity: Activity,
+    /// The shutdown of weir.
+    pub(crate) signals: Signals,
+    /// The owner of tasks that end with the connections.
+    pub(crate) tasks: TaskTracker,
+    _slot: Slot,
+}
+
+impl Client {
+    /// Creates the client at the other end of `stream`.
+    pub(crate) fn new(
+        peer: IpAddr,
+        stream: &Stream,
+        signals: Signals,
+        tasks: TaskTracker,
+        slot: Slot,
+    ) -> Client {
+        let (probe, activity) = (stream.probe(), Activity::new());
+        let (secure, names) = (false, Vec::new());
+        Client { peer, secure, names, probe, activity, signals, tasks, _slot: slot }
+    }
+}
+
+/// The phase of a client's connection, for its timeouts.
+pub(crate) struct Activity(Mutex<Phase>);
+
+enum Phase {
+    /// No request is under way.
+    Idle { since: Instant },
+    /// The client sends the head of a request.
+    Head { since: Instant },
+    /// Requests are under way, and were at the last check.
+    Busy { requests: u32, checked_at: Instant },
+}
+
+/// The next deadline of a connection.
+#[derive(Clone, Copy)]
+pub(crate) enum Silence {
+    /// The connection has then been silent for too long.
+    EndsAt(Instant),
+    /// Requests are under way, and the phase must be checked again then.
+    CheckAt(Instant),
+}
+
+impl Silence {
+    /// Returns the instant of either.
+    pub(crate) fn deadline(self) -> Instant {
+        match self {
+            Silence::EndsAt(deadline) | Silence::CheckAt(deadline) => deadline,
+        }
+    }
+}
+
+impl Activity {
+    /// Begins with the first head, which a client that has just connected has still to send.
+    fn new() -> Activity {
+        Activity(Mutex::new(Phase::Head { since: Instant::now() }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Phase> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that no request is under way.
+    pub(crate) fn idle(&self) {
+        *self.lock() = Phase::Idle { since: Instant::now() };
+    }
+
+    /// Notes that bytes have arrived.
+    pub(crate) fn received(&self) {
+        let mut phase = self.lock();
+        if matches!(*phase, Phase::Idle { .. }) {
+            *phase = Phase::Head { since: Instant::now() };
+        }
+    }
+
+    /// Notes that a request has begun.
+    pub(crate) fn began(&self, now: Instant) {
+        let mut phase = self.lock();
+        let before = if let Phase::Busy { requests, .. } = *phase { requests } else { 0 };
+        *phase = Phase::Busy { requests: before + 1, checked_at: now };
+    }
+
+    /// Notes that a request is over.
+    pub(crate) fn ended(&self, now: Instant) {
+        let mut phase = self.lock();
+        *phase = match *phase {
+            Phase::Busy { requests, checked_at } if requests > 1 => {
+                Phase::Busy { requests: requests - 1, checked_at }
+            }
+            _ => Phase::Idle { since: now },
+        };
+    }
+
+    /// Returns the deadline of the current phase.
+    pub(crate) fn silence(&self, server: &Server) -> Silence {
+        match *self.lock() {
+            Phase::Idle { since } => Silence::EndsAt(since + server.idle_timeout),
+            Phase::Head { since } => Silence::EndsAt(since + server.header_timeout),
+            Phase::Busy { checked_at, .. } => Silence::CheckAt(checked_at + server.idle_timeout),
+        }
+    }
+
+    /// Moves the check to be made while requests are under way to `now`.
+    pub(crate) fn checked(&self, now: Instant) {
+        if let Phase::Busy { checked_at, .. } = &mut *self.lock() {
+            *checked_at = now;
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The stream of a client as hyper reads it, with a watch over its bytes.
+//!
+//! Knows nothing of requests.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::client::Client;
+use super::first_line::FirstLine;
+use super::http2_guard::Frames;
+use super::protocol::FirstBytes;
+use super::tls::Wire;
+
+/// A client's stream: returns the first bytes once more, and watches all bytes.
+pub(crate) struct ClientIo {
+    wire: Wire,
+    first: FirstBytes,
+    watch: Watch,
+}
+
+/// The watch over the bytes of a client.
+pub(crate) enum Watch {
+    /// HTTP/1: notes the beginning of a head, and finds the first line of another protocol.
+    Http1(Arc<Client>, FirstLine),
+    /// HTTP/2: finds frames that h2 would let pass.
+    Http2(Box<Frames>),
+}
+
+impl ClientIo {
+    /// Wraps an opened connection, of which `first` was read already.
+    pub(crate) fn new(wire: Wire, first: FirstBytes, watch: Watch) -> ClientIo {
+        ClientIo { wire, first, watch }
+    }
+}
+
+impl AsyncRead for ClientIo {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        let this = &mut *self;
+        let before = buffer.filled().len();
+        // Bytes that have arrived since go into the same read, because a buffer that gets only a few bytes grows for the rest.
+        let first = this.first.give(buffer);
+        let wire = Pin::new(&mut this.wire);
+        let read = match &mut this.watch {
+            Watch::Http1(..) => wire.poll_read(context, buffer),
+            // The first bytes were the preface, which is no frame.
+            Watch::Http2(frames) => frames.poll_read(wire, context, buffer),
+        };
+        match read {
+            Poll::Pending if !first => return Poll::Pending,
+            Poll::Pending => {}
+            Poll::Ready(result) => result?,
+        }
+        if let Watch::Http1(client, line) = &mut this.watch {
+            let received = buffer.filled().get(before..).unwrap_or_default();
+            if !received.is_empty() {
+                client.activity.received();
+            }
+            if line.names_another_protocol(received) {
+                tracing::debug!("a client speaks another protocol than HTTP");
+                // It would not understand a response, so it is treated as if it had left.
+                buffer.set_filled(before);
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for ClientIo {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.wire).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        pieces: &[std::io::IoSlice<'_>],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.wire).poll_write_vectored(context, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.wire.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.wire).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.wire).poll_shutdown(context)
+    }
+}

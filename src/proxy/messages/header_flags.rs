@@ -1,0 +1,61 @@
+//! Tells which headers that concern a proxy a message has. Knows nothing of their values.
+
+use http::HeaderMap;
+
+/// The prefix of headers between the client and weir.
+pub(crate) const OWN_PREFIX: &str = "weir-";
+
+/// The set of proxy-related headers of one message, found in a single pass over the names.
+///
+/// Most messages have hardly any of them, and every lookup in a `HeaderMap` hashes a name.
+#[derive(Clone, Copy)]
+pub(crate) struct HeaderFlags(u16);
+
+impl HeaderFlags {
+    pub(crate) const CONNECTION: HeaderFlags = HeaderFlags(1);
+    pub(crate) const TE: HeaderFlags = HeaderFlags(1 << 1);
+    pub(crate) const TRANSFER_ENCODING: HeaderFlags = HeaderFlags(1 << 2);
+    pub(crate) const UPGRADE: HeaderFlags = HeaderFlags(1 << 3);
+    /// Any of `Keep-Alive`, `Proxy-Connection`, `Proxy-Authenticate` and `Proxy-Authorization`.
+    pub(crate) const OTHER_HOP_BY_HOP: HeaderFlags = HeaderFlags(1 << 4);
+    pub(crate) const VIA: HeaderFlags = HeaderFlags(1 << 5);
+    /// Any of `Forwarded` and `X-Forwarded-{For,Proto,Host}`.
+    pub(crate) const FORWARDED: HeaderFlags = HeaderFlags(1 << 6);
+    /// Any `weir-*`.
+    pub(crate) const OWN: HeaderFlags = HeaderFlags(1 << 7);
+    pub(crate) const EXPECT: HeaderFlags = HeaderFlags(1 << 8);
+    pub(crate) const CONTENT_TYPE: HeaderFlags = HeaderFlags(1 << 9);
+    pub(crate) const LOCATION: HeaderFlags = HeaderFlags(1 << 10);
+
+    /// Looks at every name.
+    pub(crate) fn of(headers: &HeaderMap) -> HeaderFlags {
+        let flags = headers.keys().map(|name| HeaderFlags::flag(name.as_str()).0);
+        HeaderFlags(flags.fold(0, |all, flag| all | flag))
+    }
+
+    fn flag(name: &str) -> HeaderFlags {
+        match name {
+            "connection" => HeaderFlags::CONNECTION,
+            "te" => HeaderFlags::TE,
+            "transfer-encoding" => HeaderFlags::TRANSFER_ENCODING,
+            "upgrade" => HeaderFlags::UPGRADE,
+            "keep-alive" | "proxy-connection" | "proxy-authenticate" | "proxy-authorization" => {
+                HeaderFlags::OTHER_HOP_BY_HOP
+            }
+            "via" => HeaderFlags::VIA,
+            "forwarded" | "x-forwarded-for" | "x-forwarded-proto" | "x-forwarded-host" => {
+                HeaderFlags::FORWARDED
+            }
+            "expect" => HeaderFlags::EXPECT,
+            "content-type" => HeaderFlags::CONTENT_TYPE,
+            "location" => HeaderFlags::LOCATION,
+            _ if name.starts_with(OWN_PREFIX) => HeaderFlags::OWN,
+            _ => HeaderFlags(0),
+        }
+    }
+
+    /// Returns whether the message has a header of this flag.
+    pub(crate) fn has(self, flag: HeaderFlags) -> bool {
+        self.0 & flag.0 != 0
+    }
+}

@@ -1,0 +1,183 @@
+//! The body of a request on its way upstream: it streams piece by piece, with a limit to the time between two.
+//!
+//! hyper asks for a piece when it has room for it, so a slow upstream slows the client down. Knows nothing of connections.
+
+use std::io::ErrorKind;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body as _, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::timeout;
+
+use super::idle_timer::{BodyError, IdleTimer};
+use super::upload::{Upload, UploadState};
+
+/// The most bytes of a refused request's body that are read and dropped, so that a client that writes before it reads still sees
+/// the refusal. A longer body closes the connection.
+const DISCARD_BYTES_MAX: usize = 256 * 1024;
+/// The longest time spent on dropping it.
+const DISCARD_TIME_MAX: Duration = Duration::from_millis(500);
+
+/// The body of a request on its way upstream.
+pub(crate) enum RequestBody {
+    /// No body.
+    Empty,
+    /// A body that comes from the client.
+    Streaming(Box<Streaming>),
+    /// The copy of an earlier attempt.
+    Kept(Option<Bytes>),
+}
+
+/// A request's body that comes from the client.
+pub(crate) struct Streaming {
+    incoming: Incoming,
+    /// A piece that is held back: the one that completes the announced length, until the stream has ended, or the trailers
+    /// behind it.
+    held: Option<Frame<Bytes>>,
+    timer: IdleTimer,
+    upload: Arc<Upload>,
+}
+
+/// The result of polling a body.
+type Piece = Option<Result<Frame<Bytes>, hyper::Error>>;
+
+impl Streaming {
+    /// Polls the next piece, and holds back the one that completes the announced length until the stream has ended.
+    ///
+    /// A request longer than announced is malformed and must not be processed (RFC 9113, 8.1.1). With that last piece the upstream
+    /// would have a whole request, but over HTTP/2 the end of the stream may arrive later.
+    fn poll_incoming(&mut self, context: &mut Context<'_>) -> Poll<Piece> {
+        if self.held.as_ref().is_some_and(Frame::is_trailers) {
+            return Poll::Ready(self.held.take().map(Ok));
+        }
+        loop {
+            let piece = ready!(Pin::new(&mut self.incoming).poll_frame(context));
+            let is_used_up = self.incoming.size_hint().exact() == Some(0);
+            match (self.held.take(), piece) {
+                (None, Some(Ok(frame)))
+                    if frame.is_data() && is_used_up && !self.incoming.is_end_stream() =>
+                {
+                    self.held = Some(frame);
+                    self.timer.piece_arrived();
+                }
+                (None, piece) => return Poll::Ready(piece),
+                (Some(last), None) => return Poll::Ready(Some(Ok(last))),
+                (Some(last), Some(Ok(frame))) if frame.is_trailers() => {
+                    self.held = Some(frame);
+                    return Poll::Ready(Some(Ok(last)));
+                }
+                // The piece is empty, for no other fits. It may be the end.
+                (Some(last), Some(Ok(_))) if self.incoming.is_end_stream() => {
+                    return Poll::Ready(Some(Ok(last)));
+                }
+                (Some(last), Some(Ok(_))) => self.held = Some(last),
+                (Some(_), Some(Err(error))) => return Poll::Ready(Some(Err(error))),
+            }
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let hint = self.incoming.size_hint();
+        let held = self.held.as_ref().and_then(Frame::data_ref).map_or(0, |last| last.len() as u64);
+        hint.exact().map_or(hint, |exact| SizeHint::with_exact(exact + held))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.held.is_none() && self.incoming.is_end_stream()
+    }
+}
+
+impl RequestBody {
+    /// Wraps the client's body, with the longest time between two pieces. Returns a view of it as well, unless it is empty. Up to
+    /// `kept_max` bytes are copied for another attempt.
+    pub(crate) fn new(
+        incoming: Incoming,
+        idle_timeout: Duration,
+        kept_max: Option<usize>,
+    ) -> (RequestBody, Option<Arc<Upload>>) {
+        if http_body::Body::is_end_stream(&incoming) {
+            return (RequestBody::Empty, None);
+        }
+        let upload = Arc::new(Upload::new(kept_max));
+        let timer = IdleTimer::new(idle_timeout);
+        let streaming = Streaming { incoming, held: None, timer, upload: Arc::clone(&upload) };
+        (RequestBody::Streaming(Box::new(streaming)), Some(upload))
+    }
+}
+
+impl http_body::Body for RequestBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let body = match self.get_mut() {
+            RequestBody::Streaming(body) => body,
+            RequestBody::Kept(bytes) => return Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            RequestBody::Empty => return Poll::Ready(None),
+        };
+        let frame = body.poll_incoming(context);
+        let frame = ready!(body.timer.poll_frame(frame, context));
+        match &frame {
+            Some(Ok(frame)) => {
+                body.upload.keep(frame);
+                body.upload.piece_arrived(body.is_end_stream());
+            }
+            Some(Err(BodyError::Stalled)) => body.upload.set(UploadState::Stalled),
+            Some(Err(BodyError::Broken(error))) if is_malformed(error) => {
+                body.upload.set(UploadState::Malformed);
+            }
+            Some(Err(BodyError::Broken(_))) => body.upload.set(UploadState::Broken),
+            None => body.upload.set(UploadState::Complete),
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            RequestBody::Empty => true,
+            RequestBody::Streaming(body) => body.is_end_stream(),
+            RequestBody::Kept(bytes) => bytes.is_none(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            RequestBody::Empty => SizeHint::with_exact(0),
+            RequestBody::Streaming(body) => body.size_hint(),
+            RequestBody::Kept(bytes) => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+            }
+        }
+    }
+}
+
+/// Returns whether an HTTP/1.1 body is malformed, in contrast to one that broke off.
+fn is_malformed(error: &hyper::Error) -> bool {
+    matches!(io_kind(error), Some(ErrorKind::InvalidData | ErrorKind::InvalidInput))
+}
+
+/// Returns the I/O error behind an error of hyper's, if there is one.
+pub(crate) fn io_kind(error: &hyper::Error) -> Option<ErrorKind> {
+    let source = std::error::Error::source(error)?.downcast_ref::<std::io::Error>();
+    source.map(std::io::Error::kind)
+}
+
+/// Reads and drops the body of a refused request, within bounds.
+pub(crate) async fn discard(mut body: Incoming) {
+    let reading = async {
+        let mut left = DISCARD_BYTES_MAX;
+        while let Some(Ok(frame)) = http_body_util::BodyExt::frame(&mut body).await {
+            let length = frame.data_ref().map_or(0, Bytes::len);
+            let Some(rest) = left.checked_sub(length) else { return };
+            left = rest;
+        }
+    };
+    let _ = timeout(DISCARD_TIME_MAX, reading).await;
+}

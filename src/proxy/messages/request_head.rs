@@ -1,0 +1,203 @@
+//! Reads the head of a client's request: what must not be forwarded, the authority, and what the request asks weir for.
+//!
+//! Changes no header, and knows nothing of routes and sockets.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use http::header::{CONNECTION, CONTENT_TYPE, EXPECT, HOST, TRANSFER_ENCODING, UPGRADE, VIA};
+use http::uri::Authority;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Version};
+
+use super::header_flags::HeaderFlags;
+use crate::config::model::Cost;
+use crate::limiter::model::limit::Permits;
+use crate::proxy::error::ProxyError;
+
+/// The name of weir in `Via`. All replicas share it, because a loop through a load balancer seldom returns to the same
+/// replica.
+pub(crate) const PSEUDONYM: &str = "weir";
+/// The header by which a request shortens its wait.
+const WEIR_TIMEOUT: &str = "weir-timeout";
+
+/// Refuses requests that a reverse proxy must not forward: CONNECT, TRACE, `OPTIONS *`, an unknown transfer coding, and a
+/// request that has passed weir before.
+pub(crate) fn check<B>(request: &Request<B>, flags: HeaderFlags) -> Result<(), ProxyError> {
+    let asterisk = request.method() == Method::OPTIONS && request.uri().path() == "*";
+    if asterisk || [Method::CONNECT, Method::TRACE].contains(request.method()) {
+        return Err(ProxyError::MethodNotAllowed);
+    }
+    if !request.uri().path().starts_with('/') {
+        return Err(ProxyError::BadRequest("the path does not begin with a slash"));
+    }
+    if flags.has(HeaderFlags::TRANSFER_ENCODING) && !is_chunked(request.headers()) {
+        return Err(ProxyError::BadFraming("no transfer coding but chunked is understood"));
+    }
+    if flags.has(HeaderFlags::VIA) && has_passed(request.headers()) {
+        return Err(ProxyError::Loop);
+    }
+    Ok(())
+}
+
+fn is_chunked(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    let is_chunked = codings.next().is_some_and(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
+    is_chunked && codings.next().is_none()
+}
+
+fn has_passed(headers: &HeaderMap) -> bool {
+    let vias = headers.get_all(VIA).iter().filter_map(|value| value.to_str().ok());
+    let mut names = vias.flat_map(|value| value.split(',')).filter_map(|hop| hop.split_whitespace().nth(1));
+    names.any(|name| name.eq_ignore_ascii_case(PSEUDONYM))
+}
+
+/// Returns the authority of a request: of its target if that has one (RFC 9112, 3.2.2), else of `Host`.
+///
+/// `None` occurs only in HTTP/1.0, where both may be absent.
+pub(crate) fn authority<B>(request: &Request<B>) -> Result<Option<Authority>, ProxyError> {
+    let mut hosts = request.headers().get_all(HOST).iter();
+    let host = hosts.next();
+    if hosts.next().is_some() {
+        return Err(ProxyError::BadRequest("more than one host"));
+    }
+    let host = match host.map(|host| Authority::try_from(host.as_bytes())) {
+        None => None,
+        Some(Ok(host)) if names_a_host(&host) => Some(host),
+        Some(_) => return Err(ProxyError::BadRequest("the host is not valid")),
+    };
+    let target = request.uri().authority();
+    if target.is_some_and(|target| !names_a_host(target)) {
+        return Err(ProxyError::BadRequest("the host is not valid"));
+    }
+    match (target, host, request.version()) {
+        (None, None, Version::HTTP_10) => Ok(None),
+        (None, None, _) => Err(ProxyError::BadRequest("the host is missing")),
+        (Some(_), None, Version::HTTP_11) => Err(ProxyError::BadRequest("the host is missing")),
+        (Some(target), Some(host), _) if *target != host => {
+            Err(ProxyError::BadRequest("two different hosts"))
+        }
+        (Some(target), _, _) => Ok(Some(target.clone())),
+        (None, host, _) => Ok(host),
+    }
+}
+
+/// Returns whether an authority is one host with an optional valid port, and has no user.
+fn names_a_host(authority: &Authority) -> bool {
+    let (text, host) = (authority.as_str(), authority.host());
+    let port = text.strip_prefix(host).unwrap_or_default();
+    let is_port = matches!(port, "" | ":") || authority.port_u16().is_some();
+    !host.is_empty() && is_port && !text.contains(['@', ','])
+}
+
+/// Returns the host of an authority as routes compare it: in lower case, without port and trailing dot.
+pub(crate) fn host(authority: Option<&Authority>) -> Cow<'_, str> {
+    authority.map_or(Cow::Borrowed(""), |authority| normalize_host(authority.host()))
+}
+
+fn normalize_host(authority_host: &str) -> Cow<'_, str> {
+    let host = authority_host.strip_suffix('.').unwrap_or(authority_host);
+    if host.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        return Cow::Owned(host.to_ascii_lowercase());
+    }
+    Cow::Borrowed(host)
+}
+
+/// Returns the longest wait that the request allows with `weir-timeout`.
+pub(crate) fn wait_max(headers: &HeaderMap, flags: HeaderFlags) -> Result<Option<Duration>, ProxyError> {
+    if !flags.has(HeaderFlags::OWN) {
+        return Ok(None);
+    }
+    let mut values = headers.get_all(WEIR_TIMEOUT).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    let wait = value.to_str().ok().and_then(parse_wait).filter(|_| values.next().is_none());
+    wait.map(Some).ok_or(ProxyError::BadRequest("weir-timeout must be a duration such as 500ms or 2s"))
+}
+
+/// Returns the cost of a request by the route's rule.
+pub(crate) fn cost(headers: &HeaderMap, rule: &Cost) -> Result<Permits, ProxyError> {
+    let (name, default, max) = match rule {
+        Cost::Fixed(cost) => return Ok(*cost),
+        Cost::Header { name, default, max } => (name, *default, *max),
+    };
+    let mut lines = headers.get_all(name).iter();
+    let Some(line) = lines.next() else { return Ok(default) };
+    let cost = line.to_str().ok().filter(|_| lines.next().is_none()).and_then(parse_cost);
+    let cost = cost.filter(|cost| *cost <= max);
+    cost.ok_or_else(|| ProxyError::BadCost { header: name.clone(), max })
+}
+
+/// Accepts digits alone; Rust's parser would also accept a sign.
+fn parse_cost(text: &str) -> Option<Permits> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|_| digits).and_then(Permits::new)
+}
+
+/// Reads a whole number with a unit, as durations are written in the configuration.
+fn parse_wait(text: &str) -> Option<Duration> {
+    let digits = text.len() - text.trim_start_matches(|character: char| character.is_ascii_digit()).len();
+    let (number, unit) = text.split_at_checked(digits)?;
+    let number: u64 = number.parse().ok()?;
+    let unit_ms: u64 = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return None,
+    };
+    number.checked_mul(unit_ms).map(Duration::from_millis)
+}
+
+/// Returns whether the client waits for `100 Continue` before it sends its body.
+pub(crate) fn expects_continue(headers: &HeaderMap, flags: HeaderFlags) -> bool {
+    let expected = headers.get(EXPECT).filter(|_| flags.has(HeaderFlags::EXPECT));
+    expected.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+}
+
+/// Returns whether the request is a gRPC call, whose client understands errors only as `grpc-status`.
+pub(crate) fn is_grpc(headers: &HeaderMap, flags: HeaderFlags) -> bool {
+    if !flags.has(HeaderFlags::CONTENT_TYPE) {
+        return false;
+    }
+    let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+    let rest = kind.strip_prefix(b"application/grpc");
+    rest.is_some_and(|rest| rest.first().is_none_or(|byte| b"+;".contains(byte)))
+}
+
+/// Returns the protocol that an HTTP/1.1 client wants to switch to, unless that is another version of HTTP: requests over
+/// such a connection would pass every route and limiter unseen.
+pub(crate) fn upgrade<B>(request: &Request<B>, flags: HeaderFlags) -> Option<HeaderValue> {
+    let headers = request.headers();
+    if !flags.has(HeaderFlags::UPGRADE) {
+        return None;
+    }
+    let asked = request.version() == Version::HTTP_11 && lists(headers, &CONNECTION, "upgrade");
+    let mut wanted = headers.get_all(UPGRADE).iter();
+    let protocol = wanted.next().filter(|_| asked && wanted.next().is_none())?;
+    let is_http = |protocol: &str| {
+        let name = protocol.split('/').next().unwrap_or_default().trim();
+        ["h2c", "h2", "h3", "http", "tls"].iter().any(|http| name.eq_ignore_ascii_case(http))
+    };
+    let is_other = protocol.to_str().is_ok_and(|list| !list.split(',').any(is_http));
+    is_other.then(|| protocol.clone())
+}
+
+/// Returns whether a comma-separated header has this token on any of its lines.
+pub(crate) fn lists(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
+    let lines = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+    lines.flat_map(|line| line.split(',')).any(|element| {
+        let element = element.split(';').next().unwrap_or_default();
+        element.trim().eq_ignore_ascii_case(token)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::normalize_host;
+
+    #[test]
+    fn a_host_is_compared_without_case_and_trailing_dot() {
+        assert_eq!(normalize_host("API.Example.com."), "api.example.com");
+        assert_eq!(normalize_host("[::1]"), "[::1]");
+    }
+}

@@ -1,0 +1,96 @@
+//! The routes of one configuration with everything that requests need of it, resolved: an immutable table, swapped whole.
+//!
+//! Opens nothing, and knows nothing of requests beyond their target.
+
+use std::sync::Arc;
+
+use super::router::{Index, Target};
+use crate::config::model::{Clients, Config, Route as Rule, Server};
+use crate::limiter::LimiterSet;
+use crate::proxy::error::ProxyError;
+use crate::proxy::listen::tls::Acceptor;
+use crate::proxy::upstream::upstream::Upstream;
+use crate::telemetry::RouteMetrics;
+
+/// The name, in metrics and logs, of requests that match no route. It is empty, because no route can have that name.
+pub(crate) const NO_ROUTE: &str = "";
+
+/// A route with its upstream, its limiters and its metrics.
+pub(crate) struct Route {
+    /// The route as configured.
+    pub(crate) rule: Rule,
+    /// The upstream of its requests.
+    pub(crate) upstream: Arc<Upstream>,
+    /// The limiters that its requests take permits from; without any, requests go at once.
+    pub(crate) limiter_set: Option<LimiterSet>,
+    /// The metrics with its label.
+    pub(crate) metrics: RouteMetrics,
+}
+
+/// All routes of one configuration, and its settings for connections and clients.
+pub(crate) struct Table {
+    routes: Vec<Arc<Route>>,
+    index: Index,
+    no_route: (Arc<str>, RouteMetrics),
+    server: Arc<Server>,
+    clients: Option<Arc<Clients>>,
+    tls: Option<Acceptor>,
+    access_log: bool,
+}
+
+impl Table {
+    /// Builds the table; the order of the routes is their rank.
+    pub(crate) fn new(
+        routes: Vec<Arc<Route>>,
+        no_route: RouteMetrics,
+        config: &Config,
+        tls: Option<Acceptor>,
+    ) -> Table {
+        let index = Index::new(routes.iter().map(|route| &route.rule.matches));
+        let (server, clients) = (Arc::new(config.server.clone()), config.clients.clone());
+        let no_route = (NO_ROUTE.into(), no_route);
+        Table { routes, index, no_route, server, clients, tls, access_log: config.log.access }
+    }
+
+    /// Returns the route of a request.
+    pub(crate) fn route(&self, target: Target<'_>) -> Result<&Arc<Route>, ProxyError> {
+        let rank = self.index.route(target, |rank| Some(&self.routes.get(rank as usize)?.rule.matches))?;
+        self.routes.get(rank as usize).ok_or(ProxyError::NoRoute)
+    }
+
+    /// Shows the metrics of all routes in `/metrics`.
+    pub(crate) fn publish_metrics(&self) {
+        self.routes.iter().for_each(|route| route.metrics.publish());
+        self.no_route.1.publish();
+    }
+
+    /// Returns the names of all routes.
+    pub(crate) fn route_names(&self) -> impl Iterator<Item = &str> {
+        self.routes.iter().map(|route| &*route.rule.name)
+    }
+
+    /// Returns the name and the metrics of requests that match no route.
+    pub(crate) fn no_route(&self) -> &(Arc<str>, RouteMetrics) {
+        &self.no_route
+    }
+
+    /// Returns the settings of clients' connections.
+    pub(crate) fn server(&self) -> &Arc<Server> {
+        &self.server
+    }
+
+    /// Returns the clients that may call; `None` lets everyone.
+    pub(crate) fn clients(&self) -> Option<&Clients> {
+        self.clients.as_deref()
+    }
+
+    /// Returns the TLS of new connections; `None` means plain text.
+    pub(crate) fn tls(&self) -> Option<&Acceptor> {
+        self.tls.as_ref()
+    }
+
+    /// Returns whether each request is logged.
+    pub(crate) fn access_log(&self) -> bool {
+        self.access_log
+    }
+}

@@ -1,0 +1,97 @@
+//! Connections on loan: to a request, or held ready for one that waits.
+//!
+//! Opens none.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+
+use super::connection::{Connection, SendError};
+use super::pool::Pool;
+use crate::proxy::messages::request_body::RequestBody;
+use crate::proxy::messages::upload::{Upload, UploadState};
+
+/// A connection on loan to a request. A drop closes it; [`Lease::release`] returns it to the pool.
+pub(crate) struct Lease {
+    pool: Arc<Pool>,
+    connection: Connection,
+    upload: Option<Arc<Upload>>,
+}
+
+impl Lease {
+    /// Lends a connection that returns to `pool`.
+    pub(crate) fn new(pool: Arc<Pool>, connection: Connection) -> Lease {
+        Lease { pool, connection, upload: None }
+    }
+
+    /// Returns whether it can take a request.
+    pub(crate) fn is_open(&mut self) -> bool {
+        self.connection.is_open()
+    }
+
+    /// Returns whether it has carried a request before.
+    pub(crate) fn is_reused(&self) -> bool {
+        self.connection.is_reused()
+    }
+
+    /// Sends a request, whose body is `upload`, and waits for the head of its response, for at most `timeout` after the last piece of
+    /// that body.
+    pub(crate) fn send(
+        &mut self,
+        request: Request<RequestBody>,
+        upload: Option<Arc<Upload>>,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<Response<Incoming>, SendError>> {
+        self.upload = upload;
+        self.connection.send(request, timeout, self.upload.as_deref())
+    }
+
+    /// Polls a piece of the response's body, and drives the connection meanwhile.
+    pub(crate) fn poll_piece<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        step: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        self.connection.poll_piece(context, step)
+    }
+
+    fn is_uploaded(&self) -> bool {
+        self.upload.as_ref().is_none_or(|upload| upload.state() == UploadState::Complete)
+    }
+
+    /// Returns an unused connection, or one whose response has ended, to the pool. If the request's body has not ended, the
+    /// connection is closed instead.
+    pub(crate) fn release(self) {
+        if self.is_uploaded() {
+            self.pool.put(self.connection);
+        }
+    }
+}
+
+/// A connection held ready for a waiting request, if there is one. A drop returns it to the pool.
+#[derive(Default)]
+pub(crate) struct Ready(Option<Lease>);
+
+impl Ready {
+    /// Takes the connection, if it is still open.
+    pub(crate) fn take(&mut self) -> Option<Lease> {
+        self.0.take().and_then(|mut lease| lease.is_open().then_some(lease))
+    }
+}
+
+impl From<Lease> for Ready {
+    fn from(lease: Lease) -> Ready {
+        Ready(Some(lease))
+    }
+}
+
+impl Drop for Ready {
+    fn drop(&mut self) {
+        if let Some(lease) = self.0.take() {
+            lease.release();
+        }
+    }
+}

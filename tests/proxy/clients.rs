@@ -1,0 +1,145 @@
+//! Connections of clients: timeouts, bounds, the drain.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use weir::config::model::Http2;
+use weir::proxy::Drained;
+
+use crate::support::{Weir, call, in_time, mirror, read_head, rule, scripted_upstream, upstream, weir};
+
+#[tokio::test]
+async fn timeouts_of_upstream_and_client_have_their_statuses() {
+    let up = scripted_upstream(|mut socket, _| async move {
+        let head = read_head(&mut socket).await;
+        if head.starts_with("GET /body") {
+            socket.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf").await.unwrap();
+        } else if head.starts_with("GET /nonsense") {
+            socket.write_all(b"SSH-2.0-what\r\n\r\n").await.unwrap();
+        } else if head.starts_with("GET /hangup") {
+            return;
+        }
+        let _ = socket.read_to_end(&mut Vec::new()).await;
+    })
+    .await;
+    let mut rule = rule("/", &up);
+    rule.upstream.timeout = Duration::from_millis(300);
+    rule.upstream.idle_timeout = Duration::from_millis(150);
+    let weir = weir(vec![rule]).await;
+    let host = "Host: weir\r\nConnection: close\r\n";
+    let answer = call(weir.address, &format!("GET /head HTTP/1.1\r\n{host}\r\n")).await;
+    assert!(
+        answer.starts_with("HTTP/1.1 504") && answer.contains("weir-error: upstream_timeout"),
+        "{answer}"
+    );
+    for path in ["/nonsense", "/hangup"] {
+        let answer = call(weir.address, &format!("GET {path} HTTP/1.1\r\n{host}\r\n")).await;
+        assert!(answer.starts_with("HTTP/1.1 502") && answer.contains("upstream_protocol"), "{answer}");
+    }
+    let answer = call(weir.address, &format!("GET /body HTTP/1.1\r\n{host}\r\n")).await;
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("\r\n\r\nhalf"), "{answer}");
+    let answer =
+        call(weir.address, &format!("POST /x HTTP/1.1\r\n{host}Content-Length: 9\r\n\r\nhalf")).await;
+    assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("request_timeout"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_stalled_upload_to_an_http2_upstream_is_the_clients_fault() {
+    let up = upstream(mirror).await;
+    let mut rule = rule("/", &up);
+    rule.upstream.http2 = Http2::PriorKnowledge;
+    rule.upstream.idle_timeout = Duration::from_millis(150);
+    let weir = weir(vec![rule]).await;
+    let request = "POST / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\nContent-Length: 9\r\n\r\nhalf";
+    let answer = call(weir.address, request).await;
+    assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("request_timeout"), "{answer}");
+}
+
+#[tokio::test]
+async fn clients_that_are_silent_or_send_too_large_heads_are_closed() {
+    let up = upstream(mirror).await;
+    let weir = Weir::start(vec![rule("/", &up)], |server| {
+        server.header_timeout = Duration::from_millis(200);
+        server.idle_timeout = Duration::from_millis(400);
+        server.max_header_bytes = 2048;
+    })
+    .await;
+    let mut nothing = TcpStream::connect(weir.address).await.unwrap();
+    assert_eq!(in_time(nothing.read(&mut [0; 9])).await.unwrap(), 0);
+    let mut half = TcpStream::connect(weir.address).await.unwrap();
+    half.write_all(b"GET / HTTP/1.1\r\nHost: we").await.unwrap();
+    assert_eq!(in_time(half.read(&mut [0; 9])).await.unwrap(), 0);
+
+    let mut idle = TcpStream::connect(weir.address).await.unwrap();
+    idle.write_all(b"HEAD / HTTP/1.1\r\nHost: weir\r\n\r\n").await.unwrap();
+    read_head(&mut idle).await;
+    tokio::time::sleep(Duration::from_millis(250)).await;
+    idle.write_all(b"HEAD / HTTP/1.1\r\nHost: weir\r\n\r\n").await.unwrap();
+    read_head(&mut idle).await;
+    assert_eq!(in_time(idle.read(&mut [0; 9])).await.unwrap(), 0);
+
+    let long = format!("GET / HTTP/1.1\r\nHost: weir\r\nX-Long: {}\r\n\r\n", "x".repeat(3000));
+    let answer = call(weir.address, &long).await;
+    assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
+}
+
+#[tokio::test]
+async fn connections_beyond_the_maximum_wait() {
+    let up = upstream(mirror).await;
+    let weir = Weir::start(vec![rule("/", &up)], |server| server.max_connections = 1).await;
+    let mut first = TcpStream::connect(weir.address).await.unwrap();
+    first.write_all(b"HEAD / HTTP/1.1\r\nHost: weir\r\n\r\n").await.unwrap();
+    read_head(&mut first).await;
+    let mut second = TcpStream::connect(weir.address).await.unwrap();
+    second.write_all(b"HEAD / HTTP/1.1\r\nHost: weir\r\n\r\n").await.unwrap();
+    let early = tokio::time::timeout(Duration::from_millis(100), second.readable()).await;
+    assert!(early.is_err(), "the second connection was served beside the first");
+    drop(first);
+    assert!(read_head(&mut second).await.starts_with("HTTP/1.1 200"));
+}
+
+#[tokio::test]
+async fn a_drain_finishes_requests_under_way() {
+    let (release, gate) = tokio::sync::watch::channel(false);
+    let up = upstream(move |_: Request<Incoming>| {
+        let mut gate = gate.clone();
+        async move {
+            gate.wait_for(|open| *open).await.unwrap();
+            Response::new(Full::new(Bytes::from("done")))
+        }
+    })
+    .await;
+    let weir = weir(vec![rule("/", &up)]).await;
+    let mut idle = TcpStream::connect(weir.address).await.unwrap();
+    let mut busy = TcpStream::connect(weir.address).await.unwrap();
+    busy.write_all(b"GET / HTTP/1.1\r\nHost: weir\r\n\r\n").await.unwrap();
+    in_time(up.requested()).await;
+    weir.shutdown.cancel();
+    assert_eq!(in_time(idle.read(&mut [0; 9])).await.unwrap(), 0);
+    release.send(true).unwrap();
+    let mut answer = String::new();
+    in_time(busy.read_to_string(&mut answer)).await.unwrap();
+    assert!(answer.contains("connection: close") && answer.ends_with("done"), "{answer}");
+    assert_eq!(in_time(weir.served).await.unwrap(), Drained::Clean);
+}
+
+#[tokio::test]
+async fn a_drain_ends_in_time() {
+    let up = scripted_upstream(|mut socket, _| async move {
+        let _ = socket.read_to_end(&mut Vec::new()).await;
+    })
+    .await;
+    let weir =
+        Weir::start(vec![rule("/", &up)], |server| server.drain_timeout = Duration::from_millis(100)).await;
+    let mut busy = TcpStream::connect(weir.address).await.unwrap();
+    busy.write_all(b"GET / HTTP/1.1\r\nHost: weir\r\n\r\n").await.unwrap();
+    in_time(up.accepted()).await;
+    weir.shutdown.cancel();
+    assert_eq!(in_time(weir.served).await.unwrap(), Drained::Cut);
+    in_time(weir.proxy.close()).await;
+}

@@ -1,0 +1,146 @@
+//! Requests that wait for permits or take several.
+
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use weir::config::model::Cost;
+use weir::limiter::model::limit::Permits;
+use weir::proxy::Drained;
+
+use crate::support::{Weir, call, in_time, limiter, mirror, rule, upstream, weir};
+
+#[tokio::test]
+async fn a_client_that_leaves_while_waiting_takes_no_permit() {
+    let up = upstream(mirror).await;
+    let mut rule = rule("/", &up);
+    rule.limiters = vec![limiter("slow")];
+    let weir = weir(vec![rule]).await;
+    let get = "GET / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n";
+    assert!(call(weir.address, get).await.starts_with("HTTP/1.1 200"));
+    let began = tokio::time::Instant::now();
+    let mut leavers = Vec::new();
+    for _ in 0..8 {
+        let mut leaver = TcpStream::connect(weir.address).await.unwrap();
+        let upload = "POST / HTTP/1.1\r\nHost: weir\r\nContent-Length: 1000000\r\n\r\n";
+        leaver.write_all(upload.as_bytes()).await.unwrap();
+        leaver.write_all(&[b'x'; 100_000]).await.unwrap();
+        leavers.push(leaver);
+    }
+    let waiting = async || weir.limiters.inspect().await[0].waiting;
+    in_time(async {
+        while waiting().await < 8 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    drop(leavers);
+    let answer = call(weir.address, get).await;
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("weir-wait-ms: "), "{answer}");
+    assert!(began.elapsed() < Duration::from_secs(2), "it waited behind clients that had left");
+    assert_eq!(up.requests(), 2);
+}
+
+#[tokio::test]
+async fn requests_that_wait_past_the_drain_time_are_answered_draining() {
+    let up = upstream(mirror).await;
+    let mut rule = rule("/", &up);
+    rule.limiters = vec![limiter("slow")];
+    let weir = Weir::start(vec![rule], |server| server.drain_timeout = Duration::from_millis(700)).await;
+    let get = "GET / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n";
+    let calls: Vec<_> = (0..5).map(|_| tokio::spawn(call(weir.address, get))).collect();
+    in_time(async {
+        while weir.limiters.inspect().await[0].waiting < 4 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    weir.shutdown.cancel();
+    let mut answers = Vec::new();
+    for call in calls {
+        answers.push(in_time(call).await.unwrap());
+    }
+    let is_draining =
+        |answer: &&String| answer.starts_with("HTTP/1.1 503") && answer.contains("weir-error: draining");
+    let served = answers.iter().filter(|answer| answer.starts_with("HTTP/1.1 200")).count();
+    let refused = answers.iter().filter(is_draining).count();
+    assert!(served >= 2 && refused >= 1 && served + refused == 5, "{answers:?}");
+    assert_eq!(in_time(weir.served).await.unwrap(), Drained::Cut);
+}
+
+/// Returns the permits left of the ten of the limiter `hourly`.
+async fn left(weir: &Weir) -> u64 {
+    let states = weir.limiters.inspect().await;
+    let hourly = states.iter().find(|state| state.limiter.name.as_str() == "hourly").unwrap();
+    hourly.available.as_ref().unwrap()[0]
+}
+
+fn with_cost(header: &str) -> Cost {
+    let permits = |count| Permits::new(count).unwrap();
+    Cost::Header { name: header.parse().unwrap(), default: permits(2), max: permits(20) }
+}
+
+#[tokio::test]
+async fn an_invalid_cost_is_refused_and_takes_no_permit() {
+    let up = upstream(mirror).await;
+    let mut rule = rule("/", &up);
+    rule.limiters = vec![limiter("hourly")];
+    rule.cost = with_cost("weir-cost");
+    let weir = weir(vec![rule]).await;
+    let get = |lines: &str| format!("GET / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n{lines}\r\n");
+    for value in
+        ["0", "-1", "+1", "1.5", "4294967296", "21", "many", "", "1 2", "1,2", "0x1", "99999999999999999999"]
+    {
+        let answer = call(weir.address, &get(&format!("Weir-Cost: {value}\r\n"))).await;
+        assert!(
+            answer.starts_with("HTTP/1.1 400") && answer.contains("weir-error: bad_request"),
+            "{value}: {answer}"
+        );
+        assert!(answer.contains("weir-cost must be one whole number from 1 to 20"), "{value}: {answer}");
+    }
+    let answer = call(weir.address, &get("Weir-Cost: 1\r\nWeir-Cost: 1\r\n")).await;
+    assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+    let answer = call(weir.address, &get("Weir-Cost: 11\r\n")).await;
+    assert!(answer.contains("weir-error: cost_exceeds_limit"), "{answer}");
+    assert_eq!((left(&weir).await, up.requests()), (10, 0));
+
+    let answer = call(weir.address, &get("Weir-Cost: 7\r\n")).await;
+    assert!(answer.starts_with("HTTP/1.1 200") && !answer.contains("weir-cost"), "{answer}");
+    assert_eq!(left(&weir).await, 3);
+    assert!(call(weir.address, &get("")).await.starts_with("HTTP/1.1 200"));
+    assert_eq!(left(&weir).await, 1);
+    let answer = call(weir.address, &get("Weir-Cost: 2\r\n")).await;
+    assert!(answer.starts_with("HTTP/1.1 429") && answer.contains("\"limiter\":\"hourly\""), "{answer}");
+}
+
+#[tokio::test]
+async fn a_cost_header_outside_weir_s_prefix_reaches_the_upstream() {
+    let up = upstream(mirror).await;
+    let mut rule = rule("/", &up);
+    rule.limiters = vec![limiter("hourly")];
+    rule.cost = with_cost("x-units");
+    let weir = weir(vec![rule]).await;
+    let request = "GET / HTTP/1.1\r\nHost: weir\r\nX-Units: 3\r\nConnection: close\r\n\r\n";
+    let answer = call(weir.address, request).await;
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("x-units: 3\n"), "{answer}");
+    assert_eq!(left(&weir).await, 7);
+}
+
+#[tokio::test]
+async fn a_request_takes_permits_from_all_its_limiters() {
+    let up = upstream(mirror).await;
+    for names in [["slow", "hourly"], ["hourly", "slow"]] {
+        let mut rule = rule("/", &up);
+        rule.limiters = names.map(limiter).to_vec();
+        let weir = weir(vec![rule]).await;
+        let get = "GET / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n";
+        for number in 0..10 {
+            let answer = call(weir.address, get).await;
+            assert!(answer.starts_with("HTTP/1.1 200"), "{number}: {answer}");
+            assert_eq!(answer.contains("weir-wait-ms: "), number > 0, "{number}: {answer}");
+        }
+        assert_eq!(left(&weir).await, 0);
+        let answer = call(weir.address, get).await;
+        assert!(answer.starts_with("HTTP/1.1 429") && answer.contains("\"limiter\":\"hourly\""), "{answer}");
+    }
+}

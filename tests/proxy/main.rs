@@ -1,0 +1,9 @@
+//! The proxy room by itself, over real sockets, mostly without limiters.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod clients;
+mod limiters;
+mod messages;
+mod support;
+mod upstreams;
