@@ -1,41 +1,94 @@
--- pause.lua: pause a limiter by hand, or let it go on; or one of its partitions.
--- KEYS[1]  the epoch
--- KEYS[2]  the limiter's book; of a limiter that has partitions: what the keys of all their books begin with, or one of them
--- ARGV[1]  now in microseconds; 0: this server's clock
--- ARGV[2]  how long a new epoch takes to settle
--- ARGV[3]  the server's run, as the caller knows it; empty: not known, `?`: to be found out
--- ARGV[4]  the latest epoch that the caller has heard of
--- ARGV[5]  for how long; 0: it is to go on
--- ARGV[6]  the longest time for which a book may be paused, so long it is remembered that it was let go on
--- ARGV[7]  the channel on which it is announced; none if empty
--- ARGV[8]  the replica over which it is done, a number
--- Returns  { now, the epoch, until when it settles or 0, the last reset or 0, until when it is paused or 0 } integers only
--- Atomic:  a single server, or keys of one hash tag
--- A book follows when it is asked for next.
+-- pause.lua: nothing is booked before an instant that the upstream, or an operator, named; then permits come one by one for a moment.
+--
+-- Twin of src/limiter/arithmetic/pause.rs. A state has one pause:
+--   paused_until  nothing is booked before; `set_at`: when it was set
+--   length        of the last pause without a named instant; 0 if one was named
+--   paced_until   permits come one by one until then, `spacing` apart; `next`: where the next one may be booked; `probe`: how much
+--                 further apart the second is from the first
+--   by_hand_at    when it was last set or lifted by hand
+--   status        of the answer that refused, 0: by hand; `named`: 1 if the answer named the instant; `replica`: the one that reported
 
--- What was done by hand and may still have to be followed is kept with the epoch.
-local PAUSES_MAX = 64
+local Pause
+do
+  local FIELDS = {
+    "paused_until", "set_at", "length", "paced_until", "spacing", "next", "probe", "by_hand_at", "status", "named", "replica",
+  }
 
-local now, settle, run = now_of(ARGV[1]), tonumber(ARGV[2]), run_of(ARGV[3])
-local lasting, longest, channel, replica = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], tonumber(ARGV[8])
-local epoch = epoch_open(KEYS[1], redis.call("MGET", KEYS[1])[1], now, run, settle, tonumber(ARGV[4]))
-local pauses, before = {}, 0
-local function keep_pause(...)
-  for _, value in ipairs({ ... }) do pauses[#pauses + 1] = value end
+  -- The pause of a state that has never been paused. It is shared and never changed.
+  local NONE = {
+    paused_until = 0, set_at = 0, length = 0, paced_until = 0, spacing = 0, next = 0, probe = 0, by_hand_at = 0, status = 0,
+    named = 0, replica = 0,
+  }
+
+  local function load(row)
+    return row == 0 and NONE or Store.from_row(row, FIELDS)
+  end
+
+  local function pack(pause)
+    return pause == NONE and 0 or Store.to_row(pause, FIELDS)
+  end
+
+  -- Returns the pause of a state, to be changed.
+  local function own(state)
+    if state.pause == NONE then state.pause = Store.from_row(Store.to_row(NONE, FIELDS), FIELDS) end
+    return state.pause
+  end
+
+  local function set(state, now, till, probe, status, named, replica)
+    -- The longest time for which permits come one by one: a day's limit is not spread over the day.
+    local PACED_MAX = 10000000
+    local shortest
+    for _, rule in ipairs(state.rules) do
+      if not shortest or rule.window < shortest.window then shortest = rule end
+    end
+    local pause = own(state)
+    pause.paused_until, pause.set_at, pause.next, pause.probe = till, now, till, probe
+    pause.status, pause.named, pause.replica = status, named, replica
+    pause.paced_until = till + probe + min(shortest.window, PACED_MAX)
+    pause.spacing = shortest.whole + (shortest.part > 0 and 1 or 0)
+  end
+
+  -- Follows a pause set by hand at an instant; `till` that has passed lifts it. Returns whether it had not been followed yet.
+  local function follow(state, now, at, till, replica)
+    if at <= state.pause.by_hand_at then return false end
+    local pause = own(state)
+    pause.by_hand_at, pause.length = at, 0
+    if till > now then
+      set(state, now, till, 0, 0, 0, replica)
+    else
+      pause.status, pause.named, pause.replica = 0, 0, 0
+      pause.paused_until = min(pause.paused_until, now)
+      pause.paced_until = pause.paused_until
+    end
+    return true
+  end
+
+  -- Returns the first instant from `at` on that the pause leaves open.
+  local function open_from(pause, at)
+    at = max(at, pause.paused_until)
+    if at < pause.paced_until then return max(at, min(pause.next, pause.paced_until)) end
+    return at
+  end
+
+  -- Whether permits come one by one at an instant.
+  local function is_paced(pause, at)
+    return pause.paused_until <= at and at < pause.paced_until
+  end
+
+  -- Notes permits booked at an instant.
+  local function booked(pause, at, permits)
+    if not is_paced(pause, at) then return end
+    local probe = pause.next == pause.paused_until and pause.probe or 0
+    pause.next = max(pause.next, at) + probe + min(pause.spacing * permits, pause.paced_until - pause.paused_until)
+  end
+
+  -- Returns when the pause matters no more, not even for the length of the next one.
+  local function expires(pause)
+    return max(pause.paced_until, pause.paused_until + 2 * pause.length)
+  end
+
+  Pause = {
+    NONE = NONE, own = own, set = set, load = load, pack = pack, follow = follow, open_from = open_from, is_paced = is_paced, booked = booked,
+    expires = expires,
+  }
 end
-for index = 1, #epoch.pauses, 5 do
-  local key, at, till, kept_till, by = unpack(epoch.pauses, index, index + 4)
-  before = max(before, at)
-  if kept_till > now and not is_part(KEYS[2], key) then keep_pause(key, at, till, kept_till, by) end
-end
-if #pauses >= 5 * PAUSES_MAX then
-  return redis.error_reply("PAUSES " .. PAUSES_MAX .. " pauses are kept already: pause a limiter as a whole, not each partition")
-end
-local till = lasting > 0 and now + lasting or 0
-keep_pause(KEYS[2], max(now, before + 1), till, now + max(lasting, longest), replica)
-epoch.pauses = pauses
-epoch_keep(KEYS[1], epoch, now, now + max(lasting, longest), true)
-if channel ~= "" then redis.pcall("PUBLISH", channel, string.format("pause %s %.0f %.0f 0 0 %.0f", KEYS[2], now, till, replica)) end
-local answer = epoch_answer(epoch, now)
-answer[#answer + 1] = till
-return answer

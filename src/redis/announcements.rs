@@ -16,9 +16,9 @@ use crate::clock::Micros;
 use crate::limiter::model::call::Freed;
 use crate::limiter::model::pause::PauseStretch;
 use crate::limiter::store::Announcement;
+use crate::redis::answers::cause_of;
 use crate::redis::keys;
 use crate::redis::pool::Connections;
-use crate::redis::store::cause_of;
 
 /// Announcements that a listener may lag behind.
 const BACKLOG_MAX: usize = 1024;
@@ -112,7 +112,7 @@ fn decode(text: &str) -> Option<Announcement> {
     text.strip_prefix("pause ").and_then(decode_pause).or_else(|| decode_room(text))
 }
 
-/// `KEY FROM UNTIL STATUS NAMED REPLICA`, as `hear.lua` and `pause.lua` publish it.
+/// `KEY FROM UNTIL STATUS NAMED REPLICA`, as `report_upstream.lua` and `pause.lua` publish it.
 fn decode_pause(text: &str) -> Option<Announcement> {
     let (key, [from, until, status, named, replica]) = numbers_behind(text)?;
     let (name, partition) = keys::limiter_of(key)?;

@@ -2,13 +2,13 @@
 
 use redis::Value;
 
-use super::store::{decode_answer, decode_epoch};
 use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::call::{Call, Holding, Run};
 use crate::limiter::model::limit::LimiterName;
+use crate::redis::answers;
 
 /// An answer that is understood is one to the call.
 ///
@@ -25,7 +25,8 @@ pub fn script_reply(bytes: &[u8]) {
         runs: vec![Run { cost: 1, wait_max: Micros::ONE, count: 3 }],
         ..Call::default()
     };
-    let answer = decode_answer(&Value::BulkString(bytes.to_vec()), std::slice::from_ref(&limiter_ref), &call);
+    let answer =
+        answers::reserve(&Value::BulkString(bytes.to_vec()), std::slice::from_ref(&limiter_ref), &call);
     if let Some(answer) = answer {
         let (exchanged, outcomes) = (counts(&answer.rescheduled), counts(&answer.outcomes));
         let is_whole = (exchanged, outcomes) == (Some(2), Some(3));
@@ -33,8 +34,7 @@ pub fn script_reply(bytes: &[u8]) {
         assert_eq!((answer.generations.len(), answer.available.len(), answer.lives_until.len()), (1, 1, 1));
         assert_eq!(answer.available.first().map(Vec::len), Some(2));
     }
-    let numbers = bytes.chunks_exact(8).filter_map(|bytes| Some(i64::from_le_bytes(bytes.try_into().ok()?)));
-    let _ = decode_epoch(&Value::Array(numbers.map(Value::Int).collect()));
+    let _ = answers::epoch(&Value::BulkString(bytes.to_vec()));
 }
 
 fn counts<T>(outcomes: &[(u64, T)]) -> Option<u64> {

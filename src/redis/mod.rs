@@ -1,18 +1,21 @@
-//! The store that a fleet shares. The only room that knows Redis; knows nothing of HTTP.
+//! The store that a fleet shares. The only room that knows Redis; knows nothing of HTTP, nor which algorithms there are.
 //!
-//! - [`store`]: calls as scripts, answers as values.
-//! - `script`: the Lua sources, called by their hash.
-//! - `keys`: every key's name, and why it looks so.
-//! - `servers`: where Redis is: one server, behind sentinels, a Cluster. `pool`: connections, made and replaced.
-//! - `explain`: what an error means to whoever runs weir.
-//! - `announcements`: what the fleet tells without being asked.
+//! - [`store`]: calls as scripts, answers as values. `check` tries them all out.
+//! - `connection`: calls within their deadlines.
+//! - `script`: the Lua scripts, called by their hash. `arguments`: what each takes. `answers`: what each returns.
+//! - `keys`: the names of all keys.
+//! - `servers`: one server, behind sentinels, or a Cluster. `pool`: connections, made and replaced.
+//! - `explain`: what an error means to an operator.
+//! - `announcements`: what other replicas publish.
 //! - `health`: whether the store is worth asking.
 //! - [`fuzz`]: shows a fuzzer how a script's answer is read.
 
 mod announcements;
+mod answers;
+mod arguments;
+mod check;
+mod connection;
 mod explain;
-#[cfg(test)]
-mod forgetting;
 #[doc(hidden)]
 pub mod fuzz;
 mod health;
@@ -22,7 +25,8 @@ mod script;
 mod servers;
 pub mod store;
 #[cfg(test)]
-mod twin;
+mod tests;
 
+pub use check::Checked;
 pub use servers::RedisSetupError;
-pub use store::{Checked, RedisStore};
+pub use store::RedisStore;

@@ -1,97 +1,119 @@
-//! The Lua scripts: embedded, called by their SHA-1, sent whole to a server that does not know them.
+//! The Lua scripts: put together from the files in `lua/`, called by their SHA-1, sent whole to a server that does not know them.
 
-use super::servers::Wire;
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
-/// What every script shares, in front of each.
-macro_rules! source {
+use crate::redis::arguments::Arguments;
+use crate::redis::servers::Wire;
+
+macro_rules! lua {
     ($file:literal) => {
-        concat!(
-            include_str!("../../lua/calendar.lua"),
-            "\n",
-            include_str!("../../lua/epoch.lua"),
-            "\n",
-            include_str!($file)
-        )
+        include_str!(concat!("../../lua/", $file, ".lua"))
     };
 }
 
-/// About what a key and another argument take in a command.
-const KEY_BYTES: usize = 64;
-const ARGUMENT_BYTES: usize = 24;
+/// Every algorithm; a further one is a line more.
+const ALGORITHMS: &[&str] =
+    &[lua!("algorithm/sliding_window"), lua!("algorithm/bucket"), lua!("algorithm/fixed_window")];
 
-/// A script of this room.
+/// Keys, and the epoch that every state belongs to.
+const KEYS: &[&str] = &[lua!("prelude"), lua!("store"), lua!("epoch")];
+
+/// A state as it is stored.
+const STATE: &[&[&str]] = &[
+    &[lua!("algorithm"), lua!("rule"), lua!("timeline")],
+    ALGORITHMS,
+    &[lua!("external_usage"), lua!("pause"), lua!("state")],
+];
+
+/// A state that is searched and changed.
+const SEARCH: &[&str] = &[lua!("search"), lua!("reschedule"), lua!("open"), lua!("recovery")];
+
+/// The parts of a command's length: a key, and what surrounds it and the arguments.
+const KEY_BYTES: usize = 64;
+
+/// A script, as a server runs it.
 pub(super) struct Script {
-    source: &'static str,
+    /// Its name.
+    pub(super) name: &'static str,
+    source: String,
     sha: String,
 }
 
-impl Script {
-    /// Gives back, exchanges and books.
-    pub(super) fn reserve() -> Script {
-        Script::new(source!("../../lua/reserve.lua"))
+/// All scripts.
+pub(super) struct Scripts {
+    pub(super) reserve: Script,
+    pub(super) inspect: Script,
+    pub(super) heartbeat: Script,
+    pub(super) write_back: Script,
+    pub(super) register_replica: Script,
+    pub(super) reset: Script,
+    pub(super) report_upstream: Script,
+    pub(super) pause: Script,
+}
+
+impl Scripts {
+    pub(super) fn new() -> Scripts {
+        let key = |name, script| Script::new(name, &[KEYS, &[script]].concat());
+        let state = |name, rest: &[&[&str]]| Script::new(name, &[&[KEYS], STATE, rest].concat().concat());
+        Scripts {
+            reserve: state("reserve", &[SEARCH, &[lua!("queue_order"), lua!("scripts/reserve")]]),
+            inspect: state("inspect", &[&[lua!("scripts/inspect")]]),
+            heartbeat: key("heartbeat", lua!("scripts/heartbeat")),
+            write_back: state("write_back", &[SEARCH, &[lua!("scripts/write_back")]]),
+            register_replica: key("register_replica", lua!("scripts/register_replica")),
+            reset: key("reset", lua!("scripts/reset")),
+            report_upstream: state(
+                "report_upstream",
+                &[SEARCH, &[lua!("upstream_report"), lua!("scripts/report_upstream")]],
+            ),
+            pause: key("pause", lua!("scripts/pause")),
+        }
     }
 
-    /// Reads what is left.
-    pub(super) fn inspect() -> Script {
-        Script::new(source!("../../lua/inspect.lua"))
-    }
-
-    /// Keeps the epoch alive.
-    pub(super) fn epoch_keep() -> Script {
-        Script::new(source!("../../lua/epoch_keep.lua"))
-    }
-
-    /// Charges what was lost.
-    pub(super) fn write_back() -> Script {
-        Script::new(source!("../../lua/write_back.lua"))
-    }
-
-    /// Forgets what was used.
-    pub(super) fn reset() -> Script {
-        Script::new(source!("../../lua/reset.lua"))
-    }
-
-    /// Hears what an upstream said.
-    pub(super) fn report_upstream() -> Script {
-        Script::new(source!("../../lua/hear.lua"))
-    }
-
-    /// Pauses by hand.
-    pub(super) fn pause() -> Script {
-        Script::new(source!("../../lua/pause.lua"))
-    }
-
-    /// Tells the fleet of a replica.
-    pub(super) fn register_replica() -> Script {
-        Script::new(source!("../../lua/attend.lua"))
-    }
-
-    fn new(source: &'static str) -> Script {
-        Script { source, sha: redis::Script::new(source).get_hash().to_owned() }
-    }
-
-    /// Its text.
+    /// Returns every script.
     #[cfg(test)]
-    pub(super) fn source(&self) -> &'static str {
-        self.source
+    pub(super) fn all(&self) -> [&Script; 8] {
+        let Scripts {
+            reserve,
+            inspect,
+            heartbeat,
+            write_back,
+            register_replica,
+            reset,
+            report_upstream,
+            pause,
+        } = self;
+        [reserve, inspect, heartbeat, write_back, register_replica, reset, report_upstream, pause]
+    }
+}
+
+impl Script {
+    fn new(name: &'static str, parts: &[&str]) -> Script {
+        let source = parts.join("\n");
+        let sha = redis::Script::new(&source).get_hash().to_owned();
+        Script { name, source, sha }
     }
 
-    /// The beginning of a call by the script's hash, with room for so many arguments.
-    pub(super) fn command(&self, keys: &[String], arguments: usize) -> Cmd {
-        let bytes = (keys.len() + 2) * KEY_BYTES + arguments * ARGUMENT_BYTES;
-        let mut command = Cmd::with_capacity(3 + keys.len() + arguments, bytes);
-        command.arg("EVALSHA").arg(&self.sha).arg(keys.len()).arg(keys);
+    /// Returns the text of the script.
+    #[cfg(test)]
+    pub(super) fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Returns a call of the script by its hash.
+    pub(super) fn command(&self, Arguments { keys, packed }: &Arguments) -> Cmd {
+        let mut command = Cmd::with_capacity(4 + keys.len(), (keys.len() + 2) * KEY_BYTES + packed.len());
+        command.arg("EVALSHA").arg(&self.sha).arg(keys.len()).arg(keys).arg(packed);
         command
     }
 
-    /// Makes the call. A server that does not know the script had not carried it out: it is sent the script with the call, and
-    /// knows it then. Returns whether that was so.
+    /// Makes a call. A server that does not know the script has not carried it out: it is sent the script with the call, and
+    /// knows it from then on. Returns whether that was so.
     pub(super) async fn call(&self, wire: &mut Wire, command: &Cmd) -> (bool, Result<Value, RedisError>) {
         match command.query_async(wire).await {
-            Err(error) if forgotten(&error) => {
+            Err(error) if is_unknown(&error) => {
                 let mut whole = redis::cmd("EVAL");
-                whole.arg(self.source);
+                whole.arg(&self.source);
                 for argument in command.args_iter().skip(2) {
                     if let redis::Arg::Simple(argument) = argument {
                         whole.arg(argument);
@@ -104,6 +126,6 @@ impl Script {
     }
 }
 
-fn forgotten(error: &RedisError) -> bool {
+fn is_unknown(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }

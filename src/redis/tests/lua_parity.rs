@@ -1,19 +1,12 @@
-//! The model test: `lua/reserve.lua` on a real Redis equals [`reserve`] step by step, and no window is ever
-//! exceeded, judged by an oracle that keeps every permit.
+//! The model test: the scripts on a real Redis return the same as their twins in Rust, step by step.
 
 use std::collections::BTreeMap;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use super::script::Script;
-use super::store::{
-    Place, command_for, decode_answer, decode_heard, decode_inspection, hear_command, inspect_command,
-    pause_command,
-};
 use crate::clock::{Clock, Micros};
 use crate::limiter::Partition;
 use crate::limiter::arithmetic::algorithm::bucket;
@@ -33,50 +26,8 @@ use crate::limiter::model::upstream_report::Remaining;
 use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
 use crate::limiter::store::StateView;
 use crate::limiter::store::memory::MemoryStore;
-
-/// The tested instants: the age of the epoch makes numbers as large as they really are.
-const START: u64 = 1_800_000_000_000_000;
-const LEASE: Micros = Micros::from_millis(500);
-
-pub(super) struct RedisServer {
-    process: Child,
-    socket: tempfile::TempDir,
-}
-
-impl RedisServer {
-    pub(super) fn start() -> RedisServer {
-        let socket = tempfile::tempdir().unwrap();
-        let path = socket.path().join("redis.sock");
-        let process = Command::new("redis-server")
-            .args(["--port", "0", "--save", "", "--unixsocket"])
-            .arg(&path)
-            .current_dir(socket.path())
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("redis-server is installed (scripts/test does that)");
-        RedisServer { process, socket }
-    }
-
-    pub(super) fn connect(&self) -> redis::Connection {
-        let url = format!("unix://{}", self.socket.path().join("redis.sock").display());
-        let client = redis::Client::open(url).unwrap();
-        let deadline = Instant::now() + Duration::from_secs(10);
-        loop {
-            match client.get_connection() {
-                Ok(connection) => return connection,
-                Err(error) => assert!(Instant::now() < deadline, "redis-server does not start: {error}"),
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
-
-impl Drop for RedisServer {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
+use crate::redis::arguments::Context;
+use crate::redis::tests::{CONTEXT, LEASE, START, TestStore};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -293,49 +244,34 @@ impl Model {
     }
 }
 
-/// Compares on both sides what is heard of an upstream.
-fn both_hear(model: &mut Model, connection: &mut redis::Connection, index: usize, said: &UpstreamReport) {
-    let expected = model.report_upstream(index, said);
-    let place =
-        Place { prefix: "model", epoch: "model:epoch", channel: "", call: 0, run: "", settle: Micros::ZERO };
-    let script = Script::report_upstream();
-    let command = hear_command(&script, place, model.now, LEASE, &model.limiter_refs[index], said);
-    let heard = decode_heard(&command.query(connection).unwrap());
-    assert_eq!(heard, Some(expected), "{said:?}");
-    let shown = inspect(connection, model.now, &model.limiter_refs[index]);
-    assert_eq!(shown, model.inspect(index), "{said:?}");
+/// Returns the context of a call at an instant.
+fn at(now: Micros) -> Context<'static> {
+    Context { now, ..CONTEXT }
 }
 
-fn inspect(connection: &mut redis::Connection, now: Micros, limiter_ref: &LimiterRef) -> StateView {
-    let command = inspect_command(&Script::inspect(), "model", "model:epoch", now, limiter_ref);
-    decode_inspection(&command.query(connection).unwrap(), limiter_ref).expect("a well-formed answer")
+/// Compares on both sides a report of an upstream's answers.
+fn both_report(model: &mut Model, store: &mut TestStore, index: usize, report: &UpstreamReport) {
+    let expected = model.report_upstream(index, report);
+    let (context, limiter_ref) = (at(model.now), &model.limiter_refs[index]);
+    assert_eq!(store.report_upstream(&context, limiter_ref, report), expected, "{report:?}");
+    assert_eq!(store.inspect(&context, limiter_ref), model.inspect(index), "{report:?}");
 }
 
 /// Compares one call on both sides and returns the common answer.
-fn both(model: &mut Model, connection: &mut redis::Connection, count: usize, call: &Call) -> Answer {
+fn both(model: &mut Model, store: &mut TestStore, count: usize, call: &Call) -> Answer {
     let expected = model.reserve(count, call);
-    let script = Script::reserve();
-    let command = command_for(
-        &script,
-        Place { prefix: "model", epoch: "model:epoch", channel: "", call: 0, run: "", settle: Micros::ZERO },
-        model.now,
-        LEASE,
-        &model.limiter_refs[..count],
-        call,
-    );
-    let value: redis::Value = command.query(connection).unwrap();
-    let answer = decode_answer(&value, &model.limiter_refs[..count], call).expect("a well-formed answer");
+    let answer = store.reserve(&at(model.now), &model.limiter_refs[..count], call);
     assert_eq!(answer, expected, "{call:?}");
     answer
 }
 
-fn run(model: &mut Model, connection: &mut redis::Connection, steps: &[Step]) {
+fn run(model: &mut Model, store: &mut TestStore, steps: &[Step]) {
     for step in steps {
         match step {
             Step::Advance(by) => model.now = model.now + Micros(*by),
             Step::Replica(replica) => model.replica = *replica,
             Step::Change { rules: index } => model.limiter_refs[0].rules = rules(*index),
-            Step::GiveBack { holding, count } => give_back(model, connection, *holding, *count),
+            Step::GiveBack { holding, count } => give_back(model, store, *holding, *count),
             Step::Hear { limiter_ref, pause, refused, cost, remaining } => {
                 let slot = |ago: u64| model.now - Micros(ago);
                 let remaining = remaining.map(|(permits, per, ago, took)| {
@@ -349,7 +285,7 @@ fn run(model: &mut Model, connection: &mut redis::Connection, steps: &[Step]) {
                     cost: *cost,
                     remaining: remaining.into_iter().collect(),
                 };
-                both_hear(model, connection, *limiter_ref, &said);
+                both_report(model, store, *limiter_ref, &said);
             }
             Step::Reserve { limiter_refs, runs, room, spare } => {
                 let runs =
@@ -360,18 +296,18 @@ fn run(model: &mut Model, connection: &mut redis::Connection, steps: &[Step]) {
                     refusal_budget: *spare,
                     ..Call::default()
                 };
-                ask(model, connection, *limiter_refs, call);
+                ask(model, store, *limiter_refs, call);
             }
         }
     }
 }
 
 /// Calls as a worker does, and exchanges at once what a change has voided.
-fn ask(model: &mut Model, connection: &mut redis::Connection, count: usize, mut call: Call) {
+fn ask(model: &mut Model, store: &mut TestStore, count: usize, mut call: Call) {
     let known = model.known.entry(count).or_insert_with(|| vec![0; count]).clone();
     call.generations.clone_from(&known);
     call.replica = model.replica;
-    let answer = both(model, connection, count, &call);
+    let answer = both(model, store, count, &call);
     let numbers: Vec<u64> = answer.generations.iter().map(|generation| generation.number).collect();
     let held = model.held.entry(count).or_default();
     held.retain(|holding| holding.slot >= model.now);
@@ -401,7 +337,7 @@ fn ask(model: &mut Model, connection: &mut redis::Connection, count: usize, mut 
             reschedule_wait: exchange_wait,
             ..Call::default()
         };
-        let answer = both(model, connection, count, &exchange);
+        let answer = both(model, store, count, &exchange);
         let places = answer.rescheduled.iter().flat_map(|(n, at)| times(*at, *n));
         let held = model.held.entry(count).or_default();
         held.extend(void.iter().zip(places).filter_map(|(was, slot)| Some(Holding { slot: slot?, ..*was })));
@@ -412,7 +348,7 @@ fn times<T: Clone>(value: T, count: u64) -> std::iter::RepeatN<T> {
     std::iter::repeat_n(value, usize::try_from(count).unwrap())
 }
 
-fn give_back(model: &mut Model, connection: &mut redis::Connection, index: usize, count: u64) {
+fn give_back(model: &mut Model, store: &mut TestStore, index: usize, count: u64) {
     let limiter_refs = if index.is_multiple_of(2) { 1 } else { 2 };
     let held = model.held.entry(limiter_refs).or_default();
     held.retain(|holding| holding.slot >= model.now);
@@ -422,7 +358,7 @@ fn give_back(model: &mut Model, connection: &mut redis::Connection, index: usize
             call.give_back.push(held.swap_remove(index % held.len()));
         }
     }
-    ask(model, connection, limiter_refs, call);
+    ask(model, store, limiter_refs, call);
 }
 
 /// Each half has a server of its own: one of the two always waits for the other.
@@ -432,19 +368,13 @@ fn lua_equals_rust() {
 }
 
 fn compare(cases: u32) {
-    let server = RedisServer::start();
-    let mut connection = server.connect();
-    let script = Script::reserve();
-    for script in [&script, &Script::report_upstream(), &Script::inspect()] {
-        redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(&mut connection).unwrap();
-    }
+    let store = std::cell::RefCell::new(TestStore::start());
     let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
-    let connection = std::cell::RefCell::new(connection);
     runner
         .run(&(0..RULES.len(), prop::collection::vec(step(), 1..40)), |(first, steps)| {
-            let connection = &mut *connection.borrow_mut();
-            redis::cmd("FLUSHALL").exec(connection).unwrap();
-            run(&mut Model::new(first), connection, &steps);
+            let store = &mut *store.borrow_mut();
+            store.flush();
+            run(&mut Model::new(first), store, &steps);
             Ok(())
         })
         .unwrap();
@@ -477,11 +407,7 @@ fn pause_step() -> impl Strategy<Value = PauseStep> {
 /// The same pauses, for the same reasons, by the same replicas, also where they were made by hand.
 #[test]
 fn lua_equals_rust_in_why_a_limiter_is_paused() {
-    let server = RedisServer::start();
-    let mut connection = server.connect();
-    for script in [Script::report_upstream(), Script::inspect(), Script::pause()] {
-        redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(&mut connection).unwrap();
-    }
+    let store = std::cell::RefCell::new(TestStore::start());
     let limiter_ref = |partition| LimiterRef {
         name: LimiterName::parse("a").unwrap(),
         partition,
@@ -490,15 +416,11 @@ fn lua_equals_rust_in_why_a_limiter_is_paused() {
         rules: rules(0),
     };
     let (whole, part) = (limiter_ref(None), limiter_ref(Some(Partition::of([Some(&b"tenant"[..])]))));
-    let place =
-        Place { prefix: "model", epoch: "model:epoch", channel: "", call: 0, run: "", settle: Micros::ONE };
-    let (hear, pause) = (Script::report_upstream(), Script::pause());
     let mut runner = TestRunner::new(Config { cases: 1000, failure_persistence: None, ..Config::default() });
-    let connection = std::cell::RefCell::new(connection);
     runner
         .run(&prop::collection::vec(pause_step(), 1..30), |steps| {
-            let connection = &mut *connection.borrow_mut();
-            redis::cmd("FLUSHALL").exec(connection).unwrap();
+            let store = &mut *store.borrow_mut();
+            store.flush();
             let (memory, mut now) = (MemoryStore::new(Clock::start()), Micros(START));
             for step in steps {
                 match &step {
@@ -510,21 +432,21 @@ fn lua_equals_rust_in_why_a_limiter_is_paused() {
                             ..UpstreamReport::default()
                         };
                         let expected = memory.report_upstream_at(now, &part, &said).paused_until;
-                        let command = hear_command(&hear, place, now, LEASE, &part, &said);
-                        let heard = decode_heard(&command.query(connection).unwrap()).unwrap();
+                        let context = Context { settle: Micros::ONE, ..at(now) };
+                        let heard = store.report_upstream(&context, &part, &said);
                         assert_eq!(heard.paused_until, expected, "{step:?}");
                     }
                     PauseStep::ByHand { replica, lasting, is_whole } => {
                         let limiter_ref = if *is_whole { &whole } else { &part };
                         let lasting = Micros(*lasting);
                         let expected = memory.pause_at(now, limiter_ref, lasting, *replica).unwrap();
-                        let command = pause_command(&pause, place, now, limiter_ref, lasting, *replica);
-                        let heard = decode_heard(&command.query(connection).unwrap()).unwrap();
+                        let context = Context { settle: Micros::ONE, ..at(now) };
+                        let heard = store.pause(&context, limiter_ref, lasting, *replica);
                         assert_eq!(heard.paused_until, expected.paused_until, "{step:?}");
                     }
                 }
                 for limiter_ref in [&whole, &part] {
-                    let shown = inspect(connection, now, limiter_ref).pause;
+                    let shown = store.inspect(&at(now), limiter_ref).pause;
                     assert_eq!(shown, memory.inspect_at(now, limiter_ref).pause, "{step:?}");
                 }
             }
@@ -535,12 +457,9 @@ fn lua_equals_rust_in_why_a_limiter_is_paused() {
 
 #[test]
 fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
-    let server = RedisServer::start();
-    let mut connection = server.connect();
-    let script = Script::reserve();
-    redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(&mut connection).unwrap();
+    let mut store = TestStore::start();
     for waiting in [1000_u64, 10_000] {
-        redis::cmd("FLUSHALL").exec(&mut connection).unwrap();
+        store.flush();
         let rule = |rate| -> Arc<[Rule]> {
             [Rule {
                 rate,
@@ -560,18 +479,9 @@ fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
         let mut slots = Vec::new();
         let mut slowest = Duration::ZERO;
         let mut ask = |limiter_ref: &LimiterRef, now: u64, call: Call| {
-            let command = command_for(
-                &script,
-                Place { prefix: "p", epoch: "p:epoch", channel: "", call: 0, run: "", settle: Micros::ZERO },
-                Micros(now),
-                LEASE,
-                std::slice::from_ref(limiter_ref),
-                &call,
-            );
             let start = Instant::now();
-            let value: redis::Value = command.query(&mut connection).unwrap();
-            let took = start.elapsed();
-            (decode_answer(&value, std::slice::from_ref(limiter_ref), &call).unwrap(), took)
+            let answer = store.reserve(&at(Micros(now)), std::slice::from_ref(limiter_ref), &call);
+            (answer, start.elapsed())
         };
         for index in 0..waiting {
             let runs = vec![Run { cost: 1, wait_max: Micros(1_000_000_000), count: 1 }];
@@ -609,10 +519,7 @@ fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
 
 #[test]
 fn a_repeated_call_is_counted_once() {
-    let server = RedisServer::start();
-    let mut connection = server.connect();
-    let script = Script::reserve();
-    redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(&mut connection).unwrap();
+    let mut store = TestStore::start();
     let limiter_refs = [LimiterRef {
         name: LimiterName::parse("a").unwrap(),
         partition: None,
@@ -629,17 +536,7 @@ fn a_repeated_call_is_counted_once() {
             queue_slots_left: 100,
             ..Call::default()
         };
-        let place = Place {
-            prefix: "p",
-            epoch: "p:epoch",
-            channel: "",
-            call: call_number,
-            run: "",
-            settle: Micros::ZERO,
-        };
-        let command = command_for(&script, place, Micros(START), LEASE, &limiter_refs, &call);
-        let value: redis::Value = command.query(&mut connection).unwrap();
-        decode_answer(&value, &limiter_refs, &call).unwrap()
+        store.reserve_numbered(&at(Micros(START)), &limiter_refs, &call, call_number)
     };
     let first = ask(1, 1);
     assert_eq!(ask(1, 1), first);

@@ -1,10 +1,5 @@
 //! What the scripts do on a real Redis that has lost what it held, instant by instant.
 
-use redis::{Connection, Value};
-
-use super::script::Script;
-use super::store::{Place, command_for, decode_answer, decode_epoch, write_command};
-use super::twin::RedisServer;
 use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::bucket::Bucket;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
@@ -15,27 +10,21 @@ use crate::limiter::model::call::{Answer, Call, Holding, Outcome, Run};
 use crate::limiter::model::epoch::Epoch;
 use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::write_back::{Unknown, WriteBack};
+use crate::redis::arguments::Context;
+use crate::redis::tests::{LEASE, START, TestStore};
 
-const START: u64 = 1_800_000_000_000_000;
-const LEASE: Micros = Micros::from_millis(500);
 const SECOND: u64 = 1_000_000;
 
 /// A server, and the run that it says it is.
 struct Fleet {
-    connection: Connection,
+    store: TestStore,
     run: &'static str,
     limiter_ref: LimiterRef,
-    _server: RedisServer,
 }
 
 impl Fleet {
     /// Ten permits in ten seconds.
     fn new(kind: Kind) -> Fleet {
-        let server = RedisServer::start();
-        let mut connection = server.connect();
-        for script in [Script::reserve(), Script::write_back(), Script::epoch_keep(), Script::reset()] {
-            redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(&mut connection).unwrap();
-        }
         let rule = Rule { rate: 10, window: Micros(10 * SECOND), cell: Micros::ONE, kind };
         let limiter_ref = LimiterRef {
             name: LimiterName::parse("a").unwrap(),
@@ -44,7 +33,7 @@ impl Fleet {
             group: "a".into(),
             rules: [rule].into(),
         };
-        Fleet { connection, run: "one", limiter_ref, _server: server }
+        Fleet { store: TestStore::start(), run: "one", limiter_ref }
     }
 
     /// Asks for permits that may wait for ten seconds, so many microseconds after the start.
@@ -68,14 +57,13 @@ impl Fleet {
         self.call(after, &call)
     }
 
+    fn context(&self, after: u64) -> Context<'static> {
+        let (run, now) = (self.run, Micros(START + after));
+        Context { prefix: "p", epoch: "p:epoch", channel: "", run, settle: LEASE, lease: LEASE, now }
+    }
+
     fn call(&mut self, after: u64, call: &Call) -> Answer {
-        let place =
-            Place { prefix: "p", epoch: "p:epoch", channel: "", call: 0, run: self.run, settle: LEASE };
-        let limiter_refs = std::slice::from_ref(&self.limiter_ref);
-        let command =
-            command_for(&Script::reserve(), place, Micros(START + after), LEASE, limiter_refs, call);
-        let value: Value = command.query(&mut self.connection).unwrap();
-        decode_answer(&value, limiter_refs, call).unwrap()
+        self.store.reserve(&self.context(after), std::slice::from_ref(&self.limiter_ref), call)
     }
 
     /// Begins an epoch, and goes by when it has settled.
@@ -87,23 +75,15 @@ impl Fleet {
     }
 
     fn write_back(&mut self, after: u64, write: &WriteBack) -> Epoch {
-        let place =
-            Place { prefix: "p", epoch: "p:epoch", channel: "", call: 0, run: self.run, settle: LEASE };
-        let command =
-            write_command(&Script::write_back(), place, Micros(START + after), &self.limiter_ref, write);
-        decode_epoch(&command.query(&mut self.connection).unwrap()).unwrap()
+        self.store.write_back(&self.context(after), &self.limiter_ref, write)
     }
 
-    /// Forgets what was used, for those who ask within the next minute.
     fn reset(&mut self, after: u64) -> Result<Epoch, redis::RedisError> {
-        let key = crate::redis::keys::limiter("p", &self.limiter_ref);
-        let mut command = Script::reset().command(&["p:epoch".to_owned(), key], 5);
-        command.arg(START + after).arg(LEASE.0).arg(self.run).arg(0).arg(60 * SECOND);
-        Ok(decode_epoch(&command.query(&mut self.connection)?).unwrap())
+        self.store.reset(&self.context(after), &self.limiter_ref)
     }
 
     fn lose_everything(&mut self) {
-        redis::cmd("FLUSHALL").exec(&mut self.connection).unwrap();
+        self.store.flush();
     }
 }
 
@@ -297,7 +277,7 @@ fn a_key_that_goes_alone_is_a_loss() {
     let answer = fleet.ask(SECOND, first, 4);
     assert_eq!(answer.lives_until, [Micros(START + 11 * SECOND)]);
     let key = crate::redis::keys::limiter("p", &fleet.limiter_ref);
-    redis::cmd("DEL").arg(&key).exec(&mut fleet.connection).unwrap();
+    redis::cmd("DEL").arg(&key).exec(&mut fleet.store.connection).unwrap();
     let told = fleet.ask_who_saw(SECOND, 2 * SECOND, first, 1);
     assert_eq!(told.epoch.settles_until, Some(Micros(START + 2 * SECOND) + LEASE));
     assert!(told.epoch.id > first && told.outcomes.is_empty());
@@ -313,9 +293,9 @@ fn an_older_copy_is_a_loss() {
     let first = fleet.begin(0);
     fleet.ask(SECOND, first, 4);
     let key = crate::redis::keys::limiter("p", &fleet.limiter_ref);
-    let copy: Vec<u8> = redis::cmd("GET").arg(&key).query(&mut fleet.connection).unwrap();
+    let copy: Vec<u8> = redis::cmd("GET").arg(&key).query(&mut fleet.store.connection).unwrap();
     fleet.ask(2 * SECOND, first, 4);
-    redis::cmd("SET").arg(&key).arg(copy).exec(&mut fleet.connection).unwrap();
+    redis::cmd("SET").arg(&key).arg(copy).exec(&mut fleet.store.connection).unwrap();
     assert!(fleet.ask_who_saw(2 * SECOND, 3 * SECOND, first, 1).epoch.id > first);
 }
 

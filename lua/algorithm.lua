@@ -1,0 +1,29 @@
+-- algorithm.lua: the algorithms by the letter with which the text of their rules begins.
+--
+-- Twin of src/limiter/arithmetic/algorithm/mod.rs. Each file in lua/algorithm/ adds one function, which returns a table with the
+-- functions below. A rule names its algorithm, and nothing outside lua/algorithm/ asks which one it is.
+--
+-- Of a rule:
+--   parse(rule, text)            reads the part of the rule's text that follows its cell; sets `rule.capacity`, the most permits that the
+--                                rule grants at one instant, unless that is its rate
+--   spacing(rule, permits)       the distance between two refused callers who need that many permits
+--   separates(rule, first, later)    whether bookings at two instants must stay apart; nil if they never must
+--   window_start(rule, at, length)   the first instant of the window that ends at `at`; nil without windows. What others use of the
+--                                upstream's quota is left to them in each window; without windows it is charged
+-- Of a search (search.lua), which shows a rule the bookings in ascending order:
+--   sight(rule, rate, checkpoint)    what the rule sees at the beginning; `rate` permits of it are left to this fleet
+--   advance(sight, search, before)   moves the sight to `search.at`; the bookings after the first `before` have entered since
+--   room(sight, search, cost)    how many permits have room at `search.at`; or nil and the next instant worth trying
+--   take(sight, search, permits) books permits at `search.at`
+-- Of a state:
+--   available(rule, timeline, now, checkpoint, external)   permits that could be used now beside `external` ones
+--   expires(rule, timeline, checkpoint)   when neither a booking nor the checkpoint matters any more
+--   CHECKPOINT_SIZE              the number of values that stand for bookings no longer seen one by one; 0: none
+-- Only where CHECKPOINT_SIZE is not 0, where `checkpoint` is an array of that size, all zeros at first:
+--   fold(rule, timeline, checkpoint, till)   the checkpoint with the bookings until an instant taken in
+--   take_late(rule, checkpoint, at, permits) the checkpoint with a booking taken in that was written back
+--   missing(rule, checkpoint)    the permits that it lacks, rounded up, and the instant at which it lacks them
+--   lacking(rule, at, permits)   a checkpoint that lacks permits at an instant
+--   is_emptier(one, other)       whether a checkpoint lacks at least as much as another one
+
+local Algorithm = {}

@@ -1,0 +1,3 @@
+-- prelude.lua: names that every include uses.
+
+local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min

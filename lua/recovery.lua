@@ -1,0 +1,37 @@
+-- recovery.lua: what happens to a state when the server has lost its memory, or a part of it.
+
+local Recovery
+do
+  -- Whether a state is missing, or an older copy, that a caller saw at an instant of this epoch and that should exist until now.
+  local function is_lost(state, seen_at, epoch, now)
+    return epoch.id < seen_at and seen_at <= now and (state.created_at > seen_at or state.called_at < seen_at)
+  end
+
+  -- Returns how much of a state's tightest rule is in use.
+  local function used(state, now)
+    local most = 0
+    for _, rule in ipairs(state.rules) do
+      most = max(most, rule.capacity - State.available(state, now, rule))
+    end
+    return most
+  end
+
+  -- Brings a state into an epoch. Of a state from before only the number of permits in use is kept: their holders write them back,
+  -- and what nobody has written back is charged when the epoch has settled.
+  local function enter(state, epoch, now)
+    if state.epoch ~= epoch.id then
+      state.owed = max(state.owed, used(state, now))
+      state.generation, state.epoch = max(epoch.id, state.generation + 1), epoch.id
+      state.called_at, state.lives_until, state.reset_at = min(state.called_at, now), 0, min(state.reset_at, now)
+      state.void_from, state.previous_generation, state.rescheduled, state.rescheduled_until = 0, 0, {}, 0
+      state.timeline, state.written_back, state.checkpoints = Timeline.new(), {}, State.new_checkpoints(state.rules)
+    end
+    if state.owed > 0 and now >= epoch.settled_at then
+      local missing = state.owed - used(state, now)
+      state.owed = 0
+      if missing > 0 then Search.charge_at(state, now, missing) end
+    end
+  end
+
+  Recovery = { is_lost = is_lost, enter = enter }
+end

@@ -1,0 +1,114 @@
+-- rule.lua: a limit in the form in which it is searched: whole microseconds, widened by the guard.
+--
+-- Twin of src/limiter/arithmetic/rule.rs: the same steps, the same results to the microsecond. All numbers are integers below 2^53,
+-- which Lua's doubles hold exactly.
+--
+-- Rules travel as a text, so that equal rules are equal texts: joined by `;`, each one
+--   LETTER rate window cell ...
+-- with the letter of its algorithm and what the algorithm adds.
+
+local Rule
+do
+  -- Over a hundred years: sums of two spans stay below 2^53.
+  local SPAN_MAX = 4000000000000000
+
+  -- An algorithm is made when the first rule names it.
+  local made = {}
+
+  local function parse(text)
+    local letter, rate, window, cell, rest = string.match(text, "^(%a) (%d+) (%d+) (%d+)(.*)$")
+    rate, window = tonumber(rate), tonumber(window)
+    local algorithm = made[letter]
+    if not algorithm then
+      algorithm = (Algorithm[letter] or Algorithm.unknown)()
+      made[letter] = algorithm
+    end
+    -- A permit takes `whole` microseconds and `part` in parts of `rate`.
+    local rule = {
+      text = text, rate = rate, window = window, cell = tonumber(cell), algorithm = algorithm, capacity = rate,
+      whole = floor(window / rate), part = window % rate,
+    }
+    algorithm.parse(rule, rest)
+    return rule
+  end
+
+  local function add(rules, rule)
+    if #rules == 0 or rule.cell < rules.cell then rules.cell = rule.cell end
+    if rule.algorithm.separates then table.insert(rules.separating, rule) end
+    rules[#rules + 1] = rule
+  end
+
+  -- Returns the rules of a text, with `cell`, the finest cell of all, and `separating`, the rules that keep instants apart.
+  local function parse_all(text)
+    local rules = { cell = 1, separating = {} }
+    if string.find(text, ";", 1, true) then
+      for part in string.gmatch(text, "[^;]+") do add(rules, parse(part)) end
+    elseif text ~= "" then
+      add(rules, parse(text))
+    end
+    return rules
+  end
+
+  -- Returns the first instant of the cell that holds `at`.
+  local function cell_start(at, cell)
+    return at - at % cell
+  end
+
+  -- Returns the first instant at or after `at` that begins a cell.
+  local function cell_from(at, cell)
+    return cell_start(at + cell - 1, cell)
+  end
+
+  -- Returns how long a limit takes to allow that many permits: whole microseconds and a rest in parts of `rate`.
+  -- The product of very many permits may exceed 2^53, so it is taken in two parts, 20 bits and the rest.
+  local function span_exact(rule, permits)
+    local rate, whole, part = rule.rate, rule.whole, rule.part
+    if permits * whole > SPAN_MAX then return SPAN_MAX, 0 end
+    if permits < 8388608 then
+      local product = permits * part
+      local rest = product % rate
+      local micros = permits * whole + (product - rest) / rate
+      if micros > SPAN_MAX then return SPAN_MAX, 0 end
+      return micros, rest
+    end
+    local high, low = floor(permits / 1048576), permits % 1048576
+    local product = high * part
+    local quotient = floor(product / rate)
+    product = product % rate * 1048576 + low * part
+    local micros = permits * whole + quotient * 1048576 + floor(product / rate)
+    if micros > SPAN_MAX then return SPAN_MAX, 0 end
+    return micros, product % rate
+  end
+
+  -- Whether bookings at two instants, the second no earlier, are kept as one entry.
+  local function is_one(rules, cell, first, later)
+    if first - first % cell ~= later - later % cell then return false end
+    if first == later then return true end
+    local separating = rules.separating
+    for index = 1, #separating do
+      local rule = separating[index]
+      if rule.algorithm.separates(rule, first, later) then return false end
+    end
+    return true
+  end
+
+  local function longest_window(rules)
+    local longest = 0
+    for _, rule in ipairs(rules) do
+      if rule.window > longest then longest = rule.window end
+    end
+    return longest
+  end
+
+  -- Returns the place of a rule among others, the first one if it stands there twice; nil if it is not among them.
+  local function position(rules, rule)
+    for index = 1, #rules do
+      if rules[index].text == rule.text then return index end
+    end
+  end
+
+  Rule = {
+    SPAN_MAX = SPAN_MAX, parse_all = parse_all, cell_start = cell_start, cell_from = cell_from, span_exact = span_exact,
+    is_one = is_one, longest_window = longest_window, position = position,
+  }
+end

@@ -1,0 +1,242 @@
+-- reserve.lua: give back, exchange and book permits for the requests of one queue, in one step.
+-- Twin of src/limiter/arithmetic/reserve.rs. A script and not MULTI/EXEC: a slot depends on what is read in the same step.
+-- KEYS[1..n]   the states of the n limiters that the queue needs, all at once
+-- KEYS[n + 1]  the order of the queue
+-- KEYS[n + 2]  the epoch
+-- ARGV[1]      MessagePack values, one after the other; all times in microseconds
+--   given_now         0: this server's clock; anything else is for tests
+--   lease             how long a changed limit leaves its bookings where they are
+--   replica           the calling replica
+--   call              the number of this call among those of the replica; 0: it is never repeated
+--   heard             the latest epoch that the caller has heard of
+--   run               the server's run as the caller knows it; empty: unknown; `?`: to be found out
+--   settle            how long a new epoch takes to settle; 0: there are no epochs
+--   channel           the channel on which freed room is announced; none if empty
+--   callers           what the caller knows of each limiter: its rules as text, the generation, and when it last saw a state
+--                     that must still exist or 0, by turns
+--   given_back        permits that are not needed: slot, cost and count by turns
+--   voided            void permits that are wanted at their new place: slot, cost and count by turns, ascending
+--   exchange_wait     the longest wait for such a place
+--   runs              new requests in their order: cost, longest wait and count by turns
+--   queue_slots_left  how many of them may be given a slot in the future
+--   refusal_budget    how many requests like the first refused one the caller may refuse without asking
+-- Returns      one MessagePack array:
+--              { { now, epoch, until when it settles or 0, last reset or 0 },
+--                { { generation, void_from, previous generation, { available permits of each rule }, paused until or 0,
+--                    until when the state exists } of each limiter },
+--                the last booked instant or 0, { the earliest freed room before the last slot, its permits } or zeros,
+--                { { count, slot or 0 for none within the wait } of what was exchanged },
+--                { { count, slot } where booked, else { count, 1: too far or 2: queue full, delay, delay to tell, limiter, rule } } }
+--              While an epoch settles nothing is exchanged or booked. A repeated call is answered again and not carried out twice.
+-- Atomic:      all keys carry one hash tag, so one cluster slot
+-- Expiry:      every key when nothing in it can matter any more, never earlier
+
+local limiters = #KEYS - 2
+local order_key, epoch_key = KEYS[limiters + 1], KEYS[limiters + 2]
+local given_now, lease, replica, call, heard, run, settle, channel, callers, given_back, voided, exchange_wait, runs,
+  queue_slots_left, refusal_budget = cmsgpack.unpack(ARGV[1])
+local now, stored = Store.now(given_now), redis.call("MGET", unpack(KEYS))
+
+local epoch = Epoch.open(epoch_key, stored[limiters + 2], now, heard, run, settle)
+
+-- ---- load ----
+
+local states, own_rules = {}, {}
+
+local function note_silence(state)
+  -- A server that nobody has asked for this long may have been away.
+  local SILENCE_MIN = 100000
+  -- A shorter silence does not replace a longer one for this long: by then all replicas have written back what they granted.
+  local SILENCE_KEPT = 1000000
+  local silence = now - state.called_at
+  local is_longer = silence > state.silent_until - state.silent_from or now > state.silent_until + SILENCE_KEPT
+  if silence > SILENCE_MIN and is_longer then state.silent_from, state.silent_until = state.called_at, now end
+  state.called_at = max(state.called_at, now)
+end
+
+local is_lost = false
+for index = 1, limiters do
+  local state = State.load(KEYS[index], stored[index], now)
+  states[index] = state
+  is_lost = is_lost or Recovery.is_lost(state, callers[3 * index], epoch, now)
+end
+-- A single key may be lost, deleted or evicted: replicas write back the grants that it held.
+if is_lost then epoch = Epoch.begin(now, epoch.id, epoch.run, settle, epoch.resets, epoch.pauses) end
+local settles = now < epoch.settled_at
+for index = 1, limiters do
+  local state, rules = states[index], callers[3 * index - 2]
+  Recovery.enter(state, epoch, now)
+  note_silence(state)
+  Open.state(state, KEYS[index], epoch, now, rules, lease, replica)
+  own_rules[index] = state.union == rules and state.rules or Rule.parse_all(rules)
+end
+
+local order = QueueOrder.load(order_key, stored[limiters + 1])
+local answered = QueueOrder.answered(order, replica, call)
+if answered == "" then return redis.error_reply("REPEATED the call was carried out before") end
+if answered then return answered end
+QueueOrder.open(order, now, states)
+
+-- ---- steps over all limiters of the queue ----
+
+local function give_back(slot, permits)
+  local place
+  for index = 1, limiters do
+    local moved = Reschedule.give_back(states[index], slot, permits, callers[3 * index - 1])
+    if moved and (not place or moved > place) then place = moved end
+  end
+  return place
+end
+
+local function searches_from(at)
+  local searches = {}
+  for index = 1, limiters do searches[index] = Search.new(states[index], at) end
+  return searches
+end
+
+local function charge(searches, permits)
+  for index = 1, limiters do Search.charge(searches[index], permits) end
+end
+
+-- Returns the earliest instant at which every limiter has room, the room, and the limiter and rule that moved the search there.
+local function earliest(searches, cost)
+  local limiter, limit, at = 1, 1, 0
+  for index = 1, limiters do at = max(at, searches[index].at) end
+  while true do
+    local least, moved = nil, false
+    for index = 1, limiters do
+      local search = searches[index]
+      Search.advance(search, at)
+      local found, limited_by = Search.earliest(search, cost)
+      if limited_by then limiter, limit = index, limited_by end
+      if search.at > at then
+        moved = true
+        at = search.at
+      end
+      if not least or found < least then least = found end
+    end
+    if not moved then return at, least, limiter, limit end
+  end
+end
+
+-- ---- give back ----
+
+for index = 1, #given_back, 3 do
+  local slot, permits = given_back[index], given_back[index + 1] * given_back[index + 2]
+  QueueOrder.given_back(order, now, give_back(slot, permits) or slot, permits)
+end
+
+-- ---- exchange: one by one, each at the place that the change kept for it, or no earlier than that ----
+
+local exchanged = {}
+
+local function exchange_all()
+  -- Returns the place of a void permit, where every limiter has moved it to the same one, and claims it.
+  local function claim(slot, cost, skipped)
+    local place, indexes = nil, {}
+    for index = 1, limiters do
+      local to, moved = Reschedule.place_of(states[index], slot, cost, callers[3 * index - 1], skipped)
+      if not to or to < now or to - now > exchange_wait or (place and place ~= to) then return nil end
+      place, indexes[index] = to, moved
+    end
+    for index, moved in ipairs(indexes) do Reschedule.claim(states[index], moved, cost) end
+    return place
+  end
+
+  local function exchange(slot, cost, skipped)
+    local at = claim(slot, cost, skipped)
+    if not at then
+      local place = give_back(slot, cost)
+      local searches = searches_from(max(now, place or order.last))
+      at = earliest(searches, cost)
+      if at - now <= exchange_wait then charge(searches, cost) else at = 0 end
+    end
+    order.last = max(order.last, at)
+    local row = exchanged[#exchanged]
+    if row and row[2] == at then row[1] = row[1] + 1 else exchanged[#exchanged + 1] = { 1, at } end
+  end
+
+  for first = 1, #voided, 3 do
+    local slot, cost, count = voided[first], voided[first + 1], voided[first + 2]
+    local left = Reschedule.unclaimed(states[1], slot)
+    for index = 2, limiters do left = min(left, Reschedule.unclaimed(states[index], slot)) end
+    for index = 0, count - 1 do
+      -- Several replicas hold permits of one slot. Where these lie apart now, each replica takes some from the whole stretch.
+      exchange(slot, cost, max(floor((2 * index + 1) * left / (2 * count)) - index * cost, 0))
+    end
+  end
+end
+
+if #voided > 0 and not settles then exchange_all() end
+
+-- ---- book ----
+
+local outcomes = {}
+
+local function refuse(count, code, at, cost, limiter, limit)
+  local rule = states[limiter].rules[limit]
+  local told = QueueOrder.tell(order, at, (count + refusal_budget) * cost, rule)
+  refusal_budget = 0
+  local own = Rule.position(own_rules[limiter], rule) or 1
+  outcomes[#outcomes + 1] = { count, code, at - now, told - now, limiter - 1, own - 1 }
+end
+
+local function book()
+  local TOO_FAR, QUEUE_FULL = 1, 2
+  local searches = searches_from(now)
+  -- The largest cost for which the search has passed by room: a smaller one may be booked before.
+  local passed = 0
+  for first = 1, #runs, 3 do
+    local cost, wait_max, left = runs[first], runs[first + 1], runs[first + 2]
+    if cost < passed then searches, passed = searches_from(now), 0 end
+    while left > 0 do
+      local from = QueueOrder.floor_of(order, cost)
+      for limiter = 1, limiters do Search.advance(searches[limiter], from) end
+      local at, free, limiter, limit = earliest(searches, cost)
+      local code = at - now > wait_max and TOO_FAR or at > now and queue_slots_left == 0 and QUEUE_FULL or nil
+      if code then
+        refuse(left, code, at, cost, limiter, limit)
+        passed = max(passed, cost)
+        break
+      end
+      local count = max(QueueOrder.count_at(order, at, cost, min(left, floor(free / cost))), 1)
+      if at > now then
+        count = min(count, queue_slots_left)
+        queue_slots_left = queue_slots_left - count
+      end
+      charge(searches, count * cost)
+      if QueueOrder.booked(order, at, count, cost) then passed = max(passed, cost) end
+      outcomes[#outcomes + 1] = { count, at }
+      left = left - count
+    end
+  end
+end
+
+if #runs > 0 and not settles then book() end
+
+-- ---- store and answer ----
+
+local rows, lives_until, last_booked = {}, now, 0
+for index = 1, limiters do
+  local state, rules, available = states[index], own_rules[index], {}
+  for place = 1, #rules do available[place] = State.available(state, now, rules[place]) end
+  local expires, paused_until = State.expires(state), State.paused_until(state, now)
+  last_booked = max(last_booked, Timeline.last(state.timeline) or 0)
+  if settles and (state.owed > 0 or #state.written_back > 0) then
+    expires = max(expires, epoch.settled_at + Rule.longest_window(state.rules))
+  end
+  local lives = State.keep(KEYS[index], stored[index], state, now, expires)
+  lives_until = max(lives_until, lives)
+  rows[index] = { state.generation, state.void_from, state.previous_generation, available, paused_until, lives }
+end
+local room_at, room_permits = QueueOrder.room(order)
+if room_permits > 0 and #given_back > 0 and channel ~= "" then
+  -- Replicas that hold later slots trade them for the room. One that misses the announcement loses only time.
+  redis.pcall("PUBLISH", channel, string.format("%s %.0f %.0f", order_key, room_at, room_permits))
+end
+local answer = cmsgpack.pack({
+  Epoch.answer(epoch, now), rows, last_booked, { room_at, room_permits }, exchanged, outcomes,
+})
+QueueOrder.keep(order_key, stored[limiters + 1], order, now, replica, call, answer)
+if settle > 0 then Epoch.keep(epoch_key, epoch, now, lives_until) end
+return answer

@@ -1,0 +1,113 @@
+-- write_back.lua: charge what a replica was granted before the server lost it, or while the server was away.
+-- KEYS[1]  the epoch
+-- KEYS[2]  the state of the limiter
+-- ARGV[1]  MessagePack values, one after the other; all times in microseconds
+--   given_now  0: this server's clock
+--   heard      the latest epoch that the caller has heard of
+--   run        the server's run as the caller knows it; empty: unknown; `?`: to be found out
+--   settle     how long a new epoch takes to settle
+--   lease      how long a changed limit leaves its bookings where they are
+--   replica    the calling replica
+--   number     the number of this write among those of its kind and the replica: a repeated one is carried out once
+--   seen       how many permits the caller has seen in use: those that nobody writes back are charged, too
+--   rules      the caller's rules as text
+--   was_away   whether the permits were granted while the server was away; otherwise it has lost them
+--   since      if it was away: how long ago a replica may first have granted something without it
+--   sent       the instant of this clock at which the call was sent, as far as the caller knows; 0: unknown
+--   bookings   ascending: how long before it was sent (below 0: after it) and permits by turns
+-- Returns  one MessagePack array: { now, epoch, until when it settles or 0, last reset or 0 }
+-- Atomic:  a single server, or keys of one hash tag
+-- Expiry:  every key when nothing in it can matter any more, never earlier
+
+local epoch_key, state_key = KEYS[1], KEYS[2]
+local given_now, heard, run, settle, lease, replica, number, seen, rules, was_away, since, sent, bookings = cmsgpack.unpack(ARGV[1])
+local now, stored = Store.now(given_now), redis.call("MGET", epoch_key, state_key)
+
+local epoch = Epoch.open(epoch_key, stored[1], now, heard, run, settle)
+local state = State.load(state_key, stored[2], now)
+Recovery.enter(state, epoch, now)
+Open.state(state, state_key, epoch, now, rules, lease, replica)
+
+-- Notes the number of this write. Returns whether it is new.
+local function is_new()
+  local written, place = state.written_back, nil
+  for index = 1, #written, 3 do
+    if written[index] == replica then place = index end
+  end
+  if not place then
+    place = #written + 1
+    written[place], written[place + 1], written[place + 2] = replica, 0, 0
+  end
+  place = place + (was_away and 2 or 1)
+  if written[place] >= number then return false end
+  written[place] = number
+  return true
+end
+
+local function settle_until(at)
+  if at > epoch.settled_at then epoch.settled_at, epoch.kept_until = at, 0 end
+end
+
+-- Lets the epoch settle while more may be written back.
+local function wait_for_others()
+  -- If nobody has called since the first grant, the server was away for all. Calls that were sent before may be carried out when it is
+  -- back, so the last call alone shows nothing.
+  local first = sent - since
+  local was_silent = state.called_at < first or (state.silent_from <= first and first <= state.silent_until)
+  if was_away and now >= epoch.settled_at and was_silent then settle_until(now + settle) end
+  if now < epoch.settled_at then
+    state.owed = max(state.owed, seen)
+    settle_until(min(now + settle / 2, epoch.id + Epoch.SETTLES_MAX * settle))
+  end
+end
+
+-- Takes a booking into the checkpoints that hold its instant.
+local function take_late(at, permits)
+  for place, checkpoint in pairs(state.checkpoints) do
+    local rule = state.rules[place]
+    state.checkpoints[place] = rule.algorithm.take_late(rule, checkpoint, at, permits)
+  end
+end
+
+-- Charges the bookings: two ascending rows become one.
+local function charge()
+  local timeline, in_force = state.timeline, state.rules
+  local entries, permits, size, known = {}, {}, 0, 1
+  local function put(at, count)
+    if size > 0 and Rule.is_one(in_force, in_force.cell, entries[size], at) then
+      entries[size], permits[size] = at, permits[size] + count
+    else
+      size = size + 1
+      entries[size], permits[size] = at, count
+    end
+  end
+  local function put_known(till)
+    while known <= timeline.size and timeline.at[known] <= till do
+      put(timeline.at[known], timeline.permits[known])
+      known = known + 1
+    end
+  end
+  for index = 1, #bookings, 2 do
+    local at, count = sent - bookings[index], bookings[index + 1]
+    put_known(at)
+    -- Bookings from before a reset do not count any more.
+    if at > state.reset_at then
+      put(at, count)
+      take_late(at, count)
+    end
+  end
+  put_known(math.huge)
+  timeline.at, timeline.permits, timeline.size = entries, permits, size
+end
+
+if is_new() then
+  -- A call to a server that stood still is carried out late. A call that seems older than this comes from another clock.
+  local DELAY_MAX = 60000000
+  if sent > now or now - sent > DELAY_MAX then sent = now end
+  wait_for_others()
+  charge()
+end
+
+local expires = max(State.expires(state), epoch.settled_at + Rule.longest_window(state.rules))
+Epoch.keep(epoch_key, epoch, now, State.keep(state_key, stored[2], state, now, expires))
+return cmsgpack.pack(Epoch.answer(epoch, now))

@@ -1,0 +1,71 @@
+-- search.lua: a search for the earliest instant with room under all rules of a state at once. It only moves forward.
+--
+-- Twin of src/limiter/arithmetic/algorithm/mod.rs (`Search`). It stands at `at`, where the first `entered` entries count; each rule
+-- has a sight of the bookings from there.
+
+local Search
+do
+  local function advance(search, at)
+    if at <= search.at then return end
+    search.at = at
+    local timeline, rules, sights, before = search.timeline, search.rules, search.sights, search.entered
+    local entries, entered, size, cell = timeline.at, before, timeline.size, rules.cell
+    -- The bookings of the cell of `at` count.
+    local till = at - at % cell + cell
+    while entered < size and entries[entered + 1] < till do entered = entered + 1 end
+    search.entered = entered
+    for index = 1, #rules do rules[index].algorithm.advance(sights[index], search, before) end
+  end
+
+  local function new(state, from)
+    local rules, timeline, sights = state.rules, state.timeline, {}
+    Timeline.compact(timeline)
+    for index = 1, #rules do
+      local rule = rules[index]
+      sights[index] = rule.algorithm.sight(rule, ExternalUsage.rate_left(state, index), state.checkpoints[index])
+    end
+    local search = { rules = rules, timeline = timeline, sights = sights, pause = state.pause, at = -1, entered = 0 }
+    advance(search, from)
+    return search
+  end
+
+  -- Moves to the earliest instant with room for `cost`. Returns the room, and the index of the last rule that moved the search.
+  local function earliest(search, cost)
+    local rules, sights, pause, limited_by = search.rules, search.sights, search.pause, nil
+    local index, room = 1, nil
+    if search.at < pause.paced_until then advance(search, Pause.open_from(pause, search.at)) end
+    while index <= #rules do
+      local found, next_at = rules[index].algorithm.room(sights[index], search, cost)
+      if found then
+        if not room or found < room then room = found end
+        index = index + 1
+      else
+        limited_by = index
+        advance(search, next_at)
+        index, room = 1, nil
+      end
+    end
+    if Pause.is_paced(pause, search.at) then return cost, limited_by end
+    return max(room or cost, cost), limited_by
+  end
+
+  -- Books permits where the search stands, without a note in the pause.
+  local function put(search, permits)
+    local rules, sights = search.rules, search.sights
+    if Timeline.charge(search.timeline, rules, search.entered, search.at, permits) then search.entered = search.entered + 1 end
+    for index = 1, #rules do rules[index].algorithm.take(sights[index], search, permits) end
+  end
+
+  -- Books permits where the search stands.
+  local function charge(search, permits)
+    put(search, permits)
+    if search.at < search.pause.paced_until then Pause.booked(search.pause, search.at, permits) end
+  end
+
+  -- Books permits at an instant, because they are used there: whether there is room or not, and during a pause, too.
+  local function charge_at(state, at, permits)
+    put(new(state, at), permits)
+  end
+
+  Search = { new = new, advance = advance, earliest = earliest, charge = charge, charge_at = charge_at }
+end

@@ -1,0 +1,168 @@
+-- timeline.lua: bookings by instant, ascending: `at` are the instants, `permits` how many each holds, `size` the number of entries.
+--
+-- Twin of src/limiter/arithmetic/timeline.rs. Instants of one cell are one entry, kept at the latest of them. Stored as
+-- { { at, ... }, { permits, ... } }, where each instant is the difference to the one before, which makes it short. Both arrays are
+-- used as they come, for there may be hundreds of entries and a server does nothing else meanwhile.
+
+local Timeline
+do
+  local is_one = Rule.is_one
+
+  local function new()
+    return { at = {}, permits = {}, size = 0, has_empty = false }
+  end
+
+  local function load(stored)
+    local entries, at = stored[1], 0
+    local size = #entries
+    for index = 1, size do
+      at = at + entries[index]
+      entries[index] = at
+    end
+    return { at = entries, permits = stored[2], size = size, has_empty = false }
+  end
+
+  -- Removes the entries after the first `size`.
+  local function shorten(timeline, size)
+    local entries, permits = timeline.at, timeline.permits
+    for index = size + 1, timeline.size do
+      entries[index] = nil
+      permits[index] = nil
+    end
+    timeline.size = size
+  end
+
+  -- Removes the entries that hold nothing any more, all at once: before anything is searched for.
+  local function compact(timeline)
+    if not timeline.has_empty then return end
+    local entries, permits, kept = timeline.at, timeline.permits, 0
+    for index = 1, timeline.size do
+      if permits[index] > 0 then
+        kept = kept + 1
+        entries[kept], permits[kept] = entries[index], permits[index]
+      end
+    end
+    shorten(timeline, kept)
+    timeline.has_empty = false
+  end
+
+  -- Returns the stored form. The timeline cannot be used any more.
+  local function pack(timeline)
+    compact(timeline)
+    local entries, before = timeline.at, 0
+    for index = 1, timeline.size do
+      local at = entries[index]
+      entries[index] = at - before
+      before = at
+    end
+    return { entries, timeline.permits }
+  end
+
+  -- Returns the last booked instant, or nil.
+  local function last(timeline)
+    return timeline.at[timeline.size]
+  end
+
+  -- Returns the index of the first entry at `at` or later.
+  local function first_from(timeline, at)
+    local entries, low, high = timeline.at, 1, timeline.size + 1
+    while low < high do
+      local middle = floor((low + high) / 2)
+      if entries[middle] < at then low = middle + 1 else high = middle end
+    end
+    return low
+  end
+
+  -- Removes the entries before the one at `first`.
+  local function keep_from(timeline, first)
+    if first == 1 then return end
+    local entries, permits, size = timeline.at, timeline.permits, timeline.size
+    for index = first, size do
+      local place = index - first + 1
+      entries[place], permits[place] = entries[index], permits[index]
+    end
+    shorten(timeline, size - first + 1)
+  end
+
+  -- Removes the entries from an instant on, and returns them as instants and permits by turns.
+  local function split_off(timeline, at)
+    local first, removed = first_from(timeline, at), {}
+    for index = first, timeline.size do
+      local size = #removed
+      removed[size + 1], removed[size + 2] = timeline.at[index], timeline.permits[index]
+    end
+    shorten(timeline, first - 1)
+    return removed
+  end
+
+  -- Removes what no rule can see, and merges what only rules with wide cells can still see. `seen_for` is how long each of the
+  -- rules sees a booking.
+  local function prune(timeline, now, rules, seen_for)
+    local entries, permits, longest = timeline.at, timeline.permits, 0
+    for index = 1, #rules do longest = max(longest, seen_for[index]) end
+    local first, size = 1, timeline.size
+    while first <= size and entries[first] + longest <= now do first = first + 1 end
+    keep_from(timeline, first)
+    if #rules < 2 then return end
+    local kept = 0
+    for index = 1, timeline.size do
+      local at, count, cell = entries[index], permits[index], nil
+      for place = 1, #rules do
+        local own = rules[place].cell
+        if at + seen_for[place] > now and (not cell or own < cell) then cell = own end
+      end
+      if kept > 0 and is_one(rules, cell or 1, entries[kept], at) then
+        entries[kept] = at
+        permits[kept] = permits[kept] + count
+      else
+        kept = kept + 1
+        entries[kept], permits[kept] = at, count
+      end
+    end
+    shorten(timeline, kept)
+  end
+
+  -- Books permits at an instant. The cells of the first `after` entries begin there or before. Returns whether they became an
+  -- entry of their own.
+  local function charge(timeline, rules, after, at, count)
+    local entries, permits, cell, place = timeline.at, timeline.permits, rules.cell, after
+    -- Entries stay ascending: one of the same cell may lie behind the end of the calendar window that holds `at`.
+    while place > 0 and entries[place] > at and not is_one(rules, cell, at, entries[place]) do place = place - 1 end
+    local before = entries[place]
+    if before and is_one(rules, cell, min(before, at), max(before, at)) then
+      if at > before then entries[place] = at end
+      permits[place] = permits[place] + count
+      return false
+    end
+    table.insert(entries, place + 1, at)
+    table.insert(permits, place + 1, count)
+    timeline.size = timeline.size + 1
+    return true
+  end
+
+  -- Takes back up to that many permits of an instant.
+  local function uncharge(timeline, rules, at, count)
+    local entries, permits, size = timeline.at, timeline.permits, timeline.size
+    local index = first_from(timeline, at)
+    while index <= size and permits[index] == 0 do index = index + 1 end
+    if index > size or not is_one(rules, rules.cell, at, entries[index]) then return end
+    local left = permits[index] - min(permits[index], count)
+    permits[index] = left
+    if left == 0 then timeline.has_empty = true end
+  end
+
+  -- Returns the permits booked from one instant to another, both included.
+  local function held_between(timeline, from, till)
+    local held, entries, permits = 0, timeline.at, timeline.permits
+    for index = first_from(timeline, from), timeline.size do
+      if entries[index] > till then break end
+      held = held + permits[index]
+    end
+    return held
+  end
+
+  Timeline = {
+    new = new, load = load, pack = pack, compact = compact, last = last, first_from = first_from, keep_from = keep_from,
+    split_off = split_off, prune = prune, charge = charge, uncharge = uncharge, held_between = held_between,
+  }
+end

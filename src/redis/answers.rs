@@ -1,0 +1,162 @@
+//! The answers of the scripts as values, as the header of each script's file describes them.
+
+use std::time::Duration;
+
+use redis::Value;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::clock::Micros;
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::model::call::{Answer, Call, Freed, Generation, Outcome, RetryDelay, Violated};
+use crate::limiter::model::epoch::{Epoch, Reset};
+use crate::limiter::model::pause::{Cause, Lasting, Reason};
+use crate::limiter::model::upstream_report::ReportResult;
+use crate::limiter::store::StateView;
+use crate::limiter::{Replica, printable};
+use crate::redis::keys;
+
+fn unpack<T: DeserializeOwned>(value: &Value) -> Option<T> {
+    let Value::BulkString(packed) = value else { return None };
+    rmp_serde::from_slice(packed).ok()
+}
+
+#[derive(Deserialize)]
+struct EpochRow(u64, u64, u64, u64);
+
+impl From<EpochRow> for Epoch {
+    fn from(EpochRow(now, id, settles_until, reset_at): EpochRow) -> Epoch {
+        let settles_until = (settles_until > 0).then_some(Micros(settles_until));
+        Epoch { now: Micros(now), id, settles_until, reset_at: Micros(reset_at) }
+    }
+}
+
+#[derive(Deserialize)]
+struct LimiterRow {
+    number: u64,
+    void_from: u64,
+    before: u64,
+    available: Vec<u64>,
+    paused_until: u64,
+    lives_until: u64,
+}
+
+#[derive(Deserialize)]
+struct ReserveRow {
+    epoch: EpochRow,
+    limiters: Vec<LimiterRow>,
+    last: u64,
+    room: (u64, u64),
+    exchanged: Vec<(u64, u64)>,
+    outcomes: Vec<Vec<u64>>,
+}
+
+/// Returns the answer of `reserve.lua`, if it is one to this call.
+pub(super) fn reserve(value: &Value, limiter_refs: &[LimiterRef], call: &Call) -> Option<Answer> {
+    let row: ReserveRow = unpack(value)?;
+    let epoch = Epoch::from(row.epoch);
+    let mut answer = Answer { now: epoch.now, epoch, last: Micros(row.last), ..Answer::default() };
+    if row.limiters.len() != limiter_refs.len() {
+        return None;
+    }
+    for (limiter, limiter_ref) in row.limiters.into_iter().zip(limiter_refs) {
+        if limiter.available.len() != limiter_ref.rules.len() {
+            return None;
+        }
+        let LimiterRow { number, void_from, before, available, paused_until, lives_until } = limiter;
+        answer.generations.push(Generation { number, void_from: Micros(void_from), before });
+        answer.available.push(available);
+        answer.paused.push(Micros(paused_until));
+        answer.lives_until.push(Micros(lives_until));
+    }
+    let (at, permits) = row.room;
+    answer.freed = (permits > 0).then_some(Freed { at: Micros(at), permits });
+    if epoch.settles_until.is_some() {
+        return (row.exchanged.is_empty() && row.outcomes.is_empty()).then_some(answer);
+    }
+    let slot = |(count, at)| (count, (at > 0).then_some(Micros(at)));
+    answer.rescheduled = row.exchanged.into_iter().map(slot).collect();
+    answer.outcomes = row.outcomes.iter().map(|row| outcome(row)).collect::<Option<_>>()?;
+    is_whole(&answer, call).then_some(answer)
+}
+
+/// Whether an answer speaks of as many permits as the call.
+fn is_whole(answer: &Answer, call: &Call) -> bool {
+    let total = |mut counts: Box<dyn Iterator<Item = u64> + '_>| counts.try_fold(0, u64::checked_add);
+    total(Box::new(answer.rescheduled.iter().map(|(count, _)| *count)))
+        == total(Box::new(call.reschedule.iter().map(|holding| holding.count)))
+        && total(Box::new(answer.outcomes.iter().map(|(count, _)| *count)))
+            == total(Box::new(call.runs.iter().map(|run| run.count)))
+}
+
+fn outcome(row: &[u64]) -> Option<(u64, Outcome)> {
+    match *row {
+        [count, slot] => Some((count, Outcome::Booked(Micros(slot)))),
+        [count, code, delay, advised, limiter, limit] => {
+            let violated =
+                Violated { limiter: usize::try_from(limiter).ok()?, limit: usize::try_from(limit).ok()? };
+            let delay = RetryDelay { delay: Micros(delay), advised: Micros(advised), violated };
+            match code {
+                1 => Some((count, Outcome::TooFar(delay))),
+                2 => Some((count, Outcome::Full(delay))),
+                _ => None,
+            }
+        }
+        _ => None,
+    }
+}
+
+/// Returns the answer of `inspect.lua`.
+pub(super) fn inspect(value: &Value, limiter_ref: &LimiterRef) -> Option<StateView> {
+    type Row = (u64, u64, (u64, u64, u64, u64), Vec<u64>);
+    let (now, last, (until, status, named, replica), available): Row = unpack(value)?;
+    let (now, until) = (Micros(now), Micros(until));
+    let pause =
+        if until > now { Some(Lasting { until, cause: cause_of(status, named, replica)? }) } else { None };
+    let fits = available.len() == limiter_ref.rules.len();
+    fits.then_some(StateView { now, last: Micros(last), pause, available })
+}
+
+/// Returns why a limiter is paused: the status of the answer that refused, zero by hand; whether it named the instant; and the
+/// replica, which is never zero.
+pub(super) fn cause_of(status: u64, named: u64, replica: u64) -> Option<Cause> {
+    let reason = match u16::try_from(status).ok()? {
+        0 => Reason::ByHand,
+        status => Reason::Upstream { status, is_named: named > 0 },
+    };
+    (replica > 0).then_some(Cause { reason, replica })
+}
+
+/// Returns the answer of `heartbeat.lua`. A reset under a key of another layout is another version's, and left out.
+pub(super) fn heartbeat(value: &Value) -> Option<(Epoch, Vec<Reset>)> {
+    let (epoch, resets): (EpochRow, Vec<(String, u64)>) = unpack(value)?;
+    let reset = |(key, at): (String, u64)| {
+        let (name, partition) = keys::limiter_of(&key)?;
+        Some(Reset { name, partition, at: Micros(at) })
+    };
+    Some((epoch.into(), resets.into_iter().filter_map(reset).collect()))
+}
+
+/// Returns the answer of `write_back.lua` and `reset.lua`.
+pub(super) fn epoch(value: &Value) -> Option<Epoch> {
+    unpack::<EpochRow>(value).map(Into::into)
+}
+
+/// Returns the answer of `report_upstream.lua` and `pause.lua`.
+pub(super) fn report(value: &Value) -> Option<ReportResult> {
+    let (epoch, paused_until, external_usage): (EpochRow, u64, u64) = unpack(value)?;
+    Some(ReportResult { epoch: epoch.into(), paused_until: Micros(paused_until), external_usage })
+}
+
+/// Returns the answer of `register_replica.lua`. Other versions of weir wrote parts of it, which are made printable.
+pub(super) fn replicas(value: &Value) -> Option<Vec<Replica>> {
+    type Row = (u64, u64, String, String, String);
+    let replica = |(id, seen_ago_micros, version, configuration, host): Row| Replica {
+        id,
+        version: printable(&version),
+        configuration: printable(&configuration),
+        host: printable(&host),
+        seen_ago: Duration::from_micros(seen_ago_micros),
+    };
+    Some(unpack::<Vec<Row>>(value)?.into_iter().map(replica).collect())
+}

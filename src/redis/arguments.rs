@@ -1,0 +1,321 @@
+//! The keys and arguments of each script, as the header of its file names them.
+//!
+//! The arguments are MessagePack values one after the other, in the order of the fields here.
+
+use serde::Serialize;
+
+use crate::clock::Micros;
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::arithmetic::reschedule::RESCHEDULE_MAX;
+use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::model::call::{Call, Holding, Run};
+use crate::limiter::model::pause::{PAUSE_MAX, PauseRequest};
+use crate::limiter::model::upstream_report::{Remaining, UpstreamReport};
+use crate::limiter::model::write_back::{Unknown, WriteBack};
+use crate::limiter::{MEMBERSHIP_TTL, Replica};
+use crate::redis::keys;
+
+/// The keys of a call, and its packed arguments.
+pub(super) struct Arguments {
+    pub(super) keys: Vec<String>,
+    pub(super) packed: Vec<u8>,
+}
+
+impl Arguments {
+    fn new(keys: impl Into<Vec<String>>, values: &impl Serialize) -> Arguments {
+        // Numbers, texts and lists of them can always be packed.
+        let mut packed = rmp_serde::to_vec(values).unwrap_or_default();
+        // The values without the array that holds them: Lua unpacks them all at once, without a table. Its mark is one byte, for there
+        // are at most fifteen.
+        packed.drain(..packed.len().min(1));
+        Arguments { keys: keys.into(), packed }
+    }
+}
+
+/// What all calls of a store have in common.
+#[derive(Clone, Copy)]
+pub(super) struct Context<'a> {
+    /// The prefix of the keys.
+    pub(super) prefix: &'a str,
+    /// The key of the epoch.
+    pub(super) epoch: &'a str,
+    /// The channel for announcements; none if empty.
+    pub(super) channel: &'a str,
+    /// The run of the server that is connected; empty if it is not known.
+    pub(super) run: &'a str,
+    /// How long a new epoch takes to settle; zero: there are no epochs.
+    pub(super) settle: Micros,
+    /// How long a changed limit leaves bookings where they are.
+    pub(super) lease: Micros,
+    /// The instant of the call; zero: the server's own clock.
+    pub(super) now: Micros,
+}
+
+impl Context<'_> {
+    fn limiter_keys(&self, limiter_ref: &LimiterRef) -> [String; 2] {
+        [self.epoch.to_owned(), keys::limiter(self.prefix, limiter_ref)]
+    }
+}
+
+/// One value of a list that holds texts and numbers.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Mixed {
+    Text(String),
+    Number(u64),
+}
+
+#[derive(Serialize)]
+struct Reserve<'a> {
+    given_now: u64,
+    lease: u64,
+    replica: u64,
+    call: u64,
+    heard: u64,
+    run: &'a str,
+    settle: u64,
+    channel: &'a str,
+    callers: Vec<Mixed>,
+    given_back: Vec<u64>,
+    voided: Vec<u64>,
+    exchange_wait: u64,
+    runs: Vec<u64>,
+    queue_slots_left: u64,
+    refusal_budget: u64,
+}
+
+/// Returns the arguments of `reserve.lua`. `number` is the call's among those of the replica; zero: it is never repeated.
+pub(super) fn reserve(
+    context: &Context<'_>,
+    limiter_refs: &[LimiterRef],
+    call: &Call,
+    number: u64,
+) -> Arguments {
+    let mut keys: Vec<String> = limiter_refs.iter().map(|one| keys::limiter(context.prefix, one)).collect();
+    keys.push(keys::queue(context.prefix, limiter_refs));
+    keys.push(context.epoch.to_owned());
+    let callers = limiter_refs.iter().enumerate().flat_map(|(index, limiter_ref)| {
+        let generation = call.generations.get(index).copied().unwrap_or_default();
+        let seen_at = call.state_seen_at.get(index).copied().unwrap_or_default();
+        [Mixed::Text(limiter_ref.rules_text()), Mixed::Number(generation), Mixed::Number(seen_at.0)]
+    });
+    let holding = |holding: &Holding| [holding.slot.0, holding.cost, holding.count];
+    let run = |run: &Run| [run.cost, run.wait_max.0, run.count];
+    let values = Reserve {
+        given_now: context.now.0,
+        lease: context.lease.0,
+        replica: call.replica,
+        call: number,
+        heard: call.epoch,
+        run: context.run,
+        settle: context.settle.0,
+        channel: context.channel,
+        callers: callers.collect(),
+        given_back: call.give_back.iter().flat_map(holding).collect(),
+        voided: call.reschedule.iter().flat_map(holding).collect(),
+        exchange_wait: call.reschedule_wait.0,
+        runs: call.runs.iter().flat_map(run).collect(),
+        queue_slots_left: call.queue_slots_left,
+        refusal_budget: call.refusal_budget,
+    };
+    Arguments::new(keys, &values)
+}
+
+#[derive(Serialize)]
+struct Inspect {
+    given_now: u64,
+    rules: String,
+}
+
+/// Returns the arguments of `inspect.lua`.
+pub(super) fn inspect(context: &Context<'_>, limiter_ref: &LimiterRef) -> Arguments {
+    let [epoch, state] = context.limiter_keys(limiter_ref);
+    Arguments::new([state, epoch], &Inspect { given_now: context.now.0, rules: limiter_ref.rules_text() })
+}
+
+#[derive(Serialize)]
+struct Heartbeat<'a> {
+    given_now: u64,
+    heard: u64,
+    run: &'a str,
+    settle: u64,
+    is_probe: bool,
+}
+
+/// Returns the arguments of `heartbeat.lua`. A probe writes in any case: a server without memory left, or that is no primary, still
+/// reads.
+pub(super) fn heartbeat(context: &Context<'_>, heard: u64, is_probe: bool) -> Arguments {
+    let Context { epoch, run, .. } = *context;
+    let values = Heartbeat { given_now: context.now.0, heard, run, settle: context.settle.0, is_probe };
+    Arguments::new([epoch.to_owned()], &values)
+}
+
+#[derive(Serialize)]
+struct Reset<'a> {
+    given_now: u64,
+    heard: u64,
+    run: &'a str,
+    settle: u64,
+    span: u64,
+}
+
+/// Returns the arguments of `reset.lua`.
+pub(super) fn reset(context: &Context<'_>, limiter_ref: &LimiterRef) -> Arguments {
+    let longest = limiter_ref.rules.iter().map(Rule::seen_for).max().unwrap_or_default();
+    let values = Reset {
+        given_now: context.now.0,
+        heard: 0,
+        run: context.run,
+        settle: context.settle.0,
+        span: (longest + RESCHEDULE_MAX).0,
+    };
+    Arguments::new(context.limiter_keys(limiter_ref), &values)
+}
+
+#[derive(Serialize)]
+struct Pause<'a> {
+    given_now: u64,
+    heard: u64,
+    run: &'a str,
+    settle: u64,
+    lasting: u64,
+    longest: u64,
+    channel: &'a str,
+    replica: u64,
+}
+
+/// Returns the arguments of `pause.lua` for a pause by hand through a replica.
+pub(super) fn pause(
+    context: &Context<'_>,
+    limiter_ref: &LimiterRef,
+    lasting: Micros,
+    replica: u64,
+) -> Arguments {
+    let values = Pause {
+        given_now: context.now.0,
+        heard: 0,
+        run: context.run,
+        settle: context.settle.0,
+        lasting: lasting.0,
+        longest: PAUSE_MAX.0,
+        channel: context.channel,
+        replica,
+    };
+    Arguments::new(context.limiter_keys(limiter_ref), &values)
+}
+
+#[derive(Serialize)]
+struct ReportUpstream<'a> {
+    given_now: u64,
+    heard: u64,
+    run: &'a str,
+    settle: u64,
+    lease: u64,
+    replica: u64,
+    rules: String,
+    channel: &'a str,
+    asked: Vec<u64>,
+    cost: u64,
+    refused: Vec<u64>,
+    remaining: Vec<u64>,
+}
+
+/// Returns the arguments of `report_upstream.lua`.
+pub(super) fn report_upstream(
+    context: &Context<'_>,
+    limiter_ref: &LimiterRef,
+    report: &UpstreamReport,
+) -> Arguments {
+    let asked = report.pause.map(|request| {
+        let PauseRequest { wait, fallback, max, sent_ago, jitter, status } = request;
+        // No time at all is a microsecond: zero stands for no instant.
+        let wait = wait.map_or(Micros::ZERO, |wait| wait.max(Micros::ONE));
+        vec![wait.0, fallback.0, max.0, sent_ago.0, jitter, u64::from(status)]
+    });
+    let remaining = report.remaining.iter().flat_map(|(index, remaining)| {
+        let Remaining { permits, per, slot, took } = *remaining;
+        [*index as u64, permits, per.0, slot.0, took.0]
+    });
+    let values = ReportUpstream {
+        given_now: context.now.0,
+        heard: report.known_epoch,
+        run: context.run,
+        settle: context.settle.0,
+        lease: context.lease.0,
+        replica: report.replica,
+        rules: limiter_ref.rules_text(),
+        channel: context.channel,
+        asked: asked.unwrap_or_default(),
+        cost: report.cost,
+        refused: report.refused.iter().flat_map(|(slot, permits)| [slot.0, *permits]).collect(),
+        remaining: remaining.collect(),
+    };
+    Arguments::new(context.limiter_keys(limiter_ref), &values)
+}
+
+#[derive(Serialize)]
+struct WrittenBack<'a> {
+    given_now: u64,
+    heard: u64,
+    run: &'a str,
+    settle: u64,
+    lease: u64,
+    replica: u64,
+    number: u64,
+    seen: u64,
+    rules: String,
+    was_away: bool,
+    since: u64,
+    sent: u64,
+    bookings: Vec<i64>,
+}
+
+/// Returns the arguments of `write_back.lua`.
+pub(super) fn write_back(context: &Context<'_>, limiter_ref: &LimiterRef, write: &WriteBack) -> Arguments {
+    let (was_away, since) = match write.unknown {
+        Unknown::Lost => (false, Micros::ZERO),
+        Unknown::Away(since) => (true, since),
+    };
+    let booking = |(ago, permits): &(i64, u64)| [*ago, i64::try_from(*permits).unwrap_or(i64::MAX)];
+    let values = WrittenBack {
+        given_now: context.now.0,
+        heard: write.known_epoch,
+        run: context.run,
+        settle: context.settle.0,
+        lease: context.lease.0,
+        replica: write.replica,
+        number: write.number,
+        seen: write.observed_usage,
+        rules: limiter_ref.rules_text(),
+        was_away,
+        since: since.0,
+        sent: write.sent.0,
+        bookings: write.entries.iter().flat_map(booking).collect(),
+    };
+    Arguments::new(context.limiter_keys(limiter_ref), &values)
+}
+
+#[derive(Serialize)]
+struct RegisterReplica<'a> {
+    given_now: u64,
+    counts_for: u64,
+    caller: u64,
+    version: &'a str,
+    configuration: &'a str,
+    host: &'a str,
+    leaves: bool,
+}
+
+/// Returns the arguments of `register_replica.lua`.
+pub(super) fn register_replica(prefix: &str, me: &Replica, leaves: bool) -> Arguments {
+    let values = RegisterReplica {
+        given_now: 0,
+        counts_for: Micros::from(MEMBERSHIP_TTL).0,
+        caller: me.id,
+        version: &me.version,
+        configuration: &me.configuration,
+        host: &me.host,
+        leaves,
+    };
+    Arguments::new([keys::replicas(prefix)], &values)
+}

@@ -1,0 +1,89 @@
+//! Tries out a store: everything that weir does there.
+
+use std::sync::Arc;
+
+use redis::RedisError;
+use tokio::time::timeout;
+
+use crate::clock::Micros;
+use crate::limiter::Replica;
+use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::model::limit::LimiterName;
+use crate::limiter::model::upstream_report::UpstreamReport;
+use crate::limiter::model::write_back::{Unknown, WriteBack};
+use crate::limiter::store::{Store, StoreError};
+use crate::redis::explain::{evicts, explain, version};
+use crate::redis::pool::connect_timeout;
+use crate::redis::servers::{Wire, info_of};
+use crate::redis::store::RedisStore;
+
+/// A store that works.
+pub struct Checked {
+    /// The server's name and version.
+    pub server: String,
+    /// What may still go wrong, and what to do about it.
+    pub caution: Option<String>,
+}
+
+impl RedisStore {
+    /// Tries everything that weir does there, on keys of its own that go by themselves.
+    ///
+    /// # Errors
+    /// What does not work, and what to do about it.
+    pub async fn check(&self) -> Result<Checked, StoreError> {
+        const GROUP: &str = "weir-check";
+        let patience = connect_timeout(self.connection.shared.timeout);
+        self.connection.ping().await?;
+        let connected = self.connection.shared.connections.get(&"ping").await;
+        let mut connection = connected.map_err(|error| self.connection.lost(&error))?;
+        let refused = |error: RedisError| StoreError::Refused(explain(&error));
+        let (server, memory) = match &mut connection.wire {
+            // Every node has the same version, or will have.
+            Wire::Cluster(_) => (String::new(), String::new()),
+            wire => (
+                info_of(wire, "server").await.map_err(refused)?,
+                info_of(wire, "memory").await.map_err(refused)?,
+            ),
+        };
+        let part = self.part(GROUP).unwrap_or_else(|| Arc::new(self.clone()));
+        let name = LimiterName::parse(GROUP).ok_or(StoreError::Malformed("no group"))?;
+        let rule =
+            Rule { rate: 1, window: Micros::from_millis(1), cell: Micros::ONE, kind: SlidingWindow.into() };
+        let limiter_ref = LimiterRef {
+            name,
+            partition: None,
+            group: GROUP.into(),
+            rules: [rule].into(),
+            valid_until: None,
+        };
+        let me = Replica { version: "check".into(), ..Replica::new(1) };
+        let (limiter_refs, call) = (Arc::from([limiter_ref.clone()]), Arc::default());
+        let write = WriteBack {
+            replica: me.id,
+            unknown: Unknown::Lost,
+            number: 1,
+            known_epoch: 0,
+            observed_usage: 0,
+            sent: Micros::ZERO,
+            entries: Vec::new(),
+        };
+        part.epoch(0).await?;
+        part.reserve(&limiter_refs, &call).await.map_err(|failure| failure.error)?;
+        part.inspect(&limiter_ref).await?;
+        part.write_back(&limiter_ref, &write).await?;
+        part.report_upstream(&limiter_ref, &UpstreamReport { replica: me.id, ..UpstreamReport::default() })
+            .await?;
+        self.register_replica(&me, true).await?;
+        // Nobody understands it. A script that may not publish goes on without.
+        let mut publish = redis::cmd("PUBLISH");
+        publish.arg(self.connection.shared.announcements.channel()).arg("");
+        publish.exec_async(&mut connection.wire).await.map_err(refused)?;
+        let subscribe = self.connection.shared.announcements.try_out();
+        let subscribed = timeout(patience, subscribe).await.map_err(|_| StoreError::Timeout(patience))?;
+        subscribed.map_err(refused)?;
+        let server = version(&server).unwrap_or_else(|| "Redis".to_owned());
+        Ok(Checked { server, caution: evicts(&memory) })
+    }
+}

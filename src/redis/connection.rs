@@ -1,0 +1,293 @@
+//! Calls over the connection to a store, or to one part of it: within their deadlines, repeated once where the connection broke, with
+//! their outcome noted in metrics and the circuit.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use deadpool::managed::PoolError;
+use futures_util::future::{BoxFuture, FutureExt};
+use redis::{Cmd, RedisError, Value};
+use tokio::time::{Instant, timeout};
+
+use crate::clock::Micros;
+use crate::config::model;
+use crate::limiter::model::limit::LimiterName;
+use crate::limiter::store::StoreError;
+use crate::redis::announcements::Announcements;
+use crate::redis::arguments::{self, Context};
+use crate::redis::explain::{explain, word};
+use crate::redis::health::{Circuits, Health};
+use crate::redis::keys;
+use crate::redis::pool::{Connections, NoConnection, connect_timeout};
+use crate::redis::script::{Script, Scripts};
+use crate::redis::servers::RedisSetupError;
+use crate::telemetry::{StoreMetrics, StoreOp, StoreResult};
+
+/// How long a changed limit leaves bookings where they are: two heartbeats of a worker and a margin. By then every replica knows it.
+pub(super) const LEASE: Micros = Micros::from_millis(500);
+
+/// How long a new epoch takes to settle: a replica with grants asks for the epoch twice in that time, and has some of it left to write
+/// back.
+const SETTLE: Micros = LEASE;
+
+/// The first word of the error by which a script refuses a key that weir has not written.
+const UNREADABLE: &str = "UNREADABLE ";
+
+/// For how long after it was first made a call may be repeated: half as long as the script remembers it.
+const REPEAT_WITHIN: Duration = Duration::from_millis(500);
+
+/// For how long after its deadline a call may still be answered: a server that stood still carries out what it was sent.
+const LATE_MAX: Duration = Duration::from_secs(60);
+
+/// What all parts of a store have in common.
+pub(super) struct StoreConnection {
+    pub(super) connections: Connections,
+    pub(super) announcements: Announcements,
+    pub(super) circuits: Arc<Circuits>,
+    /// The parts in use. On a Cluster each group of limiters is a part by itself.
+    parts: Mutex<Vec<Weak<Part>>>,
+    scripts: Scripts,
+    pub(super) prefix: String,
+    /// The addresses of the servers, without user and password.
+    addresses: String,
+    pub(super) timeout: Duration,
+    /// How many calls have been made.
+    pub(super) calls: AtomicU64,
+    pub(super) metrics: StoreMetrics,
+}
+
+impl StoreConnection {
+    pub(super) fn script(&self, op: StoreOp) -> &Script {
+        let scripts = &self.scripts;
+        match op {
+            StoreOp::Reserve => &scripts.reserve,
+            StoreOp::Inspect => &scripts.inspect,
+            StoreOp::Heartbeat | StoreOp::Ping => &scripts.heartbeat,
+            StoreOp::WriteBack => &scripts.write_back,
+            StoreOp::RegisterReplica => &scripts.register_replica,
+            StoreOp::Reset => &scripts.reset,
+            StoreOp::ReportUpstream => &scripts.report_upstream,
+            StoreOp::Pause => &scripts.pause,
+        }
+    }
+}
+
+/// A part of a store, which may be lost, or away, by itself.
+pub(super) struct Part {
+    pub(super) health: Health,
+    /// The key of its epoch; none for a Cluster as a whole, which holds no limiter.
+    pub(super) epoch: Option<String>,
+}
+
+/// The connection to one part of a store.
+#[derive(Clone)]
+pub(super) struct PartConnection {
+    pub(super) shared: Arc<StoreConnection>,
+    pub(super) part: Arc<Part>,
+}
+
+impl PartConnection {
+    /// Returns a connection to the configured servers as a whole, which are not asked yet.
+    pub(super) fn new(
+        settings: &model::RedisStore,
+        metrics: StoreMetrics,
+    ) -> Result<PartConnection, RedisSetupError> {
+        let connections = Connections::new(settings)?;
+        let channel = keys::announcements(&settings.key_prefix);
+        let announcements =
+            Announcements::new(connections.clone(), channel, connect_timeout(settings.timeout));
+        let circuits = Arc::new(Circuits::new(metrics.clone()));
+        let epoch = (!connections.are_cluster()).then(|| keys::epoch(&settings.key_prefix, None));
+        let part = Arc::new(Part { health: Health::new(circuits.clone()), epoch });
+        let shared = Arc::new(StoreConnection {
+            connections,
+            announcements,
+            circuits,
+            parts: Mutex::new(vec![Arc::downgrade(&part)]),
+            scripts: Scripts::new(),
+            prefix: settings.key_prefix.clone(),
+            addresses: settings.servers.addresses(),
+            timeout: settings.timeout,
+            calls: AtomicU64::new(0),
+            metrics,
+        });
+        Ok(PartConnection { shared, part })
+    }
+
+    /// Returns the connection to the part of a Cluster that holds a group; `None` where one server holds all.
+    pub(super) fn part(&self, group: &str) -> Option<PartConnection> {
+        let StoreConnection { connections, circuits, prefix, parts, .. } = &*self.shared;
+        connections.are_cluster().then(|| {
+            let (health, epoch) = (Health::new(circuits.clone()), Some(keys::epoch(prefix, Some(group))));
+            let part = Arc::new(Part { health, epoch });
+            parts.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&part));
+            PartConnection { shared: self.shared.clone(), part }
+        })
+    }
+
+    /// Returns the parts in use.
+    pub(super) fn parts(&self) -> Vec<PartConnection> {
+        let mut parts = self.shared.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        parts.retain(|part| part.strong_count() > 0);
+        let parts = parts.iter().filter_map(Weak::upgrade);
+        parts.map(|part| PartConnection { shared: self.shared.clone(), part }).collect()
+    }
+
+    /// Returns what the calls to a server of this run have in common.
+    pub(super) fn context<'a>(&'a self, run: &'a str) -> Context<'a> {
+        let epoch = self.part.epoch.as_deref().unwrap_or_default();
+        let (prefix, channel) = (&self.shared.prefix, self.shared.announcements.channel());
+        Context { prefix, epoch, channel, run, settle: SETTLE, lease: LEASE, now: Micros::ZERO }
+    }
+
+    /// Asks whether the server is there, by a heartbeat where that is possible: it must be able to write, too.
+    pub(super) async fn ping(&self) -> Result<(), StoreError> {
+        let script = self.shared.script(StoreOp::Ping);
+        let command = |run: &str| match &self.part.epoch {
+            Some(_) => script.command(&arguments::heartbeat(&self.context(run), 0, true)),
+            None => redis::cmd("PING"),
+        };
+        let attempt = self.attempt(StoreOp::Ping, "ping", command);
+        self.timed(StoreOp::Ping, connect_timeout(self.shared.timeout), attempt).await.map(drop)
+    }
+
+    /// Makes a script call within the deadline. `command` returns it for the run of the server that is connected.
+    pub(super) async fn call(
+        &self,
+        op: StoreOp,
+        owner: &str,
+        command: impl Fn(&str) -> Cmd,
+    ) -> Result<Value, StoreError> {
+        if !self.part.health.is_up() {
+            return Err(StoreError::Away);
+        }
+        self.timed(op, self.shared.timeout, self.attempt(op, owner, command)).await
+    }
+
+    /// Makes a call that goes on after its deadline, because its bookings must not be lost. With an error comes the late answer.
+    pub(super) async fn call_on(
+        &self,
+        op: StoreOp,
+        owner: LimiterName,
+        command: impl Fn(&str) -> Cmd + Send + Sync + 'static,
+    ) -> Result<Value, (StoreError, Option<BoxFuture<'static, Option<Value>>>)> {
+        if !self.part.health.is_up() {
+            return Err((StoreError::Away, None));
+        }
+        let store = self.clone();
+        let mut attempt = async move { store.attempt(op, owner.as_str(), command).await }.boxed();
+        let result = self.timed(op, self.shared.timeout, &mut attempt).await;
+        result.map_err(|error| {
+            let late = async move { timeout(LATE_MAX, attempt).await.ok()?.ok() };
+            let is_late = matches!(error, StoreError::Timeout(_));
+            (error, is_late.then(|| late.boxed()))
+        })
+    }
+
+    /// Waits for a call until its deadline, and records its outcome.
+    async fn timed(
+        &self,
+        op: StoreOp,
+        deadline: Duration,
+        attempt: impl Future<Output = Result<Value, StoreError>>,
+    ) -> Result<Value, StoreError> {
+        let started = Instant::now();
+        let result = timeout(deadline, attempt).await.unwrap_or(Err(StoreError::Timeout(deadline)));
+        self.record(op, started, &result);
+        result
+    }
+
+    /// Returns the owner of the connection for a call: on a Cluster all calls for a group share one.
+    fn owner<'a>(&'a self, caller: &'a str) -> &'a str {
+        let group = self.part.epoch.as_deref().filter(|_| self.shared.connections.are_cluster());
+        group.unwrap_or(caller)
+    }
+
+    /// Makes a call until it is answered or its connection has broken twice.
+    async fn attempt(
+        &self,
+        op: StoreOp,
+        caller: &str,
+        command: impl Fn(&str) -> Cmd,
+    ) -> Result<Value, StoreError> {
+        let (script, owner) = (self.shared.script(op), self.owner(caller));
+        let (started, mut is_repeated) = (Instant::now(), false);
+        loop {
+            let got = self.shared.connections.get(&owner).await;
+            let mut connection = got.map_err(|error| self.lost(&error))?;
+            let (unknown, result) = script.call(&mut connection.wire, &command(&connection.run)).await;
+            if unknown {
+                self.shared.metrics.called(op, StoreResult::NoScript, started.elapsed());
+            }
+            let error = match result {
+                Ok(value) => return Ok(value),
+                Err(error) => self.failed(&owner, &error),
+            };
+            // A call whose connection broke may have been carried out: it is made once more under its number, by a new
+            // connection, while the script is sure to remember it.
+            if is_repeated || !matches!(error, StoreError::Connection(_)) || started.elapsed() > REPEAT_WITHIN
+            {
+                return Err(error);
+            }
+            self.shared.metrics.called(op, StoreResult::Connection, started.elapsed());
+            is_repeated = true;
+        }
+    }
+
+    fn record(&self, op: StoreOp, started: Instant, result: &Result<Value, StoreError>) {
+        let told = match result {
+            Ok(_) => StoreResult::Ok,
+            Err(StoreError::Timeout(_)) => StoreResult::Timeout,
+            Err(StoreError::Away | StoreError::Connection(_)) => StoreResult::Connection,
+            Err(StoreError::Refused(_) | StoreError::Unreadable(_) | StoreError::Malformed(_)) => {
+                StoreResult::Error
+            }
+        };
+        self.shared.metrics.called(op, told, started.elapsed());
+        match result {
+            Ok(_) => self.part.health.succeeded(),
+            // One key of many cannot be read: the others are still served. Without the epoch none is.
+            Err(StoreError::Unreadable(_)) if !matches!(op, StoreOp::Heartbeat | StoreOp::Ping) => {}
+            Err(error) => {
+                // A server that is gone without a word is found again, or another in its place, by new connections.
+                let opens = self.part.health.failed(&error.to_string());
+                let is_away = matches!(error, StoreError::Timeout(_) | StoreError::Connection(_));
+                if opens && !self.shared.connections.are_cluster() {
+                    self.shared.connections.replace_all();
+                } else if opens || (op == StoreOp::Ping && is_away) {
+                    self.shared.connections.replace(&self.owner("ping"));
+                }
+            }
+        }
+    }
+
+    pub(super) fn lost(&self, error: &NoConnection) -> StoreError {
+        let why = match error {
+            PoolError::Backend(error) => explain(error),
+            PoolError::Timeout(_) => "no connection in time".to_owned(),
+            other => other.to_string(),
+        };
+        StoreError::Connection(format!("{}: {why}", self.shared.addresses))
+    }
+
+    fn failed(&self, owner: &&str, error: &RedisError) -> StoreError {
+        if is_misplaced(error) {
+            self.shared.connections.replace(owner);
+            return StoreError::Connection(format!("{}: {}", self.shared.addresses, explain(error)));
+        }
+        if let Some(found) = error.detail().and_then(|detail| detail.find(UNREADABLE).map(|at| &detail[at..]))
+        {
+            let what = found[UNREADABLE.len()..].split(" script: ").next().unwrap_or_default();
+            return StoreError::Unreadable(what.to_owned());
+        }
+        StoreError::Refused(explain(error))
+    }
+}
+
+/// Whether another connection may do better: this one broke, lost its login, or leads to a server that is no longer the primary.
+fn is_misplaced(error: &RedisError) -> bool {
+    error.is_io_error()
+        || error.is_unrecoverable_error()
+        || ["READONLY", "MASTERDOWN", "NOAUTH"].contains(&word(error))
+}

@@ -1,0 +1,142 @@
+//! Tests of the scripts on a real Redis.
+
+mod data_loss;
+mod lua_parity;
+mod scripts;
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::clock::Micros;
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::model::call::{Answer, Call};
+use crate::limiter::model::epoch::Epoch;
+use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
+use crate::limiter::model::write_back::WriteBack;
+use crate::limiter::store::StateView;
+use crate::redis::answers;
+use crate::redis::arguments::{self, Context};
+use crate::redis::script::Scripts;
+
+/// The tested instants: the age of the epoch makes numbers as large as they really are.
+const START: u64 = 1_800_000_000_000_000;
+const LEASE: Micros = Micros::from_millis(500);
+
+/// Calls of a fleet without epochs.
+const CONTEXT: Context<'static> = Context {
+    prefix: "model",
+    epoch: "model:epoch",
+    channel: "",
+    run: "",
+    settle: Micros::ZERO,
+    lease: LEASE,
+    now: Micros::ZERO,
+};
+
+/// A real Redis that knows all scripts, and calls of them at given instants.
+struct TestStore {
+    scripts: Scripts,
+    connection: redis::Connection,
+    process: Child,
+    _socket: tempfile::TempDir,
+}
+
+impl TestStore {
+    fn start() -> TestStore {
+        let socket = tempfile::tempdir().unwrap();
+        let path = socket.path().join("redis.sock");
+        let process = Command::new("redis-server")
+            .args(["--port", "0", "--save", "", "--unixsocket"])
+            .arg(&path)
+            .current_dir(socket.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("redis-server is installed (scripts/test does that)");
+        let mut connection = connect(&path);
+        let scripts = Scripts::new();
+        for script in scripts.all() {
+            redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(&mut connection).unwrap();
+        }
+        TestStore { scripts, connection, process, _socket: socket }
+    }
+
+    fn flush(&mut self) {
+        redis::cmd("FLUSHALL").exec(&mut self.connection).unwrap();
+    }
+
+    /// Makes a call that is never repeated.
+    fn reserve(&mut self, context: &Context<'_>, limiter_refs: &[LimiterRef], call: &Call) -> Answer {
+        self.reserve_numbered(context, limiter_refs, call, 0)
+    }
+
+    fn reserve_numbered(
+        &mut self,
+        context: &Context<'_>,
+        limiter_refs: &[LimiterRef],
+        call: &Call,
+        number: u64,
+    ) -> Answer {
+        let command = self.scripts.reserve.command(&arguments::reserve(context, limiter_refs, call, number));
+        let value = command.query(&mut self.connection).unwrap();
+        answers::reserve(&value, limiter_refs, call).expect("a well-formed answer")
+    }
+
+    fn inspect(&mut self, context: &Context<'_>, limiter_ref: &LimiterRef) -> StateView {
+        let command = self.scripts.inspect.command(&arguments::inspect(context, limiter_ref));
+        let value = command.query(&mut self.connection).unwrap();
+        answers::inspect(&value, limiter_ref).expect("a well-formed answer")
+    }
+
+    fn report_upstream(
+        &mut self,
+        context: &Context<'_>,
+        limiter_ref: &LimiterRef,
+        report: &UpstreamReport,
+    ) -> ReportResult {
+        let arguments = arguments::report_upstream(context, limiter_ref, report);
+        let value = self.scripts.report_upstream.command(&arguments).query(&mut self.connection).unwrap();
+        answers::report(&value).expect("a well-formed answer")
+    }
+
+    fn pause(
+        &mut self,
+        context: &Context<'_>,
+        limiter_ref: &LimiterRef,
+        lasting: Micros,
+        replica: u64,
+    ) -> ReportResult {
+        let arguments = arguments::pause(context, limiter_ref, lasting, replica);
+        let value = self.scripts.pause.command(&arguments).query(&mut self.connection).unwrap();
+        answers::report(&value).expect("a well-formed answer")
+    }
+
+    fn write_back(&mut self, context: &Context<'_>, limiter_ref: &LimiterRef, write: &WriteBack) -> Epoch {
+        let command = self.scripts.write_back.command(&arguments::write_back(context, limiter_ref, write));
+        answers::epoch(&command.query(&mut self.connection).unwrap()).expect("a well-formed answer")
+    }
+
+    fn reset(&mut self, context: &Context<'_>, limiter_ref: &LimiterRef) -> redis::RedisResult<Epoch> {
+        let command = self.scripts.reset.command(&arguments::reset(context, limiter_ref));
+        Ok(answers::epoch(&command.query(&mut self.connection)?).expect("a well-formed answer"))
+    }
+}
+
+fn connect(path: &Path) -> redis::Connection {
+    let client = redis::Client::open(format!("unix://{}", path.display())).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        match client.get_connection() {
+            Ok(connection) => return connection,
+            Err(error) => assert!(Instant::now() < deadline, "redis-server does not start: {error}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+impl Drop for TestStore {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
