@@ -1,4 +1,4 @@
-//! Interleavings that a store with delays or outages, a reload or a shutdown brings about, on paused time.
+//! Interleavings of requests with a slow or unreachable store, a reload or a shutdown, on paused time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::telemetry::Metrics;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The limiter of the other tests, with a queue that holds whatever they ask for.
+/// The limiter of the other tests, with a queue that is never full here.
 fn limiter(rate: u64, per: Duration, timeout: Duration) -> Arc<Limiter> {
     let mut limiter = Limiter::clone(&tests::limiter(rate, per, timeout));
     if let Some(queue) = &mut limiter.queue {
@@ -60,7 +60,7 @@ async fn pass(gate: LimiterSet, cost: u64) -> Result<Instant, Refusal> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_leaves_while_the_store_is_away_stops_nobody() {
+async fn a_request_that_leaves_during_an_outage_stops_no_other() {
     let (_limiters, gate, store) = limiters(&limiter(2, SECOND, 10 * SECOND), Duration::ZERO);
     granted(&gate).await.commit();
     granted(&gate).await.commit();
@@ -68,15 +68,15 @@ async fn who_leaves_while_the_store_is_away_stops_nobody() {
     store.set_away(true);
     drop(leaves);
     let next = timeout(5 * SECOND, pass(gate.clone(), 1)).await;
-    next.expect("the worker does not answer any more").unwrap();
+    next.expect("the worker must still answer").unwrap();
     store.set_away(false);
     sleep(2 * SECOND).await;
     granted(&gate).await.commit();
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slot_that_comes_late_is_not_refused_once_it_is_there() {
-    // Each answer takes longer than a slot may overrun a request's deadline.
+async fn a_slot_beyond_the_deadline_is_used_once_it_has_come() {
+    // Each answer takes longer than a slot may lie beyond its request's deadline.
     let (_limiters, gate, _) = limiters(&limiter(2, 10 * SECOND, Duration::ZERO), SECOND / 5);
     let mut permit = granted(&gate).await;
     sleep(SECOND).await;
@@ -85,7 +85,7 @@ async fn a_slot_that_comes_late_is_not_refused_once_it_is_there() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_cost_takes_no_room_from_a_smaller_one_in_the_same_call() {
+async fn a_refused_cost_leaves_its_permits_to_a_smaller_one_in_the_same_call() {
     let (_limiters, gate, _) = limiters(&limiter(10, SECOND, Duration::ZERO), SECOND / 200);
     for _ in 0..5 {
         granted(&gate).await.commit();
@@ -107,7 +107,7 @@ async fn a_late_permit_is_refused_when_the_limiter_closes() {
     let mut permit = granted(&gate).await;
     sleep(SECOND / 2).await;
     limiters.close().await;
-    let confirmed = timeout(60 * SECOND, permit.confirm()).await.expect("nobody answers");
+    let confirmed = timeout(60 * SECOND, permit.confirm()).await.expect("the worker must answer");
     assert!(matches!(confirmed, Err(Refusal::Closed { .. })));
 }
 
@@ -133,11 +133,11 @@ async fn closing_gives_every_slot_back() {
         let _ = task.await.unwrap();
     }
     let left = store.inspect(&LimiterRef::new(&limiter, None, Micros::ZERO)).await.unwrap();
-    assert!(left.last <= left.now, "booked for nobody until {:?} from now", left.last - left.now);
+    assert!(left.last <= left.now, "booked for no request until {:?} from now", left.last - left.now);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_second_change_while_slots_are_being_moved_forgets_nobody() {
+async fn a_second_change_during_a_reschedule_loses_no_request() {
     // A guard that is longer than the store takes.
     let slow = |rate| {
         Arc::new(Limiter { guard: SECOND / 4, ..Limiter::clone(&limiter(rate, SECOND, 600 * SECOND)) })
@@ -149,12 +149,12 @@ async fn a_second_change_while_slots_are_being_moved_forgets_nobody() {
     sleep(SECOND / 3).await;
     limiters.apply(&[slow(800)]);
     for task in tasks {
-        timeout(700 * SECOND, task).await.expect("somebody waits for ever").unwrap().unwrap();
+        timeout(700 * SECOND, task).await.expect("a request waits for ever").unwrap().unwrap();
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_costs_more_than_a_changed_limit_is_refused() {
+async fn a_cost_above_a_changed_limit_is_refused() {
     let (limiters, gate, _) = limiters(&limiter(10, SECOND, 60 * SECOND), Duration::ZERO);
     let tasks: Vec<_> = (0..8).map(|_| tokio::spawn(pass(gate.clone(), 5))).collect();
     sleep(SECOND / 2).await;
@@ -193,9 +193,9 @@ async fn late_permits_keep_their_order() {
     assert_eq!(confirmed, [0, 1, 2, 3, 4]);
 }
 
-/// A replica that missed one change returns; the slot that it held has been somebody else's since.
+/// A replica that missed a change of the limits gives back a slot that another replica holds by now.
 #[test]
-fn a_slot_of_a_change_that_was_missed_takes_nobody_elses_place() {
+fn a_slot_from_before_a_missed_change_frees_no_other_booking() {
     let second = |count: u64| Micros(1_800_000_000_000_000 + count * 100_000);
     let lease = Micros::from_millis(500);
     let rules = |window| -> Arc<[Rule]> {
@@ -207,28 +207,28 @@ fn a_slot_of_a_change_that_was_missed_takes_nobody_elses_place() {
         }]
         .into()
     };
-    let mut book = LimiterState::default();
-    let book_at = |book: &mut LimiterState, tenths, window, replica, count| {
-        book.open(second(tenths), &rules(window), lease, replica);
-        let mut search = book.search(second(tenths));
+    let mut state = LimiterState::default();
+    let book_at = |state: &mut LimiterState, tenths, window, replica, count| {
+        state.open(second(tenths), &rules(window), lease, replica);
+        let mut search = state.search(second(tenths));
         for _ in 0..count {
             search.earliest(1);
             search.charge(1);
         }
     };
     // Slots at 0, 2, 4, 6 and 8 s; then another replica changes the limit twice, and books 6, 7 and 8 s.
-    book_at(&mut book, 0, 2_000_000, 1, 5);
-    book_at(&mut book, 1, 1_000_000, 2, 0);
-    book_at(&mut book, 15, 1_000_000, 2, 3);
-    assert!(book.timeline().entries().iter().any(|entry| entry.at == second(60)));
-    book_at(&mut book, 56, 1_500_000, 2, 0);
-    let before = book.timeline().entries().to_vec();
-    assert_eq!(book.give_back(second(60), 1, 0), Returned::Lost);
-    assert_eq!(book.timeline().entries(), before);
+    book_at(&mut state, 0, 2_000_000, 1, 5);
+    book_at(&mut state, 1, 1_000_000, 2, 0);
+    book_at(&mut state, 15, 1_000_000, 2, 3);
+    assert!(state.timeline().entries().iter().any(|entry| entry.at == second(60)));
+    book_at(&mut state, 56, 1_500_000, 2, 0);
+    let before = state.timeline().entries().to_vec();
+    assert_eq!(state.give_back(second(60), 1, 0), Returned::Lost);
+    assert_eq!(state.timeline().entries(), before);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_lane_that_is_booked_anew_refuses_nobody() {
+async fn a_long_cost_queue_that_is_booked_anew_refuses_no_request() {
     // Evenly spaced, so that each of three thousand slots is an instant of its own.
     let limits = vec![crate::limiter::model::limit::Limit {
         algorithm: crate::limiter::model::limit::Algorithm::LeakyBucket,
@@ -242,6 +242,6 @@ async fn a_long_lane_that_is_booked_anew_refuses_nobody() {
     late.confirm().await.unwrap();
     late.commit();
     for task in tasks {
-        timeout(60 * SECOND, task).await.expect("somebody waits for ever").unwrap().expect("refused");
+        timeout(60 * SECOND, task).await.expect("a request waits for ever").unwrap().expect("refused");
     }
 }

@@ -1,4 +1,4 @@
-//! The queue as its users see it, on the memory store and on paused time.
+//! Queues through the public interface of `limiter`, on the memory store and on paused time.
 
 mod interleavings;
 mod latent_store;
@@ -61,7 +61,7 @@ async fn granted(gate: &LimiterSet) -> Permit {
     }
 }
 
-/// Enters, waits and sends; returns when that was.
+/// Enters, waits and sends; returns the instant of sending.
 async fn pass(gate: LimiterSet) -> Result<Instant, Refusal> {
     let permit = match enter(&gate).await? {
         Entered::Granted(permit) => permit,
@@ -74,7 +74,7 @@ async fn pass(gate: LimiterSet) -> Result<Instant, Refusal> {
 const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test(start_paused = true)]
-async fn refused_until_the_promised_instant_and_granted_at_it() {
+async fn a_request_is_refused_until_the_advised_instant_and_granted_at_it() {
     let (_limiters, gate) = limiters(&limiter(3, 2 * SECOND, Duration::ZERO));
     for _ in 0..3 {
         granted(&gate).await.commit();
@@ -88,7 +88,7 @@ async fn refused_until_the_promised_instant_and_granted_at_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_who_wait_pass_in_order_and_at_the_rate() {
+async fn waiting_requests_pass_in_order_and_at_the_rate() {
     let (_limiters, gate) = limiters(&limiter(10, SECOND, 10 * SECOND));
     let start = Instant::now();
     let mut tasks = Vec::new();
@@ -108,7 +108,7 @@ async fn those_who_wait_pass_in_order_and_at_the_rate() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_leaves_lets_those_behind_move_up() {
+async fn later_requests_move_up_when_one_leaves() {
     let (_limiters, gate) = limiters(&limiter(1, SECOND, 10 * SECOND));
     granted(&gate).await.commit();
     let Ok(Entered::Waiting(leaves)) = enter(&gate).await else { panic!() };
@@ -117,13 +117,13 @@ async fn who_leaves_lets_those_behind_move_up() {
     let start = Instant::now();
     drop(leaves);
     assert!(second.await.unwrap().unwrap() - start < Duration::from_millis(1100));
-    // The last slot was given back: the next request gets it, not one behind.
+    // The last slot was given back, so the next request gets that and not a later one.
     let third = pass(gate.clone()).await.unwrap();
     assert!(third - start < Duration::from_millis(2200), "{:?}", third - start);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unused_permit_goes_back() {
+async fn an_unused_permit_is_given_back() {
     let (_limiters, gate) = limiters(&limiter(1, SECOND, Duration::ZERO));
     drop(granted(&gate).await);
     tokio::task::yield_now().await;
@@ -132,7 +132,7 @@ async fn an_unused_permit_goes_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_permit_moves_to_the_present_before_it_is_used() {
+async fn a_late_permit_is_exchanged_for_a_present_one() {
     let (_limiters, gate) = limiters(&limiter(1, SECOND, 10 * SECOND));
     let mut permit = granted(&gate).await;
     sleep(SECOND / 2).await;
@@ -144,17 +144,17 @@ async fn a_late_permit_moves_to_the_present_before_it_is_used() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_does_not_wait_is_not_refused_for_a_late_permit() {
+async fn a_late_permit_does_not_refuse_a_request_without_a_wait() {
     let (_limiters, gate) = limiters(&limiter(2, 10 * SECOND, Duration::ZERO));
     let mut permit = granted(&gate).await;
-    // A processor that is busy, a connection that takes long to open: there is room all the time.
+    // As with a busy processor or a slow connection: permits are left all the time.
     sleep(SECOND / 2).await;
     permit.confirm().await.unwrap();
     permit.commit();
 }
 
 #[tokio::test(start_paused = true)]
-async fn changed_limits_move_those_who_wait() {
+async fn changed_limits_reschedule_waiting_requests() {
     let (limiters, gate) = limiters(&limiter(100, SECOND, 60 * SECOND));
     let tasks: Vec<_> = (0..400).map(|_| tokio::spawn(pass(gate.clone()))).collect();
     sleep(SECOND * 3 / 2).await;
@@ -179,7 +179,7 @@ async fn changed_limits_move_those_who_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_no_longer_fits_into_its_wait_is_told_at_once() {
+async fn a_request_that_no_longer_fits_into_its_wait_is_refused_at_once() {
     let (limiters, gate) = limiters(&limiter(10, SECOND, 5 * SECOND));
     let tasks: Vec<_> = (0..50).map(|_| tokio::spawn(pass(gate.clone()))).collect();
     sleep(SECOND / 2).await;
@@ -213,7 +213,7 @@ async fn the_queue_is_bounded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn closing_refuses_those_who_wait() {
+async fn closing_refuses_waiting_requests() {
     let (limiters, gate) = limiters(&limiter(1, SECOND, 10 * SECOND));
     granted(&gate).await.commit();
     let waits = tokio::spawn(pass(gate.clone()));
@@ -262,7 +262,7 @@ async fn a_share_below_one_permit_is_one_permit_in_a_longer_window() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_upstream_holds_up_nobody() {
+async fn a_slow_upstream_delays_no_other_request() {
     let (_limiters, queue) = limiters(&limiter(1000, SECOND, SECOND));
     let mut sent = Vec::new();
     for _ in 0..500 {
@@ -275,7 +275,7 @@ async fn a_slow_upstream_holds_up_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_that_takes_long_holds_up_nobody() {
+async fn a_slow_connection_delays_no_other_request() {
     let (_limiters, queue) = limiters(&limiter(1000, SECOND, SECOND));
     let mut connecting = Vec::new();
     for _ in 0..500 {

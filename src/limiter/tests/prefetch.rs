@@ -1,4 +1,4 @@
-//! Permits in stock, on paused time: what they spare, what they never do.
+//! Prefetched permits, on paused time: the calls that they save, and the limits that they keep.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::telemetry::Metrics;
 
 const SECOND: Duration = Duration::from_secs(1);
 const MILLISECOND: Duration = Duration::from_millis(1);
-/// Of the store.
+/// The delay of the store.
 const DELAY: Duration = Duration::from_millis(1);
 
 fn limiter(rate: u64, timeout: Duration) -> Arc<Limiter> {
@@ -30,7 +30,7 @@ fn replica(limiter: &Arc<Limiter>, clock: Clock, store: &Arc<LatentStore>) -> (L
     (limiters, gate)
 }
 
-/// When a request was let through; `None` if it was refused.
+/// Returns when a request was let through; `None` if it was refused.
 async fn pass(gate: LimiterSet) -> Option<Instant> {
     let mut permit = match gate.enter(&[], Demand { cost: Permits::ONE, wait_max: None }).await.ok()? {
         Entered::Granted(permit) => permit,
@@ -41,7 +41,7 @@ async fn pass(gate: LimiterSet) -> Option<Instant> {
     Some(Instant::now())
 }
 
-/// `count` requests each millisecond, for so many.
+/// Sends `count` requests in each of so many milliseconds; returns when each was let through.
 async fn pace(gate: &LimiterSet, count: usize, milliseconds: u32) -> Vec<Instant> {
     let begin = Instant::now();
     let mut asking = Vec::new();
@@ -67,24 +67,24 @@ async fn available(store: &LatentStore, limiter: &Limiter) -> u64 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_steady_pace_is_served_from_stock() {
+async fn a_steady_pace_is_served_by_prefetched_permits() {
     let (limiter, clock) = (limiter(100_000, Duration::ZERO), Clock::start());
     let store = LatentStore::new(clock, DELAY);
     let (_limiters, gate) = replica(&limiter, clock, &store);
     let passed = pace(&gate, 10, 500).await;
     assert_eq!(passed.len(), 5000);
-    // A call for each millisecond's arrivals without it: the store takes that long.
+    // Without prefetching there would be a call in each millisecond, the delay of the store.
     assert!(store.calls() < 150, "{} calls", store.calls());
-    // What nobody took is given back.
+    // Unused permits are given back.
     sleep(SECOND / 10).await;
     assert_eq!(available(&store, &limiter).await, 95_000);
     let calls = store.calls();
     sleep(SECOND / 2).await;
-    assert_eq!(store.calls() - calls, 0, "without requests there is no stock");
+    assert_eq!(store.calls() - calls, 0, "without requests nothing is prefetched");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sparse_pace_books_nothing_in_advance() {
+async fn a_sparse_pace_prefetches_nothing() {
     let (limiter, clock) = (limiter(100_000, Duration::ZERO), Clock::start());
     let store = LatentStore::new(clock, DELAY);
     let (_limiters, gate) = replica(&limiter, clock, &store);
@@ -94,12 +94,12 @@ async fn a_sparse_pace_books_nothing_in_advance() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn with_stock_two_replicas_keep_the_limit_and_use_it() {
+async fn two_replicas_that_prefetch_keep_the_limit_and_use_it() {
     let (limiter, clock) = (limiter(10_000, 10 * SECOND), Clock::start());
     let store = LatentStore::new(clock, DELAY);
     let (_first, one) = replica(&limiter, clock, &store);
     let (_second, other) = replica(&limiter, clock, &store);
-    // Twice the limit: there is stock at first, then none, and then there are queues.
+    // Twice the limit: permits are prefetched at first, then no longer, and then requests wait.
     let (mut passed, others) = tokio::join!(pace(&one, 10, 1000), pace(&other, 10, 1000));
     passed.extend(others);
     passed.sort_unstable();
@@ -112,7 +112,7 @@ async fn with_stock_two_replicas_keep_the_limit_and_use_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lower_limit_takes_the_stock_back() {
+async fn a_lowered_limit_gives_prefetched_permits_back() {
     let (before, clock) = (limiter(100_000, Duration::ZERO), Clock::start());
     let store = LatentStore::new(clock, DELAY);
     let (limiters, gate) = replica(&before, clock, &store);
@@ -125,7 +125,7 @@ async fn a_lower_limit_takes_the_stock_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn closing_gives_the_stock_back() {
+async fn closing_gives_prefetched_permits_back() {
     let (limiter, clock) = (limiter(100_000, Duration::ZERO), Clock::start());
     let store = LatentStore::new(clock, DELAY);
     let (limiters, gate) = replica(&limiter, clock, &store);
@@ -135,8 +135,8 @@ async fn closing_gives_the_stock_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn closing_under_load_ends_and_gives_the_stock_back() {
-    // At any point between two looks at the pace.
+async fn closing_under_load_ends_and_gives_prefetched_permits_back() {
+    // At any point of a step of the pace.
     for after in 100..120 {
         let (limiter, clock) = (limiter(100_000, Duration::ZERO), Clock::start());
         let store = LatentStore::new(clock, DELAY);
