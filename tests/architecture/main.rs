@@ -44,12 +44,13 @@ const EXCEPTIONS: Exceptions<'static> = Exceptions {
     wide_structs: &[
         ("Families in src/telemetry/metrics.rs", "plain data: a field for each family of metrics"),
         ("LimiterView in src/admin/limiters.rs", "plain data: an object of the admin API"),
+        ("Reserve in src/redis/arguments.rs", "plain data: the argument of a script"),
         ("Route in src/config/model.rs", "plain data: a route as it is used"),
         ("Route in src/config/schema/route.rs", "plain data: a route as it is written"),
         ("Worker in src/limiter/queue/worker/state.rs", "the worker of a queue"),
+        ("WrittenBack in src/redis/arguments.rs", "plain data: the argument of a script"),
     ],
     independent_bools: &[
-        ("Asked in src/proxy/messages/response.rs", "the method and the protocol of a request"),
         ("Route in src/config/model.rs", "two keys of a route"),
         ("Worker in src/limiter/queue/worker/state.rs", "the worker of a queue"),
     ],

@@ -86,7 +86,7 @@ impl PreparedLimiters {
     /// move the requests that wait. The queues of a removed limiter end with their last request.
     pub fn commit(self) {
         let PreparedLimiters { in_force, next, changed, sessions } = self;
-        in_force.sessions.add(sessions);
+        in_force.sessions.add(&sessions);
         for (active, limiter) in &changed {
             active.change(limiter.clone(), in_force.metrics.limiter(series(limiter)));
         }

@@ -58,7 +58,7 @@ impl StoreSessions {
     }
 
     /// Brings new sessions into use.
-    pub(super) fn add(&self, new: NewSessions) {
+    pub(super) fn add(&self, new: &NewSessions) {
         if new.0.is_empty() {
             return;
         }
