@@ -8,8 +8,8 @@
 --                                rule grants at one instant, unless that is its rate
 --   spacing(rule, permits)       the distance between two refused callers who need that many permits
 --   separates(rule, first, later)    whether bookings at two instants must stay apart; nil if they never must
---   window_start(rule, at, length)   the first instant of the window that ends at `at`; nil without windows. What others use of the
---                                upstream's quota is left to them in each window; without windows it is charged
+--   window_start(rule, at, length)   the first instant of the window that ends at `at`; nil without windows. External usage is
+--                                left to others in each window; without windows it is charged
 -- Of a search (search.lua), which shows a rule the bookings in ascending order:
 --   sight(rule, rate, checkpoint)    what the rule sees at the beginning; `rate` permits of it are left to this fleet
 --   advance(sight, search, before)   moves the sight to `search.at`; the bookings after the first `before` have entered since

@@ -5,7 +5,8 @@
 -- lives; and it names the server's run. A missing epoch, or one of another run, means loss: a new epoch begins. Until it has
 -- settled nothing is granted, and replicas write back their grants.
 --
--- Stored as { id, run, settled_at, kept_until, resets, pauses }. `id` is the instant of the beginning, or more, so that it never comes twice.
+-- Stored as { id, run, settled_at, kept_until, resets, pauses }. `id` is the instant of the beginning, or more, so that it never comes
+-- twice.
 -- `resets` is { key, at, until when a state may hold older bookings, ... }, ascending, where the key is a state's, or what the keys of
 -- the states of all partitions begin with. `pauses` is { key, at, paused until (0: lifted), kept until, replica, ... } of pauses by hand.
 
@@ -14,15 +15,15 @@ do
   -- The longest time for which an epoch settles while replicas write back, in multiples of the shortest.
   local SETTLES_MAX = 4
 
-  -- Returns a new epoch after the one with the number `heard`.
-  local function begin(now, heard, run, settle, resets, pauses)
-    return { id = max(now, heard + 1), run = run, settled_at = now + settle, kept_until = 0, resets = resets, pauses = pauses }
+  -- Returns a new epoch after the one with the number `known`.
+  local function begin(now, known, run, settle, resets, pauses)
+    return { id = max(now, known + 1), run = run, settled_at = now + settle, kept_until = 0, resets = resets, pauses = pauses }
   end
 
-  -- Returns the epoch of now for a caller who knows the latest epoch `heard` and the server's run: empty if it does not know it, `?` on a
-  -- Cluster, where it cannot know the server. `text` is the value of the key, `settle` how long a new epoch takes to settle; 0: there
-  -- are no epochs.
-  local function open(key, text, now, heard, run, settle)
+  -- Returns the present epoch. `known_epoch` is the latest epoch that the caller knows; `run` is the server's run as the caller knows
+  -- it: empty if unknown, `?` on a Cluster, where the caller does not know the server. `text` is the value of the key, `settle` how
+  -- long a new epoch takes to settle; 0: there are no epochs.
+  local function open(key, text, now, known_epoch, run, settle)
     if settle == 0 then return { id = 0, settled_at = 0, kept_until = math.huge, resets = {}, pauses = {} } end
     if run == "?" then run = string.match(redis.call("INFO", "server"), "run_id:(%x+)") or "" end
     local row, resets, pauses = Store.read(key, text, 6), {}, {}
@@ -30,14 +31,14 @@ do
       local epoch = {
         id = row[1], run = row[2] == "" and run or row[2], settled_at = row[3], kept_until = row[4], resets = row[5], pauses = row[6],
       }
-      -- An epoch older than one that was heard of comes from an old copy; a clock before its beginning was set back.
-      local is_current = epoch.id >= heard and now >= epoch.settled_at - SETTLES_MAX * settle
+      -- An epoch older than the known one comes from an old copy; a clock before its beginning was set back.
+      local is_current = epoch.id >= known_epoch and now >= epoch.settled_at - SETTLES_MAX * settle
       if is_current and (run == "" or run == epoch.run) then return epoch end
-      heard = max(heard, epoch.id)
+      known_epoch = max(known_epoch, epoch.id)
       if (epoch.resets[#epoch.resets - 1] or 0) <= now then resets = epoch.resets end
       if (epoch.pauses[#epoch.pauses - 3] or 0) <= now then pauses = epoch.pauses end
     end
-    return begin(now, heard, run, settle, resets, pauses)
+    return begin(now, known_epoch, run, settle, resets, pauses)
   end
 
   -- Makes the key of an epoch outlive a state that expires at an instant. Writes it now and then, or each time if `always`.
@@ -54,7 +55,7 @@ do
     redis.call("SET", key, cmsgpack.pack(row), "PX", ceil((epoch.kept_until - now) / 1000))
   end
 
-  -- Returns the part of an answer that tells of an epoch: the instant of the call, the epoch, until when it settles or 0, the last
+  -- Returns the part of an answer that describes an epoch: the instant of the call, the epoch, until when it settles or 0, the last
   -- reset or 0.
   local function answer(epoch, now)
     local resets = epoch.resets

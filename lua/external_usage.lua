@@ -1,10 +1,10 @@
--- external_usage.lua: the part of an upstream's quota that others use, as its answers show. The limit is that much smaller.
+-- external_usage.lua: the part of an upstream's quota that callers outside this fleet use, as its answers show. The limit shrinks by it.
 --
 -- Twin of src/limiter/arithmetic/external_usage.rs. A state has one usage for each rule in force, or none at all (nil):
---   permits    the expected permits in a window
---   seen       the most permits reported since `since`; `before`: the most of the window before that
---   heeded     the permits that were left to others when the bookings ahead were placed
---   refused    { slot, permits, ... } that the upstream refused and did not count, and that stay booked
+--   permits  the expected permits in a window
+--   seen     the most permits reported since `since`; `before`: the most of the window before that
+--   heeded   the permits that were left to others when the bookings ahead were placed
+--   refused  { slot, permits, ... } that the upstream refused and did not count, and that stay booked
 
 local ExternalUsage
 do
@@ -52,7 +52,7 @@ do
     return usages and usages[index].since > 0 and 2 * window or window
   end
 
-  -- Forgets usage that nothing was reported of for two windows. During a pause no reports come.
+  -- Forgets a usage without reports for two windows, not counting pauses, during which no reports come.
   local function forget(state, now)
     local usages = state.external_usage
     if not usages then return end
@@ -65,7 +65,7 @@ do
     end
   end
 
-  -- Notes that the bookings ahead are placed by what is left to others now.
+  -- Notes that the bookings ahead are placed by the present usage.
   local function heed(state)
     for _, usage in ipairs(state.external_usage or {}) do usage.heeded = left_to_others(usage) end
   end

@@ -1,4 +1,4 @@
--- open.lua: brings a state to the instant of a call: under the limits that are declared, through resets, pauses and what others use.
+-- open.lua: brings a state to the instant of a call: under the declared limits, through resets, pauses and external usage.
 --
 -- Twin of src/limiter/arithmetic/state.rs (`LimiterState::open`). While replicas run different configurations, all sets of limits that
 -- were declared within a lease are in force. A set that only the caller has declared goes at once.
@@ -62,7 +62,7 @@ do
     if first and first < till then Reschedule.start(state, now, now + 1, lease, state.union) end
   end
 
-  -- Moves bookings ahead that differ too much from where they stand beside what others use.
+  -- Moves the bookings ahead where the external usage differs too much from the one by which they were placed.
   local function follow_external_usage(state, now, lease)
     if not state.external_usage or State.is_pending(state) or not ExternalUsage.is_unheeded(state) then return end
     Timeline.compact(state.timeline)

@@ -10,10 +10,10 @@
 
 local Pause
 do
-  -- The pause of a state that has never been paused, without the fields that nobody reads then. It is shared and never changed.
+  -- The pause of a state that has never been paused, without the fields that are only read with a pause. It is shared and never changed.
   local NONE = { paused_until = 0, set_at = 0, length = 0, paced_until = 0, by_hand_at = 0, status = 0, named = 0, replica = 0 }
 
-  -- A list that is made where a state has been paused: few have.
+  -- Returns the names of the stored fields, in order: a list that only the few states with a pause need.
   local function fields()
     return {
       "paused_until", "set_at", "length", "paced_until", "spacing", "next", "probe", "by_hand_at", "status", "named", "replica",
@@ -91,7 +91,7 @@ do
   end
 
   Pause = {
-    NONE = NONE, own = own, set = set, load = load, pack = pack, follow = follow, open_from = open_from, is_paced = is_paced, booked = booked,
-    expires = expires,
+    NONE = NONE, own = own, set = set, load = load, pack = pack, follow = follow, open_from = open_from, is_paced = is_paced,
+    booked = booked, expires = expires,
   }
 end

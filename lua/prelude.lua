@@ -1,8 +1,8 @@
--- prelude.lua: names that every include uses.
+-- prelude.lua: functions that every include uses.
 
 local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
 
--- Returns a table that is filled by `make` when something in it is first asked for: what few calls need costs the others nothing.
+-- Returns a module that `make` fills at its first use: a call that does not need the module does not pay for its functions.
 local function lazy(make)
   return setmetatable({}, {
     __index = function(module, name)

@@ -1,21 +1,21 @@
 -- queue_order.lua: keeps the bookings of one queue in order, and its refusals apart.
 --
 -- Twin of src/limiter/arithmetic/queue_order.rs. Stored as one MessagePack array of the fields:
---   last          the last booked slot: a new one lies no earlier, unless it takes room that was given back
---   room_at       the earliest instant of room given back before `last`; `room_permits`: how many permits of it are left
---   generation    the sum of the generations of the queue's limiters when `last` was booked
---   told          the instant that the next refused caller is told, unless its slot is later
---   reviewed      when the told instants were last compared with the callers that came; `expected`: the permits that could have been
---                 booked since; `booked`: how many were
---   calls         { replica, call, at, answer or "", ... } the last call of each replica
+--   last        the last booked slot: a new one lies no earlier, unless it takes room that was given back
+--   freed_at    the earliest instant of room given back before `last`; `freed_permits`: how many permits of it are left
+--   generation  the sum of the generations of the queue's limiters when `last` was booked
+--   advised     the instant advised to the next refused caller, unless its slot is later
+--   reviewed    when the advised instants were last compared with the callers that came; `expected`: the permits that could
+--               have been booked since; `booked`: how many were
+--   calls       { replica, call, at, answer or "", ... } the last call of each replica
 
 local QueueOrder
 do
   local function load(key, text)
     local row = Store.read(key, text, 9) or { 0, 0, 0, 0, 0, 0, 0, 0, {} }
     return {
-      last = row[1], room_at = row[2], room_permits = row[3], generation = row[4], told = row[5], reviewed = row[6],
-      expected = row[7], booked = row[8], calls = row[9],
+      last = row[1], freed_at = row[2], freed_permits = row[3], generation = row[4], advised = row[5],
+      reviewed = row[6], expected = row[7], booked = row[8], calls = row[9],
     }
   end
 
@@ -29,51 +29,51 @@ do
 
   -- Returns the earliest place for a new request of that cost as far as the order goes.
   local function floor_of(order, cost)
-    if order.room_permits >= cost then return order.room_at end
+    if order.freed_permits >= cost then return order.freed_at end
     return order.last
   end
 
   -- Returns how many requests of that cost may be booked at a slot, at most `count`.
   local function count_at(order, slot, cost, count)
-    if slot < order.last then return min(count, floor(order.room_permits / cost)) end
+    if slot < order.last then return min(count, floor(order.freed_permits / cost)) end
     return count
   end
 
   -- Notes permits given back at a slot.
   local function given_back(order, now, slot, permits)
     if slot < order.last and order.last > now then
-      order.room_at = order.room_permits == 0 and slot or min(order.room_at, slot)
-      order.room_permits = order.room_permits + permits
+      order.freed_at = order.freed_permits == 0 and slot or min(order.freed_at, slot)
+      order.freed_permits = order.freed_permits + permits
     end
   end
 
   -- Notes booked requests. Returns whether they passed by room that a smaller cost may take.
   local function booked(order, slot, count, cost)
     order.booked = order.booked + count * cost
-    local searched = order.room_permits >= cost
-    if searched and slot < order.last then order.room_permits = order.room_permits - count * cost end
+    local searched = order.freed_permits >= cost
+    if searched and slot < order.last then order.freed_permits = order.freed_permits - count * cost end
     if searched and cost == 1 then
       -- Where the smallest cost finds no room there is none.
-      order.room_at = slot
-      if slot >= order.last then order.room_permits = 0 end
+      order.freed_at = slot
+      if slot >= order.last then order.freed_permits = 0 end
     end
     order.last = max(order.last, slot)
-    return searched and cost > 1 and slot > order.room_at
+    return searched and cost > 1 and slot > order.freed_at
   end
 
-  -- Returns the instant to tell the first of some refused callers who need that many permits together.
-  local function tell(order, slot, permits, rule)
+  -- Returns the instant advised to the first of some refused callers, who need that many permits together.
+  local function advise(order, slot, permits, rule)
     -- How far beyond the true delay a refusal may send a caller, unless its window is longer.
     local SPREAD_MIN = 60000000
     local spread_max = max(rule.window, SPREAD_MIN)
-    local first = order.told > slot + spread_max and slot or max(order.told, slot)
-    order.told = slot + (first - slot + rule.algorithm.spacing(rule, permits)) % spread_max
+    local first = order.advised > slot + spread_max and slot or max(order.advised, slot)
+    order.advised = slot + (first - slot + rule.algorithm.spacing(rule, permits)) % spread_max
     return first
   end
 
-  -- Brings told instants closer where fewer callers came back than were expected. `states` are the queue's.
+  -- Brings advised instants closer where fewer callers came back than were expected. `states` are the queue's.
   local function review_spread(order, now, states)
-    if order.told <= now then
+    if order.advised <= now then
       order.reviewed, order.expected, order.booked = now, 0, 0
       return
     end
@@ -89,9 +89,9 @@ do
     local every = min(3 * shortest, max(REVIEW_MAX, some))
     if now < order.reviewed + every then return end
     if order.booked + floor(order.booked / 8) < order.expected then
-      order.told = now + floor((order.told - now) / 1024) * floor(order.booked * 1024 / order.expected)
+      order.advised = now + floor((order.advised - now) / 1024) * floor(order.booked * 1024 / order.expected)
     end
-    local soon, expected = min(order.told - now, every), nil
+    local soon, expected = min(order.advised - now, every), nil
     for _, state in ipairs(states) do
       for _, rule in ipairs(state.rules) do
         local permits = floor(soon * rule.rate / rule.window)
@@ -106,16 +106,16 @@ do
     local generation = 0
     for index = 1, #states do generation = generation + states[index].generation end
     if generation ~= order.generation then
-      order.last, order.room_at, order.room_permits, order.generation = 0, 0, 0, generation
-      order.told, order.reviewed, order.expected, order.booked = 0, 0, 0, 0
+      order.last, order.freed_at, order.freed_permits, order.generation = 0, 0, 0, generation
+      order.advised, order.reviewed, order.expected, order.booked = 0, 0, 0, 0
     end
-    if order.last <= now then order.room_permits = 0 end
+    if order.last <= now then order.freed_permits = 0 end
     review_spread(order, now, states)
   end
 
   -- Returns the earliest instant of room before the last slot, and how many permits; 0, 0: there is none.
-  local function room(order)
-    if order.room_permits > 0 and order.room_at < order.last then return order.room_at, order.room_permits end
+  local function freed(order)
+    if order.freed_permits > 0 and order.freed_at < order.last then return order.freed_at, order.freed_permits end
     return 0, 0
   end
 
@@ -135,15 +135,15 @@ do
       kept[size + 4] = #answer <= ANSWER_MAX and answer or ""
     end
     local row = {
-      order.last, order.room_at, order.room_permits, order.generation, order.told, order.reviewed, order.expected, order.booked,
-      kept,
+      order.last, order.freed_at, order.freed_permits, order.generation, order.advised, order.reviewed, order.expected,
+      order.booked, kept,
     }
-    local expires = max(order.last, order.told, call > 0 and now + CALL_KEPT or 0)
+    local expires = max(order.last, order.advised, call > 0 and now + CALL_KEPT or 0)
     Store.write(key, was, cmsgpack.pack(row), now, expires)
   end
 
   QueueOrder = {
     load = load, answered = answered, open = open, floor_of = floor_of, count_at = count_at, given_back = given_back,
-    booked = booked, tell = tell, room = room, keep = keep,
+    booked = booked, advise = advise, freed = freed, keep = keep,
   }
 end

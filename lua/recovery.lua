@@ -1,4 +1,4 @@
--- recovery.lua: what happens to a state when the server has lost its memory, or a part of it.
+-- recovery.lua: brings a state through a loss of the server's memory, or of a part of it.
 
 local Recovery
 do
@@ -16,8 +16,8 @@ do
     return most
   end
 
-  -- Brings a state into an epoch. Of a state from before only the number of permits in use is kept: their holders write them back,
-  -- and what nobody has written back is charged when the epoch has settled.
+  -- Brings a state into an epoch. Of a state from an earlier epoch only the number of permits in use is kept: their holders write them
+  -- back, and the missing ones are charged when the epoch has settled.
   local function enter(state, epoch, now)
     if state.epoch ~= epoch.id then
       state.owed = max(state.owed, used(state, now))

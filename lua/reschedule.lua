@@ -1,4 +1,4 @@
--- reschedule.lua: moves bookings after a change: of the limits, by a pause, a reset, or what others use.
+-- reschedule.lua: moves bookings after a change: of the limits, by a pause, a reset, or external usage.
 --
 -- Twin of src/limiter/arithmetic/reschedule.rs. Bookings from `void_from` on are void. The i-th void permit gets the i-th place under the
 -- rules in force, and that place stays charged until the holder of the void permit claims it. A state has

@@ -100,7 +100,7 @@ do
     return longest
   end
 
-  -- Returns the rules of a text, which need not be read again where they are those in force.
+  -- Returns the rules of a caller's text. Where they are the rules in force, nothing is parsed.
   local function parse_own(text, state)
     return text == state.union and state.rules or parse_all(text)
   end
@@ -113,7 +113,7 @@ do
   end
 
   Rule = {
-    SPAN_MAX = SPAN_MAX, parse_all = parse_all, parse_own = parse_own, cell_start = cell_start, cell_from = cell_from, span_exact = span_exact,
-    is_one = is_one, longest_window = longest_window, position = position,
+    SPAN_MAX = SPAN_MAX, parse_all = parse_all, parse_own = parse_own, cell_start = cell_start, cell_from = cell_from,
+    span_exact = span_exact, is_one = is_one, longest_window = longest_window, position = position,
   }
 end

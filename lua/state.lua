@@ -1,7 +1,7 @@
 -- state.lua: the state of one limiter, or of one of its partitions.
 --
 -- Twin of src/limiter/arithmetic/state.rs. Stored as one MessagePack array of the fields below. Beside them a state has `rules`, all
--- rules in force.
+-- rules in force, and `row`, the array from which it was read and to which it is written.
 
 local State
 do
@@ -18,12 +18,11 @@ do
     "called_at", -- the instant of the last call
     "silent_from", "silent_until", -- the last long time without a call
     "created_at",
-    "lives_until", -- until when callers were told that the state exists
+    "lives_until", -- until when the state exists, as callers were answered
     "reset_at", -- the last reset that was followed
     "pause", -- pause.lua
     "external_usage", -- external_usage.lua
   }
-
 
   -- Returns the checkpoint of a rule that nothing was booked under; nil for an algorithm that has none.
   local function new_checkpoint(rule)
@@ -74,7 +73,7 @@ do
     return row
   end
 
-  -- Makes a state new that has the number 0 in all fields.
+  -- Turns a state whose fields all hold 0 into a new one.
   local function begin(state, now)
     state.rescheduled, state.declared, state.written_back, state.checkpoints = {}, {}, {}, {}
     state.rules, state.union, state.rescheduled_cell, state.created_at = Rule.parse_all(""), "", 1, now
@@ -121,7 +120,7 @@ do
     return at
   end
 
-  -- Writes a state, for no shorter than callers were told before. Returns until when it is sure to exist.
+  -- Writes a state, which exists for no shorter than callers were answered before. Returns until when it is sure to exist.
   local function keep(key, was, state, now, expires_at)
     state.lives_until = max(state.lives_until, expires_at)
     Store.write(key, was, pack(state), now, state.lives_until)

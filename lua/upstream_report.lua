@@ -1,10 +1,10 @@
--- upstream_report.lua: what an upstream's answers say of its quota: refused permits, permits that it left, a pause that it asks for.
+-- upstream_report.lua: the signals in an upstream's answers: refused permits, permits left of its quota, a pause.
 --
--- Twin of `LimiterState::{hear_refused, hear_remaining}` and `Pause::ask` in src/limiter/arithmetic/.
+-- Twin of `LimiterState::{observe_refused, observe_remaining}` and `Pause::ask` in src/limiter/arithmetic/.
 
 local UpstreamReport
 do
-  -- Returns what others use of each rule, to be changed.
+  -- Returns the external usage of each rule, to be changed.
   local function usages_of(state)
     if not state.external_usage then
       state.external_usage = {}
@@ -41,7 +41,7 @@ do
     return sum
   end
 
-  -- Notes the permits that others have in use. Returns by how many they exceed the expected ones.
+  -- Notes the permits in use by others. Returns by how many they exceed the expected ones.
   local function note_usage(usage, now, window, permits)
     if now >= usage.since + window then
       usage.permits = max(usage.seen, usage.before)
@@ -53,16 +53,16 @@ do
   end
 
   -- Notes permits that the upstream refused and did not count: slots and permits by turns. They stay booked.
-  local function refused(state, now, slots)
+  local function observe_refused(state, now, slots)
     local usages = usages_of(state)
     for index, rule in ipairs(state.rules) do
       if rule.algorithm.window_start then refuse(usages[index], now, rule.window, slots) end
     end
   end
 
-  -- Notes the permits that the upstream left of a rule in its window of a length, in the answer to the request of a slot, which came so
-  -- long after it. Returns by how many permits others use more than was expected.
-  local function remaining(state, now, rule, permits, length, slot, took)
+  -- Notes the permits that the upstream left of a rule in its window of `length`. They stand in the answer to the request of `slot`,
+  -- which came `took` after the slot. Returns by how many permits the external usage exceeds the expected one.
+  local function observe_remaining(state, now, rule, permits, length, slot, took)
     -- Requests overtake each other by at most this part of a window.
     local OVERTAKEN_PART = 100
     local place = Rule.position(state.rules, rule)
@@ -113,5 +113,5 @@ do
     return true
   end
 
-  UpstreamReport = { refused = refused, remaining = remaining, pause = pause }
+  UpstreamReport = { observe_refused = observe_refused, observe_remaining = observe_remaining, pause = pause }
 end

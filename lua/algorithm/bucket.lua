@@ -1,8 +1,8 @@
 -- bucket.lua: token and leaky bucket: `burst` permits at once, then `rate` in a window. A leaky bucket has a burst of one.
 --
--- Twin of src/limiter/arithmetic/algorithm/bucket.rs. The text of a rule goes on with the burst, its capacity. A bucket is the instant at which it
--- will be full again (GCRA's theoretical arrival time): `tat` in whole microseconds and `rest` in parts of the rule's rate. Its
--- checkpoint is { tat, rest, folded }: the bookings until `folded` are in it.
+-- Twin of src/limiter/arithmetic/algorithm/bucket.rs. The text of a rule goes on with the burst, its capacity. A bucket is the instant
+-- at which it will be full again (GCRA's theoretical arrival time): `tat` in whole microseconds and `rest` in parts of the rule's rate.
+-- Its checkpoint is { tat, rest, folded }: the bookings until `folded` are in it.
 
 function Algorithm.B()
   local cell_start, cell_from, span_exact = Rule.cell_start, Rule.cell_from, Rule.span_exact

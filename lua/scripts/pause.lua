@@ -2,25 +2,25 @@
 -- KEYS[1]  the epoch
 -- KEYS[2]  the state of the limiter; of a limiter with partitions: what the keys of all their states begin with, or one of them
 -- ARGV[1]  MessagePack values, one after the other; all times in microseconds
---   given_now  0: this server's clock
---   heard      the latest epoch that the caller has heard of
---   run        the server's run as the caller knows it; empty: unknown; `?`: to be found out
---   settle     how long a new epoch takes to settle
---   lasting    the length of the pause; 0 lifts it
---   longest    the longest pause there is: a lifted pause is remembered for so long
---   channel    the channel on which it is announced; none if empty
---   replica    the replica that was asked for it
+--   given_now    0: this server's clock
+--   known_epoch  the latest epoch that the caller knows
+--   run          the server's run as the caller knows it; empty: unknown; `?`: to be found out
+--   settle       how long a new epoch takes to settle
+--   lasting      the length of the pause; 0 lifts it
+--   longest      the longest pause there is: a lifted pause is remembered for so long
+--   channel      the channel on which it is announced; none if empty
+--   replica      the replica that was asked for it
 -- Returns  one MessagePack array: { { now, epoch, until when it settles or 0, last reset or 0 }, paused until or 0, 0 }
 -- Atomic:  a single server, or keys of one hash tag
 -- A state follows its pause in the next call for it.
 
 local epoch_key, state_key = KEYS[1], KEYS[2]
-local given_now, heard, run, settle, lasting, longest, channel, replica = cmsgpack.unpack(ARGV[1])
+local given_now, known_epoch, run, settle, lasting, longest, channel, replica = cmsgpack.unpack(ARGV[1])
 local now = Store.now(given_now)
 
 local PAUSES_MAX = 64
 
-local epoch = Epoch.open(epoch_key, redis.call("MGET", epoch_key)[1], now, heard, run, settle)
+local epoch = Epoch.open(epoch_key, redis.call("MGET", epoch_key)[1], now, known_epoch, run, settle)
 local pauses, before = {}, 0
 local function add(...)
   for _, value in ipairs({ ... }) do pauses[#pauses + 1] = value end

@@ -1,50 +1,50 @@
--- report_upstream.lua: what the answers of an upstream say of its quota, for one limiter.
+-- report_upstream.lua: apply an upstream's signals about its quota to one limiter.
 -- KEYS[1]  the epoch
 -- KEYS[2]  the state of the limiter
 -- ARGV[1]  MessagePack values, one after the other; all times in microseconds
---   given_now  0: this server's clock
---   heard      the latest epoch that the caller has heard of
---   run        the server's run as the caller knows it; empty: unknown; `?`: to be found out
---   settle     how long a new epoch takes to settle; 0: there are no epochs
---   lease      how long a changed limit leaves its bookings where they are
---   replica    the calling replica
---   rules      the caller's rules as text
---   channel    the channel on which a pause is announced; none if empty
---   asked      {}, or the pause that the upstream asks for: how long, 0 if it names no instant; the length of a first pause without
---              one; the longest pause; how long ago the refused request was sent; by how much the pause may be longer, in parts of
---              1024; the status of the answer
---   cost       permits that a request has cost beyond those that it had taken
---   refused    permits that the upstream refused and did not count: slot and permits by turns
---   remaining  what the upstream left of some of the rules: the rule's place from 0 on, permits, the length of the upstream's window,
---              the slot of the request that was answered, and how long after it the answer came, by turns
+--   given_now    0: this server's clock
+--   known_epoch  the latest epoch that the caller knows
+--   run          the server's run as the caller knows it; empty: unknown; `?`: to be found out
+--   settle       how long a new epoch takes to settle; 0: there are no epochs
+--   lease        how long a changed limit leaves its bookings where they are
+--   replica      the calling replica
+--   rules        the caller's rules as text
+--   channel      the channel on which a pause is announced; none if empty
+--   asked        {}, or the pause that the upstream asks for: how long, 0 if it names no instant; the length of a first pause without
+--                one; the longest pause; how long ago the refused request was sent; by how much the pause may be longer, in parts of
+--                1024; the status of the answer
+--   cost         permits that a request has cost beyond those that it had taken
+--   refused      permits that the upstream refused and did not count: slot and permits by turns
+--   remaining    permits that the upstream left of some of the rules: the rule's place from 0 on, permits, the length of the upstream's
+--                window, the slot of the answered request, and how long after the slot the answer came, by turns
 -- Returns  one MessagePack array: { { now, epoch, until when it settles or 0, last reset or 0 }, paused until or 0, by how many permits
---          others use more than was expected }
+--          the external usage exceeds the expected one }
 -- Atomic:  a single server, or keys of one hash tag
 -- Expiry:  every key when nothing in it can matter any more, never earlier
 
 local epoch_key, state_key = KEYS[1], KEYS[2]
-local given_now, heard, run, settle, lease, replica, rules, channel, asked, cost, refused, remaining = cmsgpack.unpack(ARGV[1])
+local given_now, known_epoch, run, settle, lease, replica, rules, channel, asked, cost, refused, remaining = cmsgpack.unpack(ARGV[1])
 local now, stored = Store.now(given_now), redis.call("MGET", epoch_key, state_key)
 
-local epoch = Epoch.open(epoch_key, stored[1], now, heard, run, settle)
+local epoch = Epoch.open(epoch_key, stored[1], now, known_epoch, run, settle)
 local state = State.load(state_key, stored[2], now)
 Recovery.enter(state, epoch, now)
 Open.state(state, state_key, epoch, now, rules, lease, replica)
 
 if cost > 0 then Search.charge_at(state, now, cost) end
-if #refused > 0 then UpstreamReport.refused(state, now, refused) end
+if #refused > 0 then UpstreamReport.observe_refused(state, now, refused) end
 local drift, own_rules = 0, Rule.parse_own(rules, state)
 for index = 1, #remaining, 5 do
   local place, permits, length, slot, took = unpack(remaining, index, index + 4)
   local rule = own_rules[place + 1]
-  if rule then drift = drift + UpstreamReport.remaining(state, now, rule, permits, length, slot, took) end
+  if rule then drift = drift + UpstreamReport.observe_remaining(state, now, rule, permits, length, slot, took) end
 end
--- Bookings that the pause moves are placed by what others use, too.
+-- The pause comes last: bookings that it moves are placed beside the external usage noted above.
 if #asked > 0 then
   local has_changed, pause = UpstreamReport.pause(state, now, asked, replica), state.pause
   Open.follow_pause(state, now, lease)
   if has_changed and channel ~= "" then
-    -- A replica that misses the announcement is told with its next call.
+    -- A replica that misses the announcement learns of the pause by its next call.
     redis.pcall("PUBLISH", channel, string.format("pause %s %.0f %.0f %.0f %.0f %.0f",
       state_key, now, pause.paused_until, pause.status, pause.named, pause.replica))
   end

@@ -1,4 +1,4 @@
--- reserve.lua: give back, exchange and book permits for the requests of one queue, in one step.
+-- reserve.lua: give back, reschedule and book permits for the requests of one queue, in one step.
 -- Twin of src/limiter/arithmetic/reserve.rs. A script and not MULTI/EXEC: a slot depends on what is read in the same step.
 -- KEYS[1..n]   the states of the n limiters that the queue needs, all at once
 -- KEYS[n + 1]  the order of the queue
@@ -8,15 +8,15 @@
 --   lease             how long a changed limit leaves its bookings where they are
 --   replica           the calling replica
 --   call              the number of this call among those of the replica; 0: it is never repeated
---   heard             the latest epoch that the caller has heard of
+--   known_epoch       the latest epoch that the caller knows
 --   run               the server's run as the caller knows it; empty: unknown; `?`: to be found out
 --   settle            how long a new epoch takes to settle; 0: there are no epochs
 --   channel           the channel on which freed room is announced; none if empty
---   callers           what the caller knows of each limiter: its rules as text, the generation, and when it last saw a state
+--   callers           of each limiter, as the caller knows it: its rules as text, the generation, and when it last saw a state
 --                     that must still exist or 0, by turns
 --   given_back        permits that are not needed: slot, cost and count by turns
---   voided            void permits that are wanted at their new place: slot, cost and count by turns, ascending
---   exchange_wait     the longest wait for such a place
+--   reschedule        void permits to be moved to their new places: slot, cost and count by turns, ascending
+--   reschedule_wait   the longest wait for a new place
 --   runs              new requests in their order: cost, longest wait and count by turns
 --   queue_slots_left  how many of them may be given a slot in the future
 --   refusal_budget    how many requests like the first refused one the caller may refuse without asking
@@ -25,19 +25,19 @@
 --                { { generation, void_from, previous generation, { available permits of each rule }, paused until or 0,
 --                    until when the state exists } of each limiter },
 --                the last booked instant or 0, { the earliest freed room before the last slot, its permits } or zeros,
---                { { count, slot or 0 for none within the wait } of what was exchanged },
---                { { count, slot } where booked, else { count, 1: too far or 2: queue full, delay, delay to tell, limiter, rule } } }
---              While an epoch settles nothing is exchanged or booked. A repeated call is answered again and not carried out twice.
+--                { { count, slot or 0 for none within the wait } of the rescheduled permits },
+--                { { count, slot } where booked, else { count, 1: too far or 2: queue full, delay, advised delay, limiter, rule } } }
+--              While an epoch settles nothing is rescheduled or booked. A repeated call is answered again and not carried out twice.
 -- Atomic:      all keys carry one hash tag, so one cluster slot
 -- Expiry:      every key when nothing in it can matter any more, never earlier
 
 local limiters = #KEYS - 2
 local order_key, epoch_key = KEYS[limiters + 1], KEYS[limiters + 2]
-local given_now, lease, replica, call, heard, run, settle, channel, callers, given_back, voided, exchange_wait, runs,
+local given_now, lease, replica, call, known_epoch, run, settle, channel, callers, given_back, reschedule, reschedule_wait, runs,
   queue_slots_left, refusal_budget = cmsgpack.unpack(ARGV[1])
 local now, stored = Store.now(given_now), redis.call("MGET", unpack(KEYS))
 
-local epoch = Epoch.open(epoch_key, stored[limiters + 2], now, heard, run, settle)
+local epoch = Epoch.open(epoch_key, stored[limiters + 2], now, known_epoch, run, settle)
 
 -- ---- load ----
 
@@ -60,7 +60,7 @@ for index = 1, limiters do
   states[index] = state
   is_lost = is_lost or Recovery.is_lost(state, callers[3 * index], epoch, now)
 end
--- A single key may be lost, deleted or evicted: replicas write back the grants that it held.
+-- A single key was lost, deleted or evicted: replicas write back the grants that it held.
 if is_lost then epoch = Epoch.begin(now, epoch.id, epoch.run, settle, epoch.resets, epoch.pauses) end
 local settles = now < epoch.settled_at
 for index = 1, limiters do
@@ -126,48 +126,48 @@ for index = 1, #given_back, 3 do
   QueueOrder.given_back(order, now, give_back(slot, permits) or slot, permits)
 end
 
--- ---- exchange: one by one, each at the place that the change kept for it, or no earlier than that ----
+-- ---- reschedule: each permit by itself, at the place that the change kept for it, or no earlier than that ----
 
-local exchanged = {}
+local rescheduled = {}
 
-local function exchange_all()
-  -- Returns the place of a void permit, where every limiter has moved it to the same one, and claims it.
+local function reschedule_all()
+  -- Claims the place of a void permit and returns it; nil unless every limiter has moved the permit to the same place.
   local function claim(slot, cost, skipped)
     local place, indexes = nil, {}
     for index = 1, limiters do
       local to, moved = Reschedule.place_of(states[index], slot, cost, callers[3 * index - 1], skipped)
-      if not to or to < now or to - now > exchange_wait or (place and place ~= to) then return nil end
+      if not to or to < now or to - now > reschedule_wait or (place and place ~= to) then return nil end
       place, indexes[index] = to, moved
     end
     for index, moved in ipairs(indexes) do Reschedule.claim(states[index], moved, cost) end
     return place
   end
 
-  local function exchange(slot, cost, skipped)
+  local function reschedule_one(slot, cost, skipped)
     local at = claim(slot, cost, skipped)
     if not at then
       local place = give_back(slot, cost)
       local searches = searches_from(max(now, place or order.last))
       at = earliest(searches, cost)
-      if at - now <= exchange_wait then charge(searches, cost) else at = 0 end
+      if at - now <= reschedule_wait then charge(searches, cost) else at = 0 end
     end
     order.last = max(order.last, at)
-    local row = exchanged[#exchanged]
-    if row and row[2] == at then row[1] = row[1] + 1 else exchanged[#exchanged + 1] = { 1, at } end
+    local row = rescheduled[#rescheduled]
+    if row and row[2] == at then row[1] = row[1] + 1 else rescheduled[#rescheduled + 1] = { 1, at } end
   end
 
-  for first = 1, #voided, 3 do
-    local slot, cost, count = voided[first], voided[first + 1], voided[first + 2]
+  for first = 1, #reschedule, 3 do
+    local slot, cost, count = reschedule[first], reschedule[first + 1], reschedule[first + 2]
     local left = Reschedule.unclaimed(states[1], slot)
     for index = 2, limiters do left = min(left, Reschedule.unclaimed(states[index], slot)) end
     for index = 0, count - 1 do
       -- Several replicas hold permits of one slot. Where these lie apart now, each replica takes some from the whole stretch.
-      exchange(slot, cost, max(floor((2 * index + 1) * left / (2 * count)) - index * cost, 0))
+      reschedule_one(slot, cost, max(floor((2 * index + 1) * left / (2 * count)) - index * cost, 0))
     end
   end
 end
 
-if #voided > 0 and not settles then exchange_all() end
+if #reschedule > 0 and not settles then reschedule_all() end
 
 -- ---- book ----
 
@@ -175,10 +175,10 @@ local outcomes = {}
 
 local function refuse(count, code, at, cost, limiter, limit)
   local rule = states[limiter].rules[limit]
-  local told = QueueOrder.tell(order, at, (count + refusal_budget) * cost, rule)
+  local advised = QueueOrder.advise(order, at, (count + refusal_budget) * cost, rule)
   refusal_budget = 0
   local own = Rule.position(own_rules[limiter], rule) or 1
-  outcomes[#outcomes + 1] = { count, code, at - now, told - now, limiter - 1, own - 1 }
+  outcomes[#outcomes + 1] = { count, code, at - now, advised - now, limiter - 1, own - 1 }
 end
 
 local function book()
@@ -229,13 +229,13 @@ for index = 1, limiters do
   lives_until = max(lives_until, lives)
   rows[index] = { state.generation, state.void_from, state.previous_generation, available, paused_until, lives }
 end
-local room_at, room_permits = QueueOrder.room(order)
-if room_permits > 0 and #given_back > 0 and channel ~= "" then
-  -- Replicas that hold later slots trade them for the room. One that misses the announcement loses only time.
-  redis.pcall("PUBLISH", channel, string.format("%s %.0f %.0f", order_key, room_at, room_permits))
+local freed_at, freed_permits = QueueOrder.freed(order)
+if freed_permits > 0 and #given_back > 0 and channel ~= "" then
+  -- Replicas that hold later slots give them back and book the freed permits. A replica that misses the announcement loses only time.
+  redis.pcall("PUBLISH", channel, string.format("%s %.0f %.0f", order_key, freed_at, freed_permits))
 end
 local answer = cmsgpack.pack({
-  Epoch.answer(epoch, now), rows, last_booked, { room_at, room_permits }, exchanged, outcomes,
+  Epoch.answer(epoch, now), rows, last_booked, { freed_at, freed_permits }, rescheduled, outcomes,
 })
 QueueOrder.keep(order_key, stored[limiters + 1], order, now, replica, call, answer)
 if settle > 0 then Epoch.keep(epoch_key, epoch, now, lives_until) end

@@ -1,29 +1,30 @@
--- write_back.lua: charge what a replica was granted before the server lost it, or while the server was away.
+-- write_back.lua: charge the permits that a replica was granted before the server lost them, or while the server was away.
 -- KEYS[1]  the epoch
 -- KEYS[2]  the state of the limiter
 -- ARGV[1]  MessagePack values, one after the other; all times in microseconds
---   given_now  0: this server's clock
---   heard      the latest epoch that the caller has heard of
---   run        the server's run as the caller knows it; empty: unknown; `?`: to be found out
---   settle     how long a new epoch takes to settle
---   lease      how long a changed limit leaves its bookings where they are
---   replica    the calling replica
---   number     the number of this write among those of its kind and the replica: a repeated one is carried out once
---   seen       how many permits the caller has seen in use: those that nobody writes back are charged, too
---   rules      the caller's rules as text
---   was_away   whether the permits were granted while the server was away; otherwise it has lost them
---   since      if it was away: how long ago a replica may first have granted something without it
---   sent       the instant of this clock at which the call was sent, as far as the caller knows; 0: unknown
---   bookings   ascending: how long before it was sent (below 0: after it) and permits by turns
+--   given_now       0: this server's clock
+--   known_epoch     the latest epoch that the caller knows
+--   run             the server's run as the caller knows it; empty: unknown; `?`: to be found out
+--   settle          how long a new epoch takes to settle
+--   lease           how long a changed limit leaves its bookings where they are
+--   replica         the calling replica
+--   number          the number of this write among those of its kind and the replica: a repeated one is carried out once
+--   observed_usage  how many permits the caller has seen in use: those that no replica writes back are charged, too
+--   rules           the caller's rules as text
+--   was_away        whether the permits were granted while the server was away; otherwise the server has lost them
+--   since           if it was away: how long ago a replica may first have granted something without it
+--   sent            the instant of this clock at which the call was sent, as far as the caller knows; 0: unknown
+--   bookings        ascending: how long before it was sent (below 0: after it) and permits by turns
 -- Returns  one MessagePack array: { now, epoch, until when it settles or 0, last reset or 0 }
 -- Atomic:  a single server, or keys of one hash tag
 -- Expiry:  every key when nothing in it can matter any more, never earlier
 
 local epoch_key, state_key = KEYS[1], KEYS[2]
-local given_now, heard, run, settle, lease, replica, number, seen, rules, was_away, since, sent, bookings = cmsgpack.unpack(ARGV[1])
+local given_now, known_epoch, run, settle, lease, replica, number, observed_usage, rules, was_away, since, sent, bookings =
+  cmsgpack.unpack(ARGV[1])
 local now, stored = Store.now(given_now), redis.call("MGET", epoch_key, state_key)
 
-local epoch = Epoch.open(epoch_key, stored[1], now, heard, run, settle)
+local epoch = Epoch.open(epoch_key, stored[1], now, known_epoch, run, settle)
 local state = State.load(state_key, stored[2], now)
 Recovery.enter(state, epoch, now)
 Open.state(state, state_key, epoch, now, rules, lease, replica)
@@ -50,13 +51,13 @@ end
 
 -- Lets the epoch settle while more may be written back.
 local function wait_for_others()
-  -- If nobody has called since the first grant, the server was away for all. Calls that were sent before may be carried out when it is
-  -- back, so the last call alone shows nothing.
+  -- Without a call since the first grant, the server was away for all replicas. Calls sent before the outage may be carried out after
+  -- it, so the instant of the last call alone shows nothing.
   local first = sent - since
   local was_silent = state.called_at < first or (state.silent_from <= first and first <= state.silent_until)
   if was_away and now >= epoch.settled_at and was_silent then settle_until(now + settle) end
   if now < epoch.settled_at then
-    state.owed = max(state.owed, seen)
+    state.owed = max(state.owed, observed_usage)
     settle_until(min(now + settle / 2, epoch.id + Epoch.SETTLES_MAX * settle))
   end
 end

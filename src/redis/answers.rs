@@ -46,8 +46,8 @@ struct ReserveRow {
     epoch: EpochRow,
     limiters: Vec<LimiterRow>,
     last: u64,
-    room: (u64, u64),
-    exchanged: Vec<(u64, u64)>,
+    freed: (u64, u64),
+    rescheduled: Vec<(u64, u64)>,
     outcomes: Vec<Vec<u64>>,
 }
 
@@ -69,13 +69,13 @@ pub(super) fn reserve(value: &Value, limiter_refs: &[LimiterRef], call: &Call) -
         answer.paused.push(Micros(paused_until));
         answer.lives_until.push(Micros(lives_until));
     }
-    let (at, permits) = row.room;
+    let (at, permits) = row.freed;
     answer.freed = (permits > 0).then_some(Freed { at: Micros(at), permits });
     if epoch.settles_until.is_some() {
-        return (row.exchanged.is_empty() && row.outcomes.is_empty()).then_some(answer);
+        return (row.rescheduled.is_empty() && row.outcomes.is_empty()).then_some(answer);
     }
     let slot = |(count, at)| (count, (at > 0).then_some(Micros(at)));
-    answer.rescheduled = row.exchanged.into_iter().map(slot).collect();
+    answer.rescheduled = row.rescheduled.into_iter().map(slot).collect();
     answer.outcomes = row.outcomes.iter().map(|row| outcome(row)).collect::<Option<_>>()?;
     is_whole(&answer, call).then_some(answer)
 }

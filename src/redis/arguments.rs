@@ -32,7 +32,7 @@ impl Arguments {
     }
 }
 
-/// What all calls of a store have in common.
+/// The values that all calls of a store share.
 #[derive(Clone, Copy)]
 pub(super) struct Context<'a> {
     /// The prefix of the keys.
@@ -71,14 +71,14 @@ struct Reserve<'a> {
     lease: u64,
     replica: u64,
     call: u64,
-    heard: u64,
+    known_epoch: u64,
     run: &'a str,
     settle: u64,
     channel: &'a str,
     callers: Vec<Mixed>,
     given_back: Vec<u64>,
-    voided: Vec<u64>,
-    exchange_wait: u64,
+    reschedule: Vec<u64>,
+    reschedule_wait: u64,
     runs: Vec<u64>,
     queue_slots_left: u64,
     refusal_budget: u64,
@@ -106,14 +106,14 @@ pub(super) fn reserve(
         lease: context.lease.0,
         replica: call.replica,
         call: number,
-        heard: call.epoch,
+        known_epoch: call.epoch,
         run: context.run,
         settle: context.settle.0,
         channel: context.channel,
         callers: callers.collect(),
         given_back: call.give_back.iter().flat_map(holding).collect(),
-        voided: call.reschedule.iter().flat_map(holding).collect(),
-        exchange_wait: call.reschedule_wait.0,
+        reschedule: call.reschedule.iter().flat_map(holding).collect(),
+        reschedule_wait: call.reschedule_wait.0,
         runs: call.runs.iter().flat_map(run).collect(),
         queue_slots_left: call.queue_slots_left,
         refusal_budget: call.refusal_budget,
@@ -136,7 +136,7 @@ pub(super) fn inspect(context: &Context<'_>, limiter_ref: &LimiterRef) -> Argume
 #[derive(Serialize)]
 struct Heartbeat<'a> {
     given_now: u64,
-    heard: u64,
+    known_epoch: u64,
     run: &'a str,
     settle: u64,
     is_probe: bool,
@@ -144,16 +144,16 @@ struct Heartbeat<'a> {
 
 /// Returns the arguments of `heartbeat.lua`. A probe writes in any case: a server without memory left, or that is no primary, still
 /// reads.
-pub(super) fn heartbeat(context: &Context<'_>, heard: u64, is_probe: bool) -> Arguments {
+pub(super) fn heartbeat(context: &Context<'_>, known_epoch: u64, is_probe: bool) -> Arguments {
     let Context { epoch, run, .. } = *context;
-    let values = Heartbeat { given_now: context.now.0, heard, run, settle: context.settle.0, is_probe };
+    let values = Heartbeat { given_now: context.now.0, known_epoch, run, settle: context.settle.0, is_probe };
     Arguments::new([epoch.to_owned()], &values)
 }
 
 #[derive(Serialize)]
 struct Reset<'a> {
     given_now: u64,
-    heard: u64,
+    known_epoch: u64,
     run: &'a str,
     settle: u64,
     span: u64,
@@ -164,7 +164,7 @@ pub(super) fn reset(context: &Context<'_>, limiter_ref: &LimiterRef) -> Argument
     let longest = limiter_ref.rules.iter().map(Rule::seen_for).max().unwrap_or_default();
     let values = Reset {
         given_now: context.now.0,
-        heard: 0,
+        known_epoch: 0,
         run: context.run,
         settle: context.settle.0,
         span: (longest + RESCHEDULE_MAX).0,
@@ -175,7 +175,7 @@ pub(super) fn reset(context: &Context<'_>, limiter_ref: &LimiterRef) -> Argument
 #[derive(Serialize)]
 struct Pause<'a> {
     given_now: u64,
-    heard: u64,
+    known_epoch: u64,
     run: &'a str,
     settle: u64,
     lasting: u64,
@@ -193,7 +193,7 @@ pub(super) fn pause(
 ) -> Arguments {
     let values = Pause {
         given_now: context.now.0,
-        heard: 0,
+        known_epoch: 0,
         run: context.run,
         settle: context.settle.0,
         lasting: lasting.0,
@@ -207,7 +207,7 @@ pub(super) fn pause(
 #[derive(Serialize)]
 struct ReportUpstream<'a> {
     given_now: u64,
-    heard: u64,
+    known_epoch: u64,
     run: &'a str,
     settle: u64,
     lease: u64,
@@ -238,7 +238,7 @@ pub(super) fn report_upstream(
     });
     let values = ReportUpstream {
         given_now: context.now.0,
-        heard: report.known_epoch,
+        known_epoch: report.known_epoch,
         run: context.run,
         settle: context.settle.0,
         lease: context.lease.0,
@@ -256,13 +256,13 @@ pub(super) fn report_upstream(
 #[derive(Serialize)]
 struct WrittenBack<'a> {
     given_now: u64,
-    heard: u64,
+    known_epoch: u64,
     run: &'a str,
     settle: u64,
     lease: u64,
     replica: u64,
     number: u64,
-    seen: u64,
+    observed_usage: u64,
     rules: String,
     was_away: bool,
     since: u64,
@@ -279,13 +279,13 @@ pub(super) fn write_back(context: &Context<'_>, limiter_ref: &LimiterRef, write:
     let booking = |(ago, permits): &(i64, u64)| [*ago, i64::try_from(*permits).unwrap_or(i64::MAX)];
     let values = WrittenBack {
         given_now: context.now.0,
-        heard: write.known_epoch,
+        known_epoch: write.known_epoch,
         run: context.run,
         settle: context.settle.0,
         lease: context.lease.0,
         replica: write.replica,
         number: write.number,
-        seen: write.observed_usage,
+        observed_usage: write.observed_usage,
         rules: limiter_ref.rules_text(),
         was_away,
         since: since.0,

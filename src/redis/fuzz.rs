@@ -1,4 +1,4 @@
-//! What must hold of the answer of a script for any bytes at all. Left out of the documentation; promises nothing.
+//! A check of the decoded answer of a script for arbitrary bytes. Left out of the documentation; promises nothing.
 
 use redis::Value;
 
@@ -10,10 +10,10 @@ use crate::limiter::model::call::{Call, Holding, Run};
 use crate::limiter::model::limit::LimiterName;
 use crate::redis::answers;
 
-/// An answer that is understood is one to the call.
+/// Checks that a decoded answer fits its call.
 ///
 /// # Panics
-/// If it is not.
+/// If it does not.
 pub fn script_reply(bytes: &[u8]) {
     let Some(name) = LimiterName::parse("a") else { return };
     let rule =
@@ -28,8 +28,8 @@ pub fn script_reply(bytes: &[u8]) {
     let answer =
         answers::reserve(&Value::BulkString(bytes.to_vec()), std::slice::from_ref(&limiter_ref), &call);
     if let Some(answer) = answer {
-        let (exchanged, outcomes) = (counts(&answer.rescheduled), counts(&answer.outcomes));
-        let is_whole = (exchanged, outcomes) == (Some(2), Some(3));
+        let (rescheduled, outcomes) = (counts(&answer.rescheduled), counts(&answer.outcomes));
+        let is_whole = (rescheduled, outcomes) == (Some(2), Some(3));
         assert!(is_whole || answer.epoch.settles_until.is_some(), "{answer:?}");
         assert_eq!((answer.generations.len(), answer.available.len(), answer.lives_until.len()), (1, 1, 1));
         assert_eq!(answer.available.first().map(Vec::len), Some(2));

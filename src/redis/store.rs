@@ -26,8 +26,8 @@ use crate::telemetry::{StoreMetrics, StoreOp};
 /// A Cluster as a whole holds no limiter.
 const NO_PART: StoreError = StoreError::Malformed("no group");
 
-/// The owner of the connection for calls that belong to no limiter.
-const KEEPER: &str = "keeper";
+/// The owner of the connection for calls outside the queues: heartbeats, write-backs and calls by hand.
+const RECOVERY: &str = "recovery";
 
 /// Limiter state in Redis: all of it, or on a Cluster that of one group.
 #[derive(Clone)]
@@ -44,12 +44,12 @@ impl RedisStore {
         Ok(RedisStore { connection: PartConnection::new(settings, metrics)? })
     }
 
-    /// Hears the announcements of other replicas, until `shutdown`.
+    /// Receives the announcements of other replicas, until `shutdown`.
     pub async fn listen(&self, shutdown: CancellationToken) {
         self.connection.shared.announcements.listen(shutdown).await;
     }
 
-    /// Looks once whether the store is there, then whenever a circuit is open, until it is found again.
+    /// Probes the store once, then whenever a circuit is open, until it answers again.
     pub async fn probe(&self, shutdown: CancellationToken) {
         if let Err(error) = self.connection.ping().await {
             tracing::warn!(%error, "cannot reach the store at start: limiters go by their on_store_failure");
@@ -79,7 +79,7 @@ impl RedisStore {
         answer(&value).ok_or(StoreError::Malformed(script.name))
     }
 
-    /// The same for a limiter, which a Cluster as a whole does not hold.
+    /// Calls the script of an operation for one limiter, which a Cluster as a whole does not hold.
     async fn ask_part<T>(
         &self,
         op: StoreOp,
@@ -141,14 +141,14 @@ impl Store for RedisStore {
                 return Ok(Default::default());
             }
             let arguments = |context: &Context<'_>| arguments::heartbeat(context, known, false);
-            self.ask(StoreOp::Heartbeat, KEEPER, arguments, answers::heartbeat).await
+            self.ask(StoreOp::Heartbeat, RECOVERY, arguments, answers::heartbeat).await
         }
         .boxed()
     }
 
     fn reset<'a>(&'a self, limiter_ref: &'a LimiterRef) -> BoxFuture<'a, Result<Epoch, StoreError>> {
         let arguments = |context: &Context<'_>| arguments::reset(context, limiter_ref);
-        self.ask_part(StoreOp::Reset, KEEPER, arguments, answers::epoch).boxed()
+        self.ask_part(StoreOp::Reset, RECOVERY, arguments, answers::epoch).boxed()
     }
 
     fn report_upstream<'a>(
@@ -167,7 +167,7 @@ impl Store for RedisStore {
         replica: u64,
     ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
         let arguments = move |context: &Context<'_>| arguments::pause(context, limiter_ref, lasting, replica);
-        self.ask_part(StoreOp::Pause, KEEPER, arguments, answers::report).boxed()
+        self.ask_part(StoreOp::Pause, RECOVERY, arguments, answers::report).boxed()
     }
 
     fn write_back<'a>(
@@ -176,7 +176,7 @@ impl Store for RedisStore {
         write: &'a WriteBack,
     ) -> BoxFuture<'a, Result<Epoch, StoreError>> {
         let arguments = |context: &Context<'_>| arguments::write_back(context, limiter_ref, write);
-        self.ask_part(StoreOp::WriteBack, KEEPER, arguments, answers::epoch).boxed()
+        self.ask_part(StoreOp::WriteBack, RECOVERY, arguments, answers::epoch).boxed()
     }
 
     fn register_replica<'a>(
@@ -185,7 +185,7 @@ impl Store for RedisStore {
         leaves: bool,
     ) -> BoxFuture<'a, Result<Vec<Replica>, StoreError>> {
         let arguments = move |context: &Context<'_>| arguments::register_replica(context.prefix, me, leaves);
-        self.ask(StoreOp::RegisterReplica, KEEPER, arguments, answers::replicas).boxed()
+        self.ask(StoreOp::RegisterReplica, RECOVERY, arguments, answers::replicas).boxed()
     }
 
     fn announcements(&self) -> Option<broadcast::Receiver<Announcement>> {
