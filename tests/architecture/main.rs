@@ -1,7 +1,6 @@
 //! Rules for the sources: the order of the rooms, forbidden references and words, sizes, and the headers of Lua scripts.
 //!
-//! Reads `src/` as syntax and follows every path to the module that defines its target. `known.txt` lists the remaining
-//! faults, one per line; a line whose fault is gone fails as well.
+//! Reads `src/` as syntax and follows every path to the module that defines its target.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
@@ -85,13 +84,10 @@ fn the_sources_keep_to_the_architecture() {
     findings.extend(sizes::findings(&sources, &EXCEPTIONS));
     findings.sort();
 
-    let known = fs::read_to_string(root().join("tests/architecture/known.txt")).unwrap_or_default();
-    let known: BTreeSet<&str> = known.lines().filter(|line| !line.is_empty()).collect();
-    let keys: BTreeSet<&str> = findings.iter().map(|finding| finding.key.as_str()).collect();
-    let new = findings.iter().filter(|finding| !known.contains(finding.key.as_str()));
-    let mut wrong: Vec<String> =
-        new.map(|finding| format!("{}\n    {}", finding.key, finding.detail.join("\n    "))).collect();
-    wrong.extend(known.difference(&keys).map(|line| format!("known.txt lists a fault that is gone: {line}")));
+    let wrong: Vec<String> = findings
+        .iter()
+        .map(|finding| format!("{}\n    {}", finding.key, finding.detail.join("\n    ")))
+        .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 

@@ -1,4 +1,4 @@
-//! What the scripts do on a real Redis that has lost what it held, instant by instant.
+//! The scripts on a real Redis that has lost its data, instant by instant.
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::bucket::Bucket;
@@ -15,7 +15,7 @@ use crate::redis::tests::{LEASE, START, TestStore};
 
 const SECOND: u64 = 1_000_000;
 
-/// A server, and the run that it says it is.
+/// A server, and its run as the callers know it.
 struct Fleet {
     store: TestStore,
     run: &'static str,
@@ -37,17 +37,17 @@ impl Fleet {
     }
 
     /// Asks for permits that may wait for ten seconds, so many microseconds after the start.
-    fn ask(&mut self, after: u64, heard: u64, count: u64) -> Answer {
-        self.ask_who_saw(0, after, heard, count)
+    fn ask(&mut self, after: u64, known_epoch: u64, count: u64) -> Answer {
+        self.ask_with_sight(0, after, known_epoch, count)
     }
 
-    /// The same from a caller who last saw the limiter's state so long after the start; zero: who has not.
-    fn ask_who_saw(&mut self, seen: u64, after: u64, heard: u64, count: u64) -> Answer {
+    /// Asks as a caller who last saw the limiter's state so long after the start; zero: never.
+    fn ask_with_sight(&mut self, seen: u64, after: u64, known_epoch: u64, count: u64) -> Answer {
         let seen = vec![if seen > 0 { Micros(START + seen) } else { Micros::ZERO }];
         let run = Run { cost: 1, wait_max: Micros(10 * SECOND), count };
         let call = Call {
             replica: 1,
-            epoch: heard,
+            epoch: known_epoch,
             generations: vec![0],
             state_seen_at: seen,
             runs: vec![run],
@@ -66,7 +66,7 @@ impl Fleet {
         self.store.reserve(&self.context(after), std::slice::from_ref(&self.limiter_ref), call)
     }
 
-    /// Begins an epoch, and goes by when it has settled.
+    /// Begins an epoch and returns its number.
     fn begin(&mut self, after: u64) -> u64 {
         let answer = self.ask(after, 0, 1);
         assert_eq!(answer.epoch.settles_until, Some(Micros(START + after) + LEASE));
@@ -100,7 +100,7 @@ fn lost(replica: u64, epoch: u64, entries: &[(i64, u64)]) -> WriteBack {
     }
 }
 
-/// How many were granted at once, and when the first of the others is.
+/// Returns how many permits were granted at once, and when the first later one may be used.
 fn granted(answer: &Answer) -> (u64, Option<u64>) {
     let at = |outcome: &Outcome| match outcome {
         Outcome::Booked(at) => Some(at.0 - START),
@@ -113,12 +113,12 @@ fn granted(answer: &Answer) -> (u64, Option<u64>) {
 }
 
 #[test]
-fn what_is_written_back_counts_once_and_where_it_was() {
+fn grants_written_back_are_charged_once_at_their_instants() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let first = fleet.begin(0);
     assert_eq!(granted(&fleet.ask(SECOND, first, 4)), (4, None));
     fleet.lose_everything();
-    // A second later both replicas hear of it, one of them twice.
+    // A second later both replicas write back, one of them twice.
     let second = fleet.ask(2 * SECOND, first, 1).epoch.id;
     assert!(second > first);
     for (replica, entries) in
@@ -132,7 +132,7 @@ fn what_is_written_back_counts_once_and_where_it_was() {
 }
 
 #[test]
-fn a_bucket_that_was_lost_is_as_empty_as_before() {
+fn a_lost_bucket_is_as_empty_after_the_write_back() {
     let mut fleet = Fleet::new(Kind::Bucket(Bucket { burst: 10 }));
     let first = fleet.begin(0);
     assert_eq!(granted(&fleet.ask(SECOND, first, 10)), (10, None));
@@ -148,7 +148,7 @@ fn another_run_of_the_server_is_another_memory() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let first = fleet.begin(0);
     assert_eq!(granted(&fleet.ask(SECOND, first, 4)), (4, None));
-    // It comes back with what it held, or with some of it: nobody can tell.
+    // The server returns with all or some of its data: no replica can know which.
     fleet.run = "two";
     let second = fleet.ask(2 * SECOND, first, 1).epoch.id;
     assert!(second > first);
@@ -156,7 +156,7 @@ fn another_run_of_the_server_is_another_memory() {
     // One of the four was granted to a replica that is gone. It counts from when the epoch has settled.
     let answer = fleet.ask(3 * SECOND, second, 8);
     assert_eq!(granted(&answer), (6, Some(11 * SECOND)));
-    // Who does not know the run goes along.
+    // A caller that does not know the run begins no epoch.
     fleet.run = "";
     assert_eq!(
         fleet.ask(4 * SECOND, second, 1).epoch,
@@ -165,7 +165,7 @@ fn another_run_of_the_server_is_another_memory() {
 }
 
 #[test]
-fn what_somebody_saw_in_use_counts_though_nobody_writes_it_back() {
+fn observed_usage_is_charged_though_no_replica_writes_it_back() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let epoch = fleet.begin(0);
     let write = WriteBack { observed_usage: 7, ..lost(1, epoch, &[(1_000_000, 2)]) };
@@ -174,7 +174,7 @@ fn what_somebody_saw_in_use_counts_though_nobody_writes_it_back() {
 }
 
 #[test]
-fn after_all_have_lost_it_the_fleet_waits_for_all() {
+fn nothing_is_granted_while_replicas_may_report_offline_grants() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let epoch = fleet.begin(0);
     fleet.ask(SECOND, epoch, 1);
@@ -182,32 +182,32 @@ fn after_all_have_lost_it_the_fleet_waits_for_all() {
         unknown: Unknown::Away(Micros(since)),
         ..WriteBack { number, ..lost(replica, epoch, &[(1_000_000, 3)]) }
     };
-    // It was away from 2 s to 5 s, and the first comes back.
-    let told = fleet.write_back(5 * SECOND, &away(1, 3 * SECOND, 1));
-    assert_eq!((told.id, told.settles_until), (epoch, Some(Micros(START + 5 * SECOND) + LEASE)));
+    // The server was away from 2 s to 5 s, and the first replica writes back.
+    let answer = fleet.write_back(5 * SECOND, &away(1, 3 * SECOND, 1));
+    assert_eq!((answer.id, answer.settles_until), (epoch, Some(Micros(START + 5 * SECOND) + LEASE)));
     assert!(fleet.ask(5 * SECOND + 100_000, epoch, 1).outcomes.is_empty());
     fleet.write_back(5 * SECOND + 200_000, &away(2, 3 * SECOND, 1));
     // One and twice three are in use.
     assert_eq!(granted(&fleet.ask(6 * SECOND, epoch, 4)).0, 3);
-    // One alone that did not hear the store, while others did, holds nobody up.
+    // An outage that only one replica saw stops no grants.
     fleet.ask(6 * SECOND + 50_000, epoch, 1);
-    let told = fleet.write_back(6 * SECOND + 100_000, &away(2, 90_000, 2));
-    assert_eq!(told.settles_until, None);
+    let answer = fleet.write_back(6 * SECOND + 100_000, &away(2, 90_000, 2));
+    assert_eq!(answer.settles_until, None);
 }
 
 #[test]
-fn calls_that_were_on_their_way_do_not_hide_that_the_server_was_away() {
+fn late_calls_do_not_hide_an_outage() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let epoch = fleet.begin(0);
     fleet.ask(SECOND, epoch, 1);
-    // It stands still from 2 s to 5 s. What was sent before is carried out then, before anybody can say what was granted.
+    // The server stands still from 2 s to 5 s. Calls sent before are carried out then, ahead of any write-back.
     fleet.ask(5 * SECOND, epoch, 1);
-    // Nor does a moment in which nobody asks, before one comes who has granted nothing, and others yet to be heard.
+    // A short silence follows, then a replica without grants writes back; others may have some.
     fleet.ask(5 * SECOND + 150_000, epoch, 1);
     let away = WriteBack { unknown: Unknown::Away(Micros(2 * SECOND)), ..lost(1, epoch, &[]) };
-    let told = fleet.write_back(5 * SECOND + 152_000, &away);
-    assert_eq!(told.settles_until, Some(Micros(START + 5 * SECOND + 152_000) + LEASE));
-    // Long after, a silence is what has been one since.
+    let answer = fleet.write_back(5 * SECOND + 152_000, &away);
+    assert_eq!(answer.settles_until, Some(Micros(START + 5 * SECOND + 152_000) + LEASE));
+    // Later write-backs are compared with later silences.
     for later in 1..4 {
         fleet.ask((6 + 2 * later) * SECOND, epoch, 1);
     }
@@ -216,7 +216,7 @@ fn calls_that_were_on_their_way_do_not_hide_that_the_server_was_away() {
 }
 
 #[test]
-fn what_is_written_late_counts_where_it_was() {
+fn grants_written_late_are_charged_at_their_instants() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let epoch = fleet.begin(0);
     // Sent at 1 s: two were used a second before, eight will be a second later. The server stands still until 1.7 s.
@@ -233,20 +233,20 @@ fn what_is_written_late_counts_where_it_was() {
     let slots: Vec<_> = answer.outcomes.iter().map(|(count, outcome)| (*count, *outcome)).collect();
     let booked = |at| Outcome::Booked(Micros(START + at));
     assert_eq!(slots, [(2, booked(10 * SECOND)), (1, booked(12 * SECOND))]);
-    // From a clock that shows another time it counts from when it comes.
+    // A grant from another clock is charged when its write-back arrives.
     let strange = WriteBack { sent: Micros(START + 3600 * SECOND), ..lost(2, epoch, &[(0, 1)]) };
     assert_eq!(fleet.write_back(4 * SECOND, &strange).id, epoch);
     assert_eq!(granted(&fleet.ask(13_500_000, epoch, 10)).1, Some(14 * SECOND));
 }
 
 #[test]
-fn an_epoch_settles_while_somebody_writes_but_not_for_ever() {
+fn an_epoch_settles_longer_while_replicas_write_back_up_to_a_limit() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let epoch = fleet.begin(0);
     let settles = |after| Some(Micros(START + after));
     for (after, until) in [(100_000, 500_000), (400_000, 650_000), (600_000, 850_000), (840_000, 1_090_000)] {
-        let told = fleet.write_back(after, &lost(after, epoch, &[(0, 1)]));
-        assert_eq!(told.settles_until, settles(until), "{after}");
+        let answer = fleet.write_back(after, &lost(after, epoch, &[(0, 1)]));
+        assert_eq!(answer.settles_until, settles(until), "{after}");
     }
     for after in [1_080_000, 1_300_000, 1_500_000, 1_700_000, 1_900_000] {
         fleet.write_back(after, &lost(after, epoch, &[(0, 1)]));
@@ -271,24 +271,24 @@ fn an_epoch_never_goes_back() {
 }
 
 #[test]
-fn a_key_that_goes_alone_is_a_loss() {
+fn a_missing_key_begins_an_epoch() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let first = fleet.begin(0);
     let answer = fleet.ask(SECOND, first, 4);
     assert_eq!(answer.lives_until, [Micros(START + 11 * SECOND)]);
     let key = crate::redis::keys::limiter("p", &fleet.limiter_ref);
     redis::cmd("DEL").arg(&key).exec(&mut fleet.store.connection).unwrap();
-    let told = fleet.ask_who_saw(SECOND, 2 * SECOND, first, 1);
-    assert_eq!(told.epoch.settles_until, Some(Micros(START + 2 * SECOND) + LEASE));
-    assert!(told.epoch.id > first && told.outcomes.is_empty());
-    // Another who saw it then begins no further one, and nobody who sees it from now on.
-    let second = told.epoch.id;
-    assert_eq!(fleet.ask_who_saw(SECOND, 3 * SECOND, second, 1).epoch.id, second);
-    assert_eq!(fleet.ask_who_saw(3 * SECOND, 4 * SECOND, second, 1).epoch.id, second);
+    let answer = fleet.ask_with_sight(SECOND, 2 * SECOND, first, 1);
+    assert_eq!(answer.epoch.settles_until, Some(Micros(START + 2 * SECOND) + LEASE));
+    assert!(answer.epoch.id > first && answer.outcomes.is_empty());
+    // Neither a caller who saw the state before the loss begins a further epoch, nor one who saw it since.
+    let second = answer.epoch.id;
+    assert_eq!(fleet.ask_with_sight(SECOND, 3 * SECOND, second, 1).epoch.id, second);
+    assert_eq!(fleet.ask_with_sight(3 * SECOND, 4 * SECOND, second, 1).epoch.id, second);
 }
 
 #[test]
-fn an_older_copy_is_a_loss() {
+fn an_older_copy_of_a_key_begins_an_epoch() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let first = fleet.begin(0);
     fleet.ask(SECOND, first, 4);
@@ -296,22 +296,21 @@ fn an_older_copy_is_a_loss() {
     let copy: Vec<u8> = redis::cmd("GET").arg(&key).query(&mut fleet.store.connection).unwrap();
     fleet.ask(2 * SECOND, first, 4);
     redis::cmd("SET").arg(&key).arg(copy).exec(&mut fleet.store.connection).unwrap();
-    assert!(fleet.ask_who_saw(2 * SECOND, 3 * SECOND, first, 1).epoch.id > first);
+    assert!(fleet.ask_with_sight(2 * SECOND, 3 * SECOND, first, 1).epoch.id > first);
 }
 
-/// Somebody moved the clock back by less than an epoch has lived.
 #[test]
-fn a_clock_that_goes_back_a_little_is_no_loss() {
+fn a_clock_set_back_within_an_epoch_begins_none() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let first = fleet.begin(0);
     fleet.ask(2 * SECOND, first, 1);
     fleet.ask(2 * SECOND - 5000, first, 1);
-    assert_eq!(fleet.ask_who_saw(2 * SECOND, 2 * SECOND - 2000, first, 1).epoch.id, first);
-    assert_eq!(fleet.ask_who_saw(2 * SECOND, 2 * SECOND + 1000, first, 1).epoch.id, first);
+    assert_eq!(fleet.ask_with_sight(2 * SECOND, 2 * SECOND - 2000, first, 1).epoch.id, first);
+    assert_eq!(fleet.ask_with_sight(2 * SECOND, 2 * SECOND + 1000, first, 1).epoch.id, first);
 }
 
 #[test]
-fn what_was_reset_stays_so() {
+fn a_reset_survives_write_backs_and_new_epochs() {
     for (kind, at_once) in
         [(Kind::SlidingWindow(SlidingWindow), 10), (Kind::Bucket(Bucket { burst: 10 }), 10)]
     {
@@ -319,13 +318,13 @@ fn what_was_reset_stays_so() {
         let epoch = fleet.begin(0);
         assert_eq!(granted(&fleet.ask(SECOND, epoch, 10)).0, 10);
         assert_eq!(fleet.reset(2 * SECOND).unwrap().reset_at, Micros(START + 2 * SECOND));
-        // Who had not heard of it when he found the store again says what was used before and after.
+        // A replica that missed the reset writes back grants from before and after it.
         fleet.ask(2_100_000, epoch, 1);
         let unknown = Unknown::Away(Micros(2 * SECOND));
         let away = WriteBack { unknown, ..lost(2, epoch, &[(1_000_000, 5), (100_000, 2)]) };
         assert_eq!(fleet.write_back(2_200_000, &away).reset_at, Micros(START + 2 * SECOND));
         assert_eq!(granted(&fleet.ask(3 * SECOND, epoch, 10)).0, at_once - 3);
-        // Another run knows it, too.
+        // The reset holds in the epoch of another run, too.
         fleet.run = "two";
         let second = fleet.ask(4 * SECOND, epoch, 1).epoch;
         assert_eq!((second.id > epoch, second.reset_at), (true, Micros(START + 2 * SECOND)));
@@ -333,34 +332,34 @@ fn what_was_reset_stays_so() {
 }
 
 #[test]
-fn who_waits_moves_up_when_it_is_reset() {
+fn waiting_permits_move_up_after_a_reset() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let epoch = fleet.begin(0);
     // Ten at once, and ten that wait for ten seconds.
     let before = fleet.ask(SECOND, epoch, 20);
     fleet.reset(2 * SECOND).unwrap();
-    let told = fleet.ask(2_100_000, epoch, 1);
-    let (then, now) = (before.generations[0], told.generations[0]);
+    let refused = fleet.ask(2_100_000, epoch, 1);
+    let (then, now) = (before.generations[0], refused.generations[0]);
     assert_eq!((now.before, now.void_from), (then.number, Micros(START + 2_100_000) + LEASE));
-    // What waited is where nothing is void any more, so the one who comes now would have to wait for more than a window.
-    let exchange = vec![Holding { slot: Micros(START + 11 * SECOND), cost: 1, count: 10 }];
+    // Ten waiting permits take the first places that are not void, so a new caller would wait for longer than a window.
+    let reschedule = vec![Holding { slot: Micros(START + 11 * SECOND), cost: 1, count: 10 }];
     let call = Call {
         replica: 1,
         epoch,
         generations: vec![then.number],
-        reschedule: exchange,
+        reschedule,
         reschedule_wait: Micros(10 * SECOND),
         ..Call::default()
     };
     let answer = fleet.call(2_200_000, &call);
     assert_eq!(answer.rescheduled, [(10, Some(now.void_from))]);
     assert!(
-        matches!(told.outcomes[..], [(1, Outcome::TooFar(away))] if away.delay == Micros(10 * SECOND) + LEASE)
+        matches!(refused.outcomes[..], [(1, Outcome::TooFar(away))] if away.delay == Micros(10 * SECOND) + LEASE)
     );
 }
 
 #[test]
-fn resets_are_bounded() {
+fn resets_are_limited_in_number() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     fleet.begin(0);
     let partition = |index: usize| Some(crate::limiter::Partition::of([Some(index.to_string().as_bytes())]));
@@ -371,7 +370,7 @@ fn resets_are_bounded() {
     fleet.limiter_ref.partition = partition(64);
     let refused = fleet.reset(SECOND).unwrap_err();
     assert!(refused.to_string().contains("64 resets"), "{refused}");
-    // All of them at once takes the place of each, and time makes room.
+    // A reset of the whole limiter replaces those of its partitions.
     fleet.limiter_ref.partition = None;
     fleet.reset(SECOND).unwrap();
     fleet.limiter_ref.partition = partition(64);

@@ -1,14 +1,13 @@
 //! The model test: the scripts on a real Redis return the same as their twins in Rust, step by step.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use crate::clock::{Clock, Micros};
-use crate::limiter::Partition;
+use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::bucket;
 use crate::limiter::arithmetic::algorithm::fixed_window::FixedWindow;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
@@ -22,12 +21,9 @@ use crate::limiter::model::calendar_windows::Stretch;
 use crate::limiter::model::call::{Answer, Call, Holding, Outcome, Run};
 use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::pause::PauseRequest;
-use crate::limiter::model::upstream_report::Remaining;
-use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
+use crate::limiter::model::upstream_report::{Remaining, ReportResult, UpstreamReport};
 use crate::limiter::store::StateView;
-use crate::limiter::store::memory::MemoryStore;
-use crate::redis::arguments::Context;
-use crate::redis::tests::{CONTEXT, LEASE, START, TestStore};
+use crate::redis::tests::{LEASE, START, TestStore, at};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -35,8 +31,8 @@ enum Step {
     Reserve {
         limiter_refs: usize,
         runs: Vec<(u64, u64, u64)>,
-        room: u64,
-        spare: u64,
+        queue_slots_left: u64,
+        refusal_budget: u64,
     },
     /// Gives back the holding at this place, modulo how many there are.
     GiveBack {
@@ -49,8 +45,8 @@ enum Step {
     },
     /// Another replica calls from here on.
     Replica(u64),
-    /// An upstream says something of the quota of one limiter.
-    Hear {
+    /// An upstream signals something about the quota of one limiter.
+    Report {
         limiter_ref: usize,
         pause: Option<PauseRequest>,
         refused: Vec<(u64, u64)>,
@@ -59,7 +55,7 @@ enum Step {
     },
 }
 
-/// Rate, window and cell, and what kind of rule it is.
+/// Rate, window, cell and kind of a rule.
 type Given = (u64, u64, u64, GivenKind);
 
 #[derive(Clone, Copy)]
@@ -97,7 +93,7 @@ const RULES: &[&[Given]] = &[
     ],
 ];
 
-fn rules(index: usize) -> Arc<[Rule]> {
+pub(super) fn rules(index: usize) -> Arc<[Rule]> {
     let rule = |&(rate, window, cell, kind): &Given| {
         let kind = match kind {
             Sliding => Kind::SlidingWindow(SlidingWindow),
@@ -121,7 +117,9 @@ fn step() -> impl Strategy<Value = Step> {
         3 => prop_oneof![0..3_u64, 0..2_000_000_u64, Just(600_000), Just(10_000_000), Just(1_000_000_000)]
             .prop_map(Step::Advance),
         6 => (1..=2_usize, prop::collection::vec(run, 0..4), 0..30_u64, prop_oneof![Just(0), 0..500_u64])
-            .prop_map(|(limiter_refs, runs, room, spare)| Step::Reserve { limiter_refs, runs, room, spare }),
+            .prop_map(|(limiter_refs, runs, queue_slots_left, refusal_budget)| {
+                Step::Reserve { limiter_refs, runs, queue_slots_left, refusal_budget }
+            }),
         2 => (any::<usize>(), 1..5_u64).prop_map(|(holding, count)| Step::GiveBack { holding, count }),
         1 => any::<usize>().prop_map(|rules| Step::Change { rules }),
         1 => (1..4_u64).prop_map(Step::Replica),
@@ -129,8 +127,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What asks for a pause; no time at all is told as a microsecond.
-fn pause_request() -> impl Strategy<Value = PauseRequest> {
+/// Returns requests for a pause; the shortest named wait is a microsecond.
+pub(super) fn pause_request() -> impl Strategy<Value = PauseRequest> {
     let wait = prop_oneof![Just(None), prop_oneof![1..100_u64, 1..30_000_000_u64].prop_map(Some)];
     let status = prop_oneof![Just(429), Just(503)];
     (wait, 0..3_000_000_u64, 0..1100_u64, status).prop_map(|(wait, sent_ago, jitter, status)| PauseRequest {
@@ -149,7 +147,7 @@ fn report_upstream() -> impl Strategy<Value = Step> {
     let cost = prop_oneof![3 => Just(0), 1 => 1..20_u64];
     let remaining = prop::option::of((0..30_u64, 1..20_000_000_u64, slot_ago(), 0..1_000_000_u64));
     (0..2_usize, pause, refused, cost, remaining).prop_map(
-        |(limiter_ref, pause, refused, cost, remaining)| Step::Hear {
+        |(limiter_ref, pause, refused, cost, remaining)| Step::Report {
             limiter_ref,
             pause,
             refused,
@@ -159,22 +157,22 @@ fn report_upstream() -> impl Strategy<Value = Step> {
     )
 }
 
-/// How long ago a slot was; most limits look further back.
+/// Returns the age of a slot; most limits look further back.
 fn slot_ago() -> impl Strategy<Value = u64> {
     prop_oneof![0..3_000_000_u64, 0..20_000_000_u64]
 }
 
-/// The Rust side, and what its caller would hold.
+/// The Rust side, and the slots that its caller holds.
 struct Model {
     now: Micros,
     replica: u64,
     limiter_refs: Vec<LimiterRef>,
-    books: Vec<LimiterState>,
-    /// Until when callers were told that each is there.
+    states: Vec<LimiterState>,
+    /// Until when each state exists, as callers were answered.
     lives_until: Vec<Micros>,
     orders: BTreeMap<usize, QueueOrder>,
-    /// For each number of limiters taken at once: the generations known, and the slots held.
-    known: BTreeMap<usize, Vec<u64>>,
+    /// For each number of limiters taken at once: the generations that the caller knows, and the slots that it holds.
+    generations: BTreeMap<usize, Vec<u64>>,
     held: BTreeMap<usize, Vec<Holding>>,
 }
 
@@ -191,62 +189,55 @@ impl Model {
             now: Micros(START),
             replica: 1,
             limiter_refs: vec![limiter_ref("a", first), limiter_ref("b", first + 1)],
-            books: vec![LimiterState::default(), LimiterState::default()],
+            states: vec![LimiterState::default(), LimiterState::default()],
             lives_until: vec![Micros::ZERO; 2],
             orders: BTreeMap::new(),
-            known: BTreeMap::new(),
+            generations: BTreeMap::new(),
             held: BTreeMap::new(),
         }
     }
 
     fn reserve(&mut self, count: usize, call: &Call) -> Answer {
         let mut order = self.orders.remove(&count).unwrap_or_default();
-        let mut books: Vec<_> = self
-            .books
+        let mut states: Vec<_> = self
+            .states
             .iter_mut()
             .zip(&self.limiter_refs)
             .take(count)
-            .map(|(b, s)| (b, s.rules.clone()))
+            .map(|(state, limiter_ref)| (state, limiter_ref.rules.clone()))
             .collect();
-        let mut answer = reserve(self.now, LEASE, &mut books, &mut order, call);
+        let mut answer = reserve(self.now, LEASE, &mut states, &mut order, call);
         answer.lives_until = (0..count).map(|index| self.keep(index)).collect();
         if order.expires() > self.now {
             self.orders.insert(count, order);
         }
         answer
     }
-}
 
-impl Model {
-    /// A book goes when it can no longer matter.
+    /// Drops a state that can no longer matter. Returns until when the state exists.
     fn keep(&mut self, index: usize) -> Micros {
-        let (book, lives_until) = (&mut self.books[index], &mut self.lives_until[index]);
-        *lives_until = book.expires().max(*lives_until);
-        let told = *lives_until;
-        if told <= self.now {
-            (*book, *lives_until) = (LimiterState::default(), Micros::ZERO);
+        let (state, lives_until) = (&mut self.states[index], &mut self.lives_until[index]);
+        *lives_until = state.expires().max(*lives_until);
+        let until = *lives_until;
+        if until <= self.now {
+            (*state, *lives_until) = (LimiterState::default(), Micros::ZERO);
         }
-        told
+        until
     }
 
-    fn report_upstream(&mut self, index: usize, said: &UpstreamReport) -> ReportResult {
-        let (book, limiter_ref) = (&mut self.books[index], &self.limiter_refs[index]);
-        book.open(self.now, &limiter_ref.rules, LEASE, said.replica);
-        let heard = reserve::report_upstream(book, self.now, LEASE, limiter_ref, said);
+    fn report_upstream(&mut self, index: usize, report: &UpstreamReport) -> ReportResult {
+        let (state, limiter_ref) = (&mut self.states[index], &self.limiter_refs[index]);
+        state.open(self.now, &limiter_ref.rules, LEASE, report.replica);
+        let result = reserve::report_upstream(state, self.now, LEASE, limiter_ref, report);
         self.keep(index);
-        heard
+        result
     }
 
     fn inspect(&self, index: usize) -> StateView {
-        let (now, book, limiter_ref) = (self.now, &self.books[index], &self.limiter_refs[index]);
-        let last = book.timeline().last().unwrap_or_default();
-        StateView { now, last, pause: book.pause(now), available: book.available(now, &limiter_ref.rules) }
+        let (now, state, limiter_ref) = (self.now, &self.states[index], &self.limiter_refs[index]);
+        let last = state.timeline().last().unwrap_or_default();
+        StateView { now, last, pause: state.pause(now), available: state.available(now, &limiter_ref.rules) }
     }
-}
-
-/// Returns the context of a call at an instant.
-fn at(now: Micros) -> Context<'static> {
-    Context { now, ..CONTEXT }
 }
 
 /// Compares on both sides a report of an upstream's answers.
@@ -272,12 +263,12 @@ fn run(model: &mut Model, store: &mut TestStore, steps: &[Step]) {
             Step::Replica(replica) => model.replica = *replica,
             Step::Change { rules: index } => model.limiter_refs[0].rules = rules(*index),
             Step::GiveBack { holding, count } => give_back(model, store, *holding, *count),
-            Step::Hear { limiter_ref, pause, refused, cost, remaining } => {
+            Step::Report { limiter_ref, pause, refused, cost, remaining } => {
                 let slot = |ago: u64| model.now - Micros(ago);
                 let remaining = remaining.map(|(permits, per, ago, took)| {
                     (0, Remaining { permits, per: Micros(per), slot: slot(ago), took: Micros(took) })
                 });
-                let said = UpstreamReport {
+                let report = UpstreamReport {
                     replica: model.replica,
                     known_epoch: 0,
                     pause: *pause,
@@ -285,15 +276,15 @@ fn run(model: &mut Model, store: &mut TestStore, steps: &[Step]) {
                     cost: *cost,
                     remaining: remaining.into_iter().collect(),
                 };
-                both_report(model, store, *limiter_ref, &said);
+                both_report(model, store, *limiter_ref, &report);
             }
-            Step::Reserve { limiter_refs, runs, room, spare } => {
+            Step::Reserve { limiter_refs, runs, queue_slots_left, refusal_budget } => {
                 let runs =
                     runs.iter().map(|&(cost, wait, count)| Run { cost, wait_max: Micros(wait), count });
                 let call = Call {
                     runs: runs.collect(),
-                    queue_slots_left: *room,
-                    refusal_budget: *spare,
+                    queue_slots_left: *queue_slots_left,
+                    refusal_budget: *refusal_budget,
                     ..Call::default()
                 };
                 ask(model, store, *limiter_refs, call);
@@ -302,23 +293,23 @@ fn run(model: &mut Model, store: &mut TestStore, steps: &[Step]) {
     }
 }
 
-/// Calls as a worker does, and exchanges at once what a change has voided.
+/// Calls as a worker does, and reschedules at once the slots that a change has voided.
 fn ask(model: &mut Model, store: &mut TestStore, count: usize, mut call: Call) {
-    let known = model.known.entry(count).or_insert_with(|| vec![0; count]).clone();
-    call.generations.clone_from(&known);
+    let generations = model.generations.entry(count).or_insert_with(|| vec![0; count]).clone();
+    call.generations.clone_from(&generations);
     call.replica = model.replica;
     let answer = both(model, store, count, &call);
     let numbers: Vec<u64> = answer.generations.iter().map(|generation| generation.number).collect();
     let held = model.held.entry(count).or_default();
     held.retain(|holding| holding.slot >= model.now);
     let mut void = Vec::new();
-    if numbers != known {
-        let changed = answer.generations.iter().zip(&known).filter(|(new, old)| new.number != **old);
+    if numbers != generations {
+        let changed = answer.generations.iter().zip(&generations).filter(|(new, old)| new.number != **old);
         let from = changed.map(|(new, old)| if new.before == *old { new.void_from } else { Micros::ZERO });
         let from = from.min().unwrap_or_default();
         void = held.extract_if(.., |holding| holding.slot >= from).collect();
         void.sort_by_key(|holding| holding.slot);
-        model.known.insert(count, numbers);
+        model.generations.insert(count, numbers);
     }
     let costs = call.runs.iter().flat_map(|run| times(run.cost, run.count));
     let outcomes = answer.outcomes.iter().flat_map(|(n, outcome)| times(*outcome, *n));
@@ -329,15 +320,10 @@ fn ask(model: &mut Model, store: &mut TestStore, count: usize, mut call: Call) {
     }
     if !void.is_empty() {
         let replica = model.replica;
-        let exchange_wait = Micros(30_000_000);
-        let exchange = Call {
-            replica,
-            generations: known,
-            reschedule: void.clone(),
-            reschedule_wait: exchange_wait,
-            ..Call::default()
-        };
-        let answer = both(model, store, count, &exchange);
+        let reschedule_wait = Micros(30_000_000);
+        let reschedule =
+            Call { replica, generations, reschedule: void.clone(), reschedule_wait, ..Call::default() };
+        let answer = both(model, store, count, &reschedule);
         let places = answer.rescheduled.iter().flat_map(|(n, at)| times(*at, *n));
         let held = model.held.entry(count).or_default();
         held.extend(void.iter().zip(places).filter_map(|(was, slot)| Some(Holding { slot: slot?, ..*was })));
@@ -361,14 +347,14 @@ fn give_back(model: &mut Model, store: &mut TestStore, index: usize, count: u64)
     ask(model, store, limiter_refs, call);
 }
 
-/// Each half has a server of its own: one of the two always waits for the other.
+/// Each half has a server of its own: a test and its server wait for each other by turns.
 #[test]
 fn lua_equals_rust() {
     std::thread::scope(|scope| (0..2).for_each(|_| drop(scope.spawn(|| compare(5000)))));
 }
 
 fn compare(cases: u32) {
-    let store = std::cell::RefCell::new(TestStore::start());
+    let store = RefCell::new(TestStore::start());
     let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
     runner
         .run(&(0..RULES.len(), prop::collection::vec(step(), 1..40)), |(first, steps)| {
@@ -378,178 +364,4 @@ fn compare(cases: u32) {
             Ok(())
         })
         .unwrap();
-}
-
-/// What happens to the pause of a limiter, or of its only partition.
-#[derive(Clone, Debug)]
-enum PauseStep {
-    Advance(u64),
-    /// An upstream asks a replica for it.
-    Ask(u64, PauseRequest),
-    /// By hand, over a replica, the partition or the limiter as a whole; for no time: it goes on.
-    ByHand {
-        replica: u64,
-        lasting: u64,
-        is_whole: bool,
-    },
-}
-
-fn pause_step() -> impl Strategy<Value = PauseStep> {
-    let advance = prop_oneof![0..10_u64, 0..30_000_000_u64, Just(90_000_000_000)];
-    let by_hand = (1..4_u64, prop_oneof![Just(0), 1..30_000_000_u64], any::<bool>());
-    prop_oneof![
-        advance.prop_map(PauseStep::Advance),
-        (1..4_u64, pause_request()).prop_map(|(replica, request)| PauseStep::Ask(replica, request)),
-        by_hand.prop_map(|(replica, lasting, is_whole)| PauseStep::ByHand { replica, lasting, is_whole }),
-    ]
-}
-
-/// The same pauses, for the same reasons, by the same replicas, also where they were made by hand.
-#[test]
-fn lua_equals_rust_in_why_a_limiter_is_paused() {
-    let store = std::cell::RefCell::new(TestStore::start());
-    let limiter_ref = |partition| LimiterRef {
-        name: LimiterName::parse("a").unwrap(),
-        partition,
-        valid_until: None,
-        group: "model".into(),
-        rules: rules(0),
-    };
-    let (whole, part) = (limiter_ref(None), limiter_ref(Some(Partition::of([Some(&b"tenant"[..])]))));
-    let mut runner = TestRunner::new(Config { cases: 1000, failure_persistence: None, ..Config::default() });
-    runner
-        .run(&prop::collection::vec(pause_step(), 1..30), |steps| {
-            let store = &mut *store.borrow_mut();
-            store.flush();
-            let (memory, mut now) = (MemoryStore::new(Clock::start()), Micros(START));
-            for step in steps {
-                match &step {
-                    PauseStep::Advance(by) => now = now + Micros(*by),
-                    PauseStep::Ask(replica, request) => {
-                        let said = UpstreamReport {
-                            replica: *replica,
-                            pause: Some(*request),
-                            ..UpstreamReport::default()
-                        };
-                        let expected = memory.report_upstream_at(now, &part, &said).paused_until;
-                        let context = Context { settle: Micros::ONE, ..at(now) };
-                        let heard = store.report_upstream(&context, &part, &said);
-                        assert_eq!(heard.paused_until, expected, "{step:?}");
-                    }
-                    PauseStep::ByHand { replica, lasting, is_whole } => {
-                        let limiter_ref = if *is_whole { &whole } else { &part };
-                        let lasting = Micros(*lasting);
-                        let expected = memory.pause_at(now, limiter_ref, lasting, *replica).unwrap();
-                        let context = Context { settle: Micros::ONE, ..at(now) };
-                        let heard = store.pause(&context, limiter_ref, lasting, *replica);
-                        assert_eq!(heard.paused_until, expected.paused_until, "{step:?}");
-                    }
-                }
-                for limiter_ref in [&whole, &part] {
-                    let shown = store.inspect(&at(now), limiter_ref).pause;
-                    assert_eq!(shown, memory.inspect_at(now, limiter_ref).pause, "{step:?}");
-                }
-            }
-            Ok(())
-        })
-        .unwrap();
-}
-
-#[test]
-fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
-    let mut store = TestStore::start();
-    for waiting in [1000_u64, 10_000] {
-        store.flush();
-        let rule = |rate| -> Arc<[Rule]> {
-            [Rule {
-                rate,
-                window: Micros(1_010_000),
-                cell: Micros::ONE,
-                kind: Kind::SlidingWindow(SlidingWindow),
-            }]
-            .into()
-        };
-        let mut limiter_ref = LimiterRef {
-            name: LimiterName::parse("a").unwrap(),
-            partition: None,
-            valid_until: None,
-            group: "model".into(),
-            rules: rule(100),
-        };
-        let mut slots = Vec::new();
-        let mut slowest = Duration::ZERO;
-        let mut ask = |limiter_ref: &LimiterRef, now: u64, call: Call| {
-            let start = Instant::now();
-            let answer = store.reserve(&at(Micros(now)), std::slice::from_ref(limiter_ref), &call);
-            (answer, start.elapsed())
-        };
-        for index in 0..waiting {
-            let runs = vec![Run { cost: 1, wait_max: Micros(1_000_000_000), count: 1 }];
-            let call =
-                Call { replica: 1, generations: vec![0], runs, queue_slots_left: 10, ..Call::default() };
-            let (answer, took) = ask(&limiter_ref, START + index * 10, call);
-            slowest = slowest.max(took);
-            let Outcome::Booked(slot) = answer.outcomes[0].1 else { panic!() };
-            slots.push(slot);
-        }
-        eprintln!("{waiting}: slowest booking {slowest:?}");
-        limiter_ref.rules = rule(50);
-        let now = START + 1_000_000;
-        let (answer, took) =
-            ask(&limiter_ref, now, Call { replica: 1, generations: vec![0], ..Call::default() });
-        eprintln!("{waiting}: retime {took:?}");
-        let from = answer.generations[0].void_from;
-        let void = slots.iter().filter(|slot| **slot >= from).take(1000);
-        let exchange = void.map(|slot| Holding { slot: *slot, cost: 1, count: 1 }).collect();
-        let (_, took) = ask(
-            &limiter_ref,
-            now,
-            Call {
-                replica: 1,
-                generations: vec![0],
-                reschedule: exchange,
-                reschedule_wait: Micros(10_000_000_000),
-                ..Call::default()
-            },
-        );
-        eprintln!("{waiting}: exchange of 1000 {took:?}");
-        assert!(took < Duration::from_millis(100), "{took:?}");
-    }
-}
-
-#[test]
-fn a_repeated_call_is_counted_once() {
-    let mut store = TestStore::start();
-    let limiter_refs = [LimiterRef {
-        name: LimiterName::parse("a").unwrap(),
-        partition: None,
-        valid_until: None,
-        group: "model".into(),
-        rules: rules(0),
-    }];
-    let runs = vec![Run { cost: 1, wait_max: Micros(60_000_000), count: 12 }];
-    let mut ask = |replica, call_number| {
-        let call = Call {
-            replica,
-            generations: vec![0],
-            runs: runs.clone(),
-            queue_slots_left: 100,
-            ..Call::default()
-        };
-        store.reserve_numbered(&at(Micros(START)), &limiter_refs, &call, call_number)
-    };
-    let first = ask(1, 1);
-    assert_eq!(ask(1, 1), first);
-    // Another replica's call of the same number, and the next one, are calls of their own.
-    let other = ask(2, 1);
-    assert_ne!(other.outcomes, first.outcomes);
-    assert_eq!(ask(1, 1), first, "whatever others did meanwhile");
-    assert_eq!(ask(2, 1), other);
-    let next = ask(1, 2);
-    assert!(next.outcomes != first.outcomes && next.outcomes != other.outcomes);
-    let slots = |answer: &Answer| answer.outcomes.iter().map(|(count, _)| *count).sum::<u64>();
-    assert_eq!(slots(&first) + slots(&other) + slots(&next), 36);
-    let last = next.outcomes.last().map(|(_, outcome)| *outcome);
-    // 36 permits at 10 in 10 s: the last ones in the fourth window.
-    assert_eq!(last, Some(Outcome::Booked(Micros(START + 30_000_000))));
 }

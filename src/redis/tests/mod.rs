@@ -1,7 +1,9 @@
 //! Tests of the scripts on a real Redis.
 
+mod calls;
 mod data_loss;
 mod lua_parity;
+mod pause_parity;
 mod scripts;
 
 use std::path::Path;
@@ -33,6 +35,11 @@ const CONTEXT: Context<'static> = Context {
     lease: LEASE,
     now: Micros::ZERO,
 };
+
+/// Returns the context of a call at an instant.
+fn at(now: Micros) -> Context<'static> {
+    Context { now, ..CONTEXT }
+}
 
 /// A real Redis that knows all scripts, and calls of them at given instants.
 struct TestStore {

@@ -1,6 +1,4 @@
-//! The scripts compile, stay far from the limits of Lua 5.1, and say first what they take.
-
-use std::collections::BTreeSet;
+//! The scripts compile and stay far from the limits of Lua 5.1.
 
 use mlua::{Lua, LuaOptions, StdLib};
 
@@ -80,22 +78,5 @@ fn scripts_stay_far_from_the_limits_of_lua() {
         eprintln!("{}: {locals} locals, {} upvalues", script.name, bytecode.upvalues_max);
         assert!(locals <= LOCALS_MAX, "{}: {locals} locals", script.name);
         assert!(bytecode.upvalues_max <= UPVALUES_MAX, "{}: {} upvalues", script.name, bytecode.upvalues_max);
-    }
-}
-
-#[test]
-fn the_header_of_a_script_names_the_arguments_that_it_unpacks() {
-    for script in Scripts::new().all() {
-        let (_, own) = script.source().split_once(&format!("\n-- {}.lua: ", script.name)).unwrap();
-        let (header, body) = own.split_once("\n\n").unwrap();
-        let said = header.lines().filter_map(|line| line.strip_prefix("--   ")?.split_whitespace().next());
-        let said: Vec<&str> = said.filter(|word| header.contains(&format!("\n--   {word}  "))).collect();
-        let (before, _) = body.split_once("= cmsgpack.unpack(ARGV[1])").unwrap();
-        let (_, names) = before.rsplit_once("local ").unwrap();
-        let taken: Vec<&str> = names.split(',').map(str::trim).collect();
-        let named: BTreeSet<&str> = said.into_iter().collect();
-        for name in &taken {
-            assert!(named.contains(name), "the header of {} does not name {name}", script.name);
-        }
     }
 }

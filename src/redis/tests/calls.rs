@@ -1,0 +1,113 @@
+//! Single calls of the scripts on a real Redis: how long a large one takes, and one that comes twice.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::clock::Micros;
+use crate::limiter::arithmetic::algorithm::kind::Kind;
+use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::model::call::{Answer, Call, Holding, Outcome, Run};
+use crate::limiter::model::limit::LimiterName;
+use crate::redis::tests::lua_parity::rules;
+use crate::redis::tests::{START, TestStore, at};
+
+#[test]
+fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
+    let mut store = TestStore::start();
+    for waiting in [1000_u64, 10_000] {
+        store.flush();
+        let rule = |rate| -> Arc<[Rule]> {
+            [Rule {
+                rate,
+                window: Micros(1_010_000),
+                cell: Micros::ONE,
+                kind: Kind::SlidingWindow(SlidingWindow),
+            }]
+            .into()
+        };
+        let mut limiter_ref = LimiterRef {
+            name: LimiterName::parse("a").unwrap(),
+            partition: None,
+            valid_until: None,
+            group: "model".into(),
+            rules: rule(100),
+        };
+        let mut slots = Vec::new();
+        let mut slowest = Duration::ZERO;
+        let mut ask = |limiter_ref: &LimiterRef, now: u64, call: Call| {
+            let start = Instant::now();
+            let answer = store.reserve(&at(Micros(now)), std::slice::from_ref(limiter_ref), &call);
+            (answer, start.elapsed())
+        };
+        for index in 0..waiting {
+            let runs = vec![Run { cost: 1, wait_max: Micros(1_000_000_000), count: 1 }];
+            let call =
+                Call { replica: 1, generations: vec![0], runs, queue_slots_left: 10, ..Call::default() };
+            let (answer, took) = ask(&limiter_ref, START + index * 10, call);
+            slowest = slowest.max(took);
+            let Outcome::Booked(slot) = answer.outcomes[0].1 else { panic!() };
+            slots.push(slot);
+        }
+        eprintln!("{waiting}: slowest booking {slowest:?}");
+        limiter_ref.rules = rule(50);
+        let now = START + 1_000_000;
+        let (answer, took) =
+            ask(&limiter_ref, now, Call { replica: 1, generations: vec![0], ..Call::default() });
+        eprintln!("{waiting}: reschedule {took:?}");
+        let from = answer.generations[0].void_from;
+        let void = slots.iter().filter(|slot| **slot >= from).take(1000);
+        let reschedule = void.map(|slot| Holding { slot: *slot, cost: 1, count: 1 }).collect();
+        let (_, took) = ask(
+            &limiter_ref,
+            now,
+            Call {
+                replica: 1,
+                generations: vec![0],
+                reschedule,
+                reschedule_wait: Micros(10_000_000_000),
+                ..Call::default()
+            },
+        );
+        eprintln!("{waiting}: new places for 1000 {took:?}");
+        assert!(took < Duration::from_millis(100), "{took:?}");
+    }
+}
+
+#[test]
+fn a_repeated_call_is_counted_once() {
+    let mut store = TestStore::start();
+    let limiter_refs = [LimiterRef {
+        name: LimiterName::parse("a").unwrap(),
+        partition: None,
+        valid_until: None,
+        group: "model".into(),
+        rules: rules(0),
+    }];
+    let runs = vec![Run { cost: 1, wait_max: Micros(60_000_000), count: 12 }];
+    let mut ask = |replica, call_number| {
+        let call = Call {
+            replica,
+            generations: vec![0],
+            runs: runs.clone(),
+            queue_slots_left: 100,
+            ..Call::default()
+        };
+        store.reserve_numbered(&at(Micros(START)), &limiter_refs, &call, call_number)
+    };
+    let first = ask(1, 1);
+    assert_eq!(ask(1, 1), first);
+    // Another replica's call of the same number, and the next one, are calls of their own.
+    let other = ask(2, 1);
+    assert_ne!(other.outcomes, first.outcomes);
+    assert_eq!(ask(1, 1), first, "calls of other replicas do not matter");
+    assert_eq!(ask(2, 1), other);
+    let next = ask(1, 2);
+    assert!(next.outcomes != first.outcomes && next.outcomes != other.outcomes);
+    let slots = |answer: &Answer| answer.outcomes.iter().map(|(count, _)| *count).sum::<u64>();
+    assert_eq!(slots(&first) + slots(&other) + slots(&next), 36);
+    let last = next.outcomes.last().map(|(_, outcome)| *outcome);
+    // 36 permits at 10 in 10 s: the last ones in the fourth window.
+    assert_eq!(last, Some(Outcome::Booked(Micros(START + 30_000_000))));
+}
