@@ -1,7 +1,7 @@
-//! News from the fleet: a connection of its own that hears what scripts publish.
+//! Announcements of the fleet: a connection of its own that receives the messages of scripts.
 //!
-//! An announcement only saves time: whoever misses one hears the same with its next answer. So a connection that breaks
-//! is made again in its own time, and a listener that falls behind skips.
+//! An announcement only saves time: a replica that misses one learns the same from its next answer. So a broken connection is
+//! replaced without haste, and a listener that falls behind skips announcements.
 
 use std::time::Duration;
 
@@ -23,34 +23,34 @@ use crate::redis::pool::Connections;
 /// Announcements that a listener may lag behind.
 const BACKLOG_MAX: usize = 1024;
 
-/// How often the connection is checked: a server that is gone without a word is noticed within two of these.
+/// How often the connection is checked: a server that is gone without closing it is noticed within two intervals.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The pauses between two attempts to connect: the shortest, doubled up to the longest.
 const RETRY_MIN: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
-/// Hears announcements and passes them on.
+/// The receiver of announcements, which passes them on.
 pub(super) struct Announcements {
     connections: Connections,
     channel: String,
     connect_timeout: Duration,
-    heard: broadcast::Sender<Announcement>,
+    received: broadcast::Sender<Announcement>,
 }
 
 impl Announcements {
     pub(super) fn new(connections: Connections, channel: String, connect_timeout: Duration) -> Announcements {
-        Announcements { connections, channel, connect_timeout, heard: broadcast::channel(BACKLOG_MAX).0 }
+        Announcements { connections, channel, connect_timeout, received: broadcast::channel(BACKLOG_MAX).0 }
     }
 
-    /// The channel that scripts publish to.
+    /// Returns the channel that scripts publish to.
     pub(super) fn channel(&self) -> &str {
         &self.channel
     }
 
-    /// Everything heard from now on.
+    /// Returns a receiver of all later announcements.
     pub(super) fn subscribe(&self) -> broadcast::Receiver<Announcement> {
-        self.heard.subscribe()
+        self.received.subscribe()
     }
 
     /// Listens until `shutdown`.
@@ -80,12 +80,12 @@ impl Announcements {
         Ok(connection)
     }
 
-    /// Looks whether announcements can be heard.
+    /// Tries to subscribe to the announcements.
     pub(super) async fn try_out(&self) -> Result<(), RedisError> {
         self.connect().await.map(drop)
     }
 
-    /// Hears until the connection breaks.
+    /// Receives announcements until the connection breaks.
     async fn listen_once(&self) -> Result<(), RedisError> {
         let Ok(connection) = timeout(self.connect_timeout, self.connect()).await else { return Ok(()) };
         let (mut sink, mut messages) = connection?.split();
@@ -96,7 +96,7 @@ impl Announcements {
                     let Some(message) = message else { return Ok(()) };
                     if let Some(announcement) = message.get_payload::<String>().ok().as_deref().and_then(decode) {
                         // An error means that nobody listens.
-                        let _ = self.heard.send(announcement);
+                        let _ = self.received.send(announcement);
                     }
                 }
                 _ = pings.tick() => {
@@ -109,10 +109,10 @@ impl Announcements {
 }
 
 fn decode(text: &str) -> Option<Announcement> {
-    text.strip_prefix("pause ").and_then(decode_pause).or_else(|| decode_room(text))
+    text.strip_prefix("pause ").and_then(decode_pause).or_else(|| decode_freed(text))
 }
 
-/// `KEY FROM UNTIL STATUS NAMED REPLICA`, as `report_upstream.lua` and `pause.lua` publish it.
+/// Reads `KEY FROM UNTIL STATUS NAMED REPLICA`, as `report_upstream.lua` and `pause.lua` publish it.
 fn decode_pause(text: &str) -> Option<Announcement> {
     let (key, [from, until, status, named, replica]) = numbers_behind(text)?;
     let (name, partition) = keys::limiter_of(key)?;
@@ -121,14 +121,14 @@ fn decode_pause(text: &str) -> Option<Announcement> {
     Some(Announcement::Pause { name, partition, stretch, cause })
 }
 
-/// `KEY ROOM_AT PERMITS`, as `reserve.lua` publishes it.
-fn decode_room(text: &str) -> Option<Announcement> {
+/// Reads `KEY FREED_AT PERMITS`, as `reserve.lua` publishes it.
+fn decode_freed(text: &str) -> Option<Announcement> {
     let (key, [at, permits]) = numbers_behind(text)?;
-    let room = Freed { at: Micros(at), permits };
-    Some(Announcement::Freed { queue: keys::queue_members(key)?, freed: room })
+    let freed = Freed { at: Micros(at), permits };
+    Some(Announcement::Freed { queue: keys::queue_members(key)?, freed })
 }
 
-/// A key, which may hold spaces, and the numbers that follow it.
+/// Splits a text into a key, which may hold spaces, and the numbers that follow it.
 fn numbers_behind<const COUNT: usize>(text: &str) -> Option<(&str, [u64; COUNT])> {
     let (mut key, mut numbers) = (text, [0; COUNT]);
     for number in numbers.iter_mut().rev() {
@@ -146,13 +146,13 @@ mod tests {
     use crate::limiter::model::pause::{Cause, Reason};
 
     #[test]
-    fn what_a_script_publishes_is_understood() {
+    fn announcements_of_scripts_are_decoded() {
         let tenant = Partition::of([Some(&b"tenant"[..])]);
         let text = format!("weir:{{a b}}:v1:queue:x+y:{tenant} 1800000000000000 3");
         let name = |text| LimiterName::parse(text).unwrap();
         let queue = vec![(name("x"), None), (name("y"), Some(tenant))];
-        let room = Freed { at: Micros(1_800_000_000_000_000), permits: 3 };
-        assert_eq!(decode(&text), Some(Announcement::Freed { queue, freed: room }));
+        let freed = Freed { at: Micros(1_800_000_000_000_000), permits: 3 };
+        assert_eq!(decode(&text), Some(Announcement::Freed { queue, freed }));
         let stretch = PauseStretch { from: Micros(5), until: Micros(8) };
         let upstream = |status, is_named| Reason::Upstream { status, is_named };
         for (key, partition, told, reason) in [

@@ -1,4 +1,4 @@
-//! Tries out a store: everything that weir does there.
+//! The check of a store: every operation of weir, once.
 
 use std::sync::Arc;
 
@@ -23,15 +23,15 @@ use crate::redis::store::RedisStore;
 pub struct Checked {
     /// The server's name and version.
     pub server: String,
-    /// What may still go wrong, and what to do about it.
+    /// A danger that remains, and its remedy.
     pub caution: Option<String>,
 }
 
 impl RedisStore {
-    /// Tries everything that weir does there, on keys of its own that go by themselves.
+    /// Tries every operation of weir, on keys of its own that expire by themselves.
     ///
     /// # Errors
-    /// What does not work, and what to do about it.
+    /// The first operation that fails, and its remedy where one is known.
     pub async fn check(&self) -> Result<Checked, StoreError> {
         const GROUP: &str = "weir-check";
         let patience = connect_timeout(self.connection.shared.timeout);
@@ -76,7 +76,7 @@ impl RedisStore {
         part.report_upstream(&limiter_ref, &UpstreamReport { replica: me.id, ..UpstreamReport::default() })
             .await?;
         self.register_replica(&me, true).await?;
-        // Nobody understands it. A script that may not publish goes on without.
+        // No replica understands this message. Scripts ignore a failed PUBLISH, so the right to publish is tried here.
         let mut publish = redis::cmd("PUBLISH");
         publish.arg(self.connection.shared.announcements.channel()).arg("");
         publish.exec_async(&mut connection.wire).await.map_err(refused)?;

@@ -40,7 +40,7 @@ const REPEAT_WITHIN: Duration = Duration::from_millis(500);
 /// For how long after its deadline a call may still be answered: a server that stood still carries out what it was sent.
 const LATE_MAX: Duration = Duration::from_secs(60);
 
-/// What all parts of a store have in common.
+/// The parts of a connection that all parts of a store share.
 pub(super) struct StoreConnection {
     pub(super) connections: Connections,
     pub(super) announcements: Announcements,
@@ -73,7 +73,7 @@ impl StoreConnection {
     }
 }
 
-/// A part of a store, which may be lost, or away, by itself.
+/// A part of a store, which may fail or lose its data alone.
 pub(super) struct Part {
     pub(super) health: Health,
     /// The key of its epoch; none for a Cluster as a whole, which holds no limiter.
@@ -134,14 +134,14 @@ impl PartConnection {
         parts.map(|part| PartConnection { shared: self.shared.clone(), part }).collect()
     }
 
-    /// Returns what the calls to a server of this run have in common.
+    /// Returns the context of calls to a server of this run.
     pub(super) fn context<'a>(&'a self, run: &'a str) -> Context<'a> {
         let epoch = self.part.epoch.as_deref().unwrap_or_default();
         let (prefix, channel) = (&self.shared.prefix, self.shared.announcements.channel());
         Context { prefix, epoch, channel, run, settle: SETTLE, lease: LEASE, now: Micros::ZERO }
     }
 
-    /// Asks whether the server is there, by a heartbeat where that is possible: it must be able to write, too.
+    /// Probes the server, by a heartbeat where possible, which shows that the server can write, too.
     pub(super) async fn ping(&self) -> Result<(), StoreError> {
         let script = self.shared.script(StoreOp::Ping);
         let command = |run: &str| match &self.part.epoch {
@@ -236,7 +236,7 @@ impl PartConnection {
     }
 
     fn record(&self, op: StoreOp, started: Instant, result: &Result<Value, StoreError>) {
-        let told = match result {
+        let outcome = match result {
             Ok(_) => StoreResult::Ok,
             Err(StoreError::Timeout(_)) => StoreResult::Timeout,
             Err(StoreError::Away | StoreError::Connection(_)) => StoreResult::Connection,
@@ -244,13 +244,13 @@ impl PartConnection {
                 StoreResult::Error
             }
         };
-        self.shared.metrics.called(op, told, started.elapsed());
+        self.shared.metrics.called(op, outcome, started.elapsed());
         match result {
             Ok(_) => self.part.health.succeeded(),
-            // One key of many cannot be read: the others are still served. Without the epoch none is.
+            // A single unreadable key does not stop the others; an unreadable epoch stops all.
             Err(StoreError::Unreadable(_)) if !matches!(op, StoreOp::Heartbeat | StoreOp::Ping) => {}
             Err(error) => {
-                // A server that is gone without a word is found again, or another in its place, by new connections.
+                // Only new connections reach a server that vanished without closing the old ones, or its successor.
                 let opens = self.part.health.failed(&error.to_string());
                 let is_away = matches!(error, StoreError::Timeout(_) | StoreError::Connection(_));
                 if opens && !self.shared.connections.are_cluster() {
@@ -285,7 +285,7 @@ impl PartConnection {
     }
 }
 
-/// Whether another connection may do better: this one broke, lost its login, or leads to a server that is no longer the primary.
+/// Returns whether another connection may do better: this one broke, lost its login, or leads to a server that is no longer the primary.
 fn is_misplaced(error: &RedisError) -> bool {
     error.is_io_error()
         || error.is_unrecoverable_error()

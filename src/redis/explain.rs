@@ -1,16 +1,16 @@
-//! What an error of Redis means to whoever runs weir, in one line.
+//! Errors of Redis, explained to operators in one line.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-/// What Redis must be at least; Valkey is in any version.
+/// The oldest supported version of Redis; Valkey is supported in any version.
 const VERSION_MIN: (u32, u32) = (6, 2);
 
-/// The error, and what to do about it where that is known. Holds no password.
+/// Returns the error, and the remedy where one is known, without passwords.
 pub(super) fn explain(error: &RedisError) -> String {
     if let (ErrorKind::InvalidClientConfig, Some(why)) = (error.kind(), error.detail()) {
         return why.to_owned();
     }
-    let told = told(error);
+    let error_text = text(error);
     let advice = match (error.kind(), word(error)) {
         (ErrorKind::AuthenticationFailed, _) | (_, "NOAUTH" | "WRONGPASS") => {
             "check user and password in `store.redis`"
@@ -19,10 +19,10 @@ pub(super) fn explain(error: &RedisError) -> String {
             "no sentinel that answers knows this master: check `store.redis.sentinel`"
         }
         (_, "NOPERM") => LACKS_A_RIGHT,
-        _ if told.contains("The user executing the script can't") => LACKS_A_RIGHT,
+        _ if error_text.contains("The user executing the script can't") => LACKS_A_RIGHT,
         (_, "READONLY") => "this server is a replica: name its primary, or its sentinels",
         (ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::CrossSlot), _) => NOT_ONE_SERVER,
-        _ if told.contains("cluster support disabled") => {
+        _ if error_text.contains("cluster support disabled") => {
             "this server is no Cluster: give `store.redis.url` in place of `cluster`"
         }
         (_, "OOM") => "Redis is full: give it more `maxmemory`, or nothing else to hold",
@@ -30,19 +30,19 @@ pub(super) fn explain(error: &RedisError) -> String {
         (_, "WRONGTYPE") => {
             "something else wrote to a key of weir: delete it, and give weir a `key_prefix` of its own"
         }
-        _ => return told,
+        _ => return error_text,
     };
-    format!("{told}; {advice}")
+    format!("{error_text}; {advice}")
 }
 
-/// The word with which a server begins an error. Before Redis 7, what ends a script is quoted in an error of the script's.
+/// Returns the first word of a server's error. Before Redis 7, the error that ended a script stands quoted in another one.
 pub(super) fn word(error: &RedisError) -> &str {
     let quoted = error.detail().and_then(|detail| detail.split(": -").nth(1)?.split(' ').next());
     quoted.or(error.code()).unwrap_or_default()
 }
 
-/// An error in the server's own words, as its documentation has them.
-fn told(error: &RedisError) -> String {
+/// Returns an error in the server's own words, as its documentation has them.
+fn text(error: &RedisError) -> String {
     match (error.code(), error.detail()) {
         (Some(code), Some(detail)) => format!("{code} {detail}"),
         _ => error.to_string(),
@@ -54,7 +54,7 @@ const LACKS_A_RIGHT: &str = "the user lacks a right: docs/redis.md lists those t
 const NOT_ONE_SERVER: &str =
     "this server is a node of a Redis Cluster: give `store.redis.cluster` in place of `url`";
 
-/// Why a server that calls itself this in `INFO server` cannot be used; `None` if it can. `has_parts`: as a part of a Cluster.
+/// Returns why a server cannot be used, by its `INFO server`; `None` if it can. `has_parts`: it is used as a part of a Cluster.
 pub(super) fn unfit(info: &str, has_parts: bool) -> Option<String> {
     let field = |name| field(info, name).unwrap_or_default();
     let version = field("redis_version");
@@ -67,7 +67,7 @@ pub(super) fn unfit(info: &str, has_parts: bool) -> Option<String> {
     (!has_parts && field("redis_mode") == "cluster").then(|| NOT_ONE_SERVER.to_owned())
 }
 
-/// What a server calls itself in `INFO server`.
+/// Returns the name and version of a server from its `INFO server`.
 pub(super) fn version(info: &str) -> Option<String> {
     match field(info, "valkey_version") {
         Some(version) => Some(format!("Valkey {version}")),
@@ -75,7 +75,7 @@ pub(super) fn version(info: &str) -> Option<String> {
     }
 }
 
-/// What is wrong with a server that forgets single keys when it is full, by its `INFO memory`.
+/// Returns a warning about a server that evicts keys when it is full, by its `INFO memory`.
 pub(super) fn evicts(info: &str) -> Option<String> {
     let policy = field(info, "maxmemory_policy")?;
     let may_be_full = field(info, "maxmemory").is_some_and(|bytes| bytes != "0");
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn servers_that_are_too_old_or_something_else_are_told() {
+    fn unfit_servers_are_explained() {
         let redis = |version: &str, mode: &str| {
             format!("# Server\r\nredis_version:{version}\r\nredis_mode:{mode}\r\nrun_id:ab\r\n")
         };
@@ -109,7 +109,7 @@ mod tests {
         }
         assert!(unfit(&redis("7.0.15", "cluster"), false).unwrap().contains("store.redis.cluster"));
         assert_eq!(unfit(&redis("7.0.15", "cluster"), true), None);
-        assert_eq!(unfit("", false), None, "who must not ask is not judged");
+        assert_eq!(unfit("", false), None, "a server without information is not judged");
         assert_eq!(version(&redis("7.0.15", "x")).unwrap(), "Redis 7.0.15");
         let memory = |maxmemory: &str, policy: &str| {
             evicts(&format!("# Memory\r\nmaxmemory:{maxmemory}\r\nmaxmemory_policy:{policy}\r\n"))

@@ -1,6 +1,6 @@
-//! Circuit breakers: after repeated failures nobody asks the store until a probe has found it again.
+//! Circuit breakers: after repeated failures no call is made until a probe succeeds.
 //!
-//! One server has one circuit. On a Cluster each group of limiters has its own, for it may be away while others are there.
+//! One server has one circuit. On a Cluster each group of limiters has its own, for one group may fail alone.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -31,12 +31,12 @@ impl Circuits {
         Circuits { open: AtomicUsize::new(0), opened: Notify::new(), metrics }
     }
 
-    /// Whether none is open.
+    /// Returns whether no circuit is open.
     pub(super) fn are_closed(&self) -> bool {
         self.open.load(Ordering::Acquire) == 0
     }
 
-    /// Ends when it is time for a probe.
+    /// Waits until a probe is due.
     pub(super) async fn probe_is_due(&self) {
         while self.are_closed() {
             self.opened.notified().await;
@@ -55,14 +55,14 @@ impl Circuits {
     }
 }
 
-/// Three to five quarters of a time.
+/// Returns three to five quarters of a time, at random.
 fn jittered(time: Duration) -> Duration {
-    // The standard library seeds each of these at random.
+    // The standard library seeds each state at random.
     let share = u32::try_from(RandomState::new().hash_one(0u8) % 512).unwrap_or_default();
     time * (768 + share) / 1024
 }
 
-/// Whether a store, or a part of one, is worth asking.
+/// The circuit of a store, or of a part of one.
 pub(super) struct Health {
     up: AtomicBool,
     failures: AtomicU32,
@@ -70,7 +70,7 @@ pub(super) struct Health {
 }
 
 impl Health {
-    /// Assumes that it is there.
+    /// Returns a closed circuit.
     pub(super) fn new(circuits: Arc<Circuits>) -> Health {
         Health { up: AtomicBool::new(true), failures: AtomicU32::new(0), circuits }
     }

@@ -1,31 +1,31 @@
 //! The names of the keys: `PREFIX:{GROUP}:v1:...`.
 //!
 //! The braces are literal. On a Redis Cluster they make all keys of a group live in one slot, which one
-//! script call needs. `v1` is the layout of what is stored, so that two versions of weir run side by side.
+//! script call needs. `v1` is the layout of the stored values, so that two versions of weir run side by side.
 //! Names of limiters hold neither `:` nor `+`, and partitions are hexadecimal, so no two keys can be confused.
 
 use crate::limiter::Partition;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::limit::LimiterName;
 
-/// The book of a limiter, or of one of its partitions.
+/// Returns the key of the state of a limiter, or of one of its partitions.
 pub(super) fn limiter(prefix: &str, limiter_ref: &LimiterRef) -> String {
     format!("{prefix}:{{{}}}:v1:limiter:{}", limiter_ref.group, state(limiter_ref))
 }
 
-/// Whose book the key of one is, of a limiter or of one of its partitions.
+/// Returns the limiter and partition of the key of a state.
 pub(super) fn limiter_of(key: &str) -> Option<(LimiterName, Option<Partition>)> {
     member(key.rsplit_once(":v1:limiter:")?.1)
 }
 
-/// The order of the queue that takes all of `limiter_refs` at once.
+/// Returns the key of the order of the queue that takes all of `limiter_refs` at once.
 pub(super) fn queue(prefix: &str, limiter_refs: &[LimiterRef]) -> String {
     let group = limiter_refs.first().map_or("", |limiter_ref| &limiter_ref.group);
     let states: Vec<String> = limiter_refs.iter().map(state).collect();
     format!("{prefix}:{{{group}}}:v1:queue:{}", states.join("+"))
 }
 
-/// Whose state it is: `NAME`, or `NAME:PARTITION`.
+/// Returns the end of the key of a state: `NAME`, or `NAME:PARTITION`.
 fn state(limiter_ref: &LimiterRef) -> String {
     match &limiter_ref.partition {
         Some(partition) => format!("{}:{partition}", limiter_ref.name),
@@ -33,13 +33,13 @@ fn state(limiter_ref: &LimiterRef) -> String {
     }
 }
 
-/// Whose queue it is, from its key.
+/// Returns the limiters and partitions of a queue from its key.
 pub(super) fn queue_members(key: &str) -> Option<Vec<(LimiterName, Option<Partition>)>> {
     let (_, states) = key.rsplit_once(":v1:queue:")?;
     states.split('+').map(member).collect()
 }
 
-/// The inverse of [`state`].
+/// Reads the end of the key of a state: the inverse of [`state`].
 fn member(state: &str) -> Option<(LimiterName, Option<Partition>)> {
     let Some((name, partition)) = state.split_once(':') else {
         return Some((LimiterName::parse(state)?, None));
@@ -47,7 +47,7 @@ fn member(state: &str) -> Option<(LimiterName, Option<Partition>)> {
     Some((LimiterName::parse(name)?, Some(Partition::parse(partition)?)))
 }
 
-/// What tells whether the server has lost its memory: one for all on one server, one for each group on a Cluster.
+/// Returns the key of the epoch: one for all limiters of a server, or one for each group on a Cluster.
 pub(super) fn epoch(prefix: &str, group: Option<&str>) -> String {
     match group {
         Some(group) => format!("{prefix}:{{{group}}}:v1:epoch"),
@@ -55,12 +55,12 @@ pub(super) fn epoch(prefix: &str, group: Option<&str>) -> String {
     }
 }
 
-/// The replicas that share the store.
+/// Returns the key of the replicas that share the store.
 pub(super) fn replicas(prefix: &str) -> String {
     format!("{prefix}:v1:replicas")
 }
 
-/// The channel on which scripts tell the fleet what it need not ask for.
+/// Returns the channel on which scripts publish announcements.
 pub(super) fn announcements(prefix: &str) -> String {
     format!("{prefix}:v1:announcements")
 }

@@ -1,8 +1,7 @@
 //! Connections to Redis.
 //!
-//! Each queue's worker keeps to one connection, so its calls cost no extra PING; the pool makes connections, and one that
-//! broke is thrown away. Whoever asks for a connection that is being made waits only as long as it likes: it is made all the
-//! same, for the next one.
+//! Each queue's worker keeps to one connection, so its calls cost no extra PING. The pool makes connections and drops broken
+//! ones. A caller may give up waiting for a new connection, which is made all the same, for the next caller.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use tokio_util::task::TaskTracker;
 use super::servers::{Connection, RedisSetupError, Servers};
 use crate::config::model;
 
-/// A connection to a Cluster asks some nodes which there are, and then greets them all; of each some may stand still.
+/// Connect timeouts that a connection to a Cluster may take: it asks some nodes for all nodes, then connects to each.
 const CLUSTER_STEPS_MAX: u32 = 4;
 
 /// Why there is no connection.
@@ -33,7 +32,7 @@ pub(super) struct Connections {
 struct Inner {
     pool: Pool<Servers>,
     places: Vec<Place>,
-    /// Where the next connections are made.
+    /// The tasks that make new connections.
     renewals: TaskTracker,
 }
 
@@ -62,17 +61,17 @@ impl Connections {
         Ok(Connections { inner: Arc::new(Inner { pool, places, renewals: TaskTracker::new() }) })
     }
 
-    /// What makes a connection that is not for calls.
+    /// Returns the servers, for connections that are not for calls.
     pub(super) fn servers(&self) -> &Servers {
         self.inner.pool.manager()
     }
 
-    /// Whether they lead to the nodes of a Cluster.
+    /// Returns whether the connections lead to the nodes of a Cluster.
     pub(super) fn are_cluster(&self) -> bool {
         self.servers().are_cluster()
     }
 
-    /// The connection for calls of this owner, always the same one while it works.
+    /// Returns the connection for calls of an owner, always the same one while it works.
     pub(super) async fn get(&self, owner: &impl Hash) -> Result<Connection, NoConnection> {
         let place = self.inner.place(owner);
         if let Some(kept) = &*self.inner.places[place].kept.load() {
@@ -83,8 +82,8 @@ impl Connections {
         making.await.unwrap_or(Err(PoolError::Closed))
     }
 
-    /// Throws this owner's connection away. One to a Cluster leads to many nodes, and mends itself where one of them is gone; but
-    /// it may not notice that. It is used for as long as another one is being made, which knows the nodes as they are by then.
+    /// Drops an owner's connection. A connection to a Cluster repairs itself where it notices a lost node, which it may not: it stays
+    /// in use until another connection is made, which knows the present nodes.
     pub(super) fn replace(&self, owner: &impl Hash) {
         let place = self.inner.place(owner);
         if self.are_cluster() {
@@ -95,7 +94,7 @@ impl Connections {
         }
     }
 
-    /// Throws all connections to a server away: each may lead to one that is gone without a word.
+    /// Drops all connections to a server: each may lead to a server that is gone without closing it.
     pub(super) fn replace_all(&self) {
         self.inner.places.iter().for_each(Place::replace);
     }
@@ -108,7 +107,7 @@ impl Inner {
         usize::try_from(hasher.finish() % self.places.len() as u64).unwrap_or_default()
     }
 
-    /// One at a time for each place: the others find what it has made.
+    /// Makes the connection of a place. Only one task does; the others find the result.
     async fn make(&self, place: usize) -> Result<Connection, NoConnection> {
         let place = &self.places[place];
         let _making = place.making.lock().await;
@@ -121,11 +120,11 @@ impl Inner {
         Ok(connection)
     }
 
-    /// Makes another connection, if nobody does.
+    /// Makes another connection, unless a task does so already.
     async fn renew(&self, place: usize) {
         let place = &self.places[place];
         let Ok(_making) = place.making.try_lock() else { return };
-        // What cannot be made now is tried again when the last one fails again.
+        // A failed attempt is repeated when the old connection fails again.
         if let Ok(made) = self.pool.get().await {
             place.replace();
             place.kept.store(Some(Arc::new(made)));
@@ -141,7 +140,7 @@ impl Place {
     }
 }
 
-/// A connection takes several round trips, with TLS and AUTH; a call takes one.
+/// Returns the deadline for connecting: several round trips, with TLS and AUTH, where a call takes one.
 pub(super) fn connect_timeout(call: Duration) -> Duration {
     call * 5
 }

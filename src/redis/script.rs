@@ -18,22 +18,22 @@ const ALGORITHMS: &[&str] =
 /// Keys, and the epoch that every state belongs to.
 const KEYS: &[&str] = &[lua!("prelude"), lua!("store"), lua!("epoch")];
 
-/// A state as it is stored.
+/// The arithmetic of a stored state.
 const STATE: &[&[&str]] = &[
     &[lua!("algorithm"), lua!("rule"), lua!("timeline")],
     ALGORITHMS,
     &[lua!("external_usage"), lua!("pause"), lua!("state")],
 ];
 
-/// A state that is searched and changed.
+/// The search in a state, and its changes.
 const SEARCH: &[&str] = &[lua!("search"), lua!("reschedule"), lua!("open"), lua!("recovery")];
 
-/// The parts of a command's length: a key, and what surrounds it and the arguments.
+/// The estimated bytes of a key in a command, and of the framing of the arguments.
 const KEY_BYTES: usize = 64;
 
 /// A script, as a server runs it.
 pub(super) struct Script {
-    /// Its name.
+    /// The name of its file.
     pub(super) name: &'static str,
     source: String,
     sha: String,
@@ -107,8 +107,8 @@ impl Script {
         command
     }
 
-    /// Makes a call. A server that does not know the script has not carried it out: it is sent the script with the call, and
-    /// knows it from then on. Returns whether that was so.
+    /// Makes a call. A server that does not know the script has carried nothing out: it receives the call again with the whole
+    /// script, which it knows from then on. Returns whether that was necessary.
     pub(super) async fn call(&self, wire: &mut Wire, command: &Cmd) -> (bool, Result<Value, RedisError>) {
         match command.query_async(wire).await {
             Err(error) if is_unknown(&error) => {

@@ -1,4 +1,4 @@
-//! Where Redis is, and how a connection to it is made: to one server, to the one that sentinels name, or to a Cluster.
+//! Connections to Redis: to one server, to the primary that sentinels name, or to a Cluster.
 
 use std::io;
 use std::path::Path;
@@ -27,21 +27,21 @@ const CLUSTER_RETRIES: u32 = 4;
 const CLUSTER_RETRY_MIN: u64 = 10;
 const CLUSTER_RETRY_MAX: u64 = 200;
 
-/// What is known of the run where there are many servers: a script finds out by itself where it is.
+/// The run of a server on a Cluster: the script finds out by itself on which server it runs.
 const ASK_THERE: &str = "?";
 
 /// Why a Redis store cannot be set up from its configuration. No server has been asked yet.
 #[derive(Debug, thiserror::Error)]
 pub enum RedisSetupError {
-    /// The address is not one.
+    /// The address is invalid.
     #[error("store.redis: {0}")]
     Address(String),
     /// A PEM file cannot be read.
     #[error("store.redis.tls: cannot read {path}: {error}")]
     File {
-        /// Which.
+        /// The path of the file.
         path: String,
-        /// Why.
+        /// The cause.
         error: io::Error,
     },
     /// TLS cannot be set up with what the files hold.
@@ -57,14 +57,14 @@ pub(super) struct Servers {
 
 enum Place {
     One(Client),
-    /// One client for each sentinel that is asked first: a sentinel that does not answer takes all the time there is.
+    /// One client for each sentinel to be asked first: a sentinel that does not answer uses up the whole deadline.
     Sentinel {
         clients: Vec<Mutex<SentinelClient>>,
         first: AtomicUsize,
     },
     Cluster {
         cluster: Box<ClusterClient>,
-        /// For what is published, which every node tells.
+        /// The clients for announcements, which every node passes on.
         nodes: Vec<Client>,
         first: AtomicUsize,
     },
@@ -85,8 +85,8 @@ impl Servers {
                 let urls: Vec<&str> = nodes.iter().map(|node| node.url.reveal()).collect();
                 let mut builder = ClusterClientBuilder::new(urls)
                     .connection_timeout(connect_timeout)
-                    // The deadline of a call is kept by the store. This one is for the client library's own questions, before
-                    // whose answers no call goes on: a node that stands still would keep them all.
+                    // The store keeps the deadline of a call. This timeout is for the client library's own requests: calls wait
+                    // for their answers, so a node that stands still would delay all calls.
                     .response_timeout(connect_timeout)
                     .overall_response_timeout(None)
                     .retries(CLUSTER_RETRIES)
@@ -110,12 +110,12 @@ impl Servers {
         Ok(Servers { place, config })
     }
 
-    /// Whether they are the nodes of a Cluster.
+    /// Returns whether the servers are the nodes of a Cluster.
     pub(super) fn are_cluster(&self) -> bool {
         matches!(self.place, Place::Cluster { .. })
     }
 
-    /// A connection that hears what is published.
+    /// Returns a connection that receives announcements.
     pub(super) async fn subscriber(&self) -> Result<PubSub, RedisError> {
         match &self.place {
             Place::One(client) => client.get_async_pubsub().await,
@@ -147,7 +147,7 @@ impl managed::Manager for Servers {
         Ok(Connection { wire, run })
     }
 
-    /// Seldom asked for: a connection is kept for as long as it works, and then thrown away.
+    /// Checks a connection. Seldom needed: a connection is kept while it works, then dropped.
     async fn recycle(&self, connection: &mut Connection, _: &Metrics) -> RecycleResult<RedisError> {
         redis::cmd("PING").exec_async(&mut connection.wire).await.map_err(Into::into)
     }
@@ -160,7 +160,7 @@ impl Servers {
                 client.get_multiplexed_async_connection_with_config(&self.config).await.map(Wire::Server)
             }
             Place::Sentinel { clients, first } => {
-                // Whoever gives up waiting leaves the next one to another sentinel.
+                // After a caller has given up waiting, the next caller asks another sentinel first.
                 let mine = first.fetch_add(1, Ordering::Relaxed);
                 let mut client = clients[mine % clients.len()].lock().await;
                 let connection = client.get_async_connection_with_config(&self.config).await?;
@@ -176,14 +176,14 @@ fn pick<'a, T>(of: &'a [T], first: &AtomicUsize) -> &'a T {
     &of[first.load(Ordering::Relaxed) % of.len()]
 }
 
-/// What a server says of itself; nothing to a user who must not ask, or from a server that does not know how.
+/// Returns a section of `INFO`; an empty text where the user lacks the right, or the server the command.
 pub(super) async fn info_of(wire: &mut Wire, section: &str) -> Result<String, RedisError> {
     match redis::cmd("INFO").arg(section).query_async(wire).await {
         // Any other error passes; a connection of an unknown run would stay.
         Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) || is_unknown(&error) => {
             Ok(String::new())
         }
-        told => told,
+        result => result,
     }
 }
 
@@ -191,15 +191,15 @@ fn is_unknown(error: &RedisError) -> bool {
     error.detail().is_some_and(|detail| detail.starts_with("unknown command"))
 }
 
-/// A connection, and who is at its other end.
+/// A connection, and the run of the server at its other end.
 #[derive(Clone)]
 pub(super) struct Connection {
     pub(super) wire: Wire,
-    /// The run of the server: another one may have another memory. Empty if that must not be asked for.
+    /// The run of the server: another run may hold other data. Empty if the user must not ask for it.
     pub(super) run: Arc<str>,
 }
 
-/// A connection that many callers share: it answers each in its own time.
+/// A connection that many callers share.
 #[derive(Clone)]
 pub(super) enum Wire {
     /// To one server.
@@ -249,7 +249,7 @@ fn client(node: &RedisNode, certificates: Option<&TlsCertificates>) -> Result<Cl
     }
 }
 
-/// A client for the server that sentinels name, which asks the one in place `first` before the others.
+/// Returns a client for the primary that sentinels name. It asks the sentinel in place `first` before the others.
 fn sentinel_client(
     sentinels: &RedisSentinels,
     first: usize,
