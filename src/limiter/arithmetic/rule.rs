@@ -22,12 +22,13 @@ pub struct Rule {
     pub window: Micros,
     /// The width of the cells that this rule needs kept apart.
     pub cell: Micros,
-    /// How it counts.
+    /// The algorithm, with its parameters.
     pub kind: Kind,
 }
 
 impl Rule {
-    /// Returns the rule of a limit whose slots stay good for `guard`, at `now`, and until when it holds if not for ever.
+    /// Returns the rule of a limit whose slots stay good for `guard`, at `now`, and the instant until which it holds;
+    /// `None`: for ever.
     pub fn new(limit: &Limit, guard: Micros, now: Micros) -> (Rule, Option<Micros>) {
         let (quota, kind, valid_until) = Kind::of(limit, guard, now);
         (Rule::of(quota, kind), valid_until)
@@ -73,12 +74,12 @@ impl Rule {
         self.kind.seen_for(self.quota())
     }
 
-    /// Whether the rule counts in windows; otherwise it is a level that is charged.
+    /// Returns whether the rule counts in windows; a bucket has only a level.
     pub fn has_windows(&self) -> bool {
         self.kind.window_start(Micros::ZERO, self.window).is_some()
     }
 
-    /// Returns how far apart refused callers of that many permits are sent.
+    /// Returns the distance between the advised instants of refused callers that need `permits` each.
     pub fn spacing(&self, permits: u64) -> Micros {
         self.kind.spacing(self.quota(), permits)
     }
@@ -100,7 +101,7 @@ pub fn finest_cell(rules: &[Rule]) -> Micros {
     rules.iter().map(|rule| rule.cell).min().unwrap_or(Micros::ONE)
 }
 
-/// Whether bookings at two instants, the later one second, are kept as one.
+/// Returns whether bookings at two instants, the later one second, are kept as one.
 pub fn is_one(rules: &[Rule], cell: Micros, first: Micros, later: Micros) -> bool {
     cell_start(first, cell) == cell_start(later, cell)
         && !rules.iter().any(|rule| rule.kind.separates(first, later))

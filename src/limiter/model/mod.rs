@@ -1,4 +1,5 @@
-//! Values that cannot be wrong, and the words that pass between rooms: limits, partitions, calls and their answers, refusals.
+//! Values that cannot be wrong, and the values that pass between rooms: limits, partitions, calls and their answers,
+//! refusals.
 //!
 //! Knows no state of a limiter, no store and no queue.
 

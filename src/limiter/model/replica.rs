@@ -17,7 +17,7 @@ pub struct Replica {
     pub configuration: Arc<str>,
     /// The name of its host, for people; empty if it has none. Two replicas may have the same.
     pub host: Arc<str>,
-    /// How long ago it was last heard.
+    /// The time since it was last seen by the store.
     pub seen_ago: Duration,
 }
 

@@ -24,8 +24,8 @@ pub struct WriteBack {
     pub known_epoch: u64,
     /// The permits of the limiter's tightest limit that were lately in use by the whole fleet, as the replica saw them.
     pub observed_usage: u64,
-    /// The store's clock when the write-back was made, as far as the replica knows: the store may carry it out much later.
-    /// Zero if the replica has not heard the clock yet.
+    /// The store's clock when the write-back was made, by the replica's estimate; zero if it has none. The store may carry
+    /// the write-back out much later.
     pub sent: Micros,
     /// How many microseconds ago permits were used, the longest first, and how many. A negative number lies ahead.
     pub entries: Vec<(i64, u64)>,

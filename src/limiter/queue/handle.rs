@@ -48,9 +48,9 @@ pub(in crate::limiter) struct Queue {
     first_arrived_us: AtomicU64,
     /// Permits handed out and neither used nor given back.
     permits_out: AtomicU32,
-    /// Those of them whose request has still to be woken and sent.
+    /// The permits among them whose request has still to be woken and sent.
     in_flight: AtomicU32,
-    /// Whether a limiter may be paused. Read for each request, so it stands outside the inbox.
+    /// True if a limiter may be paused. Read for each request, so it stands outside the inbox.
     is_paused: AtomicBool,
 }
 
@@ -102,7 +102,7 @@ impl Queue {
         self.active_limiters().map(|active| active.limiter().cost_max()).min().unwrap_or(Permits::ONE)
     }
 
-    /// Returns the refusal of a request that costs more than that.
+    /// Returns the refusal of a request that costs more than [`Queue::cost_max`].
     pub(in crate::limiter) fn too_costly(&self) -> Refusal {
         let cost_max = self.cost_max();
         let limiter = self.active_limiters().find(|active| active.limiter().cost_max() == cost_max);

@@ -17,7 +17,7 @@ use crate::limiter::model::limit::{LimiterName, Permits};
 use crate::limiter::model::refusal::Refusal;
 use crate::limiter::store::clock::StoreClock;
 
-/// How long a refusal holds at most: this queue does not hear of permits that other queues of a limiter free.
+/// How long a refusal holds at most: this queue does not learn of permits that other queues of a limiter free.
 pub(in crate::limiter) const KEPT_FOR: Duration = Duration::from_millis(100);
 
 /// The store's latest refusal.
@@ -29,7 +29,7 @@ pub(in crate::limiter) struct RefusalCache {
     cost: Permits,
     /// The earliest slot for that cost.
     slot: Micros,
-    /// Until then the store's clock has surely not reached the slot.
+    /// The instant until which the store's clock has surely not reached the slot.
     not_before: Instant,
     until: Instant,
     clock: StoreClock,

@@ -19,7 +19,7 @@ pub(in crate::limiter) struct Shadows {
 }
 
 impl Shadows {
-    /// Returns `None` if there are no instances.
+    /// Creates the shadows of these instances; `None` if there are none.
     pub(in crate::limiter) fn new(
         queues: &Arc<impl ShadowQueues + 'static>,
         instances: &[LimiterInstance],

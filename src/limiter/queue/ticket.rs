@@ -1,4 +1,4 @@
-//! What a request asks of a queue, and what it gets: a permit, or a place among the waiting requests.
+//! The demand of a request on a queue, and the answer: a permit, or a place among the waiting requests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::limiter::model::refusal::Refusal;
 use crate::limiter::queue::permit::{OriginQueue, Permit};
 use crate::limiter::queue::shadow::Shadows;
 
-/// What a request needs.
+/// The demand of a request on a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand {
     /// The permits that it takes.
@@ -27,7 +27,7 @@ pub enum Entered {
     Waiting(Ticket),
 }
 
-/// Receives whether a request was let in.
+/// The receiver of the answer: the request is let in, or refused.
 pub(in crate::limiter) type Answered = oneshot::Receiver<Result<Entered, Refusal>>;
 
 /// A place in the queue. Dropping it leaves the queue, and later requests move up.

@@ -17,7 +17,7 @@ pub(super) struct InForce {
 }
 
 impl InForce {
-    /// No limiters yet.
+    /// Creates the registry's state, without limiters.
     pub(super) fn new(sessions: StoreSessions, queues: Arc<Queues>, metrics: Metrics) -> InForce {
         InForce { sessions, queues, metrics, limiters: Mutex::default() }
     }

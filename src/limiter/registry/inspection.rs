@@ -38,7 +38,7 @@ pub struct Tally {
     pub name: LimiterName,
     /// Permits used since this replica started, counted in cost.
     pub granted: u64,
-    /// Permits refused since then, counted in cost.
+    /// Permits refused since this replica started, counted in cost.
     pub refused: u64,
     /// The longest wait of a granted request since the last tally.
     pub longest_wait: Duration,
@@ -119,8 +119,8 @@ impl Inspection {
         }
     }
 
-    /// Pauses the limiter for so long on all replicas that share it; queued requests keep their order through the pause.
-    /// A pause of zero ends the present one.
+    /// Pauses the limiter for `lasting` on all replicas that share it; queued requests keep their order through the pause. A
+    /// pause of zero ends the present one.
     ///
     /// # Errors
     /// If the store did not answer: nothing has changed then.

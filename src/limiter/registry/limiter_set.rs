@@ -39,11 +39,11 @@ struct Inner {
     /// same limiters share queues.
     limiters: Vec<(Arc<ActiveLimiter>, usize)>,
     has_partitions: bool,
-    /// Where every request goes, if no limiter has partitions. Empty before the first request.
+    /// The destination of every request, if no limiter has partitions. Empty before the first request.
     fixed: ArcSwapOption<Fixed>,
 }
 
-/// Where every request of a set without partitions goes.
+/// The destination of every request of a set without partitions.
 struct Fixed {
     /// The queue of the enforced limiters; `None` without any.
     queue: Option<QueueGuard>,
@@ -111,7 +111,8 @@ impl LimiterSet {
         Ok(entered)
     }
 
-    /// Takes up what the upstream's answer says of its quota. `partitions` are those with which the request entered.
+    /// Reports the quota signals in an upstream's answer to the limiters. `partitions` are those with which the request
+    /// entered.
     pub fn report_upstream(
         &self,
         partitions: &[Option<Partition>],

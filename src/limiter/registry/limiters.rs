@@ -177,7 +177,7 @@ impl Limiters {
         loop {
             match announcements.recv().await {
                 Ok(announcement) => self.announced(&announcement),
-                // The store's next answer holds what a lost announcement said.
+                // The store's next answer makes up for lost announcements.
                 Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return,
             }

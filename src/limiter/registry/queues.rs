@@ -37,7 +37,7 @@ pub(in crate::limiter) struct Queues {
     shards: [Mutex<Shard>; SHARDS],
     hasher: RandomState,
     workers: TaskTracker,
-    /// Whether weir is shutting down.
+    /// True once weir is shutting down.
     closed: AtomicBool,
     pub(in crate::limiter) fallback: Arc<Fallback>,
     linger: Duration,

@@ -165,7 +165,7 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
-    /// Whether the store may keep the state of a further partition of a limiter, or has it already.
+    /// Returns whether the store may keep the state of a further partition of a limiter, or has it already.
     fn has_room(&self, _limiter: &LimiterName, _partition: Partition, _partitions_max: u32) -> bool {
         true
     }
@@ -173,10 +173,10 @@ pub trait Store: Send + Sync + 'static {
     /// Returns how long after its last answered call a caller may rely on the limits that it knows.
     fn lease(&self) -> Micros;
 
-    /// Whether the store answered lately.
+    /// Returns whether the store answered lately.
     fn is_up(&self) -> bool;
 
-    /// Whether the store could ever be away.
+    /// Returns whether the store could ever be unreachable.
     fn may_fail(&self) -> bool {
         true
     }

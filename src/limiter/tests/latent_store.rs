@@ -20,7 +20,7 @@ pub(in crate::limiter) struct LatentStore {
     store: MemoryStore,
     calls: AtomicU64,
     is_away: AtomicBool,
-    /// Whether the store grants everything and keeps nothing.
+    /// True if the store grants everything and keeps nothing.
     is_forgetful: AtomicBool,
     delay: Duration,
     /// How long after their deadline calls are answered, though they are carried out at once.

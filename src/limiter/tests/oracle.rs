@@ -84,7 +84,8 @@ impl Oracle {
         (holds, free)
     }
 
-    /// Whether a rule is kept, of windows of which `from` is the earliest start; a booking at `new` is being tried.
+    /// Returns whether the bookings keep a rule, in the windows from `from` on; `new` is the instant of the booking that is
+    /// tried.
     fn keeps(&self, rule: &Rule, from: Micros, new: Option<Micros>) -> bool {
         match &rule.kind {
             Kind::SlidingWindow(_) => self.fullest(rule.window, from) <= rule.rate,

@@ -41,7 +41,7 @@ async fn pass(gate: LimiterSet) -> Option<Instant> {
     Some(Instant::now())
 }
 
-/// Sends `count` requests in each of so many milliseconds; returns when each was let through.
+/// Sends `count` requests in each of `milliseconds` milliseconds; returns when each was let through.
 async fn pace(gate: &LimiterSet, count: usize, milliseconds: u32) -> Vec<Instant> {
     let begin = Instant::now();
     let mut asking = Vec::new();

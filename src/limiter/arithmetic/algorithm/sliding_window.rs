@@ -19,9 +19,9 @@ pub struct SlidingWindow;
 /// The window that ends where a search stands.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Held {
-    /// How many entries have left the window.
+    /// The number of entries that have left the window.
     gone: usize,
-    /// The permits in it.
+    /// The permits in the window.
     permits: u64,
 }
 

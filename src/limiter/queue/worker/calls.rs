@@ -131,7 +131,7 @@ impl Worker {
         first
     }
 
-    /// Takes everything that goes with the next call.
+    /// Builds the next call, and takes everything that goes with it.
     fn next_call(&mut self, now: Instant) -> SentCall {
         let mut traded = None;
         if self.reschedule.is_empty() {

@@ -1,4 +1,4 @@
-//! What a worker does after its store has lost its state, and while the store does not grant yet.
+//! The work after the store has lost its state, and while it does not grant yet.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::limiter::model::limit::Permits;
 use crate::limiter::recovery::grants::granted;
 
 impl Worker {
-    /// Drops the slots of the store if another worker's answer has told that it lost its state.
+    /// Drops the slots of the store if an answer to another worker has shown that the store lost its state.
     pub(super) fn notice_loss(&mut self) {
         let epoch = self.session.epoch.load(Ordering::Acquire);
         if self.epoch != 0 && epoch > self.epoch {

@@ -42,7 +42,7 @@ impl Worker {
         self.pace.wanted(self.prefetched, self.prefetch_budget, now, self.queue.guard())
     }
 
-    /// Puts the permits that a call has booked in advance where the next requests find them.
+    /// Makes the permits that a call has booked in advance available to the next requests.
     pub(super) fn add_prefetched(&mut self, cost: Permits, outcomes: impl Iterator<Item = Outcome>) {
         let mut booked: Vec<(Micros, u64)> = Vec::new();
         for outcome in outcomes {

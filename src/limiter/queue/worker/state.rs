@@ -112,29 +112,29 @@ pub(in crate::limiter) struct Worker {
     /// The permits that the limits allow to prefetch, as last answered.
     pub(super) prefetch_budget: u64,
     pub(super) outage_fence: OutageFence,
-    /// Signals of the upstream that the store has not been told.
+    /// Signals of the upstream that were not reported to the store yet.
     pub(super) pending_report: Option<PendingReport>,
     /// The report of earlier signals, under way.
     pub(super) reporting: Option<BoxFuture<'static, Reports>>,
-    /// A report that can wait is not sent before.
+    /// The instant before which a report that can wait is not sent.
     pub(super) report_not_before: Instant,
-    /// Whether a pause is being reported. Nothing is booked meanwhile.
+    /// True while a pause is being reported. Nothing is booked meanwhile.
     pub(super) is_pausing: bool,
     /// The pause in which no slot may be used.
     pub(super) paused: Option<Paused>,
     /// The store's epoch in which the slots were booked; zero before the first answer.
     pub(super) epoch: u64,
-    /// The store grants nothing until then.
+    /// The instant until which the store grants nothing.
     pub(super) settles_until: Option<Instant>,
-    /// Whether the latest call failed.
+    /// True if the latest call failed.
     pub(super) is_local: bool,
     /// The latest logged error of the store, and when it was logged.
     pub(super) last_warning: Option<(Instant, String)>,
-    /// Whether slots may be held that were booked locally.
+    /// True if slots may be held that were booked locally.
     pub(super) has_served_locally: bool,
-    /// Whether the store has still to be told of changed limits.
+    /// True if the store does not know of changed limits yet.
     pub(super) limits_changed: bool,
-    /// Whether a guard keeps the queue from ending.
+    /// True while a guard keeps the queue from ending.
     pub(super) is_held: bool,
     /// Since when there is nothing to do.
     pub(super) idle_since: Option<Instant>,
