@@ -36,13 +36,13 @@ use crate::telemetry::{Logging, Metrics, Spans};
 /// The most connections that the kernel holds until they are accepted: enough for a burst of a whole fleet.
 const BACKLOG: u32 = 4096;
 
-/// weir could not start.
+/// The reason why weir could not start, or ended without having finished everything.
 #[derive(Debug, Error)]
 pub enum StartError {
     /// The configuration is not valid.
     #[error("the configuration is not valid\n{0}")]
     Config(LoadError),
-    /// Logging.
+    /// Logging could not be set up.
     #[error(transparent)]
     Logging(#[from] LoggingError),
     /// An address cannot be listened on.
@@ -52,16 +52,16 @@ pub enum StartError {
         key: &'static str,
         /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The reason.
         error: io::Error,
     },
-    /// The Redis store.
+    /// The Redis store could not be set up.
     #[error(transparent)]
     Redis(#[from] RedisSetupError),
-    /// The routes.
+    /// The proxy could not be set up: its certificates, upstreams or routes.
     #[error(transparent)]
     Proxy(#[from] ProxyBuildError),
-    /// Signals.
+    /// The handlers of signals could not be set up.
     #[error("cannot listen to signals: {0}")]
     Signals(io::Error),
     /// The drain time was over before everything had finished.

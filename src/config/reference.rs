@@ -73,7 +73,7 @@ pub fn reference() -> String {
 
 /// A mapping with keys of its own.
 struct Section<'a> {
-    /// Such as `limiters.NAME.queue`; empty for the whole file.
+    /// The place in a file, such as `limiters.NAME.queue`; empty for the whole file.
     place: String,
     schema: &'a Value,
     keys: &'a Map<String, Value>,

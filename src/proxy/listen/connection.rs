@@ -87,7 +87,7 @@ fn http1(server: &Server) -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        // `drive` does it, because it tells an idle connection from a head without an end.
+        // `drive` limits that time, because it tells an idle connection from a head without an end.
         .header_read_timeout(None)
         .max_header_size(header_bytes_max)
         .max_buf_size(header_bytes_max.max(HTTP1_BUFFER_MIN));

@@ -21,7 +21,7 @@ pub(crate) struct Facts<'a> {
     pub(crate) headers: &'a HeaderMap,
     /// The URI as the client sent it.
     pub(crate) uri: &'a Uri,
-    /// In lower case, without port; empty if the request names no host.
+    /// The host, in lower case, without port; empty if the request names no host.
     pub(crate) host: &'a str,
     /// The client's address.
     pub(crate) address: IpAddr,

@@ -20,7 +20,7 @@ pub(crate) enum Forms<'a> {
     Many(Vec<Cow<'a, str>>),
 }
 
-/// Why a path is refused.
+/// The reason why a path is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BadPath {
     /// The path holds a NUL after some round of decoding.

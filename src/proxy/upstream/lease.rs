@@ -27,12 +27,12 @@ impl Lease {
         Lease { pool, connection, upload: None }
     }
 
-    /// Returns whether it can take a request.
+    /// Returns whether the connection can take a request.
     pub(crate) fn is_open(&mut self) -> bool {
         self.connection.is_open()
     }
 
-    /// Returns whether it has carried a request before.
+    /// Returns whether the connection has carried a request before.
     pub(crate) fn is_reused(&self) -> bool {
         self.connection.is_reused()
     }

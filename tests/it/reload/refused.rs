@@ -128,7 +128,7 @@ impl Shown {
         Shown { series, configured, limiters: limiters.collect(), keys }
     }
 
-    /// What differs from what was shown before.
+    /// Returns the differences from what was shown before.
     fn differences(&self, before: &Shown) -> Vec<String> {
         let mut differences = Vec::new();
         let mut compare = |what: &str, gone: Vec<String>, come: Vec<String>| {
