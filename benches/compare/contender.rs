@@ -80,7 +80,7 @@ pub(crate) struct Contender {
     /// Its address for HTTP/2 in the clear, if that is measured.
     pub(crate) http2: Option<SocketAddr>,
     pub(crate) path: String,
-    /// The status of every answer.
+    /// The expected status of every answer.
     pub(crate) status: u16,
 }
 

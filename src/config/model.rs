@@ -93,7 +93,7 @@ pub struct Server {
     pub max_header_bytes: u32,
     /// The time after SIGTERM for which new requests are still accepted.
     pub drain_delay: Duration,
-    /// The time after that for which requests in flight and in queues may still finish.
+    /// The time after `drain_delay` for which requests in flight and in queues may still finish.
     pub drain_timeout: Duration,
 }
 

@@ -122,7 +122,7 @@ fn skipped(unclaimed: u64, count: u64, index: u64, cost: u64) -> u64 {
     ((2 * index + 1) * unclaimed / (2 * count)).saturating_sub(index * cost)
 }
 
-/// Books void permits again, one by one: at the place that the change kept for each, or no earlier than that.
+/// Books void permits again, one by one: at the place that the change kept for it, or at a later one.
 fn reschedule(
     now: Micros,
     states: States<'_, '_>,

@@ -89,8 +89,9 @@ impl Rule {
         self.window.max(SPREAD_MIN)
     }
 
-    /// Returns the instant that the next refused caller is advised, after one that needs `permits` was advised `advised` in
-    /// place of `slot`: later by the spacing, and from the slot on anew where that would be too far.
+    /// Returns the instant to advise to the refused caller after one that needs `permits`, has its true slot at
+    /// `slot` and was advised `advised`: later by the spacing, or from `slot` on anew if that is too far behind
+    /// `slot`.
     pub fn advised_next(&self, slot: Micros, advised: Micros, permits: u64) -> Micros {
         slot + Micros((advised - slot + self.spacing(permits)).0 % self.spread_max().0)
     }

@@ -77,7 +77,8 @@ impl LimiterState {
         self.timeline.prune(now, &self.rules, seen_for);
     }
 
-    /// Puts rules in force. Bookings stay as they are; a new rule that keeps a checkpoint lacks what the emptiest one lacked.
+    /// Puts rules in force. Bookings stay as they are; a new rule with a checkpoint begins with the lack of the
+    /// emptiest checkpoint before.
     fn put_in_force(&mut self, rules: Vec<Rule>) {
         self.checkpoints = rules.iter().map(|rule| self.checkpoint_of(rule)).collect();
         let external = |rule| {

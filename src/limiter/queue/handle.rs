@@ -265,7 +265,7 @@ impl Queue {
         self.wake.notify_one();
     }
 
-    /// Keeps the queue from ending while it is idle, for as long as the guard lives. `None` if it has ended.
+    /// Keeps the queue from ending while it is idle, until the guard is dropped. `None` if the queue has ended.
     pub(in crate::limiter) fn hold(self: &Arc<Queue>) -> Option<QueueGuard> {
         self.inbox().hold().then(|| QueueGuard(self.clone()))
     }
@@ -443,7 +443,7 @@ impl OriginQueue for Queue {
     }
 }
 
-/// Keeps a queue from ending while it is idle, for as long as it lives.
+/// A guard that keeps an idle queue from ending until the guard is dropped.
 pub(in crate::limiter) struct QueueGuard(Arc<Queue>);
 
 impl QueueGuard {

@@ -169,8 +169,8 @@ impl Permit {
 
     /// Makes sure, right before the request's head is written, that the permit is still good.
     ///
-    /// A slot is good for one guard. A permit that is later than that, because a connection took long to open, is exchanged
-    /// for the queue's next one, after a wait for that, up to [`LATE_MAX`] times.
+    /// A slot is good for one guard. A permit that is later than one guard, because a connection took long to open,
+    /// is exchanged for the queue's next one, after a wait for that, up to [`LATE_MAX`] times.
     ///
     /// # Errors
     /// A refusal if no other slot lies within the request's wait.

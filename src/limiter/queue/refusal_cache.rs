@@ -27,7 +27,7 @@ pub(in crate::limiter) struct RefusalCache {
     rule: Rule,
     /// The cost that was refused. A lower cost may fit earlier.
     cost: Permits,
-    /// The earliest slot for that cost.
+    /// The earliest slot for the refused cost.
     slot: Micros,
     /// The instant until which the store's clock has surely not reached the slot.
     not_before: Instant,
@@ -69,7 +69,7 @@ impl RefusalCache {
         self.cost == cost && self.slot == now + away.delay && self.limit == away.violated.limit
     }
 
-    /// Returns after how long the next refused request is advised to come back, and moves on to the instant after that.
+    /// Returns the delay after which the next refused request is advised to come back, and moves the advice on.
     pub(in crate::limiter) fn advise(&mut self, cost: Permits) -> Micros {
         let advised = self.next - self.clock.earliest(Instant::now());
         self.next = self.rule.advised_next(self.slot, self.next, cost.get());

@@ -37,7 +37,7 @@ pub(in crate::limiter) struct OfflineGrants {
 }
 
 impl OfflineRecord {
-    /// Records that the store is unreachable at `now`, and the permits granted without it.
+    /// Records that the store is unreachable at `now`, and the permits that this replica granted without it.
     pub(in crate::limiter) fn record(&mut self, now: Micros, windows: &[Rule], granted: &[(Micros, u64)]) {
         self.since.get_or_insert(now);
         self.granted.prune(now, windows, |_, rule| rule.window);

@@ -35,7 +35,7 @@ const SETTLING_LOOK: Duration = Duration::from_millis(50);
 /// The longest that a start waits for a store to settle.
 const SETTLING_MAX: Duration = Duration::from_secs(2);
 
-/// All limiters. Cheap to clone.
+/// All limiters of this process. Cheap to clone.
 #[derive(Clone)]
 pub struct Limiters {
     in_force: Arc<InForce>,

@@ -128,8 +128,8 @@ pub trait Store: Send + Sync + 'static {
         report: &'a UpstreamReport,
     ) -> BoxFuture<'a, Result<ReportResult, StoreError>>;
 
-    /// Pauses a limiter by hand for so long, in all partitions if `limiter_ref` names none, and announces it to all replicas. A
-    /// length of zero lifts the pause.
+    /// Pauses a limiter by hand for `lasting`, in all partitions if `limiter_ref` names none, and announces it to all
+    /// replicas. A length of zero lifts the pause.
     fn pause<'a>(
         &'a self,
         limiter_ref: &'a LimiterRef,

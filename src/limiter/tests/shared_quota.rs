@@ -38,7 +38,7 @@ enum Event {
     ExternalUsage,
     /// A client asks its replica.
     Ask(usize),
-    /// A client's slot is due, unless it has moved.
+    /// A client's slot is due, unless the slot has moved.
     Due(usize),
     /// A request of a slot reaches the upstream.
     Reach(usize, Micros),
@@ -259,7 +259,7 @@ fn the_rest_of_the_quota_is_used_and_no_more() {
     }
 }
 
-/// The next use is unknown, but neither side starves.
+/// Others come at random, so their next use is unknown, but neither side starves.
 #[test]
 fn random_external_usage_is_left_about_as_much() {
     let coming: Coming = |dice| (1, dice.roll(2 * SECOND / OTHERS));

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use percent_encoding::percent_decode_str;
 
-/// The most rounds of percent-decoding. No honest path still changes after that.
+/// The most rounds of percent-decoding. No honest path needs more.
 const DECODE_ROUNDS_MAX: usize = 4;
 
 /// The forms of a path.

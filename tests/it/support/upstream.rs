@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use super::measure::fullest_window;
 use super::{eventually, raise_open_files};
 
-/// A thousand connections may be opened in the same millisecond.
+/// The backlog of the listener: a thousand connections may be opened in the same millisecond.
 const BACKLOG: u32 = 4096;
 /// The interval at which the recorder checks whether it is late.
 const HEARTBEAT: Duration = Duration::from_millis(1);
@@ -82,7 +82,7 @@ impl Gate {
     }
 }
 
-/// A function from a request's number, from 1 on, to its answer.
+/// A function from the number of a request, counted from 1, to its answer.
 type Script = Box<dyn Fn(usize) -> Option<Reply> + Send + Sync>;
 
 #[derive(Default)]

@@ -74,7 +74,7 @@ pub(crate) fn ahead(ahead: Duration) -> [(&'static str, String); 2] {
     ]
 }
 
-/// A wall clock that is moved while its process runs. Clones move the same one.
+/// A wall clock that the test moves while its process runs. Clones share one setting.
 #[derive(Clone, Debug)]
 pub(crate) struct SteppedClock(Arc<NamedTempFile>);
 
