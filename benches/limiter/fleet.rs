@@ -20,9 +20,9 @@ use weir::telemetry::Metrics;
 use crate::load::Result;
 use crate::server::Server;
 
-/// Long enough that no call fails because another process has the core.
+/// The timeout of calls: long enough that none fails because another process has the core.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// A queue with room for all: no request leaves.
+/// The queue of the limiter, with space for all: no request leaves.
 const QUEUE: QueueLimits = QueueLimits { timeout: Duration::from_secs(30), max_waiting: 100_000 };
 
 /// A sliding window with the default precision.

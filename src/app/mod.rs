@@ -71,11 +71,11 @@ pub enum StartError {
 
 /// The source of configurations, and the process's logging, which a reload changes too.
 pub struct Source {
-    /// The file.
+    /// The configuration file.
     pub path: PathBuf,
     /// Notices changes of the file. Begun before the file was read.
     pub watch: Watch,
-    /// Gets `log` of each configuration.
+    /// Applies `log` of each configuration.
     pub logging: Logging,
 }
 

@@ -153,7 +153,7 @@ pub(crate) enum TunnelError {
     /// The proxy refused.
     #[error("it answered CONNECT with {status}: {advice}")]
     Refused {
-        /// The status of its answer.
+        /// The status of the proxy's answer.
         status: u16,
         /// Advice for the operator.
         advice: &'static str,

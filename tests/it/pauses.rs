@@ -390,7 +390,7 @@ async fn each_replica_reports_the_cause_and_the_origin_of_a_pause() {
     shown_by_all(json!({"reason": "upstream", "status": 429, "named": true, "by": ids[0], "by_host": name}))
         .await;
     logged(&fleet[0], &["\"the upstream asks for a pause", "429", "true"]).await;
-    logged(&fleet[1], &["paused by an upstream over another replica", "429", name]).await;
+    logged(&fleet[1], &["paused by an upstream through another replica", "429", name]).await;
     let listed = run(&["limiters", "--admin", &fleet[1].admin("")]).await;
     assert!(listed.stdout.lines().any(|row| row.ends_with("s (429)")), "{}", listed.stdout);
 
@@ -398,11 +398,11 @@ async fn each_replica_reports_the_cause_and_the_origin_of_a_pause() {
     fleet[1].tell_with("/api/limiters/api/pause", "{\"for\": \"30s\"}").await;
     shown_by_all(json!({"reason": "by_hand", "by": ids[1], "by_host": name})).await;
     logged(&fleet[1], &["\"paused by hand\"", "30"]).await;
-    logged(&fleet[0], &["paused by hand over another replica", name]).await;
+    logged(&fleet[0], &["paused by hand through another replica", name]).await;
     fleet[0].tell("/api/limiters/api/resume").await;
     shown_by_all(Value::Null).await;
     logged(&fleet[0], &["\"resumed by hand\""]).await;
-    logged(&fleet[1], &["resumed by hand over another replica", name]).await;
+    logged(&fleet[1], &["resumed by hand through another replica", name]).await;
 
     upstream.reply("/unnamed", Reply::status(429));
     eventually("it goes on", PATIENCE, async || fleet[1].get("/").await.status == 200).await;
@@ -410,8 +410,8 @@ async fn each_replica_reports_the_cause_and_the_origin_of_a_pause() {
     eventually("it is paused", PATIENCE, async || !pause_shown(&fleet[0]).await.is_null()).await;
     shown_by_all(json!({"reason": "upstream", "status": 429, "named": false, "by": ids[1], "by_host": name}))
         .await;
-    logged(&fleet[0], &["paused by an upstream over another replica", "false"]).await;
-    // No replica takes another one's name.
+    logged(&fleet[0], &["paused by an upstream through another replica", "false"]).await;
+    // Of the four changes each replica has logged the other's two as those of another replica.
     for weir in &fleet {
         assert_eq!(
             weir.log().lines().filter(|line| line.contains("another replica")).count(),

@@ -85,7 +85,7 @@ async fn send_body(stream: &mut TcpStream) {
     }
 }
 
-/// Reads a little from each in turn, so that all are under way together, and none is read at full speed.
+/// Reads a little from each stream in turn, so that all are under way together, and none is read at full speed.
 async fn read_in_turn(streams: &mut [TcpStream], weir: &Weir) -> u64 {
     let (mut most, mut buffer) = (0, vec![0; 1024 * 1024]);
     let mut read = vec![0; streams.len()];

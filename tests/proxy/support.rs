@@ -194,12 +194,12 @@ impl Up {
         *self.requests.borrow()
     }
 
-    /// Waits until it has accepted a connection.
+    /// Waits until the upstream has accepted a connection.
     pub(crate) async fn accepted(&self) {
         self.connections.subscribe().wait_for(|count| *count > 0).await.unwrap();
     }
 
-    /// Waits until it has got a request.
+    /// Waits until the upstream has got a request.
     pub(crate) async fn requested(&self) {
         self.requests.subscribe().wait_for(|count| *count > 0).await.unwrap();
     }

@@ -8,13 +8,13 @@
 use crate::clock::Micros;
 use crate::limiter::model::upstream_report::Remaining;
 
-/// Others are left a margin of this part of their expected usage: one permit in so many.
+/// The margin left to others beyond their expected usage: 1/16 of it.
 const MARGIN_PART: u64 = 16;
 
-/// Requests may overtake each other on their way if their slots are at most this part of a window apart: 1/100.
+/// Requests may overtake each other on their way if their slots are at most 1/100 of a window apart.
 const OVERTAKEN_PART: u64 = 100;
 
-/// Bookings ahead move up when the fleet's part of a limit has grown by more than this part: 1/8.
+/// Bookings ahead move up when the fleet's part of a limit has grown by more than 1/8.
 const MOVED_UP_PART: u64 = 8;
 
 /// Returns how far from its slot an answer's request may have been overtaken by others.

@@ -28,11 +28,13 @@ pub struct Pause {
     set_at: Micros,
     /// The length of the last pause without a named instant; zero after one with it.
     length: Micros,
-    /// Until when permits come one by one, how far apart, the earliest instant of the next one, and how much further the
-    /// second one is from the first.
+    /// The instant until which permits come one by one.
     paced_until: Micros,
+    /// The distance between permits that come one by one.
     spacing: Micros,
+    /// The earliest instant of the next permit of those that come one by one.
     next: Micros,
+    /// The time by which the second permit after the pause is further away from the first than `spacing`.
     probe: Micros,
     /// When a pause was last set or lifted by hand.
     by_hand_at: Micros,

@@ -16,11 +16,11 @@ pub(crate) const RESCHEDULE_MAX: Micros = Micros::from_millis(25 * 3_600_000);
 /// The place that permits had when they were given back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Returned {
-    /// In the slot that their holder knew.
+    /// The permits stood in the slot that their holder knew.
     Here,
-    /// In the place to which a change had moved them.
+    /// The permits stood in this place, to which a change had moved them.
     Moved(Micros),
-    /// Nowhere: a change moved them, and they were not claimed in time.
+    /// The permits are gone: a change moved them, and they were not claimed in time.
     Lost,
 }
 
@@ -39,9 +39,9 @@ pub struct Reschedule {
     generation: Generation,
     /// The width of the cells in which the generation before was kept.
     cell: Micros,
-    /// In the order of the old places.
+    /// The void permits that are not claimed, in the order of their old places.
     unclaimed: Vec<Rescheduled>,
-    /// Until when the places are kept, and no other change moves bookings.
+    /// The instant until which the places are kept, and no other change moves bookings.
     until: Micros,
 }
 

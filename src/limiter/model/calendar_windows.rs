@@ -49,7 +49,7 @@ pub enum Period {
 pub struct CalendarWindows {
     /// The length of the windows.
     pub period: Period,
-    /// The zone by whose clock they begin.
+    /// The zone by whose clock the windows begin.
     pub zone: TimeZone,
 }
 
@@ -65,7 +65,8 @@ pub struct Stretch {
 /// The windows around an instant.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Schedule {
-    /// Ascending, at least one. Instants before the first belong to a window that ends there; the last goes on for ever.
+    /// The stretches, ascending, at least one. Instants before the first belong to a window that ends there; the last
+    /// goes on for ever.
     pub stretches: Arc<[Stretch]>,
     /// The instant from which the schedule must be made anew; `None` if it holds for ever.
     pub valid_until: Option<Micros>,

@@ -8,7 +8,7 @@ use crate::limiter::model::epoch::Epoch;
 pub struct Holding {
     /// The slot.
     pub slot: Micros,
-    /// The cost of each.
+    /// The cost of each request's permits.
     pub cost: u64,
     /// The number of requests' permits of that cost.
     pub count: u64,
@@ -17,7 +17,7 @@ pub struct Holding {
 /// Requests of one cost and one wait, in the order of their arrival.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run {
-    /// The cost of each.
+    /// The cost of each request.
     pub cost: u64,
     /// The longest wait of each, from the instant of the call.
     pub wait_max: Micros,

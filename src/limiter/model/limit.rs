@@ -192,7 +192,7 @@ impl Default for PausePolicy {
 pub struct Limiter {
     /// The name.
     pub name: LimiterName,
-    /// At least one limit, at most [`LIMITS_MAX`].
+    /// The limits: at least one, at most [`LIMITS_MAX`].
     pub limits: Vec<Limit>,
     /// The replicas that share the limiter.
     pub scope: Scope,

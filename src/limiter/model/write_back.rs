@@ -5,7 +5,7 @@ use crate::clock::Micros;
 /// The reason why a store does not know grants of a replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unknown {
-    /// The store has lost its memory of them.
+    /// The store has lost its memory of the grants.
     Lost,
     /// The store was away. Permits may have been granted without it for this long.
     Away(Micros),
@@ -16,7 +16,7 @@ pub enum Unknown {
 pub struct WriteBack {
     /// The replica.
     pub replica: u64,
-    /// The reason why the store does not know them.
+    /// The reason why the store does not know the grants.
     pub unknown: Unknown,
     /// Grows with each write-back of a replica for the same reason, so that one that arrives twice counts once.
     pub number: u64,

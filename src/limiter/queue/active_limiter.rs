@@ -74,7 +74,7 @@ pub(in crate::limiter) struct ActiveLimiter {
     /// The number of queues of each partition.
     partitions: Mutex<HashMap<Partition, u32>>,
     tightest: Mutex<Option<Tightest>>,
-    /// When its latest known pause ends, of any partition.
+    /// When the latest known pause of the limiter, or of any of its partitions, ends.
     paused_until: Mutex<Option<Instant>>,
 }
 

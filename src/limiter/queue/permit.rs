@@ -118,7 +118,7 @@ pub struct Permit {
 /// The slot that a request holds.
 struct HeldSlot {
     queue: Arc<dyn OriginQueue>,
-    /// `None` while another is awaited in its place.
+    /// The slot; `None` while another is awaited in its place.
     slot: Option<Slot>,
     clock: StoreClock,
     cost: Permits,
@@ -135,7 +135,7 @@ pub(in crate::limiter) struct Holder {
     pub(in crate::limiter) arrived: Instant,
     pub(in crate::limiter) deadline: Instant,
     pub(in crate::limiter) waited: Duration,
-    /// The number of its slots that came too late.
+    /// The number of the request's slots that came too late.
     pub(in crate::limiter) late: u8,
 }
 

@@ -68,7 +68,7 @@ impl Batch {
         if left > Micros::ZERO && slot.due <= now { Ok(batch) } else { Err(batch) }
     }
 
-    /// Returns until when its permits are handed out.
+    /// Returns the instant until which the permits of the batch are handed out.
     pub(in crate::limiter) fn until(&self) -> Instant {
         self.until
     }

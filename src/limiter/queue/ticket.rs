@@ -13,7 +13,7 @@ use crate::limiter::queue::shadow::Shadows;
 /// The demand of a request on a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand {
-    /// The permits that it takes.
+    /// The permits that the request takes.
     pub cost: Permits,
     /// The longest wait that the request asked for; the limiter's applies if it is shorter, or if this is `None`.
     pub wait_max: Option<Duration>,
@@ -21,9 +21,9 @@ pub struct Demand {
 
 /// A request that was let in.
 pub enum Entered {
-    /// It may go now.
+    /// The request may go now.
     Granted(Permit),
-    /// It has a place in the queue.
+    /// The request has a place in the queue.
     Waiting(Ticket),
 }
 

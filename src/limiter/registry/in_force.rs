@@ -12,7 +12,7 @@ pub(super) struct InForce {
     pub(super) sessions: StoreSessions,
     pub(super) queues: Arc<Queues>,
     pub(super) metrics: Metrics,
-    /// In the order of the configuration.
+    /// The limiters, in the order of the configuration.
     limiters: Mutex<Vec<Arc<ActiveLimiter>>>,
 }
 

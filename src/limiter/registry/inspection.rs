@@ -67,9 +67,9 @@ pub struct LimiterStatus {
 /// A pause that is not over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PauseState {
-    /// The time until it ends.
+    /// The time until the pause ends.
     pub left: Duration,
-    /// Its reason, and the replica that began it.
+    /// The pause's reason, and the replica that began it.
     pub cause: Cause,
 }
 

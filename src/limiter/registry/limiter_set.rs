@@ -22,7 +22,7 @@ pub enum LimiterSetError {
     /// No limiter has this name.
     #[error("there is no limiter {0}")]
     Unknown(LimiterName),
-    /// Their states lie in different stores, or parts of a store, so no call can book both at once.
+    /// The two limiters' states lie in different stores, or parts of a store, so no call can book both at once.
     #[error("limiters {0} and {1} are of different scopes, so they cannot be taken together")]
     Scopes(LimiterName, LimiterName),
 }
@@ -157,9 +157,9 @@ impl LimiterSet {
 
 /// A request that was passed on.
 enum Submitted {
-    /// It has its permit.
+    /// The request has its permit.
     Granted(Permit),
-    /// Its queue will answer.
+    /// The queue of the request will answer.
     Asked(Answered),
 }
 

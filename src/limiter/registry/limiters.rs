@@ -263,12 +263,12 @@ impl Limiters {
         let lasting = (stretch.until - stretch.from).to_duration();
         match reason {
             Reason::Upstream { status, is_named } => {
-                info!(%limiter, %by, status, is_named, ?lasting, "paused by an upstream over another replica");
+                info!(%limiter, %by, status, is_named, ?lasting, "paused by an upstream through another replica");
             }
             Reason::ByHand if lasting.is_zero() => {
-                info!(%limiter, %by, "resumed by hand over another replica");
+                info!(%limiter, %by, "resumed by hand through another replica");
             }
-            Reason::ByHand => info!(%limiter, %by, ?lasting, "paused by hand over another replica"),
+            Reason::ByHand => info!(%limiter, %by, ?lasting, "paused by hand through another replica"),
         }
     }
 

@@ -53,7 +53,7 @@ struct ByHand {
     at: Micros,
     /// The end of the pause; zero where it was lifted.
     until: Micros,
-    /// The replica through which it was set.
+    /// The replica through which the pause was set.
     replica: u64,
     /// The instant from which no state is paused any more.
     kept_until: Micros,

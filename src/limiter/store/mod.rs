@@ -53,7 +53,7 @@ pub enum StoreError {
     #[error("the store refused the call: {0}")]
     Refused(String),
     /// A key of weir's holds something that weir has not written. Other keys may be all right.
-    #[error("the store holds what is not weir's: {0}")]
+    #[error("the store holds a foreign value: {0}")]
     Unreadable(String),
     /// The answer does not have the form of one.
     #[error("the store's answer is not understood: {0}")]

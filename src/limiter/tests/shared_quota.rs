@@ -57,7 +57,7 @@ struct Answered {
 struct World {
     dice: Dice,
     now: Micros,
-    /// In order of time; the number orders the events of one instant.
+    /// The events in order of time; the number orders the events of one instant.
     events: BinaryHeap<Reverse<(Micros, u64, Event)>>,
     number: u64,
     state: LimiterState,
@@ -237,7 +237,7 @@ impl World {
 /// Others come evenly, or all together once in a window.
 const REGULAR: [Coming; 2] = [|_| (1, SECOND / OTHERS), |_| (OTHERS, SECOND)];
 
-/// From a millisecond on a machine to another continent.
+/// The latencies of requests, from a local one to another continent.
 const LATENCIES: [u64; 3] = [500, 5000, 20_000];
 
 #[test]

@@ -26,11 +26,11 @@ pub(crate) struct Signals {
 
 /// The client behind a connection, as its requests see it.
 pub(crate) struct Client {
-    /// The address of its side of the connection.
+    /// The address of the client's side of the connection.
     pub(crate) peer: IpAddr,
     /// True if the connection is inside TLS.
     pub(crate) secure: bool,
-    /// The names in its certificate; empty without one.
+    /// The names in the client's certificate; empty without one.
     pub(crate) names: Vec<SubjectName>,
     /// A view of the connection that notices when the client has left.
     pub(crate) probe: Probe,

@@ -192,7 +192,7 @@ pub(crate) fn no_tunnel(status: u16) -> Option<&'static str> {
     match status {
         200..=299 => None,
         407 => Some("set the user and password that it wants in `upstream.proxy`"),
-        400..=499 => Some("it does not allow this upstream; ask whoever runs it, or check `upstream.url`"),
+        400..=499 => Some("it does not allow this upstream; ask its operator, or check `upstream.url`"),
         500..=599 => Some("it does not reach the upstream; see its own log"),
         _ => Some("it opens no tunnels; check that `upstream.proxy` is an HTTP proxy"),
     }

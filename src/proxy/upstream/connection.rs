@@ -139,7 +139,7 @@ pub(crate) struct Http1 {
     sender: http1::SendRequest<RequestBody>,
     /// `None` if it has a task of its own, or has ended.
     wire: Option<Driver<Wire>>,
-    /// The timer of its requests.
+    /// The timer of the connection's requests.
     alarm: Alarm,
     probe: Probe,
     idle_since: Instant,

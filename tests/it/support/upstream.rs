@@ -37,7 +37,7 @@ const LAG_MAX: Duration = Duration::from_millis(25);
 /// A recorded request.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
-    /// The instant at which its head had been read.
+    /// The instant at which the request's head had been read.
     pub(crate) at: Instant,
     pub(crate) method: Method,
     /// The path and query, byte for byte.

@@ -17,12 +17,12 @@ use crate::limiter::model::limit::{Limit, PRECISION_DEFAULT};
 /// The distance between two refused callers, for each permit: the permits of a window come back at one instant.
 const SPACING: Micros = Micros::from_millis(10);
 
-/// At most `rate` permits in each window of a calendar.
+/// The fixed window: at most `rate` permits in each window of a calendar.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FixedWindow {
     /// The length of the part at the end of each window that stays empty.
     pub guard: Micros,
-    /// Where the windows lie.
+    /// The windows, as stretches of equal length.
     pub stretches: Arc<[Stretch]>,
 }
 

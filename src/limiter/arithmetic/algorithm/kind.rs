@@ -28,11 +28,11 @@ pub enum Kind {
 /// The bookings that a rule was shown, as its algorithm keeps them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sight {
-    /// Of a sliding window.
+    /// The sight of a sliding window.
     SlidingWindow(<SlidingWindow as Algorithm>::Sight),
-    /// Of a bucket.
+    /// The sight of a bucket.
     Bucket(<Bucket as Algorithm>::Sight),
-    /// Of a fixed window.
+    /// The sight of a fixed window.
     FixedWindow(<FixedWindow as Algorithm>::Sight),
 }
 

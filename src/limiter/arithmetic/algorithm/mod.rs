@@ -118,7 +118,7 @@ pub trait Algorithm: Clone {
     }
 }
 
-/// Where a search stands.
+/// The position of a search in the bookings.
 #[derive(Clone, Copy, Debug)]
 pub struct Position<'a> {
     /// All bookings, ascending.

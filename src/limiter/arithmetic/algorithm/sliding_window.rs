@@ -12,7 +12,7 @@ use crate::limiter::arithmetic::cell::{cell_start, cell_width};
 use crate::limiter::arithmetic::quota::Quota;
 use crate::limiter::model::limit::Limit;
 
-/// At most `rate` permits in every interval of the window's length.
+/// The sliding window: at most `rate` permits in every interval of the window's length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SlidingWindow;
 

@@ -224,7 +224,7 @@ impl Worker {
         runs
     }
 
-    /// Gives a slot back to where it was booked.
+    /// Gives a slot back to the place where it was booked: the store or this replica's memory.
     pub(super) fn give_back(&mut self, slot: Slot, cost: Permits) {
         let holding = Holding { slot: slot.at, cost: cost.get(), count: 1 };
         match slot.source {

@@ -43,9 +43,9 @@ pub(super) type Reports = Vec<(usize, LimiterRef, UpstreamReport, Result<ReportR
 /// The limiters' state in a store that may lose it, as last seen there.
 #[derive(Default)]
 pub(super) struct StateSeen {
-    /// When it was seen, by the store's clock.
+    /// When the state was seen, by the store's clock.
     pub(super) at: Micros,
-    /// For each limiter, until when the store keeps it.
+    /// For each limiter, until when the store keeps the state.
     pub(super) until: Vec<Micros>,
 }
 
@@ -89,7 +89,7 @@ pub(in crate::limiter) struct Worker {
     pub(super) give_back: VecDeque<(Holding, Arc<[u64]>)>,
     /// The slots that a change of the limits has voided, ascending. The next call reschedules them.
     pub(super) reschedule: VecDeque<(Slot, Permits)>,
-    /// The generations under which those were booked.
+    /// The generations under which the slots to reschedule were booked.
     pub(super) reschedule_generations: Arc<[u64]>,
     /// The number of slots of each cost to ask for in place of others.
     pub(super) replace: BTreeMap<Permits, usize>,
@@ -107,7 +107,7 @@ pub(in crate::limiter) struct Worker {
     pub(super) pace: Pace,
     /// The number of prefetched permits, as last seen.
     pub(super) prefetched: u64,
-    /// When the oldest of them become too old.
+    /// When the oldest prefetched permits become too old.
     pub(super) prefetched_until: Option<Instant>,
     /// The permits that the limits allow to prefetch, as last answered.
     pub(super) prefetch_budget: u64,
