@@ -21,6 +21,7 @@ fn every_file_named_in_the_architecture_document_exists() {
     let root = crate::root();
     let mut paths = Vec::new();
     for folder in ["src", "lua", "tests", "config"] {
+        paths.push(root.join(folder));
         collect(&root.join(folder), &mut paths);
     }
     let document = fs::read_to_string(root.join("docs/architecture.md")).unwrap();
