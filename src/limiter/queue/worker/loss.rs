@@ -25,7 +25,7 @@ impl Worker {
 
     /// Drops every slot of the store that was not handed out, and asks for as many anew.
     fn lose_slots(&mut self) {
-        // Prefetched permits are due and may be used: the ledger writes them back with all due slots.
+        // Prefetched permits stay: they are due and may be used, and the ledger writes them back with all due slots.
         self.give_back.clear();
         self.rebook.clear();
         (self.freed, self.fruitless_freed) = (None, None);
