@@ -190,7 +190,7 @@ async fn a_slow_upstream_holds_up_nobody() {
     let weir = Weir::start(&one_limiter(&redis.store(), limiter, &upstream)).await;
     let gate = upstream.hold("/slow");
     let pending = weir.begin(400, "/slow");
-    // All of them are sent, though none is answered.
+    // All 400 requests are sent, though none is answered.
     upstream.wait_for(400, PATIENCE).await;
     gate.open();
     for answer in client::answers(pending).await {

@@ -182,7 +182,7 @@ impl Queues {
 
     /// Refuses all waiting and new requests, gives their slots back, and waits until every worker has ended.
     pub(in crate::limiter) async fn close(&self) {
-        // No queue is made any more before the existing ones are closed.
+        // From here on no queue is made, so that closing the existing ones misses none.
         self.closed.store(true, Ordering::Release);
         self.each(Queue::close);
         self.workers.close();

@@ -53,7 +53,7 @@ pub(crate) struct End {
 /// The time of a request in the queue.
 #[derive(Default)]
 pub(crate) struct Wait {
-    /// The waits that have ended.
+    /// The time of the waits that have ended.
     pub(crate) total: Duration,
     /// The beginning of the current wait.
     since: Option<Instant>,
