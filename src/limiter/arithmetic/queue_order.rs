@@ -4,7 +4,7 @@
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::call::Freed;
+use crate::limiter::model::Freed;
 
 /// A review of the advised instants comes after three windows, or after this time, but not before so many permits could have
 /// been used.

@@ -15,9 +15,7 @@ use crate::limiter::arithmetic::reschedule::{Reschedule, Returned};
 use crate::limiter::arithmetic::rule::{Rule, finest_cell};
 use crate::limiter::arithmetic::search::Search;
 use crate::limiter::arithmetic::timeline::Timeline;
-use crate::limiter::model::call::Generation;
-use crate::limiter::model::pause::{Lasting, PauseRequest};
-use crate::limiter::model::upstream_report::Remaining;
+use crate::limiter::model::{Generation, Lasting, PauseRequest, Remaining};
 
 /// Bookings stay apart for this part of a window after their instant, and then only as a checkpoint. A permit that is given back
 /// later than that is not refunded by a rule that keeps one.
