@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use http::HeaderName;
 
-use crate::limiter::model::limit::{Limiter, Permits};
+use crate::limiter::model::{Limiter, Permits};
 use crate::limiter::{LimiterSetError, Refusal};
 
 /// The reason why a request was not forwarded, or its response could not be.

@@ -6,7 +6,7 @@
 //! one. Pure. The twin is `lua/external_usage.lua`.
 
 use crate::clock::Micros;
-use crate::limiter::model::upstream_report::Remaining;
+use crate::limiter::model::Remaining;
 
 /// The margin left to others beyond their expected usage: 1/16 of it.
 const MARGIN_PART: u64 = 16;

@@ -5,7 +5,7 @@
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::pause::{Cause, Lasting, PauseRequest, Reason};
+use crate::limiter::model::{Cause, Lasting, PauseRequest, Reason};
 
 /// The longest time in which permits come one by one: a day's limit is not to be spread over the day.
 const PACED_MAX: Micros = Micros::from_millis(10_000);

@@ -4,7 +4,7 @@
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::call::Freed;
+use crate::limiter::model::Freed;
 
 /// The shortest time between two reviews of the advised instants, where three windows are longer; but at least the time in
 /// which [`REVIEW_PERMITS`] permits could be used.

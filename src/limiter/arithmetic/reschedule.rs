@@ -7,7 +7,7 @@
 use crate::clock::Micros;
 use crate::limiter::arithmetic::cell::{Entry, cell_start};
 use crate::limiter::arithmetic::search::Search;
-use crate::limiter::model::call::Generation;
+use crate::limiter::model::Generation;
 
 /// How far ahead a change moves bookings: a little over the longest wait of a request. Requests of later bookings have left by
 /// then, or will be refused.

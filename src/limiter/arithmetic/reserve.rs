@@ -12,9 +12,9 @@ use crate::limiter::arithmetic::reschedule::Returned;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::search::Search;
 use crate::limiter::arithmetic::state::LimiterState;
-use crate::limiter::model::call::{Answer, Call, Holding, Outcome, RetryDelay, Run, Violated};
-use crate::limiter::model::epoch::Epoch;
-use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
+use crate::limiter::model::{
+    Answer, Call, Epoch, Holding, Outcome, ReportResult, RetryDelay, Run, UpstreamReport, Violated,
+};
 
 /// The states of a queue's limiters, each with its caller's rules.
 type States<'a, 'b> = &'a mut [(&'b mut LimiterState, Arc<[Rule]>)];

@@ -8,7 +8,7 @@ use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::cell::cell_start;
 use crate::limiter::arithmetic::quota::Quota;
-use crate::limiter::model::limit::Limit;
+use crate::limiter::model::Limit;
 
 /// How far beyond the true delay a refusal may send a caller, unless its window is longer.
 pub const SPREAD_MIN: Micros = Micros::from_millis(60_000);

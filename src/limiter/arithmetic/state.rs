@@ -15,9 +15,7 @@ use crate::limiter::arithmetic::reschedule::{Reschedule, Returned};
 use crate::limiter::arithmetic::rule::{Rule, finest_cell};
 use crate::limiter::arithmetic::search::Search;
 use crate::limiter::arithmetic::timeline::Timeline;
-use crate::limiter::model::call::Generation;
-use crate::limiter::model::pause::{Lasting, PauseRequest};
-use crate::limiter::model::upstream_report::Remaining;
+use crate::limiter::model::{Generation, Lasting, PauseRequest, Remaining};
 
 /// Bookings are kept one by one for this part of a window (1/8) after their instant, and then only in a checkpoint. A permit
 /// that is given back later is not refunded by a rule with a checkpoint.

@@ -6,7 +6,7 @@
 use crate::clock::Micros;
 use crate::limiter::arithmetic::cell::{Entry, cell_start};
 use crate::limiter::arithmetic::rule::{Rule, finest_cell, is_one};
-use crate::limiter::model::clock_step::{Step, stepped};
+use crate::limiter::model::{Step, stepped};
 
 /// Bookings in ascending order, at most one entry a cell.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]

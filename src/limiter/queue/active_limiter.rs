@@ -12,9 +12,7 @@ use tokio::time::{Duration, Instant};
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::limit::{Limiter, LimiterName};
-use crate::limiter::model::partition::Partition;
-use crate::limiter::model::refusal::Refusal;
+use crate::limiter::model::{Limiter, LimiterName, Partition, Refusal};
 use crate::limiter::recovery::session::StoreSession;
 use crate::telemetry::LimiterMetrics;
 

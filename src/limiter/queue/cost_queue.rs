@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use tokio::sync::oneshot;
 use tokio::time::{Duration, Instant};
 
-use crate::limiter::model::refusal::Refusal;
+use crate::limiter::model::Refusal;
 use crate::limiter::queue::permit::{Permit, Turn};
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::queue::ticket::Entered;

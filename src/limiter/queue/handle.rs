@@ -13,9 +13,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::clock::Micros;
-use crate::limiter::model::call::Freed;
-use crate::limiter::model::limit::{LimiterName, OnStoreFailure, Permits};
-use crate::limiter::model::refusal::Refusal;
+use crate::limiter::model::{Freed, LimiterName, OnStoreFailure, Permits, Refusal};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::inbox::{Arrival, Asker, Inbox, Unsent, WorkerEvents};
 use crate::limiter::queue::pause::Paused;

@@ -8,9 +8,7 @@ use std::collections::VecDeque;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::limiter::model::call::Freed;
-use crate::limiter::model::limit::Permits;
-use crate::limiter::model::refusal::Refusal;
+use crate::limiter::model::{Freed, Permits, Refusal};
 use crate::limiter::queue::pause::{Paused, in_pause};
 use crate::limiter::queue::permit::Returned;
 use crate::limiter::queue::prefetch::{Prefetch, PrefetchSnapshot};

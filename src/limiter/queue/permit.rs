@@ -8,8 +8,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::clock::Micros;
-use crate::limiter::model::limit::Permits;
-use crate::limiter::model::refusal::Refusal;
+use crate::limiter::model::{Permits, Refusal};
 use crate::limiter::queue::shadow::Shadows;
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::queue::upstream_report::{PendingReport, UpstreamSignal};

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use tokio::time::{Duration, Instant};
 
 use crate::clock::Micros;
-use crate::limiter::model::limit::Permits;
+use crate::limiter::model::Permits;
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::store::clock::StoreClock;
 

@@ -12,9 +12,7 @@ use tokio::time::Instant;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::call::RetryDelay;
-use crate::limiter::model::limit::{LimiterName, Permits};
-use crate::limiter::model::refusal::Refusal;
+use crate::limiter::model::{LimiterName, Permits, Refusal, RetryDelay};
 use crate::limiter::store::clock::StoreClock;
 
 /// How long a refusal holds at most: this queue does not learn of permits that other queues of a limiter free.

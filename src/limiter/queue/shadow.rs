@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::limiter::model::limit::Permits;
+use crate::limiter::model::Permits;
 use crate::limiter::queue::active_limiter::LimiterInstance;
 
 /// The queues through which limiters that only count are charged, one for each.

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::limiter::model::limit::Permits;
-use crate::limiter::model::refusal::Refusal;
+use crate::limiter::model::{Permits, Refusal};
 use crate::limiter::queue::permit::{OriginQueue, Permit};
 use crate::limiter::queue::shadow::Shadows;
 

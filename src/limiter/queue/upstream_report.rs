@@ -10,9 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::clock::Micros;
-use crate::limiter::model::limit::{Limiter, Permits};
-use crate::limiter::model::pause::PauseRequest;
-use crate::limiter::model::upstream_report::Remaining;
+use crate::limiter::model::{Limiter, PauseRequest, Permits, Remaining};
 use crate::limiter::queue::slot::{Slot, Source};
 
 /// The most windows in a report.
@@ -178,7 +176,7 @@ fn limit_of(limiter: &Limiter, window: &Window) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::model::limit::PausePolicy;
+    use crate::limiter::model::PausePolicy;
     use crate::limiter::tests;
 
     const SECOND: Duration = Duration::from_secs(1);

@@ -7,9 +7,7 @@ use tokio::time::{Duration, Instant};
 use tracing::info;
 
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::limit::{Limiter, LimiterName};
-use crate::limiter::model::partition::Partition;
-use crate::limiter::model::pause::{Cause, Lasting, PauseStretch};
+use crate::limiter::model::{Cause, Lasting, Limiter, LimiterName, Partition, PauseStretch};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::registry::queues::Queues;
 use crate::limiter::store::StoreError;

@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 
-use crate::limiter::model::limit::{Limiter, LimiterName};
-use crate::limiter::model::partition::Partition;
-use crate::limiter::model::refusal::Refusal;
+use crate::limiter::model::{Limiter, LimiterName, Partition, Refusal};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::handle::{Queue, QueueGuard};
 use crate::limiter::queue::permit::{OriginQueue, Permit, PermitReport, Receipt};

@@ -11,10 +11,9 @@ use tokio::time::{Duration, Instant, sleep, timeout};
 use tracing::{debug, info};
 
 use crate::clock::Clock;
-use crate::limiter::model::limit::{Limiter, LimiterName, OnStoreFailure};
-use crate::limiter::model::partition::Partition;
-use crate::limiter::model::pause::{Cause, PauseStretch, Reason};
-use crate::limiter::model::replica::{Replica, replica_name};
+use crate::limiter::model::{
+    Cause, Limiter, LimiterName, OnStoreFailure, Partition, PauseStretch, Reason, Replica, replica_name,
+};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::heartbeat::Recovery;

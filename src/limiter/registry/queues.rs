@@ -9,10 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::time::{Duration, Instant};
 use tokio_util::task::TaskTracker;
 
-use crate::limiter::model::call::Freed;
-use crate::limiter::model::limit::{LimiterName, Permits};
-use crate::limiter::model::pause::PauseStretch;
-use crate::limiter::model::refusal::Refusal;
+use crate::limiter::model::{Freed, LimiterName, PauseStretch, Permits, Refusal};
 use crate::limiter::queue::active_limiter::{LimiterInstance, shrink};
 use crate::limiter::queue::handle::{Queue, QueueGuard};
 use crate::limiter::queue::inbox::Asker;

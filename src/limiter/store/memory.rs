@@ -10,12 +10,9 @@ use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::queue_order::QueueOrder;
 use crate::limiter::arithmetic::reserve::{report_upstream, reserve};
 use crate::limiter::arithmetic::state::LimiterState;
-use crate::limiter::model::call::{Answer, Call};
-use crate::limiter::model::epoch::Epoch;
-use crate::limiter::model::limit::LimiterName;
-use crate::limiter::model::partition::Partition;
-use crate::limiter::model::pause::PAUSE_MAX;
-use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
+use crate::limiter::model::{
+    Answer, Call, Epoch, LimiterName, PAUSE_MAX, Partition, ReportResult, UpstreamReport,
+};
 use crate::limiter::store::expiry::Expiring;
 use crate::limiter::store::{Failure, StateView, Store, StoreError};
 
@@ -301,8 +298,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::limiter::model::call::{Outcome, Run};
-    use crate::limiter::model::limit::Limiter;
+    use crate::limiter::model::{Limiter, Outcome, Run};
     use crate::limiter::tests::limiter;
 
     const SECOND: Duration = Duration::from_secs(1);

@@ -13,16 +13,10 @@ use tokio::sync::broadcast;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::call::Freed;
-use crate::limiter::model::call::{Answer, Call};
-use crate::limiter::model::epoch::{Epoch, Reset};
-use crate::limiter::model::limit::LimiterName;
-use crate::limiter::model::partition::Partition;
-use crate::limiter::model::pause::PauseStretch;
-use crate::limiter::model::pause::{Cause, Lasting};
-use crate::limiter::model::replica::Replica;
-use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
-use crate::limiter::model::write_back::WriteBack;
+use crate::limiter::model::{
+    Answer, Call, Cause, Epoch, Freed, Lasting, LimiterName, Partition, PauseStretch, Replica, ReportResult,
+    Reset, UpstreamReport, WriteBack,
+};
 
 /// The state of a limiter as it is shown.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]

@@ -9,9 +9,7 @@ use tokio::time::sleep;
 
 use crate::clock::{Clock, Micros};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::call::{Answer, Call};
-use crate::limiter::model::epoch::Epoch;
-use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
+use crate::limiter::model::{Answer, Call, Epoch, ReportResult, UpstreamReport};
 use crate::limiter::store::memory::MemoryStore;
 use crate::limiter::store::{Failure, StateView, Store, StoreError};
 

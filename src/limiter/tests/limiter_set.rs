@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use crate::clock::Clock;
-use crate::limiter::model::limit::{Limiter, LimiterName, Partitioned, Permits};
+use crate::limiter::model::{Limiter, LimiterName, Partitioned, Permits};
 use crate::limiter::tests::latent_store::LatentStore;
 use crate::limiter::tests::{self, limiter_set};
 use crate::limiter::{Demand, Entered, LimiterSet, Limiters, Partition, Permit, Refusal};

@@ -15,9 +15,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::clock::Clock;
-use crate::limiter::model::limit::{
-    Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, Permits, QueueLimits,
-};
+use crate::limiter::model::{Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, Permits, QueueLimits};
 use crate::limiter::store::memory::MemoryStore;
 use crate::limiter::tests::latent_store::LatentStore;
 use crate::limiter::{Demand, Entered, LimiterSet, Limiters, Permit, Refusal};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use crate::limiter::model::limit::{Limiter, LimiterName, Mode, OnStoreFailure, Permits, QueueLimits, Scope};
+use crate::limiter::model::{Limiter, LimiterName, Mode, OnStoreFailure, Permits, QueueLimits, Scope};
 use crate::limiter::tests::limiter_set;
 use crate::limiter::tests::limiter_set::{
     Fleet, enter, fleet, granted, limiter, of, partitioned, pass, refused_by,

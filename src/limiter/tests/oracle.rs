@@ -14,9 +14,7 @@ use crate::limiter::arithmetic::queue_order::QueueOrder;
 use crate::limiter::arithmetic::reserve::reserve;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
-use crate::limiter::model::calendar_windows::Stretch;
-use crate::limiter::model::calendar_windows::window_of;
-use crate::limiter::model::call::{Answer, Call, Holding, Outcome, RetryDelay, Run};
+use crate::limiter::model::{Answer, Call, Holding, Outcome, RetryDelay, Run, Stretch, window_of};
 
 pub(in crate::limiter) const START: Micros = Micros(1_800_000_000_000_000);
 pub(in crate::limiter) const LEASE: Micros = Micros::from_millis(500);

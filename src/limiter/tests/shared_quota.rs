@@ -8,8 +8,7 @@ use std::sync::Arc;
 use crate::clock::Micros;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
-use crate::limiter::model::pause::PauseRequest;
-use crate::limiter::model::upstream_report::Remaining;
+use crate::limiter::model::{PauseRequest, Remaining};
 use crate::limiter::tests::oracle::{LEASE, SLIDING, START, rule};
 
 const LIMIT: u64 = 60;

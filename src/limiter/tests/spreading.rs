@@ -9,7 +9,7 @@ use crate::limiter::arithmetic::queue_order::QueueOrder;
 use crate::limiter::arithmetic::reserve::reserve;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
-use crate::limiter::model::call::{Call, Outcome, RetryDelay, Run};
+use crate::limiter::model::{Call, Outcome, RetryDelay, Run};
 use crate::limiter::tests::oracle::{LEASE, SLIDING, START, fixed, rule};
 
 /// A limiter of one limit, and its clock.

@@ -14,7 +14,7 @@ use super::header_flags::HeaderFlags;
 use super::request_head::is_grpc;
 use crate::clock::Micros;
 use crate::limiter::Refusal;
-use crate::limiter::model::limit::{Limit, Limiter, LimiterName};
+use crate::limiter::model::{Limit, Limiter, LimiterName};
 use crate::proxy::error::ProxyError;
 use crate::telemetry::Outcome;
 
@@ -379,8 +379,7 @@ mod tests {
     use regex::Regex;
 
     use super::*;
-    use crate::limiter::model::calendar_windows::{CalendarWindows, Period};
-    use crate::limiter::model::limit::{Algorithm, Permits};
+    use crate::limiter::model::{Algorithm, CalendarWindows, Period, Permits};
 
     fn limit(label: &str, per: Duration, algorithm: Algorithm) -> Limit {
         Limit { rate: Permits::new(10).unwrap(), per, algorithm, label: label.into() }

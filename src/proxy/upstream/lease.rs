@@ -58,14 +58,10 @@ impl Lease {
         self.connection.poll_piece(context, step)
     }
 
-    fn is_uploaded(&self) -> bool {
-        self.upload.as_ref().is_none_or(|upload| upload.state() == UploadState::Complete)
-    }
-
     /// Returns an unused connection, or one whose response has ended, to the pool. If the request's body has not ended, the
     /// connection is closed instead.
     pub(crate) fn release(self) {
-        if self.is_uploaded() {
+        if self.upload.is_none_or(|upload| upload.state() == UploadState::Complete) {
             self.pool.put(self.connection);
         }
     }

@@ -9,8 +9,7 @@ use tokio::time::Instant;
 use super::state::{SentCall, Worker};
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::call::{Answer, Call, Holding};
-use crate::limiter::model::limit::Permits;
+use crate::limiter::model::{Answer, Call, Holding, Permits};
 use crate::limiter::recovery::grants::granted;
 
 impl Worker {

@@ -4,8 +4,7 @@ use tokio::time::Instant;
 
 use super::state::Worker;
 use crate::clock::Micros;
-use crate::limiter::model::call::{Holding, Outcome};
-use crate::limiter::model::limit::Permits;
+use crate::limiter::model::{Holding, Outcome, Permits};
 use crate::limiter::queue::permit::OriginQueue;
 use crate::limiter::queue::prefetch::{Batch, PrefetchSnapshot};
 

@@ -6,7 +6,7 @@ use tokio::time::{Duration, Instant, sleep_until};
 
 use super::ending::Ending;
 use super::state::{BATCH_MAX, CallInFlight, Reports, SentCall, Worker};
-use crate::limiter::model::call::Answer;
+use crate::limiter::model::Answer;
 use crate::limiter::queue::cost_queue::CostQueue;
 use crate::limiter::queue::inbox::{Phase, WorkerEvents};
 use crate::limiter::queue::permit::OriginQueue;
