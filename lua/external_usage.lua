@@ -17,14 +17,14 @@ do
   local function load(rows)
     if rows == 0 then return nil end
     local usages = {}
-    for index = 1, #rows do usages[index] = Store.from_row(rows[index], FIELDS) end
+    for index = 1, #rows do usages[index] = Store.from_row(new(), FIELDS, rows[index]) end
     return usages
   end
 
   local function pack(usages)
     if not usages then return 0 end
     local rows = {}
-    for index = 1, #usages do rows[index] = Store.to_row(usages[index], FIELDS) end
+    for index = 1, #usages do rows[index] = Store.to_row(usages[index], FIELDS, {}) end
     return rows
   end
 
@@ -87,7 +87,7 @@ do
     local carried = {}
     for index, rule in ipairs(new_rules) do
       local known = usages[Rule.position(old_rules, rule)]
-      carried[index] = known and Store.from_row(Store.to_row(known, FIELDS), FIELDS) or new()
+      carried[index] = known and Store.from_row(new(), FIELDS, Store.to_row(known, FIELDS, {})) or new()
     end
     return carried
   end

@@ -56,7 +56,7 @@ do
   -- Moves the bookings that a pause covers, and all later ones. Their slots cannot be used, so they are void at once.
   local function follow_pause(state, now, lease)
     local till = state.pause.paused_until
-    if Reschedule.is_pending(state) or till <= now then return end
+    if State.is_pending(state) or till <= now then return end
     local timeline = state.timeline
     local first = timeline.at[Timeline.first_from(timeline, Rule.cell_from(now + 1, state.rules.cell))]
     if first and first < till then Reschedule.start(state, now, now + 1, lease, state.union) end
@@ -64,7 +64,7 @@ do
 
   -- Moves bookings ahead that differ too much from where they stand beside what others use.
   local function follow_external_usage(state, now, lease)
-    if not state.external_usage or Reschedule.is_pending(state) or not ExternalUsage.is_unheeded(state) then return end
+    if not state.external_usage or State.is_pending(state) or not ExternalUsage.is_unheeded(state) then return end
     Timeline.compact(state.timeline)
     local last = Timeline.last(state.timeline)
     if last and last > now + lease then move_up(state, now, lease) end
@@ -76,7 +76,7 @@ do
     local is_followed = Pause.follow(state, now, at, till, replica)
     follow_pause(state, now, lease)
     local last = Timeline.last(state.timeline)
-    if is_followed and till <= now and last and last > now + lease and not Reschedule.is_pending(state) then
+    if is_followed and till <= now and last and last > now + lease and not State.is_pending(state) then
       move_up(state, now, lease)
     end
   end
@@ -103,10 +103,10 @@ do
     local union = union_of(state.declared)
     if state.union == "" then
       Reschedule.put_in_force(state, union)
-    elseif union ~= state.union and not Reschedule.is_pending(state) then
+    elseif union ~= state.union and not State.is_pending(state) then
       Reschedule.start(state, now, now + lease, lease, union)
     end
-    if not Reschedule.is_pending(state) and State.reset(state, Epoch.reset_of(epoch, key)) then move_up(state, now, lease) end
+    if not State.is_pending(state) and State.reset(state, Epoch.reset_of(epoch, key)) then move_up(state, now, lease) end
     local at, till, by = Epoch.pause_of(epoch, key)
     if at > 0 then follow_pause_by_hand(state, now, lease, at, till, by) else follow_pause(state, now, lease) end
     follow_external_usage(state, now, lease)

@@ -10,27 +10,30 @@
 
 local Pause
 do
-  local FIELDS = {
-    "paused_until", "set_at", "length", "paced_until", "spacing", "next", "probe", "by_hand_at", "status", "named", "replica",
-  }
+  -- The pause of a state that has never been paused, without the fields that nobody reads then. It is shared and never changed.
+  local NONE = { paused_until = 0, set_at = 0, length = 0, paced_until = 0, by_hand_at = 0, status = 0, named = 0, replica = 0 }
 
-  -- The pause of a state that has never been paused. It is shared and never changed.
-  local NONE = {
-    paused_until = 0, set_at = 0, length = 0, paced_until = 0, spacing = 0, next = 0, probe = 0, by_hand_at = 0, status = 0,
-    named = 0, replica = 0,
-  }
+  -- A list that is made where a state has been paused: few have.
+  local function fields()
+    return {
+      "paused_until", "set_at", "length", "paced_until", "spacing", "next", "probe", "by_hand_at", "status", "named", "replica",
+    }
+  end
 
   local function load(row)
-    return row == 0 and NONE or Store.from_row(row, FIELDS)
+    return row == 0 and NONE or Store.from_row({}, fields(), row)
   end
 
   local function pack(pause)
-    return pause == NONE and 0 or Store.to_row(pause, FIELDS)
+    return pause == NONE and 0 or Store.to_row(pause, fields(), {})
   end
 
   -- Returns the pause of a state, to be changed.
   local function own(state)
-    if state.pause == NONE then state.pause = Store.from_row(Store.to_row(NONE, FIELDS), FIELDS) end
+    if state.pause == NONE then
+      state.pause = {}
+      for _, field in ipairs(fields()) do state.pause[field] = 0 end
+    end
     return state.pause
   end
 

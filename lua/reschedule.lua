@@ -7,8 +7,7 @@
 --   rescheduled_cell      the cells of the previous generation
 --   rescheduled_until     how long they are kept; no other change moves bookings meanwhile
 
-local Reschedule
-do
+local Reschedule = lazy(function()
   -- Returns the checkpoint of a rule that comes into force: its own from before, or one that lacks as much as the emptiest other.
   local function checkpoint_of(rule, old_rules, old_checkpoints)
     local algorithm = rule.algorithm
@@ -33,11 +32,6 @@ do
     state.union, state.rules, state.checkpoints = union, Rule.parse_all(union), {}
     state.external_usage = ExternalUsage.carry_over(state.external_usage, old_rules, state.rules)
     for index, rule in ipairs(state.rules) do state.checkpoints[index] = checkpoint_of(rule, old_rules, old_checkpoints) end
-  end
-
-  -- Whether an earlier change may still have to be followed.
-  local function is_pending(state)
-    return #state.rescheduled > 0
   end
 
   -- Puts the rules of a text in force and moves the bookings from an instant on to their places under them.
@@ -136,8 +130,8 @@ do
     return state.rescheduled[index + 1], index
   end
 
-  Reschedule = {
-    put_in_force = put_in_force, is_pending = is_pending, start = start, unclaimed = unclaimed, claim = claim, give_back = give_back,
+  return {
+    put_in_force = put_in_force, start = start, unclaimed = unclaimed, claim = claim, give_back = give_back,
     place_of = place_of,
   }
-end
+end)

@@ -100,6 +100,11 @@ do
     return longest
   end
 
+  -- Returns the rules of a text, which need not be read again where they are those in force.
+  local function parse_own(text, state)
+    return text == state.union and state.rules or parse_all(text)
+  end
+
   -- Returns the place of a rule among others, the first one if it stands there twice; nil if it is not among them.
   local function position(rules, rule)
     for index = 1, #rules do
@@ -108,7 +113,7 @@ do
   end
 
   Rule = {
-    SPAN_MAX = SPAN_MAX, parse_all = parse_all, cell_start = cell_start, cell_from = cell_from, span_exact = span_exact,
+    SPAN_MAX = SPAN_MAX, parse_all = parse_all, parse_own = parse_own, cell_start = cell_start, cell_from = cell_from, span_exact = span_exact,
     is_one = is_one, longest_window = longest_window, position = position,
   }
 end

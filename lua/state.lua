@@ -74,9 +74,8 @@ do
     return row
   end
 
-  local function new(now)
-    local state = {}
-    for _, field in ipairs(FIELDS) do state[field] = 0 end
+  -- Makes a state new that has the number 0 in all fields.
+  local function begin(state, now)
     state.rescheduled, state.declared, state.written_back, state.checkpoints = {}, {}, {}, {}
     state.rules, state.union, state.rescheduled_cell, state.created_at = Rule.parse_all(""), "", 1, now
     state.timeline, state.pause, state.external_usage = Timeline.new(), Pause.NONE, nil
@@ -86,8 +85,14 @@ do
   -- Returns the state of a key whose value is `text`; a new one if it holds nothing.
   local function load(key, text, now)
     local row = Store.read(key, text, #FIELDS)
-    if not row then return new(now) end
-    local state = Store.from_row(row, FIELDS)
+    -- A table with all fields from the start: one that grows with each costs more.
+    local state = {
+      generation = 0, void_from = 0, previous_generation = 0, rescheduled_cell = 0, rescheduled_until = 0, rescheduled = 0,
+      declared = 0, union = 0, timeline = 0, checkpoints = 0, epoch = 0, owed = 0, written_back = 0, called_at = 0, silent_from = 0,
+      silent_until = 0, created_at = 0, lives_until = 0, reset_at = 0, pause = 0, external_usage = 0, rules = 0, row = row or {},
+    }
+    if not row then return begin(state, now) end
+    Store.from_row(state, FIELDS, row)
     state.rules = Rule.parse_all(state.union)
     state.timeline = Timeline.load(state.timeline)
     state.checkpoints = load_checkpoints(state.checkpoints, state.rules)
@@ -103,7 +108,7 @@ do
     state.checkpoints = pack_checkpoints(state.checkpoints, state.rules)
     state.pause = Pause.pack(state.pause)
     state.external_usage = ExternalUsage.pack(state.external_usage)
-    return cmsgpack.pack(Store.to_row(state, FIELDS))
+    return cmsgpack.pack(Store.to_row(state, FIELDS, state.row))
   end
 
   -- Returns when the state matters no more.
@@ -136,6 +141,11 @@ do
     return till > now and till or 0
   end
 
+  -- Whether an earlier change may still have to be followed: reschedule.lua.
+  local function is_pending(state)
+    return #state.rescheduled > 0
+  end
+
   -- Follows a reset: forgets what was used until then. Returns whether it had not been followed yet.
   local function reset(state, reset_at)
     if reset_at <= state.reset_at then return false end
@@ -147,6 +157,6 @@ do
 
   State = {
     new_checkpoint = new_checkpoint, new_checkpoints = new_checkpoints, load = load, expires = expires, keep = keep,
-    available = available, paused_until = paused_until, reset = reset,
+    available = available, paused_until = paused_until, is_pending = is_pending, reset = reset,
   }
 end

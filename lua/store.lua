@@ -38,17 +38,14 @@ do
     end
   end
 
-  -- Returns the named fields of a table as a row, in the order of their names.
-  local function to_row(value, fields)
-    -- A copy of the names is as large as the row: a table that grows step by step costs more.
-    local row = { unpack(fields) }
+  -- Puts the named fields of a table into a row, in the order of their names. Returns the row.
+  local function to_row(value, fields, row)
     for index = 1, #fields do row[index] = value[fields[index]] end
     return row
   end
 
-  -- Returns a table of named fields from a row: the inverse of `to_row`.
-  local function from_row(row, fields)
-    local value = {}
+  -- Sets the named fields of a table from a row: the inverse of `to_row`. Returns the table.
+  local function from_row(value, fields, row)
     for index = 1, #fields do value[fields[index]] = row[index] end
     return value
   end

@@ -33,10 +33,10 @@ function Algorithm.F()
     local at = search.at
     if at < sight.finish then return end
     local timeline = search.timeline
-    local entries, permits = timeline.at, timeline.permits
+    local entries, permits, size = timeline.at, timeline.permits, timeline.size
     local start, finish = window_of(sight.rule, at)
     local held, entry = 0, first_from(timeline, start)
-    while entry <= timeline.size and entries[entry] < finish do
+    while entry <= size and entries[entry] < finish do
       held = held + permits[entry]
       entry = entry + 1
     end

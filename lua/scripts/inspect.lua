@@ -21,7 +21,7 @@ local at, till, replica = Epoch.pause_of(epoch, state_key)
 if at > pause.by_hand_at then pause = { paused_until = till, status = 0, named = 0, replica = replica } end
 if pause.paused_until <= now then pause = Pause.NONE end
 local available = {}
-for index, rule in ipairs(Rule.parse_all(rules)) do available[index] = State.available(state, now, rule) end
+for index, rule in ipairs(Rule.parse_own(rules, state)) do available[index] = State.available(state, now, rule) end
 return cmsgpack.pack({
   now, Timeline.last(state.timeline) or 0, { pause.paused_until, pause.status, pause.named, pause.replica }, available,
 })

@@ -33,7 +33,7 @@ Open.state(state, state_key, epoch, now, rules, lease, replica)
 
 if cost > 0 then Search.charge_at(state, now, cost) end
 if #refused > 0 then UpstreamReport.refused(state, now, refused) end
-local drift, own_rules = 0, Rule.parse_all(rules)
+local drift, own_rules = 0, Rule.parse_own(rules, state)
 for index = 1, #remaining, 5 do
   local place, permits, length, slot, took = unpack(remaining, index, index + 4)
   local rule = own_rules[place + 1]

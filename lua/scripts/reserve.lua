@@ -68,7 +68,7 @@ for index = 1, limiters do
   Recovery.enter(state, epoch, now)
   note_silence(state)
   Open.state(state, KEYS[index], epoch, now, rules, lease, replica)
-  own_rules[index] = state.union == rules and state.rules or Rule.parse_all(rules)
+  own_rules[index] = Rule.parse_own(rules, state)
 end
 
 local order = QueueOrder.load(order_key, stored[limiters + 1])

@@ -71,10 +71,11 @@ end
 
 -- Charges the bookings: two ascending rows become one.
 local function charge()
-  local timeline, in_force = state.timeline, state.rules
+  local timeline, in_force, is_one = state.timeline, state.rules, Rule.is_one
+  local known_entries, known_permits, known_size, cell = timeline.at, timeline.permits, timeline.size, in_force.cell
   local entries, permits, size, known = {}, {}, 0, 1
   local function put(at, count)
-    if size > 0 and Rule.is_one(in_force, in_force.cell, entries[size], at) then
+    if size > 0 and is_one(in_force, cell, entries[size], at) then
       entries[size], permits[size] = at, permits[size] + count
     else
       size = size + 1
@@ -82,8 +83,8 @@ local function charge()
     end
   end
   local function put_known(till)
-    while known <= timeline.size and timeline.at[known] <= till do
-      put(timeline.at[known], timeline.permits[known])
+    while known <= known_size and known_entries[known] <= till do
+      put(known_entries[known], known_permits[known])
       known = known + 1
     end
   end
