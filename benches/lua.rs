@@ -153,7 +153,7 @@ impl<'a> Limiter<'a> {
             pace.tick().await;
             self.ask(permits, 1, WAIT_MAX).await?;
         }
-        // A bucket that is used at its pace stays full: its content is taken now.
+        // A bucket that is used at its pace stays full, so its content is taken now.
         self.ask(self.case.rate, 1, Micros::ZERO).await?;
         for _ in 0..steps {
             self.ask(permits, 1, WAIT_MAX).await?;

@@ -318,7 +318,7 @@ const BROKEN: &[(&str, &str)] = &[
     ),
 ];
 
-/// The same for limiters and routes: partitions, algorithms, costs and several limiters.
+/// Like [`BROKEN`], for limiters and routes: partitions, algorithms, costs and several limiters.
 const BROKEN_LIMITERS: &[(&str, &str)] = &[
     (
         "limiters:\n  a: {limits: 10/1s}\nROUTES",

@@ -72,15 +72,15 @@ impl fmt::Display for Name {
 pub(crate) struct Contender {
     pub(crate) name: Name,
     pub(crate) process: Process,
-    /// Its error log, empty while all is well.
+    /// The contender's error log, empty while all is well.
     pub(crate) log: PathBuf,
-    /// Its own Redis, so that the load there is its doing.
+    /// The contender's own Redis, so that the load on Redis is caused by this contender alone.
     pub(crate) redis: Option<Process>,
     pub(crate) http1: SocketAddr,
-    /// Its address for HTTP/2 in the clear, if that is measured.
+    /// The contender's address for HTTP/2 in the clear, if that is measured.
     pub(crate) http2: Option<SocketAddr>,
     pub(crate) path: String,
-    /// The status of every answer.
+    /// The expected status of every answer.
     pub(crate) status: u16,
 }
 
@@ -96,7 +96,7 @@ impl Contender {
             .into())
     }
 
-    /// Returns the first lines of its error log; empty as a rule.
+    /// Returns the first lines of the error log; empty as a rule.
     pub(crate) fn complaints(&self) -> Result<String> {
         let said = fs::read_to_string(&self.log)?;
         Ok(said.lines().take(COMPLAINT_LINES).map(|line| format!("    {line}\n")).collect())

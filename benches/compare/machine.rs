@@ -7,7 +7,7 @@ use std::{fmt, fs};
 
 use crate::load::Result;
 
-/// The unit of times in Linux, regardless of the kernel's own tick.
+/// The unit of the times in `/proc`: 10 ms, regardless of the kernel's own tick.
 const MILLIS_PER_TICK: u64 = 10;
 
 /// The two sides, each with a core.
@@ -19,7 +19,7 @@ pub(crate) enum Side {
     Surroundings,
 }
 
-/// Two cores, if this process may use as many.
+/// The two cores of the sides; none if this process may not use two.
 pub(crate) struct Machine {
     cores: Option<[usize; 2]>,
 }

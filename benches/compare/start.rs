@@ -25,7 +25,8 @@ const ONE: &str = "1/1h";
 const FEW_ROUTES: usize = 10;
 const MANY_ROUTES: usize = 10_000;
 
-/// The contenders that this machine can run. They live for all rounds: idle ones cost nothing.
+/// The contenders that this machine can run. All of them live for all rounds, because an idle contender costs
+/// nothing.
 pub(crate) struct Started {
     pub(crate) contenders: Vec<Contender>,
     _origin: Process,

@@ -110,13 +110,13 @@ impl Load {
         let mut tasks = JoinSet::new();
         match self.callers {
             Callers::Loop(count) => {
-                for gate in fleet.gates.iter().cycle().take(count) {
-                    tasks.spawn(in_a_loop(gate.clone(), counted.clone()));
+                for limiter_set in fleet.limiter_sets.iter().cycle().take(count) {
+                    tasks.spawn(in_a_loop(limiter_set.clone(), counted.clone()));
                 }
             }
             Callers::Spread | Callers::EachMillisecond => {
                 let is_spread = self.callers == Callers::Spread;
-                tasks.spawn(open(fleet.gates.clone(), is_spread, counted.clone()));
+                tasks.spawn(open(fleet.limiter_sets.clone(), is_spread, counted.clone()));
             }
         }
         // Until connections are busy and code is warm.
@@ -177,9 +177,9 @@ impl Counted {
     }
 }
 
-async fn in_a_loop(gate: LimiterSet, counted: Arc<Counted>) -> std::result::Result<(), Refusal> {
+async fn in_a_loop(limiter_set: LimiterSet, counted: Arc<Counted>) -> std::result::Result<(), Refusal> {
     while !counted.is_over() {
-        take(&gate).await?;
+        take(&limiter_set).await?;
         counted.count();
         // Yields as a request does that waits for its response. A prefetched permit makes no caller wait, and one
         // caller would take them all.
@@ -190,23 +190,23 @@ async fn in_a_loop(gate: LimiterSet, counted: Arc<Counted>) -> std::result::Resu
 
 /// Starts callers, each in a task of its own like a request, in turn at each replica.
 async fn open(
-    gates: Vec<LimiterSet>,
+    limiter_sets: Vec<LimiterSet>,
     is_spread: bool,
     counted: Arc<Counted>,
 ) -> std::result::Result<(), Refusal> {
     let (mut callers, begun, mut come) = (JoinSet::new(), Instant::now(), 0_u128);
-    let mut gates = gates.iter().cycle();
+    let mut limiter_sets = limiter_sets.iter().cycle();
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     while !counted.is_over() {
         let due = begun.elapsed().as_nanos() * u128::from(OPEN_PER_SECOND) / 1_000_000_000;
         while come < due
             && callers.len() < OPEN_MAX
-            && let Some(gate) = gates.next().cloned()
+            && let Some(limiter_set) = limiter_sets.next().cloned()
         {
             let counted = counted.clone();
             callers.spawn(async move {
-                take(&gate).await?;
+                take(&limiter_set).await?;
                 counted.count();
                 Ok(())
             });

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 use std::thread;
 
-/// The core of this process, and Redis's.
+/// The number of this process's core; the next constant is Redis's.
 const OWN: &str = "0";
 const REDIS: &str = "1";
 

@@ -20,9 +20,9 @@ use weir::telemetry::Metrics;
 use crate::load::Result;
 use crate::server::Server;
 
-/// Long enough that no call fails because another process has the core.
+/// The timeout of calls: long enough that none fails because another process has the core.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// A queue with room for all: no request leaves.
+/// The queue of the limiter, with space for all: no request leaves.
 const QUEUE: QueueLimits = QueueLimits { timeout: Duration::from_secs(30), max_waiting: 100_000 };
 
 /// A sliding window with the default precision.
@@ -77,7 +77,7 @@ pub(crate) fn store(server: &Server, metrics: &Metrics) -> Result<RedisStore> {
 pub(crate) struct Fleet {
     limiters: Vec<Limiters>,
     /// The limiter set of each replica.
-    pub(crate) gates: Vec<LimiterSet>,
+    pub(crate) limiter_sets: Vec<LimiterSet>,
     end: CancellationToken,
     tasks: TaskTracker,
 }
@@ -86,7 +86,7 @@ impl Fleet {
     /// Starts replicas and takes a permit from each: connections are open then, and the server knows the script.
     pub(crate) async fn start(server: &Server, window: Window, replicas: usize) -> Result<Fleet> {
         let (end, tasks) = (CancellationToken::new(), TaskTracker::new());
-        let mut fleet = Fleet { limiters: Vec::new(), gates: Vec::new(), end, tasks };
+        let mut fleet = Fleet { limiters: Vec::new(), limiter_sets: Vec::new(), end, tasks };
         for _ in 0..replicas {
             fleet.add(server, window).await?;
         }
@@ -107,10 +107,10 @@ impl Fleet {
         limiters.settle().await;
         let (keeping, end) = (limiters.clone(), self.end.clone());
         self.tasks.spawn(async move { end.run_until_cancelled(keeping.keep()).await });
-        let gate = limiters.limiter_set(&[name()?])?.ok_or("a gate without limiters")?;
-        take(&gate).await?;
+        let limiter_set = limiters.limiter_set(&[name()?])?.ok_or("a limiter set without limiters")?;
+        take(&limiter_set).await?;
         self.limiters.push(limiters);
-        self.gates.push(gate);
+        self.limiter_sets.push(limiter_set);
         Ok(())
     }
 
@@ -126,9 +126,9 @@ impl Fleet {
 }
 
 /// Takes a permit and spends it.
-pub(crate) async fn take(gate: &LimiterSet) -> std::result::Result<(), Refusal> {
+pub(crate) async fn take(limiter_set: &LimiterSet) -> std::result::Result<(), Refusal> {
     let demand = Demand { cost: Permits::ONE, wait_max: None };
-    let mut permit = match gate.enter(&[], demand).await? {
+    let mut permit = match limiter_set.enter(&[], demand).await? {
         Entered::Granted(permit) => permit,
         Entered::Waiting(mut ticket) => {
             ticket.approaching().await;

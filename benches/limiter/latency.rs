@@ -66,7 +66,7 @@ pub(crate) async fn measure(server: &mut Server, window: Window, time: Duration)
         let second = Instant::now();
         store.reserve(&limiter_refs, &call).await.map_err(|failure| failure.error)?;
         let third = Instant::now();
-        take(&fleet.gates[0]).await?;
+        take(&fleet.limiter_sets[0]).await?;
         let fourth = Instant::now();
         done += 1;
         if done == WARM_UP {

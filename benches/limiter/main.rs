@@ -40,7 +40,7 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 #[derive(Parser)]
 struct Arguments {
-    /// Cargo passes this flag to benches.
+    /// The flag that Cargo passes to benches.
     #[arg(long, hide = true)]
     bench: bool,
     /// The number of rounds: the median counts.

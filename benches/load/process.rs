@@ -39,7 +39,7 @@ impl Process {
         cpu(self.child.id())
     }
 
-    /// Returns its resident memory, in KiB.
+    /// Returns the process's resident memory, in KiB.
     pub(crate) fn resident_kib(&self) -> Result<f64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

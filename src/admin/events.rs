@@ -93,7 +93,7 @@ impl Stream {
     async fn next_events(&mut self) -> Bytes {
         let state = &self.state;
         if *state.draining.borrow() {
-            // The page is told of the shutdown; an open stream would then delay it.
+            // This is the stream's last event: it tells the page of the shutdown, which an open stream would delay.
             self.ends = Instant::now();
         }
         let mut bytes = Vec::new();
@@ -108,7 +108,7 @@ impl Stream {
 
 /// Collects the state that the page shows.
 async fn live_state(state: &AdminState) -> Value {
-    // A store that does not answer must not stop the page from showing just that.
+    // A store that does not answer must not keep the page from showing that.
     let limiters = timeout(STATE_INTERVAL, limiters::listing(&state.limiters)).await.ok();
     json!({
         "at": unix_ms(),

@@ -37,15 +37,15 @@ struct LimiterView<'state> {
     longest_wait_ms: u64,
     granted: u64,
     refused: u64,
-    /// Milliseconds since the Unix epoch by this machine's clock; null while not paused.
+    /// The end of the pause, in milliseconds since the Unix epoch by this machine's clock; null while not paused.
     paused_until: Option<u64>,
-    /// Null while not paused.
+    /// The reason of the pause and the replica that set it; null while not paused.
     paused: Option<PauseView>,
     queue: Option<QueueView>,
     guard_us: u64,
     on_store_failure: &'static str,
     mode: &'static str,
-    /// Whether the limiter has a key. It then has a state for each partition, and none as a whole.
+    /// True if the limiter has a key. It then has a state for each partition, and none as a whole.
     partitioned: bool,
 }
 
@@ -53,10 +53,10 @@ struct LimiterView<'state> {
 struct LimitView<'state> {
     limit: &'state str,
     rate: u64,
-    /// Null for a calendar month, whose length varies.
+    /// The length of the window; null for a calendar month, whose length varies.
     per_ms: Option<u64>,
     algorithm: &'static str,
-    /// Null if the store did not answer.
+    /// The permits that could be used at once; null if the store did not answer.
     available: Option<u64>,
 }
 
@@ -76,7 +76,7 @@ struct PauseView {
 enum ReasonView {
     Upstream {
         status: u16,
-        /// Whether the upstream named the instant; otherwise weir chose it.
+        /// True if the upstream named the instant; otherwise weir chose it.
         named: bool,
     },
     ByHand,

@@ -14,7 +14,7 @@ struct Listing {
 #[derive(Serialize)]
 pub(super) struct ReplicaView {
     id: String,
-    /// Null if the host has no name.
+    /// The host's name; null if it has none.
     host: Option<String>,
     version: String,
     configuration: String,

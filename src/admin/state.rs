@@ -21,7 +21,7 @@ pub struct AdminState {
     pub config: Arc<Handle>,
     /// Requests reloads, for `/api/reload`.
     pub reloader: Reloader,
-    /// Whether this replica is shutting down.
+    /// True while this replica is shutting down.
     pub draining: watch::Receiver<bool>,
     /// The state that all open dashboard pages share.
     pub dashboard: Dashboard,

@@ -4,6 +4,7 @@
 //! recovery, and one that reloads ([`reload`]), so that reloads never overlap.
 
 mod reload;
+mod sockets;
 #[cfg(test)]
 mod tests;
 
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use thiserror::Error;
-use tokio::net::{TcpListener, TcpSocket};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -33,16 +34,13 @@ use crate::redis::{RedisSetupError, RedisStore};
 use crate::telemetry::logging::LoggingError;
 use crate::telemetry::{Logging, Metrics, Spans};
 
-/// The most connections that the kernel holds until they are accepted: enough for a burst of a whole fleet.
-const BACKLOG: u32 = 4096;
-
-/// weir could not start.
+/// The reason why weir could not start, or ended without having finished everything.
 #[derive(Debug, Error)]
 pub enum StartError {
     /// The configuration is not valid.
     #[error("the configuration is not valid\n{0}")]
     Config(LoadError),
-    /// Logging.
+    /// Logging could not be set up.
     #[error(transparent)]
     Logging(#[from] LoggingError),
     /// An address cannot be listened on.
@@ -52,16 +50,16 @@ pub enum StartError {
         key: &'static str,
         /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The reason.
         error: io::Error,
     },
-    /// The Redis store.
+    /// The Redis store could not be set up.
     #[error(transparent)]
     Redis(#[from] RedisSetupError),
-    /// The routes.
+    /// The proxy could not be set up: its certificates, upstreams or routes.
     #[error(transparent)]
     Proxy(#[from] ProxyBuildError),
-    /// Signals.
+    /// The handlers of signals could not be set up.
     #[error("cannot listen to signals: {0}")]
     Signals(io::Error),
     /// The drain time was over before everything had finished.
@@ -71,11 +69,11 @@ pub enum StartError {
 
 /// The source of configurations, and the process's logging, which a reload changes too.
 pub struct Source {
-    /// The file.
+    /// The configuration file.
     pub path: PathBuf,
     /// Notices changes of the file. Begun before the file was read.
     pub watch: Watch,
-    /// Gets `log` of each configuration.
+    /// Applies `log` of each configuration.
     pub logging: Logging,
 }
 
@@ -157,10 +155,8 @@ impl App {
         let config = loaded.config.clone();
         let metrics = Metrics::new();
         let (tasks, end, drain) = (TaskTracker::new(), CancellationToken::new(), CancellationToken::new());
-        let proxy_listener = listen("listen", config.listen)?;
-        let admin_listener = listen("admin.listen", config.admin.listen)?;
-        let proxy_address = address("listen", config.listen, &proxy_listener)?;
-        let admin_address = address("admin.listen", config.admin.listen, &admin_listener)?;
+        let (proxy_listener, proxy_address) = listen("listen", config.listen)?;
+        let (admin_listener, admin_address) = listen("admin.listen", config.admin.listen)?;
         let limiters = limiters(&config, &metrics, &tasks, &end)?;
         // In two stages, as a reload.
         let prepared = limiters.prepare(&config.limiters);
@@ -254,16 +250,7 @@ fn limiters(
     Ok(Limiters::new(store, clock, fleet_size, metrics.clone()))
 }
 
-fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
-    let listener = socket.and_then(|socket| {
-        socket.set_reuseaddr(true)?;
-        socket.bind(address)?;
-        socket.listen(BACKLOG)
-    });
-    listener.map_err(|error| StartError::Listen { key, address, error })
-}
-
-fn address(key: &'static str, address: SocketAddr, listener: &TcpListener) -> Result<SocketAddr, StartError> {
-    listener.local_addr().map_err(|error| StartError::Listen { key, address, error })
+/// Listens on the address of a key.
+fn listen(key: &'static str, address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
+    sockets::listen(address).map_err(|error| StartError::Listen { key, address, error })
 }

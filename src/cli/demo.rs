@@ -32,7 +32,7 @@ use crate::telemetry::logging::LoggingError;
 /// The configuration of the demo, which first-time users copy.
 const QUICKSTART: &str = include_str!("../../config/quickstart.yaml");
 
-/// The demo could not run.
+/// The reason why the demo could not run.
 #[derive(Debug, Error)]
 pub enum DemoError {
     /// A port or a signal handler could not be set up.

@@ -24,9 +24,9 @@ pub struct Handle {
 /// A reload that succeeded or failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reload {
-    /// The instant at which it ended.
+    /// The instant at which the reload ended.
     pub at: SystemTime,
-    /// Its outcome.
+    /// The outcome of the reload.
     pub outcome: Outcome,
 }
 

@@ -93,7 +93,7 @@ pub struct Server {
     pub max_header_bytes: u32,
     /// The time after SIGTERM for which new requests are still accepted.
     pub drain_delay: Duration,
-    /// The time after that for which requests in flight and in queues may still finish.
+    /// The time after `drain_delay` for which requests in flight and in queues may still finish.
     pub drain_timeout: Duration,
 }
 
@@ -297,9 +297,9 @@ pub struct Route {
     pub set_headers: Vec<(HeaderName, HeaderValue)>,
     /// Headers removed from every forwarded request.
     pub remove_headers: Vec<HeaderName>,
-    /// Whether the client's `Host` is forwarded.
+    /// True if the client's `Host` is forwarded.
     pub preserve_host: bool,
-    /// Whether `X-Forwarded-*` and `Via` are forwarded.
+    /// True if `X-Forwarded-*` and `Via` are forwarded.
     pub forwarded_headers: bool,
     /// The limiters that each request must satisfy all at once, each with the parts of its key.
     pub limiters: Vec<(LimiterName, Arc<[KeyPart]>)>,
@@ -327,7 +327,7 @@ pub struct Settle {
 pub struct Retry {
     /// The most attempts, the first included.
     pub attempts: u32,
-    /// Whether a failed connection is retried.
+    /// True if a failed connection is retried.
     pub on_connect: bool,
     /// The statuses that are retried.
     pub on_status: Vec<u16>,
@@ -407,7 +407,7 @@ pub enum HostMatch {
 /// The upstream of a route.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Upstream {
-    /// Whether TLS is used.
+    /// True if TLS is used.
     pub tls: bool,
     /// Host name or address literal, without brackets.
     pub host: Arc<str>,

@@ -73,7 +73,7 @@ pub fn reference() -> String {
 
 /// A mapping with keys of its own.
 struct Section<'a> {
-    /// Such as `limiters.NAME.queue`; empty for the whole file.
+    /// The place in a file, such as `limiters.NAME.queue`; empty for the whole file.
     place: String,
     schema: &'a Value,
     keys: &'a Map<String, Value>,
@@ -106,7 +106,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Returns the alternatives of a value, each as one schema, without those that every value has.
+    /// Returns the alternatives of a value, each as one schema, without those that the schema adds to every value.
     fn alternatives(&self, schema: &'a Value) -> Vec<&'a Value> {
         let definition = schema["$ref"].as_str().and_then(|name| name.strip_prefix('#'));
         let schema = definition.and_then(|pointer| self.schema.pointer(pointer)).unwrap_or(schema);

@@ -22,7 +22,7 @@ use super::load::{FILE_BYTES_MAX, base_of};
 use super::problem::Report;
 use super::yaml::{self, Node};
 
-/// A change is complete after this long without an event: an editor writes in several steps.
+/// The time without an event after which a change counts as complete: an editor writes in several steps.
 const QUIET: Duration = Duration::from_millis(100);
 /// The longest wait for a change to be complete.
 const SETTLE_MAX: Duration = Duration::from_secs(1);
@@ -36,11 +36,11 @@ pub struct Watch {
     path: PathBuf,
     /// `None` if the file system cannot be watched. Changes are then found by polling.
     watcher: Option<RecommendedWatcher>,
-    /// Capacity 1: one reading covers any number of events.
+    /// The events of the file system. Capacity 1: one reading covers any number of events.
     events: mpsc::Receiver<()>,
     directories: HashSet<PathBuf>,
     content: [u8; 32],
-    /// An event was received, and the files have not been read since.
+    /// True if an event was received, and the files have not been read since.
     pending: bool,
 }
 

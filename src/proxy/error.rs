@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use http::HeaderName;
 
-use crate::limiter::model::limit::{Limiter, Permits};
+use crate::limiter::model::{Limiter, Permits};
 use crate::limiter::{LimiterSetError, Refusal};
 
 /// The reason why a request was not forwarded, or its response could not be.
@@ -153,7 +153,7 @@ pub(crate) enum TunnelError {
     /// The proxy refused.
     #[error("it answered CONNECT with {status}: {advice}")]
     Refused {
-        /// The status of its answer.
+        /// The status of the proxy's answer.
         status: u16,
         /// Advice for the operator.
         advice: &'static str,

@@ -13,7 +13,7 @@ use super::messages::{headers, request_head};
 use super::route::caller;
 use super::route::path::{self, Forms, strip};
 use crate::config::model::Cost;
-use crate::limiter::model::limit::Permits;
+use crate::limiter::model::Permits;
 
 /// Checks the forms of a path: every spelling of a path below `/a` leads to the same canonical path.
 ///

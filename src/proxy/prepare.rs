@@ -30,7 +30,7 @@ pub(super) struct Parts {
     pub(super) upstreams: Upstreams,
 }
 
-/// What every configuration of one proxy is built with.
+/// The parts that all configurations of one proxy are built with.
 pub(super) struct Builder {
     pub(super) metrics: Metrics,
     pub(super) reach: Reach,

@@ -26,7 +26,7 @@ pub struct Log {
     pub level: Level,
     /// The form of each line.
     pub format: LogFormat,
-    /// Whether each request is logged.
+    /// True if each request is logged.
     pub access: bool,
 }
 
@@ -39,7 +39,7 @@ pub enum LogFormat {
     Text,
 }
 
-/// Logging could not be set up.
+/// The error of logging that could not be set up.
 #[derive(Debug, Error)]
 #[error("cannot set up logging")]
 pub struct LoggingError(#[from] tracing_subscriber::util::TryInitError);

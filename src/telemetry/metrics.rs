@@ -1,7 +1,7 @@
 //! Every metric of weir: its name, help, labels and buckets. No other file names a metric.
 //!
-//! Label values are names of the configuration, or constants, or status codes, so no request can add series without
-//! bound. Knows nothing of who counts: `handles` does.
+//! Label values are names of the configuration, or constants, or status codes, so no request can add series without bound.
+//! Knows nothing of the code that counts: it uses `handles`.
 
 use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
 use prometheus::{

@@ -107,7 +107,7 @@ pub struct Trace {
     spans: Arc<Inner>,
     /// The context that holds the request's span.
     own: Context,
-    /// Whether the trace continues the client's.
+    /// True if the trace continues the client's.
     has_caller: bool,
     began: Instant,
     began_at: SystemTime,

@@ -23,9 +23,9 @@ pub(crate) struct Rule {
 pub(crate) enum Forbidden {
     /// Any path, as resolved: `crate::redis::RedisStore`, `http::StatusCode::OK`.
     Path(&'static str),
-    /// The same, in the type or the value of a `static`.
+    /// A path in the type or the value of a `static`.
     InStatic(&'static str),
-    /// The same, called with the result dropped.
+    /// A path that is called with the result dropped.
     Dropped(&'static str),
     /// A string literal.
     Text(&'static str),

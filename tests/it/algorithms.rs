@@ -179,7 +179,7 @@ async fn a_day_ends_at_midnight_of_its_time_zone() {
         for store in ["memory".to_owned(), redis.store()] {
             let upstream = Upstream::start();
             let limit = format!("{{rate: 3, per: 1d, algorithm: fixed_window, timezone: {timezone}}}");
-            // A limiter of its own, so that the use of the first one does not count.
+            // This second limiter has a state of its own, so that the use of the first one does not count.
             let config = one_limiter(&store, &format!("{{limits: [{limit}]}}"), &upstream)
                 .replace("api", &format!("day-{ahead}"));
             let weir = Weir::start(&config).await;

@@ -128,7 +128,7 @@ async fn it_pauses_resumes_resets_finds_and_reloads_by_keyboard() {
     page.shows(&["1 left of 3"]).await;
 
     page.press("Reset api").await;
-    page.shows(&["All replicas forget what was used of it"]).await;
+    page.shows(&["All replicas forget the used permits"]).await;
     page.enter().await;
     page.shows(&["3 left of 3"]).await;
 

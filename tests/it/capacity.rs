@@ -8,7 +8,7 @@ const WAITING: usize = 10_000;
 const BYTES_PER_WAITING_MAX: u64 = 12 * 1024;
 /// The quota in permits per second: ten thousand requests drain in a moment.
 const RATE: usize = 1000;
-/// The number of whole quotas that are taken first, so that nothing is served while the ten thousand arrive.
+/// The number of whole quotas that are taken first, so that nothing is served while the ten thousand requests arrive.
 const QUOTAS_AHEAD: usize = 8;
 
 #[tokio::test]

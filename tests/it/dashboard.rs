@@ -58,7 +58,7 @@ async fn a_page_gets_the_counts_of_the_last_minutes_and_then_the_state() {
     let limiter = "{limits: [3/20s], queue: {timeout: 1m, max_waiting: 7}}";
     let weir = Weir::start(&one_limiter("memory", limiter, &upstream)).await;
     assert_eq!(weir.get("/").await.status, 200);
-    // weir counts every five seconds.
+    // weir samples the counts every five seconds.
     eventually("it has been counted", PATIENCE, async || {
         let history = Events::open(&weir, "").await.next("history").await;
         history.as_array().unwrap().iter().any(|sample| sample["counts"]["api"][0] == 1)
@@ -83,7 +83,7 @@ async fn a_page_gets_the_counts_of_the_last_minutes_and_then_the_state() {
         (&state["limiters"][0]["waiting"], &state["limiters"][0]["limits"][0]["available"]),
         (&2.into(), &0.into())
     );
-    // A waiting request has waited longer the next time, and none longer than the test runs.
+    // A request that still waits has waited longer in the later state, but no longer than the test has run.
     let waited = |state: &Value| state["limiters"][0]["longest_wait_ms"].as_u64().expect("a number");
     let (first, later) = (waited(&state), waited(&events.next("state").await));
     assert!(first + 1000 < later && u128::from(later) <= began.elapsed().as_millis(), "{first} {later}");
@@ -143,7 +143,7 @@ async fn the_number_of_open_pages_is_bounded_and_all_end_with_weir() {
     }
 }
 
-/// Fifty limiters and ten thousand waiting requests.
+/// With fifty limiters and ten thousand waiting requests, an open page costs little CPU.
 #[tokio::test]
 async fn a_page_that_is_open_costs_little() {
     const LIMITERS: usize = 50;

@@ -8,7 +8,7 @@ use crate::support::weir::run;
 #[tokio::test]
 async fn the_demo_keeps_within_the_quota_and_ends() {
     lane::alone(async || {
-        // Where these ports are free, the test takes them.
+        // Takes the demo's usual ports, where they are free.
         let _taken = ["127.0.0.1:8080", "127.0.0.1:9090"].map(|address| TcpListener::bind(address).ok());
         let demo = run(&["demo", "--seconds", "2"]).await;
         demo.assert_code(0);
@@ -19,7 +19,7 @@ async fn the_demo_keeps_within_the_quota_and_ends() {
         }
         assert_eq!(demo.stderr, "", "weir has nothing to complain about");
 
-        // time, sent, forwarded, per second, waiting, refused, violations
+        // The columns: time, sent, forwarded, per second, waiting, refused, violations.
         let rows: Vec<Vec<u64>> = demo.stdout.lines().filter_map(row).collect();
         assert_eq!(rows.len(), 2, "one row a second: {}", demo.stdout);
         let [_, sent, forwarded, _, waiting, refused, violations] = rows[1][..] else {

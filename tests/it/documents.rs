@@ -183,7 +183,7 @@ async fn every_link_leads_somewhere_and_every_file_and_command_exists() {
         for named in found(&text, r"(?m)(?:^|[\s`(])((?:config|scripts|docs|deploy|src)/[\w.-]*\w)") {
             assert!(Path::new(ROOT).join(&named).exists(), "{}: {named} does not exist", path.display());
         }
-        // At the beginning of a line, behind variables; and in a code span.
+        // Commands stand at the beginning of a line, possibly behind variables, and in code spans.
         let shells: String = found(&text, r"(?ms)^```sh[^\n]*\n(.*?)^```$").into_iter().collect();
         let typed = found(&shells, r"(?m)^(?:[A-Z_]+=\S+ )*weir ([a-z]+)\b");
         for command in typed.union(&found(&text, r"`weir ([a-z]+)\b")) {

@@ -154,7 +154,7 @@ async fn a_quiet_limiter_costs_at_most_one_call_a_request() {
         assert_eq!(weir.get("/").await.status, 200);
     }
     let calls = redis.script_calls().await - before;
-    // A heartbeat may fall into this time on a slow machine.
+    // On a slow machine a heartbeat may fall into the measured time.
     let beats = others_than_reserve(&[weir]).await;
     assert!(calls <= 50 + beats, "{calls} script calls for 50 requests and {beats} heartbeats");
 }

@@ -79,7 +79,7 @@ async fn a_length_beside_a_transfer_coding_ends_the_connection() {
     }
 }
 
-/// The upstream sees a body that becomes malformed later as a body that breaks off.
+/// A body that becomes malformed after its beginning breaks off at the upstream.
 #[tokio::test]
 async fn a_body_that_becomes_malformed_breaks_off_upstream() {
     let _lane = lane::shared().await;

@@ -57,7 +57,7 @@ fn a_bucket_is_as_full_as_its_fullest_interval() {
     assert!(level(&[]).abs() < 1e-9);
     // Three at once; then one every 100 ms, as the rate allows.
     assert!((level(&[0, 0, 0, 100, 200, 300]) - 3.0).abs() < 1e-9);
-    // A pause does not make the bucket emptier than empty.
+    // A pause brings the bucket's level to zero, not below.
     assert!((level(&[0, 5000, 5000, 5050]) - 2.5).abs() < 1e-9);
 }
 

@@ -35,7 +35,7 @@ async fn flood(stream: &mut TcpStream, frames: impl Iterator<Item = Vec<u8>>) ->
     false
 }
 
-/// Reads until the connection ends; returns whether it does.
+/// Reads until the connection ends; returns false if it does not end in time.
 async fn ends(stream: &mut TcpStream) -> bool {
     let mut read = Vec::new();
     tokio::time::timeout(PATIENCE, stream.read_to_end(&mut read)).await.is_ok()

@@ -11,7 +11,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// The number of clients that wait on three replicas when a third of them leaves.
 const WAITING: usize = 450;
 
-/// The number of requests that have been served by then.
+/// The number of requests that have been served when the clients leave.
 const SERVED: usize = 200;
 
 /// Starts clients on three replicas at 100/s; after a second of waiting, the clients whose number `leaves` accepts give
@@ -22,7 +22,7 @@ async fn a_third_leaves(leaves: impl Fn(usize) -> bool) {
         let limiter = "{limits: [100/1s], queue: {timeout: 30s, max_waiting: 1000}}";
         let fleet = Weir::fleet(3, &one_limiter(&redis.store(), limiter, &upstream)).await;
 
-        // Two windows are served until the others have waited for a second.
+        // Two windows have been served when the remaining clients have waited for a second.
         let crowd: Vec<(usize, Pending)> = burst(&fleet, WAITING + SERVED)
             .await
             .into_iter()

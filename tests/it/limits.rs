@@ -93,7 +93,8 @@ async fn a_429_carries_all_its_headers() {
     assert_eq!(refused.header("content-type"), Some("application/problem+json"));
     assert!((3_590_000..=3_600_020).contains(&wait_ms), "{wait_ms} ms");
 
-    // Whole seconds, rounded up; the times of refused callers may be spread a little beyond it, never before it.
+    // `Retry-After` is the delay in whole seconds, rounded up. Refused callers may be spread a little later, but
+    // never earlier.
     let seconds: u64 = refused.header("retry-after").expect("retry-after").parse().expect("whole seconds");
     assert!(seconds >= wait_ms.div_ceil(1000), "{seconds} s for {wait_ms} ms");
     assert!(seconds <= wait_ms.div_ceil(1000) + 60, "{seconds} s for {wait_ms} ms");

@@ -17,7 +17,7 @@ use crate::support::{
     Answer, PATIENCE, Request, Upstream, Weir, client, closed_port, eventually, lane, replace_file,
 };
 
-/// Far longer than immediate work takes on a busy machine, and far shorter than any default timeout.
+/// A time far longer than immediate work takes on a busy machine, and far shorter than any default timeout.
 const SOON: Duration = Duration::from_secs(3);
 
 /// Returns a route by path; `upstream` is the inside of a mapping in flow style.

@@ -15,13 +15,13 @@ use crate::support::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Of 150 requests that wait at 20 a second, the 40th is rejected.
+/// The number of requests that wait, at 20 a second; the 40th is rejected.
 const WAITING: usize = 150;
 const RATE: usize = 20;
 const REFUSED: usize = 40;
 
-/// Counts the pairs that were served in the opposite order of their arrival. Arrivals that are closer to each other
-/// than this are not ordered: a machine does several things at once.
+/// Counts the pairs that were served in the opposite order of their arrival. Arrivals less than 4 ms apart count as
+/// simultaneous, because a machine does several things at once.
 fn overtaken(services: &[Service]) -> usize {
     const APART: Duration = Duration::from_millis(4);
     let later =
@@ -186,11 +186,11 @@ async fn the_remaining_quota_of_the_upstream_counts() {
             Weir::fleet(2, &one_limiter(&redis.store(), &format!("{{{limits}, {sync}}}"), &upstream)).await;
         upstream.reply("/", reply("20", "7"));
         assert_eq!(fleet[0].get("/").await.status, 200);
-        // weir leaves a little more to others than they use.
+        // weir leaves others a little more permits than they use.
         let expected = if counts { [6, 999] } else { [19, 999] };
         eventually("it counts", PATIENCE, async || fleet[1].available("api").await == expected).await;
         // A higher remainder than expected means that requests are still on their way; a limit that the limiter does
-        // not have belongs to somebody else.
+        // not have is not this limiter's.
         for other in [reply("20", "19"), reply("500", "0"), reply("20", "x")] {
             upstream.reply("/", other);
             assert_eq!(fleet[1].get("/").await.status, 200);
@@ -292,7 +292,7 @@ async fn external_usage_is_left_to_the_other_callers() {
     .await;
 }
 
-/// The queue of a paused limiter does nothing without requests, and is dropped as always.
+/// Without requests, the queue of a paused limiter does nothing, and ends like any idle queue.
 #[tokio::test]
 async fn a_paused_partition_that_nobody_uses_costs_nothing() {
     const WATCHED: Duration = Duration::from_secs(4);
@@ -390,7 +390,7 @@ async fn each_replica_reports_the_cause_and_the_origin_of_a_pause() {
     shown_by_all(json!({"reason": "upstream", "status": 429, "named": true, "by": ids[0], "by_host": name}))
         .await;
     logged(&fleet[0], &["\"the upstream asks for a pause", "429", "true"]).await;
-    logged(&fleet[1], &["paused by an upstream over another replica", "429", name]).await;
+    logged(&fleet[1], &["paused by an upstream through another replica", "429", name]).await;
     let listed = run(&["limiters", "--admin", &fleet[1].admin("")]).await;
     assert!(listed.stdout.lines().any(|row| row.ends_with("s (429)")), "{}", listed.stdout);
 
@@ -398,11 +398,11 @@ async fn each_replica_reports_the_cause_and_the_origin_of_a_pause() {
     fleet[1].tell_with("/api/limiters/api/pause", "{\"for\": \"30s\"}").await;
     shown_by_all(json!({"reason": "by_hand", "by": ids[1], "by_host": name})).await;
     logged(&fleet[1], &["\"paused by hand\"", "30"]).await;
-    logged(&fleet[0], &["paused by hand over another replica", name]).await;
+    logged(&fleet[0], &["paused by hand through another replica", name]).await;
     fleet[0].tell("/api/limiters/api/resume").await;
     shown_by_all(Value::Null).await;
     logged(&fleet[0], &["\"resumed by hand\""]).await;
-    logged(&fleet[1], &["resumed by hand over another replica", name]).await;
+    logged(&fleet[1], &["resumed by hand through another replica", name]).await;
 
     upstream.reply("/unnamed", Reply::status(429));
     eventually("it goes on", PATIENCE, async || fleet[1].get("/").await.status == 200).await;
@@ -410,8 +410,8 @@ async fn each_replica_reports_the_cause_and_the_origin_of_a_pause() {
     eventually("it is paused", PATIENCE, async || !pause_shown(&fleet[0]).await.is_null()).await;
     shown_by_all(json!({"reason": "upstream", "status": 429, "named": false, "by": ids[1], "by_host": name}))
         .await;
-    logged(&fleet[0], &["paused by an upstream over another replica", "false"]).await;
-    // No replica takes another one's name.
+    logged(&fleet[0], &["paused by an upstream through another replica", "false"]).await;
+    // Of the four changes each replica has logged the other's two as those of another replica.
     for weir in &fleet {
         assert_eq!(
             weir.log().lines().filter(|line| line.contains("another replica")).count(),
@@ -488,7 +488,7 @@ async fn a_limiter_is_paused_and_resumed_by_hand() {
         assert_eq!(answer.status, 400, "{body}: {}", answer.text());
     }
     assert_eq!(fleet[0].tell("/api/limiters/none/resume").await.status, 404);
-    // The same from the command line.
+    // The same actions from the command line.
     let admin = fleet[0].admin("");
     let command = async |words: &[&str]| run(&[words, &["--admin", &admin]].concat()).await;
     command(&["pause", "api", "--for", "30s"]).await.assert_code(0);

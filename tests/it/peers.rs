@@ -130,9 +130,9 @@ struct Answer {
     step: String,
     status: u16,
     version: String,
-    /// In milliseconds; 0 where the client printed none.
+    /// The wait in milliseconds; 0 where the client printed none.
     wait_ms: u64,
-    /// In seconds; 0 where the client printed none.
+    /// The `Retry-After` in seconds; 0 where the client printed none.
     retry_after: u64,
     body: String,
 }

@@ -139,7 +139,7 @@ async fn grpc_goes_end_to_end() {
         (&b"5"[..], &b"no such thing"[..])
     );
     assert_eq!(body.to_bytes(), message);
-    // Refused with RESOURCE_EXHAUSTED, which a gRPC client understands.
+    // The refusal has the status RESOURCE_EXHAUSTED, which a gRPC client understands.
     let (head, _) = call().await;
     assert_eq!((head.status.as_u16(), head.headers["grpc-status"].as_bytes()), (200, &b"8"[..]));
 }

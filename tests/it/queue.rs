@@ -45,7 +45,7 @@ async fn a_client_that_leaves_takes_no_permit_with_it(store: &str) {
     for answer in client::answers(weir.begin(10, "/first")).await {
         assert_eq!(answer.status, 200);
     }
-    // In order: ten that stay, ten that leave, ten that stay.
+    // In order of arrival: ten clients that stay, ten that leave, ten that stay.
     let mut staying = weir.begin(10, "/stays");
     weir.wait_for_waiting(10).await;
     let leaving = weir.begin(10, "/leaves");
@@ -64,7 +64,7 @@ async fn a_client_that_leaves_takes_no_permit_with_it(store: &str) {
         "the request of a client that left is never sent upstream"
     );
     upstream.assert_within(10, 2 * SECOND);
-    // Two windows after the first, not three: the requests behind moved up.
+    // The requests took two windows after the first, not three: those behind the leavers moved up.
     let used = occupancy(&upstream.instants(), 10, 2 * SECOND);
     assert!(used >= 0.95, "{:.1} % of the quota used", used * 100.0);
 }
@@ -175,7 +175,7 @@ async fn requests_are_served_in_order_of_arrival() {
             let index: usize = seen.target[1..].parse().expect("a number");
             Service { arrived: sent[index], served: seen.at }
         });
-        // Five leave in the same instant, in any order.
+        // Five requests are sent in the same instant, in any order, so small differences are allowed.
         let out_of_order = pairs_out_of_order(&served.collect::<Vec<_>>(), Duration::from_millis(50));
         assert!(out_of_order < 1e-9, "{:?}", upstream.targets());
     })
@@ -190,7 +190,7 @@ async fn a_slow_upstream_holds_up_nobody() {
     let weir = Weir::start(&one_limiter(&redis.store(), limiter, &upstream)).await;
     let gate = upstream.hold("/slow");
     let pending = weir.begin(400, "/slow");
-    // All of them are sent, though none is answered.
+    // All 400 requests are sent, though none is answered.
     upstream.wait_for(400, PATIENCE).await;
     gate.open();
     for answer in client::answers(pending).await {

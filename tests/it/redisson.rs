@@ -100,7 +100,7 @@ async fn a_rate_below_the_usage_leaves_nothing_until_the_window_has_passed() {
             looks += 1;
         }
         assert!(looks > 10, "looked only {looks} times");
-        // The last look may have taken a permit, which expires with the window too.
+        // The last request may have taken a permit, which expires with the window too.
         wait_until(Instant::now() + PER + GUARD).await;
         assert_eq!(weir.available("api").await, [5], "in {store}");
         assert_eq!(client.statuses(&request, 6).await, [200, 200, 200, 200, 200, 429], "in {store}");
@@ -203,7 +203,7 @@ async fn a_wrong_cost_is_an_error_and_leaves_the_state_alone() {
                 .map(|value| (cost(value), "bad_request"))
                 .into();
         wrong.push((cost("2").header("weir-cost", "2"), "bad_request"));
-        // More than any window can ever hold: waiting would not help.
+        // A cost above what any window can hold: waiting would not help.
         wrong.push((cost("11"), "cost_exceeds_limit"));
         for (request, code) in &wrong {
             let answer = client.ask(request).await;

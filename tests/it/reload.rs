@@ -57,7 +57,7 @@ async fn a_renamed_file_is_followed() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let weir = Weir::start(&marked("one", &upstream)).await;
-    // Twice: a watch on the file itself would follow the old one into the void.
+    // Two replacements, because a watch on the file itself would follow the replaced file and miss the second one.
     for mark in ["two", "three"] {
         weir.write_config(&marked(mark, &upstream));
         wait_for_mark(&weir, &upstream, mark).await;

@@ -115,7 +115,7 @@ async fn an_upstream_that_starts_late_is_waited_for() {
     let answer = weir.get("/").await;
     assert_eq!((answer.status, answer.weir_error()), (502, Some("upstream_connect")));
     assert_eq!(retries(&weir, "connect").await, 9.0);
-    // None of the permits was used.
+    // No permit was used.
     eventually("the permits are back", PATIENCE, async || weir.available("api").await == [2]).await;
 }
 

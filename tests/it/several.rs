@@ -178,7 +178,7 @@ async fn partitions_are_independent_and_their_names_stay_in_weir() {
             let statuses = client.statuses(&of_tenant("/", tenant), 3).await;
             assert_eq!(statuses, [200, 200, 429], "{tenant} in {store}");
         }
-        // Without the header, and with an empty one: each a partition of its own.
+        // A request without the header and one with an empty header have different partitions.
         assert_eq!(client.statuses(&Request::get("/"), 3).await, [200, 200, 429], "in {store}");
         assert_eq!(client.statuses(&of_tenant("/", ""), 3).await, [200, 200, 429], "in {store}");
         assert_eq!(weir.available_of("api", "globex").await, [0], "in {store}");

@@ -25,7 +25,7 @@ const MORE: Held = Held { files: 60, tasks: 20, bytes: 64 * 1024 * 1024 };
 const LIMITS: [(&str, usize, Duration); 3] = [
     ("/window", 40, Duration::from_secs(2)),
     ("/two", 30, Duration::from_secs(1)),
-    // A burst and the permits that flow in within a second.
+    // A bucket of 20, and the 20 permits that flow in within a second.
     ("/bucket", 20 + 20, Duration::from_secs(1)),
 ];
 

@@ -37,7 +37,7 @@ async fn obey(host: String, tally: Arc<Tally>) {
 async fn clients_that_obey(clients: usize, rate: usize, per: Duration, lasting: Duration) {
     lane::calm(async || {
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    // A queue of at least one guard: a request that comes a moment early waits for that moment.
+    // The queue's timeout is at least one guard: a request that comes a moment early waits for its instant.
     let limiter =
         format!("{{limits: [{rate}/{}ms], queue: {{timeout: 50ms, max_waiting: 1000}}}}", per.as_millis());
     let fleet = Weir::fleet(2, &one_limiter(&redis.store(), &limiter, &upstream)).await;
@@ -94,7 +94,7 @@ async fn successive_refusals_name_successive_instants_within_a_minute() {
             let mut named = Vec::with_capacity(REFUSED);
             while named.len() < REFUSED {
                 let answer = client.ask(&Request::get("/")).await;
-                // The refusals may take so long that the next window opens.
+                // The refusals may take so long that the next window opens meanwhile.
                 if answer.status == 429 {
                     named.push((answer.sent + answer.retry_after(), answer.retry_after()));
                 }
@@ -103,7 +103,7 @@ async fn successive_refusals_name_successive_instants_within_a_minute() {
             // The hundredth of a second covers an answer's way and its rounding to whole milliseconds.
             let backward = turns.windows(2).filter(|pair| pair[1] + SECOND / 100 < pair[0]).count();
             let longest = named.iter().map(|(_, told)| *told).max().expect("refusals");
-            // A thousand at 10/s would be a hundred seconds.
+            // At 10/s a thousand permits take a hundred seconds.
             let of_hundred = turns[99].duration_since(turns[0]);
             println!(
                 "the hundredth {of_hundred:?} after the first, the longest {longest:?}, {backward} go back"

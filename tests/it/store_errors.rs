@@ -88,7 +88,7 @@ impl Trial {
         self.weir.metrics().await.sum("weir_store_calls_total", labels)
     }
 
-    /// Returns the number of log lines that contain this text.
+    /// Returns the number of log lines that contain `text`.
     fn told(&self, text: &str) -> usize {
         self.weir.log().lines().filter(|line| line.contains(text)).count()
     }
@@ -254,7 +254,7 @@ async fn weir_recovers_from_a_loading_server() {
     let redis = RedisServer::start_part(closed_port, &["--enable-debug-command", "yes"]).await;
     let url = redis.url();
     let mut trial = Trial::at(redis, &url).await;
-    // Two seconds to load.
+    // The server takes two seconds to load its data.
     trial
         .run(&[
             &["DEBUG", "POPULATE", "2000", "filler", "100"],

@@ -136,7 +136,7 @@ async fn live_state_is_shown_and_not_changed_by_looking() {
         assert!(all.text().contains("\"api\"") && all.text().contains("6/1h"), "{}", all.text());
     }
     assert_eq!(weir.ask("/api/limiters/none").await.status, 404);
-    // Two of six are spent; four are left, the last two after a wait.
+    // Two of the six permits are spent; four are left, of which the last two are granted after a wait.
     for status in [200, 200, 200, 200, 429] {
         assert_eq!(weir.get("/").await.status, status);
     }

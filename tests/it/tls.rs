@@ -61,7 +61,7 @@ impl Files {
         )
     }
 
-    /// Returns the same with `client_ca`.
+    /// Returns [`Files::server`] with `client_ca`.
     fn mutual(&self) -> String {
         self.server(&format!(", client_ca: {}", self.path("clients.pem").display()))
     }
@@ -207,7 +207,7 @@ async fn a_handshake_that_stalls_is_closed() {
     let _lane = lane::shared().await;
     let (upstream, files) = (Upstream::start(), Files::new());
     let weir = Weir::start(&(files.server("") + &route(&upstream, HUNDRED))).await;
-    // Nothing; the beginning of a hello; a whole handshake and no request.
+    // Three silent clients: one sends nothing, one the beginning of a hello, one a whole handshake without a request.
     let mut silent = TcpStream::connect(weir.host()).await.unwrap();
     let mut begun = TcpStream::connect(weir.host()).await.unwrap();
     begun.write_all(&[0x16, 0x03, 0x01, 0x02, 0x00, 0x01]).await.unwrap();

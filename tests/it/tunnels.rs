@@ -79,7 +79,7 @@ fn bytes_at(position: usize, count: usize, direction: u8) -> Vec<u8> {
     (position..position + count).map(|position| byte_at(position, direction)).collect()
 }
 
-/// Writes `total` bytes in pieces, then ends this direction.
+/// Writes `total` bytes in pieces, then ends the direction of `write`.
 async fn say(mut write: impl AsyncWriteExt + Unpin, total: usize, direction: u8, mut dice: Dice) {
     let mut said = 0;
     while said < total {

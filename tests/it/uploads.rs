@@ -70,7 +70,7 @@ async fn a_refused_client_is_not_told_to_continue() {
 const STREAMS: usize = 20;
 const EACH: usize = 200 * 1024 * 1024;
 
-/// The memory that weir may take for all of them.
+/// The memory that weir may take for all streams together.
 const MORE_BYTES: u64 = 40 * 1024 * 1024;
 
 async fn send_body(stream: &mut TcpStream) {
@@ -85,7 +85,7 @@ async fn send_body(stream: &mut TcpStream) {
     }
 }
 
-/// Reads a little from each in turn, so that all are under way together, and none is read at full speed.
+/// Reads a little from each stream in turn, so that all are under way together, and none is read at full speed.
 async fn read_in_turn(streams: &mut [TcpStream], weir: &Weir) -> u64 {
     let (mut most, mut buffer) = (0, vec![0; 1024 * 1024]);
     let mut read = vec![0; streams.len()];
@@ -126,7 +126,7 @@ async fn large_answers_take_no_memory() {
     .await;
 }
 
-/// Fast senders to a slow upstream.
+/// Fast senders do not fill weir's memory when the upstream is slow.
 #[tokio::test]
 async fn large_uploads_take_no_memory() {
     lane::alone(async || {

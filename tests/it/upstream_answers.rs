@@ -57,7 +57,7 @@ async fn a_malformed_answer_is_a_502() {
     }
 }
 
-/// The client must not take a part for the whole.
+/// A client must be able to see that the answer is only a part.
 #[tokio::test]
 async fn a_truncated_answer_is_passed_on_as_truncated() {
     let _lane = lane::shared().await;
@@ -183,7 +183,7 @@ async fn a_request_that_meets_a_closing_connection_is_repeated_if_it_may_be() {
     }
 }
 
-/// A response without a body keeps its `Content-Length`.
+/// Such a response keeps its `Content-Length`, although no body follows.
 #[tokio::test]
 async fn an_answer_without_a_body_keeps_its_length() {
     let _lane = lane::shared().await;

@@ -80,7 +80,7 @@ struct Desk {
     directory: TempDir,
     /// The stand-in for the third-party APIs.
     _upstream: Upstream,
-    /// Texts of the documents, and their replacements here.
+    /// The texts of the documents that are replaced here, with their replacements.
     meant: Vec<(&'static str, String)>,
     servers: BTreeMap<String, Child>,
 }
@@ -113,7 +113,7 @@ impl Desk {
         desk
     }
 
-    /// Replaces all of them at once: a replacement may look like another text.
+    /// Replaces all of those texts at once, because a replacement may look like another text.
     fn meant(&self, text: &str) -> String {
         let shown: Vec<String> = self.meant.iter().map(|(shown, _)| regex::escape(shown)).collect();
         let shown = Regex::new(&shown.join("|")).expect("a pattern");
@@ -207,7 +207,7 @@ impl Drop for Desk {
 
 fn signal(server: &Child, signal: Signal) {
     let group = i32::try_from(server.id()).ok().and_then(Pid::from_raw).expect("a process");
-    // It may have ended.
+    // The process may have ended.
     kill_process_group(group, signal).ok();
 }
 

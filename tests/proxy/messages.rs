@@ -1,4 +1,4 @@
-//! What a client and an upstream see of each other through weir: heads, bodies, errors.
+//! Messages between client and upstream as each sees them through weir: heads, bodies, errors.
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, Version};

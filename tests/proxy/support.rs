@@ -32,7 +32,7 @@ use weir::limiter::store::memory::MemoryStore;
 use weir::proxy::{Drained, Proxy, ProxyBuildError, Reach, serve};
 use weir::telemetry::{Metrics, Spans};
 
-/// A time that no step of a test needs.
+/// A deadline that no step of a test reaches.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Returns the result of a future that must not hang.
@@ -128,7 +128,7 @@ fn slow() -> Limiter {
     }
 }
 
-/// Returns a limiter of ten permits an hour, with a queue shorter than that.
+/// Returns a limiter of ten permits an hour, with a queue whose timeout is shorter than an hour.
 fn hourly() -> Limiter {
     let algorithm = Algorithm::SlidingWindow { precision: NonZeroU32::new(256).unwrap() };
     let (rate, per) = (Permits::new(10).unwrap(), Duration::from_secs(3600));
@@ -194,12 +194,12 @@ impl Up {
         *self.requests.borrow()
     }
 
-    /// Waits until it has accepted a connection.
+    /// Waits until the upstream has accepted a connection.
     pub(crate) async fn accepted(&self) {
         self.connections.subscribe().wait_for(|count| *count > 0).await.unwrap();
     }
 
-    /// Waits until it has got a request.
+    /// Waits until the upstream has got a request.
     pub(crate) async fn requested(&self) {
         self.requests.subscribe().wait_for(|count| *count > 0).await.unwrap();
     }
@@ -254,7 +254,7 @@ where
     scripted_upstream(move |socket, up| speak(socket, up, answer.clone())).await
 }
 
-/// Starts an upstream that speaks both over TLS; returns the certificate to trust as well.
+/// Starts an upstream that speaks HTTP/1.1 and HTTP/2 over TLS; returns the certificate to trust as well.
 pub(crate) async fn tls_upstream<F, T, B>(answer: F) -> (Up, tempfile::NamedTempFile)
 where
     F: Fn(Request<Incoming>) -> T + Clone + Send + 'static,

@@ -28,7 +28,7 @@ async fn a_closed_idle_connection_fails_no_request() {
         async move {
             read_head(&mut socket).await;
             counted.fetch_add(1, Ordering::SeqCst);
-            // It announces a persistent connection and closes it.
+            // The response announces a persistent connection, and the upstream closes it nevertheless.
             socket.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
         }
     })

@@ -179,7 +179,7 @@ async fn a_reload_answers_with_every_problem() {
         for outcome in [applied, refused] {
             reloads.recv().await.unwrap().send(outcome).unwrap();
         }
-        // Then the app ends.
+        // The app ends, and carries out no further reload.
         drop(reloads);
     };
     let client = async {

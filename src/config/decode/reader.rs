@@ -23,7 +23,7 @@ pub(super) struct Error {
     instead: Option<&'static str>,
     /// The value that was found, if its form is wrong. Never an interpolated value: it may be a secret.
     found: Option<String>,
-    /// Whether a key is missing.
+    /// True if a key is missing.
     pub(super) missing: bool,
     /// The id of the faulty node, and the part of its entry.
     pub(super) spot: Option<(u32, Part)>,
@@ -255,7 +255,7 @@ impl<'de> Deserializer<'de> for Reader<'_> {
         }
         let (scalar, kind) = self.scalar(&expected)?;
         let name = match kind {
-            // `off` and `false` are the same.
+            // `off` means the same as `false`, so a key that knows `off` takes either.
             Kind::Bool(false) if variants.contains(&"off") => "off",
             Kind::Text => scalar.text.as_str(),
             _ => return Err(self.wrong(&expected)),
@@ -322,7 +322,7 @@ impl<'de> MapAccess<'de> for Entries<'_> {
     }
 }
 
-/// `name`, or `{name: inner}`.
+/// A variant of an enum, written `name` or `{name: inner}`.
 struct Variant<'a> {
     name: &'a str,
     inner: Option<Reader<'a>>,

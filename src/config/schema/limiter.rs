@@ -53,7 +53,7 @@ pub(crate) struct Limiter {
     /// difference is charged. Default `off`.
     #[schemars(extend("examples" = ["headers"]))]
     pub(crate) sync: Option<OffOr<Sync>>,
-    /// Whether the limiter enforces its limits. Default `enforce`.
+    /// The effect of the limits on requests. Default `enforce`.
     #[schemars(extend("examples" = ["shadow"]))]
     pub(crate) mode: Option<Mode>,
 }
@@ -173,7 +173,7 @@ impl Setting for Sync {
     const EXPECTED: &'static str = "off or headers";
 }
 
-/// Whether a limiter enforces its limits.
+/// The effect of a limiter's limits on requests.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Mode {

@@ -93,7 +93,8 @@ pub(crate) struct Server {
     /// of it. Default `0s`.
     #[schemars(extend("examples" = ["5s"]))]
     pub(crate) drain_delay: Option<Text<Duration>>,
-    /// The time after that for which requests in flight and in queues may still finish, 0s to 1d. Default `30s`.
+    /// The time after `drain_delay` for which requests in flight and in queues may still finish, 0s to 1d. Default
+    /// `30s`.
     #[schemars(extend("examples" = ["45s"]))]
     pub(crate) drain_timeout: Option<Text<Duration>>,
 }
@@ -105,7 +106,7 @@ pub(crate) struct ServerTls {
     /// The certificate chain, a PEM file. Required.
     #[schemars(extend("examples" = ["tls/server.crt"]))]
     pub(crate) cert: String,
-    /// Its private key, a PEM file. Required.
+    /// The private key of `cert`, a PEM file. Required.
     #[schemars(extend("examples" = ["tls/server.key"]))]
     pub(crate) key: String,
     /// The authorities that sign clients' certificates, a PEM file. With it, TLS is mutual: a client must present a
@@ -137,7 +138,7 @@ pub(crate) struct Log {
     /// The form of log lines. Default `json`.
     #[schemars(extend("examples" = ["text"]))]
     pub(crate) format: Option<LogFormat>,
-    /// Whether each request is logged. Default `true`.
+    /// Logs each request. Default `true`.
     #[schemars(extend("examples" = [false]))]
     pub(crate) access: Option<bool>,
 }

@@ -34,7 +34,7 @@ pub(crate) struct Route {
     /// Headers removed from every forwarded request.
     #[schemars(extend("examples" = [["cookie", "x-internal-user"]]))]
     pub(crate) remove_headers: Option<Vec<String>>,
-    /// Whether the client's `Host` is forwarded. Default `false`: the upstream's own host is sent.
+    /// Forwards the client's `Host`. Default `false`: the upstream's own host is sent.
     #[schemars(extend("examples" = [true]))]
     pub(crate) preserve_host: Option<bool>,
     /// The limiter that each request must satisfy, by name. Without it and `limiters` there is no limit.
@@ -47,7 +47,7 @@ pub(crate) struct Route {
     /// The cost of a request, 1 to 1000000000 permits, or `{header: NAME}` for a cost named in a header. Default `1`.
     #[schemars(extend("examples" = [5, {"header": "weir-cost", "default": 1, "max": 100}]))]
     pub(crate) cost: Option<Form<Cost, CostHeader>>,
-    /// Whether `X-Forwarded-*` and `Via` are forwarded. Default `false`.
+    /// Forwards `X-Forwarded-*` and `Via`. Default `false`.
     #[schemars(extend("examples" = [true]))]
     pub(crate) forwarded_headers: Option<bool>,
     /// Retries, or `off`. Only requests with an idempotent method or an `Idempotency-Key` are retried. Each attempt takes
@@ -75,10 +75,10 @@ pub(crate) struct Match {
     /// The host without a port; `*.example.com` matches every name below `example.com`.
     #[schemars(extend("examples" = ["api.github.com", "*.dingtalk.com"]))]
     pub(crate) host: Option<String>,
-    /// Any of these methods, such as `GET`; all if absent.
+    /// The methods, such as `GET`; all if absent.
     #[schemars(extend("examples" = [["GET", "HEAD"]]))]
     pub(crate) methods: Option<Vec<String>>,
-    /// Each of these headers, with exactly this value.
+    /// The headers that a request must have, each with exactly this value.
     #[schemars(extend("examples" = [{"x-tenant": "acme"}]))]
     pub(crate) headers: Option<Named<String>>,
 }

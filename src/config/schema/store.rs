@@ -15,7 +15,7 @@ pub(crate) enum Store {
     Memory,
     /// Redis 6.2 or newer, or Valkey, shared by all replicas.
     Redis(
-        /// Its address and use.
+        /// The address of Redis, and its use.
         #[schemars(extend("examples" = [{"url": "redis://redis:6379/0", "fleet_size": 3}]))]
         Box<Redis>,
     ),

@@ -15,7 +15,7 @@ pub(super) const MINUTE: Duration = Duration::from_secs(60);
 pub(super) const HOUR: Duration = Duration::from_secs(3600);
 pub(super) const DAY: Duration = Duration::from_secs(86_400);
 
-/// The message about a name that is none.
+/// The message about a text that is no valid name.
 pub(super) const NAME_EXPECTED: &str = "a name is 1 to 64 letters, digits, `_`, `.` or `-`";
 
 /// The report that all checks write into, and the directory at which relative paths begin.

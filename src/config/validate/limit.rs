@@ -14,7 +14,7 @@ use crate::limiter::model::limit::{
     Algorithm, LIMITS_MAX, Limit, PER_MAX, PER_MIN, PRECISION_DEFAULT, Permits, RATE_MAX,
 };
 
-/// More instants than this in one window cost more than their exactness is worth.
+/// The largest `precision`: more instants in one window would cost more than their exactness is worth.
 const PRECISION_MAX: u32 = 65_536;
 /// The default of `timezone`.
 const TIMEZONE: &str = "UTC";
@@ -46,8 +46,8 @@ pub(super) fn limits(
     limits.into_iter().collect()
 }
 
-/// Makes the labels distinct: limits of equal rate and window but another algorithm or time zone get that behind
-/// a space, as in `10/1s token_bucket` or `100/1d Asia/Shanghai`.
+/// Makes the labels distinct: limits of equal rate and window but another algorithm or time zone get the algorithm or the
+/// zone behind a space, as in `10/1s token_bucket` or `100/1d Asia/Shanghai`.
 fn tell_apart(limits: &mut [Option<Limit>]) {
     let labels: Vec<_> = limits.iter().flatten().map(|limit| limit.label.clone()).collect();
     for limit in limits.iter_mut().flatten() {

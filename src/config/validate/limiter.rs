@@ -17,7 +17,7 @@ use crate::limiter::model::limit::{
     Limit, Limiter, LimiterName, Mode, OnStoreFailure, Partitioned, PausePolicy, QueueLimits, Scope,
 };
 
-/// A longer guard would waste quota and hide a wrong clock.
+/// The longest guard: a longer one would waste quota and hide a wrong clock.
 const GUARD_MAX: Duration = Duration::from_secs(1);
 /// The default of `max_waiting`.
 const MAX_WAITING: u32 = 1000;

@@ -26,7 +26,7 @@ pub(super) struct Names<'a> {
     /// All limiters of the file. A reference to one that is not valid is no unknown name.
     pub(super) limiter_names: Vec<&'a str>,
     pub(super) client_names: Vec<&'a str>,
-    /// Whether each group of limiters has its own slot of a Redis Cluster, so that no call can book in two groups.
+    /// True if each group of limiters has its own slot of a Redis Cluster, so that no call can book in two groups.
     pub(super) has_groups_apart: bool,
 }
 

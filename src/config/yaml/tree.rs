@@ -5,7 +5,7 @@ use crate::config::problem::Mark;
 /// One value of the tree.
 #[derive(Debug, Clone)]
 pub(crate) struct Node {
-    /// Distinct in the tree. The copies that aliases make share an id.
+    /// A number that is distinct in the tree. The copies that aliases make share it.
     pub(crate) id: u32,
     pub(crate) mark: Mark,
     pub(crate) value: Value,
@@ -50,7 +50,7 @@ pub(crate) enum Kind {
     Null,
     Bool(bool),
     Int(i64),
-    /// Not a whole number, or one that does not fit into 64 bits.
+    /// A number that is not whole, or does not fit into 64 bits.
     Float(f64),
     Text,
 }

@@ -8,7 +8,7 @@ pub struct Entry {
     /// The latest instant booked in the cell. Earlier bookings of the cell count as booked here, so they leave a
     /// window later than they might, never earlier.
     pub at: Micros,
-    /// How many.
+    /// The number of permits.
     pub permits: u64,
 }
 

@@ -19,7 +19,7 @@ pub struct Declarations(Vec<Declared>);
 struct Declared {
     rules: Arc<[Rule]>,
     at: Micros,
-    /// The only replica that has declared them; `None` for several.
+    /// The replica that has declared the set; `None` if several have.
     by: Option<u64>,
 }
 

@@ -1,20 +1,20 @@
 //! The part of an upstream's quota that others use, as its answers show. The limit is that much smaller for the fleet.
 //!
-//! An answer tells the permits that were left when its request came. The fleet's own use then is what it had booked in the
-//! window that ends at the slot of that request, but for rejected permits; others use the rest. Requests of nearly the same slot
-//! arrive in any order, so those count as the fleet's. The highest use in the last two to three windows is expected in the next
+//! An answer tells the permits that were left when its request came. The fleet's own use is its bookings in the window that
+//! ends at the slot of that request, without rejected permits; others use the rest. Requests of nearly the same slot arrive
+//! in any order, so those count as the fleet's. The highest use in the last two to three windows is expected in the next
 //! one. Pure. The twin is `lua/external_usage.lua`.
 
 use crate::clock::Micros;
-use crate::limiter::model::upstream_report::Remaining;
+use crate::limiter::model::Remaining;
 
-/// The part of the expected use that others may use beyond it.
+/// The margin left to others beyond their expected usage: 1/16 of it.
 const MARGIN_PART: u64 = 16;
 
-/// The part of a window within which requests are taken to overtake each other on their way.
+/// Requests may overtake each other on their way if their slots are at most 1/100 of a window apart.
 const OVERTAKEN_PART: u64 = 100;
 
-/// Bookings ahead move up when the fleet gets more than before by this part.
+/// Bookings ahead move up when the fleet's part of a limit has grown by more than 1/8.
 const MOVED_UP_PART: u64 = 8;
 
 /// Returns how far from its slot an answer's request may have been overtaken by others.
@@ -25,10 +25,10 @@ pub(in crate::limiter) fn overtaken(remaining: &Remaining, window: Micros) -> Mi
 /// The permits of one limit that others use in a window.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct ExternalUsage {
-    /// The expected permits.
+    /// The permits that others are expected to use in a window.
     expected: u64,
-    /// The most that was observed since an instant, that instant, and the most of the window before. One window whose answers
-    /// come at a bad moment must not let all of it go at once.
+    /// The most that was observed since an instant, that instant, and the most of the window before. Two windows, because
+    /// the answers of a single one may come at bad moments.
     observed: u64,
     since: Micros,
     before: u64,
@@ -44,7 +44,8 @@ impl ExternalUsage {
         if self.expected > 0 { self.expected + self.expected / MARGIN_PART + 1 } else { 0 }
     }
 
-    /// Returns how long bookings are kept: an answer is compared with the window before its slot, and comes late.
+    /// Returns how long bookings are kept to compare answers with: an answer concerns the window before its slot, and comes
+    /// late.
     pub(in crate::limiter) fn compared_for(&self, window: Micros) -> Micros {
         if self.since > Micros::ZERO { window + window } else { window }
     }
@@ -61,14 +62,14 @@ impl ExternalUsage {
         more
     }
 
-    /// Whether the bookings ahead of a rule are placed by a use that differs too much: others have more now, or the fleet has
-    /// more by a part.
+    /// Returns whether the bookings ahead were placed by an outdated external usage: others use more now, or so much less
+    /// that the bookings should move up.
     pub(in crate::limiter) fn is_unheeded(&self, rate: u64) -> bool {
         let (left, before) = (rate.saturating_sub(self.permits()), rate.saturating_sub(self.heeded));
         left < before || left > before + before / MOVED_UP_PART
     }
 
-    /// Notes that the bookings ahead are placed by what is left to others now.
+    /// Notes that the bookings ahead are placed by the present external usage.
     pub(in crate::limiter) fn heed(&mut self) {
         self.heeded = self.permits();
     }
@@ -92,7 +93,7 @@ impl ExternalUsage {
         inside.map(|(_, permits)| permits).sum()
     }
 
-    /// Forgets use of which nothing was observed for two windows. During a pause nothing can be observed.
+    /// Forgets the external usage if none was observed for two windows. During a pause nothing can be observed.
     pub(in crate::limiter) fn forget(&mut self, now: Micros, window: Micros, paused_until: Micros) {
         if now >= self.since.max(paused_until) + window + window {
             *self = ExternalUsage { heeded: self.heeded, ..ExternalUsage::default() };
@@ -122,7 +123,7 @@ mod tests {
         assert_eq!(hear(2000, 2), (0, 30));
         assert_eq!(hear(3000, 2), (0, 4));
         assert_eq!(hear(3500, 6), (2, 6));
-        // Nothing heard for two windows.
+        // No usage is reported for two windows.
         assert_eq!(hear(5000, 1), (1, 1));
         assert_eq!(hear(5100, 32), (31, 32));
         usage.forget(Micros::from_millis(19_000), WINDOW, Micros::from_millis(17_001));

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::limit::{Limiter, LimiterName};
-use crate::limiter::model::partition::Partition;
+use crate::limiter::model::{Limiter, LimiterName, Partition};
 
 /// A limiter or one of its partitions: where its state is, and its rules.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -5,7 +5,7 @@
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::pause::{Cause, Lasting, PauseRequest, Reason};
+use crate::limiter::model::{Cause, Lasting, PauseRequest, Reason};
 
 /// The longest time in which permits come one by one: a day's limit is not to be spread over the day.
 const PACED_MAX: Micros = Micros::from_millis(10_000);
@@ -28,11 +28,13 @@ pub struct Pause {
     set_at: Micros,
     /// The length of the last pause without a named instant; zero after one with it.
     length: Micros,
-    /// Until when permits come one by one, how far apart, the earliest instant of the next one, and how much further the
-    /// second one is from the first.
+    /// The instant until which permits come one by one.
     paced_until: Micros,
+    /// The distance between permits that come one by one.
     spacing: Micros,
+    /// The earliest instant of the next permit of those that come one by one.
     next: Micros,
+    /// The time by which the second permit after the pause is further away from the first than `spacing`.
     probe: Micros,
     /// When a pause was last set or lifted by hand.
     by_hand_at: Micros,
@@ -100,8 +102,8 @@ impl Pause {
         *self = Pause { until, set_at: now, paced_until, spacing, next: until, probe, cause, ..*self };
     }
 
-    /// Follows a pause by hand, set at an instant over a replica. An end that has passed lifts the pause. Returns whether it had
-    /// not been followed yet.
+    /// Follows a pause by hand, set at an instant through a replica. An end that has passed lifts the pause. Returns whether
+    /// it had not been followed yet.
     pub(in crate::limiter) fn follow(
         &mut self,
         now: Micros,
@@ -138,7 +140,7 @@ impl Pause {
         if at < self.paced_until { at.max(self.next.min(self.paced_until)) } else { at }
     }
 
-    /// Whether permits come one by one at an instant.
+    /// Returns whether permits come one by one at an instant.
     pub(in crate::limiter) fn is_paced(&self, at: Micros) -> bool {
         self.until <= at && at < self.paced_until
     }
@@ -219,7 +221,7 @@ mod tests {
             (pause.until() - now).0 / SECOND
         };
         assert_eq!([0; 8].map(|_| asked(2000)), [1, 2, 4, 8, 16, 32, 60, 60]);
-        // All went well for as long as the last one was, twice and three times as long.
+        // No rejection for once, twice and three times the length of the last pause.
         assert_eq!(asked(60 * SECOND), 60);
         assert_eq!(asked(120 * SECOND), 30);
         assert_eq!(asked(90 * SECOND), 7);
@@ -245,7 +247,7 @@ mod tests {
             taken.push((at - now).0);
             pause.booked(at, 1);
         }
-        // The limit of the shortest window: 20 in a second, evenly; then as always.
+        // Evenly, at the pace of the shortest window's limit, 20 in a second; then without pacing.
         let even = (0..20).map(|index| 3 * SECOND + index * SECOND / 20);
         assert_eq!(taken[..20], even.collect::<Vec<_>>());
         assert_eq!(taken[20..], [4 * SECOND; 2]);

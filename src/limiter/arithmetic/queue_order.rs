@@ -4,10 +4,10 @@
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::call::Freed;
+use crate::limiter::model::Freed;
 
-/// A review of the advised instants comes after three windows, or after this time, but not before so many permits could have
-/// been used.
+/// The shortest time between two reviews of the advised instants, where three windows are longer; but at least the time in
+/// which [`REVIEW_PERMITS`] permits could be used.
 const REVIEW_MAX: Micros = Micros::from_millis(5000);
 const REVIEW_PERMITS: u64 = 8;
 
@@ -56,12 +56,12 @@ impl QueueOrder {
         is_before.then_some(Freed { at: self.freed_at, permits: self.freed_permits })
     }
 
-    /// Returns the earliest place for a new request of that cost as far as the order goes.
+    /// Returns the earliest instant that the order allows for a new request of `cost`.
     pub(in crate::limiter) fn floor(&self, cost: u64) -> Micros {
         if self.freed_permits >= cost { self.freed_at } else { self.last }
     }
 
-    /// Returns how many requests of that cost may go to a slot.
+    /// Returns how many requests of `cost` the order allows at a slot.
     pub(in crate::limiter) fn count_at(&self, slot: Micros, cost: u64) -> u64 {
         if slot < self.last { self.freed_permits / cost } else { u64::MAX }
     }
@@ -79,7 +79,8 @@ impl QueueOrder {
         self.last = self.last.max(place.unwrap_or_default());
     }
 
-    /// Notes booked requests. Returns whether they passed by freed permits that a smaller cost may take.
+    /// Notes booked requests. Returns whether freed permits were left over that are too few for this cost, but may serve a
+    /// smaller one.
     pub(in crate::limiter) fn booked(&mut self, slot: Micros, count: u64, cost: u64) -> bool {
         self.booked += count * cost;
         let searched = self.freed_permits >= cost;
@@ -87,7 +88,7 @@ impl QueueOrder {
             self.freed_permits -= count * cost;
         }
         if searched && cost == 1 {
-            // Where the smallest cost finds no room there is none.
+            // A request of the smallest cost has searched all earlier instants, so no freed permit is left there.
             self.freed_at = slot;
             self.freed_permits = if slot < self.last { self.freed_permits } else { 0 };
         }
@@ -95,7 +96,7 @@ impl QueueOrder {
         searched && cost > 1 && slot > self.freed_at
     }
 
-    /// Returns the instant that the first of some refused callers is advised, who need that many permits together.
+    /// Returns the instant to advise to the first of some refused callers, which need `permits` in all.
     ///
     /// Successive refusals name successive instants, at the pace at which permits come, so that callers who obey do not come
     /// back together. No instant lies further than [`Rule::spread_max`] behind the true one: there the advice begins anew.
@@ -109,8 +110,8 @@ impl QueueOrder {
 
     /// Brings the advised instants closer where fewer callers came back than were expected.
     ///
-    /// An advised instant is a promise of permits. If fewer were booked in a while than had been promised, so many fewer
-    /// callers are expected from then on.
+    /// An advised instant is a promise of permits. If fewer were booked since the last review than were promised, the
+    /// instants move closer in the same proportion.
     pub(in crate::limiter) fn review_spread<'a, Rules>(&mut self, now: Micros, rules: impl Fn() -> Rules)
     where
         Rules: Iterator<Item = &'a Rule>,
@@ -126,7 +127,7 @@ impl QueueOrder {
             return;
         }
         let ahead = self.advised - now;
-        // Slots and callers may miss each other by an eighth.
+        // Up to an eighth of the permits may miss their callers by chance.
         if self.booked + self.booked / 8 < self.expected {
             self.advised = now + Micros(ahead.0 / 1024 * (self.booked * 1024 / self.expected));
         }

@@ -14,12 +14,12 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// Returns how long the limit takes to allow that many permits.
+    /// Returns how long the limit takes to allow `permits`.
     pub fn span(self, permits: u64) -> Micros {
         Micros(self.span_exact(permits).0).min(Micros::SPAN_MAX)
     }
 
-    /// Returns the same as whole microseconds and a rest in parts of `rate`.
+    /// Returns [`Quota::span`] unrounded: whole microseconds and a rest in parts of `rate`.
     pub fn span_exact(self, permits: u64) -> (u64, u64) {
         let (rate, window) = (u128::from(self.rate), u128::from(self.window.0));
         let product = u128::from(permits) * window;

@@ -7,20 +7,20 @@
 use crate::clock::Micros;
 use crate::limiter::arithmetic::cell::{Entry, cell_start};
 use crate::limiter::arithmetic::search::Search;
-use crate::limiter::model::call::Generation;
+use crate::limiter::model::Generation;
 
 /// How far ahead a change moves bookings: a little over the longest wait of a request. Requests of later bookings have left by
 /// then, or will be refused.
 pub(crate) const RESCHEDULE_MAX: Micros = Micros::from_millis(25 * 3_600_000);
 
-/// Where permits stood that were given back.
+/// The place that permits had when they were given back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Returned {
-    /// In the slot that their holder knew.
+    /// The permits stood in the slot that their holder knew.
     Here,
-    /// In the place to which a change had moved them.
+    /// The permits stood in this place, to which a change had moved them.
     Moved(Micros),
-    /// Nowhere: a change moved them, and they were not claimed in time.
+    /// The permits are gone: a change moved them, and they were not claimed in time.
     Lost,
 }
 
@@ -39,9 +39,9 @@ pub struct Reschedule {
     generation: Generation,
     /// The width of the cells in which the generation before was kept.
     cell: Micros,
-    /// In the order of the old places.
+    /// The void permits that are not claimed, in the order of their old places.
     unclaimed: Vec<Rescheduled>,
-    /// Until when the places are kept, and no other change moves bookings.
+    /// The instant until which the places are kept, and no other change moves bookings.
     until: Micros,
 }
 
@@ -51,7 +51,7 @@ impl Reschedule {
         self.generation
     }
 
-    /// Whether places wait to be claimed; no other change may move bookings meanwhile.
+    /// Returns whether places wait to be claimed; no other change may move bookings meanwhile.
     pub fn is_pending(&self) -> bool {
         !self.unclaimed.is_empty()
     }
@@ -128,7 +128,7 @@ impl Reschedule {
         self.unclaimed.iter().enumerate().skip(first).take_while(in_cell)
     }
 
-    /// Returns the index of the first of them that is not claimed, after skipping so many permits.
+    /// Returns the index of the first unclaimed void permits of `slot`, after skipping `skipped` permits.
     fn first_unclaimed(&self, slot: Micros, mut skipped: u64) -> Option<usize> {
         let mut there = self.of_slot(slot).filter(|(_, moved)| moved.permits > 0);
         let found = there.find(|(_, moved)| {
@@ -144,8 +144,8 @@ impl Reschedule {
         self.of_slot(slot).map(|(_, moved)| moved.permits).sum()
     }
 
-    /// Returns the place of permits that were booked at `slot` under a generation, after skipping so many others; `None` if no
-    /// change has moved them, or not together.
+    /// Returns the place of permits that were booked at `slot` under a generation, after skipping `skipped` others; `None`
+    /// if no change has moved them, or has moved them apart.
     pub fn place_of(&self, slot: Micros, permits: u64, generation: u64, skipped: u64) -> Option<Micros> {
         let Generation { number, void_from, before } = self.generation;
         if generation == number || generation != before || slot < void_from {
@@ -155,7 +155,7 @@ impl Reschedule {
         (moved.permits >= permits).then_some(moved.to)
     }
 
-    /// Hands the permits of that place to their holder. They stay charged there.
+    /// Marks the permits at [`Reschedule::place_of`] as claimed by their holder. They stay charged there.
     pub fn claim(&mut self, slot: Micros, permits: u64, skipped: u64) {
         if let Some(moved) =
             self.first_unclaimed(slot, skipped).and_then(|index| self.unclaimed.get_mut(index))

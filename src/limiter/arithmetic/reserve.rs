@@ -12,9 +12,9 @@ use crate::limiter::arithmetic::reschedule::Returned;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::search::Search;
 use crate::limiter::arithmetic::state::LimiterState;
-use crate::limiter::model::call::{Answer, Call, Holding, Outcome, RetryDelay, Run, Violated};
-use crate::limiter::model::epoch::Epoch;
-use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
+use crate::limiter::model::{
+    Answer, Call, Epoch, Holding, Outcome, ReportResult, RetryDelay, Run, UpstreamReport, Violated,
+};
 
 /// The states of a queue's limiters, each with its caller's rules.
 type States<'a, 'b> = &'a mut [(&'b mut LimiterState, Arc<[Rule]>)];
@@ -71,7 +71,7 @@ pub fn report_upstream(
     let remaining = report.remaining.iter();
     let remaining = remaining.filter_map(|(index, left)| Some((limiter_ref.rules.get(*index)?, left)));
     let external_usage = remaining.map(|(rule, left)| state.observe_remaining(now, rule, left)).sum();
-    // Bookings that the pause moves must heed the others, too.
+    // Bookings that the pause moves must leave external usage free, too.
     if let Some(request) = &report.pause {
         state.ask_pause(now, lease, request, report.replica);
     }
@@ -116,13 +116,13 @@ fn claim(now: Micros, states: States<'_, '_>, call: &Call, holding: Holding, ski
     place
 }
 
-/// Returns how many permits of a slot its `index`th holder of `count` leaves to others that come before. Several replicas hold
-/// permits of one slot, and where those lie apart now each takes some from the whole stretch.
+/// Returns how many unclaimed permits of a slot come before those that the `index`th of `count` requests claims. Several
+/// replicas may hold permits of one slot; where the new places differ, each replica claims places spread over all of them.
 fn skipped(unclaimed: u64, count: u64, index: u64, cost: u64) -> u64 {
     ((2 * index + 1) * unclaimed / (2 * count)).saturating_sub(index * cost)
 }
 
-/// Books void permits again, one by one: at the place that the change kept for each, or no earlier than that.
+/// Books void permits again, one by one: at the place that the change kept for it, or at a later one.
 fn reschedule(
     now: Micros,
     states: States<'_, '_>,
@@ -164,7 +164,7 @@ fn book_again(
     })
 }
 
-/// Books new requests in their order. Returns what became of them, as counts.
+/// Books new requests in their order. Returns their outcomes in order, with a count for each run of equal ones.
 fn book_runs(
     now: Micros,
     states: States<'_, '_>,
@@ -211,7 +211,7 @@ fn book_runs(
     outcomes
 }
 
-/// Returns how a request is refused whose slot is that far away; `None` if it may be booked.
+/// Returns the kind of refusal for a request whose slot is `delay` away; `None` if it may be booked.
 fn refusal(delay: Micros, run: &Run, queue_slots_left: u64) -> Option<fn(RetryDelay) -> Outcome> {
     if delay > run.wait_max {
         Some(Outcome::TooFar)

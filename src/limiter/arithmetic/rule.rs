@@ -8,7 +8,7 @@ use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::cell::cell_start;
 use crate::limiter::arithmetic::quota::Quota;
-use crate::limiter::model::limit::Limit;
+use crate::limiter::model::Limit;
 
 /// How far beyond the true delay a refusal may send a caller, unless its window is longer.
 pub const SPREAD_MIN: Micros = Micros::from_millis(60_000);
@@ -22,12 +22,13 @@ pub struct Rule {
     pub window: Micros,
     /// The width of the cells that this rule needs kept apart.
     pub cell: Micros,
-    /// How it counts.
+    /// The algorithm, with its parameters.
     pub kind: Kind,
 }
 
 impl Rule {
-    /// Returns the rule of a limit whose slots stay good for `guard`, at `now`, and until when it holds if not for ever.
+    /// Returns the rule of a limit whose slots stay good for `guard`, at `now`, and the instant until which it holds;
+    /// `None`: for ever.
     pub fn new(limit: &Limit, guard: Micros, now: Micros) -> (Rule, Option<Micros>) {
         let (quota, kind, valid_until) = Kind::of(limit, guard, now);
         (Rule::of(quota, kind), valid_until)
@@ -73,12 +74,12 @@ impl Rule {
         self.kind.seen_for(self.quota())
     }
 
-    /// Whether the rule counts in windows; otherwise it is a level that is charged.
+    /// Returns whether the rule counts in windows; a bucket has only a level.
     pub fn has_windows(&self) -> bool {
         self.kind.window_start(Micros::ZERO, self.window).is_some()
     }
 
-    /// Returns how far apart refused callers of that many permits are sent.
+    /// Returns the distance between the advised instants of refused callers that need `permits` each.
     pub fn spacing(&self, permits: u64) -> Micros {
         self.kind.spacing(self.quota(), permits)
     }
@@ -88,8 +89,9 @@ impl Rule {
         self.window.max(SPREAD_MIN)
     }
 
-    /// Returns the instant that the next refused caller is advised, after one that needs `permits` was advised `advised` in
-    /// place of `slot`: later by the spacing, and from the slot on anew where that would be too far.
+    /// Returns the instant to advise to the refused caller after one that needs `permits`, has its true slot at
+    /// `slot` and was advised `advised`: later by the spacing, or from `slot` on anew if that is too far behind
+    /// `slot`.
     pub fn advised_next(&self, slot: Micros, advised: Micros, permits: u64) -> Micros {
         slot + Micros((advised - slot + self.spacing(permits)).0 % self.spread_max().0)
     }
@@ -100,7 +102,7 @@ pub fn finest_cell(rules: &[Rule]) -> Micros {
     rules.iter().map(|rule| rule.cell).min().unwrap_or(Micros::ONE)
 }
 
-/// Whether bookings at two instants, the later one second, are kept as one.
+/// Returns whether bookings at two instants, the later one second, are kept as one.
 pub fn is_one(rules: &[Rule], cell: Micros, first: Micros, later: Micros) -> bool {
     cell_start(first, cell) == cell_start(later, cell)
         && !rules.iter().any(|rule| rule.kind.separates(first, later))

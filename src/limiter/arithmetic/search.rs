@@ -18,9 +18,9 @@ use crate::limiter::arithmetic::timeline::Timeline;
 pub struct Search<'a> {
     timeline: &'a mut Timeline,
     rules: &'a [Rule],
-    /// The finest cell of all rules: how the timeline is kept.
+    /// The width of the timeline's cells: the finest of all rules.
     cell: Micros,
-    /// Where the search stands.
+    /// The present instant of the search.
     at: Micros,
     /// The number of entries whose cell starts at `at` or before.
     entered: usize,
@@ -28,7 +28,7 @@ pub struct Search<'a> {
     sights: Vec<Sight>,
     /// The pause to heed; `None` where it does not matter.
     pause: Option<&'a mut Pause>,
-    /// What others use of each rule; empty where it does not matter.
+    /// The external usage of each rule; empty where it does not matter.
     external_usage: &'a [ExternalUsage],
 }
 
@@ -65,7 +65,7 @@ impl<'a> Search<'a> {
         search
     }
 
-    /// Returns the same search, limited to what a pause and others leave.
+    /// Returns the same search, which also heeds a pause and leaves external usage free.
     pub(in crate::limiter) fn heeding(
         mut self,
         pause: &'a mut Pause,
@@ -81,7 +81,7 @@ impl<'a> Search<'a> {
         self.rules
     }
 
-    /// Returns where the search stands.
+    /// Returns the present instant of the search.
     pub fn at(&self) -> Micros {
         self.at
     }
@@ -127,7 +127,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Returns the room under one rule where the search stands, or the next instant worth trying, always a later one.
+    /// Returns the room under one rule at the present instant of the search, or the next instant worth trying, always a
+    /// later one.
     fn room(&self, index: usize, cost: u64) -> Result<u64, Micros> {
         let (rule, entries) = (&self.rules[index], self.timeline.entries());
         let external = self.external_usage.get(index).map_or(0, ExternalUsage::permits);
@@ -136,7 +137,7 @@ impl<'a> Search<'a> {
         rule.kind.room(quota, &self.sights[index], position, cost)
     }
 
-    /// Books `permits` where the search stands.
+    /// Books `permits` at the present instant of the search.
     pub fn charge(&mut self, permits: u64) {
         let (at, rules, cell) = (self.at, self.rules, self.cell);
         let is_one = |entry| is_one(rules, cell, at.min(entry), at.max(entry));

@@ -15,12 +15,10 @@ use crate::limiter::arithmetic::reschedule::{Reschedule, Returned};
 use crate::limiter::arithmetic::rule::{Rule, finest_cell};
 use crate::limiter::arithmetic::search::Search;
 use crate::limiter::arithmetic::timeline::Timeline;
-use crate::limiter::model::call::Generation;
-use crate::limiter::model::pause::{Lasting, PauseRequest};
-use crate::limiter::model::upstream_report::Remaining;
+use crate::limiter::model::{Generation, Lasting, PauseRequest, Remaining};
 
-/// Bookings stay apart for this part of a window after their instant, and then only as a checkpoint. A permit that is given back
-/// later than that is not refunded by a rule that keeps one.
+/// Bookings are kept one by one for this part of a window (1/8) after their instant, and then only in a checkpoint. A permit
+/// that is given back later is not refunded by a rule with a checkpoint.
 const REFUND_PART: u64 = 8;
 
 /// The state of one limiter.
@@ -30,12 +28,13 @@ pub struct LimiterState {
     declared: Declarations,
     /// Every rule in force, the union of what is declared.
     rules: Vec<Rule>,
-    /// Of each rule: its checkpoint.
+    /// The checkpoint of each rule.
     checkpoints: Vec<Sight>,
-    /// Of each rule: what others use of it.
+    /// The external usage of each rule.
     external_usage: Vec<ExternalUsage>,
     reschedule: Reschedule,
-    /// Nothing is booked before, whether there is room or not. A state in Redis has no such instant: it begins full of permits.
+    /// The instant before which nothing is booked, even if there is room. A state in Redis has no such instant: it begins
+    /// full of permits.
     opens_at: Micros,
     /// A reset that has still to be followed: bookings until then are forgotten.
     reset_at: Option<Micros>,
@@ -76,7 +75,8 @@ impl LimiterState {
         self.timeline.prune(now, &self.rules, seen_for);
     }
 
-    /// Puts rules in force. Bookings stay as they are; a new rule that keeps a checkpoint lacks what the emptiest one lacked.
+    /// Puts rules in force. Bookings stay as they are; a new rule with a checkpoint begins with the lack of the
+    /// emptiest checkpoint before.
     fn put_in_force(&mut self, rules: Vec<Rule>) {
         self.checkpoints = rules.iter().map(|rule| self.checkpoint_of(rule)).collect();
         let external = |rule| {
@@ -127,8 +127,8 @@ impl LimiterState {
         self.reschedule(now, now + lease, lease, self.rules.clone());
     }
 
-    /// Moves the bookings that a pause covers to its end, and all later ones behind them, in order. Their slots cannot be used,
-    /// so they are void at once: their holders hear of the pause with their next answer.
+    /// Moves the bookings that a pause covers to its end, and all later ones behind them, in order. Their slots cannot be
+    /// used, so they are void at once: their holders learn of the pause with their next answer.
     fn follow_pause(&mut self, now: Micros, lease: Micros) {
         let (from, until) = (now + Micros::ONE, self.pause.until());
         // Bookings in the cell of this moment stay there.
@@ -146,7 +146,8 @@ impl LimiterState {
         has_changed
     }
 
-    /// Follows a pause by hand at an instant, over a replica, until another instant. A pause that was lifted moves bookings up.
+    /// Follows a pause by hand that was set at `at` through a replica, and lasts until `until`. A pause that was lifted
+    /// moves bookings up.
     pub fn pause_by_hand(&mut self, now: Micros, lease: Micros, at: Micros, until: Micros, replica: u64) {
         let is_followed = self.pause.follow(now, at, until, replica, &self.rules);
         self.follow_pause(now, lease);
@@ -156,7 +157,7 @@ impl LimiterState {
         }
     }
 
-    /// Returns until when nothing is booked; zero if the limiter is not paused.
+    /// Returns the end of the pause; zero if the limiter is not paused.
     pub fn paused_until(&self, now: Micros) -> Micros {
         Some(self.pause.until()).filter(|until| *until > now).unwrap_or_default()
     }
@@ -166,8 +167,8 @@ impl LimiterState {
         self.pause.lasting(now)
     }
 
-    /// Compares how much the upstream left of one of the caller's rules with the bookings. The difference is used by others: it
-    /// is left to them in each window, or charged once where the rule has none. Returns how many permits fewer there are.
+    /// Takes the difference between an upstream's report on one of the caller's rules and the bookings as external usage: it
+    /// is left to others in each window, or charged once where the rule has none. Returns how many permits of it are new.
     pub fn observe_remaining(&mut self, now: Micros, rule: &Rule, remaining: &Remaining) -> u64 {
         let Some(index) = self.position(rule) else { return 0 };
         let (slot, apart) = (remaining.slot, overtaken(remaining, rule.window));
@@ -179,7 +180,7 @@ impl LimiterState {
             return missing;
         };
         if slot + rule.window <= now {
-            // The bookings to compare with are not there any more.
+            // The bookings to compare with have been pruned.
             return 0;
         }
         let (from, until) = (from - apart, slot + apart);
@@ -198,7 +199,8 @@ impl LimiterState {
         }
     }
 
-    /// Moves the bookings ahead to their places beside what others use, as soon as an earlier change has been followed.
+    /// Moves the bookings ahead to their places beside changed external usage, as soon as an earlier change has been
+    /// followed.
     pub fn follow_external_usage(&mut self, now: Micros, lease: Micros) {
         let is_unheeded = |(external, rule): (&ExternalUsage, &Rule)| external.is_unheeded(rule.rate);
         let is_any_unheeded = self.external_usage.iter().zip(&self.rules).any(is_unheeded);
@@ -252,7 +254,7 @@ impl LimiterState {
         self.reschedule.place_of(slot, permits, generation, skipped)
     }
 
-    /// Hands the permits of that place to their holder.
+    /// Marks the permits at [`LimiterState::place_of`] as claimed by their holder.
     pub fn claim(&mut self, slot: Micros, permits: u64, skipped: u64) {
         self.reschedule.claim(slot, permits, skipped);
     }
@@ -264,7 +266,7 @@ impl LimiterState {
         search.heeding(&mut self.pause, &self.external_usage)
     }
 
-    /// Grants nothing before an instant.
+    /// Lets nothing be booked before an instant.
     pub fn close_until(&mut self, at: Micros) {
         self.opens_at = self.opens_at.max(at);
     }
@@ -274,11 +276,11 @@ impl LimiterState {
         Search::new(&mut self.timeline, &self.rules, &self.checkpoints, at).charge(permits);
     }
 
-    /// Charges so many permits that at least `permits` count as used at an instant or since.
+    /// Charges permits until at least `permits` count as used at an instant or since.
     ///
-    /// Earlier bookings may be among them, but nobody knows when the others were used: those bookings would leave their windows
-    /// too soon. So they move up to the instant first. Without windows only the level matters, whenever the permits were used.
-    /// Use until `now` is not compared with an instant that lies ahead.
+    /// Earlier bookings may be among them, but it is unknown when the other permits were used: those bookings would leave
+    /// their windows too soon. So they move up to the instant first. Without windows only the level matters, whenever the
+    /// permits were used. Use until `now` is not compared with an instant that lies ahead.
     pub fn charge_missing(&mut self, now: Micros, at: Micros, permits: u64) {
         let lies_ahead = at > now;
         let has_windows = self.rules.iter().any(Rule::has_windows);
@@ -300,7 +302,7 @@ impl LimiterState {
         self.charge(at, missing);
     }
 
-    /// Takes back up to so many permits that are booked before an instant, the latest first.
+    /// Takes back up to `permits` that are booked before an instant, the latest first.
     fn uncharge_before(&mut self, at: Micros, mut permits: u64) {
         let before = self.timeline.entries().iter().rev().filter(|entry| entry.at < at);
         for entry in before.copied().collect::<Vec<_>>() {

@@ -6,7 +6,7 @@
 use crate::clock::Micros;
 use crate::limiter::arithmetic::cell::{Entry, cell_start};
 use crate::limiter::arithmetic::rule::{Rule, finest_cell, is_one};
-use crate::limiter::model::clock_step::{Step, stepped};
+use crate::limiter::model::{Step, stepped};
 
 /// Bookings in ascending order, at most one entry a cell.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
@@ -114,7 +114,7 @@ impl Timeline {
         self.entries.iter_mut().for_each(|entry| entry.at = stepped(entry.at, step));
     }
 
-    /// Removes and returns the entries in which something may have been booked for an instant or before.
+    /// Removes and returns the entries whose cell starts at `at` or before: part of their permits may be booked for then.
     pub fn take_until(&mut self, at: Micros, rules: &[Rule]) -> Vec<Entry> {
         let cell = finest_cell(rules);
         let index = self.entries.partition_point(|entry| cell_start(entry.at, cell) <= at);

@@ -47,25 +47,26 @@ pub enum Period {
 /// Windows aligned to the clock of a time zone.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CalendarWindows {
-    /// Their length.
+    /// The length of the windows.
     pub period: Period,
-    /// The zone by whose clock they begin.
+    /// The zone by whose clock the windows begin.
     pub zone: TimeZone,
 }
 
 /// Windows of equal length that follow each other, until the next stretch begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stretch {
-    /// Where the first of them begins.
+    /// The start of the first window.
     pub start: Micros,
-    /// The length of each; the next stretch may cut the last one short.
+    /// The length of each window; the next stretch may cut the last one short.
     pub length: Micros,
 }
 
 /// The windows around an instant.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Schedule {
-    /// Ascending, at least one. Instants before the first belong to a window that ends there; the last goes on for ever.
+    /// The stretches, ascending, at least one. Instants before the first belong to a window that ends there; the last
+    /// goes on for ever.
     pub stretches: Arc<[Stretch]>,
     /// The instant from which the schedule must be made anew; `None` if it holds for ever.
     pub valid_until: Option<Micros>,
@@ -83,7 +84,7 @@ impl CalendarWindows {
             }
             Period::Week | Period::Month => true,
         };
-        // A name for "not known", and not one that a clock goes by.
+        // The tz database's placeholder for an unknown zone is no zone.
         let zone = TimeZone::get(zone).ok().filter(|zone| !zone.is_unknown());
         zone.filter(|_| fits).map(|zone| CalendarWindows { period, zone })
     }
@@ -131,19 +132,19 @@ impl CalendarWindows {
         Schedule { stretches: stretches.into(), valid_until }
     }
 
-    /// Returns one stretch for ever, by a clock of this offset.
+    /// Returns a schedule of one stretch that holds for ever, by a clock with this offset from UTC.
     fn steady(&self, offset: i64) -> Schedule {
         let (step, phase) = self.grid();
         let stretch = Stretch { start: instant((phase - offset).rem_euclid(step)), length: instant(step) };
         Schedule { stretches: Arc::new([stretch]), valid_until: None }
     }
 
-    /// Returns the distance of two boundaries in local time, and one of them.
+    /// Returns the distance between two boundaries in local time, and one boundary.
     fn grid(&self) -> (i64, i64) {
         match self.period {
             Period::Span(span) => (i64::try_from(span.as_micros()).unwrap_or(DAY_US).clamp(1, DAY_US), 0),
             Period::Week => (WEEK_US, MONDAY_US),
-            // Only where a year could not be computed.
+            // Used only for a year whose months could not be computed.
             Period::Month => (31 * DAY_US, 0),
         }
     }
@@ -203,7 +204,7 @@ impl CalendarWindows {
         let after = Timestamp::from_microsecond(after).unwrap_or(Timestamp::UNIX_EPOCH);
         let mut before = self.zone.to_offset(after);
         self.zone.following(after).filter_map(move |change| {
-            // Some only rename what stays as it is.
+            // Some changes only rename the zone's time, at the same offset.
             let differs = change.offset() != before;
             before = change.offset();
             differs.then(|| (change.timestamp().as_microsecond(), micros_of(before)))
@@ -266,7 +267,7 @@ fn stretches(mut runs: Vec<Run>, from: i64) -> Vec<Stretch> {
     };
     for (index, run) in runs.iter().enumerate() {
         let last_length = runs.get(index + 1).map_or(run.step, |next| next.first - run.last);
-        // A shorter one is cut by the next stretch, a longer one needs its own.
+        // A last window that is shorter is cut by the next stretch; a longer one needs a stretch of its own.
         if last_length <= run.step || run.first < run.last {
             add(run.first, run.step);
         }

@@ -8,20 +8,20 @@ use crate::limiter::model::epoch::Epoch;
 pub struct Holding {
     /// The slot.
     pub slot: Micros,
-    /// The cost of each.
+    /// The cost of each request's permits.
     pub cost: u64,
-    /// How many of that cost.
+    /// The number of requests' permits of that cost.
     pub count: u64,
 }
 
 /// Requests of one cost and one wait, in the order of their arrival.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run {
-    /// The cost of each.
+    /// The cost of each request.
     pub cost: u64,
     /// The longest wait of each, from the instant of the call.
     pub wait_max: Micros,
-    /// How many.
+    /// The number of requests.
     pub count: u64,
 }
 
@@ -44,7 +44,7 @@ pub struct Call {
     pub reschedule_wait: Micros,
     /// New requests.
     pub runs: Vec<Run>,
-    /// How many of them may be given a slot in the future.
+    /// How many of the new requests may be given a slot in the future.
     pub queue_slots_left: u64,
     /// How many further requests like the first refused one the caller may refuse without asking.
     pub refusal_budget: u64,
@@ -66,7 +66,7 @@ pub enum Outcome {
     Booked(Micros),
     /// Nothing booked: the earliest slot is further away than the wait.
     TooFar(RetryDelay),
-    /// Nothing booked: as many wait as may.
+    /// Nothing booked: the queue is full.
     Full(RetryDelay),
 }
 
@@ -93,7 +93,7 @@ pub struct Answer {
     pub generations: Vec<Generation>,
     /// For each limiter and each of its limits: the permits that could be used at once.
     pub available: Vec<Vec<u64>>,
-    /// For each limiter: until when its upstream asked to be left alone; zero if it did not.
+    /// For each limiter: the end of its pause; zero without one.
     pub paused: Vec<Micros>,
     /// For each limiter: until when its state is sure to exist, in a store that may lose it.
     pub lives_until: Vec<Micros>,

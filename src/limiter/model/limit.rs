@@ -62,7 +62,7 @@ impl Permits {
     /// One permit, the default cost.
     pub const ONE: Permits = Permits(NonZeroU32::MIN);
 
-    /// Returns that many permits, if within 1 to [`RATE_MAX`].
+    /// Returns `count` permits, if within 1 to [`RATE_MAX`].
     pub fn new(count: u64) -> Option<Permits> {
         let count = u32::try_from(count).ok().filter(|count| *count <= RATE_MAX)?;
         NonZeroU32::new(count).map(Permits)
@@ -86,13 +86,13 @@ impl fmt::Debug for Permits {
     }
 }
 
-/// How a limit counts.
+/// The algorithm of a limit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Algorithm {
     /// Every interval of length `per` holds at most `rate` permits.
     SlidingWindow {
-        /// Instants kept apart per window: exact up to that many permits, beyond it rounded to
-        /// `per / precision`, to the safe side.
+        /// The number of instants kept apart per window: exact up to as many permits, beyond it rounded to `per /
+        /// precision`, to the safe side.
         precision: NonZeroU32,
     },
     /// `burst` permits at once, then `rate` per `per`.
@@ -116,9 +116,9 @@ pub struct Limit {
     pub rate: Permits,
     /// The length of the window, between [`PER_MIN`] and [`PER_MAX`]; of calendar windows the longest.
     pub per: Duration,
-    /// How it counts.
+    /// The algorithm.
     pub algorithm: Algorithm,
-    /// As the user would write it in short form, `900/1m`: shown in metrics, headers and pages.
+    /// The limit in short form, `900/1m`: shown in metrics, headers and pages.
     pub label: Arc<str>,
 }
 
@@ -149,11 +149,11 @@ pub enum Scope {
     /// The fleet, through the store.
     #[default]
     Overall,
-    /// None: each replica enforces it by itself, in memory.
+    /// Each replica enforces the limiter by itself, in memory.
     PerReplica,
 }
 
-/// Whether a limiter acts.
+/// The effect of a limiter on requests.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Mode {
     /// The limiter delays and refuses.
@@ -192,25 +192,25 @@ impl Default for PausePolicy {
 pub struct Limiter {
     /// The name.
     pub name: LimiterName,
-    /// At least one limit, at most [`LIMITS_MAX`].
+    /// The limits: at least one, at most [`LIMITS_MAX`].
     pub limits: Vec<Limit>,
-    /// The replicas that share it.
+    /// The replicas that share the limiter.
     pub scope: Scope,
-    /// Whether it acts.
+    /// The effect on requests.
     pub mode: Mode,
-    /// `None`: one state for all requests.
+    /// The partitions; `None`: one state for all requests.
     pub partitioned: Option<Partitioned>,
     /// How long after its slot a permit stays good; every window is widened by it.
     pub guard: Duration,
-    /// `None`: over the limit, a request is refused at once.
+    /// The queue; `None`: over the limit, a request is refused at once.
     pub queue: Option<QueueLimits>,
-    /// Names the Redis Cluster slot; limiters of one group can be taken together.
+    /// The group, by which the limiter's keys share a Redis Cluster slot; limiters of one group can be taken together.
     pub group: Arc<str>,
     /// The policy while the store cannot be asked.
     pub on_store_failure: OnStoreFailure,
-    /// `None`: rejections of the upstream change nothing.
+    /// The pauses; `None`: rejections of the upstream change nothing.
     pub pause: Option<PausePolicy>,
-    /// Whether the limiter follows the remaining permits that the upstream reports, where they are fewer than weir expects.
+    /// True if the limiter follows the remaining permits that the upstream reports, where they are fewer than weir expects.
     pub follows_upstream: bool,
 }
 
@@ -238,7 +238,7 @@ impl Limiter {
         (shortest / 100).clamp(GUARD_MIN, GUARD_MAX)
     }
 
-    /// Whether it stands outside all-or-nothing, and only counts.
+    /// Returns whether the limiter only counts, and stands outside all-or-nothing.
     pub fn is_shadow(&self) -> bool {
         self.mode == Mode::Shadow
     }

@@ -1,4 +1,5 @@
-//! Values that cannot be wrong, and the words that pass between rooms: limits, partitions, calls and their answers, refusals.
+//! Values that cannot be wrong, and the values that pass between rooms: limits, partitions, calls and their answers,
+//! refusals.
 //!
 //! Knows no state of a limiter, no store and no queue.
 
@@ -13,3 +14,18 @@ pub mod refusal;
 pub mod replica;
 pub mod upstream_report;
 pub mod write_back;
+
+pub use calendar_windows::{CalendarWindows, Period, Stretch, window_of};
+pub use call::{Answer, Call, Freed, Generation, Holding, Outcome, RetryDelay, Run, Violated};
+pub use clock_step::{Step, stepped};
+pub use epoch::{Epoch, Reset};
+pub use limit::{
+    Algorithm, Limit, Limiter, LimiterName, Mode, OnStoreFailure, Partitioned, PausePolicy, Permits,
+    QueueLimits, RATE_MAX, Scope,
+};
+pub use partition::Partition;
+pub use pause::{Cause, Lasting, PAUSE_MAX, PauseRequest, PauseStretch, Reason};
+pub use refusal::Refusal;
+pub use replica::{Replica, replica_name};
+pub use upstream_report::{Remaining, ReportResult, UpstreamReport};
+pub use write_back::{Unknown, WriteBack};

@@ -29,7 +29,7 @@ pub enum Reason {
     Upstream {
         /// The status code of the answer.
         status: u16,
-        /// Whether the answer named the end of the pause; otherwise weir chose it.
+        /// True if the answer named the end of the pause; otherwise weir chose it.
         is_named: bool,
     },
     /// An operator paused the limiter.

@@ -45,7 +45,7 @@ pub enum Refusal {
     CostExceedsLimit {
         /// The limiter.
         limiter: LimiterName,
-        /// The largest cost that it can hold.
+        /// The largest cost that the limiter can hold.
         cost_max: Permits,
     },
     /// weir is shutting down.

@@ -9,15 +9,15 @@ const TEXT_MAX: usize = 64;
 /// One running weir.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Replica {
-    /// A number below 2^53, chosen at its start.
+    /// The replica's number below 2^53, chosen at its start.
     pub id: u64,
-    /// Its version.
+    /// The version of weir.
     pub version: Arc<str>,
-    /// The hash of its configuration.
+    /// The hash of the replica's configuration.
     pub configuration: Arc<str>,
-    /// The name of its host, for people; empty if it has none. Two replicas may have the same.
+    /// The name of the replica's host, for people; empty if it has none. Two replicas may have the same.
     pub host: Arc<str>,
-    /// How long ago it was last heard.
+    /// The time since the store last saw the replica.
     pub seen_ago: Duration,
 }
 

@@ -35,7 +35,7 @@ pub struct ReportResult {
 /// The permits that an upstream leaves of a limit, by one answer.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Remaining {
-    /// How many.
+    /// The number of permits left.
     pub permits: u64,
     /// The length of the upstream's window: that of the limit, without the guard.
     pub per: Micros,

@@ -12,9 +12,7 @@ use tokio::time::{Duration, Instant};
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::limit::{Limiter, LimiterName};
-use crate::limiter::model::partition::Partition;
-use crate::limiter::model::refusal::Refusal;
+use crate::limiter::model::{Limiter, LimiterName, Partition, Refusal};
 use crate::limiter::recovery::session::StoreSession;
 use crate::telemetry::LimiterMetrics;
 
@@ -22,7 +20,7 @@ use crate::telemetry::LimiterMetrics;
 /// or two.
 const TIGHTEST_FOR: Duration = Duration::from_secs(30);
 
-/// A map is shrunk when it is down to one in this many of its places.
+/// A map is shrunk when it uses only one in this many of its places.
 const SPARSE: usize = 4;
 
 /// Counters of a limiter over all its queues, since this process started.
@@ -74,7 +72,7 @@ pub(in crate::limiter) struct ActiveLimiter {
     /// The number of queues of each partition.
     partitions: Mutex<HashMap<Partition, u32>>,
     tightest: Mutex<Option<Tightest>>,
-    /// When its latest known pause ends, of any partition.
+    /// When the latest known pause of the limiter, or of any of its partitions, ends.
     paused_until: Mutex<Option<Instant>>,
 }
 
@@ -243,12 +241,12 @@ pub(in crate::limiter) struct LimiterInstance {
 }
 
 impl LimiterInstance {
-    /// Returns the reference by which a store knows it, as configured now.
+    /// Returns the store's reference to this limiter or partition, as configured now.
     pub(in crate::limiter) fn limiter_ref(&self) -> LimiterRef {
         LimiterRef::new(&self.active.limiter(), self.partition, self.active.session.now())
     }
 
-    /// Counts one more queue of it.
+    /// Counts one more queue of this limiter or partition.
     ///
     /// # Errors
     /// A refusal with this `retry_after`, if the limiter has as many partitions as it may have.
@@ -256,7 +254,7 @@ impl LimiterInstance {
         self.partition.map_or(Ok(()), |partition| self.active.admit(partition, retry_after))
     }
 
-    /// Counts one queue of it less.
+    /// Counts one queue less of this limiter or partition.
     pub(in crate::limiter) fn dismiss(&self) {
         if let Some(partition) = self.partition {
             self.active.dismiss(partition);

@@ -8,12 +8,12 @@ use std::collections::VecDeque;
 use tokio::sync::oneshot;
 use tokio::time::{Duration, Instant};
 
-use crate::limiter::model::refusal::Refusal;
+use crate::limiter::model::Refusal;
 use crate::limiter::queue::permit::{Permit, Turn};
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::queue::ticket::Entered;
 
-/// How long before its slot a request is told that the slot approaches: time to open a connection with TLS to the other
+/// How long before its slot a request is notified that the slot approaches: time to open a connection with TLS to the other
 /// side of the world.
 pub(in crate::limiter) const APPROACH: Duration = Duration::from_millis(500);
 
@@ -24,13 +24,13 @@ const APPROACHING_MAX: usize = 128;
 /// arrival, and a slot that came late is replaced by a later one.
 pub(in crate::limiter) const DEADLINE_SLACK: Duration = Duration::from_millis(100);
 
-/// How far a request has come.
+/// The stage of a waiting request.
 pub(in crate::limiter) enum Stage {
-    /// It does not know yet whether it has to wait.
+    /// The request does not know yet whether it has to wait.
     Asking(oneshot::Sender<Result<Entered, Refusal>>),
-    /// It has a place in the queue.
+    /// The request has a place in the queue.
     Waiting {
-        /// Tells the request, once, that its slot is near.
+        /// Notifies the request, once, that its slot is near.
         approach: Option<oneshot::Sender<()>>,
         /// Delivers the permit when the slot is due.
         turn: Turn,
@@ -83,9 +83,9 @@ impl Waiter {
 pub(in crate::limiter) struct CostQueue {
     waiters: VecDeque<Waiter>,
     slots: VecDeque<Slot>,
-    /// The number of requests, from the first on, that were told that their slot is near.
+    /// The number of requests, from the first on, that were notified that their slot is near.
     approached: usize,
-    /// The slots asked for in place of lost ones, and not answered yet.
+    /// The number of slots asked for in place of lost ones, and not answered yet.
     pub(in crate::limiter) wanted: usize,
 }
 
@@ -137,7 +137,7 @@ impl CostQueue {
         self.waiters.front().map(|waiter| waiter.arrived)
     }
 
-    /// Corrects when slots are due, after an answer has told more about the store's clock.
+    /// Corrects when slots are due, after an answer has narrowed the bounds of the store's clock.
     pub(in crate::limiter) fn refresh(&mut self, due: impl Fn(&Slot) -> Instant) {
         self.slots.iter_mut().for_each(|slot| slot.due = due(slot));
     }
@@ -147,7 +147,8 @@ impl CostQueue {
         self.slots.back().filter(|slot| slot.source == Source::Store)
     }
 
-    /// Returns whether a booked slot is held. Then the store must be asked regularly, to hear of changed limits or of its return.
+    /// Returns whether a booked slot is held. Then the store must be asked regularly, to learn of changed limits, or of the
+    /// end of an outage.
     pub(in crate::limiter) fn holds_booked(&self) -> bool {
         self.slots.iter().any(|slot| slot.source != Source::Unlimited)
     }
@@ -239,7 +240,7 @@ impl CostQueue {
         overdue
     }
 
-    /// Tells the requests whose slot is near. Returns when the next one must be told.
+    /// Notifies the requests whose slot is near. Returns when the next request must be notified.
     pub(in crate::limiter) fn approach(&mut self, now: Instant) -> Option<Instant> {
         while self.approached < self.waiters.len().min(self.slots.len()).min(APPROACHING_MAX) {
             let near = self.slots[self.approached].due - APPROACH;

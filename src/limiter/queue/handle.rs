@@ -13,9 +13,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::clock::Micros;
-use crate::limiter::model::call::Freed;
-use crate::limiter::model::limit::{LimiterName, OnStoreFailure, Permits};
-use crate::limiter::model::refusal::Refusal;
+use crate::limiter::model::{Freed, LimiterName, OnStoreFailure, Permits, Refusal};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::inbox::{Arrival, Asker, Inbox, Unsent, WorkerEvents};
 use crate::limiter::queue::pause::Paused;
@@ -48,9 +46,9 @@ pub(in crate::limiter) struct Queue {
     first_arrived_us: AtomicU64,
     /// Permits handed out and neither used nor given back.
     permits_out: AtomicU32,
-    /// Those of them whose request has still to be woken and sent.
+    /// The permits among them whose request has still to be woken and sent.
     in_flight: AtomicU32,
-    /// Whether a limiter may be paused. Read for each request, so it stands outside the inbox.
+    /// True if a limiter may be paused. Read for each request, so it stands outside the inbox.
     is_paused: AtomicBool,
 }
 
@@ -102,7 +100,7 @@ impl Queue {
         self.active_limiters().map(|active| active.limiter().cost_max()).min().unwrap_or(Permits::ONE)
     }
 
-    /// Returns the refusal of a request that costs more than that.
+    /// Returns the refusal of a request that costs more than [`Queue::cost_max`].
     pub(in crate::limiter) fn too_costly(&self) -> Refusal {
         let cost_max = self.cost_max();
         let limiter = self.active_limiters().find(|active| active.limiter().cost_max() == cost_max);
@@ -265,7 +263,7 @@ impl Queue {
         self.wake.notify_one();
     }
 
-    /// Keeps the queue from ending while it is idle, for as long as the guard lives. `None` if it has ended.
+    /// Keeps the queue from ending while it is idle, until the guard is dropped. `None` if the queue has ended.
     pub(in crate::limiter) fn hold(self: &Arc<Queue>) -> Option<QueueGuard> {
         self.inbox().hold().then(|| QueueGuard(self.clone()))
     }
@@ -443,7 +441,7 @@ impl OriginQueue for Queue {
     }
 }
 
-/// Keeps a queue from ending while it is idle, for as long as it lives.
+/// A guard that keeps an idle queue from ending until the guard is dropped.
 pub(in crate::limiter) struct QueueGuard(Arc<Queue>);
 
 impl QueueGuard {

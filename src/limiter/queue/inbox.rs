@@ -8,9 +8,7 @@ use std::collections::VecDeque;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::limiter::model::call::Freed;
-use crate::limiter::model::limit::Permits;
-use crate::limiter::model::refusal::Refusal;
+use crate::limiter::model::{Freed, Permits, Refusal};
 use crate::limiter::queue::pause::{Paused, in_pause};
 use crate::limiter::queue::permit::Returned;
 use crate::limiter::queue::prefetch::{Prefetch, PrefetchSnapshot};
@@ -47,10 +45,10 @@ pub(in crate::limiter) enum Asker {
     Shadow,
 }
 
-/// Whether a queue takes requests.
+/// The phase of a queue, which decides whether it takes requests.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::limiter) enum Phase {
-    /// It does.
+    /// The queue takes requests.
     #[default]
     Open,
     /// weir is shutting down: the worker is to refuse all requests and to end.
@@ -72,8 +70,8 @@ pub(in crate::limiter) struct Inbox {
     refusal_cache: Option<Box<RefusalCache>>,
     refusals: RefusalRate,
     pub(in crate::limiter) prefetch: Prefetch,
-    /// Whether the worker waits for an answer of the store. It looks here after that, so an arrival need not wake it. Set when
-    /// a call is under way, and cleared with each look.
+    /// True while the worker waits for an answer of the store. The worker looks into the inbox afterwards, so an arrival
+    /// need not wake it. Set when a call is under way, and cleared with each look.
     pub(in crate::limiter) is_calling: bool,
 }
 
@@ -124,7 +122,7 @@ impl RefusalRate {
     }
 }
 
-/// Why an arrival was not taken.
+/// The reason why an arrival was not taken.
 pub(in crate::limiter) enum Unsent {
     /// The worker has ended.
     Ended,
@@ -149,8 +147,8 @@ impl Inbox {
         self.refusals.add(count, Instant::now());
     }
 
-    /// Returns how many requests are likely to be refused within [`KEPT_FOR`], if they are so many that the store should be
-    /// spared; zero otherwise.
+    /// Returns how many requests are likely to be refused within [`KEPT_FOR`]; zero if they are few enough to ask the store
+    /// each time.
     pub(in crate::limiter) fn refusal_budget(&mut self, now: Instant) -> u64 {
         self.refusals.add(0, now);
         // One burst is not enough: a budget that is not used up leaves instants at which no request comes back.

@@ -2,8 +2,7 @@
 
 use tokio::time::Instant;
 
-use crate::limiter::model::limit::LimiterName;
-use crate::limiter::model::refusal::Refusal;
+use crate::limiter::model::{LimiterName, Refusal};
 
 /// A pause of one limiter, by this process's clock.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -8,8 +8,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::clock::Micros;
-use crate::limiter::model::limit::Permits;
-use crate::limiter::model::refusal::Refusal;
+use crate::limiter::model::{Permits, Refusal};
 use crate::limiter::queue::shadow::Shadows;
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::queue::upstream_report::{PendingReport, UpstreamSignal};
@@ -19,7 +18,7 @@ use crate::limiter::store::clock::StoreClock;
 /// be on time is late this often in a row.
 pub(in crate::limiter) const LATE_MAX: u8 = 8;
 
-/// What permits send back to the queue's worker.
+/// A permit, or a part of one, on its way back to the queue's worker.
 pub(in crate::limiter) enum Returned {
     /// A permit that was not used.
     Unused { slot: Slot, cost: Permits },
@@ -37,7 +36,7 @@ pub(in crate::limiter) struct LatePermit {
     pub(in crate::limiter) deadline: Instant,
     /// The number of late slots of this request, with this one.
     pub(in crate::limiter) late: u8,
-    /// Whether it is late only because a limiter has been paused since it was booked.
+    /// True if it is late only because a limiter has been paused since it was booked.
     pub(in crate::limiter) is_paused: bool,
     pub(in crate::limiter) turn: Turn,
 }
@@ -45,11 +44,11 @@ pub(in crate::limiter) struct LatePermit {
 /// Delivers a waiting request's permit, or its refusal.
 pub(in crate::limiter) type Turn = oneshot::Sender<Result<Permit, Refusal>>;
 
-/// News of a request that was sent, for the queue of its permit.
+/// A report on a request that was sent, for the queue of its permit.
 pub(in crate::limiter) enum PermitReport {
-    /// What the upstream's answer says of its quota, or a higher cost than the permit's.
+    /// The quota signals in the upstream's answer, or a cost above the permit's.
     Signal(PendingReport),
-    /// A cost lower than the permit's.
+    /// A cost below the permit's.
     Refund(Returned),
 }
 
@@ -89,7 +88,7 @@ pub(in crate::limiter) trait OriginQueue: Send + Sync {
     /// Hands a permit back to the worker. It is dropped if the queue has ended.
     fn hand_back(&self, returned: Returned);
 
-    /// Passes news of a sent request to the worker.
+    /// Passes the report on a sent request to the worker.
     ///
     /// # Errors
     /// The same report, if the queue has ended.
@@ -115,17 +114,17 @@ pub struct Permit {
     pub(in crate::limiter) shadows: Option<Shadows>,
 }
 
-/// A slot in the hands of a request.
+/// The slot that a request holds.
 struct HeldSlot {
     queue: Arc<dyn OriginQueue>,
-    /// `None` while another is awaited in its place.
+    /// The slot; `None` while another is awaited in its place.
     slot: Option<Slot>,
     clock: StoreClock,
     cost: Permits,
     holder: Holder,
     /// When the slot was last checked, right before the request's head was written.
     confirmed: Option<Instant>,
-    /// Whether it counts among the queue's permits in flight.
+    /// True if it counts among the queue's permits in flight.
     is_in_flight: bool,
 }
 
@@ -135,7 +134,7 @@ pub(in crate::limiter) struct Holder {
     pub(in crate::limiter) arrived: Instant,
     pub(in crate::limiter) deadline: Instant,
     pub(in crate::limiter) waited: Duration,
-    /// The number of its slots that came too late.
+    /// The number of the request's slots that came too late.
     pub(in crate::limiter) late: u8,
 }
 
@@ -169,8 +168,8 @@ impl Permit {
 
     /// Makes sure, right before the request's head is written, that the permit is still good.
     ///
-    /// A slot is good for one guard. A permit that is later than that, because a connection took long to open, is exchanged
-    /// for the queue's next one, after a wait for that, up to [`LATE_MAX`] times.
+    /// A slot is good for one guard. A permit that is later than one guard, because a connection took long to open,
+    /// is exchanged for the queue's next one, after a wait for that, up to [`LATE_MAX`] times.
     ///
     /// # Errors
     /// A refusal if no other slot lies within the request's wait.
@@ -252,7 +251,7 @@ impl Drop for HeldSlot {
     }
 }
 
-/// A spent permit, with which later news of its request reach the queue.
+/// A spent permit, by which later reports on its request reach the queue.
 pub struct Receipt {
     pub(in crate::limiter) queue: Arc<dyn OriginQueue>,
     pub(in crate::limiter) slot: Slot,
@@ -266,12 +265,13 @@ impl Receipt {
         self.queue.follows_upstream()
     }
 
-    /// Returns the report of what the upstream's answer says of its quota.
+    /// Returns the report of the quota signals in the upstream's answer.
     pub(in crate::limiter) fn signalled(&self, signal: UpstreamSignal) -> PermitReport {
         PermitReport::Signal(PendingReport::new(signal, self.sent, self.slot, self.cost))
     }
 
-    /// Returns the report of the request's true cost: more is charged, less is given back. `None` if it is the permit's.
+    /// Returns the report of the request's true cost: more is charged, less is given back. `None` if the cost is the
+    /// permit's.
     pub(in crate::limiter) fn settled(&self, cost: u64) -> Option<PermitReport> {
         let taken = self.cost.get();
         if cost > taken {

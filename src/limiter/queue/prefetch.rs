@@ -14,7 +14,7 @@ use std::sync::Arc;
 use tokio::time::{Duration, Instant};
 
 use crate::clock::Micros;
-use crate::limiter::model::limit::Permits;
+use crate::limiter::model::Permits;
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::store::clock::StoreClock;
 
@@ -44,7 +44,7 @@ pub(in crate::limiter) struct Batch {
     /// The generation of each limiter under which they were booked.
     pub(in crate::limiter) generations: Arc<[u64]>,
     clock: StoreClock,
-    /// Until then a permit is handed out: the request can still be sent within the guard.
+    /// The end of the time in which its permits are handed out: until then a request can still be sent within the guard.
     until: Instant,
 }
 
@@ -68,7 +68,7 @@ impl Batch {
         if left > Micros::ZERO && slot.due <= now { Ok(batch) } else { Err(batch) }
     }
 
-    /// Returns until when its permits are handed out.
+    /// Returns the instant until which the permits of the batch are handed out.
     pub(in crate::limiter) fn until(&self) -> Instant {
         self.until
     }
@@ -80,13 +80,14 @@ pub(in crate::limiter) struct Prefetch {
     batches: VecDeque<Batch>,
     /// The permits handed out since the last snapshot.
     taken: u64,
-    /// The worker is woken, once, when fewer permits are left.
+    /// The number of permits below which the worker is woken, once.
     low: u64,
     has_woken: bool,
 }
 
 impl Prefetch {
-    /// Takes a permit of that cost, and says whether the worker must be woken to book more.
+    /// Takes a permit of this cost. Returns its slot, the clock of the slot, and whether the worker must be woken to book
+    /// more.
     pub(in crate::limiter) fn take(
         &mut self,
         cost: Permits,
@@ -146,7 +147,7 @@ pub(in crate::limiter) struct Pace {
     count: u64,
     /// The requests of the step before.
     before: u64,
-    /// Nothing is prefetched until then.
+    /// The instant until which nothing is prefetched.
     slow_until: Instant,
     /// The cost of the latest request.
     cost: Permits,
@@ -214,7 +215,7 @@ impl Pace {
     }
 }
 
-/// Returns the permits that a replica may prefetch of a limit that holds and has left so many.
+/// Returns how many permits a replica may prefetch of a limit that holds `holds` permits and has `left` of them left.
 pub(in crate::limiter) fn prefetch_budget(holds: u64, left: u64) -> u64 {
     if left > holds / 2 { (left / PART_OF_LEFT).min(holds / PART_OF_LIMIT) } else { 0 }
 }

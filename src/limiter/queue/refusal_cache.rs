@@ -12,12 +12,10 @@ use tokio::time::Instant;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::call::RetryDelay;
-use crate::limiter::model::limit::{LimiterName, Permits};
-use crate::limiter::model::refusal::Refusal;
+use crate::limiter::model::{LimiterName, Permits, Refusal, RetryDelay};
 use crate::limiter::store::clock::StoreClock;
 
-/// How long a refusal holds at most: this queue does not hear of permits that other queues of a limiter free.
+/// How long a refusal holds at most: this queue does not learn of permits that other queues of a limiter free.
 pub(in crate::limiter) const KEPT_FOR: Duration = Duration::from_millis(100);
 
 /// The store's latest refusal.
@@ -27,9 +25,9 @@ pub(in crate::limiter) struct RefusalCache {
     rule: Rule,
     /// The cost that was refused. A lower cost may fit earlier.
     cost: Permits,
-    /// The earliest slot for that cost.
+    /// The earliest slot for the refused cost.
     slot: Micros,
-    /// Until then the store's clock has surely not reached the slot.
+    /// The instant until which the store's clock has surely not reached the slot.
     not_before: Instant,
     until: Instant,
     clock: StoreClock,
@@ -69,7 +67,7 @@ impl RefusalCache {
         self.cost == cost && self.slot == now + away.delay && self.limit == away.violated.limit
     }
 
-    /// Returns after how long the next refused request is advised to come back, and moves on to the instant after that.
+    /// Returns the delay after which the next refused request is advised to come back, and moves the advice on.
     pub(in crate::limiter) fn advise(&mut self, cost: Permits) -> Micros {
         let advised = self.next - self.clock.earliest(Instant::now());
         self.next = self.rule.advised_next(self.slot, self.next, cost.get());

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::limiter::model::limit::Permits;
+use crate::limiter::model::Permits;
 use crate::limiter::queue::active_limiter::LimiterInstance;
 
 /// The queues through which limiters that only count are charged, one for each.
@@ -19,7 +19,7 @@ pub(in crate::limiter) struct Shadows {
 }
 
 impl Shadows {
-    /// Returns `None` if there are no instances.
+    /// Creates the shadows of these instances; `None` if there are none.
     pub(in crate::limiter) fn new(
         queues: &Arc<impl ShadowQueues + 'static>,
         instances: &[LimiterInstance],

@@ -5,21 +5,21 @@ use tokio::time::Instant;
 use crate::clock::Micros;
 use crate::limiter::store::clock::StoreClock;
 
-/// Where a slot was booked.
+/// The place where a slot was booked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::limiter) enum Source {
-    /// In the store.
+    /// The store.
     Store,
-    /// In this replica's own memory, while the store is unreachable.
+    /// This replica's own memory, while the store is unreachable.
     Local,
-    /// Nowhere: the store is unreachable, and the policy lets every request pass.
+    /// No place: the store is unreachable, and the policy lets every request pass.
     Unlimited,
 }
 
 /// The instant at which a permit may be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct Slot {
-    /// The instant by the clock of its source.
+    /// The instant by the clock of the slot's source.
     pub(in crate::limiter) at: Micros,
     /// The first instant of this process's clock at which the source's clock has surely reached the slot.
     pub(in crate::limiter) due: Instant,

@@ -1,19 +1,18 @@
-//! What a request asks of a queue, and what it gets: a permit, or a place among the waiting requests.
+//! The demand of a request on a queue, and the answer: a permit, or a place among the waiting requests.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::limiter::model::limit::Permits;
-use crate::limiter::model::refusal::Refusal;
+use crate::limiter::model::{Permits, Refusal};
 use crate::limiter::queue::permit::{OriginQueue, Permit};
 use crate::limiter::queue::shadow::Shadows;
 
-/// What a request needs.
+/// The demand of a request on a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand {
-    /// The permits that it takes.
+    /// The permits that the request takes.
     pub cost: Permits,
     /// The longest wait that the request asked for; the limiter's applies if it is shorter, or if this is `None`.
     pub wait_max: Option<Duration>,
@@ -21,13 +20,13 @@ pub struct Demand {
 
 /// A request that was let in.
 pub enum Entered {
-    /// It may go now.
+    /// The request may go now.
     Granted(Permit),
-    /// It has a place in the queue.
+    /// The request has a place in the queue.
     Waiting(Ticket),
 }
 
-/// Receives whether a request was let in.
+/// The receiver of the answer: the request is let in, or refused.
 pub(in crate::limiter) type Answered = oneshot::Receiver<Result<Entered, Refusal>>;
 
 /// A place in the queue. Dropping it leaves the queue, and later requests move up.

@@ -1,4 +1,4 @@
-//! What an upstream's answers say of its quota, on its way from the requests to the store.
+//! The quota signals in an upstream's answers, on their way from the requests to the store.
 //!
 //! A request passes the signal of its answer to the queue of its permit, with the permit's
 //! [`Receipt`](crate::limiter::queue::permit::Receipt). The queue's worker reports to the store, one call at a time; signals
@@ -10,9 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::clock::Micros;
-use crate::limiter::model::limit::{Limiter, Permits};
-use crate::limiter::model::pause::PauseRequest;
-use crate::limiter::model::upstream_report::Remaining;
+use crate::limiter::model::{Limiter, PauseRequest, Permits, Remaining};
 use crate::limiter::queue::slot::{Slot, Source};
 
 /// The most windows in a report.
@@ -43,12 +41,12 @@ pub struct Window {
     pub per: Option<Duration>,
 }
 
-/// The merged signals of a queue that the store has not been told.
+/// The merged signals of a queue that were not reported to the store yet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct PendingReport {
     /// The status code of the last rejection.
     refusal: Option<u16>,
-    /// Until when the upstream asks to be left alone.
+    /// The instant until which the upstream asks to be left alone.
     until: Option<Instant>,
     /// When the latest rejected request was sent.
     sent: Option<Instant>,
@@ -151,7 +149,7 @@ impl PendingReport {
         self.refused.iter().filter(|_| limiter.follows_upstream).copied().collect()
     }
 
-    /// Returns what the upstream leaves of the limiter's limits, by their places.
+    /// Returns the permits that the upstream leaves of the limiter's limits, with the limits' places.
     pub(in crate::limiter) fn remaining(&self, limiter: &Limiter) -> Vec<(usize, Remaining)> {
         let windows = self.windows.iter().filter(|_| limiter.follows_upstream);
         let remaining = windows.filter_map(|ReportedWindow { window, slot, took }| {
@@ -163,8 +161,8 @@ impl PendingReport {
     }
 }
 
-/// Returns the place of the limit that a window belongs to: of the same size and length, or the only limit if the answer
-/// reports neither.
+/// Returns the place of the limit that a window belongs to: the limit of the same size and length, or the only limit if the
+/// answer reports neither.
 fn limit_of(limiter: &Limiter, window: &Window) -> Option<usize> {
     let Window { limit, per, .. } = *window;
     if limit.is_none() && per.is_none() {
@@ -178,7 +176,7 @@ fn limit_of(limiter: &Limiter, window: &Window) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::model::limit::PausePolicy;
+    use crate::limiter::model::PausePolicy;
     use crate::limiter::tests;
 
     const SECOND: Duration = Duration::from_secs(1);

@@ -4,7 +4,7 @@ use crate::clock::Micros;
 use crate::limiter::arithmetic::cell::cell_start;
 use crate::limiter::arithmetic::rule::{Rule, finest_cell, is_one};
 use crate::limiter::arithmetic::timeline::Timeline;
-use crate::limiter::model::call::{Answer, Call, Outcome};
+use crate::limiter::model::{Answer, Call, Outcome};
 
 /// Returns the instant and the permits of everything that a call has booked: rescheduled slots first, then new requests.
 pub(in crate::limiter) fn granted(call: &Call, answer: &Answer) -> impl Iterator<Item = (Micros, u64)> {

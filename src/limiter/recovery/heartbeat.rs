@@ -1,4 +1,5 @@
-//! The heartbeat of one part of a store: notices that it has lost its state, and has this replica's grants written back.
+//! The heartbeat of one part of a store: notices that the store has lost its state, and has this replica's grants written
+//! back to it.
 //!
 //! An [epoch](crate::limiter::model::epoch::Epoch) is the time between two losses. Invariants:
 //! - no slot is used that was booked in an earlier epoch than the latest one known ([`StoreSession::epoch`]). So every slot
@@ -89,7 +90,7 @@ impl<F: Fn()> Recovery<F> {
     }
 }
 
-/// Returns whether a worker's call has just told the epoch, and kept it alive in the store.
+/// Returns whether a worker's call has just returned the epoch, and kept it alive in the store.
 fn is_fresh(session: &StoreSession) -> bool {
     let known = session.epoch.load(Ordering::Acquire);
     let heard = session.clock.heard().map(|clock| clock.heard());

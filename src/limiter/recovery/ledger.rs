@@ -16,11 +16,7 @@ use crate::limiter::arithmetic::cell::Entry;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::timeline::Timeline;
-use crate::limiter::model::call::{Answer, Call};
-use crate::limiter::model::clock_step::{Step, stepped};
-use crate::limiter::model::epoch::Reset;
-use crate::limiter::model::limit::LimiterName;
-use crate::limiter::model::partition::Partition;
+use crate::limiter::model::{Answer, Call, LimiterName, Partition, Reset, Step, stepped};
 use crate::limiter::recovery::grants::{charge, granted, window};
 use crate::limiter::recovery::offline_grants::{OfflineGrants, OfflineRecord};
 use crate::limiter::store::expiry::Expiring;
@@ -37,9 +33,9 @@ type Key = (LimiterName, Option<Partition>);
 #[derive(Default)]
 pub(in crate::limiter) struct Ledger {
     pages: Mutex<Expiring<Key, Page>>,
-    /// Whether a page may hold offline grants that the store does not have.
+    /// True if a page may hold offline grants that the store does not have.
     has_unreported: AtomicBool,
-    /// Told when the first page is begun.
+    /// Notified when the first page is begun.
     first_grant: Notify,
 }
 
@@ -49,7 +45,7 @@ struct Page {
     limiter_ref: Option<LimiterRef>,
     /// For each limit, the window in which a grant matters to it.
     windows: Vec<Rule>,
-    /// By the store's clock.
+    /// The grants, by the store's clock.
     granted: Timeline,
     /// The permits of the tightest limit in use by the whole fleet, and when the store answered that.
     observed_usage: (Micros, u64),
@@ -59,7 +55,7 @@ struct Page {
 /// The grants of one limiter or partition, to be written back.
 pub(in crate::limiter) struct Granted {
     pub(in crate::limiter) limiter_ref: LimiterRef,
-    /// Ascending.
+    /// The instants and permits, ascending.
     pub(in crate::limiter) entries: Vec<Entry>,
     /// The permits of the tightest limit in use by the whole fleet, as lately observed; zero if that was too long ago.
     pub(in crate::limiter) observed_usage: u64,

@@ -36,7 +36,7 @@ pub(in crate::limiter) struct Fleet {
     me: Mutex<Replica>,
     /// The last answer of the store; `None` before the first.
     listed: Mutex<Option<Listed>>,
-    /// Told when this replica's entry has changed.
+    /// Notified when this replica's entry has changed.
     changed: Notify,
 }
 
@@ -44,7 +44,7 @@ pub(in crate::limiter) struct Fleet {
 struct Listed {
     at: Instant,
     replicas: Vec<Replica>,
-    /// When each member was last heard of. A store that has lost its state lists only the replicas that have registered
+    /// When each member last was in an answer. A store that has lost its state lists only the replicas that have registered
     /// since, and a share must not grow by that. So every member counts for [`MEMBERSHIP_TTL`], signed off or silent.
     heard: BTreeMap<u64, Instant>,
 }

@@ -19,7 +19,7 @@ const KEPT_MAX: Micros = Micros::from_millis(24 * 3_600_000);
 /// The offline grants of one limiter.
 #[derive(Clone, Default)]
 pub(in crate::limiter) struct OfflineRecord {
-    /// When the store became unreachable, if it has not been told yet.
+    /// When the store became unreachable, if that was not reported to the store yet.
     since: Option<Micros>,
     granted: Timeline,
     /// The part that was sent to the store and not answered yet.
@@ -32,12 +32,12 @@ pub(in crate::limiter) struct OfflineGrants {
     pub(in crate::limiter) number: u64,
     /// The earliest instant at which this replica may have granted anything without the store.
     pub(in crate::limiter) since: Micros,
-    /// Ascending.
+    /// The instants and permits, ascending.
     pub(in crate::limiter) entries: Vec<Entry>,
 }
 
 impl OfflineRecord {
-    /// Records that the store is unreachable at `now`, and the permits granted without it.
+    /// Records that the store is unreachable at `now`, and the permits that this replica granted without it.
     pub(in crate::limiter) fn record(&mut self, now: Micros, windows: &[Rule], granted: &[(Micros, u64)]) {
         self.since.get_or_insert(now);
         self.granted.prune(now, windows, |_, rule| rule.window);
@@ -54,7 +54,7 @@ impl OfflineRecord {
         self.granted = self.granted.split_off(at + Micros::ONE).into();
     }
 
-    /// Returns whether the store has something to be told.
+    /// Returns whether anything has still to be reported to the store.
     pub(in crate::limiter) fn is_pending(&self) -> bool {
         self.pending.is_some() || self.since.is_some() || !self.granted.entries().is_empty()
     }

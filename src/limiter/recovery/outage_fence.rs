@@ -14,9 +14,10 @@ const STEPS: u32 = 12;
 
 /// The last booked slot of the store, over its recent answers.
 pub(in crate::limiter) struct OutageFence {
-    /// The time within which every replica with waiting requests gets an answer of the store.
+    /// The time within which every replica with waiting requests has got an answer of the store.
     heard_by_all: Duration,
-    /// When a call was sent, and the last slot in its answer: one answer that is older than that time, and later ones.
+    /// When a call was sent, and the last slot in its answer: one answer that is older than `heard_by_all`, and the later
+    /// ones.
     samples: VecDeque<(Instant, Micros)>,
     latest: Option<(Instant, Micros)>,
     /// The store's time in the latest answer.

@@ -8,7 +8,7 @@ use tokio::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use crate::clock::{Clock, Micros};
-use crate::limiter::model::epoch::{Epoch, Reset};
+use crate::limiter::model::{Epoch, Reset};
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::ledger::Ledger;
 use crate::limiter::store::Store;

@@ -6,8 +6,7 @@ use tracing::warn;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::epoch::Epoch;
-use crate::limiter::model::write_back::{Unknown, WriteBack};
+use crate::limiter::model::{Epoch, Unknown, WriteBack};
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::ledger::Granted;
 use crate::limiter::recovery::offline_grants::OfflineGrants;

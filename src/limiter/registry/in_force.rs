@@ -12,12 +12,12 @@ pub(super) struct InForce {
     pub(super) sessions: StoreSessions,
     pub(super) queues: Arc<Queues>,
     pub(super) metrics: Metrics,
-    /// In the order of the configuration.
+    /// The limiters, in the order of the configuration.
     limiters: Mutex<Vec<Arc<ActiveLimiter>>>,
 }
 
 impl InForce {
-    /// No limiters yet.
+    /// Creates the registry's state, without limiters.
     pub(super) fn new(sessions: StoreSessions, queues: Arc<Queues>, metrics: Metrics) -> InForce {
         InForce { sessions, queues, metrics, limiters: Mutex::default() }
     }

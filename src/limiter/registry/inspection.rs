@@ -7,9 +7,7 @@ use tokio::time::{Duration, Instant};
 use tracing::info;
 
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::limit::{Limiter, LimiterName};
-use crate::limiter::model::partition::Partition;
-use crate::limiter::model::pause::{Cause, Lasting, PauseStretch};
+use crate::limiter::model::{Cause, Lasting, Limiter, LimiterName, Partition, PauseStretch};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::registry::queues::Queues;
 use crate::limiter::store::StoreError;
@@ -38,7 +36,7 @@ pub struct Tally {
     pub name: LimiterName,
     /// Permits used since this replica started, counted in cost.
     pub granted: u64,
-    /// Permits refused since then, counted in cost.
+    /// Permits refused since this replica started, counted in cost.
     pub refused: u64,
     /// The longest wait of a granted request since the last tally.
     pub longest_wait: Duration,
@@ -67,9 +65,9 @@ pub struct LimiterStatus {
 /// A pause that is not over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PauseState {
-    /// The time until it ends.
+    /// The time until the pause ends.
     pub left: Duration,
-    /// Its reason, and the replica that began it.
+    /// The pause's reason, and the replica that began it.
     pub cause: Cause,
 }
 
@@ -119,8 +117,8 @@ impl Inspection {
         }
     }
 
-    /// Pauses the limiter for so long on all replicas that share it; queued requests keep their order through the pause.
-    /// A pause of zero ends the present one.
+    /// Pauses the limiter for `lasting` on all replicas that share it; queued requests keep their order through the pause. A
+    /// pause of zero ends the present one.
     ///
     /// # Errors
     /// If the store did not answer: nothing has changed then.

@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 
-use crate::limiter::model::limit::{Limiter, LimiterName};
-use crate::limiter::model::partition::Partition;
-use crate::limiter::model::refusal::Refusal;
+use crate::limiter::model::{Limiter, LimiterName, Partition, Refusal};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::handle::{Queue, QueueGuard};
 use crate::limiter::queue::permit::{OriginQueue, Permit, PermitReport, Receipt};
@@ -22,7 +20,7 @@ pub enum LimiterSetError {
     /// No limiter has this name.
     #[error("there is no limiter {0}")]
     Unknown(LimiterName),
-    /// Their states lie in different stores, or parts of a store, so no call can book both at once.
+    /// The two limiters' states lie in different stores, or parts of a store, so no call can book both at once.
     #[error("limiters {0} and {1} are of different scopes, so they cannot be taken together")]
     Scopes(LimiterName, LimiterName),
 }
@@ -39,11 +37,11 @@ struct Inner {
     /// same limiters share queues.
     limiters: Vec<(Arc<ActiveLimiter>, usize)>,
     has_partitions: bool,
-    /// Where every request goes, if no limiter has partitions. Empty before the first request.
+    /// The destination of every request, if no limiter has partitions. Empty before the first request.
     fixed: ArcSwapOption<Fixed>,
 }
 
-/// Where every request of a set without partitions goes.
+/// The destination of every request of a set without partitions.
 struct Fixed {
     /// The queue of the enforced limiters; `None` without any.
     queue: Option<QueueGuard>,
@@ -111,7 +109,8 @@ impl LimiterSet {
         Ok(entered)
     }
 
-    /// Takes up what the upstream's answer says of its quota. `partitions` are those with which the request entered.
+    /// Reports the quota signals in an upstream's answer to the limiters. `partitions` are those with which the request
+    /// entered.
     pub fn report_upstream(
         &self,
         partitions: &[Option<Partition>],
@@ -156,9 +155,9 @@ impl LimiterSet {
 
 /// A request that was passed on.
 enum Submitted {
-    /// It has its permit.
+    /// The request has its permit.
     Granted(Permit),
-    /// Its queue will answer.
+    /// The queue of the request will answer.
     Asked(Answered),
 }
 

@@ -11,10 +11,9 @@ use tokio::time::{Duration, Instant, sleep, timeout};
 use tracing::{debug, info};
 
 use crate::clock::Clock;
-use crate::limiter::model::limit::{Limiter, LimiterName, OnStoreFailure};
-use crate::limiter::model::partition::Partition;
-use crate::limiter::model::pause::{Cause, PauseStretch, Reason};
-use crate::limiter::model::replica::{Replica, replica_name};
+use crate::limiter::model::{
+    Cause, Limiter, LimiterName, OnStoreFailure, Partition, PauseStretch, Reason, Replica, replica_name,
+};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::heartbeat::Recovery;
@@ -35,7 +34,7 @@ const SETTLING_LOOK: Duration = Duration::from_millis(50);
 /// The longest that a start waits for a store to settle.
 const SETTLING_MAX: Duration = Duration::from_secs(2);
 
-/// All limiters. Cheap to clone.
+/// All limiters of this process. Cheap to clone.
 #[derive(Clone)]
 pub struct Limiters {
     in_force: Arc<InForce>,
@@ -177,7 +176,7 @@ impl Limiters {
         loop {
             match announcements.recv().await {
                 Ok(announcement) => self.announced(&announcement),
-                // The store's next answer holds what a lost announcement said.
+                // The store's next answer makes up for lost announcements.
                 Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return,
             }
@@ -263,12 +262,12 @@ impl Limiters {
         let lasting = (stretch.until - stretch.from).to_duration();
         match reason {
             Reason::Upstream { status, is_named } => {
-                info!(%limiter, %by, status, is_named, ?lasting, "paused by an upstream over another replica");
+                info!(%limiter, %by, status, is_named, ?lasting, "paused by an upstream through another replica");
             }
             Reason::ByHand if lasting.is_zero() => {
-                info!(%limiter, %by, "resumed by hand over another replica");
+                info!(%limiter, %by, "resumed by hand through another replica");
             }
-            Reason::ByHand => info!(%limiter, %by, ?lasting, "paused by hand over another replica"),
+            Reason::ByHand => info!(%limiter, %by, ?lasting, "paused by hand through another replica"),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::limiter::model::limit::{Limiter, LimiterName};
+use crate::limiter::model::{Limiter, LimiterName};
 use crate::limiter::queue::active_limiter::ActiveLimiter;
 use crate::limiter::recovery::session::StoreSession;
 use crate::limiter::registry::in_force::InForce;

@@ -9,10 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::time::{Duration, Instant};
 use tokio_util::task::TaskTracker;
 
-use crate::limiter::model::call::Freed;
-use crate::limiter::model::limit::{LimiterName, Permits};
-use crate::limiter::model::pause::PauseStretch;
-use crate::limiter::model::refusal::Refusal;
+use crate::limiter::model::{Freed, LimiterName, PauseStretch, Permits, Refusal};
 use crate::limiter::queue::active_limiter::{LimiterInstance, shrink};
 use crate::limiter::queue::handle::{Queue, QueueGuard};
 use crate::limiter::queue::inbox::Asker;
@@ -37,7 +34,7 @@ pub(in crate::limiter) struct Queues {
     shards: [Mutex<Shard>; SHARDS],
     hasher: RandomState,
     workers: TaskTracker,
-    /// Whether weir is shutting down.
+    /// True once weir is shutting down.
     closed: AtomicBool,
     pub(in crate::limiter) fallback: Arc<Fallback>,
     linger: Duration,
@@ -182,7 +179,7 @@ impl Queues {
 
     /// Refuses all waiting and new requests, gives their slots back, and waits until every worker has ended.
     pub(in crate::limiter) async fn close(&self) {
-        // No queue is made any more before the existing ones are closed.
+        // From here on no queue is made, so that closing the existing ones misses none.
         self.closed.store(true, Ordering::Release);
         self.each(Queue::close);
         self.workers.close();

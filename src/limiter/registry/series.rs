@@ -1,6 +1,6 @@
 //! A limiter as the metrics show it.
 
-use crate::limiter::model::limit::Limiter;
+use crate::limiter::model::Limiter;
 use crate::telemetry::LimiterSeries;
 
 /// Returns the label values and configured numbers of a limiter.

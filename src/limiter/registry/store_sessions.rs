@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
-use crate::limiter::model::limit::{Limiter, Scope};
+use crate::limiter::model::{Limiter, Scope};
 use crate::limiter::recovery::session::StoreSession;
 use crate::limiter::store::Store;
 use crate::limiter::store::memory::MemoryStore;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::clock::Micros;
-use crate::limiter::model::clock_step::Step;
+use crate::limiter::model::Step;
 
 /// The speed at which two clocks may drift apart: 200 millionths, twice as much as is tolerable in a machine's clock.
 const DRIFT_PER_MILLION: u64 = 200;

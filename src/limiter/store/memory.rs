@@ -10,12 +10,9 @@ use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::queue_order::QueueOrder;
 use crate::limiter::arithmetic::reserve::{report_upstream, reserve};
 use crate::limiter::arithmetic::state::LimiterState;
-use crate::limiter::model::call::{Answer, Call};
-use crate::limiter::model::epoch::Epoch;
-use crate::limiter::model::limit::LimiterName;
-use crate::limiter::model::partition::Partition;
-use crate::limiter::model::pause::PAUSE_MAX;
-use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
+use crate::limiter::model::{
+    Answer, Call, Epoch, LimiterName, PAUSE_MAX, Partition, ReportResult, UpstreamReport,
+};
 use crate::limiter::store::expiry::Expiring;
 use crate::limiter::store::{Failure, StateView, Store, StoreError};
 
@@ -53,7 +50,7 @@ struct ByHand {
     at: Micros,
     /// The end of the pause; zero where it was lifted.
     until: Micros,
-    /// The replica over which it was set.
+    /// The replica through which the pause was set.
     replica: u64,
     /// The instant from which no state is paused any more.
     kept_until: Micros,
@@ -87,8 +84,8 @@ impl MemoryStore {
         contents.reserve(self.clock.now(), limiter_refs, call)
     }
 
-    /// Charges permits that are used elsewhere. So many count as used at the instant of `used` or since, or from then on if it
-    /// lies ahead. Nothing is granted before that instant.
+    /// Charges permits that are used elsewhere. At least as many count as used at the instant of `used` or since, or from
+    /// then on if it lies ahead. Nothing is granted before that instant.
     pub fn charge_at(&self, now: Micros, limiter_ref: &LimiterRef, used: (Micros, u64), replica: u64) {
         let mut contents = self.lock();
         let mut state = contents.states.take(&key(limiter_ref)).unwrap_or_default();
@@ -158,7 +155,7 @@ impl MemoryStore {
         self.lock().states.len()
     }
 
-    /// Whether no limiter has a state.
+    /// Returns whether no limiter has a state.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -301,8 +298,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::limiter::model::call::{Outcome, Run};
-    use crate::limiter::model::limit::Limiter;
+    use crate::limiter::model::{Limiter, Outcome, Run};
     use crate::limiter::tests::limiter;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -342,7 +338,7 @@ mod tests {
             store.reserve_at(now, &[partition(&limiter, value)], &call);
         }
         assert_eq!(store.len(), 5000);
-        // What is used goes on, each other call forgets a few.
+        // Three partitions stay in use; each call for them forgets a few of the expired states.
         let later = now + Micros::from_millis(1500);
         for value in 0..1000 {
             store.reserve_at(later, &[partition(&limiter, value % 3)], &call);
@@ -375,7 +371,7 @@ mod tests {
         let run = Run { cost: 1, wait_max: Micros::ZERO, count: 5 };
         let call = Call { queue_slots_left: 5, runs: vec![run], ..Call::default() };
         store.reserve_at(now, std::slice::from_ref(&limiter_ref), &call);
-        // The five may be among the seven, and the other way round: nobody knows when those were used, but not later.
+        // The five booked permits may be among the seven: it is unknown when those were used, but not after 800 ms.
         store.charge_at(after(900), &limiter_ref, (after(800), 7), 1);
         assert_eq!(left(after(900)), 3);
         assert_eq!(left(now + limiter_ref.rules[0].window + Micros::from_millis(100)), 3);
@@ -406,7 +402,7 @@ mod tests {
         let run = Run { cost: 1, wait_max: Micros::from_millis(60_000), count: 1 };
         let call = Call { queue_slots_left: 1, runs: vec![run], ..Call::default() };
         let after = |millis| now + Micros::from_millis(millis);
-        // The store was away before, and is again a window later; the limiter's other queues have heard of a little less and more.
+        // A first outage, and a window later another one, in which the limiter's queues report slightly different instants.
         store.charge_at(now, &limiter_ref, (after(900), 10), 1);
         for ahead in [3000, 3200, 3100] {
             store.charge_at(after(1000), &limiter_ref, (after(ahead), 10), 1);

@@ -13,16 +13,10 @@ use tokio::sync::broadcast;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::call::Freed;
-use crate::limiter::model::call::{Answer, Call};
-use crate::limiter::model::epoch::{Epoch, Reset};
-use crate::limiter::model::limit::LimiterName;
-use crate::limiter::model::partition::Partition;
-use crate::limiter::model::pause::PauseStretch;
-use crate::limiter::model::pause::{Cause, Lasting};
-use crate::limiter::model::replica::Replica;
-use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
-use crate::limiter::model::write_back::WriteBack;
+use crate::limiter::model::{
+    Answer, Call, Cause, Epoch, Freed, Lasting, LimiterName, Partition, PauseStretch, Replica, ReportResult,
+    Reset, UpstreamReport, WriteBack,
+};
 
 /// The state of a limiter as it is shown.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
@@ -53,7 +47,7 @@ pub enum StoreError {
     #[error("the store refused the call: {0}")]
     Refused(String),
     /// A key of weir's holds something that weir has not written. Other keys may be all right.
-    #[error("the store holds what is not weir's: {0}")]
+    #[error("the store holds a foreign value: {0}")]
     Unreadable(String),
     /// The answer does not have the form of one.
     #[error("the store's answer is not understood: {0}")]
@@ -128,8 +122,8 @@ pub trait Store: Send + Sync + 'static {
         report: &'a UpstreamReport,
     ) -> BoxFuture<'a, Result<ReportResult, StoreError>>;
 
-    /// Pauses a limiter by hand for so long, in all partitions if `limiter_ref` names none, and announces it to all replicas. A
-    /// length of zero lifts the pause.
+    /// Pauses a limiter by hand for `lasting`, in all partitions if `limiter_ref` names none, and announces it to all
+    /// replicas. A length of zero lifts the pause.
     fn pause<'a>(
         &'a self,
         limiter_ref: &'a LimiterRef,
@@ -165,7 +159,7 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
-    /// Whether the store may keep the state of a further partition of a limiter, or has it already.
+    /// Returns whether the store may keep the state of a further partition of a limiter, or has it already.
     fn has_room(&self, _limiter: &LimiterName, _partition: Partition, _partitions_max: u32) -> bool {
         true
     }
@@ -173,10 +167,10 @@ pub trait Store: Send + Sync + 'static {
     /// Returns how long after its last answered call a caller may rely on the limits that it knows.
     fn lease(&self) -> Micros;
 
-    /// Whether the store answered lately.
+    /// Returns whether the store answered lately.
     fn is_up(&self) -> bool;
 
-    /// Whether the store could ever be away.
+    /// Returns whether the store could ever be unreachable.
     fn may_fail(&self) -> bool {
         true
     }

@@ -12,7 +12,7 @@ use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::reschedule::Returned;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
-use crate::limiter::model::limit::{Limiter, Permits};
+use crate::limiter::model::{Limiter, Permits};
 use crate::limiter::store::Store;
 use crate::limiter::tests::latent_store::LatentStore;
 use crate::limiter::{Demand, Entered, LimiterSet, Limiters, Permit, Refusal, tests};
@@ -34,24 +34,24 @@ fn limiters(limiter: &Arc<Limiter>, delay: Duration) -> (Limiters, LimiterSet, A
     let store = LatentStore::new(clock, delay);
     let limiters = Limiters::new(store.clone(), clock, 1, Metrics::new());
     limiters.apply(std::slice::from_ref(limiter));
-    let gate = tests::gate(&limiters, &["api"]);
-    (limiters, gate, store)
+    let limiter_set = tests::limiter_set(&limiters, &["api"]);
+    (limiters, limiter_set, store)
 }
 
-async fn enter(gate: &LimiterSet, cost: u64) -> Result<Entered, Refusal> {
-    gate.enter(&[], Demand { cost: Permits::new(cost).unwrap(), wait_max: None }).await
+async fn enter(limiter_set: &LimiterSet, cost: u64) -> Result<Entered, Refusal> {
+    limiter_set.enter(&[], Demand { cost: Permits::new(cost).unwrap(), wait_max: None }).await
 }
 
-async fn granted(gate: &LimiterSet) -> Permit {
-    match enter(gate, 1).await {
+async fn granted(limiter_set: &LimiterSet) -> Permit {
+    match enter(limiter_set, 1).await {
         Ok(Entered::Granted(permit)) => permit,
         Ok(Entered::Waiting(_)) => panic!("it waits"),
         Err(refusal) => panic!("{refusal}"),
     }
 }
 
-async fn pass(gate: LimiterSet, cost: u64) -> Result<Instant, Refusal> {
-    let permit = match enter(&gate, cost).await? {
+async fn pass(limiter_set: LimiterSet, cost: u64) -> Result<Instant, Refusal> {
+    let permit = match enter(&limiter_set, cost).await? {
         Entered::Granted(permit) => permit,
         Entered::Waiting(ticket) => ticket.turn().await?,
     };
@@ -61,24 +61,24 @@ async fn pass(gate: LimiterSet, cost: u64) -> Result<Instant, Refusal> {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_leaves_during_an_outage_stops_no_other() {
-    let (_limiters, gate, store) = limiters(&limiter(2, SECOND, 10 * SECOND), Duration::ZERO);
-    granted(&gate).await.commit();
-    granted(&gate).await.commit();
-    let Ok(Entered::Waiting(leaves)) = enter(&gate, 1).await else { panic!() };
+    let (_limiters, limiter_set, store) = limiters(&limiter(2, SECOND, 10 * SECOND), Duration::ZERO);
+    granted(&limiter_set).await.commit();
+    granted(&limiter_set).await.commit();
+    let Ok(Entered::Waiting(leaves)) = enter(&limiter_set, 1).await else { panic!() };
     store.set_away(true);
     drop(leaves);
-    let next = timeout(5 * SECOND, pass(gate.clone(), 1)).await;
+    let next = timeout(5 * SECOND, pass(limiter_set.clone(), 1)).await;
     next.expect("the worker must still answer").unwrap();
     store.set_away(false);
     sleep(2 * SECOND).await;
-    granted(&gate).await.commit();
+    granted(&limiter_set).await.commit();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_slot_beyond_the_deadline_is_used_once_it_has_come() {
     // Each answer takes longer than a slot may lie beyond its request's deadline.
-    let (_limiters, gate, _) = limiters(&limiter(2, 10 * SECOND, Duration::ZERO), SECOND / 5);
-    let mut permit = granted(&gate).await;
+    let (_limiters, limiter_set, _) = limiters(&limiter(2, 10 * SECOND, Duration::ZERO), SECOND / 5);
+    let mut permit = granted(&limiter_set).await;
     sleep(SECOND).await;
     permit.confirm().await.unwrap();
     permit.commit();
@@ -86,16 +86,16 @@ async fn a_slot_beyond_the_deadline_is_used_once_it_has_come() {
 
 #[tokio::test(start_paused = true)]
 async fn a_refused_cost_leaves_its_permits_to_a_smaller_one_in_the_same_call() {
-    let (_limiters, gate, _) = limiters(&limiter(10, SECOND, Duration::ZERO), SECOND / 200);
+    let (_limiters, limiter_set, _) = limiters(&limiter(10, SECOND, Duration::ZERO), SECOND / 200);
     for _ in 0..5 {
-        granted(&gate).await.commit();
+        granted(&limiter_set).await.commit();
     }
     // A call is under way; these two share the next one.
-    let first = tokio::spawn(pass(gate.clone(), 1));
+    let first = tokio::spawn(pass(limiter_set.clone(), 1));
     tokio::task::yield_now().await;
-    let large = tokio::spawn(pass(gate.clone(), 8));
+    let large = tokio::spawn(pass(limiter_set.clone(), 8));
     tokio::task::yield_now().await;
-    let small = tokio::spawn(pass(gate.clone(), 1));
+    let small = tokio::spawn(pass(limiter_set.clone(), 1));
     first.await.unwrap().unwrap();
     assert!(matches!(large.await.unwrap(), Err(Refusal::RateLimited { .. })));
     small.await.unwrap().expect("four permits are left");
@@ -103,8 +103,8 @@ async fn a_refused_cost_leaves_its_permits_to_a_smaller_one_in_the_same_call() {
 
 #[tokio::test(start_paused = true)]
 async fn a_late_permit_is_refused_when_the_limiter_closes() {
-    let (limiters, gate, _) = limiters(&limiter(1, SECOND, 10 * SECOND), Duration::ZERO);
-    let mut permit = granted(&gate).await;
+    let (limiters, limiter_set, _) = limiters(&limiter(1, SECOND, 10 * SECOND), Duration::ZERO);
+    let mut permit = granted(&limiter_set).await;
     sleep(SECOND / 2).await;
     limiters.close().await;
     let confirmed = timeout(60 * SECOND, permit.confirm()).await.expect("the worker must answer");
@@ -118,11 +118,11 @@ async fn closing_gives_every_slot_back() {
     let limiter = limiter(100, SECOND, 600 * SECOND);
     let closes = Limiters::new(store.clone(), clock, 1, Metrics::new());
     closes.apply(std::slice::from_ref(&limiter));
-    let gate = tests::gate(&closes, &["api"]);
+    let limiter_set = tests::limiter_set(&closes, &["api"]);
     let mut waiting = Vec::new();
     // Spread, so that the slots differ.
     for index in 0..3000 {
-        waiting.push(tokio::spawn(pass(gate.clone(), 1)));
+        waiting.push(tokio::spawn(pass(limiter_set.clone(), 1)));
         if index < 100 {
             sleep(SECOND / 1000).await;
         }
@@ -142,8 +142,8 @@ async fn a_second_change_during_a_reschedule_loses_no_request() {
     let slow = |rate| {
         Arc::new(Limiter { guard: SECOND / 4, ..Limiter::clone(&limiter(rate, SECOND, 600 * SECOND)) })
     };
-    let (limiters, gate, _) = limiters(&slow(1000), 120 * SECOND / 1000);
-    let tasks: Vec<_> = (0..5000).map(|_| tokio::spawn(pass(gate.clone(), 1))).collect();
+    let (limiters, limiter_set, _) = limiters(&slow(1000), 120 * SECOND / 1000);
+    let tasks: Vec<_> = (0..5000).map(|_| tokio::spawn(pass(limiter_set.clone(), 1))).collect();
     sleep(SECOND).await;
     limiters.apply(&[slow(900)]);
     sleep(SECOND / 3).await;
@@ -155,8 +155,8 @@ async fn a_second_change_during_a_reschedule_loses_no_request() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cost_above_a_changed_limit_is_refused() {
-    let (limiters, gate, _) = limiters(&limiter(10, SECOND, 60 * SECOND), Duration::ZERO);
-    let tasks: Vec<_> = (0..8).map(|_| tokio::spawn(pass(gate.clone(), 5))).collect();
+    let (limiters, limiter_set, _) = limiters(&limiter(10, SECOND, 60 * SECOND), Duration::ZERO);
+    let tasks: Vec<_> = (0..8).map(|_| tokio::spawn(pass(limiter_set.clone(), 5))).collect();
     sleep(SECOND / 2).await;
     limiters.apply(&[limiter(3, SECOND, 60 * SECOND)]);
     let changed = Instant::now();
@@ -170,10 +170,10 @@ async fn a_cost_above_a_changed_limit_is_refused() {
 
 #[tokio::test(start_paused = true)]
 async fn late_permits_keep_their_order() {
-    let (_limiters, gate, _) = limiters(&limiter(5, SECOND, 60 * SECOND), Duration::ZERO);
+    let (_limiters, limiter_set, _) = limiters(&limiter(5, SECOND, 60 * SECOND), Duration::ZERO);
     let mut permits = Vec::new();
     for _ in 0..5 {
-        permits.push(granted(&gate).await);
+        permits.push(granted(&limiter_set).await);
     }
     sleep(SECOND / 2).await;
     let confirmed = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -235,9 +235,9 @@ async fn a_long_cost_queue_that_is_booked_anew_refuses_no_request() {
         ..limiter(200, SECOND, SECOND).limits[0].clone()
     }];
     let leaky = Limiter { limits, ..Limiter::clone(&limiter(200, SECOND, 16 * SECOND)) };
-    let (_limiters, gate, _) = limiters(&Arc::new(leaky), Duration::ZERO);
-    let mut late = granted(&gate).await;
-    let tasks: Vec<_> = (0..3000).map(|_| tokio::spawn(pass(gate.clone(), 1))).collect();
+    let (_limiters, limiter_set, _) = limiters(&Arc::new(leaky), Duration::ZERO);
+    let mut late = granted(&limiter_set).await;
+    let tasks: Vec<_> = (0..3000).map(|_| tokio::spawn(pass(limiter_set.clone(), 1))).collect();
     sleep(SECOND / 10).await;
     late.confirm().await.unwrap();
     late.commit();

@@ -9,9 +9,7 @@ use tokio::time::sleep;
 
 use crate::clock::{Clock, Micros};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::call::{Answer, Call};
-use crate::limiter::model::epoch::Epoch;
-use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
+use crate::limiter::model::{Answer, Call, Epoch, ReportResult, UpstreamReport};
 use crate::limiter::store::memory::MemoryStore;
 use crate::limiter::store::{Failure, StateView, Store, StoreError};
 
@@ -20,7 +18,7 @@ pub(in crate::limiter) struct LatentStore {
     store: MemoryStore,
     calls: AtomicU64,
     is_away: AtomicBool,
-    /// Whether the store grants everything and keeps nothing.
+    /// True if the store grants everything and keeps nothing.
     is_forgetful: AtomicBool,
     delay: Duration,
     /// How long after their deadline calls are answered, though they are carried out at once.

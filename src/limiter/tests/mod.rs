@@ -15,9 +15,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::clock::Clock;
-use crate::limiter::model::limit::{
-    Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, Permits, QueueLimits,
-};
+use crate::limiter::model::{Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, Permits, QueueLimits};
 use crate::limiter::store::memory::MemoryStore;
 use crate::limiter::tests::latent_store::LatentStore;
 use crate::limiter::{Demand, Entered, LimiterSet, Limiters, Permit, Refusal};
@@ -40,21 +38,21 @@ fn limiters(limiter: &Arc<Limiter>) -> (Limiters, LimiterSet) {
     let clock = Clock::start();
     let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, Metrics::new());
     limiters.apply(std::slice::from_ref(limiter));
-    let gate = gate(&limiters, &["api"]);
-    (limiters, gate)
+    let limiter_set = limiter_set(&limiters, &["api"]);
+    (limiters, limiter_set)
 }
 
-pub(in crate::limiter) fn gate(limiters: &Limiters, names: &[&str]) -> LimiterSet {
+pub(in crate::limiter) fn limiter_set(limiters: &Limiters, names: &[&str]) -> LimiterSet {
     let names: Vec<_> = names.iter().map(|name| LimiterName::parse(name).unwrap()).collect();
     limiters.limiter_set(&names).unwrap().unwrap()
 }
 
-async fn enter(gate: &LimiterSet) -> Result<Entered, Refusal> {
-    gate.enter(&[], Demand { cost: Permits::ONE, wait_max: None }).await
+async fn enter(limiter_set: &LimiterSet) -> Result<Entered, Refusal> {
+    limiter_set.enter(&[], Demand { cost: Permits::ONE, wait_max: None }).await
 }
 
-async fn granted(gate: &LimiterSet) -> Permit {
-    match enter(gate).await {
+async fn granted(limiter_set: &LimiterSet) -> Permit {
+    match enter(limiter_set).await {
         Ok(Entered::Granted(permit)) => permit,
         Ok(Entered::Waiting(_)) => panic!("it waits"),
         Err(refusal) => panic!("{refusal}"),
@@ -62,8 +60,8 @@ async fn granted(gate: &LimiterSet) -> Permit {
 }
 
 /// Enters, waits and sends; returns the instant of sending.
-async fn pass(gate: LimiterSet) -> Result<Instant, Refusal> {
-    let permit = match enter(&gate).await? {
+async fn pass(limiter_set: LimiterSet) -> Result<Instant, Refusal> {
+    let permit = match enter(&limiter_set).await? {
         Entered::Granted(permit) => permit,
         Entered::Waiting(ticket) => ticket.turn().await?,
     };
@@ -75,25 +73,25 @@ const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test(start_paused = true)]
 async fn a_request_is_refused_until_the_advised_instant_and_granted_at_it() {
-    let (_limiters, gate) = limiters(&limiter(3, 2 * SECOND, Duration::ZERO));
+    let (_limiters, limiter_set) = limiters(&limiter(3, 2 * SECOND, Duration::ZERO));
     for _ in 0..3 {
-        granted(&gate).await.commit();
+        granted(&limiter_set).await.commit();
     }
-    let Err(Refusal::RateLimited { retry_after, limit: 0, .. }) = enter(&gate).await else { panic!() };
+    let Err(Refusal::RateLimited { retry_after, limit: 0, .. }) = enter(&limiter_set).await else { panic!() };
     // Tokio's clock moves in whole milliseconds.
     sleep(Duration::from_millis(retry_after.millis_up() - 2)).await;
-    assert!(enter(&gate).await.is_err());
+    assert!(enter(&limiter_set).await.is_err());
     sleep(Duration::from_millis(2)).await;
-    granted(&gate).await.commit();
+    granted(&limiter_set).await.commit();
 }
 
 #[tokio::test(start_paused = true)]
 async fn waiting_requests_pass_in_order_and_at_the_rate() {
-    let (_limiters, gate) = limiters(&limiter(10, SECOND, 10 * SECOND));
+    let (_limiters, limiter_set) = limiters(&limiter(10, SECOND, 10 * SECOND));
     let start = Instant::now();
     let mut tasks = Vec::new();
     for _ in 0..45 {
-        tasks.push(tokio::spawn(pass(gate.clone())));
+        tasks.push(tokio::spawn(pass(limiter_set.clone())));
         tokio::task::yield_now().await;
     }
     let mut passed = Vec::new();
@@ -109,44 +107,44 @@ async fn waiting_requests_pass_in_order_and_at_the_rate() {
 
 #[tokio::test(start_paused = true)]
 async fn later_requests_move_up_when_one_leaves() {
-    let (_limiters, gate) = limiters(&limiter(1, SECOND, 10 * SECOND));
-    granted(&gate).await.commit();
-    let Ok(Entered::Waiting(leaves)) = enter(&gate).await else { panic!() };
-    let second = tokio::spawn(pass(gate.clone()));
+    let (_limiters, limiter_set) = limiters(&limiter(1, SECOND, 10 * SECOND));
+    granted(&limiter_set).await.commit();
+    let Ok(Entered::Waiting(leaves)) = enter(&limiter_set).await else { panic!() };
+    let second = tokio::spawn(pass(limiter_set.clone()));
     tokio::task::yield_now().await;
     let start = Instant::now();
     drop(leaves);
     assert!(second.await.unwrap().unwrap() - start < Duration::from_millis(1100));
     // The last slot was given back, so the next request gets that and not a later one.
-    let third = pass(gate.clone()).await.unwrap();
+    let third = pass(limiter_set.clone()).await.unwrap();
     assert!(third - start < Duration::from_millis(2200), "{:?}", third - start);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_unused_permit_is_given_back() {
-    let (_limiters, gate) = limiters(&limiter(1, SECOND, Duration::ZERO));
-    drop(granted(&gate).await);
+    let (_limiters, limiter_set) = limiters(&limiter(1, SECOND, Duration::ZERO));
+    drop(granted(&limiter_set).await);
     tokio::task::yield_now().await;
-    granted(&gate).await.commit();
-    assert!(enter(&gate).await.is_err());
+    granted(&limiter_set).await.commit();
+    assert!(enter(&limiter_set).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_late_permit_is_exchanged_for_a_present_one() {
-    let (_limiters, gate) = limiters(&limiter(1, SECOND, 10 * SECOND));
-    let mut permit = granted(&gate).await;
+    let (_limiters, limiter_set) = limiters(&limiter(1, SECOND, 10 * SECOND));
+    let mut permit = granted(&limiter_set).await;
     sleep(SECOND / 2).await;
     permit.confirm().await.unwrap();
     let used = Instant::now();
     permit.commit();
-    let next = pass(gate).await.unwrap();
+    let next = pass(limiter_set).await.unwrap();
     assert!(next - used >= SECOND, "{:?}", next - used);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_late_permit_does_not_refuse_a_request_without_a_wait() {
-    let (_limiters, gate) = limiters(&limiter(2, 10 * SECOND, Duration::ZERO));
-    let mut permit = granted(&gate).await;
+    let (_limiters, limiter_set) = limiters(&limiter(2, 10 * SECOND, Duration::ZERO));
+    let mut permit = granted(&limiter_set).await;
     // As with a busy processor or a slow connection: permits are left all the time.
     sleep(SECOND / 2).await;
     permit.confirm().await.unwrap();
@@ -155,8 +153,8 @@ async fn a_late_permit_does_not_refuse_a_request_without_a_wait() {
 
 #[tokio::test(start_paused = true)]
 async fn changed_limits_reschedule_waiting_requests() {
-    let (limiters, gate) = limiters(&limiter(100, SECOND, 60 * SECOND));
-    let tasks: Vec<_> = (0..400).map(|_| tokio::spawn(pass(gate.clone()))).collect();
+    let (limiters, limiter_set) = limiters(&limiter(100, SECOND, 60 * SECOND));
+    let tasks: Vec<_> = (0..400).map(|_| tokio::spawn(pass(limiter_set.clone()))).collect();
     sleep(SECOND * 3 / 2).await;
     let reload = Instant::now();
     limiters.apply(&[limiter(20, SECOND, 60 * SECOND)]);
@@ -180,8 +178,8 @@ async fn changed_limits_reschedule_waiting_requests() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_no_longer_fits_into_its_wait_is_refused_at_once() {
-    let (limiters, gate) = limiters(&limiter(10, SECOND, 5 * SECOND));
-    let tasks: Vec<_> = (0..50).map(|_| tokio::spawn(pass(gate.clone()))).collect();
+    let (limiters, limiter_set) = limiters(&limiter(10, SECOND, 5 * SECOND));
+    let tasks: Vec<_> = (0..50).map(|_| tokio::spawn(pass(limiter_set.clone()))).collect();
     sleep(SECOND / 2).await;
     let reload = Instant::now();
     limiters.apply(&[limiter(1, SECOND, 5 * SECOND)]);
@@ -201,26 +199,26 @@ async fn a_request_that_no_longer_fits_into_its_wait_is_refused_at_once() {
 async fn the_queue_is_bounded() {
     let mut small = Limiter::clone(&limiter(1, SECOND, 10 * SECOND));
     small.queue = Some(QueueLimits { timeout: 10 * SECOND, max_waiting: 2 });
-    let (_limiters, gate) = limiters(&Arc::new(small));
-    granted(&gate).await.commit();
-    let first = enter(&gate).await;
-    let second = enter(&gate).await;
+    let (_limiters, limiter_set) = limiters(&Arc::new(small));
+    granted(&limiter_set).await.commit();
+    let first = enter(&limiter_set).await;
+    let second = enter(&limiter_set).await;
     assert!(matches!((&first, &second), (Ok(Entered::Waiting(_)), Ok(Entered::Waiting(_)))));
-    assert!(matches!(enter(&gate).await, Err(Refusal::QueueFull { .. })));
+    assert!(matches!(enter(&limiter_set).await, Err(Refusal::QueueFull { .. })));
     drop(first);
     tokio::task::yield_now().await;
-    assert!(matches!(enter(&gate).await, Ok(Entered::Waiting(_))));
+    assert!(matches!(enter(&limiter_set).await, Ok(Entered::Waiting(_))));
 }
 
 #[tokio::test(start_paused = true)]
 async fn closing_refuses_waiting_requests() {
-    let (limiters, gate) = limiters(&limiter(1, SECOND, 10 * SECOND));
-    granted(&gate).await.commit();
-    let waits = tokio::spawn(pass(gate.clone()));
+    let (limiters, limiter_set) = limiters(&limiter(1, SECOND, 10 * SECOND));
+    granted(&limiter_set).await.commit();
+    let waits = tokio::spawn(pass(limiter_set.clone()));
     tokio::task::yield_now().await;
     limiters.close().await;
     assert!(matches!(waits.await.unwrap(), Err(Refusal::Closed { .. })));
-    assert!(matches!(enter(&gate).await, Err(Refusal::Closed { .. })));
+    assert!(matches!(enter(&limiter_set).await, Err(Refusal::Closed { .. })));
 }
 
 async fn without_store(policy: OnStoreFailure, fleet_size: u32) -> Vec<Result<Entered, Refusal>> {
@@ -230,10 +228,10 @@ async fn without_store(policy: OnStoreFailure, fleet_size: u32) -> Vec<Result<En
     let limiters = Limiters::new(LatentStore::away(clock), clock, fleet_size, Metrics::new());
     limiters.apply(&[Arc::new(limiter)]);
     assert_eq!(limiters.ready(), policy != OnStoreFailure::Reject);
-    let gate = gate(&limiters, &["api"]);
+    let limiter_set = limiter_set(&limiters, &["api"]);
     let mut outcomes = Vec::new();
     for _ in 0..20 {
-        let outcome = enter(&gate).await;
+        let outcome = enter(&limiter_set).await;
         outcomes.push(outcome);
     }
     outcomes
@@ -255,9 +253,9 @@ async fn a_share_below_one_permit_is_one_permit_in_a_longer_window() {
     let clock = Clock::start();
     let limiters = Limiters::new(LatentStore::away(clock), clock, 6, Metrics::new());
     limiters.apply(std::slice::from_ref(&limiter));
-    let gate = gate(&limiters, &["api"]);
-    let first = pass(gate.clone()).await.unwrap();
-    let second = pass(gate).await.unwrap();
+    let limiter_set = limiter_set(&limiters, &["api"]);
+    let first = pass(limiter_set.clone()).await.unwrap();
+    let second = pass(limiter_set).await.unwrap();
     assert!(second - first >= 3 * SECOND, "{:?}", second - first);
 }
 
@@ -294,10 +292,10 @@ async fn a_cost_above_a_share_is_refused_while_the_store_is_away() {
     let clock = Clock::start();
     let limiters = Limiters::new(LatentStore::away(clock), clock, 3, Metrics::new());
     limiters.apply(&[limiter(10, SECOND, 5 * SECOND)]);
-    let gate = gate(&limiters, &["api"]);
+    let limiter_set = limiter_set(&limiters, &["api"]);
     let ask = |cost| {
         let demand = Demand { cost: Permits::new(cost).unwrap(), wait_max: None };
-        gate.enter(&[], demand)
+        limiter_set.enter(&[], demand)
     };
     // Three replicas that each let five pass would send fifteen.
     assert!(matches!(ask(5).await, Err(Refusal::StoreUnavailable { .. })));

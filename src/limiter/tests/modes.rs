@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use crate::limiter::model::limit::{Limiter, LimiterName, Mode, OnStoreFailure, Permits, QueueLimits, Scope};
-use crate::limiter::tests::gate as limiter_set;
+use crate::limiter::model::{Limiter, LimiterName, Mode, OnStoreFailure, Permits, QueueLimits, Scope};
+use crate::limiter::tests::limiter_set;
 use crate::limiter::tests::limiter_set::{
     Fleet, enter, fleet, granted, limiter, of, partitioned, pass, refused_by,
 };
@@ -283,7 +283,7 @@ async fn bookings_of_a_late_answer_are_given_back() {
     assert_eq!(fleet.left("api", None).await, Some(9));
 }
 
-/// Not with the others: it measures the whole process. Run it with `--ignored --nocapture`.
+/// Ignored among the other tests, because it measures the whole process. Run it with `--ignored --nocapture`.
 #[tokio::test]
 #[ignore = "measures the whole process"]
 async fn an_idle_queue_is_small() {

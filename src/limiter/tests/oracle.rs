@@ -14,9 +14,7 @@ use crate::limiter::arithmetic::queue_order::QueueOrder;
 use crate::limiter::arithmetic::reserve::reserve;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
-use crate::limiter::model::calendar_windows::Stretch;
-use crate::limiter::model::calendar_windows::window_of;
-use crate::limiter::model::call::{Answer, Call, Holding, Outcome, RetryDelay, Run};
+use crate::limiter::model::{Answer, Call, Holding, Outcome, RetryDelay, Run, Stretch, window_of};
 
 pub(in crate::limiter) const START: Micros = Micros(1_800_000_000_000_000);
 pub(in crate::limiter) const LEASE: Micros = Micros::from_millis(500);
@@ -65,14 +63,15 @@ impl Oracle {
         let beyond = |cost: u64| span(burst.saturating_sub(cost));
         let ahead = |cost: u64| match rule.cell {
             Micros::ONE => beyond(cost).max(parts(rule.cell)),
-            // On a grid of cells a bucket may be ahead of itself by two.
+            // On a grid of cells the arrival time may lie ahead by two cells more.
             cell => beyond(cost) + 2 * parts(cell),
         };
         let mut requests = self.0.clone();
         requests.sort_by_key(|(at, _)| *at);
         let (mut full_at, mut holds, mut free) = (0, true, Vec::new());
         for (at, permits) in requests {
-            // Those of one instant are kept as one, which may come to be ahead by a cell where together they empty the bucket.
+            // Requests of one instant are kept as one booking. If together they empty the bucket, the arrival time
+            // may lie ahead by one cell more.
             let together: u64 = self.0.iter().filter(|(other, _)| *other == at).map(|(_, cost)| cost).sum();
             let is_one = together > permits && together >= burst && Some(at) != new;
             let rounding = if is_one { parts(rule.cell) } else { 0 };
@@ -84,7 +83,8 @@ impl Oracle {
         (holds, free)
     }
 
-    /// Whether a rule is kept, of windows of which `from` is the earliest start; a booking at `new` is being tried.
+    /// Returns whether the bookings keep a rule, in the windows from `from` on; `new` is the instant of the booking that is
+    /// tried.
     fn keeps(&self, rule: &Rule, from: Micros, new: Option<Micros>) -> bool {
         match &rule.kind {
             Kind::SlidingWindow(_) => self.fullest(rule.window, from) <= rule.rate,
@@ -153,13 +153,13 @@ fn steps(changes: u32) -> impl Strategy<Value = Vec<Step>> {
 enum Judge {
     /// The slot is the earliest possible one.
     Exact,
-    /// The slot is no earlier than that.
+    /// The slot is no earlier than the earliest possible one.
     Rounded,
-    /// None: bookings under other limits may still be in the way.
+    /// The slot is not checked: bookings under other limits may still be in the way.
     Changing,
 }
 
-/// A limiter, the oracle beside it, and the permits of its only caller.
+/// A limiter with the oracle beside it, and the permits that its only caller holds.
 struct Model {
     now: Micros,
     rules: Arc<[Rule]>,

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::clock::{Clock, Micros};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::limit::{Limiter, Permits};
+use crate::limiter::model::{Limiter, Permits};
 use crate::limiter::store::Store;
 use crate::limiter::tests::latent_store::LatentStore;
 use crate::limiter::{Demand, Entered, LimiterSet, Limiters, tests};
@@ -26,13 +26,13 @@ fn limiter(rate: u64, timeout: Duration) -> Arc<Limiter> {
 fn replica(limiter: &Arc<Limiter>, clock: Clock, store: &Arc<LatentStore>) -> (Limiters, LimiterSet) {
     let limiters = Limiters::new(store.clone(), clock, 1, Metrics::new());
     limiters.apply(std::slice::from_ref(limiter));
-    let gate = tests::gate(&limiters, &["api"]);
-    (limiters, gate)
+    let limiter_set = tests::limiter_set(&limiters, &["api"]);
+    (limiters, limiter_set)
 }
 
 /// Returns when a request was let through; `None` if it was refused.
-async fn pass(gate: LimiterSet) -> Option<Instant> {
-    let mut permit = match gate.enter(&[], Demand { cost: Permits::ONE, wait_max: None }).await.ok()? {
+async fn pass(limiter_set: LimiterSet) -> Option<Instant> {
+    let mut permit = match limiter_set.enter(&[], Demand { cost: Permits::ONE, wait_max: None }).await.ok()? {
         Entered::Granted(permit) => permit,
         Entered::Waiting(ticket) => ticket.turn().await.ok()?,
     };
@@ -41,13 +41,13 @@ async fn pass(gate: LimiterSet) -> Option<Instant> {
     Some(Instant::now())
 }
 
-/// Sends `count` requests in each of so many milliseconds; returns when each was let through.
-async fn pace(gate: &LimiterSet, count: usize, milliseconds: u32) -> Vec<Instant> {
+/// Sends `count` requests in each of `milliseconds` milliseconds; returns when each was let through.
+async fn pace(limiter_set: &LimiterSet, count: usize, milliseconds: u32) -> Vec<Instant> {
     let begin = Instant::now();
     let mut asking = Vec::new();
     for tick in 0..milliseconds {
         sleep_until(begin + MILLISECOND * tick).await;
-        asking.extend((0..count).map(|_| tokio::spawn(pass(gate.clone()))));
+        asking.extend((0..count).map(|_| tokio::spawn(pass(limiter_set.clone()))));
     }
     let mut passed = Vec::new();
     for asked in asking {
@@ -70,8 +70,8 @@ async fn available(store: &LatentStore, limiter: &Limiter) -> u64 {
 async fn a_steady_pace_is_served_by_prefetched_permits() {
     let (limiter, clock) = (limiter(100_000, Duration::ZERO), Clock::start());
     let store = LatentStore::new(clock, DELAY);
-    let (_limiters, gate) = replica(&limiter, clock, &store);
-    let passed = pace(&gate, 10, 500).await;
+    let (_limiters, limiter_set) = replica(&limiter, clock, &store);
+    let passed = pace(&limiter_set, 10, 500).await;
     assert_eq!(passed.len(), 5000);
     // Without prefetching there would be a call in each millisecond, the delay of the store.
     assert!(store.calls() < 150, "{} calls", store.calls());
@@ -87,8 +87,8 @@ async fn a_steady_pace_is_served_by_prefetched_permits() {
 async fn a_sparse_pace_prefetches_nothing() {
     let (limiter, clock) = (limiter(100_000, Duration::ZERO), Clock::start());
     let store = LatentStore::new(clock, DELAY);
-    let (_limiters, gate) = replica(&limiter, clock, &store);
-    let passed = pace(&gate, 1, 200).await;
+    let (_limiters, limiter_set) = replica(&limiter, clock, &store);
+    let passed = pace(&limiter_set, 1, 200).await;
     assert_eq!(passed.len(), 200);
     assert_eq!(available(&store, &limiter).await, 99_800);
 }
@@ -115,21 +115,21 @@ async fn two_replicas_that_prefetch_keep_the_limit_and_use_it() {
 async fn a_lowered_limit_gives_prefetched_permits_back() {
     let (before, clock) = (limiter(100_000, Duration::ZERO), Clock::start());
     let store = LatentStore::new(clock, DELAY);
-    let (limiters, gate) = replica(&before, clock, &store);
-    let passed = pace(&gate, 20, 100).await;
+    let (limiters, limiter_set) = replica(&before, clock, &store);
+    let passed = pace(&limiter_set, 20, 100).await;
     assert_eq!(passed.len(), 2000);
     let after = limiter(2000, Duration::ZERO);
     limiters.apply(std::slice::from_ref(&after));
     sleep(2 * MILLISECOND).await;
-    assert_eq!(pace(&gate, 20, 50).await.len(), 0);
+    assert_eq!(pace(&limiter_set, 20, 50).await.len(), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn closing_gives_prefetched_permits_back() {
     let (limiter, clock) = (limiter(100_000, Duration::ZERO), Clock::start());
     let store = LatentStore::new(clock, DELAY);
-    let (limiters, gate) = replica(&limiter, clock, &store);
-    let passed = pace(&gate, 20, 100).await.len() as u64;
+    let (limiters, limiter_set) = replica(&limiter, clock, &store);
+    let passed = pace(&limiter_set, 20, 100).await.len() as u64;
     limiters.close().await;
     assert_eq!(available(&store, &limiter).await, 100_000 - passed);
 }
@@ -140,8 +140,8 @@ async fn closing_under_load_ends_and_gives_prefetched_permits_back() {
     for after in 100..120 {
         let (limiter, clock) = (limiter(100_000, Duration::ZERO), Clock::start());
         let store = LatentStore::new(clock, DELAY);
-        let (limiters, gate) = replica(&limiter, clock, &store);
-        let asking = tokio::spawn(async move { pace(&gate, 20, 200).await.len() as u64 });
+        let (limiters, limiter_set) = replica(&limiter, clock, &store);
+        let asking = tokio::spawn(async move { pace(&limiter_set, 20, 200).await.len() as u64 });
         sleep(MILLISECOND * after + MILLISECOND / 2).await;
         assert!(timeout(SECOND, limiters.close()).await.is_ok(), "the worker does not end");
         let passed = asking.await.unwrap();

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use crate::clock::Micros;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
-use crate::limiter::model::pause::PauseRequest;
-use crate::limiter::model::upstream_report::Remaining;
+use crate::limiter::model::{PauseRequest, Remaining};
 use crate::limiter::tests::oracle::{LEASE, SLIDING, START, rule};
 
 const LIMIT: u64 = 60;
@@ -38,7 +37,7 @@ enum Event {
     ExternalUsage,
     /// A client asks its replica.
     Ask(usize),
-    /// A client's slot is due, unless it has moved.
+    /// A client's slot is due, unless the slot has moved.
     Due(usize),
     /// A request of a slot reaches the upstream.
     Reach(usize, Micros),
@@ -57,7 +56,7 @@ struct Answered {
 struct World {
     dice: Dice,
     now: Micros,
-    /// In order of time; the number orders the events of one instant.
+    /// The events in order of time; the number orders the events of one instant.
     events: BinaryHeap<Reverse<(Micros, u64, Event)>>,
     number: u64,
     state: LimiterState,
@@ -237,7 +236,7 @@ impl World {
 /// Others come evenly, or all together once in a window.
 const REGULAR: [Coming; 2] = [|_| (1, SECOND / OTHERS), |_| (OTHERS, SECOND)];
 
-/// From a millisecond on a machine to another continent.
+/// The latencies of requests, from a local one to another continent.
 const LATENCIES: [u64; 3] = [500, 5000, 20_000];
 
 #[test]
@@ -259,7 +258,7 @@ fn the_rest_of_the_quota_is_used_and_no_more() {
     }
 }
 
-/// The next use is unknown, but neither side starves.
+/// Others come at random, so their next use is unknown, but neither side starves.
 #[test]
 fn random_external_usage_is_left_about_as_much() {
     let coming: Coming = |dice| (1, dice.roll(2 * SECOND / OTHERS));

@@ -9,7 +9,7 @@ use crate::limiter::arithmetic::queue_order::QueueOrder;
 use crate::limiter::arithmetic::reserve::reserve;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
-use crate::limiter::model::call::{Call, Outcome, RetryDelay, Run};
+use crate::limiter::model::{Call, Outcome, RetryDelay, Run};
 use crate::limiter::tests::oracle::{LEASE, SLIDING, START, fixed, rule};
 
 /// A limiter of one limit, and its clock.
@@ -43,7 +43,7 @@ impl Limiter {
 /// of the quota that was used until all were served.
 fn obedient_clients(clients: u64, rate: u64, wait: Micros) -> (f64, f64) {
     let mut limiter = Limiter::new(rule(rate, 1_010_000, 1, SLIDING));
-    // Each comes within the first 10 ms, and later comes as late as a network makes it.
+    // All clients come within the first 10 ms; when they come back, a network delays them.
     let mut due: BinaryHeap<_> =
         (0..clients).map(|client| Reverse((START + Micros(client * 10_000 / clients), client))).collect();
     let (mut attempts, mut last) = (0_u32, START);

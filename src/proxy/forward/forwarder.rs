@@ -180,7 +180,7 @@ async fn attempts(
             }
         }
         plan.route.metrics.retried(&reason);
-        // It closes the connection of the last response, unless that is shared.
+        // Dropping the result closes the connection of the last response, unless that is shared.
         drop(sent);
         sent = attempt(plan, client, outgoing, record).await;
     }

@@ -34,7 +34,7 @@ pub(crate) struct Outgoing {
     pub(crate) upgrade: Option<OnUpgrade>,
     /// A view of the body while it is sent.
     pub(crate) upload: Option<Arc<Upload>>,
-    /// Whether head and body are copied for another attempt.
+    /// True if head and body are copied for another attempt.
     pub(crate) keeps_copy: bool,
 }
 

@@ -37,7 +37,7 @@ pub(crate) struct Plan {
     pub(crate) demand: Demand,
     /// The partition of each of the route's limiters, in order.
     pub(crate) partitions: Vec<Option<Partition>>,
-    /// Whether `Authorization` holds a token for weir and must not go upstream.
+    /// True if `Authorization` holds a token for weir and must not go upstream.
     pub(crate) token_in_authorization: bool,
 }
 

@@ -20,7 +20,7 @@ use crate::telemetry::{Outcome, RouteMetrics, Summary, Trace};
 
 /// The record of a request. Its drop writes it, from the fields as they are then.
 pub(crate) struct Record {
-    /// The end of the request, as far as it is known.
+    /// The end of the request. At first it says that the client has left.
     pub(crate) end: End,
     /// The time in the queue.
     pub(crate) wait: Wait,
@@ -46,14 +46,14 @@ pub(crate) struct End {
     pub(crate) outcome: Outcome,
     /// The `weir-error` of a response that weir made.
     error: Option<&'static str>,
-    /// The reason of such a response. It may name addresses that the client does not learn.
+    /// The reason of a response that weir made. It may name addresses that the client does not learn.
     reason: Option<String>,
 }
 
 /// The time of a request in the queue.
 #[derive(Default)]
 pub(crate) struct Wait {
-    /// The waits that have ended.
+    /// The time of the waits that have ended.
     pub(crate) total: Duration,
     /// The beginning of the current wait.
     since: Option<Instant>,
@@ -61,7 +61,7 @@ pub(crate) struct Wait {
 
 /// The sender of a request.
 pub(crate) struct Caller {
-    /// The address, as far as it is known.
+    /// The address: the connection's peer, or the client behind a trusted proxy.
     pub(crate) address: IpAddr,
     /// The name, if `clients` are configured.
     pub(crate) name: Option<Arc<str>>,
@@ -130,7 +130,7 @@ impl Record {
         response
     }
 
-    /// Begins an attempt in the trace, and passes the trace on unless the route removes or sets that header itself.
+    /// Begins an attempt in the trace, and passes the trace on unless the route removes or sets the trace's header itself.
     pub(crate) fn goes_upstream<B>(&mut self, route: &Route, request: &mut Request<B>) {
         let Some(trace) = &mut self.trace else { return };
         let Rule { remove_headers, set_headers, upstream, .. } = &route.rule;

@@ -26,15 +26,15 @@ pub(crate) struct Signals {
 
 /// The client behind a connection, as its requests see it.
 pub(crate) struct Client {
-    /// The address of its side of the connection.
+    /// The address of the client's side of the connection.
     pub(crate) peer: IpAddr,
-    /// Whether the connection is inside TLS.
+    /// True if the connection is inside TLS.
     pub(crate) secure: bool,
-    /// The names in its certificate; empty without one.
+    /// The names in the client's certificate; empty without one.
     pub(crate) names: Vec<SubjectName>,
-    /// Notices that it has left.
+    /// A view of the connection that notices when the client has left.
     pub(crate) probe: Probe,
-    /// Its current phase, for timeouts.
+    /// The client's current phase, for timeouts.
     pub(crate) activity: Activity,
     /// The shutdown of weir.
     pub(crate) signals: Signals,
@@ -80,7 +80,7 @@ pub(crate) enum Silence {
 }
 
 impl Silence {
-    /// Returns the instant of either.
+    /// Returns the instant of the deadline.
     pub(crate) fn deadline(self) -> Instant {
         match self {
             Silence::EndsAt(deadline) | Silence::CheckAt(deadline) => deadline,
@@ -89,7 +89,7 @@ impl Silence {
 }
 
 impl Activity {
-    /// Begins with the first head, which a client that has just connected has still to send.
+    /// Returns the phase in which the first head is expected, which a client that has just connected has still to send.
     fn new() -> Activity {
         Activity(Mutex::new(Phase::Head { since: Instant::now() }))
     }

@@ -64,7 +64,7 @@ impl AsyncRead for ClientIo {
             }
             if line.names_another_protocol(received) {
                 tracing::debug!("a client speaks another protocol than HTTP");
-                // It would not understand a response, so it is treated as if it had left.
+                // The client would not understand a response, so it is treated as if it had left.
                 buffer.set_filled(before);
             }
         }

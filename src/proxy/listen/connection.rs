@@ -2,7 +2,7 @@
 //!
 //! hyper parses the requests, and a [`Service`] answers them.
 
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Poll, ready};
@@ -10,9 +10,8 @@ use std::time::Duration;
 
 use http::Request;
 use hyper::body::Incoming;
-use hyper::rt::bounds::Http2ServerConnExec;
 use hyper::server::conn::{http1, http2};
-use hyper::service::{HttpService, service_fn};
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
@@ -70,14 +69,14 @@ pub(crate) async fn serve<S: Service>(stream: Stream, mut client: Client, servic
     match protocol {
         Protocol::Http1 => {
             let connection = pin!(http1(&server).serve_connection(io, service).with_upgrades());
-            drive(connection, &client, &server).await;
+            drive(connection, http1::UpgradeableConnection::graceful_shutdown, &client, &server).await;
         }
         Protocol::Http2 => {
             client.activity.idle();
             let connection = http2(&server, client.tasks.clone()).serve_connection(io, service);
             // Boxed, because it is far larger than the other and would make every connection's task as large.
             let mut connection = Box::pin(connection);
-            drive(connection.as_mut(), &client, &server).await;
+            drive(connection.as_mut(), http2::Connection::graceful_shutdown, &client, &server).await;
         }
     }
 }
@@ -87,7 +86,7 @@ fn http1(server: &Server) -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        // `drive` does it, because it tells an idle connection from a head without an end.
+        // `drive` limits that time, because it tells an idle connection from a head without an end.
         .header_read_timeout(None)
         .max_header_size(header_bytes_max)
         .max_buf_size(header_bytes_max.max(HTTP1_BUFFER_MIN));
@@ -109,41 +108,14 @@ fn http2(server: &Server, tasks: TaskTracker) -> http2::Builder<Spawner> {
     builder
 }
 
-/// A connection of either version that can be asked to end.
-trait Ending: Future {
-    /// Accepts no further request; requests under way go on.
-    fn finish(self: Pin<&mut Self>);
-}
-
-impl<S, B> Ending for http1::UpgradeableConnection<TokioIo<ClientIo>, S>
-where
-    Self: Future,
-    S: HttpService<Incoming, ResBody = B>,
-    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-    B: http_body::Body + 'static,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    fn finish(self: Pin<&mut Self>) {
-        self.graceful_shutdown();
-    }
-}
-
-impl<S, B> Ending for http2::Connection<TokioIo<ClientIo>, S, Spawner>
-where
-    Self: Future,
-    S: HttpService<Incoming, ResBody = B>,
-    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-    B: http_body::Body + 'static,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-    Spawner: Http2ServerConnExec<S::Future, B>,
-{
-    fn finish(self: Pin<&mut Self>) {
-        self.graceful_shutdown();
-    }
-}
-
-/// Polls a connection to its end, and ends it after a silence or at shutdown.
-async fn drive(mut connection: Pin<&mut impl Ending>, client: &Client, server: &Server) {
+/// Polls a connection to its end, and ends it after a silence or at shutdown. After `finish` it accepts no further request; requests
+/// under way go on.
+async fn drive<C: Future>(
+    mut connection: Pin<&mut C>,
+    finish: impl Fn(Pin<&mut C>),
+    client: &Client,
+    server: &Server,
+) {
     let mut alarm = Alarm::default();
     let mut drain = Driver::new(Box::pin(client.signals.drain.clone().cancelled_owned()));
     let mut cut = Driver::new(Box::pin(client.signals.cut.clone().cancelled_owned()));
@@ -154,7 +126,7 @@ async fn drive(mut connection: Pin<&mut impl Ending>, client: &Client, server: &
         }
         if !draining && drain.poll(context).is_ready() {
             draining = true;
-            connection.as_mut().finish();
+            finish(connection.as_mut());
             context.waker().wake_by_ref();
         }
         loop {
@@ -167,7 +139,7 @@ async fn drive(mut connection: Pin<&mut impl Ending>, client: &Client, server: &
         }
     });
     if too_silent.await {
-        connection.as_mut().finish();
+        finish(connection.as_mut());
         let _ = timeout(CLOSE_TIME_MAX, connection.as_mut()).await;
     }
 }

@@ -22,7 +22,7 @@ enum State {
 const HTTP: &[u8; 5] = b"HTTP/";
 
 impl FirstLine {
-    /// Begins before the first byte.
+    /// Creates the state before the first byte.
     pub(crate) fn new() -> FirstLine {
         FirstLine { words: 0, beginning: [0; HTTP.len()], length: 0, state: State::Between }
     }

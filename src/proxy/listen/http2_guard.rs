@@ -126,7 +126,7 @@ impl Frames {
         Held::Judged(begun, 0)
     }
 
-    /// Passes held bytes on, as far as there is room; returns whether there were any.
+    /// Passes held bytes on while there is space in `buffer`; returns whether there were any.
     fn give(&mut self, buffer: &mut ReadBuf<'_>) -> bool {
         let Held::Judged(judged, given) = &mut self.held else { return false };
         let left = judged.as_slice().get(*given..).unwrap_or_default();
@@ -161,7 +161,7 @@ fn length(frame: &[u8]) -> usize {
 
 /// The streams that the client has begun and not ended.
 struct Streams {
-    /// In ascending order.
+    /// The open streams, in ascending order.
     open: Vec<u32>,
     open_max: usize,
     /// The last stream begun.
@@ -205,7 +205,7 @@ impl Streams {
         self.open.binary_search(&stream).is_ok()
     }
 
-    /// Returns how many bytes are needed to judge a frame, as far as its first bytes tell.
+    /// Returns how many bytes are needed to judge a frame, by its first bytes.
     fn wanted(&self, frame: &[u8]) -> usize {
         match Head::of(frame) {
             Some(head) if self.ends_with_headers(&head) => {

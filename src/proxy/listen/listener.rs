@@ -29,7 +29,7 @@ const LAST_RESPONSES_TIME_MAX: Duration = Duration::from_secs(1);
 pub enum Drained {
     /// Every request under way or waiting has finished.
     Clean,
-    /// The drain time was over before that.
+    /// The drain time was over before every request had finished.
     Cut,
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct Settings {
 
 /// A service that answers the requests of all connections of a listener.
 pub(crate) trait Service: Clone + Send + Sync + 'static {
-    /// The body of its responses.
+    /// The body of the service's responses.
     type Body: http_body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>
         + Send
         + 'static;

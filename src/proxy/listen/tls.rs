@@ -33,7 +33,7 @@ pub(crate) struct Acceptor(TlsAcceptor);
 pub(crate) struct Secured {
     /// The stream inside TLS.
     pub(crate) wire: Wire,
-    /// Whether both sides have agreed on HTTP/2.
+    /// True if both sides have agreed on HTTP/2.
     pub(crate) is_http2: bool,
     /// The names in the client's certificate; empty without one.
     pub(crate) names: Vec<SubjectName>,

@@ -31,11 +31,11 @@ const OTHER_HOP_BY_HOP: [HeaderName; 4] =
 pub(crate) struct Origin<'a> {
     /// The address at the other end of the connection. Earlier addresses are in `X-Forwarded-For`.
     pub(crate) peer: IpAddr,
-    /// Whether the request came over TLS.
+    /// True if the request came over TLS.
     pub(crate) secure: bool,
     /// The authority that the client asked for.
     pub(crate) authority: Option<&'a Authority>,
-    /// The protocol to switch to, if the request may.
+    /// The protocol to switch to, if the client wants that and the upstream can.
     pub(crate) upgrade: Option<&'a HeaderValue>,
     /// The version of the client's request.
     pub(crate) version: Version,

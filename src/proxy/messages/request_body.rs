@@ -19,7 +19,7 @@ use super::upload::{Upload, UploadState};
 /// The most bytes of a refused request's body that are read and dropped, so that a client that writes before it reads still sees
 /// the refusal. A longer body closes the connection.
 const DISCARD_BYTES_MAX: usize = 256 * 1024;
-/// The longest time spent on dropping it.
+/// The longest time spent on dropping the body of a refused request.
 const DISCARD_TIME_MAX: Duration = Duration::from_millis(500);
 
 /// The body of a request on its way upstream.
@@ -70,7 +70,7 @@ impl Streaming {
                     self.held = Some(frame);
                     return Poll::Ready(Some(Ok(last)));
                 }
-                // The piece is empty, for no other fits. It may be the end.
+                // The piece is empty, because no other fits into the announced length. It may be the end.
                 (Some(last), Some(Ok(_))) if self.incoming.is_end_stream() => {
                     return Poll::Ready(Some(Ok(last)));
                 }

@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Version};
 
 use super::header_flags::HeaderFlags;
 use crate::config::model::Cost;
-use crate::limiter::model::limit::Permits;
+use crate::limiter::model::Permits;
 use crate::proxy::error::ProxyError;
 
 /// The name of weir in `Via`. All replicas share it, because a loop through a load balancer seldom returns to the same

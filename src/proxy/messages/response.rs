@@ -14,7 +14,7 @@ use super::header_flags::HeaderFlags;
 use super::request_head::is_grpc;
 use crate::clock::Micros;
 use crate::limiter::Refusal;
-use crate::limiter::model::limit::{Limit, Limiter, LimiterName};
+use crate::limiter::model::{Limit, Limiter, LimiterName};
 use crate::proxy::error::ProxyError;
 use crate::telemetry::Outcome;
 
@@ -192,7 +192,7 @@ pub(crate) fn no_tunnel(status: u16) -> Option<&'static str> {
     match status {
         200..=299 => None,
         407 => Some("set the user and password that it wants in `upstream.proxy`"),
-        400..=499 => Some("it does not allow this upstream; ask whoever runs it, or check `upstream.url`"),
+        400..=499 => Some("it does not allow this upstream; ask its operator, or check `upstream.url`"),
         500..=599 => Some("it does not reach the upstream; see its own log"),
         _ => Some("it opens no tunnels; check that `upstream.proxy` is an HTTP proxy"),
     }
@@ -379,8 +379,7 @@ mod tests {
     use regex::Regex;
 
     use super::*;
-    use crate::limiter::model::calendar_windows::{CalendarWindows, Period};
-    use crate::limiter::model::limit::{Algorithm, Permits};
+    use crate::limiter::model::{Algorithm, CalendarWindows, Period, Permits};
 
     fn limit(label: &str, per: Duration, algorithm: Algorithm) -> Limit {
         Limit { rate: Permits::new(10).unwrap(), per, algorithm, label: label.into() }

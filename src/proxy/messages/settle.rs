@@ -3,7 +3,7 @@
 use http::{HeaderMap, StatusCode};
 
 use crate::config::model::Settle;
-use crate::limiter::model::limit::RATE_MAX;
+use crate::limiter::model::RATE_MAX;
 
 /// Returns the cost that a response reports; `None` if it reports none that can be read.
 pub(crate) fn cost_settled(status: StatusCode, headers: &HeaderMap, settle: &Settle) -> Option<u64> {

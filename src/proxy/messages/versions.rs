@@ -44,7 +44,7 @@ pub(crate) fn compact<B>(request: &mut Request<B>) {
     let mut copies = BytesMut::with_capacity(length);
     for value in request.headers_mut().values_mut() {
         copies.extend_from_slice(value.as_bytes());
-        // It cannot fail: the bytes are those of a value.
+        // The copy is always valid: its bytes are those of a header value.
         if let Ok(mut copy) = HeaderValue::from_maybe_shared(copies.split().freeze()) {
             copy.set_sensitive(value.is_sensitive());
             *value = copy;

@@ -30,7 +30,7 @@ struct State {
     /// The task that drives it, if one does.
     task: AtomicWaker,
     woken: AtomicBool,
-    /// Whether a task is driving the future. That task reads `woken` before it returns and needs no wake-up.
+    /// True while a task is driving the future. That task reads `woken` before it returns and needs no wake-up.
     ///
     /// Invariant: a wake sets `woken` before it reads `driven`, and a drive clears `driven` before it reads `woken` for
     /// the last time. Both are sequentially consistent, so at least one sees the other, and no wake-up is lost.
@@ -122,7 +122,7 @@ impl<F: Future + ?Sized> Driver<F> {
 pub(crate) struct Alarm(Option<Driver<Sleep>>);
 
 impl Alarm {
-    /// Is ready at `deadline`.
+    /// Returns ready at `deadline`.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>, deadline: Instant) -> Poll<()> {
         let sleep = self.0.get_or_insert_with(|| Driver::new(Box::pin(sleep_until(deadline))));
         let mut rings_at = sleep.future.deadline();

@@ -135,7 +135,7 @@ impl Probe {
         let _ = tcp.ready(tokio::io::Interest::PRIORITY).await;
     }
 
-    /// Never ends: this system's poller does not report it, and hyper notices at its next read.
+    /// Never ends: this system's poller does not report the close, and hyper notices it at its next read.
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     pub(crate) async fn closed(&self) {
         std::future::pending().await

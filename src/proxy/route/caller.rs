@@ -65,7 +65,7 @@ fn contain(networks: &[IpNet], address: IpAddr) -> bool {
 pub(crate) struct Caller {
     /// The name among the `clients`; `None` if none are configured.
     pub(crate) name: Option<Arc<str>>,
-    /// Whether `Authorization` holds a token for weir, which must not go upstream.
+    /// True if `Authorization` holds a token for weir, which must not go upstream.
     pub(crate) token_in_authorization: bool,
 }
 

@@ -11,7 +11,7 @@ use url::form_urlencoded;
 
 use crate::config::model::KeyPart;
 use crate::limiter::Partition;
-use crate::limiter::model::limit::LimiterName;
+use crate::limiter::model::LimiterName;
 use crate::proxy::route::path;
 
 /// The parts of a request that a key can name.
@@ -21,7 +21,7 @@ pub(crate) struct Facts<'a> {
     pub(crate) headers: &'a HeaderMap,
     /// The URI as the client sent it.
     pub(crate) uri: &'a Uri,
-    /// In lower case, without port; empty if the request names no host.
+    /// The host, in lower case, without port; empty if the request names no host.
     pub(crate) host: &'a str,
     /// The client's address.
     pub(crate) address: IpAddr,
@@ -88,7 +88,7 @@ mod tests {
     use super::Facts;
     use crate::config::model::KeyPart;
     use crate::limiter::Partition;
-    use crate::limiter::model::limit::LimiterName;
+    use crate::limiter::model::LimiterName;
 
     /// Returns the value of a part of a key in a request.
     fn value(part: &KeyPart, uri: &str, lines: &[&str]) -> Option<String> {

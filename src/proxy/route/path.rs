@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use percent_encoding::percent_decode_str;
 
-/// The most rounds of percent-decoding. No honest path still changes after that.
+/// The most rounds of percent-decoding. No honest path needs more.
 const DECODE_ROUNDS_MAX: usize = 4;
 
 /// The forms of a path.
@@ -20,7 +20,7 @@ pub(crate) enum Forms<'a> {
     Many(Vec<Cow<'a, str>>),
 }
 
-/// Why a path is refused.
+/// The reason why a path is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BadPath {
     /// The path holds a NUL after some round of decoding.

@@ -15,13 +15,13 @@ use crate::proxy::error::ProxyError;
 /// The parts of a request that the router looks at.
 #[derive(Clone, Copy)]
 pub(crate) struct Target<'a> {
-    /// In lower case, without port and trailing dot; empty if the request names no host.
+    /// The host, in lower case, without port and trailing dot; empty if the request names no host.
     pub(crate) host: &'a str,
-    /// As sent.
+    /// The path as sent.
     pub(crate) path: &'a str,
-    /// Its method.
+    /// The method.
     pub(crate) method: &'a Method,
-    /// Its headers.
+    /// The headers.
     pub(crate) headers: &'a HeaderMap,
 }
 
@@ -49,7 +49,7 @@ fn matches(rule: &Match, path: &str, target: Target<'_>) -> bool {
 #[derive(Default)]
 pub(crate) struct Index {
     any_host: Paths,
-    /// By exact host, or by a suffix, which begins with a dot.
+    /// The paths of each host: an exact host, or a suffix, which begins with a dot.
     hosts: HashMap<Box<str>, Paths>,
     /// The length of the longest host; longer ones are not looked up.
     host_len_max: usize,
@@ -58,7 +58,7 @@ pub(crate) struct Index {
 /// The ranks of the routes of one host; each list ascends.
 #[derive(Default)]
 struct Paths {
-    /// By an exact path, or by a prefix without its trailing slash.
+    /// The ranks by an exact path, or by a prefix without its trailing slash.
     by_prefix: HashMap<Box<str>, Vec<u32>>,
     /// The length of the longest prefix; longer ones are not looked up.
     prefix_len_max: usize,
@@ -152,7 +152,7 @@ impl Paths {
     }
 }
 
-/// Replaces `best` by the first rank that holds, if that is lower.
+/// Replaces `best` by the first of `ranks` for which `holds` is true, if that is lower.
 fn improve(ranks: &[u32], holds: &impl Fn(u32) -> bool, best: &mut Option<u32>) {
     let better =
         ranks.iter().take_while(|rank| best.is_none_or(|best| **rank < best)).find(|rank| holds(**rank));

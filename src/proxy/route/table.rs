@@ -19,11 +19,11 @@ pub(crate) const NO_ROUTE: &str = "";
 pub(crate) struct Route {
     /// The route as configured.
     pub(crate) rule: Rule,
-    /// The upstream of its requests.
+    /// The upstream of the route's requests.
     pub(crate) upstream: Arc<Upstream>,
     /// The limiters that its requests take permits from; without any, requests go at once.
     pub(crate) limiter_set: Option<LimiterSet>,
-    /// The metrics with its label.
+    /// The metrics with the route's label.
     pub(crate) metrics: RouteMetrics,
 }
 

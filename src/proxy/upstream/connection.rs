@@ -50,7 +50,7 @@ pub(crate) enum SendError {
 }
 
 impl Connection {
-    /// Returns whether it can take a request.
+    /// Returns whether the connection can take a request.
     pub(crate) fn is_open(&mut self) -> bool {
         match self {
             Connection::Http1(http1) => http1.is_open(),
@@ -58,7 +58,7 @@ impl Connection {
         }
     }
 
-    /// Returns whether it has carried a request before.
+    /// Returns whether the connection has carried a request before.
     pub(crate) fn is_reused(&self) -> bool {
         match self {
             Connection::Http1(http1) => http1.reused,
@@ -139,7 +139,7 @@ pub(crate) struct Http1 {
     sender: http1::SendRequest<RequestBody>,
     /// `None` if it has a task of its own, or has ended.
     wire: Option<Driver<Wire>>,
-    /// The timer of its requests.
+    /// The timer of the connection's requests.
     alarm: Alarm,
     probe: Probe,
     idle_since: Instant,
@@ -164,7 +164,7 @@ impl Http1 {
         http1
     }
 
-    /// Returns whether it is open, as far as can be known.
+    /// Returns whether the connection seems open: to hyper, and after an idle time to the kernel too.
     pub(crate) fn is_open(&mut self) -> bool {
         // A wake-up at rest is the end of the connection, or concerns TLS alone.
         let looked = !self.wire.as_ref().is_some_and(Driver::is_woken) || self.rest();
@@ -184,7 +184,7 @@ impl Http1 {
         self.detach();
     }
 
-    /// Brings the wire to rest; returns `false` if the connection has ended.
+    /// Brings the connection to rest; returns `false` if it has ended.
     fn rest(&mut self) -> bool {
         if self.wire.as_mut().is_some_and(|wire| wire.rest().is_ready()) {
             self.wire = None;
@@ -193,13 +193,13 @@ impl Http1 {
         !self.sender.is_closed()
     }
 
-    /// Marks it as taken from the pool.
+    /// Marks the connection as taken from the pool.
     pub(crate) fn reuse(mut self) -> Connection {
         self.reused = true;
         Connection::Http1(self)
     }
 
-    /// Brings it to rest for the pool; returns `None` if it has ended, or is too old and is closed.
+    /// Brings the connection to rest for the pool; returns `None` if it has ended, or is too old and is closed.
     pub(crate) fn into_idle(mut self) -> Option<Http1> {
         if !self.rest() {
             return None;
@@ -212,7 +212,7 @@ impl Http1 {
         Some(self)
     }
 
-    /// Returns whether it must carry no new request.
+    /// Returns whether the connection is too old for a new request.
     pub(crate) fn is_old(&self) -> bool {
         let now = Instant::now();
         now >= self.retires_at || now - self.idle_since > IDLE_AGE_MAX
@@ -285,7 +285,7 @@ impl Multiplexed {
         !self.sender.is_closed() && !self.load.retired.load(Ordering::Acquire)
     }
 
-    /// Returns whether it takes more streams. One that is too old keeps its streams and closes after the last.
+    /// Returns whether the connection takes more streams. One that is too old keeps its streams and closes after the last.
     pub(crate) fn is_shared(&self) -> bool {
         self.is_open() && Instant::now() < self.retires_at
     }
@@ -318,7 +318,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Begins without a stream.
+    /// Creates the count, without a stream.
     pub(crate) fn new(streams_max: usize) -> Load {
         let (streams, streams_max) = (AtomicUsize::new(0), AtomicUsize::new(streams_max));
         Load { streams, streams_max, retired: AtomicBool::new(false) }

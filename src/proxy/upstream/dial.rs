@@ -60,7 +60,7 @@ type Lookup = Shared<BoxFuture<'static, Result<Vec<SocketAddr>, Arc<io::Error>>>
 struct GoodAnswer {
     addresses: Vec<SocketAddr>,
     at: Instant,
-    /// Whether its use in place of a failed lookup has been logged.
+    /// True if its use in place of a failed lookup has been logged.
     is_logged: bool,
 }
 
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!((tried.len(), tried[1].as_str()), (ADDRESSES_MAX, a));
     }
 
-    /// Races addresses that connect or fail after so many milliseconds, or never answer.
+    /// Races addresses that connect or fail after the given milliseconds, or never answer.
     async fn raced(script: &[(u64, Option<bool>)]) -> (Result<u16, String>, Duration) {
         let addresses = (0..).take(script.len()).map(|index| SocketAddr::from(([192, 0, 2, 1], index)));
         let began = Instant::now();
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(raced(&[]).await.0.unwrap_err(), "no address");
     }
 
-    /// A resolver with answers in order, each after so many milliseconds; then it fails.
+    /// A resolver with answers in order, each after the given milliseconds; then it fails.
     struct Scripted(Mutex<VecDeque<(u64, Option<SocketAddr>)>>);
 
     impl Resolve for Scripted {

@@ -27,12 +27,12 @@ impl Lease {
         Lease { pool, connection, upload: None }
     }
 
-    /// Returns whether it can take a request.
+    /// Returns whether the connection can take a request.
     pub(crate) fn is_open(&mut self) -> bool {
         self.connection.is_open()
     }
 
-    /// Returns whether it has carried a request before.
+    /// Returns whether the connection has carried a request before.
     pub(crate) fn is_reused(&self) -> bool {
         self.connection.is_reused()
     }
@@ -58,14 +58,10 @@ impl Lease {
         self.connection.poll_piece(context, step)
     }
 
-    fn is_uploaded(&self) -> bool {
-        self.upload.as_ref().is_none_or(|upload| upload.state() == UploadState::Complete)
-    }
-
     /// Returns an unused connection, or one whose response has ended, to the pool. If the request's body has not ended, the
     /// connection is closed instead.
     pub(crate) fn release(self) {
-        if self.is_uploaded() {
+        if self.upload.is_none_or(|upload| upload.state() == UploadState::Complete) {
             self.pool.put(self.connection);
         }
     }

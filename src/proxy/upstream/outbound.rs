@@ -82,7 +82,7 @@ async fn answer(tcp: &mut TcpStream) -> Result<u16, TunnelError> {
         let before = head.len();
         head.extend_from_slice(&piece[..peeked]);
         let found = parse(&head)?;
-        // It reads only bytes that have arrived, so it never waits.
+        // This read takes only bytes that have arrived, so it never waits.
         let taken = found.map_or(peeked, |(length, _)| length.saturating_sub(before).min(peeked));
         tcp.read_exact(&mut piece[..taken]).await?;
         left -= taken;
@@ -122,7 +122,7 @@ mod tests {
         proxy.set_nodelay(true).unwrap();
         let speaking = async {
             for piece in pieces {
-                // weir may have refused it in the middle.
+                // weir may have refused the answer in the middle.
                 let _ = proxy.write_all(piece).await;
                 tokio::task::yield_now().await;
             }

@@ -15,13 +15,13 @@ const IDLE_MAX: usize = 256;
 /// The connections of one upstream that are idle or can be shared.
 #[derive(Default)]
 pub(crate) struct Pool {
-    /// Oldest first.
+    /// The idle HTTP/1.1 connections, oldest first.
     idle: Mutex<VecDeque<Http1>>,
     shared: Mutex<Vec<Multiplexed>>,
 }
 
 impl Pool {
-    /// Takes an idle HTTP/1.1 connection that is open, as far as can be known.
+    /// Takes an idle HTTP/1.1 connection that still seems to be open.
     pub(crate) fn take_http1(&self) -> Option<Connection> {
         loop {
             let mut connection = lock(&self.idle).pop_back()?;

@@ -8,7 +8,7 @@ use crate::proxy::error::Stage;
 pub(crate) struct Progress(Mutex<Stage>);
 
 impl Progress {
-    /// Begins at the first stage.
+    /// Creates the progress at its first stage.
     pub(crate) fn new() -> Progress {
         Progress(Mutex::new(Stage::Turn))
     }

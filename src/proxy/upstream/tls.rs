@@ -17,11 +17,11 @@ use crate::proxy::net::certificates::{ALPN_HTTP1, ALPN_HTTP2, add_roots};
 
 /// The connectors of one upstream.
 pub(crate) struct Tls {
-    /// The name that the certificate must have.
+    /// The name that the upstream's certificate must have.
     pub(crate) name: ServerName<'static>,
-    /// Offers what `http2` allows.
+    /// A connector that offers what `http2` allows.
     pub(crate) any: TlsConnector,
-    /// Offers HTTP/1.1 alone.
+    /// A connector that offers HTTP/1.1 alone.
     pub(crate) http1: TlsConnector,
 }
 

@@ -34,12 +34,12 @@ pub(crate) struct Upstream {
     host: HeaderValue,
     connector: Connector,
     pool: Arc<Pool>,
-    /// The protocol of its last connection: [`UNKNOWN`], [`HTTP1`] or [`HTTP2`].
+    /// The protocol of the last connection: [`UNKNOWN`], [`HTTP1`] or [`HTTP2`].
     protocol: AtomicU8,
     /// Held while a connection opens that other requests will share instead of opening their own.
     opening: Mutex<()>,
     ready_places: Semaphore,
-    /// The time of the last warning that it cannot be reached.
+    /// The time of the last warning that the upstream cannot be reached.
     warned_at: std::sync::Mutex<Option<Instant>>,
 }
 
@@ -70,7 +70,7 @@ impl Upstream {
         &self.settings
     }
 
-    /// Returns the value of `Host` for its requests.
+    /// Returns the value of `Host` for requests to the upstream.
     pub(crate) fn host(&self) -> &HeaderValue {
         &self.host
     }
@@ -146,7 +146,7 @@ impl Upstream {
         opened.map(|connection| self.lend(connection))
     }
 
-    /// Logs why it cannot be reached, but not for each of what may be thousands of requests.
+    /// Logs why the upstream cannot be reached, but not for each of what may be thousands of requests.
     fn warn(&self, error: &ConnectError) {
         let mut warned_at = self.warned_at.lock().unwrap_or_else(PoisonError::into_inner);
         if warned_at.is_none_or(|at| at.elapsed() >= WARN_INTERVAL) {

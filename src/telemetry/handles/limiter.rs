@@ -36,7 +36,7 @@ pub(in crate::telemetry) struct LimiterShared {
     waiting: IntGauge,
     paused: IntGauge,
     external_usage: IntCounter,
-    /// One for each limit, in the limiter's order.
+    /// The gauge of each limit's available permits, in the limiter's order.
     available: Vec<IntGauge>,
 }
 

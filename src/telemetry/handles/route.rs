@@ -9,7 +9,7 @@ use crate::telemetry::handles::Unpublished;
 use crate::telemetry::metrics::Families;
 use crate::telemetry::outcome::Outcome;
 
-/// Places for series that are found without a lookup by label. A route has a handful of codes and outcomes.
+/// The number of counters that are found without a lookup by label. A route has a handful of codes and outcomes.
 const CODES_CACHED: usize = 16;
 
 /// The series of one route. Cheap to clone.

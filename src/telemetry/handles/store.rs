@@ -58,7 +58,7 @@ impl StoreOp {
     }
 }
 
-/// How a call to the store ended.
+/// The way in which a call to the store ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StoreResult {
     /// The store answered.

@@ -13,7 +13,8 @@ use crate::support::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// How long a reload is held before it fails: with a higher limit in force, far more than the old one would pass.
+/// The time for which a reload is held before it fails. If its higher limit came into force, far more requests would
+/// pass in it.
 const HELD: Duration = Duration::from_millis(1200);
 
 /// The environment's name for the path of the held file: weir does not watch a file behind a reference.
@@ -78,7 +79,8 @@ fn running(store: &str, upstream: &Upstream) -> String {
     configuration(store, &limiters, &routes, upstream)
 }
 
-/// A limit that is higher, a limiter without its key, one that is new, one that is gone: none of it may be noticed.
+/// A configuration with a higher limit, a limiter without its key, a new limiter and one that is gone: none of it may
+/// be noticed.
 fn refused(store: &str, step: &Step, upstream: &Upstream) -> String {
     let limiters = [
         ("api", "{limits: [1000/1s], queue: {timeout: 60s, max_waiting: 7}}"),
@@ -99,7 +101,7 @@ fn refused(store: &str, step: &Step, upstream: &Upstream) -> String {
 struct Shown {
     /// The series of limiters and routes, by name and labels.
     series: BTreeSet<String>,
-    /// Gauges that say what is configured.
+    /// The gauges of configured values.
     configured: BTreeMap<String, u64>,
     /// Limits and keys by the admin API.
     limiters: BTreeMap<String, (Vec<String>, bool)>,
@@ -128,7 +130,7 @@ impl Shown {
         Shown { series, configured, limiters: limiters.collect(), keys }
     }
 
-    /// What differs from what was shown before.
+    /// Returns the differences from what was shown before.
     fn differences(&self, before: &Shown) -> Vec<String> {
         let mut differences = Vec::new();
         let mut compare = |what: &str, gone: Vec<String>, come: Vec<String>| {
@@ -207,7 +209,7 @@ async fn a_reload_that_fails_at_any_step_has_changed_nothing() {
             let since = Instant::now();
             tokio::time::sleep(HELD).await;
             let sent = api_instants(&upstream).into_iter().filter(|at| *at >= since).count();
-            // A second and a fifth of another: at most two bursts.
+            // The 1.2 s hold at most the bursts of two windows.
             if !(RATE / 2..=2 * RATE).contains(&sent) {
                 note("while it is prepared", vec![format!("{sent} requests in {HELD:?} at {RATE}/s")]);
             }

@@ -14,7 +14,7 @@ use super::raise_open_files;
 /// The longest time for an answer in any test.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(90);
 
-/// A request.
+/// A request to be sent: method, target, headers and body.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     method: String,

@@ -34,7 +34,7 @@ struct Rules {
     delay: Duration,
     swallow: bool,
     refuse: bool,
-    /// The number of bytes to deliver before the next cut; the first connection to deliver takes it.
+    /// The number of bytes to deliver before the next cut; the first connection to deliver bytes takes it.
     cut_after: Option<usize>,
     /// The number of resets of all connections; a connection ends when it differs from the number at its start.
     drops: u64,
@@ -120,7 +120,7 @@ async fn serve(mut client: TcpStream, port: u16, line: Line) {
     server.set_nodelay(true).ok();
     let mut dropped = line.watched.clone();
     let passed = tokio::select! {
-        // First: nothing more is passed on after the test has set a fault.
+        // The rules come first: nothing more is passed on after the test has set a fault.
         biased;
         _ = dropped.wait_for(|rules| rules.drops != line.drops) => Err(reset()),
         passed = pass(&mut client, &mut server, &line) => passed,

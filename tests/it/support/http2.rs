@@ -105,11 +105,11 @@ pub(crate) enum Event {
         stream: u32,
         payload: Vec<u8>,
     },
-    /// It ended the connection, between two frames.
+    /// The peer ended the connection, between two frames.
     Closed,
     /// The connection broke, or ended in the middle of a frame.
     Broken(String),
-    /// Nothing came.
+    /// Nothing came in time.
     Nothing,
 }
 

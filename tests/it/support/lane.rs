@@ -18,11 +18,11 @@ use tokio::sync::Notify;
 /// The kinds of tests, by the tests that may run beside them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Beside each other, whatever load they make.
+    /// Tests that run beside each other, whatever load they make.
     Shared,
-    /// Beside each other, because they make little load.
+    /// Tests that run beside each other, because they make little load.
     Calm,
-    /// Beside no other test.
+    /// Tests that run beside no other test.
     Alone,
 }
 

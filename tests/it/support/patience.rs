@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Long enough for an immediate event on a busy machine.
+/// A deadline that is long enough for an immediate event on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The interval at which a condition is checked.

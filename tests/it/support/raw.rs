@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-/// Far longer than any step here takes.
+/// A deadline far longer than any step here takes.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Returns the result of a future that must not hang.

@@ -33,7 +33,7 @@ pub(crate) struct RedisOptions {
     pub(crate) port: Option<u16>,
     /// The password that every client must send.
     pub(crate) password: Option<&'static str>,
-    /// Whether the server speaks TLS: [`RedisServer::url`] is then a `rediss://` one, and [`RedisServer::ca`] signs it.
+    /// True if the server speaks TLS: [`RedisServer::url`] is then a `rediss://` one, and [`RedisServer::ca`] signs it.
     pub(crate) tls: bool,
     /// The server's wall clock.
     pub(crate) clock: Option<SteppedClock>,

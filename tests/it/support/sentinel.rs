@@ -41,7 +41,7 @@ pub(crate) struct Sentinel {
 }
 
 impl Sentinel {
-    /// Starts them, and waits until all know each other and the replica follows.
+    /// Starts the servers and sentinels, and waits until all know each other and the replica follows.
     pub(crate) async fn start() -> Sentinel {
         let primary = RedisServer::start_part(closed_port, &SERVER).await;
         let replica = RedisServer::start_part(closed_port, &SERVER).await;
@@ -76,12 +76,13 @@ impl Sentinel {
         format!("{{redis: {{sentinel: {{nodes: [{nodes}], master: {MASTER}}}, timeout: 1s}}}}")
     }
 
-    /// Returns the primary's port by a sentinel.
+    /// Returns the port of the primary, as a sentinel names it.
     pub(crate) async fn primary_port(&self) -> u16 {
         named_by(&self.sentinels[0]).await
     }
 
-    /// Waits until all sentinels name another primary than that one, and it takes writes. Returns its port.
+    /// Waits until all sentinels name a primary on another port than `port`, and the primary takes writes. Returns
+    /// its port.
     pub(crate) async fn wait_for_primary_other_than(&self, port: u16) -> u16 {
         poll_for("another primary", FAILOVER_DEADLINE, async || {
             let named = self.primary_port().await;
@@ -163,13 +164,13 @@ impl Sentinel {
     }
 }
 
-/// Returns the primary's port by that sentinel.
+/// Returns the port of the primary, as `sentinel` names it.
 async fn named_by(sentinel: &RedisServer) -> u16 {
     let (_, port): (String, u16) = sentinel.query(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER]).await;
     port
 }
 
-/// Returns whether that sentinel sees the primary there, with one replica that follows it, and knows both other
+/// Returns whether `sentinel` sees the primary at this port, with one replica that follows it, and knows both other
 /// sentinels.
 async fn sees_all(sentinel: &RedisServer, primary: u16) -> bool {
     let master: HashMap<String, String> = sentinel.query(&["SENTINEL", "MASTER", MASTER]).await;

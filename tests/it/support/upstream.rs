@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use super::measure::fullest_window;
 use super::{eventually, raise_open_files};
 
-/// A thousand connections may be opened in the same millisecond.
+/// The backlog of the listener: a thousand connections may be opened in the same millisecond.
 const BACKLOG: u32 = 4096;
 /// The interval at which the recorder checks whether it is late.
 const HEARTBEAT: Duration = Duration::from_millis(1);
@@ -37,7 +37,7 @@ const LAG_MAX: Duration = Duration::from_millis(25);
 /// A recorded request.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
-    /// The instant at which its head had been read.
+    /// The instant at which the request's head had been read.
     pub(crate) at: Instant,
     pub(crate) method: Method,
     /// The path and query, byte for byte.
@@ -82,7 +82,7 @@ impl Gate {
     }
 }
 
-/// A function from a request's number, from 1 on, to its answer.
+/// A function from the number of a request, counted from 1, to its answer.
 type Script = Box<dyn Fn(usize) -> Option<Reply> + Send + Sync>;
 
 #[derive(Default)]

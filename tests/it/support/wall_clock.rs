@@ -74,7 +74,7 @@ pub(crate) fn ahead(ahead: Duration) -> [(&'static str, String); 2] {
     ]
 }
 
-/// A wall clock that is moved while its process runs. Clones move the same one.
+/// A wall clock that the test moves while its process runs. Clones share one setting.
 #[derive(Clone, Debug)]
 pub(crate) struct SteppedClock(Arc<NamedTempFile>);
 
@@ -90,7 +90,7 @@ impl SteppedClock {
         self.0.as_file().write_all_at(&ahead_ms.to_ne_bytes(), 0).expect("write the clock");
     }
 
-    /// Returns the environment of its process.
+    /// Returns the environment of a process with this clock.
     pub(crate) fn environment(&self) -> [(&'static str, String); 2] {
         [
             ("LD_PRELOAD", library().to_string_lossy().into_owned()),

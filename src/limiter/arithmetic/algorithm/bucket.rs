@@ -1,13 +1,12 @@
 //! Token and leaky bucket: `burst` permits at once, then `rate` per window. A leaky bucket has a burst of one.
 //!
 //! A bucket is kept as the instant at which it will be full again (GCRA's theoretical arrival time, ITU-T I.371), with the
-//! rest in parts of `rate`, so a million permits at 7 a second do not drift. A request may go where that instant lies no
-//! further ahead than the bucket holds beyond the cost. A cost above `burst` goes when the bucket is full.
+//! rest in parts of `rate`, so a million permits at 7 a second do not drift. A request fits where that instant lies ahead by
+//! no more than the time in which `burst` less its cost flows in. A cost above `burst` goes when the bucket is full.
 //!
 //! At high rates slots lie on a grid of cells with many permits each. A slot that is late by up to a cell must not cost
-//! quota, so a bucket may be ahead of itself by a cell. A booking that goes in before others is judged as one with its cell,
-//! which may put the bucket ahead by a second cell. The window is longer by two cells in return. The twin is
-//! `lua/algorithm/bucket.lua`.
+//! quota, so the arrival time may lie ahead by one cell more. A booking placed before others is judged together with its
+//! cell, which may add a second cell. The window is longer by two cells in return. The twin is `lua/algorithm/bucket.lua`.
 
 use std::fmt::Write;
 
@@ -20,7 +19,7 @@ use crate::limiter::model::limit::{Limit, PRECISION_DEFAULT};
 /// A bucket that holds `burst` permits and is filled at `rate` per window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bucket {
-    /// What a full bucket holds; one where permits are evenly spaced.
+    /// The permits in a full bucket; 1 if permits are evenly spaced.
     pub burst: u64,
 }
 
@@ -29,7 +28,7 @@ pub struct Bucket {
 pub struct Tat {
     /// Whole microseconds.
     micros: Micros,
-    /// The rest, in parts of the rule's rate.
+    /// The fraction of a microsecond, in parts of the rule's rate.
     rest: u64,
 }
 
@@ -41,7 +40,7 @@ pub struct TatCheckpoint {
     folded: Micros,
 }
 
-/// The part of a quotient of floating point numbers that is sure.
+/// A factor that rounds a quotient of floating point numbers surely down.
 const SURE: f64 = 1.0 - 1.0 / 1_099_511_627_776.0;
 
 impl Bucket {
@@ -53,13 +52,13 @@ impl Bucket {
         (Quota { rate, window: per + guard + cell + cell, cell }, Bucket { burst })
     }
 
-    /// Returns how far the arrival time may lie ahead of an instant for permits to go there.
+    /// Returns how far the arrival time may lie ahead of an instant at which `permits` still fit.
     fn tolerance(self, quota: Quota, permits: u64) -> (u64, u64) {
         let beyond = quota.span_exact(self.burst.saturating_sub(permits));
         if beyond.0 >= quota.cell.0 { beyond } else { (quota.cell.0, 0) }
     }
 
-    /// Returns the first whole instant at which permits may go.
+    /// Returns the first whole instant at which permits fit.
     fn earliest(self, quota: Quota, tat: Tat, permits: u64) -> Micros {
         let (micros, rest) = self.tolerance(quota, permits);
         tat.micros - Micros(micros) + Micros(u64::from(tat.rest > rest))
@@ -132,7 +131,7 @@ impl Algorithm for Bucket {
             room = room.min(cost + after.permits_until(quota, border));
             let start = Tat::at(start);
             if after <= start {
-                // The bucket is full again before: later bookings do not depend on this one.
+                // The bucket is full again before this booking, so later bookings do not depend on the new one.
                 room = room.min(cost + after.permits_until(quota, start));
                 break;
             }
@@ -212,7 +211,7 @@ impl Tat {
         Tat { micros: self.micros + Micros(micros + carry), rest: rest - carry * quota.rate }
     }
 
-    /// Returns the permits that flow in until a later instant, rounded down; where that is a whole number it may be one less.
+    /// Returns the permits that flow in until a later instant, rounded down; for a whole number it may be one less.
     fn permits_until(self, quota: Quota, later: Tat) -> u64 {
         if later <= self {
             return 0;

@@ -17,26 +17,27 @@ use crate::limiter::model::limit::{Limit, PRECISION_DEFAULT};
 /// The distance between two refused callers, for each permit: the permits of a window come back at one instant.
 const SPACING: Micros = Micros::from_millis(10);
 
-/// At most `rate` permits in each window of a calendar.
+/// The fixed window: at most `rate` permits in each window of a calendar.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FixedWindow {
-    /// The end of each window in which nothing is booked.
+    /// The length of the part at the end of each window that stays empty.
     pub guard: Micros,
-    /// Where the windows lie.
+    /// The windows, as stretches of equal length.
     pub stretches: Arc<[Stretch]>,
 }
 
-/// The window in which a search stands.
+/// The window that holds the present instant of a search.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Frame {
-    /// Where it ends.
+    /// The end of the window.
     end: Micros,
-    /// The permits booked in it, also behind the search.
+    /// The permits booked in the window, also after the present instant of the search.
     held: u64,
 }
 
 impl FixedWindow {
-    /// Returns the rule of a limit whose slots stay good for `guard`, and until when it holds if not for ever.
+    /// Returns the rule of a limit whose slots stay good for `guard`, and the instant until which it holds; `None`: for
+    /// ever.
     pub fn new(
         limit: &Limit,
         guard: Micros,

@@ -28,11 +28,11 @@ pub enum Kind {
 /// The bookings that a rule was shown, as its algorithm keeps them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sight {
-    /// Of a sliding window.
+    /// The sight of a sliding window.
     SlidingWindow(<SlidingWindow as Algorithm>::Sight),
-    /// Of a bucket.
+    /// The sight of a bucket.
     Bucket(<Bucket as Algorithm>::Sight),
-    /// Of a fixed window.
+    /// The sight of a fixed window.
     FixedWindow(<FixedWindow as Algorithm>::Sight),
 }
 
@@ -80,7 +80,8 @@ algorithms! { $
 }
 
 impl Kind {
-    /// Returns the rule of a limit whose slots stay good for `guard`, at `now`, and until when it holds if not for ever.
+    /// Returns the rule of a limit whose slots stay good for `guard`, at `now`, and the instant until which it holds;
+    /// `None`: for ever.
     pub fn of(limit: &Limit, guard: Micros, now: Micros) -> (Quota, Kind, Option<Micros>) {
         let (quota, kind): (Quota, Kind) = match &limit.algorithm {
             limit::Algorithm::SlidingWindow { precision } => {
@@ -104,7 +105,7 @@ impl Kind {
     }
 }
 
-/// Every function goes to the algorithm. A sight of another algorithm, which no caller has, limits nothing.
+/// Passes every call on to the rule's algorithm. A sight of another algorithm, which no caller has, limits nothing.
 impl Algorithm for Kind {
     type Sight = Sight;
 

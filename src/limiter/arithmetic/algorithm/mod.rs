@@ -14,12 +14,12 @@ use crate::clock::Micros;
 use crate::limiter::arithmetic::cell::{Entry, held_between};
 use crate::limiter::arithmetic::quota::Quota;
 
-/// When a rule has room for permits.
+/// An algorithm: decides when a rule has room for permits.
 ///
 /// A search shows each rule the bookings in ascending order. The rule keeps of them what it needs, its *sight*. A state keeps
 /// a sight, too, as a *checkpoint* of the bookings that it no longer has one by one.
 pub trait Algorithm: Clone {
-    /// What a rule keeps of the bookings that it was shown.
+    /// The data that a rule keeps about the bookings that it was shown.
     type Sight: Copy + Eq + Debug;
 
     /// Returns the letter with which the text of a rule begins, for the Lua twin.
@@ -43,14 +43,14 @@ pub trait Algorithm: Clone {
         quota.span(permits)
     }
 
-    /// Whether bookings at two instants, the later one second, must stay apart even within a cell.
+    /// Returns whether bookings at two instants, the later one second, must stay apart even within a cell.
     fn separates(&self, _first: Micros, _later: Micros) -> bool {
         false
     }
 
     /// Returns the start of the window of that length that ends at `at`; `None` without windows.
     ///
-    /// What others use of the upstream's quota is left to them in each window; without windows it is charged once.
+    /// External usage is left free in each window; without windows it is charged once.
     fn window_start(&self, at: Micros, length: Micros) -> Option<Micros>;
 
     /// Returns the parameters of one of `parts` equal shares.
@@ -83,7 +83,7 @@ pub trait Algorithm: Clone {
     /// Adds the bookings up to an instant to a checkpoint, if the algorithm keeps one.
     fn fold(&self, _quota: Quota, _checkpoint: &mut Self::Sight, _entries: &[Entry], _until: Micros) {}
 
-    /// Returns the permits that could be used at `now` beside `external` ones, which others use.
+    /// Returns the permits that could be used at `now`, besides `external` permits that others use.
     fn available(
         &self,
         quota: Quota,
@@ -101,7 +101,8 @@ pub trait Algorithm: Clone {
         entries.last().map_or(Micros::ZERO, |last| last.at + quota.window)
     }
 
-    /// Returns the permits that a checkpoint lacks, rounded up, and when; `None` if the algorithm keeps no checkpoint.
+    /// Returns how many permits a checkpoint lacks, rounded up, and the instant of that lack; `None` if the algorithm keeps
+    /// no checkpoint.
     fn missing(&self, _quota: Quota, _checkpoint: &Self::Sight) -> Option<(u64, Micros)> {
         None
     }
@@ -111,13 +112,13 @@ pub trait Algorithm: Clone {
         self.sight()
     }
 
-    /// Whether one checkpoint lacks at least as much as another.
+    /// Returns whether one checkpoint lacks at least as much as another.
     fn is_emptier(&self, _one: &Self::Sight, _other: &Self::Sight) -> bool {
         true
     }
 }
 
-/// Where a search stands.
+/// The position of a search in the bookings.
 #[derive(Clone, Copy, Debug)]
 pub struct Position<'a> {
     /// All bookings, ascending.

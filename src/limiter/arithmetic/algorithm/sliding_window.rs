@@ -12,16 +12,16 @@ use crate::limiter::arithmetic::cell::{cell_start, cell_width};
 use crate::limiter::arithmetic::quota::Quota;
 use crate::limiter::model::limit::Limit;
 
-/// At most `rate` permits in every interval of the window's length.
+/// The sliding window: at most `rate` permits in every interval of the window's length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SlidingWindow;
 
 /// The window that ends where a search stands.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Held {
-    /// How many entries have left the window.
+    /// The number of entries that have left the window.
     gone: usize,
-    /// The permits in it.
+    /// The permits in the window.
     permits: u64,
 }
 

@@ -112,7 +112,7 @@ fn parts_of_a_day_over_both_changes() {
     let new_york = windows(Period::Span(6 * HOUR), "America/New_York");
     assert_listed(&new_york, "2026-03-08T05:00:00Z", &[("03-08 00:00", 300), ("03-08 06:00", 360)]);
     assert_listed(&new_york, "2026-11-01T04:00:00Z", &[("11-01 00:00", 420), ("11-01 06:00", 360)]);
-    // A whole hour's change leaves hours as they are.
+    // A change by a whole hour leaves windows of an hour as they are.
     for zone in ["Europe/Berlin", "America/New_York"] {
         let hours = windows(Period::Span(HOUR), zone).schedule(at("2026-06-01T00:00:00Z"));
         assert_eq!(hours.stretches.len(), 1, "{hours:?}");
@@ -210,7 +210,7 @@ fn a_schedule_is_the_same_for_all_of_its_year() {
             assert_ne!(schedule, windows.schedule(at("2027-01-01T00:00:00Z")));
             assert!(schedule.stretches[0].start <= at("2025-12-01T00:00:00Z"));
             assert!(schedule.stretches.len() <= 16, "{schedule:?}");
-            // What both years know, they know alike.
+            // The schedules of both years agree on the windows that both hold.
             let next = windows.schedule(at("2027-01-01T00:00:00Z"));
             for shared in ["2026-12-20T00:00:00Z", "2027-02-10T00:00:00Z"].map(at) {
                 assert_eq!(window(&schedule, shared), window(&next, shared));

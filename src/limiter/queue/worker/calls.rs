@@ -7,8 +7,7 @@ use tokio::time::{Duration, Instant};
 use super::state::{BATCH_MAX, SentCall, Worker};
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::call::{Call, Freed, Holding, Run};
-use crate::limiter::model::limit::Permits;
+use crate::limiter::model::{Call, Freed, Holding, Permits, Run};
 use crate::limiter::queue::cost_queue::{CostQueue, DEADLINE_SLACK};
 use crate::limiter::queue::inbox::Arrival;
 use crate::limiter::queue::slot::{Slot, Source};
@@ -131,7 +130,7 @@ impl Worker {
         first
     }
 
-    /// Takes everything that goes with the next call.
+    /// Builds the next call, and takes everything that goes with it.
     fn next_call(&mut self, now: Instant) -> SentCall {
         let mut traded = None;
         if self.reschedule.is_empty() {
@@ -224,7 +223,7 @@ impl Worker {
         runs
     }
 
-    /// Gives a slot back to where it was booked.
+    /// Gives a slot back to the place where it was booked: the store or this replica's memory.
     pub(super) fn give_back(&mut self, slot: Slot, cost: Permits) {
         let holding = Holding { slot: slot.at, cost: cost.get(), count: 1 };
         match slot.source {

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::siblings::Siblings;
 use super::state::Worker;
-use crate::limiter::model::call::Holding;
+use crate::limiter::model::Holding;
 use crate::limiter::queue::handle::Queue;
 use crate::limiter::queue::permit::{LatePermit, OriginQueue, Returned};
 use crate::limiter::queue::prefetch::Pace;

@@ -5,7 +5,7 @@ use tokio::time::{Duration, Instant};
 
 use super::state::Worker;
 use crate::clock::Micros;
-use crate::limiter::model::limit::Permits;
+use crate::limiter::model::Permits;
 use crate::limiter::queue::cost_queue::{CostQueue, Stage, Waiter};
 use crate::limiter::queue::permit::{Holder, LATE_MAX, LatePermit, OriginQueue, Permit, Returned};
 use crate::limiter::queue::slot::Slot;

@@ -1,4 +1,4 @@
-//! What a worker does after its store has lost its state, and while the store does not grant yet.
+//! The work after the store has lost its state, and while it does not grant yet.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,12 +9,11 @@ use tokio::time::Instant;
 use super::state::{SentCall, Worker};
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::call::{Answer, Call, Holding};
-use crate::limiter::model::limit::Permits;
+use crate::limiter::model::{Answer, Call, Holding, Permits};
 use crate::limiter::recovery::grants::granted;
 
 impl Worker {
-    /// Drops the slots of the store if another worker's answer has told that it lost its state.
+    /// Drops the slots of the store if an answer to another worker has shown that the store lost its state.
     pub(super) fn notice_loss(&mut self) {
         let epoch = self.session.epoch.load(Ordering::Acquire);
         if self.epoch != 0 && epoch > self.epoch {
@@ -25,7 +24,7 @@ impl Worker {
 
     /// Drops every slot of the store that was not handed out, and asks for as many anew.
     fn lose_slots(&mut self) {
-        // Prefetched permits are due and may be used: the ledger writes them back with all due slots.
+        // Prefetched permits stay: they are due and may be used, and the ledger writes them back with all due slots.
         self.give_back.clear();
         self.rebook.clear();
         (self.freed, self.fruitless_freed) = (None, None);

@@ -4,8 +4,7 @@ use tokio::time::Instant;
 
 use super::state::Worker;
 use crate::clock::Micros;
-use crate::limiter::model::call::{Holding, Outcome};
-use crate::limiter::model::limit::Permits;
+use crate::limiter::model::{Holding, Outcome, Permits};
 use crate::limiter::queue::permit::OriginQueue;
 use crate::limiter::queue::prefetch::{Batch, PrefetchSnapshot};
 
@@ -42,7 +41,7 @@ impl Worker {
         self.pace.wanted(self.prefetched, self.prefetch_budget, now, self.queue.guard())
     }
 
-    /// Puts the permits that a call has booked in advance where the next requests find them.
+    /// Makes the permits that a call has booked in advance available to the next requests.
     pub(super) fn add_prefetched(&mut self, cost: Permits, outcomes: impl Iterator<Item = Outcome>) {
         let mut booked: Vec<(Micros, u64)> = Vec::new();
         for outcome in outcomes {

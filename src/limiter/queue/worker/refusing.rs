@@ -7,9 +7,7 @@ use tokio::time::Instant;
 
 use super::state::Worker;
 use crate::clock::Micros;
-use crate::limiter::model::call::{Outcome, RetryDelay, Violated};
-use crate::limiter::model::limit::{OnStoreFailure, Permits};
-use crate::limiter::model::refusal::Refusal;
+use crate::limiter::model::{OnStoreFailure, Outcome, Permits, Refusal, RetryDelay, Violated};
 use crate::limiter::queue::inbox::{Arrival, Asker};
 use crate::limiter::queue::pause::in_pause;
 use crate::limiter::queue::refusal_cache::RefusalCache;

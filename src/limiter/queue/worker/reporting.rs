@@ -1,4 +1,4 @@
-//! Reports to the store what the upstream's answers say of its quota, and keeps to the pauses that follow.
+//! Reports the quota signals in the upstream's answers to the store, and keeps to the pauses that follow.
 
 use futures_util::future::{FutureExt, join_all};
 use tokio::time::{Duration, Instant};
@@ -7,9 +7,7 @@ use tracing::{info, warn};
 use super::state::{Reports, Worker};
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::limit::LimiterName;
-use crate::limiter::model::pause::{PauseRequest, PauseStretch};
-use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
+use crate::limiter::model::{LimiterName, PauseRequest, PauseStretch, ReportResult, UpstreamReport};
 use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::upstream_report::PendingReport;
@@ -79,7 +77,7 @@ impl Worker {
         reports.collect()
     }
 
-    /// Takes in the results of the reports. After a failure this replica keeps to its report by itself.
+    /// Takes in the results of the reports. A report that failed is followed by this replica alone.
     pub(super) fn settle_reports(&mut self, reports: Reports) {
         self.is_pausing = false;
         for (place, limiter_ref, report, result) in reports {
@@ -131,7 +129,7 @@ impl Worker {
         }
     }
 
-    /// Keeps to the pauses of the limiters that an answer of the store tells.
+    /// Keeps to the pauses of the limiters that an answer of the store names.
     pub(super) fn observe_pauses(&mut self, now: Micros, paused: &[Micros]) {
         for (instance, until) in self.queue.instances.iter().zip(paused).filter(|(_, until)| **until > now) {
             let (limiter, until) = (instance.active.name.clone(), self.clock.due(*until));

@@ -6,7 +6,7 @@ use tokio::time::{Duration, Instant, sleep_until};
 
 use super::ending::Ending;
 use super::state::{BATCH_MAX, CallInFlight, Reports, SentCall, Worker};
-use crate::limiter::model::call::Answer;
+use crate::limiter::model::Answer;
 use crate::limiter::queue::cost_queue::CostQueue;
 use crate::limiter::queue::inbox::{Phase, WorkerEvents};
 use crate::limiter::queue::permit::OriginQueue;
@@ -118,7 +118,7 @@ impl Worker {
         wake.min(now + IDLE)
     }
 
-    /// Returns when the next request must be told that its slot is near, or gets it. Tells those whose slot is near now.
+    /// Notifies the requests whose slot is near. Returns when the next request must be notified, or gets its slot.
     fn next_slot(&mut self, now: Instant) -> Option<Instant> {
         let can_hand_out = self.queue.in_flight_left() > 0;
         let paused = self.paused.clone();

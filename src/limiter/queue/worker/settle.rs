@@ -10,8 +10,7 @@ use tracing::info;
 
 use super::state::{SentCall, StateSeen, Worker};
 use crate::clock::Micros;
-use crate::limiter::model::call::{Answer, Generation, Outcome};
-use crate::limiter::model::limit::Permits;
+use crate::limiter::model::{Answer, Generation, Outcome, Permits};
 use crate::limiter::queue::cost_queue::{Stage, Waiter};
 use crate::limiter::queue::inbox::{Arrival, Asker};
 use crate::limiter::queue::pause::in_pause;

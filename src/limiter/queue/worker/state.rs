@@ -10,9 +10,7 @@ use tokio::time::{Duration, Instant};
 use super::siblings::Siblings;
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::call::{Answer, Call, Freed, Holding};
-use crate::limiter::model::limit::Permits;
-use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
+use crate::limiter::model::{Answer, Call, Freed, Holding, Permits, ReportResult, UpstreamReport};
 use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::cost_queue::CostQueue;
 use crate::limiter::queue::handle::Queue;
@@ -43,9 +41,9 @@ pub(super) type Reports = Vec<(usize, LimiterRef, UpstreamReport, Result<ReportR
 /// The limiters' state in a store that may lose it, as last seen there.
 #[derive(Default)]
 pub(super) struct StateSeen {
-    /// When it was seen, by the store's clock.
+    /// When the state was seen, by the store's clock.
     pub(super) at: Micros,
-    /// For each limiter, until when the store keeps it.
+    /// For each limiter, until when the store keeps the state.
     pub(super) until: Vec<Micros>,
 }
 
@@ -89,7 +87,7 @@ pub(in crate::limiter) struct Worker {
     pub(super) give_back: VecDeque<(Holding, Arc<[u64]>)>,
     /// The slots that a change of the limits has voided, ascending. The next call reschedules them.
     pub(super) reschedule: VecDeque<(Slot, Permits)>,
-    /// The generations under which those were booked.
+    /// The generations under which the slots to reschedule were booked.
     pub(super) reschedule_generations: Arc<[u64]>,
     /// The number of slots of each cost to ask for in place of others.
     pub(super) replace: BTreeMap<Permits, usize>,
@@ -107,34 +105,34 @@ pub(in crate::limiter) struct Worker {
     pub(super) pace: Pace,
     /// The number of prefetched permits, as last seen.
     pub(super) prefetched: u64,
-    /// When the oldest of them become too old.
+    /// When the oldest prefetched permits become too old.
     pub(super) prefetched_until: Option<Instant>,
     /// The permits that the limits allow to prefetch, as last answered.
     pub(super) prefetch_budget: u64,
     pub(super) outage_fence: OutageFence,
-    /// Signals of the upstream that the store has not been told.
+    /// Signals of the upstream that were not reported to the store yet.
     pub(super) pending_report: Option<PendingReport>,
     /// The report of earlier signals, under way.
     pub(super) reporting: Option<BoxFuture<'static, Reports>>,
-    /// A report that can wait is not sent before.
+    /// The instant before which a report that can wait is not sent.
     pub(super) report_not_before: Instant,
-    /// Whether a pause is being reported. Nothing is booked meanwhile.
+    /// True while a pause is being reported. Nothing is booked meanwhile.
     pub(super) is_pausing: bool,
     /// The pause in which no slot may be used.
     pub(super) paused: Option<Paused>,
     /// The store's epoch in which the slots were booked; zero before the first answer.
     pub(super) epoch: u64,
-    /// The store grants nothing until then.
+    /// The instant until which the store grants nothing.
     pub(super) settles_until: Option<Instant>,
-    /// Whether the latest call failed.
+    /// True if the latest call failed.
     pub(super) is_local: bool,
     /// The latest logged error of the store, and when it was logged.
     pub(super) last_warning: Option<(Instant, String)>,
-    /// Whether slots may be held that were booked locally.
+    /// True if slots may be held that were booked locally.
     pub(super) has_served_locally: bool,
-    /// Whether the store has still to be told of changed limits.
+    /// True if the store does not know of changed limits yet.
     pub(super) limits_changed: bool,
-    /// Whether a guard keeps the queue from ending.
+    /// True while a guard keeps the queue from ending.
     pub(super) is_held: bool,
     /// Since when there is nothing to do.
     pub(super) idle_since: Option<Instant>,

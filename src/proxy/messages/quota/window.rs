@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// One window, as far as the upstream reports it.
+/// One window of an upstream's quota, with the values that the upstream reports.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct QuotaWindow {
     /// The permits of the window.
