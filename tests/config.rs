@@ -362,6 +362,18 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
         "2:35: limiters.a.limits[0].timezone: only with `algorithm: fixed_window`",
     ),
     (
+        "limiters:\n  a: {limits: [{rate: 1, per: 1s, algorithm: warm_up}]}\nROUTES",
+        "2:46: limiters.a.limits[0].algorithm: needs `warm_up`, the idle time after which it is cold, such as 10s",
+    ),
+    (
+        "limiters:\n  a: {limits: [{rate: 1, per: 1s, algorithm: warm_up, warm_up: 2d, cold: 101}]}\nROUTES",
+        "2:64: limiters.a.limits[0].warm_up: must be from 1ms to 1d\n2:74: limiters.a.limits[0].cold: must be from 1 to 100",
+    ),
+    (
+        "limiters:\n  a: {limits: [{rate: 1, per: 1s, cold: 3}]}\nROUTES",
+        "2:35: limiters.a.limits[0].cold: only with `algorithm: warm_up`",
+    ),
+    (
         "limiters:\n  a: {limits: [{rate: 1, per: 1ms, algorithm: fixed_window}]}\nROUTES",
         "2:16: limiters.a.limits[0]: a fixed window must be at least twice the guard, here 1ms: \"1/1ms\" is shorter",
     ),
@@ -762,7 +774,9 @@ fn algorithms_are_parsed_as_written() {
          - {rate: 10, per: 1000ms, algorithm: leaky_bucket}\n      - {rate: 9, per: 1s, algorithm: token_bucket, burst: 20}\n      \
          - {rate: 100, per: 1d, algorithm: fixed_window}\n      \
          - {rate: 100, per: 1d, algorithm: fixed_window, timezone: Asia/Shanghai}\n      \
-         - {rate: 500, per: 1w, algorithm: fixed_window}\n      - {rate: 900, per: 1mo, algorithm: fixed_window}\nROUTES",
+         - {rate: 500, per: 1w, algorithm: fixed_window}\n      - {rate: 900, per: 1mo, algorithm: fixed_window}\n      \
+         - {rate: 7, per: 1s, algorithm: warm_up, warm_up: 9s}\n      \
+         - {rate: 8, per: 1s, algorithm: warm_up, warm_up: 1m, cold: 5}\nROUTES",
     ));
     let limits = &config.limiters[0].limits;
     let labels: Vec<&str> = limits.iter().map(|limit| &*limit.label).collect();
@@ -776,7 +790,9 @@ fn algorithms_are_parsed_as_written() {
             "100/1d UTC",
             "100/1d Asia/Shanghai",
             "500/1w",
-            "900/1mo"
+            "900/1mo",
+            "7/1s",
+            "8/1s"
         ]
     );
     let burst = |limit: &Limit| match limit.algorithm {
@@ -789,6 +805,11 @@ fn algorithms_are_parsed_as_written() {
     assert_eq!(limits[5].algorithm, Algorithm::FixedWindow { windows: days("Asia/Shanghai") });
     assert_eq!(limits[5].per, Duration::from_secs(86_400));
     assert_eq!(limits[7].per, Duration::from_secs(31 * 86_400));
+    let warm_up = |seconds, cold: u32| Algorithm::WarmUp {
+        warm_up: Duration::from_secs(seconds),
+        cold: cold.try_into().unwrap(),
+    };
+    assert_eq!([&limits[8].algorithm, &limits[9].algorithm], [&warm_up(9, 3), &warm_up(60, 5)]);
     assert_eq!(config.limiters[0].guard, Duration::from_millis(10));
 }
 

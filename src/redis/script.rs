@@ -12,8 +12,12 @@ macro_rules! lua {
 }
 
 /// Every algorithm; a further one is a line more.
-const ALGORITHMS: &[&str] =
-    &[lua!("algorithm/sliding_window"), lua!("algorithm/bucket"), lua!("algorithm/fixed_window")];
+const ALGORITHMS: &[&str] = &[
+    lua!("algorithm/sliding_window"),
+    lua!("algorithm/bucket"),
+    lua!("algorithm/fixed_window"),
+    lua!("algorithm/warm_up"),
+];
 
 /// Keys, and the epoch that every state belongs to.
 const KEYS: &[&str] = &[lua!("prelude"), lua!("store"), lua!("epoch")];

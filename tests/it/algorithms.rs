@@ -121,6 +121,28 @@ async fn a_leaky_bucket_spaces_requests_evenly() {
     .await;
 }
 
+#[tokio::test]
+async fn a_warm_up_spaces_requests_widely_at_first_and_then_evenly() {
+    lane::alone(async || {
+        let upstream = Upstream::start();
+        let limits = "{rate: 40, per: 1s, algorithm: warm_up, warm_up: 1s, cold: 3}";
+        let instants = drain(limits, 81, &upstream).await;
+
+        let gap = |index: usize| instants[index + 1].duration_since(instants[index]);
+        println!("81 in {:?}, first gap {:?}, last gap {:?}", taken(&instants), gap(0), gap(79));
+        let blur = blur(&upstream);
+        let spacing = SECOND / 40;
+        // A cold permit costs three spacings; twenty take the warm-up, and the other sixty go at the rate.
+        assert!(gap(0) >= spacing * 5 / 2 - blur, "a first gap of {:?}, blur {blur:?}", gap(0));
+        let (warm, even) =
+            (instants[20].duration_since(instants[0]), instants[80].duration_since(instants[20]));
+        assert!(warm >= SECOND - blur && warm <= SECOND.mul_f64(1.02) + SLACK, "{warm:?} until it is warm");
+        let whole = spacing * 60;
+        assert!(even >= whole - blur && even <= whole.mul_f64(1.02) + SLACK, "{even:?} at the rate");
+    })
+    .await;
+}
+
 /// Returns the time from the last boundary of windows of length `per`, which begin at the epoch, to the instant.
 fn phase(instant: Instant, per: Duration) -> Duration {
     Duration::from_nanos((since_epoch(instant).as_nanos() % per.as_nanos()) as u64)

@@ -93,6 +93,12 @@ pub(crate) struct Limit {
     /// Default `UTC`.
     #[schemars(extend("examples" = ["Asia/Shanghai"]))]
     pub(crate) timezone: Option<String>,
+    /// For `warm_up`, which needs it: the idle time after which the limit is cold, 1ms to 1d.
+    #[schemars(extend("examples" = ["10s"]))]
+    pub(crate) warm_up: Option<Text<Duration>>,
+    /// For `warm_up`: the spacing when it is cold, 1 to 100 times `per / rate`. Default `3`.
+    #[schemars(range(min = 1, max = 100), extend("examples" = [5]))]
+    pub(crate) cold: Option<i64>,
 }
 
 impl LongForm for Limit {
@@ -111,6 +117,8 @@ pub(crate) enum Algorithm {
     LeakyBucket,
     /// Windows aligned to the clock in `timezone`: parts of a day, days, weeks from Monday on, months.
     FixedWindow,
+    /// Evenly spaced, and slower after an idle time: `cold` times `per / rate`, which falls to `per / rate` within `warm_up`.
+    WarmUp,
 }
 
 /// The queue for requests over the limit, in each replica.

@@ -11,7 +11,8 @@ use crate::config::schema::{self, Form};
 use crate::config::units::{Per, Quota, show_duration};
 use crate::limiter::model::calendar_windows::{CalendarWindows, Period};
 use crate::limiter::model::limit::{
-    Algorithm, LIMITS_MAX, Limit, PER_MAX, PER_MIN, PRECISION_DEFAULT, Permits, RATE_MAX,
+    Algorithm, COLD_DEFAULT, COLD_MAX, LIMITS_MAX, Limit, PER_MAX, PER_MIN, PRECISION_DEFAULT, Permits,
+    RATE_MAX, WARM_UP_MAX, WARM_UP_MIN,
 };
 
 /// The largest `precision`: more instants in one window would cost more than their exactness is worth.
@@ -95,6 +96,7 @@ fn long(check: &mut Check<'_>, limit: &Given<'_, schema::Limit>) -> Option<Limit
             Algorithm::TokenBucket { burst }
         }
         schema::Algorithm::LeakyBucket => Algorithm::LeakyBucket,
+        schema::Algorithm::WarmUp => warm_up(check, limit)?,
         schema::Algorithm::SlidingWindow | schema::Algorithm::FixedWindow => {
             Algorithm::SlidingWindow { precision: NonZeroU32::new(precision?)? }
         }
@@ -104,11 +106,13 @@ fn long(check: &mut Check<'_>, limit: &Given<'_, schema::Limit>) -> Option<Limit
 
 /// Reports keys that belong to another algorithm.
 fn keys_fit(check: &mut Check<'_>, limit: &Given<'_, schema::Limit>, algorithm: schema::Algorithm) {
-    use schema::Algorithm::{FixedWindow, SlidingWindow, TokenBucket};
+    use schema::Algorithm::{FixedWindow, SlidingWindow, TokenBucket, WarmUp};
     let needs = [
         (key!(limit.precision).at, SlidingWindow),
         (key!(limit.burst).at, TokenBucket),
         (key!(limit.timezone).at, FixedWindow),
+        (key!(limit.warm_up).at, WarmUp),
+        (key!(limit.cold).at, WarmUp),
     ];
     for (at, needed) in needs {
         if at.is_given() && algorithm != needed && !key!(limit.algorithm).at.is_faulty() {
@@ -171,6 +175,21 @@ fn refills(
     None
 }
 
+fn warm_up(check: &mut Check<'_>, limit: &Given<'_, schema::Limit>) -> Option<Algorithm> {
+    let cold = check.count(&key!(limit.cold), COLD_DEFAULT, 1..=COLD_MAX);
+    let Some(given) = key!(limit.warm_up).get() else {
+        if !key!(limit.warm_up).at.is_faulty() {
+            check.problem(
+                &key!(limit.algorithm).at,
+                "needs `warm_up`, the idle time after which it is cold, such as 10s",
+            );
+        }
+        return None;
+    };
+    let warm_up = check.within(&given, WARM_UP_MIN..=WARM_UP_MAX);
+    Some(Algorithm::WarmUp { warm_up: warm_up?, cold: NonZeroU32::new(cold?)? })
+}
+
 fn windows(check: &mut Check<'_>, limit: &Given<'_, schema::Limit>) -> Option<CalendarWindows> {
     let period = match limit.value.per.0 {
         Per::Week => Some(Period::Week),
@@ -215,5 +234,6 @@ fn algorithm_name(algorithm: schema::Algorithm) -> &'static str {
         schema::Algorithm::TokenBucket => "token_bucket",
         schema::Algorithm::LeakyBucket => "leaky_bucket",
         schema::Algorithm::FixedWindow => "fixed_window",
+        schema::Algorithm::WarmUp => "warm_up",
     }
 }

@@ -17,6 +17,14 @@ pub const PER_MIN: Duration = Duration::from_millis(1);
 pub const PER_MAX: Duration = Duration::from_secs(366 * 86_400);
 /// Instants kept apart per window unless `precision` says otherwise.
 pub const PRECISION_DEFAULT: u32 = 256;
+/// The shortest warm-up: 1 ms.
+pub const WARM_UP_MIN: Duration = Duration::from_millis(1);
+/// The longest warm-up: a day.
+pub const WARM_UP_MAX: Duration = Duration::from_secs(86_400);
+/// The spacing of a cold limit unless `cold` says otherwise, in multiples of `per / rate`.
+pub const COLD_DEFAULT: u32 = 3;
+/// The widest spacing of a cold limit, in multiples of `per / rate`.
+pub const COLD_MAX: u32 = 100;
 /// The most limits that one limiter may have: each call looks at all of them.
 pub const LIMITS_MAX: usize = 16;
 /// The shortest guard that is chosen by default.
@@ -106,6 +114,13 @@ pub enum Algorithm {
     FixedWindow {
         /// The calendar.
         windows: CalendarWindows,
+    },
+    /// Evenly spaced, and slower after an idle time.
+    WarmUp {
+        /// The idle time after which it is cold, between [`WARM_UP_MIN`] and [`WARM_UP_MAX`].
+        warm_up: Duration,
+        /// The spacing when it is cold, in multiples of `per / rate`, 1 to [`COLD_MAX`].
+        cold: NonZeroU32,
     },
 }
 

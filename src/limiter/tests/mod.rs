@@ -8,6 +8,7 @@ mod oracle;
 mod prefetch;
 mod shared_quota;
 mod spreading;
+mod warm_up;
 
 use std::sync::Arc;
 use std::time::Duration;

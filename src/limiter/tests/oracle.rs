@@ -10,6 +10,7 @@ use crate::limiter::arithmetic::algorithm::bucket::Bucket;
 use crate::limiter::arithmetic::algorithm::fixed_window::FixedWindow;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
+use crate::limiter::arithmetic::algorithm::warm_up::WarmUp;
 use crate::limiter::arithmetic::queue_order::QueueOrder;
 use crate::limiter::arithmetic::reserve::reserve;
 use crate::limiter::arithmetic::rule::Rule;
@@ -89,12 +90,18 @@ impl Oracle {
         match &rule.kind {
             Kind::SlidingWindow(_) => self.fullest(rule.window, from) <= rule.rate,
             Kind::Bucket(Bucket { burst }) => self.bucket(rule, *burst, 1, new).0,
+            // Never more than a leaky bucket gives.
+            Kind::WarmUp(_) => self.since(from).bucket(rule, 1, 1, new).0,
             Kind::FixedWindow(FixedWindow { guard, stretches }) => self.0.iter().all(|(at, _)| {
                 let (start, end) = window_of(stretches, *at);
                 let inside = self.0.iter().filter(|(other, _)| start <= *other && *other < end);
                 start < from || (*at + *guard < end && inside.map(|(_, cost)| cost).sum::<u64>() <= rule.rate)
             }),
         }
+    }
+
+    fn since(&self, from: Micros) -> Oracle {
+        Oracle(self.0.iter().copied().filter(|(at, _)| *at >= from).collect())
     }
 
     fn has_room(&mut self, rules: &[Rule], at: Micros, cost: u64) -> bool {
@@ -112,6 +119,7 @@ impl Oracle {
             match &rule.kind {
                 Kind::SlidingWindow(_) => candidates.extend(slots.map(|at| at + rule.window)),
                 Kind::Bucket(Bucket { burst }) => candidates.extend(self.bucket(rule, *burst, cost, None).1),
+                Kind::WarmUp(_) => candidates.extend(self.bucket(rule, 1, cost, None).1),
                 Kind::FixedWindow(..) => {}
             }
         }
@@ -342,6 +350,12 @@ proptest! {
     }
 
     #[test]
+    fn a_warm_up_never_gives_more_than_a_leaky_bucket(rate in 3..12_u64, cell in prop_oneof![Just(1), 1..100_000_u64], warm_up in 1_000..20_000_000_u64, cold in 1..=100_u64, steps in steps(0)) {
+        let warm_up = rule(rate, 1_010_000 + cell, cell, Kind::WarmUp(WarmUp { warm_up: Micros(warm_up), cold }));
+        Model::new(vec![warm_up]).run(&steps, Judge::Rounded, &[]);
+    }
+
+    #[test]
     fn fixed_windows_are_exact(rate in 3..12_u64, length in 50_000..1_500_000_u64, steps in steps(0)) {
         Model::new(vec![rule(rate, 3_010_000, 1, fixed(length))]).run(&steps, Judge::Exact, &[]);
     }
@@ -362,13 +376,15 @@ proptest! {
     }
 
     #[test]
-    fn changed_limits_are_kept_from_one_lease_on(steps in steps(2), first in 0..5_usize) {
+    fn changed_limits_are_kept_from_one_lease_on(steps in steps(2), first in 0..7_usize) {
         let others = [
             vec![rule(10, 1_010_000, 1, SLIDING)],
             vec![rule(4, 1_010_000, 1, SLIDING)],
             vec![rule(12, 5_010_000, 1, SLIDING), rule(5, 1_010_000, 1, SLIDING)],
             vec![rule(30, 2_010_000, 70_000, SLIDING)],
             vec![rule(6, 3_010_000, 1, fixed(1_500_000))],
+            vec![rule(6, 1_010_000, 1, Kind::WarmUp(WarmUp { warm_up: Micros(4_000_000), cold: 5 }))],
+            vec![rule(9, 1_010_000, 1, Kind::WarmUp(WarmUp { warm_up: Micros(400_000), cold: 50 }))],
         ];
         Model::new(others[first].clone()).run(&steps, Judge::Changing, &others);
     }

@@ -12,6 +12,7 @@ use crate::limiter::arithmetic::algorithm::bucket;
 use crate::limiter::arithmetic::algorithm::fixed_window::FixedWindow;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
+use crate::limiter::arithmetic::algorithm::warm_up;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::queue_order::QueueOrder;
 use crate::limiter::arithmetic::reserve::{self, reserve};
@@ -64,8 +65,10 @@ enum GivenKind {
     Bucket(u64),
     /// Windows of this length; 40 s after the start of the other one.
     Fixed(u64, u64),
+    /// The warm-up and `cold`.
+    WarmUp(u64, u64),
 }
-use GivenKind::{Bucket, Fixed, Sliding};
+use GivenKind::{Bucket, Fixed, Sliding, WarmUp};
 
 /// Windows are long, so that no key expires by the server's clock while a sequence runs.
 const RULES: &[&[Given]] = &[
@@ -91,6 +94,10 @@ const RULES: &[&[Given]] = &[
         (400, 60_000_000, 234_375, Sliding),
         (400, 61_000_000, 234_375, Bucket(400)),
     ],
+    &[(7, 10_000_001, 1, WarmUp(10_000_000, 3))],
+    &[(31, 10_000_003, 1, WarmUp(3_000_001, 100)), (7, 10_000_001, 1, Bucket(12))],
+    &[(1000, 10_139_062, 39_062, WarmUp(30_000_000, 7))],
+    &[(999_983, 10_239_062, 39_062, WarmUp(777_777, 2)), (300, 47_000_000, 1, Sliding)],
 ];
 
 pub(super) fn rules(index: usize) -> Arc<[Rule]> {
@@ -98,6 +105,7 @@ pub(super) fn rules(index: usize) -> Arc<[Rule]> {
         let kind = match kind {
             Sliding => Kind::SlidingWindow(SlidingWindow),
             Bucket(burst) => Kind::Bucket(bucket::Bucket { burst }),
+            WarmUp(warm_up, cold) => Kind::WarmUp(warm_up::WarmUp { warm_up: Micros(warm_up), cold }),
             Fixed(length, later) => {
                 let stretch = |start, length| Stretch { start: Micros(start), length: Micros(length) };
                 let stretches =

@@ -27,9 +27,9 @@ pub struct Bucket {
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Tat {
     /// Whole microseconds.
-    micros: Micros,
+    pub(super) micros: Micros,
     /// The fraction of a microsecond, in parts of the rule's rate.
-    rest: u64,
+    pub(super) rest: u64,
 }
 
 /// A bucket after all bookings up to an instant.
@@ -167,7 +167,7 @@ impl Algorithm for Bucket {
             return self.burst;
         }
         let missing = now.parts_until(quota, checkpoint.tat) / to_float(quota.window.0);
-        self.burst.saturating_sub(to_permits((missing * SURE).ceil()))
+        self.burst.saturating_sub(to_whole((missing * SURE).ceil()))
     }
 
     fn expires(&self, quota: Quota, checkpoint: &TatCheckpoint, entries: &[Entry]) -> Micros {
@@ -196,7 +196,7 @@ impl Algorithm for Bucket {
 
 impl Tat {
     /// Returns a whole instant.
-    fn at(micros: Micros) -> Tat {
+    pub(super) fn at(micros: Micros) -> Tat {
         Tat { micros, rest: 0 }
     }
 
@@ -205,18 +205,18 @@ impl Tat {
         self.max(Tat::at(at)).add(quota, quota.span_exact(permits))
     }
 
-    fn add(self, quota: Quota, (micros, rest): (u64, u64)) -> Tat {
+    pub(super) fn add(self, quota: Quota, (micros, rest): (u64, u64)) -> Tat {
         let rest = self.rest + rest;
         let carry = u64::from(rest >= quota.rate);
         Tat { micros: self.micros + Micros(micros + carry), rest: rest - carry * quota.rate }
     }
 
     /// Returns the permits that flow in until a later instant, rounded down; for a whole number it may be one less.
-    fn permits_until(self, quota: Quota, later: Tat) -> u64 {
+    pub(super) fn permits_until(self, quota: Quota, later: Tat) -> u64 {
         if later <= self {
             return 0;
         }
-        to_permits((self.parts_until(quota, later) / to_float(quota.window.0) * SURE).floor())
+        to_whole((self.parts_until(quota, later) / to_float(quota.window.0) * SURE).floor())
     }
 
     /// Returns the distance to a later instant in parts of a microsecond, as the twin computes it.
@@ -228,11 +228,11 @@ impl Tat {
 
 /// Integers of limiters are below 2^53, or compared with nothing but themselves.
 #[allow(clippy::cast_precision_loss)]
-fn to_float(number: u64) -> f64 {
+pub(super) fn to_float(number: u64) -> f64 {
     number as f64
 }
 
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-fn to_permits(number: f64) -> u64 {
+pub(super) fn to_whole(number: f64) -> u64 {
     number as u64
 }

@@ -8,6 +8,7 @@ use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::bucket::Bucket;
 use crate::limiter::arithmetic::algorithm::fixed_window::FixedWindow;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
+use crate::limiter::arithmetic::algorithm::warm_up::WarmUp;
 use crate::limiter::arithmetic::algorithm::{Algorithm, Position};
 use crate::limiter::arithmetic::cell::Entry;
 use crate::limiter::arithmetic::quota::Quota;
@@ -23,6 +24,8 @@ pub enum Kind {
     Bucket(Bucket),
     /// Windows aligned to a calendar.
     FixedWindow(FixedWindow),
+    /// A leaky bucket that is slow when it is cold.
+    WarmUp(WarmUp),
 }
 
 /// The bookings that a rule was shown, as its algorithm keeps them.
@@ -34,6 +37,8 @@ pub enum Sight {
     Bucket(<Bucket as Algorithm>::Sight),
     /// The sight of a fixed window.
     FixedWindow(<FixedWindow as Algorithm>::Sight),
+    /// Of a warm-up.
+    WarmUp(<WarmUp as Algorithm>::Sight),
 }
 
 /// Declares the macros that evaluate an expression for each algorithm.
@@ -77,6 +82,7 @@ algorithms! { $
     SlidingWindow,
     Bucket,
     FixedWindow,
+    WarmUp,
 }
 
 impl Kind {
@@ -99,6 +105,10 @@ impl Kind {
             limit::Algorithm::FixedWindow { windows } => {
                 let (quota, own, valid_until) = FixedWindow::new(limit, guard, windows, now);
                 return (quota, own.into(), valid_until);
+            }
+            limit::Algorithm::WarmUp { warm_up, cold } => {
+                let (quota, own) = WarmUp::new(limit, guard, Micros::from(*warm_up), u64::from(cold.get()));
+                (quota, own.into())
             }
         };
         (quota, kind, None)
@@ -197,6 +207,7 @@ impl limit::Algorithm {
             limit::Algorithm::TokenBucket { .. } => "token_bucket",
             limit::Algorithm::LeakyBucket => "leaky_bucket",
             limit::Algorithm::FixedWindow { .. } => "fixed_window",
+            limit::Algorithm::WarmUp { .. } => "warm_up",
         }
     }
 

@@ -7,6 +7,7 @@ pub mod bucket;
 pub mod fixed_window;
 pub mod kind;
 pub mod sliding_window;
+pub mod warm_up;
 
 use std::fmt::Debug;
 

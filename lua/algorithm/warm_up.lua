@@ -1,0 +1,188 @@
+-- warm_up.lua: a leaky bucket that is slow when it is cold (Guava's SmoothWarmingUp).
+--
+-- Twin of src/limiter/arithmetic/algorithm/warm_up.rs. The text of a rule goes on with the warm-up and `cold`. A level is the next
+-- free instant, `free` in whole microseconds and `rest` in parts of `rate`, and the permits stored there: `stored` in units of
+-- 1 / 2(1 + cold) microseconds of spacing and `part` in parts of `rate`. A checkpoint is { free, rest, stored, part, folded }: the
+-- bookings until `folded` are in it. All zeros are a cold rule, for the time since zero fills the store.
+
+function Algorithm.W()
+  local cell_start, cell_from, span_exact = Rule.cell_start, Rule.cell_from, Rule.span_exact
+  local first_from = Timeline.first_from
+
+  -- The part of a quotient of floating point numbers that is sure.
+  local SURE = 1 - 1 / 1099511627776
+
+  -- Returns how long stored permits take beyond the spacing, until none is left.
+  local function surcharge(rule, stored)
+    local above = max(stored - rule.threshold, 0)
+    return floor(above / rule.warm_up * above * rule.slope / rule.below)
+  end
+
+  -- Returns the level at an instant: idle time stores permits.
+  local function level_at(rule, free, rest, stored, part, at)
+    if free >= at then return free, rest, stored, part end
+    stored = stored + min(at - free, rule.warm_up) * rule.inflow
+    if stored >= rule.stored_max then stored, part = rule.stored_max, 0 end
+    return at, 0, stored, part
+  end
+
+  -- Returns the level after permits were taken at an instant.
+  local function take(rule, free, rest, stored, part, at, permits)
+    local rate, span, span_rest = rule.rate, span_exact(rule, permits)
+    free, rest, stored, part = level_at(rule, free, rest, stored, part, at)
+    local before = stored
+    if span >= 2 * rule.warm_up then
+      stored, part = 0, 0
+    else
+      local spent = span_rest * rule.parts
+      local spent_part = spent % rate
+      stored, part = stored - span * rule.parts - (spent - spent_part) / rate, part - spent_part
+      if part < 0 then stored, part = stored - 1, part + rate end
+      if stored < 0 then stored, part = 0, 0 end
+    end
+    free, rest = free + span + surcharge(rule, before) - surcharge(rule, stored), rest + span_rest
+    if rest >= rate then free, rest = free + 1, rest - rate end
+    return free, rest, stored, part
+  end
+
+  local function take_all(rule, free, rest, stored, part, timeline, first, final)
+    local entries, permits = timeline.at, timeline.permits
+    for index = first, final do
+      free, rest, stored, part = take(rule, free, rest, stored, part, entries[index], permits[index])
+    end
+    return free, rest, stored, part
+  end
+
+  -- Returns the permits that the rate allows until a later instant, rounded down; where that is a whole number it may be one less.
+  local function permits_between(rule, from, from_rest, later, later_rest)
+    if later < from or (later == from and later_rest <= from_rest) then return 0 end
+    return floor(((later - from) * rule.rate + later_rest - from_rest) / rule.window * SURE)
+  end
+
+  -- Returns the most permits that can be taken at an instant with the next one free at `border`.
+  local function permits_until(rule, free, rest, stored, part, at, border)
+    local function fits(permits)
+      local next_free, next_rest = take(rule, free, rest, stored, part, at, permits)
+      return next_free < border or (next_free == border and next_rest == 0)
+    end
+    local most, too_many = 0, permits_between(rule, free, rest, border, 0)
+    if fits(too_many) then return too_many end
+    while too_many - most > 1 do
+      local middle = floor((most + too_many) / 2)
+      if fits(middle) then most = middle else too_many = middle end
+    end
+    return most
+  end
+
+  local function fold(rule, timeline, checkpoint, till)
+    local folded = checkpoint[5]
+    if folded >= till then return checkpoint end
+    local first, final = first_from(timeline, folded + 1), first_from(timeline, till + 1) - 1
+    local free, rest, stored, part = checkpoint[1], checkpoint[2], checkpoint[3], checkpoint[4]
+    free, rest, stored, part = take_all(rule, free, rest, stored, part, timeline, first, final)
+    return { free, rest, stored, part, till }
+  end
+
+  local function take_late(rule, checkpoint, at, permits)
+    local folded = checkpoint[5]
+    if at > folded then return checkpoint end
+    local free, rest, stored, part = take(rule, checkpoint[1], checkpoint[2], checkpoint[3], checkpoint[4], at, permits)
+    return { free, rest, stored, part, folded }
+  end
+
+  local function missing(rule, checkpoint)
+    local free, rest, folded = checkpoint[1], checkpoint[2], checkpoint[5]
+    local permits = permits_between(rule, folded, 0, free, rest)
+    if free > folded or (free == folded and rest > 0) then permits = permits + 1 end
+    return permits, folded
+  end
+
+  local function lacking(rule, at, permits)
+    local span, rest = span_exact(rule, permits)
+    return { at + span, rest, rule.stored_max, 0, at }
+  end
+
+  local function available(rule, timeline, now, checkpoint)
+    checkpoint = fold(rule, timeline, checkpoint or { 0, 0, 0, 0, 0 }, now)
+    local free, rest = checkpoint[1], checkpoint[2]
+    return (free < now or (free == now and rest == 0)) and 1 or 0
+  end
+
+  local function expires(rule, timeline, checkpoint)
+    local last = Timeline.last(timeline)
+    if last then checkpoint = fold(rule, timeline, checkpoint, last) end
+    local free, rest, stored = checkpoint[1], checkpoint[2], checkpoint[3]
+    if free == 0 and rest == 0 then return 0 end
+    local cold = free + 1 + ceil((rule.stored_max - stored) / rule.inflow)
+    return last and max(cold, last + rule.window) or cold
+  end
+
+  local function advance(sight, search, before)
+    local entered = search.entered
+    if entered == before then return end
+    local timeline = search.timeline
+    local first = max(before + 1, first_from(timeline, sight.folded + 1))
+    sight.free, sight.rest, sight.stored, sight.part =
+      take_all(sight.rule, sight.free, sight.rest, sight.stored, sight.part, timeline, first, entered)
+  end
+
+  -- Returns `cost` if the later bookings hold beside a level; or nil and the next instant worth trying.
+  local function room_among_later(rule, free, rest, stored, part, search, cost)
+    local timeline, cell, first = search.timeline, search.rules.cell, search.entered + 1
+    local entries, permits = timeline.at, timeline.permits
+    -- A rule that is cold again at the first later booking does not depend on what came before.
+    local _, _, stored_there = level_at(rule, free, rest, stored, part, cell_start(entries[first], cell))
+    if stored_there == rule.stored_max then return cost end
+    for entry = first, timeline.size do
+      local start = cell_start(entries[entry], cell)
+      local border = start + rule.cell
+      if free > border or (free == border and rest > 0) then return nil, start + 1 end
+      free, rest, stored, part = take(rule, free, rest, stored, part, entries[entry], permits[entry])
+    end
+    return cost
+  end
+
+  local function room(sight, search, cost)
+    local rule, at, free, rest = sight.rule, search.at, sight.free, sight.rest
+    local from = max(free - rule.cell, 0) + (rest > 0 and 1 or 0)
+    if from > at then return nil, cell_from(from, rule.cell) end
+    local stored, part
+    free, rest, stored, part = take(rule, free, rest, sight.stored, sight.part, at, cost)
+    if search.entered < search.timeline.size then return room_among_later(rule, free, rest, stored, part, search, cost) end
+    local border = at + rule.cell
+    if free > border or (free == border and rest > 0) then return cost end
+    return cost + cost + permits_until(rule, free, rest, stored, part, at, border)
+  end
+
+  local function parse(rule, text)
+    local warm_up, cold = string.match(text, "(%d+) (%d+)")
+    warm_up, cold = tonumber(warm_up), tonumber(cold)
+    rule.capacity, rule.warm_up, rule.parts, rule.inflow = 1, warm_up, 2 * (1 + cold), 5 + cold
+    rule.threshold, rule.stored_max = warm_up * (1 + cold), warm_up * (5 + cold)
+    rule.slope, rule.below = cold - 1, 16 * (1 + cold)
+  end
+
+  return {
+    CHECKPOINT_SIZE = 5,
+    parse = parse,
+    spacing = span_exact,
+    sight = function(rule, _, checkpoint)
+      return {
+        rule = rule, free = checkpoint[1], rest = checkpoint[2], stored = checkpoint[3], part = checkpoint[4], folded = checkpoint[5],
+      }
+    end,
+    advance = advance,
+    room = room,
+    take = function(sight, search, permits)
+      sight.free, sight.rest, sight.stored, sight.part =
+        take(sight.rule, sight.free, sight.rest, sight.stored, sight.part, search.at, permits)
+    end,
+    available = available,
+    expires = expires,
+    fold = fold,
+    take_late = take_late,
+    missing = missing,
+    lacking = lacking,
+    is_emptier = function(one, other) return one[1] > other[1] or (one[1] == other[1] and one[2] >= other[2]) end,
+  }
+end
