@@ -23,7 +23,7 @@ fn the_header_of_a_script_lists_exactly_its_arguments() {
             assert!(header.contains(&format!("\n-- {part}")), "{name} does not name its {part}");
         }
         let described = groups(header, r"(?m)^--   (\w+) ");
-        let names = groups(body, r"(?s)local ([\w,\s]+) = cmsgpack\.unpack\(ARGV\[1\]\)").pop();
+        let names = groups(body, r"(?s)local ([\w,\s]+) =\s+cmsgpack\.unpack\(ARGV\[1\]\)").pop();
         let names = names.unwrap_or_else(|| panic!("{name} does not unpack its argument"));
         let taken: Vec<&str> = names.split(',').map(str::trim).collect();
         assert_eq!(described, taken, "the argument in the header of {name}, and in its body");
