@@ -18,6 +18,11 @@ use crate::limiter::tests::oracle::{LEASE, START, rule};
 const SECOND: u64 = 1_000_000;
 const FOREVER: Micros = Micros(u64::MAX / 2);
 
+/// Runs of `RateLimiter` of Guava 33.4.8 with a warm-up, on a clock of its own. Each line has the rate, the warm-up in microseconds and
+/// `cold`, then steps: the idle time before a request, its permits, and the time that Guava let it wait, in microseconds. After
+/// a step that ends in `-` the next request does not wait for this one.
+const GUAVA_RUNS: &str = include_str!("guava_runs.txt");
+
 fn warm_up(rate: u64, window: u64, cell: u64, warm_up: u64, cold: u64) -> Rule {
     rule(rate, window, cell, Kind::WarmUp(WarmUp { warm_up: Micros(warm_up), cold }))
 }
@@ -150,6 +155,28 @@ proptest! {
                 let expected = guava.acquire(now, float(cost));
                 let error = (slot - expected).abs();
                 prop_assert!(error <= slot / 1000.0 + 2.0, "{slot} in place of {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn slots_are_those_of_recorded_runs_of_guava() {
+    for run in GUAVA_RUNS.lines() {
+        let (numbers, steps): (Vec<&str>, Vec<&str>) = run.split(' ').partition(|word| !word.contains(':'));
+        let numbers: Vec<u64> = numbers.iter().map(|number| number.parse().unwrap()).collect();
+        let [rate, length, cold] = numbers[..] else { panic!("{run}") };
+        let mut model = Model::new(warm_up(rate, SECOND, 1, length, cold));
+        for step in steps {
+            let parts = step.trim_end_matches('-').split(':');
+            let parts: Vec<u64> = parts.map(|part| part.parse().unwrap()).collect();
+            let [idle, permits, wait] = parts[..] else { panic!("{run}: {step}") };
+            model.now = model.now + Micros(idle);
+            let waits = (model.book(permits, 1)[0] - model.now).0;
+            // Guava cuts each price to whole microseconds.
+            assert!(waits.abs_diff(wait) <= wait / 1000 + 3, "{waits} us in {step} of {run}");
+            if !step.ends_with('-') {
+                model.now = model.now + Micros(wait);
             }
         }
     }
