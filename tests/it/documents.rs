@@ -182,7 +182,8 @@ async fn every_link_leads_somewhere_and_every_file_and_command_exists() {
         }
         for named in found(&text, r"(?m)(?:^|[\s`(])((?:config|scripts|docs|deploy|src)/[\w.-]*\w)") {
             // docs/architecture.md names the files of `src` and `lua` from there.
-            let exists = ["", "src", "lua"].iter().any(|folder| Path::new(ROOT).join(folder).join(&named).exists());
+            let exists =
+                ["", "src", "lua"].iter().any(|folder| Path::new(ROOT).join(folder).join(&named).exists());
             assert!(exists, "{}: {named} does not exist", path.display());
         }
         // Commands stand at the beginning of a line, possibly behind variables, and in code spans.
