@@ -62,7 +62,7 @@ do
     return { now, epoch.id, now < epoch.settled_at and epoch.settled_at or 0, resets[#resets - 1] or 0 }
   end
 
-  -- Whether `whole` is the key of a state, or what the keys of a limiter's partitions begin with and this one's, too.
+  -- Returns true if `whole` is the key of a state, or of the limiter that the state is a partition of.
   local function is_part(whole, key)
     return key == whole or key:sub(1, #whole + 1) == whole .. ":"
   end

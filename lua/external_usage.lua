@@ -70,7 +70,7 @@ do
     for _, usage in ipairs(state.external_usage or {}) do usage.heeded = left_to_others(usage) end
   end
 
-  -- Whether bookings ahead of some rule are placed by a usage that differs too much: it is larger, or this fleet's share has grown by
+  -- Returns true if the bookings ahead of some rule were placed by a usage that differs too much: it is larger, or this fleet's share has grown by
   -- more than a part.
   local function is_unheeded(state)
     local MOVED_UP_PART = 8

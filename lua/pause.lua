@@ -73,7 +73,7 @@ do
     return at
   end
 
-  -- Whether permits come one by one at an instant.
+  -- Returns true if permits are granted one by one at an instant, as after a pause.
   local function is_paced(pause, at)
     return pause.paused_until <= at and at < pause.paced_until
   end

@@ -2,7 +2,7 @@
 
 local Recovery
 do
-  -- Whether a state is missing, or an older copy, that a caller saw at an instant of this epoch and that should exist until now.
+  -- Returns true if a state is lost: a caller saw it in this epoch, it should still exist, and it is missing or an older copy.
   local function is_lost(state, seen_at, epoch, now)
     return epoch.id < seen_at and seen_at <= now and (state.created_at > seen_at or state.called_at < seen_at)
   end

@@ -80,7 +80,7 @@ do
     return micros, product % rate
   end
 
-  -- Whether bookings at two instants, the second no earlier, are kept as one entry.
+  -- Returns true if bookings at two instants, the second no earlier, are kept as one entry.
   local function is_one(rules, cell, first, later)
     if first - first % cell ~= later - later % cell then return false end
     if first == later then return true end

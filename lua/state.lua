@@ -140,7 +140,7 @@ do
     return till > now and till or 0
   end
 
-  -- Whether an earlier change may still have to be followed: reschedule.lua.
+  -- Returns true while replicas may still have to follow an earlier change (see reschedule.lua).
   local function is_pending(state)
     return #state.rescheduled > 0
   end

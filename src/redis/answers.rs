@@ -80,7 +80,7 @@ pub(super) fn reserve(value: &Value, limiter_refs: &[LimiterRef], call: &Call) -
     is_whole(&answer, call).then_some(answer)
 }
 
-/// Whether an answer speaks of as many permits as the call.
+/// Returns true if an answer accounts for every permit of the call.
 fn is_whole(answer: &Answer, call: &Call) -> bool {
     let total = |mut counts: Box<dyn Iterator<Item = u64> + '_>| counts.try_fold(0, u64::checked_add);
     total(Box::new(answer.rescheduled.iter().map(|(count, _)| *count)))

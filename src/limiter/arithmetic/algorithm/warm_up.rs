@@ -121,7 +121,7 @@ impl WarmUp {
         most
     }
 
-    /// Whether later bookings hold beside a level, up to which nothing lies ahead of them.
+    /// Checks that every later booking stays possible after a level, which is that of the last booking before them.
     fn keeps_later(self, quota: Quota, mut level: Level, position: Position<'_>) -> Result<(), Micros> {
         let starts = |entry: &Entry| cell_start(entry.at, position.cell);
         let first = position.later().first().map(starts);
