@@ -1,4 +1,4 @@
-//! Instants and spans in whole microseconds, and the clock of the memory store.
+//! Instants and spans in whole microseconds, and the clock of this process.
 //!
 //! Knows nothing of limiters. All limiter arithmetic is on [`Micros`]. Its values stay below 2^53, so that the Lua
 //! scripts, whose numbers are doubles, compute the same values.
@@ -7,6 +7,7 @@ use std::fmt;
 use std::ops::{Add, Sub};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rustix::time::{ClockId, clock_gettime};
 use tokio::time::Instant;
 
 /// A number of microseconds: an instant of the store's clock since the Unix epoch, or a span.
@@ -74,13 +75,19 @@ impl fmt::Debug for Micros {
 pub struct Clock {
     anchor: Instant,
     anchor_wall: Micros,
+    boot: fn() -> Micros,
 }
 
 impl Clock {
     /// Starts a clock at the present wall time.
     pub fn start() -> Clock {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Clock { anchor: Instant::now(), anchor_wall: Micros::from(wall) }
+        Clock::starting_at(Micros::from(wall), since_boot)
+    }
+
+    /// Starts a clock at a wall time. `boot` returns the time since the machine started.
+    pub fn starting_at(wall: Micros, boot: fn() -> Micros) -> Clock {
+        Clock { anchor: Instant::now(), anchor_wall: wall, boot }
     }
 
     /// Returns the present instant.
@@ -88,8 +95,19 @@ impl Clock {
         self.at(Instant::now())
     }
 
+    /// Returns the time since the machine started, which runs on while the machine sleeps; Tokio's instants stand still then.
+    pub fn since_boot(&self) -> Micros {
+        (self.boot)()
+    }
+
     /// Converts a monotonic instant to this clock's.
     pub fn at(&self, instant: Instant) -> Micros {
         self.anchor_wall + Micros::from(instant.saturating_duration_since(self.anchor))
     }
+}
+
+fn since_boot() -> Micros {
+    let time = clock_gettime(ClockId::Boottime);
+    let (seconds, nanos) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
+    Micros(seconds.unwrap_or_default().saturating_mul(1_000_000) + nanos.unwrap_or_default() / 1000)
 }

@@ -19,7 +19,7 @@
 //! - [`admin`]: health, metrics, live state and the dashboard.
 //! - [`telemetry`]: logs, traces, and every metric's name in one place.
 //! - `bearer`: tokens in headers, for `proxy`, `config` and `admin`.
-//! - [`clock`]: instants and spans in whole microseconds.
+//! - [`clock`]: instants and spans in whole microseconds; [`entropy`]: random numbers.
 //! - [`app`]: wires the rooms together, owns every task, reloads and the shutdown.
 //! - [`cli`]: one file per command.
 
@@ -31,6 +31,7 @@ mod bearer;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod entropy;
 pub mod limiter;
 pub mod proxy;
 pub mod redis;

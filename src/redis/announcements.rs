@@ -59,6 +59,7 @@ impl Announcements {
         loop {
             let started = Instant::now();
             tokio::select! {
+                biased;
                 () = shutdown.cancelled() => return,
                 result = self.listen_once() => {
                     if let Err(error) = result {
@@ -68,6 +69,7 @@ impl Announcements {
             }
             retry = if started.elapsed() > RETRY_MAX { RETRY_MIN } else { (retry * 2).min(RETRY_MAX) };
             tokio::select! {
+                biased;
                 () = shutdown.cancelled() => return,
                 () = sleep(retry) => {}
             }
@@ -92,6 +94,7 @@ impl Announcements {
         let mut pings = interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
         loop {
             tokio::select! {
+                biased;
                 message = messages.next() => {
                     let Some(message) = message else { return Ok(()) };
                     if let Some(announcement) = message.get_payload::<String>().ok().as_deref().and_then(decode) {

@@ -12,6 +12,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::clock::Micros;
 use crate::config::model;
+use crate::entropy::Entropy;
 use crate::limiter::model::limit::LimiterName;
 use crate::limiter::store::StoreError;
 use crate::redis::announcements::Announcements;
@@ -21,7 +22,6 @@ use crate::redis::health::{Circuits, Health};
 use crate::redis::keys;
 use crate::redis::pool::{Connections, NoConnection, connect_timeout};
 use crate::redis::script::{Script, Scripts};
-use crate::redis::servers::RedisSetupError;
 use crate::telemetry::{StoreMetrics, StoreOp, StoreResult};
 
 /// How long a changed limit leaves bookings where they are: two heartbeats of a worker and a margin. By then every replica knows it.
@@ -88,16 +88,17 @@ pub(super) struct PartConnection {
 }
 
 impl PartConnection {
-    /// Returns a connection to the configured servers as a whole, which are not asked yet.
+    /// Returns the connection to the servers as a whole, which are not asked yet.
     pub(super) fn new(
         settings: &model::RedisStore,
+        connections: Connections,
+        entropy: Entropy,
         metrics: StoreMetrics,
-    ) -> Result<PartConnection, RedisSetupError> {
-        let connections = Connections::new(settings)?;
+    ) -> PartConnection {
         let channel = keys::announcements(&settings.key_prefix);
         let announcements =
             Announcements::new(connections.clone(), channel, connect_timeout(settings.timeout));
-        let circuits = Arc::new(Circuits::new(metrics.clone()));
+        let circuits = Arc::new(Circuits::new(metrics.clone(), entropy));
         let epoch = (!connections.are_cluster()).then(|| keys::epoch(&settings.key_prefix, None));
         let part = Arc::new(Part { health: Health::new(circuits.clone()), epoch });
         let shared = Arc::new(StoreConnection {
@@ -112,7 +113,7 @@ impl PartConnection {
             calls: AtomicU64::new(0),
             metrics,
         });
-        Ok(PartConnection { shared, part })
+        PartConnection { shared, part }
     }
 
     /// Returns the connection to the part of a Cluster that holds a group; `None` where one server holds all.

@@ -2,7 +2,6 @@
 //!
 //! One server has one circuit. On a Cluster each group of limiters has its own, for one group may fail alone.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -10,6 +9,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
+use crate::entropy::Entropy;
 use crate::telemetry::StoreMetrics;
 
 /// Failures in a row that open the circuit: one may be a lost connection, three are an outage.
@@ -23,12 +23,13 @@ pub(super) struct Circuits {
     open: AtomicUsize,
     opened: Notify,
     metrics: StoreMetrics,
+    entropy: Entropy,
 }
 
 impl Circuits {
-    pub(super) fn new(metrics: StoreMetrics) -> Circuits {
+    pub(super) fn new(metrics: StoreMetrics, entropy: Entropy) -> Circuits {
         metrics.set_up(true);
-        Circuits { open: AtomicUsize::new(0), opened: Notify::new(), metrics }
+        Circuits { open: AtomicUsize::new(0), opened: Notify::new(), metrics, entropy }
     }
 
     /// Returns whether no circuit is open.
@@ -41,7 +42,7 @@ impl Circuits {
         while self.are_closed() {
             self.opened.notified().await;
         }
-        tokio::time::sleep(jittered(PROBE_INTERVAL)).await;
+        tokio::time::sleep(jittered(PROBE_INTERVAL, &self.entropy)).await;
     }
 
     fn count(&self, opens: bool) {
@@ -56,9 +57,8 @@ impl Circuits {
 }
 
 /// Returns three to five quarters of a time, at random.
-fn jittered(time: Duration) -> Duration {
-    // The standard library seeds each state at random.
-    let share = u32::try_from(RandomState::new().hash_one(0u8) % 512).unwrap_or_default();
+fn jittered(time: Duration, entropy: &Entropy) -> Duration {
+    let share = u32::try_from(entropy.draw() % 512).unwrap_or_default();
     time * (768 + share) / 1024
 }
 
@@ -114,7 +114,8 @@ mod tests {
 
     #[test]
     fn probes_are_spread() {
-        let times: Vec<Duration> = (0..200).map(|_| jittered(PROBE_INTERVAL)).collect();
+        let entropy = Entropy::system();
+        let times: Vec<Duration> = (0..200).map(|_| jittered(PROBE_INTERVAL, &entropy)).collect();
         let (least, most) = (times.iter().min().unwrap(), times.iter().max().unwrap());
         assert!((150..165).contains(&least.as_millis()), "{least:?}");
         assert!((235..=250).contains(&most.as_millis()), "{most:?}");
@@ -123,7 +124,7 @@ mod tests {
     #[test]
     fn a_store_is_up_when_each_part_is() {
         let metrics = Metrics::new();
-        let circuits = Arc::new(Circuits::new(metrics.store()));
+        let circuits = Arc::new(Circuits::new(metrics.store(), Entropy::system()));
         let (one, two) = (Health::new(circuits.clone()), Health::new(circuits.clone()));
         assert_eq!([(); 3].map(|()| one.failed("away")), [false, false, true]);
         assert!((0..4).any(|_| two.failed("away")));

@@ -28,5 +28,5 @@ pub mod store;
 mod tests;
 
 pub use check::Checked;
-pub use servers::RedisSetupError;
+pub use servers::{RedisSetupError, Stream, Transport};
 pub use store::RedisStore;

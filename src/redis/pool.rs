@@ -14,7 +14,7 @@ use redis::RedisError;
 use tokio::sync::Mutex;
 use tokio_util::task::TaskTracker;
 
-use super::servers::{Connection, RedisSetupError, Servers};
+use super::servers::{Connection, RedisSetupError, Servers, Transport};
 use crate::config::model;
 
 /// Connect timeouts that a connection to a Cluster may take: it asks some nodes for all nodes, then connects to each.
@@ -43,10 +43,23 @@ struct Place {
 }
 
 impl Connections {
+    /// Returns connections to the configured servers.
     pub(super) fn new(settings: &model::RedisStore) -> Result<Connections, RedisSetupError> {
+        let servers = Servers::new(settings, connect_timeout(settings.timeout))?;
+        Connections::to(servers, settings)
+    }
+
+    /// Returns connections to one server that is reached over `transport`.
+    pub(super) fn over(
+        transport: Arc<dyn Transport>,
+        settings: &model::RedisStore,
+    ) -> Result<Connections, RedisSetupError> {
+        Connections::to(Servers::over(transport, connect_timeout(settings.timeout)), settings)
+    }
+
+    fn to(servers: Servers, settings: &model::RedisStore) -> Result<Connections, RedisSetupError> {
         let size = settings.pool_size.max(1) as usize;
         let connect_timeout = connect_timeout(settings.timeout);
-        let servers = Servers::new(settings, connect_timeout)?;
         let create_timeout = connect_timeout * if servers.are_cluster() { CLUSTER_STEPS_MAX } else { 1 };
         let pool = Pool::builder(servers)
             // On a Cluster the next one is made before the last one goes.

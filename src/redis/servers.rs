@@ -6,14 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use deadpool::managed::{self, Metrics, RecycleResult};
+use futures_util::future::BoxFuture;
 use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
 use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{
-    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisFuture,
+    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ErrorKind, Pipeline, RedisConnectionInfo, RedisError, RedisFuture,
     ServerErrorKind, TlsCertificates, TlsMode, Value,
 };
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Mutex;
 use tokio::time::Duration;
 
@@ -49,6 +51,17 @@ pub enum RedisSetupError {
     Tls(String),
 }
 
+/// Opens connections to a server in place of TCP, as a simulation does.
+pub trait Transport: Send + Sync {
+    /// Opens a connection: a stream of bytes in both directions.
+    fn open(&self) -> BoxFuture<'_, io::Result<Box<dyn Stream>>>;
+}
+
+/// A stream of bytes in both directions.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
 /// Makes connections.
 pub(super) struct Servers {
     place: Place,
@@ -57,6 +70,7 @@ pub(super) struct Servers {
 
 enum Place {
     One(Client),
+    Over(Arc<dyn Transport>),
     /// One client for each sentinel to be asked first: a sentinel that does not answer uses up the whole deadline.
     Sentinel {
         clients: Vec<Mutex<SentinelClient>>,
@@ -104,10 +118,19 @@ impl Servers {
                 }
             }
         };
+        Ok(Servers::at(place, connect_timeout))
+    }
+
+    /// Returns one server that is reached over `transport`.
+    pub(super) fn over(transport: Arc<dyn Transport>, connect_timeout: Duration) -> Servers {
+        Servers::at(Place::Over(transport), connect_timeout)
+    }
+
+    fn at(place: Place, connect_timeout: Duration) -> Servers {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(connect_timeout))
             .set_response_timeout(None);
-        Ok(Servers { place, config })
+        Servers { place, config }
     }
 
     /// Returns whether the servers are the nodes of a Cluster.
@@ -119,6 +142,7 @@ impl Servers {
     pub(super) async fn subscriber(&self) -> Result<PubSub, RedisError> {
         match &self.place {
             Place::One(client) => client.get_async_pubsub().await,
+            Place::Over(transport) => PubSub::new(&RedisConnectionInfo::default(), transport.open().await?).await,
             Place::Sentinel { clients, first } => {
                 let client = pick(clients, first).lock().await.async_get_client().await?;
                 client.get_async_pubsub().await
@@ -158,6 +182,18 @@ impl Servers {
         match &self.place {
             Place::One(client) => {
                 client.get_multiplexed_async_connection_with_config(&self.config).await.map(Wire::Server)
+            }
+            Place::Over(transport) => {
+                let (stream, config) = (transport.open().await?, self.config.clone());
+                let (connection, driver) = MultiplexedConnection::new_with_config(
+                    &RedisConnectionInfo::default(),
+                    stream,
+                    config,
+                )
+                .await?;
+                // The driver ends with the connection.
+                tokio::spawn(driver);
+                Ok(Wire::Server(connection))
             }
             Place::Sentinel { clients, first } => {
                 // After a caller has given up waiting, the next caller asks another sentinel first.

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::Micros;
 use crate::config::model;
+use crate::entropy::Entropy;
 use crate::limiter::Replica;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::call::{Answer, Call};
@@ -20,7 +21,8 @@ use crate::limiter::store::{Announcement, Failure, StateView, Store, StoreError}
 use crate::redis::answers;
 use crate::redis::arguments::{self, Arguments, Context};
 use crate::redis::connection::{LEASE, PartConnection};
-use crate::redis::servers::RedisSetupError;
+use crate::redis::pool::Connections;
+use crate::redis::servers::{RedisSetupError, Transport};
 use crate::telemetry::{StoreMetrics, StoreOp};
 
 /// A Cluster as a whole holds no limiter.
@@ -41,7 +43,22 @@ impl RedisStore {
     /// # Errors
     /// If the address or a TLS file cannot be used.
     pub fn new(settings: &model::RedisStore, metrics: StoreMetrics) -> Result<RedisStore, RedisSetupError> {
-        Ok(RedisStore { connection: PartConnection::new(settings, metrics)? })
+        let connections = Connections::new(settings)?;
+        Ok(RedisStore { connection: PartConnection::new(settings, connections, Entropy::system(), metrics) })
+    }
+
+    /// Returns a store on one server that is reached over `transport`, with a source of random numbers.
+    ///
+    /// # Errors
+    /// If the settings cannot be used.
+    pub fn over(
+        transport: Arc<dyn Transport>,
+        settings: &model::RedisStore,
+        entropy: Entropy,
+        metrics: StoreMetrics,
+    ) -> Result<RedisStore, RedisSetupError> {
+        let connections = Connections::over(transport, settings)?;
+        Ok(RedisStore { connection: PartConnection::new(settings, connections, entropy, metrics) })
     }
 
     /// Receives the announcements of other replicas, until `shutdown`.
@@ -56,6 +73,7 @@ impl RedisStore {
         }
         loop {
             tokio::select! {
+                biased;
                 () = shutdown.cancelled() => return,
                 () = self.connection.shared.circuits.probe_is_due() => {}
             }

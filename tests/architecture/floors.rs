@@ -9,7 +9,7 @@ pub(crate) const FLOORS: Floors<'static> = &[
     (
         "",
         &[
-            &["clock", "bearer"],
+            &["clock", "entropy", "bearer"],
             &["telemetry"],
             &["limiter"],
             &["config"],

@@ -3,7 +3,7 @@
 //! Knows no queue.
 
 use std::collections::HashMap;
-use std::hash::{Hash, Hasher};
+use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -227,7 +227,7 @@ impl ActiveLimiter {
 }
 
 /// Shrinks a map that has become sparse to twice its length, so that the cost stays small on average.
-pub(in crate::limiter) fn shrink<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
+pub(in crate::limiter) fn shrink<K: Eq + Hash, V, S: BuildHasher>(map: &mut HashMap<K, V, S>) {
     if map.capacity() > 64 && map.len() < map.capacity() / SPARSE / 2 {
         map.shrink_to(map.len() * 2);
     }
@@ -273,7 +273,8 @@ impl Eq for LimiterInstance {}
 
 impl Hash for LimiterInstance {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        Arc::as_ptr(&self.active).hash(state);
+        // Not its address, which differs from run to run.
+        self.active.name.hash(state);
         self.partition.hash(state);
     }
 }

@@ -4,12 +4,12 @@
 //! [`Receipt`](crate::limiter::queue::permit::Receipt). The queue's worker reports to the store, one call at a time; signals
 //! that come meanwhile are merged.
 
-use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::clock::Micros;
+use crate::entropy::Entropy;
 use crate::limiter::model::{Limiter, PauseRequest, Permits, Remaining};
 use crate::limiter::queue::slot::{Slot, Source};
 
@@ -124,7 +124,12 @@ impl PendingReport {
     }
 
     /// Returns the pause to request of the store; `None` if the limiter is not paused for this status code.
-    pub(in crate::limiter) fn pause(&self, limiter: &Limiter, now: Instant) -> Option<PauseRequest> {
+    pub(in crate::limiter) fn pause(
+        &self,
+        limiter: &Limiter,
+        now: Instant,
+        entropy: &Entropy,
+    ) -> Option<PauseRequest> {
         let (code, policy) = (self.refusal?, limiter.pause.as_ref()?);
         let sent_ago = now.saturating_duration_since(self.sent?);
         policy.on.contains(&code).then(|| PauseRequest {
@@ -132,8 +137,7 @@ impl PendingReport {
             fallback: Micros::from(policy.fallback),
             max: Micros::from(policy.max),
             sent_ago: Micros::from(sent_ago),
-            // Each `RandomState` of the standard library has a random seed.
-            jitter: RandomState::new().hash_one(0_u8) % 1024,
+            jitter: entropy.draw() % 1024,
             status: code,
         })
     }

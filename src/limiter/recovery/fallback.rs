@@ -1,6 +1,7 @@
 //! The memory from which a replica serves while the store is unreachable.
 
 use crate::clock::Clock;
+use crate::entropy::Entropy;
 use crate::limiter::recovery::members::Fleet;
 use crate::limiter::store::memory::MemoryStore;
 
@@ -12,6 +13,8 @@ pub(in crate::limiter) struct Fallback {
     pub(in crate::limiter) store: MemoryStore,
     /// The clock of that memory.
     pub(in crate::limiter) clock: Clock,
+    /// This replica's random numbers.
+    pub(in crate::limiter) entropy: Entropy,
     /// The replicas by whose number a limit is divided meanwhile.
     pub(in crate::limiter) fleet: Fleet,
 }

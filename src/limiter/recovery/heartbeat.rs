@@ -51,6 +51,7 @@ impl<F: Fn()> Recovery<F> {
             session.ledger.sweep(session.now());
             let pause = if session.ledger.is_empty() { IDLE_INTERVAL } else { session.heartbeat() };
             tokio::select! {
+                biased;
                 () = sleep(pause) => {}
                 () = session.ledger.first_grant() => {}
                 () = session.changed() => {}

@@ -132,11 +132,13 @@ impl Ledger {
         self.has_unreported.load(Ordering::Acquire)
     }
 
-    /// Returns the limiters and partitions with offline grants that the store does not have.
+    /// Returns the limiters and partitions with offline grants that the store does not have, in the order of their names.
     pub(in crate::limiter) fn unreported(&self) -> Vec<LimiterRef> {
         let pages = self.lock();
-        let unreported = pages.iter().filter(|(_, page)| page.offline.is_pending());
-        let unreported: Vec<_> = unreported.filter_map(|(_, page)| page.limiter_ref.clone()).collect();
+        let mut unreported: Vec<_> = pages.iter().filter(|(_, page)| page.offline.is_pending()).collect();
+        unreported.sort_by_key(|(key, _)| *key);
+        let unreported: Vec<_> =
+            unreported.into_iter().filter_map(|(_, page)| page.limiter_ref.clone()).collect();
         self.has_unreported.store(!unreported.is_empty(), Ordering::Release);
         unreported
     }
@@ -171,11 +173,14 @@ impl Ledger {
         pages.put(key, page, expires);
     }
 
-    /// Returns the grants up to an instant that still matter. Later bookings are void after a loss.
+    /// Returns the grants up to an instant that still matter, in the order of their limiters' names. Later bookings are void after a loss.
     pub(in crate::limiter) fn granted(&self, now: Micros) -> Vec<Granted> {
         let mut pages = self.lock();
         pages.sweep(now, Page::expires);
-        pages.iter().filter_map(|(_, page)| page.granted(now)).collect()
+        let mut granted: Vec<_> =
+            pages.iter().filter_map(|(key, page)| Some((key, page.granted(now)?))).collect();
+        granted.sort_by_key(|(key, _)| *key);
+        granted.into_iter().map(|(_, granted)| granted).collect()
     }
 
     /// Removes the bookings after an instant, which a loss has made void.

@@ -137,6 +137,7 @@ impl Fleet {
         loop {
             let pause = if self.is_new() { INTERVAL_WHEN_NEW } else { INTERVAL };
             tokio::select! {
+                biased;
                 () = sleep(pause) => {}
                 () = self.changed.notified() => {}
             }

@@ -1,6 +1,5 @@
 //! All limiters of this process, over reloads.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
@@ -11,6 +10,7 @@ use tokio::time::{Duration, Instant, sleep, timeout};
 use tracing::{debug, info};
 
 use crate::clock::Clock;
+use crate::entropy::Entropy;
 use crate::limiter::model::{
     Cause, Limiter, LimiterName, OnStoreFailure, Partition, PauseStretch, Reason, Replica, replica_name,
 };
@@ -41,19 +41,30 @@ pub struct Limiters {
 }
 
 /// Draws a number for this replica: below 2^53 because Lua must hold it, and not zero.
-fn draw_replica() -> u64 {
-    // The standard library seeds each of these at random.
-    (RandomState::new().hash_one(std::process::id()) >> 12) | 1
+fn draw_replica(entropy: &Entropy) -> u64 {
+    (entropy.draw() >> 12) | 1
 }
 
 impl Limiters {
     /// Creates a registry without limiters over this store. Until the store has answered once, an outage divides the
     /// limits by `fleet_size`.
     pub fn new(store: Arc<dyn Store>, clock: Clock, fleet_size: u32, metrics: Metrics) -> Limiters {
-        Limiters::lingering(store, clock, fleet_size, metrics, LINGER)
+        Limiters::drawing(store, clock, Entropy::system(), fleet_size, metrics, LINGER)
+    }
+
+    /// Like [`Limiters::new`], with a source of random numbers.
+    pub fn with_entropy(
+        store: Arc<dyn Store>,
+        clock: Clock,
+        entropy: Entropy,
+        fleet_size: u32,
+        metrics: Metrics,
+    ) -> Limiters {
+        Limiters::drawing(store, clock, entropy, fleet_size, metrics, LINGER)
     }
 
     /// Like [`Limiters::new`], with another time for which an idle queue stays.
+    #[cfg(test)]
     pub(in crate::limiter) fn lingering(
         store: Arc<dyn Store>,
         clock: Clock,
@@ -61,9 +72,20 @@ impl Limiters {
         metrics: Metrics,
         linger: Duration,
     ) -> Limiters {
-        let replica = draw_replica();
+        Limiters::drawing(store, clock, Entropy::system(), fleet_size, metrics, linger)
+    }
+
+    fn drawing(
+        store: Arc<dyn Store>,
+        clock: Clock,
+        entropy: Entropy,
+        fleet_size: u32,
+        metrics: Metrics,
+        linger: Duration,
+    ) -> Limiters {
+        let replica = draw_replica(&entropy);
         let fleet = Fleet::new(replica, u64::from(fleet_size));
-        let fallback = Fallback { replica, store: MemoryStore::new(clock), clock, fleet };
+        let fallback = Fallback { replica, store: MemoryStore::new(clock), clock, entropy, fleet };
         let queues = Arc::new(Queues::new(Arc::new(fallback), linger));
         Limiters { in_force: Arc::new(InForce::new(StoreSessions::new(store, clock), queues, metrics)) }
     }
@@ -216,6 +238,7 @@ impl Limiters {
                 }
             }
             tokio::select! {
+                biased;
                 () = sessions.added() => {}
                 Some(()) = recoveries.next() => {}
                 () = self.fleet().keep_registered(&*sessions.overall.store) => {}

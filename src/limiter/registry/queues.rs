@@ -1,7 +1,7 @@
 //! All queues of this process. A queue is made when its first request comes, and removed when its worker ends.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::time::{Duration, Instant};
 use tokio_util::task::TaskTracker;
 
+use crate::entropy::SeededHash;
 use crate::limiter::model::{Freed, LimiterName, PauseStretch, Permits, Refusal};
 use crate::limiter::queue::active_limiter::{LimiterInstance, shrink};
 use crate::limiter::queue::handle::{Queue, QueueGuard};
@@ -27,12 +28,12 @@ const SHARDS: usize = 64;
 /// it.
 pub(in crate::limiter) const LINGER: Duration = Duration::from_millis(1200);
 
-type Shard = HashMap<Arc<[LimiterInstance]>, Arc<Queue>>;
+type Shard = HashMap<Arc<[LimiterInstance]>, Arc<Queue>, SeededHash>;
 
 /// All queues of this process, by their limiters and partitions.
 pub(in crate::limiter) struct Queues {
     shards: [Mutex<Shard>; SHARDS],
-    hasher: RandomState,
+    hasher: SeededHash,
     workers: TaskTracker,
     /// True once weir is shutting down.
     closed: AtomicBool,
@@ -42,9 +43,10 @@ pub(in crate::limiter) struct Queues {
 
 impl Queues {
     pub(in crate::limiter) fn new(fallback: Arc<Fallback>, linger: Duration) -> Queues {
+        let hasher = fallback.entropy.hasher();
         Queues {
-            shards: std::array::from_fn(|_| Mutex::default()),
-            hasher: RandomState::new(),
+            shards: std::array::from_fn(|_| Mutex::new(HashMap::with_hasher(hasher))),
+            hasher,
             workers: TaskTracker::new(),
             closed: AtomicBool::new(false),
             fallback,

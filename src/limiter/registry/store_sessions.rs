@@ -1,6 +1,6 @@
 //! The sessions with the store: which part of it holds the state of which limiter.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokio::sync::Notify;
@@ -18,7 +18,7 @@ pub(super) struct StoreSessions {
     /// The session of limiters that each replica has by itself.
     per_replica: Arc<StoreSession>,
     /// The sessions of groups, where the store may lose each group by itself. Limiters hold them.
-    groups: Mutex<HashMap<Arc<str>, Weak<StoreSession>>>,
+    groups: Mutex<BTreeMap<Arc<str>, Weak<StoreSession>>>,
     /// Notified when a group was added.
     added: Notify,
     clock: Clock,

@@ -134,7 +134,7 @@ impl Worker {
     ///
     /// The charge is at least that usage: another queue of the limiter may have charged it already.
     fn begin_outage(&self) {
-        let Fallback { store, clock, fleet, replica } = &*self.fallback;
+        let Fallback { store, clock, fleet, replica, .. } = &*self.fallback;
         let fleet_size = fleet.size();
         for place in self.queue.with_policy(OnStoreFailure::Local) {
             let limiter_ref = self.limiter_refs[place].share(fleet_size);

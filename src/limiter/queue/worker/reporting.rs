@@ -63,7 +63,7 @@ impl Worker {
             let report = UpstreamReport {
                 replica,
                 known_epoch,
-                pause: pending.pause(&limiter, now),
+                pause: pending.pause(&limiter, now, &self.fallback.entropy),
                 refused: pending.refused(&limiter),
                 cost: pending.cost,
                 remaining: pending.remaining(&limiter),

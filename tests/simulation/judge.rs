@@ -1,0 +1,219 @@
+//! Tells the oracle what happens in a run, in its words.
+
+use crate::client::{Command, Why};
+use crate::fault::Kind;
+use crate::oracle::{self, Event, Excess, FaultKind, Finding, LimitModel, LimiterModel, Oracle, Policy, Scope};
+use crate::plan::{Algorithm, Limiter, Plan};
+
+const MILLI: u64 = 1_000;
+
+/// How long a replica may act on what it heard last.
+const LEASE: u64 = 500 * MILLI;
+
+/// The oracle of a run, and what it has found.
+pub struct Judge {
+    oracle: Oracle,
+    /// The names of all limiters: their places are their numbers.
+    names: Vec<String>,
+    configurations: Vec<Vec<LimiterModel>>,
+    replicas: usize,
+    findings: Vec<Finding>,
+}
+
+impl Judge {
+    /// Returns a judge of a plan's run.
+    pub fn new(plan: &Plan) -> Judge {
+        let settings = oracle::Settings {
+            floor_wait: plan.store_timeout_ms * MILLI + LEASE,
+            lease: LEASE,
+            judges_order: plan.faults.is_empty(),
+            ..oracle::Settings::default()
+        };
+        let names: Vec<String> = plan.configurations[0].limiters.iter().map(|one| one.name.clone()).collect();
+        let model = |limiter: &Limiter| model(limiter, plan, &names);
+        let configurations =
+            plan.configurations.iter().map(|one| one.limiters.iter().map(model).collect()).collect();
+        let replicas = plan.replicas;
+        Judge { oracle: Oracle::new(settings), configurations, replicas, findings: Vec::new(), names }
+    }
+
+    fn observe(&mut self, at: u64, event: &Event) {
+        self.findings.extend(self.oracle.observe(at, event));
+    }
+
+    fn number(&self, limiter: &str) -> Option<u32> {
+        self.names.iter().position(|name| name == limiter).and_then(|place| u32::try_from(place).ok())
+    }
+
+    fn states(&self, states: &[(String, Option<u64>)]) -> Vec<oracle::State> {
+        let state = |(limiter, partition): &(String, Option<u64>)| {
+            Some(oracle::State { limiter: self.number(limiter)?, partition: *partition })
+        };
+        states.iter().filter_map(state).collect()
+    }
+
+    /// A configuration comes into force: in one replica, or from the beginning.
+    pub fn configured(&mut self, at: u64, replica: Option<usize>, configuration: usize) {
+        let limiters = self.configurations[configuration].clone();
+        self.observe(at, &Event::Configured { replica, limiters });
+    }
+
+    /// A request has come to a replica.
+    pub fn arrived(
+        &mut self,
+        at: u64,
+        request: u64,
+        replica: usize,
+        states: &[(String, Option<u64>)],
+        cost: u64,
+        wait_max: Option<u64>,
+    ) {
+        let states = self.states(states);
+        self.observe(at, &Event::Arrived { request, replica, states, cost, wait_max });
+    }
+
+    /// A request has a place in the queue.
+    pub fn waiting(&mut self, at: u64, request: u64) {
+        self.observe(at, &Event::Waiting { request });
+    }
+
+    /// A request was written to the upstream.
+    pub fn sent(&mut self, at: u64, request: u64, store_clock: u64) {
+        self.observe(at, &Event::Sent { request, store_clock });
+    }
+
+    /// A request that was just sent has cost less than it took.
+    pub fn settled(&mut self, at: u64, replica: usize, states: &[(String, Option<u64>)], less: u64) {
+        let states = self.states(states);
+        self.observe(at, &Event::Settled { replica, states, sent_at: at, less });
+    }
+
+    /// A request was refused.
+    pub fn refused(&mut self, at: u64, request: u64, why: Why, store_clock: u64) {
+        let why = match why {
+            Why::RateLimited => oracle::Why::RateLimited,
+            Why::QueueFull => oracle::Why::QueueFull,
+            Why::StoreUnavailable => oracle::Why::StoreUnavailable,
+            Why::Closed | Why::Paused => oracle::Why::Closed,
+            Why::TooCostly => oracle::Why::TooCostly,
+        };
+        self.observe(at, &Event::Refused { request, why, store_clock });
+    }
+
+    /// The client of a request has gone.
+    pub fn left(&mut self, at: u64, request: u64) {
+        self.observe(at, &Event::Left { request });
+    }
+
+    /// What an operator asked for was done, or may have been.
+    pub fn operated(&mut self, at: u64, limiter: &str, command: Command) {
+        if let (Command::Reset, Some(number)) = (command, self.number(limiter)) {
+            self.observe(at, &Event::Reset(Scope::Limiter(number)));
+        }
+    }
+
+    /// A fault begins.
+    pub fn fault_begins(&mut self, at: u64, fault: usize, kind: &Kind) {
+        let excess = excess(kind, self.replicas);
+        let (name, loses_knowledge, touches_store) = (kind.name(), kind.loses_knowledge(), kind.touches_store());
+        let told = FaultKind { name, loses_knowledge, touches_store, excess };
+        self.observe(at, &Event::FaultBegins { fault: fault as u64, kind: told });
+        for scope in self.paused(kind) {
+            self.observe(at, &Event::Paused(scope));
+        }
+    }
+
+    /// A fault is over.
+    pub fn fault_ends(&mut self, at: u64, fault: usize, kind: &Kind) {
+        for scope in self.paused(kind) {
+            self.observe(at, &Event::Resumed(scope));
+        }
+        self.observe(at, &Event::FaultEnds { fault: fault as u64 });
+    }
+
+    /// Returns the limiters that a fault pauses.
+    fn paused(&self, kind: &Kind) -> Vec<Scope> {
+        let all = || (0..).zip(&self.names).map(|(number, _)| Scope::Limiter(number));
+        match kind {
+            Kind::Pause { limiter, .. } => all().skip(*limiter).take(1).collect(),
+            Kind::UpstreamPause { .. } => all().collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The store's clock shows another time than it would.
+    pub fn clock_stepped(&mut self, at: u64) {
+        self.observe(at, &Event::ClockStepped);
+    }
+
+    /// A replica stands still.
+    pub fn stopped(&mut self, at: u64, replica: usize) {
+        self.observe(at, &Event::ReplicaStopped { replica });
+    }
+
+    /// A replica runs again.
+    pub fn continued(&mut self, at: u64, replica: usize) {
+        self.observe(at, &Event::ReplicaContinued { replica });
+    }
+
+    /// A replica has ended.
+    pub fn gone(&mut self, at: u64, replica: usize) {
+        self.observe(at, &Event::ReplicaEnded { replica });
+    }
+
+    /// The run is over: demand has ended long ago.
+    pub fn ended(&mut self, at: u64) {
+        self.observe(at, &Event::Ended);
+    }
+
+    /// Returns what was found, and the share that was used of what there was room for.
+    pub fn finish(self) -> (Vec<Finding>, oracle::Summary) {
+        (self.findings, self.oracle.summary())
+    }
+}
+
+/// Returns what nobody can promise in a fault: RECOVERY's table of what cannot be promised, in percent of a limit.
+fn excess(kind: &Kind, replicas: usize) -> Excess {
+    match kind {
+        // Two servers that both take writes.
+        Kind::Failover { split, .. } if *split > 0 => Excess { local: 100, other: 100 },
+        // The one that is cut off uses its share, and the others may use all.
+        Kind::CutOff { .. } => Excess { local: 100_u64.div_ceil(replicas as u64), other: 0 },
+        Kind::Reset { .. } => Excess { local: Excess::ANY, other: Excess::ANY },
+        _ => Excess::default(),
+    }
+}
+
+fn model(limiter: &Limiter, plan: &Plan, names: &[String]) -> LimiterModel {
+    let routes = plan.routes.iter().filter(|route| route.limiters.contains(&limiter.name));
+    let is_settled = routes.clone().any(|route| route.settled_percent > 0);
+    let shortest = limiter.limits.iter().map(|limit| limit.per).min().unwrap_or_default();
+    let limits = limiter.limits.iter().map(|limit| LimitModel {
+        rate: limit.rate,
+        per: limit.per,
+        algorithm: match limit.algorithm {
+            Algorithm::SlidingWindow => oracle::Algorithm::SlidingWindow,
+            Algorithm::TokenBucket { burst } => oracle::Algorithm::TokenBucket { burst },
+            Algorithm::LeakyBucket => oracle::Algorithm::LeakyBucket,
+            Algorithm::FixedWindow => oracle::Algorithm::FixedWindow,
+            Algorithm::WarmUp => oracle::Algorithm::WarmUp { cold: 3 },
+        },
+    });
+    let id = names.iter().position(|name| *name == limiter.name).unwrap_or_default();
+    LimiterModel {
+        id: u32::try_from(id).unwrap_or_default(),
+        name: limiter.name.clone(),
+        limits: limits.collect(),
+        wait_max: limiter.queue.map(|(timeout, _)| timeout),
+        max_waiting: limiter.queue.map_or(0, |(_, most)| most),
+        guard: (shortest / 100).clamp(MILLI, 20 * MILLI),
+        policy: match limiter.policy {
+            "local" => Policy::Local,
+            "allow" => Policy::Allow,
+            _ => Policy::Reject,
+        },
+        is_shadow: limiter.is_shadow,
+        is_per_replica: limiter.is_per_replica,
+        judges_room: !is_settled && !limiter.follows_upstream,
+    }
+}

@@ -1,0 +1,171 @@
+//! A whole fleet in deterministic simulation: today's real limiters over the real Redis store and the real scripts, on a
+//! simulated network, with clocks, faults and clients drawn from a seed, and an oracle that judges each request that is sent.
+//!
+//! docs/simulation.md says what is real, how to repeat a seed and how to add a fault. Without arguments, as `cargo test` runs it,
+//! this is the short form that CI makes; `scripts/simulate` runs as long as one likes.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for people, and for scripts")]
+
+mod client;
+mod fault;
+mod history;
+mod host;
+mod judge;
+mod known;
+mod mutation;
+mod network;
+mod oracle;
+mod plan;
+mod redis;
+mod replica;
+mod run;
+mod shrink;
+mod world;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use serde_json::json;
+
+use crate::plan::{Mix, Plan};
+use crate::run::{Wanted, json_of, kind_of};
+use crate::world::World;
+
+#[derive(Clone, Copy, ValueEnum)]
+enum MixName {
+    Random,
+    Standard,
+    Calm,
+}
+
+impl From<MixName> for Mix {
+    fn from(name: MixName) -> Mix {
+        match name {
+            MixName::Random => Mix::Random,
+            MixName::Standard => Mix::Standard,
+            MixName::Calm => Mix::Calm,
+        }
+    }
+}
+
+/// Runs a simulated fleet.
+#[derive(Parser)]
+struct Arguments {
+    /// How long to run, in minutes.
+    #[arg(long)]
+    minutes: Option<f64>,
+    /// On how many cores; all by default.
+    #[arg(long)]
+    cores: Option<usize>,
+    /// The first seed.
+    #[arg(long, default_value_t = 1)]
+    from: u64,
+    /// The most runs.
+    #[arg(long, default_value_t = u64::MAX / 4)]
+    runs: u64,
+    /// Repeats one seed, and prints its shortened history.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Prints the whole history of the seed, not the shortened one.
+    #[arg(long)]
+    whole: bool,
+    /// Puts a mistake into the scripts, which must be found.
+    #[arg(long)]
+    mutate: Option<String>,
+    /// How runs are drawn.
+    #[arg(long, value_enum, default_value = "random")]
+    mix: MixName,
+    /// Shortens each finding and counts them by what they need.
+    #[arg(long)]
+    shorten: bool,
+    /// Prints the hashes of as many runs, for a comparison with another process.
+    #[arg(long)]
+    hashes: Option<u64>,
+}
+
+fn main() -> ExitCode {
+    let is_simulate = std::env::args().nth(1).is_some_and(|first| first == "simulate");
+    let result = if is_simulate {
+        simulate(&Arguments::parse_from(std::env::args().skip(1)))
+    } else {
+        // The arguments of `cargo test` are for other harnesses.
+        known::short_form()
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Returns whether nothing was found.
+fn simulate(arguments: &Arguments) -> Result<bool, String> {
+    if let Some(name) = &arguments.mutate {
+        mutation::choose(name)?;
+    }
+    let mix = Mix::from(arguments.mix);
+    if let Some(runs) = arguments.hashes {
+        for seed in arguments.from..arguments.from + runs {
+            println!("{seed} {:016x}", World::run(&Plan::draw(seed, mix), false)?.hash);
+        }
+        return Ok(true);
+    }
+    match arguments.seed {
+        Some(seed) => repeat(seed, mix, arguments.whole),
+        None => many(arguments, mix),
+    }
+}
+
+/// Repeats one seed. Returns whether it finds nothing.
+fn repeat(seed: u64, mix: Mix, is_whole: bool) -> Result<bool, String> {
+    let plan = Plan::draw(seed, mix);
+    let outcome = World::run(&plan, is_whole)?;
+    let Some(finding) = outcome.findings.first() else {
+        outcome.history.iter().for_each(|line| println!("{line}"));
+        println!("{}", json!({ "seed": seed, "hash": format!("{:016x}", outcome.hash), "what": null }));
+        return Ok(true);
+    };
+    if is_whole {
+        println!("{plan:#?}");
+        outcome.history.iter().for_each(|line| println!("{line}"));
+    } else {
+        let shortened = shrink::shorten(&plan, finding);
+        let history = World::run(&shortened.plan, true)?.history;
+        println!("{:#?}", shortened.plan);
+        history.iter().for_each(|line| println!("{line}"));
+        println!("{}", kind_of(&shortened));
+    }
+    for finding in &outcome.findings {
+        println!("{finding:?}");
+    }
+    let what = json_of(seed, finding);
+    println!("{}", json!({ "seed": seed, "hash": format!("{:016x}", outcome.hash), "what": what }));
+    Ok(false)
+}
+
+/// Makes many runs. Returns whether they find nothing.
+fn many(arguments: &Arguments, mix: Mix) -> Result<bool, String> {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let wanted = Wanted {
+        mix,
+        from: arguments.from,
+        time: Duration::from_secs_f64(arguments.minutes.unwrap_or(1.0) * 60.0),
+        runs: arguments.runs,
+        cores: arguments.cores.unwrap_or(cores),
+        shortens: arguments.shorten,
+        stops_at_first: arguments.mutate.is_some(),
+    };
+    let totals = run::run(&wanted);
+    for (kind, (count, seed)) in &totals.kinds {
+        println!("{count:4} from seed {seed}: {kind}");
+    }
+    println!("{}", totals.json());
+    match totals.errors.first() {
+        Some(error) => Err(error.clone()),
+        None => Ok(totals.findings.is_empty()),
+    }
+}

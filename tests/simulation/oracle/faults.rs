@@ -1,0 +1,140 @@
+//! Faults, and the time since anything was disturbed.
+
+use std::collections::BTreeMap;
+
+use super::event::{Excess, FaultKind, Policy};
+
+/// How much longer than its window a limiter with [`Policy::Allow`] is not judged after a fault of the store.
+const ALLOW_AFTER: u64 = 1_000_000;
+
+/// A fault that goes on, or has ended lately.
+struct Fault {
+    kind: FaultKind,
+    end: Option<u64>,
+}
+
+/// A replica's standstills.
+#[derive(Default)]
+struct Standstill {
+    since: Option<u64>,
+    total: u64,
+    last_end: u64,
+}
+
+/// All faults that may still matter.
+#[derive(Default)]
+pub(crate) struct Faults {
+    faults: BTreeMap<u64, Fault>,
+    stopped: BTreeMap<usize, Standstill>,
+    /// The end of the last disturbance of the whole fleet.
+    disturbed: u64,
+    /// The end of the last fault after which somebody may not know what was granted.
+    lost: Option<u64>,
+    /// How long a replica may act on what it last heard.
+    lease: u64,
+}
+
+impl Faults {
+    /// Returns no faults.
+    pub(crate) fn new(lease: u64) -> Faults {
+        Faults { lease, ..Faults::default() }
+    }
+
+    /// Takes in a fault.
+    pub(crate) fn begin(&mut self, fault: u64, kind: FaultKind) {
+        self.faults.insert(fault, Fault { kind, end: None });
+    }
+
+    /// Takes in the end of a fault. False: no such fault goes on.
+    pub(crate) fn end(&mut self, at: u64, fault: u64) -> bool {
+        let Some(fault) = self.faults.get_mut(&fault).filter(|fault| fault.end.is_none()) else {
+            return false;
+        };
+        fault.end = Some(at);
+        let loses_knowledge = fault.kind.loses_knowledge;
+        self.disturb(at);
+        if loses_knowledge {
+            self.lose(at);
+        }
+        true
+    }
+
+    /// Takes in something that may change what is sent for a while: a reload, a replica's end.
+    pub(crate) fn disturb(&mut self, at: u64) {
+        self.disturbed = at;
+    }
+
+    /// Takes in that somebody may not know what was granted until now.
+    pub(crate) fn lose(&mut self, at: u64) {
+        self.lost = Some(at);
+    }
+
+    /// Takes in that a replica stands still.
+    pub(crate) fn stop(&mut self, at: u64, replica: usize) {
+        self.stopped.entry(replica).or_default().since.get_or_insert(at);
+    }
+
+    /// Takes in that a replica runs again, or has ended.
+    pub(crate) fn go_on(&mut self, at: u64, replica: usize) {
+        let standstill = self.stopped.entry(replica).or_default();
+        if let Some(since) = standstill.since.take() {
+            standstill.total += at - since;
+            standstill.last_end = at;
+            self.disturb(at);
+        }
+    }
+
+    /// Returns how long a replica has stood still in all.
+    pub(crate) fn stopped_for(&self, at: u64, replica: usize) -> u64 {
+        self.stopped
+            .get(&replica)
+            .map_or(0, |standstill| standstill.total + standstill.since.map_or(0, |since| at - since))
+    }
+
+    /// Returns whether a replica stands still.
+    pub(crate) fn stands_still(&self, replica: usize) -> bool {
+        self.stopped.get(&replica).is_some_and(|standstill| standstill.since.is_some())
+    }
+
+    /// Returns whether a replica has stood still since an instant.
+    pub(crate) fn stood_still_since(&self, replica: usize, from: u64) -> bool {
+        self.stopped
+            .get(&replica)
+            .is_some_and(|one| one.since.is_some() || (one.total > 0 && one.last_end >= from))
+    }
+
+    /// Returns since when nothing has been disturbed; `None`: something is.
+    pub(crate) fn calm_since(&self) -> Option<u64> {
+        let goes_on = self.faults.values().any(|fault| fault.end.is_none())
+            || self.stopped.values().any(|standstill| standstill.since.is_some());
+        (!goes_on).then_some(self.disturbed)
+    }
+
+    /// Returns whether all may be expected to know what was granted since `from`.
+    pub(crate) fn all_known_since(&self, from: u64) -> bool {
+        let is_losing = self.faults.values().any(|fault| fault.end.is_none() && fault.kind.loses_knowledge);
+        !is_losing && self.lost.is_none_or(|lost| lost <= from)
+    }
+
+    /// Returns the percentage by which windows that begin at `from` may be over; `None`: they are not judged.
+    pub(crate) fn excess(&self, policy: Policy, from: u64) -> Option<u64> {
+        let mut percent = 0;
+        for fault in self.faults.values() {
+            let after = if policy == Policy::Allow { ALLOW_AFTER } else { self.lease };
+            if fault.end.is_some_and(|end| end + after <= from) {
+                continue;
+            }
+            if policy == Policy::Allow && fault.kind.touches_store {
+                return None;
+            }
+            let Excess { local, other } = fault.kind.excess;
+            percent = percent.max(if policy == Policy::Local { local } else { other });
+        }
+        (percent != Excess::ANY).then_some(percent)
+    }
+
+    /// Forgets faults that ended before an instant.
+    pub(crate) fn forget(&mut self, before: u64) {
+        self.faults.retain(|_, fault| fault.end.is_none_or(|end| end >= before));
+    }
+}

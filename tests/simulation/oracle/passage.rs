@@ -1,0 +1,154 @@
+//! A request from its arrival to its answer, and the checks that it meets on its way.
+
+use super::event::{State, Why};
+use super::finding::{Evidence, What};
+use super::room::Refused;
+use super::waits::{Arrival, Request, Takes};
+use super::{Oracle, demand, limiters, over, room, waits};
+
+impl Oracle {
+    /// Takes in a request: what it may wait is the least of its own and its limiters'.
+    pub(super) fn arrive(
+        &mut self,
+        number: u64,
+        replica: usize,
+        states: &[State],
+        cost: u64,
+        wait_max: Option<u64>,
+    ) {
+        let enforced =
+            || states.iter().filter_map(|state| Some((state, self.limiters.enforced(state.limiter)?)));
+        let waits = enforced().map(|(_, limiter)| limiter.model.wait_max.unwrap_or(0));
+        let wait = waits.min().unwrap_or(0).min(wait_max.unwrap_or(u64::MAX));
+        let waiting_max = enforced().map(|(_, limiter)| limiter.model.max_waiting).min().unwrap_or(u64::MAX);
+        let takes: Takes =
+            enforced().map(|(state, limiter)| (self.key(*state, replica), limiter.version)).collect();
+        for (key, _) in takes.iter() {
+            let state = self.states.entry(*key).or_default();
+            state.arrive(self.now, cost, wait >= demand::WAIT_MIN, takes.len() == 1);
+        }
+        let arrival = Arrival { number, replica, takes, cost, wait, waiting_max };
+        self.requests.arrive(self.now, arrival, self.settings.floor_wait, &self.faults);
+    }
+
+    /// Takes in that a request has a place in its queue: there may be so many.
+    pub(super) fn wait(&mut self, number: u64) {
+        let Some((request, waiting)) = self.requests.wait(number) else {
+            self.counts.senseless += 1;
+            return;
+        };
+        let (limit, replica) = (request.waiting_max, request.replica);
+        let detail = || format!("in replica {replica}");
+        let evidence = (waiting > limit).then(|| Evidence { sent: waiting, limit, detail: detail() });
+        self.report(What::TooManyWaiting, &request, evidence);
+    }
+
+    /// Removes a request that has an answer or is gone: what it asked for is no longer pending.
+    fn remove(&mut self, number: u64) -> Option<Request> {
+        let Some(request) = self.requests.remove(number) else {
+            self.counts.senseless += 1;
+            return None;
+        };
+        for (key, _) in request.takes.iter() {
+            if let Some(state) = self.states.get_mut(key) {
+                state.unanswered = state.unanswered.saturating_sub(request.cost);
+            }
+        }
+        Some(request)
+    }
+
+    /// Takes in that a request is written upstream, and judges every window that it enters.
+    pub(super) fn send(&mut self, number: u64, store_clock: u64) {
+        self.judge_order(number);
+        let Some(request) = self.remove(number) else { return };
+        self.counts.sent += 1;
+        let late = waits::judge_wait(&request, self.now, &self.faults);
+        self.report(What::Waited, &request, late);
+        let write = over::Request { at: self.now, cost: request.cost, store_clock };
+        for (key, _) in request.takes.iter() {
+            // A reload may have put the limiter into shadow mode since the request came, or taken it away.
+            let Some(limiter) = self.limiters.enforced(key.state.limiter) else { continue };
+            let state = self.states.entry(*key).or_default();
+            state.history.push(self.now, request.cost);
+            state.store_ahead = store_clock.checked_signed_diff(self.now);
+            let evidence = over::judge(state, limiter, &self.faults, write, self.stepped);
+            self.reports.judge(self.now, What::Over, limiter.named(), evidence);
+        }
+    }
+
+    /// Judges the order of a request that is sent now, if nothing has disturbed it since long before the first one came.
+    fn judge_order(&mut self, number: u64) {
+        let Some(((arrived, first), request)) =
+            self.requests.first_in_line(number).filter(|_| self.settings.judges_order)
+        else {
+            return;
+        };
+        let limiters = request.takes.iter().filter_map(|(key, _)| self.limiters.get(key.state.limiter));
+        let is_calm = |limiter: &limiters::Limiter| {
+            let from = arrived.saturating_sub(limiter.window() + demand::BACK);
+            limiter.is_unpaused_since(from) && self.faults.calm_since().is_some_and(|calm| calm <= from)
+        };
+        if limiters.clone().count() < request.takes.len() || !limiters.into_iter().all(is_calm) {
+            return;
+        }
+        let evidence = (arrived < request.arrived).then(|| Evidence {
+            sent: request.arrived,
+            limit: arrived,
+            detail: format!("request {number} before request {first}, in replica {}", request.replica),
+        });
+        let request = request.clone();
+        self.report(What::Order, &request, evidence);
+    }
+
+    /// Takes in a refusal.
+    pub(super) fn refuse(&mut self, number: u64, why: Why, store_clock: u64) {
+        let Some(request) = self.remove(number) else { return };
+        self.counts.refused += 1;
+        let late = waits::judge_wait(&request, self.now, &self.faults);
+        self.report(What::Waited, &request, late);
+        match why {
+            Why::RateLimited => self.judge_refusal(&request, store_clock),
+            Why::StoreUnavailable | Why::Closed => self.abandon(&request),
+            Why::QueueFull | Why::TooCostly => {}
+        }
+    }
+
+    /// Judges a refusal for want of a permit: some limit of some state must have had no room.
+    fn judge_refusal(&mut self, request: &Request, store_clock: u64) {
+        let Request { cost, arrived, replica, .. } = *request;
+        let refused = Refused { at: self.now, cost, arrived, replica, store_clock };
+        let mut found: Option<(Evidence, u32)> = None;
+        for (key, _) in request.takes.iter() {
+            let limiter = self.limiters.enforced(key.state.limiter).filter(|limiter| {
+                room::is_judged(limiter, &self.limiters, &self.faults, refused, self.settings.lease)
+            });
+            let (Some(limiter), Some(state)) = (limiter, self.states.get_mut(key)) else { return };
+            match room::room(state, limiter, refused, self.settings.prefetch_percent) {
+                Some(evidence) => found = Some((evidence, key.state.limiter)),
+                None => return self.report(What::RefusedWithRoom, request, None),
+            }
+        }
+        if let Some((evidence, id)) = found
+            && let Some(limiter) = self.limiters.get(id)
+        {
+            self.reports.judge(self.now, What::RefusedWithRoom, limiter.named(), Some(evidence));
+        }
+    }
+
+    /// Takes in that a client has gone.
+    pub(super) fn leave(&mut self, number: u64) {
+        if let Some(request) = self.remove(number) {
+            self.counts.left += 1;
+            self.abandon(&request);
+        }
+    }
+
+    /// Counts the permits of a request that is gone for a lease: they may be booked until weir has given them back.
+    fn abandon(&mut self, request: &Request) {
+        for (key, _) in request.takes.iter() {
+            if let Some(state) = self.states.get_mut(key) {
+                state.abandon(self.now + self.settings.lease, request.cost);
+            }
+        }
+    }
+}

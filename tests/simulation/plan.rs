@@ -1,0 +1,367 @@
+//! One run, drawn from its seed: the fleet, its configurations, the demand, and what happens.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use fastrand::Rng;
+use weir::config::{self, Config};
+
+use crate::fault::{Fault, Kind, NAMES};
+
+const MILLI: u64 = 1_000;
+const SECOND: u64 = 1_000_000;
+
+/// How a run is drawn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mix {
+    /// Everything.
+    Random,
+    /// Three replicas, one limiter, demand three times the limit, a fault every two seconds: for measuring speed.
+    Standard,
+    /// No faults: use, order and waits are judged most strictly.
+    Calm,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Algorithm {
+    SlidingWindow,
+    TokenBucket { burst: u64 },
+    LeakyBucket,
+    FixedWindow,
+    WarmUp,
+}
+
+/// One limit of a limiter.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limit {
+    pub rate: u64,
+    /// The window in microseconds.
+    pub per: u64,
+    pub algorithm: Algorithm,
+}
+
+/// A limiter of a configuration.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Limiter {
+    pub name: String,
+    pub limits: Vec<Limit>,
+    /// The longest wait in microseconds, and the most that wait.
+    pub queue: Option<(u64, u64)>,
+    /// `local`, `reject` or `allow`.
+    pub policy: &'static str,
+    pub group: Option<&'static str>,
+    pub is_keyed: bool,
+    pub is_shadow: bool,
+    pub is_per_replica: bool,
+    pub follows_upstream: bool,
+}
+
+/// A route: its limiters by their names, and who calls it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Route {
+    pub limiters: Vec<String>,
+    /// The number of partitions of its keyed limiters.
+    pub partitions: u64,
+    /// Requests a second by the whole fleet.
+    pub demand: f64,
+    /// The highest cost of a request.
+    pub cost_max: u64,
+    /// The part of the requests that name a shorter wait, in percent.
+    pub hasty_percent: u64,
+    /// The part of the clients that go away while they wait, in percent.
+    pub leaving_percent: u64,
+    /// The part of the requests whose cost is settled by the response, in percent.
+    pub settled_percent: u64,
+}
+
+/// One configuration of the fleet.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Configuration {
+    pub limiters: Vec<Limiter>,
+}
+
+/// One run.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Plan {
+    pub seed: u64,
+    pub replicas: usize,
+    pub fleet_size: u64,
+    /// The timeout of a call to the store, in milliseconds.
+    pub store_timeout_ms: u64,
+    /// The usual time of a byte on its way, in microseconds.
+    pub latency: u64,
+    /// By how many millionths clocks are too fast or too slow at most.
+    pub drift_ppm: i64,
+    pub configurations: Vec<Configuration>,
+    pub routes: Vec<Route>,
+    pub faults: Vec<Fault>,
+    /// When demand begins and ends, in microseconds.
+    pub demand: (u64, u64),
+    /// The end of the run.
+    pub end: u64,
+}
+
+impl Plan {
+    /// Draws the run of a seed.
+    pub fn draw(seed: u64, mix: Mix) -> Plan {
+        let mut rng = Rng::with_seed(seed);
+        let replicas = if mix == Mix::Standard { 3 } else { rng.usize(1..=5).min(rng.usize(1..=5) + 1) };
+        let mut limiters: Vec<Limiter> = Vec::new();
+        let count = if mix == Mix::Random { [1, 1, 1, 2, 2, 3][rng.usize(..6)] } else { 1 };
+        for place in 0..count {
+            limiters.push(Limiter::draw(format!("limiter-{place}"), mix, &mut rng));
+        }
+        let routes = draw_routes(&limiters, mix, &mut rng);
+        let first = Configuration { limiters };
+        let mut configurations = vec![first];
+        for _ in 0..3 {
+            configurations.push(configurations[0].changed(&mut rng));
+        }
+        let longest = configurations.iter().flat_map(|one| &one.limiters).flat_map(|one| &one.limits);
+        let longest = longest.map(|limit| limit.per).max().unwrap_or(SECOND);
+        let begin = if rng.u8(..4) == 0 { rng.u64(0..8 * SECOND) } else { rng.u64(0..300 * MILLI) };
+        let length = (rng.u64(15..40) * SECOND).max(longest * 2).min(90 * SECOND);
+        let end = begin + length;
+        let faults = match mix {
+            Mix::Calm => Vec::new(),
+            _ => draw_faults(replicas, &configurations, (begin, end), mix, &mut rng),
+        };
+        let exact = rng.u8(..3) > 0;
+        Plan {
+            seed,
+            replicas,
+            fleet_size: if exact { replicas as u64 } else { rng.u64(1..=3) },
+            store_timeout_ms: [50, 100, 100, 250][rng.usize(..4)],
+            latency: [30, 60, 150, 400][rng.usize(..4)],
+            drift_ppm: [0, 20, 200][rng.usize(..3)],
+            configurations,
+            routes,
+            faults,
+            demand: (begin, end),
+            end: end + 12 * SECOND,
+        }
+    }
+
+    /// Returns the configurations as weir reads them.
+    pub fn configs(&self) -> Result<Vec<Arc<Config>>, String> {
+        let read = |one: &Configuration| {
+            let text = self.yaml(one);
+            let loaded = config::parse(Path::new("simulated.yaml"), &text);
+            loaded.map(|loaded| loaded.config).map_err(|error| format!("{error}\n{text}"))
+        };
+        self.configurations.iter().map(read).collect()
+    }
+
+    fn yaml(&self, configuration: &Configuration) -> String {
+        let (timeout, fleet_size) = (self.store_timeout_ms, self.fleet_size);
+        let mut text = format!(
+            "store:\n  redis: {{url: \"redis://127.0.0.1:6379\", timeout: {timeout}ms, fleet_size: {fleet_size}, pool_size: 2}}\n"
+        );
+        text.push_str("limiters:\n");
+        configuration.limiters.iter().for_each(|limiter| limiter.write(&mut text));
+        text.push_str("routes:\n  - {name: all, match: {}, upstream: \"http://127.0.0.1:1\"}\n");
+        text
+    }
+
+    /// Returns the names of the limiters of each route that a configuration still has.
+    pub fn routes_of(&self, configuration: usize) -> Vec<Vec<String>> {
+        let limiters = &self.configurations[configuration].limiters;
+        let has = |name: &&String| limiters.iter().any(|limiter| limiter.name == **name);
+        self.routes.iter().map(|route| route.limiters.iter().filter(has).cloned().collect()).collect()
+    }
+}
+
+impl Limit {
+    fn draw(mix: Mix, rng: &mut Rng) -> Limit {
+        let (rate, per) = match mix {
+            Mix::Standard => (40, 2 * SECOND),
+            _ => {
+                let rates = [
+                    (2, 10 * SECOND),
+                    (20, SECOND),
+                    (40, 2 * SECOND),
+                    (40, 2 * SECOND),
+                    (50, 5 * SECOND),
+                    (100, SECOND),
+                    (40, 20 * SECOND),
+                    (30, 10 * SECOND),
+                    (10, 60 * SECOND),
+                    (10, SECOND),
+                ];
+                rates[rng.usize(..rates.len())]
+            }
+        };
+        let algorithm = match rng.u8(..if mix == Mix::Standard { 1 } else { 8 }) {
+            0..=2 => Algorithm::SlidingWindow,
+            3 => Algorithm::TokenBucket { burst: rng.u64(1..=rate) },
+            4 => Algorithm::LeakyBucket,
+            5 | 6 => Algorithm::FixedWindow,
+            _ => Algorithm::WarmUp,
+        };
+        Limit { rate, per, algorithm }
+    }
+
+    fn write(&self, text: &mut String) {
+        let Limit { rate, per, algorithm } = *self;
+        let _ = write!(text, "{{rate: {rate}, per: {}ms, algorithm: ", per / MILLI);
+        let _ = match algorithm {
+            Algorithm::SlidingWindow => write!(text, "sliding_window}}"),
+            Algorithm::TokenBucket { burst } => write!(text, "token_bucket, burst: {burst}}}"),
+            Algorithm::LeakyBucket => write!(text, "leaky_bucket}}"),
+            Algorithm::FixedWindow => write!(text, "fixed_window}}"),
+            Algorithm::WarmUp => write!(text, "warm_up, warm_up: 5s, cold: 3}}"),
+        };
+    }
+}
+
+impl Limiter {
+    fn draw(name: String, mix: Mix, rng: &mut Rng) -> Limiter {
+        let mut limits = vec![Limit::draw(mix, rng)];
+        let is_random = mix == Mix::Random;
+        if is_random && rng.u8(..4) == 0 {
+            let Limit { rate, per, .. } = limits[0];
+            if per <= 2 * SECOND {
+                let (rate, per) = (rate * 15 / 2, per * 10);
+                limits.push(Limit { rate, per, algorithm: Algorithm::SlidingWindow });
+            }
+        }
+        let queue = (!is_random || rng.u8(..4) > 0).then(|| {
+            let timeout = if is_random { [500, 2000, 3000, 5000][rng.usize(..4)] } else { 3000 };
+            (timeout * MILLI, if is_random { [10, 100, 1000][rng.usize(..3)] } else { 1000 })
+        });
+        Limiter {
+            name,
+            limits,
+            queue,
+            policy: if is_random { ["local", "local", "local", "reject", "reject", "allow"][rng.usize(..6)] } else { "local" },
+            group: None,
+            is_keyed: is_random && rng.u8(..6) == 0,
+            is_shadow: is_random && rng.u8(..12) == 0,
+            is_per_replica: is_random && rng.u8(..20) == 0,
+            follows_upstream: is_random && rng.u8(..8) == 0,
+        }
+    }
+
+    fn write(&self, text: &mut String) {
+        let _ = write!(text, "  {}:\n    limits: [", self.name);
+        for (place, limit) in self.limits.iter().enumerate() {
+            text.push_str(if place > 0 { ", " } else { "" });
+            limit.write(text);
+        }
+        let _ = write!(text, "]\n    on_store_failure: {}\n", self.policy);
+        let _ = match self.queue {
+            Some((timeout, most)) => {
+                writeln!(text, "    queue: {{timeout: {}ms, max_waiting: {most}}}", timeout / MILLI)
+            }
+            None => writeln!(text, "    queue: off"),
+        };
+        if let Some(group) = self.group {
+            let _ = writeln!(text, "    group: {group}");
+        }
+        for (is_set, line) in [
+            (self.is_keyed, "key: [\"header:x-tenant\"]"),
+            (self.is_shadow, "mode: shadow"),
+            (self.is_per_replica, "scope: per_replica"),
+            (self.follows_upstream, "sync: headers"),
+        ] {
+            if is_set {
+                let _ = writeln!(text, "    {line}");
+            }
+        }
+    }
+
+    /// Returns the longest window, in microseconds.
+    pub fn longest(&self) -> u64 {
+        self.limits.iter().map(|limit| limit.per).max().unwrap_or_default()
+    }
+}
+
+impl Configuration {
+    /// Returns a configuration with one change that an operator might make.
+    fn changed(&self, rng: &mut Rng) -> Configuration {
+        let mut limiters = self.limiters.clone();
+        let (count, place) = (limiters.len(), rng.usize(..limiters.len()));
+        let limiter = &mut limiters[place];
+        match rng.u8(..7) {
+            0 => limiter.limits[0].rate = (limiter.limits[0].rate / 2).max(1),
+            1 => limiter.limits[0].rate *= 2,
+            2 => limiter.limits[0] = Limit { algorithm: Algorithm::SlidingWindow, ..limiter.limits[0] },
+            3 => limiter.limits[0].algorithm = Algorithm::FixedWindow,
+            4 => {
+                // Limiters of one route stay in one group.
+                limiters.iter_mut().for_each(|limiter| limiter.group = Some("other"));
+            }
+            5 => limiter.queue = limiter.queue.map(|(timeout, most)| (timeout / 2, most)),
+            _ if count > 1 => drop(limiters.remove(place)),
+            _ => limiter.policy = "reject",
+        }
+        for limiter in &mut limiters {
+            let rate = limiter.limits[0].rate;
+            if let Algorithm::TokenBucket { burst } = &mut limiter.limits[0].algorithm {
+                *burst = (*burst).min(rate);
+            }
+        }
+        Configuration { limiters }
+    }
+}
+
+fn draw_routes(limiters: &[Limiter], mix: Mix, rng: &mut Rng) -> Vec<Route> {
+    let is_random = mix == Mix::Random;
+    let shared = limiters.len() > 1 && rng.bool() && limiters.iter().all(|one| !one.is_per_replica);
+    let sets: Vec<Vec<&Limiter>> =
+        if shared { vec![limiters.iter().collect()] } else { limiters.iter().map(|one| vec![one]).collect() };
+    let mut draw = |set: &Vec<&Limiter>| {
+        let pace = |limit: &Limit| limit.rate as f64 * SECOND as f64 / limit.per as f64;
+        let pace = set.iter().flat_map(|one| &one.limits).map(pace).fold(f64::INFINITY, f64::min);
+        let factor = if is_random { [0.1, 0.5, 1.0, 1.5, 3.0, 3.0][rng.usize(..6)] } else { 3.0 };
+        let smallest = set.iter().flat_map(|one| &one.limits).map(cost_max).min().unwrap_or(1);
+        let cost_max = if is_random && rng.u8(..4) == 0 { smallest.min(5) } else { 1 };
+        let percent = |rng: &mut Rng, odds: u8, most: u64| if is_random && rng.u8(..odds) == 0 { rng.u64(1..=most) } else { 0 };
+        let partitions = if set.iter().any(|one| one.is_keyed) { rng.u64(1..=3) } else { 1 };
+        Route {
+            limiters: set.iter().map(|one| one.name.clone()).collect(),
+            partitions,
+            demand: (pace * factor * partitions as f64 * 2.0 / (1 + cost_max) as f64).max(0.3),
+            cost_max,
+            hasty_percent: percent(rng, 4, 50),
+            leaving_percent: percent(rng, 4, 50),
+            settled_percent: percent(rng, 8, 30),
+        }
+    };
+    sets.iter().map(&mut draw).collect()
+}
+
+/// Returns the largest cost that a limit can ever hold.
+fn cost_max(limit: &Limit) -> u64 {
+    match limit.algorithm {
+        Algorithm::SlidingWindow | Algorithm::FixedWindow => limit.rate,
+        Algorithm::TokenBucket { burst } => burst,
+        Algorithm::LeakyBucket | Algorithm::WarmUp => 1,
+    }
+}
+
+fn draw_faults(
+    replicas: usize,
+    configurations: &[Configuration],
+    (begin, end): (u64, u64),
+    mix: Mix,
+    rng: &mut Rng,
+) -> Vec<Fault> {
+    // Some runs are quiet but for a few faults, in some one follows another.
+    let gap = match mix {
+        Mix::Standard => 2 * SECOND,
+        _ => [SECOND, 3 * SECOND, 8 * SECOND, 20 * SECOND][rng.usize(..4)],
+    };
+    let limiters = configurations[0].limiters.len();
+    let (mut at, mut faults) = (begin, Vec::new());
+    loop {
+        // As often right after the one before as after a while.
+        at += if !faults.is_empty() && rng.bool() { rng.u64(MILLI..1500 * MILLI) } else { rng.u64(gap / 2..2 * gap) };
+        if at >= end {
+            return faults;
+        }
+        let kind = Kind::draw(rng.usize(..NAMES.len()), replicas, configurations.len(), limiters, rng);
+        faults.push(Fault { at, kind });
+    }
+}

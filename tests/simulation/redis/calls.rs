@@ -1,0 +1,386 @@
+//! Random calls of weir's scripts, as the replicas of a small fleet make them: each depends on what the earlier ones answered.
+
+use fastrand::Rng;
+
+use crate::redis::packed::{Node, Packed};
+use crate::redis::scripts::Script;
+use crate::redis::{Reply, Server};
+
+/// Commands, each at an instant of the server's clock.
+pub type Sequence = Vec<(u64, Vec<Vec<u8>>)>;
+
+/// The channel on which the scripts publish.
+pub const CHANNEL: &str = "w:v1:announcements";
+
+/// The run of the server that the calls are made for.
+pub const RUN: &str = "0123456789abcdef0123456789abcdef01234567";
+
+const START: u64 = 1_800_000_000_000_000;
+const LEASE: u64 = 500_000;
+const EPOCH: &str = "w:v1:epoch";
+
+/// Limiters that are taken together, by their places.
+const QUEUES: &[&[usize]] = &[&[0], &[1], &[0, 1], &[2], &[0, 1, 2]];
+const NAMES: &[&str] = &["a", "b", "c:00ff"];
+
+const RULES: &[&str] = &[
+    "S 10 10000000 1",
+    "S 3 10000000 1",
+    "S 20 10000000 1;S 50 47000000 1",
+    "S 1000 10100000 39062",
+    "S 7 11000000 1;S 300 100000000 390625",
+    "B 7 10000001 1 12",
+    "B 7 10000001 1 1",
+    "B 999983 10239062 39062 500000",
+    "F 10 10100000 1 100000 1799999996300000 10000000 1800000040000000 3000000",
+    "F 500 30100000 117187 100000 1799999996300000 30000000",
+    "B 5 10100000 1 3;F 12 20100000 1 100000 1799999996300000 20000000;S 9 15000000 1",
+    "B 7 10000001 1 20;S 400 60000000 234375;B 400 61000000 234375 400",
+    "W 7 10000001 1 10000000 3",
+    "W 31 10000003 1 3000001 100;B 7 10000001 1 12",
+    "W 999983 10239062 39062 777777 2;S 300 47000000 1",
+];
+
+/// A booked slot, and by which queue.
+#[derive(Clone, Copy)]
+struct Holding {
+    queue: usize,
+    slot: u64,
+    cost: u64,
+    count: u64,
+}
+
+/// The callers, and what they know.
+struct Fleet<'a> {
+    rng: &'a mut Rng,
+    server: &'a mut Server,
+    scripts: &'a [Script],
+    sequence: Sequence,
+    now: u64,
+    replica: u64,
+    number: u64,
+    known_epoch: u64,
+    rules: [usize; 3],
+    generations: [u64; 3],
+    void_from: [u64; 3],
+    seen_at: [u64; 3],
+    held: Vec<Holding>,
+    settle: u64,
+}
+
+/// Returns `count` random calls. The server is emptied, and has carried them out afterwards.
+pub fn sequence(rng: &mut Rng, server: &mut Server, scripts: &[Script], count: usize) -> Sequence {
+    server.restart(RUN.to_owned(), None);
+    for script in scripts {
+        server.execute(&[b"SCRIPT".to_vec(), b"LOAD".to_vec(), script.source.clone().into_bytes()], START);
+    }
+    let first = rng.usize(..RULES.len());
+    let settle = if rng.u8(..4) == 0 { 0 } else { 500_000 };
+    let mut fleet = Fleet {
+        now: START + rng.u64(..30_000_000),
+        replica: 1,
+        number: 0,
+        known_epoch: 0,
+        rules: [first, first + 1, first + 2],
+        generations: [0; 3],
+        void_from: [0; 3],
+        seen_at: [0; 3],
+        held: Vec::new(),
+        sequence: Vec::new(),
+        rng,
+        server,
+        scripts,
+        settle,
+    };
+    while fleet.sequence.len() < count {
+        fleet.step();
+    }
+    fleet.sequence
+}
+
+fn state_key(limiter: usize) -> String {
+    format!("w:{{g}}:v1:limiter:{}", NAMES[limiter % NAMES.len()])
+}
+
+impl Fleet<'_> {
+    fn step(&mut self) {
+        self.now += match self.rng.u8(..10) {
+            0..4 => self.rng.u64(..3),
+            4..8 => self.rng.u64(..2_000_000),
+            8 => 600_000,
+            _ => 10_000_000,
+        };
+        self.replica = if self.rng.u8(..4) == 0 { self.rng.u64(1..4) } else { self.replica };
+        match self.rng.u8(..100) {
+            0..52 => self.reserve(),
+            52..60 => self.heartbeat(),
+            60..68 => self.write_back(),
+            68..78 => self.report_upstream(),
+            78..82 => self.pause(),
+            82..85 => self.reset(),
+            85..90 => self.inspect(),
+            90..93 => self.register_replica(),
+            93..95 => self.change_rules(),
+            95..97 => self.repeat(),
+            _ => self.lose(),
+        }
+    }
+
+    /// Carries a command out, and notes it.
+    fn execute(&mut self, command: Vec<Vec<u8>>) -> Reply {
+        let (reply, _) = self.server.execute(&command, self.now);
+        self.sequence.push((self.now, command));
+        reply
+    }
+
+    /// Calls a script. Returns its answer.
+    fn call(&mut self, name: &str, keys: &[String], arguments: Packed) -> Node {
+        let sha = self.scripts.iter().find(|script| script.name == name).map_or("", |script| &script.sha);
+        let mut command = vec![b"EVALSHA".to_vec(), sha.as_bytes().to_vec(), keys.len().to_string().into_bytes()];
+        command.extend(keys.iter().map(|key| key.as_bytes().to_vec()));
+        command.push(arguments.0);
+        match self.execute(command) {
+            Reply::Bulk(bytes) => Node::read(&mut &*bytes).unwrap_or(Node::Other),
+            _ => Node::Other,
+        }
+    }
+
+    fn run(&mut self) -> &'static str {
+        match self.rng.u8(..20) {
+            0 => "",
+            1..4 => "?",
+            4 => "ffff",
+            _ => RUN,
+        }
+    }
+
+    fn channel(&mut self) -> &'static str {
+        if self.rng.u8(..4) == 0 { "" } else { CHANNEL }
+    }
+
+    fn limiter(&mut self) -> usize {
+        self.rng.usize(..NAMES.len())
+    }
+
+    fn rules_text(&self, limiter: usize) -> &'static str {
+        RULES[self.rules[limiter] % RULES.len()]
+    }
+
+    fn learn_epoch(&mut self, epoch: &Node) {
+        self.known_epoch = self.known_epoch.max(epoch.int_at(1));
+    }
+
+    fn reserve(&mut self) {
+        let queue = self.rng.usize(..QUEUES.len());
+        let limiters = QUEUES[queue];
+        let mut keys: Vec<String> = limiters.iter().map(|limiter| state_key(*limiter)).collect();
+        let states: Vec<&str> = limiters.iter().map(|limiter| NAMES[*limiter]).collect();
+        keys.extend([format!("w:{{g}}:v1:queue:{}", states.join("+")), EPOCH.to_owned()]);
+        let given_back = self.given_back(queue);
+        let reschedule = self.reschedule(queue);
+        let runs = self.runs();
+        self.number += u64::from(self.rng.bool());
+        let call = if self.rng.u8(..4) == 0 { 0 } else { self.number };
+        let mut arguments =
+            Packed::default().int(0).int(LEASE).int(self.replica).int(call).int(self.known_epoch).text(self.run());
+        arguments = arguments.int(self.settle).text(self.channel()).list(3 * limiters.len());
+        for limiter in limiters {
+            let seen_at = if self.rng.u8(..3) == 0 { 0 } else { self.seen_at[*limiter] };
+            arguments = arguments.text(self.rules_text(*limiter)).int(self.generations[*limiter]).int(seen_at);
+        }
+        arguments = arguments.ints(&given_back).ints(&reschedule).int(self.rng.u64(..30_000_000)).ints(&runs);
+        arguments = arguments.int(self.rng.u64(..30)).int(self.rng.u64(..500));
+        let answer = self.call("reserve", &keys, arguments);
+        self.learn(queue, &answer, &runs);
+    }
+
+    /// Notes what an answer to a reserve call tells.
+    fn learn(&mut self, queue: usize, answer: &Node, runs: &[u64]) {
+        self.learn_epoch(answer.at(0));
+        for (row, limiter) in answer.at(1).list().iter().zip(QUEUES[queue]) {
+            self.generations[*limiter] = row.int_at(0);
+            self.void_from[*limiter] = row.int_at(1);
+            self.seen_at[*limiter] = if row.int_at(5) > self.now { self.now } else { 0 };
+        }
+        // The outcomes are in the order of the runs.
+        let mut costs = runs.chunks(3).flat_map(|run| std::iter::repeat_n(run[0], usize::try_from(run[2]).unwrap_or(0)));
+        for outcome in answer.at(5).list() {
+            let count = outcome.int_at(0);
+            let cost = costs.next().unwrap_or(1);
+            costs.by_ref().take(usize::try_from(count).unwrap_or(1).saturating_sub(1)).for_each(drop);
+            if outcome.list().len() == 2 {
+                self.held.push(Holding { queue, slot: outcome.int_at(1), cost, count });
+            }
+        }
+        let rescheduled = answer.at(4).list().iter().filter(|row| row.int_at(1) > 0);
+        self.held.extend(
+            rescheduled.map(|row| Holding { queue, slot: row.int_at(1), cost: 1, count: row.int_at(0) }),
+        );
+    }
+
+    fn runs(&mut self) -> Vec<u64> {
+        let mut runs = Vec::new();
+        for _ in 0..self.rng.usize(..4) {
+            let cost = if self.rng.u8(..9) == 0 { self.rng.u64(1..400) } else { self.rng.u64(1..4) };
+            let wait = match self.rng.u8(..3) {
+                0 => 0,
+                1 => self.rng.u64(1..20_000_000),
+                _ => 60_000_000,
+            };
+            runs.extend([cost, wait, self.rng.u64(1..12)]);
+        }
+        runs
+    }
+
+    /// Returns some of the holdings of a queue that were booked earlier, which are held no more.
+    fn given_back(&mut self, queue: usize) -> Vec<u64> {
+        let mut numbers = Vec::new();
+        for _ in 0..self.rng.usize(..3) {
+            let own: Vec<usize> = (0..self.held.len()).filter(|index| self.held[*index].queue == queue).collect();
+            let Some(index) = self.rng.choice(own) else { break };
+            let holding = self.held.swap_remove(index);
+            let count = self.rng.u64(1..=holding.count);
+            numbers.extend([holding.slot, holding.cost, count]);
+        }
+        numbers
+    }
+
+    /// Returns the void holdings of a queue, ascending; now and then one that is not void.
+    fn reschedule(&mut self, queue: usize) -> Vec<u64> {
+        let is_any = self.rng.u8(..20) == 0;
+        let void_from = QUEUES[queue].iter().map(|limiter| self.void_from[*limiter]).filter(|at| *at > 0).min();
+        let (now, from) = (self.now, if is_any { Some(0) } else { void_from });
+        let Some(from) = from else { return Vec::new() };
+        let mut void: Vec<Holding> = Vec::new();
+        self.held.retain(|holding| {
+            let is_void = holding.queue == queue && holding.slot >= from.max(now) && void.len() < 8;
+            if is_void {
+                void.push(*holding);
+            }
+            !is_void
+        });
+        void.sort_by_key(|holding| (holding.slot, holding.cost));
+        void.iter().flat_map(|holding| [holding.slot, holding.cost, holding.count]).collect()
+    }
+
+    fn heartbeat(&mut self) {
+        let (run, is_probe) = (self.run(), self.rng.bool());
+        let arguments = Packed::default().int(0).int(self.known_epoch).text(run).int(500_000).flag(is_probe);
+        let answer = self.call("heartbeat", &[EPOCH.to_owned()], arguments);
+        self.learn_epoch(answer.at(0));
+    }
+
+    fn write_back(&mut self) {
+        let limiter = self.limiter();
+        self.number += u64::from(self.rng.u8(..4) > 0);
+        let arguments =
+            Packed::default().int(0).int(self.known_epoch).text(self.run()).int(500_000).int(LEASE).int(self.replica);
+        let mut ages: Vec<i64> = (0..self.rng.usize(..20)).map(|_| self.rng.i64(-1_000_000..15_000_000)).collect();
+        ages.sort_by(|one, other| other.cmp(one));
+        let sent = if self.rng.u8(..5) == 0 { 0 } else { self.now - self.rng.u64(..3_000_000) };
+        let mut arguments = arguments
+            .int(self.number)
+            .int(self.rng.u64(..30))
+            .text(self.rules_text(limiter))
+            .flag(self.rng.bool())
+            .int(self.rng.u64(..5_000_000))
+            .int(sent)
+            .list(2 * ages.len());
+        for age in ages {
+            arguments = arguments.signed(age).int(self.rng.u64(1..10));
+        }
+        let answer = self.call("write_back", &[EPOCH.to_owned(), state_key(limiter)], arguments);
+        self.learn_epoch(&answer);
+    }
+
+    fn slot_ago(&mut self) -> u64 {
+        let most = if self.rng.bool() { 3_000_000 } else { 20_000_000 };
+        self.now - self.rng.u64(..most)
+    }
+
+    fn report_upstream(&mut self) {
+        let limiter = self.limiter();
+        let arguments = Packed::default().int(0).int(self.known_epoch).text(self.run()).int(self.settle).int(LEASE);
+        let arguments = arguments.int(self.replica).text(self.rules_text(limiter)).text(self.channel());
+        let wait = if self.rng.bool() { 0 } else { self.rng.u64(1..30_000_000) };
+        let status = if self.rng.bool() { 429 } else { 503 };
+        let asked = [wait, 700_000, 20_000_000, self.rng.u64(..3_000_000), self.rng.u64(..1100), status];
+        let asked = if self.rng.bool() { &asked[..] } else { &[] };
+        let cost = if self.rng.u8(..4) == 0 { self.rng.u64(1..20) } else { 0 };
+        let refused: Vec<u64> =
+            (0..self.rng.usize(..3)).flat_map(|_| [self.slot_ago(), self.rng.u64(1..20)]).collect();
+        let remaining: Vec<u64> = (0..self.rng.u64(..3))
+            .flat_map(|rule| {
+                let [permits, length] = [self.rng.u64(..30), self.rng.u64(1..20_000_000)];
+                [rule, permits, length, self.slot_ago(), self.rng.u64(..1_000_000)]
+            })
+            .collect();
+        let arguments = arguments.ints(asked).int(cost).ints(&refused).ints(&remaining);
+        let answer = self.call("report_upstream", &[EPOCH.to_owned(), state_key(limiter)], arguments);
+        self.learn_epoch(answer.at(0));
+    }
+
+    /// Returns the key of a state, or what the keys of all states of a limiter begin with.
+    fn some_state(&mut self) -> String {
+        let limiter = self.limiter();
+        let key = state_key(limiter);
+        if self.rng.u8(..4) == 0 { key.trim_end_matches(":00ff").to_owned() } else { key }
+    }
+
+    fn pause(&mut self) {
+        let lasting = if self.rng.u8(..3) == 0 { 0 } else { self.rng.u64(1..20_000_000) };
+        let arguments = Packed::default().int(0).int(0).text(self.run()).int(500_000).int(lasting);
+        let arguments = arguments.int(3_600_000_000).text(self.channel()).int(self.replica);
+        let keys = [EPOCH.to_owned(), self.some_state()];
+        self.call("pause", &keys, arguments);
+    }
+
+    fn reset(&mut self) {
+        let arguments = Packed::default().int(0).int(0).text(self.run()).int(500_000).int(107_000_000);
+        let keys = [EPOCH.to_owned(), self.some_state()];
+        self.call("reset", &keys, arguments);
+    }
+
+    fn inspect(&mut self) {
+        let limiter = self.limiter();
+        let arguments = Packed::default().int(0).text(self.rules_text(limiter));
+        self.call("inspect", &[state_key(limiter), EPOCH.to_owned()], arguments);
+    }
+
+    fn register_replica(&mut self) {
+        let arguments = Packed::default().int(0).int(15_000_000).int(self.replica << 40 | 0xf_edcb).text("1.2.3");
+        let arguments = arguments.text(&"c0ffee".repeat(self.rng.usize(1..12))).text("höst");
+        let arguments = arguments.flag(self.rng.u8(..5) == 0);
+        self.call("register_replica", &["w:v1:replicas".to_owned()], arguments);
+    }
+
+    fn change_rules(&mut self) {
+        let limiter = self.limiter();
+        self.rules[limiter] = self.rng.usize(..RULES.len());
+    }
+
+    /// Makes an earlier call once more.
+    fn repeat(&mut self) {
+        let back = self.rng.usize(1..4);
+        if let Some((_, command)) = self.sequence.iter().rev().nth(back - 1).cloned() {
+            self.execute(command);
+        }
+    }
+
+    /// Loses a key, or all, or makes one unreadable.
+    fn lose(&mut self) {
+        let limiter = self.limiter();
+        let key = match self.rng.u8(..4) {
+            0 => EPOCH.to_owned(),
+            1 => format!("w:{{g}}:v1:queue:{}", NAMES[limiter]),
+            _ => state_key(limiter),
+        };
+        let garbage: &[u8] = if self.rng.bool() { b"\x93\x01\x02" } else { b"\x92\x01\x02" };
+        let words: [&[u8]; 3] = match self.rng.u8(..6) {
+            0 => [b"FLUSHALL", b"SYNC", b""],
+            1 => [b"SET", key.as_bytes(), garbage],
+            _ => [b"DEL", key.as_bytes(), b""],
+        };
+        self.execute(words.iter().filter(|word| !word.is_empty()).map(|word| word.to_vec()).collect());
+    }
+}

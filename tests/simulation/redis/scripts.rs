@@ -1,0 +1,46 @@
+//! The texts of weir's scripts, put together as weir does it.
+
+use crate::redis::sha1;
+
+macro_rules! lua {
+    ($($file:literal),*) => {
+        &[$(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/lua/", $file, ".lua"))),*]
+    };
+}
+
+const KEYS: &[&str] = lua!("prelude", "store", "epoch");
+
+const STATE: &[&str] = lua!(
+    "algorithm", "rule", "timeline", "algorithm/sliding_window", "algorithm/bucket", "algorithm/fixed_window",
+    "algorithm/warm_up", "external_usage", "pause", "state"
+);
+
+const SEARCH: &[&str] = lua!("search", "reschedule", "open", "recovery");
+
+/// A script.
+pub struct Script {
+    /// The name of its file.
+    pub name: &'static str,
+    /// Its text.
+    pub source: String,
+    /// The SHA-1 of the text.
+    pub sha: String,
+}
+
+/// Returns all scripts.
+pub fn all() -> Vec<Script> {
+    let script = |name, parts: &[&[&str]]| {
+        let source = parts.concat().join("\n");
+        Script { name, sha: sha1::hex(source.as_bytes()), source }
+    };
+    vec![
+        script("reserve", &[KEYS, STATE, SEARCH, lua!("queue_order", "scripts/reserve")]),
+        script("inspect", &[KEYS, STATE, lua!("scripts/inspect")]),
+        script("heartbeat", &[KEYS, lua!("scripts/heartbeat")]),
+        script("write_back", &[KEYS, STATE, SEARCH, lua!("scripts/write_back")]),
+        script("register_replica", &[KEYS, lua!("scripts/register_replica")]),
+        script("reset", &[KEYS, lua!("scripts/reset")]),
+        script("report_upstream", &[KEYS, STATE, SEARCH, lua!("upstream_report", "scripts/report_upstream")]),
+        script("pause", &[KEYS, lua!("scripts/pause")]),
+    ]
+}

@@ -1,0 +1,169 @@
+//! The commands that scripts may call, on the keys of a simulated server.
+
+use crate::redis::keyspace::{Found, Keyspace};
+use crate::redis::resp::Reply;
+use crate::redis::{Mode, Published};
+
+const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
+const OUT_OF_MEMORY: &str = "OOM command not allowed when used memory > 'maxmemory'.";
+const READ_ONLY: &str = "READONLY You can't write against a read only replica.";
+const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
+const SYNTAX: &str = "ERR syntax error";
+
+/// A server without its scripts and connections.
+pub(super) struct World {
+    pub(super) keyspace: Keyspace,
+    pub(super) mode: Mode,
+    /// The server's clock.
+    pub(super) now: u64,
+    pub(super) run_id: String,
+    /// What was published by the present command.
+    pub(super) published: Vec<Published>,
+    /// Whether the present script has written already: what a full server allowed to begin it allows to end.
+    pub(super) has_written: bool,
+}
+
+/// A command.
+#[derive(Clone, Copy)]
+pub(super) struct Command {
+    run: fn(&mut World, &[&[u8]]) -> Reply,
+    /// The number of words; below zero: that many at least.
+    arity: isize,
+    writes: bool,
+    needs_memory: bool,
+}
+
+impl Command {
+    /// Returns a command by its name in lower case.
+    pub(super) fn find(name: &[u8]) -> Option<Command> {
+        let read = |run, arity| Command { run, arity, writes: false, needs_memory: false };
+        let write = |run, arity, needs_memory| Command { run, arity, writes: true, needs_memory };
+        Some(match name {
+            b"get" => read(World::get, 2),
+            b"mget" => read(World::mget, -2),
+            b"time" => read(World::time, 1),
+            b"info" => read(World::info, -1),
+            b"publish" => read(World::publish, 3),
+            b"dbsize" => read(World::dbsize, 1),
+            b"set" => write(World::set, -3, true),
+            b"del" => write(World::del, -2, false),
+            b"flushall" => write(World::flushall, -1, false),
+            _ => return None,
+        })
+    }
+
+    pub(super) fn fits(&self, words: usize) -> bool {
+        fits(self.arity, words)
+    }
+}
+
+/// Returns true if a command of an arity may have so many words.
+pub(super) fn fits(arity: isize, words: usize) -> bool {
+    if arity < 0 { words >= arity.unsigned_abs() } else { words == arity.unsigned_abs() }
+}
+
+impl World {
+    /// Carries out a command, unless the server cannot write.
+    pub(super) fn run(&mut self, command: Command, words: &[&[u8]]) -> Reply {
+        match self.mode {
+            Mode::ReadOnly if command.writes => return Reply::error(READ_ONLY),
+            Mode::Full if command.needs_memory && !self.has_written => return Reply::error(OUT_OF_MEMORY),
+            _ => {}
+        }
+        self.has_written |= command.writes;
+        (command.run)(self, words)
+    }
+
+    /// Carries out a command of a script.
+    pub(super) fn call(&mut self, words: &[&[u8]]) -> Reply {
+        let name = words.first().map(|name| name.to_ascii_lowercase()).unwrap_or_default();
+        match Command::find(&name) {
+            None => Reply::error("ERR Unknown Redis command called from script"),
+            Some(command) if !command.fits(words.len()) => {
+                Reply::error("ERR Wrong number of args calling Redis command from script")
+            }
+            Some(command) => self.run(command, words),
+        }
+    }
+
+    fn get(&mut self, words: &[&[u8]]) -> Reply {
+        match self.keyspace.find(words[1], self.now) {
+            Found::Nothing => Reply::Nil,
+            Found::Text(text) => Reply::bulk(text),
+            Found::Other => Reply::error(WRONG_TYPE),
+        }
+    }
+
+    fn mget(&mut self, words: &[&[u8]]) -> Reply {
+        let value = |key: &&[u8]| match self.keyspace.find(key, self.now) {
+            Found::Text(text) => Reply::bulk(text),
+            Found::Nothing | Found::Other => Reply::Nil,
+        };
+        Reply::Array(words[1..].iter().map(value).collect())
+    }
+
+    fn set(&mut self, words: &[&[u8]]) -> Reply {
+        let expires_in_ms = match &words[3..] {
+            [] => None,
+            [option, span] if option.eq_ignore_ascii_case(b"px") => match integer(span) {
+                None => return Reply::error(NOT_AN_INTEGER),
+                Some(span) => match u64::try_from(span) {
+                    Ok(span) if span > 0 => Some(span),
+                    _ => return Reply::error("ERR invalid expire time in 'set' command"),
+                },
+            },
+            _ => return Reply::error(SYNTAX),
+        };
+        self.keyspace.set(words[1], words[2], expires_in_ms, self.now);
+        Reply::ok()
+    }
+
+    fn del(&mut self, words: &[&[u8]]) -> Reply {
+        let now = self.now;
+        Reply::Int(words[1..].iter().map(|key| i64::from(self.keyspace.remove(key, now))).sum())
+    }
+
+    fn time(&mut self, _: &[&[u8]]) -> Reply {
+        let parts = [self.now / 1_000_000, self.now % 1_000_000];
+        Reply::Array(parts.iter().map(|part| Reply::bulk(part.to_string())).collect())
+    }
+
+    fn dbsize(&mut self, _: &[&[u8]]) -> Reply {
+        self.keyspace.expire(self.now);
+        Reply::Int(i64::try_from(self.keyspace.len()).unwrap_or(i64::MAX))
+    }
+
+    fn flushall(&mut self, _: &[&[u8]]) -> Reply {
+        self.keyspace.clear();
+        Reply::ok()
+    }
+
+    /// Publishes a message. How many receive it is not known here.
+    fn publish(&mut self, words: &[&[u8]]) -> Reply {
+        self.published.push(Published { channel: words[1].to_vec(), message: words[2].to_vec() });
+        Reply::Int(0)
+    }
+
+    fn info(&mut self, words: &[&[u8]]) -> Reply {
+        let server = format!(
+            "# Server\r\nredis_version:7.2.4\r\nredis_mode:standalone\r\nrun_id:{}\r\ntcp_port:6379\r\n",
+            self.run_id
+        );
+        let memory = "# Memory\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n";
+        let wanted = |name: &str| {
+            let is_it = |word: &&[u8]| {
+                [name, "all", "everything", "default"].iter().any(|one| word.eq_ignore_ascii_case(one.as_bytes()))
+            };
+            words.len() == 1 || words[1..].iter().any(is_it)
+        };
+        let sections: Vec<&str> =
+            [("server", &*server), ("memory", memory)].iter().filter(|one| wanted(one.0)).map(|one| one.1).collect();
+        Reply::bulk(sections.join("\r\n"))
+    }
+}
+
+/// Reads a number as strictly as Redis does: no plus, no zeros in front, no blanks.
+pub(super) fn integer(text: &[u8]) -> Option<i64> {
+    let number: i64 = std::str::from_utf8(text).ok()?.parse().ok()?;
+    (number.to_string().as_bytes() == text).then_some(number)
+}

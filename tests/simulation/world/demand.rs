@@ -1,0 +1,174 @@
+//! Clients and the upstream: who calls when, and what is answered.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use weir::limiter::model::Permits;
+use weir::limiter::{Partition, UpstreamSignal, Window};
+
+use super::{Event, Phase, World};
+use crate::client::{Request, UpstreamAnswer};
+use crate::plan::Plan;
+
+const MILLI: u64 = 1_000;
+const SECOND: u64 = 1_000_000;
+
+/// A partition of a limiter: `None` for one without a key.
+pub(super) type State = (String, Option<u64>);
+
+/// A request that was begun.
+struct Begun {
+    route: usize,
+    states: Vec<State>,
+    cost: u64,
+}
+
+/// Demand, and what the upstream has seen.
+#[derive(Default)]
+pub(super) struct Demand {
+    next: u64,
+    begun: BTreeMap<u64, Begun>,
+    /// How many idle times and bursts there are now.
+    pub(super) idle: u32,
+    pub(super) bursts: u32,
+    /// Until when the upstream refuses, and for how long it asks to be left alone.
+    pub(super) refuses: Option<(u64, u64)>,
+    /// Whether half of the waiting clients are about to leave.
+    pub(super) leave_until: u64,
+    /// What each limiter has used lately, others included: instants and permits.
+    seen: BTreeMap<State, VecDeque<(u64, u64)>>,
+}
+
+impl Demand {
+    pub(super) fn new(_: &Plan) -> Demand {
+        Demand::default()
+    }
+}
+
+impl World {
+    pub(super) fn arrive(&mut self, route: usize) {
+        let (begin, end) = self.plan.demand;
+        if self.now >= end {
+            return;
+        }
+        let factor = if self.demand.bursts > 0 { 5.0 } else { 1.0 };
+        let mean = SECOND as f64 / (self.plan.routes[route].demand * factor);
+        let gap = -(1.0 - self.demand_draws.f64()).ln() * mean;
+        self.schedule(self.now + (gap as u64).clamp(1, 60 * SECOND), Event::Arrive { route });
+        let draws: [u64; 6] = std::array::from_fn(|_| self.demand_draws.u64(..));
+        if self.now < begin || self.demand.idle > 0 {
+            return;
+        }
+        let serving: Vec<usize> =
+            (0..self.places.len()).filter(|place| self.is_serving(*place)).collect();
+        if serving.is_empty() {
+            return;
+        }
+        let place = serving[usize::try_from(draws[0] % serving.len() as u64).unwrap_or_default()];
+        self.call(place, route, draws);
+    }
+
+    fn is_serving(&self, place: usize) -> bool {
+        self.places[place].replica.is_some() && self.places[place].phase == Phase::Serving
+    }
+
+    /// Lets a client call a route through a replica.
+    fn call(&mut self, place: usize, route: usize, draws: [u64; 6]) {
+        let configuration = self.places[place].configuration;
+        let plan = &self.plan.routes[route];
+        let limiters: Vec<_> = self.plan.configurations[configuration]
+            .limiters
+            .iter()
+            .filter(|limiter| plan.limiters.contains(&limiter.name))
+            .collect();
+        if limiters.is_empty() {
+            return;
+        }
+        let tenant = draws[1] % plan.partitions;
+        // In the order in which the route names its limiters.
+        let named: Vec<_> = plan
+            .limiters
+            .iter()
+            .filter_map(|name| limiters.iter().find(|limiter| limiter.name == *name))
+            .collect();
+        let states: Vec<State> =
+            named.iter().map(|limiter| (limiter.name.clone(), limiter.is_keyed.then_some(tenant))).collect();
+        let partitions = named
+            .iter()
+            .map(|limiter| limiter.is_keyed.then(|| Partition::of([Some(&tenant.to_be_bytes()[..])])))
+            .collect();
+        let cost = 1 + draws[2] % plan.cost_max;
+        let Some(permits) = Permits::new(cost) else { return };
+        let wait_max = (draws[3] % 100 < plan.hasty_percent).then_some(draws[3] / 100 % SECOND);
+        let leaves = draws[4] % 100 < plan.leaving_percent || self.now < self.demand.leave_until;
+        let patience = leaves.then_some(draws[4] / 100 % (2 * SECOND));
+        let id = self.demand.next;
+        self.demand.next += 1;
+        let request = Request {
+            id,
+            route,
+            partitions,
+            cost: permits,
+            wait_max: wait_max.map(Duration::from_micros),
+            patience: patience.map(Duration::from_micros),
+            upstream: Duration::from_micros(5 * MILLI + draws[5] % (200 * MILLI)),
+            answers: self.answers.clone(),
+        };
+        self.history.add(self.now, || format!("request {id} of route {route} at replica {place}, cost {cost}"));
+        self.judge.arrived(self.now, id, place, &states, cost, wait_max);
+        self.demand.begun.insert(id, Begun { route, states, cost });
+        self.places[place].open += 1;
+        if let Some((replica, _)) = &self.places[place].replica {
+            replica.begin(request);
+        }
+        self.step_replica(place);
+    }
+
+    /// Takes in that a request was written to the upstream, and prepares the upstream's answer.
+    pub(super) fn sent(&mut self, place: usize, id: u64) {
+        let clock = self.hosts[self.primary].shown(self.now);
+        self.judge.sent(self.now, id, clock);
+        self.over(place);
+        let Some(Begun { route, states, cost }) = self.demand.begun.remove(&id) else { return };
+        let mut answer = UpstreamAnswer::default();
+        if let Some((_, wait)) = self.demand.refuses.filter(|(until, _)| self.now < *until) {
+            let wait = Some(Duration::from_micros(wait));
+            answer.signal = Some(UpstreamSignal { refusal: Some(429), wait, windows: Vec::new() });
+        } else if let Some(windows) = self.windows(place, &states, cost) {
+            answer.signal = Some(UpstreamSignal { refusal: None, wait: None, windows });
+        }
+        let settled = self.plan.routes[route].settled_percent;
+        if self.demand_draws.u64(..100) < settled {
+            // Above and below what was taken.
+            answer.cost = Some(self.demand_draws.u64(0..=cost + 1));
+        }
+        let less = answer.cost.map_or(0, |settled| cost.saturating_sub(settled));
+        if less > 0 {
+            self.judge.settled(self.now, place, &states, less);
+        }
+        self.answers.put(id, answer);
+    }
+
+    /// Counts a request as the upstream does, with what others use of the same quota. Returns what is left of the windows, where a
+    /// limiter heeds that.
+    fn windows(&mut self, place: usize, states: &[State], cost: u64) -> Option<Vec<Window>> {
+        let configuration = &self.plan.configurations[self.places[place].configuration];
+        let (now, mut windows) = (self.now, Vec::new());
+        for state in states {
+            let limiter = configuration.limiters.iter().find(|one| one.name == state.0 && one.follows_upstream)?;
+            let limit = limiter.limits[0];
+            let seen = self.demand.seen.entry(state.clone()).or_default();
+            seen.push_back((now, cost));
+            if self.demand_draws.u8(..50) == 0 {
+                seen.push_back((now, self.demand_draws.u64(1..=limit.rate)));
+            }
+            while seen.front().is_some_and(|(at, _)| at + limit.per <= now) {
+                seen.pop_front();
+            }
+            let used: u64 = seen.iter().map(|(_, permits)| permits).sum();
+            let per = Some(Duration::from_micros(limit.per));
+            windows.push(Window { limit: Some(limit.rate), remaining: limit.rate.saturating_sub(used), per });
+        }
+        Some(windows)
+    }
+}
