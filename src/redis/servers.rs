@@ -12,8 +12,8 @@ use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
 use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{
-    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ErrorKind, Pipeline, RedisConnectionInfo, RedisError, RedisFuture,
-    ServerErrorKind, TlsCertificates, TlsMode, Value,
+    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ErrorKind, Pipeline, RedisConnectionInfo,
+    RedisError, RedisFuture, ServerErrorKind, TlsCertificates, TlsMode, Value,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Mutex;
@@ -142,7 +142,9 @@ impl Servers {
     pub(super) async fn subscriber(&self) -> Result<PubSub, RedisError> {
         match &self.place {
             Place::One(client) => client.get_async_pubsub().await,
-            Place::Over(transport) => PubSub::new(&RedisConnectionInfo::default(), transport.open().await?).await,
+            Place::Over(transport) => {
+                PubSub::new(&RedisConnectionInfo::default(), transport.open().await?).await
+            }
             Place::Sentinel { clients, first } => {
                 let client = pick(clients, first).lock().await.async_get_client().await?;
                 client.get_async_pubsub().await
@@ -185,12 +187,9 @@ impl Servers {
             }
             Place::Over(transport) => {
                 let (stream, config) = (transport.open().await?, self.config.clone());
-                let (connection, driver) = MultiplexedConnection::new_with_config(
-                    &RedisConnectionInfo::default(),
-                    stream,
-                    config,
-                )
-                .await?;
+                let (connection, driver) =
+                    MultiplexedConnection::new_with_config(&RedisConnectionInfo::default(), stream, config)
+                        .await?;
                 // The driver ends with the connection.
                 tokio::spawn(driver);
                 Ok(Wire::Server(connection))

@@ -20,77 +20,176 @@ pub enum Kind {
     /// FLUSHALL.
     Flush,
     /// The server is killed, and comes back with nothing after `down`.
-    RestartEmpty { down: u64 },
+    RestartEmpty {
+        down: u64,
+    },
     /// The server is killed, and comes back with its data of `age` ago.
-    RestartOlder { down: u64, age: u64 },
+    RestartOlder {
+        down: u64,
+        age: u64,
+    },
     /// Another server, whose data are `lag` old, becomes the primary. The old one still answers those of `split` replicas that are
     /// connected to it, for `split_for`.
-    Failover { lag: u64, split: usize, split_for: u64 },
+    Failover {
+        lag: u64,
+        split: usize,
+        split_for: u64,
+    },
     /// A key of a state is gone.
     Evict,
     // -- the store's process
     /// Nothing is carried out.
-    Freeze { lasts: u64 },
+    Freeze {
+        lasts: u64,
+    },
     /// Every command that writes is an error.
-    Full { lasts: u64 },
-    ReadOnly { lasts: u64 },
-    Busy { lasts: u64 },
-    NoAuth { lasts: u64 },
+    Full {
+        lasts: u64,
+    },
+    ReadOnly {
+        lasts: u64,
+    },
+    Busy {
+        lasts: u64,
+    },
+    NoAuth {
+        lasts: u64,
+    },
     /// Commands that may write wait.
-    PauseWrites { lasts: u64 },
+    PauseWrites {
+        lasts: u64,
+    },
     /// Its clock is stepped.
-    ClockStep { by: i64 },
+    ClockStep {
+        by: i64,
+    },
     /// Its clock stands still, then shows the true time again.
-    ClockStands { lasts: u64 },
+    ClockStands {
+        lasts: u64,
+    },
     // -- the network
     /// Bytes of a replica, or of all, take `extra` longer.
-    Slow { replica: Option<usize>, extra: u64, lasts: u64 },
+    Slow {
+        replica: Option<usize>,
+        extra: u64,
+        lasts: u64,
+    },
     /// The answers on open connections of a replica, or of all, never arrive.
-    Swallow { replica: Option<usize> },
+    Swallow {
+        replica: Option<usize>,
+    },
     /// Connections break after a command was carried out and before it is answered: the command comes twice.
-    Break { replica: Option<usize>, lasts: u64 },
+    Break {
+        replica: Option<usize>,
+        lasts: u64,
+    },
     /// No byte passes between a replica and the store; afterwards all arrive.
-    CutOff { replica: usize, lasts: u64 },
+    CutOff {
+        replica: usize,
+        lasts: u64,
+    },
     // -- replicas
     /// SIGKILL, and a new one after `down`.
-    Kill { replica: usize, down: u64 },
+    Kill {
+        replica: usize,
+        down: u64,
+    },
     /// SIGTERM, and a new one at once.
-    Drain { replica: usize },
+    Drain {
+        replica: usize,
+    },
     /// All replicas one after the other: the new one starts, then the old one ends.
-    Deploy { pause: u64 },
+    Deploy {
+        pause: u64,
+    },
     /// SIGSTOP, and SIGCONT.
-    Stop { replica: usize, lasts: u64 },
+    Stop {
+        replica: usize,
+        lasts: u64,
+    },
     /// The machine of a replica sleeps: its monotonic clock stands still.
-    Sleep { replica: usize, lasts: u64 },
+    Sleep {
+        replica: usize,
+        lasts: u64,
+    },
     // -- operators
     /// A changed configuration, by its place in the plan.
-    Reload { configuration: usize, lag: u64 },
+    Reload {
+        configuration: usize,
+        lag: u64,
+    },
     /// A pause by hand.
-    Pause { limiter: usize, lasts: u64 },
-    Resume { limiter: usize },
-    Reset { limiter: usize },
+    Pause {
+        limiter: usize,
+        lasts: u64,
+    },
+    Resume {
+        limiter: usize,
+    },
+    Reset {
+        limiter: usize,
+    },
     // -- upstream and clients
     /// The upstream refuses everything for a time and says until when.
-    UpstreamPause { lasts: u64, wait: u64 },
+    UpstreamPause {
+        lasts: u64,
+        wait: u64,
+    },
     /// Half of the waiting clients go away.
     Leave,
     /// Nobody calls.
-    Idle { lasts: u64 },
+    Idle {
+        lasts: u64,
+    },
     /// Many more call.
-    Burst { lasts: u64 },
+    Burst {
+        lasts: u64,
+    },
 }
 
 /// The names of all kinds, in the order in which they are drawn.
 pub const NAMES: [&str; 30] = [
-    "flush", "restart_empty", "restart_older", "failover", "evict", "freeze", "full", "read_only", "busy",
-    "no_auth", "pause_writes", "clock_step", "clock_stands", "slow", "swallow", "break", "cut_off", "kill",
-    "drain", "deploy", "stop", "sleep", "reload", "pause", "resume", "reset", "upstream_pause", "leave", "idle",
+    "flush",
+    "restart_empty",
+    "restart_older",
+    "failover",
+    "evict",
+    "freeze",
+    "full",
+    "read_only",
+    "busy",
+    "no_auth",
+    "pause_writes",
+    "clock_step",
+    "clock_stands",
+    "slow",
+    "swallow",
+    "break",
+    "cut_off",
+    "kill",
+    "drain",
+    "deploy",
+    "stop",
+    "sleep",
+    "reload",
+    "pause",
+    "resume",
+    "reset",
+    "upstream_pause",
+    "leave",
+    "idle",
     "burst",
 ];
 
 impl Kind {
     /// Draws a fault of the kind in a place of [`NAMES`].
-    pub fn draw(place: usize, replicas: usize, configurations: usize, limiters: usize, rng: &mut Rng) -> Kind {
+    pub fn draw(
+        place: usize,
+        replicas: usize,
+        configurations: usize,
+        limiters: usize,
+        rng: &mut Rng,
+    ) -> Kind {
         let replica = rng.usize(..replicas);
         let any = if rng.bool() { None } else { Some(replica) };
         let limiter = rng.usize(..limiters);
@@ -123,7 +222,9 @@ impl Kind {
             "deploy" => Kind::Deploy { pause: lasts(rng, 2 * SECOND) },
             "stop" => Kind::Stop { replica, lasts: lasts(rng, 5 * SECOND) },
             "sleep" => Kind::Sleep { replica, lasts: lasts(rng, 5 * SECOND) },
-            "reload" => Kind::Reload { configuration: rng.usize(..configurations), lag: rng.u64(0..300 * MILLI) },
+            "reload" => {
+                Kind::Reload { configuration: rng.usize(..configurations), lag: rng.u64(0..300 * MILLI) }
+            }
             "pause" => Kind::Pause { limiter, lasts: lasts(rng, 5 * SECOND) },
             "resume" => Kind::Resume { limiter },
             "reset" => Kind::Reset { limiter },
@@ -231,7 +332,9 @@ impl Kind {
     pub fn loses_knowledge(&self) -> bool {
         const SHORT: u64 = 500 * MILLI;
         match self {
-            Kind::Freeze { lasts } | Kind::PauseWrites { lasts } | Kind::CutOff { lasts, .. } => *lasts > SHORT,
+            Kind::Freeze { lasts } | Kind::PauseWrites { lasts } | Kind::CutOff { lasts, .. } => {
+                *lasts > SHORT
+            }
             Kind::Slow { .. } | Kind::Swallow { .. } | Kind::Break { .. } => false,
             Kind::Resume { .. } | Kind::Leave | Kind::Idle { .. } | Kind::Burst { .. } => false,
             Kind::Stop { lasts, .. } => *lasts > SHORT,

@@ -33,7 +33,8 @@ impl History {
     pub fn carried(&mut self, at: u64, host: usize, connection: usize, command: &[Vec<u8>], answer: &[u8]) {
         (at, host, connection, command, answer).hash(&mut self.hasher);
         self.add(at, || {
-            let name = command.first().map(|name| String::from_utf8_lossy(name).into_owned()).unwrap_or_default();
+            let name =
+                command.first().map(|name| String::from_utf8_lossy(name).into_owned()).unwrap_or_default();
             let keys = command.get(3..).unwrap_or_default().iter().take_while(|part| part.contains(&b':'));
             let keys: Vec<_> = keys.map(|key| String::from_utf8_lossy(key)).collect();
             let start = &answer[..answer.len().min(60)];

@@ -2,7 +2,9 @@
 
 use crate::client::{Command, Why};
 use crate::fault::Kind;
-use crate::oracle::{self, Event, Excess, FaultKind, Finding, LimitModel, LimiterModel, Oracle, Policy, Scope};
+use crate::oracle::{
+    self, Event, Excess, FaultKind, Finding, LimitModel, LimiterModel, Oracle, Policy, Scope,
+};
 use crate::plan::{Algorithm, Limiter, Plan};
 
 const MILLI: u64 = 1_000;
@@ -115,7 +117,8 @@ impl Judge {
     /// A fault begins.
     pub fn fault_begins(&mut self, at: u64, fault: usize, kind: &Kind) {
         let excess = excess(kind, self.replicas);
-        let (name, loses_knowledge, touches_store) = (kind.name(), kind.loses_knowledge(), kind.touches_store());
+        let (name, loses_knowledge, touches_store) =
+            (kind.name(), kind.loses_knowledge(), kind.touches_store());
         let told = FaultKind { name, loses_knowledge, touches_store, excess };
         self.observe(at, &Event::FaultBegins { fault: fault as u64, kind: told });
         for scope in self.paused(kind) {

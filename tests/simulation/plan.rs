@@ -234,7 +234,11 @@ impl Limiter {
             name,
             limits,
             queue,
-            policy: if is_random { ["local", "local", "local", "reject", "reject", "allow"][rng.usize(..6)] } else { "local" },
+            policy: if is_random {
+                ["local", "local", "local", "reject", "reject", "allow"][rng.usize(..6)]
+            } else {
+                "local"
+            },
             group: None,
             is_keyed: is_random && rng.u8(..6) == 0,
             is_shadow: is_random && rng.u8(..12) == 0,
@@ -317,7 +321,9 @@ fn draw_routes(limiters: &[Limiter], mix: Mix, rng: &mut Rng) -> Vec<Route> {
         let factor = if is_random { [0.1, 0.5, 1.0, 1.5, 3.0, 3.0][rng.usize(..6)] } else { 3.0 };
         let smallest = set.iter().flat_map(|one| &one.limits).map(cost_max).min().unwrap_or(1);
         let cost_max = if is_random && rng.u8(..4) == 0 { smallest.min(5) } else { 1 };
-        let percent = |rng: &mut Rng, odds: u8, most: u64| if is_random && rng.u8(..odds) == 0 { rng.u64(1..=most) } else { 0 };
+        let percent = |rng: &mut Rng, odds: u8, most: u64| {
+            if is_random && rng.u8(..odds) == 0 { rng.u64(1..=most) } else { 0 }
+        };
         let partitions = if set.iter().any(|one| one.is_keyed) { rng.u64(1..=3) } else { 1 };
         Route {
             limiters: set.iter().map(|one| one.name.clone()).collect(),
@@ -357,7 +363,11 @@ fn draw_faults(
     let (mut at, mut faults) = (begin, Vec::new());
     loop {
         // As often right after the one before as after a while.
-        at += if !faults.is_empty() && rng.bool() { rng.u64(MILLI..1500 * MILLI) } else { rng.u64(gap / 2..2 * gap) };
+        at += if !faults.is_empty() && rng.bool() {
+            rng.u64(MILLI..1500 * MILLI)
+        } else {
+            rng.u64(gap / 2..2 * gap)
+        };
         if at >= end {
             return faults;
         }

@@ -116,8 +116,7 @@ impl Replica {
             .map_err(|error| error.to_string())?;
         let _inside = runtime.enter();
         let draws = Mutex::new(fastrand::Rng::with_seed(start.seed));
-        let entropy =
-            Entropy::new(move || draws.lock().unwrap_or_else(PoisonError::into_inner).u64(..));
+        let entropy = Entropy::new(move || draws.lock().unwrap_or_else(PoisonError::into_inner).u64(..));
         let (metrics, dialer, end) = (Metrics::new(), Dialer::default(), CancellationToken::new());
         let store = RedisStore::over(Arc::new(dialer.clone()), start.store, entropy.clone(), metrics.store());
         let store = Arc::new(store.map_err(|error| error.to_string())?);
@@ -155,8 +154,7 @@ impl Replica {
         let _inside = self.runtime.enter();
         let prepared = self.limiters.prepare(limiters);
         let sets = routes.iter().map(|names| {
-            let names: Vec<_> =
-                names.iter().filter_map(|name| LimiterName::parse(name)).collect();
+            let names: Vec<_> = names.iter().filter_map(|name| LimiterName::parse(name)).collect();
             prepared.limiter_set(&names).map_err(|error| error.to_string())
         });
         self.routes = sets.collect::<Result<_, _>>()?;

@@ -80,12 +80,17 @@ fn one(seed: u64, wanted: &Wanted, totals: &Mutex<Totals>, began: Instant) -> bo
     let outcome = match result {
         Ok(outcome) => outcome,
         Err(error) => {
-            totals.lock().unwrap_or_else(PoisonError::into_inner).errors.push(format!("seed {seed}: {error}"));
+            totals
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .errors
+                .push(format!("seed {seed}: {error}"));
             return false;
         }
     };
     let found = !outcome.findings.is_empty();
-    let kinds: Vec<String> = if wanted.shortens { first_of_each(&plan, &outcome.findings) } else { Vec::new() };
+    let kinds: Vec<String> =
+        if wanted.shortens { first_of_each(&plan, &outcome.findings) } else { Vec::new() };
     let mut totals = totals.lock().unwrap_or_else(PoisonError::into_inner);
     totals.count(&plan);
     totals.calls += outcome.calls;
@@ -129,7 +134,8 @@ pub fn kind_of(shortened: &Shortened) -> String {
     faults.dedup();
     let limiter = plan.configurations[0].limiters.iter().find(|limiter| limiter.name == finding.limiter);
     let limits = limiter.map(|limiter| {
-        let limits: Vec<String> = limiter.limits.iter().map(|limit| format!("{:?}", limit.algorithm)).collect();
+        let limits: Vec<String> =
+            limiter.limits.iter().map(|limit| format!("{:?}", limit.algorithm)).collect();
         let queue = if limiter.queue.is_some() { "queue" } else { "no queue" };
         format!("{} {} {queue}", limits.join("+"), limiter.policy)
     });
@@ -165,7 +171,8 @@ impl Totals {
 
     /// Returns all as JSON.
     pub fn json(&self) -> Value {
-        let findings: Vec<Value> = self.findings.iter().map(|(seed, finding)| json_of(*seed, finding)).collect();
+        let findings: Vec<Value> =
+            self.findings.iter().map(|(seed, finding)| json_of(*seed, finding)).collect();
         let (first, second, times) = self.rarest();
         json!({
             "runs": self.runs,

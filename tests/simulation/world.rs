@@ -33,31 +33,58 @@ const REMEMBER_EVERY: u64 = 100 * MILLI;
 #[derive(Debug)]
 enum Event {
     /// Bytes arrive at the server.
-    ToHost { connection: usize, bytes: Vec<u8> },
+    ToHost {
+        connection: usize,
+        bytes: Vec<u8>,
+    },
     /// The server carries out the next command in its buffers.
-    Carry { host: usize },
+    Carry {
+        host: usize,
+    },
     /// Bytes arrive at the replica.
-    ToReplica { connection: usize, bytes: Vec<u8> },
+    ToReplica {
+        connection: usize,
+        bytes: Vec<u8>,
+    },
     /// The replica learns that a connection is closed, or was refused.
-    Close { connection: usize },
+    Close {
+        connection: usize,
+    },
     /// A connection is accepted, if the server is there.
-    Accept { connection: usize },
+    Accept {
+        connection: usize,
+    },
     /// A client calls a route.
-    Arrive { route: usize },
+    Arrive {
+        route: usize,
+    },
     /// A fault of the plan begins, or ends.
     Begin(usize),
     End(usize),
     /// A place in the fleet gets a new replica.
-    Start { place: usize },
+    Start {
+        place: usize,
+    },
     /// A replica gets SIGTERM.
-    Terminate { place: usize },
+    Terminate {
+        place: usize,
+    },
     /// The drain time of a replica is over.
-    Drained { place: usize, life: u64 },
+    Drained {
+        place: usize,
+        life: u64,
+    },
     /// A replica takes on a configuration.
-    Configure { place: usize, configuration: usize },
+    Configure {
+        place: usize,
+        configuration: usize,
+    },
     Remember,
     /// A replica's timers may ring.
-    Tick { place: usize, life: u64 },
+    Tick {
+        place: usize,
+        life: u64,
+    },
 }
 
 /// A connection of a replica to a server.
@@ -112,7 +139,17 @@ impl Place {
     /// Returns a place in which no replica runs yet.
     fn vacant(names: usize, configuration: usize, cut_until: u64) -> Place {
         let (replica, phase, connections) = (None, Phase::Starting, Vec::new());
-        Place { replica, phase, life: 0, stopped_until: 0, cut_until, names, configuration, open: 0, connections }
+        Place {
+            replica,
+            phase,
+            life: 0,
+            stopped_until: 0,
+            cut_until,
+            names,
+            configuration,
+            open: 0,
+            connections,
+        }
     }
 }
 

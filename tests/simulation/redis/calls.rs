@@ -136,7 +136,8 @@ impl Fleet<'_> {
     /// Calls a script. Returns its answer.
     fn call(&mut self, name: &str, keys: &[String], arguments: Packed) -> Node {
         let sha = self.scripts.iter().find(|script| script.name == name).map_or("", |script| &script.sha);
-        let mut command = vec![b"EVALSHA".to_vec(), sha.as_bytes().to_vec(), keys.len().to_string().into_bytes()];
+        let mut command =
+            vec![b"EVALSHA".to_vec(), sha.as_bytes().to_vec(), keys.len().to_string().into_bytes()];
         command.extend(keys.iter().map(|key| key.as_bytes().to_vec()));
         command.push(arguments.0);
         match self.execute(command) {
@@ -181,12 +182,18 @@ impl Fleet<'_> {
         let runs = self.runs();
         self.number += u64::from(self.rng.bool());
         let call = if self.rng.u8(..4) == 0 { 0 } else { self.number };
-        let mut arguments =
-            Packed::default().int(0).int(LEASE).int(self.replica).int(call).int(self.known_epoch).text(self.run());
+        let mut arguments = Packed::default()
+            .int(0)
+            .int(LEASE)
+            .int(self.replica)
+            .int(call)
+            .int(self.known_epoch)
+            .text(self.run());
         arguments = arguments.int(self.settle).text(self.channel()).list(3 * limiters.len());
         for limiter in limiters {
             let seen_at = if self.rng.u8(..3) == 0 { 0 } else { self.seen_at[*limiter] };
-            arguments = arguments.text(self.rules_text(*limiter)).int(self.generations[*limiter]).int(seen_at);
+            arguments =
+                arguments.text(self.rules_text(*limiter)).int(self.generations[*limiter]).int(seen_at);
         }
         arguments = arguments.ints(&given_back).ints(&reschedule).int(self.rng.u64(..30_000_000)).ints(&runs);
         arguments = arguments.int(self.rng.u64(..30)).int(self.rng.u64(..500));
@@ -203,7 +210,8 @@ impl Fleet<'_> {
             self.seen_at[*limiter] = if row.int_at(5) > self.now { self.now } else { 0 };
         }
         // The outcomes are in the order of the runs.
-        let mut costs = runs.chunks(3).flat_map(|run| std::iter::repeat_n(run[0], usize::try_from(run[2]).unwrap_or(0)));
+        let mut costs =
+            runs.chunks(3).flat_map(|run| std::iter::repeat_n(run[0], usize::try_from(run[2]).unwrap_or(0)));
         for outcome in answer.at(5).list() {
             let count = outcome.int_at(0);
             let cost = costs.next().unwrap_or(1);
@@ -213,9 +221,12 @@ impl Fleet<'_> {
             }
         }
         let rescheduled = answer.at(4).list().iter().filter(|row| row.int_at(1) > 0);
-        self.held.extend(
-            rescheduled.map(|row| Holding { queue, slot: row.int_at(1), cost: 1, count: row.int_at(0) }),
-        );
+        self.held.extend(rescheduled.map(|row| Holding {
+            queue,
+            slot: row.int_at(1),
+            cost: 1,
+            count: row.int_at(0),
+        }));
     }
 
     fn runs(&mut self) -> Vec<u64> {
@@ -236,7 +247,8 @@ impl Fleet<'_> {
     fn given_back(&mut self, queue: usize) -> Vec<u64> {
         let mut numbers = Vec::new();
         for _ in 0..self.rng.usize(..3) {
-            let own: Vec<usize> = (0..self.held.len()).filter(|index| self.held[*index].queue == queue).collect();
+            let own: Vec<usize> =
+                (0..self.held.len()).filter(|index| self.held[*index].queue == queue).collect();
             let Some(index) = self.rng.choice(own) else { break };
             let holding = self.held.swap_remove(index);
             let count = self.rng.u64(1..=holding.count);
@@ -248,7 +260,8 @@ impl Fleet<'_> {
     /// Returns the void holdings of a queue, ascending; now and then one that is not void.
     fn reschedule(&mut self, queue: usize) -> Vec<u64> {
         let is_any = self.rng.u8(..20) == 0;
-        let void_from = QUEUES[queue].iter().map(|limiter| self.void_from[*limiter]).filter(|at| *at > 0).min();
+        let void_from =
+            QUEUES[queue].iter().map(|limiter| self.void_from[*limiter]).filter(|at| *at > 0).min();
         let (now, from) = (self.now, if is_any { Some(0) } else { void_from });
         let Some(from) = from else { return Vec::new() };
         let mut void: Vec<Holding> = Vec::new();
@@ -273,9 +286,15 @@ impl Fleet<'_> {
     fn write_back(&mut self) {
         let limiter = self.limiter();
         self.number += u64::from(self.rng.u8(..4) > 0);
-        let arguments =
-            Packed::default().int(0).int(self.known_epoch).text(self.run()).int(500_000).int(LEASE).int(self.replica);
-        let mut ages: Vec<i64> = (0..self.rng.usize(..20)).map(|_| self.rng.i64(-1_000_000..15_000_000)).collect();
+        let arguments = Packed::default()
+            .int(0)
+            .int(self.known_epoch)
+            .text(self.run())
+            .int(500_000)
+            .int(LEASE)
+            .int(self.replica);
+        let mut ages: Vec<i64> =
+            (0..self.rng.usize(..20)).map(|_| self.rng.i64(-1_000_000..15_000_000)).collect();
         ages.sort_by(|one, other| other.cmp(one));
         let sent = if self.rng.u8(..5) == 0 { 0 } else { self.now - self.rng.u64(..3_000_000) };
         let mut arguments = arguments
@@ -300,7 +319,8 @@ impl Fleet<'_> {
 
     fn report_upstream(&mut self) {
         let limiter = self.limiter();
-        let arguments = Packed::default().int(0).int(self.known_epoch).text(self.run()).int(self.settle).int(LEASE);
+        let arguments =
+            Packed::default().int(0).int(self.known_epoch).text(self.run()).int(self.settle).int(LEASE);
         let arguments = arguments.int(self.replica).text(self.rules_text(limiter)).text(self.channel());
         let wait = if self.rng.bool() { 0 } else { self.rng.u64(1..30_000_000) };
         let status = if self.rng.bool() { 429 } else { 503 };
@@ -348,7 +368,8 @@ impl Fleet<'_> {
     }
 
     fn register_replica(&mut self) {
-        let arguments = Packed::default().int(0).int(15_000_000).int(self.replica << 40 | 0xf_edcb).text("1.2.3");
+        let arguments =
+            Packed::default().int(0).int(15_000_000).int(self.replica << 40 | 0xf_edcb).text("1.2.3");
         let arguments = arguments.text(&"c0ffee".repeat(self.rng.usize(1..12))).text("höst");
         let arguments = arguments.flag(self.rng.u8(..5) == 0);
         self.call("register_replica", &["w:v1:replicas".to_owned()], arguments);

@@ -4,13 +4,13 @@
 //! knows no connections: who subscribed to what, and which replies arrive, is the network's.
 
 pub mod calls;
-mod packed;
-pub mod parity;
-pub mod scripts;
 mod keyspace;
 mod msgpack;
+mod packed;
+pub mod parity;
 mod resp;
 mod script;
+pub mod scripts;
 mod sha1;
 #[cfg(test)]
 mod tests;
@@ -135,7 +135,9 @@ impl Server {
             (b"ping", []) => Reply::Status("PONG".into()),
             (b"ping", [text]) => Reply::bulk(text),
             (b"hello", rest) => self.hello(rest),
-            (b"auth", _) => Reply::error(if self.mode == Mode::NoAuth { WRONG_PASSWORD } else { NO_PASSWORD }),
+            (b"auth", _) => {
+                Reply::error(if self.mode == Mode::NoAuth { WRONG_PASSWORD } else { NO_PASSWORD })
+            }
             (b"client", rest) => client(rest),
             (b"select" | b"quit" | b"reset", _) => Reply::ok(),
             (name, _) => match Command::find(name) {
@@ -163,10 +165,13 @@ impl Server {
             }
             (b"load", [source]) => self.scripts.load(source).map_or_else(|error| error, Reply::bulk),
             (b"exists", shas) => {
-                let knows = |sha: &Vec<u8>| self.scripts.knows(&String::from_utf8_lossy(sha).to_ascii_lowercase());
+                let knows =
+                    |sha: &Vec<u8>| self.scripts.knows(&String::from_utf8_lossy(sha).to_ascii_lowercase());
                 Reply::Array(shas.iter().map(|sha| Reply::Int(i64::from(knows(sha)))).collect())
             }
-            _ => Reply::error("ERR unknown subcommand or wrong number of arguments for 'script'. Try SCRIPT HELP."),
+            _ => Reply::error(
+                "ERR unknown subcommand or wrong number of arguments for 'script'. Try SCRIPT HELP.",
+            ),
         }
     }
 

@@ -8,7 +8,8 @@ const NESTING_MAX: usize = 16;
 /// Returns `cmsgpack.pack` and `cmsgpack.unpack`.
 pub(super) fn library(lua: &Lua) -> Result<Table> {
     let library = lua.create_table()?;
-    library.raw_set("pack", lua.create_function(|lua, values: MultiValue| lua.create_string(pack(&values)?))?)?;
+    library
+        .raw_set("pack", lua.create_function(|lua, values: MultiValue| lua.create_string(pack(&values)?))?)?;
     library.raw_set("unpack", lua.create_function(|lua, text: LuaString| unpack(lua, &text.as_bytes()))?)?;
     Ok(library)
 }
@@ -35,7 +36,6 @@ fn put(out: &mut Vec<u8>, value: &Value, level: usize) -> Result<()> {
     }
     Ok(())
 }
-
 
 fn put_integer(out: &mut Vec<u8>, number: i64) {
     let bytes = number.to_be_bytes();
@@ -71,7 +71,12 @@ fn put_number(out: &mut Vec<u8>, number: f64) {
 }
 
 /// Writes a mark and a length in as few bytes as it needs: `fix` with the length in it up to `fix_max`, or a mark and 1, 2 or 4 bytes.
-fn put_length(out: &mut Vec<u8>, length: usize, (fix, fix_max): (u8, usize), [one, two, four]: [Option<u8>; 3]) {
+fn put_length(
+    out: &mut Vec<u8>,
+    length: usize,
+    (fix, fix_max): (u8, usize),
+    [one, two, four]: [Option<u8>; 3],
+) {
     let bytes = (length as u64).to_be_bytes();
     let (mark, size) = match (length, one, two, four) {
         (length, ..) if length <= fix_max => return out.push(fix | bytes[7]),

@@ -58,7 +58,8 @@ impl Client {
                 return Err(std::io::ErrorKind::UnexpectedEof.into());
             }
             let line = String::from_utf8_lossy(&bytes[start..]).into_owned();
-            let length = line.get(1..).and_then(|length| length.trim_end().parse::<usize>().ok()).unwrap_or(0);
+            let length =
+                line.get(1..).and_then(|length| length.trim_end().parse::<usize>().ok()).unwrap_or(0);
             match line.as_bytes().first() {
                 Some(b'*') => left += length,
                 Some(b'$') if !line.starts_with("$-") => {
@@ -106,9 +107,11 @@ struct Pair {
 ///
 /// The first difference, or that of a connection.
 pub fn compare(sequences: &[Sequence], scripts: &[Script], redis_port: u16) -> Result<Counts, String> {
-    let connect = || Client::connect(redis_port).map_err(|error| format!("no Redis on port {redis_port}: {error}"));
+    let connect =
+        || Client::connect(redis_port).map_err(|error| format!("no Redis on port {redis_port}: {error}"));
     let (simulated, twins) = (Server::new(RUN.to_owned()), BTreeMap::new());
-    let mut pair = Pair { simulated, real: connect()?, listener: connect()?, twins, counts: Counts::default() };
+    let mut pair =
+        Pair { simulated, real: connect()?, listener: connect()?, twins, counts: Counts::default() };
     pair.simulated.never_expire();
     for script in scripts {
         pair.learn(&script.source)?;

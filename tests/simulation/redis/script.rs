@@ -6,9 +6,7 @@ use std::rc::Rc;
 
 use mlua::chunk::ChunkMode;
 use mlua::state::{GcIncParams, GcMode};
-use mlua::{
-    Error, Function, IntoLua, Lua, LuaOptions, LuaString, MultiValue, Result, StdLib, Table, Value,
-};
+use mlua::{Error, Function, IntoLua, Lua, LuaOptions, LuaString, MultiValue, Result, StdLib, Table, Value};
 
 use crate::redis::resp::Reply;
 use crate::redis::world::World;
@@ -22,8 +20,26 @@ const SOURCE: &str = "@user_script";
 
 /// The globals of Lua that Redis leaves to scripts, without those that read a clock or chance.
 const GLOBALS: &[&str] = &[
-    "_VERSION", "assert", "error", "getmetatable", "ipairs", "next", "pairs", "rawequal", "rawget", "rawset", "select",
-    "setmetatable", "string", "table", "math", "tonumber", "tostring", "type", "unpack", "xpcall",
+    "_VERSION",
+    "assert",
+    "error",
+    "getmetatable",
+    "ipairs",
+    "next",
+    "pairs",
+    "rawequal",
+    "rawget",
+    "rawset",
+    "select",
+    "setmetatable",
+    "string",
+    "table",
+    "math",
+    "tonumber",
+    "tostring",
+    "type",
+    "unpack",
+    "xpcall",
 ];
 
 /// The parts of the sandbox that are simpler in Lua. `pcall` returns errors of commands as texts, as Redis does.
@@ -112,10 +128,17 @@ impl Scripts {
     /// Runs a known script.
     pub(super) fn run(&self, sha: &str, keys: &[Vec<u8>], arguments: &[Vec<u8>]) -> Reply {
         let Some(function) = self.compiled.get(sha) else { return Reply::error("ERR no such script") };
-        self.result(sha, function, keys, arguments).unwrap_or_else(|error| Reply::error(format!("ERR {error}")))
+        self.result(sha, function, keys, arguments)
+            .unwrap_or_else(|error| Reply::error(format!("ERR {error}")))
     }
 
-    fn result(&self, sha: &str, function: &Function, keys: &[Vec<u8>], arguments: &[Vec<u8>]) -> Result<Reply> {
+    fn result(
+        &self,
+        sha: &str,
+        function: &Function,
+        keys: &[Vec<u8>],
+        arguments: &[Vec<u8>],
+    ) -> Result<Reply> {
         for (name, words) in [("KEYS", keys), ("ARGV", arguments)] {
             let texts = words.iter().map(|word| BytesRef(word));
             self.env.raw_set(name, self.lua.create_sequence_from(texts)?)?;
@@ -203,10 +226,13 @@ fn library(lua: &Lua, world: &Rc<RefCell<World>>) -> Result<Table> {
     add("status_reply", lua.create_function(move |lua, text| single(lua, text)))?;
     add("sha1hex", lua.create_function(|_, text: LuaString| Ok(sha1::hex(&text.as_bytes()))))?;
     let (raising, other) = (world.clone(), world.clone());
-    add("call", lua.create_function(move |lua, words| match call(lua, &raising, &words)? {
-        Reply::Error(text) => Err(Error::external(CommandError(text))),
-        reply => value(lua, &reply),
-    }))?;
+    add(
+        "call",
+        lua.create_function(move |lua, words| match call(lua, &raising, &words)? {
+            Reply::Error(text) => Err(Error::external(CommandError(text))),
+            reply => value(lua, &reply),
+        }),
+    )?;
     add("pcall", lua.create_function(move |lua, words| value(lua, &call(lua, &other, &words)?)))?;
     Ok(library)
 }
@@ -227,7 +253,9 @@ fn call(lua: &Lua, world: &RefCell<World>, words: &MultiValue) -> Result<Reply> 
     for word in words {
         texts.push(match word {
             Value::String(text) => text.clone(),
-            Value::Integer(number) if number.unsigned_abs() < DIGITS_END => lua.create_string(number.to_string())?,
+            Value::Integer(number) if number.unsigned_abs() < DIGITS_END => {
+                lua.create_string(number.to_string())?
+            }
             #[allow(clippy::cast_precision_loss, reason = "it was a float")]
             Value::Integer(number) => lua.create_string(digits(*number as f64))?,
             Value::Number(number) => lua.create_string(digits(*number))?,

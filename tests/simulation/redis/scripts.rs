@@ -11,8 +11,16 @@ macro_rules! lua {
 const KEYS: &[&str] = lua!("prelude", "store", "epoch");
 
 const STATE: &[&str] = lua!(
-    "algorithm", "rule", "timeline", "algorithm/sliding_window", "algorithm/bucket", "algorithm/fixed_window",
-    "algorithm/warm_up", "external_usage", "pause", "state"
+    "algorithm",
+    "rule",
+    "timeline",
+    "algorithm/sliding_window",
+    "algorithm/bucket",
+    "algorithm/fixed_window",
+    "algorithm/warm_up",
+    "external_usage",
+    "pause",
+    "state"
 );
 
 const SEARCH: &[&str] = lua!("search", "reschedule", "open", "recovery");

@@ -19,7 +19,8 @@ fn take(state: &mut [u32; 5], block: &[u8]) {
         *word = bytes.iter().fold(0, |word, byte| word << 8 | u32::from(*byte));
     }
     for index in 16..80 {
-        words[index] = (words[index - 3] ^ words[index - 8] ^ words[index - 14] ^ words[index - 16]).rotate_left(1);
+        words[index] =
+            (words[index - 3] ^ words[index - 8] ^ words[index - 14] ^ words[index - 16]).rotate_left(1);
     }
     let [mut a, mut b, mut c, mut d, mut e] = *state;
     for (index, word) in words.iter().enumerate() {

@@ -152,12 +152,17 @@ impl World {
         let memory = "# Memory\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n";
         let wanted = |name: &str| {
             let is_it = |word: &&[u8]| {
-                [name, "all", "everything", "default"].iter().any(|one| word.eq_ignore_ascii_case(one.as_bytes()))
+                [name, "all", "everything", "default"]
+                    .iter()
+                    .any(|one| word.eq_ignore_ascii_case(one.as_bytes()))
             };
             words.len() == 1 || words[1..].iter().any(is_it)
         };
-        let sections: Vec<&str> =
-            [("server", &*server), ("memory", memory)].iter().filter(|one| wanted(one.0)).map(|one| one.1).collect();
+        let sections: Vec<&str> = [("server", &*server), ("memory", memory)]
+            .iter()
+            .filter(|one| wanted(one.0))
+            .map(|one| one.1)
+            .collect();
         Reply::bulk(sections.join("\r\n"))
     }
 }

@@ -59,8 +59,7 @@ impl World {
         if self.now < begin || self.demand.idle > 0 {
             return;
         }
-        let serving: Vec<usize> =
-            (0..self.places.len()).filter(|place| self.is_serving(*place)).collect();
+        let serving: Vec<usize> = (0..self.places.len()).filter(|place| self.is_serving(*place)).collect();
         if serving.is_empty() {
             return;
         }
@@ -114,7 +113,8 @@ impl World {
             upstream: Duration::from_micros(5 * MILLI + draws[5] % (200 * MILLI)),
             answers: self.answers.clone(),
         };
-        self.history.add(self.now, || format!("request {id} of route {route} at replica {place}, cost {cost}"));
+        self.history
+            .add(self.now, || format!("request {id} of route {route} at replica {place}, cost {cost}"));
         self.judge.arrived(self.now, id, place, &states, cost, wait_max);
         self.demand.begun.insert(id, Begun { route, states, cost });
         self.places[place].open += 1;
@@ -155,7 +155,8 @@ impl World {
         let configuration = &self.plan.configurations[self.places[place].configuration];
         let (now, mut windows) = (self.now, Vec::new());
         for state in states {
-            let limiter = configuration.limiters.iter().find(|one| one.name == state.0 && one.follows_upstream)?;
+            let limiter =
+                configuration.limiters.iter().find(|one| one.name == state.0 && one.follows_upstream)?;
             let limit = limiter.limits[0];
             let seen = self.demand.seen.entry(state.clone()).or_default();
             seen.push_back((now, cost));

@@ -50,7 +50,9 @@ impl World {
             Kind::Deploy { pause } => self.deploy(pause),
             Kind::Stop { replica, .. } | Kind::Sleep { replica, .. } => self.stop(replica, until),
             Kind::Reload { configuration, lag } => self.reload(configuration, lag),
-            Kind::Pause { limiter, lasts } => self.operate(limiter, Command::Pause(std::time::Duration::from_micros(lasts))),
+            Kind::Pause { limiter, lasts } => {
+                self.operate(limiter, Command::Pause(std::time::Duration::from_micros(lasts)))
+            }
             Kind::Resume { limiter } => self.operate(limiter, Command::Pause(std::time::Duration::ZERO)),
             Kind::Reset { limiter } => self.operate(limiter, Command::Reset),
             Kind::UpstreamPause { lasts, wait } => self.demand.refuses = Some((self.now + lasts, wait)),

@@ -169,7 +169,8 @@ impl World {
     }
 
     fn publish(&mut self, host: usize, at: u64, published: &Published) {
-        let connections: Vec<usize> = self.places.iter().flat_map(|place| place.connections.clone()).collect();
+        let connections: Vec<usize> =
+            self.places.iter().flat_map(|place| place.connections.clone()).collect();
         for connection in connections {
             let own = &self.connections[connection];
             let hears = own.host == host && own.host_life == self.hosts[host].life && !own.is_closed;

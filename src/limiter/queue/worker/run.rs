@@ -99,7 +99,9 @@ impl Worker {
     fn next_wake(&mut self) -> Instant {
         let now = Instant::now();
         let mut wake = self.next_slot(now).unwrap_or(now + IDLE);
-        if self.call.is_none() && !self.is_pausing && self.must_call() {
+        // No call is made before a store has settled: a heartbeat that is overdue then would wake the worker again and again.
+        let settles = self.settles_until.is_some_and(|until| now < until);
+        if self.call.is_none() && !self.is_pausing && !settles && self.must_call() {
             wake = wake.min(self.last_contact + self.session.heartbeat());
         }
         if self.pending_report.is_some() && self.reporting.is_none() {
