@@ -208,7 +208,8 @@ fn model(limiter: &Limiter, plan: &Plan, names: &[String]) -> LimiterModel {
         name: limiter.name.clone(),
         limits: limits.collect(),
         wait_max: limiter.queue.map(|(timeout, _)| timeout),
-        max_waiting: limiter.queue.map_or(0, |(_, most)| most),
+        // Without a queue a request may still wait for the instant at which its slot is sure to have come.
+        max_waiting: limiter.queue.map_or(u64::MAX, |(_, most)| most),
         guard: (shortest / 100).clamp(MILLI, 20 * MILLI),
         policy: match limiter.policy {
             "local" => Policy::Local,
