@@ -5,17 +5,15 @@
 use std::io;
 use std::net::IpAddr;
 use std::path::Path;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
+use tokio_util::either::Either;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::FromDer;
@@ -76,7 +74,7 @@ impl Acceptor {
         let is_http2 = session.alpn_protocol() == Some(ALPN_HTTP2);
         let certificate = session.peer_certificates().and_then(<[_]>::first);
         let names = certificate.map(|certificate| subject_names(certificate)).unwrap_or_default();
-        Ok(Secured { wire: Wire::Tls(Box::new(stream)), is_http2, names })
+        Ok(Secured { wire: Wire::Right(Box::new(stream)), is_http2, names })
     }
 }
 
@@ -109,68 +107,6 @@ fn subject_name(name: &GeneralName<'_>) -> Option<SubjectName> {
     }
 }
 
-/// A client's stream, in plain text or inside TLS.
-pub(crate) enum Wire {
-    /// Plain text.
-    Plain(Stream),
-    /// TLS, boxed because it is far larger, and most connections are idle most of the time.
-    Tls(Box<TlsStream<Stream>>),
-}
-
-impl AsyncRead for Wire {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        match &mut *self {
-            Wire::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
-            Wire::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
-        }
-    }
-}
-
-impl AsyncWrite for Wire {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        match &mut *self {
-            Wire::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
-            Wire::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
-        }
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        pieces: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match &mut *self {
-            Wire::Plain(stream) => Pin::new(stream).poll_write_vectored(context, pieces),
-            Wire::Tls(stream) => Pin::new(stream).poll_write_vectored(context, pieces),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match self {
-            Wire::Plain(stream) => stream.is_write_vectored(),
-            Wire::Tls(stream) => stream.is_write_vectored(),
-        }
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut *self {
-            Wire::Plain(stream) => Pin::new(stream).poll_flush(context),
-            Wire::Tls(stream) => Pin::new(stream).poll_flush(context),
-        }
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut *self {
-            Wire::Plain(stream) => Pin::new(stream).poll_shutdown(context),
-            Wire::Tls(stream) => Pin::new(stream).poll_shutdown(context),
-        }
-    }
-}
+/// A client's stream: in plain text, or inside TLS. TLS is boxed because it is far larger, and most connections are idle most of the
+/// time.
+pub(crate) type Wire = Either<Stream, Box<TlsStream<Stream>>>;
