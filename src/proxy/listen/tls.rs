@@ -4,11 +4,8 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::path::Path;
 use std::sync::Arc;
 
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::TlsAcceptor;
@@ -20,7 +17,7 @@ use x509_parser::prelude::FromDer;
 
 use crate::config::model::{ServerTls, SubjectName};
 use crate::proxy::error::ProxyBuildError;
-use crate::proxy::net::certificates::{ALPN_HTTP1, ALPN_HTTP2, add_roots};
+use crate::proxy::net::certificates::{ALPN_HTTP1, ALPN_HTTP2, add_roots, identity, read, unusable};
 use crate::proxy::net::stream::Stream;
 
 /// The server side of handshakes, with the certificate files as they were when the configuration was built.
@@ -50,17 +47,13 @@ impl Acceptor {
                 add_roots(&mut roots, path, &read(path)?)?;
                 let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
                 let verifier = if certificate_required { verifier } else { verifier.allow_unauthenticated() };
-                builder.with_client_cert_verifier(
-                    verifier.build().map_err(|error| invalid(path, &error.to_string()))?,
-                )
+                builder.with_client_cert_verifier(verifier.build().map_err(|error| unusable(path, &error))?)
             }
         };
-        let chain = CertificateDer::pem_slice_iter(&read(&settings.cert)?).collect::<Result<Vec<_>, _>>();
-        let chain = chain.map_err(|error| invalid(&settings.cert, &error.to_string()))?;
-        let key = PrivateKeyDer::from_pem_slice(&read(&settings.key)?);
-        let key = key.map_err(|error| invalid(&settings.key, &error.to_string()))?;
-        let config = builder.with_single_cert(chain, key);
-        let mut config = config.map_err(|error| invalid(&settings.cert, &error.to_string()))?;
+        let ServerTls { cert, key, .. } = settings;
+        let (chain, private) = identity((cert, key), (&read(cert)?, &read(key)?))?;
+        let config = builder.with_single_cert(chain, private);
+        let mut config = config.map_err(|error| unusable(cert, &error))?;
         // The server's order is by strength; a client's may be arbitrary.
         config.ignore_client_order = true;
         config.alpn_protocols = vec![ALPN_HTTP2.to_vec(), ALPN_HTTP1.to_vec()];
@@ -76,14 +69,6 @@ impl Acceptor {
         let names = certificate.map(|certificate| subject_names(certificate)).unwrap_or_default();
         Ok(Secured { wire: Wire::Right(Box::new(stream)), is_http2, names })
     }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, ProxyBuildError> {
-    std::fs::read(path).map_err(|error| invalid(path, &format!("cannot be read: {error}")))
-}
-
-fn invalid(path: &Path, reason: &str) -> ProxyBuildError {
-    ProxyBuildError::ServerCertificate { path: path.to_owned(), reason: reason.to_owned() }
 }
 
 /// Returns the subject alternative names of a verified certificate, in order, of the kinds that can identify a client. A certificate
