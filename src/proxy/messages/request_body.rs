@@ -125,10 +125,7 @@ impl http_body::Body for RequestBody {
         let frame = body.poll_incoming(context);
         let frame = ready!(body.timer.poll_frame(frame, context));
         match &frame {
-            Some(Ok(frame)) => {
-                body.upload.keep(frame);
-                body.upload.piece_arrived(body.is_end_stream());
-            }
+            Some(Ok(frame)) => body.upload.piece(frame, body.is_end_stream()),
             Some(Err(BodyError::Stalled)) => body.upload.set(UploadState::Stalled),
             Some(Err(BodyError::Broken(error))) if is_malformed(error) => {
                 body.upload.set(UploadState::Malformed);
