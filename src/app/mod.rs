@@ -108,13 +108,14 @@ fn raise_file_limit() {
 }
 
 /// SIGTERM and SIGINT.
-struct Ending {
+pub(crate) struct Ending {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Ending {
-    fn new() -> Result<Ending, StartError> {
+    /// Begins to listen for the signals.
+    pub(crate) fn new() -> Result<Ending, StartError> {
         let listen = |kind| signal(kind).map_err(StartError::Signals);
         Ok(Ending {
             terminate: listen(SignalKind::terminate())?,
@@ -122,7 +123,8 @@ impl Ending {
         })
     }
 
-    async fn signal(&mut self) {
+    /// Waits for one of the signals.
+    pub(crate) async fn signal(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
