@@ -109,18 +109,14 @@ fn target(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<Target> {
             });
         }
     };
-    check.problem(&given.at, fault);
-    None
+    check.refuse(&given.at, fault)
 }
 
 /// Parses an outbound proxy's URL. Messages contain no part of it: it may hold credentials.
 fn proxy(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<OutboundProxy> {
     match outbound_proxy(given.value) {
         Ok(proxy) => Some(proxy),
-        Err(fault) => {
-            check.problem(&given.at, fault);
-            None
-        }
+        Err(fault) => check.refuse(&given.at, fault),
     }
 }
 
