@@ -3,6 +3,7 @@
 //! Each implements both reading and the JSON Schema, so that `check` and the schema agree.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -100,8 +101,9 @@ pub(crate) trait LongForm {
     const EXPECTED: &'static str;
 }
 
-/// A scalar, or a mapping with more keys.
-#[derive(Debug, Clone)]
+// A scalar, or a mapping with more keys. (A doc comment would become a description in the schema.)
+#[derive(Debug, Clone, JsonSchema)]
+#[schemars(untagged, inline)]
 pub(crate) enum Form<S, L> {
     Short(S),
     Long(L),
@@ -134,20 +136,6 @@ impl<'de, S: Deserialize<'de>, L: Deserialize<'de> + LongForm> Deserialize<'de> 
         }
 
         deserializer.deserialize_any(FormVisitor(PhantomData))
-    }
-}
-
-impl<S: JsonSchema, L: JsonSchema> JsonSchema for Form<S, L> {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        format!("{}Or{}", S::schema_name(), L::schema_name()).into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        json_schema!({"anyOf": [generator.subschema_for::<S>(), generator.subschema_for::<L>()]})
     }
 }
 
@@ -211,8 +199,9 @@ impl<T: JsonSchema> JsonSchema for OffOr<T> {
 }
 
 /// A mapping whose keys the user chooses, in the order of the file.
-#[derive(Debug, Clone)]
-pub(crate) struct Named<T>(pub(crate) Vec<(String, T)>);
+#[derive(Debug, Clone, JsonSchema)]
+#[schemars(inline)]
+pub(crate) struct Named<T>(#[schemars(with = "BTreeMap<String, T>")] pub(crate) Vec<(String, T)>);
 
 impl<T> Named<T> {
     /// Iterates over keys and values.
@@ -242,19 +231,5 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Named<T> {
         }
 
         deserializer.deserialize_map(NamedVisitor(PhantomData))
-    }
-}
-
-impl<T: JsonSchema> JsonSchema for Named<T> {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        format!("Named{}", T::schema_name()).into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        json_schema!({"type": "object", "additionalProperties": generator.subschema_for::<T>()})
     }
 }
