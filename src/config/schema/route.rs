@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::de::{Deserialize, Deserializer, Error, Unexpected, Visitor};
 
 use super::forms::{Form, LongForm, NAME_PATTERN, Named, OffOr, Setting, Text};
+use crate::config::model::Http2;
 use crate::config::units::Size;
 
 /// A route: its requests, upstream, changes, limiters and cost.
@@ -121,18 +122,6 @@ pub(crate) struct Upstream {
 
 impl LongForm for Upstream {
     const EXPECTED: &'static str = "a URL such as https://api.example.com, or a mapping with `url`";
-}
-
-/// The use of HTTP/2 for an upstream.
-#[derive(Debug, Clone, Copy, serde::Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Http2 {
-    /// HTTP/2 if the upstream chooses it by ALPN, otherwise HTTP/1.1.
-    Auto,
-    /// Always HTTP/1.1.
-    Off,
-    /// Always HTTP/2, without negotiation.
-    PriorKnowledge,
 }
 
 /// A number of permits.

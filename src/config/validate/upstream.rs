@@ -40,16 +40,11 @@ pub(super) fn upstream(
         }
     }
     let proxy = key!(upstream.proxy).checked(|url| proxy(check, &url));
-    let http2 = match upstream.value.http2 {
-        None | Some(schema::Http2::Auto) => Http2::Auto,
-        Some(schema::Http2::Off) => Http2::Off,
-        Some(schema::Http2::PriorKnowledge) => Http2::PriorKnowledge,
-    };
     Some(Upstream {
         connect_timeout: connect_timeout?,
         timeout: timeout?,
         idle_timeout: idle_timeout?,
-        http2,
+        http2: upstream.value.http2.unwrap_or_default(),
         ca: ca_path?,
         identity: identity?,
         proxy: proxy?,
