@@ -29,7 +29,7 @@ use crate::config::{self, Config, Handle, LoadError, Loaded, Watch, model};
 use crate::limiter::Limiters;
 use crate::limiter::store::Store;
 use crate::limiter::store::memory::MemoryStore;
-use crate::proxy::{self, Drained, Proxy, ProxyBuildError};
+use crate::proxy::{self, Drained, Proxy, ProxyBuildError, Reach};
 use crate::redis::{RedisSetupError, RedisStore};
 use crate::telemetry::logging::LoggingError;
 use crate::telemetry::{Logging, Metrics, Spans};
@@ -163,7 +163,7 @@ impl App {
         // In two stages, as a reload.
         let prepared = limiters.prepare(&config.limiters);
         let spans = Spans::from_environment();
-        let proxy = Proxy::new(metrics.clone(), spans.clone(), &config, &prepared)?;
+        let proxy = Proxy::new(metrics.clone(), spans.clone(), &config, &prepared, Reach::default())?;
         prepared.commit();
         limiters.configured(&config.hash);
         // The kernel holds connections that come meanwhile.
