@@ -106,15 +106,15 @@ fn long(check: &mut Check<'_>, limit: &Given<'_, schema::Limit>) -> Option<Limit
 fn keys_fit(check: &mut Check<'_>, limit: &Given<'_, schema::Limit>, algorithm: schema::Algorithm) {
     use schema::Algorithm::{FixedWindow, SlidingWindow, TokenBucket, WarmUp};
     let needs = [
-        (key!(limit.precision).at, SlidingWindow),
-        (key!(limit.burst).at, TokenBucket),
-        (key!(limit.timezone).at, FixedWindow),
-        (key!(limit.warm_up).at, WarmUp),
-        (key!(limit.cold).at, WarmUp),
+        (key!(limit.precision).at, SlidingWindow, "sliding_window"),
+        (key!(limit.burst).at, TokenBucket, "token_bucket"),
+        (key!(limit.timezone).at, FixedWindow, "fixed_window"),
+        (key!(limit.warm_up).at, WarmUp, "warm_up"),
+        (key!(limit.cold).at, WarmUp, "warm_up"),
     ];
-    for (at, needed) in needs {
+    for (at, needed, name) in needs {
         if at.is_given() && algorithm != needed && !key!(limit.algorithm).at.is_faulty() {
-            check.problem_of_key(&at, format!("only with `algorithm: {}`", algorithm_name(needed)));
+            check.problem_of_key(&at, format!("only with `algorithm: {name}`"));
         }
     }
 }
@@ -210,15 +210,5 @@ fn unknown_timezone(name: &str, is_interpolated: bool) -> String {
         None => {
             format!("unknown time zone {}; expected a name such as UTC or Asia/Shanghai", quoted(shown))
         }
-    }
-}
-
-fn algorithm_name(algorithm: schema::Algorithm) -> &'static str {
-    match algorithm {
-        schema::Algorithm::SlidingWindow => "sliding_window",
-        schema::Algorithm::TokenBucket => "token_bucket",
-        schema::Algorithm::LeakyBucket => "leaky_bucket",
-        schema::Algorithm::FixedWindow => "fixed_window",
-        schema::Algorithm::WarmUp => "warm_up",
     }
 }
