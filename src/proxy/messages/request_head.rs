@@ -122,15 +122,9 @@ pub(crate) fn cost(headers: &HeaderMap, rule: &Cost) -> Result<Permits, ProxyErr
     };
     let mut lines = headers.get_all(name).iter();
     let Some(line) = lines.next() else { return Ok(default) };
-    let cost = line.to_str().ok().filter(|_| lines.next().is_none()).and_then(parse_cost);
-    let cost = cost.filter(|cost| *cost <= max);
+    let cost = line.to_str().ok().filter(|_| lines.next().is_none()).and_then(units::number);
+    let cost = cost.and_then(Permits::new).filter(|cost| *cost <= max);
     cost.ok_or_else(|| ProxyError::BadCost { header: name.clone(), max })
-}
-
-/// Accepts digits alone; Rust's parser would also accept a sign.
-fn parse_cost(text: &str) -> Option<Permits> {
-    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
-    text.parse().ok().filter(|_| digits).and_then(Permits::new)
 }
 
 /// Returns whether the client waits for `100 Continue` before it sends its body.
