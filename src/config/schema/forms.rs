@@ -22,39 +22,32 @@ pub(crate) trait FromText: Sized {
     const EXPECTED: &'static str;
     /// The form as a regular expression.
     const PATTERN: &'static str;
-    fn from_text(text: &str) -> Option<Self>;
+    /// The parser.
+    const PARSE: fn(&str) -> Option<Self>;
 }
 
 impl FromText for Duration {
     const EXPECTED: &'static str = "a duration with a unit, such as 250ms, 10s, 1m, 1h or 1d";
     const PATTERN: &'static str = "^[0-9]+(ms|s|m|h|d)$";
-    fn from_text(text: &str) -> Option<Duration> {
-        units::duration(text)
-    }
+    const PARSE: fn(&str) -> Option<Self> = units::duration;
 }
 
 impl FromText for Size {
     const EXPECTED: &'static str = "a size with a unit, such as 512B, 64KiB or 1MiB";
     const PATTERN: &'static str = "^[0-9]+(B|KiB|MiB|GiB)$";
-    fn from_text(text: &str) -> Option<Size> {
-        units::size(text)
-    }
+    const PARSE: fn(&str) -> Option<Self> = units::size;
 }
 
 impl FromText for Per {
     const EXPECTED: &'static str = "the length of the window with a unit, such as 1s, 1m, 1h or 1d";
     const PATTERN: &'static str = "^([0-9]+(ms|s|m|h|d)|1w|1mo)$";
-    fn from_text(text: &str) -> Option<Per> {
-        units::per(text)
-    }
+    const PARSE: fn(&str) -> Option<Self> = units::per;
 }
 
 impl FromText for Quota {
     const EXPECTED: &'static str = "a limit such as 900/1m or 20/s, or {rate: 900, per: 1m}";
     const PATTERN: &'static str = "^[0-9]+/[0-9]*(ms|s|m|h|d)$";
-    fn from_text(text: &str) -> Option<Quota> {
-        units::quota(text)
-    }
+    const PARSE: fn(&str) -> Option<Self> = units::quota;
 }
 
 /// A value in its textual form.
@@ -73,7 +66,7 @@ impl<'de, T: FromText> Deserialize<'de> for Text<T> {
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<Text<T>, E> {
-                T::from_text(text).map(Text).ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
+                (T::PARSE)(text).map(Text).ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
             }
         }
 
