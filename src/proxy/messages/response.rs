@@ -2,12 +2,12 @@
 //!
 //! The only file of the proxy with status codes. Sends nothing, and knows nothing of logs and metrics.
 
-use std::fmt::Write;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use serde::Serialize;
 
 use super::header_flags::HeaderFlags;
@@ -46,6 +46,8 @@ const GRPC_RESOURCE_EXHAUSTED: &str = "8";
 const GRPC_UNAVAILABLE: &str = "14";
 const GRPC_PERMISSION_DENIED: &str = "7";
 const GRPC_UNAUTHENTICATED: &str = "16";
+/// The characters that gRPC percent-encodes in a message, beside everything but ASCII.
+const GRPC_ENCODED: &AsciiSet = &CONTROLS.add(b'%');
 
 /// The form in which a client understands a refusal.
 #[derive(Clone, Copy)]
@@ -312,24 +314,11 @@ fn grpc(verdict: &Verdict<'_>) -> Response<Bytes> {
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     headers.insert(GRPC_STATUS, HeaderValue::from_static(status));
-    if let Ok(message) = HeaderValue::try_from(grpc_message(&verdict.detail)) {
+    let message = utf8_percent_encode(&verdict.detail, GRPC_ENCODED).to_string();
+    if let Ok(message) = HeaderValue::try_from(message) {
         headers.insert(GRPC_MESSAGE, message);
     }
     response
-}
-
-/// Percent-encodes a message for gRPC: the percent sign, and everything but printable ASCII.
-fn grpc_message(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if (b' '..=b'~').contains(&byte) && byte != b'%' {
-            encoded.push(char::from(byte));
-        } else {
-            // Writing to a string does not fail.
-            let _ = write!(encoded, "%{byte:02X}");
-        }
-    }
-    encoded
 }
 
 impl SpentQuota<'_> {
