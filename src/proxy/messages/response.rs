@@ -363,6 +363,7 @@ fn window_seconds(limit: &Limit) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
     use std::time::Duration;
 
     use regex::Regex;
@@ -389,6 +390,7 @@ mod tests {
             fixed("10/1d Europe/Berlin", Period::Span(day)),
             fixed("10/1w", Period::Week),
             fixed("10/1mo", Period::Month),
+            limit("10/2s", Duration::from_secs(2), Algorithm::WarmUp { warm_up: day, cold: NonZeroU32::MIN }),
         ];
         let limiter = Limiter::new(LimiterName::parse("a.b_c-d").unwrap(), limits);
         let refusal =
@@ -399,7 +401,8 @@ mod tests {
         let policies = headers[RATELIMIT_POLICY].to_str().unwrap();
         let expected = "\"a.b_c-d:10/1500ms\";q=10, \"a.b_c-d:10/1m token_bucket\";q=10;w=60, \
                         \"a.b_c-d:10/1d Europe/Berlin\";q=10;w=86400, \"a.b_c-d:10/1w\";q=10;w=604800, \
-                        \"a.b_c-d:10/1mo\";q=10";
+                        \"a.b_c-d:10/1mo\";q=10, \"a.b_c-d:10/2s\";q=10;w=2";
+        // A warm-up reports the rate of a warm limit, and no warm-up.
         assert_eq!(policies, expected);
         // A list of strings with integer parameters (RFC 9651).
         let item = r#""[ !\x23-\x5b\x5d-\x7e]*"(;[a-z]+=-?[0-9]{1,15})*"#;
