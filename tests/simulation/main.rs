@@ -5,6 +5,7 @@
 //! this is the short form that CI makes; `scripts/simulate` runs as long as one likes.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for people, and for scripts")]
+#![allow(unreachable_pub, reason = "a program has no public interface")]
 
 mod client;
 mod fault;

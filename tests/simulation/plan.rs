@@ -274,11 +274,6 @@ impl Limiter {
             }
         }
     }
-
-    /// Returns the longest window, in microseconds.
-    pub fn longest(&self) -> u64 {
-        self.limits.iter().map(|limit| limit.per).max().unwrap_or_default()
-    }
 }
 
 impl Configuration {

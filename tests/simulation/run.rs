@@ -43,6 +43,10 @@ pub struct Totals {
     /// Permits that were used in calm time with enough demand, and that could have been.
     pub used: u64,
     pub room: u64,
+    /// How often each check had something to decide.
+    judged: BTreeMap<String, u64>,
+    /// Findings that were taken for the same cause as one before in their run.
+    repeated: u64,
     pub findings: Vec<(u64, Finding)>,
     /// The findings by what they have in common: how many, and the first seed.
     pub kinds: BTreeMap<String, (u64, u64)>,
@@ -96,12 +100,16 @@ fn one(seed: u64, wanted: &Wanted, totals: &Mutex<Totals>, began: Instant) -> bo
     totals.calls += outcome.calls;
     totals.used += outcome.summary.permits_used;
     totals.room += outcome.summary.permits_room;
+    totals.repeated += outcome.summary.repeated;
+    for (what, times) in &outcome.summary.judged {
+        *totals.judged.entry(format!("{what:?}")).or_default() += times;
+    }
     for kind in kinds {
         let shown = totals.kinds.entry(kind).or_insert((0, seed));
         shown.0 += 1;
     }
     totals.findings.extend(outcome.findings.into_iter().map(|finding| (seed, finding)));
-    if totals.runs % 50 == 0 {
+    if totals.runs.is_multiple_of(50) {
         eprintln!(
             "{:6.0} s: {} runs, {} fleet-seconds, {} faults, {} findings",
             began.elapsed().as_secs_f64(),
@@ -182,6 +190,8 @@ impl Totals {
             "pairs": self.pairs.len(),
             "rarest_pair": [first, second, times],
             "used": self.used(),
+            "judged": self.judged,
+            "repeated": self.repeated,
             "findings": findings,
         })
     }

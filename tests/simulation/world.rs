@@ -258,9 +258,9 @@ impl World {
         }
         self.now = key.0;
         match event {
-            Event::ToHost { connection, bytes } => self.to_host(connection, &bytes),
+            Event::ToHost { connection, bytes } => self.arrive_at_host(connection, &bytes),
             Event::Carry { host } => self.carry(host),
-            Event::ToReplica { connection, bytes } => self.to_replica(connection, &bytes),
+            Event::ToReplica { connection, bytes } => self.arrive_at_replica(connection, &bytes),
             Event::Close { connection } => self.close(connection),
             Event::Accept { connection } => self.accept(connection),
             Event::Arrive { route } => self.arrive(route),

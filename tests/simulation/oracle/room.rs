@@ -98,7 +98,8 @@ fn rule_room(state: &StateUse, rule: &Rule, refused: Refused, pending: u64, perc
         Algorithm::SlidingWindow => (has_room, in_use + cost),
         // The last guard of a fixed window stays empty.
         Algorithm::FixedWindow => {
-            let is_early = store_clock % per + (at - decided) + rule.last().guard + rule.widened() - per < per;
+            let is_early =
+                store_clock % per + (at - decided) + rule.last().guard + rule.widened() - per < per;
             (has_room && is_early, in_use + cost)
         }
         Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket => {
