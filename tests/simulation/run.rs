@@ -48,8 +48,8 @@ pub struct Totals {
     /// Findings that were taken for the same cause as one before in their run.
     repeated: u64,
     pub findings: Vec<(u64, Finding)>,
-    /// The findings by what they have in common: how many, and the first seed.
-    pub kinds: BTreeMap<String, (u64, u64)>,
+    /// The shortened findings: the seed, and what is wrong under which faults.
+    pub shortened: Vec<(u64, String)>,
     pub errors: Vec<String>,
 }
 
@@ -104,10 +104,7 @@ fn one(seed: u64, wanted: &Wanted, totals: &Mutex<Totals>, began: Instant) -> bo
     for (what, times) in &outcome.summary.judged {
         *totals.judged.entry(format!("{what:?}")).or_default() += times;
     }
-    for kind in kinds {
-        let shown = totals.kinds.entry(kind).or_insert((0, seed));
-        shown.0 += 1;
-    }
+    totals.shortened.extend(kinds.into_iter().map(|kind| (seed, kind)));
     totals.findings.extend(outcome.findings.into_iter().map(|finding| (seed, finding)));
     if totals.runs.is_multiple_of(50) {
         eprintln!(
@@ -148,7 +145,9 @@ pub fn kind_of(shortened: &Shortened) -> String {
         format!("{} {} {queue}", limits.join("+"), limiter.policy)
     });
     let limits = limits.unwrap_or_default();
-    format!("{:?} | {limits} | {} replicas | {}", finding.what, plan.replicas, faults.join(", "))
+    let faults = if faults.is_empty() { "nothing".to_owned() } else { faults.join(", ") };
+    let Finding { what, sent, limit, .. } = finding;
+    format!("{what:?}: {sent} of {limit} | {limits} | {} replicas | after {faults}", plan.replicas)
 }
 
 impl Totals {
