@@ -4,7 +4,9 @@
 use std::process::Command;
 use std::time::Duration;
 
+use crate::mutation;
 use crate::plan::{Mix, Plan};
+use crate::redis::{parity, scripts};
 use crate::run::{Wanted, run};
 use crate::world::World;
 
@@ -17,8 +19,13 @@ const COMPARED: u64 = 10;
 /// The seeds that find nothing in the calm mix, for each of which a minute of a fleet is simulated.
 const CALM_RUNS: u64 = 12;
 
+/// How many random sequences of calls are compared with a real Redis.
+const PARITY: u64 = 200;
+
 /// Makes the short form. Returns whether all is as it should be.
 pub fn short_form() -> Result<bool, String> {
+    mutation::all_apply(&scripts::all().map(|script| script.source))?;
+    parity::compare(PARITY)?;
     let mut is_good = repeats()?;
     is_good &= calm();
     is_good &= known()?;
