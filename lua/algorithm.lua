@@ -1,13 +1,14 @@
 -- algorithm.lua: the algorithms by the letter with which the text of their rules begins.
 --
 -- Twin of src/limiter/arithmetic/algorithm/mod.rs. Each file in lua/algorithm/ adds one function, which returns a table with the
--- functions below. A rule names its algorithm, and nothing outside lua/algorithm/ asks which one it is.
+-- functions below. A rule names its algorithm, and nothing outside lua/algorithm/ asks which one it is. `Algorithm.unknown` stands for
+-- those of a newer version of weir.
 --
 -- Of a rule:
 --   parse(rule, text)            reads the part of the rule's text that follows its cell; sets `rule.capacity`, the most permits that the
 --                                rule grants at one instant, unless that is its rate
 --   spacing(rule, permits)       the distance between two refused callers who need that many permits
---   separates(rule, first, later)    whether bookings at two instants must stay apart; nil if they never must
+--   separates(rule, first, later)    whether bookings at two instants must stay apart; false or nil if they never must
 --   window_start(rule, at, length)   the first instant of the window that ends at `at`; nil without windows. External usage is
 --                                left to others in each window; without windows it is charged
 -- Of a search (search.lua), which shows a rule the bookings in ascending order:
@@ -26,4 +27,5 @@
 --   lacking(rule, at, permits)   a checkpoint that lacks permits at an instant
 --   is_emptier(one, other)       whether a checkpoint lacks at least as much as another one
 
-local Algorithm = {}
+-- With a place for each: a table that grows costs more.
+local Algorithm = { S = 0, B = 0, F = 0, W = 0, unknown = 0 }

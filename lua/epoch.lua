@@ -15,18 +15,13 @@ do
   -- The longest time for which an epoch settles while replicas write back, in multiples of the shortest.
   local SETTLES_MAX = 4
 
-  -- Returns a new epoch after the one with the number `known`.
-  local function begin(now, known, run, settle, resets, pauses)
-    return { id = max(now, known + 1), run = run, settled_at = now + settle, kept_until = 0, resets = resets, pauses = pauses }
-  end
-
   -- Returns the present epoch. `known_epoch` is the latest epoch that the caller knows; `run` is the server's run as the caller knows
   -- it: empty if unknown, `?` on a Cluster, where the caller does not know the server. `text` is the value of the key, `settle` how
   -- long a new epoch takes to settle; 0: there are no epochs.
   local function open(key, text, now, known_epoch, run, settle)
     if settle == 0 then return { id = 0, settled_at = 0, kept_until = math.huge, resets = {}, pauses = {} } end
     if run == "?" then run = string.match(redis.call("INFO", "server"), "run_id:(%x+)") or "" end
-    local row, resets, pauses = Store.read(key, text, 6), {}, {}
+    local row, resets, pauses = Store.read(key, text, 6), nil, nil
     if row then
       local epoch = {
         id = row[1], run = row[2] == "" and run or row[2], settled_at = row[3], kept_until = row[4], resets = row[5], pauses = row[6],
@@ -38,7 +33,7 @@ do
       if (epoch.resets[#epoch.resets - 1] or 0) <= now then resets = epoch.resets end
       if (epoch.pauses[#epoch.pauses - 3] or 0) <= now then pauses = epoch.pauses end
     end
-    return begin(now, known_epoch, run, settle, resets, pauses)
+    return Epoch.begin(now, known_epoch, run, settle, resets or {}, pauses or {})
   end
 
   -- Makes the key of an epoch outlive a state that expires at an instant. Writes it now and then, or each time if `always`.
@@ -62,31 +57,37 @@ do
     return { now, epoch.id, now < epoch.settled_at and epoch.settled_at or 0, resets[#resets - 1] or 0 }
   end
 
-  -- Returns true if `whole` is the key of a state, or of the limiter that the state is a partition of.
-  local function is_part(whole, key)
-    return key == whole or key:sub(1, #whole + 1) == whole .. ":"
-  end
-
-  -- Returns the last reset of a state; 0: none.
-  local function reset_of(epoch, key)
-    local at, resets = 0, epoch.resets
-    for index = 1, #resets, 3 do
-      if is_part(resets[index], key) then at = resets[index + 1] end
+  local function rare()
+    -- Returns a new epoch after the one with the number `known`.
+    local function begin(now, known, run, settle, resets, pauses)
+      return { id = max(now, known + 1), run = run, settled_at = now + settle, kept_until = 0, resets = resets, pauses = pauses }
     end
-    return at
-  end
 
-  -- Returns when a state was last paused by hand, until when, and by which replica; zeros: never. A pause that was lifted ends at 0.
-  local function pause_of(epoch, key)
-    local at, till, replica, pauses = 0, 0, 0, epoch.pauses
-    for index = 1, #pauses, 5 do
-      if is_part(pauses[index], key) then at, till, replica = pauses[index + 1], pauses[index + 2], pauses[index + 4] end
+    -- Returns true if `whole` is the key of a state, or of the limiter that the state is a partition of.
+    local function is_part(whole, key)
+      return key == whole or key:sub(1, #whole + 1) == whole .. ":"
     end
-    return at, till, replica
+
+    -- Returns the last reset of a state; 0: none.
+    local function reset_of(epoch, key)
+      local at, resets = 0, epoch.resets
+      for index = 1, #resets, 3 do
+        if is_part(resets[index], key) then at = resets[index + 1] end
+      end
+      return at
+    end
+
+    -- Returns when a state was last paused by hand, until when, and by which replica; zeros: never. A pause that was lifted ends at 0.
+    local function pause_of(epoch, key)
+      local at, till, replica, pauses = 0, 0, 0, epoch.pauses
+      for index = 1, #pauses, 5 do
+        if is_part(pauses[index], key) then at, till, replica = pauses[index + 1], pauses[index + 2], pauses[index + 4] end
+      end
+      return at, till, replica
+    end
+
+    return { begin = begin, is_part = is_part, reset_of = reset_of, pause_of = pause_of }
   end
 
-  Epoch = {
-    SETTLES_MAX = SETTLES_MAX, begin = begin, open = open, keep = keep, answer = answer,
-    is_part = is_part, reset_of = reset_of, pause_of = pause_of,
-  }
+  Epoch = setmetatable({ SETTLES_MAX = SETTLES_MAX, open = open, keep = keep, answer = answer, rare = rare }, Lazy)
 end

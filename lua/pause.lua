@@ -13,85 +13,82 @@ do
   -- The pause of a state that has never been paused, without the fields that are only read with a pause. It is shared and never changed.
   local NONE = { paused_until = 0, set_at = 0, length = 0, paced_until = 0, by_hand_at = 0, status = 0, named = 0, replica = 0 }
 
-  -- Returns the names of the stored fields, in order: a list that only the few states with a pause need.
-  local function fields()
-    return {
+  local function rare()
+    -- The stored fields, in order.
+    local FIELDS = {
       "paused_until", "set_at", "length", "paced_until", "spacing", "next", "probe", "by_hand_at", "status", "named", "replica",
+    }
+
+    local function load(row)
+      local pause = {}
+      for index, field in ipairs(FIELDS) do pause[field] = row[index] end
+      return pause
+    end
+
+    local function pack(pause)
+      local row = {}
+      for index, field in ipairs(FIELDS) do row[index] = pause[field] end
+      return row
+    end
+
+    -- Returns the pause of a state, to be changed.
+    local function own(state)
+      if state.pause == NONE then state.pause = load({ 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }) end
+      return state.pause
+    end
+
+    local function set(state, now, till, probe, status, named, replica)
+      -- The longest time for which permits come one by one: a day's limit is not spread over the day.
+      local PACED_MAX = 10000000
+      local shortest
+      for _, rule in ipairs(state.rules) do
+        if not shortest or rule.window < shortest.window then shortest = rule end
+      end
+      local pause = own(state)
+      pause.paused_until, pause.set_at, pause.next, pause.probe = till, now, till, probe
+      pause.status, pause.named, pause.replica = status, named, replica
+      pause.paced_until = till + probe + min(shortest.window, PACED_MAX)
+      pause.spacing = shortest.whole + (shortest.part > 0 and 1 or 0)
+    end
+
+    -- Follows a pause set by hand at an instant; `till` that has passed lifts it. Returns whether it had not been followed yet.
+    local function follow(state, now, at, till, replica)
+      if at <= state.pause.by_hand_at then return false end
+      local pause = own(state)
+      pause.by_hand_at, pause.length = at, 0
+      if till > now then
+        set(state, now, till, 0, 0, 0, replica)
+      else
+        pause.status, pause.named, pause.replica = 0, 0, 0
+        pause.paused_until = min(pause.paused_until, now)
+        pause.paced_until = pause.paused_until
+      end
+      return true
+    end
+
+    -- Returns the first instant from `at` on that the pause leaves open.
+    local function open_from(pause, at)
+      at = max(at, pause.paused_until)
+      if at < pause.paced_until then return max(at, min(pause.next, pause.paced_until)) end
+      return at
+    end
+
+    -- Returns true if permits are granted one by one at an instant, as after a pause.
+    local function is_paced(pause, at)
+      return pause.paused_until <= at and at < pause.paced_until
+    end
+
+    -- Notes permits booked at an instant.
+    local function booked(pause, at, permits)
+      if not is_paced(pause, at) then return end
+      local probe = pause.next == pause.paused_until and pause.probe or 0
+      pause.next = max(pause.next, at) + probe + min(pause.spacing * permits, pause.paced_until - pause.paused_until)
+    end
+
+    return {
+      load = load, pack = pack, own = own, set = set, follow = follow, open_from = open_from, is_paced = is_paced, booked = booked,
     }
   end
 
-  local function load(row)
-    return row == 0 and NONE or Store.from_row({}, fields(), row)
-  end
-
-  local function pack(pause)
-    return pause == NONE and 0 or Store.to_row(pause, fields(), {})
-  end
-
-  -- Returns the pause of a state, to be changed.
-  local function own(state)
-    if state.pause == NONE then
-      state.pause = {}
-      for _, field in ipairs(fields()) do state.pause[field] = 0 end
-    end
-    return state.pause
-  end
-
-  local function set(state, now, till, probe, status, named, replica)
-    -- The longest time for which permits come one by one: a day's limit is not spread over the day.
-    local PACED_MAX = 10000000
-    local shortest
-    for _, rule in ipairs(state.rules) do
-      if not shortest or rule.window < shortest.window then shortest = rule end
-    end
-    local pause = own(state)
-    pause.paused_until, pause.set_at, pause.next, pause.probe = till, now, till, probe
-    pause.status, pause.named, pause.replica = status, named, replica
-    pause.paced_until = till + probe + min(shortest.window, PACED_MAX)
-    pause.spacing = shortest.whole + (shortest.part > 0 and 1 or 0)
-  end
-
-  -- Follows a pause set by hand at an instant; `till` that has passed lifts it. Returns whether it had not been followed yet.
-  local function follow(state, now, at, till, replica)
-    if at <= state.pause.by_hand_at then return false end
-    local pause = own(state)
-    pause.by_hand_at, pause.length = at, 0
-    if till > now then
-      set(state, now, till, 0, 0, 0, replica)
-    else
-      pause.status, pause.named, pause.replica = 0, 0, 0
-      pause.paused_until = min(pause.paused_until, now)
-      pause.paced_until = pause.paused_until
-    end
-    return true
-  end
-
-  -- Returns the first instant from `at` on that the pause leaves open.
-  local function open_from(pause, at)
-    at = max(at, pause.paused_until)
-    if at < pause.paced_until then return max(at, min(pause.next, pause.paced_until)) end
-    return at
-  end
-
-  -- Returns true if permits are granted one by one at an instant, as after a pause.
-  local function is_paced(pause, at)
-    return pause.paused_until <= at and at < pause.paced_until
-  end
-
-  -- Notes permits booked at an instant.
-  local function booked(pause, at, permits)
-    if not is_paced(pause, at) then return end
-    local probe = pause.next == pause.paused_until and pause.probe or 0
-    pause.next = max(pause.next, at) + probe + min(pause.spacing * permits, pause.paced_until - pause.paused_until)
-  end
-
-  -- Returns when the pause matters no more, not even for the length of the next one.
-  local function expires(pause)
-    return max(pause.paced_until, pause.paused_until + 2 * pause.length)
-  end
-
-  Pause = {
-    NONE = NONE, own = own, set = set, load = load, pack = pack, follow = follow, open_from = open_from, is_paced = is_paced,
-    booked = booked, expires = expires,
-  }
+  Pause = setmetatable({ NONE = NONE, rare = rare }, Lazy)
 end

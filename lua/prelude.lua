@@ -1,14 +1,13 @@
--- prelude.lua: functions that every include uses.
+-- prelude.lua: what every include uses.
 
 local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
 
--- Returns a module that `make` fills at its first use: a call that does not need the module does not pay for its functions.
-local function lazy(make)
-  return setmetatable({}, {
-    __index = function(module, name)
-      setmetatable(module, nil)
-      for key, value in pairs(make()) do module[key] = value end
-      return module[name]
-    end,
-  })
-end
+-- The metatable of a module some of whose functions few calls need: `rare` returns those, at the first use of one. A server runs the
+-- whole script with each call, and makes every function in it anew.
+local Lazy = {
+  __index = function(module, name)
+    setmetatable(module, nil)
+    for key, value in pairs(module.rare()) do module[key] = value end
+    return module[name]
+  end,
+}

@@ -39,14 +39,6 @@ do
     return count
   end
 
-  -- Notes permits given back at a slot.
-  local function given_back(order, now, slot, permits)
-    if slot < order.last and order.last > now then
-      order.freed_at = order.freed_permits == 0 and slot or min(order.freed_at, slot)
-      order.freed_permits = order.freed_permits + permits
-    end
-  end
-
   -- Notes booked requests. Returns whether they passed by room that a smaller cost may take.
   local function booked(order, slot, count, cost)
     order.booked = order.booked + count * cost
@@ -61,46 +53,6 @@ do
     return searched and cost > 1 and slot > order.freed_at
   end
 
-  -- Returns the instant advised to the first of some refused callers, who need that many permits together.
-  local function advise(order, slot, permits, rule)
-    -- How far beyond the true delay a refusal may send a caller, unless its window is longer.
-    local SPREAD_MIN = 60000000
-    local spread_max = max(rule.window, SPREAD_MIN)
-    local first = order.advised > slot + spread_max and slot or max(order.advised, slot)
-    order.advised = slot + (first - slot + rule.algorithm.spacing(rule, permits)) % spread_max
-    return first
-  end
-
-  -- Brings advised instants closer where fewer callers came back than were expected. `states` are the queue's.
-  local function review_spread(order, now, states)
-    if order.advised <= now then
-      order.reviewed, order.expected, order.booked = now, 0, 0
-      return
-    end
-    -- A review comes after three windows, or after this time, but not before some permits could have been booked.
-    local REVIEW_MAX, REVIEW_PERMITS = 5000000, 8
-    local shortest, some = nil, 0
-    for _, state in ipairs(states) do
-      for _, rule in ipairs(state.rules) do
-        shortest = min(shortest or rule.window, rule.window)
-        some = max(some, (Rule.span_exact(rule, REVIEW_PERMITS)))
-      end
-    end
-    local every = min(3 * shortest, max(REVIEW_MAX, some))
-    if now < order.reviewed + every then return end
-    if order.booked + floor(order.booked / 8) < order.expected then
-      order.advised = now + floor((order.advised - now) / 1024) * floor(order.booked * 1024 / order.expected)
-    end
-    local soon, expected = min(order.advised - now, every), nil
-    for _, state in ipairs(states) do
-      for _, rule in ipairs(state.rules) do
-        local permits = floor(soon * rule.rate / rule.window)
-        expected = min(expected or permits, permits)
-      end
-    end
-    order.reviewed, order.expected, order.booked = now, expected, 0
-  end
-
   -- Brings an order to `now`. After a change of the limits the bookings have new places, which keep the order.
   local function open(order, now, states)
     local generation = 0
@@ -110,7 +62,11 @@ do
       order.advised, order.reviewed, order.expected, order.booked = 0, 0, 0, 0
     end
     if order.last <= now then order.freed_permits = 0 end
-    review_spread(order, now, states)
+    if order.advised > now then
+      QueueOrder.review_spread(order, now, states)
+    else
+      order.reviewed, order.expected, order.booked = now, 0, 0
+    end
   end
 
   -- Returns the earliest instant of room before the last slot, and how many permits; 0, 0: there is none.
@@ -142,8 +98,56 @@ do
     Store.write(key, was, cmsgpack.pack(row), now, expires)
   end
 
-  QueueOrder = {
-    load = load, answered = answered, open = open, floor_of = floor_of, count_at = count_at, given_back = given_back,
-    booked = booked, advise = advise, freed = freed, keep = keep,
-  }
+  local function rare()
+    -- Notes permits given back at a slot.
+    local function given_back(order, now, slot, permits)
+      if slot < order.last and order.last > now then
+        order.freed_at = order.freed_permits == 0 and slot or min(order.freed_at, slot)
+        order.freed_permits = order.freed_permits + permits
+      end
+    end
+
+    -- Returns the instant advised to the first of some refused callers, who need that many permits together.
+    local function advise(order, slot, permits, rule)
+      -- How far beyond the true delay a refusal may send a caller, unless its window is longer.
+      local SPREAD_MIN = 60000000
+      local spread_max = max(rule.window, SPREAD_MIN)
+      local first = order.advised > slot + spread_max and slot or max(order.advised, slot)
+      order.advised = slot + (first - slot + rule.algorithm.spacing(rule, permits)) % spread_max
+      return first
+    end
+
+    -- Brings advised instants closer where fewer callers came back than were expected. `states` are the queue's.
+    local function review_spread(order, now, states)
+      -- A review comes after three windows, or after this time, but not before some permits could have been booked.
+      local REVIEW_MAX, REVIEW_PERMITS = 5000000, 8
+      local shortest, some = nil, 0
+      for _, state in ipairs(states) do
+        for _, rule in ipairs(state.rules) do
+          shortest = min(shortest or rule.window, rule.window)
+          some = max(some, (Rule.span_exact(rule, REVIEW_PERMITS)))
+        end
+      end
+      local every = min(3 * shortest, max(REVIEW_MAX, some))
+      if now < order.reviewed + every then return end
+      if order.booked + floor(order.booked / 8) < order.expected then
+        order.advised = now + floor((order.advised - now) / 1024) * floor(order.booked * 1024 / order.expected)
+      end
+      local soon, expected = min(order.advised - now, every), nil
+      for _, state in ipairs(states) do
+        for _, rule in ipairs(state.rules) do
+          local permits = floor(soon * rule.rate / rule.window)
+          expected = min(expected or permits, permits)
+        end
+      end
+      order.reviewed, order.expected, order.booked = now, expected, 0
+    end
+
+    return { given_back = given_back, advise = advise, review_spread = review_spread }
+  end
+
+  QueueOrder = setmetatable({
+    load = load, answered = answered, open = open, floor_of = floor_of, count_at = count_at, booked = booked, freed = freed,
+    keep = keep, rare = rare,
+  }, Lazy)
 end

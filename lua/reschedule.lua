@@ -7,7 +7,7 @@
 --   rescheduled_cell      the cells of the previous generation
 --   rescheduled_until     how long they are kept; no other change moves bookings meanwhile
 
-local Reschedule = lazy(function()
+local Reschedule = setmetatable({ rare = function()
   -- Returns the checkpoint of a rule that comes into force: its own from before, or one that lacks as much as the emptiest other.
   local function checkpoint_of(rule, old_rules, old_checkpoints)
     local algorithm = rule.algorithm
@@ -30,7 +30,9 @@ local Reschedule = lazy(function()
   local function put_in_force(state, union)
     local old_rules, old_checkpoints = state.rules, state.checkpoints
     state.union, state.rules, state.checkpoints = union, Rule.parse_all(union), {}
-    state.external_usage = ExternalUsage.carry_over(state.external_usage, old_rules, state.rules)
+    if state.external_usage then
+      state.external_usage = ExternalUsage.carry_over(state.external_usage, old_rules, state.rules)
+    end
     for index, rule in ipairs(state.rules) do state.checkpoints[index] = checkpoint_of(rule, old_rules, old_checkpoints) end
   end
 
@@ -42,7 +44,7 @@ local Reschedule = lazy(function()
     -- A cell moves as a whole or not at all.
     local void_from = Rule.cell_from(from, old_cell)
     put_in_force(state, union)
-    ExternalUsage.heed(state)
+    if state.external_usage then ExternalUsage.heed(state) end
     if now < state.pause.paused_until then state.pause.next = state.pause.paused_until end
     local void, moved, is_near = Timeline.split_off(state.timeline, void_from), {}, true
     local search = Search.new(state, void_from)
@@ -134,4 +136,4 @@ local Reschedule = lazy(function()
     put_in_force = put_in_force, start = start, unclaimed = unclaimed, claim = claim, give_back = give_back,
     place_of = place_of,
   }
-end)
+end }, Lazy)

@@ -12,29 +12,23 @@ do
   -- Over a hundred years: sums of two spans stay below 2^53.
   local SPAN_MAX = 4000000000000000
 
-  -- An algorithm is made when the first rule names it.
-  local made = {}
-
-  local function parse(text)
+  local function parse(rules, text)
     local letter, rate, window, cell, rest = string.match(text, "^(%a) (%d+) (%d+) (%d+)(.*)$")
     rate, window = tonumber(rate), tonumber(window)
-    local algorithm = made[letter]
-    if not algorithm then
-      algorithm = (Algorithm[letter] or Algorithm.unknown)()
-      made[letter] = algorithm
+    local algorithm = Algorithm[letter] or Algorithm.unknown
+    -- An algorithm is made when the first rule names it.
+    if type(algorithm) == "function" then
+      algorithm = algorithm()
+      Algorithm[letter] = algorithm
     end
-    -- A permit takes `whole` microseconds and `part` in parts of `rate`.
+    -- A permit takes `whole` microseconds and `part` in parts of `rate`. Bookings are seen for `seen_for`.
     local rule = {
       text = text, rate = rate, window = window, cell = tonumber(cell), algorithm = algorithm, capacity = rate,
-      whole = floor(window / rate), part = window % rate,
+      whole = floor(window / rate), part = window % rate, seen_for = window,
     }
     algorithm.parse(rule, rest)
-    return rule
-  end
-
-  local function add(rules, rule)
     if #rules == 0 or rule.cell < rules.cell then rules.cell = rule.cell end
-    if rule.algorithm.separates then table.insert(rules.separating, rule) end
+    if algorithm.separates then table.insert(rules.separating, rule) end
     rules[#rules + 1] = rule
   end
 
@@ -42,9 +36,9 @@ do
   local function parse_all(text)
     local rules = { cell = 1, separating = {} }
     if string.find(text, ";", 1, true) then
-      for part in string.gmatch(text, "[^;]+") do add(rules, parse(part)) end
+      for part in string.gmatch(text, "[^;]+") do parse(rules, part) end
     elseif text ~= "" then
-      add(rules, parse(text))
+      parse(rules, text)
     end
     return rules
   end
@@ -92,14 +86,6 @@ do
     return true
   end
 
-  local function longest_window(rules)
-    local longest = 0
-    for _, rule in ipairs(rules) do
-      if rule.window > longest then longest = rule.window end
-    end
-    return longest
-  end
-
   -- Returns the rules of a caller's text. Where they are the rules in force, nothing is parsed.
   local function parse_own(text, state)
     return text == state.union and state.rules or parse_all(text)
@@ -112,8 +98,14 @@ do
     end
   end
 
+  local function longest_window(rules)
+    local longest = 0
+    for index = 1, #rules do longest = max(longest, rules[index].window) end
+    return longest
+  end
+
   Rule = {
     SPAN_MAX = SPAN_MAX, parse_all = parse_all, parse_own = parse_own, cell_start = cell_start, cell_from = cell_from,
-    span_exact = span_exact, is_one = is_one, longest_window = longest_window, position = position,
+    span_exact = span_exact, is_one = is_one, position = position, longest_window = longest_window,
   }
 end

@@ -22,7 +22,8 @@ do
     Timeline.compact(timeline)
     for index = 1, #rules do
       local rule = rules[index]
-      sights[index] = rule.algorithm.sight(rule, ExternalUsage.rate_left(state, index), state.checkpoints[index])
+      local rate = state.external_usage and ExternalUsage.rate_left(state, index) or rule.rate
+      sights[index] = rule.algorithm.sight(rule, rate, state.checkpoints[index])
     end
     local search = { rules = rules, timeline = timeline, sights = sights, pause = state.pause, at = -1, entered = 0 }
     advance(search, from)
@@ -45,26 +46,23 @@ do
         index, room = 1, nil
       end
     end
-    if Pause.is_paced(pause, search.at) then return cost, limited_by end
+    if search.at < pause.paced_until and Pause.is_paced(pause, search.at) then return cost, limited_by end
     return max(room or cost, cost), limited_by
-  end
-
-  -- Books permits where the search stands, without a note in the pause.
-  local function put(search, permits)
-    local rules, sights = search.rules, search.sights
-    if Timeline.charge(search.timeline, rules, search.entered, search.at, permits) then search.entered = search.entered + 1 end
-    for index = 1, #rules do rules[index].algorithm.take(sights[index], search, permits) end
   end
 
   -- Books permits where the search stands.
   local function charge(search, permits)
-    put(search, permits)
-    if search.at < search.pause.paced_until then Pause.booked(search.pause, search.at, permits) end
+    local rules, sights, at = search.rules, search.sights, search.at
+    if Timeline.charge(search.timeline, rules, search.entered, at, permits) then search.entered = search.entered + 1 end
+    for index = 1, #rules do rules[index].algorithm.take(sights[index], search, permits) end
+    if at < search.pause.paced_until then Pause.booked(search.pause, at, permits) end
   end
 
   -- Books permits at an instant, because they are used there: whether there is room or not, and during a pause, too.
   local function charge_at(state, at, permits)
-    put(new(state, at), permits)
+    local search = new(state, at)
+    search.pause = Pause.NONE
+    charge(search, permits)
   end
 
   Search = { new = new, advance = advance, earliest = earliest, charge = charge, charge_at = charge_at }

@@ -38,17 +38,5 @@ do
     end
   end
 
-  -- Puts the named fields of a table into a row, in the order of their names. Returns the row.
-  local function to_row(value, fields, row)
-    for index = 1, #fields do row[index] = value[fields[index]] end
-    return row
-  end
-
-  -- Sets the named fields of a table from a row: the inverse of `to_row`. Returns the table.
-  local function from_row(value, fields, row)
-    for index = 1, #fields do value[fields[index]] = row[index] end
-    return value
-  end
-
-  Store = { now = now, read = read, write = write, to_row = to_row, from_row = from_row }
+  Store = { now = now, read = read, write = write }
 end

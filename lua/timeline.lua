@@ -8,10 +8,6 @@ local Timeline
 do
   local is_one = Rule.is_one
 
-  local function new()
-    return { at = {}, permits = {}, size = 0, has_empty = false }
-  end
-
   local function load(stored)
     local entries, at = stored[1], 0
     local size = #entries
@@ -58,11 +54,6 @@ do
     return { entries, timeline.permits }
   end
 
-  -- Returns the last booked instant, or nil.
-  local function last(timeline)
-    return timeline.at[timeline.size]
-  end
-
   -- Returns the index of the first entry at `at` or later.
   local function first_from(timeline, at)
     local entries, low, high = timeline.at, 1, timeline.size + 1
@@ -84,22 +75,10 @@ do
     shorten(timeline, size - first + 1)
   end
 
-  -- Removes the entries from an instant on, and returns them as instants and permits by turns.
-  local function split_off(timeline, at)
-    local first, removed = first_from(timeline, at), {}
-    for index = first, timeline.size do
-      local size = #removed
-      removed[size + 1], removed[size + 2] = timeline.at[index], timeline.permits[index]
-    end
-    shorten(timeline, first - 1)
-    return removed
-  end
-
-  -- Removes what no rule can see, and merges what only rules with wide cells can still see. `seen_for` is how long each of the
-  -- rules sees a booking.
-  local function prune(timeline, now, rules, seen_for)
+  -- Removes what no rule can see, and merges what only rules with wide cells can still see.
+  local function prune(timeline, now, rules)
     local entries, permits, longest = timeline.at, timeline.permits, 0
-    for index = 1, #rules do longest = max(longest, seen_for[index]) end
+    for index = 1, #rules do longest = max(longest, rules[index].seen_for) end
     local first, size = 1, timeline.size
     while first <= size and entries[first] + longest <= now do first = first + 1 end
     keep_from(timeline, first)
@@ -108,8 +87,8 @@ do
     for index = 1, timeline.size do
       local at, count, cell = entries[index], permits[index], nil
       for place = 1, #rules do
-        local own = rules[place].cell
-        if at + seen_for[place] > now and (not cell or own < cell) then cell = own end
+        local rule = rules[place]
+        if at + rule.seen_for > now and (not cell or rule.cell < cell) then cell = rule.cell end
       end
       if kept > 0 and is_one(rules, cell or 1, entries[kept], at) then
         entries[kept] = at
@@ -140,17 +119,6 @@ do
     return true
   end
 
-  -- Takes back up to that many permits of an instant.
-  local function uncharge(timeline, rules, at, count)
-    local entries, permits, size = timeline.at, timeline.permits, timeline.size
-    local index = first_from(timeline, at)
-    while index <= size and permits[index] == 0 do index = index + 1 end
-    if index > size or not is_one(rules, rules.cell, at, entries[index]) then return end
-    local left = permits[index] - min(permits[index], count)
-    permits[index] = left
-    if left == 0 then timeline.has_empty = true end
-  end
-
   -- Returns the permits booked from one instant to another, both included.
   local function held_between(timeline, from, till)
     local held, entries, permits = 0, timeline.at, timeline.permits
@@ -161,8 +129,34 @@ do
     return held
   end
 
-  Timeline = {
-    new = new, load = load, pack = pack, compact = compact, last = last, first_from = first_from, keep_from = keep_from,
-    split_off = split_off, prune = prune, charge = charge, uncharge = uncharge, held_between = held_between,
-  }
+  local function rare()
+    -- Removes the entries from an instant on, and returns them as instants and permits by turns.
+    local function split_off(timeline, at)
+      local first, removed = first_from(timeline, at), {}
+      for index = first, timeline.size do
+        local size = #removed
+        removed[size + 1], removed[size + 2] = timeline.at[index], timeline.permits[index]
+      end
+      shorten(timeline, first - 1)
+      return removed
+    end
+
+    -- Takes back up to that many permits of an instant.
+    local function uncharge(timeline, rules, at, count)
+      local entries, permits, size = timeline.at, timeline.permits, timeline.size
+      local index = first_from(timeline, at)
+      while index <= size and permits[index] == 0 do index = index + 1 end
+      if index > size or not is_one(rules, rules.cell, at, entries[index]) then return end
+      local left = permits[index] - min(permits[index], count)
+      permits[index] = left
+      if left == 0 then timeline.has_empty = true end
+    end
+
+    return { split_off = split_off, uncharge = uncharge }
+  end
+
+  Timeline = setmetatable({
+    load = load, pack = pack, compact = compact, first_from = first_from, keep_from = keep_from, prune = prune, charge = charge,
+    held_between = held_between, rare = rare,
+  }, Lazy)
 end

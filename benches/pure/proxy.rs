@@ -11,8 +11,8 @@ use weir::clock::Clock;
 use weir::config;
 use weir::limiter::Limiters;
 use weir::limiter::store::memory::MemoryStore;
-use weir::proxy::Proxy;
 use weir::proxy::bench::Routes;
+use weir::proxy::{Proxy, Reach};
 use weir::telemetry::{Metrics, Spans};
 
 use crate::Result;
@@ -110,5 +110,6 @@ fn routes(rules: &str) -> Result<Routes> {
     let config = config::parse(Path::new("bench.yaml"), &format!("routes:\n{rules}"))?.config;
     let (clock, metrics) = (Clock::start(), Metrics::new());
     let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, metrics.clone());
-    Ok(Routes::of(&Proxy::new(metrics, Spans::default(), &config, &limiters.prepare(&[]))?))
+    let proxy = Proxy::new(metrics, Spans::default(), &config, &limiters.prepare(&[]), Reach::default())?;
+    Ok(Routes::of(&proxy))
 }

@@ -60,25 +60,6 @@ function Algorithm.B()
     return { tat, rest, till }
   end
 
-  local function take_late(rule, checkpoint, at, permits)
-    local folded = checkpoint[3]
-    if at > folded then return checkpoint end
-    local tat, rest = take(rule, checkpoint[1], checkpoint[2], at, permits)
-    return { tat, rest, folded }
-  end
-
-  local function missing(rule, checkpoint)
-    local tat, rest, folded = checkpoint[1], checkpoint[2], checkpoint[3]
-    local permits = permits_until(rule, folded, 0, tat, rest)
-    if tat > folded or (tat == folded and rest > 0) then permits = permits + 1 end
-    return permits, folded
-  end
-
-  local function lacking(rule, at, permits)
-    local tat, rest = add(rule, at, 0, span_exact(rule, permits))
-    return { tat, rest, at }
-  end
-
   local function available(rule, timeline, now, checkpoint)
     checkpoint = fold(rule, timeline, checkpoint or { 0, 0, 0 }, now)
     local tat, rest = checkpoint[1], checkpoint[2]
@@ -88,7 +69,7 @@ function Algorithm.B()
   end
 
   local function expires(rule, timeline, checkpoint)
-    local last = Timeline.last(timeline)
+    local last = timeline.at[timeline.size]
     if last then checkpoint = fold(rule, timeline, checkpoint, last) end
     local full = checkpoint[1] + (checkpoint[2] > 0 and 1 or 0)
     return last and max(full, last + rule.window) or full
@@ -130,10 +111,39 @@ function Algorithm.B()
     return found
   end
 
-  return {
+  local function rare()
+    local function take_late(rule, checkpoint, at, permits)
+      local folded = checkpoint[3]
+      if at > folded then return checkpoint end
+      local tat, rest = take(rule, checkpoint[1], checkpoint[2], at, permits)
+      return { tat, rest, folded }
+    end
+
+    local function missing(rule, checkpoint)
+      local tat, rest, folded = checkpoint[1], checkpoint[2], checkpoint[3]
+      local permits = permits_until(rule, folded, 0, tat, rest)
+      if tat > folded or (tat == folded and rest > 0) then permits = permits + 1 end
+      return permits, folded
+    end
+
+    local function lacking(rule, at, permits)
+      local tat, rest = add(rule, at, 0, span_exact(rule, permits))
+      return { tat, rest, at }
+    end
+
+    return {
+      take_late = take_late,
+      missing = missing,
+      lacking = lacking,
+      is_emptier = function(one, other) return one[1] > other[1] or (one[1] == other[1] and one[2] >= other[2]) end,
+    }
+  end
+
+  return setmetatable({
     CHECKPOINT_SIZE = 3,
     parse = function(rule, text) rule.capacity = tonumber(text) end,
     spacing = span_exact,
+    separates = false,
     sight = function(rule, _, checkpoint)
       return { rule = rule, tat = checkpoint[1], rest = checkpoint[2], folded = checkpoint[3] }
     end,
@@ -145,9 +155,6 @@ function Algorithm.B()
     available = available,
     expires = expires,
     fold = fold,
-    take_late = take_late,
-    missing = missing,
-    lacking = lacking,
-    is_emptier = function(one, other) return one[1] > other[1] or (one[1] == other[1] and one[2] >= other[2]) end,
-  }
+    rare = rare,
+  }, Lazy)
 end

@@ -64,7 +64,7 @@ function Algorithm.F()
       return max(rule.rate - external - held_between(timeline, (window_of(rule, now)), now), 0)
     end,
     expires = function(rule, timeline)
-      local last = Timeline.last(timeline)
+      local last = timeline.at[timeline.size]
       return last and last + rule.window or 0
     end,
   }

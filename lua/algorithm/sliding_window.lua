@@ -64,7 +64,7 @@ function Algorithm.S()
       return max(rule.rate - external - held_between(timeline, window_start(rule, now, rule.window), now), 0)
     end,
     expires = function(rule, timeline)
-      local last = Timeline.last(timeline)
+      local last = timeline.at[timeline.size]
       return last and last + rule.window or 0
     end,
   }

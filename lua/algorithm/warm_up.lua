@@ -83,25 +83,6 @@ function Algorithm.W()
     return { free, rest, stored, part, till }
   end
 
-  local function take_late(rule, checkpoint, at, permits)
-    local folded = checkpoint[5]
-    if at > folded then return checkpoint end
-    local free, rest, stored, part = take(rule, checkpoint[1], checkpoint[2], checkpoint[3], checkpoint[4], at, permits)
-    return { free, rest, stored, part, folded }
-  end
-
-  local function missing(rule, checkpoint)
-    local free, rest, folded = checkpoint[1], checkpoint[2], checkpoint[5]
-    local permits = permits_between(rule, folded, 0, free, rest)
-    if free > folded or (free == folded and rest > 0) then permits = permits + 1 end
-    return permits, folded
-  end
-
-  local function lacking(rule, at, permits)
-    local span, rest = span_exact(rule, permits)
-    return { at + span, rest, rule.stored_max, 0, at }
-  end
-
   local function available(rule, timeline, now, checkpoint)
     checkpoint = fold(rule, timeline, checkpoint or { 0, 0, 0, 0, 0 }, now)
     local free, rest = checkpoint[1], checkpoint[2]
@@ -109,7 +90,7 @@ function Algorithm.W()
   end
 
   local function expires(rule, timeline, checkpoint)
-    local last = Timeline.last(timeline)
+    local last = timeline.at[timeline.size]
     if last then checkpoint = fold(rule, timeline, checkpoint, last) end
     local free, rest, stored = checkpoint[1], checkpoint[2], checkpoint[3]
     if free == 0 and rest == 0 then return 0 end
@@ -162,10 +143,39 @@ function Algorithm.W()
     rule.slope, rule.below = cold - 1, 16 * (1 + cold)
   end
 
-  return {
+  local function rare()
+    local function take_late(rule, checkpoint, at, permits)
+      local folded = checkpoint[5]
+      if at > folded then return checkpoint end
+      local free, rest, stored, part = take(rule, checkpoint[1], checkpoint[2], checkpoint[3], checkpoint[4], at, permits)
+      return { free, rest, stored, part, folded }
+    end
+
+    local function missing(rule, checkpoint)
+      local free, rest, folded = checkpoint[1], checkpoint[2], checkpoint[5]
+      local permits = permits_between(rule, folded, 0, free, rest)
+      if free > folded or (free == folded and rest > 0) then permits = permits + 1 end
+      return permits, folded
+    end
+
+    local function lacking(rule, at, permits)
+      local span, rest = span_exact(rule, permits)
+      return { at + span, rest, rule.stored_max, 0, at }
+    end
+
+    return {
+      take_late = take_late,
+      missing = missing,
+      lacking = lacking,
+      is_emptier = function(one, other) return one[1] > other[1] or (one[1] == other[1] and one[2] >= other[2]) end,
+    }
+  end
+
+  return setmetatable({
     CHECKPOINT_SIZE = 5,
     parse = parse,
     spacing = span_exact,
+    separates = false,
     sight = function(rule, _, checkpoint)
       return {
         rule = rule, free = checkpoint[1], rest = checkpoint[2], stored = checkpoint[3], part = checkpoint[4], folded = checkpoint[5],
@@ -180,9 +190,6 @@ function Algorithm.W()
     available = available,
     expires = expires,
     fold = fold,
-    take_late = take_late,
-    missing = missing,
-    lacking = lacking,
-    is_emptier = function(one, other) return one[1] > other[1] or (one[1] == other[1] and one[2] >= other[2]) end,
-  }
+    rare = rare,
+  }, Lazy)
 end

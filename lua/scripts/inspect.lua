@@ -23,5 +23,5 @@ if pause.paused_until <= now then pause = Pause.NONE end
 local available = {}
 for index, rule in ipairs(Rule.parse_own(rules, state)) do available[index] = State.available(state, now, rule) end
 return cmsgpack.pack({
-  now, Timeline.last(state.timeline) or 0, { pause.paused_until, pause.status, pause.named, pause.replica }, available,
+  now, state.timeline.at[state.timeline.size] or 0, { pause.paused_until, pause.status, pause.named, pause.replica }, available,
 })

@@ -28,7 +28,6 @@ local now, stored = Store.now(given_now), redis.call("MGET", epoch_key, state_ke
 
 local epoch = Epoch.open(epoch_key, stored[1], now, known_epoch, run, settle)
 local state = State.load(state_key, stored[2], now)
-Recovery.enter(state, epoch, now)
 Open.state(state, state_key, epoch, now, rules, lease, replica)
 
 if cost > 0 then Search.charge_at(state, now, cost) end
@@ -49,7 +48,7 @@ if #asked > 0 then
       state_key, now, pause.paused_until, pause.status, pause.named, pause.replica))
   end
 end
-Open.follow_external_usage(state, now, lease)
+if state.external_usage then Open.follow_external_usage(state, now, lease) end
 
 local paused_until, expires = State.paused_until(state, now), State.expires(state)
 if now < epoch.settled_at then expires = max(expires, epoch.settled_at + Rule.longest_window(state.rules)) end

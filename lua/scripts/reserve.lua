@@ -41,34 +41,28 @@ local epoch = Epoch.open(epoch_key, stored[limiters + 2], now, known_epoch, run,
 
 -- ---- load ----
 
-local states, own_rules = {}, {}
-
-local function note_silence(state)
-  -- A server that nobody has asked for this long may have been away.
-  local SILENCE_MIN = 100000
-  -- A shorter silence does not replace a longer one for this long: by then all replicas have written back what they granted.
-  local SILENCE_KEPT = 1000000
-  local silence = now - state.called_at
-  local is_longer = silence > state.silent_until - state.silent_from or now > state.silent_until + SILENCE_KEPT
-  if silence > SILENCE_MIN and is_longer then state.silent_from, state.silent_until = state.called_at, now end
-  state.called_at = max(state.called_at, now)
-end
-
-local is_lost = false
+local states, own_rules, is_lost = {}, {}, false
 for index = 1, limiters do
-  local state = State.load(KEYS[index], stored[index], now)
+  local state, seen_at = State.load(KEYS[index], stored[index], now), callers[3 * index]
   states[index] = state
-  is_lost = is_lost or Recovery.is_lost(state, callers[3 * index], epoch, now)
+  -- A caller saw the state in this epoch, it should still exist, and it is missing or an older copy.
+  if epoch.id < seen_at and seen_at <= now and (state.created_at > seen_at or state.called_at < seen_at) then is_lost = true end
 end
 -- A single key was lost, deleted or evicted: replicas write back the grants that it held.
 if is_lost then epoch = Epoch.begin(now, epoch.id, epoch.run, settle, epoch.resets, epoch.pauses) end
 local settles = now < epoch.settled_at
+-- A server that nobody has asked for this long may have been away.
+local SILENCE_MIN = 100000
+-- A shorter silence does not replace a longer one for this long: by then all replicas have written back what they granted.
+local SILENCE_KEPT = 1000000
 for index = 1, limiters do
   local state, rules = states[index], callers[3 * index - 2]
-  Recovery.enter(state, epoch, now)
-  note_silence(state)
   Open.state(state, KEYS[index], epoch, now, rules, lease, replica)
   own_rules[index] = Rule.parse_own(rules, state)
+  local silence = now - state.called_at
+  local is_longer = silence > state.silent_until - state.silent_from or now > state.silent_until + SILENCE_KEPT
+  if silence > SILENCE_MIN and is_longer then state.silent_from, state.silent_until = state.called_at, now end
+  state.called_at = max(state.called_at, now)
 end
 
 local order = QueueOrder.load(order_key, stored[limiters + 1])
@@ -130,7 +124,7 @@ end
 
 local rescheduled = {}
 
-local function reschedule_all()
+if #reschedule > 0 and not settles then
   -- Claims the place of a void permit and returns it; nil unless every limiter has moved the permit to the same place.
   local function claim(slot, cost, skipped)
     local place, indexes = nil, {}
@@ -167,21 +161,11 @@ local function reschedule_all()
   end
 end
 
-if #reschedule > 0 and not settles then reschedule_all() end
-
 -- ---- book ----
 
 local outcomes = {}
 
-local function refuse(count, code, at, cost, limiter, limit)
-  local rule = states[limiter].rules[limit]
-  local advised = QueueOrder.advise(order, at, (count + refusal_budget) * cost, rule)
-  refusal_budget = 0
-  local own = Rule.position(own_rules[limiter], rule) or 1
-  outcomes[#outcomes + 1] = { count, code, at - now, advised - now, limiter - 1, own - 1 }
-end
-
-local function book()
+if #runs > 0 and not settles then
   local TOO_FAR, QUEUE_FULL = 1, 2
   local searches = searches_from(now)
   -- The largest cost for which the search has passed by room: a smaller one may be booked before.
@@ -195,8 +179,11 @@ local function book()
       local at, free, limiter, limit = earliest(searches, cost)
       local code = at - now > wait_max and TOO_FAR or at > now and queue_slots_left == 0 and QUEUE_FULL or nil
       if code then
-        refuse(left, code, at, cost, limiter, limit)
-        passed = max(passed, cost)
+        local rule = states[limiter].rules[limit]
+        local advised = QueueOrder.advise(order, at, (left + refusal_budget) * cost, rule)
+        local own = Rule.position(own_rules[limiter], rule) or 1
+        outcomes[#outcomes + 1] = { left, code, at - now, advised - now, limiter - 1, own - 1 }
+        refusal_budget, passed = 0, max(passed, cost)
         break
       end
       local count = max(QueueOrder.count_at(order, at, cost, min(left, floor(free / cost))), 1)
@@ -212,8 +199,6 @@ local function book()
   end
 end
 
-if #runs > 0 and not settles then book() end
-
 -- ---- store and answer ----
 
 local rows, lives_until, last_booked = {}, now, 0
@@ -221,7 +206,7 @@ for index = 1, limiters do
   local state, rules, available = states[index], own_rules[index], {}
   for place = 1, #rules do available[place] = State.available(state, now, rules[place]) end
   local expires, paused_until = State.expires(state), State.paused_until(state, now)
-  last_booked = max(last_booked, Timeline.last(state.timeline) or 0)
+  last_booked = max(last_booked, state.timeline.at[state.timeline.size] or 0)
   if settles and (state.owed > 0 or #state.written_back > 0) then
     expires = max(expires, epoch.settled_at + Rule.longest_window(state.rules))
   end

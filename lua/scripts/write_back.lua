@@ -26,7 +26,6 @@ local now, stored = Store.now(given_now), redis.call("MGET", epoch_key, state_ke
 
 local epoch = Epoch.open(epoch_key, stored[1], now, known_epoch, run, settle)
 local state = State.load(state_key, stored[2], now)
-Recovery.enter(state, epoch, now)
 Open.state(state, state_key, epoch, now, rules, lease, replica)
 
 -- Notes the number of this write. Returns whether it is new.

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::StatusCode;
 use http_body::Body;
 use http_body_util::{BodyExt, Limited};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use url::form_urlencoded;
@@ -22,82 +22,15 @@ use crate::limiter::{Inspection, LimiterStatus, Limiters, NotFound, Partition, P
 const BODY_BYTES_MAX: usize = 1024;
 const BODY_TIME_MAX: Duration = Duration::from_secs(5);
 
-#[derive(Serialize)]
-struct Listing<'state> {
-    store_up: bool,
-    limiters: Vec<LimiterView<'state>>,
-}
-
-#[derive(Serialize)]
-struct LimiterView<'state> {
-    name: &'state str,
-    limits: Vec<LimitView<'state>>,
-    waiting: u32,
-    /// The longest time that a waiting request has waited so far.
-    longest_wait_ms: u64,
-    granted: u64,
-    refused: u64,
-    /// The end of the pause, in milliseconds since the Unix epoch by this machine's clock; null while not paused.
-    paused_until: Option<u64>,
-    /// The reason of the pause and the replica that set it; null while not paused.
-    paused: Option<PauseView>,
-    queue: Option<QueueView>,
-    guard_us: u64,
-    on_store_failure: &'static str,
-    mode: &'static str,
-    /// True if the limiter has a key. It then has a state for each partition, and none as a whole.
-    partitioned: bool,
-}
-
-#[derive(Serialize)]
-struct LimitView<'state> {
-    limit: &'state str,
-    rate: u64,
-    /// The length of the window; null for a calendar month, whose length varies.
-    per_ms: Option<u64>,
-    algorithm: &'static str,
-    /// The permits that could be used at once; null if the store did not answer.
-    available: Option<u64>,
-}
-
-#[derive(Serialize)]
-struct PauseView {
-    until: u64,
-    #[serde(flatten)]
-    reason: ReasonView,
-    /// The replica that received the rejection, or the request for the pause by hand.
-    by: String,
-    /// The host of that replica; null if it is not known.
-    by_host: Option<Arc<str>>,
-}
-
-#[derive(Serialize)]
-#[serde(tag = "reason", rename_all = "snake_case")]
-enum ReasonView {
-    Upstream {
-        status: u16,
-        /// True if the upstream named the instant; otherwise weir chose it.
-        named: bool,
-    },
-    ByHand,
-}
-
-#[derive(Serialize)]
-struct QueueView {
-    timeout_ms: u64,
-    max_waiting: u32,
-}
-
 /// Answers with all limiters, in the order of the configuration.
 pub(super) async fn all(limiters: &Limiters) -> Response {
-    let states = limiters.inspect().await;
-    let views = states.iter().map(|state| view(limiters, state)).collect();
-    response::document(&Listing { store_up: limiters.store_up(), limiters: views })
+    let listed = listing(limiters).await;
+    response::document(&json!({ "store_up": limiters.store_up(), "limiters": listed }))
 }
 
-/// Returns all limiters as JSON, for the dashboard.
+/// Returns all limiters as JSON.
 pub(super) async fn listing(limiters: &Limiters) -> Vec<Value> {
-    limiters.inspect().await.iter().map(|state| json!(view(limiters, state))).collect()
+    limiters.inspect().await.iter().map(|state| view(state, |replica| limiters.host_of(replica))).collect()
 }
 
 /// Answers with one limiter, or one of its partitions: `partition=VALUE`, once for each part of the key.
@@ -179,11 +112,7 @@ async fn pause_for(body: impl Body<Data = Bytes, Error: Into<BoxError>>) -> Opti
 }
 
 async fn shown(limiters: &Limiters, chosen: &Inspection) -> Response {
-    response::document(&view(limiters, &chosen.inspect().await))
-}
-
-fn view<'state>(limiters: &Limiters, state: &'state LimiterStatus) -> LimiterView<'state> {
-    LimiterView::of(state, |replica| limiters.host_of(replica))
+    response::document(&view(&chosen.inspect().await, |replica| limiters.host_of(replica)))
 }
 
 /// Finds the limiter, or the partition, that a path and a query name.
@@ -207,51 +136,60 @@ fn partition_of(query: &str) -> Option<Partition> {
     (!values.is_empty()).then(|| Partition::of(parts))
 }
 
-impl LimiterView<'_> {
-    fn of(state: &LimiterStatus, host_of: impl Fn(u64) -> Option<Arc<str>>) -> LimiterView<'_> {
-        let limiter = &state.limiter;
-        let paused = state.pause.map(|pause| PauseView::of(pause, host_of(pause.cause.replica)));
-        let available = |index: usize| state.available.as_ref()?.get(index).copied();
-        let limits = limiter.limits.iter().enumerate().map(|(index, limit)| LimitView {
-            limit: &limit.label,
-            rate: limit.rate.get(),
-            per_ms: limit.window().map(millis),
-            algorithm: limit.algorithm.as_str(),
-            available: available(index),
-        });
-        let queue = limiter.queue.as_ref();
-        LimiterView {
-            name: limiter.name.as_str(),
-            limits: limits.collect(),
-            waiting: state.waiting,
-            longest_wait_ms: millis(state.longest_wait),
-            granted: state.granted,
-            refused: state.refused,
-            paused_until: paused.as_ref().map(|paused| paused.until),
-            paused,
-            queue: queue
-                .map(|queue| QueueView { timeout_ms: millis(queue.timeout), max_waiting: queue.max_waiting }),
-            guard_us: u64::try_from(limiter.guard.as_micros()).unwrap_or(u64::MAX),
-            on_store_failure: match limiter.on_store_failure {
-                OnStoreFailure::Local => "local",
-                OnStoreFailure::Reject => "reject",
-                OnStoreFailure::Allow => "allow",
-            },
-            mode: if limiter.is_shadow() { "shadow" } else { "enforce" },
-            partitioned: limiter.partitioned.is_some(),
-        }
-    }
+/// Returns a limiter as JSON. `host_of` returns the host of a replica.
+fn view(state: &LimiterStatus, host_of: impl Fn(u64) -> Option<Arc<str>>) -> Value {
+    let limiter = &state.limiter;
+    let paused = state.pause.map(|pause| paused(pause, host_of(pause.cause.replica).as_deref()));
+    let limits = limiter.limits.iter().enumerate().map(|(index, limit)| {
+        json!({
+            "limit": &*limit.label,
+            "rate": limit.rate.get(),
+            // Null for a calendar month, whose length varies.
+            "per_ms": limit.window().map(millis),
+            "algorithm": limit.algorithm.as_str(),
+            // The permits that could be used at once; null if the store did not answer.
+            "available": state.available.as_ref().and_then(|available| available.get(index)),
+        })
+    });
+    json!({
+        "name": limiter.name.as_str(),
+        "limits": limits.collect::<Vec<_>>(),
+        "waiting": state.waiting,
+        // The longest time that a waiting request has waited so far.
+        "longest_wait_ms": millis(state.longest_wait),
+        "granted": state.granted,
+        "refused": state.refused,
+        "paused_until": paused.as_ref().map(|paused| &paused["until"]),
+        "paused": paused,
+        "queue": limiter.queue.as_ref().map(|queue| {
+            json!({ "timeout_ms": millis(queue.timeout), "max_waiting": queue.max_waiting })
+        }),
+        "guard_us": u64::try_from(limiter.guard.as_micros()).unwrap_or(u64::MAX),
+        "on_store_failure": match limiter.on_store_failure {
+            OnStoreFailure::Local => "local",
+            OnStoreFailure::Reject => "reject",
+            OnStoreFailure::Allow => "allow",
+        },
+        "mode": if limiter.is_shadow() { "shadow" } else { "enforce" },
+        // A limiter with a key has a state for each partition, and none as a whole.
+        "partitioned": limiter.partitioned.is_some(),
+    })
 }
 
-impl PauseView {
-    fn of(PauseState { left, cause }: PauseState, by_host: Option<Arc<str>>) -> PauseView {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let reason = match cause.reason {
-            Reason::Upstream { status, is_named } => ReasonView::Upstream { status, named: is_named },
-            Reason::ByHand => ReasonView::ByHand,
-        };
-        PauseView { until: millis(now + left), reason, by: replica_name(cause.replica), by_host }
+/// Returns a pause as JSON: its end, in milliseconds since the Unix epoch by this machine's clock, its reason, and the replica that
+/// received the rejection or the request for the pause by hand. The host of that replica is null if it is not known.
+fn paused(PauseState { left, cause }: PauseState, by_host: Option<&str>) -> Value {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let mut paused = json!({ "until": millis(now + left), "reason": "by_hand" });
+    if let Reason::Upstream { status, is_named } = cause.reason {
+        paused["reason"] = "upstream".into();
+        paused["status"] = status.into();
+        // True if the upstream named the instant; otherwise weir chose it.
+        paused["named"] = is_named.into();
     }
+    paused["by"] = replica_name(cause.replica).into();
+    paused["by_host"] = by_host.into();
+    paused
 }
 
 fn millis(duration: Duration) -> u64 {
@@ -307,7 +245,7 @@ mod tests {
             "granted": 40,
             "refused": 2,
         });
-        assert_eq!(json!(LimiterView::of(&state(Some(vec![860])), |_| None)), expected);
+        assert_eq!(view(&state(Some(vec![860])), |_| None), expected);
     }
 
     #[test]
@@ -321,7 +259,7 @@ mod tests {
             let pause = PauseState { left: Duration::from_secs(28), cause: Cause { reason, replica: 0xa1 } };
             let state = LimiterStatus { pause: Some(pause), ..state(None) };
             let host_of = |replica| (replica == 0xa1).then(|| "weir-2".into());
-            let mut shown = json!(LimiterView::of(&state, host_of));
+            let mut shown = view(&state, host_of);
             let mut paused = shown["paused"].take();
             assert_eq!(paused["until"], shown["paused_until"]);
             assert!(paused["until"].take().as_u64().is_some_and(|until| until > 1_700_000_028_000));
@@ -343,6 +281,6 @@ mod tests {
 
     #[test]
     fn available_permits_are_null_while_the_store_does_not_answer() {
-        assert!(json!(LimiterView::of(&state(None), |_| None))["limits"][0]["available"].is_null());
+        assert!(view(&state(None), |_| None)["limits"][0]["available"].is_null());
     }
 }

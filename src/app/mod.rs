@@ -29,7 +29,7 @@ use crate::config::{self, Config, Handle, LoadError, Loaded, Watch, model};
 use crate::limiter::Limiters;
 use crate::limiter::store::Store;
 use crate::limiter::store::memory::MemoryStore;
-use crate::proxy::{self, Drained, Proxy, ProxyBuildError};
+use crate::proxy::{self, Drained, Proxy, ProxyBuildError, Reach};
 use crate::redis::{RedisSetupError, RedisStore};
 use crate::telemetry::logging::LoggingError;
 use crate::telemetry::{Logging, Metrics, Spans};
@@ -108,13 +108,14 @@ fn raise_file_limit() {
 }
 
 /// SIGTERM and SIGINT.
-struct Ending {
+pub(crate) struct Ending {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Ending {
-    fn new() -> Result<Ending, StartError> {
+    /// Begins to listen for the signals.
+    pub(crate) fn new() -> Result<Ending, StartError> {
         let listen = |kind| signal(kind).map_err(StartError::Signals);
         Ok(Ending {
             terminate: listen(SignalKind::terminate())?,
@@ -122,7 +123,8 @@ impl Ending {
         })
     }
 
-    async fn signal(&mut self) {
+    /// Waits for one of the signals.
+    pub(crate) async fn signal(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
@@ -161,7 +163,7 @@ impl App {
         // In two stages, as a reload.
         let prepared = limiters.prepare(&config.limiters);
         let spans = Spans::from_environment();
-        let proxy = Proxy::new(metrics.clone(), spans.clone(), &config, &prepared)?;
+        let proxy = Proxy::new(metrics.clone(), spans.clone(), &config, &prepared, Reach::default())?;
         prepared.commit();
         limiters.configured(&config.hash);
         // The kernel holds connections that come meanwhile.

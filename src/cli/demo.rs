@@ -15,15 +15,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use thiserror::Error;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::provider::{Provider, TallyView};
+use self::provider::{Provider, Tally};
 use self::screen::{Row, Screen, Setting};
 use self::traffic::{Totals, Traffic};
-use crate::app::{App, StartError};
+use crate::app::{App, Ending, StartError};
 use crate::config::model::{Http2, LogFormat, PathMatch, Upstream};
 use crate::config::{self, Config, LoadError, Loaded};
 use crate::telemetry::Logging;
@@ -35,7 +34,7 @@ const QUICKSTART: &str = include_str!("../../config/quickstart.yaml");
 /// The reason why the demo could not run.
 #[derive(Debug, Error)]
 pub enum DemoError {
-    /// A port or a signal handler could not be set up.
+    /// A port could not be set up.
     #[error("cannot set up the demo")]
     Setup(#[source] io::Error),
     /// The output could not be written.
@@ -57,7 +56,7 @@ pub enum DemoError {
 /// # Errors
 /// If the demo cannot be set up, or its output cannot be written.
 pub async fn run(seconds: Option<NonZeroU32>) -> Result<(), DemoError> {
-    let mut signals = Signals::listen().map_err(DemoError::Setup)?;
+    let mut signals = Ending::new()?;
     let provider = Provider::bind().await.map_err(DemoError::Setup)?;
     let loaded = quickstart(provider.address())?;
     let config = Arc::clone(&loaded.config);
@@ -77,17 +76,17 @@ pub async fn run(seconds: Option<NonZeroU32>) -> Result<(), DemoError> {
         path,
         limiter,
     };
-    let tallies = provider.tally_view();
+    let tally = provider.tally();
     let tasks = TaskTracker::new();
     let shutdown = CancellationToken::new();
     let stop_traffic = CancellationToken::new();
     tasks.spawn(provider.serve(shutdown.clone()));
-    let totals = Arc::new(Totals::default());
-    let traffic = Traffic { target: setting.proxy, path: setting.path.clone(), totals: Arc::clone(&totals) };
+    let totals = Totals::default();
+    let traffic = Traffic { target: setting.proxy, path: setting.path.clone(), totals: totals.clone() };
     let traffic = tasks.spawn(traffic.run(stop_traffic.clone()));
 
     let mut screen = Screen::stdout();
-    let shown = show(&mut screen, &setting, &totals, &tallies, seconds, &mut signals).await;
+    let shown = show(&mut screen, &setting, &totals, &tally, seconds, &mut signals).await;
 
     // The applications stop first, then weir, then the provider, so that waiting requests still get their turn.
     let finish = async {
@@ -101,9 +100,9 @@ pub async fn run(seconds: Option<NonZeroU32>) -> Result<(), DemoError> {
     tokio::select! {
         () = finish => {}
         // A second signal ends the demo at once.
-        () = signals.next() => {}
+        () = signals.signal() => {}
     }
-    screen.summary(shown?, &totals.read(), tallies.tally())?;
+    screen.summary(shown?, &totals.read(), tally())?;
     Ok(())
 }
 
@@ -112,9 +111,9 @@ async fn show(
     screen: &mut Screen,
     setting: &Setting,
     totals: &Totals,
-    provider: &TallyView,
+    provider: &impl Fn() -> Tally,
     seconds: Option<NonZeroU32>,
-    signals: &mut Signals,
+    signals: &mut Ending,
 ) -> io::Result<Duration> {
     const SECOND: Duration = Duration::from_secs(1);
     screen.opening(setting)?;
@@ -124,40 +123,20 @@ async fn show(
     let mut forwarded_before = 0;
     loop {
         tokio::select! {
-            () = signals.next() => break,
+            () = signals.signal() => break,
             _ = ticks.tick() => {}
         }
         let now = totals.read();
         let time = start.elapsed();
         let forwarded_now = now.forwarded.saturating_sub(forwarded_before);
         forwarded_before = now.forwarded;
-        screen.row(&Row { time, totals: now, forwarded_now, violations: provider.tally().violations })?;
+        screen.row(&Row { time, totals: now, forwarded_now, violations: provider().violations })?;
         if seconds.is_some_and(|seconds| time.as_secs() >= u64::from(seconds.get())) {
             break;
         }
     }
     screen.ending(totals.read().waiting())?;
     Ok(start.elapsed())
-}
-
-/// The signals SIGINT and SIGTERM.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Signals {
-    fn listen() -> io::Result<Signals> {
-        let (interrupt, terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-        Ok(Signals { interrupt, terminate })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
 }
 
 /// Returns the quickstart configuration with the provider as its upstream.

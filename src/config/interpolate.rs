@@ -54,18 +54,12 @@ pub(crate) fn interpolate(root: &mut Node, sources: Sources<'_>, report: &mut Re
 
 /// Returns the files named by `${file:...}` in a tree that is not interpolated yet.
 pub(crate) fn files(root: &Node, base: &Path) -> Vec<PathBuf> {
-    match &root.value {
-        Value::List(items) => items.iter().flat_map(|item| files(item, base)).collect(),
-        Value::Mapping(entries) => entries.iter().flat_map(|entry| files(&entry.value, base)).collect(),
-        Value::Scalar(scalar) => segments(&scalar.text)
-            .unwrap_or_default()
-            .into_iter()
-            .filter_map(|segment| match segment {
-                Segment::File(path) => Some(base.join(path)),
-                Segment::Literal(_) | Segment::Variable { .. } => None,
-            })
-            .collect(),
-    }
+    let segments = root.text().and_then(|text| segments(text).ok()).unwrap_or_default();
+    let own = segments.into_iter().filter_map(|segment| match segment {
+        Segment::File(path) => Some(base.join(path)),
+        Segment::Literal(_) | Segment::Variable { .. } => None,
+    });
+    own.chain(root.children().flat_map(|child| files(child, base))).collect()
 }
 
 /// Splits a text into segments, or returns the fault of a reference.

@@ -1,7 +1,7 @@
 //! Runs all stages on a file: text, tree, `${...}`, shape, meaning.
 
 use std::env::VarError;
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -140,10 +140,5 @@ fn utf8<'a>(bytes: &'a [u8], report: &mut Report) -> Option<&'a str> {
 
 /// Returns the first 16 hex digits of the SHA-256.
 fn hash_of(bytes: &[u8]) -> Arc<str> {
-    let mut hash = String::with_capacity(16);
-    for byte in Sha256::digest(bytes).iter().take(8) {
-        // Writing to a string cannot fail.
-        let _ = write!(hash, "{byte:02x}");
-    }
-    hash.into()
+    format!("{:.16}", format!("{:x}", Sha256::digest(bytes))).into()
 }

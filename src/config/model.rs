@@ -12,6 +12,8 @@ use std::time::Duration;
 use http::{HeaderName, HeaderValue, Method};
 use ipnet::IpNet;
 use regex::Regex;
+use schemars::JsonSchema;
+use serde::Deserialize;
 
 use crate::bearer::TokenDigest;
 use crate::limiter::model::limit::{Limiter, LimiterName, Permits};
@@ -445,7 +447,8 @@ pub struct OutboundProxy {
 }
 
 /// The use of HTTP/2 for an upstream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Http2 {
     /// HTTP/2 if the upstream chooses it by ALPN, otherwise HTTP/1.1.
     #[default]

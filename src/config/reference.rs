@@ -13,52 +13,7 @@ use super::units::{Per, Quota, Size};
 use super::yaml::in_yaml;
 
 /// The text above the sections.
-const INTRODUCTION: &str = "\
-<!-- Made by `weir schema --markdown` from the doc comments in src/config/schema/. -->
-
-# Configuration
-
-weir reads one YAML file, `weir serve --config weir.yaml`. `weir check --config weir.yaml` reports every problem of a
-file, with line, column and the nearest valid name. This file is small and complete:
-
-```yaml
-listen: 127.0.0.1:8080              # where applications send their calls
-
-limiters:
-  github:
-    limits: [900/1m, 5000/1h]       # what the provider allows: both hold
-    queue: {timeout: 10s}           # over the limit, requests wait for their turn
-
-routes:
-  - name: github
-    match: {path: /github}
-    upstream: https://api.github.com
-    strip_prefix: /github
-    set_headers: {authorization: \"Bearer ${GITHUB_TOKEN:-missing}\"}
-    limiter: github
-```
-
-Every key is below. [`config/weir.yaml`](../config/weir.yaml) shows all keys in one file; [recipes.md](recipes.md) has
-whole configurations for real APIs.
-
-- **Durations** have a unit: `250ms`, `10s`, `1m`, `1h`, `1d`. So have **sizes**: `512B`, `64KiB`, `1MiB`, `1GiB`.
-- A **limit** in its short form is `RATE/PER`: `900/1m`. `20/s` is `20/1s`.
-- A **name** of a limiter, route, client or group is 1 to 64 letters, digits and `_.-`. `NAME` in a
-  heading stands for one, `[]` for each item of a list.
-- **`${VAR}`** and **`${VAR:-default}`** are replaced from the environment, **`${file:/run/secrets/x}`** from a file
-  without its last newline; a changed file is read again. They may be all or a part of any value, but not of a key.
-  Inside `{ }` and `[ ]` they need quotes. `$${` is a literal `${`.
-- **`off`** and **`false`** are the same.
-- Relative **paths** begin at the directory of the configuration.
-- **A mistake is an error**: an unknown key, a key given twice, a key without a value. Anchors and aliases (`&a`,
-  `*a`) are understood, tags (`!...`) and second documents are not.
-- **A change** of the file is applied at once and as a whole. A file with a problem changes nothing. `listen`,
-  `admin.listen` and `store` need a restart. [More on that](admin.md#change-it-while-it-runs).
-- **Editors** with a YAML language server complete keys, explain them and mark mistakes, by the first line of a file:
-  `# yaml-language-server: $schema=weir.schema.json`. The schema is
-  [`config/weir.schema.json`](../config/weir.schema.json); `weir schema > weir.schema.json` writes the schema of your
-  version of weir.
-";
+const INTRODUCTION: &str = include_str!("reference.md");
 
 /// Returns the page.
 pub fn reference() -> String {

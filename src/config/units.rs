@@ -84,7 +84,7 @@ fn amount(text: &str, units: &[(&str, u64)]) -> Option<u64> {
 }
 
 /// Parses digits and nothing else. Saturates.
-fn number(text: &str) -> Option<u64> {
+pub(crate) fn number(text: &str) -> Option<u64> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }

@@ -2,7 +2,6 @@
 //!
 //! Knows no status codes: [`super::messages::response`] alone decides how a client sees an error.
 
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -121,30 +120,23 @@ pub(crate) enum ConnectError {
 }
 
 /// A stage in the opening of a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Stage {
     /// Waiting for a connection that another request opens and that can be shared.
+    #[error("the connection that another request opens")]
     Turn,
     /// Looking up the name and trying its addresses.
+    #[error("the lookup and the TCP connection")]
     Dial,
     /// Asking the outbound proxy for a tunnel.
+    #[error("the outbound proxy's answer to CONNECT")]
     Tunnel,
     /// The TLS handshake.
+    #[error("the TLS handshake")]
     Tls,
     /// The HTTP handshake.
+    #[error("the HTTP handshake")]
     Http,
-}
-
-impl fmt::Display for Stage {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Stage::Turn => "the connection that another request opens",
-            Stage::Dial => "the lookup and the TCP connection",
-            Stage::Tunnel => "the outbound proxy's answer to CONNECT",
-            Stage::Tls => "the TLS handshake",
-            Stage::Http => "the HTTP handshake",
-        })
-    }
 }
 
 /// The reason why an outbound proxy opened no tunnel.
@@ -184,25 +176,9 @@ impl From<io::Error> for TunnelError {
 /// The reason why a configuration cannot be put into force. Nothing has changed then.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyBuildError {
-    /// The file behind an upstream's `ca` cannot be read.
-    #[error("cannot read {path}: {source}")]
-    CaUnreadable {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        source: io::Error,
-    },
-    /// A file of authorities (`ca` or `client_ca`) holds no usable certificate.
+    /// A file of certificates, authorities or keys cannot be read or used.
     #[error("{path}: {reason}")]
-    CaInvalid {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        reason: String,
-    },
-    /// A file behind `server.tls` cannot be read or used.
-    #[error("{path}: {reason}")]
-    ServerCertificate {
+    File {
         /// The file.
         path: PathBuf,
         /// The reason.
@@ -219,14 +195,6 @@ pub enum ProxyBuildError {
     Host {
         /// The authority.
         authority: Arc<str>,
-    },
-    /// A file behind an upstream's `cert` or `key` cannot be read or used.
-    #[error("{path}: {reason}")]
-    ClientCertificate {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        reason: String,
     },
     /// TLS cannot be set up.
     #[error("tls: {0}")]

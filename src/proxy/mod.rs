@@ -87,19 +87,6 @@ impl Proxy {
         spans: Spans,
         config: &Config,
         limiters: &PreparedLimiters,
-    ) -> Result<Proxy, ProxyBuildError> {
-        Proxy::with_reach(metrics, spans, config, limiters, Reach::default())
-    }
-
-    /// Like [`Proxy::new`], with another way to reach upstreams.
-    ///
-    /// # Errors
-    /// If a certificate, a key or a route's limiters cannot be used.
-    pub fn with_reach(
-        metrics: Metrics,
-        spans: Spans,
-        config: &Config,
-        limiters: &PreparedLimiters,
         reach: Reach,
     ) -> Result<Proxy, ProxyBuildError> {
         let builder = Builder { metrics, reach, tasks: TaskTracker::new() };

@@ -3,9 +3,6 @@
 //! Reads the certificates and keys that the configuration names. Opens no connection and creates no metric.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::Read;
-use std::path::Path;
 use std::sync::Arc;
 
 use tokio_util::task::TaskTracker;
@@ -14,13 +11,11 @@ use crate::config::{Config, model};
 use crate::limiter::PreparedLimiters;
 use crate::proxy::error::ProxyBuildError;
 use crate::proxy::listen::tls::Acceptor;
+use crate::proxy::net::certificates::read;
 use crate::proxy::route::table::{NO_ROUTE, Route, Table};
 use crate::proxy::upstream::key::{Key, Reach};
 use crate::proxy::upstream::upstream::Upstream;
 use crate::telemetry::Metrics;
-
-/// The largest certificate or key file that is read. The configuration refuses larger ones.
-const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
 pub(super) type Upstreams = HashMap<Key, Arc<Upstream>>;
 
@@ -85,25 +80,10 @@ fn acceptor(config: &Config) -> Result<Option<Acceptor>, ProxyBuildError> {
 
 /// Reads the files that an upstream's settings name.
 fn key(settings: &model::Upstream) -> Result<Key, ProxyBuildError> {
-    let ca = settings.ca.as_deref().map(|path| {
-        read(path).map_err(|source| ProxyBuildError::CaUnreadable { path: path.to_owned(), source })
-    });
-    let own = |path: &Path| {
-        let unreadable = |error| ProxyBuildError::ClientCertificate {
-            path: path.to_owned(),
-            reason: format!("cannot be read: {error}"),
-        };
-        read(path).map_err(unreadable)
-    };
+    let ca = settings.ca.as_deref().map(read).transpose()?;
     let identity = match &settings.identity {
-        Some((cert, key)) => Some((own(cert)?, own(key)?)),
+        Some((cert, key)) => Some((read(cert)?, read(key)?)),
         None => None,
     };
-    Ok(Key { settings: settings.clone(), ca: ca.transpose()?, identity })
-}
-
-fn read(path: &Path) -> std::io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
-    Ok(bytes)
+    Ok(Key { settings: settings.clone(), ca, identity })
 }

@@ -30,7 +30,7 @@ const STATE: &[&[&str]] = &[
 ];
 
 /// The search in a state, and its changes.
-const SEARCH: &[&str] = &[lua!("search"), lua!("reschedule"), lua!("open"), lua!("recovery")];
+const SEARCH: &[&str] = &[lua!("search"), lua!("recovery"), lua!("reschedule"), lua!("open")];
 
 /// The estimated bytes of a key in a command, and of the framing of the arguments.
 const KEY_BYTES: usize = 64;

@@ -18,6 +18,7 @@ use redis::{
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Mutex;
 use tokio::time::Duration;
+use tokio_util::task::TaskTracker;
 
 use super::explain::unfit;
 use crate::config::model::{RedisNode, RedisSentinels, RedisServers, RedisStore, RedisTls};
@@ -70,7 +71,11 @@ pub(super) struct Servers {
 
 enum Place {
     One(Client),
-    Over(Arc<dyn Transport>),
+    Over {
+        transport: Arc<dyn Transport>,
+        /// The tasks that drive connections; each ends with its connection.
+        drivers: TaskTracker,
+    },
     /// One client for each sentinel to be asked first: a sentinel that does not answer uses up the whole deadline.
     Sentinel {
         clients: Vec<Mutex<SentinelClient>>,
@@ -123,7 +128,7 @@ impl Servers {
 
     /// Returns one server that is reached over `transport`.
     pub(super) fn over(transport: Arc<dyn Transport>, connect_timeout: Duration) -> Servers {
-        Servers::at(Place::Over(transport), connect_timeout)
+        Servers::at(Place::Over { transport, drivers: TaskTracker::new() }, connect_timeout)
     }
 
     fn at(place: Place, connect_timeout: Duration) -> Servers {
@@ -142,7 +147,7 @@ impl Servers {
     pub(super) async fn subscriber(&self) -> Result<PubSub, RedisError> {
         match &self.place {
             Place::One(client) => client.get_async_pubsub().await,
-            Place::Over(transport) => {
+            Place::Over { transport, .. } => {
                 PubSub::new(&RedisConnectionInfo::default(), transport.open().await?).await
             }
             Place::Sentinel { clients, first } => {
@@ -185,13 +190,12 @@ impl Servers {
             Place::One(client) => {
                 client.get_multiplexed_async_connection_with_config(&self.config).await.map(Wire::Server)
             }
-            Place::Over(transport) => {
+            Place::Over { transport, drivers } => {
                 let (stream, config) = (transport.open().await?, self.config.clone());
                 let (connection, driver) =
                     MultiplexedConnection::new_with_config(&RedisConnectionInfo::default(), stream, config)
                         .await?;
-                // The driver ends with the connection.
-                tokio::spawn(driver);
+                drivers.spawn(driver);
                 Ok(Wire::Server(connection))
             }
             Place::Sentinel { clients, first } => {

@@ -108,16 +108,17 @@ impl Metrics {
     pub fn forget_limiter(&self, limiter: &str) {
         let families = &self.shared.families;
         let gone = |labels: &[&str]| labels.first() == Some(&limiter);
-        forget(&families.permits_total, &["limiter", "result"], gone);
-        for histograms in [&families.queue_wait_seconds, &families.slot_lateness_seconds] {
-            forget(histograms, &["limiter"], gone);
+        for counters in [&families.permits_total, &families.limiter_external_usage_permits_total] {
+            forget(counters, gone);
         }
-        forget(&families.limiter_external_usage_permits_total, &["limiter"], gone);
+        for histograms in [&families.queue_wait_seconds, &families.slot_lateness_seconds] {
+            forget(histograms, gone);
+        }
         for gauges in [&families.queue_waiting, &families.queue_capacity, &families.limiter_paused] {
-            forget(gauges, &["limiter"], gone);
+            forget(gauges, gone);
         }
         for gauges in [&families.limiter_limit_permits, &families.limiter_available_permits] {
-            forget(gauges, &["limiter", "limit"], gone);
+            forget(gauges, gone);
         }
     }
 
@@ -127,12 +128,16 @@ impl Metrics {
     pub fn retain_routes(&self, keep: impl Fn(&str) -> bool) {
         let families = &self.shared.families;
         let gone = |labels: &[&str]| labels.first().is_some_and(|route| !route.is_empty() && !keep(route));
-        forget(&families.requests_total, &["route", "code", "outcome"], gone);
-        forget(&families.upstream_rejections_total, &["route", "code"], gone);
-        forget(&families.upstream_invalid_quota_headers_total, &["route"], gone);
-        forget(&families.retries_total, &["route", "reason"], gone);
+        for counters in [
+            &families.requests_total,
+            &families.upstream_rejections_total,
+            &families.upstream_invalid_quota_headers_total,
+            &families.retries_total,
+        ] {
+            forget(counters, gone);
+        }
         for histograms in [&families.request_duration_seconds, &families.upstream_duration_seconds] {
-            forget(histograms, &["route"], gone);
+            forget(histograms, gone);
         }
     }
 }
@@ -144,8 +149,8 @@ impl Families {
             labels.first() == Some(&&*limiter.name)
                 && !limiter.limits.iter().any(|(label, _)| labels.get(1) == Some(&&**label))
         };
-        forget(&self.limiter_limit_permits, &["limiter", "limit"], gone);
-        forget(&self.limiter_available_permits, &["limiter", "limit"], gone);
+        forget(&self.limiter_limit_permits, gone);
+        forget(&self.limiter_available_permits, gone);
     }
 }
 
@@ -161,11 +166,12 @@ fn label_of<'a>(series: &'a prometheus::proto::Metric, name: &str) -> &'a str {
     label.map_or("", |label| label.value())
 }
 
-/// Removes each series for which `gone` holds. `gone` gets its label values in the order of `names`.
-fn forget<T: MetricVecBuilder>(vec: &MetricVec<T>, names: &[&str], gone: impl Fn(&[&str]) -> bool)
+/// Removes each series for which `gone` holds. `gone` gets its label values in the order of the family's labels.
+fn forget<T: MetricVecBuilder>(vec: &MetricVec<T>, gone: impl Fn(&[&str]) -> bool)
 where
     T::M: Metric,
 {
+    let names: Vec<&String> = vec.desc().into_iter().flat_map(|family| &family.variable_labels).collect();
     for family in vec.collect() {
         for series in family.get_metric() {
             // The library sorts the labels of a series by their names.

@@ -273,16 +273,8 @@ impl Drop for Running<'_> {
 
 /// Returns a method for use in a span's name. Unknown methods share one name, to bound the number of names.
 fn name_of(method: &Method) -> &'static str {
-    let known = [
-        (Method::GET, "GET"),
-        (Method::HEAD, "HEAD"),
-        (Method::POST, "POST"),
-        (Method::PUT, "PUT"),
-        (Method::PATCH, "PATCH"),
-        (Method::DELETE, "DELETE"),
-        (Method::OPTIONS, "OPTIONS"),
-    ];
-    known.iter().find(|(known, _)| known == method).map_or("HTTP", |(_, name)| name)
+    const KNOWN: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
+    KNOWN.into_iter().find(|known| method == *known).unwrap_or("HTTP")
 }
 
 /// Returns whether a request has exactly one well-formed `traceparent` (W3C Trace Context, 3.2.2). Later versions may

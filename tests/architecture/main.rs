@@ -43,7 +43,6 @@ const EXCEPTIONS: Exceptions<'static> = Exceptions {
     tables: &[],
     wide_structs: &[
         ("Families in src/telemetry/metrics.rs", "plain data: a field for each family of metrics"),
-        ("LimiterView in src/admin/limiters.rs", "plain data: an object of the admin API"),
         ("Reserve in src/redis/arguments.rs", "plain data: the argument of a script"),
         ("Route in src/config/model.rs", "plain data: a route as it is used"),
         ("Route in src/config/schema/route.rs", "plain data: a route as it is written"),

@@ -82,7 +82,7 @@ impl Weir {
         let (metrics, clock) = (Metrics::new(), Clock::start());
         let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, metrics.clone());
         let prepared = limiters.prepare(&config.limiters);
-        let proxy = Proxy::with_reach(metrics, Spans::default(), &config, &prepared, reach).unwrap();
+        let proxy = Proxy::new(metrics, Spans::default(), &config, &prepared, reach).unwrap();
         prepared.commit();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

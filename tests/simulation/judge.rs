@@ -2,9 +2,7 @@
 
 use crate::client::{Command, Why};
 use crate::fault::Kind;
-use crate::oracle::{
-    self, Event, Excess, FaultKind, Finding, LimitModel, LimiterModel, Oracle, Policy, Scope,
-};
+use crate::oracle::{self, Event, Excess, FaultKind, Finding, LimitModel, LimiterModel, Oracle, Policy};
 use crate::plan::{Algorithm, Limiter, Plan};
 
 const MILLI: u64 = 1_000;
@@ -110,7 +108,7 @@ impl Judge {
     /// What an operator asked for was done, or may have been.
     pub fn operated(&mut self, at: u64, limiter: &str, command: Command) {
         if let (Command::Reset, Some(number)) = (command, self.number(limiter)) {
-            self.observe(at, &Event::Reset(Scope::Limiter(number)));
+            self.observe(at, &Event::Reset { limiter: number });
         }
     }
 
@@ -121,22 +119,22 @@ impl Judge {
             (kind.name(), kind.loses_knowledge(), kind.touches_store());
         let told = FaultKind { name, loses_knowledge, touches_store, excess };
         self.observe(at, &Event::FaultBegins { fault: fault as u64, kind: told });
-        for scope in self.paused(kind) {
-            self.observe(at, &Event::Paused(scope));
+        for limiter in self.paused(kind) {
+            self.observe(at, &Event::Paused { limiter });
         }
     }
 
     /// A fault is over.
     pub fn fault_ends(&mut self, at: u64, fault: usize, kind: &Kind) {
-        for scope in self.paused(kind) {
-            self.observe(at, &Event::Resumed(scope));
+        for limiter in self.paused(kind) {
+            self.observe(at, &Event::Resumed { limiter });
         }
         self.observe(at, &Event::FaultEnds { fault: fault as u64 });
     }
 
     /// Returns the limiters that a fault pauses.
-    fn paused(&self, kind: &Kind) -> Vec<Scope> {
-        let all = || (0..).zip(&self.names).map(|(number, _)| Scope::Limiter(number));
+    fn paused(&self, kind: &Kind) -> Vec<u32> {
+        let all = || (0..).zip(&self.names).map(|(number, _)| number);
         match kind {
             Kind::Pause { limiter, .. } => all().skip(*limiter).take(1).collect(),
             Kind::UpstreamPause { .. } => all().collect(),
@@ -208,7 +206,8 @@ fn model(limiter: &Limiter, plan: &Plan, names: &[String]) -> LimiterModel {
         name: limiter.name.clone(),
         limits: limits.collect(),
         wait_max: limiter.queue.map(|(timeout, _)| timeout),
-        max_waiting: limiter.queue.map_or(0, |(_, most)| most),
+        // Without a queue a request may still wait for the instant at which its slot is sure to have come.
+        max_waiting: limiter.queue.map_or(u64::MAX, |(_, most)| most),
         guard: (shortest / 100).clamp(MILLI, 20 * MILLI),
         policy: match limiter.policy {
             "local" => Policy::Local,

@@ -5,6 +5,7 @@
 //! this is the short form that CI makes; `scripts/simulate` runs as long as one likes.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for people, and for scripts")]
+#![allow(unreachable_pub, reason = "a program has no public interface")]
 
 mod client;
 mod fault;
@@ -76,7 +77,7 @@ struct Arguments {
     /// How runs are drawn.
     #[arg(long, value_enum, default_value = "random")]
     mix: MixName,
-    /// Shortens each finding and counts them by what they need.
+    /// Shortens each finding, and lists them as known_seeds.txt does.
     #[arg(long)]
     shorten: bool,
     /// Prints the hashes of as many runs, for a comparison with another process.
@@ -166,9 +167,9 @@ fn many(arguments: &Arguments, mix: Mix) -> Result<bool, String> {
         stops_at_first: arguments.mutate.is_some(),
     };
     let totals = run::run(&wanted);
-    for (kind, (count, seed)) in &totals.kinds {
-        println!("{count:4} from seed {seed}: {kind}");
-    }
+    let mut shortened = totals.shortened.clone();
+    shortened.sort();
+    shortened.iter().for_each(|(seed, kind)| println!("{seed} {kind}"));
     println!("{}", totals.json());
     match totals.errors.first() {
         Some(error) => Err(error.clone()),

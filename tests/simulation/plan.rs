@@ -230,6 +230,11 @@ impl Limiter {
             let timeout = if is_random { [500, 2000, 3000, 5000][rng.usize(..4)] } else { 3000 };
             (timeout * MILLI, if is_random { [10, 100, 1000][rng.usize(..3)] } else { 1000 })
         });
+        let is_per_replica = is_random && rng.u8(..20) == 0;
+        if is_per_replica && limits[0].algorithm == Algorithm::FixedWindow {
+            // Its windows are those of the replica's clock, which the oracle does not see.
+            limits[0].algorithm = Algorithm::SlidingWindow;
+        }
         Limiter {
             name,
             limits,
@@ -242,7 +247,7 @@ impl Limiter {
             group: None,
             is_keyed: is_random && rng.u8(..6) == 0,
             is_shadow: is_random && rng.u8(..12) == 0,
-            is_per_replica: is_random && rng.u8(..20) == 0,
+            is_per_replica,
             follows_upstream: is_random && rng.u8(..8) == 0,
         }
     }
@@ -274,11 +279,6 @@ impl Limiter {
             }
         }
     }
-
-    /// Returns the longest window, in microseconds.
-    pub fn longest(&self) -> u64 {
-        self.limits.iter().map(|limit| limit.per).max().unwrap_or_default()
-    }
 }
 
 impl Configuration {
@@ -291,7 +291,7 @@ impl Configuration {
             0 => limiter.limits[0].rate = (limiter.limits[0].rate / 2).max(1),
             1 => limiter.limits[0].rate *= 2,
             2 => limiter.limits[0] = Limit { algorithm: Algorithm::SlidingWindow, ..limiter.limits[0] },
-            3 => limiter.limits[0].algorithm = Algorithm::FixedWindow,
+            3 if !limiter.is_per_replica => limiter.limits[0].algorithm = Algorithm::FixedWindow,
             4 => {
                 // Limiters of one route stay in one group.
                 limiters.iter_mut().for_each(|limiter| limiter.group = Some("other"));

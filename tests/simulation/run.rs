@@ -43,9 +43,13 @@ pub struct Totals {
     /// Permits that were used in calm time with enough demand, and that could have been.
     pub used: u64,
     pub room: u64,
+    /// How often each check had something to decide.
+    judged: BTreeMap<String, u64>,
+    /// Findings that were taken for the same cause as one before in their run.
+    repeated: u64,
     pub findings: Vec<(u64, Finding)>,
-    /// The findings by what they have in common: how many, and the first seed.
-    pub kinds: BTreeMap<String, (u64, u64)>,
+    /// The shortened findings: the seed, and what is wrong under which faults.
+    pub shortened: Vec<(u64, String)>,
     pub errors: Vec<String>,
 }
 
@@ -96,12 +100,13 @@ fn one(seed: u64, wanted: &Wanted, totals: &Mutex<Totals>, began: Instant) -> bo
     totals.calls += outcome.calls;
     totals.used += outcome.summary.permits_used;
     totals.room += outcome.summary.permits_room;
-    for kind in kinds {
-        let shown = totals.kinds.entry(kind).or_insert((0, seed));
-        shown.0 += 1;
+    totals.repeated += outcome.summary.repeated;
+    for (what, times) in &outcome.summary.judged {
+        *totals.judged.entry(format!("{what:?}")).or_default() += times;
     }
+    totals.shortened.extend(kinds.into_iter().map(|kind| (seed, kind)));
     totals.findings.extend(outcome.findings.into_iter().map(|finding| (seed, finding)));
-    if totals.runs % 50 == 0 {
+    if totals.runs.is_multiple_of(50) {
         eprintln!(
             "{:6.0} s: {} runs, {} fleet-seconds, {} faults, {} findings",
             began.elapsed().as_secs_f64(),
@@ -140,7 +145,9 @@ pub fn kind_of(shortened: &Shortened) -> String {
         format!("{} {} {queue}", limits.join("+"), limiter.policy)
     });
     let limits = limits.unwrap_or_default();
-    format!("{:?} | {limits} | {} replicas | {}", finding.what, plan.replicas, faults.join(", "))
+    let faults = if faults.is_empty() { "nothing".to_owned() } else { faults.join(", ") };
+    let Finding { what, sent, limit, .. } = finding;
+    format!("{what:?}: {sent} of {limit} | {limits} | {} replicas | after {faults}", plan.replicas)
 }
 
 impl Totals {
@@ -182,6 +189,8 @@ impl Totals {
             "pairs": self.pairs.len(),
             "rarest_pair": [first, second, times],
             "used": self.used(),
+            "judged": self.judged,
+            "repeated": self.repeated,
             "findings": findings,
         })
     }

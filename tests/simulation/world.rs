@@ -258,9 +258,9 @@ impl World {
         }
         self.now = key.0;
         match event {
-            Event::ToHost { connection, bytes } => self.to_host(connection, &bytes),
+            Event::ToHost { connection, bytes } => self.arrive_at_host(connection, &bytes),
             Event::Carry { host } => self.carry(host),
-            Event::ToReplica { connection, bytes } => self.to_replica(connection, &bytes),
+            Event::ToReplica { connection, bytes } => self.arrive_at_replica(connection, &bytes),
             Event::Close { connection } => self.close(connection),
             Event::Accept { connection } => self.accept(connection),
             Event::Arrive { route } => self.arrive(route),
@@ -300,8 +300,8 @@ impl World {
         let config = &self.configs[configuration];
         let Store::Redis(store) = &config.store else { return Err("no Redis".to_owned()) };
         let drift_ppm = drift(self.plan.drift_ppm, &mut self.replica_draws);
-        // Wall clocks of machines differ.
-        let wall = (WALL + self.now).saturating_add_signed(self.replica_draws.i64(-2_000_000..2_000_000));
+        // Wall clocks of machines that are kept in time differ by some milliseconds.
+        let wall = (WALL + self.now).saturating_add_signed(self.replica_draws.i64(-20_000..20_000));
         let seed = self.replica_draws.u64(..);
         let routes = self.plan.routes_of(configuration);
         let (limiters, now) = (&config.limiters, self.now);

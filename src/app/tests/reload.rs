@@ -15,7 +15,7 @@ use crate::config::{self, Handle, Loaded};
 use crate::limiter::model::limit::{LimiterName, Permits, Scope};
 use crate::limiter::store::memory::MemoryStore;
 use crate::limiter::{Demand, Entered, LimiterSet, LimiterStatus, Limiters, Partition};
-use crate::proxy::Proxy;
+use crate::proxy::{Proxy, Reach};
 use crate::telemetry::{Metrics, Spans};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -124,7 +124,8 @@ fn running() -> Arc<Reloadable> {
     let (clock, metrics, loaded) = (Clock::start(), Metrics::new(), loaded(RUNNING, |_| ()));
     let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, metrics.clone());
     let prepared = limiters.prepare(&loaded.config.limiters);
-    let proxy = Proxy::new(metrics.clone(), Spans::default(), &loaded.config, &prepared).unwrap();
+    let proxy = Proxy::new(metrics.clone(), Spans::default(), &loaded.config, &prepared, Reach::default());
+    let proxy = proxy.unwrap();
     prepared.commit();
     let handle = Arc::new(Handle::new(loaded));
     Arc::new(Reloadable { limiters, proxy, logging: None, handle, metrics })

@@ -59,8 +59,9 @@ impl Provider {
     }
 
     /// Returns a view of the counts.
-    pub(super) fn tally_view(&self) -> TallyView {
-        TallyView { arrivals: Arc::clone(&self.arrivals) }
+    pub(super) fn tally(&self) -> impl Fn() -> Tally + use<> {
+        let arrivals = Arc::clone(&self.arrivals);
+        move || arrivals.lock().unwrap_or_else(PoisonError::into_inner).tally
     }
 
     /// Serves until `shutdown`, which closes all connections.
@@ -78,17 +79,6 @@ impl Provider {
                 },
             }
         }
-    }
-}
-
-/// A view of a provider's counts.
-pub(super) struct TallyView {
-    arrivals: Arc<Mutex<Arrivals>>,
-}
-
-impl TallyView {
-    pub(super) fn tally(&self) -> Tally {
-        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).tally
     }
 }
 

@@ -1,8 +1,7 @@
 //! The demo's applications: a steady stream of requests, independent of earlier answers.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,15 +21,6 @@ pub(super) const RATE: u32 = 25;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Counts of the requests so far, by their end.
-#[derive(Default)]
-pub(super) struct Totals {
-    sent: AtomicU64,
-    forwarded: AtomicU64,
-    refused: AtomicU64,
-    failed: AtomicU64,
-}
-
-/// [`Totals`] at an instant.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(super) struct Counts {
     /// Requests that the applications sent.
@@ -50,15 +40,17 @@ impl Counts {
     }
 }
 
+/// The counts, shared with the screen.
+#[derive(Clone, Default)]
+pub(super) struct Totals(Arc<Mutex<Counts>>);
+
 impl Totals {
     pub(super) fn read(&self) -> Counts {
-        // `sent` is read last, so that it is never below the number of answers.
-        Counts {
-            forwarded: self.forwarded.load(Ordering::Acquire),
-            refused: self.refused.load(Ordering::Acquire),
-            failed: self.failed.load(Ordering::Acquire),
-            sent: self.sent.load(Ordering::Acquire),
-        }
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, count: fn(&mut Counts) -> &mut u64) {
+        *count(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner)) += 1;
     }
 }
 
@@ -69,7 +61,7 @@ pub(super) struct Traffic {
     /// The path of every request.
     pub(super) path: String,
     /// The counts.
-    pub(super) totals: Arc<Totals>,
+    pub(super) totals: Totals,
 }
 
 impl Traffic {
@@ -92,38 +84,27 @@ impl Traffic {
     }
 
     async fn request(self: Arc<Traffic>) {
-        let totals = &self.totals;
-        totals.sent.fetch_add(1, Ordering::Release);
-        let ending = match timeout(PATIENCE, get(self.target, &self.path)).await {
-            Ok(Ok(Answer::Provider)) => &totals.forwarded,
-            Ok(Ok(Answer::Limited)) => &totals.refused,
-            Ok(Ok(Answer::Trouble) | Err(_)) | Err(_) => &totals.failed,
-        };
-        ending.fetch_add(1, Ordering::Release);
+        self.totals.add(|counts| &mut counts.sent);
+        let answer = timeout(PATIENCE, get(self.target, &self.path)).await;
+        self.totals.add(match answer {
+            Ok(Ok((_, false))) => |counts| &mut counts.forwarded,
+            Ok(Ok((StatusCode::TOO_MANY_REQUESTS, true))) => |counts| &mut counts.refused,
+            _ => |counts| &mut counts.failed,
+        });
     }
 }
 
-/// The origin of an answer.
-enum Answer {
-    Provider,
-    /// weir, because of the limit.
-    Limited,
-    /// weir, for any other reason.
-    Trouble,
-}
-
-/// Sends one request on its own connection.
-async fn get(target: SocketAddr, path: &str) -> Result<Answer, Box<dyn std::error::Error + Send + Sync>> {
+/// Sends one request on its own connection. Returns the status, and whether the answer is weir's own.
+async fn get(
+    target: SocketAddr,
+    path: &str,
+) -> Result<(StatusCode, bool), Box<dyn std::error::Error + Send + Sync>> {
     let stream = TcpStream::connect(target).await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let request = Request::get(path).header(HOST, target.to_string()).body(Empty::<Bytes>::new())?;
     let exchange = async move {
         let response = sender.send_request(request).await?;
-        let answer = match response.headers().contains_key("weir-error") {
-            false => Answer::Provider,
-            true if response.status() == StatusCode::TOO_MANY_REQUESTS => Answer::Limited,
-            true => Answer::Trouble,
-        };
+        let answer = (response.status(), response.headers().contains_key("weir-error"));
         response.into_body().collect().await?;
         Ok::<_, hyper::Error>(answer)
     };

@@ -29,7 +29,7 @@ pub(crate) fn decode(root: &Node, struck: &mut HashSet<u32>, report: &mut Report
         let (id, part) = error.spot.unwrap_or((root.id, Part::Value));
         let found = locate(root, id, String::new(), root.mark)?;
         // A struck-out key is not missing, and a misspelt one has been reported.
-        if !(error.missing && has_struck_child(found.node, struck)) {
+        if !(error.missing && found.node.children().any(|child| struck.contains(&child.id))) {
             let error = error.with_example(|open| example(&found.path, open));
             let mark = if part == Part::Key { found.key_mark } else { found.node.mark };
             report.add(mark, found.path, error.to_string());
@@ -68,13 +68,6 @@ fn locate(node: &Node, id: u32, path: String, key_mark: Mark) -> Option<Found<'_
         Value::Mapping(entries) => entries
             .iter()
             .find_map(|entry| locate(&entry.value, id, key_path(&path, &entry.key), entry.key_mark)),
-    }
-}
-
-fn has_struck_child(node: &Node, struck: &HashSet<u32>) -> bool {
-    match &node.value {
-        Value::Mapping(entries) => entries.iter().any(|entry| struck.contains(&entry.value.id)),
-        Value::Scalar(_) | Value::List(_) => false,
     }
 }
 

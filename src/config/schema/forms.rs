@@ -3,6 +3,7 @@
 //! Each implements both reading and the JSON Schema, so that `check` and the schema agree.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -21,39 +22,32 @@ pub(crate) trait FromText: Sized {
     const EXPECTED: &'static str;
     /// The form as a regular expression.
     const PATTERN: &'static str;
-    fn from_text(text: &str) -> Option<Self>;
+    /// The parser.
+    const PARSE: fn(&str) -> Option<Self>;
 }
 
 impl FromText for Duration {
     const EXPECTED: &'static str = "a duration with a unit, such as 250ms, 10s, 1m, 1h or 1d";
     const PATTERN: &'static str = "^[0-9]+(ms|s|m|h|d)$";
-    fn from_text(text: &str) -> Option<Duration> {
-        units::duration(text)
-    }
+    const PARSE: fn(&str) -> Option<Self> = units::duration;
 }
 
 impl FromText for Size {
     const EXPECTED: &'static str = "a size with a unit, such as 512B, 64KiB or 1MiB";
     const PATTERN: &'static str = "^[0-9]+(B|KiB|MiB|GiB)$";
-    fn from_text(text: &str) -> Option<Size> {
-        units::size(text)
-    }
+    const PARSE: fn(&str) -> Option<Self> = units::size;
 }
 
 impl FromText for Per {
     const EXPECTED: &'static str = "the length of the window with a unit, such as 1s, 1m, 1h or 1d";
     const PATTERN: &'static str = "^([0-9]+(ms|s|m|h|d)|1w|1mo)$";
-    fn from_text(text: &str) -> Option<Per> {
-        units::per(text)
-    }
+    const PARSE: fn(&str) -> Option<Self> = units::per;
 }
 
 impl FromText for Quota {
     const EXPECTED: &'static str = "a limit such as 900/1m or 20/s, or {rate: 900, per: 1m}";
     const PATTERN: &'static str = "^[0-9]+/[0-9]*(ms|s|m|h|d)$";
-    fn from_text(text: &str) -> Option<Quota> {
-        units::quota(text)
-    }
+    const PARSE: fn(&str) -> Option<Self> = units::quota;
 }
 
 /// A value in its textual form.
@@ -72,7 +66,7 @@ impl<'de, T: FromText> Deserialize<'de> for Text<T> {
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<Text<T>, E> {
-                T::from_text(text).map(Text).ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
+                (T::PARSE)(text).map(Text).ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
             }
         }
 
@@ -100,8 +94,9 @@ pub(crate) trait LongForm {
     const EXPECTED: &'static str;
 }
 
-/// A scalar, or a mapping with more keys.
-#[derive(Debug, Clone)]
+// A scalar, or a mapping with more keys. (A doc comment would become a description in the schema.)
+#[derive(Debug, Clone, JsonSchema)]
+#[schemars(untagged, inline)]
 pub(crate) enum Form<S, L> {
     Short(S),
     Long(L),
@@ -134,20 +129,6 @@ impl<'de, S: Deserialize<'de>, L: Deserialize<'de> + LongForm> Deserialize<'de> 
         }
 
         deserializer.deserialize_any(FormVisitor(PhantomData))
-    }
-}
-
-impl<S: JsonSchema, L: JsonSchema> JsonSchema for Form<S, L> {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        format!("{}Or{}", S::schema_name(), L::schema_name()).into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        json_schema!({"anyOf": [generator.subschema_for::<S>(), generator.subschema_for::<L>()]})
     }
 }
 
@@ -211,8 +192,9 @@ impl<T: JsonSchema> JsonSchema for OffOr<T> {
 }
 
 /// A mapping whose keys the user chooses, in the order of the file.
-#[derive(Debug, Clone)]
-pub(crate) struct Named<T>(pub(crate) Vec<(String, T)>);
+#[derive(Debug, Clone, JsonSchema)]
+#[schemars(inline)]
+pub(crate) struct Named<T>(#[schemars(with = "BTreeMap<String, T>")] pub(crate) Vec<(String, T)>);
 
 impl<T> Named<T> {
     /// Iterates over keys and values.
@@ -242,19 +224,5 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Named<T> {
         }
 
         deserializer.deserialize_map(NamedVisitor(PhantomData))
-    }
-}
-
-impl<T: JsonSchema> JsonSchema for Named<T> {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        format!("Named{}", T::schema_name()).into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        json_schema!({"type": "object", "additionalProperties": generator.subschema_for::<T>()})
     }
 }

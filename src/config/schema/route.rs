@@ -1,13 +1,13 @@
 //! `routes`: the requests of each route, their upstream, changes, limiters and cost.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::de::{Deserialize, Deserializer, Error, Unexpected, Visitor};
 
 use super::forms::{Form, LongForm, NAME_PATTERN, Named, OffOr, Setting, Text};
+use crate::config::model::Http2;
 use crate::config::units::Size;
 
 /// A route: its requests, upstream, changes, limiters and cost.
@@ -124,18 +124,6 @@ impl LongForm for Upstream {
     const EXPECTED: &'static str = "a URL such as https://api.example.com, or a mapping with `url`";
 }
 
-/// The use of HTTP/2 for an upstream.
-#[derive(Debug, Clone, Copy, serde::Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Http2 {
-    /// HTTP/2 if the upstream chooses it by ALPN, otherwise HTTP/1.1.
-    Auto,
-    /// Always HTTP/1.1.
-    Off,
-    /// Always HTTP/2, without negotiation.
-    PriorKnowledge,
-}
-
 /// A number of permits.
 #[derive(Debug, Clone, Copy, serde::Deserialize, JsonSchema)]
 #[serde(transparent)]
@@ -187,7 +175,9 @@ pub(crate) struct Retry {
     pub(crate) attempts: Option<i64>,
     /// The failures that are retried: `connect` (no connection) and the statuses 429, 502, 503 and 504. A retry after a
     /// 429 waits until the upstream's pause is over. Default `[connect, 429, 502, 503]`.
-    #[schemars(extend("examples" = [["connect", 429, 503, 504]]))]
+    #[schemars(with = "Option<Vec<serde_json::Value>>", extend(
+        "items" = {"enum": ["connect", 429, 502, 503, 504]}, "examples" = [["connect", 429, 503, 504]],
+    ))]
     pub(crate) on: Option<Vec<RetryOn>>,
     /// The largest body that is kept for another attempt, at most 16MiB. A request with a larger one is not retried.
     /// Default `64KiB`.
@@ -230,19 +220,5 @@ impl<'de> Deserialize<'de> for RetryOn {
         }
 
         deserializer.deserialize_any(RetryOnVisitor)
-    }
-}
-
-impl JsonSchema for RetryOn {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "RetryOn".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({"enum": ["connect", 429, 502, 503, 504]})
     }
 }

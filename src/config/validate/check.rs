@@ -47,6 +47,12 @@ impl Check<'_> {
         self.report.add(at.mark, at.path.clone(), message);
     }
 
+    /// Reports a problem at the value of a key, and returns nothing in its place.
+    pub(super) fn refuse<T>(&mut self, at: &At<'_>, message: impl Into<String>) -> Option<T> {
+        self.problem(at, message);
+        None
+    }
+
     /// Reports a problem at the key itself, whatever its value.
     pub(super) fn problem_of_key(&mut self, at: &At<'_>, message: impl Into<String>) {
         self.report.add(at.key_mark, at.path.clone(), message);
@@ -61,10 +67,9 @@ impl Check<'_> {
     ) -> Option<u32> {
         let Some(number) = *given.value else { return Some(default) };
         let count = u32::try_from(number).ok().filter(|count| bounds.contains(count));
-        if count.is_none() {
-            self.problem(&given.at, format!("must be from {} to {}", bounds.start(), bounds.end()));
-        }
-        count
+        count.or_else(|| {
+            self.refuse(&given.at, format!("must be from {} to {}", bounds.start(), bounds.end()))
+        })
     }
 
     /// Checks an optional duration or size against its bounds.
@@ -88,8 +93,7 @@ impl Check<'_> {
             return Some(quantity);
         }
         let (from, to) = (bounds.start().shown(), bounds.end().shown());
-        self.problem(&given.at, format!("must be from {from} to {to}"));
-        None
+        self.refuse(&given.at, format!("must be from {from} to {to}"))
     }
 
     /// Reports a key that is not a name.

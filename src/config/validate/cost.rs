@@ -29,16 +29,12 @@ pub(super) fn settle(check: &mut Check<'_>, given: &Given<'_, Written>) -> Optio
     let cost = Given::new(cost, given.at.clone());
     key!(cost.settle).checked(|settle| {
         if settle.value.header.is_none() && settle.value.free.is_none() {
-            check.problem(&settle.at, "needs `header` or `free`");
-            return None;
+            return check.refuse(&settle.at, "needs `header` or `free`");
         }
         let header = key!(settle.header).checked(|name| named_header(check, &name, "x-cost"));
         let free = all(key!(settle.free).items().map(|status| {
             let code = u16::try_from(*status.value).ok().filter(|code| (200..600).contains(code));
-            if code.is_none() {
-                check.problem(&status.at, "expected a status from 200 to 599, such as 304");
-            }
-            code
+            code.or_else(|| check.refuse(&status.at, "expected a status from 200 to 599, such as 304"))
         }));
         Some(Settle { header: header?, free: free? })
     })
@@ -57,8 +53,7 @@ fn long_form(
 
 fn fixed(check: &mut Check<'_>, cost: &Given<'_, schema::CostHeader>, limiters: &[&Keyed]) -> Option<Cost> {
     if cost.value.settle.is_none() {
-        check.problem(&cost.at, "needs `header`, or `settle`");
-        return None;
+        return check.refuse(&cost.at, "needs `header`, or `settle`");
     }
     if cost.value.max.is_some() {
         check.problem_of_key(&key!(cost.max).at, "is for a cost that a `header` names");
@@ -88,8 +83,7 @@ fn by_header(
     let has_max = cost.value.max.is_some();
     let at = if cost.value.default.is_some() { key!(cost.default).at } else { key!(cost.max).at };
     if has_max && default > max {
-        check.problem(&at, "`default` must not be larger than `max`");
-        return None;
+        return check.refuse(&at, "`default` must not be larger than `max`");
     }
     let fits = can_be_granted(check, default, limiters, &at);
     fits.then_some(Cost::Header { name: header?, default, max })

@@ -46,8 +46,7 @@ pub(super) fn headers(
         }
         let Ok(mut header_value) = HeaderValue::from_str(value.value) else {
             let message = "the value holds characters that a header cannot carry, such as a line break";
-            check.problem(&value.at, message);
-            return None;
+            return check.refuse(&value.at, message);
         };
         header_value.set_sensitive(purpose == Purpose::Set);
         Some((name, header_value))
@@ -72,10 +71,7 @@ pub(super) fn named_header(
     example: &str,
 ) -> Option<HeaderName> {
     let name = HeaderName::try_from(given.value).ok();
-    if name.is_none() {
-        check.problem(&given.at, format!("expected the name of a header, such as {example}"));
-    }
-    name
+    name.or_else(|| check.refuse(&given.at, format!("expected the name of a header, such as {example}")))
 }
 
 /// Returns whether weir sets a header itself.

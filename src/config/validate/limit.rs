@@ -26,8 +26,7 @@ pub(super) fn limits(
     given: &Given<'_, Vec<Form<Text<Quota>, schema::Limit>>>,
 ) -> Option<Vec<Limit>> {
     if !(1..=LIMITS_MAX).contains(&given.at.length()) {
-        check.problem(&given.at, format!("needs 1 to {LIMITS_MAX} limits, such as 900/1m"));
-        return None;
+        return check.refuse(&given.at, format!("needs 1 to {LIMITS_MAX} limits, such as 900/1m"));
     }
     let mut limits: Vec<Option<Limit>> = given
         .items()
@@ -82,8 +81,7 @@ fn long(check: &mut Check<'_>, limit: &Given<'_, schema::Limit>) -> Option<Limit
         Per::Span(per) => span(check, per, &key!(limit.per).at),
         Per::Week | Per::Month => {
             let message = "`1w` and `1mo` need `algorithm: fixed_window`; otherwise write it in days";
-            check.problem(&key!(limit.per).at, message);
-            None
+            check.refuse(&key!(limit.per).at, message)
         }
     };
     let algorithm = match algorithm {
@@ -108,15 +106,15 @@ fn long(check: &mut Check<'_>, limit: &Given<'_, schema::Limit>) -> Option<Limit
 fn keys_fit(check: &mut Check<'_>, limit: &Given<'_, schema::Limit>, algorithm: schema::Algorithm) {
     use schema::Algorithm::{FixedWindow, SlidingWindow, TokenBucket, WarmUp};
     let needs = [
-        (key!(limit.precision).at, SlidingWindow),
-        (key!(limit.burst).at, TokenBucket),
-        (key!(limit.timezone).at, FixedWindow),
-        (key!(limit.warm_up).at, WarmUp),
-        (key!(limit.cold).at, WarmUp),
+        (key!(limit.precision).at, SlidingWindow, "sliding_window"),
+        (key!(limit.burst).at, TokenBucket, "token_bucket"),
+        (key!(limit.timezone).at, FixedWindow, "fixed_window"),
+        (key!(limit.warm_up).at, WarmUp, "warm_up"),
+        (key!(limit.cold).at, WarmUp, "warm_up"),
     ];
-    for (at, needed) in needs {
+    for (at, needed, name) in needs {
         if at.is_given() && algorithm != needed && !key!(limit.algorithm).at.is_faulty() {
-            check.problem_of_key(&at, format!("only with `algorithm: {}`", algorithm_name(needed)));
+            check.problem_of_key(&at, format!("only with `algorithm: {name}`"));
         }
     }
 }
@@ -137,19 +135,15 @@ fn fixed(rate: Permits, windows: CalendarWindows) -> Option<Limit> {
 
 fn rate(check: &mut Check<'_>, given: i64, at: &At<'_>) -> Option<Permits> {
     let rate = u64::try_from(given).ok().and_then(Permits::new);
-    if rate.is_none() {
-        check.problem(at, format!("the rate must be from 1 to {RATE_MAX}"));
-    }
-    rate
+    rate.or_else(|| check.refuse(at, format!("the rate must be from 1 to {RATE_MAX}")))
 }
 
 fn span(check: &mut Check<'_>, per: Duration, at: &At<'_>) -> Option<Duration> {
-    let fits = (PER_MIN..=PER_MAX).contains(&per);
-    if !fits {
-        let (from, to) = (show_duration(PER_MIN), show_duration(PER_MAX));
-        check.problem(at, format!("the window must be from {from} to {to}"));
+    if (PER_MIN..=PER_MAX).contains(&per) {
+        return Some(per);
     }
-    fits.then_some(per)
+    let (from, to) = (show_duration(PER_MIN), show_duration(PER_MAX));
+    check.refuse(at, format!("the window must be from {from} to {to}"))
 }
 
 /// Checks that an empty bucket is full again within the longest window: its state is kept no longer.
@@ -171,20 +165,15 @@ fn refills(
         "an empty bucket must be full again within {longest}, and at `rate` per `per` it is not; choose a smaller \
          `burst`"
     );
-    check.problem(&at, message);
-    None
+    check.refuse(&at, message)
 }
 
 fn warm_up(check: &mut Check<'_>, limit: &Given<'_, schema::Limit>) -> Option<Algorithm> {
     let cold = check.count(&key!(limit.cold), COLD_DEFAULT, 1..=COLD_MAX);
     let Some(given) = key!(limit.warm_up).get() else {
-        if !key!(limit.warm_up).at.is_faulty() {
-            check.problem(
-                &key!(limit.algorithm).at,
-                "needs `warm_up`, the idle time after which it is cold, such as 10s",
-            );
-        }
-        return None;
+        let message = "needs `warm_up`, the idle time after which it is cold, such as 10s";
+        let is_faulty = key!(limit.warm_up).at.is_faulty();
+        return if is_faulty { None } else { check.refuse(&key!(limit.algorithm).at, message) };
     };
     let warm_up = check.within(&given, WARM_UP_MIN..=WARM_UP_MAX);
     Some(Algorithm::WarmUp { warm_up: warm_up?, cold: NonZeroU32::new(cold?)? })
@@ -196,11 +185,8 @@ fn windows(check: &mut Check<'_>, limit: &Given<'_, schema::Limit>) -> Option<Ca
         Per::Month => Some(Period::Month),
         Per::Span(per) => {
             let fits = !per.is_zero() && DAY.as_millis().is_multiple_of(per.as_millis());
-            if !fits {
-                let message = "with fixed_window it must divide a day, or be 1d, 1w or 1mo";
-                check.problem(&key!(limit.per).at, message);
-            }
-            fits.then_some(Period::Span(per))
+            let message = "with fixed_window it must divide a day, or be 1d, 1w or 1mo";
+            if fits { Some(Period::Span(per)) } else { check.refuse(&key!(limit.per).at, message) }
         }
     };
     let Given { value: zone, at } = key!(limit.timezone);
@@ -209,8 +195,7 @@ fn windows(check: &mut Check<'_>, limit: &Given<'_, schema::Limit>) -> Option<Ca
     }
     let zone = zone.as_deref().unwrap_or(TIMEZONE);
     if CalendarWindows::new(Period::Week, zone).is_none() {
-        check.problem(&at, unknown_timezone(zone, at.is_interpolated()));
-        return None;
+        return check.refuse(&at, unknown_timezone(zone, at.is_interpolated()));
     }
     CalendarWindows::new(period?, zone)
 }
@@ -225,15 +210,5 @@ fn unknown_timezone(name: &str, is_interpolated: bool) -> String {
         None => {
             format!("unknown time zone {}; expected a name such as UTC or Asia/Shanghai", quoted(shown))
         }
-    }
-}
-
-fn algorithm_name(algorithm: schema::Algorithm) -> &'static str {
-    match algorithm {
-        schema::Algorithm::SlidingWindow => "sliding_window",
-        schema::Algorithm::TokenBucket => "token_bucket",
-        schema::Algorithm::LeakyBucket => "leaky_bucket",
-        schema::Algorithm::FixedWindow => "fixed_window",
-        schema::Algorithm::WarmUp => "warm_up",
     }
 }

@@ -90,8 +90,7 @@ fn key_parts(
         return Some(Arc::new([]));
     }
     if !(1..=KEY_PARTS_MAX).contains(&given.at.length()) {
-        check.problem(&given.at, format!("needs 1 to {KEY_PARTS_MAX} parts, such as header:x-tenant"));
-        return None;
+        return check.refuse(&given.at, format!("needs 1 to {KEY_PARTS_MAX} parts, such as header:x-tenant"));
     }
     let mut earlier: Vec<KeyPart> = Vec::new();
     let parts = all(given.items().map(|text| {
@@ -106,8 +105,7 @@ fn key_parts(
             }
             None => "expected header:NAME, query:NAME, host, path:N (a segment, from 0), client_ip or client",
         };
-        check.problem(&text.at, fault);
-        None
+        check.refuse(&text.at, fault)
     }));
     parts.map(Arc::from)
 }
@@ -162,21 +160,16 @@ fn pause(
     let on = key!(pause.on);
     let codes = all(on.items().map(|status| {
         let code = u16::try_from(*status.value).ok().filter(|code| usual.on.contains(code));
-        if code.is_none() {
-            check.problem(&status.at, "must be 429 or 503");
-        }
-        code
+        code.or_else(|| check.refuse(&status.at, "must be 429 or 503"))
     }));
     if on.value.is_some() && on.at.length() == 0 {
-        check.problem(&on.at, "names nothing to pause on; `pause: off` does that");
-        return None;
+        return check.refuse(&on.at, "names nothing to pause on; `pause: off` does that");
     }
     let max = check.bounded(&key!(pause.max), usual.max, MILLISECOND..=DAY);
     let fallback = check.bounded(&key!(pause.fallback), usual.fallback, MILLISECOND..=DAY);
     let (max, fallback) = (max?, fallback?);
     if fallback > max {
-        check.problem(&key!(pause.fallback).at, "must not be longer than `max`");
-        return None;
+        return check.refuse(&key!(pause.fallback).at, "must not be longer than `max`");
     }
     Some(Some(PausePolicy { on: if on.value.is_some() { codes? } else { usual.on }, max, fallback }))
 }
@@ -199,8 +192,7 @@ fn guard(check: &mut Check<'_>, limiter: &Given<'_, schema::Limiter>, limits: &[
     let guard = check.bounded(&given, Limiter::default_guard(limits), MILLISECOND..=GUARD_MAX)?;
     if given.value.is_some() && guard > shortest.per {
         let window = quoted(&shortest.label);
-        check.problem(&given.at, format!("must not be longer than the window of {window}"));
-        return None;
+        return check.refuse(&given.at, format!("must not be longer than the window of {window}"));
     }
     // A fixed window is shortened by the guard at its end, and at least half of it must remain.
     let too_short = limits.iter().enumerate().find(|(_, limit)| {
@@ -209,11 +201,9 @@ fn guard(check: &mut Check<'_>, limiter: &Given<'_, schema::Limiter>, limits: &[
     let Some((index, limit)) = too_short else { return Some(guard) };
     let (window, guard) = (quoted(&limit.label), show_duration(guard));
     if given.value.is_some() {
-        check.problem(&given.at, format!("{guard} is more than half of the fixed window of {window}"));
-    } else {
-        let message =
-            format!("a fixed window must be at least twice the guard, here {guard}: {window} is shorter");
-        check.problem(&key!(limiter.limits).at.index(index), message);
+        return check.refuse(&given.at, format!("{guard} is more than half of the fixed window of {window}"));
     }
-    None
+    let message =
+        format!("a fixed window must be at least twice the guard, here {guard}: {window} is shorter");
+    check.refuse(&key!(limiter.limits).at.index(index), message)
 }

@@ -35,10 +35,7 @@ fn path(check: &mut Check<'_>, matches: &Given<'_, schema::Match>) -> Option<Pat
         }
         (None, Some(path), None) => plain_path(check, &path).map(|path| PathMatch::Exact(path.to_owned())),
         (None, None, Some(pattern)) => path_regex(check, &pattern).map(PathMatch::Pattern),
-        _ => {
-            check.problem(&matches.at, "`path`, `exact_path` and `path_regex` exclude each other");
-            None
-        }
+        _ => check.refuse(&matches.at, "`path`, `exact_path` and `path_regex` exclude each other"),
     }
 }
 
@@ -55,8 +52,7 @@ fn plain_path<'a>(check: &mut Check<'_>, given: &Given<'a, String>) -> Option<&'
     } else {
         return Some(path);
     };
-    check.problem(&given.at, fault);
-    None
+    check.refuse(&given.at, fault)
 }
 
 /// Compiles a pattern, first by itself, which shows that its groups balance, and then anchored at both ends.
@@ -69,8 +65,7 @@ fn path_regex(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<Regex>
         Err(error) => {
             let text = error.to_string();
             let reason = text.lines().next_back().unwrap_or_default().trim_start_matches("error: ");
-            check.problem(&given.at, format!("not a valid regular expression: {reason}"));
-            None
+            check.refuse(&given.at, format!("not a valid regular expression: {reason}"))
         }
     }
 }
@@ -87,8 +82,7 @@ fn host(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<HostMatch> {
         }
         _ => {
             let message = "expected a host without a port, such as api.example.com or *.example.com";
-            check.problem(&given.at, message);
-            None
+            check.refuse(&given.at, message)
         }
     }
 }
@@ -103,12 +97,11 @@ fn methods(check: &mut Check<'_>, given: &Given<'_, Option<Vec<String>>>) -> Opt
             Ok(method) => return Some(method),
             Err(_) => "expected a method, such as GET",
         };
-        check.problem(&name.at, fault);
-        None
+        check.refuse(&name.at, fault)
     }));
     if given.value.is_some() && given.at.length() == 0 {
-        check.problem(&given.at, "matches nothing; name a method, or leave the key out for all of them");
-        return None;
+        return check
+            .refuse(&given.at, "matches nothing; name a method, or leave the key out for all of them");
     }
     methods
 }
@@ -132,6 +125,5 @@ pub(super) fn strip_prefix(
         }
         Some(_) => return Some(prefix.to_owned()),
     };
-    check.problem(&given.at, fault);
-    None
+    check.refuse(&given.at, fault)
 }

@@ -81,8 +81,7 @@ impl Check<'_> {
         };
         // A path that came out of a reference may be a secret in the wrong place.
         let shown = if given.at.is_interpolated() { String::new() } else { format!(" {}", path.display()) };
-        self.problem(&given.at, format!("the file{shown} {fault}"));
-        None
+        self.refuse(&given.at, format!("the file{shown} {fault}"))
     }
 
     fn needs_beside<T>(&mut self, given: &At<'_>, other: &At<'_>) -> Option<T> {

@@ -20,8 +20,7 @@ pub(super) fn retry(
     let attempts = check.count(&key!(retry.attempts), 2, 2..=10);
     let on = key!(retry.on);
     if on.value.is_some() && on.at.length() == 0 {
-        check.problem(&on.at, "names nothing to try again after; `retry: off` does that");
-        return None;
+        return check.refuse(&on.at, "names nothing to try again after; `retry: off` does that");
     }
     let mut statuses = Vec::new();
     for end in on.items() {

@@ -32,13 +32,12 @@ fn address(
     let Given { value, at } = given;
     let Some(text) = value else { return (!at.is_faulty()).then_some(default) };
     let address = text.parse().ok();
-    if address.is_none() {
+    address.or_else(|| {
         let found = if at.is_interpolated() { String::new() } else { format!(", found {}", quoted(text)) };
         let message =
             format!("expected an IP address and a port, such as 127.0.0.1:8080 or [::]:8080{found}");
-        check.problem(at, message);
-    }
-    address
+        check.refuse(at, message)
+    })
 }
 
 /// Checks how connections of clients are treated.
@@ -89,13 +88,8 @@ fn allow(check: &mut Check<'_>, given: &Given<'_, Option<Vec<String>>>) -> Optio
 fn networks(check: &mut Check<'_>, given: &Given<'_, Option<Vec<String>>>) -> Vec<IpNet> {
     let mut networks = Vec::new();
     for text in given.items() {
-        match network(text.value) {
-            Some(network) => networks.push(network),
-            None => {
-                let expected = "expected an IP address or a CIDR block, such as 10.0.0.0/8 or ::1";
-                check.problem(&text.at, expected);
-            }
-        }
+        let expected = "expected an IP address or a CIDR block, such as 10.0.0.0/8 or ::1";
+        networks.extend(network(text.value).or_else(|| check.refuse(&text.at, expected)));
     }
     networks
 }
@@ -126,14 +120,12 @@ pub(super) fn admin(
         && overlap(address, traffic)
     {
         let message = format!("{address} and `listen` ({traffic}) take the same port; choose another");
-        check.problem(&key!(admin.listen).at, message);
-        return None;
+        return check.refuse(&key!(admin.listen).at, message);
     }
     let token = admin.value.token.as_deref().filter(|token| !token.is_empty());
     if token.is_some_and(|token| !is_token(token)) {
         let message = "must consist of visible ASCII characters, without spaces";
-        check.problem(&key!(admin.token).at, message);
-        return None;
+        return check.refuse(&key!(admin.token).at, message);
     }
     Some(Admin { listen: address?, token: token.map(Secret::new) })
 }

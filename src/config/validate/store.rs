@@ -127,8 +127,8 @@ fn server(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<Server> {
     let parsed = match Url::parse(given.value) {
         Ok(url) if given.value.contains("://") => url,
         _ => {
-            check.problem(&given.at, "expected a URL such as redis://127.0.0.1:6379/0 or rediss://...");
-            return None;
+            let message = "expected a URL such as redis://127.0.0.1:6379/0 or rediss://...";
+            return check.refuse(&given.at, message);
         }
     };
     let database = parsed.path().trim_start_matches('/');
@@ -151,8 +151,7 @@ fn server(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<Server> {
             encrypted: parsed.scheme() == "rediss",
         });
     };
-    check.problem(&given.at, fault);
-    None
+    check.refuse(&given.at, fault)
 }
 
 fn tls(check: &mut Check<'_>, tls: &Given<'_, schema::RedisTls>) -> Option<RedisTls> {
@@ -167,8 +166,6 @@ fn key_prefix(check: &mut Check<'_>, given: &Given<'_, Option<String>>) -> Optio
     let prefix = given.value.as_deref().unwrap_or(KEY_PREFIX);
     let fits = (1..=KEY_PREFIX_LENGTH_MAX).contains(&prefix.len())
         && prefix.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte));
-    if !fits {
-        check.problem(&given.at, "must be 1 to 64 letters, digits, `_`, `.`, `:` or `-`");
-    }
-    fits.then(|| prefix.to_owned())
+    let message = "must be 1 to 64 letters, digits, `_`, `.`, `:` or `-`";
+    if fits { Some(prefix.to_owned()) } else { check.refuse(&given.at, message) }
 }

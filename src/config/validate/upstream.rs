@@ -40,16 +40,11 @@ pub(super) fn upstream(
         }
     }
     let proxy = key!(upstream.proxy).checked(|url| proxy(check, &url));
-    let http2 = match upstream.value.http2 {
-        None | Some(schema::Http2::Auto) => Http2::Auto,
-        Some(schema::Http2::Off) => Http2::Off,
-        Some(schema::Http2::PriorKnowledge) => Http2::PriorKnowledge,
-    };
     Some(Upstream {
         connect_timeout: connect_timeout?,
         timeout: timeout?,
         idle_timeout: idle_timeout?,
-        http2,
+        http2: upstream.value.http2.unwrap_or_default(),
         ca: ca_path?,
         identity: identity?,
         proxy: proxy?,
@@ -109,18 +104,14 @@ fn target(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<Target> {
             });
         }
     };
-    check.problem(&given.at, fault);
-    None
+    check.refuse(&given.at, fault)
 }
 
 /// Parses an outbound proxy's URL. Messages contain no part of it: it may hold credentials.
 fn proxy(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<OutboundProxy> {
     match outbound_proxy(given.value) {
         Ok(proxy) => Some(proxy),
-        Err(fault) => {
-            check.problem(&given.at, fault);
-            None
-        }
+        Err(fault) => check.refuse(&given.at, fault),
     }
 }
 

@@ -104,22 +104,23 @@ impl Node {
         matches!(&self.value, Value::Scalar(scalar) if scalar.origin == Origin::Interpolated)
     }
 
+    /// Returns the nodes right below this one.
+    pub(crate) fn children(&self) -> impl Iterator<Item = &Node> {
+        let entries = match &self.value {
+            Value::Mapping(entries) => entries.as_slice(),
+            Value::Scalar(_) | Value::List(_) => &[],
+        };
+        self.items().iter().chain(entries.iter().map(|entry| &entry.value))
+    }
+
     /// Counts the nodes of this tree.
     pub(super) fn size(&self) -> usize {
-        1 + match &self.value {
-            Value::Scalar(_) => 0,
-            Value::List(items) => items.iter().map(Node::size).sum(),
-            Value::Mapping(entries) => entries.iter().map(|entry| entry.value.size()).sum(),
-        }
+        1 + self.children().map(Node::size).sum::<usize>()
     }
 
     /// Counts the levels of this tree.
     pub(super) fn depth(&self) -> usize {
-        1 + match &self.value {
-            Value::Scalar(_) => 0,
-            Value::List(items) => items.iter().map(Node::depth).max().unwrap_or(0),
-            Value::Mapping(entries) => entries.iter().map(|entry| entry.value.depth()).max().unwrap_or(0),
-        }
+        1 + self.children().map(Node::depth).max().unwrap_or(0)
     }
 }
 

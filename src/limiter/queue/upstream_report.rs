@@ -202,17 +202,18 @@ mod tests {
     async fn merged_reports_request_the_longest_pause() {
         let now = Instant::now();
         let mut all = report(None, Some(9 * SECOND));
-        assert_eq!(all.pause(&limiter(), now), None, "it was not rejected");
+        let entropy = Entropy::system();
+        assert_eq!(all.pause(&limiter(), now, &entropy), None, "it was not rejected");
         all.add(report(Some(429), None));
-        assert_eq!(all.pause(&limiter(), now).map(|pause| pause.wait), Some(None));
+        assert_eq!(all.pause(&limiter(), now, &entropy).map(|pause| pause.wait), Some(None));
         all.add(report(Some(429), Some(3 * SECOND)));
         all.add(report(Some(429), Some(SECOND)));
         all.add(report(Some(429), None));
-        let asked = all.pause(&limiter(), now).unwrap();
+        let asked = all.pause(&limiter(), now, &entropy).unwrap();
         assert_eq!((asked.wait, asked.max), (Some(Micros::from(3 * SECOND)), Micros::from(60 * SECOND)));
-        assert_eq!(report(Some(503), Some(SECOND)).pause(&limiter(), now), None);
-        assert_eq!(report(Some(429), None).pause(&Limiter { pause: None, ..limiter() }, now), None);
-        assert!(report(Some(429), Some(Duration::MAX)).pause(&limiter(), now).is_some());
+        assert_eq!(report(Some(503), Some(SECOND)).pause(&limiter(), now, &entropy), None);
+        assert_eq!(report(Some(429), None).pause(&Limiter { pause: None, ..limiter() }, now, &entropy), None);
+        assert!(report(Some(429), Some(Duration::MAX)).pause(&limiter(), now, &entropy).is_some());
         let other = Limiter { follows_upstream: false, ..limiter() };
         assert_eq!((all.refused(&limiter()), all.refused(&other)), (vec![(SLOT, 2); 4], Vec::new()));
     }

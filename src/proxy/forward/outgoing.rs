@@ -98,8 +98,9 @@ impl Outgoing {
             rewrite(&mut head, plan, client);
         }
         let body = self.take_body(plan);
-        let is_harmless =
-            matches!(body, RequestBody::Empty) && head.method().is_idempotent() && self.upgrade.is_none();
+        let is_harmless = matches!(body, RequestBody::Kept(None))
+            && head.method().is_idempotent()
+            && self.upgrade.is_none();
         self.head_state = HeadState::Gone;
         if self.keeps_copy || (may_be_stale && is_harmless) {
             self.head = head.clone();
@@ -112,9 +113,7 @@ impl Outgoing {
     fn take_body(&mut self, plan: &Plan) -> RequestBody {
         let Some(incoming) = self.body.take() else {
             let copy = self.upload.as_ref().and_then(|upload| upload.whole());
-            return copy
-                .filter(|copy| !copy.is_empty())
-                .map_or(RequestBody::Empty, |copy| RequestBody::Kept(Some(copy)));
+            return RequestBody::Kept(copy.filter(|copy| !copy.is_empty()));
         };
         let idle_timeout = plan.route.upstream.settings().idle_timeout;
         let retry = plan.route.rule.retry.as_ref().filter(|_| self.keeps_copy);

@@ -35,7 +35,7 @@ pub(crate) struct Opened {
 /// Shakes hands if `tls` is set, and finds the protocol. Returns `None` if the client leaves or breaks the protocol.
 pub(crate) async fn open(stream: Stream, tls: Option<Acceptor>) -> Option<Opened> {
     let secured = match tls {
-        None => Secured { wire: Wire::Plain(stream), is_http2: false, names: Vec::new() },
+        None => Secured { wire: Wire::Left(stream), is_http2: false, names: Vec::new() },
         // Boxed, because the handshake is large and soon over.
         Some(tls) => match Box::pin(tls.accept(stream)).await {
             Ok(secured) => secured,

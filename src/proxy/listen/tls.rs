@@ -4,25 +4,20 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::path::Path;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
+use tokio_util::either::Either;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::FromDer;
 
 use crate::config::model::{ServerTls, SubjectName};
 use crate::proxy::error::ProxyBuildError;
-use crate::proxy::net::certificates::{ALPN_HTTP1, ALPN_HTTP2, add_roots};
+use crate::proxy::net::certificates::{ALPN_HTTP1, ALPN_HTTP2, add_roots, identity, read, unusable};
 use crate::proxy::net::stream::Stream;
 
 /// The server side of handshakes, with the certificate files as they were when the configuration was built.
@@ -52,17 +47,13 @@ impl Acceptor {
                 add_roots(&mut roots, path, &read(path)?)?;
                 let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
                 let verifier = if certificate_required { verifier } else { verifier.allow_unauthenticated() };
-                builder.with_client_cert_verifier(
-                    verifier.build().map_err(|error| invalid(path, &error.to_string()))?,
-                )
+                builder.with_client_cert_verifier(verifier.build().map_err(|error| unusable(path, &error))?)
             }
         };
-        let chain = CertificateDer::pem_slice_iter(&read(&settings.cert)?).collect::<Result<Vec<_>, _>>();
-        let chain = chain.map_err(|error| invalid(&settings.cert, &error.to_string()))?;
-        let key = PrivateKeyDer::from_pem_slice(&read(&settings.key)?);
-        let key = key.map_err(|error| invalid(&settings.key, &error.to_string()))?;
-        let config = builder.with_single_cert(chain, key);
-        let mut config = config.map_err(|error| invalid(&settings.cert, &error.to_string()))?;
+        let ServerTls { cert, key, .. } = settings;
+        let (chain, private) = identity((cert, key), (&read(cert)?, &read(key)?))?;
+        let config = builder.with_single_cert(chain, private);
+        let mut config = config.map_err(|error| unusable(cert, &error))?;
         // The server's order is by strength; a client's may be arbitrary.
         config.ignore_client_order = true;
         config.alpn_protocols = vec![ALPN_HTTP2.to_vec(), ALPN_HTTP1.to_vec()];
@@ -76,16 +67,8 @@ impl Acceptor {
         let is_http2 = session.alpn_protocol() == Some(ALPN_HTTP2);
         let certificate = session.peer_certificates().and_then(<[_]>::first);
         let names = certificate.map(|certificate| subject_names(certificate)).unwrap_or_default();
-        Ok(Secured { wire: Wire::Tls(Box::new(stream)), is_http2, names })
+        Ok(Secured { wire: Wire::Right(Box::new(stream)), is_http2, names })
     }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, ProxyBuildError> {
-    std::fs::read(path).map_err(|error| invalid(path, &format!("cannot be read: {error}")))
-}
-
-fn invalid(path: &Path, reason: &str) -> ProxyBuildError {
-    ProxyBuildError::ServerCertificate { path: path.to_owned(), reason: reason.to_owned() }
 }
 
 /// Returns the subject alternative names of a verified certificate, in order, of the kinds that can identify a client. A certificate
@@ -109,68 +92,6 @@ fn subject_name(name: &GeneralName<'_>) -> Option<SubjectName> {
     }
 }
 
-/// A client's stream, in plain text or inside TLS.
-pub(crate) enum Wire {
-    /// Plain text.
-    Plain(Stream),
-    /// TLS, boxed because it is far larger, and most connections are idle most of the time.
-    Tls(Box<TlsStream<Stream>>),
-}
-
-impl AsyncRead for Wire {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        match &mut *self {
-            Wire::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
-            Wire::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
-        }
-    }
-}
-
-impl AsyncWrite for Wire {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        match &mut *self {
-            Wire::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
-            Wire::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
-        }
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        pieces: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match &mut *self {
-            Wire::Plain(stream) => Pin::new(stream).poll_write_vectored(context, pieces),
-            Wire::Tls(stream) => Pin::new(stream).poll_write_vectored(context, pieces),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match self {
-            Wire::Plain(stream) => stream.is_write_vectored(),
-            Wire::Tls(stream) => stream.is_write_vectored(),
-        }
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut *self {
-            Wire::Plain(stream) => Pin::new(stream).poll_flush(context),
-            Wire::Tls(stream) => Pin::new(stream).poll_flush(context),
-        }
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut *self {
-            Wire::Plain(stream) => Pin::new(stream).poll_shutdown(context),
-            Wire::Tls(stream) => Pin::new(stream).poll_shutdown(context),
-        }
-    }
-}
+/// A client's stream: in plain text, or inside TLS. TLS is boxed because it is far larger, and most connections are idle most of the
+/// time.
+pub(crate) type Wire = Either<Stream, Box<TlsStream<Stream>>>;

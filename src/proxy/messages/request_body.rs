@@ -24,11 +24,9 @@ const DISCARD_TIME_MAX: Duration = Duration::from_millis(500);
 
 /// The body of a request on its way upstream.
 pub(crate) enum RequestBody {
-    /// No body.
-    Empty,
     /// A body that comes from the client.
     Streaming(Box<Streaming>),
-    /// The copy of an earlier attempt.
+    /// The copy of an earlier attempt; `None` without a body.
     Kept(Option<Bytes>),
 }
 
@@ -100,7 +98,7 @@ impl RequestBody {
         kept_max: Option<usize>,
     ) -> (RequestBody, Option<Arc<Upload>>) {
         if http_body::Body::is_end_stream(&incoming) {
-            return (RequestBody::Empty, None);
+            return (RequestBody::Kept(None), None);
         }
         let upload = Arc::new(Upload::new(kept_max));
         let timer = IdleTimer::new(idle_timeout);
@@ -120,15 +118,11 @@ impl http_body::Body for RequestBody {
         let body = match self.get_mut() {
             RequestBody::Streaming(body) => body,
             RequestBody::Kept(bytes) => return Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            RequestBody::Empty => return Poll::Ready(None),
         };
         let frame = body.poll_incoming(context);
         let frame = ready!(body.timer.poll_frame(frame, context));
         match &frame {
-            Some(Ok(frame)) => {
-                body.upload.keep(frame);
-                body.upload.piece_arrived(body.is_end_stream());
-            }
+            Some(Ok(frame)) => body.upload.piece(frame, body.is_end_stream()),
             Some(Err(BodyError::Stalled)) => body.upload.set(UploadState::Stalled),
             Some(Err(BodyError::Broken(error))) if is_malformed(error) => {
                 body.upload.set(UploadState::Malformed);
@@ -141,7 +135,6 @@ impl http_body::Body for RequestBody {
 
     fn is_end_stream(&self) -> bool {
         match self {
-            RequestBody::Empty => true,
             RequestBody::Streaming(body) => body.is_end_stream(),
             RequestBody::Kept(bytes) => bytes.is_none(),
         }
@@ -149,7 +142,6 @@ impl http_body::Body for RequestBody {
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            RequestBody::Empty => SizeHint::with_exact(0),
             RequestBody::Streaming(body) => body.size_hint(),
             RequestBody::Kept(bytes) => {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))

@@ -11,6 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Version};
 
 use super::header_flags::HeaderFlags;
 use crate::config::model::Cost;
+use crate::config::units;
 use crate::limiter::model::Permits;
 use crate::proxy::error::ProxyError;
 
@@ -109,7 +110,7 @@ pub(crate) fn wait_max(headers: &HeaderMap, flags: HeaderFlags) -> Result<Option
     }
     let mut values = headers.get_all(WEIR_TIMEOUT).iter();
     let Some(value) = values.next() else { return Ok(None) };
-    let wait = value.to_str().ok().and_then(parse_wait).filter(|_| values.next().is_none());
+    let wait = value.to_str().ok().and_then(units::duration).filter(|_| values.next().is_none());
     wait.map(Some).ok_or(ProxyError::BadRequest("weir-timeout must be a duration such as 500ms or 2s"))
 }
 
@@ -121,31 +122,9 @@ pub(crate) fn cost(headers: &HeaderMap, rule: &Cost) -> Result<Permits, ProxyErr
     };
     let mut lines = headers.get_all(name).iter();
     let Some(line) = lines.next() else { return Ok(default) };
-    let cost = line.to_str().ok().filter(|_| lines.next().is_none()).and_then(parse_cost);
-    let cost = cost.filter(|cost| *cost <= max);
+    let cost = line.to_str().ok().filter(|_| lines.next().is_none()).and_then(units::number);
+    let cost = cost.and_then(Permits::new).filter(|cost| *cost <= max);
     cost.ok_or_else(|| ProxyError::BadCost { header: name.clone(), max })
-}
-
-/// Accepts digits alone; Rust's parser would also accept a sign.
-fn parse_cost(text: &str) -> Option<Permits> {
-    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
-    text.parse().ok().filter(|_| digits).and_then(Permits::new)
-}
-
-/// Reads a whole number with a unit, as durations are written in the configuration.
-fn parse_wait(text: &str) -> Option<Duration> {
-    let digits = text.len() - text.trim_start_matches(|character: char| character.is_ascii_digit()).len();
-    let (number, unit) = text.split_at_checked(digits)?;
-    let number: u64 = number.parse().ok()?;
-    let unit_ms: u64 = match unit {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        "d" => 86_400_000,
-        _ => return None,
-    };
-    number.checked_mul(unit_ms).map(Duration::from_millis)
 }
 
 /// Returns whether the client waits for `100 Continue` before it sends its body.

@@ -2,12 +2,12 @@
 //!
 //! The only file of the proxy with status codes. Sends nothing, and knows nothing of logs and metrics.
 
-use std::fmt::Write;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use serde::Serialize;
 
 use super::header_flags::HeaderFlags;
@@ -46,6 +46,8 @@ const GRPC_RESOURCE_EXHAUSTED: &str = "8";
 const GRPC_UNAVAILABLE: &str = "14";
 const GRPC_PERMISSION_DENIED: &str = "7";
 const GRPC_UNAUTHENTICATED: &str = "16";
+/// The characters that gRPC percent-encodes in a message, beside everything but ASCII.
+const GRPC_ENCODED: &AsciiSet = &CONTROLS.add(b'%');
 
 /// The form in which a client understands a refusal.
 #[derive(Clone, Copy)]
@@ -312,24 +314,11 @@ fn grpc(verdict: &Verdict<'_>) -> Response<Bytes> {
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     headers.insert(GRPC_STATUS, HeaderValue::from_static(status));
-    if let Ok(message) = HeaderValue::try_from(grpc_message(&verdict.detail)) {
+    let message = utf8_percent_encode(&verdict.detail, GRPC_ENCODED).to_string();
+    if let Ok(message) = HeaderValue::try_from(message) {
         headers.insert(GRPC_MESSAGE, message);
     }
     response
-}
-
-/// Percent-encodes a message for gRPC: the percent sign, and everything but printable ASCII.
-fn grpc_message(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if (b' '..=b'~').contains(&byte) && byte != b'%' {
-            encoded.push(char::from(byte));
-        } else {
-            // Writing to a string does not fail.
-            let _ = write!(encoded, "%{byte:02X}");
-        }
-    }
-    encoded
 }
 
 impl SpentQuota<'_> {
@@ -374,6 +363,7 @@ fn window_seconds(limit: &Limit) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
     use std::time::Duration;
 
     use regex::Regex;
@@ -400,6 +390,7 @@ mod tests {
             fixed("10/1d Europe/Berlin", Period::Span(day)),
             fixed("10/1w", Period::Week),
             fixed("10/1mo", Period::Month),
+            limit("10/2s", Duration::from_secs(2), Algorithm::WarmUp { warm_up: day, cold: NonZeroU32::MIN }),
         ];
         let limiter = Limiter::new(LimiterName::parse("a.b_c-d").unwrap(), limits);
         let refusal =
@@ -410,7 +401,8 @@ mod tests {
         let policies = headers[RATELIMIT_POLICY].to_str().unwrap();
         let expected = "\"a.b_c-d:10/1500ms\";q=10, \"a.b_c-d:10/1m token_bucket\";q=10;w=60, \
                         \"a.b_c-d:10/1d Europe/Berlin\";q=10;w=86400, \"a.b_c-d:10/1w\";q=10;w=604800, \
-                        \"a.b_c-d:10/1mo\";q=10";
+                        \"a.b_c-d:10/1mo\";q=10, \"a.b_c-d:10/2s\";q=10;w=2";
+        // A warm-up reports the rate of a warm limit, and no warm-up.
         assert_eq!(policies, expected);
         // A list of strings with integer parameters (RFC 9651).
         let item = r#""[ !\x23-\x5b\x5d-\x7e]*"(;[a-z]+=-?[0-9]{1,15})*"#;

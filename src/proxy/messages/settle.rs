@@ -3,6 +3,7 @@
 use http::{HeaderMap, StatusCode};
 
 use crate::config::model::Settle;
+use crate::config::units;
 use crate::limiter::model::RATE_MAX;
 
 /// Returns the cost that a response reports; `None` if it reports none that can be read.
@@ -12,6 +13,6 @@ pub(crate) fn cost_settled(status: StatusCode, headers: &HeaderMap, settle: &Set
     }
     let mut lines = headers.get_all(settle.header.as_ref()?).iter();
     let line = lines.next()?.to_str().ok().filter(|_| lines.next().is_none())?;
-    let cost: u64 = line.parse().ok().filter(|_| line.bytes().all(|byte| byte.is_ascii_digit()))?;
+    let cost = units::number(line)?;
     (cost <= u64::from(RATE_MAX)).then_some(cost)
 }

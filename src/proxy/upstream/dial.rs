@@ -143,17 +143,10 @@ fn in_turn(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let first = addresses.first().is_some_and(SocketAddr::is_ipv6);
     let (preferred, other): (Vec<_>, Vec<_>) =
         addresses.into_iter().partition(|address| address.is_ipv6() == first);
-    let (mut preferred, mut other) = (preferred.into_iter(), other.into_iter());
-    let mut turns = Vec::with_capacity(preferred.len() + other.len());
-    while turns.len() < ADDRESSES_MAX {
-        let (one, another) = (preferred.next(), other.next());
-        if one.is_none() && another.is_none() {
-            break;
-        }
-        turns.extend(one.into_iter().chain(another));
-    }
-    turns.truncate(ADDRESSES_MAX);
-    turns
+    let mut turns: Vec<_> = preferred.into_iter().enumerate().chain(other.into_iter().enumerate()).collect();
+    // The sort is stable, so in each turn the preferred family comes first.
+    turns.sort_by_key(|(turn, _)| *turn);
+    turns.into_iter().map(|(_, address)| address).take(ADDRESSES_MAX).collect()
 }
 
 /// Tries the addresses in order, the next one when an attempt has failed or none has answered for `delay`. Returns the first

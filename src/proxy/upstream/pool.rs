@@ -24,11 +24,10 @@ impl Pool {
     /// Takes an idle HTTP/1.1 connection that still seems to be open.
     pub(crate) fn take_http1(&self) -> Option<Connection> {
         loop {
-            let mut connection = lock(&self.idle).pop_back()?;
-            if !connection.is_old() && connection.is_open() {
+            let connection = lock(&self.idle).pop_back()?;
+            if connection.is_usable() {
                 return Some(connection.reuse());
             }
-            connection.end();
         }
     }
 
@@ -45,9 +44,9 @@ impl Pool {
         let Some(connection) = connection.into_idle() else { return };
         let mut idle = lock(&self.idle);
         idle.push_back(connection);
-        let surplus = if idle.len() > IDLE_MAX { idle.pop_front() } else { None };
-        drop(idle);
-        surplus.into_iter().for_each(Http1::end);
+        if idle.len() > IDLE_MAX {
+            idle.pop_front();
+        }
     }
 
     /// Lets other requests take streams of an HTTP/2 connection.
@@ -59,23 +58,13 @@ impl Pool {
 
     /// Closes connections that have been idle for too long, and drops those that the upstream closed.
     pub(crate) fn sweep(&self) {
-        let done = {
-            let mut idle = lock(&self.idle);
-            let looked_at = idle
-                .drain(..)
-                .map(|mut connection| (!connection.is_old() && connection.is_open(), connection));
-            let (kept, done): (Vec<_>, Vec<_>) = looked_at.partition(|(is_kept, _)| *is_kept);
-            idle.extend(kept.into_iter().map(|(_, connection)| connection));
-            done
-        };
-        done.into_iter().for_each(|(_, connection)| connection.end());
+        lock(&self.idle).retain(Http1::is_usable);
         lock(&self.shared).retain(Multiplexed::is_shared);
     }
 
     /// Closes every connection that is not in use.
     pub(crate) fn clear(&self) {
-        let idle = std::mem::take(&mut *lock(&self.idle));
-        idle.into_iter().for_each(Http1::end);
+        lock(&self.idle).clear();
         lock(&self.shared).clear();
     }
 }

@@ -2,18 +2,16 @@
 //!
 //! Opens nothing: [`super::connect`] shakes hands.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::TlsConnector;
 
 use super::key::Key;
 use crate::config::model::Http2 as Http2Mode;
 use crate::proxy::error::ProxyBuildError;
-use crate::proxy::net::certificates::{ALPN_HTTP1, ALPN_HTTP2, add_roots};
+use crate::proxy::net::certificates::{ALPN_HTTP1, ALPN_HTTP2, add_roots, identity, unusable};
 
 /// The connectors of one upstream.
 pub(crate) struct Tls {
@@ -39,7 +37,7 @@ impl Tls {
             .with_root_certificates(roots);
         let mut http1 = match (&settings.identity, &key.identity) {
             (Some(paths), Some(pems)) => {
-                let (chain, private) = identity(paths, pems)?;
+                let (chain, private) = identity((&paths.0, &paths.1), (&pems.0, &pems.1))?;
                 let set = verifying.with_client_auth_cert(chain, private);
                 set.map_err(|error| unusable(&paths.1, &error))?
             }
@@ -56,19 +54,4 @@ impl Tls {
             .map_err(|_| ProxyBuildError::ServerName { host: Arc::clone(&settings.host) })?;
         Ok(Tls { name, any: Arc::new(any).into(), http1: Arc::new(http1).into() })
     }
-}
-
-/// Reads weir's certificate chain and private key; `cert` and `key` are their paths.
-fn identity(
-    (cert, key): &(PathBuf, PathBuf),
-    (chain, private): &(Vec<u8>, Vec<u8>),
-) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), ProxyBuildError> {
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(chain).collect();
-    let chain = chain.map_err(|error| unusable(cert, &error))?;
-    let private = PrivateKeyDer::from_pem_slice(private).map_err(|error| unusable(key, &error))?;
-    Ok((chain, private))
-}
-
-fn unusable(path: &Path, reason: &impl ToString) -> ProxyBuildError {
-    ProxyBuildError::ClientCertificate { path: path.to_owned(), reason: reason.to_string() }
 }

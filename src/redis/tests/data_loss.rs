@@ -4,6 +4,7 @@ use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::bucket::Bucket;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
+use crate::limiter::arithmetic::algorithm::warm_up::WarmUp;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::call::{Answer, Call, Holding, Outcome, Run};
@@ -141,6 +142,77 @@ fn a_lost_bucket_is_as_empty_after_the_write_back() {
     fleet.write_back(2 * SECOND, &lost(1, second, &[(1_000_000, 10)]));
     // Ten were taken at 1 s, and one a second flows in.
     assert_eq!(granted(&fleet.ask(4 * SECOND, second, 4)), (3, Some(5 * SECOND)));
+}
+
+/// Returns the slots that were booked, one for each permit.
+fn slots(answer: &Answer) -> Vec<u64> {
+    let of = |(count, outcome): &(u64, Outcome)| match outcome {
+        Outcome::Booked(at) => vec![at.0 - START; usize::try_from(*count).unwrap()],
+        _ => Vec::new(),
+    };
+    answer.outcomes.iter().flat_map(of).collect()
+}
+
+#[test]
+fn a_lost_warm_up_is_as_careful_after_the_write_back() {
+    // One permit a second when it is warm, one in three seconds when it is cold.
+    let kind = Kind::WarmUp(WarmUp { warm_up: Micros(10 * SECOND), cold: 3 });
+    // Cold after the first requests; warm; cooled by idle time; and all of it. Each step: when requests come, and how many.
+    let histories: [&[(u64, u64)]; 4] = [
+        &[(1, 2)],
+        &[(1, 5), (11, 9), (21, 10)],
+        &[(1, 5), (11, 9), (26, 2)],
+        &[(1, 4), (9, 6), (19, 10), (35, 3), (50, 4)],
+    ];
+    for history in histories {
+        for is_reversed in [false, true] {
+            let [mut kept, mut losing] = [Fleet::new(kind.clone()), Fleet::new(kind.clone())];
+            let (first, other) = (losing.begin(0), kept.begin(0));
+            let mut used = Vec::new();
+            for (after, count) in history {
+                let granted = slots(&losing.ask(after * SECOND, first, *count));
+                assert_eq!(slots(&kept.ask(after * SECOND, other, *count)), granted);
+                used.extend(granted);
+            }
+            let now = used.last().unwrap() + 100_000;
+            losing.lose_everything();
+            let second = losing.ask(now, first, 1).epoch.id;
+            // Two replicas have used the permits by turns.
+            let mut replicas = [(1, 0), (2, 1)];
+            replicas.rotate_left(usize::from(is_reversed));
+            for (replica, turn) in replicas {
+                let own = used.iter().skip(turn).step_by(2);
+                let entries: Vec<_> = own.map(|at| (i64::try_from(now - at).unwrap(), 1)).collect();
+                losing.write_back(now, &lost(replica, second, &entries));
+            }
+            // The first slot shows the next free instant, the distances behind it the stored permits.
+            let ask = |fleet: &mut Fleet, epoch| {
+                let runs = vec![Run { cost: 1, wait_max: Micros(100 * SECOND), count: 8 }];
+                let call = Call { epoch, generations: vec![0], runs, queue_slots_left: 8, ..Call::default() };
+                slots(&fleet.call(now + SECOND, &call))
+            };
+            let (expected, granted) = (ask(&mut kept, other), ask(&mut losing, second));
+            assert_eq!((expected.len(), granted.len()), (8, 8));
+            for (slot, expected) in granted.iter().zip(&expected) {
+                assert!(slot >= expected, "{history:?}: {granted:?} before {expected:?}");
+            }
+            used.extend(granted);
+            // A slot may be early by its cell, a microsecond.
+            assert!(used.windows(2).all(|pair| pair[1] - pair[0] >= SECOND - 1), "{history:?}: {used:?}");
+        }
+    }
+}
+
+#[test]
+fn a_lost_warm_up_without_a_write_back_begins_cold() {
+    let mut fleet = Fleet::new(Kind::WarmUp(WarmUp { warm_up: Micros(10 * SECOND), cold: 3 }));
+    let first = fleet.begin(0);
+    let cold = slots(&fleet.ask(SECOND, first, 3));
+    fleet.ask(11 * SECOND, first, 9);
+    fleet.lose_everything();
+    let second = fleet.ask(21 * SECOND, first, 1).epoch.id;
+    let again = slots(&fleet.ask(22 * SECOND, second, 3));
+    assert_eq!(again, cold.iter().map(|slot| slot + 21 * SECOND).collect::<Vec<_>>());
 }
 
 #[test]

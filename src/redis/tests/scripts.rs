@@ -66,17 +66,46 @@ impl Bytecode<'_> {
     }
 }
 
+/// Panics unless a script stays far from the limits.
+fn assert_far_from_the_limits(name: &str, source: &str) {
+    let lua = Lua::new_with(StdLib::NONE, LuaOptions::default()).unwrap();
+    let dump = lua.load(source).into_function().unwrap().dump(false);
+    let mut bytecode = Bytecode { rest: &dump[12..], upvalues_max: 0 };
+    let locals = bytecode.function();
+    assert!(bytecode.rest.is_empty(), "{name}: the whole code was read");
+    eprintln!("{name}: {locals} locals, {} upvalues", bytecode.upvalues_max);
+    assert!(locals <= LOCALS_MAX, "{name}: {locals} locals");
+    assert!(bytecode.upvalues_max <= UPVALUES_MAX, "{name}: {} upvalues", bytecode.upvalues_max);
+}
+
 #[test]
 fn scripts_stay_far_from_the_limits_of_lua() {
-    let lua = Lua::new_with(StdLib::NONE, LuaOptions::default()).unwrap();
     for script in Scripts::new().all() {
-        let function = lua.load(script.source()).into_function().unwrap();
-        let dump = function.dump(false);
-        let mut bytecode = Bytecode { rest: &dump[12..], upvalues_max: 0 };
-        let locals = bytecode.function();
-        assert!(bytecode.rest.is_empty(), "{}: the whole code was read", script.name);
-        eprintln!("{}: {locals} locals, {} upvalues", script.name, bytecode.upvalues_max);
-        assert!(locals <= LOCALS_MAX, "{}: {locals} locals", script.name);
-        assert!(bytecode.upvalues_max <= UPVALUES_MAX, "{}: {} upvalues", script.name, bytecode.upvalues_max);
+        assert_far_from_the_limits(script.name, script.source());
     }
+}
+
+/// Returns a script with that many local variables, and a function that takes all or none of them from outside.
+fn script_of(count: usize, is_used: bool) -> String {
+    let names: Vec<String> = (0..count).map(|index| format!("v{index}")).collect();
+    let used = if is_used { names.join(", ") } else { String::new() };
+    format!("local {}\nreturn function() return {used} end", names.join(", "))
+}
+
+#[test]
+fn as_much_as_is_allowed_passes() {
+    assert_far_from_the_limits("locals", &script_of(LOCALS_MAX, false));
+    assert_far_from_the_limits("upvalues", &script_of(UPVALUES_MAX, true));
+}
+
+#[test]
+#[should_panic(expected = "made: 121 locals")]
+fn a_local_variable_too_many_is_found() {
+    assert_far_from_the_limits("made", &script_of(LOCALS_MAX + 1, false));
+}
+
+#[test]
+#[should_panic(expected = "made: 41 upvalues")]
+fn an_upvalue_too_many_is_found() {
+    assert_far_from_the_limits("made", &script_of(UPVALUES_MAX + 1, true));
 }

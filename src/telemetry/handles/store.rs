@@ -31,31 +31,11 @@ pub enum StoreOp {
 }
 
 impl StoreOp {
-    const ALL: [StoreOp; 9] = [
-        StoreOp::Reserve,
-        StoreOp::Inspect,
-        StoreOp::Ping,
-        StoreOp::Heartbeat,
-        StoreOp::WriteBack,
-        StoreOp::RegisterReplica,
-        StoreOp::Reset,
-        StoreOp::ReportUpstream,
-        StoreOp::Pause,
+    /// The values of the label `op`, in the order of the variants.
+    #[rustfmt::skip]
+    const NAMES: [&str; 9] = [
+        "reserve", "inspect", "ping", "heartbeat", "write_back", "register_replica", "reset", "report_upstream", "pause",
     ];
-
-    const fn as_str(self) -> &'static str {
-        match self {
-            StoreOp::Reserve => "reserve",
-            StoreOp::Inspect => "inspect",
-            StoreOp::Ping => "ping",
-            StoreOp::Heartbeat => "heartbeat",
-            StoreOp::WriteBack => "write_back",
-            StoreOp::RegisterReplica => "register_replica",
-            StoreOp::Reset => "reset",
-            StoreOp::ReportUpstream => "report_upstream",
-            StoreOp::Pause => "pause",
-        }
-    }
 }
 
 /// The way in which a call to the store ended.
@@ -74,23 +54,8 @@ pub enum StoreResult {
 }
 
 impl StoreResult {
-    const ALL: [StoreResult; 5] = [
-        StoreResult::Ok,
-        StoreResult::Timeout,
-        StoreResult::NoScript,
-        StoreResult::Connection,
-        StoreResult::Error,
-    ];
-
-    const fn as_str(self) -> &'static str {
-        match self {
-            StoreResult::Ok => "ok",
-            StoreResult::Timeout => "timeout",
-            StoreResult::NoScript => "noscript",
-            StoreResult::Connection => "connection",
-            StoreResult::Error => "error",
-        }
-    }
+    /// The values of the label `result`, in the order of the variants.
+    const NAMES: [&str; 5] = ["ok", "timeout", "noscript", "connection", "error"];
 }
 
 /// The series of the store. Cheap to clone.
@@ -101,22 +66,20 @@ pub struct StoreMetrics {
 
 struct StoreShared {
     /// Indexed by [`StoreOp`], then by [`StoreResult`].
-    calls: [[IntCounter; StoreResult::ALL.len()]; StoreOp::ALL.len()],
-    durations: [Histogram; StoreOp::ALL.len()],
+    calls: [[IntCounter; StoreResult::NAMES.len()]; StoreOp::NAMES.len()],
+    durations: [Histogram; StoreOp::NAMES.len()],
     batch_size: Histogram,
     up: IntGauge,
 }
 
 impl StoreMetrics {
     pub(in crate::telemetry) fn new(families: &Families) -> StoreMetrics {
-        let calls = |op: StoreOp| {
-            StoreResult::ALL
-                .map(|result| families.store_calls_total.with_label_values(&[op.as_str(), result.as_str()]))
-        };
-        let duration = |op: StoreOp| families.store_call_duration_seconds.with_label_values(&[op.as_str()]);
+        let calls =
+            |op| StoreResult::NAMES.map(|result| families.store_calls_total.with_label_values(&[op, result]));
+        let duration = |op| families.store_call_duration_seconds.with_label_values(&[op]);
         let shared = StoreShared {
-            calls: StoreOp::ALL.map(calls),
-            durations: StoreOp::ALL.map(duration),
+            calls: StoreOp::NAMES.map(calls),
+            durations: StoreOp::NAMES.map(duration),
             batch_size: families.store_batch_size.clone(),
             up: families.store_up.clone(),
         };

@@ -26,6 +26,17 @@ pub(crate) struct Refused {
     pub(crate) store_clock: u64,
 }
 
+/// How long before its request arrives there must have been room: weir knows the store's clock, and its own last refusals, only to
+/// some milliseconds.
+const MARGIN: u64 = 10_000;
+
+impl Refused {
+    /// Returns the instant at which there must have been room: nobody can decide before the request arrives.
+    fn decided(&self) -> u64 {
+        self.arrived.min(self.at).saturating_sub(MARGIN)
+    }
+}
+
 /// Returns whether refusals by a limiter are judged at an instant.
 pub(crate) fn is_judged(
     limiter: &Limiter,
@@ -75,7 +86,8 @@ pub(crate) fn room(
 /// Returns whether a limit has room, and what is in use with the request.
 fn rule_room(state: &StateUse, rule: &Rule, refused: Refused, pending: u64, percent: u64) -> (bool, u64) {
     let Refused { at, cost, store_clock, .. } = refused;
-    let from = (at + 1).saturating_sub(rule.widened());
+    let decided = refused.decided();
+    let (from, store_clock) = ((decided + 1).saturating_sub(rule.widened()), store_clock - (at - decided));
     if from < rule.since || from < state.history.known_from {
         return (false, 0);
     }
@@ -86,10 +98,12 @@ fn rule_room(state: &StateUse, rule: &Rule, refused: Refused, pending: u64, perc
         Algorithm::SlidingWindow => (has_room, in_use + cost),
         // The last guard of a fixed window stays empty.
         Algorithm::FixedWindow => {
-            (has_room && store_clock % per + rule.last().guard + rule.widened() - per < per, in_use + cost)
+            let is_early =
+                store_clock % per + (at - decided) + rule.last().guard + rule.widened() - per < per;
+            (has_room && is_early, in_use + cost)
         }
         Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket => {
-            bucket_room(state, rule, at, pending, cost, percent)
+            bucket_room(state, rule, decided, pending, cost, percent)
         }
         // What a permit of a cold limit costs is not the oracle's to know.
         Algorithm::WarmUp { .. } => (false, 0),

@@ -54,7 +54,9 @@ impl World {
         let factor = if self.demand.bursts > 0 { 5.0 } else { 1.0 };
         let mean = SECOND as f64 / (self.plan.routes[route].demand * factor);
         let gap = -(1.0 - self.demand_draws.f64()).ln() * mean;
-        self.schedule(self.now + (gap as u64).clamp(1, 60 * SECOND), Event::Arrive { route });
+        let gap = Duration::from_secs_f64((gap / SECOND as f64).clamp(1e-6, 60.0));
+        let at = self.now + u64::try_from(gap.as_micros()).unwrap_or_default();
+        self.schedule(at, Event::Arrive { route });
         let draws: [u64; 6] = std::array::from_fn(|_| self.demand_draws.u64(..));
         if self.now < begin || self.demand.idle > 0 {
             return;

@@ -1,5 +1,7 @@
 //! Faults as they begin and end.
 
+use std::time::Duration;
+
 use super::{Event, World, is_meant, is_of_clients, run_id};
 use crate::client::Command;
 use crate::fault::Kind;
@@ -51,9 +53,9 @@ impl World {
             Kind::Stop { replica, .. } | Kind::Sleep { replica, .. } => self.stop(replica, until),
             Kind::Reload { configuration, lag } => self.reload(configuration, lag),
             Kind::Pause { limiter, lasts } => {
-                self.operate(limiter, Command::Pause(std::time::Duration::from_micros(lasts)))
+                self.operate(limiter, Command::Pause(Duration::from_micros(lasts)));
             }
-            Kind::Resume { limiter } => self.operate(limiter, Command::Pause(std::time::Duration::ZERO)),
+            Kind::Resume { limiter } => self.operate(limiter, Command::Pause(Duration::ZERO)),
             Kind::Reset { limiter } => self.operate(limiter, Command::Reset),
             Kind::UpstreamPause { lasts, wait } => self.demand.refuses = Some((self.now + lasts, wait)),
             Kind::Leave => self.demand.leave_until = self.now + SECOND,

@@ -98,14 +98,14 @@ impl World {
         !own.is_closed
     }
 
-    pub(super) fn to_host(&mut self, connection: usize, bytes: &[u8]) {
+    pub(super) fn arrive_at_host(&mut self, connection: usize, bytes: &[u8]) {
         let own = &mut self.connections[connection];
         let host = own.host;
         if own.host_life != self.hosts[host].life || self.hosts[host].is_down {
             return;
         }
         own.commands.push(bytes);
-        while let Some(command) = own.commands.next() {
+        for command in own.commands.by_ref() {
             self.hosts[host].queue.push_back(Queued { connection, command });
         }
         self.schedule_carry(host);
@@ -201,7 +201,7 @@ impl World {
         self.schedule(at, Event::ToReplica { connection, bytes });
     }
 
-    pub(super) fn to_replica(&mut self, connection: usize, bytes: &[u8]) {
+    pub(super) fn arrive_at_replica(&mut self, connection: usize, bytes: &[u8]) {
         let own = &self.connections[connection];
         if own.is_closed || self.places[own.place].life != own.life {
             return;
