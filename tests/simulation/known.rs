@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::mutation;
 use crate::plan::{Mix, Plan};
+use crate::redis::{parity, scripts};
 use crate::run::{Wanted, run};
 use crate::world::World;
 
@@ -30,8 +32,13 @@ const CALM: Wanted = Wanted {
     stops_at_first: false,
 };
 
+/// How many random sequences of calls are compared with a real Redis.
+const PARITY: u64 = 200;
+
 /// Makes the short form. Returns whether all is as it should be.
 pub fn short_form() -> Result<bool, String> {
+    mutation::all_apply(&scripts::all().map(|script| script.source))?;
+    parity::compare(PARITY)?;
     let mut is_good = repeats()?;
     is_good &= calm();
     is_good &= known()?;

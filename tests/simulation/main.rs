@@ -83,6 +83,9 @@ struct Arguments {
     /// Prints the hashes of as many runs, for a comparison with another process.
     #[arg(long)]
     hashes: Option<u64>,
+    /// Compares the simulated Redis with a real one, by random sequences of calls.
+    #[arg(long, value_name = "SEQUENCES", num_args = 0..=1, default_missing_value = "2000")]
+    parity: Option<u64>,
 }
 
 fn main() -> ExitCode {
@@ -123,6 +126,9 @@ fn is_asked_for() -> bool {
 fn simulate(arguments: &Arguments) -> Result<bool, String> {
     if let Some(name) = &arguments.mutate {
         mutation::choose(name)?;
+    }
+    if let Some(sequences) = arguments.parity {
+        return redis::parity::compare(sequences).map(|()| true);
     }
     let mix = Mix::from(arguments.mix);
     if let Some(runs) = arguments.hashes {

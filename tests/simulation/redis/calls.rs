@@ -7,13 +7,13 @@ use crate::redis::scripts::Script;
 use crate::redis::{Reply, Server};
 
 /// Commands, each at an instant of the server's clock.
-pub type Sequence = Vec<(u64, Vec<Vec<u8>>)>;
+pub(crate) type Sequence = Vec<(u64, Vec<Vec<u8>>)>;
 
 /// The channel on which the scripts publish.
-pub const CHANNEL: &str = "w:v1:announcements";
+pub(crate) const CHANNEL: &str = "w:v1:announcements";
 
 /// The run of the server that the calls are made for.
-pub const RUN: &str = "0123456789abcdef0123456789abcdef01234567";
+pub(crate) const RUN: &str = "0123456789abcdef0123456789abcdef01234567";
 
 const START: u64 = 1_800_000_000_000_000;
 const LEASE: u64 = 500_000;
@@ -69,7 +69,7 @@ struct Fleet<'a> {
 }
 
 /// Returns `count` random calls. The server is emptied, and has carried them out afterwards.
-pub fn sequence(rng: &mut Rng, server: &mut Server, scripts: &[Script], count: usize) -> Sequence {
+pub(crate) fn sequence(rng: &mut Rng, server: &mut Server, scripts: &[Script], count: usize) -> Sequence {
     server.restart(RUN.to_owned(), None);
     for script in scripts {
         server.execute(&[b"SCRIPT".to_vec(), b"LOAD".to_vec(), script.source.clone().into_bytes()], START);

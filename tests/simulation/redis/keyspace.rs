@@ -3,33 +3,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A value, and when it expires.
+/// A text, and when it expires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
-    value: Value,
+    text: Arc<[u8]>,
     /// The last millisecond of its life; none: it never expires.
     expires_ms: Option<u64>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Value {
-    Text(Arc<[u8]>),
-    /// A value of another type, which no command here can read.
-    Other,
-}
-
-/// What a key holds.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Found<'a> {
-    Nothing,
-    Text(&'a [u8]),
-    /// A value of another type.
-    Other,
-}
-
 /// The data of a server at one instant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Snapshot {
+pub(crate) struct Snapshot {
     entries: BTreeMap<Vec<u8>, Entry>,
 }
 
@@ -52,36 +36,16 @@ impl Keyspace {
         self.never_expires || entry.is_alive(now)
     }
 
-    /// Returns what a key holds.
-    pub(super) fn find(&self, key: &[u8], now: u64) -> Found<'_> {
-        match self.entries.get(key).filter(|entry| self.is_alive(entry, now)).map(|entry| &entry.value) {
-            Some(Value::Text(text)) => Found::Text(text),
-            Some(Value::Other) => Found::Other,
-            None => Found::Nothing,
-        }
-    }
-
-    /// Returns the text of a key without copying it.
+    /// Returns the text of a key.
     pub(super) fn text(&self, key: &[u8], now: u64) -> Option<Arc<[u8]>> {
         let entry = self.entries.get(key).filter(|entry| self.is_alive(entry, now))?;
-        match &entry.value {
-            Value::Text(text) => Some(text.clone()),
-            Value::Other => None,
-        }
+        Some(entry.text.clone())
     }
 
     /// Writes a key that expires in so many milliseconds.
     pub(super) fn set(&mut self, key: &[u8], text: &[u8], expires_in_ms: Option<u64>, now: u64) {
         let expires_ms = expires_in_ms.map(|span| (now / 1000).saturating_add(span));
-        self.put(key, Entry { value: Value::Text(text.into()), expires_ms });
-    }
-
-    /// Makes a key hold a value of another type.
-    pub(super) fn set_other(&mut self, key: &[u8]) {
-        self.put(key, Entry { value: Value::Other, expires_ms: None });
-    }
-
-    fn put(&mut self, key: &[u8], entry: Entry) {
+        let entry = Entry { text: text.into(), expires_ms };
         match self.entries.get_mut(key) {
             Some(place) => *place = entry,
             None => drop(self.entries.insert(key.to_vec(), entry)),

@@ -3,17 +3,15 @@
 //! Nothing here depends on chance or on the machine's clock: the same commands at the same instants have the same replies. A server
 //! knows no connections: who subscribed to what, and which replies arrive, is the network's.
 
-pub mod calls;
+pub(crate) mod calls;
 mod keyspace;
 mod msgpack;
 mod packed;
-pub mod parity;
+pub(crate) mod parity;
+mod real;
 mod resp;
 mod script;
-pub mod scripts;
-mod sha1;
-#[cfg(test)]
-mod tests;
+pub(crate) mod scripts;
 mod world;
 
 use std::cell::RefCell;
@@ -21,14 +19,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use keyspace::Keyspace;
-pub use keyspace::Snapshot;
-pub use resp::{Commands, Reply};
+pub(crate) use keyspace::Snapshot;
+pub(crate) use resp::{Commands, Reply};
 use script::Scripts;
 use world::{Command, World, fits, integer};
 
 /// What is wrong with a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
+pub(crate) enum Mode {
     /// Nothing.
     #[default]
     Normal,
@@ -44,17 +42,17 @@ pub enum Mode {
 
 /// A message for all who have subscribed to a channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Published {
+pub(crate) struct Published {
     /// The channel.
-    pub channel: Vec<u8>,
+    pub(crate) channel: Vec<u8>,
     /// The message.
-    pub message: Vec<u8>,
+    pub(crate) message: Vec<u8>,
 }
 
 /// A server.
-pub struct Server {
+pub(crate) struct Server {
     /// What is wrong with it.
-    pub mode: Mode,
+    pub(crate) mode: Mode,
     world: Rc<RefCell<World>>,
     scripts: Scripts,
 }
@@ -66,7 +64,7 @@ impl Server {
     ///
     /// Where Lua cannot be started: there is no memory.
     #[allow(clippy::expect_used, reason = "a simulation cannot go on without")]
-    pub fn new(run_id: String) -> Server {
+    pub(crate) fn new(run_id: String) -> Server {
         let world = Rc::new(RefCell::new(World {
             keyspace: Keyspace::default(),
             mode: Mode::Normal,
@@ -80,7 +78,7 @@ impl Server {
     }
 
     /// Carries out a command at an instant of the server's clock. Returns the reply, and what was published meanwhile.
-    pub fn execute(&mut self, command: &[Vec<u8>], now_micros: u64) -> (Reply, Vec<Published>) {
+    pub(crate) fn execute(&mut self, command: &[Vec<u8>], now_micros: u64) -> (Reply, Vec<Published>) {
         {
             let mut world = self.world.borrow_mut();
             (world.mode, world.now, world.has_written) = (self.mode, now_micros, false);
@@ -199,52 +197,37 @@ impl Server {
     }
 
     /// Removes all keys.
-    pub fn flush(&mut self) {
+    pub(crate) fn flush(&mut self) {
         self.world.borrow_mut().keyspace.clear();
     }
 
     /// Removes a key.
-    pub fn remove(&mut self, key: &[u8]) {
+    pub(crate) fn remove(&mut self, key: &[u8]) {
         self.world.borrow_mut().keyspace.remove(key, 0);
     }
 
-    /// Makes a key hold a text that never expires.
-    pub fn put(&mut self, key: &[u8], text: &[u8]) {
-        self.world.borrow_mut().keyspace.set(key, text, None, 0);
-    }
-
-    /// Makes a key hold a value of another type, as if somebody else had used it.
-    pub fn put_other_type(&mut self, key: &[u8]) {
-        self.world.borrow_mut().keyspace.set_other(key);
-    }
-
     /// Keeps keys beyond their expiry, for comparison with a server whose time hardly passes.
-    pub fn never_expire(&mut self) {
+    pub(crate) fn never_expire(&mut self) {
         self.world.borrow_mut().keyspace.never_expires = true;
     }
 
     /// Returns the keys that have not expired, ascending.
-    pub fn keys(&self, now_micros: u64) -> Vec<Vec<u8>> {
+    pub(crate) fn keys(&self, now_micros: u64) -> Vec<Vec<u8>> {
         self.world.borrow().keyspace.keys(now_micros)
     }
 
     /// Returns the text of a key.
-    pub fn get(&self, key: &[u8], now_micros: u64) -> Option<Arc<[u8]>> {
+    pub(crate) fn get(&self, key: &[u8], now_micros: u64) -> Option<Arc<[u8]>> {
         self.world.borrow().keyspace.text(key, now_micros)
     }
 
     /// Returns the data.
-    pub fn snapshot(&self) -> Snapshot {
+    pub(crate) fn snapshot(&self) -> Snapshot {
         self.world.borrow().keyspace.snapshot()
     }
 
-    /// Replaces the data.
-    pub fn restore(&mut self, data: &Snapshot) {
-        self.world.borrow_mut().keyspace.restore(data);
-    }
-
     /// Starts the server again, as another run: without its scripts, with the given data or none. What is wrong with it stays.
-    pub fn restart(&mut self, run_id: String, data: Option<&Snapshot>) {
+    pub(crate) fn restart(&mut self, run_id: String, data: Option<&Snapshot>) {
         self.scripts.forget();
         let mut world = self.world.borrow_mut();
         world.run_id = run_id;

@@ -4,74 +4,55 @@
 //! arguments, in place, so that the lines in errors stay where they are.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
 
-use crate::redis::calls::{CHANNEL, RUN, Sequence};
-use crate::redis::scripts::Script;
-use crate::redis::{Published, Reply, Server, sha1};
+use fastrand::Rng;
+
+use crate::redis::calls::{self, CHANNEL, RUN, Sequence};
+use crate::redis::real::{Client, RealServer};
+use crate::redis::scripts::{self, Script, sha_of};
+use crate::redis::{Mode, Published, Reply, Server};
+
+/// The calls of a random sequence.
+const CALLS: usize = 30;
+
+/// The instant of the calls that are not random.
+const NOW: u64 = 1_800_000_000_123_456;
+
+/// Scripts that use what weir's scripts hardly use: types of replies, errors and their places, numbers as texts.
+const CORNERS: &[&str] = &[
+    "return {1, 2.7, 'x', true, false, nil, 3}",
+    "return redis.call(\"TIME\")",
+    "return redis.call('MGET', KEYS[1], 'other')",
+    "redis.call('SET', KEYS[1], cmsgpack.pack({1, {2, -40}, 'abc', 1.5, 2^63, -1/0, {a = 1}}), 'PX', 1000) return redis.call('GET', KEYS[1])",
+    "return {cmsgpack.unpack('\\1\\2\\161x\\147\\1\\2\\3')}",
+    "return {pcall(cmsgpack.unpack, '\\147\\1')}",
+    "return cmsgpack.unpack('\\147\\1')",
+    "\nlocal function f() error('UNREADABLE x', 0) end\nf()",
+    "local x = nil + 1",
+    "return foo",
+    "foo = 1",
+    "return redis.error_reply('FOO bar baz')",
+    "return redis.error_reply('FOO')",
+    "return redis.pcall('NOPE')",
+    "return redis.call('NOPE')",
+    "\n\nreturn redis.call('SET', 'k', 1, 'PX', -1)",
+    "return redis.call('SET', 'k', 1, 'PX', 1e20)",
+    "return x x",
+    "return table.concat({1e15, 1e16, 0.1, 123456.789}, ' ')",
+    "redis.call('SET', 'n', 0.1) return redis.call('GET', 'n')",
+    "redis.call('DEL', 'n') return redis.call('SET', 'n', 0.1)",
+    "return redis.status_reply('FINE')",
+];
 
 /// How much was compared.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// The sequences.
-    pub sequences: usize,
-    /// Their commands.
-    pub commands: usize,
+#[derive(Default)]
+struct Counts {
+    commands: usize,
     /// How many of them were answered with an error.
-    pub errors: usize,
+    errors: usize,
     /// The values of keys at the ends of sequences.
-    pub values: usize,
-    /// The published messages.
-    pub messages: usize,
-}
-
-/// A connection to a real server.
-pub struct Client {
-    stream: BufReader<TcpStream>,
-}
-
-impl Client {
-    /// Connects to a server on this machine.
-    pub fn connect(port: u16) -> std::io::Result<Client> {
-        let stream = TcpStream::connect(("127.0.0.1", port))?;
-        stream.set_nodelay(true)?;
-        Ok(Client { stream: BufReader::new(stream) })
-    }
-
-    /// Sends a command. Returns the bytes of its reply.
-    pub fn ask(&mut self, words: &[&[u8]]) -> std::io::Result<Vec<u8>> {
-        let mut command = Vec::new();
-        Reply::Array(words.iter().map(Reply::bulk).collect()).encode(&mut command);
-        self.stream.get_mut().write_all(&command)?;
-        self.reply()
-    }
-
-    /// Returns the bytes of the next reply.
-    pub fn reply(&mut self) -> std::io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        let mut left = 1_usize;
-        while left > 0 {
-            left -= 1;
-            let start = bytes.len();
-            if self.stream.read_until(b'\n', &mut bytes)? == 0 {
-                return Err(std::io::ErrorKind::UnexpectedEof.into());
-            }
-            let line = String::from_utf8_lossy(&bytes[start..]).into_owned();
-            let length =
-                line.get(1..).and_then(|length| length.trim_end().parse::<usize>().ok()).unwrap_or(0);
-            match line.as_bytes().first() {
-                Some(b'*') => left += length,
-                Some(b'$') if !line.starts_with("$-") => {
-                    let start = bytes.len();
-                    bytes.resize(start + length + 2, 0);
-                    self.stream.read_exact(&mut bytes[start..])?;
-                }
-                _ => {}
-            }
-        }
-        Ok(bytes)
-    }
+    values: usize,
+    messages: usize,
 }
 
 /// A script as a real server gets it, and both names of it.
@@ -86,7 +67,7 @@ impl Twin {
         let real = source
             .replace(r#"redis.call("TIME")"#, "{ ARGV[#ARGV - 2], ARGV[#ARGV - 1] }")
             .replace(r#"redis.call("INFO", "server")"#, r#"("run_id:" .. ARGV[#ARGV])"#);
-        let [sha, real_sha] = [source, &real].map(|source| sha1::hex(source.as_bytes()));
+        let [sha, real_sha] = [source, &real].map(sha_of);
         Twin { source: real, sha, real_sha }
     }
 }
@@ -100,47 +81,89 @@ struct Pair {
     counts: Counts,
 }
 
-/// Carries out each sequence on a simulated and on a real server, which is emptied. Keys do not expire: real time hardly passes. Calls
-/// of the given scripts may come by their SHA-1.
+/// Compares random sequences on a simulated and on a real server, some of them while nothing can be written. Keys do not expire: real
+/// time hardly passes.
 ///
 /// # Errors
 ///
-/// The first difference, or that of a connection.
-pub fn compare(sequences: &[Sequence], scripts: &[Script], redis_port: u16) -> Result<Counts, String> {
-    let connect =
-        || Client::connect(redis_port).map_err(|error| format!("no Redis on port {redis_port}: {error}"));
-    let (simulated, twins) = (Server::new(RUN.to_owned()), BTreeMap::new());
-    let mut pair =
-        Pair { simulated, real: connect()?, listener: connect()?, twins, counts: Counts::default() };
-    pair.simulated.never_expire();
-    for script in scripts {
-        pair.learn(&script.source)?;
+/// The first difference, or why there is no real server.
+pub(crate) fn compare(sequences: u64) -> Result<(), String> {
+    let server = RealServer::start()?;
+    let scripts = scripts::all();
+    let mut pair = Pair::new(&server, &scripts)?;
+    let corners = CORNERS.iter().map(|source| {
+        let words = ["EVAL", source, "1", "k", "a"];
+        (NOW, words.map(|word| word.as_bytes().to_vec()).to_vec())
+    });
+    let corners: Sequence = corners.collect();
+    for mode in [Mode::Normal, Mode::Full, Mode::ReadOnly] {
+        pair.compare(mode, &corners).map_err(|difference| format!("{mode:?}: {difference}"))?;
     }
-    pair.listener.ask(&[b"SUBSCRIBE", CHANNEL.as_bytes()]).map_err(|error| error.to_string())?;
-    for (index, sequence) in sequences.iter().enumerate() {
-        pair.compare(sequence).map_err(|difference| format!("sequence {index}: {difference}"))?;
+    let mut drawn = Server::new(RUN.to_owned());
+    for seed in 0..sequences {
+        let sequence = calls::sequence(&mut Rng::with_seed(seed), &mut drawn, &scripts, CALLS);
+        let mode = match seed % 10 {
+            8 => Mode::Full,
+            9 => Mode::ReadOnly,
+            _ => Mode::Normal,
+        };
+        pair.compare(mode, &sequence).map_err(|difference| format!("sequence {seed}: {difference}"))?;
     }
-    Ok(pair.counts)
+    let Counts { commands, errors, values, messages } = pair.counts;
+    println!(
+        "as on a real Redis: {sequences} random sequences, {commands} commands, {errors} errors, {values} values of keys, {messages} messages"
+    );
+    Ok(())
 }
 
 impl Pair {
+    fn new(server: &RealServer, scripts: &[Script]) -> Result<Pair, String> {
+        let connect = || server.connect().map_err(|error| error.to_string());
+        let (simulated, twins) = (Server::new(RUN.to_owned()), BTreeMap::new());
+        let mut pair =
+            Pair { simulated, real: connect()?, listener: connect()?, twins, counts: Counts::default() };
+        pair.simulated.never_expire();
+        for script in scripts {
+            pair.learn(&script.source)?;
+        }
+        pair.listener.ask(&[b"SUBSCRIBE", CHANNEL.as_bytes()]).map_err(|error| error.to_string())?;
+        Ok(pair)
+    }
+
     fn ask(&mut self, words: &[&[u8]]) -> Result<Vec<u8>, String> {
         self.real.ask(words).map_err(|error| error.to_string())
     }
 
-    /// Makes a script known to both servers.
-    fn learn(&mut self, source: &str) -> Result<(), String> {
+    /// Makes a script known to both servers. Returns the real one's reply.
+    fn learn(&mut self, source: &str) -> Result<Vec<u8>, String> {
         let twin = Twin::new(source);
-        let load = |source: &str| [b"SCRIPT".to_vec(), b"LOAD".to_vec(), source.as_bytes().to_vec()];
-        self.simulated.execute(&load(source), 0);
-        self.ask(&[b"SCRIPT", b"LOAD", twin.source.as_bytes()])?;
+        let load = [b"SCRIPT".to_vec(), b"LOAD".to_vec(), source.as_bytes().to_vec()];
+        self.simulated.execute(&load, 0);
+        let reply = self.ask(&[b"SCRIPT", b"LOAD", twin.source.as_bytes()])?;
         self.twins.insert(twin.sha.clone(), twin);
+        Ok(reply)
+    }
+
+    /// Compares a sequence that begins with empty servers, in a mode in which they are put then.
+    fn compare(&mut self, mode: Mode, sequence: &Sequence) -> Result<(), String> {
+        self.ask(&[b"FLUSHALL"])?;
+        self.simulated.flush();
+        self.simulated.mode = mode;
+        match mode {
+            Mode::Full => drop(self.ask(&[b"CONFIG", b"SET", b"maxmemory", b"1"])?),
+            Mode::ReadOnly => drop(self.ask(&[b"REPLICAOF", b"127.0.0.1", b"1"])?),
+            _ => {}
+        }
+        let published = self.compare_replies(sequence)?;
+        self.compare_keys(sequence.last().map_or(0, |(now, _)| *now))?;
+        self.compare_messages(&published)?;
+        self.ask(&[b"CONFIG", b"SET", b"maxmemory", b"0"])?;
+        self.ask(&[b"REPLICAOF", b"NO", b"ONE"])?;
         Ok(())
     }
 
-    fn compare(&mut self, sequence: &Sequence) -> Result<(), String> {
-        self.ask(&[b"FLUSHALL"])?;
-        self.simulated.flush();
+    /// Returns what the simulated server has published.
+    fn compare_replies(&mut self, sequence: &Sequence) -> Result<Vec<Published>, String> {
         let mut published = Vec::new();
         for (index, (now, command)) in sequence.iter().enumerate() {
             let (reply, messages) = self.simulated.execute(command, *now);
@@ -151,10 +174,8 @@ impl Pair {
             same(&format!("command {index}, {}", shown(command)), &simulated, &real)?;
             self.counts.errors += usize::from(simulated.starts_with(b"-"));
         }
-        self.counts.sequences += 1;
         self.counts.commands += sequence.len();
-        self.compare_keys(sequence.last().map_or(0, |(now, _)| *now))?;
-        self.compare_messages(&published)
+        Ok(published)
     }
 
     /// Carries a command out on the real server. Returns its reply, with the simulated server's name of the script.
@@ -164,8 +185,11 @@ impl Pair {
         let sha = match name.as_slice() {
             b"eval" => {
                 let source = String::from_utf8_lossy(words[1]).into_owned();
-                self.learn(&source)?;
-                sha1::hex(source.as_bytes())
+                let learnt = self.learn(&source)?;
+                if learnt.starts_with(b"-") {
+                    return Ok(learnt);
+                }
+                sha_of(&source)
             }
             b"evalsha" => String::from_utf8_lossy(words[1]).into_owned(),
             _ => return self.ask(&words),

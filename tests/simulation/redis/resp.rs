@@ -2,7 +2,7 @@
 
 /// A reply of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
+pub(crate) enum Reply {
     /// A short text such as `OK`.
     Status(String),
     /// An error, whose first word is its code.
@@ -34,7 +34,7 @@ impl Reply {
     }
 
     /// Appends the reply as RESP2.
-    pub fn encode(&self, out: &mut Vec<u8>) {
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Reply::Status(text) => line(out, b'+', text.as_bytes()),
             Reply::Error(text) => line(out, b'-', text.as_bytes()),
@@ -62,10 +62,11 @@ fn line(out: &mut Vec<u8>, kind: u8, text: &[u8]) {
 
 /// The commands in a stream of bytes that arrives in pieces.
 #[derive(Default)]
-pub struct Commands {
+pub(crate) struct Commands {
     bytes: Vec<u8>,
     /// How many of the bytes belong to commands that were taken.
     taken: usize,
+    /// True once bytes came that are no command.
     is_broken: bool,
 }
 
@@ -78,23 +79,13 @@ enum Gap {
 }
 
 impl Commands {
-    /// Returns an empty stream.
-    pub fn new() -> Commands {
-        Commands::default()
-    }
-
     /// Appends bytes that have arrived.
-    pub fn push(&mut self, bytes: &[u8]) {
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
         if self.taken > 0 {
             self.bytes.drain(..self.taken);
             self.taken = 0;
         }
         self.bytes.extend_from_slice(bytes);
-    }
-
-    /// Returns true if bytes came that are no command: Redis closes such a connection.
-    pub fn is_broken(&self) -> bool {
-        self.is_broken
     }
 
     fn command(&self) -> Result<(Vec<Vec<u8>>, usize), Gap> {

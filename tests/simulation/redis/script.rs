@@ -8,9 +8,11 @@ use mlua::chunk::ChunkMode;
 use mlua::state::{GcIncParams, GcMode};
 use mlua::{Error, Function, IntoLua, Lua, LuaOptions, LuaString, MultiValue, Result, StdLib, Table, Value};
 
+use crate::mutation;
+use crate::redis::msgpack;
 use crate::redis::resp::Reply;
+use crate::redis::scripts::sha_of;
 use crate::redis::world::World;
-use crate::redis::{msgpack, sha1};
 
 /// How far the heap grows before it is collected, in percent: what the scripts leave is garbage, and what lives is small.
 const GC_PAUSE: i32 = 1000;
@@ -109,11 +111,12 @@ impl Scripts {
         self.known.contains(sha)
     }
 
-    /// Makes a script known. Returns its SHA-1, or the error in it.
+    /// Makes a script known, with the mistake that was chosen. Returns the SHA-1 of its text, or the error in it.
     pub(super) fn load(&mut self, source: &[u8]) -> std::result::Result<String, Reply> {
-        let sha = self.shas.get(source).cloned().unwrap_or_else(|| sha1::hex(source));
+        let sha = self.shas.get(source).cloned().unwrap_or_else(|| sha_of(&String::from_utf8_lossy(source)));
         if !self.compiled.contains_key(&sha) {
-            let chunk = self.lua.load(source).set_name(SOURCE).set_mode(ChunkMode::Text);
+            let text = mutation::mutated(&String::from_utf8_lossy(source));
+            let chunk = self.lua.load(text).set_name(SOURCE).set_mode(ChunkMode::Text);
             let compiled = chunk.set_environment(self.env.clone()).into_function();
             let function = compiled.map_err(|error| {
                 Reply::error(format!("ERR Error compiling script (new function): {}", reason(&error)))
@@ -224,7 +227,6 @@ fn library(lua: &Lua, world: &Rc<RefCell<World>>) -> Result<Table> {
     let add = |name: &str, function: Result<Function>| library.raw_set(name, function?);
     add("error_reply", lua.create_function(|lua, text: LuaString| error_reply(lua, &text.as_bytes())))?;
     add("status_reply", lua.create_function(move |lua, text| single(lua, text)))?;
-    add("sha1hex", lua.create_function(|_, text: LuaString| Ok(sha1::hex(&text.as_bytes()))))?;
     let (raising, other) = (world.clone(), world.clone());
     add(
         "call",

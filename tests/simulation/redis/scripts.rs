@@ -1,7 +1,5 @@
 //! The texts of weir's scripts, put together as weir does it.
 
-use crate::redis::sha1;
-
 macro_rules! lua {
     ($($file:literal),*) => {
         &[$(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/lua/", $file, ".lua"))),*]
@@ -26,22 +24,27 @@ const STATE: &[&str] = lua!(
 const SEARCH: &[&str] = lua!("search", "reschedule", "open", "recovery");
 
 /// A script.
-pub struct Script {
+pub(crate) struct Script {
     /// The name of its file.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// Its text.
-    pub source: String,
+    pub(crate) source: String,
     /// The SHA-1 of the text.
-    pub sha: String,
+    pub(crate) sha: String,
+}
+
+/// Returns the SHA-1 of a script's text, by which it is called.
+pub(crate) fn sha_of(source: &str) -> String {
+    ::redis::Script::new(source).get_hash().to_owned()
 }
 
 /// Returns all scripts.
-pub fn all() -> Vec<Script> {
+pub(crate) fn all() -> [Script; 8] {
     let script = |name, parts: &[&[&str]]| {
         let source = parts.concat().join("\n");
-        Script { name, sha: sha1::hex(source.as_bytes()), source }
+        Script { name, sha: sha_of(&source), source }
     };
-    vec![
+    [
         script("reserve", &[KEYS, STATE, SEARCH, lua!("queue_order", "scripts/reserve")]),
         script("inspect", &[KEYS, STATE, lua!("scripts/inspect")]),
         script("heartbeat", &[KEYS, lua!("scripts/heartbeat")]),

@@ -1,10 +1,9 @@
 //! The commands that scripts may call, on the keys of a simulated server.
 
-use crate::redis::keyspace::{Found, Keyspace};
+use crate::redis::keyspace::Keyspace;
 use crate::redis::resp::Reply;
 use crate::redis::{Mode, Published};
 
-const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 const OUT_OF_MEMORY: &str = "OOM command not allowed when used memory > 'maxmemory'.";
 const READ_ONLY: &str = "READONLY You can't write against a read only replica.";
 const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
@@ -87,19 +86,15 @@ impl World {
     }
 
     fn get(&mut self, words: &[&[u8]]) -> Reply {
-        match self.keyspace.find(words[1], self.now) {
-            Found::Nothing => Reply::Nil,
-            Found::Text(text) => Reply::bulk(text),
-            Found::Other => Reply::error(WRONG_TYPE),
-        }
+        self.text(words[1])
     }
 
     fn mget(&mut self, words: &[&[u8]]) -> Reply {
-        let value = |key: &&[u8]| match self.keyspace.find(key, self.now) {
-            Found::Text(text) => Reply::bulk(text),
-            Found::Nothing | Found::Other => Reply::Nil,
-        };
-        Reply::Array(words[1..].iter().map(value).collect())
+        Reply::Array(words[1..].iter().map(|key| self.text(key)).collect())
+    }
+
+    fn text(&self, key: &[u8]) -> Reply {
+        self.keyspace.text(key, self.now).map_or(Reply::Nil, Reply::bulk)
     }
 
     fn set(&mut self, words: &[&[u8]]) -> Reply {
