@@ -74,9 +74,9 @@ struct Arguments {
     /// Puts a mistake into the scripts, which must be found.
     #[arg(long)]
     mutate: Option<String>,
-    /// How runs are drawn.
-    #[arg(long, value_enum, default_value = "random")]
-    mix: MixName,
+    /// How runs are drawn: at random, or calm where a mistake is to be found.
+    #[arg(long, value_enum)]
+    mix: Option<MixName>,
     /// Shortens each finding, and lists them as known_seeds.txt does.
     #[arg(long)]
     shorten: bool,
@@ -130,7 +130,8 @@ fn simulate(arguments: &Arguments) -> Result<bool, String> {
     if let Some(sequences) = arguments.parity {
         return redis::parity::compare(sequences).map(|()| true);
     }
-    let mix = Mix::from(arguments.mix);
+    let usual = if arguments.mutate.is_some() { Mix::Calm } else { Mix::Random };
+    let mix = arguments.mix.map_or(usual, Mix::from);
     if let Some(runs) = arguments.hashes {
         for seed in arguments.from..arguments.from + runs {
             println!("{seed} {:016x}", World::run(&Plan::draw(seed, mix), false)?.hash);
