@@ -58,6 +58,11 @@ impl Judge {
         self.observe(at, &Event::Configured { replica, limiters });
     }
 
+    /// All replicas have the configuration now.
+    pub fn configured_all(&mut self, at: u64, configuration: usize) {
+        self.configured(at, None, configuration);
+    }
+
     /// A request has come to a replica.
     pub fn arrived(
         &mut self,
@@ -108,7 +113,7 @@ impl Judge {
     /// What an operator asked for was done, or may have been.
     pub fn operated(&mut self, at: u64, limiter: &str, command: Command) {
         if let (Command::Reset, Some(number)) = (command, self.number(limiter)) {
-            self.observe(at, &Event::Reset { limiter: number });
+            self.observe(at, &Event::Reset(oracle::Scope::Limiter(number)));
         }
     }
 
@@ -120,14 +125,14 @@ impl Judge {
         let told = FaultKind { name, loses_knowledge, touches_store, excess };
         self.observe(at, &Event::FaultBegins { fault: fault as u64, kind: told });
         for limiter in self.paused(kind) {
-            self.observe(at, &Event::Paused { limiter });
+            self.observe(at, &Event::Paused(oracle::Scope::Limiter(limiter)));
         }
     }
 
     /// A fault is over.
     pub fn fault_ends(&mut self, at: u64, fault: usize, kind: &Kind) {
         for limiter in self.paused(kind) {
-            self.observe(at, &Event::Resumed { limiter });
+            self.observe(at, &Event::Resumed(oracle::Scope::Limiter(limiter)));
         }
         self.observe(at, &Event::FaultEnds { fault: fault as u64 });
     }

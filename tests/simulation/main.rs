@@ -15,6 +15,7 @@ mod judge;
 mod known;
 mod mutation;
 mod network;
+#[allow(dead_code, reason = "tests/oracle.rs uses the rest")]
 mod oracle;
 mod plan;
 mod redis;

@@ -31,7 +31,9 @@ mod waits;
 
 use std::collections::BTreeMap;
 
-pub(crate) use event::{Algorithm, Event, Excess, FaultKind, LimitModel, LimiterModel, Policy, State, Why};
+pub(crate) use event::{
+    Algorithm, Event, Excess, FaultKind, LimitModel, LimiterModel, Policy, Scope, State, Why,
+};
 pub(crate) use finding::{Finding, What};
 
 use demand::Share;
@@ -74,12 +76,18 @@ pub(crate) struct Summary {
     pub(crate) refused: u64,
     /// Requests that went away.
     pub(crate) left: u64,
+    /// Requests without an answer.
+    pub(crate) unanswered: usize,
     /// Permits used in calm time with enough demand.
     pub(crate) permits_used: u64,
     /// Permits that could have been used in that time.
     pub(crate) permits_room: u64,
+    /// The share used, in thousandths; `None`: no such time.
+    pub(crate) used_permille: Option<u64>,
     /// How often each check had something to decide: a check that is missing has judged nothing.
     pub(crate) judged: BTreeMap<What, u64>,
+    /// The worst finding of each kind and limiter, also of those that were not told again.
+    pub(crate) worst: Vec<Finding>,
     /// Findings that were not told again.
     pub(crate) repeated: u64,
     /// Events that make no sense: of requests or faults that there are not, or back in time. A fault of the driver.
@@ -136,9 +144,12 @@ impl Oracle {
         let Share { used, room } = self.share;
         let whole = |permits: u128| u64::try_from(permits).unwrap_or(u64::MAX);
         Summary {
+            unanswered: self.requests.unanswered().count(),
             permits_used: whole(used / 1000),
             permits_room: whole(room / 1000),
+            used_permille: (used * 1000).checked_div(room).map(whole),
             judged: self.reports.judged(),
+            worst: self.reports.worst(),
             repeated: self.reports.repeated(),
             ..self.counts.clone()
         }
@@ -170,9 +181,9 @@ impl Oracle {
             Event::FaultBegins { fault, kind } => self.faults.begin(*fault, *kind),
             Event::FaultEnds { fault } => self.counts.senseless += u64::from(!self.faults.end(at, *fault)),
             Event::ClockStepped => self.step_clock(),
-            Event::Reset { limiter } => self.reset(*limiter),
-            Event::Paused { limiter } => self.limiters.pause(*limiter),
-            Event::Resumed { limiter } => self.limiters.resume(at, *limiter),
+            Event::Reset(scope) => self.reset(*scope),
+            Event::Paused(scope) => self.limiters.pause(*scope),
+            Event::Resumed(scope) => self.limiters.resume(at, *scope),
             Event::ReplicaStopped { replica } => self.faults.stop(at, *replica),
             Event::ReplicaContinued { replica } => self.faults.go_on(at, *replica),
             Event::ReplicaEnded { replica } => self.end_replica(*replica),

@@ -21,7 +21,7 @@ const STATE: &[&str] = lua!(
     "state"
 );
 
-const SEARCH: &[&str] = lua!("search", "reschedule", "open", "recovery");
+const SEARCH: &[&str] = lua!("search", "recovery", "reschedule", "open");
 
 /// A script.
 pub(crate) struct Script {
