@@ -26,6 +26,7 @@ impl Judge {
         let settings = oracle::Settings {
             floor_wait: plan.store_timeout_ms * MILLI + LEASE,
             lease: LEASE,
+            refusal_margin: Some(10 * MILLI),
             judges_order: plan.faults.is_empty(),
             ..oracle::Settings::default()
         };

@@ -24,8 +24,6 @@ mod limiters;
 mod over;
 mod passage;
 mod room;
-#[cfg(test)]
-mod tests;
 mod usage;
 mod waits;
 
@@ -55,6 +53,9 @@ pub(crate) struct Settings {
     pub(crate) lease: u64,
     /// A refusal is judged if at most this percentage of each limit is in use: the rest may be prefetched.
     pub(crate) prefetch_percent: u64,
+    /// How long before a refused request arrived there must have been room, because weir knows the store's clock and its own last
+    /// refusals only to some milliseconds; `None`: there must be room when it is refused.
+    pub(crate) refusal_margin: Option<u64>,
     /// The percentage of the room that must be used.
     pub(crate) used_percent: u64,
     /// True if the order of waiting requests is judged.
@@ -63,7 +64,14 @@ pub(crate) struct Settings {
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { floor_wait: 0, lease: 500_000, prefetch_percent: 50, used_percent: 60, judges_order: true }
+        Settings {
+            floor_wait: 0,
+            lease: 500_000,
+            prefetch_percent: 50,
+            refusal_margin: None,
+            used_percent: 60,
+            judges_order: true,
+        }
     }
 }
 
@@ -99,7 +107,7 @@ pub(crate) struct Oracle {
     settings: Settings,
     limiters: Limiters,
     faults: Faults,
-    states: BTreeMap<StateKey, StateUse>,
+    pub(crate) states: BTreeMap<StateKey, StateUse>,
     requests: Requests,
     reports: Reports,
     share: Share,

@@ -1,4 +1,8 @@
-//! Tests of the oracle: both sides of each check, and an honest limiter that it must not blame.
+//! Tests of the simulation's oracle: both sides of each check, and an honest limiter that it must not blame.
+
+#[allow(dead_code, reason = "the simulation uses the rest")]
+#[path = "../simulation/oracle/mod.rs"]
+mod oracle;
 
 mod changes;
 mod demand;
@@ -8,7 +12,7 @@ mod room;
 mod speed;
 mod waits;
 
-use super::{
+use oracle::{
     Algorithm, Event, Excess, FaultKind, Finding, LimitModel, LimiterModel, Oracle, Policy, Scope, Settings,
     State, What, Why,
 };
