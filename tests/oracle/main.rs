@@ -1,5 +1,7 @@
 //! Tests of the simulation's oracle: both sides of each check, and an honest limiter that it must not blame.
 
+#![allow(clippy::expect_used, reason = "what is missing fails the test")]
+
 #[allow(dead_code, reason = "the simulation uses the rest")]
 #[path = "../simulation/oracle/mod.rs"]
 mod oracle;
