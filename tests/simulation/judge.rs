@@ -26,6 +26,7 @@ impl Judge {
         let settings = oracle::Settings {
             floor_wait: plan.store_timeout_ms * MILLI + LEASE,
             lease: LEASE,
+            refusal_margin: Some(10 * MILLI),
             judges_order: plan.faults.is_empty(),
             ..oracle::Settings::default()
         };
@@ -56,6 +57,11 @@ impl Judge {
     pub fn configured(&mut self, at: u64, replica: Option<usize>, configuration: usize) {
         let limiters = self.configurations[configuration].clone();
         self.observe(at, &Event::Configured { replica, limiters });
+    }
+
+    /// All replicas have the configuration now.
+    pub fn configured_all(&mut self, at: u64, configuration: usize) {
+        self.configured(at, None, configuration);
     }
 
     /// A request has come to a replica.
@@ -108,7 +114,7 @@ impl Judge {
     /// What an operator asked for was done, or may have been.
     pub fn operated(&mut self, at: u64, limiter: &str, command: Command) {
         if let (Command::Reset, Some(number)) = (command, self.number(limiter)) {
-            self.observe(at, &Event::Reset { limiter: number });
+            self.observe(at, &Event::Reset(oracle::Scope::Limiter(number)));
         }
     }
 
@@ -120,14 +126,14 @@ impl Judge {
         let told = FaultKind { name, loses_knowledge, touches_store, excess };
         self.observe(at, &Event::FaultBegins { fault: fault as u64, kind: told });
         for limiter in self.paused(kind) {
-            self.observe(at, &Event::Paused { limiter });
+            self.observe(at, &Event::Paused(oracle::Scope::Limiter(limiter)));
         }
     }
 
     /// A fault is over.
     pub fn fault_ends(&mut self, at: u64, fault: usize, kind: &Kind) {
         for limiter in self.paused(kind) {
-            self.observe(at, &Event::Resumed { limiter });
+            self.observe(at, &Event::Resumed(oracle::Scope::Limiter(limiter)));
         }
         self.observe(at, &Event::FaultEnds { fault: fault as u64 });
     }

@@ -23,8 +23,8 @@ const MUTATIONS: [Mutation; 5] = [
     },
     Mutation {
         name: "refusal_books",
-        from: "refuse(left, code, at, cost, limiter, limit)",
-        to: "charge(searches, cost) refuse(left, code, at, cost, limiter, limit)",
+        from: "refusal_budget, passed = 0, max(passed, cost)\n",
+        to: "charge(searches, cost) refusal_budget, passed = 0, max(passed, cost)\n",
     },
     Mutation {
         name: "last_slot_of_another_cost",

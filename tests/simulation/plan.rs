@@ -320,9 +320,11 @@ fn draw_routes(limiters: &[Limiter], mix: Mix, rng: &mut Rng) -> Vec<Route> {
         let pace = set.iter().flat_map(|one| &one.limits).map(pace).fold(f64::INFINITY, f64::min);
         let factor = if is_random { [0.1, 0.5, 1.0, 1.5, 3.0, 3.0][rng.usize(..6)] } else { 3.0 };
         let smallest = set.iter().flat_map(|one| &one.limits).map(cost_max).min().unwrap_or(1);
-        let cost_max = if is_random && rng.u8(..4) == 0 { smallest.min(5) } else { 1 };
+        // Without faults too, some have costs, and clients that leave or are in haste.
+        let is_varied = is_random || (mix == Mix::Calm && rng.bool());
+        let cost_max = if is_varied && rng.u8(..4) == 0 { smallest.min(5) } else { 1 };
         let percent = |rng: &mut Rng, odds: u8, most: u64| {
-            if is_random && rng.u8(..odds) == 0 { rng.u64(1..=most) } else { 0 }
+            if is_varied && rng.u8(..odds) == 0 { rng.u64(1..=most) } else { 0 }
         };
         let partitions = if set.iter().any(|one| one.is_keyed) { rng.u64(1..=3) } else { 1 };
         Route {

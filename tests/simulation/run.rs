@@ -104,6 +104,7 @@ fn one(seed: u64, wanted: &Wanted, totals: &Mutex<Totals>, began: Instant) -> bo
     for (what, times) in &outcome.summary.judged {
         *totals.judged.entry(format!("{what:?}")).or_default() += times;
     }
+    kinds.iter().for_each(|kind| eprintln!("{seed} {kind}"));
     totals.shortened.extend(kinds.into_iter().map(|kind| (seed, kind)));
     totals.findings.extend(outcome.findings.into_iter().map(|finding| (seed, finding)));
     if totals.runs.is_multiple_of(50) {

@@ -5,7 +5,7 @@ use crate::plan::Plan;
 use crate::world::World;
 
 /// The most runs that one history is worth.
-const RUNS_MAX: u32 = 120;
+const RUNS_MAX: u32 = 50;
 
 /// A shortened run, and what it finds.
 pub struct Shortened {

@@ -283,6 +283,7 @@ impl World {
         self.now = self.plan.end;
         self.judge.ended(self.now);
         let (findings, summary) = self.judge.finish();
+        debug_assert_eq!(summary.senseless, 0, "what the oracle is told makes sense");
         for finding in &findings {
             self.history.add(finding.at, || format!("FINDING {finding:?}"));
         }
@@ -436,6 +437,10 @@ impl World {
         if let Some((replica, _)) = &mut self.places[place].replica {
             replica.configure(&limiters, &routes)?;
             self.judge.configured(self.now, Some(place), configuration);
+            let running = self.places.iter().filter(|place| place.replica.is_some());
+            if running.clone().all(|place| place.configuration == configuration) {
+                self.judge.configured_all(self.now, configuration);
+            }
             self.step_replica(place);
         }
         Ok(())

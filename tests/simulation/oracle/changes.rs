@@ -1,5 +1,6 @@
 //! Events that change what is judged: resets, steps of the clock, ends.
 
+use super::event::Scope;
 use super::finding::{Evidence, Named, What};
 use super::over::Meter;
 use super::{Oracle, limiters};
@@ -24,8 +25,12 @@ impl Oracle {
     }
 
     /// Takes in a reset: what was sent no longer counts.
-    pub(super) fn reset(&mut self, limiter: u32) {
-        let states = self.states.iter_mut().filter(|(key, _)| key.state.limiter == limiter);
+    pub(super) fn reset(&mut self, scope: Scope) {
+        let is_meant = |state: super::State| match scope {
+            Scope::Limiter(limiter) => state.limiter == limiter,
+            Scope::State(one) => state == one,
+        };
+        let states = self.states.iter_mut().filter(|(key, _)| is_meant(key.state));
         states.for_each(|(_, state)| state.reset());
         self.faults.disturb(self.now);
     }

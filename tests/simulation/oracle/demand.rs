@@ -41,7 +41,7 @@ fn is_judged(limiter: &Limiter) -> bool {
 
 /// Returns since when a limiter has not been disturbed, if the whole fleet has not since `calm_since`.
 fn calm_since(limiter: &Limiter, calm_since: Option<u64>) -> Option<u64> {
-    let calm = calm_since.filter(|_| limiter.pauses == 0)?;
+    let calm = calm_since.filter(|_| limiter.paused.is_empty())?;
     Some(calm.max(limiter.resumed.unwrap_or(0)))
 }
 

@@ -80,6 +80,24 @@ pub(crate) struct State {
     pub(crate) partition: Option<u64>,
 }
 
+/// What a pause or a reset is about.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Scope {
+    /// All states of a limiter.
+    Limiter(u32),
+    /// One state.
+    State(State),
+}
+
+impl Scope {
+    /// Returns the number of the limiter.
+    pub(crate) fn limiter(self) -> u32 {
+        match self {
+            Scope::Limiter(limiter) | Scope::State(State { limiter, .. }) => limiter,
+        }
+    }
+}
+
 /// The reason of a refusal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Why {
@@ -148,11 +166,11 @@ pub(crate) enum Event {
     /// The store's clock jumps: fixed windows across this instant are not judged.
     ClockStepped,
     /// What was sent no longer counts.
-    Reset { limiter: u32 },
+    Reset(Scope),
     /// A pause begins, for the fleet.
-    Paused { limiter: u32 },
+    Paused(Scope),
     /// A pause is over.
-    Resumed { limiter: u32 },
+    Resumed(Scope),
     /// A replica stands still (SIGSTOP): its lateness is not its fault.
     ReplicaStopped { replica: usize },
     /// A replica runs again.

@@ -61,11 +61,19 @@ pub(crate) struct Evidence {
     pub(crate) detail: String,
 }
 
+impl Evidence {
+    /// Returns how far it is from what may be.
+    fn distance(&self) -> u64 {
+        self.sent.abs_diff(self.limit)
+    }
+}
+
 /// The findings, and how often each check had something to decide.
 #[derive(Default)]
 pub(crate) struct Reports {
     fresh: Vec<Finding>,
     told: BTreeMap<(What, u32), u64>,
+    worst: BTreeMap<(What, u32), Finding>,
     judged: BTreeMap<What, u64>,
     repeated: u64,
 }
@@ -78,8 +86,13 @@ impl Reports {
         let Some(evidence) = evidence else { return };
         let key = (what, limiter.id);
         let is_repeated = self.told.get(&key).is_some_and(|told| at < told.saturating_add(limiter.window));
+        let is_worse =
+            self.worst.get(&key).is_none_or(|worst| evidence.distance() > worst.sent.abs_diff(worst.limit));
         let Evidence { sent, limit, detail } = evidence;
         let finding = Finding { at, what, limiter: limiter.name.to_owned(), sent, limit, detail };
+        if is_worse {
+            self.worst.insert(key, finding.clone());
+        }
         if is_repeated {
             self.repeated += 1;
         } else {
@@ -91,6 +104,11 @@ impl Reports {
     /// Returns the findings since the last call.
     pub(crate) fn take(&mut self) -> Vec<Finding> {
         std::mem::take(&mut self.fresh)
+    }
+
+    /// Returns the worst finding of each kind and limiter.
+    pub(crate) fn worst(&self) -> Vec<Finding> {
+        self.worst.values().cloned().collect()
     }
 
     /// Returns how often each check had something to decide.

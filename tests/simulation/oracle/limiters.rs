@@ -2,9 +2,9 @@
 //!
 //! A window is judged by the largest rate that was in force in it: after a reload a replica may have the old one for a lease.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::event::{Algorithm, LimitModel, LimiterModel};
+use super::event::{Algorithm, LimitModel, LimiterModel, Scope};
 use super::finding::Named;
 
 /// The most that a limit allows.
@@ -92,7 +92,7 @@ pub(crate) struct Limiter {
     /// Its limits.
     pub(crate) rules: Vec<Rule>,
     /// The pauses that go on.
-    pub(crate) pauses: u32,
+    pub(crate) paused: BTreeSet<Scope>,
     /// The end of the last pause.
     pub(crate) resumed: Option<u64>,
     /// The oracle may not know all that weir counts from before: the limiter is new, or was in shadow mode.
@@ -112,7 +112,7 @@ impl Limiter {
 
     /// Returns whether no pause goes on or has ended since an instant.
     pub(crate) fn is_unpaused_since(&self, from: u64) -> bool {
-        self.pauses == 0 && self.resumed.is_none_or(|resumed| resumed <= from)
+        self.paused.is_empty() && self.resumed.is_none_or(|resumed| resumed <= from)
     }
 
     /// Returns the rules of a new configuration. Each limit goes on as the old rule that is like it, or is a new rule.
@@ -211,11 +211,11 @@ impl Limiters {
             None => {
                 let rules =
                     model.limits.iter().map(|limit| new_rule(limit, model.guard, 0, next_rule)).collect();
-                let (pauses, resumed) = (0, None);
+                let (paused, resumed) = (BTreeSet::new(), None);
                 let known_from = if version > 1 { at + lease } else { 0 };
                 self.all.insert(
                     model.id,
-                    Limiter { model: model.clone(), version, rules, pauses, resumed, known_from },
+                    Limiter { model: model.clone(), version, rules, paused, resumed, known_from },
                 );
             }
         }
@@ -232,16 +232,16 @@ impl Limiters {
     }
 
     /// Takes in the begin of a pause.
-    pub(crate) fn pause(&mut self, limiter: u32) {
-        if let Some(limiter) = self.all.get_mut(&limiter) {
-            limiter.pauses += 1;
+    pub(crate) fn pause(&mut self, scope: Scope) {
+        if let Some(limiter) = self.all.get_mut(&scope.limiter()) {
+            limiter.paused.insert(scope);
         }
     }
 
-    /// Takes in the end of a pause.
-    pub(crate) fn resume(&mut self, at: u64, limiter: u32) {
-        if let Some(limiter) = self.all.get_mut(&limiter) {
-            limiter.pauses = limiter.pauses.saturating_sub(1);
+    /// Takes in the end of a pause. The end of a limiter's pause ends those of its partitions.
+    pub(crate) fn resume(&mut self, at: u64, scope: Scope) {
+        if let Some(limiter) = self.all.get_mut(&scope.limiter()) {
+            limiter.paused.retain(|paused| *paused != scope && matches!(scope, Scope::State(_)));
             limiter.resumed = Some(at);
         }
     }

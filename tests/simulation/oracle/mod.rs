@@ -24,14 +24,14 @@ mod limiters;
 mod over;
 mod passage;
 mod room;
-#[cfg(test)]
-mod tests;
 mod usage;
 mod waits;
 
 use std::collections::BTreeMap;
 
-pub(crate) use event::{Algorithm, Event, Excess, FaultKind, LimitModel, LimiterModel, Policy, State, Why};
+pub(crate) use event::{
+    Algorithm, Event, Excess, FaultKind, LimitModel, LimiterModel, Policy, Scope, State, Why,
+};
 pub(crate) use finding::{Finding, What};
 
 use demand::Share;
@@ -53,6 +53,9 @@ pub(crate) struct Settings {
     pub(crate) lease: u64,
     /// A refusal is judged if at most this percentage of each limit is in use: the rest may be prefetched.
     pub(crate) prefetch_percent: u64,
+    /// How long before a refused request arrived there must have been room, because weir knows the store's clock and its own last
+    /// refusals only to some milliseconds; `None`: there must be room when it is refused.
+    pub(crate) refusal_margin: Option<u64>,
     /// The percentage of the room that must be used.
     pub(crate) used_percent: u64,
     /// True if the order of waiting requests is judged.
@@ -61,7 +64,14 @@ pub(crate) struct Settings {
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { floor_wait: 0, lease: 500_000, prefetch_percent: 50, used_percent: 60, judges_order: true }
+        Settings {
+            floor_wait: 0,
+            lease: 500_000,
+            prefetch_percent: 50,
+            refusal_margin: None,
+            used_percent: 60,
+            judges_order: true,
+        }
     }
 }
 
@@ -74,12 +84,18 @@ pub(crate) struct Summary {
     pub(crate) refused: u64,
     /// Requests that went away.
     pub(crate) left: u64,
+    /// Requests without an answer.
+    pub(crate) unanswered: usize,
     /// Permits used in calm time with enough demand.
     pub(crate) permits_used: u64,
     /// Permits that could have been used in that time.
     pub(crate) permits_room: u64,
+    /// The share used, in thousandths; `None`: no such time.
+    pub(crate) used_permille: Option<u64>,
     /// How often each check had something to decide: a check that is missing has judged nothing.
     pub(crate) judged: BTreeMap<What, u64>,
+    /// The worst finding of each kind and limiter, also of those that were not told again.
+    pub(crate) worst: Vec<Finding>,
     /// Findings that were not told again.
     pub(crate) repeated: u64,
     /// Events that make no sense: of requests or faults that there are not, or back in time. A fault of the driver.
@@ -91,7 +107,7 @@ pub(crate) struct Oracle {
     settings: Settings,
     limiters: Limiters,
     faults: Faults,
-    states: BTreeMap<StateKey, StateUse>,
+    pub(crate) states: BTreeMap<StateKey, StateUse>,
     requests: Requests,
     reports: Reports,
     share: Share,
@@ -136,9 +152,12 @@ impl Oracle {
         let Share { used, room } = self.share;
         let whole = |permits: u128| u64::try_from(permits).unwrap_or(u64::MAX);
         Summary {
+            unanswered: self.requests.unanswered().count(),
             permits_used: whole(used / 1000),
             permits_room: whole(room / 1000),
+            used_permille: (used * 1000).checked_div(room).map(whole),
             judged: self.reports.judged(),
+            worst: self.reports.worst(),
             repeated: self.reports.repeated(),
             ..self.counts.clone()
         }
@@ -170,9 +189,9 @@ impl Oracle {
             Event::FaultBegins { fault, kind } => self.faults.begin(*fault, *kind),
             Event::FaultEnds { fault } => self.counts.senseless += u64::from(!self.faults.end(at, *fault)),
             Event::ClockStepped => self.step_clock(),
-            Event::Reset { limiter } => self.reset(*limiter),
-            Event::Paused { limiter } => self.limiters.pause(*limiter),
-            Event::Resumed { limiter } => self.limiters.resume(at, *limiter),
+            Event::Reset(scope) => self.reset(*scope),
+            Event::Paused(scope) => self.limiters.pause(*scope),
+            Event::Resumed(scope) => self.limiters.resume(at, *scope),
             Event::ReplicaStopped { replica } => self.faults.stop(at, *replica),
             Event::ReplicaContinued { replica } => self.faults.go_on(at, *replica),
             Event::ReplicaEnded { replica } => self.end_replica(*replica),

@@ -2,11 +2,13 @@
 //!
 //! - Sliding window: the permits of the last `per`, this one included, against `rate`.
 //! - Fixed window: the permits since the store's clock began the window, against `rate`.
-//! - Buckets: an upstream's own meter, to which each request adds its cost and which drains at `rate` per `per`. It may hold the burst,
-//!   or the cost of one request. A permit may be used a guard after its slot, so weir promises a bucket for slots alone; a
-//!   second meter, with the window and the bucket longer by that, must be over as well. In a whole window or more the second one is the stricter.
+//! - Buckets: in an interval of length T that is a window or longer, the burst (or the cost of the last request, if that is more)
+//!   and `rate * T / per`. Within a window a permit may be used a guard after its slot, and weir promises a bucket for slots
+//!   alone: there T is longer by that, and so is the window.
 //!
 //! All in integers: a meter counts in permits times the window.
+
+use std::collections::VecDeque;
 
 use super::event::Algorithm;
 use super::faults::Faults;
@@ -18,7 +20,7 @@ use super::usage::StateUse;
 const GRID: u64 = 512;
 
 /// What a limit has in use, where that does not follow from the last window of the history.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Meter {
     /// The permits of a fixed window.
     Fixed {
@@ -29,15 +31,35 @@ pub(crate) enum Meter {
         /// The permits sent in it.
         sent: u64,
     },
-    /// A bucket as the upstream counts, and one for slots.
-    Bucket {
-        /// The largest bounds that were in force in the last window.
-        bounds: Bounds,
-        /// Drains at `rate` per `per`.
-        nominal: Level,
-        /// Drains at `rate` per window as weir keeps it free.
-        widened: Level,
-    },
+    /// A bucket.
+    Bucket(Bucket),
+}
+
+/// What has flowed into a bucket.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Bucket {
+    /// The largest bounds that were in force in the last window.
+    bounds: Bounds,
+    /// Drains at `rate` per `per`, as the upstream's does.
+    nominal: Level,
+    /// Drains at `rate` per window as weir keeps it free.
+    widened: Level,
+    /// All permits so far.
+    total: u64,
+    /// The requests of the last window, and the one before.
+    poured: VecDeque<Poured>,
+}
+
+/// A request that was poured into a bucket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Poured {
+    at: u64,
+    /// All permits before it.
+    before: u64,
+    /// All permits with it.
+    with: u64,
+    /// The nominal level with it.
+    level: u128,
 }
 
 /// The level of a bucket: what has flowed in and has not drained.
@@ -69,6 +91,10 @@ impl Level {
         self.amount += u128::from(cost) * u128::from(self.width);
     }
 
+    fn take(&mut self, cost: u64) {
+        self.amount = self.amount.saturating_sub(u128::from(cost) * u128::from(self.width));
+    }
+
     /// Returns the level in whole permits, rounded up.
     fn permits(&self) -> u64 {
         u64::try_from(self.amount.div_ceil(u128::from(self.width.max(1)))).unwrap_or(u64::MAX)
@@ -88,43 +114,88 @@ impl Meter {
         match self {
             Meter::Fixed { begin, sent, .. } if sent_at >= *begin => *sent = sent.saturating_sub(less),
             Meter::Fixed { .. } => {}
-            Meter::Bucket { nominal, widened, .. } => {
-                for level in [nominal, widened] {
-                    level.amount = level.amount.saturating_sub(u128::from(less) * u128::from(level.width));
-                }
+            Meter::Bucket(bucket) => bucket.settle(sent_at, less),
+        }
+    }
+}
+
+impl Bucket {
+    fn new(bounds: Bounds) -> Bucket {
+        let (nominal, widened) = (Level::default(), Level::default());
+        Bucket { bounds, nominal, widened, total: 0, poured: VecDeque::new() }
+    }
+
+    fn settle(&mut self, sent_at: u64, less: u64) {
+        self.nominal.take(less);
+        self.widened.take(less);
+        self.total = self.total.saturating_sub(less);
+        let nominal = u128::from(less) * u128::from(self.nominal.width);
+        for poured in self.poured.iter_mut().filter(|poured| poured.at >= sent_at) {
+            poured.with = poured.with.saturating_sub(less);
+            poured.level = poured.level.saturating_sub(nominal);
+            if poured.at > sent_at {
+                poured.before = poured.before.saturating_sub(less);
             }
         }
     }
 
-    fn empty_bucket(bounds: Bounds) -> Meter {
-        Meter::Bucket { bounds, nominal: Level::default(), widened: Level::default() }
+    /// Drains until an instant, from which on other bounds hold.
+    fn drain(&mut self, at: u64, per: u64, new: Bounds) {
+        self.nominal.drain(at, self.bounds.rate, per);
+        self.widened.drain(at, self.bounds.rate, per + lateness(new, per));
+        if new.rate < self.bounds.rate || new.burst < self.bounds.burst {
+            // Intervals that begin before the change may hold more; the others do not see what was sent then.
+            (self.nominal.amount, self.widened.amount) = (0, 0);
+            self.poured.clear();
+        }
+        self.bounds = new;
+    }
+
+    /// Takes a request in. Returns the evidence if an interval that ends with it holds too much.
+    fn pour(&mut self, at: u64, per: u64, new: Bounds, cost: u64) -> Option<Evidence> {
+        self.drain(at, per, new);
+        let before = self.total;
+        self.total += cost;
+        self.nominal.add(cost);
+        self.widened.add(cost);
+        self.poured.push_back(Poured { at, before, with: self.total, level: self.nominal.amount });
+        while self.poured.get(1).is_some_and(|poured| poured.at + per <= at) {
+            self.poured.pop_front();
+        }
+        let held = new.burst.max(cost);
+        let is_over =
+            self.is_over_beyond_a_window(at, per, held) || self.is_over_within_a_window(at, per, held);
+        is_over.then(|| Evidence {
+            sent: self.nominal.permits(),
+            limit: held,
+            detail: format!("the bucket of {} per {per} us is beyond its burst", new.rate),
+        })
+    }
+
+    fn is_over_beyond_a_window(&self, at: u64, per: u64, held: u64) -> bool {
+        // Of all earlier intervals the level of the last request before the window is the fullest.
+        self.poured.front().filter(|poured| poured.at + per <= at).is_some_and(|poured| {
+            let since = u128::from(self.total - poured.with) * u128::from(per);
+            poured.level + since > u128::from(held) * u128::from(per) + flow(self.bounds.rate, at - poured.at)
+        })
+    }
+
+    fn is_over_within_a_window(&self, at: u64, per: u64, held: u64) -> bool {
+        let late = lateness(self.bounds, per);
+        let width = u128::from(per + late);
+        let holds = |time: u64| u128::from(held) * width + flow(self.bounds.rate, time);
+        // The level is the fullest of all intervals: mostly there is nothing to look for.
+        self.widened.amount > holds(late)
+            && self.poured.iter().any(|poured| {
+                let time = at - poured.at;
+                time < per && u128::from(self.total - poured.before) * width > holds(time + late)
+            })
     }
 }
 
-/// Takes a request into a bucket. Returns the evidence if both meters are over.
-fn pour(meter: &mut Meter, at: u64, per: u64, new: Bounds, cost: u64) -> Option<Evidence> {
-    let Meter::Bucket { bounds, nominal, widened } = meter else { return None };
-    let width = per + lateness(new, per);
-    let held = new.burst.max(cost);
-    let holds = |width: u64, late: u64| {
-        u128::from(held) * u128::from(width) + u128::from(late) * u128::from(new.rate)
-    };
-    nominal.drain(at, bounds.rate, per);
-    widened.drain(at, bounds.rate, width);
-    if *bounds != new {
-        // What was allowed before is not held against weir now.
-        nominal.amount = nominal.amount.min(u128::from(new.burst) * u128::from(per));
-        widened.amount = widened.amount.min(u128::from(new.burst) * u128::from(width));
-        *bounds = new;
-    }
-    nominal.add(cost);
-    widened.add(cost);
-    let is_over = nominal.amount > holds(per, 0) && widened.amount > holds(width, lateness(new, per));
-    is_over.then(|| Evidence {
-        sent: nominal.permits(),
-        limit: held,
-        detail: format!("the bucket of {} per {per} us is beyond its burst", new.rate),
-    })
+/// Returns what flows out in some time, in permits times the window.
+fn flow(rate: u64, time: u64) -> u128 {
+    u128::from(rate) * u128::from(time)
 }
 
 /// Takes a request into a fixed window. Returns the evidence if the window holds too many.
@@ -176,7 +247,10 @@ fn fill(state: &mut StateUse, rule: &Rule, at: u64, cost: u64, percent: Option<u
         return None;
     };
     let bounds = rule.bounds(begin).raised(percent);
-    pour(meter(state, rule.id, || Meter::empty_bucket(bounds)), at, per, bounds, cost)
+    let Meter::Bucket(bucket) = meter(state, rule.id, || Meter::Bucket(Bucket::new(bounds))) else {
+        return None;
+    };
+    bucket.pour(at, per, bounds, cost)
 }
 
 fn meter(state: &mut StateUse, rule: u32, new: impl FnOnce() -> Meter) -> &mut Meter {
@@ -244,7 +318,7 @@ pub(crate) fn bucket_room(
 ) -> (bool, u64) {
     let bounds = rule.last();
     let level = state.meters.iter().find_map(|(id, meter)| match meter {
-        Meter::Bucket { bounds, widened, .. } if *id == rule.id => {
+        Meter::Bucket(Bucket { bounds, widened, .. }) if *id == rule.id => {
             Some((widened.at(at, bounds.rate), widened.width))
         }
         _ => None,

@@ -116,7 +116,9 @@ impl Oracle {
     /// Judges a refusal for want of a permit: some limit of some state must have had no room.
     fn judge_refusal(&mut self, request: &Request, store_clock: u64) {
         let Request { cost, arrived, replica, .. } = *request;
-        let refused = Refused { at: self.now, cost, arrived, replica, store_clock };
+        let margin = self.settings.refusal_margin;
+        let decided = margin.map_or(self.now, |margin| arrived.saturating_sub(margin));
+        let refused = Refused { at: self.now, decided, cost, arrived, replica, store_clock };
         let mut found: Option<(Evidence, u32)> = None;
         for (key, _) in request.takes.iter() {
             let limiter = self.limiters.enforced(key.state.limiter).filter(|limiter| {

@@ -16,6 +16,8 @@ use super::usage::StateUse;
 pub(crate) struct Refused {
     /// The true time.
     pub(crate) at: u64,
+    /// The instant at which there must have been room, no later: nobody can decide after it.
+    pub(crate) decided: u64,
     /// Its cost.
     pub(crate) cost: u64,
     /// Its arrival.
@@ -24,17 +26,6 @@ pub(crate) struct Refused {
     pub(crate) replica: usize,
     /// The store's clock.
     pub(crate) store_clock: u64,
-}
-
-/// How long before its request arrives there must have been room: weir knows the store's clock, and its own last refusals, only to
-/// some milliseconds.
-const MARGIN: u64 = 10_000;
-
-impl Refused {
-    /// Returns the instant at which there must have been room: nobody can decide before the request arrives.
-    fn decided(&self) -> u64 {
-        self.arrived.min(self.at).saturating_sub(MARGIN)
-    }
 }
 
 /// Returns whether refusals by a limiter are judged at an instant.
@@ -85,8 +76,7 @@ pub(crate) fn room(
 
 /// Returns whether a limit has room, and what is in use with the request.
 fn rule_room(state: &StateUse, rule: &Rule, refused: Refused, pending: u64, percent: u64) -> (bool, u64) {
-    let Refused { at, cost, store_clock, .. } = refused;
-    let decided = refused.decided();
+    let Refused { at, decided, cost, store_clock, .. } = refused;
     let (from, store_clock) = ((decided + 1).saturating_sub(rule.widened()), store_clock - (at - decided));
     if from < rule.since || from < state.history.known_from {
         return (false, 0);

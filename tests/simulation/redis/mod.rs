@@ -246,8 +246,11 @@ const HELLO_WITHOUT_PASSWORD: &str = "NOAUTH HELLO must be called with the clien
     HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version \
     at the same time";
 
+/// Words of a command.
+type Words<'a> = &'a [Vec<u8>];
+
 /// Splits the words of a script call behind the script.
-fn keys_and_arguments(words: &[Vec<u8>]) -> Result<(&[Vec<u8>], &[Vec<u8>]), Reply> {
+fn keys_and_arguments(words: &[Vec<u8>]) -> Result<(Words<'_>, Words<'_>), Reply> {
     let (count, rest) = words.split_first().ok_or_else(|| Reply::error("ERR syntax error"))?;
     let count = integer(count).ok_or_else(|| Reply::error("ERR value is not an integer or out of range"))?;
     let count = usize::try_from(count).map_err(|_| Reply::error("ERR Number of keys can't be negative"))?;

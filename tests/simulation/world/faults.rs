@@ -111,10 +111,9 @@ impl World {
     fn aimed(&self, mut kind: Kind) -> Kind {
         let running: Vec<usize> =
             (0..self.places.len()).filter(|place| self.places[*place].replica.is_some()).collect();
+        let all = self.places.len();
         let aim = |replica: &mut usize| {
-            if !running.is_empty() {
-                *replica = running[*replica % running.len()];
-            }
+            *replica = running.get(*replica % running.len().max(1)).copied().unwrap_or(*replica % all);
         };
         match &mut kind {
             Kind::Slow { replica: Some(replica), .. }
