@@ -105,12 +105,18 @@ impl http_body::Body for ResponseBody {
             Content::Own(bytes) if bytes.is_empty() => None,
             Content::Own(bytes) => Some(Ok(Frame::data(std::mem::take(bytes)))),
             Content::Upstream(download) => {
-                let Download { incoming, timer, broken, .. } = &mut **download;
+                let Download { incoming, timer, lease, broken } = &mut **download;
                 if let Some(error) = broken.take() {
                     body.settle(End::Failed);
                     return Poll::Ready(Some(Err(error)));
                 }
-                let frame = http_body::Body::poll_frame(Pin::new(incoming), context);
+                let mut poll = |context: &mut Context<'_>| {
+                    http_body::Body::poll_frame(Pin::new(&mut *incoming), context)
+                };
+                let frame = match lease {
+                    Some(lease) => lease.poll_piece(context, poll),
+                    None => poll(context),
+                };
                 match ready!(timer.poll_frame(frame, context)) {
                     // At an error hyper closes the connection and drops unwritten bytes, so it gets a turn to write them first.
                     Some(Err(error)) => {

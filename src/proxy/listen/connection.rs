@@ -8,15 +8,12 @@ use std::sync::Arc;
 use std::task::{Poll, ready};
 use std::time::Duration;
 
-use futures_util::FutureExt;
-use futures_util::stream::{FuturesUnordered, StreamExt};
 use http::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::time::{Instant, timeout};
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::client::{Client, Silence};
@@ -26,7 +23,7 @@ use super::http2_guard::Frames;
 use super::protocol::{self, Opened, Protocol};
 use super::service::{Service, Settings};
 use crate::config::model::Server;
-use crate::proxy::net::alarm::Alarm;
+use crate::proxy::net::driver::{Alarm, Driver};
 use crate::proxy::net::spawner::Spawner;
 use crate::proxy::net::stream::Stream;
 
@@ -120,19 +117,17 @@ async fn drive<C: Future>(
     server: &Server,
 ) {
     let mut alarm = Alarm::default();
-    let signal = |signal: &CancellationToken, is_cut| signal.clone().cancelled_owned().map(move |()| is_cut);
-    // It polls only what has been woken: a look at a signal takes a lock that all connections share.
-    let signals = [signal(&client.signals.drain, false), signal(&client.signals.cut, true)];
-    let mut signals = FuturesUnordered::from_iter(signals);
+    let mut drain = Driver::new(Box::pin(client.signals.drain.clone().cancelled_owned()));
+    let mut cut = Driver::new(Box::pin(client.signals.cut.clone().cancelled_owned()));
+    let mut draining = false;
     let too_silent = poll_fn(|context| {
-        while let Poll::Ready(Some(is_cut)) = signals.poll_next_unpin(context) {
-            if is_cut {
-                return Poll::Ready(false);
-            }
-            finish(connection.as_mut());
-        }
-        if connection.as_mut().poll(context).is_ready() {
+        if connection.as_mut().poll(context).is_ready() || cut.poll(context).is_ready() {
             return Poll::Ready(false);
+        }
+        if !draining && drain.poll(context).is_ready() {
+            draining = true;
+            finish(connection.as_mut());
+            context.waker().wake_by_ref();
         }
         loop {
             let silence = client.activity.silence(server);

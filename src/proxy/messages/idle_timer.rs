@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::header_flags::HeaderFlags;
 use super::headers;
-use crate::proxy::net::alarm::Alarm;
+use crate::proxy::net::driver::Alarm;
 
 /// The reason why a body ended early.
 #[derive(Debug, thiserror::Error)]

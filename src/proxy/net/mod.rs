@@ -2,7 +2,7 @@
 //!
 //! Knows nothing of requests.
 
-pub(crate) mod alarm;
 pub(crate) mod certificates;
+pub(crate) mod driver;
 pub(crate) mod spawner;
 pub(crate) mod stream;

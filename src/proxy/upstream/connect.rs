@@ -108,8 +108,8 @@ impl Connector {
         let retires_at = Instant::now() + spread(self.connection_age_max);
         if !http2 {
             let (sender, connection) = http1::Builder::new().handshake(io).await.map_err(http)?;
-            self.tasks.spawn(log_end(connection.with_upgrades()));
-            return Ok(Connection::Http1(Http1::new(sender, probe, retires_at)));
+            let wire = Box::pin(log_end(connection.with_upgrades()));
+            return Ok(Connection::Http1(Http1::new(sender, wire, probe, retires_at, self.tasks.clone())));
         }
         let (sender, connection) = http2::Builder::new(Spawner(self.tasks.clone()))
             .timer(TokioTimer::new())

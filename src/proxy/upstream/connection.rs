@@ -6,20 +6,22 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::task::{Poll, ready};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use futures_util::future::{Either, TryFutureExt};
+use futures_util::future::Either;
 use http::uri::Scheme;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
 use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 
 use crate::proxy::messages::request_body::RequestBody;
-use crate::proxy::messages::upload::Upload;
+use crate::proxy::messages::response::SWITCHING_PROTOCOLS;
+use crate::proxy::messages::upload::{Upload, UploadState};
 use crate::proxy::messages::versions;
-use crate::proxy::net::alarm::Alarm;
+use crate::proxy::net::driver::{Alarm, Driver};
 use crate::proxy::net::stream::Probe;
 
 /// The longest time that an idle connection is kept. It is below the 60 s after which common servers and load balancers close
@@ -49,7 +51,7 @@ pub(crate) enum SendError {
 
 impl Connection {
     /// Returns whether the connection can take a request.
-    pub(crate) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&mut self) -> bool {
         match self {
             Connection::Http1(http1) => http1.is_open(),
             Connection::Http2(http2) => http2.connection.is_open(),
@@ -65,7 +67,7 @@ impl Connection {
     }
 
     /// Sends a request and waits for the head of its response, for at most `limit` after the last piece of the request's body,
-    /// `upload`.
+    /// `upload`. The returned future no longer holds the request.
     pub(crate) fn send(
         &mut self,
         mut request: Request<RequestBody>,
@@ -75,22 +77,21 @@ impl Connection {
         let deadline = Instant::now() + limit;
         let later = move || upload.map(|upload| upload.last_piece() + limit);
         match self {
-            Connection::Http1(Http1 { sender, alarm, .. }) => {
+            Connection::Http1(http1) => {
                 versions::to_http1(&mut request);
-                let answer = if sender.is_ready() {
-                    Either::Left(sender.try_send_request(request).map_err(unsent))
-                } else {
-                    // The connection's task has not read the end of the last response yet. Boxed, because waiting requests must stay
-                    // small.
-                    Either::Right(Box::pin(async move {
-                        match sender.ready().await {
-                            Ok(()) => sender.try_send_request(request).map_err(unsent).await,
-                            Err(error) => Err(SendError::Unsent(Box::new(request), error)),
-                        }
-                    }))
-                };
+                let answer = http1.sender.try_send_request(request);
                 Either::Left(async move {
-                    in_time(pin!(answer), alarm, deadline, later).await.ok_or(SendError::TimedOut)?
+                    let Http1 { wire, alarm, .. } = http1;
+                    let mut answer = pin!(answer);
+                    let driven =
+                        poll_fn(|context| drive(wire, context, |context| answer.as_mut().poll(context)));
+                    let answer = in_time(pin!(driven), alarm, deadline, later).await;
+                    let response = answer.ok_or(SendError::TimedOut)?.map_err(unsent)?;
+                    let is_uploaded = upload.is_none_or(|upload| upload.state() == UploadState::Complete);
+                    if !is_uploaded || response.status() == SWITCHING_PROTOCOLS {
+                        http1.detach();
+                    }
+                    Ok(response)
                 })
             }
             Connection::Http2(Http2 { connection, .. }) => {
@@ -108,6 +109,18 @@ impl Connection {
             }
         }
     }
+
+    /// Polls a piece of the body of a response that this connection carries.
+    pub(crate) fn poll_piece<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        mut step: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        match self {
+            Connection::Http1(http1) => drive(&mut http1.wire, context, step),
+            Connection::Http2(_) => step(context),
+        }
+    }
 }
 
 /// Takes the request out of the error if nothing of it was written.
@@ -118,33 +131,66 @@ fn unsent(mut error: TrySendError<Request<RequestBody>>) -> SendError {
     }
 }
 
+/// The future that reads and writes an HTTP/1.1 connection until its end.
+pub(crate) type Wire = dyn Future<Output = ()> + Send;
+
 /// An HTTP/1.1 connection with its timer and its age.
 pub(crate) struct Http1 {
     sender: http1::SendRequest<RequestBody>,
+    /// `None` if it has a task of its own, or has ended.
+    wire: Option<Driver<Wire>>,
     /// The timer of the connection's requests.
     alarm: Alarm,
     probe: Probe,
     idle_since: Instant,
     retires_at: Instant,
     reused: bool,
+    /// The owner of the wire's task.
+    tasks: TaskTracker,
 }
 
 impl Http1 {
     /// Wraps a connection that has just been opened.
-    pub(crate) fn new(sender: http1::SendRequest<RequestBody>, probe: Probe, retires_at: Instant) -> Http1 {
-        Http1 {
-            sender,
-            alarm: Alarm::default(),
-            probe,
-            idle_since: Instant::now(),
-            retires_at,
-            reused: false,
-        }
+    pub(crate) fn new(
+        sender: http1::SendRequest<RequestBody>,
+        wire: Pin<Box<Wire>>,
+        probe: Probe,
+        retires_at: Instant,
+        tasks: TaskTracker,
+    ) -> Http1 {
+        let (wire, alarm, idle_since) = (Some(Driver::new(wire)), Alarm::default(), Instant::now());
+        let mut http1 = Http1 { sender, wire, alarm, probe, idle_since, retires_at, reused: false, tasks };
+        http1.rest();
+        http1
     }
 
     /// Returns whether the connection seems open: to hyper, and after an idle time to the kernel too.
-    pub(crate) fn is_open(&self) -> bool {
-        !self.sender.is_closed() && (self.idle_since.elapsed() < FRESH || self.probe.is_idle())
+    pub(crate) fn is_open(&mut self) -> bool {
+        // A wake-up at rest is the end of the connection, or concerns TLS alone.
+        let looked = !self.wire.as_ref().is_some_and(Driver::is_woken) || self.rest();
+        looked && self.sender.is_ready() && (self.idle_since.elapsed() < FRESH || self.probe.is_idle())
+    }
+
+    /// Gives the wire a task of its own, which goes on in both directions without a reader of the response, and closes the
+    /// connection properly (TLS needs a goodbye) when the sender is dropped.
+    fn detach(&mut self) {
+        if let Some(wire) = self.wire.take() {
+            self.tasks.spawn(wire.into_inner());
+        }
+    }
+
+    /// Closes the connection.
+    pub(crate) fn end(mut self) {
+        self.detach();
+    }
+
+    /// Brings the connection to rest; returns `false` if it has ended.
+    fn rest(&mut self) -> bool {
+        if self.wire.as_mut().is_some_and(|wire| wire.rest().is_ready()) {
+            self.wire = None;
+            return false;
+        }
+        !self.sender.is_closed()
     }
 
     /// Marks the connection as taken from the pool.
@@ -153,19 +199,21 @@ impl Http1 {
         Connection::Http1(self)
     }
 
-    /// Returns the connection for the pool; `None` if it has ended, or is too old and is closed.
+    /// Brings the connection to rest for the pool; returns `None` if it has ended, or is too old and is closed.
     pub(crate) fn into_idle(mut self) -> Option<Http1> {
+        if !self.rest() {
+            return None;
+        }
         self.idle_since = Instant::now();
-        (!self.sender.is_closed() && !self.is_old()).then_some(self)
-    }
-
-    /// Returns whether the connection can take a new request.
-    pub(crate) fn is_usable(&self) -> bool {
-        !self.is_old() && self.is_open()
+        if self.is_old() {
+            self.end();
+            return None;
+        }
+        Some(self)
     }
 
     /// Returns whether the connection is too old for a new request.
-    fn is_old(&self) -> bool {
+    pub(crate) fn is_old(&self) -> bool {
         let now = Instant::now();
         now >= self.retires_at || now - self.idle_since > IDLE_AGE_MAX
     }
@@ -191,6 +239,21 @@ async fn in_time<T>(
         }
     })
     .await
+}
+
+/// Polls a step of an exchange and drives the connection meanwhile.
+fn drive<T>(
+    wire: &mut Option<Driver<Wire>>,
+    context: &mut Context<'_>,
+    mut step: impl FnMut(&mut Context<'_>) -> Poll<T>,
+) -> Poll<T> {
+    if let Some(driver) = wire {
+        match ready!(driver.drive(context, &mut step)) {
+            Ok(done) => return Poll::Ready(done),
+            Err(()) => *wire = None,
+        }
+    }
+    step(context)
 }
 
 /// An HTTP/2 connection, shared by its requests.

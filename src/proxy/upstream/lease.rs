@@ -3,6 +3,7 @@
 //! Opens none.
 
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{Request, Response};
@@ -27,7 +28,7 @@ impl Lease {
     }
 
     /// Returns whether the connection can take a request.
-    pub(crate) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&mut self) -> bool {
         self.connection.is_open()
     }
 
@@ -48,6 +49,15 @@ impl Lease {
         self.connection.send(request, timeout, self.upload.as_deref())
     }
 
+    /// Polls a piece of the response's body, and drives the connection meanwhile.
+    pub(crate) fn poll_piece<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        step: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        self.connection.poll_piece(context, step)
+    }
+
     /// Returns an unused connection, or one whose response has ended, to the pool. If the request's body has not ended, the
     /// connection is closed instead.
     pub(crate) fn release(self) {
@@ -64,7 +74,7 @@ pub(crate) struct Ready(Option<Lease>);
 impl Ready {
     /// Takes the connection, if it is still open.
     pub(crate) fn take(&mut self) -> Option<Lease> {
-        self.0.take().filter(Lease::is_open)
+        self.0.take().and_then(|mut lease| lease.is_open().then_some(lease))
     }
 }
 

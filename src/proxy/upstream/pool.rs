@@ -4,7 +4,6 @@
 //! warm and the others age. There are never more connections than there were requests at once. An old connection carries no new
 //! request, however busy it is, because its name may lead elsewhere by then.
 
-use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::connection::{Connection, Http1, Multiplexed};
@@ -16,7 +15,7 @@ const IDLE_MAX: usize = 256;
 #[derive(Default)]
 pub(crate) struct Pool {
     /// The idle HTTP/1.1 connections, oldest first.
-    idle: Mutex<VecDeque<Http1>>,
+    idle: Mutex<Vec<Http1>>,
     shared: Mutex<Vec<Multiplexed>>,
 }
 
@@ -24,10 +23,11 @@ impl Pool {
     /// Takes an idle HTTP/1.1 connection that still seems to be open.
     pub(crate) fn take_http1(&self) -> Option<Connection> {
         loop {
-            let connection = lock(&self.idle).pop_back()?;
-            if connection.is_usable() {
+            let mut connection = lock(&self.idle).pop()?;
+            if !connection.is_old() && connection.is_open() {
                 return Some(connection.reuse());
             }
+            connection.end();
         }
     }
 
@@ -43,10 +43,10 @@ impl Pool {
         let Connection::Http1(connection) = connection else { return };
         let Some(connection) = connection.into_idle() else { return };
         let mut idle = lock(&self.idle);
-        idle.push_back(connection);
-        if idle.len() > IDLE_MAX {
-            idle.pop_front();
-        }
+        idle.push(connection);
+        let surplus = (idle.len() > IDLE_MAX).then(|| idle.remove(0));
+        drop(idle);
+        surplus.into_iter().for_each(Http1::end);
     }
 
     /// Lets other requests take streams of an HTTP/2 connection.
@@ -58,13 +58,16 @@ impl Pool {
 
     /// Closes connections that have been idle for too long, and drops those that the upstream closed.
     pub(crate) fn sweep(&self) {
-        lock(&self.idle).retain(Http1::is_usable);
+        let is_done = |connection: &mut Http1| connection.is_old() || !connection.is_open();
+        let done: Vec<_> = lock(&self.idle).extract_if(.., is_done).collect();
+        done.into_iter().for_each(Http1::end);
         lock(&self.shared).retain(Multiplexed::is_shared);
     }
 
     /// Closes every connection that is not in use.
     pub(crate) fn clear(&self) {
-        lock(&self.idle).clear();
+        let idle = std::mem::take(&mut *lock(&self.idle));
+        idle.into_iter().for_each(Http1::end);
         lock(&self.shared).clear();
     }
 }
