@@ -322,9 +322,11 @@ fn draw_routes(limiters: &[Limiter], mix: Mix, rng: &mut Rng) -> Vec<Route> {
         let smallest = set.iter().flat_map(|one| &one.limits).map(cost_max).min().unwrap_or(1);
         // Without faults too, some have costs, and clients that leave or are in haste.
         let is_varied = is_random || (mix == Mix::Calm && rng.bool());
-        let cost_max = if is_varied && rng.u8(..4) == 0 { smallest.min(5) } else { 1 };
+        // A run that varies without faults varies a lot: it has nothing else to show.
+        let often = |odds: u8| if mix == Mix::Calm { 2 } else { odds };
+        let cost_max = if is_varied && rng.u8(..often(4)) == 0 { smallest.min(5) } else { 1 };
         let percent = |rng: &mut Rng, odds: u8, most: u64| {
-            if is_varied && rng.u8(..odds) == 0 { rng.u64(1..=most) } else { 0 }
+            if is_varied && rng.u8(..often(odds)) == 0 { rng.u64(1..=most) } else { 0 }
         };
         let partitions = if set.iter().any(|one| one.is_keyed) { rng.u64(1..=3) } else { 1 };
         Route {
