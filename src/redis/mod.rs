@@ -28,5 +28,7 @@ pub mod store;
 mod tests;
 
 pub use check::Checked;
+#[doc(hidden)]
+pub use script::script_texts;
 pub use servers::{RedisSetupError, Stream, Transport};
 pub use store::RedisStore;

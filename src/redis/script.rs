@@ -75,7 +75,6 @@ impl Scripts {
     }
 
     /// Returns every script.
-    #[cfg(test)]
     pub(super) fn all(&self) -> [&Script; 8] {
         let Scripts {
             reserve,
@@ -99,7 +98,6 @@ impl Script {
     }
 
     /// Returns the text of the script.
-    #[cfg(test)]
     pub(super) fn source(&self) -> &str {
         &self.source
     }
@@ -128,6 +126,11 @@ impl Script {
             result => (false, result),
         }
     }
+}
+
+/// Returns the name and the text of every script, for a server that is simulated.
+pub fn script_texts() -> Vec<(&'static str, String)> {
+    Scripts::new().all().map(|script| (script.name, script.source().to_owned())).into()
 }
 
 fn is_unknown(error: &RedisError) -> bool {

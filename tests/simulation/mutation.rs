@@ -2,6 +2,8 @@
 
 use std::sync::OnceLock;
 
+use crate::redis::scripts::Script;
+
 /// A mistake: a text of a script, and what stands in its place.
 struct Mutation {
     name: &'static str,
@@ -61,10 +63,13 @@ pub fn mutated(source: &str) -> String {
     }
 }
 
-/// Returns whether each mistake changes one of these scripts.
-pub fn all_apply(sources: &[String]) -> Result<(), String> {
+/// Checks that each mistake changes one of these scripts.
+///
+/// # Errors
+/// The first mistake that changes none.
+pub fn all_apply(scripts: &[Script]) -> Result<(), String> {
     for mutation in &MUTATIONS {
-        if !sources.iter().any(|source| source.contains(mutation.from)) {
+        if !scripts.iter().any(|script| script.source.contains(mutation.from)) {
             return Err(format!("the mutation {} changes no script: adapt its text", mutation.name));
         }
     }
