@@ -27,7 +27,7 @@ do
       -- The rules in force, and their text.
       rules = rules, union = row[8],
       timeline = Timeline.load(row[9]),
-      -- What rules remember of bookings that are not seen one by one any more; stored in one row.
+      -- The rules' memory of bookings that are not seen one by one any more; stored in one row.
       checkpoints = checkpoints,
       -- The epoch of the server's memory that the state belongs to: epoch.lua.
       epoch = row[11],

@@ -5,7 +5,7 @@ use super::{
     sliding,
 };
 
-/// What happens at each slot of a regular traffic: a request is sent, or refused.
+/// The fate of a request at each slot of regular traffic: sent, or refused.
 struct Traffic {
     /// Requests each second.
     demand: u64,

@@ -9,7 +9,7 @@ use tokio::time::{sleep, timeout};
 use weir::limiter::model::{Permits, Refusal};
 use weir::limiter::{Demand, Entered, LimiterSet, Partition, Permit, UpstreamSignal};
 
-/// What an operator asks for.
+/// A command of an operator.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Command {
     /// A pause; zero ends the present one.
@@ -17,7 +17,7 @@ pub enum Command {
     Reset,
 }
 
-/// What has happened in a replica.
+/// An event in a replica.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Note {
     /// The replica has started, and listens.
@@ -30,13 +30,13 @@ pub enum Note {
     Refused(u64, Why),
     /// The client of a request has gone.
     Left(u64),
-    /// What an operator asked for was done, or failed.
+    /// The command of an operator was carried out, or failed.
     Operated { limiter: String, command: Command, done: bool },
     /// The replica has ended.
     Closed,
 }
 
-/// Why a request was refused.
+/// The reason of a refusal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Why {
     RateLimited,
@@ -60,7 +60,7 @@ impl From<&Refusal> for Why {
     }
 }
 
-/// What has happened in a replica since the world looked last.
+/// The events in a replica since the world looked last.
 #[derive(Clone, Default)]
 pub struct Notes(Arc<Mutex<Vec<Note>>>);
 
@@ -74,7 +74,7 @@ impl Notes {
     }
 }
 
-/// What the upstream answers to a request.
+/// The answer of the upstream to a request.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct UpstreamAnswer {
     /// Its signals about its quota.

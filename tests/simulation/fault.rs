@@ -1,4 +1,4 @@
-//! What happens to a fleet: every kind of fault, and how it is drawn.
+//! Faults: every kind of event that can befall a fleet, and its odds. Knows no world: `world/faults.rs` carries them out.
 
 use fastrand::Rng;
 
@@ -13,7 +13,7 @@ pub struct Fault {
     pub kind: Kind,
 }
 
-/// What happens. Times are in microseconds. `replica` is a place in the fleet.
+/// A kind of fault. Times are in microseconds. `replica` is a place in the fleet.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Kind {
     // -- the store's memory
@@ -135,7 +135,7 @@ pub enum Kind {
         lasts: u64,
         wait: u64,
     },
-    /// Half of the waiting clients go away.
+    /// Clients that come within a second go away unless they are answered soon.
     Leave,
     /// Nobody calls.
     Idle {

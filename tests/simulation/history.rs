@@ -1,4 +1,4 @@
-//! What has happened in a run: as text for people, and as one number, by which two runs are compared.
+//! The history of a run: as text for people, and as one number, by which two runs are compared.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 

@@ -18,7 +18,7 @@ pub struct Queued {
 pub struct Host {
     pub server: Server,
     clock: LocalClock,
-    /// What the clock shows while it stands still, and until when it does.
+    /// The time that the clock shows while it stands still, and the end of that standstill.
     stands: Option<(u64, u64)>,
     pub queue: VecDeque<Queued>,
     /// Commands that may write, held up by `CLIENT PAUSE WRITE`.
@@ -38,11 +38,12 @@ pub struct Host {
 }
 
 impl Host {
-    /// Starts a server with an empty memory.
-    pub fn new(now: u64, run_id: String, drift_ppm: i64) -> Host {
+    /// Starts a server with an empty memory. Its clock runs as true time does: weir promises its limits where a replica's clock and the
+    /// server's drift apart by no more than 200 millionths, and replicas' clocks drift by that.
+    pub fn new(now: u64, run_id: String) -> Host {
         Host {
             server: Server::new(run_id),
-            clock: LocalClock::new(now, WALL + now, drift_ppm),
+            clock: LocalClock::new(now, WALL + now, 0),
             stands: None,
             queue: VecDeque::new(),
             held: VecDeque::new(),

@@ -53,15 +53,10 @@ impl Judge {
         states.iter().filter_map(state).collect()
     }
 
-    /// A configuration comes into force: in one replica, or from the beginning.
+    /// A configuration comes into force: in one replica, or, without one named, in all that run.
     pub fn configured(&mut self, at: u64, replica: Option<usize>, configuration: usize) {
         let limiters = self.configurations[configuration].clone();
         self.observe(at, &Event::Configured { replica, limiters });
-    }
-
-    /// All replicas have the configuration now.
-    pub fn configured_all(&mut self, at: u64, configuration: usize) {
-        self.configured(at, None, configuration);
     }
 
     /// A request has come to a replica.
@@ -111,7 +106,7 @@ impl Judge {
         self.observe(at, &Event::Left { request });
     }
 
-    /// What an operator asked for was done, or may have been.
+    /// A command of an operator was carried out, or may have been.
     pub fn operated(&mut self, at: u64, limiter: &str, command: Command) {
         if let (Command::Reset, Some(number)) = (command, self.number(limiter)) {
             self.observe(at, &Event::Reset(oracle::Scope::Limiter(number)));

@@ -22,6 +22,7 @@ mod redis;
 mod replica;
 mod run;
 mod shrink;
+mod watchdog;
 mod world;
 
 use std::process::ExitCode;

@@ -17,9 +17,9 @@ pub struct Wire(Arc<Mutex<WireState>>);
 
 #[derive(Default)]
 struct WireState {
-    /// What the replica has written and the world has not taken yet.
+    /// Bytes that the replica has written and the world has not taken yet.
     written: Vec<u8>,
-    /// What has arrived at the replica and was not read yet.
+    /// Bytes that have arrived at the replica and were not read yet.
     arrived: VecDeque<u8>,
     reader: Option<Waker>,
     is_open: bool,

@@ -91,7 +91,7 @@ pub struct Plan {
     pub store_timeout_ms: u64,
     /// The usual time of a byte on its way, in microseconds.
     pub latency: u64,
-    /// By how many millionths clocks are too fast or too slow at most.
+    /// By how many millionths the clocks of replicas are too fast or too slow at most.
     pub drift_ppm: i64,
     pub configurations: Vec<Configuration>,
     pub routes: Vec<Route>,
@@ -375,7 +375,9 @@ fn draw_faults(
         if at >= end {
             return faults;
         }
-        let kind = Kind::draw(rng.usize(..NAMES.len()), replicas, configurations.len(), limiters, rng);
+        let place = rng.usize(..NAMES.len());
+        let kind = Kind::draw(place, replicas, configurations.len(), limiters, rng);
+        debug_assert_eq!(kind.place(), place, "each kind has one place among the names");
         faults.push(Fault { at, kind });
     }
 }

@@ -23,7 +23,7 @@ use crate::network::Dialer;
 thread_local! {
     /// Wakes the future that waits until the runtime of this thread has nothing to do.
     static IDLE: RefCell<Option<Waker>> = const { RefCell::new(None) };
-    /// What the replica that is being stepped sees as the time since its machine started.
+    /// The time since the machine of the replica that is being stepped has started.
     static SINCE_BOOT: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -74,7 +74,7 @@ impl LocalClock {
     }
 }
 
-/// What a replica is started with.
+/// The settings of a replica's start.
 pub struct Start<'a> {
     /// The true time.
     pub now: u64,
@@ -114,7 +114,7 @@ impl Replica {
             })
             .build()
             .map_err(|error| error.to_string())?;
-        let _inside = runtime.enter();
+        let inside = runtime.enter();
         let draws = Mutex::new(fastrand::Rng::with_seed(start.seed));
         let entropy = Entropy::new(move || draws.lock().unwrap_or_else(PoisonError::into_inner).u64(..));
         let (metrics, dialer, end) = (Metrics::new(), Dialer::default(), CancellationToken::new());
@@ -127,7 +127,7 @@ impl Replica {
         let (probe_end, listen_end) = (end.clone(), end.clone());
         runtime.spawn(async move { probing.probe(probe_end).await });
         runtime.spawn(async move { listening.listen(listen_end).await });
-        drop(_inside);
+        drop(inside);
         let clock = LocalClock::new(start.now, 0, start.drift_ppm);
         let notes = Notes::default();
         let routes = Vec::new();

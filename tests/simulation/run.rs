@@ -1,4 +1,4 @@
-//! Many runs, on several cores, and what they have covered and found.
+//! Many runs on several cores: their coverage and their findings.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use crate::world::World;
 /// Faults that begin within this time of each other come close together, in microseconds.
 const CLOSE: u64 = 3_000_000;
 
-/// What many runs are asked for.
+/// The settings of many runs.
 #[derive(Clone, Copy)]
 pub struct Wanted {
     pub mix: Mix,
@@ -25,12 +25,12 @@ pub struct Wanted {
     /// The most runs.
     pub runs: u64,
     pub cores: usize,
-    /// Whether each finding is shortened, which takes as long as dozens of runs.
+    /// True if each finding is shortened, which takes as long as dozens of runs.
     pub shortens: bool,
     pub stops_at_first: bool,
 }
 
-/// What many runs have covered and found.
+/// The coverage and the findings of many runs.
 #[derive(Default)]
 pub struct Totals {
     pub runs: u64,

@@ -19,6 +19,7 @@ use crate::oracle::{Finding, Summary};
 use crate::plan::Plan;
 use crate::redis::Commands;
 use crate::replica::{Replica, Start};
+use crate::watchdog::Watchdog;
 
 mod demand;
 mod faults;
@@ -29,7 +30,7 @@ const MILLI: u64 = 1_000;
 /// How often a server's data are remembered, for a failover or a restart from an older copy.
 const REMEMBER_EVERY: u64 = 100 * MILLI;
 
-/// What comes at an instant.
+/// An event of the schedule.
 #[derive(Debug)]
 enum Event {
     /// Bytes arrive at the server.
@@ -105,7 +106,7 @@ struct Connection {
     is_closed: bool,
 }
 
-/// What a replica is doing.
+/// The phase of a replica's life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     Starting,
@@ -178,7 +179,7 @@ pub struct World {
     history: History,
 }
 
-/// What a run has shown.
+/// The outcome of a run.
 pub struct Outcome {
     pub findings: Vec<Finding>,
     pub hash: u64,
@@ -190,6 +191,7 @@ pub struct Outcome {
 impl World {
     /// Carries out a plan. `keeps_history` costs memory; the hash is the same with and without.
     pub fn run(plan: &Plan, keeps_history: bool) -> Result<Outcome, String> {
+        let _watchdog = Watchdog::watch(plan.seed);
         let mut world = World::new(plan, keeps_history)?;
         while world.step()? {}
         Ok(world.finish())
@@ -200,7 +202,7 @@ impl World {
         let mut seeds = Rng::with_seed(plan.seed ^ 0x5eed);
         let mut draws = || Rng::with_seed(seeds.u64(..));
         let (network_draws, demand_draws, mut replica_draws) = (draws(), draws(), draws());
-        let host = Host::new(0, run_id(&mut replica_draws), drift(plan.drift_ppm, &mut replica_draws));
+        let host = Host::new(0, run_id(&mut replica_draws));
         let mut world = World {
             configs,
             now: 0,
@@ -215,7 +217,7 @@ impl World {
             demand_draws,
             replica_draws,
             network: links::Conditions::default(),
-            demand: demand::Demand::new(plan),
+            demand: demand::Demand::default(),
             answers: UpstreamAnswers::default(),
             begun: BTreeMap::new(),
             judge: Judge::new(plan),
@@ -300,7 +302,8 @@ impl World {
         let configuration = self.places[place].configuration;
         let config = &self.configs[configuration];
         let Store::Redis(store) = &config.store else { return Err("no Redis".to_owned()) };
-        let drift_ppm = drift(self.plan.drift_ppm, &mut self.replica_draws);
+        let most = self.plan.drift_ppm;
+        let drift_ppm = self.replica_draws.i64(-most..=most);
         // Wall clocks of machines that are kept in time differ by some milliseconds.
         let wall = (WALL + self.now).saturating_add_signed(self.replica_draws.i64(-20_000..20_000));
         let seed = self.replica_draws.u64(..);
@@ -439,7 +442,7 @@ impl World {
             self.judge.configured(self.now, Some(place), configuration);
             let running = self.places.iter().filter(|place| place.replica.is_some());
             if running.clone().all(|place| place.configuration == configuration) {
-                self.judge.configured_all(self.now, configuration);
+                self.judge.configured(self.now, None, configuration);
             }
             self.step_replica(place);
         }
@@ -449,10 +452,6 @@ impl World {
 
 fn run_id(rng: &mut Rng) -> String {
     format!("{:016x}{:016x}{:08x}", rng.u64(..), rng.u64(..), rng.u32(..))
-}
-
-fn drift(most: i64, rng: &mut Rng) -> i64 {
-    rng.i64(-most..=most)
 }
 
 /// Returns whether a fault of a replica is about a place.

@@ -17,12 +17,12 @@ pub(crate) const WAIT_MIN: u64 = 1_000_000;
 /// The time that a call and its answer may take at the end of an interval.
 const CALL: u64 = 200_000;
 
-/// What has been used of what could be, in thousandths of permits.
+/// The permits used, and the room for them, in thousandths.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Share {
-    /// What was used.
+    /// The permits used.
     pub(crate) used: u128,
-    /// What could be.
+    /// The permits that there was room for.
     pub(crate) room: u128,
 }
 

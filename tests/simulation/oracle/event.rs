@@ -1,4 +1,4 @@
-//! What the driver of the simulation tells the oracle: limiters as configured, and events.
+//! The input of the oracle: limiters as configured, and events in order of time.
 //!
 //! Every instant and duration is in whole microseconds of true time, unless it is named after the store's clock.
 
@@ -80,7 +80,7 @@ pub(crate) struct State {
     pub(crate) partition: Option<u64>,
 }
 
-/// What a pause or a reset is about.
+/// The states that a pause or a reset is about.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Scope {
     /// All states of a limiter.
@@ -165,7 +165,7 @@ pub(crate) enum Event {
     FaultEnds { fault: u64 },
     /// The store's clock jumps: fixed windows across this instant are not judged.
     ClockStepped,
-    /// What was sent no longer counts.
+    /// Earlier requests no longer count.
     Reset(Scope),
     /// A pause begins, for the fleet.
     Paused(Scope),

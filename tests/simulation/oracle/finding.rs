@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// What is wrong. The two numbers of a finding are named in brackets.
+/// The kind of a finding. Its two numbers are named in brackets.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) enum What {
     /// A window holds more than its limit (permits in it; permits allowed).
@@ -28,13 +28,13 @@ pub(crate) enum What {
 pub(crate) struct Finding {
     /// The instant at which it was found.
     pub(crate) at: u64,
-    /// What is wrong.
+    /// The kind.
     pub(crate) what: What,
     /// The limiter.
     pub(crate) limiter: String,
-    /// What there was.
+    /// The number that there was.
     pub(crate) sent: u64,
-    /// What there may be.
+    /// The number that there may be.
     pub(crate) limit: u64,
     /// More, for people.
     pub(crate) detail: String,
@@ -53,9 +53,9 @@ pub(crate) struct Named<'a> {
 
 /// Two numbers that are not as they should be, and more for people.
 pub(crate) struct Evidence {
-    /// What there was.
+    /// The number that there was.
     pub(crate) sent: u64,
-    /// What there may be.
+    /// The number that there may be.
     pub(crate) limit: u64,
     /// More, for people.
     pub(crate) detail: String,

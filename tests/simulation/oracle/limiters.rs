@@ -40,7 +40,7 @@ pub(crate) struct Rule {
     pub(crate) limit: LimitModel,
     /// Windows that begin earlier are not judged: not all had the limit.
     pub(crate) since: u64,
-    /// What was in force, and until when.
+    /// The earlier values, each with the end of its time.
     versions: Vec<(Bounds, u64)>,
 }
 
@@ -148,7 +148,7 @@ fn new_rule(limit: &LimitModel, guard: u64, since: u64, next_rule: &mut u32) -> 
 #[derive(Default, Debug)]
 pub(crate) struct Limiters {
     all: BTreeMap<u32, Limiter>,
-    /// What the fleet had when it was told as a whole, and what single replicas have got since.
+    /// The configuration of the whole fleet, and those that single replicas have got since.
     of_fleet: Vec<LimiterModel>,
     by_replica: BTreeMap<usize, Vec<LimiterModel>>,
     reloads: u32,

@@ -44,7 +44,7 @@ use waits::{Request, Requests};
 /// How often what is too old is forgotten.
 const FORGET: u64 = 10 * TICK;
 
-/// What the oracle has to know beside events.
+/// The settings of an oracle: all that it has to know beside events.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     /// The time within which any request is answered, even without a queue: the store's timeout and a lease.
@@ -75,7 +75,7 @@ impl Default for Settings {
     }
 }
 
-/// What the oracle has seen.
+/// A summary of all that the oracle has seen.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Summary {
     /// Requests written upstream.

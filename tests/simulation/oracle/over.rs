@@ -19,7 +19,7 @@ use super::usage::StateUse;
 /// Above so many permits in a window, weir's buckets lie on a grid of this many instants.
 const GRID: u64 = 512;
 
-/// What a limit has in use, where that does not follow from the last window of the history.
+/// The use of a limit, where it does not follow from the last window of the history.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Meter {
     /// The permits of a fixed window.
@@ -35,7 +35,7 @@ pub(crate) enum Meter {
     Bucket(Bucket),
 }
 
-/// What has flowed into a bucket.
+/// The level of a bucket.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Bucket {
     /// The largest bounds that were in force in the last window.

@@ -95,7 +95,7 @@ fn rule_room(state: &StateUse, rule: &Rule, refused: Refused, pending: u64, perc
         Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket => {
             bucket_room(state, rule, decided, pending, cost, percent)
         }
-        // What a permit of a cold limit costs is not the oracle's to know.
+        // The oracle does not know the price of a permit of a cold limit.
         Algorithm::WarmUp { .. } => (false, 0),
     }
 }

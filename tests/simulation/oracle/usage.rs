@@ -1,4 +1,4 @@
-//! What was sent, waits and has been asked for in one state of a limiter.
+//! The use of one state of a limiter: requests sent, waiting and arrived.
 
 use std::collections::VecDeque;
 
@@ -79,7 +79,7 @@ impl History {
     }
 }
 
-/// What the oracle keeps of one state.
+/// The use of one state.
 #[derive(Default, Debug)]
 pub(crate) struct StateUse {
     /// The permits used.

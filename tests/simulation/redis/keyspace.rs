@@ -21,7 +21,7 @@ pub(crate) struct Snapshot {
 #[derive(Default)]
 pub(super) struct Keyspace {
     entries: BTreeMap<Vec<u8>, Entry>,
-    /// Whether keys are kept beyond their expiry.
+    /// True if keys are kept beyond their expiry.
     pub(super) never_expires: bool,
 }
 

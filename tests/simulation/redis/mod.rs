@@ -24,7 +24,7 @@ pub(crate) use resp::{Commands, Reply};
 use script::Scripts;
 use world::{Command, World, fits, integer};
 
-/// What is wrong with a server.
+/// The condition of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Nothing.
@@ -51,7 +51,7 @@ pub(crate) struct Published {
 
 /// A server.
 pub(crate) struct Server {
-    /// What is wrong with it.
+    /// Its condition.
     pub(crate) mode: Mode,
     world: Rc<RefCell<World>>,
     scripts: Scripts,

@@ -16,9 +16,9 @@ pub(super) struct World {
     /// The server's clock.
     pub(super) now: u64,
     pub(super) run_id: String,
-    /// What was published by the present command.
+    /// The messages that the present command has published.
     pub(super) published: Vec<Published>,
-    /// Whether the present script has written already: what a full server allowed to begin it allows to end.
+    /// True if the present script has written already: what a full server allowed to begin it allows to end.
     pub(super) has_written: bool,
 }
 

@@ -8,7 +8,6 @@ use weir::limiter::{Partition, UpstreamSignal, Window};
 
 use super::{Event, Phase, World};
 use crate::client::{Request, UpstreamAnswer};
-use crate::plan::Plan;
 
 const MILLI: u64 = 1_000;
 const SECOND: u64 = 1_000_000;
@@ -33,16 +32,10 @@ pub(super) struct Demand {
     pub(super) bursts: u32,
     /// Until when the upstream refuses, and for how long it asks to be left alone.
     pub(super) refuses: Option<(u64, u64)>,
-    /// Whether half of the waiting clients are about to leave.
+    /// Until when every new client leaves after a while.
     pub(super) leave_until: u64,
-    /// What each limiter has used lately, others included: instants and permits.
+    /// The recent use of each limiter, by others, too: instants and permits.
     seen: BTreeMap<State, VecDeque<(u64, u64)>>,
-}
-
-impl Demand {
-    pub(super) fn new(_: &Plan) -> Demand {
-        Demand::default()
-    }
 }
 
 impl World {

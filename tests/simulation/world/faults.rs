@@ -152,8 +152,7 @@ impl World {
     fn fail_over(&mut self, lag: u64, split: usize) {
         let (now, old) = (self.now, self.primary);
         let run = run_id(&mut self.network_draws);
-        let drift_ppm = super::drift(self.plan.drift_ppm, &mut self.network_draws);
-        let mut host = Host::new(now, run.clone(), drift_ppm);
+        let mut host = Host::new(now, run.clone());
         let data = self.hosts[old].remembered(now.saturating_sub(lag)).cloned();
         host.start(run, data.as_ref());
         self.hosts.push(host);

@@ -7,7 +7,7 @@ use crate::redis::{Commands, Published, Reply};
 
 const MILLI: u64 = 1_000;
 
-/// What the network is like now.
+/// The condition of the network.
 #[derive(Default)]
 pub(super) struct Conditions {
     /// Which replica's bytes take how much longer, by the fault.
