@@ -1,66 +1,130 @@
--- epoch.lua: the memory of the server that a state belongs to.
+-- epoch.lua: the memory of the server that a state belongs to, and the replicas that share it.
 --
--- A server can lose its data: flushed, restarted with less or with nothing, replaced by a replica that lagged. An epoch is the time
--- between two such losses. Its key outlives every state of the epoch, so that a missing state has expired as long as the epoch
--- lives; and it names the server's run. A missing epoch, or one of another run, means loss: a new epoch begins. Until it has
--- settled nothing is granted, and replicas write back their grants.
+-- An epoch is the time between two doubts. A server that was flushed, restarted or replaced, whose clock was set back, or that misses
+-- a state, has lost its memory. A server that no replica was sure to hear for a while may have been away, and permits were granted
+-- without it. Either begins an epoch: every slot of an earlier one is void, nothing is granted until the epoch opens, by when each
+-- replica has heard of it, and replicas report what the server cannot know. What nobody has reported is charged: recovery.lua.
 --
--- Stored as { id, run, settled_at, kept_until, resets, pauses }. `id` is the instant of the beginning, or more, so that it never comes
--- twice.
+-- Stored as { id, run, begun, kept_until, resets, pauses, memory, silent_from, version, members }:
+--   id           the instant of the beginning, or more, so that it never comes twice
+--   memory       the first epoch of the server's present memory
+--   silent_from  when a replica last heard the server before the epoch began
+--   version      grows when the counted members change
+--   members      { replica, when it last heard the server or 0 if it has left, until when its permits may matter, the memory to which
+--                it has reported all it was granted, the epoch to which it has reported what it granted without the server, the
+--                version that it knows, whether it is counted, ... }
 -- `resets` is { key, at, until when a state may hold older bookings, ... }, ascending, where the key is a state's, or what the keys of
 -- the states of all partitions begin with. `pauses` is { key, at, paused until (0: lifted), kept until, replica, ... } of pauses by hand.
 
 local Epoch
 do
-  -- The longest time for which an epoch settles while replicas write back, in multiples of the shortest.
-  local SETTLES_MAX = 4
+  local SIZE = 7
 
-  -- Returns the present epoch. `known_epoch` is the latest epoch that the caller knows; `run` is the server's run as the caller knows
+  -- Returns the present epoch. `caller` is the calling replica; nil where a silence does not matter. `known_epoch` is the latest epoch that the caller knows; `run` is the server's run as the caller knows
   -- it: empty if unknown, `?` on a Cluster, where the caller does not know the server. `text` is the value of the key, `settle` how
-  -- long a new epoch takes to settle; 0: there are no epochs.
-  local function open(key, text, now, known_epoch, run, settle)
-    if settle == 0 then return { id = 0, settled_at = 0, kept_until = math.huge, resets = {}, pauses = {} } end
-    if run == "?" then run = string.match(redis.call("INFO", "server"), "run_id:(%x+)") or "" end
-    local row, resets, pauses = Store.read(key, text, 6), nil, nil
-    if row then
-      local epoch = {
-        id = row[1], run = row[2] == "" and run or row[2], settled_at = row[3], kept_until = row[4], resets = row[5], pauses = row[6],
-      }
-      -- An epoch older than the known one comes from an old copy; a clock before its beginning was set back.
-      local is_current = epoch.id >= known_epoch and now >= epoch.settled_at - SETTLES_MAX * settle
-      if is_current and (run == "" or run == epoch.run) then return epoch end
-      known_epoch = max(known_epoch, epoch.id)
-      if (epoch.resets[#epoch.resets - 1] or 0) <= now then resets = epoch.resets end
-      if (epoch.pauses[#epoch.pauses - 3] or 0) <= now then pauses = epoch.pauses end
+  -- long a new epoch takes to open, and how long a silence is a doubt; 0: there are no epochs.
+  local function open(key, text, now, known_epoch, run, settle, caller)
+    if settle == 0 then
+      return { id = 0, opens = 0, memory = 0, kept_until = math.huge, resets = {}, pauses = {}, members = {} }
     end
-    return Epoch.begin(now, known_epoch, run, settle, resets or {}, pauses or {})
+    if run == "?" then run = string.match(redis.call("INFO", "server"), "run_id:(%x+)") or "" end
+    local row, epoch = Store.read(key, text, 10), nil
+    if not row then return Epoch.begin(nil, now, known_epoch, run, settle, true) end
+    epoch = {
+      id = row[1], run = row[2] == "" and run or row[2], begun = row[3], kept_until = row[4], resets = row[5], pauses = row[6],
+      memory = row[7], silent_from = row[8], version = row[9], members = row[10], opens = row[3] + settle,
+    }
+    -- An epoch older than the known one comes from an old copy; a clock before its beginning was set back.
+    local is_whole = epoch.id >= known_epoch and now >= epoch.begun and (run == "" or run == epoch.run)
+    if is_whole then
+      local members, heard, has_others = epoch.members, 0, false
+      for index = 1, #members, SIZE do
+        if members[index + 1] > heard then heard = members[index + 1] end
+        if members[index + 6] == 1 and members[index] ~= caller then has_others = true end
+      end
+      -- A replica that is alone knows by itself what it has granted.
+      if not caller or not has_others or now - max(heard, epoch.opens) <= settle then return epoch end
+    end
+    return Epoch.begin(epoch, now, known_epoch, run, settle, not is_whole)
   end
 
   -- Makes the key of an epoch outlive a state that expires at an instant. Writes it now and then, or each time if `always`.
   local function keep(key, epoch, now, expires, always)
     -- How long the key outlives every state at most; half as long at least.
     local KEPT = 30000000
-    local least = max(now, expires, epoch.settled_at) + KEPT / 2
+    local least = max(now, expires, epoch.opens) + KEPT / 2
     if epoch.kept_until < least then
       epoch.kept_until = least + KEPT / 2
     elseif not always then
       return
     end
-    local row = { epoch.id, epoch.run, epoch.settled_at, epoch.kept_until, epoch.resets, epoch.pauses }
+    local row = {
+      epoch.id, epoch.run, epoch.begun, epoch.kept_until, epoch.resets, epoch.pauses, epoch.memory, epoch.silent_from, epoch.version,
+      epoch.members,
+    }
     redis.call("SET", key, cmsgpack.pack(row), "PX", ceil((epoch.kept_until - now) / 1000))
   end
 
-  -- Returns the part of an answer that describes an epoch: the instant of the call, the epoch, until when it settles or 0, the last
-  -- reset or 0.
+  -- Returns the part of an answer that describes an epoch: the instant of the call, the epoch, when it opens or 0, the last reset or 0,
+  -- the memory.
   local function answer(epoch, now)
     local resets = epoch.resets
-    return { now, epoch.id, now < epoch.settled_at and epoch.settled_at or 0, resets[#resets - 1] or 0 }
+    return { now, epoch.id, now < epoch.opens and epoch.opens or 0, resets[#resets - 1] or 0, epoch.memory }
   end
 
   local function rare()
-    -- Returns a new epoch after the one with the number `known`.
-    local function begin(now, known, run, settle, resets, pauses)
-      return { id = max(now, known + 1), run = run, settled_at = now + settle, kept_until = 0, resets = resets, pauses = pauses }
+    -- Returns the epoch after `before`, which may be nil. Members who were not heard right before a silence had been cut off from the
+    -- others: their share is theirs already.
+    local function begin(before, now, known, run, settle, is_lost)
+      local id = max(now, known + 1, before and before.id + 1 or 0)
+      local epoch = {
+        id = id, run = run, begun = now, opens = now + settle, kept_until = 0, resets = {}, pauses = {}, memory = id,
+        silent_from = now, version = before and before.version or 0, members = before and before.members or {},
+      }
+      if not before then return epoch end
+      local resets, pauses, members, heard = before.resets, before.pauses, before.members, 0
+      -- Instants ahead are of another clock.
+      if (resets[#resets - 1] or 0) <= now then epoch.resets = resets end
+      if (pauses[#pauses - 3] or 0) <= now then epoch.pauses = pauses end
+      for index = 2, #members, SIZE do heard = max(heard, members[index]) end
+      if is_lost then return epoch end
+      epoch.memory, epoch.silent_from = before.memory, heard
+      for index = 1, #members, SIZE do
+        if members[index + 1] < heard - 2 * settle then members[index + 4] = id end
+      end
+      return epoch
+    end
+
+    -- Returns true if a state was there, and should be still. It is not expected any more.
+    local function is_missing(live_key, key, now)
+      local till = redis.call("ZSCORE", live_key, key)
+      if till then redis.call("ZREM", live_key, key) end
+      return till and tonumber(till) > now
+    end
+
+    -- Notes until when a state is there.
+    local function note_live(live_key, key, epoch, now, till)
+      redis.call("ZREMRANGEBYSCORE", live_key, "-inf", string.format("%.0f", now))
+      redis.call("ZADD", live_key, string.format("%.0f", till), key)
+      redis.call("PEXPIRE", live_key, ceil((max(epoch.kept_until, till) - now) / 1000) + 60000)
+    end
+
+    -- Returns whether every member whose permits may matter has reported what it was granted before the server's present memory.
+    local function knows_all(epoch, now)
+      local members = epoch.members
+      for index = 1, #members, SIZE do
+        if members[index + 3] < epoch.memory and members[index + 2] > now then return false end
+      end
+      return true
+    end
+
+    -- Returns whether every member has reported what it granted without the server before the epoch.
+    local function knows_local(epoch)
+      local members = epoch.members
+      for index = 1, #members, SIZE do
+        if members[index + 1] > 0 and members[index + 4] < epoch.id then return false end
+      end
+      return true
     end
 
     -- Returns true if `whole` is the key of a state, or of the limiter that the state is a partition of.
@@ -86,8 +150,11 @@ do
       return at, till, replica
     end
 
-    return { begin = begin, is_part = is_part, reset_of = reset_of, pause_of = pause_of }
+    return {
+      begin = begin, is_missing = is_missing, note_live = note_live, knows_all = knows_all, knows_local = knows_local,
+      is_part = is_part, reset_of = reset_of, pause_of = pause_of,
+    }
   end
 
-  Epoch = setmetatable({ SETTLES_MAX = SETTLES_MAX, open = open, keep = keep, answer = answer, rare = rare }, Lazy)
+  Epoch = setmetatable({ SIZE = SIZE, open = open, keep = keep, answer = answer, rare = rare }, Lazy)
 end

@@ -8,7 +8,7 @@ local Open
 do
   -- Brings a state to `now` under the caller's rules, through the last reset and the last pause by hand that `epoch` tells of `key`.
   local function state(state, key, epoch, now, text, lease, replica)
-    if state.epoch ~= epoch.id or state.owed > 0 then recover(state, epoch, now) end
+    if state.epoch ~= epoch.id then recover(state, epoch, now) end
     if state.rescheduled_until <= now then state.rescheduled = {} end
     local declared = state.declared
     if #declared == 0 then
@@ -26,6 +26,9 @@ do
       Reschedule.put_in_force(state, union)
     elseif union ~= state.union and not State.is_pending(state) then
       Reschedule.start(state, now, now + lease, lease, union)
+    end
+    if #state.doubts > 0 and now >= epoch.opens and not State.is_pending(state) and resolve(state, epoch, now) then
+      Open.move_up(state, now, lease)
     end
     if #epoch.resets > 0 then Open.follow_reset(state, key, epoch, now, lease) end
     if #epoch.pauses > 0 then Open.follow_pause_by_hand(state, key, epoch, now, lease) end
@@ -116,7 +119,7 @@ do
     end
 
     return {
-      declare = declare, follow_reset = follow_reset, follow_pause = follow_pause, follow_pause_by_hand = follow_pause_by_hand,
+      declare = declare, move_up = move_up, follow_reset = follow_reset, follow_pause = follow_pause, follow_pause_by_hand = follow_pause_by_hand,
       follow_external_usage = follow_external_usage,
     }
   end

@@ -1,26 +1,72 @@
--- recovery.lua: brings a state through a loss of the server's memory, or of a part of it.
+-- recovery.lua: brings a state through a doubt of the server's memory, or of what was granted without it.
+--
+-- A state has `doubts`: { whether memory was lost (1) or the server was away (0), the instant of the charge or 0, its permits, ... }.
+-- When the epoch is open, a doubt is either resolved, because all members have reported, or charged: with all that they can have been
+-- granted and not reported, at the opening. No earlier use of theirs is seen for longer. A late report resolves it still.
 
--- Brings a state into an epoch. Of a state from an earlier epoch only the number of permits in use is kept: their holders write them
--- back, and the missing ones are charged when the epoch has settled.
+-- The permits that the members can have granted without the server, from when they last heard it to the opening. Away from the store a
+-- replica spreads what it grants evenly over a window, but for this time's worth of it at once (src/limiter/arithmetic/rule.rs).
+local function granted_away(state, epoch)
+  local AT_ONCE = 5000000
+  local most, members = 0, #epoch.members / Epoch.SIZE
+  for _, rule in ipairs(state.rules) do
+    local granted = rule.rate * (epoch.opens - epoch.silent_from + AT_ONCE) / rule.window
+    most = max(most, min(rule.capacity, ceil(granted) + members))
+  end
+  return most
+end
+
+-- Drops the doubts that are resolved, and charges the others. The epoch is open, and the rules are in force. Returns whether a charge
+-- was taken back.
+local function resolve(state, epoch, now)
+  local doubts, kept, is_lighter = state.doubts, {}, false
+  for index = 1, #doubts, 3 do
+    local is_lost, at, permits = doubts[index], doubts[index + 1], doubts[index + 2]
+    local is_known
+    if is_lost == 1 then is_known = Epoch.knows_all(epoch, now) else is_known = Epoch.knows_local(epoch) end
+    if is_known then
+      if at > 0 then
+        Timeline.uncharge(state.timeline, state.rules, at, permits)
+        is_lighter = true
+      end
+    elseif at == 0 then
+      at, permits = epoch.opens, granted_away(state, epoch)
+      if is_lost == 1 then
+        for _, rule in ipairs(state.rules) do permits = max(permits, rule.capacity) end
+      end
+      Search.charge_at(state, at, permits)
+    end
+    local longest = Rule.longest_window(state.rules)
+    if not is_known and now < at + longest then
+      kept[#kept + 1], kept[#kept + 2], kept[#kept + 3] = is_lost, at, permits
+    end
+  end
+  state.doubts = kept
+  return is_lighter
+end
+
+-- Brings a state into an epoch. Slots ahead are void: their holders have lost them.
 local function recover(state, epoch, now)
-  -- Returns how much of the tightest rule is in use.
-  local function used()
-    local most = 0
-    for _, rule in ipairs(state.rules) do most = max(most, rule.capacity - State.available(state, now, rule)) end
-    return most
-  end
-
   if state.epoch ~= epoch.id then
-    state.owed = max(state.owed, used())
+    local doubts = state.doubts
+    local function doubt(is_lost)
+      -- The most doubts that can still be resolved; what was charged for the others stays charged.
+      local DOUBTS_MAX = 8
+      if #doubts >= 3 * DOUBTS_MAX then doubts = { unpack(doubts, 4) } end
+      local size = #doubts
+      doubts[size + 1], doubts[size + 2], doubts[size + 3] = is_lost, 0, 0
+    end
+    if state.epoch < epoch.memory then
+      state.timeline, state.written_back = Timeline.load({ {}, {} }), {}
+      state.checkpoints, doubts = State.new_checkpoints(state.rules), {}
+      doubt(1)
+    else
+      Timeline.split_off(state.timeline, epoch.opens + 1)
+    end
+    if epoch.id ~= epoch.memory then doubt(0) end
+    state.doubts = doubts
     state.generation, state.epoch = max(epoch.id, state.generation + 1), epoch.id
-    state.called_at, state.lives_until, state.reset_at = min(state.called_at, now), 0, min(state.reset_at, now)
+    state.lives_until, state.reset_at = 0, min(state.reset_at, now)
     state.void_from, state.previous_generation, state.rescheduled, state.rescheduled_until = 0, 0, {}, 0
-    state.timeline, state.written_back = Timeline.load({ {}, {} }), {}
-    state.checkpoints = State.new_checkpoints(state.rules)
-  end
-  if state.owed > 0 and now >= epoch.settled_at then
-    local missing = state.owed - used()
-    state.owed = 0
-    if missing > 0 then Search.charge_at(state, now, missing) end
   end
 end

@@ -4,12 +4,12 @@
 
 local State
 do
-  local SIZE = 21
+  local SIZE = 17
 
   -- Returns the state of a key whose value is `text`; a new one if it holds nothing.
   local function load(key, text, now)
     local row = Store.read(key, text, SIZE)
-      or { 0, 0, 0, 1, 0, {}, {}, "", { {}, {} }, {}, 0, 0, {}, 0, 0, 0, now, 0, 0, 0, 0 }
+      or { 0, 0, 0, 1, 0, {}, {}, "", { {}, {} }, {}, 0, {}, {}, 0, 0, 0, 0 }
     local rules, stored, checkpoints, place = Rule.parse_all(row[8]), row[10], {}, 0
     for index = 1, #rules do
       local size = rules[index].algorithm.CHECKPOINT_SIZE
@@ -31,18 +31,16 @@ do
       checkpoints = checkpoints,
       -- The epoch of the server's memory that the state belongs to: epoch.lua.
       epoch = row[11],
-      -- Permits known to be in use that a replica has yet to write back: recovery.lua.
-      owed = row[12],
+      -- What may have been granted and is not known: recovery.lua.
+      doubts = row[12],
       -- { replica, the number of its last write of each kind, ... }
       written_back = row[13],
-      -- The instant of the last call, and the last long time without one.
-      called_at = row[14], silent_from = row[15], silent_until = row[16],
-      -- Until when the state exists, as callers were answered.
-      created_at = row[17], lives_until = row[18],
+      -- Until when the state exists at least, as the server notes it of all states: epoch.lua.
+      lives_until = row[14],
       -- The last reset that was followed.
-      reset_at = row[19],
-      pause = row[20] == 0 and Pause.NONE or Pause.load(row[20]),
-      external_usage = row[21] ~= 0 and ExternalUsage.load(row[21]) or nil,
+      reset_at = row[15],
+      pause = row[16] == 0 and Pause.NONE or Pause.load(row[16]),
+      external_usage = row[17] ~= 0 and ExternalUsage.load(row[17]) or nil,
     }
   end
 
@@ -56,8 +54,8 @@ do
     return cmsgpack.pack({
       state.generation, state.void_from, state.previous_generation, state.rescheduled_cell, state.rescheduled_until,
       #state.rescheduled > 0 and State.pack_rescheduled(state.rescheduled) or state.rescheduled, state.declared, state.union,
-      Timeline.pack(state.timeline), row, state.epoch, state.owed, state.written_back, state.called_at, state.silent_from,
-      state.silent_until, state.created_at, state.lives_until, state.reset_at, pause == Pause.NONE and 0 or Pause.pack(pause),
+      Timeline.pack(state.timeline), row, state.epoch, state.doubts, state.written_back, state.lives_until, state.reset_at,
+      pause == Pause.NONE and 0 or Pause.pack(pause),
       usages and ExternalUsage.pack(usages) or 0,
     })
   end
@@ -75,9 +73,15 @@ do
     return at
   end
 
-  -- Writes a state, which exists for no shorter than callers were answered before. Returns until when it is sure to exist.
-  local function keep(key, was, state, now, expires_at)
-    state.lives_until = max(state.lives_until, expires_at)
+  -- Writes a state, which exists for no shorter than was noted before. Notes a longer life with a margin, so that few calls do. Returns
+  -- until when it is sure to exist.
+  local function keep(key, was, state, now, expires_at, live_key, epoch)
+    if expires_at > now and expires_at > state.lives_until then
+      state.lives_until = expires_at + floor((expires_at - now) / 4)
+      if epoch.id > 0 then Epoch.note_live(live_key, key, epoch, now, state.lives_until) end
+    elseif was and state.lives_until <= now then
+      redis.call("ZREM", live_key, key)
+    end
     Store.write(key, was, pack(state), now, state.lives_until)
     return state.lives_until
   end

@@ -1,21 +1,88 @@
--- heartbeat.lua: keep the epoch alive, and return which it is and what was reset.
+-- heartbeat.lua: keep the epoch alive, note that a replica hears the server, and return what a replica must know.
 -- KEYS[1]  the epoch
 -- ARGV[1]  MessagePack values, one after the other; all times in microseconds
 --   given_now    0: this server's clock
 --   known_epoch  the latest epoch that the caller knows
 --   run          the server's run as the caller knows it; empty: unknown; `?`: to be found out
---   settle       how long a new epoch takes to settle
---   is_probe     whether to write in any case: a server that is no primary, or is full, can still read
+--   settle       how long a new epoch takes to open
+--   counts_for   how long a silent replica is counted
+--   replica      the calling replica; 0: a probe by nobody, that writes in any case: a server that is no primary, or full, can still read
+--   heard        the instant of the last answer that the caller has got; 0: none yet
+--   matters_for  for how long its permits may matter from now on
+--   memory       the memory to which it has reported all it was granted; 0: it is new, and was granted nothing
+--   reported     the epoch to which it has reported what it granted without the server
+--   version      the version of the members that it knows
+--   leaves       whether it ends
+--   known        the other members as it knows them: replica, for how long its permits may matter, whether it is counted, by turns
 -- Returns  one MessagePack array:
---          { { now, epoch, until when it settles or 0, last reset or 0 }, { { key, instant } of each reset, ascending } }
+--          { { now, epoch, when it opens or 0, last reset or 0, memory }, { { key, instant } of each reset, ascending },
+--            { version, whether all counted members know it }, { { replica, for how long its permits may matter, whether it is counted },
+--            ... } }
 -- Atomic:  one key
 
 local epoch_key = KEYS[1]
-local given_now, known_epoch, run, settle, is_probe = cmsgpack.unpack(ARGV[1])
+local given_now, known_epoch, run, settle, counts_for, replica, heard, matters_for, memory, reported, version, leaves, known =
+  cmsgpack.unpack(ARGV[1])
 local now = Store.now(given_now)
 
-local epoch = Epoch.open(epoch_key, redis.call("MGET", epoch_key)[1], now, known_epoch, run, settle)
-Epoch.keep(epoch_key, epoch, now, now, is_probe)
-local resets = {}
+local epoch = Epoch.open(epoch_key, redis.call("MGET", epoch_key)[1], now, known_epoch, run, settle, replica > 0 and replica or nil)
+local SIZE, members = Epoch.SIZE, epoch.members
+
+local function place_of(id)
+  for index = 1, #members, SIZE do
+    if members[index] == id then return index end
+  end
+end
+
+-- The most members that are told apart. Further ones that have ended are one, which nobody can report for.
+local MEMBERS_MAX = 256
+local NOBODY = 0
+
+local function add(id, ...)
+  if #members >= MEMBERS_MAX * SIZE then id = NOBODY end
+  local index = place_of(id) or #members + 1
+  for place, value in ipairs({ id, ... }) do
+    members[index + place - 1] = place == 3 and max(members[index + 2] or 0, value) or value
+  end
+end
+
+-- A server that has lost its memory learns from those that ask who else there was.
+for index = 1, #known, 3 do
+  local id, matters_until = known[index], now + known[index + 1]
+  if matters_until > now and not place_of(id) then
+    add(id, known[index + 2] == 1 and epoch.begun or 0, matters_until, 0, 0, 0, 0)
+  end
+end
+if replica > 0 then
+  local place = place_of(replica)
+  -- A new replica has nothing to report.
+  if memory == 0 then memory, reported = epoch.memory, epoch.id end
+  local last = max(min(heard, now), place and members[place + 1] or 0)
+  if not place and #members >= MEMBERS_MAX * SIZE then return redis.error_reply("MEMBERS " .. MEMBERS_MAX .. " replicas share this server already") end
+  local is_counted = place and members[place + 6] or 0
+  add(replica, leaves and 0 or last, leaves and 0 or now + matters_for, memory, reported, version, is_counted)
+  if leaves then members[place_of(replica) + 2] = now + matters_for end
+end
+
+-- Who is counted, and who does not matter any more.
+local kept, has_changed = {}, false
+for index = 1, #members, SIZE do
+  local row = { unpack(members, index, index + SIZE - 1) }
+  local is_counted = row[2] > 0 and now - row[2] < counts_for and 1 or 0
+  if is_counted ~= row[7] then has_changed = true end
+  row[7] = is_counted
+  if is_counted == 1 or row[3] > now or row[1] == replica and not leaves then
+    for place = 1, SIZE do kept[#kept + 1] = row[place] end
+  end
+end
+epoch.members = kept
+if has_changed then epoch.version = epoch.version + 1 end
+Epoch.keep(epoch_key, epoch, now, now, true)
+
+local resets, rows, is_known = {}, {}, true
 for index = 1, #epoch.resets, 3 do resets[#resets + 1] = { epoch.resets[index], epoch.resets[index + 1] } end
-return cmsgpack.pack({ Epoch.answer(epoch, now), resets })
+for index = 1, #kept, SIZE do
+  rows[#rows + 1] = { kept[index], max(kept[index + 2] - now, 0), kept[index + 6] }
+  if kept[index + 6] == 1 and kept[index + 5] ~= epoch.version then is_known = false end
+end
+return cmsgpack.pack({ Epoch.answer(epoch, now), resets, { epoch.version, is_known and 1 or 0 }, rows })

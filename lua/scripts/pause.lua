@@ -5,12 +5,12 @@
 --   given_now    0: this server's clock
 --   known_epoch  the latest epoch that the caller knows
 --   run          the server's run as the caller knows it; empty: unknown; `?`: to be found out
---   settle       how long a new epoch takes to settle
+--   settle       how long a new epoch takes to open
 --   lasting      the length of the pause; 0 lifts it
 --   longest      the longest pause there is: a lifted pause is remembered for so long
 --   channel      the channel on which it is announced; none if empty
 --   replica      the replica that was asked for it
--- Returns  one MessagePack array: { { now, epoch, until when it settles or 0, last reset or 0 }, paused until or 0, 0 }
+-- Returns  one MessagePack array: { { now, epoch, when it opens or 0, last reset or 0, memory }, paused until or 0, 0 }
 -- Atomic:  a single server, or keys of one hash tag
 -- A state follows its pause in the next call for it.
 

@@ -1,11 +1,12 @@
 -- report_upstream.lua: apply an upstream's signals about its quota to one limiter.
 -- KEYS[1]  the epoch
 -- KEYS[2]  the state of the limiter
+-- KEYS[3]  until when each state lives
 -- ARGV[1]  MessagePack values, one after the other; all times in microseconds
 --   given_now    0: this server's clock
 --   known_epoch  the latest epoch that the caller knows
 --   run          the server's run as the caller knows it; empty: unknown; `?`: to be found out
---   settle       how long a new epoch takes to settle; 0: there are no epochs
+--   settle       how long a new epoch takes to open; 0: there are no epochs
 --   lease        how long a changed limit leaves its bookings where they are
 --   replica      the calling replica
 --   rules        the caller's rules as text
@@ -17,16 +18,16 @@
 --   refused      permits that the upstream refused and did not count: slot and permits by turns
 --   remaining    permits that the upstream left of some of the rules: the rule's place from 0 on, permits, the length of the upstream's
 --                window, the slot of the answered request, and how long after the slot the answer came, by turns
--- Returns  one MessagePack array: { { now, epoch, until when it settles or 0, last reset or 0 }, paused until or 0, by how many permits
+-- Returns  one MessagePack array: { { now, epoch, when it opens or 0, last reset or 0, memory }, paused until or 0, by how many permits
 --          the external usage exceeds the expected one }
 -- Atomic:  a single server, or keys of one hash tag
 -- Expiry:  every key when nothing in it can matter any more, never earlier
 
-local epoch_key, state_key = KEYS[1], KEYS[2]
+local epoch_key, state_key, live_key = KEYS[1], KEYS[2], KEYS[3]
 local given_now, known_epoch, run, settle, lease, replica, rules, channel, asked, cost, refused, remaining = cmsgpack.unpack(ARGV[1])
 local now, stored = Store.now(given_now), redis.call("MGET", epoch_key, state_key)
 
-local epoch = Epoch.open(epoch_key, stored[1], now, known_epoch, run, settle)
+local epoch = Epoch.open(epoch_key, stored[1], now, known_epoch, run, settle, replica)
 local state = State.load(state_key, stored[2], now)
 Open.state(state, state_key, epoch, now, rules, lease, replica)
 
@@ -51,7 +52,7 @@ end
 if state.external_usage then Open.follow_external_usage(state, now, lease) end
 
 local paused_until, expires = State.paused_until(state, now), State.expires(state)
-if now < epoch.settled_at then expires = max(expires, epoch.settled_at + Rule.longest_window(state.rules)) end
-local lives_until = State.keep(state_key, stored[2], state, now, expires)
+if now < epoch.opens then expires = max(expires, epoch.opens + Rule.longest_window(state.rules)) end
+local lives_until = State.keep(state_key, stored[2], state, now, expires, live_key, epoch)
 if settle > 0 then Epoch.keep(epoch_key, epoch, now, lives_until) end
 return cmsgpack.pack({ Epoch.answer(epoch, now), paused_until, drift })

@@ -3,6 +3,7 @@
 -- KEYS[1..n]   the states of the n limiters that the queue needs, all at once
 -- KEYS[n + 1]  the order of the queue
 -- KEYS[n + 2]  the epoch
+-- KEYS[n + 3]  until when each state lives
 -- ARGV[1]      MessagePack values, one after the other; all times in microseconds
 --   given_now         0: this server's clock; anything else is for tests
 --   lease             how long a changed limit leaves its bookings where they are
@@ -10,10 +11,9 @@
 --   call              the number of this call among those of the replica; 0: it is never repeated
 --   known_epoch       the latest epoch that the caller knows
 --   run               the server's run as the caller knows it; empty: unknown; `?`: to be found out
---   settle            how long a new epoch takes to settle; 0: there are no epochs
+--   settle            how long a new epoch takes to open; 0: there are no epochs
 --   channel           the channel on which freed room is announced; none if empty
---   callers           of each limiter, as the caller knows it: its rules as text, the generation, and when it last saw a state
---                     that must still exist or 0, by turns
+--   callers           of each limiter, as the caller knows it: its rules as text and the generation, by turns
 --   given_back        permits that are not needed: slot, cost and count by turns
 --   reschedule        void permits to be moved to their new places: slot, cost and count by turns, ascending
 --   reschedule_wait   the longest wait for a new place
@@ -21,48 +21,38 @@
 --   queue_slots_left  how many of them may be given a slot in the future
 --   refusal_budget    how many requests like the first refused one the caller may refuse without asking
 -- Returns      one MessagePack array:
---              { { now, epoch, until when it settles or 0, last reset or 0 },
---                { { generation, void_from, previous generation, { available permits of each rule }, paused until or 0,
---                    until when the state exists } of each limiter },
+--              { { now, epoch, when it opens or 0, last reset or 0, memory },
+--                { { generation, void_from, previous generation, { available permits of each rule }, paused until or 0 } of each limiter },
 --                the last booked instant or 0, { the earliest freed room before the last slot, its permits } or zeros,
 --                { { count, slot or 0 for none within the wait } of the rescheduled permits },
 --                { { count, slot } where booked, else { count, 1: too far or 2: queue full, delay, advised delay, limiter, rule } } }
---              While an epoch settles nothing is rescheduled or booked. A repeated call is answered again and not carried out twice.
+--              Before an epoch opens nothing is rescheduled or booked. A repeated call is answered again and not carried out twice.
 -- Atomic:      all keys carry one hash tag, so one cluster slot
 -- Expiry:      every key when nothing in it can matter any more, never earlier
 
-local limiters = #KEYS - 2
-local order_key, epoch_key = KEYS[limiters + 1], KEYS[limiters + 2]
+local limiters = #KEYS - 3
+local order_key, epoch_key, live_key = KEYS[limiters + 1], KEYS[limiters + 2], KEYS[limiters + 3]
 local given_now, lease, replica, call, known_epoch, run, settle, channel, callers, given_back, reschedule, reschedule_wait, runs,
   queue_slots_left, refusal_budget = cmsgpack.unpack(ARGV[1])
-local now, stored = Store.now(given_now), redis.call("MGET", unpack(KEYS))
+local now, stored = Store.now(given_now), redis.call("MGET", unpack(KEYS, 1, limiters + 2))
 
-local epoch = Epoch.open(epoch_key, stored[limiters + 2], now, known_epoch, run, settle)
+local epoch = Epoch.open(epoch_key, stored[limiters + 2], now, known_epoch, run, settle, replica)
 
 -- ---- load ----
 
-local states, own_rules, is_lost = {}, {}, false
+local states, own_rules = {}, {}
 for index = 1, limiters do
-  local state, seen_at = State.load(KEYS[index], stored[index], now), callers[3 * index]
-  states[index] = state
-  -- A caller saw the state in this epoch, it should still exist, and it is missing or an older copy.
-  if epoch.id < seen_at and seen_at <= now and (state.created_at > seen_at or state.called_at < seen_at) then is_lost = true end
+  states[index] = State.load(KEYS[index], stored[index], now)
+  -- A single key was lost, deleted or evicted: replicas write back the grants that it held.
+  if settle > 0 and not stored[index] and Epoch.is_missing(live_key, KEYS[index], now) then
+    epoch = Epoch.begin(epoch, now, epoch.id, epoch.run, settle, true)
+  end
 end
--- A single key was lost, deleted or evicted: replicas write back the grants that it held.
-if is_lost then epoch = Epoch.begin(now, epoch.id, epoch.run, settle, epoch.resets, epoch.pauses) end
-local settles = now < epoch.settled_at
--- A server that nobody has asked for this long may have been away.
-local SILENCE_MIN = 100000
--- A shorter silence does not replace a longer one for this long: by then all replicas have written back what they granted.
-local SILENCE_KEPT = 1000000
+local settles = now < epoch.opens
 for index = 1, limiters do
-  local state, rules = states[index], callers[3 * index - 2]
-  Open.state(state, KEYS[index], epoch, now, rules, lease, replica)
-  own_rules[index] = Rule.parse_own(rules, state)
-  local silence = now - state.called_at
-  local is_longer = silence > state.silent_until - state.silent_from or now > state.silent_until + SILENCE_KEPT
-  if silence > SILENCE_MIN and is_longer then state.silent_from, state.silent_until = state.called_at, now end
-  state.called_at = max(state.called_at, now)
+  local rules = callers[2 * index - 1]
+  Open.state(states[index], KEYS[index], epoch, now, rules, lease, replica)
+  own_rules[index] = Rule.parse_own(rules, states[index])
 end
 
 local order = QueueOrder.load(order_key, stored[limiters + 1])
@@ -76,7 +66,7 @@ QueueOrder.open(order, now, states)
 local function give_back(slot, permits)
   local place
   for index = 1, limiters do
-    local moved = Reschedule.give_back(states[index], slot, permits, callers[3 * index - 1])
+    local moved = Reschedule.give_back(states[index], slot, permits, callers[2 * index])
     if moved and (not place or moved > place) then place = moved end
   end
   return place
@@ -129,7 +119,7 @@ if #reschedule > 0 and not settles then
   local function claim(slot, cost, skipped)
     local place, indexes = nil, {}
     for index = 1, limiters do
-      local to, moved = Reschedule.place_of(states[index], slot, cost, callers[3 * index - 1], skipped)
+      local to, moved = Reschedule.place_of(states[index], slot, cost, callers[2 * index], skipped)
       if not to or to < now or to - now > reschedule_wait or (place and place ~= to) then return nil end
       place, indexes[index] = to, moved
     end
@@ -207,12 +197,9 @@ for index = 1, limiters do
   for place = 1, #rules do available[place] = State.available(state, now, rules[place]) end
   local expires, paused_until = State.expires(state), State.paused_until(state, now)
   last_booked = max(last_booked, state.timeline.at[state.timeline.size] or 0)
-  if settles and (state.owed > 0 or #state.written_back > 0) then
-    expires = max(expires, epoch.settled_at + Rule.longest_window(state.rules))
-  end
-  local lives = State.keep(KEYS[index], stored[index], state, now, expires)
-  lives_until = max(lives_until, lives)
-  rows[index] = { state.generation, state.void_from, state.previous_generation, available, paused_until, lives }
+  if settles and #state.written_back > 0 then expires = max(expires, epoch.opens + Rule.longest_window(state.rules)) end
+  lives_until = max(lives_until, State.keep(KEYS[index], stored[index], state, now, expires, live_key, epoch))
+  rows[index] = { state.generation, state.void_from, state.previous_generation, available, paused_until }
 end
 local freed_at, freed_permits = QueueOrder.freed(order)
 if freed_permits > 0 and #given_back > 0 and channel ~= "" then

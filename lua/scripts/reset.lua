@@ -5,9 +5,9 @@
 --   given_now    0: this server's clock
 --   known_epoch  the latest epoch that the caller knows
 --   run          the server's run as the caller knows it; empty: unknown; `?`: to be found out
---   settle       how long a new epoch takes to settle
+--   settle       how long a new epoch takes to open
 --   span         how long a state may hold bookings from before the reset
--- Returns  one MessagePack array: { now, epoch, until when it settles or 0, last reset or 0 }
+-- Returns  one MessagePack array: { now, epoch, when it opens or 0, last reset or 0, memory }
 -- Atomic:  a single server, or keys of one hash tag
 -- A state follows its reset in the next call for it. Replicas forget their own grants when they hear of it.
 

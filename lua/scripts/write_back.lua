@@ -1,30 +1,32 @@
--- write_back.lua: charge the permits that a replica was granted before the server lost them, or while the server was away.
+-- write_back.lua: charge the permits that a replica was granted before the server lost them, or that it granted without the server.
 -- KEYS[1]  the epoch
 -- KEYS[2]  the state of the limiter
+-- KEYS[3]  until when each state lives
 -- ARGV[1]  MessagePack values, one after the other; all times in microseconds
---   given_now       0: this server's clock
---   known_epoch     the latest epoch that the caller knows
---   run             the server's run as the caller knows it; empty: unknown; `?`: to be found out
---   settle          how long a new epoch takes to settle
---   lease           how long a changed limit leaves its bookings where they are
---   replica         the calling replica
---   number          the number of this write among those of its kind and the replica: a repeated one is carried out once
---   observed_usage  how many permits the caller has seen in use: those that no replica writes back are charged, too
---   rules           the caller's rules as text
---   was_away        whether the permits were granted while the server was away; otherwise the server has lost them
---   since           if it was away: how long ago a replica may first have granted something without it
---   sent            the instant of this clock at which the call was sent, as far as the caller knows; 0: unknown
---   bookings        ascending: how long before it was sent (below 0: after it) and permits by turns
--- Returns  one MessagePack array: { now, epoch, until when it settles or 0, last reset or 0 }
+--   given_now    0: this server's clock
+--   known_epoch  the epoch for which this is written; nothing is charged in another one
+--   run          the server's run as the caller knows it; empty: unknown; `?`: to be found out
+--   settle       how long a new epoch takes to open
+--   lease        how long a changed limit leaves its bookings where they are
+--   replica      the calling replica
+--   number       the number of this write among those of its kind and the replica: a repeated one is carried out once
+--   rules        the caller's rules as text
+--   was_away     whether the permits were granted without the server; otherwise the server has lost them
+--   sent         the latest instant that this clock may have shown when the call was sent; 0: unknown
+--   bookings     ascending: how long before it was sent (below 0: after it) and permits by turns
+-- Returns  one MessagePack array: { now, epoch, when it opens or 0, last reset or 0, memory }
 -- Atomic:  a single server, or keys of one hash tag
 -- Expiry:  every key when nothing in it can matter any more, never earlier
 
-local epoch_key, state_key = KEYS[1], KEYS[2]
-local given_now, known_epoch, run, settle, lease, replica, number, observed_usage, rules, was_away, since, sent, bookings =
-  cmsgpack.unpack(ARGV[1])
+local epoch_key, state_key, live_key = KEYS[1], KEYS[2], KEYS[3]
+local given_now, known_epoch, run, settle, lease, replica, number, rules, was_away, sent, bookings = cmsgpack.unpack(ARGV[1])
 local now, stored = Store.now(given_now), redis.call("MGET", epoch_key, state_key)
 
-local epoch = Epoch.open(epoch_key, stored[1], now, known_epoch, run, settle)
+local epoch = Epoch.open(epoch_key, stored[1], now, known_epoch, run, settle, replica)
+if epoch.id ~= known_epoch then
+  Epoch.keep(epoch_key, epoch, now, now)
+  return cmsgpack.pack(Epoch.answer(epoch, now))
+end
 local state = State.load(state_key, stored[2], now)
 Open.state(state, state_key, epoch, now, rules, lease, replica)
 
@@ -44,23 +46,6 @@ local function is_new()
   return true
 end
 
-local function settle_until(at)
-  if at > epoch.settled_at then epoch.settled_at, epoch.kept_until = at, 0 end
-end
-
--- Lets the epoch settle while more may be written back.
-local function wait_for_others()
-  -- Without a call since the first grant, the server was away for all replicas. Calls sent before the outage may be carried out after
-  -- it, so the instant of the last call alone shows nothing.
-  local first = sent - since
-  local was_silent = state.called_at < first or (state.silent_from <= first and first <= state.silent_until)
-  if was_away and now >= epoch.settled_at and was_silent then settle_until(now + settle) end
-  if now < epoch.settled_at then
-    state.owed = max(state.owed, observed_usage)
-    settle_until(min(now + settle / 2, epoch.id + Epoch.SETTLES_MAX * settle))
-  end
-end
-
 -- Takes a booking into the checkpoints that hold its instant.
 local function take_late(at, permits)
   for place, checkpoint in pairs(state.checkpoints) do
@@ -69,7 +54,8 @@ local function take_late(at, permits)
   end
 end
 
--- Charges the bookings: two ascending rows become one.
+-- Charges the bookings: two ascending rows become one. An instant is the latest one that it may have been: no later window
+-- is begun with less than was used in it.
 local function charge()
   local timeline, in_force, is_one = state.timeline, state.rules, Rule.is_one
   local known_entries, known_permits, known_size, cell = timeline.at, timeline.permits, timeline.size, in_force.cell
@@ -102,13 +88,12 @@ local function charge()
 end
 
 if is_new() then
-  -- A call to a server that stood still is carried out late. A call that seems older than this comes from another clock.
-  local DELAY_MAX = 60000000
-  if sent > now or now - sent > DELAY_MAX then sent = now end
-  wait_for_others()
+  -- A call to a server that stood still is carried out late. One that seems older than this, or from the future, is of another clock.
+  local LATE_MAX, AHEAD_MAX = 60000000, 1000000
+  if sent > now + AHEAD_MAX or now - sent > LATE_MAX then sent = now end
   charge()
 end
 
-local expires = max(State.expires(state), epoch.settled_at + Rule.longest_window(state.rules))
-Epoch.keep(epoch_key, epoch, now, State.keep(state_key, stored[2], state, now, expires))
+local expires = max(State.expires(state), epoch.opens + Rule.longest_window(state.rules))
+Epoch.keep(epoch_key, epoch, now, State.keep(state_key, stored[2], state, now, expires, live_key, epoch))
 return cmsgpack.pack(Epoch.answer(epoch, now))

@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn announcements_of_scripts_are_decoded() {
         let tenant = Partition::of([Some(&b"tenant"[..])]);
-        let text = format!("weir:{{a b}}:v1:queue:x+y:{tenant} 1800000000000000 3");
+        let text = format!("weir:{{a b}}:v2:queue:x+y:{tenant} 1800000000000000 3");
         let name = |text| LimiterName::parse(text).unwrap();
         let queue = vec![(name("x"), None), (name("y"), Some(tenant))];
         let freed = Freed { at: Micros(1_800_000_000_000_000), permits: 3 };
@@ -163,23 +163,23 @@ mod tests {
             ("y".to_owned(), None, "503 0", upstream(503, false)),
             (format!("y:{tenant}"), Some(tenant), "0 0", Reason::ByHand),
         ] {
-            let text = format!("pause weir:{{a b}}:v1:limiter:{key} 5 8 {told} 7");
+            let text = format!("pause weir:{{a b}}:v2:limiter:{key} 5 8 {told} 7");
             let (name, cause) = (name("y"), Cause { reason, replica: 7 });
             assert_eq!(decode(&text), Some(Announcement::Pause { name, partition, stretch, cause }));
         }
         for other in [
             "",
-            "weir:{a}:v1:queue:x:y 1 2",
-            "weir:{a}:v1:queue:x",
-            "weir:{a}:v1:queue:x 1",
-            "weir:{a}:v1:queue:x 1 z",
+            "weir:{a}:v2:queue:x:y 1 2",
+            "weir:{a}:v2:queue:x",
+            "weir:{a}:v2:queue:x 1",
+            "weir:{a}:v2:queue:x 1 z",
             "x 1 2",
             "pause x 1 2 0 0 7",
-            "pause weir:{a}:v1:limiter:x 1",
-            "pause weir:{a}:v1:limiter:x 1 2",
-            "pause weir:{a}:v1:limiter:x 1 2 99999 0 7",
-            "pause weir:{a}:v1:limiter:x 1 2 0 0 0",
-            "weir:{a}:v1:limiter:x 1 2",
+            "pause weir:{a}:v2:limiter:x 1",
+            "pause weir:{a}:v2:limiter:x 1 2",
+            "pause weir:{a}:v2:limiter:x 1 2 99999 0 7",
+            "pause weir:{a}:v2:limiter:x 1 2 0 0 0",
+            "weir:{a}:v2:limiter:x 1 2",
         ] {
             assert_eq!(decode(other), None, "{other:?}");
         }

@@ -10,6 +10,7 @@ use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::call::{Answer, Call, Freed, Generation, Outcome, RetryDelay, Violated};
 use crate::limiter::model::epoch::{Epoch, Reset};
+use crate::limiter::model::heartbeat::{HeartbeatAnswer, Member};
 use crate::limiter::model::pause::{Cause, Lasting, Reason};
 use crate::limiter::model::upstream_report::ReportResult;
 use crate::limiter::store::StateView;
@@ -22,12 +23,12 @@ fn unpack<T: DeserializeOwned>(value: &Value) -> Option<T> {
 }
 
 #[derive(Deserialize)]
-struct EpochRow(u64, u64, u64, u64);
+struct EpochRow(u64, u64, u64, u64, u64);
 
 impl From<EpochRow> for Epoch {
-    fn from(EpochRow(now, id, settles_until, reset_at): EpochRow) -> Epoch {
+    fn from(EpochRow(now, id, settles_until, reset_at, memory): EpochRow) -> Epoch {
         let settles_until = (settles_until > 0).then_some(Micros(settles_until));
-        Epoch { now: Micros(now), id, settles_until, reset_at: Micros(reset_at) }
+        Epoch { now: Micros(now), id, settles_until, reset_at: Micros(reset_at), memory }
     }
 }
 
@@ -38,7 +39,6 @@ struct LimiterRow {
     before: u64,
     available: Vec<u64>,
     paused_until: u64,
-    lives_until: u64,
 }
 
 #[derive(Deserialize)]
@@ -63,11 +63,10 @@ pub(super) fn reserve(value: &Value, limiter_refs: &[LimiterRef], call: &Call) -
         if limiter.available.len() != limiter_ref.rules.len() {
             return None;
         }
-        let LimiterRow { number, void_from, before, available, paused_until, lives_until } = limiter;
+        let LimiterRow { number, void_from, before, available, paused_until } = limiter;
         answer.generations.push(Generation { number, void_from: Micros(void_from), before });
         answer.available.push(available);
         answer.paused.push(Micros(paused_until));
-        answer.lives_until.push(Micros(lives_until));
     }
     let (at, permits) = row.freed;
     answer.freed = (permits > 0).then_some(Freed { at: Micros(at), permits });
@@ -128,13 +127,25 @@ pub(super) fn cause_of(status: u64, named: u64, replica: u64) -> Option<Cause> {
 }
 
 /// Returns the answer of `heartbeat.lua`. A reset under a key of another layout is another version's, and left out.
-pub(super) fn heartbeat(value: &Value) -> Option<(Epoch, Vec<Reset>)> {
-    let (epoch, resets): (EpochRow, Vec<(String, u64)>) = unpack(value)?;
+pub(super) fn heartbeat(value: &Value) -> Option<HeartbeatAnswer> {
+    type Row = (EpochRow, Vec<(String, u64)>, (u64, u64), Vec<(u64, u64, u64)>);
+    let (epoch, resets, (version, is_known_to_all), members): Row = unpack(value)?;
     let reset = |(key, at): (String, u64)| {
         let (name, partition) = keys::limiter_of(&key)?;
         Some(Reset { name, partition, at: Micros(at) })
     };
-    Some((epoch.into(), resets.into_iter().filter_map(reset).collect()))
+    let member = |(replica, matters_for, is_counted)| Member {
+        replica,
+        matters_for: Micros(matters_for),
+        is_counted: is_counted > 0,
+    };
+    Some(HeartbeatAnswer {
+        epoch: epoch.into(),
+        resets: resets.into_iter().filter_map(reset).collect(),
+        version,
+        is_known_to_all: is_known_to_all > 0,
+        members: members.into_iter().map(member).collect(),
+    })
 }
 
 /// Returns the answer of `write_back.lua` and `reset.lua`.

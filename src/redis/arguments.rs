@@ -9,6 +9,7 @@ use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::reschedule::RESCHEDULE_MAX;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::call::{Call, Holding, Run};
+use crate::limiter::model::heartbeat::{Heartbeat, Member};
 use crate::limiter::model::pause::{PAUSE_MAX, PauseRequest};
 use crate::limiter::model::upstream_report::{Remaining, UpstreamReport};
 use crate::limiter::model::write_back::{Unknown, WriteBack};
@@ -39,11 +40,15 @@ pub(super) struct Context<'a> {
     pub(super) prefix: &'a str,
     /// The key of the epoch.
     pub(super) epoch: &'a str,
+    /// The key of the set that notes until when each state lives.
+    pub(super) live: &'a str,
+    /// True on a Cluster, where a limiter's group decides where its state lives.
+    pub(super) is_cluster: bool,
     /// The channel for announcements; none if empty.
     pub(super) channel: &'a str,
     /// The run of the server that is connected; empty if it is not known.
     pub(super) run: &'a str,
-    /// How long a new epoch takes to settle; zero: there are no epochs.
+    /// How long a new epoch takes to open; zero: there are no epochs.
     pub(super) settle: Micros,
     /// How long a changed limit leaves bookings where they are.
     pub(super) lease: Micros,
@@ -53,7 +58,13 @@ pub(super) struct Context<'a> {
 
 impl Context<'_> {
     fn limiter_keys(&self, limiter_ref: &LimiterRef) -> [String; 2] {
-        [self.epoch.to_owned(), keys::limiter(self.prefix, limiter_ref)]
+        [self.epoch.to_owned(), keys::limiter(self.prefix, limiter_ref, self.is_cluster)]
+    }
+
+    /// Returns the keys of a call that writes the state of a limiter.
+    fn written_keys(&self, limiter_ref: &LimiterRef) -> [String; 3] {
+        let [epoch, state] = self.limiter_keys(limiter_ref);
+        [epoch, state, self.live.to_owned()]
     }
 }
 
@@ -91,13 +102,14 @@ pub(super) fn reserve(
     call: &Call,
     number: u64,
 ) -> Arguments {
-    let mut keys: Vec<String> = limiter_refs.iter().map(|one| keys::limiter(context.prefix, one)).collect();
-    keys.push(keys::queue(context.prefix, limiter_refs));
-    keys.push(context.epoch.to_owned());
+    let Context { prefix, is_cluster, .. } = *context;
+    let state = |one| keys::limiter(prefix, one, is_cluster);
+    let mut keys: Vec<String> = limiter_refs.iter().map(state).collect();
+    keys.push(keys::queue(prefix, limiter_refs, is_cluster));
+    keys.extend([context.epoch.to_owned(), context.live.to_owned()]);
     let callers = limiter_refs.iter().enumerate().flat_map(|(index, limiter_ref)| {
         let generation = call.generations.get(index).copied().unwrap_or_default();
-        let seen_at = call.state_seen_at.get(index).copied().unwrap_or_default();
-        [Mixed::Text(limiter_ref.rules_text()), Mixed::Number(generation), Mixed::Number(seen_at.0)]
+        [Mixed::Text(limiter_ref.rules_text()), Mixed::Number(generation)]
     });
     let holding = |holding: &Holding| [holding.slot.0, holding.cost, holding.count];
     let run = |run: &Run| [run.cost, run.wait_max.0, run.count];
@@ -134,20 +146,42 @@ pub(super) fn inspect(context: &Context<'_>, limiter_ref: &LimiterRef) -> Argume
 }
 
 #[derive(Serialize)]
-struct Heartbeat<'a> {
+struct HeartbeatRow<'a> {
     given_now: u64,
     known_epoch: u64,
     run: &'a str,
     settle: u64,
-    is_probe: bool,
+    counts_for: u64,
+    replica: u64,
+    heard: u64,
+    matters_for: u64,
+    memory: u64,
+    reported: u64,
+    version: u64,
+    leaves: bool,
+    members: Vec<u64>,
 }
 
-/// Returns the arguments of `heartbeat.lua`. A probe writes in any case: a server without memory left, or that is no primary, still
-/// reads.
-pub(super) fn heartbeat(context: &Context<'_>, known_epoch: u64, is_probe: bool) -> Arguments {
-    let Context { epoch, run, .. } = *context;
-    let values = Heartbeat { given_now: context.now.0, known_epoch, run, settle: context.settle.0, is_probe };
-    Arguments::new([epoch.to_owned()], &values)
+/// Returns the arguments of `heartbeat.lua`.
+pub(super) fn heartbeat(context: &Context<'_>, heartbeat: &Heartbeat) -> Arguments {
+    let member =
+        |member: &Member| [member.replica, member.matters_for.0, u64::from(member.is_counted)];
+    let values = HeartbeatRow {
+        given_now: context.now.0,
+        known_epoch: heartbeat.known_epoch,
+        run: context.run,
+        settle: context.settle.0,
+        counts_for: Micros::from(MEMBERSHIP_TTL).0,
+        replica: heartbeat.replica,
+        heard: heartbeat.heard.0,
+        matters_for: heartbeat.matters_for.0,
+        memory: heartbeat.reported.memory,
+        reported: heartbeat.reported.epoch,
+        version: heartbeat.version,
+        leaves: heartbeat.leaves,
+        members: heartbeat.members.iter().flat_map(member).collect(),
+    };
+    Arguments::new([context.epoch.to_owned()], &values)
 }
 
 #[derive(Serialize)]
@@ -250,7 +284,7 @@ pub(super) fn report_upstream(
         refused: report.refused.iter().flat_map(|(slot, permits)| [slot.0, *permits]).collect(),
         remaining: remaining.collect(),
     };
-    Arguments::new(context.limiter_keys(limiter_ref), &values)
+    Arguments::new(context.written_keys(limiter_ref), &values)
 }
 
 #[derive(Serialize)]
@@ -262,37 +296,29 @@ struct WrittenBack<'a> {
     lease: u64,
     replica: u64,
     number: u64,
-    observed_usage: u64,
     rules: String,
     was_away: bool,
-    since: u64,
     sent: u64,
     bookings: Vec<i64>,
 }
 
 /// Returns the arguments of `write_back.lua`.
 pub(super) fn write_back(context: &Context<'_>, limiter_ref: &LimiterRef, write: &WriteBack) -> Arguments {
-    let (was_away, since) = match write.unknown {
-        Unknown::Lost => (false, Micros::ZERO),
-        Unknown::Away(since) => (true, since),
-    };
     let booking = |(ago, permits): &(i64, u64)| [*ago, i64::try_from(*permits).unwrap_or(i64::MAX)];
     let values = WrittenBack {
         given_now: context.now.0,
-        known_epoch: write.known_epoch,
+        known_epoch: write.epoch,
         run: context.run,
         settle: context.settle.0,
         lease: context.lease.0,
         replica: write.replica,
         number: write.number,
-        observed_usage: write.observed_usage,
         rules: limiter_ref.rules_text(),
-        was_away,
-        since: since.0,
+        was_away: write.unknown == Unknown::Away,
         sent: write.sent.0,
         bookings: write.entries.iter().flat_map(booking).collect(),
     };
-    Arguments::new(context.limiter_keys(limiter_ref), &values)
+    Arguments::new(context.written_keys(limiter_ref), &values)
 }
 
 #[derive(Serialize)]

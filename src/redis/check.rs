@@ -10,6 +10,7 @@ use crate::limiter::Replica;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::model::heartbeat::Heartbeat;
 use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::upstream_report::UpstreamReport;
 use crate::limiter::model::write_back::{Unknown, WriteBack};
@@ -64,12 +65,11 @@ impl RedisStore {
             replica: me.id,
             unknown: Unknown::Lost,
             number: 1,
-            known_epoch: 0,
-            observed_usage: 0,
+            epoch: 0,
             sent: Micros::ZERO,
             entries: Vec::new(),
         };
-        part.epoch(0).await?;
+        part.heartbeat(&Heartbeat::default()).await?;
         part.reserve(&limiter_refs, &call).await.map_err(|failure| failure.error)?;
         part.inspect(&limiter_ref).await?;
         part.write_back(&limiter_ref, &write).await?;

@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout};
 use crate::clock::Micros;
 use crate::config::model;
 use crate::entropy::Entropy;
+use crate::limiter::model::heartbeat::Heartbeat;
 use crate::limiter::model::limit::LimiterName;
 use crate::limiter::store::StoreError;
 use crate::redis::announcements::Announcements;
@@ -27,8 +28,8 @@ use crate::telemetry::{StoreMetrics, StoreOp, StoreResult};
 /// How long a changed limit leaves bookings where they are: two heartbeats of a worker and a margin. By then every replica knows it.
 pub(super) const LEASE: Micros = Micros::from_millis(500);
 
-/// How long a new epoch takes to settle: a replica with grants asks for the epoch twice in that time, and has some of it left to write
-/// back.
+/// How long a new epoch takes to open, and how long a silence of all replicas is a doubt. Slots of the epoch before are not used for longer
+/// than a lease, and each replica has heard of the new one twice by then, and written back.
 const SETTLE: Micros = LEASE;
 
 /// The first word of the error by which a script refuses a key that weir has not written.
@@ -76,8 +77,20 @@ impl StoreConnection {
 /// A part of a store, which may fail or lose its data alone.
 pub(super) struct Part {
     pub(super) health: Health,
-    /// The key of its epoch; none for a Cluster as a whole, which holds no limiter.
-    pub(super) epoch: Option<String>,
+    /// Its own keys; none for a Cluster as a whole, which holds no limiter.
+    pub(super) keys: Option<PartKeys>,
+}
+
+/// The keys of a part, beside those of limiters.
+pub(super) struct PartKeys {
+    pub(super) epoch: String,
+    live: String,
+}
+
+impl PartKeys {
+    fn new(prefix: &str, group: Option<&str>) -> PartKeys {
+        PartKeys { epoch: keys::epoch(prefix, group), live: keys::live(prefix, group) }
+    }
 }
 
 /// The connection to one part of a store.
@@ -99,8 +112,8 @@ impl PartConnection {
         let announcements =
             Announcements::new(connections.clone(), channel, connect_timeout(settings.timeout));
         let circuits = Arc::new(Circuits::new(metrics.clone(), entropy));
-        let epoch = (!connections.are_cluster()).then(|| keys::epoch(&settings.key_prefix, None));
-        let part = Arc::new(Part { health: Health::new(circuits.clone()), epoch });
+        let keys = (!connections.are_cluster()).then(|| PartKeys::new(&settings.key_prefix, None));
+        let part = Arc::new(Part { health: Health::new(circuits.clone()), keys });
         let shared = Arc::new(StoreConnection {
             connections,
             announcements,
@@ -120,8 +133,8 @@ impl PartConnection {
     pub(super) fn part(&self, group: &str) -> Option<PartConnection> {
         let StoreConnection { connections, circuits, prefix, parts, .. } = &*self.shared;
         connections.are_cluster().then(|| {
-            let (health, epoch) = (Health::new(circuits.clone()), Some(keys::epoch(prefix, Some(group))));
-            let part = Arc::new(Part { health, epoch });
+            let (health, keys) = (Health::new(circuits.clone()), Some(PartKeys::new(prefix, Some(group))));
+            let part = Arc::new(Part { health, keys });
             parts.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&part));
             PartConnection { shared: self.shared.clone(), part }
         })
@@ -137,16 +150,17 @@ impl PartConnection {
 
     /// Returns the context of calls to a server of this run.
     pub(super) fn context<'a>(&'a self, run: &'a str) -> Context<'a> {
-        let epoch = self.part.epoch.as_deref().unwrap_or_default();
+        let (epoch, live) = self.part.keys.as_ref().map_or(("", ""), |keys| (&keys.epoch, &keys.live));
         let (prefix, channel) = (&self.shared.prefix, self.shared.announcements.channel());
-        Context { prefix, epoch, channel, run, settle: SETTLE, lease: LEASE, now: Micros::ZERO }
+        let is_cluster = self.shared.connections.are_cluster();
+        Context { prefix, epoch, live, is_cluster, channel, run, settle: SETTLE, lease: LEASE, now: Micros::ZERO }
     }
 
     /// Probes the server, by a heartbeat where possible, which shows that the server can write, too.
     pub(super) async fn ping(&self) -> Result<(), StoreError> {
         let script = self.shared.script(StoreOp::Ping);
-        let command = |run: &str| match &self.part.epoch {
-            Some(_) => script.command(&arguments::heartbeat(&self.context(run), 0, true)),
+        let command = |run: &str| match &self.part.keys {
+            Some(_) => script.command(&arguments::heartbeat(&self.context(run), &Heartbeat::default())),
             None => redis::cmd("PING"),
         };
         let attempt = self.attempt(StoreOp::Ping, "ping", command);
@@ -201,8 +215,8 @@ impl PartConnection {
 
     /// Returns the owner of the connection for a call: on a Cluster all calls for a group share one.
     fn owner<'a>(&'a self, caller: &'a str) -> &'a str {
-        let group = self.part.epoch.as_deref().filter(|_| self.shared.connections.are_cluster());
-        group.unwrap_or(caller)
+        let group = self.part.keys.as_ref().filter(|_| self.shared.connections.are_cluster());
+        group.map_or(caller, |keys| &keys.epoch)
     }
 
     /// Makes a call until it is answered or its connection has broken twice.

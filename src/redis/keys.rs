@@ -1,28 +1,34 @@
-//! The names of the keys: `PREFIX:{GROUP}:v1:...`.
+//! The names of the keys: `PREFIX:{GROUP}:v2:...`.
 //!
 //! The braces are literal. On a Redis Cluster they make all keys of a group live in one slot, which one
-//! script call needs. `v1` is the layout of the stored values, so that two versions of weir run side by side.
+//! script call needs. `v2` is the layout of the stored values, so that two versions of weir run side by side.
 //! Names of limiters hold neither `:` nor `+`, and partitions are hexadecimal, so no two keys can be confused.
 
 use crate::limiter::Partition;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::limit::LimiterName;
 
+/// Returns the part of a limiter's keys that decides on its slot of a Cluster. On one server a limiter keeps its state when its
+/// group changes.
+fn group_of(limiter_ref: &LimiterRef, is_cluster: bool) -> &str {
+    if is_cluster { &limiter_ref.group } else { limiter_ref.name.as_str() }
+}
+
 /// Returns the key of the state of a limiter, or of one of its partitions.
-pub(super) fn limiter(prefix: &str, limiter_ref: &LimiterRef) -> String {
-    format!("{prefix}:{{{}}}:v1:limiter:{}", limiter_ref.group, state(limiter_ref))
+pub(super) fn limiter(prefix: &str, limiter_ref: &LimiterRef, is_cluster: bool) -> String {
+    format!("{prefix}:{{{}}}:v2:limiter:{}", group_of(limiter_ref, is_cluster), state(limiter_ref))
 }
 
 /// Returns the limiter and partition of the key of a state.
 pub(super) fn limiter_of(key: &str) -> Option<(LimiterName, Option<Partition>)> {
-    member(key.rsplit_once(":v1:limiter:")?.1)
+    member(key.rsplit_once(":v2:limiter:")?.1)
 }
 
 /// Returns the key of the order of the queue that takes all of `limiter_refs` at once.
-pub(super) fn queue(prefix: &str, limiter_refs: &[LimiterRef]) -> String {
-    let group = limiter_refs.first().map_or("", |limiter_ref| &limiter_ref.group);
+pub(super) fn queue(prefix: &str, limiter_refs: &[LimiterRef], is_cluster: bool) -> String {
+    let group = limiter_refs.first().map_or("", |limiter_ref| group_of(limiter_ref, is_cluster));
     let states: Vec<String> = limiter_refs.iter().map(state).collect();
-    format!("{prefix}:{{{group}}}:v1:queue:{}", states.join("+"))
+    format!("{prefix}:{{{group}}}:v2:queue:{}", states.join("+"))
 }
 
 /// Returns the end of the key of a state: `NAME`, or `NAME:PARTITION`.
@@ -35,7 +41,7 @@ fn state(limiter_ref: &LimiterRef) -> String {
 
 /// Returns the limiters and partitions of a queue from its key.
 pub(super) fn queue_members(key: &str) -> Option<Vec<(LimiterName, Option<Partition>)>> {
-    let (_, states) = key.rsplit_once(":v1:queue:")?;
+    let (_, states) = key.rsplit_once(":v2:queue:")?;
     states.split('+').map(member).collect()
 }
 
@@ -50,19 +56,27 @@ fn member(state: &str) -> Option<(LimiterName, Option<Partition>)> {
 /// Returns the key of the epoch: one for all limiters of a server, or one for each group on a Cluster.
 pub(super) fn epoch(prefix: &str, group: Option<&str>) -> String {
     match group {
-        Some(group) => format!("{prefix}:{{{group}}}:v1:epoch"),
-        None => format!("{prefix}:v1:epoch"),
+        Some(group) => format!("{prefix}:{{{group}}}:v2:epoch"),
+        None => format!("{prefix}:v2:epoch"),
+    }
+}
+
+/// Returns the key of the set that notes until when each state lives: one for each key of an epoch.
+pub(super) fn live(prefix: &str, group: Option<&str>) -> String {
+    match group {
+        Some(group) => format!("{prefix}:{{{group}}}:v2:live"),
+        None => format!("{prefix}:v2:live"),
     }
 }
 
 /// Returns the key of the replicas that share the store.
 pub(super) fn replicas(prefix: &str) -> String {
-    format!("{prefix}:v1:replicas")
+    format!("{prefix}:v2:replicas")
 }
 
 /// Returns the channel on which scripts publish announcements.
 pub(super) fn announcements(prefix: &str) -> String {
-    format!("{prefix}:v1:announcements")
+    format!("{prefix}:v2:announcements")
 }
 
 #[cfg(test)]
@@ -81,11 +95,16 @@ mod tests {
         };
         let tenant = Partition::of([Some(&b"tenant"[..])]);
         let (all, one) = (limiter_ref("all", None), limiter_ref("one", Some(tenant)));
-        assert_eq!(limiter("weir", &all), "weir:{g}:v1:limiter:all");
-        assert_eq!(limiter("weir", &one), format!("weir:{{g}}:v1:limiter:one:{tenant}"));
-        assert_eq!(limiter_of(&limiter("weir", &one)), Some((name("one"), Some(tenant))));
-        assert_eq!(limiter_of(&limiter("weir", &all)), Some((name("all"), None)));
-        assert_eq!(limiter_of("weir:{g}:v1:queue:all"), None);
-        assert_eq!(queue("weir", &[all, one]), format!("weir:{{g}}:v1:queue:all+one:{tenant}"));
+        assert_eq!(limiter("weir", &all, true), "weir:{g}:v2:limiter:all");
+        assert_eq!(limiter("weir", &one, true), format!("weir:{{g}}:v2:limiter:one:{tenant}"));
+        for is_cluster in [false, true] {
+            assert_eq!(limiter_of(&limiter("weir", &one, is_cluster)), Some((name("one"), Some(tenant))));
+            assert_eq!(limiter_of(&limiter("weir", &all, is_cluster)), Some((name("all"), None)));
+        }
+        assert_eq!(limiter_of("weir:{g}:v2:queue:all"), None);
+        // Without a Cluster the group changes nothing.
+        assert_eq!(limiter("weir", &one, false), format!("weir:{{one}}:v2:limiter:one:{tenant}"));
+        let queues = [true, false].map(|is_cluster| queue("weir", &[all.clone(), one.clone()], is_cluster));
+        assert_eq!(queues, ["g", "all"].map(|tag| format!("weir:{{{tag}}}:v2:queue:all+one:{tenant}")));
     }
 }

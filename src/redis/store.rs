@@ -14,7 +14,8 @@ use crate::entropy::Entropy;
 use crate::limiter::Replica;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::call::{Answer, Call};
-use crate::limiter::model::epoch::{Epoch, Reset};
+use crate::limiter::model::epoch::Epoch;
+use crate::limiter::model::heartbeat::{Heartbeat, HeartbeatAnswer};
 use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
 use crate::limiter::model::write_back::WriteBack;
 use crate::limiter::store::{Announcement, Failure, StateView, Store, StoreError};
@@ -105,7 +106,7 @@ impl RedisStore {
         arguments: impl Fn(&Context<'_>) -> Arguments,
         answer: impl Fn(&Value) -> Option<T>,
     ) -> Result<T, StoreError> {
-        if self.connection.part.epoch.is_none() {
+        if self.connection.part.keys.is_none() {
             return Err(NO_PART);
         }
         self.ask(op, owner, arguments, answer).await
@@ -120,7 +121,7 @@ impl Store for RedisStore {
     ) -> BoxFuture<'a, Result<Answer, Failure>> {
         async move {
             let connection = self.connection.clone();
-            let (Some(first), true) = (limiter_refs.first(), connection.part.epoch.is_some()) else {
+            let (Some(first), true) = (limiter_refs.first(), connection.part.keys.is_some()) else {
                 return Err(NO_PART.into());
             };
             let requests: u64 = call.runs.iter().map(|run| run.count).sum();
@@ -152,13 +153,16 @@ impl Store for RedisStore {
         self.ask(StoreOp::Inspect, limiter_ref.name.as_str(), arguments, answer).boxed()
     }
 
-    fn epoch(&self, known: u64) -> BoxFuture<'_, Result<(Epoch, Vec<Reset>), StoreError>> {
+    fn heartbeat<'a>(
+        &'a self,
+        heartbeat: &'a Heartbeat,
+    ) -> BoxFuture<'a, Result<HeartbeatAnswer, StoreError>> {
         async move {
-            if self.connection.part.epoch.is_none() {
+            if self.connection.part.keys.is_none() {
                 // A Cluster as a whole holds nothing that could be lost.
-                return Ok(Default::default());
+                return Ok(HeartbeatAnswer::default());
             }
-            let arguments = |context: &Context<'_>| arguments::heartbeat(context, known, false);
+            let arguments = |context: &Context<'_>| arguments::heartbeat(context, heartbeat);
             self.ask(StoreOp::Heartbeat, RECOVERY, arguments, answers::heartbeat).await
         }
         .boxed()
@@ -216,7 +220,7 @@ impl Store for RedisStore {
 
     fn is_up(&self) -> bool {
         let PartConnection { shared, part } = &self.connection;
-        if part.epoch.is_some() { part.health.is_up() } else { shared.circuits.are_closed() }
+        if part.keys.is_some() { part.health.is_up() } else { shared.circuits.are_closed() }
     }
 
     fn part(&self, group: &str) -> Option<Arc<dyn Store>> {

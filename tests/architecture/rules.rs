@@ -84,7 +84,7 @@ pub(crate) const RULES: &[Rule] = &[
         within: &[],
         except: &["redis::keys"],
         forbids: Forbidden::Text(r"\}:v\d|:v\d:|\{\{\{"),
-        catches: r#"fn key() -> String { format!("{prefix}:{{{group}}}:v1:state") }"#,
+        catches: r#"fn key() -> String { format!("{prefix}:{{{group}}}:v2:state") }"#,
     },
     Rule {
         says: "a metric's name is written in telemetry/metrics.rs",

@@ -15,7 +15,7 @@ const LIMIT: usize = 40;
 /// The time from the election of a new primary until it grants permits.
 const RECOVERY: Duration = Duration::from_secs(5);
 /// A key of the limiter `api`: the Cluster places the limiter's state by its hash tag.
-const KEY: &str = "weir:{api}:v1:epoch";
+const KEY: &str = "weir:{api}:v2:epoch";
 
 /// Three replicas under load.
 struct Fleet {
@@ -196,7 +196,7 @@ async fn fifty_limiters_are_spread_over_a_cluster() {
     ask(0, 200).await;
     ask(1, 200).await;
     for index in 0..5 {
-        cluster.migrate_slot_of(&format!("weir:{{l{index}}}:v1:epoch")).await;
+        cluster.migrate_slot_of(&format!("weir:{{l{index}}}:v2:epoch")).await;
     }
     // Slots that have moved are found at their new node, with the permits used there; the Cluster settles first.
     for index in 0..LIMITERS {

@@ -129,8 +129,8 @@ async fn a_frozen_redis_lets_no_window_go_over_with_local_policy() {
 
 #[tokio::test]
 async fn one_deleted_key_lets_no_window_go_over() {
-    const DELETE: Fault = Fault::Command(&["DEL", "weir:{api}:v1:limiter:api"]);
-    nothing_goes_over("reject", &[DELETE, DELETE, Fault::Command(&["UNLINK", "weir:v1:epoch"])]).await;
+    const DELETE: Fault = Fault::Command(&["DEL", "weir:{api}:v2:limiter:api"]);
+    nothing_goes_over("reject", &[DELETE, DELETE, Fault::Command(&["UNLINK", "weir:v2:epoch"])]).await;
 }
 
 async fn statuses(weir: &Weir, count: usize) -> Vec<u16> {
@@ -181,7 +181,7 @@ async fn a_replica_that_comes_alone_waits_for_nobody() {
     // A restarted weir finds the old epoch and the earlier usage.
     let second = Weir::start(&config).await;
     eventually("its permit is free again", PATIENCE, async || second.get("/").await.status == 200).await;
-    let expiry: i64 = redis::from_redis_value(redis.command(&["PTTL", "weir:v1:epoch"]).await).unwrap();
+    let expiry: i64 = redis::from_redis_value(redis.command(&["PTTL", "weir:v2:epoch"]).await).unwrap();
     assert!((10_000..=30_000).contains(&expiry), "{expiry}");
 }
 

@@ -110,7 +110,7 @@ async fn state_has_the_documented_keys_and_expires() {
     let weir = Weir::start(&one_limiter(&store, "{limits: [4/1s]}", &upstream)).await;
     assert_eq!(weir.get("/").await.status, 200);
     let keys = redis.keys().await;
-    assert!(keys.iter().any(|key| key.starts_with("fleet-a:{api}:v1:")), "{keys:?}");
+    assert!(keys.iter().any(|key| key.starts_with("fleet-a:{api}:v2:")), "{keys:?}");
     for key in &keys {
         let expiry: i64 = redis::from_redis_value(redis.command(&["PTTL", key]).await).unwrap();
         assert!(expiry > 0, "{key} never expires");
@@ -118,7 +118,7 @@ async fn state_has_the_documented_keys_and_expires() {
     drop(weir);
     // The epoch outlives all other keys, and expires as well, as was seen above.
     eventually("no key is left behind", PATIENCE, async || {
-        redis.keys().await.iter().all(|key| key.ends_with(":v1:epoch"))
+        redis.keys().await.iter().all(|key| key.ends_with(":v2:epoch"))
     })
     .await;
 }

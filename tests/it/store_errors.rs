@@ -19,7 +19,7 @@ const SLACK: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(20);
 /// The number of failed probes that show that the store stays away.
 const PROBES: f64 = 3.0;
-const KEY: &str = "weir:{api}:v1:limiter:api";
+const KEY: &str = "weir:{api}:v2:limiter:api";
 
 /// One weir and its store, with a limiter that rejects without the store.
 struct Trial {
@@ -312,7 +312,7 @@ async fn foreign_values_are_named_and_left_alone() {
         "redis.call('SET', KEYS[1], '\\255\\193')",
         "redis.call('SET', KEYS[1], '12')",
     );
-    let queue = "weir:{api}:v1:queue:api";
+    let queue = "weir:{api}:v2:queue:api";
     let mut errors = 0.0;
     for (key, by) in [(KEY, list), (KEY, bytes), (KEY, number), (queue, list), (queue, bytes)] {
         replace(key, by).await;
@@ -334,7 +334,7 @@ async fn foreign_values_are_named_and_left_alone() {
         eventually("requests pass", PATIENCE, async || weir.get("/api").await.status == 200).await;
     }
     // Without the epoch nothing is granted, and the store stays away while that is so.
-    let epoch = "weir:v1:epoch";
+    let epoch = "weir:v2:epoch";
     for by in [list, bytes] {
         replace(epoch, by).await;
         let up = async || weir.metrics().await.sum("weir_store_up", &[]);

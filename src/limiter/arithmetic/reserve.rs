@@ -46,7 +46,6 @@ pub fn reserve(
         generations: states.iter().map(|(state, _)| state.generation()).collect(),
         available: states.iter().map(|(state, rules)| state.available(now, rules)).collect(),
         paused: states.iter().map(|(state, _)| state.paused_until(now)).collect(),
-        lives_until: Vec::new(),
         last: states.iter().filter_map(|(state, _)| state.timeline().last()).max().unwrap_or_default(),
         freed: order.freed(),
         rescheduled,

@@ -34,8 +34,6 @@ pub struct Call {
     pub epoch: u64,
     /// For each limiter: the generation under which the holdings below were booked.
     pub generations: Vec<u64>,
-    /// For each limiter: when the caller last saw its state, if that must still exist; otherwise zero.
-    pub state_seen_at: Vec<Micros>,
     /// Permits that are not needed.
     pub give_back: Vec<Holding>,
     /// Void permits that are wanted at their new place, ascending.
@@ -95,8 +93,6 @@ pub struct Answer {
     pub available: Vec<Vec<u64>>,
     /// For each limiter: the end of its pause; zero without one.
     pub paused: Vec<Micros>,
-    /// For each limiter: until when its state is sure to exist, in a store that may lose it.
-    pub lives_until: Vec<Micros>,
     /// The last instant at which one of the limiters is booked; zero if none is.
     pub last: Micros,
     /// Permits that were given back before the queue's last slot; its later slots may be traded for them.

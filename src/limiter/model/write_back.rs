@@ -7,8 +7,8 @@ use crate::clock::Micros;
 pub enum Unknown {
     /// The store has lost its memory of the grants.
     Lost,
-    /// The store was away. Permits may have been granted without it for this long.
-    Away(Micros),
+    /// The permits were granted without the store.
+    Away,
 }
 
 /// The grants of a replica under one limiter, for a store that does not know them.
@@ -20,12 +20,10 @@ pub struct WriteBack {
     pub unknown: Unknown,
     /// Grows with each write-back of a replica for the same reason, so that one that arrives twice counts once.
     pub number: u64,
-    /// The latest epoch that the replica knows.
-    pub known_epoch: u64,
-    /// The permits of the limiter's tightest limit that were lately in use by the whole fleet, as the replica saw them.
-    pub observed_usage: u64,
-    /// The store's clock when the write-back was made, by the replica's estimate; zero if it has none. The store may carry
-    /// the write-back out much later.
+    /// The epoch for which this is written. In another one the store charges nothing.
+    pub epoch: u64,
+    /// The latest time that the store's clock may have shown when the write-back was made; zero if that is unknown. The store may
+    /// carry the write-back out much later.
     pub sent: Micros,
     /// How many microseconds ago permits were used, the longest first, and how many. A negative number lies ahead.
     pub entries: Vec<(i64, u64)>,

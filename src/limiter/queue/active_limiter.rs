@@ -12,6 +12,7 @@ use tokio::time::{Duration, Instant};
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::{Limiter, LimiterName, Partition, Refusal};
 use crate::limiter::recovery::session::StoreSession;
 use crate::telemetry::LimiterMetrics;
@@ -60,6 +61,12 @@ struct Tightest {
     at: Instant,
 }
 
+/// Notes for how long permits of a limiter matter, which its members tell each other.
+fn serve(session: &StoreSession, limiter: &Limiter) {
+    let rules = LimiterRef::new(limiter, None, session.now()).rules;
+    session.peers.serve(rules.iter().map(Rule::seen_for).max().unwrap_or_default());
+}
+
 /// A limiter in use. A reload that changes its scope, or whether it is partitioned, makes another one.
 pub(in crate::limiter) struct ActiveLimiter {
     pub(in crate::limiter) name: LimiterName,
@@ -83,6 +90,7 @@ impl ActiveLimiter {
         session: Arc<StoreSession>,
         counts: Arc<Counts>,
     ) -> ActiveLimiter {
+        serve(&session, &limiter);
         let name = limiter.name.clone();
         let (is_shadow, is_partitioned) =
             (AtomicBool::new(limiter.is_shadow()), limiter.partitioned.is_some());
@@ -113,6 +121,7 @@ impl ActiveLimiter {
 
     /// Puts a changed configuration in force. Its queues must be notified.
     pub(in crate::limiter) fn change(&self, limiter: Arc<Limiter>, metrics: LimiterMetrics) {
+        serve(&self.session, &limiter);
         self.is_shadow.store(limiter.is_shadow(), Ordering::Relaxed);
         self.limiter.store(limiter);
         self.metrics.store(Arc::new(metrics));

@@ -1,102 +1,116 @@
-//! The heartbeat of one part of a store: notices that the store has lost its state, and has this replica's grants written
-//! back to it.
+//! The heartbeat of one part of a store: tells the store that this replica hears it, hears of new epochs, and has this replica's
+//! grants written back where the store does not know them.
 //!
-//! An [epoch](crate::limiter::model::epoch::Epoch) is the time between two losses. Invariants:
-//! - no slot is used that was booked in an earlier epoch than the latest one known ([`StoreSession::epoch`]). So every slot
-//!   of an earlier epoch that is ever used lies at or before the instant at which the ledger is read;
+//! An [epoch](crate::limiter::model::epoch::Epoch) is the time between two doubts of what the store knows. Invariants:
+//! - no slot is used that was booked in an earlier epoch than the latest one known ([`StoreSession::epoch_known`]). So every slot
+//!   of an earlier memory that is ever used lies at or before the instant at which the ledger moves it to what is to be written
+//!   back ([`StoreSession::observe_epoch`]);
 //! - the store grants nothing in the first moments of an epoch, and each replica's heartbeat reaches it at least twice
-//!   meanwhile.
+//!   meanwhile;
+//! - a replica says that it has reported everything only when the store has confirmed each write of that epoch. Until each member
+//!   has said so the store charges what they may have been granted.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use tokio::time::{Duration, Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::debug;
 
+use crate::limiter::model::Reported;
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::session::StoreSession;
-use crate::limiter::recovery::write_back::{report_offline_grants, write_back};
+use crate::limiter::recovery::write_back::write_back;
 use crate::limiter::store::StoreError;
 
-/// How often the store is asked for its epoch while nothing is granted. Its key lives longer than two of these.
-const IDLE_INTERVAL: Duration = Duration::from_secs(5);
+/// The most times in a row that a heartbeat is repeated because the store's answer shows that it misses something.
+const REPEATED_MAX: usize = 4;
+
+/// The longest time that a replica spends on saying farewell.
+const FAREWELL_MAX: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// The heartbeat of one session.
 pub(in crate::limiter) struct Recovery<F> {
     session: Weak<StoreSession>,
     fallback: Arc<Fallback>,
-    /// Called when the store has lost its state.
+    /// Called when a new epoch has begun.
     on_loss: F,
-    /// The epoch into which all grants have been written; zero before the first epoch.
-    written: u64,
 }
 
 impl<F: Fn()> Recovery<F> {
-    /// Creates the heartbeat of a session; `on_loss` is called after each loss of the store's state.
+    /// Creates the heartbeat of a session; `on_loss` is called when a new epoch has begun.
     pub(in crate::limiter) fn new(
         session: Weak<StoreSession>,
         fallback: Arc<Fallback>,
         on_loss: F,
     ) -> Recovery<F> {
-        Recovery { session, fallback, on_loss, written: 0 }
+        Recovery { session, fallback, on_loss }
     }
 
     /// Runs until no limiter uses the session any more.
-    pub(in crate::limiter) async fn run(mut self) {
+    pub(in crate::limiter) async fn run(self) {
         while let Some(session) = self.session.upgrade() {
             // The store counts and logs the error; the next heartbeat tries again.
-            if let Err(error) = self.beat(&session).await {
-                debug!(%error, "the store's epoch is not known");
+            if let Err(error) = beat(&session, &self.fallback, &self.on_loss).await {
+                debug!(%error, "the store does not hear this replica");
             }
             session.ledger.sweep(session.now());
-            let pause = if session.ledger.is_empty() { IDLE_INTERVAL } else { session.heartbeat() };
+            let pause = session.beat_interval();
             tokio::select! {
                 biased;
                 () = sleep(pause) => {}
-                () = session.ledger.first_grant() => {}
                 () = session.changed() => {}
             }
         }
     }
-
-    async fn beat(&mut self, session: &StoreSession) -> Result<(), StoreError> {
-        if !is_fresh(session) {
-            self.refresh(session).await?;
-        }
-        let current = session.epoch.load(Ordering::Acquire);
-        // The first epoch that this replica sees has lost none of its grants.
-        if self.written == 0 {
-            self.written = current;
-        }
-        if self.written != current {
-            write_back(session, &self.fallback, current).await?;
-            self.written = current;
-        }
-        report_offline_grants(session, &session.ledger.unreported(), &self.fallback).await
-    }
-
-    /// Asks the store for its epoch and for recent resets.
-    async fn refresh(&self, session: &StoreSession) -> Result<(), StoreError> {
-        let sent = Instant::now();
-        let (epoch, resets) = session.store.epoch(session.epoch_least()).await?;
-        // A store that never loses its state answers no epoch.
-        if epoch.id != 0 {
-            session.observe_clock(sent, Instant::now(), epoch.now);
-        }
-        if session.observe_epoch(epoch) {
-            (self.on_loss)();
-        }
-        session.follow_resets(&resets, &self.fallback);
-        Ok(())
-    }
 }
 
-/// Returns whether a worker's call has just returned the epoch, and kept it alive in the store.
-fn is_fresh(session: &StoreSession) -> bool {
-    let known = session.epoch.load(Ordering::Acquire);
-    let heard = session.clock.heard().map(|clock| clock.heard());
-    known != 0
-        && known == session.epoch_least()
-        && !session.has_reset()
-        && heard.is_some_and(|heard| heard.elapsed() < session.heartbeat())
+/// Makes a heartbeat, writes back what the store does not know, and says so.
+///
+/// # Errors
+/// The first failed call.
+pub(in crate::limiter) async fn beat(
+    session: &StoreSession,
+    fallback: &Fallback,
+    on_loss: &impl Fn(),
+) -> Result<(), StoreError> {
+    for _ in 0..REPEATED_MAX {
+        let Some(mut heartbeat) = session.peers.heartbeat(fallback.replica, session.epoch_least()) else {
+            return Ok(());
+        };
+        if heartbeat.reported.memory == 0 && session.ledger.has_unreported() {
+            // It was granted nothing by the store, but something without it.
+            heartbeat.reported = Reported { memory: 1, epoch: 1 };
+        }
+        let sent = Instant::now();
+        let answer = session.store.heartbeat(&heartbeat).await?;
+        // A store that never loses its memory answers no epoch.
+        if answer.epoch.id == 0 {
+            return Ok(());
+        }
+        session.observe_clock(sent, Instant::now(), answer.epoch.now);
+        if session.observe_epoch(answer.epoch) {
+            on_loss();
+        }
+        session.peers.learn(fallback.replica, &answer);
+        session.follow_resets(&answer.resets, fallback);
+        let current = Reported { memory: answer.epoch.memory, epoch: answer.epoch.id };
+        let is_told = heartbeat.reported == current && heartbeat.version == answer.version;
+        if is_told && !session.ledger.has_unreported() {
+            return Ok(());
+        }
+        if !write_back(session, fallback).await? || session.epoch_known() != current.epoch {
+            return Ok(());
+        }
+        session.peers.set_reported(current);
+    }
+    Ok(())
+}
+
+/// Says farewell to the store. What this replica was granted matters still.
+pub(in crate::limiter) async fn leave(session: &StoreSession, fallback: &Fallback) {
+    let matters_for = session.ledger.expires().unwrap_or_default() - session.now();
+    let farewell = session.peers.farewell(fallback.replica, session.epoch_least(), matters_for);
+    if let Some(farewell) = farewell.filter(|_| session.store.may_fail()) {
+        // After a failure its membership ends by itself.
+        let _ = timeout(FAREWELL_MAX, session.store.heartbeat(&farewell)).await;
+    }
 }

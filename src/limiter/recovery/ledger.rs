@@ -1,30 +1,26 @@
 //! The permits granted to this replica by a store that may forget them.
 //!
-//! When the store has lost its state, each replica writes back its own grants, so that the windows in progress stay charged.
-//! Grants from the time when the store was unreachable are reported when it returns.
+//! When the store has lost its memory, each replica writes back its own grants, so that the windows in progress stay charged.
+//! Grants from the time when the store was unreachable are written back when it returns.
 //!
 //! There is one page per limiter and partition. It is kept while its grants matter to the limits, and is at most as large as
 //! the state in the store.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use tokio::sync::Notify;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::cell::Entry;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::timeline::Timeline;
-use crate::limiter::model::{Answer, Call, LimiterName, Partition, Reset, Step, stepped};
+use crate::limiter::model::{Answer, Call, LimiterName, Partition, Reset, Step};
 use crate::limiter::recovery::grants::{charge, granted, window};
 use crate::limiter::recovery::offline_grants::{OfflineGrants, OfflineRecord};
 use crate::limiter::store::expiry::Expiring;
 
-/// How long an observed usage is worth writing back.
-const USAGE_KEPT: Micros = Micros::from_millis(1000);
-
-/// The most pages: some 30 MB. Grants under further limiters and partitions are not written back.
+/// The most pages: some 30 MB. Grants under further limiters and partitions are not written back, and the store charges all that
+/// this replica may have been granted.
 const PAGES_MAX: usize = 100_000;
 
 type Key = (LimiterName, Option<Partition>);
@@ -35,8 +31,10 @@ pub(in crate::limiter) struct Ledger {
     pages: Mutex<Expiring<Key, Page>>,
     /// True if a page may hold offline grants that the store does not have.
     has_unreported: AtomicBool,
-    /// Notified when the first page is begun.
-    first_grant: Notify,
+    /// The store's memory to which the pages' grants belong.
+    memory: AtomicU64,
+    /// Until when grants matter that found no page, by the store's clock, in microseconds.
+    incomplete_until: AtomicU64,
 }
 
 /// The grants of one limiter or partition.
@@ -45,20 +43,19 @@ struct Page {
     limiter_ref: Option<LimiterRef>,
     /// For each limit, the window in which a grant matters to it.
     windows: Vec<Rule>,
-    /// The grants, by the store's clock.
+    /// The grants that the store knows, by its clock.
     granted: Timeline,
-    /// The permits of the tightest limit in use by the whole fleet, and when the store answered that.
-    observed_usage: (Micros, u64),
+    /// The grants that the store has forgotten, by its clock.
+    forgotten: Timeline,
     offline: OfflineRecord,
 }
 
-/// The grants of one limiter or partition, to be written back.
-pub(in crate::limiter) struct Granted {
-    pub(in crate::limiter) limiter_ref: LimiterRef,
-    /// The instants and permits, ascending.
-    pub(in crate::limiter) entries: Vec<Entry>,
-    /// The permits of the tightest limit in use by the whole fleet, as lately observed; zero if that was too long ago.
-    pub(in crate::limiter) observed_usage: u64,
+/// Grants under one limiter or partition that the store does not know.
+pub(in crate::limiter) enum Unreported {
+    /// The store has forgotten them. Its memory now, and their instants by its clock and their permits, ascending.
+    Forgotten { memory: u64, entries: Vec<Entry> },
+    /// They were made without the store.
+    Offline(OfflineGrants),
 }
 
 impl Ledger {
@@ -75,24 +72,33 @@ impl Ledger {
         }
         let charged: Vec<(Micros, u64)> = granted(call, answer).collect();
         let mut pages = self.lock();
-        let had_none = pages.len() == 0;
         pages.sweep(answer.now, Page::expires);
-        for (limiter_ref, available) in limiter_refs.iter().zip(&answer.available) {
+        for limiter_ref in limiter_refs {
             let key = key(limiter_ref);
-            let Some(mut page) = take(&mut pages, &key) else { continue };
+            let Some(mut page) = take(&mut pages, &key) else {
+                self.miss(limiter_ref, charged.iter().map(|(at, _)| *at).max());
+                continue;
+            };
             page.follow(limiter_ref);
             page.record(call, &charged, answer.now);
-            page.observed_usage = (answer.now, usage(limiter_ref, available));
             let expires = page.expires();
             if expires > answer.now {
                 pages.put(key, page, expires);
             }
         }
-        let begins = had_none && pages.len() > 0;
-        drop(pages);
-        if begins {
-            self.first_grant.notify_one();
+    }
+
+    /// Notes that grants up to an instant find no page.
+    fn miss(&self, limiter_ref: &LimiterRef, last: Option<Micros>) {
+        let longest = limiter_ref.rules.iter().map(Rule::seen_for).max().unwrap_or_default();
+        if let Some(last) = last {
+            self.incomplete_until.fetch_max((last + longest).0, Ordering::AcqRel);
         }
+    }
+
+    /// Returns whether every grant that matters at an instant of the store's clock has a page.
+    pub(in crate::limiter) fn is_complete(&self, now: Micros) -> bool {
+        self.incomplete_until.load(Ordering::Acquire) <= now.0
     }
 
     /// Records that the store is unreachable, and the permits granted without it, by this process's clock.
@@ -132,10 +138,10 @@ impl Ledger {
         self.has_unreported.load(Ordering::Acquire)
     }
 
-    /// Returns the limiters and partitions with offline grants that the store does not have, in the order of their names.
+    /// Returns the limiters and partitions with grants that the store does not have, in the order of their names.
     pub(in crate::limiter) fn unreported(&self) -> Vec<LimiterRef> {
         let pages = self.lock();
-        let mut unreported: Vec<_> = pages.iter().filter(|(_, page)| page.offline.is_pending()).collect();
+        let mut unreported: Vec<_> = pages.iter().filter(|(_, page)| page.is_pending()).collect();
         unreported.sort_by_key(|(key, _)| *key);
         let unreported: Vec<_> =
             unreported.into_iter().filter_map(|(_, page)| page.limiter_ref.clone()).collect();
@@ -143,56 +149,72 @@ impl Ledger {
         unreported
     }
 
-    /// Returns the next part of a limiter's offline grants to report; `None` if all is reported that may be.
-    pub(in crate::limiter) fn next_offline_part(
+    /// Returns the next part of a limiter's grants to write back, at `now` of this process's clock; `None` if the store has all
+    /// that may be written back.
+    pub(in crate::limiter) fn next_unreported(
         &self,
         limiter_ref: &LimiterRef,
         now: Micros,
-    ) -> Option<OfflineGrants> {
+    ) -> Option<Unreported> {
         let mut pages = self.lock();
         let page = pages.get_mut(&key(limiter_ref))?;
-        page.offline.next_part(now, &page.windows)
+        if !page.forgotten.entries().is_empty() {
+            let (memory, entries) =
+                (self.memory.load(Ordering::Acquire), page.forgotten.entries().to_vec());
+            return Some(Unreported::Forgotten { memory, entries });
+        }
+        page.offline.next_part(now, &page.windows).map(Unreported::Offline)
     }
 
-    /// Turns a reported part into grants of the store, whose clock showed `store_now` when this process's showed `now`.
+    /// Turns a part that was written back into grants of the store, whose clock showed `store_now` when this process's showed `now`.
     pub(in crate::limiter) fn confirm_report(
         &self,
         limiter_ref: &LimiterRef,
-        number: u64,
+        part: &Unreported,
         store_now: Micros,
         now: Micros,
     ) {
         let (mut pages, key) = (self.lock(), key(limiter_ref));
         let Some(mut page) = pages.remove(&key) else { return };
-        if let Some(part) = page.offline.confirm(number) {
-            for Entry { at, permits } in part.entries {
-                charge(&mut page.granted, &page.windows, (store_now + at) - now, permits);
+        let entries = match part {
+            // Meanwhile the store may have lost its memory again.
+            Unreported::Forgotten { memory, .. } if *memory != self.memory.load(Ordering::Acquire) => Vec::new(),
+            Unreported::Forgotten { .. } => std::mem::take(&mut page.forgotten).entries().to_vec(),
+            Unreported::Offline(part) => {
+                let moved = |entry: Entry| Entry { at: (store_now + entry.at) - now, ..entry };
+                let confirmed = page.offline.confirm(part.number);
+                confirmed.map(|part| part.entries.into_iter().map(moved).collect()).unwrap_or_default()
             }
-        }
+        };
+        entries.iter().for_each(|entry| charge(&mut page.granted, &page.windows, entry.at, entry.permits));
         let expires = page.expires();
         pages.put(key, page, expires);
     }
 
-    /// Returns the grants up to an instant that still matter, in the order of their limiters' names. Later bookings are void after a loss.
-    pub(in crate::limiter) fn granted(&self, now: Micros) -> Vec<Granted> {
+    /// Notes that the store has lost its memory at `latest` of its clock: grants up to then are to be written back, and later
+    /// bookings are void. `memory` is its new one.
+    pub(in crate::limiter) fn forget(&self, memory: u64, latest: Micros) {
         let mut pages = self.lock();
-        pages.sweep(now, Page::expires);
-        let mut granted: Vec<_> =
-            pages.iter().filter_map(|(key, page)| Some((key, page.granted(now)?))).collect();
-        granted.sort_by_key(|(key, _)| *key);
-        granted.into_iter().map(|(_, granted)| granted).collect()
-    }
-
-    /// Removes the bookings after an instant, which a loss has made void.
-    pub(in crate::limiter) fn remove_after(&self, now: Micros) {
-        self.lock().iter_mut().for_each(|(_, page)| drop(page.granted.split_off(now + Micros::ONE)));
+        self.memory.store(memory, Ordering::Release);
+        let mut has_any = false;
+        for (_, page) in pages.iter_mut() {
+            page.granted.split_off(latest + Micros::ONE);
+            let granted = std::mem::take(&mut page.granted);
+            for entry in granted.entries() {
+                charge(&mut page.forgotten, &page.windows, entry.at, entry.permits);
+            }
+            has_any |= page.is_pending();
+        }
+        if has_any {
+            self.has_unreported.store(true, Ordering::Release);
+        }
     }
 
     /// Moves all grants with a step of the store's clock.
     pub(in crate::limiter) fn step(&self, step: Step) {
         self.lock().iter_mut().for_each(|(_, page)| {
             page.granted.step(step);
-            page.observed_usage.0 = stepped(page.observed_usage.0, step);
+            page.forgotten.step(step);
         });
     }
 
@@ -203,10 +225,8 @@ impl Ledger {
         let is_meant = |key: &Key| key.0 == *name && partition.is_none_or(|one| key.1 == Some(one));
         for (_, page) in pages.iter_mut().filter(|(key, _)| is_meant(key)) {
             page.granted = page.granted.split_off(*at + Micros::ONE).into();
+            page.forgotten = page.forgotten.split_off(*at + Micros::ONE).into();
             page.offline.reset(local_at);
-            if page.observed_usage.0 <= *at {
-                page.observed_usage.1 = 0;
-            }
         }
     }
 
@@ -215,14 +235,10 @@ impl Ledger {
         while !self.lock().sweep(now, Page::expires).is_empty() {}
     }
 
-    /// Returns whether there is nothing to write back.
-    pub(in crate::limiter) fn is_empty(&self) -> bool {
-        self.lock().len() == 0
-    }
-
-    /// Waits until the first page is begun in an empty ledger.
-    pub(in crate::limiter) async fn first_grant(&self) {
-        self.first_grant.notified().await;
+    /// Returns until when any grant matters, by the store's clock; `None` without grants.
+    pub(in crate::limiter) fn expires(&self) -> Option<Micros> {
+        let expires = self.lock().iter().map(|(_, page)| page.expires()).max();
+        expires.map(|expires| expires.max(Micros(self.incomplete_until.load(Ordering::Acquire))))
     }
 }
 
@@ -245,16 +261,14 @@ impl Page {
         charged.iter().for_each(|(at, permits)| charge(&mut self.granted, &self.windows, *at, *permits));
     }
 
-    fn granted(&self, now: Micros) -> Option<Granted> {
-        let entries = self.granted.entries().iter().copied().take_while(|entry| entry.at <= now).collect();
-        let (at, usage) = self.observed_usage;
-        let observed_usage = if at + USAGE_KEPT > now { usage } else { 0 };
-        Some(Granted { limiter_ref: self.limiter_ref.clone()?, entries, observed_usage })
+    fn is_pending(&self) -> bool {
+        !self.forgotten.entries().is_empty() || self.offline.is_pending()
     }
 
     fn expires(&self) -> Micros {
         let longest = self.windows.iter().map(|rule| rule.window).max().unwrap_or_default();
-        let granted = self.granted.last().map_or(Micros::ZERO, |last| last + longest);
+        let last = self.granted.last().max(self.forgotten.last());
+        let granted = last.map_or(Micros::ZERO, |last| last + longest);
         granted.max(self.offline.expires(longest))
     }
 }
@@ -267,10 +281,4 @@ fn key(limiter_ref: &LimiterRef) -> Key {
 fn take(pages: &mut Expiring<Key, Page>, key: &Key) -> Option<Page> {
     let is_full = pages.len() >= PAGES_MAX;
     pages.take(key).or_else(|| (!is_full).then(Page::default))
-}
-
-/// Returns the permits in use under the tightest limit, by those that are available under each.
-fn usage(limiter_ref: &LimiterRef, available: &[u64]) -> u64 {
-    let in_use = limiter_ref.rules.iter().zip(available);
-    in_use.map(|(rule, left)| rule.capacity().saturating_sub(*left)).max().unwrap_or_default()
 }

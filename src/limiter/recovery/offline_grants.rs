@@ -19,8 +19,6 @@ const KEPT_MAX: Micros = Micros::from_millis(24 * 3_600_000);
 /// The offline grants of one limiter.
 #[derive(Clone, Default)]
 pub(in crate::limiter) struct OfflineRecord {
-    /// When the store became unreachable, if that was not reported to the store yet.
-    since: Option<Micros>,
     granted: Timeline,
     /// The part that was sent to the store and not answered yet.
     pending: Option<OfflineGrants>,
@@ -30,16 +28,13 @@ pub(in crate::limiter) struct OfflineRecord {
 #[derive(Clone)]
 pub(in crate::limiter) struct OfflineGrants {
     pub(in crate::limiter) number: u64,
-    /// The earliest instant at which this replica may have granted anything without the store.
-    pub(in crate::limiter) since: Micros,
     /// The instants and permits, ascending.
     pub(in crate::limiter) entries: Vec<Entry>,
 }
 
 impl OfflineRecord {
-    /// Records that the store is unreachable at `now`, and the permits that this replica granted without it.
+    /// Records the permits that this replica granted without the store, at `now`.
     pub(in crate::limiter) fn record(&mut self, now: Micros, windows: &[Rule], granted: &[(Micros, u64)]) {
-        self.since.get_or_insert(now);
         self.granted.prune(now, windows, |_, rule| rule.window);
         granted.iter().for_each(|(at, permits)| charge(&mut self.granted, windows, *at, *permits));
     }
@@ -56,15 +51,14 @@ impl OfflineRecord {
 
     /// Returns whether anything has still to be reported to the store.
     pub(in crate::limiter) fn is_pending(&self) -> bool {
-        self.pending.is_some() || self.since.is_some() || !self.granted.entries().is_empty()
+        self.pending.is_some() || !self.granted.entries().is_empty()
     }
 
     /// Returns the part to send at `now`: the one that was sent and not answered, or a new one. `None` if there is none.
     pub(in crate::limiter) fn next_part(&mut self, now: Micros, windows: &[Rule]) -> Option<OfflineGrants> {
         if self.pending.is_none() {
             let entries = self.granted.take_until(now + REPORT_AHEAD, windows);
-            let since = self.since.take().into_iter().chain(entries.first().map(|entry| entry.at)).min();
-            self.pending = since.map(|since| OfflineGrants { number: now.0, since, entries });
+            self.pending = (!entries.is_empty()).then_some(OfflineGrants { number: now.0, entries });
         }
         self.pending.clone()
     }
@@ -77,7 +71,7 @@ impl OfflineRecord {
     /// Returns until when the record is kept, where a grant matters for as long as `window`. Zero if it is empty.
     pub(in crate::limiter) fn expires(&self, window: Micros) -> Micros {
         let pending = self.pending.as_ref().and_then(|part| part.entries.last()).map(|entry| entry.at);
-        let last = self.granted.last().max(pending).max(self.since);
+        let last = self.granted.last().max(pending);
         last.map_or(Micros::ZERO, |last| last + window + KEPT_MAX)
     }
 }

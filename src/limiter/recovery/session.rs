@@ -11,6 +11,7 @@ use crate::clock::{Clock, Micros};
 use crate::limiter::model::{Epoch, Reset};
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::ledger::Ledger;
+use crate::limiter::recovery::peers::Peers;
 use crate::limiter::store::Store;
 use crate::limiter::store::clock::{SharedClock, StoreClock};
 
@@ -23,8 +24,14 @@ pub(in crate::limiter) struct StoreSession {
     pub(in crate::limiter) wall: Clock,
     /// The permits granted to this replica.
     pub(in crate::limiter) ledger: Ledger,
+    /// The members that share the store, and what this replica has told it.
+    pub(in crate::limiter) peers: Peers,
     /// The latest epoch that the store has answered; zero before its first answer.
     pub(in crate::limiter) epoch: AtomicU64,
+    /// The store's memory in that epoch.
+    memory: AtomicU64,
+    /// When that epoch opens, by the store's clock, in microseconds; zero if it has.
+    opens: AtomicU64,
     /// The epoch that the store must have reached: a new one is required after its clock was stepped.
     required_epoch: AtomicU64,
     /// The time of the latest reset of a limiter that the store has announced, by its clock.
@@ -45,7 +52,10 @@ impl StoreSession {
             clock,
             wall,
             ledger,
+            peers: Peers::default(),
             epoch: zero(),
+            memory: zero(),
+            opens: zero(),
             required_epoch: zero(),
             reset_at: zero(),
             reset_followed: zero(),
@@ -58,10 +68,25 @@ impl StoreSession {
         self.store.lease().to_duration() * 2 / 5
     }
 
-    /// Takes in the epoch of an answer. Returns whether the store has lost its state since the answer before.
+    /// Returns the interval of heartbeats: three in each lease.
+    pub(in crate::limiter) fn beat_interval(&self) -> Duration {
+        self.store.lease().to_duration() * 3 / 10
+    }
+
+    /// Returns the latest epoch that the store has answered; zero before its first answer.
+    pub(in crate::limiter) fn epoch_known(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Takes in the epoch of an answer. Returns whether a new one has begun since the answer before.
     pub(in crate::limiter) fn observe_epoch(&self, epoch: Epoch) -> bool {
         let before = self.epoch.fetch_max(epoch.id, Ordering::AcqRel);
         let is_lost = before != 0 && before < epoch.id;
+        self.opens.store(epoch.settles_until.unwrap_or_default().0, Ordering::Release);
+        if self.memory.fetch_max(epoch.memory, Ordering::AcqRel) < epoch.memory {
+            let latest = self.clock.heard().map_or_else(|| self.now(), |clock| clock.latest(Instant::now()));
+            self.ledger.forget(epoch.memory, latest);
+        }
         let is_reset = self.reset_at.fetch_max(epoch.reset_at.0, Ordering::AcqRel) < epoch.reset_at.0;
         if is_lost || is_reset {
             self.changed.notify_one();
@@ -69,9 +94,9 @@ impl StoreSession {
         is_lost
     }
 
-    /// Returns whether the ledger has still to follow a reset.
-    pub(in crate::limiter) fn has_reset(&self) -> bool {
-        self.reset_at.load(Ordering::Acquire) > self.reset_followed.load(Ordering::Acquire)
+    /// Returns whether the store's epoch was not open at its latest answer.
+    pub(in crate::limiter) fn settles(&self) -> bool {
+        self.opens.load(Ordering::Acquire) > 0
     }
 
     /// Removes the grants from before these resets, from the ledger and from this replica's own memory.
@@ -101,6 +126,7 @@ impl StoreSession {
         answered: Instant,
         now: Micros,
     ) -> StoreClock {
+        self.peers.answered(now);
         let (clock, step) = self.clock.learn(sent, answered, now);
         if let Some(step) = step
             && self.store.may_fail()

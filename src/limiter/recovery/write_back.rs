@@ -1,4 +1,4 @@
-//! Sends to a store the grants of this replica that it does not have: after it lost its state, or was unreachable.
+//! Sends to a store the grants of this replica that it does not have: after it lost its memory, or was away.
 
 use futures_util::stream::{self, StreamExt};
 use tokio::time::Instant;
@@ -8,98 +8,93 @@ use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::{Epoch, Unknown, WriteBack};
 use crate::limiter::recovery::fallback::Fallback;
-use crate::limiter::recovery::ledger::Granted;
-use crate::limiter::recovery::offline_grants::OfflineGrants;
+use crate::limiter::recovery::ledger::Unreported;
 use crate::limiter::recovery::session::StoreSession;
 use crate::limiter::store::StoreError;
 
-/// The most writes under way at once. The store waits only for a limited time before it grants again.
-const WRITES_MAX: usize = 64;
+/// The most writes under way at once: a store that has just come back has enough to do.
+const WRITES_MAX: usize = 16;
 
-/// Writes all grants back into an epoch, after the store has lost its state.
+/// Writes back the grants under all limiters that the store does not have. Returns whether it has all of them now: false if a new epoch
+/// has begun meanwhile, or some could not be kept.
 ///
 /// # Errors
-/// The first failed write. A repetition under the same epoch counts no grant twice.
+/// The first failed write. A repetition counts no grant twice.
 pub(in crate::limiter) async fn write_back(
     session: &StoreSession,
     fallback: &Fallback,
-    epoch: u64,
-) -> Result<(), StoreError> {
-    let now = Instant::now();
-    let clock = session.clock.heard();
-    let latest = clock.map_or_else(|| session.now(), |clock| clock.latest(now));
-    let sent = clock.map_or(Micros::ZERO, |_| latest);
-    session.ledger.remove_after(latest);
-    let granted = session.ledger.granted(latest);
-    let permits: u64 = granted.iter().flat_map(|page| &page.entries).map(|entry| entry.permits).sum();
-    warn!(
-        limiters = granted.len(),
-        permits, "the store has lost its state: writing back what this replica was granted"
-    );
-    let (store, replica) = (&session.store, fallback.replica);
-    let writes = granted.into_iter().map(|Granted { limiter_ref, entries, observed_usage }| async move {
-        let entries = entries.iter().map(|entry| (ago(latest, entry.at), entry.permits)).collect();
-        // The epoch serves as the number: the store accepts one write for each.
-        let (unknown, number, known_epoch) = (Unknown::Lost, epoch, epoch);
-        let write = WriteBack { replica, unknown, number, known_epoch, observed_usage, sent, entries };
-        store.write_back(&limiter_ref, &write).await
-    });
-    // A failed write does not stop the others.
-    let written: Vec<Result<Epoch, _>> = stream::iter(writes).buffer_unordered(WRITES_MAX).collect().await;
-    for error in written.into_iter().filter_map(Result::err) {
-        match error {
-            // The key holds something else, until somebody deletes that; nothing is left to write then.
-            StoreError::Unreadable(_) => warn!(%error, "cannot write back"),
-            error => return Err(error),
-        }
+) -> Result<bool, StoreError> {
+    let limiter_refs = session.ledger.unreported();
+    if !limiter_refs.is_empty() {
+        warn!(
+            limiters = limiter_refs.len(),
+            "the store does not know what this replica was granted: writing it back"
+        );
     }
-    Ok(())
+    let writes = limiter_refs
+        .into_iter()
+        .map(|limiter_ref| async move { write_back_one(session, fallback, &limiter_ref).await });
+    // A failed write does not stop the others.
+    let written: Vec<_> = stream::iter(writes).buffer_unordered(WRITES_MAX).collect().await;
+    let mut is_complete = session.ledger.is_complete(session.now());
+    for result in written {
+        is_complete &= result?;
+    }
+    Ok(is_complete)
 }
 
-/// Reports the offline grants of these limiters to a store that is reachable again, before any other call for them.
+/// Writes back the grants under these limiters that the store does not have, before any other call for them.
 ///
 /// # Errors
-/// The first failure, but a limiter whose key holds something else does not stop the others. A failed part is sent again by
-/// the next report, and counts once.
+/// The first failed write.
 pub(in crate::limiter) async fn report_offline_grants(
     session: &StoreSession,
     limiter_refs: &[LimiterRef],
     fallback: &Fallback,
 ) -> Result<(), StoreError> {
-    if !session.ledger.has_unreported() {
-        return Ok(());
-    }
-    let mut reported = Ok(());
-    'limiter_refs: for limiter_ref in limiter_refs {
-        while let Some(part) = session.ledger.next_offline_part(limiter_ref, fallback.clock.now()) {
-            let now = fallback.clock.now();
-            let write = offline_write(session, fallback.replica, &part, now);
-            match session.store.write_back(limiter_ref, &write).await {
-                Ok(Epoch { now: store_now, .. }) => {
-                    session.ledger.confirm_report(limiter_ref, part.number, store_now, now);
-                }
-                Err(error @ StoreError::Unreadable(_)) => {
-                    reported = Err(error);
-                    continue 'limiter_refs;
-                }
-                Err(error) => return Err(error),
-            }
+    if session.ledger.has_unreported() {
+        for limiter_ref in limiter_refs {
+            write_back_one(session, fallback, limiter_ref).await?;
         }
     }
-    reported
+    Ok(())
 }
 
-/// Returns the write that reports a part of the offline grants at `now` of this process's clock.
-fn offline_write(session: &StoreSession, replica: u64, part: &OfflineGrants, now: Micros) -> WriteBack {
-    WriteBack {
-        replica,
-        unknown: Unknown::Away(now - part.since),
-        number: part.number,
-        known_epoch: session.epoch_least(),
-        observed_usage: 0,
-        sent: session.clock.heard().map_or(Micros::ZERO, |clock| clock.latest(Instant::now())),
-        entries: part.entries.iter().map(|entry| (ago(now, entry.at), entry.permits)).collect(),
+/// Writes back the grants under one limiter. Returns whether the store has them now.
+async fn write_back_one(
+    session: &StoreSession,
+    fallback: &Fallback,
+    limiter_ref: &LimiterRef,
+) -> Result<bool, StoreError> {
+    let epoch = session.epoch_known();
+    loop {
+        let now = fallback.clock.now();
+        let Some(part) = session.ledger.next_unreported(limiter_ref, now) else { return Ok(true) };
+        let write = write_of(session, fallback.replica, epoch, &part, now);
+        match session.store.write_back(limiter_ref, &write).await {
+            Ok(Epoch { id, now: store_now, .. }) if id == epoch => {
+                session.ledger.confirm_report(limiter_ref, &part, store_now, now);
+            }
+            Ok(_) => return Ok(false),
+            // The key holds something else, until somebody deletes that; nothing is left to write then.
+            Err(error @ StoreError::Unreadable(_)) => {
+                warn!(%error, "cannot write back");
+                return Ok(true);
+            }
+            Err(error) => return Err(error),
+        }
     }
+}
+
+/// Returns the write for a part of the grants, at `now` of this process's clock.
+fn write_of(session: &StoreSession, replica: u64, epoch: u64, part: &Unreported, now: Micros) -> WriteBack {
+    let sent = session.clock.heard().map_or(Micros::ZERO, |clock| clock.latest(Instant::now()));
+    let (unknown, number, since, entries) = match part {
+        Unreported::Forgotten { memory, entries } => (Unknown::Lost, *memory, sent, entries),
+        Unreported::Offline(part) => (Unknown::Away, part.number, now, &part.entries),
+    };
+    let entries = entries.iter().map(|entry| (ago(since, entry.at), entry.permits)).collect();
+    WriteBack { replica, unknown, number, epoch, sent, entries }
 }
 
 /// Returns how many microseconds an instant lies before another; negative if it lies after it.

@@ -1,6 +1,5 @@
 //! All limiters of this process, over reloads.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use futures_util::future::join_all;
@@ -16,7 +15,7 @@ use crate::limiter::model::{
 };
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::recovery::fallback::Fallback;
-use crate::limiter::recovery::heartbeat::Recovery;
+use crate::limiter::recovery::heartbeat::{Recovery, beat, leave};
 use crate::limiter::recovery::members::Fleet;
 use crate::limiter::recovery::session::StoreSession;
 use crate::limiter::registry::in_force::InForce;
@@ -209,13 +208,9 @@ impl Limiters {
     /// the store does not answer, and after two seconds in any case.
     pub async fn settle(&self) {
         self.fleet().register_replica(&*self.in_force.sessions.overall.store).await;
-        let sessions = self.in_force.sessions.that_may_fail();
+        let (sessions, queues) = (self.in_force.sessions.that_may_fail(), &self.in_force.queues);
         let settled = |session: Arc<StoreSession>| async move {
-            while let Ok((epoch, _)) = session.store.epoch(session.epoch.load(Ordering::Acquire)).await {
-                session.observe_epoch(epoch);
-                if epoch.settles_until.is_none() {
-                    return;
-                }
+            while beat(&session, &queues.fallback, &|| queues.wake_all()).await.is_ok() && session.settles() {
                 sleep(SETTLING_LOOK).await;
             }
         };
@@ -296,7 +291,9 @@ impl Limiters {
 
     /// Refuses every waiting request, gives the slots back and leaves the fleet. Ends when every worker has ended.
     pub async fn close(&self) {
-        self.in_force.queues.close().await;
+        let InForce { queues, sessions, .. } = &*self.in_force;
+        queues.close().await;
+        join_all(sessions.that_may_fail().iter().map(|session| leave(session, &queues.fallback))).await;
         self.fleet().leave(&*self.in_force.sessions.overall.store).await;
     }
 

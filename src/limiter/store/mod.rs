@@ -14,8 +14,8 @@ use tokio::sync::broadcast;
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::{
-    Answer, Call, Cause, Epoch, Freed, Lasting, LimiterName, Partition, PauseStretch, Replica, ReportResult,
-    Reset, UpstreamReport, WriteBack,
+    Answer, Call, Cause, Epoch, Freed, Heartbeat, HeartbeatAnswer, Lasting, LimiterName, Partition, PauseStretch, Replica, ReportResult,
+    UpstreamReport, WriteBack,
 };
 
 /// The state of a limiter as it is shown.
@@ -106,10 +106,12 @@ pub trait Store: Send + Sync + 'static {
     /// Returns the state of a limiter, and changes nothing.
     fn inspect<'a>(&'a self, limiter_ref: &'a LimiterRef) -> BoxFuture<'a, Result<StateView, StoreError>>;
 
-    /// Keeps the store's epoch alive, for a caller that knows of no later one than `known`. Returns the epoch, and the latest
-    /// resets, ascending.
-    fn epoch(&self, _known: u64) -> BoxFuture<'_, Result<(Epoch, Vec<Reset>), StoreError>> {
-        ready(Ok((Epoch::default(), Vec::new()))).boxed()
+    /// Keeps the store's epoch alive, tells the store of a replica, and returns what a replica must know.
+    fn heartbeat<'a>(
+        &'a self,
+        _heartbeat: &'a Heartbeat,
+    ) -> BoxFuture<'a, Result<HeartbeatAnswer, StoreError>> {
+        ready(Ok(HeartbeatAnswer::default())).boxed()
     }
 
     /// Forgets the permits used of a limiter until now, in all partitions if `limiter_ref` names none.

@@ -176,7 +176,7 @@ struct Model {
     replica: u64,
     limiter_refs: Vec<LimiterRef>,
     states: Vec<LimiterState>,
-    /// Until when each state exists, as callers were answered.
+    /// Until when each state exists, as the server notes it.
     lives_until: Vec<Micros>,
     orders: BTreeMap<usize, QueueOrder>,
     /// For each number of limiters taken at once: the generations that the caller knows, and the slots that it holds.
@@ -214,23 +214,24 @@ impl Model {
             .take(count)
             .map(|(state, limiter_ref)| (state, limiter_ref.rules.clone()))
             .collect();
-        let mut answer = reserve(self.now, LEASE, &mut states, &mut order, call);
-        answer.lives_until = (0..count).map(|index| self.keep(index)).collect();
+        let answer = reserve(self.now, LEASE, &mut states, &mut order, call);
+        (0..count).for_each(|index| self.keep(index));
         if order.expires() > self.now {
             self.orders.insert(count, order);
         }
         answer
     }
 
-    /// Drops a state that can no longer matter. Returns until when the state exists.
-    fn keep(&mut self, index: usize) -> Micros {
+    /// Drops a state that can no longer matter. Each longer life is noted with a margin.
+    fn keep(&mut self, index: usize) {
         let (state, lives_until) = (&mut self.states[index], &mut self.lives_until[index]);
-        *lives_until = state.expires().max(*lives_until);
-        let until = *lives_until;
-        if until <= self.now {
+        let expires = state.expires();
+        if expires > self.now.max(*lives_until) {
+            *lives_until = expires + Micros((expires - self.now).0 / 4);
+        }
+        if *lives_until <= self.now {
             (*state, *lives_until) = (LimiterState::default(), Micros::ZERO);
         }
-        until
     }
 
     fn report_upstream(&mut self, index: usize, report: &UpstreamReport) -> ReportResult {

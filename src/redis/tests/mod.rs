@@ -14,6 +14,7 @@ use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::call::{Answer, Call};
 use crate::limiter::model::epoch::Epoch;
+use crate::limiter::model::heartbeat::{Heartbeat, HeartbeatAnswer};
 use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
 use crate::limiter::model::write_back::WriteBack;
 use crate::limiter::store::StateView;
@@ -29,6 +30,8 @@ const LEASE: Micros = Micros::from_millis(500);
 const CONTEXT: Context<'static> = Context {
     prefix: "model",
     epoch: "model:epoch",
+    live: "model:live",
+    is_cluster: true,
     channel: "",
     run: "",
     settle: Micros::ZERO,
@@ -121,6 +124,11 @@ impl TestStore {
     fn write_back(&mut self, context: &Context<'_>, limiter_ref: &LimiterRef, write: &WriteBack) -> Epoch {
         let command = self.scripts.write_back.command(&arguments::write_back(context, limiter_ref, write));
         answers::epoch(&command.query(&mut self.connection).unwrap()).expect("a well-formed answer")
+    }
+
+    fn heartbeat(&mut self, context: &Context<'_>, heartbeat: &Heartbeat) -> HeartbeatAnswer {
+        let command = self.scripts.heartbeat.command(&arguments::heartbeat(context, heartbeat));
+        answers::heartbeat(&command.query(&mut self.connection).unwrap()).expect("a well-formed answer")
     }
 
     fn reset(&mut self, context: &Context<'_>, limiter_ref: &LimiterRef) -> redis::RedisResult<Epoch> {

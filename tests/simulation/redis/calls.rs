@@ -10,14 +10,15 @@ use crate::redis::{Reply, Server};
 pub(crate) type Sequence = Vec<(u64, Vec<Vec<u8>>)>;
 
 /// The channel on which the scripts publish.
-pub(crate) const CHANNEL: &str = "w:v1:announcements";
+pub(crate) const CHANNEL: &str = "w:v2:announcements";
 
 /// The run of the server that the calls are made for.
 pub(crate) const RUN: &str = "0123456789abcdef0123456789abcdef01234567";
 
 const START: u64 = 1_800_000_000_000_000;
 const LEASE: u64 = 500_000;
-const EPOCH: &str = "w:v1:epoch";
+const EPOCH: &str = "w:v2:epoch";
+const LIVE: &str = "w:v2:live";
 
 /// Limiters that are taken together, by their places.
 const QUEUES: &[&[usize]] = &[&[0], &[1], &[0, 1], &[2], &[0, 1, 2]];
@@ -63,7 +64,6 @@ struct Fleet<'a> {
     rules: [usize; 3],
     generations: [u64; 3],
     void_from: [u64; 3],
-    seen_at: [u64; 3],
     held: Vec<Holding>,
     settle: u64,
 }
@@ -84,7 +84,6 @@ pub(crate) fn sequence(rng: &mut Rng, server: &mut Server, scripts: &[Script], c
         rules: [first, first + 1, first + 2],
         generations: [0; 3],
         void_from: [0; 3],
-        seen_at: [0; 3],
         held: Vec::new(),
         sequence: Vec::new(),
         rng,
@@ -99,7 +98,12 @@ pub(crate) fn sequence(rng: &mut Rng, server: &mut Server, scripts: &[Script], c
 }
 
 fn state_key(limiter: usize) -> String {
-    format!("w:{{g}}:v1:limiter:{}", NAMES[limiter % NAMES.len()])
+    format!("w:{{g}}:v2:limiter:{}", NAMES[limiter % NAMES.len()])
+}
+
+/// Returns the keys of a call that writes the state of a limiter.
+fn written(limiter: usize) -> [String; 3] {
+    [EPOCH.to_owned(), state_key(limiter), LIVE.to_owned()]
 }
 
 impl Fleet<'_> {
@@ -176,7 +180,7 @@ impl Fleet<'_> {
         let limiters = QUEUES[queue];
         let mut keys: Vec<String> = limiters.iter().map(|limiter| state_key(*limiter)).collect();
         let states: Vec<&str> = limiters.iter().map(|limiter| NAMES[*limiter]).collect();
-        keys.extend([format!("w:{{g}}:v1:queue:{}", states.join("+")), EPOCH.to_owned()]);
+        keys.extend([format!("w:{{g}}:v2:queue:{}", states.join("+")), EPOCH.to_owned(), LIVE.to_owned()]);
         let given_back = self.given_back(queue);
         let reschedule = self.reschedule(queue);
         let runs = self.runs();
@@ -189,11 +193,9 @@ impl Fleet<'_> {
             .int(call)
             .int(self.known_epoch)
             .text(self.run());
-        arguments = arguments.int(self.settle).text(self.channel()).list(3 * limiters.len());
+        arguments = arguments.int(self.settle).text(self.channel()).list(2 * limiters.len());
         for limiter in limiters {
-            let seen_at = if self.rng.u8(..3) == 0 { 0 } else { self.seen_at[*limiter] };
-            arguments =
-                arguments.text(self.rules_text(*limiter)).int(self.generations[*limiter]).int(seen_at);
+            arguments = arguments.text(self.rules_text(*limiter)).int(self.generations[*limiter]);
         }
         arguments = arguments.ints(&given_back).ints(&reschedule).int(self.rng.u64(..30_000_000)).ints(&runs);
         arguments = arguments.int(self.rng.u64(..30)).int(self.rng.u64(..500));
@@ -207,7 +209,6 @@ impl Fleet<'_> {
         for (row, limiter) in answer.at(1).list().iter().zip(QUEUES[queue]) {
             self.generations[*limiter] = row.int_at(0);
             self.void_from[*limiter] = row.int_at(1);
-            self.seen_at[*limiter] = if row.int_at(5) > self.now { self.now } else { 0 };
         }
         // The outcomes are in the order of the runs.
         let mut costs =
@@ -277,8 +278,16 @@ impl Fleet<'_> {
     }
 
     fn heartbeat(&mut self) {
-        let (run, is_probe) = (self.run(), self.rng.bool());
-        let arguments = Packed::default().int(0).int(self.known_epoch).text(run).int(500_000).flag(is_probe);
+        let replica = if self.rng.u8(..8) == 0 { 0 } else { self.replica };
+        let heard = if self.rng.u8(..4) == 0 { 0 } else { self.now.saturating_sub(self.rng.u64(..2_000_000)) };
+        let reported = |rng: &mut Rng, known: u64| if rng.u8(..4) == 0 { 0 } else { known - rng.u64(..2).min(known) };
+        let (memory, epoch) = (reported(self.rng, self.known_epoch), reported(self.rng, self.known_epoch));
+        let arguments = Packed::default().int(0).int(self.known_epoch).text(self.run()).int(500_000).int(15_000_000);
+        let arguments = arguments.int(replica).int(heard).int(self.rng.u64(..60_000_000)).int(memory).int(epoch);
+        let known: Vec<u64> = (0..self.rng.u64(..3))
+            .flat_map(|_| [self.rng.u64(1..6), self.rng.u64(..30_000_000), self.rng.u64(..2)])
+            .collect();
+        let arguments = arguments.int(self.rng.u64(..9)).flag(self.rng.u8(..8) == 0).ints(&known);
         let answer = self.call("heartbeat", &[EPOCH.to_owned()], arguments);
         self.learn_epoch(answer.at(0));
     }
@@ -299,16 +308,14 @@ impl Fleet<'_> {
         let sent = if self.rng.u8(..5) == 0 { 0 } else { self.now - self.rng.u64(..3_000_000) };
         let mut arguments = arguments
             .int(self.number)
-            .int(self.rng.u64(..30))
             .text(self.rules_text(limiter))
             .flag(self.rng.bool())
-            .int(self.rng.u64(..5_000_000))
             .int(sent)
             .list(2 * ages.len());
         for age in ages {
             arguments = arguments.signed(age).int(self.rng.u64(1..10));
         }
-        let answer = self.call("write_back", &[EPOCH.to_owned(), state_key(limiter)], arguments);
+        let answer = self.call("write_back", &written(limiter), arguments);
         self.learn_epoch(&answer);
     }
 
@@ -336,7 +343,7 @@ impl Fleet<'_> {
             })
             .collect();
         let arguments = arguments.ints(asked).int(cost).ints(&refused).ints(&remaining);
-        let answer = self.call("report_upstream", &[EPOCH.to_owned(), state_key(limiter)], arguments);
+        let answer = self.call("report_upstream", &written(limiter), arguments);
         self.learn_epoch(answer.at(0));
     }
 
@@ -372,7 +379,7 @@ impl Fleet<'_> {
             Packed::default().int(0).int(15_000_000).int(self.replica << 40 | 0xf_edcb).text("1.2.3");
         let arguments = arguments.text(&"c0ffee".repeat(self.rng.usize(1..12))).text("höst");
         let arguments = arguments.flag(self.rng.u8(..5) == 0);
-        self.call("register_replica", &["w:v1:replicas".to_owned()], arguments);
+        self.call("register_replica", &["w:v2:replicas".to_owned()], arguments);
     }
 
     fn change_rules(&mut self) {
@@ -391,9 +398,10 @@ impl Fleet<'_> {
     /// Loses a key, or all, or makes one unreadable.
     fn lose(&mut self) {
         let limiter = self.limiter();
-        let key = match self.rng.u8(..4) {
+        let key = match self.rng.u8(..5) {
             0 => EPOCH.to_owned(),
-            1 => format!("w:{{g}}:v1:queue:{}", NAMES[limiter]),
+            4 => LIVE.to_owned(),
+            1 => format!("w:{{g}}:v2:queue:{}", NAMES[limiter]),
             _ => state_key(limiter),
         };
         let garbage: &[u8] = if self.rng.bool() { b"\x93\x01\x02" } else { b"\x92\x01\x02" };

@@ -1,12 +1,20 @@
-//! The keys of a simulated server: strings that expire by a given clock.
+//! The keys of a simulated server: strings and sorted sets that expire by a given clock.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A text, and when it expires.
+/// The value of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Value {
+    Text(Arc<[u8]>),
+    /// A sorted set: whole scores by their members.
+    Scores(Arc<BTreeMap<Vec<u8>, i64>>),
+}
+
+/// A value, and when it expires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
-    text: Arc<[u8]>,
+    value: Value,
     /// The last millisecond of its life; none: it never expires.
     expires_ms: Option<u64>,
 }
@@ -36,16 +44,54 @@ impl Keyspace {
         self.never_expires || entry.is_alive(now)
     }
 
-    /// Returns the text of a key.
+    /// Returns the value of a key.
+    pub(super) fn value(&self, key: &[u8], now: u64) -> Option<&Value> {
+        self.entries.get(key).filter(|entry| self.is_alive(entry, now)).map(|entry| &entry.value)
+    }
+
+    /// Returns the text of a key that holds one.
     pub(super) fn text(&self, key: &[u8], now: u64) -> Option<Arc<[u8]>> {
-        let entry = self.entries.get(key).filter(|entry| self.is_alive(entry, now))?;
-        Some(entry.text.clone())
+        match self.value(key, now)? {
+            Value::Text(text) => Some(text.clone()),
+            Value::Scores(_) => None,
+        }
+    }
+
+    /// Changes a sorted set, which is made where there is none, and removed when it is empty; `None` if the key holds something else.
+    pub(super) fn change_scores<T>(
+        &mut self,
+        key: &[u8],
+        now: u64,
+        change: impl FnOnce(&mut BTreeMap<Vec<u8>, i64>) -> T,
+    ) -> Option<T> {
+        if self.value(key, now).is_none() {
+            let value = Value::Scores(Arc::default());
+            self.entries.insert(key.to_vec(), Entry { value, expires_ms: None });
+        }
+        let Some(Entry { value: Value::Scores(scores), .. }) = self.entries.get_mut(key) else { return None };
+        let changed = change(Arc::make_mut(scores));
+        if scores.is_empty() {
+            self.entries.remove(key);
+        }
+        Some(changed)
+    }
+
+    /// Lets a key expire in so many milliseconds. Returns whether there is one.
+    pub(super) fn expire_in(&mut self, key: &[u8], span_ms: u64, now: u64) -> bool {
+        if self.value(key, now).is_none() {
+            return false;
+        }
+        let entry = self.entries.get_mut(key);
+        entry.is_some_and(|entry| {
+            entry.expires_ms = Some((now / 1000).saturating_add(span_ms));
+            true
+        })
     }
 
     /// Writes a key that expires in so many milliseconds.
     pub(super) fn set(&mut self, key: &[u8], text: &[u8], expires_in_ms: Option<u64>, now: u64) {
         let expires_ms = expires_in_ms.map(|span| (now / 1000).saturating_add(span));
-        let entry = Entry { text: text.into(), expires_ms };
+        let entry = Entry { value: Value::Text(text.into()), expires_ms };
         match self.entries.get_mut(key) {
             Some(place) => *place = entry,
             None => drop(self.entries.insert(key.to_vec(), entry)),

@@ -221,9 +221,13 @@ impl Pair {
         Reply::Int(i64::try_from(all.len()).unwrap_or(i64::MAX)).encode(&mut keys);
         same("DBSIZE", &keys, &self.ask(&[b"DBSIZE"])?)?;
         for key in all {
+            let is_text = self.simulated.get(&key, now).is_some();
+            let words: &[&[u8]] =
+                if is_text { &[b"GET", &key] } else { &[b"ZRANGE", &key, b"0", b"-1", b"WITHSCORES"] };
+            let command: Vec<Vec<u8>> = words.iter().map(|word| word.to_vec()).collect();
             let mut value = Vec::new();
-            Reply::bulk(self.simulated.get(&key, now).unwrap_or_default()).encode(&mut value);
-            same(&shown(std::slice::from_ref(&key)), &value, &self.ask(&[b"GET", &key])?)?;
+            self.simulated.execute(&command, now).0.encode(&mut value);
+            same(&shown(std::slice::from_ref(&key)), &value, &self.ask(words)?)?;
             self.counts.values += 1;
         }
         Ok(())

@@ -1,12 +1,13 @@
 //! The commands that scripts may call, on the keys of a simulated server.
 
-use crate::redis::keyspace::Keyspace;
+use crate::redis::keyspace::{Keyspace, Value};
 use crate::redis::resp::Reply;
 use crate::redis::{Mode, Published};
 
 const OUT_OF_MEMORY: &str = "OOM command not allowed when used memory > 'maxmemory'.";
 const READ_ONLY: &str = "READONLY You can't write against a read only replica.";
 const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
+const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 const SYNTAX: &str = "ERR syntax error";
 
 /// A server without its scripts and connections.
@@ -46,6 +47,12 @@ impl Command {
             b"dbsize" => read(World::dbsize, 1),
             b"set" => write(World::set, -3, true),
             b"del" => write(World::del, -2, false),
+            b"zscore" => read(World::zscore, 3),
+            b"zrange" => read(World::zrange, 5),
+            b"zadd" => write(World::zadd, 4, true),
+            b"zrem" => write(World::zrem, 3, false),
+            b"zremrangebyscore" => write(World::zremrangebyscore, 4, false),
+            b"pexpire" => write(World::pexpire, 3, false),
             b"flushall" => write(World::flushall, -1, false),
             _ => return None,
         })
@@ -86,7 +93,72 @@ impl World {
     }
 
     fn get(&mut self, words: &[&[u8]]) -> Reply {
-        self.text(words[1])
+        match self.keyspace.value(words[1], self.now) {
+            Some(Value::Scores(_)) => Reply::error(WRONG_TYPE),
+            _ => self.text(words[1]),
+        }
+    }
+
+    fn zscore(&mut self, words: &[&[u8]]) -> Reply {
+        match self.keyspace.value(words[1], self.now) {
+            Some(Value::Text(_)) => Reply::error(WRONG_TYPE),
+            Some(Value::Scores(scores)) => {
+                scores.get(words[2]).map_or(Reply::Nil, |score| Reply::bulk(score.to_string()))
+            }
+            None => Reply::Nil,
+        }
+    }
+
+    /// Returns all members with their scores, ascending. No other range is asked for.
+    fn zrange(&mut self, words: &[&[u8]]) -> Reply {
+        let is_all = words[2] == b"0" && words[3] == b"-1" && words[4].eq_ignore_ascii_case(b"withscores");
+        match self.keyspace.value(words[1], self.now) {
+            _ if !is_all => Reply::error(SYNTAX),
+            Some(Value::Text(_)) => Reply::error(WRONG_TYPE),
+            Some(Value::Scores(scores)) => {
+                let mut rows: Vec<_> = scores.iter().map(|(member, score)| (*score, member)).collect();
+                rows.sort_unstable();
+                let shown = |(score, member): (i64, &Vec<u8>)| [Reply::bulk(&**member), Reply::bulk(score.to_string())];
+                Reply::Array(rows.into_iter().flat_map(shown).collect())
+            }
+            None => Reply::Array(Vec::new()),
+        }
+    }
+
+    fn zadd(&mut self, words: &[&[u8]]) -> Reply {
+        let Some(score) = integer(words[2]) else { return Reply::error("ERR value is not a valid float") };
+        let added = self.keyspace.change_scores(words[1], self.now, |scores| {
+            i64::from(scores.insert(words[3].to_vec(), score).is_none())
+        });
+        added.map_or(Reply::error(WRONG_TYPE), Reply::Int)
+    }
+
+    fn zrem(&mut self, words: &[&[u8]]) -> Reply {
+        let removed = self
+            .keyspace
+            .change_scores(words[1], self.now, |scores| i64::from(scores.remove(words[2]).is_some()));
+        removed.map_or(Reply::error(WRONG_TYPE), Reply::Int)
+    }
+
+    /// Removes the members up to a score. No other range is asked for.
+    fn zremrangebyscore(&mut self, words: &[&[u8]]) -> Reply {
+        let (b"-inf", Some(most)) = (words[2], integer(words[3])) else {
+            return Reply::error("ERR min or max is not a float");
+        };
+        let removed = self.keyspace.change_scores(words[1], self.now, |scores| {
+            let before = scores.len();
+            scores.retain(|_, score| *score > most);
+            i64::try_from(before - scores.len()).unwrap_or(i64::MAX)
+        });
+        removed.map_or(Reply::error(WRONG_TYPE), Reply::Int)
+    }
+
+    fn pexpire(&mut self, words: &[&[u8]]) -> Reply {
+        match integer(words[2]).map(u64::try_from) {
+            None => Reply::error(NOT_AN_INTEGER),
+            Some(Err(_)) => Reply::Int(i64::from(self.keyspace.remove(words[1], self.now))),
+            Some(Ok(span)) => Reply::Int(i64::from(self.keyspace.expire_in(words[1], span, self.now))),
+        }
     }
 
     fn mget(&mut self, words: &[&[u8]]) -> Reply {

@@ -156,7 +156,6 @@ impl Worker {
             replica: self.fallback.replica,
             epoch: self.session.epoch_least(),
             generations: generations.to_vec(),
-            state_seen_at: self.state_seen_at(now),
             give_back,
             reschedule: holdings(&reschedule),
             reschedule_wait: self.longest_wait(now),
@@ -166,13 +165,6 @@ impl Worker {
         };
         let (call, limiter_refs) = (Arc::new(call), self.limiter_refs.clone());
         SentCall { call, limiter_refs, at: now, reschedule, replace, arrivals, traded, prefetch }
-    }
-
-    /// Returns when each limiter's state was last seen in the store; zero where it may have expired since.
-    fn state_seen_at(&self, now: Instant) -> Vec<Micros> {
-        let now = self.clock.latest(now);
-        let until = self.state_seen.until.iter();
-        until.map(|until| if *until > now { self.state_seen.at } else { Micros::ZERO }).collect()
     }
 
     /// Takes the slots to give back that were booked under these generations; others go with the next call.

@@ -8,7 +8,7 @@ use futures_util::future::FutureExt;
 use tokio::time::Instant;
 use tracing::info;
 
-use super::state::{SentCall, StateSeen, Worker};
+use super::state::{SentCall, Worker};
 use crate::clock::Micros;
 use crate::limiter::model::{Answer, Generation, Outcome, Permits};
 use crate::limiter::queue::cost_queue::{Stage, Waiter};
@@ -48,7 +48,6 @@ impl Worker {
             return self.ask_again(sent, None);
         }
         self.epoch = answer.epoch.id;
-        self.state_seen = StateSeen { at: answer.now, until: answer.lives_until.clone() };
         self.observe_pauses(answer.now, &answer.paused);
         let moved = self.observe_generations(answer);
         if answer.epoch.settles_until.is_some() {

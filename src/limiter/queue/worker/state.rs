@@ -38,15 +38,6 @@ pub(super) type LateCall = BoxFuture<'static, (Arc<[LimiterRef]>, Arc<Call>, Opt
 /// The results of the reports to the store, with the place of the limiter that each is about.
 pub(super) type Reports = Vec<(usize, LimiterRef, UpstreamReport, Result<ReportResult, StoreError>)>;
 
-/// The limiters' state in a store that may lose it, as last seen there.
-#[derive(Default)]
-pub(super) struct StateSeen {
-    /// When the state was seen, by the store's clock.
-    pub(super) at: Micros,
-    /// For each limiter, until when the store keeps the state.
-    pub(super) until: Vec<Micros>,
-}
-
 /// A call, with the requests and slots that it was made for.
 pub(super) struct SentCall {
     pub(super) call: Arc<Call>,
@@ -100,7 +91,6 @@ pub(in crate::limiter) struct Worker {
     pub(super) fruitless_freed: Option<Freed>,
     /// The permits of each limiter in use by the fleet, as last answered.
     pub(super) used: Box<[u64]>,
-    pub(super) state_seen: StateSeen,
     /// The rate of arrivals, by which permits are prefetched.
     pub(super) pace: Pace,
     /// The number of prefetched permits, as last seen.
@@ -174,7 +164,6 @@ impl Worker {
             freed: None,
             fruitless_freed: None,
             used: Box::default(),
-            state_seen: StateSeen::default(),
             pace: Pace::new(),
             prefetched: 0,
             prefetched_until: None,

@@ -1,0 +1,60 @@
+//! A replica's heartbeat to a store, and the answer: what each knows of the other, and of the members of the fleet.
+
+use crate::clock::Micros;
+use crate::limiter::model::epoch::{Epoch, Reset};
+
+/// A replica that shares a store, as another one knows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Member {
+    /// The replica.
+    pub replica: u64,
+    /// For how long permits that it was granted may matter.
+    pub matters_for: Micros,
+    /// True if limits are divided by it, too, while the store is away.
+    pub is_counted: bool,
+}
+
+/// The grants that a replica has told a store of.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Reported {
+    /// The store's memory to which it has reported all that it was granted before; zero: it is new, and was granted nothing.
+    pub memory: u64,
+    /// The epoch to which it has reported what it granted without the store.
+    pub epoch: u64,
+}
+
+/// What a replica tells a store of itself, again and again.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Heartbeat {
+    /// The replica; zero: nobody, who only keeps the epoch alive.
+    pub replica: u64,
+    /// The earliest epoch whose answers it accepts.
+    pub known_epoch: u64,
+    /// The instant of the store's last answer that it got; zero: none yet.
+    pub heard: Micros,
+    /// For how long its permits may matter from now on.
+    pub matters_for: Micros,
+    /// The grants that the store knows of.
+    pub reported: Reported,
+    /// The version of the members that it knows.
+    pub version: u64,
+    /// True if it ends.
+    pub leaves: bool,
+    /// The other members that it knows.
+    pub members: Vec<Member>,
+}
+
+/// The answer to a [`Heartbeat`].
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct HeartbeatAnswer {
+    /// The epoch.
+    pub epoch: Epoch,
+    /// The latest resets, ascending.
+    pub resets: Vec<Reset>,
+    /// The version of the counted members. It grows when they change.
+    pub version: u64,
+    /// True if every counted member knows this version.
+    pub is_known_to_all: bool,
+    /// All members, the caller among them.
+    pub members: Vec<Member>,
+}

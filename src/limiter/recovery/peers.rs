@@ -1,0 +1,90 @@
+//! The members that share a part of a store, as its last answer listed them, and what this replica has told it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::time::Instant;
+
+use crate::clock::Micros;
+use crate::limiter::model::{Heartbeat, HeartbeatAnswer, Member, Reported};
+
+/// How much longer than a window a permit may matter: the replica that holds it may use it for a lease, and be heard late.
+const MARGIN: Micros = Micros::from_millis(5000);
+
+/// What this replica and a part of a store know of each other.
+#[derive(Default)]
+pub(in crate::limiter) struct Peers {
+    known: Mutex<Known>,
+    /// The instant of the store's latest answer; zero before the first.
+    answered: AtomicU64,
+    /// The longest window of a limiter whose state lives there, in microseconds.
+    longest_window: AtomicU64,
+}
+
+#[derive(Default)]
+struct Known {
+    reported: Reported,
+    version: u64,
+    /// All other members, and when they were listed.
+    others: Vec<Member>,
+    listed: Option<Instant>,
+    has_left: bool,
+}
+
+impl Peers {
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes the instant of an answer of the store.
+    pub(in crate::limiter) fn answered(&self, now: Micros) {
+        self.answered.store(now.0, Ordering::Relaxed);
+    }
+
+    /// Notes a limiter's longest window.
+    pub(in crate::limiter) fn serve(&self, window: Micros) {
+        self.longest_window.fetch_max(window.0, Ordering::Relaxed);
+    }
+
+    /// Notes what this replica has reported to the store.
+    pub(in crate::limiter) fn set_reported(&self, reported: Reported) {
+        self.lock().reported = reported;
+    }
+
+    /// Returns the next heartbeat of a replica; `None` once it has left.
+    pub(in crate::limiter) fn heartbeat(&self, replica: u64, known_epoch: u64) -> Option<Heartbeat> {
+        let known = self.lock();
+        let passed = known.listed.map(|at| Micros::from(at.elapsed())).unwrap_or_default();
+        let aged = |member: &Member| Member { matters_for: member.matters_for - passed, ..*member };
+        (!known.has_left).then(|| Heartbeat {
+            replica,
+            known_epoch,
+            heard: Micros(self.answered.load(Ordering::Relaxed)),
+            matters_for: Micros(self.longest_window.load(Ordering::Relaxed)) + MARGIN,
+            reported: known.reported,
+            version: known.version,
+            leaves: false,
+            members: known.others.iter().map(aged).filter(|member| member.matters_for > Micros::ZERO).collect(),
+        })
+    }
+
+    /// Returns the last heartbeat of a replica, whose permits matter for so long still.
+    pub(in crate::limiter) fn farewell(
+        &self,
+        replica: u64,
+        known_epoch: u64,
+        matters_for: Micros,
+    ) -> Option<Heartbeat> {
+        let last = self.heartbeat(replica, known_epoch)?;
+        self.lock().has_left = true;
+        Some(Heartbeat { matters_for, leaves: true, ..last })
+    }
+
+    /// Takes in the answer to a heartbeat of a replica.
+    pub(in crate::limiter) fn learn(&self, replica: u64, answer: &HeartbeatAnswer) {
+        let mut known = self.lock();
+        known.version = answer.version;
+        known.others = answer.members.iter().filter(|member| member.replica != replica).copied().collect();
+        known.listed = Some(Instant::now());
+    }
+}
