@@ -7,6 +7,7 @@ pub mod calendar_windows;
 pub mod call;
 pub mod clock_step;
 pub mod epoch;
+pub mod generations;
 pub mod limit;
 pub mod partition;
 pub mod pause;
@@ -19,6 +20,7 @@ pub use calendar_windows::{CalendarWindows, Period, Stretch, window_of};
 pub use call::{Answer, Call, Freed, Generation, Holding, Outcome, RetryDelay, Run, Violated};
 pub use clock_step::{Step, stepped};
 pub use epoch::{Epoch, Reset};
+pub use generations::Generations;
 pub use limit::{
     Algorithm, Limit, Limiter, LimiterName, Mode, OnStoreFailure, Partitioned, PausePolicy, Permits,
     QueueLimits, RATE_MAX, Scope,

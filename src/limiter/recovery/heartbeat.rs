@@ -7,13 +7,13 @@
 //! - the store grants nothing in the first moments of an epoch, and each replica's heartbeat reaches it at least twice
 //!   meanwhile.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use tokio::time::{Duration, Instant, sleep};
+use tokio::time::{Duration, sleep};
 use tracing::debug;
 
 use crate::limiter::recovery::fallback::Fallback;
+use crate::limiter::recovery::link::SessionEvent;
 use crate::limiter::recovery::session::StoreSession;
 use crate::limiter::recovery::write_back::{report_offline_grants, write_back};
 use crate::limiter::store::StoreError;
@@ -49,7 +49,7 @@ impl<F: Fn()> Recovery<F> {
                 debug!(%error, "the store's epoch is not known");
             }
             session.ledger.sweep(session.now());
-            let pause = if session.ledger.is_empty() { IDLE_INTERVAL } else { session.heartbeat() };
+            let pause = if session.ledger.is_empty() { IDLE_INTERVAL } else { session.terms.heartbeat.to_duration() };
             tokio::select! {
                 biased;
                 () = sleep(pause) => {}
@@ -63,7 +63,7 @@ impl<F: Fn()> Recovery<F> {
         if !is_fresh(session) {
             self.refresh(session).await?;
         }
-        let current = session.epoch.load(Ordering::Acquire);
+        let current = session.epoch();
         // The first epoch that this replica sees has lost none of its grants.
         if self.written == 0 {
             self.written = current;
@@ -77,13 +77,16 @@ impl<F: Fn()> Recovery<F> {
 
     /// Asks the store for its epoch and for recent resets.
     async fn refresh(&self, session: &StoreSession) -> Result<(), StoreError> {
-        let sent = Instant::now();
-        let (epoch, resets) = session.store.epoch(session.epoch_least()).await?;
+        let sent = session.moment();
+        let (epoch, resets) = match session.store.epoch(session.epoch_least()).await {
+            Ok(answered) => answered,
+            Err(error) => {
+                session.on(SessionEvent::Failed { sent }, session.moment());
+                return Err(error);
+            }
+        };
         // A store that never loses its state answers no epoch.
-        if epoch.id != 0 {
-            session.observe_clock(sent, Instant::now(), epoch.now);
-        }
-        if session.observe_epoch(epoch) {
+        if epoch.id != 0 && session.answered(sent, epoch) {
             (self.on_loss)();
         }
         session.follow_resets(&resets, &self.fallback);
@@ -93,10 +96,10 @@ impl<F: Fn()> Recovery<F> {
 
 /// Returns whether a worker's call has just returned the epoch, and kept it alive in the store.
 fn is_fresh(session: &StoreSession) -> bool {
-    let known = session.epoch.load(Ordering::Acquire);
-    let heard = session.clock.heard().map(|clock| clock.heard());
+    let known = session.epoch();
+    let heard = session.clock().map(|clock| clock.heard());
     known != 0
         && known == session.epoch_least()
         && !session.has_reset()
-        && heard.is_some_and(|heard| heard.elapsed() < session.heartbeat())
+        && heard.is_some_and(|heard| session.moment() - heard < session.terms.heartbeat)
 }

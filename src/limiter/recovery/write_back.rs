@@ -1,7 +1,6 @@
 //! Sends to a store the grants of this replica that it does not have: after it lost its state, or was unreachable.
 
 use futures_util::stream::{self, StreamExt};
-use tokio::time::Instant;
 use tracing::warn;
 
 use crate::clock::Micros;
@@ -25,8 +24,8 @@ pub(in crate::limiter) async fn write_back(
     fallback: &Fallback,
     epoch: u64,
 ) -> Result<(), StoreError> {
-    let now = Instant::now();
-    let clock = session.clock.heard();
+    let now = session.moment();
+    let clock = session.clock();
     let latest = clock.map_or_else(|| session.now(), |clock| clock.latest(now));
     let sent = clock.map_or(Micros::ZERO, |_| latest);
     session.ledger.remove_after(latest);
@@ -97,7 +96,7 @@ fn offline_write(session: &StoreSession, replica: u64, part: &OfflineGrants, now
         number: part.number,
         known_epoch: session.epoch_least(),
         observed_usage: 0,
-        sent: session.clock.heard().map_or(Micros::ZERO, |clock| clock.latest(Instant::now())),
+        sent: session.clock().map_or(Micros::ZERO, |clock| clock.latest(session.moment())),
         entries: part.entries.iter().map(|entry| (ago(now, entry.at), entry.permits)).collect(),
     }
 }

@@ -1,12 +1,11 @@
 //! All limiters of this process, over reloads.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::broadcast::error::RecvError;
-use tokio::time::{Duration, Instant, sleep, timeout};
+use tokio::time::{Duration, sleep, timeout};
 use tracing::{debug, info};
 
 use crate::clock::Clock;
@@ -155,8 +154,7 @@ impl Limiters {
 
     /// Updates the metrics that change with time alone. Asks no store.
     pub fn refresh_metrics(&self) {
-        let now = Instant::now();
-        self.active_limiters().iter().for_each(|active| active.refresh_metrics(now));
+        self.active_limiters().iter().for_each(|active| active.refresh_metrics());
     }
 
     /// Returns the replicas that share the store, this one first, as of the store's last answer.
@@ -211,7 +209,7 @@ impl Limiters {
         self.fleet().register_replica(&*self.in_force.sessions.overall.store).await;
         let sessions = self.in_force.sessions.that_may_fail();
         let settled = |session: Arc<StoreSession>| async move {
-            while let Ok((epoch, _)) = session.store.epoch(session.epoch.load(Ordering::Acquire)).await {
+            while let Ok((epoch, _)) = session.store.epoch(session.epoch()).await {
                 session.observe_epoch(epoch);
                 if epoch.settles_until.is_none() {
                     return;
