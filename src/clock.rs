@@ -67,43 +67,97 @@ impl fmt::Debug for Micros {
     }
 }
 
-/// The clock of this process: the wall time at its start, advanced by the monotonic clock. Steps of the wall clock do
-/// not affect it.
-///
-/// Under Tokio's paused time it follows that time.
+/// An instant of this process: microseconds of a clock that runs on while the machine sleeps.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct Moment(pub u64);
+
+impl Add<Micros> for Moment {
+    type Output = Moment;
+    fn add(self, span: Micros) -> Moment {
+        Moment(self.0.saturating_add(span.0))
+    }
+}
+
+impl Sub<Micros> for Moment {
+    type Output = Moment;
+    fn sub(self, span: Micros) -> Moment {
+        Moment(self.0.saturating_sub(span.0))
+    }
+}
+
+impl Sub for Moment {
+    type Output = Micros;
+    /// Returns the span since an earlier moment; zero since a later one.
+    fn sub(self, earlier: Moment) -> Micros {
+        Micros(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// The clock of this process: the wall time at its start, advanced by the time since the machine started. It runs on while the
+/// machine sleeps, and steps of the wall clock do not affect it.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
-    anchor: Instant,
+    anchor: Moment,
     anchor_wall: Micros,
-    boot: fn() -> Micros,
+    source: Source,
+}
+
+/// The source of a clock's moments.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    /// Returns the time since the machine started.
+    Machine(fn() -> Micros),
+    /// Tokio's time since an instant.
+    Runtime(Instant),
+}
+
+impl Source {
+    fn moment(self) -> Moment {
+        match self {
+            Source::Machine(since_boot) => Moment(since_boot().0),
+            Source::Runtime(anchor) => Moment(Micros::from(anchor.elapsed()).0),
+        }
+    }
 }
 
 impl Clock {
     /// Starts a clock at the present wall time.
     pub fn start() -> Clock {
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Clock::starting_at(Micros::from(wall), since_boot)
+        Clock::starting_at(wall(), since_boot)
     }
 
     /// Starts a clock at a wall time. `boot` returns the time since the machine started.
     pub fn starting_at(wall: Micros, boot: fn() -> Micros) -> Clock {
-        Clock { anchor: Instant::now(), anchor_wall: wall, boot }
+        Clock::of(Source::Machine(boot), wall)
     }
 
-    /// Returns the present instant.
+    /// Starts a clock at the present wall time, which then follows Tokio's time: a test may pause that.
+    pub fn of_runtime() -> Clock {
+        Clock::of(Source::Runtime(Instant::now()), wall())
+    }
+
+    fn of(source: Source, anchor_wall: Micros) -> Clock {
+        Clock { anchor: source.moment(), anchor_wall, source }
+    }
+
+    /// Returns the present wall time.
     pub fn now(&self) -> Micros {
-        self.at(Instant::now())
+        self.at(self.moment())
     }
 
-    /// Returns the time since the machine started, which runs on while the machine sleeps; Tokio's instants stand still then.
-    pub fn since_boot(&self) -> Micros {
-        (self.boot)()
+    /// Returns the present moment.
+    pub fn moment(&self) -> Moment {
+        self.source.moment()
     }
 
-    /// Converts a monotonic instant to this clock's.
-    pub fn at(&self, instant: Instant) -> Micros {
-        self.anchor_wall + Micros::from(instant.saturating_duration_since(self.anchor))
+    /// Returns the wall time of a moment.
+    pub fn at(&self, moment: Moment) -> Micros {
+        self.anchor_wall + (moment - self.anchor)
     }
+}
+
+fn wall() -> Micros {
+    Micros::from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
 fn since_boot() -> Micros {

@@ -218,6 +218,10 @@ impl Store for RedisStore {
         LEASE
     }
 
+    fn timeout(&self) -> Micros {
+        self.connection.shared.timeout.into()
+    }
+
     fn is_up(&self) -> bool {
         let PartConnection { shared, part } = &self.connection;
         if part.keys.is_some() { part.health.is_up() } else { shared.circuits.are_closed() }

@@ -98,6 +98,8 @@ pub struct Replica {
     clock: LocalClock,
     /// The time of `clock` to which the runtime was stepped.
     stepped: u64,
+    /// How long the machine has slept.
+    slept: u64,
     end: CancellationToken,
 }
 
@@ -120,6 +122,7 @@ impl Replica {
         let (metrics, dialer, end) = (Metrics::new(), Dialer::default(), CancellationToken::new());
         let store = RedisStore::over(Arc::new(dialer.clone()), start.store, entropy.clone(), metrics.store());
         let store = Arc::new(store.map_err(|error| error.to_string())?);
+        SINCE_BOOT.set(0);
         let clock = Clock::starting_at(Micros(start.wall), || Micros(SINCE_BOOT.get()));
         let (shared, size): (Arc<dyn Store>, _) = (store.clone(), start.store.fleet_size);
         let limiters = Limiters::with_entropy(shared, clock, entropy, size, metrics);
@@ -131,7 +134,8 @@ impl Replica {
         let clock = LocalClock::new(start.now, 0, start.drift_ppm);
         let notes = Notes::default();
         let routes = Vec::new();
-        let mut replica = Replica { runtime, limiters, routes, dialer, notes, clock, stepped: 0, end };
+        let mut replica =
+            Replica { runtime, limiters, routes, dialer, notes, clock, stepped: 0, slept: 0, end };
         replica.configure(start.limiters, start.routes)?;
         replica.spawn_recovery();
         Ok(replica)
@@ -151,6 +155,7 @@ impl Replica {
 
     /// Puts these limiters and routes in force: a reload.
     pub fn configure(&mut self, limiters: &[Arc<Limiter>], routes: &[Vec<String>]) -> Result<(), String> {
+        self.show_clock();
         let _inside = self.runtime.enter();
         let prepared = self.limiters.prepare(limiters);
         let sets = routes.iter().map(|names| {
@@ -193,12 +198,17 @@ impl Replica {
         });
     }
 
+    /// Shows the time since the start of the replica's machine to its tasks. It has run on while the machine slept.
+    fn show_clock(&self) {
+        SINCE_BOOT.set(self.stepped + self.slept);
+    }
+
     /// Runs everything that is to be done until an instant of true time. Returns what has happened.
     pub fn step(&mut self, now: u64) -> Vec<Note> {
         let shown = self.clock.shown(now);
         let by = shown.saturating_sub(self.stepped);
         self.stepped = self.stepped.max(shown);
-        SINCE_BOOT.set(shown);
+        self.show_clock();
         self.runtime.block_on(async {
             if by > 0 {
                 tokio::time::advance(Duration::from_micros(by)).await;
@@ -225,5 +235,6 @@ impl Replica {
     /// Lets the machine sleep for a time: its monotonic clock stands still meanwhile.
     pub fn sleep(&mut self, now: u64, slept: u64) {
         self.clock.step(now, -i64::try_from(slept).unwrap_or(i64::MAX));
+        self.slept += slept;
     }
 }

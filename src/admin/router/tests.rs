@@ -64,7 +64,7 @@ fn config(token: Option<&str>) -> Config {
 fn admin(token: Option<&str>) -> Admin {
     let metrics = Metrics::new();
     let config = config(token);
-    let clock = Clock::start();
+    let clock = Clock::of_runtime();
     let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, metrics.clone());
     limiters.apply(&config.limiters);
     let (reloader, reloads) = Reloader::channel();

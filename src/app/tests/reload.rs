@@ -121,7 +121,7 @@ fn failures(files: &Files) -> Vec<(&'static str, Change<'_>)> {
 }
 
 fn running() -> Arc<Reloadable> {
-    let (clock, metrics, loaded) = (Clock::start(), Metrics::new(), loaded(RUNNING, |_| ()));
+    let (clock, metrics, loaded) = (Clock::of_runtime(), Metrics::new(), loaded(RUNNING, |_| ()));
     let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, metrics.clone());
     let prepared = limiters.prepare(&loaded.config.limiters);
     let proxy = Proxy::new(metrics.clone(), Spans::default(), &loaded.config, &prepared, Reach::default());

@@ -7,6 +7,7 @@ pub mod calendar_windows;
 pub mod call;
 pub mod clock_step;
 pub mod epoch;
+pub mod generations;
 pub mod heartbeat;
 pub mod limit;
 pub mod partition;
@@ -20,6 +21,7 @@ pub use calendar_windows::{CalendarWindows, Period, Stretch, window_of};
 pub use call::{Answer, Call, Freed, Generation, Holding, Outcome, RetryDelay, Run, Violated};
 pub use clock_step::{Step, stepped};
 pub use epoch::{Epoch, Reset};
+pub use generations::Generations;
 pub use heartbeat::{Heartbeat, HeartbeatAnswer, Member, Reported};
 pub use limit::{
     Algorithm, Limit, Limiter, LimiterName, Mode, OnStoreFailure, Partitioned, PausePolicy, Permits,

@@ -6,11 +6,11 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
-use tokio::time::{Duration, Instant};
 
-use crate::clock::Micros;
+use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::{Limiter, LimiterName, Partition, Refusal};
@@ -19,7 +19,7 @@ use crate::telemetry::LimiterMetrics;
 
 /// How long the metrics show the tightest partition after its latest answer, before any other may take its place: a scrape
 /// or two.
-const TIGHTEST_FOR: Duration = Duration::from_secs(30);
+const TIGHTEST_FOR: Micros = Micros::from_millis(30_000);
 
 /// A map is shrunk when it uses only one in this many of its places.
 const SPARSE: usize = 4;
@@ -58,7 +58,7 @@ struct Tightest {
     partition: Option<Partition>,
     /// The permits left under its tightest limit, in thousandths of that limit.
     left: u64,
-    at: Instant,
+    at: Moment,
 }
 
 /// Notes for how long permits of a limiter matter, which its members tell each other.
@@ -80,7 +80,7 @@ pub(in crate::limiter) struct ActiveLimiter {
     partitions: Mutex<HashMap<Partition, u32>>,
     tightest: Mutex<Option<Tightest>>,
     /// When the latest known pause of the limiter, or of any of its partitions, ends.
-    paused_until: Mutex<Option<Instant>>,
+    paused_until: Mutex<Option<Moment>>,
 }
 
 impl ActiveLimiter {
@@ -163,7 +163,7 @@ impl ActiveLimiter {
     }
 
     /// Shows a pause in the metrics until an instant, or until a longer pause of another partition ends.
-    pub(in crate::limiter) fn pause_until(&self, until: Instant) {
+    pub(in crate::limiter) fn pause_until(&self, until: Moment) {
         let mut paused = self.paused_until.lock().unwrap_or_else(PoisonError::into_inner);
         let goes_on = self.is_partitioned && paused.is_some_and(|shown| shown > until);
         *paused = if goes_on { *paused } else { Some(until) };
@@ -171,7 +171,7 @@ impl ActiveLimiter {
 
     /// Shows a pause that was announced by the store's clock. A pause of the whole limiter replaces those of its partitions.
     pub(in crate::limiter) fn show_pause(&self, until: Micros, partition: Option<Partition>) {
-        let Some(clock) = self.session.clock.heard() else { return };
+        let Some(clock) = self.session.clock() else { return };
         if partition.is_none() {
             *self.paused_until.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
@@ -179,7 +179,8 @@ impl ActiveLimiter {
     }
 
     /// Sets the metric of whether the limiter is paused.
-    pub(in crate::limiter) fn refresh_metrics(&self, now: Instant) {
+    pub(in crate::limiter) fn refresh_metrics(&self) {
+        let now = self.session.moment();
         let mut paused = self.paused_until.lock().unwrap_or_else(PoisonError::into_inner);
         paused.take_if(|until| *until <= now);
         self.metrics().set_paused(paused.is_some());
@@ -191,7 +192,7 @@ impl ActiveLimiter {
         let limiter = self.limiter.load();
         let left =
             limiter.limits.iter().zip(available).map(|(limit, left)| left * 1000 / limit.cost_max().get());
-        let (left, at) = (left.min().unwrap_or_default(), Instant::now());
+        let (left, at) = (left.min().unwrap_or_default(), self.session.moment());
         let mut tightest = self.tightest.lock().unwrap_or_else(PoisonError::into_inner);
         let gives_way = |shown: &Tightest| {
             shown.partition == partition || left <= shown.left || at - shown.at >= TIGHTEST_FOR

@@ -10,17 +10,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
-use tokio::time::Instant;
 
-use crate::clock::Micros;
+use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Freed, LimiterName, OnStoreFailure, Permits, Refusal};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::inbox::{Arrival, Asker, Inbox, Unsent, WorkerEvents};
 use crate::limiter::queue::pause::Paused;
-use crate::limiter::queue::permit::{Holder, OriginQueue, Permit, PermitReport, Returned};
+use crate::limiter::queue::permit::{OriginQueue, Permit, PermitReport, Returned};
 use crate::limiter::queue::prefetch::Batch;
 use crate::limiter::queue::refusal_cache::RefusalCache;
-use crate::limiter::queue::slot::Source;
+use crate::limiter::queue::request::{Holder, RequestId};
+use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::queue::ticket::{Answered, Demand};
 
 /// The most permits in flight: handed out to requests that have still to be woken and sent. More of them would only wait for
@@ -41,9 +41,12 @@ pub(in crate::limiter) struct Queue {
     inbox: Mutex<Inbox>,
     wake: Notify,
     waiting: AtomicU32,
-    created: Instant,
-    /// When the first waiting request arrived, in microseconds after `created`.
-    first_arrived_us: AtomicU64,
+    /// The moment at which the first waiting request arrived.
+    first_arrived: AtomicU64,
+    /// The moment until which slots of the store may be used.
+    lease: AtomicU64,
+    /// The number of the outage whose local slots may be used; zero if none may be.
+    outage: AtomicU64,
     /// Permits handed out and neither used nor given back.
     permits_out: AtomicU32,
     /// The permits among them whose request has still to be woken and sent.
@@ -59,8 +62,9 @@ impl Queue {
             inbox: Mutex::default(),
             wake: Notify::new(),
             waiting: AtomicU32::new(0),
-            created: Instant::now(),
-            first_arrived_us: AtomicU64::new(0),
+            first_arrived: AtomicU64::new(0),
+            lease: AtomicU64::new(0),
+            outage: AtomicU64::new(0),
             permits_out: AtomicU32::new(0),
             in_flight: AtomicU32::new(0),
             is_paused: AtomicBool::new(false),
@@ -86,6 +90,11 @@ impl Queue {
             active.limiter().queue.as_ref().map_or(Duration::ZERO, |queue| queue.timeout)
         };
         self.active_limiters().map(wait).min().unwrap_or_default()
+    }
+
+    /// Returns how long a request may wait.
+    fn wait_of(&self, demand: Demand) -> Micros {
+        Micros::from(self.wait_max().min(demand.wait_max.unwrap_or(Duration::MAX)))
     }
 
     /// Returns how many requests may wait.
@@ -116,7 +125,7 @@ impl Queue {
 
     /// Takes a prefetched permit for a request, if there is one of its cost.
     pub(in crate::limiter) fn take_prefetched(self: &Arc<Queue>, demand: Demand) -> Option<Permit> {
-        let now = Instant::now();
+        let now = self.now();
         let (slot, clock, wakes) = {
             let mut inbox = self.inbox();
             let (slot, clock, is_low) = inbox.prefetch.take(demand.cost, now)?;
@@ -126,9 +135,8 @@ impl Queue {
             self.wake.notify_one();
         }
         self.count_waited(Duration::ZERO);
-        let deadline = now + self.wait_max().min(demand.wait_max.unwrap_or(Duration::MAX));
-        let holder = Holder { arrived: now, deadline, waited: Duration::ZERO, late: 0 };
-        Some(Permit::new(self.clone(), slot, clock, demand.cost, holder))
+        let holder = Holder { arrived: now, deadline: now + self.wait_of(demand), late: 0 };
+        Some(Permit::new(self.clone(), slot, clock, demand.cost, (holder, Duration::ZERO)))
     }
 
     /// Records that the worker waits for an answer of the store, after which it looks for arrivals.
@@ -161,7 +169,7 @@ impl Queue {
     /// # Errors
     /// The refusal, if it is known without asking the store.
     pub(in crate::limiter) fn push(&self, demand: Demand, asker: Asker) -> Result<bool, Refusal> {
-        let Demand { cost, wait_max } = demand;
+        let cost = demand.cost;
         let is_shadow = matches!(asker, Asker::Shadow);
         let refused = |refusal| {
             self.count_refused(&refusal, cost, is_shadow);
@@ -170,12 +178,11 @@ impl Queue {
         if cost > self.cost_max() {
             return refused(self.too_costly());
         }
-        let wait = self.wait_max().min(wait_max.unwrap_or(Duration::MAX));
-        let arrived = Instant::now();
-        let arrival = Arrival { cost, arrived, deadline: arrived + wait, asker };
+        let arrived = self.now();
+        let arrival = Arrival { cost, arrived, deadline: arrived + self.wait_of(demand), asker };
         let (sent, wakes) = {
             let mut inbox = self.inbox();
-            if let Some(refusal) = inbox.refuse(cost, arrival.deadline) {
+            if let Some(refusal) = inbox.refuse(&arrival) {
                 drop(inbox);
                 return refused(refusal);
             }
@@ -219,7 +226,7 @@ impl Queue {
     /// If `reschedules`, the worker is woken to ask for slots in place of those in the pause. Returns the pause that the queue
     /// keeps to now.
     pub(in crate::limiter) fn apply_pause(&self, mut paused: Paused, reschedules: bool) -> Option<Paused> {
-        let now = Instant::now();
+        let now = self.now();
         let mut inbox = self.inbox();
         let is_last = inbox
             .paused
@@ -248,12 +255,12 @@ impl Queue {
     }
 
     /// Counts requests that the store has refused.
-    pub(in crate::limiter) fn count_refused_by_store(&self, count: u64) {
-        self.inbox().count_refused(count);
+    pub(in crate::limiter) fn count_refused_by_store(&self, count: u64, now: Moment) {
+        self.inbox().count_refused(count, now);
     }
 
     /// Returns how many requests the next refusal of the store is to cover.
-    pub(in crate::limiter) fn refusal_budget(&self, now: Instant) -> u64 {
+    pub(in crate::limiter) fn refusal_budget(&self, now: Moment) -> u64 {
         self.inbox().refusal_budget(now)
     }
 
@@ -273,14 +280,20 @@ impl Queue {
         self.wake.notify_one();
     }
 
-    /// Takes the events since the last look, and moves arrivals to the end of `pending`, up to `pending_max` in all.
+    /// Takes the events since the last look, and puts the arrivals into the empty `arrivals`. The worker has `pending` others.
     pub(in crate::limiter) fn take_events(
         &self,
-        pending: &mut VecDeque<Arrival>,
-        pending_max: usize,
-        now: Instant,
+        arrivals: &mut VecDeque<Arrival>,
+        pending: usize,
+        now: Moment,
     ) -> WorkerEvents {
-        self.inbox().take_events(pending, pending_max, now)
+        self.inbox().take_events(arrivals, pending, now)
+    }
+
+    /// Sets until when slots of the store may be used, and the outage whose local slots may be; zero for none.
+    pub(in crate::limiter) fn set_usable(&self, lease: Moment, outage: u64) {
+        self.lease.store(lease.0, Ordering::Release);
+        self.outage.store(outage, Ordering::Release);
     }
 
     pub(in crate::limiter) fn has_ended(&self) -> bool {
@@ -308,10 +321,9 @@ impl Queue {
     }
 
     /// Sets how many requests wait, and when the first of them arrived.
-    pub(in crate::limiter) fn set_waiting(&self, waiting: u32, first_arrived: Option<Instant>) {
+    pub(in crate::limiter) fn set_waiting(&self, waiting: u32, first_arrived: Option<Moment>) {
         if let Some(arrived) = first_arrived {
-            let after = arrived.saturating_duration_since(self.created);
-            self.first_arrived_us.store(Micros::from(after).0, Ordering::Relaxed);
+            self.first_arrived.store(arrived.0, Ordering::Relaxed);
         }
         // Released after the arrival, so that a reader of this number sees that instant too.
         let before = self.waiting.swap(waiting, Ordering::Release);
@@ -321,11 +333,10 @@ impl Queue {
         }
     }
 
-    /// Returns when the first waiting request arrived; `None` if none waits.
-    pub(in crate::limiter) fn waits_since(&self) -> Option<Instant> {
+    /// Returns how long the first waiting request has waited; `None` if none waits.
+    pub(in crate::limiter) fn longest_wait(&self) -> Option<Micros> {
         let is_waited_for = self.waiting.load(Ordering::Acquire) > 0;
-        let arrived = Duration::from_micros(self.first_arrived_us.load(Ordering::Relaxed));
-        is_waited_for.then(|| self.created + arrived)
+        is_waited_for.then(|| self.now() - Moment(self.first_arrived.load(Ordering::Relaxed)))
     }
 
     /// Returns how many more permits may be in flight. While it is zero, the worker is woken when enough have been sent.
@@ -361,7 +372,22 @@ impl OriginQueue for Queue {
         self.active_limiters().map(|active| Micros::from(active.limiter().guard)).min().unwrap_or_default()
     }
 
-    fn is_paused(&self, due: Instant, now: Instant) -> bool {
+    fn now(&self) -> Moment {
+        self.instances[0].active.session.moment()
+    }
+
+    fn is_usable(&self, slot: &Slot, now: Moment) -> bool {
+        match slot.source {
+            Source::Store(epoch) => {
+                now < Moment(self.lease.load(Ordering::Acquire))
+                    && self.instances[0].active.session.is_usable(epoch)
+            }
+            Source::Local(outage) => self.outage.load(Ordering::Acquire) == outage,
+            Source::Unlimited => true,
+        }
+    }
+
+    fn is_paused(&self, due: Moment, now: Moment) -> bool {
         if !self.is_paused.load(Ordering::Acquire) {
             return false;
         }
@@ -395,9 +421,9 @@ impl OriginQueue for Queue {
         for active in self.active_limiters() {
             let (metrics, policy) = (active.metrics(), active.limiter().on_store_failure);
             match source {
-                Source::Store => metrics.granted(cost),
-                Source::Local if policy != OnStoreFailure::Allow => metrics.local(cost),
-                Source::Local | Source::Unlimited => metrics.allowed(cost),
+                Source::Store(_) => metrics.granted(cost),
+                Source::Local(_) if policy != OnStoreFailure::Allow => metrics.local(cost),
+                Source::Local(_) | Source::Unlimited => metrics.allowed(cost),
             }
             active.count_granted(cost);
         }
@@ -431,8 +457,8 @@ impl OriginQueue for Queue {
         Ok(())
     }
 
-    fn leave(&self) {
-        self.inbox().events.leavers += 1;
+    fn leave(&self, request: RequestId) {
+        self.inbox().events.left.push(request);
         self.wake.notify_one();
     }
 

@@ -6,18 +6,19 @@
 use std::collections::VecDeque;
 
 use tokio::sync::oneshot;
-use tokio::time::Instant;
 
+use crate::clock::Moment;
 use crate::limiter::model::{Freed, Permits, Refusal};
 use crate::limiter::queue::pause::{Paused, in_pause};
 use crate::limiter::queue::permit::Returned;
 use crate::limiter::queue::prefetch::{Prefetch, PrefetchSnapshot};
 use crate::limiter::queue::refusal_cache::{KEPT_FOR, RefusalCache};
+use crate::limiter::queue::request::RequestId;
 use crate::limiter::queue::ticket::Entered;
 use crate::limiter::queue::upstream_report::PendingReport;
 
-/// The most arrivals in the inbox while a call to the store is under way: those of a replica during a store's whole deadline,
-/// at 100 000 requests a second.
+/// The most arrivals in the inbox and at the worker that no call has taken yet: those of a replica during a store's whole
+/// deadline, at 100 000 requests a second.
 const INTAKE_MAX: usize = 16_384;
 
 /// The capacity that an empty intake keeps: a batch is about as large under load.
@@ -32,8 +33,8 @@ const BUDGET_MAX: u64 = 10_000;
 /// A request on its way to the worker.
 pub(in crate::limiter) struct Arrival {
     pub(in crate::limiter) cost: Permits,
-    pub(in crate::limiter) arrived: Instant,
-    pub(in crate::limiter) deadline: Instant,
+    pub(in crate::limiter) arrived: Moment,
+    pub(in crate::limiter) deadline: Moment,
     pub(in crate::limiter) asker: Asker,
 }
 
@@ -64,6 +65,8 @@ pub(in crate::limiter) struct Inbox {
     /// The number of guards that keep the queue from ending.
     holders: u32,
     arrivals: VecDeque<Arrival>,
+    /// The number of arrivals at the worker that no call has taken yet.
+    pending: usize,
     pub(in crate::limiter) events: Events,
     /// The pause that a limiter of the queue is in.
     pub(in crate::limiter) paused: Option<Paused>,
@@ -80,8 +83,8 @@ pub(in crate::limiter) struct Inbox {
 pub(in crate::limiter) struct Events {
     /// Bounded by the permits and tickets that are out.
     pub(in crate::limiter) returned: Vec<Returned>,
-    /// The number of waiting requests that have left.
-    pub(in crate::limiter) leavers: u32,
+    /// The waiting requests that may have left. Bounded by the tickets that were out.
+    pub(in crate::limiter) left: Vec<RequestId>,
     pub(in crate::limiter) limits_changed: bool,
     /// Freed permits that another replica announced.
     pub(in crate::limiter) freed: Option<Freed>,
@@ -95,26 +98,24 @@ pub(in crate::limiter) struct WorkerEvents {
     pub(in crate::limiter) phase: Phase,
     pub(in crate::limiter) holders: u32,
     pub(in crate::limiter) paused: Option<Paused>,
-    /// The number of arrivals that were moved to the worker.
-    pub(in crate::limiter) arrived: u64,
     pub(in crate::limiter) prefetch: PrefetchSnapshot,
 }
 
 /// The number of refused requests, counted in steps of [`KEPT_FOR`].
 #[derive(Default)]
 struct RefusalRate {
-    since: Option<Instant>,
+    since: Option<Moment>,
     count: u64,
     /// The count of the step before.
     before: u64,
 }
 
 impl RefusalRate {
-    fn add(&mut self, count: u64, now: Instant) {
+    fn add(&mut self, count: u64, now: Moment) {
         match self.since {
             Some(since) if now < since + KEPT_FOR => self.count += count,
             Some(since) => {
-                self.before = if now < since + 2 * KEPT_FOR { self.count } else { 0 };
+                self.before = if now < since + KEPT_FOR + KEPT_FOR { self.count } else { 0 };
                 (self.since, self.count) = (Some(now), count);
             }
             None => (self.since, self.count) = (Some(now), count),
@@ -132,9 +133,10 @@ pub(in crate::limiter) enum Unsent {
 
 impl Inbox {
     /// Refuses a request from the cache; `None` where the store must be asked.
-    pub(in crate::limiter) fn refuse(&mut self, cost: Permits, deadline: Instant) -> Option<Refusal> {
-        let refusal = self.refusal_cache.as_mut()?.refuse(cost, deadline)?;
-        self.refusals.add(1, Instant::now());
+    pub(in crate::limiter) fn refuse(&mut self, arrival: &Arrival) -> Option<Refusal> {
+        let Arrival { cost, deadline, arrived: now, .. } = *arrival;
+        let refusal = self.refusal_cache.as_mut()?.refuse(cost, deadline, now)?;
+        self.refusals.add(1, now);
         Some(in_pause(refusal, self.paused.as_ref(), deadline))
     }
 
@@ -143,13 +145,13 @@ impl Inbox {
     }
 
     /// Counts requests that the store has refused.
-    pub(in crate::limiter) fn count_refused(&mut self, count: u64) {
-        self.refusals.add(count, Instant::now());
+    pub(in crate::limiter) fn count_refused(&mut self, count: u64, now: Moment) {
+        self.refusals.add(count, now);
     }
 
     /// Returns how many requests are likely to be refused within [`KEPT_FOR`]; zero if they are few enough to ask the store
     /// each time.
-    pub(in crate::limiter) fn refusal_budget(&mut self, now: Instant) -> u64 {
+    pub(in crate::limiter) fn refusal_budget(&mut self, now: Moment) -> u64 {
         self.refusals.add(0, now);
         // One burst is not enough: a budget that is not used up leaves instants at which no request comes back.
         let lately = self.refusals.before;
@@ -160,7 +162,7 @@ impl Inbox {
         if self.has_ended() {
             return Err(Unsent::Ended);
         }
-        if self.arrivals.len() >= INTAKE_MAX {
+        if self.arrivals.len() + self.pending >= INTAKE_MAX {
             return Err(Unsent::Full);
         }
         self.arrivals.push_back(arrival);
@@ -194,30 +196,24 @@ impl Inbox {
         }
     }
 
-    /// Takes all events, and moves arrivals to the end of `pending`, up to `pending_max` in all.
+    /// Takes all events, and puts the arrivals into the empty `arrivals`. The worker has `pending` others.
     pub(in crate::limiter) fn take_events(
         &mut self,
-        pending: &mut VecDeque<Arrival>,
-        pending_max: usize,
-        now: Instant,
+        arrivals: &mut VecDeque<Arrival>,
+        pending: usize,
+        now: Moment,
     ) -> WorkerEvents {
         self.is_calling = false;
         self.paused.take_if(|paused| paused.until <= now);
-        let before = pending.len();
-        if pending.is_empty() && self.arrivals.len() <= pending_max {
-            // The two queues take turns, so that nothing is allocated under load.
-            std::mem::swap(pending, &mut self.arrivals);
-            self.arrivals.shrink_to(INTAKE_KEPT);
-        } else {
-            let fits = pending_max.saturating_sub(pending.len()).min(self.arrivals.len());
-            pending.extend(self.arrivals.drain(..fits));
-        }
+        // The two queues take turns, so that nothing is allocated under load.
+        std::mem::swap(arrivals, &mut self.arrivals);
+        self.arrivals.shrink_to(INTAKE_KEPT);
+        self.pending = pending + arrivals.len();
         WorkerEvents {
             events: std::mem::take(&mut self.events),
             phase: self.phase,
             holders: self.holders,
             paused: self.paused.clone(),
-            arrived: (pending.len() - before) as u64,
             prefetch: self.prefetch.snapshot(now),
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! - [`ticket`], [`permit`]: what a request gets: a place in the queue, the right to send.
 //! - [`handle`]: the queue as its requests, permits and worker share it; [`inbox`] is its mailbox.
-//! - [`worker`]: the task that owns the waiting requests ([`cost_queue`]) and talks to the store.
+//! - [`worker`]: the task that owns the waiting requests ([`cost_queue`], [`request`]) and talks to the store.
 //! - [`prefetch`]: permits booked before anybody asks; [`refusal_cache`]: refusals without a call to the store.
 //! - [`upstream_report`]: what an upstream's answer says of its quota; [`shadow`]: limiters that only count.
 //! - [`active_limiter`]: a limiter in use, as all its queues share it.
@@ -17,6 +17,7 @@ pub(in crate::limiter) mod pause;
 pub mod permit;
 pub(in crate::limiter) mod prefetch;
 pub(in crate::limiter) mod refusal_cache;
+pub(in crate::limiter) mod request;
 pub(in crate::limiter) mod shadow;
 pub(in crate::limiter) mod slot;
 pub mod ticket;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use tokio::time::Instant;
 
-use crate::clock::Micros;
+use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Permits, Refusal};
+use crate::limiter::queue::request::{Holder, RequestId};
 use crate::limiter::queue::shadow::Shadows;
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::queue::upstream_report::{PendingReport, UpstreamSignal};
@@ -22,22 +22,30 @@ pub(in crate::limiter) const LATE_MAX: u8 = 8;
 pub(in crate::limiter) enum Returned {
     /// A permit that was not used.
     Unused { slot: Slot, cost: Permits },
-    /// A permit that came too late to be used, with the request that needs another.
-    Late(LatePermit),
+    /// A permit that must not be used now, with the request that waits for another, or for this one again.
+    Exchanged(Exchange),
     /// A part of a used permit: the request has cost less than it had taken.
     Refund { slot: Slot, cost: Permits },
 }
 
-/// A permit that came too late, with the request that needs another.
-pub(in crate::limiter) struct LatePermit {
+/// The reason why a permit was not used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::limiter) enum Unusable {
+    /// The slot is more than a guard ago.
+    Late,
+    /// A limiter has been paused since the slot was booked.
+    Paused,
+    /// The lease is over, or the slot is of an earlier epoch or outage.
+    Unheard,
+}
+
+/// A permit that must not be used now, with its request.
+pub(in crate::limiter) struct Exchange {
     pub(in crate::limiter) slot: Slot,
     pub(in crate::limiter) cost: Permits,
-    pub(in crate::limiter) arrived: Instant,
-    pub(in crate::limiter) deadline: Instant,
-    /// The number of late slots of this request, with this one.
-    pub(in crate::limiter) late: u8,
-    /// True if it is late only because a limiter has been paused since it was booked.
-    pub(in crate::limiter) is_paused: bool,
+    /// The request; a late slot is counted already.
+    pub(in crate::limiter) holder: Holder,
+    pub(in crate::limiter) why: Unusable,
     pub(in crate::limiter) turn: Turn,
 }
 
@@ -57,8 +65,14 @@ pub(in crate::limiter) trait OriginQueue: Send + Sync {
     /// Returns how long after its slot a permit stays good.
     fn guard(&self) -> Micros;
 
+    /// Returns the present moment.
+    fn now(&self) -> Moment;
+
     /// Returns whether a slot lies in a pause that was announced after it was booked.
-    fn is_paused(&self, due: Instant, now: Instant) -> bool;
+    fn is_paused(&self, due: Moment, now: Moment) -> bool;
+
+    /// Returns whether a slot may be used: within the lease, in the epoch or outage in which it was booked.
+    fn is_usable(&self, slot: &Slot, now: Moment) -> bool;
 
     /// Returns whether a limiter of the queue heeds the quota that the upstream reports.
     fn follows_upstream(&self) -> bool;
@@ -94,8 +108,8 @@ pub(in crate::limiter) trait OriginQueue: Send + Sync {
     /// The same report, if the queue has ended.
     fn report(&self, report: PermitReport) -> Result<(), PermitReport>;
 
-    /// Tells the worker that a waiting request has left.
-    fn leave(&self);
+    /// Tells the worker that a waiting request may have left.
+    fn leave(&self, request: RequestId);
 
     /// Returns the refusal of a queue that has ended.
     fn closed(&self) -> Refusal;
@@ -122,20 +136,11 @@ struct HeldSlot {
     clock: StoreClock,
     cost: Permits,
     holder: Holder,
+    waited: Duration,
     /// When the slot was last checked, right before the request's head was written.
-    confirmed: Option<Instant>,
+    confirmed: Option<Moment>,
     /// True if it counts among the queue's permits in flight.
     is_in_flight: bool,
-}
-
-/// The request that holds a permit.
-#[derive(Clone, Copy)]
-pub(in crate::limiter) struct Holder {
-    pub(in crate::limiter) arrived: Instant,
-    pub(in crate::limiter) deadline: Instant,
-    pub(in crate::limiter) waited: Duration,
-    /// The number of the request's slots that came too late.
-    pub(in crate::limiter) late: u8,
 }
 
 impl Permit {
@@ -144,11 +149,12 @@ impl Permit {
         slot: Slot,
         clock: StoreClock,
         cost: Permits,
-        holder: Holder,
+        (holder, waited): (Holder, Duration),
     ) -> Permit {
         queue.permit_out();
         let slot = Some(slot);
-        let held = HeldSlot { queue, slot, clock, cost, holder, confirmed: None, is_in_flight: false };
+        let (confirmed, is_in_flight) = (None, false);
+        let held = HeldSlot { queue, slot, clock, cost, holder, waited, confirmed, is_in_flight };
         Permit { held: Some(held), cost, shadows: None }
     }
 
@@ -168,14 +174,15 @@ impl Permit {
 
     /// Makes sure, right before the request's head is written, that the permit is still good.
     ///
-    /// A slot is good for one guard. A permit that is later than one guard, because a connection took long to open,
-    /// is exchanged for the queue's next one, after a wait for that, up to [`LATE_MAX`] times.
+    /// A slot is good for one guard, and within the lease of the store's last answer. A permit that is later than one guard,
+    /// because a connection took long to open, is exchanged for the queue's next one, after a wait for that, up to [`LATE_MAX`]
+    /// times. One whose lease is over waits for an answer of the store.
     ///
     /// # Errors
     /// A refusal if no other slot lies within the request's wait.
     pub async fn confirm(&mut self) -> Result<(), Refusal> {
         while let Some(held) = &mut self.held
-            && let Some(next) = held.exchange_if_late()
+            && let Some(next) = held.exchange_if_unusable()
         {
             let permit = next.await.unwrap_or_else(|_| Err(held.queue.closed()))?;
             self.held = permit.held;
@@ -198,7 +205,7 @@ impl Permit {
             shadows.charge(self.cost);
         }
         let HeldSlot { queue, slot, clock, cost, confirmed, .. } = self.held.as_mut()?;
-        let (slot, sent) = (slot.take()?, confirmed.unwrap_or_else(Instant::now));
+        let (slot, sent) = (slot.take()?, confirmed.unwrap_or_else(|| queue.now()));
         queue.count_used(slot.source, *cost);
         queue.count_late(slot.lateness(clock, sent));
         queue.permit_in();
@@ -207,27 +214,30 @@ impl Permit {
 
     /// Returns how long the request waited for its slot; zero if it was granted at once.
     pub fn waited(&self) -> Duration {
-        self.held.as_ref().map_or(Duration::ZERO, |held| held.holder.waited)
+        self.held.as_ref().map_or(Duration::ZERO, |held| held.waited)
     }
 }
 
 impl HeldSlot {
-    /// Hands a late slot back, and returns the channel on which the next one comes. `None` if the slot is good.
-    fn exchange_if_late(&mut self) -> Option<oneshot::Receiver<Result<Permit, Refusal>>> {
-        let now = Instant::now();
+    /// Hands a slot that must not be used back, and returns the channel on which the next one comes. `None` if the slot is good.
+    fn exchange_if_unusable(&mut self) -> Option<oneshot::Receiver<Result<Permit, Refusal>>> {
+        let (slot, now) = (self.slot?, self.queue.now());
         self.confirmed = Some(now);
-        let Holder { arrived, deadline, late, .. } = self.holder;
-        let slot = self.slot?;
-        let is_paused = self.queue.is_paused(slot.due, now);
-        let is_late = late < LATE_MAX && slot.is_late(&self.clock, now, self.queue.guard());
-        if !is_paused && !is_late {
+        let is_late = self.holder.late < LATE_MAX && slot.is_late(&self.clock, now, self.queue.guard());
+        let why = if is_late {
+            Unusable::Late
+        } else if self.queue.is_paused(slot.due, now) {
+            Unusable::Paused
+        } else if !self.queue.is_usable(&slot, now) {
+            Unusable::Unheard
+        } else {
             return None;
-        }
+        };
         self.slot = None;
         let (turn, next) = oneshot::channel();
-        let late = late + u8::from(is_late);
-        let returned = LatePermit { slot, cost: self.cost, arrived, deadline, late, is_paused, turn };
-        self.queue.hand_back(Returned::Late(returned));
+        let late = self.holder.late + u8::from(is_late);
+        let holder = Holder { late, ..self.holder };
+        self.queue.hand_back(Returned::Exchanged(Exchange { slot, cost: self.cost, holder, why, turn }));
         self.queue.permit_in();
         self.leave_flight();
         Some(next)
@@ -256,7 +266,7 @@ pub struct Receipt {
     pub(in crate::limiter) queue: Arc<dyn OriginQueue>,
     pub(in crate::limiter) slot: Slot,
     pub(in crate::limiter) cost: Permits,
-    pub(in crate::limiter) sent: Instant,
+    pub(in crate::limiter) sent: Moment,
 }
 
 impl Receipt {
@@ -267,7 +277,7 @@ impl Receipt {
 
     /// Returns the report of the quota signals in the upstream's answer.
     pub(in crate::limiter) fn signalled(&self, signal: UpstreamSignal) -> PermitReport {
-        PermitReport::Signal(PendingReport::new(signal, self.sent, self.slot, self.cost))
+        PermitReport::Signal(PendingReport::new(signal, (self.sent, self.queue.now()), self.slot, self.cost))
     }
 
     /// Returns the report of the request's true cost: more is charged, less is given back. `None` if the cost is the

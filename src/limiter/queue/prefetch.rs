@@ -9,12 +9,9 @@
 //! - while no request waits in this queue: newcomers must not overtake it.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use tokio::time::{Duration, Instant};
-
-use crate::clock::Micros;
-use crate::limiter::model::Permits;
+use crate::clock::{Micros, Moment};
+use crate::limiter::model::{Generations, Permits};
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::store::clock::StoreClock;
 
@@ -34,42 +31,42 @@ const PART_OF_LIMIT: u64 = 8;
 const PREFETCH_MAX: u64 = 16_384;
 
 /// How long nothing is prefetched after prefetched permits came too late to be used.
-const SLOW_FOR: Duration = Duration::from_secs(1);
+const SLOW_FOR: Micros = Micros::from_millis(1000);
 
 /// Prefetched permits of one slot and one cost.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct Batch {
     pub(in crate::limiter) slot: Slot,
     pub(in crate::limiter) cost: Permits,
     pub(in crate::limiter) count: u64,
     /// The generation of each limiter under which they were booked.
-    pub(in crate::limiter) generations: Arc<[u64]>,
+    pub(in crate::limiter) generations: Generations,
     clock: StoreClock,
     /// The end of the time in which its permits are handed out: until then a request can still be sent within the guard.
-    until: Instant,
+    until: Moment,
 }
 
 impl Batch {
-    /// Creates a batch of permits that the store has booked at `at`.
+    /// Creates a batch of permits that the store has booked at `at` in an epoch.
     ///
     /// # Errors
     /// The same batch, if its slot has not come yet, or passed too long ago to be used.
     pub(in crate::limiter) fn new(
-        at: Micros,
+        (at, epoch): (Micros, u64),
         (cost, count): (Permits, u64),
-        generations: Arc<[u64]>,
-        clock: StoreClock,
+        generations: Generations,
+        (clock, now): (StoreClock, Moment),
         guard: Micros,
     ) -> Result<Batch, Batch> {
-        let now = Instant::now();
         let usable = Micros(guard.0 / 4 * 3);
         let left = usable - (clock.latest(now) - at);
-        let slot = Slot { at, due: clock.due(at), source: Source::Store };
-        let batch = Batch { slot, cost, count, generations, clock, until: now + left.to_duration() };
+        let slot = Slot { at, due: clock.due(at), source: Source::Store(epoch) };
+        let batch = Batch { slot, cost, count, generations, clock, until: now + left };
         if left > Micros::ZERO && slot.due <= now { Ok(batch) } else { Err(batch) }
     }
 
     /// Returns the instant until which the permits of the batch are handed out.
-    pub(in crate::limiter) fn until(&self) -> Instant {
+    pub(in crate::limiter) fn until(&self) -> Moment {
         self.until
     }
 }
@@ -91,7 +88,7 @@ impl Prefetch {
     pub(in crate::limiter) fn take(
         &mut self,
         cost: Permits,
-        now: Instant,
+        now: Moment,
     ) -> Option<(Slot, StoreClock, bool)> {
         let is_good = |batch: &&mut Batch| batch.cost == cost && batch.count > 0 && now < batch.until;
         let batch = self.batches.iter_mut().find(is_good)?;
@@ -115,7 +112,7 @@ impl Prefetch {
 
     /// Returns how many permits were taken since the last snapshot and how many are left, and takes out those that have become
     /// too old.
-    pub(in crate::limiter) fn snapshot(&mut self, now: Instant) -> PrefetchSnapshot {
+    pub(in crate::limiter) fn snapshot(&mut self, now: Moment) -> PrefetchSnapshot {
         let stale = self.batches.iter().take_while(|batch| batch.until <= now || batch.count == 0).count();
         let stale = self.batches.drain(..stale).filter(|batch| batch.count > 0).collect();
         let until = self.batches.front().map(|batch| batch.until);
@@ -129,38 +126,38 @@ impl Prefetch {
 }
 
 /// A [`Prefetch`] as the worker sees it after an event.
-#[derive(Default)]
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct PrefetchSnapshot {
     pub(in crate::limiter) taken: u64,
     pub(in crate::limiter) left: u64,
     /// When the oldest permits become too old.
-    pub(in crate::limiter) until: Option<Instant>,
+    pub(in crate::limiter) until: Option<Moment>,
     /// The permits that have become too old.
     pub(in crate::limiter) stale: Vec<Batch>,
 }
 
 /// The number of requests that arrive in a step, which is a quarter of a guard.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct Pace {
     /// When the current step began.
-    since: Instant,
+    since: Moment,
     /// The requests of the current step.
     count: u64,
     /// The requests of the step before.
     before: u64,
     /// The instant until which nothing is prefetched.
-    slow_until: Instant,
+    slow_until: Moment,
     /// The cost of the latest request.
     cost: Permits,
 }
 
 impl Pace {
-    pub(in crate::limiter) fn new() -> Pace {
-        let now = Instant::now();
+    pub(in crate::limiter) fn new(now: Moment) -> Pace {
         Pace { since: now, count: 0, before: 0, slow_until: now, cost: Permits::ONE }
     }
 
-    fn step(guard: Micros) -> Duration {
-        guard.to_duration() / 4
+    fn step(guard: Micros) -> Micros {
+        Micros(guard.0 / 4)
     }
 
     /// Counts requests that have arrived, and the cost of the latest, if known.
@@ -168,12 +165,12 @@ impl Pace {
         &mut self,
         count: u64,
         cost: Option<Permits>,
-        now: Instant,
+        now: Moment,
         guard: Micros,
     ) {
         let step = Pace::step(guard);
         if now >= self.since + step {
-            self.before = if now < self.since + 2 * step { self.count } else { 0 };
+            self.before = if now < self.since + step + step { self.count } else { 0 };
             (self.since, self.count) = (now, 0);
         }
         self.count += count;
@@ -181,13 +178,13 @@ impl Pace {
     }
 
     /// Returns when the next step begins.
-    pub(in crate::limiter) fn next(&self, guard: Micros) -> Instant {
+    pub(in crate::limiter) fn next(&self, guard: Micros) -> Moment {
         self.since + Pace::step(guard)
     }
 
     /// Stops prefetching for a while: permits came too late to be used.
-    pub(in crate::limiter) fn slow(&mut self) {
-        self.slow_until = Instant::now() + SLOW_FOR;
+    pub(in crate::limiter) fn slow(&mut self, now: Moment) {
+        self.slow_until = now + SLOW_FOR;
     }
 
     /// Returns the cost and number of permits to prefetch, where `left` are at hand: enough for two and a half steps, within the
@@ -196,7 +193,7 @@ impl Pace {
         &self,
         left: u64,
         budget: u64,
-        now: Instant,
+        now: Moment,
         guard: Micros,
     ) -> Option<(Permits, u64)> {
         // Requests must come in two steps in a row: one burst is not a pace.

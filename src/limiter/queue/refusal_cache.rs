@@ -6,19 +6,16 @@
 //! reserves some instants for a caller that refuses many requests: its `refusal_budget`, as many as it refused lately in that
 //! time. A caller that refuses few requests has none, and asks the store each time.
 
-use std::time::Duration;
-
-use tokio::time::Instant;
-
-use crate::clock::Micros;
+use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::{LimiterName, Permits, Refusal, RetryDelay};
 use crate::limiter::store::clock::StoreClock;
 
 /// How long a refusal holds at most: this queue does not learn of permits that other queues of a limiter free.
-pub(in crate::limiter) const KEPT_FOR: Duration = Duration::from_millis(100);
+pub(in crate::limiter) const KEPT_FOR: Micros = Micros::from_millis(100);
 
 /// The store's latest refusal.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct RefusalCache {
     limiter: LimiterName,
     limit: usize,
@@ -28,8 +25,8 @@ pub(in crate::limiter) struct RefusalCache {
     /// The earliest slot for the refused cost.
     slot: Micros,
     /// The instant until which the store's clock has surely not reached the slot.
-    not_before: Instant,
-    until: Instant,
+    not_before: Moment,
+    until: Moment,
     clock: StoreClock,
     /// The instant that the next refused request is advised.
     next: Micros,
@@ -38,16 +35,16 @@ pub(in crate::limiter) struct RefusalCache {
 }
 
 impl RefusalCache {
-    /// Creates the cache of a refusal that a store answered at `now` of its clock, for the limiter and rule that it names.
+    /// Creates the cache of a refusal that a store answered at `store_now` of its clock, for the limiter and rule that it names.
     pub(in crate::limiter) fn new(
         limiter: LimiterName,
         rule: Rule,
         cost: Permits,
         away: RetryDelay,
-        now: Micros,
-        clock: StoreClock,
+        store_now: Micros,
+        (clock, now): (StoreClock, Moment),
     ) -> RefusalCache {
-        let slot = now + away.delay;
+        let slot = store_now + away.delay;
         RefusalCache {
             limiter,
             limit: away.violated.limit,
@@ -55,9 +52,9 @@ impl RefusalCache {
             cost,
             slot,
             not_before: clock.not_before(slot),
-            until: Instant::now() + KEPT_FOR,
+            until: now + KEPT_FOR,
             clock,
-            next: now + away.advised,
+            next: store_now + away.advised,
             budget: 0,
         }
     }
@@ -68,8 +65,8 @@ impl RefusalCache {
     }
 
     /// Returns the delay after which the next refused request is advised to come back, and moves the advice on.
-    pub(in crate::limiter) fn advise(&mut self, cost: Permits) -> Micros {
-        let advised = self.next - self.clock.earliest(Instant::now());
+    pub(in crate::limiter) fn advise(&mut self, cost: Permits, now: Moment) -> Micros {
+        let advised = self.next - self.clock.earliest(now);
         self.next = self.rule.advised_next(self.slot, self.next, cost.get());
         advised.max(Micros::ONE)
     }
@@ -84,13 +81,17 @@ impl RefusalCache {
     }
 
     /// Refuses a request that cannot fit into its wait; `None` where the store must be asked.
-    pub(in crate::limiter) fn refuse(&mut self, cost: Permits, deadline: Instant) -> Option<Refusal> {
-        if cost < self.cost || deadline >= self.not_before || Instant::now() >= self.until || self.budget == 0
-        {
+    pub(in crate::limiter) fn refuse(
+        &mut self,
+        cost: Permits,
+        deadline: Moment,
+        now: Moment,
+    ) -> Option<Refusal> {
+        if cost < self.cost || deadline >= self.not_before || now >= self.until || self.budget == 0 {
             return None;
         }
         self.budget -= 1;
-        let retry_after = self.advise(cost);
+        let retry_after = self.advise(cost, now);
         Some(Refusal::RateLimited { limiter: self.limiter.clone(), limit: self.limit, retry_after })
     }
 }

@@ -7,6 +7,7 @@ use tokio::sync::oneshot;
 
 use crate::limiter::model::{Permits, Refusal};
 use crate::limiter::queue::permit::{OriginQueue, Permit};
+use crate::limiter::queue::request::RequestId;
 use crate::limiter::queue::shadow::Shadows;
 
 /// The demand of a request on a queue.
@@ -32,6 +33,7 @@ pub(in crate::limiter) type Answered = oneshot::Receiver<Result<Entered, Refusal
 /// A place in the queue. Dropping it leaves the queue, and later requests move up.
 pub struct Ticket {
     queue: Arc<dyn OriginQueue>,
+    request: RequestId,
     approach: Option<oneshot::Receiver<()>>,
     turn: Option<oneshot::Receiver<Result<Permit, Refusal>>>,
     pub(in crate::limiter) shadows: Option<Shadows>,
@@ -40,10 +42,11 @@ pub struct Ticket {
 impl Ticket {
     pub(in crate::limiter) fn new(
         queue: Arc<dyn OriginQueue>,
+        request: RequestId,
         approach: oneshot::Receiver<()>,
         turn: oneshot::Receiver<Result<Permit, Refusal>>,
     ) -> Ticket {
-        Ticket { queue, approach: Some(approach), turn: Some(turn), shadows: None }
+        Ticket { queue, request, approach: Some(approach), turn: Some(turn), shadows: None }
     }
 
     /// Waits until the slot is near, so that an upstream connection can be made ready for it.
@@ -74,7 +77,7 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         if self.turn.take().is_some() {
-            self.queue.leave();
+            self.queue.leave(self.request);
         }
     }
 }

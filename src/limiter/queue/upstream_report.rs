@@ -6,9 +6,7 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
-use crate::clock::Micros;
+use crate::clock::{Micros, Moment};
 use crate::entropy::Entropy;
 use crate::limiter::model::{Limiter, PauseRequest, Permits, Remaining};
 use crate::limiter::queue::slot::{Slot, Source};
@@ -47,9 +45,9 @@ pub(in crate::limiter) struct PendingReport {
     /// The status code of the last rejection.
     refusal: Option<u16>,
     /// The instant until which the upstream asks to be left alone.
-    until: Option<Instant>,
+    until: Option<Moment>,
     /// When the latest rejected request was sent.
-    sent: Option<Instant>,
+    sent: Option<Moment>,
     /// The slots in the store, and the costs, of rejected permits.
     refused: Vec<(Micros, u64)>,
     /// The permits that requests have cost beyond what they had taken.
@@ -68,22 +66,21 @@ struct ReportedWindow {
 }
 
 impl PendingReport {
-    /// Creates the report of one answer, to a request that was sent at an instant with a permit of this slot and cost.
+    /// Creates the report of one answer that came `now`, to a request that was `sent` with a permit of this slot and cost.
     pub(in crate::limiter) fn new(
         signal: UpstreamSignal,
-        sent: Instant,
+        (sent, now): (Moment, Moment),
         slot: Slot,
         taken: Permits,
     ) -> PendingReport {
         let UpstreamSignal { refusal, wait, windows } = signal;
-        let now = Instant::now();
-        let took = Micros::from(now.saturating_duration_since(slot.due));
+        let took = now - slot.due;
         // The store does not know the slots of other sources.
-        let slot = (slot.source == Source::Store).then_some(slot.at);
+        let slot = matches!(slot.source, Source::Store(_)).then_some(slot.at);
         let reported = |window| slot.map(|slot| ReportedWindow { window, slot, took });
         let refused = slot.filter(|_| refusal.is_some()).map(|slot| (slot, taken.get()));
         // A longer wait is capped by the limiter's longest pause.
-        let until = wait.map(|wait| now + wait.min(Duration::from_secs(u64::from(u32::MAX))));
+        let until = wait.map(|wait| now + Micros::from(wait.min(Duration::from_secs(u64::from(u32::MAX)))));
         PendingReport {
             refusal,
             until: until.filter(|_| refusal.is_some()),
@@ -127,16 +124,16 @@ impl PendingReport {
     pub(in crate::limiter) fn pause(
         &self,
         limiter: &Limiter,
-        now: Instant,
+        now: Moment,
         entropy: &Entropy,
     ) -> Option<PauseRequest> {
         let (code, policy) = (self.refusal?, limiter.pause.as_ref()?);
-        let sent_ago = now.saturating_duration_since(self.sent?);
+        let sent_ago = now - self.sent?;
         policy.on.contains(&code).then(|| PauseRequest {
-            wait: self.until.map(|until| Micros::from(until.saturating_duration_since(now))),
+            wait: self.until.map(|until| until - now),
             fallback: Micros::from(policy.fallback),
             max: Micros::from(policy.max),
-            sent_ago: Micros::from(sent_ago),
+            sent_ago,
             jitter: entropy.draw() % 1024,
             status: code,
         })
@@ -184,6 +181,7 @@ mod tests {
     use crate::limiter::tests;
 
     const SECOND: Duration = Duration::from_secs(1);
+    const NOW: Moment = Moment(9_000_000);
     const SLOT: Micros = Micros::from_millis(1_800_000_000_000);
 
     fn limiter() -> Limiter {
@@ -193,14 +191,14 @@ mod tests {
     }
 
     fn report(refusal: Option<u16>, wait: Option<Duration>) -> PendingReport {
-        let slot = Slot { at: SLOT, due: Instant::now(), source: Source::Store };
+        let slot = Slot { at: SLOT, due: NOW, source: Source::Store(0) };
         let signal = UpstreamSignal { refusal, wait, windows: Vec::new() };
-        PendingReport::new(signal, Instant::now(), slot, Permits::new(2).unwrap())
+        PendingReport::new(signal, (NOW, NOW), slot, Permits::new(2).unwrap())
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn merged_reports_request_the_longest_pause() {
-        let now = Instant::now();
+    #[test]
+    fn merged_reports_request_the_longest_pause() {
+        let now = NOW;
         let mut all = report(None, Some(9 * SECOND));
         let entropy = Entropy::system();
         assert_eq!(all.pause(&limiter(), now, &entropy), None, "it was not rejected");

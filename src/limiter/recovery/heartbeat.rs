@@ -2,9 +2,9 @@
 //! grants written back where the store does not know them.
 //!
 //! An [epoch](crate::limiter::model::epoch::Epoch) is the time between two doubts of what the store knows. Invariants:
-//! - no slot is used that was booked in an earlier epoch than the latest one known ([`StoreSession::epoch_known`]). So every slot
+//! - no slot is used that was booked in an earlier epoch than the latest one known ([`StoreSession::epoch`]). So every slot
 //!   of an earlier memory that is ever used lies at or before the instant at which the ledger moves it to what is to be written
-//!   back ([`StoreSession::observe_epoch`]);
+//!   back ([`Forget`](crate::limiter::recovery::link::SessionAction::Forget));
 //! - the store grants nothing in the first moments of an epoch, and each replica's heartbeat reaches it at least twice
 //!   meanwhile;
 //! - a replica says that it has reported everything only when the store has confirmed each write of that epoch. Until each member
@@ -12,11 +12,12 @@
 
 use std::sync::{Arc, Weak};
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Duration, sleep, timeout};
 use tracing::debug;
 
 use crate::limiter::model::Reported;
 use crate::limiter::recovery::fallback::Fallback;
+use crate::limiter::recovery::link::SessionEvent;
 use crate::limiter::recovery::session::StoreSession;
 use crate::limiter::recovery::write_back::write_back;
 use crate::limiter::store::StoreError;
@@ -25,7 +26,7 @@ use crate::limiter::store::StoreError;
 const REPEATED_MAX: usize = 4;
 
 /// The longest time that a replica spends on saying farewell.
-const FAREWELL_MAX: std::time::Duration = std::time::Duration::from_secs(1);
+const FAREWELL_MAX: Duration = Duration::from_secs(1);
 
 /// The heartbeat of one session.
 pub(in crate::limiter) struct Recovery<F> {
@@ -53,7 +54,7 @@ impl<F: Fn()> Recovery<F> {
                 debug!(%error, "the store does not hear this replica");
             }
             session.ledger.sweep(session.now());
-            let pause = session.beat_interval();
+            let pause = session.terms.heartbeat.to_duration();
             tokio::select! {
                 biased;
                 () = sleep(pause) => {}
@@ -80,14 +81,19 @@ pub(in crate::limiter) async fn beat(
             // It was granted nothing by the store, but something without it.
             heartbeat.reported = Reported { memory: 1, epoch: 1 };
         }
-        let sent = Instant::now();
-        let answer = session.store.heartbeat(&heartbeat).await?;
+        let sent = session.moment();
+        let answer = match session.store.heartbeat(&heartbeat).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                session.on(SessionEvent::Failed { sent }, session.moment());
+                return Err(error);
+            }
+        };
         // A store that never loses its memory answers no epoch.
         if answer.epoch.id == 0 {
             return Ok(());
         }
-        session.observe_clock(sent, Instant::now(), answer.epoch.now);
-        if session.observe_epoch(answer.epoch) {
+        if session.answered(sent, answer.epoch) {
             on_loss();
         }
         session.peers.learn(fallback.replica, &answer);
@@ -97,7 +103,7 @@ pub(in crate::limiter) async fn beat(
         if is_told && !session.ledger.has_unreported() {
             return Ok(());
         }
-        if !write_back(session, fallback).await? || session.epoch_known() != current.epoch {
+        if !write_back(session, fallback).await? || session.epoch() != current.epoch {
             return Ok(());
         }
         session.peers.set_reported(current);

@@ -1,13 +1,13 @@
 //! Keeps limits when the store forgets its state, or cannot be reached.
 //!
-//! - [`session`]: one part of a store as this replica knows it: clock, epoch, ledger.
+//! - [`link`]: one part of a store as this replica knows it: clock, epoch, whether it answers; a pure core.
+//! - [`session`]: that core as all workers share it, and the ledger.
 //! - [`ledger`]: the permits granted to this replica, to be written back to a store that lost them.
 //! - [`offline_grants`]: the permits granted by this replica itself while the store was unreachable.
 //! - [`write_back`]: sends both to the store.
 //! - [`heartbeat`]: the loop that tells the store of this replica, and notices a doubt of what the store knows.
 //! - [`peers`]: the members that share a part of a store, and what this replica has told it.
 //! - [`members`]: the replicas that divide a limit while the store is unreachable.
-//! - [`outage_fence`]: the slots that every replica knows of when the store becomes unreachable.
 //! - [`fallback`]: this replica's own memory, used meanwhile.
 //!
 //! Knows no requests and no queues.
@@ -16,9 +16,9 @@ pub(in crate::limiter) mod fallback;
 pub(in crate::limiter) mod grants;
 pub(in crate::limiter) mod heartbeat;
 pub(in crate::limiter) mod ledger;
+pub(in crate::limiter) mod link;
 pub(in crate::limiter) mod members;
 pub(in crate::limiter) mod offline_grants;
-pub(in crate::limiter) mod outage_fence;
 pub(in crate::limiter) mod peers;
 pub(in crate::limiter) mod session;
 pub(in crate::limiter) mod write_back;

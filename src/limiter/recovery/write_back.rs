@@ -1,7 +1,6 @@
 //! Sends to a store the grants of this replica that it does not have: after it lost its memory, or was away.
 
 use futures_util::stream::{self, StreamExt};
-use tokio::time::Instant;
 use tracing::warn;
 
 use crate::clock::Micros;
@@ -66,7 +65,7 @@ async fn write_back_one(
     fallback: &Fallback,
     limiter_ref: &LimiterRef,
 ) -> Result<bool, StoreError> {
-    let epoch = session.epoch_known();
+    let epoch = session.epoch();
     loop {
         let now = fallback.clock.now();
         let Some(part) = session.ledger.next_unreported(limiter_ref, now) else { return Ok(true) };
@@ -88,7 +87,7 @@ async fn write_back_one(
 
 /// Returns the write for a part of the grants, at `now` of this process's clock.
 fn write_of(session: &StoreSession, replica: u64, epoch: u64, part: &Unreported, now: Micros) -> WriteBack {
-    let sent = session.clock.heard().map_or(Micros::ZERO, |clock| clock.latest(Instant::now()));
+    let sent = session.clock().map_or(Micros::ZERO, |clock| clock.latest(session.moment()));
     let (unknown, number, since, entries) = match part {
         Unreported::Forgotten { memory, entries } => (Unknown::Lost, *memory, sent, entries),
         Unreported::Offline(part) => (Unknown::Away, part.number, now, &part.entries),

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tokio::time::{Duration, Instant};
+use tokio::time::Duration;
 use tracing::info;
 
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
@@ -124,7 +124,7 @@ impl Inspection {
     /// If the store did not answer: nothing has changed then.
     pub async fn pause(&self, lasting: Duration) -> Result<(), StoreError> {
         let LimiterInstance { active, partition } = &self.instance;
-        let sent = Instant::now();
+        let sent = active.session.moment();
         let replica = self.queues.fallback.replica;
         let result = active.session.store.pause(&self.limiter_ref(), lasting.into(), replica).await?;
         if lasting.is_zero() {
@@ -132,8 +132,9 @@ impl Inspection {
         } else {
             info!(limiter = %active.name, ?lasting, "paused by hand");
         }
-        active.session.observe_clock(sent, Instant::now(), result.epoch.now);
-        active.session.observe_epoch(result.epoch);
+        if active.session.answered(sent, result.epoch) {
+            self.queues.wake_all();
+        }
         let is_meant = |instance: &LimiterInstance| {
             Arc::ptr_eq(&instance.active, active) && (partition.is_none() || instance.partition == *partition)
         };

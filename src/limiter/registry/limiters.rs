@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::broadcast::error::RecvError;
-use tokio::time::{Duration, Instant, sleep, timeout};
+use tokio::time::{Duration, sleep, timeout};
 use tracing::{debug, info};
 
 use crate::clock::Clock;
@@ -154,8 +154,7 @@ impl Limiters {
 
     /// Updates the metrics that change with time alone. Asks no store.
     pub fn refresh_metrics(&self) {
-        let now = Instant::now();
-        self.active_limiters().iter().for_each(|active| active.refresh_metrics(now));
+        self.active_limiters().iter().for_each(|active| active.refresh_metrics());
     }
 
     /// Returns the replicas that share the store, this one first, as of the store's last answer.

@@ -6,9 +6,10 @@ use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::time::{Duration, Instant};
+use tokio::time::Duration;
 use tokio_util::task::TaskTracker;
 
+use crate::clock::Moment;
 use crate::entropy::SeededHash;
 use crate::limiter::model::{Freed, LimiterName, PauseStretch, Permits, Refusal};
 use crate::limiter::queue::active_limiter::{LimiterInstance, shrink};
@@ -117,14 +118,14 @@ impl Queues {
 
     /// Returns the longest wait so far among the waiting requests of each limiter.
     pub(in crate::limiter) fn longest_waits(&self) -> HashMap<LimiterName, Duration> {
-        let (now, mut longest) = (Instant::now(), HashMap::new());
+        let mut longest = HashMap::new();
         for shard in &self.shards {
             let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
             for queue in shard.values() {
-                let Some(since) = queue.waits_since() else { continue };
+                let Some(waited) = queue.longest_wait() else { continue };
                 for instance in queue.instances.iter() {
                     let wait: &mut Duration = longest.entry(instance.active.name.clone()).or_default();
-                    *wait = now.saturating_duration_since(since).max(*wait);
+                    *wait = waited.to_duration().max(*wait);
                 }
             }
         }
@@ -147,7 +148,7 @@ impl Queues {
         stretch: PauseStretch,
     ) {
         self.apply_pause(is_meant, |instance| {
-            let clock = instance.active.session.clock.heard()?;
+            let clock = instance.active.session.clock()?;
             Some((clock.due(stretch.from), clock.due(stretch.until)))
         });
     }
@@ -160,7 +161,7 @@ impl Queues {
     fn apply_pause(
         &self,
         is_meant: impl Fn(&LimiterInstance) -> bool,
-        stretch: impl Fn(&LimiterInstance) -> Option<(Instant, Instant)>,
+        stretch: impl Fn(&LimiterInstance) -> Option<(Moment, Moment)>,
     ) {
         self.each(|queue| {
             for instance in queue.instances.iter().filter(|instance| is_meant(instance)) {
@@ -219,7 +220,7 @@ impl Siblings for Queues {
         Queues::pause(self, |other| other == instance, stretch);
     }
 
-    fn pause_between(&self, instance: &LimiterInstance, from: Instant, until: Instant) {
+    fn pause_between(&self, instance: &LimiterInstance, from: Moment, until: Moment) {
         self.apply_pause(|other| other == instance, |_| Some((from, until)));
     }
 

@@ -4,12 +4,7 @@
 //! a quick one bounds it tightly. A slot is due when the lower bound has reached it, and late when the upper bound has passed it
 //! by the guard. In between it is on time, whatever the true clock shows.
 
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
-
-use tokio::time::Instant;
-
-use crate::clock::Micros;
+use crate::clock::{Micros, Moment};
 use crate::limiter::model::Step;
 
 /// The speed at which two clocks may drift apart: 200 millionths, twice as much as is tolerable in a machine's clock.
@@ -19,9 +14,9 @@ const DRIFT_PER_MILLION: u64 = 200;
 const STEP_MIN: Micros = Micros::from_millis(20);
 
 /// Bounds of a store's clock.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StoreClock {
-    anchor: Instant,
+    anchor: Moment,
     /// The earliest and the latest time that the store's clock may have shown at `anchor`.
     earliest: Micros,
     latest: Micros,
@@ -29,14 +24,14 @@ pub struct StoreClock {
 
 impl StoreClock {
     /// Returns the bounds by one call, sent and answered at these instants, and carried out at `now` of the store.
-    pub fn new(sent: Instant, answered: Instant, now: Micros) -> StoreClock {
-        let took = Micros::from(answered.saturating_duration_since(sent));
+    pub fn new(sent: Moment, answered: Moment, now: Micros) -> StoreClock {
+        let took = answered - sent;
         StoreClock { anchor: answered, earliest: now, latest: now + took + Micros::ONE }
     }
 
     /// Narrows the bounds by another call. Bounds that contradict each other mean that a clock was stepped: then the new ones
     /// count alone. Returns the step, if it is large.
-    pub fn learn(&mut self, sent: Instant, answered: Instant, now: Micros) -> Option<Step> {
+    pub fn learn(&mut self, sent: Moment, answered: Moment, now: Micros) -> Option<Step> {
         let other = StoreClock::new(sent, answered, now);
         // An earlier answer may be handled later; bounds can only be carried forward.
         let anchor = answered.max(self.anchor);
@@ -55,71 +50,35 @@ impl StoreClock {
     }
 
     /// Returns when the last answer came.
-    pub fn heard(&self) -> Instant {
+    pub fn heard(&self) -> Moment {
         self.anchor
     }
 
     /// Returns the earliest time that the store's clock may show at an instant.
-    pub fn earliest(&self, instant: Instant) -> Micros {
-        let passed = Micros::from(instant.saturating_duration_since(self.anchor));
+    pub fn earliest(&self, instant: Moment) -> Micros {
+        let passed = instant - self.anchor;
         self.earliest + passed - drift(passed)
     }
 
     /// Returns the latest time that the store's clock may show at an instant.
-    pub fn latest(&self, instant: Instant) -> Micros {
-        let passed = Micros::from(instant.saturating_duration_since(self.anchor));
+    pub fn latest(&self, instant: Moment) -> Micros {
+        let passed = instant - self.anchor;
         self.latest + passed + drift(passed) + Micros::ONE
     }
 
     /// Returns the instant until which the store's clock has surely not reached a slot.
-    pub fn not_before(&self, slot: Micros) -> Instant {
+    pub fn not_before(&self, slot: Micros) -> Moment {
         let distance = slot - self.latest - Micros::ONE;
-        self.anchor + (distance - drift(distance)).to_duration()
+        self.anchor + (distance - drift(distance))
     }
 
     /// Returns the instant from which a slot is due: the lower bound has reached it.
-    pub fn due(&self, slot: Micros) -> Instant {
+    pub fn due(&self, slot: Micros) -> Moment {
         let distance = (slot - self.earliest).0;
         let slowed = distance
             .saturating_add(distance.saturating_mul(DRIFT_PER_MILLION) / (1_000_000 - DRIFT_PER_MILLION));
         let extra = u64::from(distance > 0);
-        self.anchor + Duration::from_micros(slowed + extra)
-    }
-}
-
-/// The bounds of one store's clock, shared by all workers of a replica.
-#[derive(Debug)]
-pub struct SharedClock {
-    known: Mutex<Option<StoreClock>>,
-}
-
-impl SharedClock {
-    /// Returns the clock of a store that has not answered yet.
-    pub fn unheard() -> SharedClock {
-        SharedClock { known: Mutex::new(None) }
-    }
-
-    /// Returns the bounds, if the store has answered.
-    pub fn heard(&self) -> Option<StoreClock> {
-        *self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the bounds. Those of a store that has not answered make no slot due.
-    pub fn known(&self) -> StoreClock {
-        let now = Instant::now();
-        self.heard().unwrap_or_else(|| StoreClock::new(now, now, Micros::ZERO))
-    }
-
-    /// Narrows the bounds by a call. Returns them, and the step of the clock since the call before.
-    pub fn learn(&self, sent: Instant, answered: Instant, now: Micros) -> (StoreClock, Option<Step>) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        match &mut *known {
-            Some(known) => {
-                let step = known.learn(sent, answered, now);
-                (*known, step)
-            }
-            unheard => (*unheard.insert(StoreClock::new(sent, answered, now)), None),
-        }
+        self.anchor + Micros(slowed + extra)
     }
 }
 
@@ -131,37 +90,36 @@ fn drift(passed: Micros) -> Micros {
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn an_answer_that_is_heard_late_does_not_move_the_bounds_back() {
-        let start = Instant::now();
-        let after = |millis| start + Duration::from_millis(millis);
-        let shown = |millis| Micros::from_millis(1_000_000 + millis);
-        let clock = SharedClock::unheard();
-        clock.learn(after(99), after(100), shown(100));
-        // Another worker's answer, from before.
-        let (known, step) = clock.learn(after(10), after(50), shown(30));
-        assert_eq!(step, None);
-        for millis in [50, 100, 1000] {
-            assert!(known.earliest(after(millis).max(after(100))) <= shown(millis.max(100)));
-            assert!(known.latest(after(millis)) >= shown(millis));
-        }
-        assert!(known.latest(after(100)) <= shown(102));
+    fn after(millis: u64) -> Moment {
+        Moment(7_000_000) + Micros::from_millis(millis)
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_step_is_noticed_and_a_drift_is_not() {
-        let start = Instant::now();
-        let after = |millis| start + Duration::from_millis(millis);
-        let shown = |millis: u64| Micros::from_millis(1_000_000 + millis);
-        let clock = SharedClock::unheard();
-        clock.learn(after(0), after(2), shown(1));
+    fn shown(millis: u64) -> Micros {
+        Micros::from_millis(1_000_000 + millis)
+    }
+
+    #[test]
+    fn an_answer_that_is_heard_late_does_not_move_the_bounds_back() {
+        let mut clock = StoreClock::new(after(99), after(100), shown(100));
+        // Another worker's answer, from before.
+        assert_eq!(clock.learn(after(10), after(50), shown(30)), None);
+        for millis in [50, 100, 1000] {
+            assert!(clock.earliest(after(millis).max(after(100))) <= shown(millis.max(100)));
+            assert!(clock.latest(after(millis)) >= shown(millis));
+        }
+        assert!(clock.latest(after(100)) <= shown(102));
+    }
+
+    #[test]
+    fn a_step_is_noticed_and_a_drift_is_not() {
+        let mut clock = StoreClock::new(after(0), after(2), shown(1));
         // Ten milliseconds in ten seconds: somebody slews it.
-        assert_eq!(clock.learn(after(10_000), after(10_002), shown(10_011)).1, None);
-        let (known, step) = clock.learn(after(10_010), after(10_012), shown(3_610_011));
+        assert_eq!(clock.learn(after(10_000), after(10_002), shown(10_011)), None);
+        let step = clock.learn(after(10_010), after(10_012), shown(3_610_011));
         let Some(Step::Forward(by)) = step else { panic!("{step:?}") };
         assert!(by.0.abs_diff(3_600_000_000) < 15_000, "{by:?}");
-        assert!(known.earliest(after(10_012)) >= shown(3_610_011));
-        let (_, step) = clock.learn(after(10_020), after(10_022), shown(10_021));
+        assert!(clock.earliest(after(10_012)) >= shown(3_610_011));
+        let step = clock.learn(after(10_020), after(10_022), shown(10_021));
         let Some(Step::Back(by)) = step else { panic!("{step:?}") };
         assert!(by.0.abs_diff(3_600_000_000) < 15_000, "{by:?}");
     }

@@ -309,7 +309,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn there_are_no_more_partitions_than_may_be() {
-        let store = MemoryStore::new(Clock::start());
+        let store = MemoryStore::new(Clock::of_runtime());
         let limiter = limiter(5, SECOND, Duration::ZERO);
         let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: 1 }];
         let call = Call { generations: vec![0], runs, ..Call::default() };
@@ -329,7 +329,7 @@ mod tests {
 
     #[tokio::test]
     async fn expired_states_are_forgotten_by_calls_for_others() {
-        let (clock, limiter) = (Clock::start(), limiter(2, SECOND, SECOND));
+        let (clock, limiter) = (Clock::of_runtime(), limiter(2, SECOND, SECOND));
         let store = MemoryStore::new(clock);
         let run = Run { cost: 1, wait_max: Micros::ZERO, count: 1 };
         let call = Call { generations: vec![0], runs: vec![run], ..Call::default() };
@@ -350,7 +350,7 @@ mod tests {
 
     #[tokio::test]
     async fn external_use_is_charged_once() {
-        let (clock, limiter) = (Clock::start(), limiter(10, SECOND, SECOND));
+        let (clock, limiter) = (Clock::of_runtime(), limiter(10, SECOND, SECOND));
         let (store, now) = (MemoryStore::new(clock), clock.now());
         let limiter_ref = partition(&limiter, 1);
         let left = || store.inspect_at(now, &limiter_ref).available[0];
@@ -363,7 +363,7 @@ mod tests {
 
     #[tokio::test]
     async fn external_use_leaves_its_window_no_sooner_for_earlier_bookings() {
-        let (clock, limiter) = (Clock::start(), limiter(10, SECOND, SECOND));
+        let (clock, limiter) = (Clock::of_runtime(), limiter(10, SECOND, SECOND));
         let (store, now) = (MemoryStore::new(clock), clock.now());
         let limiter_ref = partition(&limiter, 1);
         let after = |millis| now + Micros::from_millis(millis);
@@ -380,7 +380,7 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_granted_before_external_bookings() {
-        let (clock, limiter) = (Clock::start(), limiter(10, SECOND, SECOND));
+        let (clock, limiter) = (Clock::of_runtime(), limiter(10, SECOND, SECOND));
         let (store, now) = (MemoryStore::new(clock), clock.now());
         let limiter_ref = partition(&limiter, 1);
         let ahead = now + Micros::from_millis(3500);
@@ -396,7 +396,7 @@ mod tests {
 
     #[tokio::test]
     async fn use_until_now_is_not_compared_with_bookings_ahead() {
-        let (clock, limiter) = (Clock::start(), limiter(10, SECOND, SECOND));
+        let (clock, limiter) = (Clock::of_runtime(), limiter(10, SECOND, SECOND));
         let (store, now) = (MemoryStore::new(clock), clock.now());
         let limiter_ref = partition(&limiter, 1);
         let run = Run { cost: 1, wait_max: Micros::from_millis(60_000), count: 1 };

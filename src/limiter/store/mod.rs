@@ -169,6 +169,11 @@ pub trait Store: Send + Sync + 'static {
     /// Returns how long after its last answered call a caller may rely on the limits that it knows.
     fn lease(&self) -> Micros;
 
+    /// Returns how long after its sending a call has been answered or has failed; zero where calls are answered at once.
+    fn timeout(&self) -> Micros {
+        Micros::ZERO
+    }
+
     /// Returns whether the store answered lately.
     fn is_up(&self) -> bool;
 

@@ -30,7 +30,7 @@ fn limiter(rate: u64, per: Duration, timeout: Duration) -> Arc<Limiter> {
 }
 
 fn limiters(limiter: &Arc<Limiter>, delay: Duration) -> (Limiters, LimiterSet, Arc<LatentStore>) {
-    let clock = Clock::start();
+    let clock = Clock::of_runtime();
     let store = LatentStore::new(clock, delay);
     let limiters = Limiters::new(store.clone(), clock, 1, Metrics::new());
     limiters.apply(std::slice::from_ref(limiter));
@@ -113,7 +113,7 @@ async fn a_late_permit_is_refused_when_the_limiter_closes() {
 
 #[tokio::test(start_paused = true)]
 async fn closing_gives_every_slot_back() {
-    let clock = Clock::start();
+    let clock = Clock::of_runtime();
     let store = LatentStore::new(clock, Duration::ZERO);
     let limiter = limiter(100, SECOND, 600 * SECOND);
     let closes = Limiters::new(store.clone(), clock, 1, Metrics::new());

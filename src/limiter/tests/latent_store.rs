@@ -117,6 +117,10 @@ impl Store for LatentStore {
         self.store.lease()
     }
 
+    fn timeout(&self) -> Micros {
+        self.delay.into()
+    }
+
     fn is_up(&self) -> bool {
         !self.is_away.load(Ordering::Relaxed)
     }

@@ -22,7 +22,7 @@ pub(in crate::limiter) struct Fleet {
 }
 
 pub(in crate::limiter) fn fleet(limiters: &[Limiter], delay: Duration, linger: Duration) -> Fleet {
-    let (clock, metrics) = (Clock::start(), Metrics::new());
+    let (clock, metrics) = (Clock::of_runtime(), Metrics::new());
     let store = LatentStore::new(clock, delay);
     let fleet = Limiters::lingering(store.clone(), clock, 1, metrics.clone(), linger);
     let fleet = Fleet { limiters: fleet, store, metrics };

@@ -36,7 +36,7 @@ pub(in crate::limiter) fn limiter(rate: u64, per: Duration, timeout: Duration) -
 }
 
 fn limiters(limiter: &Arc<Limiter>) -> (Limiters, LimiterSet) {
-    let clock = Clock::start();
+    let clock = Clock::of_runtime();
     let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, Metrics::new());
     limiters.apply(std::slice::from_ref(limiter));
     let limiter_set = limiter_set(&limiters, &["api"]);
@@ -225,7 +225,7 @@ async fn closing_refuses_waiting_requests() {
 async fn without_store(policy: OnStoreFailure, fleet_size: u32) -> Vec<Result<Entered, Refusal>> {
     let mut limiter = Limiter::clone(&limiter(9, SECOND, Duration::ZERO));
     limiter.on_store_failure = policy;
-    let clock = Clock::start();
+    let clock = Clock::of_runtime();
     let limiters = Limiters::new(LatentStore::away(clock), clock, fleet_size, Metrics::new());
     limiters.apply(&[Arc::new(limiter)]);
     assert_eq!(limiters.ready(), policy != OnStoreFailure::Reject);
@@ -251,7 +251,7 @@ async fn without_a_store_the_policy_decides() {
 #[tokio::test(start_paused = true)]
 async fn a_share_below_one_permit_is_one_permit_in_a_longer_window() {
     let limiter = limiter(2, SECOND, 60 * SECOND);
-    let clock = Clock::start();
+    let clock = Clock::of_runtime();
     let limiters = Limiters::new(LatentStore::away(clock), clock, 6, Metrics::new());
     limiters.apply(std::slice::from_ref(&limiter));
     let limiter_set = limiter_set(&limiters, &["api"]);
@@ -290,7 +290,7 @@ async fn a_slow_connection_delays_no_other_request() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cost_above_a_share_is_refused_while_the_store_is_away() {
-    let clock = Clock::start();
+    let clock = Clock::of_runtime();
     let limiters = Limiters::new(LatentStore::away(clock), clock, 3, Metrics::new());
     limiters.apply(&[limiter(10, SECOND, 5 * SECOND)]);
     let limiter_set = limiter_set(&limiters, &["api"]);

@@ -68,7 +68,7 @@ async fn available(store: &LatentStore, limiter: &Limiter) -> u64 {
 
 #[tokio::test(start_paused = true)]
 async fn a_steady_pace_is_served_by_prefetched_permits() {
-    let (limiter, clock) = (limiter(100_000, Duration::ZERO), Clock::start());
+    let (limiter, clock) = (limiter(100_000, Duration::ZERO), Clock::of_runtime());
     let store = LatentStore::new(clock, DELAY);
     let (_limiters, limiter_set) = replica(&limiter, clock, &store);
     let passed = pace(&limiter_set, 10, 500).await;
@@ -85,7 +85,7 @@ async fn a_steady_pace_is_served_by_prefetched_permits() {
 
 #[tokio::test(start_paused = true)]
 async fn a_sparse_pace_prefetches_nothing() {
-    let (limiter, clock) = (limiter(100_000, Duration::ZERO), Clock::start());
+    let (limiter, clock) = (limiter(100_000, Duration::ZERO), Clock::of_runtime());
     let store = LatentStore::new(clock, DELAY);
     let (_limiters, limiter_set) = replica(&limiter, clock, &store);
     let passed = pace(&limiter_set, 1, 200).await;
@@ -95,7 +95,7 @@ async fn a_sparse_pace_prefetches_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn two_replicas_that_prefetch_keep_the_limit_and_use_it() {
-    let (limiter, clock) = (limiter(10_000, 10 * SECOND), Clock::start());
+    let (limiter, clock) = (limiter(10_000, 10 * SECOND), Clock::of_runtime());
     let store = LatentStore::new(clock, DELAY);
     let (_first, one) = replica(&limiter, clock, &store);
     let (_second, other) = replica(&limiter, clock, &store);
@@ -113,7 +113,7 @@ async fn two_replicas_that_prefetch_keep_the_limit_and_use_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_lowered_limit_gives_prefetched_permits_back() {
-    let (before, clock) = (limiter(100_000, Duration::ZERO), Clock::start());
+    let (before, clock) = (limiter(100_000, Duration::ZERO), Clock::of_runtime());
     let store = LatentStore::new(clock, DELAY);
     let (limiters, limiter_set) = replica(&before, clock, &store);
     let passed = pace(&limiter_set, 20, 100).await;
@@ -126,7 +126,7 @@ async fn a_lowered_limit_gives_prefetched_permits_back() {
 
 #[tokio::test(start_paused = true)]
 async fn closing_gives_prefetched_permits_back() {
-    let (limiter, clock) = (limiter(100_000, Duration::ZERO), Clock::start());
+    let (limiter, clock) = (limiter(100_000, Duration::ZERO), Clock::of_runtime());
     let store = LatentStore::new(clock, DELAY);
     let (limiters, limiter_set) = replica(&limiter, clock, &store);
     let passed = pace(&limiter_set, 20, 100).await.len() as u64;
@@ -138,7 +138,7 @@ async fn closing_gives_prefetched_permits_back() {
 async fn closing_under_load_ends_and_gives_prefetched_permits_back() {
     // At any point of a step of the pace.
     for after in 100..120 {
-        let (limiter, clock) = (limiter(100_000, Duration::ZERO), Clock::start());
+        let (limiter, clock) = (limiter(100_000, Duration::ZERO), Clock::of_runtime());
         let store = LatentStore::new(clock, DELAY);
         let (limiters, limiter_set) = replica(&limiter, clock, &store);
         let asking = tokio::spawn(async move { pace(&limiter_set, 20, 200).await.len() as u64 });

@@ -57,7 +57,7 @@ fn lua_pauses_a_limiter_for_the_same_reasons_as_rust() {
         .run(&prop::collection::vec(pause_step(), 1..30), |steps| {
             let store = &mut *store.borrow_mut();
             store.flush();
-            let (memory, mut now) = (MemoryStore::new(Clock::start()), Micros(START));
+            let (memory, mut now) = (MemoryStore::new(Clock::of_runtime()), Micros(START));
             for step in steps {
                 match &step {
                     PauseStep::Advance(by) => now = now + Micros(*by),

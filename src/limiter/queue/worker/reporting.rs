@@ -1,44 +1,84 @@
 //! Reports the quota signals in the upstream's answers to the store, and keeps to the pauses that follow.
 
-use futures_util::future::{FutureExt, join_all};
-use tokio::time::{Duration, Instant};
+use std::future::pending;
+
+use futures_util::future::{BoxFuture, FutureExt, join_all};
 use tracing::{info, warn};
 
-use super::state::{Reports, Worker};
-use crate::clock::Micros;
+use super::core::events::Event;
+use super::run::Worker;
+use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::{LimiterName, PauseRequest, PauseStretch, ReportResult, UpstreamReport};
 use crate::limiter::queue::active_limiter::LimiterInstance;
-use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::upstream_report::PendingReport;
 use crate::limiter::store::StoreError;
 
 /// The shortest time between two reports, unless one cannot wait.
-const REPORT_INTERVAL: Duration = Duration::from_millis(100);
+const REPORT_INTERVAL: Micros = Micros::from_millis(100);
 
-impl Worker {
-    /// Merges new signals into the pending report, and sends it if it is time and no other report is under way.
-    pub(super) fn take_report(&mut self, report: Option<PendingReport>, now: Instant) {
-        match (&mut self.pending_report, report) {
+/// The results of the reports to the store, with the place of the limiter that each is about.
+pub(super) type Reports = Vec<(usize, LimiterRef, UpstreamReport, Result<ReportResult, StoreError>)>;
+
+/// The reports of a worker to the store: one at a time.
+#[derive(Default)]
+pub(super) struct Reporter {
+    /// Signals of the upstream that were not reported yet.
+    pending: Option<PendingReport>,
+    /// The report of earlier signals.
+    under_way: Option<BoxFuture<'static, Reports>>,
+    /// The moment before which a report that can wait is not sent.
+    not_before: Moment,
+}
+
+impl Reporter {
+    /// Returns whether there is nothing to report.
+    pub(super) fn is_idle(&self) -> bool {
+        self.pending.is_none() && self.under_way.is_none()
+    }
+
+    /// Returns when the next report is to be sent.
+    pub(super) fn wakes_at(&self) -> Option<Moment> {
+        (self.pending.is_some() && self.under_way.is_none()).then_some(self.not_before)
+    }
+
+    /// Waits for the results of the report under way.
+    pub(super) async fn reported(&mut self) -> Reports {
+        match &mut self.under_way {
+            Some(under_way) => {
+                let reports = under_way.await;
+                self.under_way = None;
+                reports
+            }
+            None => pending().await,
+        }
+    }
+
+    /// Merges new signals, and returns those to be sent now.
+    fn take(&mut self, report: Option<PendingReport>, now: Moment) -> Option<PendingReport> {
+        match (&mut self.pending, report) {
             (Some(before), Some(later)) => before.add(later),
             (before @ None, later) => *before = later,
             (Some(_), None) => {}
         }
-        let is_early = now < self.report_not_before;
-        if self.reporting.is_some() {
-            return;
-        }
-        let is_due = |pending: &mut PendingReport| !is_early || !pending.can_wait();
-        let Some(pending) = self.pending_report.take_if(is_due) else { return };
-        self.report_not_before = now + REPORT_INTERVAL;
+        let is_early = now < self.not_before;
+        let can_send = self.under_way.is_none();
+        let report = self.pending.take_if(|pending| can_send && (!is_early || !pending.can_wait()))?;
+        self.not_before = now + REPORT_INTERVAL;
+        Some(report)
+    }
+}
+
+impl Worker {
+    /// Merges new signals into the pending report, and sends it if it is time and no other report is under way.
+    pub(super) fn take_report(&mut self, report: Option<PendingReport>, now: Moment) {
+        let Some(pending) = self.reporter.take(report, now) else { return };
         let reports = self.upstream_reports(&pending, now);
         if reports.is_empty() {
             return;
         }
-        self.is_pausing = reports.iter().any(|(_, _, report)| report.pause.is_some());
-        if self.is_pausing {
-            self.clear_prefetched();
-        }
+        let pauses = reports.iter().any(|(_, _, report)| report.pause.is_some());
+        self.events.push(Event::Reporting(pauses));
         let session = self.session.clone();
         let reporting = join_all(reports.into_iter().map(move |(place, limiter_ref, report)| {
             let session = session.clone();
@@ -47,17 +87,17 @@ impl Worker {
                 (place, limiter_ref, report, result)
             }
         }));
-        self.reporting = Some(reporting.boxed());
+        self.reporter.under_way = Some(reporting.boxed());
     }
 
     /// Returns the report for each limiter that the signals concern, with the limiter's place.
     fn upstream_reports(
         &self,
         pending: &PendingReport,
-        now: Instant,
+        now: Moment,
     ) -> Vec<(usize, LimiterRef, UpstreamReport)> {
         let (replica, known_epoch) = (self.fallback.replica, self.session.epoch_least());
-        let limiters = self.queue.instances.iter().zip(self.limiter_refs.iter()).enumerate();
+        let limiters = self.queue.instances.iter().zip(self.calling.limiter_refs.iter()).enumerate();
         let reports = limiters.filter_map(|(place, (instance, limiter_ref))| {
             let limiter = instance.active.limiter();
             let report = UpstreamReport {
@@ -79,7 +119,7 @@ impl Worker {
 
     /// Takes in the results of the reports. A report that failed is followed by this replica alone.
     pub(super) fn settle_reports(&mut self, reports: Reports) {
-        self.is_pausing = false;
+        self.events.push(Event::Reporting(false));
         for (place, limiter_ref, report, result) in reports {
             let Some(instance) = self.queue.instances.get(place).cloned() else { continue };
             match result {
@@ -118,24 +158,13 @@ impl Worker {
     fn report_locally(&self, instance: &LimiterInstance, limiter_ref: &LimiterRef, report: &UpstreamReport) {
         let fallback = &self.fallback;
         let limiter_ref = limiter_ref.share(fallback.fleet.size());
-        let (now_instant, now) = (Instant::now(), fallback.clock.now());
+        let (moment, now) = (self.session.moment(), fallback.clock.now());
         let local = UpstreamReport { remaining: Vec::new(), ..report.clone() };
         let result = fallback.store.report_upstream_at(now, &limiter_ref, &local);
         if report.pause.is_some() && result.paused_until > now {
             let stretch = PauseStretch { from: now, until: result.paused_until };
             log_pause(report, stretch, &limiter_ref.name);
-            let until = now_instant + (stretch.until - stretch.from).to_duration();
-            self.siblings.pause_between(instance, now_instant, until);
-        }
-    }
-
-    /// Keeps to the pauses of the limiters that an answer of the store names.
-    pub(super) fn observe_pauses(&mut self, now: Micros, paused: &[Micros]) {
-        for (instance, until) in self.queue.instances.iter().zip(paused).filter(|(_, until)| **until > now) {
-            let (limiter, until) = (instance.active.name.clone(), self.clock.due(*until));
-            instance.active.pause_until(until);
-            let paused = Paused { limiter, from: self.clock.due(now), until };
-            self.paused = self.queue.apply_pause(paused, false);
+            self.siblings.pause_between(instance, moment, moment + (stretch.until - stretch.from));
         }
     }
 }

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::time::Instant;
-
+use crate::clock::Moment;
 use crate::limiter::model::PauseStretch;
 use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::handle::Queue;
@@ -17,7 +16,7 @@ pub(in crate::limiter) trait Siblings: Send + Sync {
     fn pause(&self, instance: &LimiterInstance, stretch: PauseStretch);
 
     /// Keeps all queues of a limiter to a pause by this process's clock.
-    fn pause_between(&self, instance: &LimiterInstance, from: Instant, until: Instant);
+    fn pause_between(&self, instance: &LimiterInstance, from: Moment, until: Moment);
 
     /// Removes a queue that has ended.
     fn ended(&self, queue: &Arc<Queue>);

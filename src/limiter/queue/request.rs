@@ -1,0 +1,45 @@
+//! A request as the worker's core knows it: a number, a cost and some moments. The worker's shell knows who waits for its answer.
+
+use crate::clock::Moment;
+use crate::limiter::model::Permits;
+
+/// The number of a request in its queue. It is free again when the request has its permit or refusal.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(in crate::limiter) struct RequestId(pub(in crate::limiter) u32);
+
+/// Who waits for the answer to an arrival.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::limiter) enum Asker {
+    /// A request.
+    Request(RequestId),
+    /// Nobody: a limiter that only counts is charged.
+    Shadow,
+    /// Nobody any more: the request was refused while it was asked for. What is booked for it is given back.
+    Refused,
+}
+
+/// A request, or the charge of a limiter that only counts, that has arrived.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(in crate::limiter) struct Arrival {
+    pub(in crate::limiter) asker: Asker,
+    pub(in crate::limiter) cost: Permits,
+    pub(in crate::limiter) arrived: Moment,
+    /// The end of its wait.
+    pub(in crate::limiter) deadline: Moment,
+}
+
+/// The request that holds a permit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::limiter) struct Holder {
+    pub(in crate::limiter) arrived: Moment,
+    pub(in crate::limiter) deadline: Moment,
+    /// The number of the request's slots that came too late.
+    pub(in crate::limiter) late: u8,
+}
+
+impl Arrival {
+    /// Returns whether its answer is waited for, or counted.
+    pub(in crate::limiter) fn is_waited_for(&self) -> bool {
+        self.asker != Asker::Refused
+    }
+}

@@ -1,0 +1,105 @@
+//! Carries out what the core wants.
+
+use tokio::sync::oneshot;
+use tracing::info;
+
+use super::core::events::{Action, Around, Back, Event};
+use super::requests::Receiver;
+use super::run::Worker;
+use crate::limiter::model::{Permits, Refusal};
+use crate::limiter::queue::permit::{OriginQueue, Permit};
+use crate::limiter::queue::prefetch::PrefetchSnapshot;
+use crate::limiter::queue::request::{Asker, Holder, RequestId};
+use crate::limiter::queue::slot::Slot;
+use crate::limiter::queue::ticket::{Entered, Ticket};
+use std::time::Duration;
+
+impl Worker {
+    /// Carries out the core's actions. Those that have an answer at once tell it by further events. Returns whether the worker
+    /// has ended.
+    pub(super) fn act(&mut self, around: &Around) -> bool {
+        let mut has_ended = false;
+        let mut actions = std::mem::take(&mut self.actions);
+        for action in actions.drain(..) {
+            match action {
+                Action::Book(call) => self.book(call, around),
+                Action::BookLocally(call) => self.book_locally(call),
+                Action::BeginOutage => self.begin_outage(),
+                Action::Abandon => self.calling.abandon(),
+                Action::ReturnLocally(slot, cost) => self.return_locally(slot, cost),
+                Action::AllowUnlimited(permits) => self.record_unlimited(permits),
+                Action::Grant(request, slot, cost, holder) => self.grant(request, slot, cost, holder, around),
+                Action::Charge(source, cost) => self.queue.count_used(source, cost),
+                Action::Wait(request) => self.wait(request),
+                Action::Approach(request) => self.approach(request),
+                Action::Refuse(asker, cost, refusal) => self.refuse(asker, cost, refusal),
+                Action::Offer(batch, low) => self.queue.add_prefetched(batch, low),
+                Action::Withdraw => {
+                    let stale = self.queue.clear_prefetched().into_iter().collect();
+                    let seen = PrefetchSnapshot { stale, ..PrefetchSnapshot::default() };
+                    self.events.push(Event::Prefetched(seen));
+                }
+                Action::Cache(cache) => self.queue.set_refusal_cache(cache),
+                Action::CountRefused(count) => self.queue.count_refused_by_store(count, around.now),
+                Action::CountLate(late) => self.queue.count_late(late),
+                Action::LogMoved(slots) => {
+                    info!(limiter = %self.queue.name(), slots, "limits changed: rescheduling waiting requests");
+                }
+                Action::End => has_ended |= self.is_ended(),
+            }
+        }
+        self.actions = actions;
+        has_ended
+    }
+
+    /// Ends the queue, if nothing has come meanwhile and nobody holds it.
+    fn is_ended(&mut self) -> bool {
+        let is_idle = self.calling.late.is_empty() && self.reporter.is_idle();
+        self.queue.has_ended() || (is_idle && self.queue.end_if_idle())
+    }
+
+    /// Gives a request its permit. If it has left, the next one gets the slot.
+    fn grant(&mut self, request: RequestId, slot: Slot, cost: Permits, holder: Holder, around: &Around) {
+        let Some(receiver) = self.requests.take(request).filter(|receiver| !receiver.has_left()) else {
+            return self.events.push(Event::Returned(slot, cost, Back::Unused));
+        };
+        let waited = match receiver {
+            Receiver::Asking(_) => Duration::ZERO,
+            Receiver::Waiting { .. } => (around.now - holder.arrived).to_duration(),
+        };
+        self.queue.count_waited(waited);
+        let clock = around.clock_of(slot.source);
+        receiver.grant(Permit::new(self.queue.clone(), slot, clock, cost, (holder, waited)).in_flight());
+    }
+
+    /// Gives a request a ticket.
+    fn wait(&mut self, request: RequestId) {
+        let Some(receiver) = self.requests.get_mut(request) else { return };
+        let (approach, approaching) = oneshot::channel();
+        let (turn, turned) = oneshot::channel();
+        let waiting = Receiver::Waiting { approach: Some(approach), turn };
+        if let Receiver::Asking(entry) = std::mem::replace(receiver, waiting) {
+            let ticket = Ticket::new(self.queue.clone(), request, approaching, turned);
+            // A request that has left drops its ticket, which tells the worker.
+            let _ = entry.send(Ok(Entered::Waiting(ticket)));
+        }
+    }
+
+    fn approach(&mut self, request: RequestId) {
+        if let Some(Receiver::Waiting { approach, .. }) = self.requests.get_mut(request)
+            && let Some(approach) = approach.take()
+        {
+            // An error means that the request has left.
+            let _ = approach.send(());
+        }
+    }
+
+    fn refuse(&mut self, asker: Asker, cost: Permits, refusal: Refusal) {
+        self.queue.count_refused(&refusal, cost, asker == Asker::Shadow);
+        if let Asker::Request(request) = asker
+            && let Some(receiver) = self.requests.take(request)
+        {
+            receiver.refuse(refusal);
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! Makes calls to the store, and takes in what their answers tell beside the slots: the epoch, pauses, usage, the ledger's entries.
+
+use std::future::pending;
+use std::sync::Arc;
+
+use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::stream::FuturesUnordered;
+use tracing::warn;
+
+use super::core::events::{Around, Event};
+use super::run::Worker;
+use crate::clock::{Micros, Moment};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::model::{Answer, Call, Epoch, Generations, Holding};
+use crate::limiter::queue::active_limiter::LimiterInstance;
+use crate::limiter::queue::handle::Queue;
+use crate::limiter::queue::pause::Paused;
+use crate::limiter::recovery::grants::granted;
+use crate::limiter::recovery::link::SessionEvent;
+use crate::limiter::recovery::write_back::report_offline_grants;
+use crate::limiter::store::clock::StoreClock;
+use crate::limiter::store::{Failure, StoreError};
+
+/// The most failed calls of a queue that may still complete. A store that has failed three times is not asked.
+const LATE_CALLS_MAX: usize = 16;
+
+/// How often a queue logs the same error of the store.
+const WARN_INTERVAL: Micros = Micros::from_millis(1000);
+
+/// A call that was made.
+pub(super) struct MadeCall {
+    call: Arc<Call>,
+    /// The limiters as they were at the call.
+    limiter_refs: Arc<[LimiterRef]>,
+    at: Moment,
+}
+
+/// The result of a call.
+pub(super) type CallResult = (MadeCall, Result<Answer, Failure>);
+
+/// A call under way.
+pub(super) type CallInFlight = BoxFuture<'static, CallResult>;
+
+/// A call that was given up, and its answer, if one has come. It has booked slots that nobody wants.
+pub(super) type LateResult = (MadeCall, Option<Answer>);
+
+/// A call that was given up and may still complete.
+pub(super) type LateCall = BoxFuture<'static, LateResult>;
+
+/// The calls of a worker to the store.
+pub(super) struct Calling {
+    /// The limiters as of the next call.
+    pub(super) limiter_refs: Arc<[LimiterRef]>,
+    under_way: Option<CallInFlight>,
+    /// Calls that were given up and may still complete.
+    pub(super) late: FuturesUnordered<LateCall>,
+    /// The latest logged error of the store, and when it was logged.
+    warned: Option<(Moment, String)>,
+}
+
+/// Waits for the result of the call under way.
+pub(super) async fn answered(under_way: &mut Option<CallInFlight>) -> CallResult {
+    match under_way {
+        Some(call) => {
+            let result = call.await;
+            *under_way = None;
+            result
+        }
+        None => pending().await,
+    }
+}
+
+impl Calling {
+    pub(super) fn new(queue: &Queue) -> Calling {
+        let limiter_refs = queue.instances.iter().map(LimiterInstance::limiter_ref).collect();
+        Calling { limiter_refs, under_way: None, late: FuturesUnordered::new(), warned: None }
+    }
+
+    /// Takes on the limits as configured now.
+    pub(super) fn make_limiter_refs(&mut self, queue: &Queue) {
+        self.limiter_refs = queue.instances.iter().map(LimiterInstance::limiter_ref).collect();
+    }
+
+    /// Returns whether calendar windows have gone on.
+    pub(super) fn has_expired(&self, store_now: Micros) -> bool {
+        self.limiter_refs.iter().any(|limiter| limiter.valid_until.is_some_and(|until| store_now >= until))
+    }
+
+    pub(super) fn is_under_way(&self) -> bool {
+        self.under_way.is_some()
+    }
+
+    /// Returns the call under way, and those that were given up.
+    pub(super) fn futures(&mut self) -> (&mut Option<CallInFlight>, &mut FuturesUnordered<LateCall>) {
+        (&mut self.under_way, &mut self.late)
+    }
+
+    /// Gives up the call under way.
+    pub(super) fn abandon(&mut self) {
+        let Some(call) = self.under_way.take() else { return };
+        let late = async move {
+            match call.await {
+                (made, Ok(answer)) => (made, Some(answer)),
+                (made, Err(Failure { late: Some(late), .. })) => (made, late.await),
+                (made, Err(_)) => (made, None),
+            }
+        };
+        self.late.push(late.boxed());
+    }
+
+    /// Returns whether an error is to be logged: not the same one with each call, as some last until somebody acts.
+    fn is_news(&mut self, text: &str, now: Moment) -> bool {
+        let is_old = |(at, logged): &(Moment, String)| *logged == text && now - *at < WARN_INTERVAL;
+        let is_news = !self.warned.as_ref().is_some_and(is_old);
+        if is_news {
+            self.warned = Some((now, text.to_owned()));
+        }
+        is_news
+    }
+}
+
+impl Worker {
+    /// Makes a call to the store. Offline grants are reported before.
+    pub(super) fn book(&mut self, call: Call, around: &Around) {
+        let call = Arc::new(Call {
+            replica: self.fallback.replica,
+            epoch: self.session.epoch_least(),
+            refusal_budget: self.queue.refusal_budget(around.now),
+            ..call
+        });
+        let made = MadeCall { call, limiter_refs: self.calling.limiter_refs.clone(), at: around.now };
+        let (session, fallback) = (self.session.clone(), self.fallback.clone());
+        self.calling.under_way = Some(Box::pin(async move {
+            let result = match report_offline_grants(&session, &made.limiter_refs, &fallback).await {
+                Ok(()) => session.store.reserve(&made.limiter_refs, &made.call).await,
+                Err(error) => Err(error.into()),
+            };
+            (made, result)
+        }));
+    }
+
+    /// Takes in the result of the call under way.
+    pub(super) fn take_result(&mut self, (made, result): CallResult) {
+        match result {
+            Ok(answer) => self.take_answer(made, answer),
+            Err(failure) => self.take_failure(made, failure),
+        }
+    }
+
+    fn take_answer(&mut self, made: MadeCall, answer: Answer) {
+        let now = self.session.moment();
+        let epoch = Epoch { now: answer.now, ..answer.epoch };
+        let (known, is_lost) = self.session.on(SessionEvent::Answered { sent: made.at, epoch }, now);
+        if is_lost {
+            self.siblings.wake_all();
+        }
+        self.own_fault.answered();
+        self.events.push(Event::Linked(known.link));
+        if epoch.id < known.epoch_least {
+            return self.events.push(Event::PutBack);
+        }
+        self.observe_pauses(answer.now, &answer.paused, known.clock);
+        if epoch.settles_until.is_some() {
+            return self.events.push(Event::PutBack);
+        }
+        if self.session.store.may_fail() {
+            self.session.ledger.record(&made.limiter_refs, &made.call, &answer);
+        }
+        self.observe_usage(made.at, &answer);
+        self.events.push(Event::Answered(Box::new(answer), made.call.refusal_budget));
+    }
+
+    fn take_failure(&mut self, made: MadeCall, Failure { error, late }: Failure) {
+        let now = self.session.moment();
+        match error {
+            // The store is all right, and so may other keys be.
+            StoreError::Unreadable(_) | StoreError::Malformed(_) => self.own_fault.failed(made.at),
+            _ => drop(self.session.on(SessionEvent::Failed { sent: made.at }, now)),
+        }
+        let text = error.to_string();
+        let is_unsent = matches!(error, StoreError::Away);
+        if !is_unsent && self.calling.is_news(&text, now) {
+            warn!(limiter = %self.queue.name(), error = text, "store call failed");
+        }
+        let generations: Generations = made.call.generations.iter().copied().collect();
+        let unsent = is_unsent.then(|| (made.call.give_back.clone(), generations));
+        self.events.push(Event::Failed { unsent });
+        if let Some(late) = late.filter(|_| self.calling.late.len() < LATE_CALLS_MAX) {
+            self.calling.late.push(late.map(|answer| (made, answer)).boxed());
+        }
+    }
+
+    /// Gives back the bookings of a call that was given up and has completed. If the store has lost its state meanwhile, or grants
+    /// nothing yet, there is nothing to give back.
+    pub(super) fn take_late(&mut self, (made, answer): LateResult) {
+        let Some(answer) = answer else { return };
+        if self.session.observe_epoch(answer.epoch) {
+            self.siblings.wake_all();
+        }
+        if answer.epoch.id < self.session.epoch() || answer.epoch.settles_until.is_some() {
+            return;
+        }
+        self.session.ledger.record(&made.limiter_refs, &made.call, &answer);
+        let generations = answer.generations.iter().map(|generation| generation.number).collect();
+        let unused = granted(&made.call, &answer).map(|(slot, cost)| Holding { slot, cost, count: 1 });
+        self.events.push(Event::AnsweredLate(unused.collect(), generations));
+    }
+
+    /// Keeps to the pauses of the limiters that an answer of the store names.
+    fn observe_pauses(&mut self, now: Micros, paused: &[Micros], clock: Option<StoreClock>) {
+        let Some(clock) = clock else { return };
+        for (instance, until) in self.queue.instances.iter().zip(paused).filter(|(_, until)| **until > now) {
+            let (limiter, until) = (instance.active.name.clone(), clock.due(*until));
+            instance.active.pause_until(until);
+            self.queue.apply_pause(Paused { limiter, from: clock.due(now), until }, false);
+        }
+    }
+}

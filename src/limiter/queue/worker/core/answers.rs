@@ -1,0 +1,252 @@
+//! Takes in an answer of the store, or of this replica's own memory.
+
+use std::collections::VecDeque;
+use std::iter::repeat_n;
+
+use crate::clock::Micros;
+use crate::limiter::model::{Answer, Generation, Generations, Outcome, Permits};
+use crate::limiter::queue::cost_queue::{Stage, Waiter};
+use crate::limiter::queue::pause::in_pause;
+use crate::limiter::queue::prefetch;
+use crate::limiter::queue::refusal_cache::RefusalCache;
+use crate::limiter::queue::request::{Arrival, Asker, Holder};
+use crate::limiter::queue::slot::{Slot, Source};
+
+use super::events::{Action, Around, LocalAnswer};
+use super::{Sent, Worker};
+
+/// An answer's outcomes, in the order of the call's runs.
+struct Outcomes<'a, I> {
+    answer: &'a Answer,
+    source: Source,
+    each: I,
+    /// How many further requests may be refused like the first refused one.
+    budget: u64,
+}
+
+impl Worker {
+    /// Takes in the store's answer to the call under way.
+    pub(super) fn answered(
+        &mut self,
+        answer: &Answer,
+        budget: u64,
+        around: &Around,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(sent) = self.calls.under_way.take() else { return };
+        let Sent { at, reschedule, replace, arrivals, traded, prefetch } = sent;
+        self.calls.contact = Some(at);
+        let moved = self.observe_generations(answer, out);
+        let source = Source::Store(self.owed.epoch);
+        self.refresh_slots(around);
+        let rescheduled = answer.rescheduled.iter().flat_map(|(count, at)| repeat_n(*at, to_usize(*count)));
+        for ((_, cost), at) in reschedule.iter().zip(rescheduled) {
+            match at {
+                Some(at) => self.hold_wanted(*cost, slot(at, source, around)),
+                None => self.refuse_without_slot(*cost, &self.too_far(None), out),
+            }
+        }
+        let is_replaced = !replace.is_empty() || !reschedule.is_empty();
+        let mut outcomes = Outcomes { answer, source, each: each(answer), budget };
+        let first = self.settle_outcomes(replace, arrivals, &mut outcomes, around, out);
+        if let Some(cost) = prefetch {
+            self.add_prefetched(cost, outcomes.each, around, out);
+        }
+        self.trade.freed = answer.freed;
+        if traded.is_some_and(|traded| first.is_none_or(|first| first >= traded)) {
+            self.trade.fruitless = answer.freed;
+        }
+        if moved || is_replaced {
+            self.refuse_overdue(around.now, out);
+        }
+        self.observe_available(answer);
+    }
+
+    /// Takes in the answer of this replica's own memory.
+    pub(super) fn answered_locally(
+        &mut self,
+        local: &LocalAnswer,
+        around: &Around,
+        out: &mut Vec<Action>,
+    ) {
+        let Some((replace, arrivals)) = self.calls.local.take() else { return };
+        let LocalAnswer { answer, cost_max } = local;
+        // No replica can know whether the others leave enough for a cost above its share.
+        let refusal = self.store_unavailable();
+        let (replace, costly): (Vec<_>, Vec<_>) =
+            replace.into_iter().partition(|(cost, _)| cost.get() <= *cost_max);
+        for (cost, count) in costly {
+            (0..count).for_each(|_| self.refuse_without_slot(cost, &refusal, out));
+        }
+        let (arrivals, costly): (Vec<_>, Vec<_>) =
+            arrivals.into_iter().partition(|arrival| arrival.cost.get() <= *cost_max);
+        let refused = |arrival: Arrival| Action::Refuse(arrival.asker, arrival.cost, refusal.clone());
+        out.extend(costly.into_iter().map(refused));
+        let source = Source::Local(self.outage());
+        let mut outcomes = Outcomes { answer, source, each: each(answer), budget: 0 };
+        self.settle_outcomes(replace, arrivals, &mut outcomes, around, out);
+    }
+
+    /// Corrects when the slots of the store are due.
+    fn refresh_slots(&mut self, around: &Around) {
+        let due = |held: &Slot| match held.source {
+            Source::Store(_) => around.clock.due(held.at),
+            Source::Local(_) | Source::Unlimited => held.due,
+        };
+        self.cost_queues.values_mut().for_each(|cost_queue| cost_queue.refresh(due));
+    }
+
+    /// Takes in the available permits.
+    fn observe_available(&mut self, answer: &Answer) {
+        let limits = answer.available.iter().zip(&self.limits.refs);
+        let limits = limits.flat_map(|(left, limiter_ref)| limiter_ref.rules.iter().zip(left));
+        self.prefetch.budget = limits
+            .map(|(rule, left)| prefetch::prefetch_budget(rule.capacity(), *left))
+            .min()
+            .unwrap_or_default();
+    }
+
+    /// Takes the slots that a change of the limits has voided out of the cost queues, for the next call to reschedule. Returns
+    /// whether there are any.
+    fn observe_generations(&mut self, answer: &Answer, out: &mut Vec<Action>) -> bool {
+        let numbers: Generations = answer.generations.iter().map(|generation| generation.number).collect();
+        if numbers == self.owed.generations {
+            return false;
+        }
+        self.withdraw(true, out);
+        let void_from = void_from(&answer.generations, &self.owed.generations);
+        let mut void: Vec<(Slot, Permits)> = Vec::new();
+        for (cost, cost_queue) in &mut self.cost_queues {
+            let gone = cost_queue.take_stored(|slot| slot.at >= void_from);
+            cost_queue.wanted += gone.len();
+            void.extend(gone.into_iter().map(|slot| (slot, *cost)));
+        }
+        void.sort_by_key(|(slot, _)| slot.at);
+        if !void.is_empty() {
+            out.push(Action::LogMoved(void.len()));
+        }
+        // Slots that an earlier change has voided, and that were not rescheduled yet, are lost: others are asked for.
+        for (_, cost) in self.owed.reschedule.drain(..) {
+            *self.owed.replace.entry(cost).or_default() += 1;
+        }
+        self.owed.reschedule_generations = std::mem::replace(&mut self.owed.generations, numbers);
+        self.owed.reschedule = VecDeque::from(void);
+        !self.owed.reschedule.is_empty()
+    }
+
+    /// Puts booked requests into their cost queues and refuses the others. Returns the earliest slot that was booked in place of
+    /// another.
+    fn settle_outcomes<I: Iterator<Item = Outcome>>(
+        &mut self,
+        replace: Vec<(Permits, usize)>,
+        arrivals: Vec<Arrival>,
+        outcomes: &mut Outcomes<'_, I>,
+        around: &Around,
+        out: &mut Vec<Action>,
+    ) -> Option<Micros> {
+        let mut first: Option<Micros> = None;
+        for (cost, count) in replace {
+            for outcome in outcomes.each.by_ref().take(count) {
+                match outcome {
+                    Outcome::Booked(at) => {
+                        first = Some(first.map_or(at, |first| first.min(at)));
+                        self.hold_wanted(cost, slot(at, outcomes.source, around));
+                    }
+                    Outcome::TooFar(away) | Outcome::Full(away) => {
+                        // The budget belongs to the first refusal, which is this one.
+                        outcomes.budget = 0;
+                        let refusal = self.refusal(outcome, away.advised);
+                        self.refuse_without_slot(cost, &refusal, out);
+                    }
+                }
+            }
+        }
+        self.settle_arrivals(arrivals, outcomes, around, out);
+        first
+    }
+
+    /// Puts booked requests into their cost queues, refuses the others, and keeps the first refusal for later requests.
+    fn settle_arrivals<I: Iterator<Item = Outcome>>(
+        &mut self,
+        arrivals: Vec<Arrival>,
+        outcomes: &mut Outcomes<'_, I>,
+        around: &Around,
+        out: &mut Vec<Action>,
+    ) {
+        let store_now = outcomes.answer.now;
+        // The budget belongs to the first refusal. Each other one is only used for the requests of this call.
+        let (mut first, mut latest): (Option<Box<RefusalCache>>, Option<Box<RefusalCache>>) = (None, None);
+        let mut refused = 0;
+        for arrival in arrivals {
+            match outcomes.each.next() {
+                Some(Outcome::Booked(at)) => self.join(arrival, slot(at, outcomes.source, around), out),
+                Some(outcome @ (Outcome::TooFar(away) | Outcome::Full(away))) => {
+                    let cost = arrival.cost;
+                    if !latest.as_ref().is_some_and(|latest| latest.is_of(cost, &away, store_now)) {
+                        first = first.or(latest);
+                        let clock = around.clock_of(outcomes.source);
+                        latest = self.refusal_cache(cost, away, store_now, (clock, around.now));
+                    }
+                    refused += 1;
+                    let advised = latest.as_mut().map_or(away.advised, |latest| latest.advise(cost, around.now));
+                    let refusal = self.refusal(outcome, advised);
+                    let refusal = in_pause(refusal, self.pause.now.as_ref(), arrival.deadline);
+                    out.push(Action::Refuse(arrival.asker, cost, refusal));
+                }
+                None => out.push(Action::Refuse(arrival.asker, arrival.cost, self.store_unavailable())),
+            }
+        }
+        if matches!(outcomes.source, Source::Store(_)) && refused > 0 {
+            out.push(Action::CountRefused(refused));
+            let cache = first.or(latest).filter(|_| self.owed.give_back.is_empty());
+            let cache = cache.map(|cache| Action::Cache(cache.with_budget(outcomes.budget)));
+            out.extend(cache);
+        }
+    }
+
+    /// Puts a booked request into its cost queue.
+    pub(super) fn join(&mut self, arrival: Arrival, slot: Slot, out: &mut Vec<Action>) {
+        let Arrival { asker, cost, arrived, deadline } = arrival;
+        match asker {
+            Asker::Request(request) => {
+                let holder = Holder { arrived, deadline, late: 0 };
+                let ends = self.ends(arrived, deadline);
+                let cost_queue = self.cost_queues.entry(cost).or_default();
+                cost_queue.join(Waiter { request, holder, ends, stage: Stage::Asking });
+                cost_queue.hold(slot);
+            }
+            // A limiter that only counts is charged when its request is on its way already.
+            Asker::Shadow => out.push(Action::Charge(slot.source, cost)),
+            Asker::Refused => self.give_back(slot, cost, out),
+        }
+    }
+}
+
+/// Returns the slot that was booked at an instant.
+fn slot(at: Micros, source: Source, around: &Around) -> Slot {
+    Slot { at, due: around.clock_of(source).due(at), source }
+}
+
+/// Returns the instant from which a change of generations voids slots.
+fn void_from(generations: &[Generation], known: &[u64]) -> Micros {
+    let changed = generations.iter().zip(known).filter(|(generation, known)| generation.number != **known);
+    // A replica that has missed a change loses all its slots.
+    let void_from =
+        changed.map(
+            |(generation, known)| {
+                if generation.before == *known { generation.void_from } else { Micros::ZERO }
+            },
+        );
+    void_from.min().unwrap_or_default()
+}
+
+/// Returns the outcome of each request, in order.
+fn each(answer: &Answer) -> impl Iterator<Item = Outcome> {
+    let outcomes = answer.outcomes.iter();
+    outcomes.flat_map(|(count, outcome)| repeat_n(*outcome, to_usize(*count)))
+}
+
+/// Converts a count of requests. It is joined with requests at hand, so that a cut changes nothing.
+fn to_usize(count: u64) -> usize {
+    usize::try_from(count).unwrap_or(usize::MAX)
+}

@@ -1,0 +1,276 @@
+//! Builds the next call to the store.
+
+use crate::clock::{Micros, Moment};
+use crate::limiter::model::{Call, Freed, Generations, Holding, Permits, Run};
+use crate::limiter::queue::cost_queue::{CostQueue, DEADLINE_SLACK};
+use crate::limiter::queue::request::Arrival;
+use crate::limiter::queue::slot::{Slot, Source};
+use crate::limiter::recovery::link::Link;
+
+use super::events::{Action, Around};
+use super::{Phase, Sent, Worker};
+
+/// The most requests in one call. The server does nothing else meanwhile: some milliseconds, if each has a slot of its own
+/// (`benches/lua.rs`).
+const BATCH_MAX: usize = 1000;
+
+/// Requests whose waits differ by less go into one run, with the shortest of their waits.
+const RUN_SPREAD: Micros = Micros::from_millis(1);
+
+/// Slots that are due sooner are about to be used, and are neither booked anew nor traded.
+const REBOOK_MARGIN: Micros = Micros::from_millis(20);
+
+/// The most instants at which slots are given back in one call. A cost queue is booked anew up to there. The later slots of a
+/// longer one stay, and up to a window is lost between the two parts.
+const GIVE_BACK_MAX: usize = 4000;
+
+/// The most slots traded in one call.
+const TRADE_MAX: usize = 16;
+
+impl Worker {
+    /// Returns whether a call may be made now.
+    pub(super) fn may_call(&self, now: Moment) -> bool {
+        let is_reported = self.pause.is_reported && self.stay.phase != Phase::Closing;
+        self.calls.under_way.is_none()
+            && !is_reported
+            && !self.prefetch.is_withdrawn
+            && !matches!(self.link, Link::Settling { .. })
+            && now >= self.calls.not_before
+    }
+
+    /// Returns whether the store must be asked at each heartbeat.
+    fn must_call(&self) -> bool {
+        // Slots that an unreachable store could not take back are offered again with each heartbeat, not at once.
+        !self.owed.reschedule.is_empty()
+            || !self.owed.give_back.is_empty()
+            || self.cost_queues.values().any(CostQueue::holds_booked)
+    }
+
+    fn heartbeat_at(&self) -> Moment {
+        self.calls.contact.map_or(Moment(0), |contact| contact + self.limits.terms.heartbeat)
+    }
+
+    /// Returns whether something is to be asked at once.
+    fn has_request(&self, now: Moment) -> bool {
+        // An idle queue that nobody keeps waits for its next request: there may be very many such queues.
+        (self.calls.has_changed && (self.stay.is_kept || self.must_call()))
+            || !self.arrivals.list.is_empty()
+            || (!self.owed.give_back.is_empty() && !matches!(self.link, Link::Away { .. }))
+            || !self.owed.reschedule.is_empty()
+            || !self.owed.replace.is_empty()
+            || self.prefetch_wanted(now).is_some()
+            || self.can_trade(now)
+    }
+
+    /// Makes the next call, if there is a reason for one and none is under way.
+    pub(super) fn ask(&mut self, around: &Around, out: &mut Vec<Action>) {
+        let now = around.now;
+        let is_due = || self.must_call() && now >= self.heartbeat_at();
+        if self.may_call(now) && (self.has_request(now) || is_due()) {
+            self.calls.has_changed = false;
+            let call = self.make_call(around, out);
+            out.push(Action::Book(call));
+        }
+    }
+
+    /// Returns when a call is to be made without another event.
+    pub(super) fn next_call(&self, now: Moment) -> Option<Moment> {
+        if !self.may_call(now.max(self.calls.not_before)) {
+            return None;
+        }
+        if self.has_request(now) {
+            return Some(self.calls.not_before.max(now));
+        }
+        self.must_call().then(|| self.heartbeat_at().max(self.calls.not_before))
+    }
+
+    /// Gives back the slots of the cost queues to be booked anew, and asks for as many.
+    ///
+    /// No more than fits into this call, and the first ones: others would be booked behind slots that are given back later.
+    fn rebook(&mut self, now: Moment, out: &mut Vec<Action>) {
+        if self.owed.give_back.iter().any(|(_, generations)| *generations != self.owed.generations) {
+            return;
+        }
+        for cost in std::mem::take(&mut self.owed.rebook) {
+            let Some(cost_queue) = self.cost_queues.get_mut(&cost) else { continue };
+            let mut space = GIVE_BACK_MAX.saturating_sub(self.owed.give_back.len());
+            let mut last = None;
+            let slots = cost_queue.take_stored(|slot| {
+                // Slots of one instant are given back as one.
+                let is_another = last != Some(slot.at);
+                if slot.due <= now + REBOOK_MARGIN || (is_another && space == 0) {
+                    return false;
+                }
+                space -= usize::from(is_another);
+                last = Some(slot.at);
+                true
+            });
+            for slot in slots {
+                self.give_back(slot, cost, out);
+                self.want(cost);
+            }
+        }
+    }
+
+    /// Returns the test of whether a slot lies behind freed permits, so that it can be traded for them.
+    fn is_later(freed: Freed, now: Moment) -> impl Fn(&Slot) -> bool {
+        move |slot| slot.at > freed.at && slot.due > now + REBOOK_MARGIN
+    }
+
+    /// Returns whether a slot can be traded for freed permits.
+    fn can_trade(&self, now: Moment) -> bool {
+        let Some(freed) = self.trade.freed.filter(|freed| Some(*freed) != self.trade.fruitless) else {
+            return false;
+        };
+        self.cost_queues.iter().any(|(cost, cost_queue)| {
+            freed.permits >= cost.get() && cost_queue.last_stored().is_some_and(Self::is_later(freed, now))
+        })
+    }
+
+    /// Trades the last slots of one cost queue for freed permits: gives them back and asks for as many, so that all requests
+    /// behind the freed permits move up. Returns the earliest slot given back.
+    ///
+    /// A few at a time, so that replicas share the freed permits. Only slots of one cost, and with nothing else to replace, so
+    /// that no other request takes the slots given back. The store does both in one call, so a trade loses nothing.
+    fn trade(&mut self, now: Moment, out: &mut Vec<Action>) -> Option<Micros> {
+        let fits = self.owed.give_back.len() < BATCH_MAX - TRADE_MAX
+            && self.owed.give_back.iter().all(|(_, generations)| *generations == self.owed.generations);
+        if !self.owed.replace.is_empty() || !fits || !self.can_trade(now) {
+            return None;
+        }
+        let freed = self.trade.freed?;
+        let is_later = Self::is_later(freed, now);
+        let (cost, slots) = self.cost_queues.iter_mut().find_map(|(cost, cost_queue)| {
+            let count = usize::try_from(freed.permits / cost.get()).unwrap_or(usize::MAX).min(TRADE_MAX);
+            let slots = cost_queue.take_last(count, &is_later);
+            (!slots.is_empty()).then_some((*cost, slots))
+        })?;
+        let first = slots.front().map(|slot| slot.at);
+        for slot in slots {
+            self.give_back(slot, cost, out);
+            self.want(cost);
+        }
+        first
+    }
+
+    /// Builds the next call, and takes everything that goes with it.
+    fn make_call(&mut self, around: &Around, out: &mut Vec<Action>) -> Call {
+        let now = around.now;
+        let mut traded = None;
+        if self.owed.reschedule.is_empty() {
+            self.rebook(now, out);
+            traded = self.trade(now, out);
+        }
+        let generations = match self.owed.give_back.front() {
+            _ if !self.owed.reschedule.is_empty() => self.owed.reschedule_generations.clone(),
+            Some((_, generations)) => generations.clone(),
+            None => self.owed.generations.clone(),
+        };
+        let give_back = self.take_give_back(&generations);
+        let fits = self.owed.reschedule.len().min(BATCH_MAX);
+        let reschedule: Vec<_> = self.owed.reschedule.drain(..fits).collect();
+        let replace: Vec<_> = std::mem::take(&mut self.owed.replace).into_iter().collect();
+        let fits = self.arrivals.list.len().min(BATCH_MAX);
+        let arrivals: Vec<_> = self.arrivals.list.drain(..fits).collect();
+        let replaced: usize = replace.iter().map(|(_, count)| count).sum();
+        let mut runs = self.runs(now, &replace, &arrivals);
+        // Permits are prefetched only where they can be used at once.
+        let wanted = self.prefetch_wanted(now).filter(|_| replace.is_empty());
+        runs.extend(wanted.map(|(cost, count)| Run { cost: cost.get(), wait_max: Micros::ZERO, count }));
+        let prefetch = wanted.map(|(cost, _)| cost);
+        let call = Call {
+            generations: generations.to_vec(),
+            give_back,
+            reschedule: holdings(&reschedule),
+            reschedule_wait: self.longest_wait(now),
+            runs,
+            queue_slots_left: self.queue_slots_left() + replaced as u64,
+            ..Call::default()
+        };
+        self.calls.under_way = Some(Sent { at: now, reschedule, replace, arrivals, traded, prefetch });
+        call
+    }
+
+    /// Takes the slots to give back that were booked under these generations; others go with the next call.
+    fn take_give_back(&mut self, generations: &Generations) -> Vec<Holding> {
+        let mut taken = Vec::new();
+        while taken.len() < GIVE_BACK_MAX
+            && let Some((holding, _)) = self.owed.give_back.pop_front_if(|(_, of)| of == generations)
+        {
+            taken.push(holding);
+        }
+        taken
+    }
+
+    /// Returns the longest remaining wait of the waiting requests.
+    fn longest_wait(&self, now: Moment) -> Micros {
+        let deadline = self.cost_queues.values().filter_map(CostQueue::last_deadline).max().unwrap_or(now);
+        (deadline - now) + DEADLINE_SLACK
+    }
+
+    /// Returns how many more requests may wait.
+    pub(super) fn queue_slots_left(&self) -> u64 {
+        u64::from(self.limits.max_waiting).saturating_sub(self.waiting() as u64)
+    }
+
+    /// Groups slots to replace, then requests, into runs of one cost and one wait.
+    pub(super) fn runs(&self, now: Moment, replace: &[(Permits, usize)], arrivals: &[Arrival]) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        for (cost, count) in replace {
+            let deadline = self.cost_queues.get(cost).and_then(CostQueue::last_deadline).unwrap_or(now);
+            let wait_max = (deadline - now) + DEADLINE_SLACK;
+            runs.push(Run { cost: cost.get(), wait_max, count: *count as u64 });
+        }
+        let replaced = runs.len();
+        let mut first_wait = Micros::ZERO;
+        for arrival in arrivals {
+            let (cost, wait) = (arrival.cost.get(), arrival.deadline - now);
+            match runs[replaced..].last_mut() {
+                Some(run) if run.cost == cost && wait.0.abs_diff(first_wait.0) < RUN_SPREAD.0 => {
+                    run.count += 1;
+                    run.wait_max = run.wait_max.min(wait);
+                }
+                _ => {
+                    first_wait = wait;
+                    runs.push(Run { cost, wait_max: wait, count: 1 });
+                }
+            }
+        }
+        runs
+    }
+
+    /// Gives a slot back to the place where it was booked: the store or this replica's memory. A slot of an earlier epoch is lost.
+    pub(super) fn give_back(&mut self, slot: Slot, cost: Permits, out: &mut Vec<Action>) {
+        match slot.source {
+            Source::Local(_) => out.push(Action::ReturnLocally(slot, cost)),
+            Source::Store(epoch) if epoch == self.owed.epoch => {
+                // The freed permits may serve requests that the cache would refuse.
+                if out.last() != Some(&Action::Cache(None)) {
+                    out.push(Action::Cache(None));
+                }
+                let holding = Holding { slot: slot.at, cost: cost.get(), count: 1 };
+                let is_same = |(last, generations): &&mut (Holding, Generations)| {
+                    (last.slot, last.cost) == (holding.slot, holding.cost)
+                        && *generations == self.owed.generations
+                };
+                match self.owed.give_back.back_mut().filter(is_same) {
+                    Some((last, _)) => last.count += 1,
+                    None => self.owed.give_back.push_back((holding, self.owed.generations.clone())),
+                }
+            }
+            Source::Store(_) | Source::Unlimited => {}
+        }
+    }
+}
+
+/// Returns slots as holdings, with equal ones merged.
+fn holdings(slots: &[(Slot, Permits)]) -> Vec<Holding> {
+    let mut holdings: Vec<Holding> = Vec::new();
+    for (slot, cost) in slots {
+        match holdings.last_mut() {
+            Some(last) if (last.slot, last.cost) == (slot.at, cost.get()) => last.count += 1,
+            _ => holdings.push(Holding { slot: slot.at, cost: cost.get(), count: 1 }),
+        }
+    }
+    holdings
+}

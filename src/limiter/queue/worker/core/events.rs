@@ -1,0 +1,154 @@
+//! What happens to a worker, and what it wants done: plain values, which can be recorded and compared.
+
+use crate::clock::{Micros, Moment};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::model::{Answer, Call, Freed, Generations, Holding, OnStoreFailure, Permits, Refusal};
+use crate::limiter::queue::pause::Paused;
+use crate::limiter::queue::permit::Unusable;
+use crate::limiter::queue::prefetch::{Batch, PrefetchSnapshot};
+use crate::limiter::queue::refusal_cache::RefusalCache;
+use crate::limiter::queue::request::{Arrival, Asker, Holder, RequestId};
+use crate::limiter::queue::slot::{Slot, Source};
+use crate::limiter::recovery::link::{Link, Terms};
+use crate::limiter::store::clock::StoreClock;
+
+/// What the limiters of a queue allow.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(in crate::limiter) struct Limits {
+    /// The limiters, in the order of their names. At least one.
+    pub(in crate::limiter) refs: Vec<LimiterRef>,
+    /// For each limiter, what is done while the store is away.
+    pub(in crate::limiter) policies: Vec<OnStoreFailure>,
+    /// How long after its slot a permit stays good.
+    pub(in crate::limiter) guard: Micros,
+    /// The largest cost that every limiter can ever hold.
+    pub(in crate::limiter) cost_max: Permits,
+    /// The refusal of a larger cost.
+    pub(in crate::limiter) too_costly: Refusal,
+    /// How many requests may wait.
+    pub(in crate::limiter) max_waiting: u32,
+    pub(in crate::limiter) terms: Terms,
+}
+
+/// What surrounds a worker at an event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::limiter) struct Around {
+    pub(in crate::limiter) now: Moment,
+    /// The store's clock. One that was not heard yet makes no slot due.
+    pub(in crate::limiter) clock: StoreClock,
+    /// The time of this replica's own memory.
+    pub(in crate::limiter) wall: Micros,
+    /// How many more permits may be in flight. While it is zero, a permit that was sent is an event.
+    pub(in crate::limiter) in_flight_left: u32,
+}
+
+impl Around {
+    /// Returns the clock by which the slots of a source are due.
+    pub(in crate::limiter) fn clock_of(&self, source: Source) -> StoreClock {
+        match source {
+            Source::Store(_) => self.clock,
+            Source::Local(_) | Source::Unlimited => StoreClock::new(self.now, self.now, self.wall),
+        }
+    }
+}
+
+/// A permit on its way back.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(in crate::limiter) enum Back {
+    /// A permit that was not used.
+    Unused,
+    /// A part of a used permit: its request has cost less.
+    Refund,
+    /// A permit that must not be used now, and its request.
+    Exchanged(RequestId, Holder, Unusable),
+}
+
+/// The answer of this replica's own memory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(in crate::limiter) struct LocalAnswer {
+    pub(in crate::limiter) answer: Answer,
+    /// The largest cost that this replica's share ever holds. Nothing larger was asked for.
+    pub(in crate::limiter) cost_max: u64,
+}
+
+/// An event of a worker.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(in crate::limiter) enum Event {
+    /// A request has come.
+    Arrived(Arrival),
+    /// Waiting requests have left.
+    Left(Vec<RequestId>),
+    /// A permit of this slot and cost comes back.
+    Returned(Slot, Permits, Back),
+    /// The store has carried out the call, which may be followed by so many refusals without a call. Told after the link that the
+    /// answer leads to.
+    Answered(Box<Answer>, u64),
+    /// The store grants nothing yet, or answered in an epoch that is over: the call booked nothing.
+    PutBack,
+    /// The call has failed. If it was not sent, it has given back nothing.
+    Failed {
+        /// What an unsent call was to give back, and the generations under which it was booked.
+        unsent: Option<(Vec<Holding>, Generations)>,
+    },
+    /// A call that was given up has booked these, which nobody wants.
+    AnsweredLate(Vec<Holding>, Generations),
+    /// This replica's own memory has carried out the call.
+    AnsweredLocally(Box<LocalAnswer>),
+    /// What the store is from now on.
+    Linked(Link),
+    /// The limits have changed.
+    Reconfigured(Box<Limits>),
+    /// The pause in which no slot may be used.
+    Paused(Option<Paused>),
+    /// A pause is being reported from now on, or no longer: nothing is booked meanwhile.
+    Reporting(bool),
+    /// Permits were freed before the queue's last slot.
+    Freed(Freed),
+    /// The prefetched permits, as they are now.
+    Prefetched(PrefetchSnapshot),
+    /// A guard keeps the queue from ending from now on, or no longer.
+    Kept(bool),
+    /// weir is shutting down.
+    Close,
+}
+
+/// What a worker wants done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(in crate::limiter) enum Action {
+    /// Make a call to the store.
+    Book(Call),
+    /// Make a call to this replica's own memory, and tell the answer at once.
+    BookLocally(Call),
+    /// Charge this replica's own memory with its part of the fleet's usage: it serves from now on.
+    BeginOutage,
+    /// Nobody waits for the call under way any more. What it books is given back.
+    Abandon,
+    /// Give a slot back to this replica's own memory.
+    ReturnLocally(Slot, Permits),
+    /// Record permits that are let through without a limit.
+    AllowUnlimited(u64),
+    /// Give a request its permit.
+    Grant(RequestId, Slot, Permits, Holder),
+    /// Count the permits of a limiter that only counts.
+    Charge(Source, Permits),
+    /// Give a request a place in the queue.
+    Wait(RequestId),
+    /// Notify a request that its slot is near.
+    Approach(RequestId),
+    /// Refuse an arrival, or a waiting request.
+    Refuse(Asker, Permits, Refusal),
+    /// Make prefetched permits available, and wake the worker when fewer than this are left.
+    Offer(Batch, u64),
+    /// Take all prefetched permits out, and tell them at once.
+    Withdraw,
+    /// Refuse further requests by this refusal of the store.
+    Cache(Option<Box<RefusalCache>>),
+    /// Count requests that the store has refused.
+    CountRefused(u64),
+    /// Record how late a slot was found.
+    CountLate(Micros),
+    /// Log that a change of the limits moves so many slots.
+    LogMoved(usize),
+    /// There is nothing more to do, if nothing has come meanwhile.
+    End,
+}

@@ -1,0 +1,146 @@
+//! Follows the state of the store: what becomes of slots and requests when the store has failed, lost its state, or is back.
+
+use crate::clock::{Micros, Moment};
+use crate::limiter::model::{Call, Generations, Holding, OnStoreFailure, Permits};
+use crate::limiter::queue::request::Arrival;
+use crate::limiter::queue::slot::{Slot, Source};
+use crate::limiter::recovery::link::Link;
+
+use super::events::{Action, Around};
+use super::Worker;
+
+impl Worker {
+    /// Takes in what the store is from now on. Slots that the new link voids are asked for anew, in order.
+    pub(super) fn relink(&mut self, link: Link, now: Moment, out: &mut Vec<Action>) {
+        if std::mem::replace(&mut self.link, link) == link {
+            return;
+        }
+        match link {
+            Link::Up { epoch } | Link::Held { epoch, .. } | Link::Settling { epoch, .. } => {
+                self.void_slots(|slot| matches!(slot.source, Source::Local(_)), out);
+                if epoch != self.owed.epoch {
+                    self.lose_slots(epoch, out);
+                }
+            }
+            Link::Away { outage } => {
+                self.void_slots(|slot| ![Source::Local(outage), Source::Unlimited].contains(&slot.source), out);
+                self.withdraw(true, out);
+                if self.calls.under_way.is_some() {
+                    self.put_back_call();
+                    out.push(Action::Abandon);
+                }
+                // What waits has waited long enough, so no call is made first.
+                self.calls.not_before = self.calls.not_before.max(now + self.limits.terms.heartbeat);
+                self.trade.freed = None;
+                out.extend([Action::Cache(None), Action::BeginOutage]);
+            }
+        }
+    }
+
+    /// Gives back the slots for which `gone` holds, and asks for as many.
+    fn void_slots(&mut self, gone: impl Fn(&Slot) -> bool, out: &mut Vec<Action>) {
+        let mut void: Vec<(Slot, Permits)> = Vec::new();
+        for (cost, cost_queue) in &mut self.cost_queues {
+            void.extend(cost_queue.take_slots(&gone).into_iter().map(|slot| (slot, *cost)));
+        }
+        for (slot, cost) in void {
+            self.give_back(slot, cost, out);
+            self.want(cost);
+        }
+    }
+
+    /// Drops everything that was booked before an epoch, and asks for as many slots anew.
+    fn lose_slots(&mut self, epoch: u64, out: &mut Vec<Action>) {
+        self.owed.epoch = epoch;
+        self.owed.give_back.clear();
+        self.owed.rebook.clear();
+        (self.trade.freed, self.trade.fruitless) = (None, None);
+        out.push(Action::Cache(None));
+        self.withdraw(true, out);
+        for (_, cost) in self.owed.reschedule.drain(..) {
+            *self.owed.replace.entry(cost).or_default() += 1;
+        }
+        self.void_slots(|slot| matches!(slot.source, Source::Store(_)), out);
+    }
+
+    /// Puts back the requests of the call under way. They go with the next call.
+    pub(super) fn put_back_call(&mut self) {
+        let Some(sent) = self.calls.under_way.take() else { return };
+        let rescheduled = sent.reschedule.into_iter().map(|(_, cost)| (cost, 1));
+        for (cost, count) in rescheduled.chain(sent.replace) {
+            *self.owed.replace.entry(cost).or_default() += count;
+        }
+        for arrival in sent.arrivals.into_iter().rev().filter(Arrival::is_waited_for) {
+            self.arrivals.list.push_front(arrival);
+        }
+    }
+
+    /// Takes in that the call under way has failed. It is not known whether it has given back its slots, so they count as used,
+    /// unless the store was not asked at all.
+    pub(super) fn failed(&mut self, unsent: Option<(Vec<Holding>, Generations)>) {
+        if let Some((holdings, generations)) = unsent {
+            for holding in holdings.into_iter().rev() {
+                self.owed.give_back.push_front((holding, generations.clone()));
+            }
+        }
+        let Some(sent) = &self.calls.under_way else { return };
+        self.calls.not_before = sent.at + self.limits.terms.heartbeat;
+        // The slots to reschedule that were not sent yet are lost with those that were.
+        for (_, cost) in self.owed.reschedule.drain(..) {
+            *self.owed.replace.entry(cost).or_default() += 1;
+        }
+        self.trade.freed = None;
+        self.put_back_call();
+    }
+
+    /// Serves requests by the policies of their limiters, where the store is away and cannot be asked now.
+    ///
+    /// If one limiter rejects, all requests are refused. Otherwise the limiters that allow everything are left out, and the
+    /// others serve from this replica's share.
+    pub(super) fn serve_without_store(&mut self, around: &Around, out: &mut Vec<Action>) {
+        let is_asked = !self.arrivals.list.is_empty() || !self.owed.replace.is_empty();
+        let can_ask = self.calls.under_way.is_none() && around.now >= self.calls.not_before;
+        if self.outage() == 0 || !is_asked || can_ask || self.calls.local.is_some() {
+            return;
+        }
+        let replace: Vec<_> = std::mem::take(&mut self.owed.replace).into_iter().collect();
+        let arrivals: Vec<_> = self.arrivals.list.drain(..).collect();
+        if self.limits.policies.contains(&OnStoreFailure::Reject) {
+            let refusal = self.store_unavailable();
+            for (cost, count) in replace {
+                (0..count).for_each(|_| self.refuse_without_slot(cost, &refusal, out));
+            }
+            let refused = |arrival: Arrival| Action::Refuse(arrival.asker, arrival.cost, refusal.clone());
+            out.extend(arrivals.into_iter().map(refused));
+        } else if self.limits.policies.contains(&OnStoreFailure::Local) {
+            let replaced = replace.iter().map(|(_, count)| *count as u64).sum::<u64>();
+            let call = Call {
+                runs: self.runs(around.now, &replace, &arrivals),
+                queue_slots_left: self.queue_slots_left() + replaced,
+                ..Call::default()
+            };
+            self.calls.local = Some((replace, arrivals));
+            out.push(Action::BookLocally(call));
+        } else {
+            self.allow(&replace, arrivals, around, out);
+        }
+    }
+
+    /// Lets all requests pass at once.
+    fn allow(
+        &mut self,
+        replace: &[(Permits, usize)],
+        arrivals: Vec<Arrival>,
+        around: &Around,
+        out: &mut Vec<Action>,
+    ) {
+        let slot = Slot { at: Micros::ZERO, due: around.now, source: Source::Unlimited };
+        let costs = replace.iter().map(|(cost, count)| cost.get() * *count as u64);
+        let permits = costs.chain(arrivals.iter().map(|arrival| arrival.cost.get())).sum::<u64>();
+        out.push(Action::AllowUnlimited(permits));
+        for (cost, count) in replace {
+            (0..*count).for_each(|_| self.hold_wanted(*cost, slot));
+        }
+        arrivals.into_iter().for_each(|arrival| self.join(arrival, slot, out));
+    }
+}

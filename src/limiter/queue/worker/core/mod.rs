@@ -1,0 +1,359 @@
+//! The core of a queue's worker. Pure: events and the present moment in, actions out. It knows no task, no channel, no lock and no
+//! clock; a request is a number. A recorded list of events gives the same actions anywhere.
+//!
+//! Invariants, restored after every event:
+//! - in each cost queue, requests = slots held + slots asked for; surplus slots are given back, surplus requests refused;
+//! - no slot is handed out before the store's clock has surely reached it, later than its guard (but see
+//!   [`Waiter::holder`](crate::limiter::queue::cost_queue::Waiter::holder)), outside the lease of the last answer, or in another
+//!   epoch or outage than its own;
+//! - while a slot is held, the store is asked at least twice in a lease, so that a change of the limits is known before it voids
+//!   anything;
+//! - no request waits longer than its wait and a slack, or than the store may take to answer where that is longer, whatever the
+//!   link and the pause are.
+//!
+//! [`events`] names what goes in and out. `asking` builds the next call, `answers` takes in an answer, `links` does what follows
+//! from the state of the store, `serving` hands slots out, `refusing` refuses, `prefetching` and `ending` do as their names say.
+
+mod answers;
+mod asking;
+mod ending;
+pub(in crate::limiter) mod events;
+mod links;
+mod prefetching;
+mod refusing;
+mod serving;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::clock::{Micros, Moment};
+use crate::limiter::model::{Freed, Generations, Holding, Permits};
+use crate::limiter::queue::cost_queue::{CostQueue, DEADLINE_SLACK};
+use crate::limiter::queue::pause::Paused;
+use crate::limiter::queue::prefetch::Pace;
+use crate::limiter::queue::request::Arrival;
+use crate::limiter::queue::slot::{Slot, Source};
+use crate::limiter::recovery::link::Link;
+use events::{Action, Around, Event, Limits};
+
+/// How long a worker sleeps when nothing is due. Any event wakes it earlier.
+const IDLE: Micros = Micros::from_millis(3_600_000);
+
+/// How long after its deadline a request without a slot is refused: behind the last slot that it may still get.
+const REFUSAL_SLACK: Micros = Micros(DEADLINE_SLACK.0 + 2000);
+
+/// The core of the worker of a queue.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(in crate::limiter) struct Worker {
+    limits: Limits,
+    /// The waiting requests and their slots, by cost.
+    cost_queues: BTreeMap<Permits, CostQueue>,
+    arrivals: Arrivals,
+    owed: Owed,
+    trade: Trade,
+    calls: Calls,
+    /// What the store is, as last told.
+    link: Link,
+    pause: Pause,
+    prefetch: Prefetching,
+    stay: Stay,
+}
+
+/// The requests for the next call.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+struct Arrivals {
+    list: VecDeque<Arrival>,
+    /// A moment before which the wait of none of them, nor of those in the call under way, ends.
+    first_end: Option<Moment>,
+}
+
+/// What the next calls have to put in order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Owed {
+    /// The epoch in which all slots of the store were booked.
+    epoch: u64,
+    /// The generation of each limiter's limits, as last answered.
+    generations: Generations,
+    /// The slots to give back, with the generations under which they were booked.
+    give_back: VecDeque<(Holding, Generations)>,
+    /// The slots that a change of the limits has voided, ascending. The next call reschedules them.
+    reschedule: VecDeque<(Slot, Permits)>,
+    /// The generations under which the slots to reschedule were booked.
+    reschedule_generations: Generations,
+    /// The number of slots of each cost to ask for in place of others.
+    replace: BTreeMap<Permits, usize>,
+    /// The cost queues in which a slot came too late. Its replacement fits only behind all other slots, so that a permit would
+    /// be lost with each late slot. So the whole cost queue is booked anew, at the pace at which this replica really sends.
+    rebook: BTreeSet<Permits>,
+}
+
+/// Permits that were freed before the queue's last slot.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+struct Trade {
+    /// As last announced or answered.
+    freed: Option<Freed>,
+    /// Those for which no slot could be traded.
+    fruitless: Option<Freed>,
+}
+
+/// The calls to the store, and to this replica's own memory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Calls {
+    under_way: Option<Sent>,
+    /// What is being asked of this replica's own memory: slots in place of others, and arrivals.
+    local: Option<(Vec<(Permits, usize)>, Vec<Arrival>)>,
+    /// When the latest answered call was sent.
+    contact: Option<Moment>,
+    /// The moment before which no call is made, because one has failed.
+    not_before: Moment,
+    /// True if the store does not know of changed limits yet.
+    has_changed: bool,
+}
+
+/// A call under way, with the requests and slots that it was made for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Sent {
+    at: Moment,
+    /// The slots to reschedule and their costs, in the call's order.
+    reschedule: Vec<(Slot, Permits)>,
+    /// The number of slots of each cost that are asked for in place of others. They come first in the call's runs.
+    replace: Vec<(Permits, usize)>,
+    /// The new requests, in the order of the call's runs.
+    arrivals: Vec<Arrival>,
+    /// The earliest slot that is given back to be traded for an earlier one.
+    traded: Option<Micros>,
+    /// The cost of each permit to prefetch. They come last in the call's runs.
+    prefetch: Option<Permits>,
+}
+
+/// Pauses, as the worker keeps to them.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+struct Pause {
+    /// The pause in which no slot may be used.
+    now: Option<Paused>,
+    /// True while a pause is being reported. Nothing is booked meanwhile.
+    is_reported: bool,
+}
+
+/// The permits booked before anybody asks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Prefetching {
+    pace: Pace,
+    /// How many lie ready, as last seen.
+    left: u64,
+    /// When the oldest become too old.
+    until: Option<Moment>,
+    /// How many the limits allow, as last answered.
+    budget: u64,
+    /// True from the order to take them out until they are told.
+    is_withdrawn: bool,
+}
+
+/// Whether the worker stays.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Stay {
+    phase: Phase,
+    /// True while a guard keeps the queue.
+    is_kept: bool,
+    /// How long the worker stays when it has nothing to do and nobody keeps its queue.
+    linger: Micros,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Busy,
+    /// There has been nothing to do since this moment.
+    Idle(Moment),
+    Closing,
+}
+
+impl Worker {
+    /// Creates the core of a worker that stays for `linger` when it has nothing to do.
+    pub(in crate::limiter) fn new(limits: Limits, linger: Micros, now: Moment) -> Worker {
+        let generations: Generations = limits.refs.iter().map(|_| 0).collect();
+        Worker {
+            limits,
+            cost_queues: BTreeMap::new(),
+            arrivals: Arrivals::default(),
+            owed: Owed {
+                epoch: 0,
+                generations: generations.clone(),
+                give_back: VecDeque::new(),
+                reschedule: VecDeque::new(),
+                reschedule_generations: generations,
+                replace: BTreeMap::new(),
+                rebook: BTreeSet::new(),
+            },
+            trade: Trade::default(),
+            calls: Calls { under_way: None, local: None, contact: None, not_before: now, has_changed: false },
+            link: Link::Up { epoch: 0 },
+            pause: Pause::default(),
+            prefetch: Prefetching {
+                pace: Pace::new(now),
+                left: 0,
+                until: None,
+                budget: 0,
+                is_withdrawn: false,
+            },
+            stay: Stay { phase: Phase::Busy, is_kept: false, linger },
+        }
+    }
+
+    /// Takes in events that came together, and restores the invariants. The only entrance.
+    pub(in crate::limiter) fn on(
+        &mut self,
+        events: impl IntoIterator<Item = Event>,
+        around: &Around,
+        out: &mut Vec<Action>,
+    ) {
+        for event in events {
+            self.take(event, around, out);
+        }
+        self.pause.now.take_if(|paused| paused.until <= around.now);
+        self.serve_without_store(around, out);
+        self.hand_out(around, out);
+        self.refuse_ended(around.now, out);
+        self.refuse_overfull(out);
+        self.give_back_surplus(out);
+        self.announce_waiting(around.now, out);
+        self.withdraw_if_short(around.now, out);
+        self.ask(around, out);
+        self.cost_queues.retain(|_, cost_queue| !cost_queue.is_empty());
+        self.end_if_idle(around.now, out);
+    }
+
+    /// Takes in one event; decides nothing about others.
+    fn take(&mut self, event: Event, around: &Around, out: &mut Vec<Action>) {
+        match event {
+            Event::Arrived(arrival) => self.arrive(arrival, around.now, out),
+            Event::Left(left) => self.cost_queues.values_mut().for_each(|queue| queue.remove(&left)),
+            Event::Returned(slot, cost, back) => self.take_back(slot, cost, back, around, out),
+            Event::Answered(answer, budget) => self.answered(&answer, budget, around, out),
+            Event::PutBack => self.put_back_call(),
+            Event::Failed { unsent } => self.failed(unsent),
+            Event::AnsweredLate(holdings, generations) => {
+                let holdings = holdings.into_iter().map(|holding| (holding, generations.clone()));
+                self.owed.give_back.extend(holdings);
+            }
+            Event::AnsweredLocally(answer) => self.answered_locally(&answer, around, out),
+            Event::Linked(link) => self.relink(link, around.now, out),
+            Event::Reconfigured(limits) => self.reconfigure(*limits, out),
+            Event::Paused(paused) => self.pause.now = paused,
+            Event::Reporting(is_reported) => {
+                self.pause.is_reported = is_reported;
+                self.withdraw(is_reported, out);
+            }
+            Event::Freed(freed) => self.trade.freed = Some(freed),
+            Event::Prefetched(seen) => self.observe_prefetched(seen, around.now, out),
+            Event::Kept(is_kept) => self.stay.is_kept = is_kept,
+            Event::Close => self.close(out),
+        }
+    }
+
+    /// Returns the next moment at which something happens by itself.
+    pub(in crate::limiter) fn wakes_at(&self, around: &Around) -> Moment {
+        let now = around.now;
+        let ends = self.cost_queues.values().filter_map(CostQueue::first_end).min();
+        let arrivals = self.arrivals.first_end.filter(|_| self.is_asked());
+        let prefetched = self.prefetch.until.map(|until| until.min(self.prefetch.pace.next(self.limits.guard)));
+        let idle = match self.stay.phase {
+            Phase::Idle(since) => Some(since + self.stay.linger),
+            Phase::Busy | Phase::Closing => None,
+        };
+        let next = [
+            self.next_slot(around),
+            self.next_call(now),
+            self.link.changes_at().filter(|at| *at > now),
+            ends,
+            arrivals,
+            prefetched,
+            idle,
+        ];
+        next.into_iter().flatten().min().unwrap_or(now + IDLE).min(now + IDLE)
+    }
+
+    /// Returns how many requests wait.
+    pub(in crate::limiter) fn waiting(&self) -> usize {
+        self.cost_queues.values().map(CostQueue::waiting).sum()
+    }
+
+    /// Returns when the first waiting request arrived.
+    pub(in crate::limiter) fn first_arrived(&self) -> Option<Moment> {
+        self.cost_queues.values().filter_map(CostQueue::first_arrived).min()
+    }
+
+    /// Returns how many requests wait for the next call.
+    pub(in crate::limiter) fn pending(&self) -> usize {
+        self.arrivals.list.len()
+    }
+
+    /// Returns until when slots of the store may be used.
+    pub(in crate::limiter) fn lease(&self) -> Moment {
+        self.calls.contact.map_or(Moment(0), |contact| contact + self.limits.terms.lease)
+    }
+
+    /// Returns the number of the outage whose local slots may be used; zero for none.
+    pub(in crate::limiter) fn outage(&self) -> u64 {
+        if let Link::Away { outage } = self.link { outage } else { 0 }
+    }
+
+    /// Returns the store's epoch in which slots are booked.
+    fn is_usable(&self, slot: &Slot, now: Moment) -> bool {
+        match slot.source {
+            Source::Store(epoch) => self.link.usable_epoch() == Some(epoch) && now < self.lease(),
+            Source::Local(outage) => self.outage() == outage,
+            Source::Unlimited => true,
+        }
+    }
+
+    /// Returns when a request is refused if it has no slot then: behind its deadline, or when the store has had its time to answer.
+    fn ends(&self, asked: Moment, deadline: Moment) -> Moment {
+        (deadline + REFUSAL_SLACK).max(asked + self.limits.terms.patience)
+    }
+
+    /// Returns whether a request waits for the limits, and not only for the processor.
+    fn is_short(&self, now: Moment) -> bool {
+        self.cost_queues.values().any(|cost_queue| cost_queue.is_short(now))
+    }
+
+    /// Returns whether arrivals wait for an answer.
+    fn is_asked(&self) -> bool {
+        let is_sent = self.calls.under_way.as_ref().is_some_and(|sent| !sent.arrivals.is_empty());
+        is_sent || !self.arrivals.list.is_empty()
+    }
+
+    /// Asks for one more slot with the next call.
+    fn want(&mut self, cost: Permits) {
+        self.cost_queues.entry(cost).or_default().wanted += 1;
+        *self.owed.replace.entry(cost).or_default() += 1;
+    }
+
+    /// Puts a slot that was asked for into its cost queue.
+    fn hold_wanted(&mut self, cost: Permits, slot: Slot) {
+        let cost_queue = self.cost_queues.entry(cost).or_default();
+        cost_queue.wanted = cost_queue.wanted.saturating_sub(1);
+        cost_queue.hold(slot);
+    }
+
+    /// Puts a request at the end of those for the next call.
+    fn arrive(&mut self, arrival: Arrival, now: Moment, out: &mut Vec<Action>) {
+        if self.stay.phase == Phase::Closing {
+            return out.push(Action::Refuse(arrival.asker, arrival.cost, self.closed()));
+        }
+        self.prefetch.pace.count(1, Some(arrival.cost), now, self.limits.guard);
+        self.expect_end(&arrival);
+        self.arrivals.list.push_back(arrival);
+    }
+
+    fn expect_end(&mut self, arrival: &Arrival) {
+        let ends = self.ends(arrival.arrived, arrival.deadline);
+        self.arrivals.first_end = Some(self.arrivals.first_end.map_or(ends, |first| first.min(ends)));
+    }
+
+    /// Takes on the limits as configured now, and refuses the requests that cost more than they can ever hold.
+    fn reconfigure(&mut self, limits: Limits, out: &mut Vec<Action>) {
+        self.limits = limits;
+        self.calls.has_changed = true;
+        self.refuse_too_costly(out);
+        self.withdraw(true, out);
+    }
+}

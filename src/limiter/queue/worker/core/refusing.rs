@@ -1,0 +1,170 @@
+//! Refuses requests, with the reason and the time after which to come back.
+
+use std::ops::Bound;
+
+use crate::clock::{Micros, Moment};
+use crate::limiter::model::{OnStoreFailure, Outcome, Permits, Refusal, RetryDelay, Violated};
+use crate::limiter::queue::pause::in_pause;
+use crate::limiter::queue::refusal_cache::RefusalCache;
+use crate::limiter::queue::request::{Arrival, Asker};
+use crate::limiter::recovery::link::Link;
+use crate::limiter::store::clock::StoreClock;
+
+use super::events::Action;
+use super::{Worker, events};
+
+/// The `retry_after` of a queue that is full while the store cannot be asked.
+const FULL_RETRY: Micros = Micros::from_millis(100);
+
+impl Worker {
+    /// Refuses the requests that cost more than the limits, after a change, can ever hold.
+    pub(super) fn refuse_too_costly(&mut self, out: &mut Vec<Action>) {
+        let events::Limits { cost_max, too_costly, .. } = &self.limits;
+        for (cost, queue) in self.cost_queues.range_mut((Bound::Excluded(*cost_max), Bound::Unbounded)) {
+            let refused = queue.take_waiters().into_iter();
+            out.extend(refused.map(|waiter| {
+                Action::Refuse(Asker::Request(waiter.request), *cost, too_costly.clone())
+            }));
+        }
+        self.arrivals.list.retain(|arrival| {
+            let fits = arrival.cost <= *cost_max;
+            if !fits {
+                out.push(Action::Refuse(arrival.asker, arrival.cost, too_costly.clone()));
+            }
+            fits
+        });
+    }
+
+    /// Refuses the last request of a cost queue, because a slot that was asked for does not come.
+    pub(super) fn refuse_without_slot(&mut self, cost: Permits, refusal: &Refusal, out: &mut Vec<Action>) {
+        let Some(cost_queue) = self.cost_queues.get_mut(&cost) else { return };
+        cost_queue.wanted = cost_queue.wanted.saturating_sub(1);
+        for waiter in cost_queue.take_without_slot() {
+            out.push(Action::Refuse(Asker::Request(waiter.request), cost, refusal.clone()));
+        }
+    }
+
+    /// Refuses the requests whose slot has moved beyond their deadline.
+    pub(super) fn refuse_overdue(&mut self, now: Moment, out: &mut Vec<Action>) {
+        let mut overdue = Vec::new();
+        for (cost, cost_queue) in &mut self.cost_queues {
+            overdue
+                .extend(cost_queue.take_overdue(now).into_iter().map(|(waiter, due)| (*cost, waiter, due)));
+        }
+        for (cost, waiter, due) in overdue {
+            let refusal = self.too_far(Some((due - now).max(Micros::ONE)));
+            let refusal = in_pause(refusal, self.pause.now.as_ref(), waiter.holder.deadline);
+            out.push(Action::Refuse(Asker::Request(waiter.request), cost, refusal));
+        }
+    }
+
+    /// Refuses the requests whose wait has ended, or ends before the store grants again.
+    pub(super) fn refuse_ended(&mut self, now: Moment, out: &mut Vec<Action>) {
+        let until = if let Link::Settling { opens, .. } = self.link { now.max(opens) } else { now };
+        let mut queues = std::mem::take(&mut self.cost_queues);
+        for (cost, cost_queue) in &mut queues {
+            for waiter in cost_queue.take_ended(until, |slot| slot.due <= now && self.is_usable(slot, now)) {
+                let refusal = self.ended(waiter.holder.deadline, now);
+                out.push(Action::Refuse(Asker::Request(waiter.request), *cost, refusal));
+            }
+        }
+        self.cost_queues = queues;
+        if self.arrivals.first_end.is_some_and(|first| first <= until) {
+            self.refuse_ended_arrivals(now, until, out);
+        }
+    }
+
+    /// Refuses the arrivals whose wait has ended. What the call under way books for them is given back.
+    fn refuse_ended_arrivals(&mut self, now: Moment, until: Moment, out: &mut Vec<Action>) {
+        let mut list = std::mem::take(&mut self.arrivals.list);
+        let mut sent = self.calls.under_way.take();
+        let mut first: Option<Moment> = None;
+        let of_call = sent.iter_mut().flat_map(|sent| &mut sent.arrivals).filter(|it| it.is_waited_for());
+        for arrival in list.iter_mut().chain(of_call) {
+            let ends = self.ends(arrival.arrived, arrival.deadline);
+            if ends > until {
+                first = Some(first.map_or(ends, |first| first.min(ends)));
+                continue;
+            }
+            let asker = std::mem::replace(&mut arrival.asker, Asker::Refused);
+            out.push(Action::Refuse(asker, arrival.cost, self.ended(arrival.deadline, now)));
+        }
+        list.retain(Arrival::is_waited_for);
+        (self.arrivals.list, self.calls.under_way, self.arrivals.first_end) = (list, sent, first);
+    }
+
+    /// Refuses the latest arrivals where more wait than may, while the store cannot be asked. Where nobody may wait for a permit,
+    /// requests wait for the store's answer alone.
+    pub(super) fn refuse_overfull(&mut self, out: &mut Vec<Action>) {
+        let is_stopped = self.pause.is_reported || !matches!(self.link, Link::Up { .. });
+        let max = usize::try_from(self.limits.max_waiting).unwrap_or(usize::MAX);
+        if !is_stopped || max == 0 {
+            return;
+        }
+        let kept = max.saturating_sub(self.waiting()).min(self.arrivals.list.len());
+        let limiter = self.limits.refs[0].name.clone();
+        let refusal = Refusal::QueueFull { limiter, limit: 0, retry_after: FULL_RETRY };
+        for arrival in self.arrivals.list.drain(kept..) {
+            out.push(Action::Refuse(arrival.asker, arrival.cost, refusal.clone()));
+        }
+    }
+
+    /// Returns the refusal of a request whose wait has ended without a slot.
+    fn ended(&self, deadline: Moment, now: Moment) -> Refusal {
+        match (self.link, &self.pause.now) {
+            (_, Some(paused)) if paused.until > deadline => {
+                in_pause(self.too_far(Some(paused.until - now)), Some(paused), deadline)
+            }
+            (Link::Settling { opens, .. }, _) => self.too_far(Some((opens - now).max(Micros::ONE))),
+            _ => self.store_unavailable(),
+        }
+    }
+
+    /// Returns the refusal of a request whose slot is too far away; `delay` is how far, if known.
+    pub(super) fn too_far(&self, delay: Option<Micros>) -> Refusal {
+        let delay = delay.unwrap_or(self.limits.terms.lease);
+        self.refusal(
+            Outcome::TooFar(RetryDelay { delay, advised: delay, violated: Violated::default() }),
+            delay,
+        )
+    }
+
+    /// Returns the refusal of a request that a store did not book.
+    pub(super) fn refusal(&self, outcome: Outcome, retry_after: Micros) -> Refusal {
+        let refs = &self.limits.refs;
+        let limiter = |violated: Violated| refs[violated.limiter.min(refs.len() - 1)].name.clone();
+        match outcome {
+            Outcome::Full(RetryDelay { violated, .. }) => {
+                Refusal::QueueFull { limiter: limiter(violated), limit: violated.limit, retry_after }
+            }
+            Outcome::TooFar(RetryDelay { violated, .. }) => {
+                Refusal::RateLimited { limiter: limiter(violated), limit: violated.limit, retry_after }
+            }
+            Outcome::Booked(_) => self.store_unavailable(),
+        }
+    }
+
+    /// Returns the refusal while the store is unreachable, which names the limiter whose policy is to reject.
+    pub(super) fn store_unavailable(&self) -> Refusal {
+        let rejects = self.limits.policies.iter().position(|policy| *policy == OnStoreFailure::Reject);
+        Refusal::StoreUnavailable { limiter: self.limits.refs[rejects.unwrap_or_default()].name.clone() }
+    }
+
+    /// Returns the refusal of a worker that ends.
+    pub(super) fn closed(&self) -> Refusal {
+        Refusal::Closed { limiter: self.limits.refs[0].name.clone() }
+    }
+
+    /// Returns the cache of a store's refusal, by which further requests can be refused.
+    pub(super) fn refusal_cache(
+        &self,
+        cost: Permits,
+        away: RetryDelay,
+        store_now: Micros,
+        clock: (StoreClock, Moment),
+    ) -> Option<Box<RefusalCache>> {
+        let limiter_ref = self.limits.refs.get(away.violated.limiter)?;
+        let rule = limiter_ref.rules.get(away.violated.limit)?.clone();
+        Some(Box::new(RefusalCache::new(limiter_ref.name.clone(), rule, cost, away, store_now, clock)))
+    }
+}

@@ -1,0 +1,164 @@
+//! Hands slots out to the waiting requests, takes permits back, and gives surplus slots back to the store.
+
+use crate::clock::Moment;
+use crate::limiter::model::Permits;
+use crate::limiter::queue::cost_queue::{CostQueue, Stage, Waiter};
+use crate::limiter::queue::permit::{LATE_MAX, Unusable};
+use crate::limiter::queue::request::{Asker, Holder, RequestId};
+use crate::limiter::queue::slot::{Slot, Source};
+
+use super::events::{Action, Around, Back};
+use super::{Phase, Worker};
+
+impl Worker {
+    /// Takes a permit back. A good one goes to the next request of its cost, another one to the store.
+    pub(super) fn take_back(
+        &mut self,
+        slot: Slot,
+        cost: Permits,
+        back: Back,
+        around: &Around,
+        out: &mut Vec<Action>,
+    ) {
+        let now = around.now;
+        match back {
+            Back::Exchanged(request, _, _) if self.stay.phase == Phase::Closing => {
+                self.give_back(slot, cost, out);
+                out.push(Action::Refuse(Asker::Request(request), cost, self.closed()));
+            }
+            Back::Exchanged(request, holder, why) => self.exchange(slot, cost, (request, holder, why), now, out),
+            Back::Unused => {
+                let is_late = slot.is_late(&around.clock_of(slot.source), now, self.limits.guard);
+                let is_good = !is_late && self.is_usable(&slot, now) && !self.is_in_pause(slot.due);
+                match self.cost_queues.get_mut(&cost) {
+                    Some(cost_queue) if is_good && cost_queue.waiting() > 0 => cost_queue.hold(slot),
+                    _ => self.give_back(slot, cost, out),
+                }
+            }
+            Back::Refund => self.give_back(slot, cost, out),
+        }
+    }
+
+    /// Puts the request of a permit that could not be used back into its cost queue. A slot that has only to be confirmed goes
+    /// with it; for any other one another slot is asked for.
+    fn exchange(
+        &mut self,
+        slot: Slot,
+        cost: Permits,
+        (request, mut holder, why): (RequestId, Holder, Unusable),
+        now: Moment,
+        out: &mut Vec<Action>,
+    ) {
+        // A request that missed its slot, because the processor was busy or a connection took long to open, gets the next slot if
+        // that comes at once, even after its wait has ended.
+        holder.deadline = holder.deadline.max(now);
+        let waiter = Waiter { request, holder, ends: self.ends(now, holder.deadline), stage: Stage::Approached };
+        self.cost_queues.entry(cost).or_default().join_again(waiter);
+        let is_current = match slot.source {
+            Source::Store(epoch) => self.outage() == 0 && epoch == self.owed.epoch,
+            Source::Local(outage) => outage == self.outage(),
+            Source::Unlimited => true,
+        };
+        if why == Unusable::Unheard && is_current {
+            return self.cost_queues.entry(cost).or_default().hold(slot);
+        }
+        self.give_back(slot, cost, out);
+        self.want(cost);
+        // A pause moves all bookings in order, so none of them needs to be booked anew.
+        if why == Unusable::Late {
+            self.owed.rebook.insert(cost);
+        }
+    }
+
+    /// Returns whether a slot lies in a pause that has not ended.
+    fn is_in_pause(&self, due: Moment) -> bool {
+        self.pause.now.as_ref().is_some_and(|paused| paused.holds(due))
+    }
+
+    /// Hands every due slot to the first request of its cost queue. A slot that lies in a pause is kept until the store has
+    /// rescheduled it, or until the pause ends; one whose lease is over, until the store has answered.
+    pub(super) fn hand_out(&mut self, around: &Around, out: &mut Vec<Action>) {
+        let mut in_flight_left = around.in_flight_left;
+        let mut next = self.cost_queues.keys().next().copied();
+        while let Some(cost) = next {
+            self.hand_out_cost(cost, &mut in_flight_left, around, out);
+            next = self.cost_queues.range((std::ops::Bound::Excluded(cost), std::ops::Bound::Unbounded)).next().map(|(cost, _)| *cost);
+        }
+    }
+
+    fn hand_out_cost(&mut self, cost: Permits, in_flight_left: &mut u32, around: &Around, out: &mut Vec<Action>) {
+        let now = around.now;
+        let mut is_first_late = true;
+        while *in_flight_left > 0
+            && let Some(slot) = self.next_due(cost, now)
+            && let Some(cost_queue) = self.cost_queues.get_mut(&cost)
+            && cost_queue.take_slot().is_some()
+            && let Some(first) = cost_queue.first_mut()
+        {
+            let clock = around.clock_of(slot.source);
+            let is_late = slot.is_late(&clock, now, self.limits.guard);
+            if is_late && (first.holder.late < LATE_MAX || !is_first_late) {
+                first.holder.late += u8::from(is_first_late);
+                is_first_late = false;
+                out.push(Action::CountLate(slot.lateness(&clock, now)));
+                self.give_back(slot, cost, out);
+                self.want(cost);
+                self.owed.rebook.insert(cost);
+            } else if let Some(Waiter { request, holder, .. }) = cost_queue.take_first() {
+                out.push(Action::Grant(request, slot, cost, holder));
+                *in_flight_left -= 1;
+            }
+        }
+    }
+
+    /// Returns the first slot of a cost queue, if a request waits for it, it is due, and it may be used.
+    fn next_due(&self, cost: Permits, now: Moment) -> Option<Slot> {
+        let slot = self.cost_queues.get(&cost).and_then(CostQueue::next_slot).copied()?;
+        (slot.due <= now && !self.is_in_pause(slot.due) && self.is_usable(&slot, now)).then_some(slot)
+    }
+
+    /// Gives the slots back that no request needs, and asks for no more than are needed.
+    pub(super) fn give_back_surplus(&mut self, out: &mut Vec<Action>) {
+        let mut surplus: Vec<(Slot, Permits)> = Vec::new();
+        for (cost, cost_queue) in &mut self.cost_queues {
+            surplus.extend(cost_queue.take_surplus().into_iter().map(|slot| (slot, *cost)));
+            let excess = cost_queue.excess();
+            if excess > 0
+                && let Some(replace) = self.owed.replace.get_mut(cost)
+            {
+                let fewer = excess.min(*replace);
+                cost_queue.wanted = cost_queue.wanted.saturating_sub(fewer);
+                *replace -= fewer;
+            }
+        }
+        self.owed.replace.retain(|_, count| *count > 0);
+        for (slot, cost) in surplus {
+            self.give_back(slot, cost, out);
+        }
+    }
+
+    /// Gives a place to each request that has been booked a later slot, and notifies those whose slot is near.
+    pub(super) fn announce_waiting(&mut self, now: Moment, out: &mut Vec<Action>) {
+        for cost_queue in self.cost_queues.values_mut() {
+            cost_queue.announce(|request| out.push(Action::Wait(request)));
+            cost_queue.approach(now, |request| out.push(Action::Approach(request)));
+        }
+    }
+
+    /// Returns when the next request must be notified, or gets its slot.
+    pub(super) fn next_slot(&self, around: &Around) -> Option<Moment> {
+        let queues = self.cost_queues.values();
+        let next = queues.flat_map(|cost_queue| {
+            // While as many permits are in flight as may be, a sent request is an event; where the lease is over, an answer is.
+            let slot = cost_queue.next_slot().filter(|slot| {
+                around.in_flight_left > 0 && self.is_usable(slot, slot.due.max(around.now))
+            });
+            let due = slot.map(|slot| {
+                let paused = self.pause.now.as_ref().filter(|paused| paused.holds(slot.due));
+                paused.map_or(slot.due, |paused| paused.until)
+            });
+            [due, cost_queue.next_approach()]
+        });
+        next.flatten().min()
+    }
+}

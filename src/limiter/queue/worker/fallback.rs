@@ -1,0 +1,134 @@
+//! Serves from this replica's own memory while the store is away.
+
+use super::core::events::{Event, LocalAnswer};
+use super::run::Worker;
+use crate::clock::{Micros, Moment};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::model::{Answer, Call, Holding, OnStoreFailure, Outcome, Permits, RetryDelay};
+use crate::limiter::queue::slot::Slot;
+use crate::limiter::recovery::fallback::Fallback;
+use crate::limiter::recovery::grants::booked;
+
+/// The most limiters and partitions whose usage is kept for an outage after their queues have ended: some 30 MB. Further ones
+/// begin an outage as if they had not been used.
+const USAGES_MAX: usize = 100_000;
+
+/// The fleet's usage of the limiters, as last answered.
+#[derive(Default)]
+pub(super) struct FleetUsage {
+    /// The permits of each limiter in use; empty before the first answer.
+    used: Box<[u64]>,
+    /// When the last answered call was sent.
+    at: Moment,
+    /// The last booked slot, if it lay in the future.
+    booked_until: Option<Micros>,
+    /// True if there was an outage since.
+    is_old: bool,
+}
+
+impl Worker {
+    /// Takes in the fleet's usage from the answer to a call that was sent at a moment.
+    pub(super) fn observe_usage(&mut self, at: Moment, answer: &Answer) {
+        let limiters = self.queue.instances.iter().zip(&answer.available).zip(self.calling.limiter_refs.iter());
+        let used = limiters.map(|((instance, available), limiter_ref)| {
+            instance.active.show_available(instance.partition, available);
+            let rules = limiter_ref.rules.iter().zip(available);
+            rules.map(|(rule, left)| rule.capacity().saturating_sub(*left)).max().unwrap_or_default()
+        });
+        let booked_until = Some(answer.last).filter(|last| *last > answer.now);
+        self.usage = FleetUsage { used: used.collect(), at, booked_until, is_old: false };
+    }
+
+    /// Charges this replica's memory with its part of the usage at the last contact with the store.
+    ///
+    /// A share is the limit divided by the number of replicas, and so is the part of the usage: all replicas together have left
+    /// what the fleet had left. The tightest limit counts as full in two cases:
+    /// - the store was booked ahead: at the last booked slot, but not after the present moment, as nobody uses a slot of the store
+    ///   from here on;
+    /// - the store has granted nothing since an earlier outage: at the last contact, because other replicas may have been granted
+    ///   everything.
+    ///
+    /// The charge is at least that usage: another queue of the limiter may have charged it already.
+    pub(super) fn begin_outage(&mut self) {
+        self.charge_usage();
+        self.usage.is_old = true;
+    }
+
+    fn charge_usage(&self) {
+        let Fallback { store, clock, fleet, replica, .. } = &*self.fallback;
+        let (fleet_size, now) = (fleet.size(), clock.now());
+        let FleetUsage { used, at, booked_until, is_old } = &self.usage;
+        let contact = clock.at(*at);
+        let booked = booked_until.zip(self.session.clock()).map(|(last, known)| clock.at(known.due(last)));
+        for place in self.queue.with_policy(OnStoreFailure::Local) {
+            let limiter_ref = self.calling.limiter_refs[place].share(fleet_size);
+            let used = used.get(place).map_or(0, |used| used.div_ceil(fleet_size));
+            let full = limiter_ref.rules.iter().map(Rule::capacity).min().unwrap_or_default();
+            let used = match booked {
+                Some(last) => (last.min(now), used.max(full)),
+                None if *is_old => (contact, used.max(full)),
+                None => (contact, used),
+            };
+            store.charge_at(now, &limiter_ref, used, *replica);
+        }
+    }
+
+    /// Keeps the known usage in this replica's memory, for the next worker of the limiter if the store is unreachable then.
+    pub(super) fn keep_usage(&self) {
+        let has_any = self.usage.used.iter().any(|used| *used > 0);
+        let has_room = || self.fallback.store.len() < USAGES_MAX;
+        if has_any && self.core.outage() == 0 && self.session.store.may_fail() && has_room() {
+            self.charge_usage();
+        }
+    }
+
+    /// Books in this replica's own memory. A cost above its share is not asked for.
+    pub(super) fn book_locally(&mut self, mut call: Call) {
+        let holds = |limiter_ref: LimiterRef| limiter_ref.rules.iter().map(Rule::capacity).min();
+        let cost_max = self.local_refs().filter_map(holds).min().unwrap_or(u64::MAX);
+        call.runs.retain(|run| run.cost <= cost_max);
+        let answer = self.ask_fallback(call.clone());
+        let granted: Vec<_> = booked(&call, &answer).collect();
+        self.session.ledger.record_offline(answer.now, &self.calling.limiter_refs, &granted);
+        self.events.push(Event::AnsweredLocally(Box::new(LocalAnswer { answer, cost_max })));
+    }
+
+    /// Gives a slot back to this replica's own memory.
+    pub(super) fn return_locally(&mut self, slot: Slot, cost: Permits) {
+        self.session.ledger.remove_offline(&self.calling.limiter_refs, slot.at, cost.get());
+        let give_back = vec![Holding { slot: slot.at, cost: cost.get(), count: 1 }];
+        self.ask_fallback(Call { give_back, ..Call::default() });
+    }
+
+    /// Records permits that were let through without a limit.
+    pub(super) fn record_unlimited(&self, permits: u64) {
+        let now = self.fallback.clock.now();
+        let granted = Some((now, permits)).filter(|(_, permits)| *permits > 0);
+        self.session.ledger.record_offline(now, &self.calling.limiter_refs, granted.as_slice());
+    }
+
+    /// Returns this replica's shares of the limiters that are enforced locally.
+    fn local_refs(&self) -> impl Iterator<Item = LimiterRef> {
+        let places = self.queue.with_policy(OnStoreFailure::Local);
+        places.map(|place| self.calling.limiter_refs[place].share(self.fallback.fleet.size()))
+    }
+
+    /// Makes a call to this replica's memory, for its shares of the limiters that are enforced locally.
+    fn ask_fallback(&self, mut call: Call) -> Answer {
+        let Fallback { store, replica, .. } = &*self.fallback;
+        let places: Vec<usize> = self.queue.with_policy(OnStoreFailure::Local).collect();
+        let limiter_refs: Vec<_> = self.local_refs().collect();
+        call.replica = *replica;
+        call.generations = vec![0; limiter_refs.len()];
+        let mut answer = store.reserve_now(&limiter_refs, &call);
+        for (_, outcome) in &mut answer.outcomes {
+            if let Outcome::TooFar(RetryDelay { violated, .. }) | Outcome::Full(RetryDelay { violated, .. }) =
+                outcome
+            {
+                violated.limiter = places.get(violated.limiter).copied().unwrap_or_default();
+            }
+        }
+        answer
+    }
+}

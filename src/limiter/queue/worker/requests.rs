@@ -1,0 +1,89 @@
+//! The requests of a queue that wait for an answer, by their numbers.
+
+use tokio::sync::oneshot;
+
+use crate::limiter::model::Refusal;
+use crate::limiter::queue::permit::{Permit, Turn};
+use crate::limiter::queue::request::RequestId;
+use crate::limiter::queue::ticket::Entered;
+
+/// Who waits for an answer.
+pub(super) enum Receiver {
+    /// A request that does not know yet whether it has to wait.
+    Asking(oneshot::Sender<Result<Entered, Refusal>>),
+    /// A request that has a place in the queue, and is notified once that its slot is near.
+    Waiting { approach: Option<oneshot::Sender<()>>, turn: Turn },
+}
+
+impl Receiver {
+    /// Returns whether the request has left.
+    pub(super) fn has_left(&self) -> bool {
+        match self {
+            Receiver::Asking(entry) => entry.is_closed(),
+            Receiver::Waiting { turn, .. } => turn.is_closed(),
+        }
+    }
+
+    /// Hands the permit to the request. If that has left, the permit gives itself back.
+    pub(super) fn grant(self, permit: Permit) {
+        match self {
+            Receiver::Asking(entry) => drop(entry.send(Ok(Entered::Granted(permit)))),
+            Receiver::Waiting { turn, .. } => drop(turn.send(Ok(permit))),
+        }
+    }
+
+    /// Refuses the request.
+    pub(super) fn refuse(self, refusal: Refusal) {
+        match self {
+            Receiver::Asking(entry) => drop(entry.send(Err(refusal))),
+            Receiver::Waiting { turn, .. } => drop(turn.send(Err(refusal))),
+        }
+    }
+}
+
+/// The receivers of all requests. A number is used again when its request has its answer.
+#[derive(Default)]
+pub(super) struct Requests {
+    receivers: Vec<Option<Receiver>>,
+    free: Vec<u32>,
+}
+
+impl Requests {
+    /// Adds a request, and returns its number.
+    pub(super) fn add(&mut self, receiver: Receiver) -> RequestId {
+        if let Some(place) = self.free.pop() {
+            self.receivers[place as usize] = Some(receiver);
+            return RequestId(place);
+        }
+        self.receivers.push(Some(receiver));
+        // There are never as many requests as would not fit.
+        RequestId(u32::try_from(self.receivers.len() - 1).unwrap_or(u32::MAX))
+    }
+
+    /// Returns the receiver of a request that waits.
+    pub(super) fn get_mut(&mut self, request: RequestId) -> Option<&mut Receiver> {
+        self.receivers.get_mut(request.0 as usize)?.as_mut()
+    }
+
+    /// Takes a request out.
+    pub(super) fn take(&mut self, request: RequestId) -> Option<Receiver> {
+        let receiver = self.receivers.get_mut(request.0 as usize)?.take()?;
+        self.free.push(request.0);
+        if self.free.len() == self.receivers.len() {
+            // Nobody waits: a burst leaves no memory behind.
+            self.receivers.clear();
+            self.free.clear();
+            self.receivers.shrink_to(KEPT);
+            self.free.shrink_to(KEPT);
+        }
+        Some(receiver)
+    }
+
+    /// Returns whether a request has left.
+    pub(super) fn has_left(&mut self, request: RequestId) -> bool {
+        self.get_mut(request).is_some_and(|receiver| receiver.has_left())
+    }
+}
+
+/// The capacity that is kept while nobody waits.
+const KEPT: usize = 1024;

@@ -1,0 +1,370 @@
+//! One part of a store as this replica knows it: its clock, its epoch, and whether it answers. Pure: an event and the present
+//! moment in, actions out.
+
+use crate::clock::{Micros, Moment};
+use crate::limiter::model::{Epoch, Step};
+use crate::limiter::store::clock::StoreClock;
+
+/// How long before its end a lease is no longer used: longer than clocks drift apart in a lease, or a timer is late. So what
+/// follows the last lease of all can begin this much earlier.
+const LEASE_MARGIN: Micros = Micros::from_millis(5);
+
+/// What the store is to this replica.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::limiter) enum Link {
+    /// The store answers. Slots of this epoch may be used, each within the lease of its queue.
+    Up {
+        /// The epoch.
+        epoch: u64,
+    },
+    /// A call has failed, or the store's clock was stepped. Slots of this epoch may be used within the lease, and what was asked
+    /// is asked again.
+    Held {
+        /// The least epoch that the next answer must have.
+        epoch: u64,
+        /// When the store counts as away: every lease of every replica is over then.
+        until: Moment,
+    },
+    /// A new epoch has begun: all earlier slots are void, and nothing is booked yet.
+    Settling {
+        /// The epoch.
+        epoch: u64,
+        /// When the store grants again.
+        opens: Moment,
+    },
+    /// The store does not answer. All its slots are void, and limiters go by their policies.
+    Away {
+        /// The number of the outage. Local slots are good in it alone.
+        outage: u64,
+    },
+}
+
+impl Link {
+    /// Returns the moment at which the link changes without an answer.
+    pub(in crate::limiter) fn changes_at(self) -> Option<Moment> {
+        match self {
+            Link::Held { until, .. } => Some(until),
+            Link::Settling { opens, .. } => Some(opens),
+            Link::Up { .. } | Link::Away { .. } => None,
+        }
+    }
+
+    /// Returns the epoch whose slots may be used within their lease.
+    pub(in crate::limiter) fn usable_epoch(self) -> Option<u64> {
+        match self {
+            Link::Up { epoch } | Link::Held { epoch, .. } => Some(epoch),
+            Link::Settling { .. } | Link::Away { .. } => None,
+        }
+    }
+}
+
+/// What a store promises of its calls.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::limiter) struct Terms {
+    /// How long after the sending of an answered call its slots may be used.
+    pub(in crate::limiter) lease: Micros,
+    /// How long a request waits for an answer at least: a call's deadline and a lease.
+    pub(in crate::limiter) patience: Micros,
+    /// The interval at which the store is asked while slots of it are held.
+    pub(in crate::limiter) heartbeat: Micros,
+}
+
+impl Terms {
+    /// Creates the terms of a store with this lease, whose calls fail after `timeout`.
+    pub(in crate::limiter) fn new(lease: Micros, timeout: Micros) -> Terms {
+        let used = lease - LEASE_MARGIN;
+        // More than twice in each lease.
+        Terms { lease: used, patience: timeout + used, heartbeat: Micros(lease.0 * 2 / 5) }
+    }
+}
+
+/// An event of the session with a part of a store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::limiter) enum SessionEvent {
+    /// The answer to a call that was sent at this moment. It names the store's clock.
+    Answered {
+        /// When the call was sent.
+        sent: Moment,
+        /// The epoch in the answer.
+        epoch: Epoch,
+    },
+    /// An epoch from an answer that came late, or to a call that was not timed.
+    Announced(Epoch),
+    /// The call that was sent at this moment has failed.
+    Failed {
+        /// When the call was sent.
+        sent: Moment,
+    },
+    /// The ledger has followed the resets until this instant of the store's clock.
+    Followed(Micros),
+    /// Nothing but the present moment is new.
+    Tick,
+}
+
+/// What is to be done after an event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::limiter) enum SessionAction {
+    /// The store's clock was stepped: move the ledger with it.
+    Step(Step),
+    /// The store has lost its state: wake all workers and the heartbeat.
+    Lose,
+    /// The store has lost its memory of all grants up to this instant of its clock: they are to be written back to the new one.
+    Forget {
+        /// The new memory.
+        memory: u64,
+        /// The latest time that the store's clock may show.
+        until: Micros,
+    },
+    /// A limiter was reset: wake the heartbeat.
+    Reset,
+}
+
+/// The session with a part of a store.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(in crate::limiter) struct Session {
+    terms: Terms,
+    /// The store's clock; `None` before its first answer.
+    pub(in crate::limiter) clock: Option<StoreClock>,
+    /// What the store is to this replica.
+    pub(in crate::limiter) link: Link,
+    /// When the latest answered call was sent.
+    contact: Option<Moment>,
+    /// The latest epoch that the store has answered; zero before its first answer.
+    pub(in crate::limiter) epoch: u64,
+    /// The store's memory in that epoch.
+    memory: u64,
+    /// The epoch that the store must have reached: a new one is required after its clock was stepped.
+    required_epoch: u64,
+    /// The number of outages.
+    outages: u64,
+    /// The time of the latest reset of a limiter that the store has announced, by its clock.
+    reset_at: Micros,
+    /// The time of the latest reset that the ledger has followed, by the store's clock.
+    pub(in crate::limiter) reset_followed: Micros,
+}
+
+impl Session {
+    /// Creates the session with a store that has not answered yet.
+    pub(in crate::limiter) fn new(terms: Terms) -> Session {
+        Session {
+            terms,
+            clock: None,
+            link: Link::Up { epoch: 0 },
+            contact: None,
+            epoch: 0,
+            memory: 0,
+            required_epoch: 0,
+            outages: 0,
+            reset_at: Micros::ZERO,
+            reset_followed: Micros::ZERO,
+        }
+    }
+
+    /// Returns the earliest epoch whose answers are accepted.
+    pub(in crate::limiter) fn epoch_least(&self) -> u64 {
+        self.epoch.max(self.required_epoch)
+    }
+
+    /// Takes in an event.
+    pub(in crate::limiter) fn on(
+        &mut self,
+        event: SessionEvent,
+        now: Moment,
+        out: &mut Vec<SessionAction>,
+    ) {
+        match event {
+            SessionEvent::Answered { sent, epoch } => self.answered(sent, epoch, now, out),
+            SessionEvent::Announced(epoch) => {
+                if self.observe(epoch, now, out) {
+                    self.link = self.link_in(epoch);
+                }
+            }
+            SessionEvent::Failed { sent } => self.failed(sent),
+            SessionEvent::Followed(at) => self.reset_followed = self.reset_followed.max(at),
+            SessionEvent::Tick => {}
+        }
+        self.tick(now);
+    }
+
+    /// Takes in an answer. One of an earlier epoch than the least, or that shows a step of the clock, does not count as contact.
+    fn answered(&mut self, sent: Moment, epoch: Epoch, now: Moment, out: &mut Vec<SessionAction>) {
+        let step = match &mut self.clock {
+            Some(clock) => clock.learn(sent, now, epoch.now),
+            none => {
+                *none = Some(StoreClock::new(sent, now, epoch.now));
+                None
+            }
+        };
+        // A store that never loses its state answers no epoch, and its clock is this process's.
+        if let Some(step) = step
+            && epoch.id != 0
+        {
+            out.push(SessionAction::Step(step));
+            // The times of later resets are on another clock.
+            (self.reset_at, self.reset_followed) = (Micros::ZERO, Micros::ZERO);
+            self.required_epoch = self.required_epoch.max(self.epoch + 1);
+            self.link = Link::Held { epoch: self.required_epoch, until: now + self.terms.patience };
+        }
+        self.observe(epoch, now, out);
+        if epoch.id >= self.epoch_least() {
+            self.contact = self.contact.max(Some(sent));
+            self.link = self.link_in(epoch);
+        }
+    }
+
+    /// Takes in the epoch of an answer. Returns whether it is later than all before.
+    fn observe(&mut self, epoch: Epoch, now: Moment, out: &mut Vec<SessionAction>) -> bool {
+        let before = self.epoch;
+        self.epoch = before.max(epoch.id);
+        if self.memory < epoch.memory {
+            self.memory = epoch.memory;
+            let until = self.clock.map_or(epoch.now, |clock| clock.latest(now));
+            out.push(SessionAction::Forget { memory: epoch.memory, until });
+        }
+        if before != 0 && before < epoch.id {
+            out.push(SessionAction::Lose);
+        }
+        if epoch.reset_at > self.reset_at {
+            self.reset_at = epoch.reset_at;
+            out.push(SessionAction::Reset);
+        }
+        before < epoch.id && epoch.id >= self.required_epoch
+    }
+
+    /// Returns the link after an answer in the latest epoch.
+    fn link_in(&self, epoch: Epoch) -> Link {
+        match (epoch.settles_until, &self.clock) {
+            (Some(until), Some(clock)) => Link::Settling { epoch: epoch.id, opens: clock.due(until) },
+            _ => Link::Up { epoch: epoch.id },
+        }
+    }
+
+    /// Takes in a failed call. One that was sent before the latest answered call says nothing new.
+    fn failed(&mut self, sent: Moment) {
+        let is_new = self.contact.is_none_or(|contact| sent > contact);
+        if is_new && matches!(self.link, Link::Up { .. } | Link::Settling { .. }) {
+            self.link = Link::Held { epoch: self.epoch_least(), until: sent + self.terms.patience };
+        }
+    }
+
+    fn tick(&mut self, now: Moment) {
+        match self.link {
+            Link::Held { until, .. } if now >= until => {
+                self.outages += 1;
+                self.link = Link::Away { outage: self.outages };
+            }
+            Link::Settling { epoch, opens } if now >= opens => self.link = Link::Up { epoch },
+            _ => {}
+        }
+    }
+}
+
+/// Calls of one queue that the store answers with an error of their own, such as a key that holds something foreign, while others
+/// are all right.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(in crate::limiter) struct OwnFault {
+    /// When the first such call since the last good one was sent.
+    since: Option<Moment>,
+    /// The number of outages of this queue alone.
+    outages: u64,
+}
+
+impl OwnFault {
+    /// Takes in a call that failed for this queue alone.
+    pub(in crate::limiter) fn failed(&mut self, sent: Moment) {
+        if self.since.is_none() {
+            self.since = Some(sent);
+            self.outages += 1;
+        }
+    }
+
+    /// Takes in a good answer.
+    pub(in crate::limiter) fn answered(&mut self) {
+        self.since = None;
+    }
+
+    /// Returns what the store is to this queue, where it is `link` to all others.
+    pub(in crate::limiter) fn link(&self, link: Link, terms: &Terms, now: Moment) -> Link {
+        let (Link::Up { epoch }, Some(since)) = (link, self.since) else { return link };
+        let until = since + terms.patience;
+        // Other numbers than those of the session's outages.
+        if now >= until { Link::Away { outage: u64::MAX - self.outages } } else { Link::Held { epoch, until } }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: Micros = Micros::from_millis(500);
+
+    fn at(millis: u64) -> Moment {
+        Moment(1_000_000) + Micros::from_millis(millis)
+    }
+
+    fn epoch(id: u64, millis: u64, opens: Option<u64>) -> Epoch {
+        let shown = |millis| Micros::from_millis(1_000_000 + millis);
+        Epoch { now: shown(millis), id, settles_until: opens.map(shown), ..Epoch::default() }
+    }
+
+    fn session() -> Session {
+        Session::new(Terms::new(LEASE, Micros::from_millis(100)))
+    }
+
+    /// Returns the link and the actions after an event.
+    fn on(session: &mut Session, event: SessionEvent, now: Moment) -> (Link, Vec<SessionAction>) {
+        let mut out = Vec::new();
+        session.on(event, now, &mut out);
+        (session.link, out)
+    }
+
+    fn answer(session: &mut Session, millis: u64, epoch: Epoch) -> (Link, Vec<SessionAction>) {
+        on(session, SessionEvent::Answered { sent: at(millis), epoch }, at(millis + 1))
+    }
+
+    #[test]
+    fn a_store_is_away_a_timeout_and_a_lease_after_the_first_failed_call() {
+        let mut session = session();
+        assert_eq!(answer(&mut session, 0, epoch(3, 0, None)).0, Link::Up { epoch: 3 });
+        let held = Link::Held { epoch: 3, until: at(200 + 595) };
+        assert_eq!(on(&mut session, SessionEvent::Failed { sent: at(200) }, at(300)).0, held);
+        assert_eq!(on(&mut session, SessionEvent::Failed { sent: at(400) }, at(500)).0, held);
+        assert_eq!(on(&mut session, SessionEvent::Tick, at(794)).0, held);
+        assert_eq!(on(&mut session, SessionEvent::Tick, at(795)).0, Link::Away { outage: 1 });
+        assert_eq!(on(&mut session, SessionEvent::Failed { sent: at(800) }, at(801)).0, Link::Away { outage: 1 });
+        assert_eq!(answer(&mut session, 900, epoch(3, 900, None)).0, Link::Up { epoch: 3 });
+    }
+
+    #[test]
+    fn an_answer_of_the_same_epoch_ends_a_doubt_and_an_older_failure_begins_none() {
+        let mut session = session();
+        answer(&mut session, 0, epoch(3, 0, None));
+        on(&mut session, SessionEvent::Failed { sent: at(200) }, at(300));
+        assert_eq!(answer(&mut session, 350, epoch(3, 350, None)), (Link::Up { epoch: 3 }, Vec::new()));
+        assert_eq!(on(&mut session, SessionEvent::Failed { sent: at(340) }, at(440)).0, Link::Up { epoch: 3 });
+    }
+
+    #[test]
+    fn a_new_epoch_settles_and_then_opens() {
+        let mut session = session();
+        answer(&mut session, 0, epoch(3, 0, None));
+        let (link, actions) = answer(&mut session, 100, epoch(4, 100, Some(600)));
+        let Link::Settling { epoch: 4, opens } = link else { panic!("{link:?}") };
+        assert!(opens >= at(600) && opens < at(603), "{opens:?}");
+        assert_eq!(actions, [SessionAction::Lose]);
+        // An answer from before the loss comes late.
+        assert_eq!(answer(&mut session, 90, epoch(3, 91, None)).0, link);
+        assert_eq!(on(&mut session, SessionEvent::Tick, opens).0, Link::Up { epoch: 4 });
+    }
+
+    #[test]
+    fn a_step_of_the_clock_requires_a_new_epoch() {
+        let mut session = session();
+        answer(&mut session, 0, epoch(3, 0, None));
+        let (link, actions) = answer(&mut session, 100, epoch(3, 5100, None));
+        assert_eq!(link, Link::Held { epoch: 4, until: at(101 + 595) });
+        assert!(matches!(actions[..], [SessionAction::Step(Step::Forward(_))]), "{actions:?}");
+        assert_eq!(session.epoch_least(), 4);
+        assert!(matches!(answer(&mut session, 102, epoch(4, 5102, Some(5602))).0, Link::Settling { .. }));
+    }
+}
