@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::arithmetic::share::Share;
 use crate::limiter::model::{Limiter, LimiterName, Partition};
 
 /// A limiter or one of its partitions: where its state is, and its rules.
@@ -36,11 +37,18 @@ impl LimiterRef {
         }
     }
 
-    /// Returns the share of the limiter that one of `replicas` may use by itself. See [`Rule::share`].
+    /// Returns the part of the limiter that one replica may use by itself while the store is away; `None` if it has no share. Rules
+    /// that spread longer windows come last.
+    ///
+    /// No more replicas have a share than there are permits at one instant under every limit.
     #[must_use]
-    pub fn share(&self, replicas: u64) -> LimiterRef {
-        let rules = self.rules.iter().map(|rule| rule.share(replicas.max(1))).collect();
-        LimiterRef { rules, ..self.clone() }
+    pub fn share(&self, share: Share) -> Option<LimiterRef> {
+        let most = self.rules.iter().map(|rule| rule.rate.min(rule.capacity())).min().unwrap_or_default();
+        let share = share.among(most)?;
+        let own: Vec<Rule> = self.rules.iter().map(|rule| rule.share(share)).collect();
+        let paced: Vec<Rule> = own.iter().filter_map(Rule::paced).collect();
+        let is_any = own.iter().all(|rule| rule.rate > 0 && rule.capacity() > 0);
+        is_any.then(|| LimiterRef { rules: own.into_iter().chain(paced).collect(), ..self.clone() })
     }
 
     /// Returns the rules as the Lua twin reads them.

@@ -17,5 +17,6 @@ pub mod reschedule;
 pub mod reserve;
 pub mod rule;
 pub mod search;
+pub mod share;
 pub mod state;
 pub mod timeline;

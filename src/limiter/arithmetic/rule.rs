@@ -5,13 +5,17 @@ use std::fmt::Write;
 use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::Algorithm;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
-use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
+use crate::limiter::arithmetic::algorithm::bucket::Bucket;
 use crate::limiter::arithmetic::cell::cell_start;
 use crate::limiter::arithmetic::quota::Quota;
+use crate::limiter::arithmetic::share::Share;
 use crate::limiter::model::Limit;
 
 /// How far beyond the true delay a refusal may send a caller, unless its window is longer.
 pub const SPREAD_MIN: Micros = Micros::from_millis(60_000);
+
+/// How much of a longer window a replica may grant at once while it has no store.
+const PACED_FROM: Micros = Micros::from_millis(5000);
 
 /// A limit in the form in which room is searched.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -53,15 +57,21 @@ impl Rule {
         text
     }
 
-    /// Returns the rule that one of `parts` replicas may use by itself: the rate divided and rounded down. Below one permit it
-    /// is one permit in a window that is longer by as much.
+    /// Returns the rule that one replica may use by itself.
     #[must_use]
-    pub fn share(&self, parts: u64) -> Rule {
-        if self.rate >= parts {
-            return Rule { rate: self.rate / parts, kind: self.kind.share(parts), ..self.clone() };
-        }
-        let window = Micros((self.window.0 * parts).div_ceil(self.rate));
-        Rule { rate: 1, window, cell: self.cell, kind: SlidingWindow.into() }
+    pub fn share(&self, share: Share) -> Rule {
+        Rule { rate: share.of(self.rate), kind: self.kind.share(share), ..self.clone() }
+    }
+
+    /// Returns the rule that spreads what this one grants over its window, but for [`PACED_FROM`] of it at once; `None` where that
+    /// makes no difference.
+    ///
+    /// A replica without a store keeps to it, so that nobody has to reckon with a whole window of permits where a replica was away
+    /// for a moment and never came back. See `lua/recovery.lua`.
+    pub fn paced(&self) -> Option<Rule> {
+        let burst = (self.rate.saturating_mul(PACED_FROM.0) / self.window.0.max(1)).max(1);
+        let differs = self.window > PACED_FROM && burst < self.capacity();
+        differs.then(|| Rule { kind: Bucket { burst }.into(), ..self.clone() })
     }
 
     /// Returns the most permits that are granted at one instant.

@@ -1,8 +1,5 @@
-//! The replicas that share a store, as its last answer listed them.
-//!
-//! Their number divides each limit while the store is unreachable.
+//! The replicas that share a store, as its last answer listed them, for people.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::system::uname;
@@ -30,7 +27,7 @@ const LEAVING_MAX: Duration = Duration::from_secs(1);
 
 /// The replicas that share a store.
 pub(in crate::limiter) struct Fleet {
-    /// The size to assume at least while this replica is new.
+    /// The number of replicas to assume before the store has answered.
     assumed: u64,
     start: Instant,
     me: Mutex<Replica>,
@@ -40,25 +37,10 @@ pub(in crate::limiter) struct Fleet {
     changed: Notify,
 }
 
-/// An answer of the store, with the members of earlier answers that may still run.
+/// An answer of the store.
 struct Listed {
     at: Instant,
     replicas: Vec<Replica>,
-    /// When each member last was in an answer. A store that has lost its state lists only the replicas that have registered
-    /// since, and a share must not grow by that. So every member counts for [`MEMBERSHIP_TTL`], signed off or silent.
-    heard: BTreeMap<u64, Instant>,
-}
-
-impl Listed {
-    fn after(before: Option<Listed>, replicas: Vec<Replica>) -> Listed {
-        let at = Instant::now();
-        let mut heard = before.map(|before| before.heard).unwrap_or_default();
-        heard.retain(|_, heard| at - *heard < MEMBERSHIP_TTL);
-        heard.extend(
-            replicas.iter().map(|replica| (replica.id, at.checked_sub(replica.seen_ago).unwrap_or(at))),
-        );
-        Listed { at, replicas, heard }
-    }
 }
 
 impl Fleet {
@@ -81,13 +63,9 @@ impl Fleet {
         lock(&self.me).clone()
     }
 
-    /// Returns the number of replicas that divide a limit.
-    pub(in crate::limiter) fn size(&self) -> u64 {
-        let least = if self.is_new() { self.assumed } else { 1 };
-        match &*lock(&self.listed) {
-            Some(listed) => (listed.heard.len() as u64).max(least),
-            None => self.assumed,
-        }
+    /// Returns the number of replicas to assume before the store has answered.
+    pub(in crate::limiter) fn assumed(&self) -> u64 {
+        self.assumed
     }
 
     /// Returns whether replicas that started at the same time may not be listed yet.
@@ -123,7 +101,7 @@ impl Fleet {
         match store.register_replica(&self.me(), false).await {
             Ok(replicas) => {
                 let mut listed = lock(&self.listed);
-                *listed = Some(Listed::after(listed.take(), replicas));
+                *listed = Some(Listed { at: Instant::now(), replicas });
             }
             // The key holds something else, until somebody deletes that.
             Err(error @ StoreError::Unreadable(_)) => warn!(%error, "the fleet is not known"),
@@ -154,29 +132,4 @@ impl Fleet {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn a_store_that_lost_its_state_enlarges_no_share() {
-        let fleet = Fleet::new(1, 1);
-        let hear = |ids: &[u64]| {
-            let mut listed = lock(&fleet.listed);
-            *listed = Some(Listed::after(listed.take(), ids.iter().copied().map(Replica::new).collect()));
-        };
-        hear(&[1, 2, 3]);
-        tokio::time::advance(INTERVAL).await;
-        hear(&[1]);
-        assert_eq!((fleet.size(), fleet.replicas().len()), (3, 1));
-        tokio::time::advance(INTERVAL).await;
-        hear(&[1, 2]);
-        assert_eq!(fleet.size(), 3);
-        // The third has been silent for the TTL.
-        tokio::time::advance(INTERVAL).await;
-        hear(&[1, 2]);
-        assert_eq!(fleet.size(), 2);
-    }
 }

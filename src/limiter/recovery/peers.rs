@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::time::Instant;
 
 use crate::clock::Micros;
+use crate::limiter::arithmetic::share::Share;
 use crate::limiter::model::{Heartbeat, HeartbeatAnswer, Member, Reported};
 
 /// How much longer than a window a permit may matter: the replica that holds it may use it for a lease, and be heard late.
@@ -28,6 +29,10 @@ struct Known {
     /// All other members, and when they were listed.
     others: Vec<Member>,
     listed: Option<Instant>,
+    me: u64,
+    /// The counted members, ascending, as last listed; and as last listed when all of them knew the list.
+    counted: Vec<u64>,
+    agreed: Vec<u64>,
     has_left: bool,
 }
 
@@ -86,5 +91,27 @@ impl Peers {
         known.version = answer.version;
         known.others = answer.members.iter().filter(|member| member.replica != replica).copied().collect();
         known.listed = Some(Instant::now());
+        let mut counted: Vec<u64> =
+            answer.members.iter().filter(|member| member.is_counted).map(|member| member.replica).collect();
+        counted.sort_unstable();
+        known.me = replica;
+        if answer.is_known_to_all {
+            known.agreed.clone_from(&counted);
+        }
+        known.counted = counted;
+    }
+
+    /// Returns this replica's share while the store is away: of `assumed` replicas before the store has answered.
+    ///
+    /// Invariant: the shares of all members sum up to no more than the whole. A change of the members makes shares larger only when
+    /// every member knows of it: until then each has the smaller one, and a new member none.
+    pub(in crate::limiter) fn share(&self, assumed: u64) -> Share {
+        let known = self.lock();
+        if known.listed.is_none() {
+            return Share { parts: assumed.max(1), place: None };
+        }
+        let Some(place) = known.agreed.iter().position(|member| *member == known.me) else { return Share::NONE };
+        let parts = known.agreed.len().max(known.counted.len()) as u64;
+        Share { parts, place: (known.agreed == known.counted).then_some(place as u64) }
     }
 }

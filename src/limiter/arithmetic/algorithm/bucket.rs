@@ -14,6 +14,7 @@ use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::{Algorithm, Position};
 use crate::limiter::arithmetic::cell::{Entry, cell_from, cell_start, cell_width};
 use crate::limiter::arithmetic::quota::Quota;
+use crate::limiter::arithmetic::share::Share;
 use crate::limiter::model::limit::{Limit, PRECISION_DEFAULT};
 
 /// A bucket that holds `burst` permits and is filled at `rate` per window.
@@ -89,8 +90,8 @@ impl Algorithm for Bucket {
         None
     }
 
-    fn share(&self, parts: u64) -> Bucket {
-        Bucket { burst: (self.burst / parts).max(1) }
+    fn share(&self, share: Share) -> Bucket {
+        Bucket { burst: share.of(self.burst) }
     }
 
     fn sight(&self) -> TatCheckpoint {

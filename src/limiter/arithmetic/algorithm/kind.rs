@@ -12,6 +12,7 @@ use crate::limiter::arithmetic::algorithm::warm_up::WarmUp;
 use crate::limiter::arithmetic::algorithm::{Algorithm, Position};
 use crate::limiter::arithmetic::cell::Entry;
 use crate::limiter::arithmetic::quota::Quota;
+use crate::limiter::arithmetic::share::Share;
 use crate::limiter::model::calendar_windows::CalendarWindows;
 use crate::limiter::model::limit::{self, Limit, Limiter, Permits};
 
@@ -147,8 +148,8 @@ impl Algorithm for Kind {
         each!(self, |own| own.window_start(at, length))
     }
 
-    fn share(&self, parts: u64) -> Kind {
-        each_as!(Kind, self, |own| own.share(parts))
+    fn share(&self, share: Share) -> Kind {
+        each_as!(Kind, self, |own| own.share(share))
     }
 
     fn sight(&self) -> Sight {

@@ -14,6 +14,7 @@ use std::fmt::Debug;
 use crate::clock::Micros;
 use crate::limiter::arithmetic::cell::{Entry, held_between};
 use crate::limiter::arithmetic::quota::Quota;
+use crate::limiter::arithmetic::share::Share;
 
 /// An algorithm: decides when a rule has room for permits.
 ///
@@ -56,7 +57,7 @@ pub trait Algorithm: Clone {
 
     /// Returns the parameters of one of `parts` equal shares.
     #[must_use]
-    fn share(&self, _parts: u64) -> Self {
+    fn share(&self, _share: Share) -> Self {
         self.clone()
     }
 

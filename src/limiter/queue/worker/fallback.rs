@@ -5,6 +5,7 @@ use super::run::Worker;
 use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::arithmetic::share::Share;
 use crate::limiter::model::{Answer, Call, Holding, OnStoreFailure, Outcome, Permits, RetryDelay};
 use crate::limiter::queue::slot::Slot;
 use crate::limiter::recovery::fallback::Fallback;
@@ -56,14 +57,14 @@ impl Worker {
     }
 
     fn charge_usage(&self) {
-        let Fallback { store, clock, fleet, replica, .. } = &*self.fallback;
-        let (fleet_size, now) = (fleet.size(), clock.now());
+        let Fallback { store, clock, replica, .. } = &*self.fallback;
+        let (share, now) = (self.share(), clock.now());
         let FleetUsage { used, at, booked_until, is_old } = &self.usage;
         let contact = clock.at(*at);
         let booked = booked_until.zip(self.session.clock()).map(|(last, known)| clock.at(known.due(last)));
         for place in self.queue.with_policy(OnStoreFailure::Local) {
-            let limiter_ref = self.calling.limiter_refs[place].share(fleet_size);
-            let used = used.get(place).map_or(0, |used| used.div_ceil(fleet_size));
+            let Some(limiter_ref) = self.calling.limiter_refs[place].share(share) else { continue };
+            let used = used.get(place).map_or(0, |used| used.div_ceil(share.parts));
             let full = limiter_ref.rules.iter().map(Rule::capacity).min().unwrap_or_default();
             let used = match booked {
                 Some(last) => (last.min(now), used.max(full)),
@@ -85,10 +86,14 @@ impl Worker {
 
     /// Books in this replica's own memory. A cost above its share is not asked for.
     pub(super) fn book_locally(&mut self, mut call: Call) {
-        let holds = |limiter_ref: LimiterRef| limiter_ref.rules.iter().map(Rule::capacity).min();
-        let cost_max = self.local_refs().filter_map(holds).min().unwrap_or(u64::MAX);
+        // A replica without a share grants nothing.
+        let refs = self.local_refs().unwrap_or_default();
+        let cost_max = match self.local_refs() {
+            Some(refs) => refs.iter().flat_map(|one| one.rules.iter().map(Rule::capacity)).min().unwrap_or(u64::MAX),
+            None => 0,
+        };
         call.runs.retain(|run| run.cost <= cost_max);
-        let answer = self.ask_fallback(call.clone());
+        let answer = self.ask_fallback(call.clone(), &refs);
         let granted: Vec<_> = booked(&call, &answer).collect();
         self.session.ledger.record_offline(answer.now, &self.calling.limiter_refs, &granted);
         self.events.push(Event::AnsweredLocally(Box::new(LocalAnswer { answer, cost_max })));
@@ -98,7 +103,8 @@ impl Worker {
     pub(super) fn return_locally(&mut self, slot: Slot, cost: Permits) {
         self.session.ledger.remove_offline(&self.calling.limiter_refs, slot.at, cost.get());
         let give_back = vec![Holding { slot: slot.at, cost: cost.get(), count: 1 }];
-        self.ask_fallback(Call { give_back, ..Call::default() });
+        let refs = self.local_refs().unwrap_or_default();
+        self.ask_fallback(Call { give_back, ..Call::default() }, &refs);
     }
 
     /// Records permits that were let through without a limit.
@@ -108,25 +114,32 @@ impl Worker {
         self.session.ledger.record_offline(now, &self.calling.limiter_refs, granted.as_slice());
     }
 
-    /// Returns this replica's shares of the limiters that are enforced locally.
-    fn local_refs(&self) -> impl Iterator<Item = LimiterRef> {
-        let places = self.queue.with_policy(OnStoreFailure::Local);
-        places.map(|place| self.calling.limiter_refs[place].share(self.fallback.fleet.size()))
+    /// Returns this replica's share while the store is away.
+    pub(super) fn share(&self) -> Share {
+        self.session.peers.share(self.fallback.fleet.assumed())
+    }
+
+    /// Returns this replica's shares of the limiters that are enforced locally; `None` if it has none of one.
+    fn local_refs(&self) -> Option<Vec<LimiterRef>> {
+        let (share, places) = (self.share(), self.queue.with_policy(OnStoreFailure::Local));
+        places.map(|place| self.calling.limiter_refs[place].share(share)).collect()
     }
 
     /// Makes a call to this replica's memory, for its shares of the limiters that are enforced locally.
-    fn ask_fallback(&self, mut call: Call) -> Answer {
+    fn ask_fallback(&self, mut call: Call, limiter_refs: &[LimiterRef]) -> Answer {
         let Fallback { store, replica, .. } = &*self.fallback;
         let places: Vec<usize> = self.queue.with_policy(OnStoreFailure::Local).collect();
-        let limiter_refs: Vec<_> = self.local_refs().collect();
         call.replica = *replica;
         call.generations = vec![0; limiter_refs.len()];
-        let mut answer = store.reserve_now(&limiter_refs, &call);
+        let mut answer = store.reserve_now(limiter_refs, &call);
         for (_, outcome) in &mut answer.outcomes {
             if let Outcome::TooFar(RetryDelay { violated, .. }) | Outcome::Full(RetryDelay { violated, .. }) =
                 outcome
             {
                 violated.limiter = places.get(violated.limiter).copied().unwrap_or_default();
+                // A rule that spreads a window stands behind those of the limits.
+                let limits = self.calling.limiter_refs.get(violated.limiter).map_or(1, |one| one.rules.len());
+                violated.limit = violated.limit.min(limits.saturating_sub(1));
             }
         }
         answer

@@ -157,7 +157,8 @@ impl Worker {
     /// Makes a report to this replica's own memory, and keeps to its pause by this process's clock.
     fn report_locally(&self, instance: &LimiterInstance, limiter_ref: &LimiterRef, report: &UpstreamReport) {
         let fallback = &self.fallback;
-        let limiter_ref = limiter_ref.share(fallback.fleet.size());
+        // A replica without a share keeps to a pause, too.
+        let limiter_ref = limiter_ref.share(self.share()).unwrap_or_else(|| limiter_ref.clone());
         let (moment, now) = (self.session.moment(), fallback.clock.now());
         let local = UpstreamReport { remaining: Vec::new(), ..report.clone() };
         let result = fallback.store.report_upstream_at(now, &limiter_ref, &local);
