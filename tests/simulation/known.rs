@@ -29,6 +29,7 @@ const CALM: Wanted = Wanted {
     runs: 12,
     cores: 2,
     shortens: false,
+    what: None,
     stops_at_first: false,
 };
 
