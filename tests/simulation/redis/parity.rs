@@ -166,8 +166,13 @@ fn compare_all(sequences: u64) -> Result<(), Stop> {
 impl Pair {
     fn new(server: &RealServer, scripts: &[Script]) -> Result<Pair, Stop> {
         let (simulated, twins) = (Server::new(RUN.to_owned()), BTreeMap::new());
-        let mut pair =
-            Pair { simulated, real: server.connect()?, listener: server.connect()?, twins, counts: Counts::default() };
+        let mut pair = Pair {
+            simulated,
+            real: server.connect()?,
+            listener: server.connect()?,
+            twins,
+            counts: Counts::default(),
+        };
         pair.simulated.never_expire();
         for script in scripts {
             pair.learn(&script.source)?;
@@ -240,7 +245,8 @@ impl Pair {
             b"evalsha" => String::from_utf8_lossy(words[1]).into_owned(),
             _ => return self.ask(&words),
         };
-        let twin = self.twins.get(&sha).ok_or_else(|| Stop::Unable(format!("the script {sha} is not given")))?;
+        let twin =
+            self.twins.get(&sha).ok_or_else(|| Stop::Unable(format!("the script {sha} is not given")))?;
         let (seconds, micros) = ((now / 1_000_000).to_string(), (now % 1_000_000).to_string());
         let real_sha = twin.real_sha.clone();
         let mut call: Vec<&[u8]> = vec![b"EVALSHA", real_sha.as_bytes()];
