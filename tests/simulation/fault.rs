@@ -343,9 +343,14 @@ impl Kind {
     }
 }
 
-/// Draws how long something lasts: as often below a tenth of the longest as above.
+/// Draws how long something lasts: as often below a tenth of the usual longest as above, and now and then several times as long, so
+/// that limits of longer windows run out meanwhile.
 fn lasts(rng: &mut Rng, most: u64) -> u64 {
-    if rng.bool() { rng.u64(MILLI..most / 10) } else { rng.u64(most / 10..most) }
+    match rng.u8(..16) {
+        0 => rng.u64(most..5 * most),
+        1..=7 => rng.u64(most / 10..most),
+        _ => rng.u64(MILLI..most / 10),
+    }
 }
 
 /// Draws how long a server is down: often hardly at all.

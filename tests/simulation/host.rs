@@ -2,16 +2,16 @@
 
 use std::collections::VecDeque;
 
-use crate::redis::{Mode, Published, Reply, Server, Snapshot};
+use crate::redis::{Input, Mode, Published, Reply, Server, Snapshot};
 use crate::replica::LocalClock;
 
 /// The wall time at the beginning of a simulation, in microseconds since the Unix epoch.
 pub const WALL: u64 = 1_800_000_000_000_000;
 
-/// A command of a connection, as it lies in the server's buffers.
+/// A command of a connection, as it lies in the server's buffers; or bytes that are none.
 pub struct Queued {
     pub connection: usize,
-    pub command: Vec<Vec<u8>>,
+    pub input: Input,
 }
 
 /// A machine with a server.

@@ -29,6 +29,7 @@ const CALM: Wanted = Wanted {
     runs: 12,
     cores: 2,
     shortens: false,
+    what: None,
     stops_at_first: false,
 };
 
@@ -38,8 +39,8 @@ const PARITY: u64 = 200;
 /// Makes the short form. Returns whether all is as it should be.
 pub fn short_form() -> Result<bool, String> {
     mutation::all_apply(&scripts::all())?;
-    parity::compare(PARITY)?;
-    let mut is_good = repeats()?;
+    let mut is_good = parity::compare(PARITY)?;
+    is_good &= repeats()?;
     is_good &= calm();
     is_good &= known()?;
     Ok(is_good)

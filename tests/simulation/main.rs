@@ -31,6 +31,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use serde_json::json;
 
+use crate::oracle::Finding;
 use crate::plan::{Mix, Plan};
 use crate::run::{Wanted, json_of, kind_of};
 use crate::world::World;
@@ -82,6 +83,9 @@ struct Arguments {
     /// Shortens each finding, and lists them as known_seeds.txt does.
     #[arg(long)]
     shorten: bool,
+    /// Looks at findings of one kind only, for instance Over.
+    #[arg(long, value_name = "KIND")]
+    what: Option<String>,
     /// Prints the hashes of as many runs, for a comparison with another process.
     #[arg(long)]
     hashes: Option<u64>,
@@ -130,7 +134,7 @@ fn simulate(arguments: &Arguments) -> Result<bool, String> {
         mutation::choose(name)?;
     }
     if let Some(sequences) = arguments.parity {
-        return redis::parity::compare(sequences).map(|()| true);
+        return redis::parity::compare(sequences);
     }
     let usual = if arguments.mutate.is_some() { Mix::Calm } else { Mix::Random };
     let mix = arguments.mix.map_or(usual, Mix::from);
@@ -141,16 +145,17 @@ fn simulate(arguments: &Arguments) -> Result<bool, String> {
         return Ok(true);
     }
     match arguments.seed {
-        Some(seed) => repeat(seed, mix, arguments.whole),
+        Some(seed) => repeat(seed, mix, arguments),
         None => many(arguments, mix),
     }
 }
 
 /// Repeats one seed. Returns whether it finds nothing.
-fn repeat(seed: u64, mix: Mix, is_whole: bool) -> Result<bool, String> {
-    let plan = Plan::draw(seed, mix);
+fn repeat(seed: u64, mix: Mix, arguments: &Arguments) -> Result<bool, String> {
+    let (plan, is_whole) = (Plan::draw(seed, mix), arguments.whole);
     let outcome = World::run(&plan, is_whole)?;
-    let Some(finding) = outcome.findings.first() else {
+    let is_meant = |finding: &&Finding| run::is_meant(finding, arguments.what.as_deref());
+    let Some(finding) = outcome.findings.iter().find(is_meant) else {
         outcome.history.iter().for_each(|line| println!("{line}"));
         println!("{}", json!({ "seed": seed, "hash": format!("{:016x}", outcome.hash), "what": null }));
         return Ok(true);
@@ -183,6 +188,7 @@ fn many(arguments: &Arguments, mix: Mix) -> Result<bool, String> {
         runs: arguments.runs,
         cores: arguments.cores.unwrap_or(cores),
         shortens: arguments.shorten,
+        what: arguments.what.clone(),
         stops_at_first: arguments.mutate.is_some(),
     };
     let totals = run::run(&wanted);

@@ -112,7 +112,8 @@ impl Plan {
         for place in 0..count {
             limiters.push(Limiter::draw(format!("limiter-{place}"), mix, &mut rng));
         }
-        let routes = draw_routes(&limiters, mix, &mut rng);
+        let is_quiet = mix == Mix::Random && rng.u8(..3) == 0;
+        let routes = draw_routes(&limiters, mix, is_quiet, &mut rng);
         let first = Configuration { limiters };
         let mut configurations = vec![first];
         for _ in 0..3 {
@@ -121,11 +122,12 @@ impl Plan {
         let longest = configurations.iter().flat_map(|one| &one.limiters).flat_map(|one| &one.limits);
         let longest = longest.map(|limit| limit.per).max().unwrap_or(SECOND);
         let begin = if rng.u8(..4) == 0 { rng.u64(0..8 * SECOND) } else { rng.u64(0..300 * MILLI) };
-        let length = (rng.u64(15..40) * SECOND).max(longest * 2).min(90 * SECOND);
+        let pace = Pace::draw(mix, is_quiet, longest, &mut rng);
+        let length = (rng.u64(15..40) * SECOND).max(longest * 2).max(pace.worth()).min(90 * SECOND);
         let end = begin + length;
         let faults = match mix {
             Mix::Calm => Vec::new(),
-            _ => draw_faults(replicas, &configurations, (begin, end), mix, &mut rng),
+            _ => draw_faults(replicas, &configurations, (begin, end), &pace, &mut rng),
         };
         let exact = rng.u8(..3) > 0;
         Plan {
@@ -310,7 +312,7 @@ impl Configuration {
     }
 }
 
-fn draw_routes(limiters: &[Limiter], mix: Mix, rng: &mut Rng) -> Vec<Route> {
+fn draw_routes(limiters: &[Limiter], mix: Mix, is_quiet: bool, rng: &mut Rng) -> Vec<Route> {
     let is_random = mix == Mix::Random;
     let shared = limiters.len() > 1 && rng.bool() && limiters.iter().all(|one| !one.is_per_replica);
     let sets: Vec<Vec<&Limiter>> =
@@ -318,7 +320,9 @@ fn draw_routes(limiters: &[Limiter], mix: Mix, rng: &mut Rng) -> Vec<Route> {
     let mut draw = |set: &Vec<&Limiter>| {
         let pace = |limit: &Limit| limit.rate as f64 * SECOND as f64 / limit.per as f64;
         let pace = set.iter().flat_map(|one| &one.limits).map(pace).fold(f64::INFINITY, f64::min);
-        let factor = if is_random { [0.1, 0.5, 1.0, 1.5, 3.0, 3.0][rng.usize(..6)] } else { 3.0 };
+        // Where there is no demand, nobody can say what is not used.
+        let factor =
+            if is_random && !is_quiet { [0.1, 0.5, 1.0, 1.5, 3.0, 3.0][rng.usize(..6)] } else { 3.0 };
         let smallest = set.iter().flat_map(|one| &one.limits).map(cost_max).min().unwrap_or(1);
         // Without faults too, some have costs, and clients that leave or are in haste.
         let is_varied = is_random || (mix == Mix::Calm && rng.bool());
@@ -351,27 +355,62 @@ fn cost_max(limit: &Limit) -> u64 {
     }
 }
 
+/// How soon faults follow one another.
+enum Pace {
+    /// A fault comes after half of this time up to twice of it, or right after the one before.
+    Dense { gap: u64 },
+    /// After one or a few faults comes so much quiet that all that is promised for calm time is judged.
+    Quiet { stretch: u64 },
+}
+
+impl Pace {
+    fn draw(mix: Mix, is_quiet: bool, longest: u64, rng: &mut Rng) -> Pace {
+        if is_quiet {
+            // Ten seconds that begin two windows after a fault, and what a limiter keeps free.
+            return Pace::Quiet { stretch: (12 * SECOND + longest * 2 + longest / 10).min(60 * SECOND) };
+        }
+        let gap = match mix {
+            Mix::Standard => 2 * SECOND,
+            _ => [SECOND, 3 * SECOND, 8 * SECOND, 20 * SECOND][rng.usize(..4)],
+        };
+        Pace::Dense { gap }
+    }
+
+    /// Returns the time that demand must last for the pace to show something.
+    fn worth(&self) -> u64 {
+        match self {
+            Pace::Dense { .. } => 0,
+            Pace::Quiet { stretch } => 2 * stretch + 10 * SECOND,
+        }
+    }
+
+    /// Returns when the next fault begins.
+    fn next(&self, last: Option<&Fault>, begin: u64, rng: &mut Rng) -> u64 {
+        match (self, last) {
+            // As often right after the one before as after a while.
+            (_, Some(last)) if rng.bool() => last.at + rng.u64(MILLI..1500 * MILLI),
+            (Pace::Dense { gap }, last) => last.map_or(begin, |last| last.at) + rng.u64(gap / 2..2 * gap),
+            (Pace::Quiet { .. }, None) => begin + rng.u64(MILLI..4 * SECOND),
+            (Pace::Quiet { stretch }, Some(last)) => {
+                last.at + last.kind.lasts() + stretch + rng.u64(..3 * SECOND)
+            }
+        }
+    }
+}
+
 fn draw_faults(
     replicas: usize,
     configurations: &[Configuration],
     (begin, end): (u64, u64),
-    mix: Mix,
+    pace: &Pace,
     rng: &mut Rng,
 ) -> Vec<Fault> {
-    // Some runs are quiet but for a few faults, in some one follows another.
-    let gap = match mix {
-        Mix::Standard => 2 * SECOND,
-        _ => [SECOND, 3 * SECOND, 8 * SECOND, 20 * SECOND][rng.usize(..4)],
-    };
     let limiters = configurations[0].limiters.len();
-    let (mut at, mut faults) = (begin, Vec::new());
+    let mut faults: Vec<Fault> = Vec::new();
+    // Sometimes replicas have never met the store before the first.
+    let is_early = rng.u8(..8) == 0;
     loop {
-        // As often right after the one before as after a while.
-        at += if !faults.is_empty() && rng.bool() {
-            rng.u64(MILLI..1500 * MILLI)
-        } else {
-            rng.u64(gap / 2..2 * gap)
-        };
+        let at = if is_early && faults.is_empty() { 0 } else { pace.next(faults.last(), begin, rng) };
         if at >= end {
             return faults;
         }

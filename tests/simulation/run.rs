@@ -17,7 +17,7 @@ use crate::world::World;
 const CLOSE: u64 = 3_000_000;
 
 /// The settings of many runs.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Wanted {
     pub mix: Mix,
     pub from: u64,
@@ -27,6 +27,8 @@ pub struct Wanted {
     pub cores: usize,
     /// True if each finding is shortened, which takes as long as dozens of runs.
     pub shortens: bool,
+    /// The kind of findings to look at; all without one.
+    pub what: Option<String>,
     pub stops_at_first: bool,
 }
 
@@ -81,7 +83,7 @@ pub fn run(wanted: &Wanted) -> Totals {
 fn one(seed: u64, wanted: &Wanted, totals: &Mutex<Totals>, began: Instant) -> bool {
     let plan = Plan::draw(seed, wanted.mix);
     let result = World::run(&plan, false);
-    let outcome = match result {
+    let mut outcome = match result {
         Ok(outcome) => outcome,
         Err(error) => {
             totals
@@ -92,6 +94,7 @@ fn one(seed: u64, wanted: &Wanted, totals: &Mutex<Totals>, began: Instant) -> bo
             return false;
         }
     };
+    outcome.findings.retain(|finding| is_meant(finding, wanted.what.as_deref()));
     let found = !outcome.findings.is_empty();
     let kinds: Vec<String> =
         if wanted.shortens { first_of_each(&plan, &outcome.findings) } else { Vec::new() };
@@ -118,6 +121,11 @@ fn one(seed: u64, wanted: &Wanted, totals: &Mutex<Totals>, began: Instant) -> bo
         );
     }
     found
+}
+
+/// Returns whether a finding is of the kind to look at.
+pub fn is_meant(finding: &Finding, what: Option<&str>) -> bool {
+    what.is_none_or(|what| format!("{:?}", finding.what) == what)
 }
 
 /// Shortens the first finding of each kind, and names what it needs.

@@ -81,18 +81,28 @@ pub(crate) fn judge(
     verdicts
 }
 
-/// Adds the last tick to the share that is used.
+/// Adds what was used in the last window of the strictest limit to the share that is used, once in a tick. Where requests cost more
+/// than one permit, a window may hold more than those of the highest cost can fill: then there was room for what was used.
 fn count_share(state: &StateUse, limiter: &Limiter, now: u64, share: &mut Share) {
     let is_warm_up = |rule: &Rule| matches!(rule.limit.algorithm, Algorithm::WarmUp { .. });
     if limiter.rules.iter().any(is_warm_up) {
         return;
     }
-    let rooms = limiter
-        .rules
-        .iter()
-        .map(|rule| u128::from(usable(rule, state)) * 1000 * u128::from(TICK) / u128::from(rule.limit.per));
-    share.room += rooms.min().unwrap_or(0);
-    share.used += 1000 * u128::from(state.history.used(now - TICK, now));
+    let pace = |rule: &&Rule| (u128::from(usable(rule, state)) << 40) / u128::from(rule.limit.per);
+    let Some(rule) = limiter.rules.iter().min_by_key(pace) else { return };
+    let per = rule.limit.per;
+    let end = match (rule.limit.algorithm, state.store_ahead) {
+        (Algorithm::FixedWindow, Some(ahead)) => now - now.saturating_add_signed(ahead) % per,
+        _ => now,
+    };
+    if !has_demand(state, limiter, now.saturating_sub(2 * per), now) {
+        return;
+    }
+    // What a bucket had left from before is no use of this window.
+    let used = state.history.used(end.saturating_sub(per), end).min(rule.last().rate);
+    let of_tick = |permits: u64| u128::from(permits) * 1000 * u128::from(TICK) / u128::from(per);
+    share.room += of_tick(used.max(usable(rule, state)));
+    share.used += of_tick(used);
 }
 
 /// Returns the permits of a window that requests of the highest cost can fill.

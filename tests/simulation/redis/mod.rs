@@ -12,6 +12,7 @@ mod real;
 mod resp;
 mod script;
 pub(crate) mod scripts;
+mod streams;
 mod world;
 
 use std::cell::RefCell;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 
 use keyspace::Keyspace;
 pub(crate) use keyspace::Snapshot;
-pub(crate) use resp::{Commands, Reply};
+pub(crate) use resp::{Commands, Input, Reply};
 use script::Scripts;
 use world::{Command, World, fits, integer};
 

@@ -10,6 +10,7 @@ use fastrand::Rng;
 use crate::redis::calls::{self, CHANNEL, RUN, Sequence};
 use crate::redis::real::{Client, RealServer};
 use crate::redis::scripts::{self, Script, sha_of};
+use crate::redis::streams;
 use crate::redis::{Mode, Published, Reply, Server};
 
 /// The calls of a random sequence.
@@ -46,6 +47,31 @@ const CORNERS: &[&str] = &[
     "redis.call('DEL', 'n') return redis.call('SET', 'n', 0.1)",
     "return redis.status_reply('FINE')",
 ];
+
+/// The reason why a comparison ends before its end.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// Both servers differ, or too little was compared.
+    Difference(String),
+    /// There is no real server, or it is gone.
+    Unable(String),
+}
+
+impl From<std::io::Error> for Stop {
+    fn from(error: std::io::Error) -> Stop {
+        Stop::Unable(error.to_string())
+    }
+}
+
+impl Stop {
+    /// Names the place of a difference.
+    fn in_place(self, place: String) -> Stop {
+        match self {
+            Stop::Difference(difference) => Stop::Difference(format!("{place}: {difference}")),
+            unable => unable,
+        }
+    }
+}
 
 /// How much was compared.
 #[derive(Default)]
@@ -85,22 +111,34 @@ struct Pair {
 }
 
 /// Compares random sequences on a simulated and on a real server, some of them while nothing can be written. Keys do not expire: real
-/// time hardly passes.
+/// time hardly passes. Returns whether both are the same.
 ///
 /// # Errors
 ///
-/// The first difference, or why there is no real server.
-pub(crate) fn compare(sequences: u64) -> Result<(), String> {
-    let server = RealServer::start()?;
+/// The reason why nothing can be compared: there is no real server, mostly.
+pub(crate) fn compare(sequences: u64) -> Result<bool, String> {
+    match compare_all(sequences) {
+        Ok(()) => Ok(true),
+        Err(Stop::Difference(difference)) => {
+            println!("not as on a real Redis: {difference}");
+            Ok(false)
+        }
+        Err(Stop::Unable(why)) => Err(why),
+    }
+}
+
+fn compare_all(sequences: u64) -> Result<(), Stop> {
+    let server = RealServer::start().map_err(Stop::Unable)?;
     let scripts = scripts::all();
     let mut pair = Pair::new(&server, &scripts)?;
+    let streams = streams::compare(&server)?;
     let corners = CORNERS.iter().map(|source| {
         let words = ["EVAL", source, "1", "k", "a"];
         (NOW, words.map(|word| word.as_bytes().to_vec()).to_vec())
     });
     let corners: Sequence = corners.collect();
     for mode in [Mode::Normal, Mode::Full, Mode::ReadOnly] {
-        pair.compare(mode, &corners).map_err(|difference| format!("{mode:?}: {difference}"))?;
+        pair.compare(mode, &corners).map_err(|stop| stop.in_place(format!("{mode:?}")))?;
     }
     let mut drawn = Server::new(RUN.to_owned());
     for seed in 0..sequences {
@@ -110,40 +148,45 @@ pub(crate) fn compare(sequences: u64) -> Result<(), String> {
             9 => Mode::ReadOnly,
             _ => Mode::Normal,
         };
-        pair.compare(mode, &sequence).map_err(|difference| format!("sequence {seed}: {difference}"))?;
+        pair.compare(mode, &sequence).map_err(|stop| stop.in_place(format!("sequence {seed}")))?;
     }
     let Counts { commands, errors, values, messages } = pair.counts;
     if errors > commands / ERRORS_PART {
-        return Err(format!(
+        return Err(Stop::Difference(format!(
             "{errors} of {commands} commands fail: adapt redis/calls.rs and redis/scripts.rs to the scripts"
-        ));
+        )));
     }
     println!(
-        "as on a real Redis: {sequences} random sequences, {commands} commands, {errors} errors, {values} values of keys, {messages} messages"
+        "as on a real Redis: {streams} streams of bytes, {sequences} random sequences, {commands} commands, {errors} errors, \
+         {values} values of keys, {messages} messages"
     );
     Ok(())
 }
 
 impl Pair {
-    fn new(server: &RealServer, scripts: &[Script]) -> Result<Pair, String> {
-        let connect = || server.connect().map_err(|error| error.to_string());
+    fn new(server: &RealServer, scripts: &[Script]) -> Result<Pair, Stop> {
         let (simulated, twins) = (Server::new(RUN.to_owned()), BTreeMap::new());
-        let mut pair =
-            Pair { simulated, real: connect()?, listener: connect()?, twins, counts: Counts::default() };
+        let mut pair = Pair {
+            simulated,
+            real: server.connect()?,
+            listener: server.connect()?,
+            twins,
+            counts: Counts::default(),
+        };
         pair.simulated.never_expire();
         for script in scripts {
             pair.learn(&script.source)?;
         }
-        pair.listener.ask(&[b"SUBSCRIBE", CHANNEL.as_bytes()]).map_err(|error| error.to_string())?;
+        pair.listener.ask(&[b"SUBSCRIBE", CHANNEL.as_bytes()])?;
         Ok(pair)
     }
 
-    fn ask(&mut self, words: &[&[u8]]) -> Result<Vec<u8>, String> {
-        self.real.ask(words).map_err(|error| error.to_string())
+    fn ask(&mut self, words: &[&[u8]]) -> Result<Vec<u8>, Stop> {
+        Ok(self.real.ask(words)?)
     }
 
     /// Makes a script known to both servers. Returns the real one's reply.
-    fn learn(&mut self, source: &str) -> Result<Vec<u8>, String> {
+    fn learn(&mut self, source: &str) -> Result<Vec<u8>, Stop> {
         let twin = Twin::new(source);
         let load = [b"SCRIPT".to_vec(), b"LOAD".to_vec(), source.as_bytes().to_vec()];
         self.simulated.execute(&load, 0);
@@ -153,7 +196,7 @@ impl Pair {
     }
 
     /// Compares a sequence that begins with empty servers, in a mode in which they are put then.
-    fn compare(&mut self, mode: Mode, sequence: &Sequence) -> Result<(), String> {
+    fn compare(&mut self, mode: Mode, sequence: &Sequence) -> Result<(), Stop> {
         self.ask(&[b"FLUSHALL"])?;
         self.simulated.flush();
         self.simulated.mode = mode;
@@ -171,7 +214,7 @@ impl Pair {
     }
 
     /// Returns what the simulated server has published.
-    fn compare_replies(&mut self, sequence: &Sequence) -> Result<Vec<Published>, String> {
+    fn compare_replies(&mut self, sequence: &Sequence) -> Result<Vec<Published>, Stop> {
         let mut published = Vec::new();
         for (index, (now, command)) in sequence.iter().enumerate() {
             let (reply, messages) = self.simulated.execute(command, *now);
@@ -187,7 +230,7 @@ impl Pair {
     }
 
     /// Carries a command out on the real server. Returns its reply, with the simulated server's name of the script.
-    fn real_reply(&mut self, now: u64, command: &[Vec<u8>]) -> Result<Vec<u8>, String> {
+    fn real_reply(&mut self, now: u64, command: &[Vec<u8>]) -> Result<Vec<u8>, Stop> {
         let words: Vec<&[u8]> = command.iter().map(Vec::as_slice).collect();
         let name = words[0].to_ascii_lowercase();
         let sha = match name.as_slice() {
@@ -202,7 +245,8 @@ impl Pair {
             b"evalsha" => String::from_utf8_lossy(words[1]).into_owned(),
             _ => return self.ask(&words),
         };
-        let twin = self.twins.get(&sha).ok_or_else(|| format!("the script {sha} is not given"))?;
+        let twin =
+            self.twins.get(&sha).ok_or_else(|| Stop::Unable(format!("the script {sha} is not given")))?;
         let (seconds, micros) = ((now / 1_000_000).to_string(), (now % 1_000_000).to_string());
         let real_sha = twin.real_sha.clone();
         let mut call: Vec<&[u8]> = vec![b"EVALSHA", real_sha.as_bytes()];
@@ -215,7 +259,7 @@ impl Pair {
         Ok(String::from_utf8_lossy(&reply).replace(&real_sha, &sha).into_bytes())
     }
 
-    fn compare_keys(&mut self, now: u64) -> Result<(), String> {
+    fn compare_keys(&mut self, now: u64) -> Result<(), Stop> {
         let mut keys = Vec::new();
         let all = self.simulated.keys(now);
         Reply::Int(i64::try_from(all.len()).unwrap_or(i64::MAX)).encode(&mut keys);
@@ -233,26 +277,26 @@ impl Pair {
         Ok(())
     }
 
-    fn compare_messages(&mut self, published: &[Published]) -> Result<(), String> {
+    fn compare_messages(&mut self, published: &[Published]) -> Result<(), Stop> {
         let end = Published { channel: CHANNEL.into(), message: b"end".to_vec() };
         self.ask(&[b"PUBLISH", &end.channel, &end.message])?;
         for message in published.iter().chain([&end]) {
             let mut expected = Vec::new();
             let words: [&[u8]; 3] = [b"message", &message.channel, &message.message];
             Reply::Array(words.iter().map(Reply::bulk).collect()).encode(&mut expected);
-            same("a message", &expected, &self.listener.reply().map_err(|error| error.to_string())?)?;
+            same("a message", &expected, &self.listener.reply()?)?;
         }
         self.counts.messages += published.len();
         Ok(())
     }
 }
 
-fn same(what: &str, simulated: &[u8], real: &[u8]) -> Result<(), String> {
+pub(super) fn same(what: &str, simulated: &[u8], real: &[u8]) -> Result<(), Stop> {
     let text = |bytes: &[u8]| bytes.escape_ascii().to_string();
     if simulated == real {
         return Ok(());
     }
-    Err(format!("{what}:\nsimulated {}\nreal      {}", text(simulated), text(real)))
+    Err(Stop::Difference(format!("{what}:\nsimulated {}\nreal      {}", text(simulated), text(real))))
 }
 
 fn shown(words: &[Vec<u8>]) -> String {

@@ -90,6 +90,21 @@ impl Client {
         self.reply()
     }
 
+    /// Sends bytes. Returns what comes: as many bytes, or all until the server closes the connection.
+    pub(super) fn exchange(mut self, bytes: &[u8], count: usize, closes: bool) -> std::io::Result<Vec<u8>> {
+        let stream = self.stream.get_mut();
+        stream.set_read_timeout(Some(START_MAX))?;
+        stream.write_all(bytes)?;
+        let mut answer = Vec::new();
+        if !closes {
+            // Too few of them are a difference.
+            let _ = self.stream.take(count as u64).read_to_end(&mut answer);
+        } else if self.stream.read_to_end(&mut answer).is_err() {
+            answer.extend_from_slice(b" and stays open");
+        }
+        Ok(answer)
+    }
+
     /// Returns the bytes of the next reply.
     pub(super) fn reply(&mut self) -> std::io::Result<Vec<u8>> {
         let mut bytes = Vec::new();

@@ -3,7 +3,7 @@
 use super::{Connection, Event, World, is_meant};
 use crate::host::Queued;
 use crate::network::Wire;
-use crate::redis::{Commands, Published, Reply};
+use crate::redis::{Commands, Input, Published, Reply};
 
 const MILLI: u64 = 1_000;
 
@@ -105,8 +105,8 @@ impl World {
             return;
         }
         own.commands.push(bytes);
-        for command in own.commands.by_ref() {
-            self.hosts[host].queue.push_back(Queued { connection, command });
+        for input in own.commands.by_ref() {
+            self.hosts[host].queue.push_back(Queued { connection, input });
         }
         self.schedule_carry(host);
     }
@@ -129,13 +129,17 @@ impl World {
             return self.schedule_carry(host);
         }
         let Some(queued) = own.queue.pop_front() else { return };
-        let name = queued.command.first().map(|name| name.to_ascii_uppercase()).unwrap_or_default();
+        let Queued { connection, input } = queued;
+        let command = match input {
+            Input::Command(command) => command,
+            Input::Broken(why) => return self.refuse_bytes(host, connection, why),
+        };
+        let name = command.first().map(|name| name.to_ascii_uppercase()).unwrap_or_default();
         let is_script = name.starts_with(b"EVAL");
         if is_script && now < own.writes_paused_until {
-            own.held.push_back(queued);
+            own.held.push_back(Queued { connection, input: Input::Command(command) });
             return self.schedule_carry(host);
         }
-        let Queued { connection, command } = queued;
         let (reply, published) = match &name[..] {
             b"SUBSCRIBE" => (self.subscribe(connection, &command), Vec::new()),
             b"UNSUBSCRIBE" => (Reply::Array(Vec::new()), Vec::new()),
@@ -157,6 +161,16 @@ impl World {
         reply.encode(&mut bytes);
         self.history.carried(now, host, connection, &command, &bytes);
         self.answer(connection, done, bytes);
+        self.schedule_carry(host);
+    }
+
+    /// Answers bytes that are no command, and closes their connection.
+    fn refuse_bytes(&mut self, host: usize, connection: usize, why: String) {
+        let mut bytes = Vec::new();
+        Reply::Error(why).encode(&mut bytes);
+        self.answer(connection, self.now, bytes);
+        let at = self.connections[connection].to_replica_at;
+        self.schedule(at, Event::Close { connection });
         self.schedule_carry(host);
     }
 
