@@ -49,7 +49,8 @@ impl<F: Fn()> Recovery<F> {
                 debug!(%error, "the store's epoch is not known");
             }
             session.ledger.sweep(session.now());
-            let pause = if session.ledger.is_empty() { IDLE_INTERVAL } else { session.terms.heartbeat.to_duration() };
+            let pause =
+                if session.ledger.is_empty() { IDLE_INTERVAL } else { session.terms.heartbeat.to_duration() };
             tokio::select! {
                 biased;
                 () = sleep(pause) => {}

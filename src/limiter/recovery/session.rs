@@ -70,7 +70,10 @@ impl StoreSession {
         drop(state);
         for action in &actions {
             if let SessionAction::Step(step) = action {
-                warn!(?step, "the store's clock was stepped: replicas write back their grants into a new epoch");
+                warn!(
+                    ?step,
+                    "the store's clock was stepped: replicas write back their grants into a new epoch"
+                );
                 self.ledger.step(*step);
             }
             self.changed.notify_one();

@@ -22,9 +22,10 @@ impl Worker {
         let events::Limits { cost_max, too_costly, .. } = &self.limits;
         for (cost, queue) in self.cost_queues.range_mut((Bound::Excluded(*cost_max), Bound::Unbounded)) {
             let refused = queue.take_waiters().into_iter();
-            out.extend(refused.map(|waiter| {
-                Action::Refuse(Asker::Request(waiter.request), *cost, too_costly.clone())
-            }));
+            out.extend(
+                refused
+                    .map(|waiter| Action::Refuse(Asker::Request(waiter.request), *cost, too_costly.clone())),
+            );
         }
         self.arrivals.list.retain(|arrival| {
             let fits = arrival.cost <= *cost_max;
