@@ -235,16 +235,14 @@ impl CostQueue {
     pub(in crate::limiter) fn take_ended(
         &mut self,
         now: Moment,
-        is_usable: impl Fn(&Slot) -> bool,
+        is_due: impl Fn(&Slot) -> bool,
     ) -> Vec<Waiter> {
         if self.first_end.is_none_or(|first| now < first) {
             return Vec::new();
         }
         let slots = std::mem::take(&mut self.slots);
-        let ended = self.take_where(|place, waiter| {
-            let has_slot = || slots.get(place).is_some_and(|slot| slot.due <= now && is_usable(slot));
-            waiter.ends <= now && !has_slot()
-        });
+        let ended =
+            self.take_where(|place, waiter| waiter.ends <= now && !slots.get(place).is_some_and(&is_due));
         self.slots = slots;
         self.first_end = self.waiters.iter().map(|waiter| waiter.ends).min();
         ended

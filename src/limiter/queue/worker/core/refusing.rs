@@ -64,7 +64,7 @@ impl Worker {
         let until = if let Link::Settling { opens, .. } = self.link { now.max(opens) } else { now };
         let mut queues = std::mem::take(&mut self.cost_queues);
         for (cost, cost_queue) in &mut queues {
-            for waiter in cost_queue.take_ended(until, |slot| slot.due <= now && self.is_usable(slot, now)) {
+            for waiter in cost_queue.take_ended(until, |slot| self.is_due(slot, now)) {
                 let refusal = self.ended(waiter.holder.deadline, now);
                 out.push(Action::Refuse(Asker::Request(waiter.request), *cost, refusal));
             }

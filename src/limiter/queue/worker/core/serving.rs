@@ -72,6 +72,11 @@ impl Worker {
         }
     }
 
+    /// Returns whether a slot may be handed out now.
+    pub(super) fn is_due(&self, slot: &Slot, now: Moment) -> bool {
+        slot.due <= now && !self.is_in_pause(slot.due) && self.is_usable(slot, now)
+    }
+
     /// Returns whether a slot lies in a pause that has not ended.
     fn is_in_pause(&self, due: Moment) -> bool {
         self.pause.now.as_ref().is_some_and(|paused| paused.holds(due))
@@ -126,7 +131,7 @@ impl Worker {
     /// Returns the first slot of a cost queue, if a request waits for it, it is due, and it may be used.
     fn next_due(&self, cost: Permits, now: Moment) -> Option<Slot> {
         let slot = self.cost_queues.get(&cost).and_then(CostQueue::next_slot).copied()?;
-        (slot.due <= now && !self.is_in_pause(slot.due) && self.is_usable(&slot, now)).then_some(slot)
+        self.is_due(&slot, now).then_some(slot)
     }
 
     /// Gives the slots back that no request needs, and asks for no more than are needed.
