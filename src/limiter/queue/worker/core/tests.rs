@@ -381,7 +381,7 @@ async fn a_record_gives_the_same_actions_each_time_and_in_another_process() {
     let refused = count(|action| matches!(action, Action::Refuse(..)));
     let local = count(|action| matches!(action, Action::BookLocally(_)));
     assert!(
-        granted > 300 && refused > 100 && local > 10,
+        granted > 100 && refused > 100 && local > 10,
         "{granted} granted, {refused} refused, {local} local"
     );
     assert_eq!(replay(&record), actions);
