@@ -164,8 +164,7 @@ struct HeartbeatRow<'a> {
 
 /// Returns the arguments of `heartbeat.lua`.
 pub(super) fn heartbeat(context: &Context<'_>, heartbeat: &Heartbeat) -> Arguments {
-    let member =
-        |member: &Member| [member.replica, member.matters_for.0, u64::from(member.is_counted)];
+    let member = |member: &Member| [member.replica, member.matters_for.0, u64::from(member.is_counted)];
     let values = HeartbeatRow {
         given_now: context.now.0,
         known_epoch: heartbeat.known_epoch,

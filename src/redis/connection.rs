@@ -153,7 +153,17 @@ impl PartConnection {
         let (epoch, live) = self.part.keys.as_ref().map_or(("", ""), |keys| (&keys.epoch, &keys.live));
         let (prefix, channel) = (&self.shared.prefix, self.shared.announcements.channel());
         let is_cluster = self.shared.connections.are_cluster();
-        Context { prefix, epoch, live, is_cluster, channel, run, settle: SETTLE, lease: LEASE, now: Micros::ZERO }
+        Context {
+            prefix,
+            epoch,
+            live,
+            is_cluster,
+            channel,
+            run,
+            settle: SETTLE,
+            lease: LEASE,
+            now: Micros::ZERO,
+        }
     }
 
     /// Probes the server, by a heartbeat where possible, which shows that the server can write, too.

@@ -46,13 +46,10 @@ const EXCEPTIONS: Exceptions<'static> = Exceptions {
         ("Reserve in src/redis/arguments.rs", "plain data: the argument of a script"),
         ("Route in src/config/model.rs", "plain data: a route as it is used"),
         ("Route in src/config/schema/route.rs", "plain data: a route as it is written"),
-        ("Worker in src/limiter/queue/worker/state.rs", "the worker of a queue"),
         ("WrittenBack in src/redis/arguments.rs", "plain data: the argument of a script"),
     ],
-    independent_bools: &[
-        ("Route in src/config/model.rs", "two keys of a route"),
-        ("Worker in src/limiter/queue/worker/state.rs", "the worker of a queue"),
-    ],
+    independent_bools: &[("Route in src/config/model.rs", "two keys of a route")],
+    branching: &[("Worker::take in src/limiter/queue/worker/core/mod.rs", "one arm for each event")],
 };
 
 /// Returns the project's directory; `WEIR_ARCHITECTURE_ROOT` names another one.

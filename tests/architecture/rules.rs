@@ -31,6 +31,19 @@ pub(crate) enum Forbidden {
     Text(&'static str),
 }
 
+/// The cores, which events alone move, and the values that they are made of.
+const CORES: &[&str] = &[
+    "limiter::queue::cost_queue",
+    "limiter::queue::pause",
+    "limiter::queue::prefetch",
+    "limiter::queue::refusal_cache",
+    "limiter::queue::request",
+    "limiter::queue::slot",
+    "limiter::queue::worker::core",
+    "limiter::recovery::link",
+    "limiter::store::clock",
+];
+
 pub(crate) const RULES: &[Rule] = &[
     Rule {
         says: "the limiter knows nothing of HTTP, Redis, YAML or the configuration",
@@ -40,6 +53,15 @@ pub(crate) const RULES: &[Rule] = &[
             r"^(http|http_body|http_body_util|httparse|hyper|hyper_util|redis|deadpool|serde|serde_json|saphyr_parser|schemars|prometheus)(::|$)|^crate::(config|redis|proxy|admin|cli|app)(::|$)",
         ),
         catches: "use serde as s; #[derive(s::Serialize)] struct View;",
+    },
+    Rule {
+        says: "a core has no task, no lock, no channel and no telemetry",
+        within: CORES,
+        except: &[],
+        forbids: Forbidden::Path(
+            r"^(tokio|tokio_util|futures_util|tracing|prometheus)(::|$)|^std::(sync|time|thread)(::|$)|^crate::telemetry(::|$)",
+        ),
+        catches: "use std::sync::Arc;",
     },
     Rule {
         says: "redis knows nothing of the proxy and the admin API",

@@ -7,7 +7,8 @@ use crate::sizes::{self, Exceptions};
 use crate::tree::{Sources, Tree};
 use crate::{Finding, graph};
 
-const NO_EXCEPTIONS: Exceptions<'_> = Exceptions { tables: &[], wide_structs: &[], independent_bools: &[] };
+const NO_EXCEPTIONS: Exceptions<'_> =
+    Exceptions { tables: &[], wide_structs: &[], independent_bools: &[], branching: &[] };
 
 fn sources(files: &[(&str, &str)]) -> Sources {
     files.iter().map(|(path, text)| (format!("src/{path}"), (*text).to_owned())).collect()
@@ -174,9 +175,13 @@ fn crate_for(rule: &Rule, source: &str) -> Tree {
         ("limiter", "pub enum Kind { Bucket }"),
     ];
     let looked_at = rule.within.first().copied().unwrap_or("elsewhere");
-    let rest = OTHERS.into_iter().filter(|(name, _)| *name != looked_at);
-    let modules =
-        rest.chain([(looked_at, source)]).map(|(name, text)| format!("pub mod {name} {{ {text} }}\n"));
+    let within = |path: &str, text: &str| {
+        let (open, close) = (path.replace("::", " { pub mod "), "}".repeat(path.split("::").count()));
+        format!("pub mod {open} {{ {text} {close}\n")
+    };
+    let room = looked_at.split("::").next();
+    let rest = OTHERS.into_iter().filter(|(name, _)| Some(*name) != room);
+    let modules = rest.chain([(looked_at, source)]).map(|(name, text)| within(name, text));
     Tree::new(&sources(&[("lib.rs", &modules.collect::<String>())]))
 }
 

@@ -12,7 +12,12 @@ const FUNCTION_LINES_MAX: usize = 70;
 const FUNCTION_LINES_MEDIAN_MAX: usize = 10;
 const FIELDS_MAX: usize = 12;
 
-/// The exceptions to the limits, each with its reason; a struct is named as `Worker in src/limiter/queue/worker/state.rs`.
+/// The files of the cores, of which each function has few branches and each struct few fields.
+const CORES: [&str; 2] = ["src/limiter/queue/worker/core/", "src/limiter/recovery/link.rs"];
+const CORE_BRANCHES_MAX: usize = 8;
+const CORE_FIELDS_MAX: usize = 10;
+
+/// The exceptions to the limits, each with its reason; a struct is named as `Worker in src/limiter/queue/worker/run.rs`.
 pub(crate) struct Exceptions<'a> {
     /// Files that are tables of data.
     pub(crate) tables: &'a [(&'a str, &'a str)],
@@ -20,6 +25,8 @@ pub(crate) struct Exceptions<'a> {
     pub(crate) wide_structs: &'a [(&'a str, &'a str)],
     /// Structs with `bool`s of which each combination has a meaning of its own.
     pub(crate) independent_bools: &'a [(&'a str, &'a str)],
+    /// Functions of a core with many branches, named as `Worker::on in src/limiter/queue/worker/core/mod.rs`.
+    pub(crate) branching: &'a [(&'a str, &'a str)],
 }
 
 /// A function with a body; `lines` lie between its braces.
@@ -27,6 +34,8 @@ struct Function {
     name: String,
     line: usize,
     lines: usize,
+    /// Each `if`, loop and `let … else`, and each arm of a `match` but the first.
+    branches: usize,
     is_test: bool,
 }
 
@@ -48,6 +57,7 @@ pub(crate) fn findings(sources: &Sources, exceptions: &Exceptions<'_>) -> Vec<Fi
         }
         let measured = Measured::of(path, text);
         found.extend(measured.functions.iter().filter_map(|function| too_long(path, function)));
+        found.extend(measured.functions.iter().filter_map(|it| too_branching(path, it, exceptions)));
         found.extend(measured.structs.iter().flat_map(|data| too_wide(path, data, exceptions)));
         shipped.extend(measured.functions.iter().filter(|it| !it.is_test).map(|it| it.lines));
     }
@@ -71,11 +81,24 @@ fn too_long(path: &str, function: &Function) -> Option<Finding> {
     (*lines > FUNCTION_LINES_MAX).then(|| Finding::new(format!("long function: {name} in {path}"), detail))
 }
 
+fn is_core(path: &str) -> bool {
+    CORES.iter().any(|core| path.starts_with(core))
+}
+
+fn too_branching(path: &str, function: &Function, exceptions: &Exceptions<'_>) -> Option<Finding> {
+    let Function { name, line, branches, is_test, .. } = function;
+    let name = format!("{name} in {path}");
+    let is_fine = *branches <= CORE_BRANCHES_MAX || *is_test || is_named(exceptions.branching, &name);
+    let detail = format!("{path}:{line}: {branches} branches");
+    (is_core(path) && !is_fine).then(|| Finding::new(format!("branching function: {name}"), detail))
+}
+
 fn too_wide(path: &str, data: &Struct, exceptions: &Exceptions<'_>) -> Vec<Finding> {
     let Struct { name, line, fields, bools } = data;
     let name = &format!("{name} in {path}");
     let mut found = Vec::new();
-    if *fields > FIELDS_MAX && !is_named(exceptions.wide_structs, name) {
+    let fields_max = if is_core(path) { CORE_FIELDS_MAX } else { FIELDS_MAX };
+    if *fields > fields_max && !is_named(exceptions.wide_structs, name) {
         let detail = format!("{path}:{line}: {fields} fields");
         found.push(Finding::new(format!("wide struct: {name}"), detail));
     }
@@ -96,6 +119,13 @@ fn unused(sources: &Sources, exceptions: &Exceptions<'_>) -> Vec<Finding> {
     let is_wide = |name: &str| structs.iter().any(|(it, data)| it == name && data.fields > FIELDS_MAX);
     let has_bools = |name: &str| structs.iter().any(|(it, data)| it == name && data.bools.len() > 1);
     let is_long = |name: &str| sources.get(name).is_some_and(|text| text.lines().count() > FILE_LINES_MAX);
+    let functions: Vec<(String, usize)> = sources
+        .iter()
+        .flat_map(|(path, text)| Measured::of(path, text).functions.into_iter().map(move |it| (path, it)))
+        .map(|(path, it)| (format!("{} in {path}", it.name), it.branches))
+        .collect();
+    let is_branching =
+        |name: &str| functions.iter().any(|(it, branches)| it == name && *branches > CORE_BRANCHES_MAX);
     let stale = |list: &[(&str, &str)], is_needed: &dyn Fn(&str) -> bool| -> Vec<Finding> {
         let names = list.iter().map(|(name, _)| *name).filter(|name| !is_needed(name));
         names.map(|name| Finding::new(format!("needless exception: {name}"), String::new())).collect()
@@ -104,6 +134,7 @@ fn unused(sources: &Sources, exceptions: &Exceptions<'_>) -> Vec<Finding> {
         stale(exceptions.tables, &is_long),
         stale(exceptions.wide_structs, &is_wide),
         stale(exceptions.independent_bools, &has_bools),
+        stale(exceptions.branching, &is_branching),
     ]
     .concat()
 }
@@ -134,7 +165,28 @@ impl Measured {
         let owner = self.owners.last().map(|owner| format!("{owner}::")).unwrap_or_default();
         let name = format!("{owner}{}", signature.ident);
         let line = tree::line(signature.span());
-        self.functions.push(Function { name, line, lines, is_test: self.is_test });
+        let mut branches = Branches(0);
+        branches.visit_block(block);
+        self.functions.push(Function { name, line, lines, branches: branches.0, is_test: self.is_test });
+    }
+}
+
+/// Counts the branches of a function.
+struct Branches(usize);
+
+impl<'ast> Visit<'ast> for Branches {
+    fn visit_expr(&mut self, expression: &'ast syn::Expr) {
+        self.0 += match expression {
+            syn::Expr::If(_) | syn::Expr::While(_) | syn::Expr::ForLoop(_) | syn::Expr::Loop(_) => 1,
+            syn::Expr::Match(it) => it.arms.len().saturating_sub(1),
+            _ => 0,
+        };
+        visit::visit_expr(self, expression);
+    }
+
+    fn visit_local(&mut self, local: &'ast syn::Local) {
+        self.0 += usize::from(local.init.as_ref().is_some_and(|init| init.diverge.is_some()));
+        visit::visit_local(self, local);
     }
 }
 

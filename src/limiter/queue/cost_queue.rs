@@ -35,7 +35,7 @@ pub(in crate::limiter) enum Stage {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct Waiter {
     pub(in crate::limiter) request: RequestId,
-    /// Its wait, and the number of its slots that came too late. After [`LATE_MAX`](crate::limiter::queue::permit::LATE_MAX) of
+    /// Its wait, and the number of its slots that came too late. After [`LATE_MAX`](crate::limiter::queue::request::LATE_MAX) of
     /// them the next one is used, late or not: a store that answers more slowly than the guard delays requests, but never stops
     /// them.
     pub(in crate::limiter) holder: Holder,
@@ -222,7 +222,8 @@ impl CostQueue {
         let slots = std::mem::take(&mut self.slots);
         let mut dues = Vec::new();
         let overdue = self.take_where(|place, waiter| {
-            let beyond = slots.get(place).filter(|slot| slot.due > waiter.holder.deadline.max(now) + DEADLINE_SLACK);
+            let beyond =
+                slots.get(place).filter(|slot| slot.due > waiter.holder.deadline.max(now) + DEADLINE_SLACK);
             dues.extend(beyond.map(|slot| slot.due));
             beyond.is_some()
         });
@@ -231,15 +232,17 @@ impl CostQueue {
     }
 
     /// Takes the requests whose wait has ended, but for those whose slot has come and may be used.
-    pub(in crate::limiter) fn take_ended(&mut self, now: Moment, is_usable: impl Fn(&Slot) -> bool) -> Vec<Waiter> {
+    pub(in crate::limiter) fn take_ended(
+        &mut self,
+        now: Moment,
+        is_due: impl Fn(&Slot) -> bool,
+    ) -> Vec<Waiter> {
         if self.first_end.is_none_or(|first| now < first) {
             return Vec::new();
         }
         let slots = std::mem::take(&mut self.slots);
-        let ended = self.take_where(|place, waiter| {
-            let has_slot = || slots.get(place).is_some_and(|slot| slot.due <= now && is_usable(slot));
-            waiter.ends <= now && !has_slot()
-        });
+        let ended =
+            self.take_where(|place, waiter| waiter.ends <= now && !slots.get(place).is_some_and(&is_due));
         self.slots = slots;
         self.first_end = self.waiters.iter().map(|waiter| waiter.ends).min();
         ended

@@ -8,15 +8,11 @@ use tokio::sync::oneshot;
 
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Permits, Refusal};
-use crate::limiter::queue::request::{Holder, RequestId};
+use crate::limiter::queue::request::{Holder, LATE_MAX, RequestId, Unusable};
 use crate::limiter::queue::shadow::Shadows;
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::queue::upstream_report::{PendingReport, UpstreamSignal};
 use crate::limiter::store::clock::StoreClock;
-
-/// How many of a request's slots may come too late and be replaced. A busy processor is late now and then; one that can never
-/// be on time is late this often in a row.
-pub(in crate::limiter) const LATE_MAX: u8 = 8;
 
 /// A permit, or a part of one, on its way back to the queue's worker.
 pub(in crate::limiter) enum Returned {
@@ -26,17 +22,6 @@ pub(in crate::limiter) enum Returned {
     Exchanged(Exchange),
     /// A part of a used permit: the request has cost less than it had taken.
     Refund { slot: Slot, cost: Permits },
-}
-
-/// The reason why a permit was not used.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::limiter) enum Unusable {
-    /// The slot is more than a guard ago.
-    Late,
-    /// A limiter has been paused since the slot was booked.
-    Paused,
-    /// The lease is over, or the slot is of an earlier epoch or outage.
-    Unheard,
 }
 
 /// A permit that must not be used now, with its request.

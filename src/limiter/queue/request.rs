@@ -3,6 +3,10 @@
 use crate::clock::Moment;
 use crate::limiter::model::Permits;
 
+/// How many of a request's slots may come too late and be replaced. A busy processor is late now and then; one that can never
+/// be on time is late this often in a row.
+pub(in crate::limiter) const LATE_MAX: u8 = 8;
+
 /// The number of a request in its queue. It is free again when the request has its permit or refusal.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(in crate::limiter) struct RequestId(pub(in crate::limiter) u32);
@@ -42,4 +46,15 @@ impl Arrival {
     pub(in crate::limiter) fn is_waited_for(&self) -> bool {
         self.asker != Asker::Refused
     }
+}
+
+/// The reason why a permit was not used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::limiter) enum Unusable {
+    /// The slot is more than a guard ago.
+    Late,
+    /// A limiter has been paused since the slot was booked.
+    Paused,
+    /// The lease is over, or the slot is of an earlier epoch or outage.
+    Unheard,
 }

@@ -159,8 +159,7 @@ impl Ledger {
         let mut pages = self.lock();
         let page = pages.get_mut(&key(limiter_ref))?;
         if !page.forgotten.entries().is_empty() {
-            let (memory, entries) =
-                (self.memory.load(Ordering::Acquire), page.forgotten.entries().to_vec());
+            let (memory, entries) = (self.memory.load(Ordering::Acquire), page.forgotten.entries().to_vec());
             return Some(Unreported::Forgotten { memory, entries });
         }
         page.offline.next_part(now, &page.windows).map(Unreported::Offline)
@@ -178,7 +177,9 @@ impl Ledger {
         let Some(mut page) = pages.remove(&key) else { return };
         let entries = match part {
             // Meanwhile the store may have lost its memory again.
-            Unreported::Forgotten { memory, .. } if *memory != self.memory.load(Ordering::Acquire) => Vec::new(),
+            Unreported::Forgotten { memory, .. } if *memory != self.memory.load(Ordering::Acquire) => {
+                Vec::new()
+            }
             Unreported::Forgotten { .. } => std::mem::take(&mut page.forgotten).entries().to_vec(),
             Unreported::Offline(part) => {
                 let moved = |entry: Entry| Entry { at: (store_now + entry.at) - now, ..entry };

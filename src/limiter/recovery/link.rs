@@ -166,12 +166,7 @@ impl Session {
     }
 
     /// Takes in an event.
-    pub(in crate::limiter) fn on(
-        &mut self,
-        event: SessionEvent,
-        now: Moment,
-        out: &mut Vec<SessionAction>,
-    ) {
+    pub(in crate::limiter) fn on(&mut self, event: SessionEvent, now: Moment, out: &mut Vec<SessionAction>) {
         match event {
             SessionEvent::Answered { sent, epoch } => self.answered(sent, epoch, now, out),
             SessionEvent::Announced(epoch) => {
@@ -241,7 +236,7 @@ impl Session {
 
     /// Takes in a failed call. One that was sent before the latest answered call says nothing new.
     fn failed(&mut self, sent: Moment) {
-        let is_new = self.contact.is_none_or(|contact| sent > contact);
+        let is_new = self.contact.is_none_or(|contact| sent >= contact);
         if is_new && matches!(self.link, Link::Up { .. } | Link::Settling { .. }) {
             self.link = Link::Held { epoch: self.epoch_least(), until: sent + self.terms.patience };
         }
@@ -288,7 +283,11 @@ impl OwnFault {
         let (Link::Up { epoch }, Some(since)) = (link, self.since) else { return link };
         let until = since + terms.patience;
         // Other numbers than those of the session's outages.
-        if now >= until { Link::Away { outage: u64::MAX - self.outages } } else { Link::Held { epoch, until } }
+        if now >= until {
+            Link::Away { outage: u64::MAX - self.outages }
+        } else {
+            Link::Held { epoch, until }
+        }
     }
 }
 
@@ -331,7 +330,10 @@ mod tests {
         assert_eq!(on(&mut session, SessionEvent::Failed { sent: at(400) }, at(500)).0, held);
         assert_eq!(on(&mut session, SessionEvent::Tick, at(794)).0, held);
         assert_eq!(on(&mut session, SessionEvent::Tick, at(795)).0, Link::Away { outage: 1 });
-        assert_eq!(on(&mut session, SessionEvent::Failed { sent: at(800) }, at(801)).0, Link::Away { outage: 1 });
+        assert_eq!(
+            on(&mut session, SessionEvent::Failed { sent: at(800) }, at(801)).0,
+            Link::Away { outage: 1 }
+        );
         assert_eq!(answer(&mut session, 900, epoch(3, 900, None)).0, Link::Up { epoch: 3 });
     }
 
@@ -341,7 +343,10 @@ mod tests {
         answer(&mut session, 0, epoch(3, 0, None));
         on(&mut session, SessionEvent::Failed { sent: at(200) }, at(300));
         assert_eq!(answer(&mut session, 350, epoch(3, 350, None)), (Link::Up { epoch: 3 }, Vec::new()));
-        assert_eq!(on(&mut session, SessionEvent::Failed { sent: at(340) }, at(440)).0, Link::Up { epoch: 3 });
+        assert_eq!(
+            on(&mut session, SessionEvent::Failed { sent: at(340) }, at(440)).0,
+            Link::Up { epoch: 3 }
+        );
     }
 
     #[test]

@@ -69,7 +69,12 @@ impl Peers {
             reported: known.reported,
             version: known.version,
             leaves: false,
-            members: known.others.iter().map(aged).filter(|member| member.matters_for > Micros::ZERO).collect(),
+            members: known
+                .others
+                .iter()
+                .map(aged)
+                .filter(|member| member.matters_for > Micros::ZERO)
+                .collect(),
         })
     }
 
@@ -110,7 +115,9 @@ impl Peers {
         if known.listed.is_none() {
             return Share { parts: assumed.max(1), place: None };
         }
-        let Some(place) = known.agreed.iter().position(|member| *member == known.me) else { return Share::NONE };
+        let Some(place) = known.agreed.iter().position(|member| *member == known.me) else {
+            return Share::NONE;
+        };
         let parts = known.agreed.len().max(known.counted.len()) as u64;
         Share { parts, place: (known.agreed == known.counted).then_some(place as u64) }
     }

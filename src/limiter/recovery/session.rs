@@ -78,7 +78,10 @@ impl StoreSession {
         for action in &actions {
             match action {
                 SessionAction::Step(step) => {
-                    warn!(?step, "the store's clock was stepped: replicas write back their grants into a new epoch");
+                    warn!(
+                        ?step,
+                        "the store's clock was stepped: replicas write back their grants into a new epoch"
+                    );
                     self.ledger.step(*step);
                 }
                 SessionAction::Forget { memory, until } => self.ledger.forget(*memory, *until),

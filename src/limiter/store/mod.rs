@@ -14,8 +14,8 @@ use tokio::sync::broadcast;
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::{
-    Answer, Call, Cause, Epoch, Freed, Heartbeat, HeartbeatAnswer, Lasting, LimiterName, Partition, PauseStretch, Replica, ReportResult,
-    UpstreamReport, WriteBack,
+    Answer, Call, Cause, Epoch, Freed, Heartbeat, HeartbeatAnswer, Lasting, LimiterName, Partition,
+    PauseStretch, Replica, ReportResult, UpstreamReport, WriteBack,
 };
 
 /// The state of a limiter as it is shown.

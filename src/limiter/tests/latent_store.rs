@@ -114,7 +114,8 @@ impl Store for LatentStore {
     }
 
     fn lease(&self) -> Micros {
-        self.store.lease()
+        // Longer than an answer takes.
+        self.store.lease() + Micros::from(self.delay * 2)
     }
 
     fn timeout(&self) -> Micros {

@@ -54,7 +54,17 @@ impl Fleet {
 
     fn context(&self, after: u64) -> Context<'static> {
         let (run, now) = (self.run, Micros(START + after));
-        Context { prefix: "p", epoch: "p:epoch", live: "p:live", is_cluster: true, channel: "", run, settle: LEASE, lease: LEASE, now }
+        Context {
+            prefix: "p",
+            epoch: "p:epoch",
+            live: "p:live",
+            is_cluster: true,
+            channel: "",
+            run,
+            settle: LEASE,
+            lease: LEASE,
+            now,
+        }
     }
 
     fn call(&mut self, after: u64, call: &Call) -> Answer {
@@ -109,14 +119,7 @@ impl Fleet {
 
 fn lost(replica: u64, epoch: u64, entries: &[(i64, u64)]) -> WriteBack {
     let entries = entries.to_vec();
-    WriteBack {
-        replica,
-        unknown: Unknown::Lost,
-        number: epoch,
-        epoch,
-        sent: Micros::ZERO,
-        entries,
-    }
+    WriteBack { replica, unknown: Unknown::Lost, number: epoch, epoch, sent: Micros::ZERO, entries }
 }
 
 /// Returns how many permits were granted at once, and when the first later one may be used.
@@ -320,7 +323,8 @@ fn a_member_that_has_left_matters_for_as_long_as_its_permits() {
         ..Heartbeat::default()
     };
     let answer = fleet.store.heartbeat(&fleet.context(SECOND), &last);
-    let member = |replica, matters_for, is_counted| Member { replica, matters_for: Micros(matters_for), is_counted };
+    let member =
+        |replica, matters_for, is_counted| Member { replica, matters_for: Micros(matters_for), is_counted };
     assert_eq!(answer.members, [member(1, 9_600_000, true), member(2, 3 * SECOND, false)]);
     // Its memory is lost, and nobody can report for it.
     fleet.run = "two";
@@ -396,11 +400,8 @@ fn grants_written_late_are_charged_at_their_instants() {
     let epoch = fleet.begin(0);
     // Sent at 1 s: two were used a second before, eight will be a second later. The server stands still until 1.7 s.
     let sent = Micros(START + SECOND);
-    let away = WriteBack {
-        unknown: Unknown::Away,
-        sent,
-        ..lost(1, epoch, &[(1_000_000, 2), (-1_000_000, 8)])
-    };
+    let away =
+        WriteBack { unknown: Unknown::Away, sent, ..lost(1, epoch, &[(1_000_000, 2), (-1_000_000, 8)]) };
     fleet.write_back(1_700_000, &away);
     fleet.write_back(1_800_000, &away);
     let answer = fleet.ask(3 * SECOND, epoch, 3);

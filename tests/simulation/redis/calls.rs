@@ -279,11 +279,15 @@ impl Fleet<'_> {
 
     fn heartbeat(&mut self) {
         let replica = if self.rng.u8(..8) == 0 { 0 } else { self.replica };
-        let heard = if self.rng.u8(..4) == 0 { 0 } else { self.now.saturating_sub(self.rng.u64(..2_000_000)) };
-        let reported = |rng: &mut Rng, known: u64| if rng.u8(..4) == 0 { 0 } else { known - rng.u64(..2).min(known) };
+        let heard =
+            if self.rng.u8(..4) == 0 { 0 } else { self.now.saturating_sub(self.rng.u64(..2_000_000)) };
+        let reported =
+            |rng: &mut Rng, known: u64| if rng.u8(..4) == 0 { 0 } else { known - rng.u64(..2).min(known) };
         let (memory, epoch) = (reported(self.rng, self.known_epoch), reported(self.rng, self.known_epoch));
-        let arguments = Packed::default().int(0).int(self.known_epoch).text(self.run()).int(500_000).int(15_000_000);
-        let arguments = arguments.int(replica).int(heard).int(self.rng.u64(..60_000_000)).int(memory).int(epoch);
+        let arguments =
+            Packed::default().int(0).int(self.known_epoch).text(self.run()).int(500_000).int(15_000_000);
+        let arguments =
+            arguments.int(replica).int(heard).int(self.rng.u64(..60_000_000)).int(memory).int(epoch);
         let known: Vec<u64> = (0..self.rng.u64(..3))
             .flat_map(|_| [self.rng.u64(1..6), self.rng.u64(..30_000_000), self.rng.u64(..2)])
             .collect();

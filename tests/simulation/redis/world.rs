@@ -118,7 +118,9 @@ impl World {
             Some(Value::Scores(scores)) => {
                 let mut rows: Vec<_> = scores.iter().map(|(member, score)| (*score, member)).collect();
                 rows.sort_unstable();
-                let shown = |(score, member): (i64, &Vec<u8>)| [Reply::bulk(&**member), Reply::bulk(score.to_string())];
+                let shown = |(score, member): (i64, &Vec<u8>)| {
+                    [Reply::bulk(&**member), Reply::bulk(score.to_string())]
+                };
                 Reply::Array(rows.into_iter().flat_map(shown).collect())
             }
             None => Reply::Array(Vec::new()),

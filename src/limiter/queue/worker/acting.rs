@@ -5,7 +5,7 @@ use tracing::info;
 
 use super::core::events::{Action, Around, Back, Event};
 use super::requests::Receiver;
-use super::run::Worker;
+use super::state::Worker;
 use crate::limiter::model::{Permits, Refusal};
 use crate::limiter::queue::permit::{OriginQueue, Permit};
 use crate::limiter::queue::prefetch::PrefetchSnapshot;
@@ -22,8 +22,8 @@ impl Worker {
         let mut actions = std::mem::take(&mut self.actions);
         for action in actions.drain(..) {
             match action {
-                Action::Book(call) => self.book(call, around),
-                Action::BookLocally(call) => self.book_locally(call),
+                Action::Book(call) => self.book(*call, around),
+                Action::BookLocally(call) => self.book_locally(*call),
                 Action::BeginOutage => self.begin_outage(),
                 Action::Abandon => self.calling.abandon(),
                 Action::ReturnLocally(slot, cost) => self.return_locally(slot, cost),
@@ -33,7 +33,7 @@ impl Worker {
                 Action::Wait(request) => self.wait(request),
                 Action::Approach(request) => self.approach(request),
                 Action::Refuse(asker, cost, refusal) => self.refuse(asker, cost, refusal),
-                Action::Offer(batch, low) => self.queue.add_prefetched(batch, low),
+                Action::Offer(batch, low) => self.queue.add_prefetched(*batch, low),
                 Action::Withdraw => {
                     let stale = self.queue.clear_prefetched().into_iter().collect();
                     let seen = PrefetchSnapshot { stale, ..PrefetchSnapshot::default() };

@@ -1,19 +1,15 @@
-//! Makes calls to the store, and takes in what their answers tell beside the slots: the epoch, pauses, usage, the ledger's entries.
+//! Makes calls to the store, and takes in what their answers tell beside the slots: the epoch, pauses, the ledger's entries.
 
-use std::future::pending;
 use std::sync::Arc;
 
-use futures_util::future::{BoxFuture, FutureExt};
-use futures_util::stream::FuturesUnordered;
+use futures_util::future::FutureExt;
 use tracing::warn;
 
+use super::calls::{CallResult, LateResult, MadeCall};
 use super::core::events::{Around, Event};
-use super::run::Worker;
-use crate::clock::{Micros, Moment};
-use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use super::state::Worker;
+use crate::clock::Micros;
 use crate::limiter::model::{Answer, Call, Epoch, Generations, Holding};
-use crate::limiter::queue::active_limiter::LimiterInstance;
-use crate::limiter::queue::handle::Queue;
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::recovery::grants::granted;
 use crate::limiter::recovery::link::SessionEvent;
@@ -23,101 +19,6 @@ use crate::limiter::store::{Failure, StoreError};
 
 /// The most failed calls of a queue that may still complete. A store that has failed three times is not asked.
 const LATE_CALLS_MAX: usize = 16;
-
-/// How often a queue logs the same error of the store.
-const WARN_INTERVAL: Micros = Micros::from_millis(1000);
-
-/// A call that was made.
-pub(super) struct MadeCall {
-    call: Arc<Call>,
-    /// The limiters as they were at the call.
-    limiter_refs: Arc<[LimiterRef]>,
-    at: Moment,
-}
-
-/// The result of a call.
-pub(super) type CallResult = (MadeCall, Result<Answer, Failure>);
-
-/// A call under way.
-pub(super) type CallInFlight = BoxFuture<'static, CallResult>;
-
-/// A call that was given up, and its answer, if one has come. It has booked slots that nobody wants.
-pub(super) type LateResult = (MadeCall, Option<Answer>);
-
-/// A call that was given up and may still complete.
-pub(super) type LateCall = BoxFuture<'static, LateResult>;
-
-/// The calls of a worker to the store.
-pub(super) struct Calling {
-    /// The limiters as of the next call.
-    pub(super) limiter_refs: Arc<[LimiterRef]>,
-    under_way: Option<CallInFlight>,
-    /// Calls that were given up and may still complete.
-    pub(super) late: FuturesUnordered<LateCall>,
-    /// The latest logged error of the store, and when it was logged.
-    warned: Option<(Moment, String)>,
-}
-
-/// Waits for the result of the call under way.
-pub(super) async fn answered(under_way: &mut Option<CallInFlight>) -> CallResult {
-    match under_way {
-        Some(call) => {
-            let result = call.await;
-            *under_way = None;
-            result
-        }
-        None => pending().await,
-    }
-}
-
-impl Calling {
-    pub(super) fn new(queue: &Queue) -> Calling {
-        let limiter_refs = queue.instances.iter().map(LimiterInstance::limiter_ref).collect();
-        Calling { limiter_refs, under_way: None, late: FuturesUnordered::new(), warned: None }
-    }
-
-    /// Takes on the limits as configured now.
-    pub(super) fn make_limiter_refs(&mut self, queue: &Queue) {
-        self.limiter_refs = queue.instances.iter().map(LimiterInstance::limiter_ref).collect();
-    }
-
-    /// Returns whether calendar windows have gone on.
-    pub(super) fn has_expired(&self, store_now: Micros) -> bool {
-        self.limiter_refs.iter().any(|limiter| limiter.valid_until.is_some_and(|until| store_now >= until))
-    }
-
-    pub(super) fn is_under_way(&self) -> bool {
-        self.under_way.is_some()
-    }
-
-    /// Returns the call under way, and those that were given up.
-    pub(super) fn futures(&mut self) -> (&mut Option<CallInFlight>, &mut FuturesUnordered<LateCall>) {
-        (&mut self.under_way, &mut self.late)
-    }
-
-    /// Gives up the call under way.
-    pub(super) fn abandon(&mut self) {
-        let Some(call) = self.under_way.take() else { return };
-        let late = async move {
-            match call.await {
-                (made, Ok(answer)) => (made, Some(answer)),
-                (made, Err(Failure { late: Some(late), .. })) => (made, late.await),
-                (made, Err(_)) => (made, None),
-            }
-        };
-        self.late.push(late.boxed());
-    }
-
-    /// Returns whether an error is to be logged: not the same one with each call, as some last until somebody acts.
-    fn is_news(&mut self, text: &str, now: Moment) -> bool {
-        let is_old = |(at, logged): &(Moment, String)| *logged == text && now - *at < WARN_INTERVAL;
-        let is_news = !self.warned.as_ref().is_some_and(is_old);
-        if is_news {
-            self.warned = Some((now, text.to_owned()));
-        }
-        is_news
-    }
-}
 
 impl Worker {
     /// Makes a call to the store. Offline grants are reported before.

@@ -1,8 +1,8 @@
 //! Serves from this replica's own memory while the store is away.
 
 use super::core::events::{Event, LocalAnswer};
-use super::run::Worker;
-use crate::clock::{Micros, Moment};
+use super::state::{FleetUsage, Worker};
+use crate::clock::Moment;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::share::Share;
@@ -15,23 +15,11 @@ use crate::limiter::recovery::grants::booked;
 /// begin an outage as if they had not been used.
 const USAGES_MAX: usize = 100_000;
 
-/// The fleet's usage of the limiters, as last answered.
-#[derive(Default)]
-pub(super) struct FleetUsage {
-    /// The permits of each limiter in use; empty before the first answer.
-    used: Box<[u64]>,
-    /// When the last answered call was sent.
-    at: Moment,
-    /// The last booked slot, if it lay in the future.
-    booked_until: Option<Micros>,
-    /// True if there was an outage since.
-    is_old: bool,
-}
-
 impl Worker {
     /// Takes in the fleet's usage from the answer to a call that was sent at a moment.
     pub(super) fn observe_usage(&mut self, at: Moment, answer: &Answer) {
-        let limiters = self.queue.instances.iter().zip(&answer.available).zip(self.calling.limiter_refs.iter());
+        let limiters =
+            self.queue.instances.iter().zip(&answer.available).zip(self.calling.limiter_refs.iter());
         let used = limiters.map(|((instance, available), limiter_ref)| {
             instance.active.show_available(instance.partition, available);
             let rules = limiter_ref.rules.iter().zip(available);
@@ -89,7 +77,9 @@ impl Worker {
         // A replica without a share grants nothing.
         let refs = self.local_refs().unwrap_or_default();
         let cost_max = match self.local_refs() {
-            Some(refs) => refs.iter().flat_map(|one| one.rules.iter().map(Rule::capacity)).min().unwrap_or(u64::MAX),
+            Some(refs) => {
+                refs.iter().flat_map(|one| one.rules.iter().map(Rule::capacity)).min().unwrap_or(u64::MAX)
+            }
             None => 0,
         };
         call.runs.retain(|run| run.cost <= cost_max);

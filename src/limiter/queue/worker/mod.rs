@@ -5,18 +5,22 @@
 //! [cost queues](crate::limiter::queue::cost_queue), which hand them out when they are due. A worker that has had nothing to
 //! do for a while ends, and its queue with it, unless a guard holds the queue.
 //!
-//! All decisions are made in [`core`], which is pure. The rest is the shell: `run` turns what happens into events, `acting` carries
-//! the actions out, `requests` knows who waits for an answer, `calling` makes calls to the store and takes in what they tell beside
-//! the slots, `fallback` serves from this replica's own memory, and `reporting` reports the upstream's signals.
+//! All decisions are made in [`core`], which is pure. The rest is the shell, whose parts are in `state`: `run` turns what happens into
+//! events, `acting` carries the actions out, `requests` knows who waits for an answer, `calling` makes calls to the store and takes in
+//! what they tell beside the slots (`calls` has those under way), `fallback` serves from this replica's own memory, and `reporting`
+//! reports the upstream's signals (`reporter` has the report under way).
 
 mod acting;
 mod calling;
+mod calls;
 mod core;
 mod fallback;
+mod reporter;
 mod reporting;
 mod requests;
 mod run;
 mod siblings;
+mod state;
 
-pub(in crate::limiter) use run::Worker;
 pub(in crate::limiter) use siblings::Siblings;
+pub(in crate::limiter) use state::Worker;

@@ -1,73 +1,17 @@
 //! Reports the quota signals in the upstream's answers to the store, and keeps to the pauses that follow.
 
-use std::future::pending;
-
-use futures_util::future::{BoxFuture, FutureExt, join_all};
+use futures_util::future::{FutureExt, join_all};
 use tracing::{info, warn};
 
 use super::core::events::Event;
-use super::run::Worker;
-use crate::clock::{Micros, Moment};
+use super::reporter::Reports;
+use super::state::Worker;
+use crate::clock::Moment;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::{LimiterName, PauseRequest, PauseStretch, ReportResult, UpstreamReport};
 use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::upstream_report::PendingReport;
 use crate::limiter::store::StoreError;
-
-/// The shortest time between two reports, unless one cannot wait.
-const REPORT_INTERVAL: Micros = Micros::from_millis(100);
-
-/// The results of the reports to the store, with the place of the limiter that each is about.
-pub(super) type Reports = Vec<(usize, LimiterRef, UpstreamReport, Result<ReportResult, StoreError>)>;
-
-/// The reports of a worker to the store: one at a time.
-#[derive(Default)]
-pub(super) struct Reporter {
-    /// Signals of the upstream that were not reported yet.
-    pending: Option<PendingReport>,
-    /// The report of earlier signals.
-    under_way: Option<BoxFuture<'static, Reports>>,
-    /// The moment before which a report that can wait is not sent.
-    not_before: Moment,
-}
-
-impl Reporter {
-    /// Returns whether there is nothing to report.
-    pub(super) fn is_idle(&self) -> bool {
-        self.pending.is_none() && self.under_way.is_none()
-    }
-
-    /// Returns when the next report is to be sent.
-    pub(super) fn wakes_at(&self) -> Option<Moment> {
-        (self.pending.is_some() && self.under_way.is_none()).then_some(self.not_before)
-    }
-
-    /// Waits for the results of the report under way.
-    pub(super) async fn reported(&mut self) -> Reports {
-        match &mut self.under_way {
-            Some(under_way) => {
-                let reports = under_way.await;
-                self.under_way = None;
-                reports
-            }
-            None => pending().await,
-        }
-    }
-
-    /// Merges new signals, and returns those to be sent now.
-    fn take(&mut self, report: Option<PendingReport>, now: Moment) -> Option<PendingReport> {
-        match (&mut self.pending, report) {
-            (Some(before), Some(later)) => before.add(later),
-            (before @ None, later) => *before = later,
-            (Some(_), None) => {}
-        }
-        let is_early = now < self.not_before;
-        let can_send = self.under_way.is_none();
-        let report = self.pending.take_if(|pending| can_send && (!is_early || !pending.can_wait()))?;
-        self.not_before = now + REPORT_INTERVAL;
-        Some(report)
-    }
-}
 
 impl Worker {
     /// Merges new signals into the pending report, and sends it if it is time and no other report is under way.

@@ -70,20 +70,21 @@ impl Requests {
         let receiver = self.receivers.get_mut(request.0 as usize)?.take()?;
         self.free.push(request.0);
         if self.free.len() == self.receivers.len() {
-            // Nobody waits: a burst leaves no memory behind.
             self.receivers.clear();
             self.free.clear();
-            self.receivers.shrink_to(KEPT);
-            self.free.shrink_to(KEPT);
         }
         Some(receiver)
     }
 
-    /// Returns whether a request has left.
-    pub(super) fn has_left(&mut self, request: RequestId) -> bool {
-        self.get_mut(request).is_some_and(|receiver| receiver.has_left())
+    /// Takes a request out that had a place in the queue, if it has left. Another one may have its number by now.
+    pub(super) fn take_leaver(&mut self, request: RequestId) -> bool {
+        let waits = matches!(self.get_mut(request), Some(Receiver::Waiting { turn, .. }) if turn.is_closed());
+        waits && self.take(request).is_some()
+    }
+
+    /// Keeps room for so many requests at least.
+    pub(super) fn shrink_to(&mut self, kept: usize) {
+        self.receivers.shrink_to(kept);
+        self.free.shrink_to(kept);
     }
 }
-
-/// The capacity that is kept while nobody waits.
-const KEPT: usize = 1024;

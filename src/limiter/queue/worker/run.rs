@@ -4,41 +4,23 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use futures_util::stream::StreamExt;
-use tokio::time::{Duration, Instant, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
-use super::calling::{Calling, answered};
-use super::core::events::{Action, Around, Back, Event, Limits};
-use super::core;
-use super::fallback::FleetUsage;
-use super::reporting::Reporter;
+use super::calls::answered;
+use super::core::events::{Around, Back, Event};
 use super::requests::{Receiver, Requests};
 use super::siblings::Siblings;
+use super::state::{Worker, limits};
 use crate::clock::{Micros, Moment};
 use crate::limiter::queue::handle::Queue;
 use crate::limiter::queue::inbox::{self, Phase, WorkerEvents};
-use crate::limiter::queue::permit::{Exchange, OriginQueue, Returned};
+use crate::limiter::queue::permit::{Exchange, Returned};
 use crate::limiter::queue::request::{Arrival, Asker};
-use crate::limiter::recovery::fallback::Fallback;
-use crate::limiter::recovery::link::OwnFault;
-use crate::limiter::recovery::session::StoreSession;
+use crate::limiter::recovery::session::Known;
 use crate::limiter::store::clock::StoreClock;
 
-/// The worker of a queue.
-pub(in crate::limiter) struct Worker {
-    pub(super) queue: Arc<Queue>,
-    pub(super) siblings: Arc<dyn Siblings>,
-    pub(super) fallback: Arc<Fallback>,
-    pub(super) session: Arc<StoreSession>,
-    pub(super) core: core::Worker,
-    pub(super) requests: Requests,
-    pub(super) calling: Calling,
-    pub(super) own_fault: OwnFault,
-    pub(super) usage: FleetUsage,
-    pub(super) reporter: Reporter,
-    /// The events for the core, and its actions: empty between two turns, and kept so that nothing is allocated under load.
-    pub(super) events: Vec<Event>,
-    pub(super) actions: Vec<Action>,
-}
+/// The events, actions and requests for which an idle worker keeps room.
+const BUFFER_KEPT: usize = 16;
 
 /// Ends the queue when its worker ends, for whatever reason, so that no request waits for an answer in vain.
 struct Ending {
@@ -55,41 +37,16 @@ impl Drop for Ending {
 }
 
 impl Worker {
-    /// Creates the worker of a queue. It stays for `linger` when it has nothing to do.
-    pub(in crate::limiter) fn new(
-        queue: Arc<Queue>,
-        siblings: Arc<dyn Siblings>,
-        fallback: Arc<Fallback>,
-        linger: Duration,
-    ) -> Worker {
-        let session = queue.instances[0].active.session.clone();
-        let calling = Calling::new(&queue);
-        let limits = limits(&queue, &session, &calling);
-        let core = core::Worker::new(limits, Micros::from(linger), session.moment());
-        Worker {
-            queue,
-            siblings,
-            fallback,
-            session,
-            core,
-            requests: Requests::default(),
-            calling,
-            own_fault: OwnFault::default(),
-            usage: FleetUsage::default(),
-            reporter: Reporter::default(),
-            events: Vec::new(),
-            actions: Vec::new(),
-        }
-    }
-
     /// Works until nothing is left to do and nobody holds the queue, or until weir shuts down.
     pub(in crate::limiter) async fn run(mut self) {
         let _ending = Ending { queue: self.queue.clone(), siblings: self.siblings.clone() };
         // Moved only to an earlier instant, or after it has rung: each move takes a lock of the runtime.
         let mut alarm = Box::pin(sleep_until(Instant::now()));
         let mut arrivals = VecDeque::new();
+        let now = self.session.moment();
+        let mut around = self.around(&self.session.known(now), now);
         loop {
-            let wake = self.next_wake();
+            let wake = self.next_wake(&around);
             if wake < alarm.deadline() || alarm.is_elapsed() {
                 alarm.as_mut().reset(wake);
             }
@@ -105,40 +62,44 @@ impl Worker {
                 () = self.queue.woken() => {}
                 () = alarm.as_mut() => {}
             }
-            if self.turn(&mut arrivals) {
+            let has_ended;
+            (around, has_ended) = self.turn(&mut arrivals);
+            if has_ended {
                 return self.keep_usage();
             }
         }
     }
 
     /// Returns when to look without another event.
-    fn next_wake(&self) -> Instant {
-        let around = self.around(self.session.moment());
+    fn next_wake(&self, around: &Around) -> Instant {
+        let around = Around { in_flight_left: self.queue.in_flight_left(), ..*around };
         let wake = self.core.wakes_at(&around);
         let wake = self.reporter.wakes_at().map_or(wake, |at| wake.min(at));
-        Instant::now() + (wake - around.now).to_duration()
+        Instant::now() + (wake - self.session.moment()).to_duration()
     }
 
     /// Returns what surrounds the worker at a moment.
-    fn around(&self, now: Moment) -> Around {
-        let clock = self.session.known(now).clock.unwrap_or_else(|| StoreClock::new(now, now, Micros::ZERO));
+    fn around(&self, known: &Known, now: Moment) -> Around {
+        let clock = known.clock.unwrap_or_else(|| StoreClock::new(now, now, Micros::ZERO));
         let (wall, in_flight_left) = (self.fallback.clock.at(now), self.queue.in_flight_left());
         Around { now, clock, wall, in_flight_left }
     }
 
-    /// Takes in everything that has come, and does what the core wants. Returns whether the worker has ended.
-    fn turn(&mut self, arrivals: &mut VecDeque<inbox::Arrival>) -> bool {
+    /// Takes in everything that has come, and does what the core wants. Returns what surrounds the worker, and whether it has
+    /// ended.
+    fn turn(&mut self, arrivals: &mut VecDeque<inbox::Arrival>) -> (Around, bool) {
         let now = self.session.moment();
+        let known = self.session.known(now);
         let seen = self.queue.take_events(arrivals, self.core.pending(), now);
         let is_closing = seen.phase == Phase::Closing;
-        self.tell(seen, arrivals, now);
+        self.tell(seen, arrivals, &known, now);
         if is_closing {
             let (arrived, returned) = self.queue.end();
             self.events.extend(arrived.into_iter().map(|arrival| self.requests.arrived(arrival)));
             self.events.extend(returned.into_iter().map(|returned| self.requests.returned(returned)));
             self.events.push(Event::Close);
         }
-        let mut around = self.around(now);
+        let mut around = self.around(&known, now);
         let mut has_ended = false;
         loop {
             self.core.on(self.events.drain(..), &around, &mut self.actions);
@@ -152,13 +113,24 @@ impl Worker {
         }
         let waiting = u32::try_from(self.core.waiting()).unwrap_or(u32::MAX);
         self.queue.set_waiting(waiting, self.core.first_arrived());
-        has_ended
+        if waiting == 0 && !self.calling.is_under_way() {
+            // A burst leaves no memory behind.
+            self.events.shrink_to(BUFFER_KEPT);
+            self.actions.shrink_to(BUFFER_KEPT);
+            self.requests.shrink_to(BUFFER_KEPT);
+        }
+        (around, has_ended)
     }
 
     /// Turns what has come into events.
-    fn tell(&mut self, seen: WorkerEvents, arrivals: &mut VecDeque<inbox::Arrival>, now: Moment) {
+    fn tell(
+        &mut self,
+        seen: WorkerEvents,
+        arrivals: &mut VecDeque<inbox::Arrival>,
+        known: &Known,
+        now: Moment,
+    ) {
         let WorkerEvents { events, holders, paused, prefetch, .. } = seen;
-        let known = self.session.known(now);
         let store_now = known.clock.map_or_else(|| self.session.wall.at(now), |clock| clock.earliest(now));
         if events.limits_changed || self.calling.has_expired(store_now) {
             self.calling.make_limiter_refs(&self.queue);
@@ -170,9 +142,8 @@ impl Worker {
         self.take_report(events.report, now);
         self.events.extend(events.freed.map(Event::Freed));
         let mut left = events.left;
-        left.retain(|request| self.requests.has_left(*request));
+        left.retain(|request| self.requests.take_leaver(*request));
         if !left.is_empty() {
-            left.iter().for_each(|request| drop(self.requests.take(*request)));
             self.events.push(Event::Left(left));
         }
         self.events.push(Event::Prefetched(prefetch));
@@ -202,19 +173,5 @@ impl Requests {
                 Event::Returned(slot, cost, Back::Exchanged(request, holder, why))
             }
         }
-    }
-}
-
-/// Returns what the limiters of a queue allow now.
-fn limits(queue: &Queue, session: &StoreSession, calling: &Calling) -> Limits {
-    let instances = queue.instances.iter();
-    Limits {
-        refs: calling.limiter_refs.to_vec(),
-        policies: instances.map(|instance| instance.active.limiter().on_store_failure).collect(),
-        guard: queue.guard(),
-        cost_max: queue.cost_max(),
-        too_costly: queue.too_costly(),
-        max_waiting: queue.max_waiting(),
-        terms: session.terms,
     }
 }

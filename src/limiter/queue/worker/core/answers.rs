@@ -26,13 +26,7 @@ struct Outcomes<'a, I> {
 
 impl Worker {
     /// Takes in the store's answer to the call under way.
-    pub(super) fn answered(
-        &mut self,
-        answer: &Answer,
-        budget: u64,
-        around: &Around,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn answered(&mut self, answer: &Answer, budget: u64, around: &Around, out: &mut Vec<Action>) {
         let Some(sent) = self.calls.under_way.take() else { return };
         let Sent { at, reschedule, replace, arrivals, traded, prefetch } = sent;
         self.calls.contact = Some(at);
@@ -63,12 +57,7 @@ impl Worker {
     }
 
     /// Takes in the answer of this replica's own memory.
-    pub(super) fn answered_locally(
-        &mut self,
-        local: &LocalAnswer,
-        around: &Around,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn answered_locally(&mut self, local: &LocalAnswer, around: &Around, out: &mut Vec<Action>) {
         let Some((replace, arrivals)) = self.calls.local.take() else { return };
         let LocalAnswer { answer, cost_max } = local;
         // No replica can know whether the others leave enough for a cost above its share.
@@ -188,7 +177,8 @@ impl Worker {
                         latest = self.refusal_cache(cost, away, store_now, (clock, around.now));
                     }
                     refused += 1;
-                    let advised = latest.as_mut().map_or(away.advised, |latest| latest.advise(cost, around.now));
+                    let advised =
+                        latest.as_mut().map_or(away.advised, |latest| latest.advise(cost, around.now));
                     let refusal = self.refusal(outcome, advised);
                     let refusal = in_pause(refusal, self.pause.now.as_ref(), arrival.deadline);
                     out.push(Action::Refuse(arrival.asker, cost, refusal));

@@ -69,7 +69,7 @@ impl Worker {
         if self.may_call(now) && (self.has_request(now) || is_due()) {
             self.calls.has_changed = false;
             let call = self.make_call(around, out);
-            out.push(Action::Book(call));
+            out.push(Action::Book(Box::new(call)));
         }
     }
 

@@ -29,9 +29,9 @@ impl Worker {
         }
         for (cost, mut cost_queue) in std::mem::take(&mut self.cost_queues) {
             let refused = cost_queue.take_waiters().into_iter();
-            out.extend(refused.map(|waiter| {
-                Action::Refuse(Asker::Request(waiter.request), cost, refusal.clone())
-            }));
+            out.extend(
+                refused.map(|waiter| Action::Refuse(Asker::Request(waiter.request), cost, refusal.clone())),
+            );
             cost_queue.take_surplus().into_iter().for_each(|slot| self.give_back(slot, cost, out));
         }
         // No request needs the new places of void slots, or a slot in place of another.

@@ -4,10 +4,9 @@ use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::{Answer, Call, Freed, Generations, Holding, OnStoreFailure, Permits, Refusal};
 use crate::limiter::queue::pause::Paused;
-use crate::limiter::queue::permit::Unusable;
 use crate::limiter::queue::prefetch::{Batch, PrefetchSnapshot};
 use crate::limiter::queue::refusal_cache::RefusalCache;
-use crate::limiter::queue::request::{Arrival, Asker, Holder, RequestId};
+use crate::limiter::queue::request::{Arrival, Asker, Holder, RequestId, Unusable};
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::recovery::link::{Link, Terms};
 use crate::limiter::store::clock::StoreClock;
@@ -116,9 +115,9 @@ pub(in crate::limiter) enum Event {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::limiter) enum Action {
     /// Make a call to the store.
-    Book(Call),
+    Book(Box<Call>),
     /// Make a call to this replica's own memory, and tell the answer at once.
-    BookLocally(Call),
+    BookLocally(Box<Call>),
     /// Charge this replica's own memory with its part of the fleet's usage: it serves from now on.
     BeginOutage,
     /// Nobody waits for the call under way any more. What it books is given back.
@@ -138,7 +137,7 @@ pub(in crate::limiter) enum Action {
     /// Refuse an arrival, or a waiting request.
     Refuse(Asker, Permits, Refusal),
     /// Make prefetched permits available, and wake the worker when fewer than this are left.
-    Offer(Batch, u64),
+    Offer(Box<Batch>, u64),
     /// Take all prefetched permits out, and tell them at once.
     Withdraw,
     /// Refuse further requests by this refusal of the store.

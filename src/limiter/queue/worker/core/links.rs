@@ -6,8 +6,8 @@ use crate::limiter::queue::request::Arrival;
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::recovery::link::Link;
 
-use super::events::{Action, Around};
 use super::Worker;
+use super::events::{Action, Around};
 
 impl Worker {
     /// Takes in what the store is from now on. Slots that the new link voids are asked for anew, in order.
@@ -23,7 +23,10 @@ impl Worker {
                 }
             }
             Link::Away { outage } => {
-                self.void_slots(|slot| ![Source::Local(outage), Source::Unlimited].contains(&slot.source), out);
+                self.void_slots(
+                    |slot| ![Source::Local(outage), Source::Unlimited].contains(&slot.source),
+                    out,
+                );
                 self.withdraw(true, out);
                 if self.calls.under_way.is_some() {
                     self.put_back_call();
@@ -120,7 +123,7 @@ impl Worker {
                 ..Call::default()
             };
             self.calls.local = Some((replace, arrivals));
-            out.push(Action::BookLocally(call));
+            out.push(Action::BookLocally(Box::new(call)));
         } else {
             self.allow(&replace, arrivals, around, out);
         }

@@ -22,6 +22,8 @@ mod links;
 mod prefetching;
 mod refusing;
 mod serving;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -254,7 +256,8 @@ impl Worker {
         let now = around.now;
         let ends = self.cost_queues.values().filter_map(CostQueue::first_end).min();
         let arrivals = self.arrivals.first_end.filter(|_| self.is_asked());
-        let prefetched = self.prefetch.until.map(|until| until.min(self.prefetch.pace.next(self.limits.guard)));
+        let prefetched =
+            self.prefetch.until.map(|until| until.min(self.prefetch.pace.next(self.limits.guard)));
         let idle = match self.stay.phase {
             Phase::Idle(since) => Some(since + self.stay.linger),
             Phase::Busy | Phase::Closing => None,
@@ -263,8 +266,9 @@ impl Worker {
             self.next_slot(around),
             self.next_call(now),
             self.link.changes_at().filter(|at| *at > now),
-            ends,
-            arrivals,
+            // One whose wait is over gets a slot that has come when another permit was sent.
+            ends.filter(|at| *at > now),
+            arrivals.filter(|at| *at > now),
             prefetched,
             idle,
         ];

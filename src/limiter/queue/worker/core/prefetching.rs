@@ -46,7 +46,9 @@ impl Worker {
             && self.owed.reschedule.is_empty()
             && !self.is_short(now);
         let prefetch = &self.prefetch;
-        is_calm.then(|| prefetch.pace.wanted(prefetch.left, prefetch.budget, now, self.limits.guard)).flatten()
+        is_calm
+            .then(|| prefetch.pace.wanted(prefetch.left, prefetch.budget, now, self.limits.guard))
+            .flatten()
     }
 
     /// Makes the permits that a call has booked in advance available to the next requests.
@@ -71,7 +73,7 @@ impl Worker {
                 Ok(batch) => {
                     self.prefetch.left += count;
                     self.prefetch.until = self.prefetch.until.or(Some(batch.until()));
-                    out.push(Action::Offer(batch, self.prefetch.pace.low()));
+                    out.push(Action::Offer(Box::new(batch), self.prefetch.pace.low()));
                 }
                 Err(batch) => {
                     self.prefetch.pace.slow(around.now);

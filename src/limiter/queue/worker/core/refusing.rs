@@ -22,9 +22,10 @@ impl Worker {
         let events::Limits { cost_max, too_costly, .. } = &self.limits;
         for (cost, queue) in self.cost_queues.range_mut((Bound::Excluded(*cost_max), Bound::Unbounded)) {
             let refused = queue.take_waiters().into_iter();
-            out.extend(refused.map(|waiter| {
-                Action::Refuse(Asker::Request(waiter.request), *cost, too_costly.clone())
-            }));
+            out.extend(
+                refused
+                    .map(|waiter| Action::Refuse(Asker::Request(waiter.request), *cost, too_costly.clone())),
+            );
         }
         self.arrivals.list.retain(|arrival| {
             let fits = arrival.cost <= *cost_max;
@@ -63,7 +64,7 @@ impl Worker {
         let until = if let Link::Settling { opens, .. } = self.link { now.max(opens) } else { now };
         let mut queues = std::mem::take(&mut self.cost_queues);
         for (cost, cost_queue) in &mut queues {
-            for waiter in cost_queue.take_ended(until, |slot| slot.due <= now && self.is_usable(slot, now)) {
+            for waiter in cost_queue.take_ended(until, |slot| self.is_due(slot, now)) {
                 let refusal = self.ended(waiter.holder.deadline, now);
                 out.push(Action::Refuse(Asker::Request(waiter.request), *cost, refusal));
             }

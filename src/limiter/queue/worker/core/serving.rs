@@ -3,8 +3,7 @@
 use crate::clock::Moment;
 use crate::limiter::model::Permits;
 use crate::limiter::queue::cost_queue::{CostQueue, Stage, Waiter};
-use crate::limiter::queue::permit::{LATE_MAX, Unusable};
-use crate::limiter::queue::request::{Asker, Holder, RequestId};
+use crate::limiter::queue::request::{Asker, Holder, LATE_MAX, RequestId, Unusable};
 use crate::limiter::queue::slot::{Slot, Source};
 
 use super::events::{Action, Around, Back};
@@ -26,7 +25,9 @@ impl Worker {
                 self.give_back(slot, cost, out);
                 out.push(Action::Refuse(Asker::Request(request), cost, self.closed()));
             }
-            Back::Exchanged(request, holder, why) => self.exchange(slot, cost, (request, holder, why), now, out),
+            Back::Exchanged(request, holder, why) => {
+                self.exchange(slot, cost, (request, holder, why), now, out)
+            }
             Back::Unused => {
                 let is_late = slot.is_late(&around.clock_of(slot.source), now, self.limits.guard);
                 let is_good = !is_late && self.is_usable(&slot, now) && !self.is_in_pause(slot.due);
@@ -52,7 +53,8 @@ impl Worker {
         // A request that missed its slot, because the processor was busy or a connection took long to open, gets the next slot if
         // that comes at once, even after its wait has ended.
         holder.deadline = holder.deadline.max(now);
-        let waiter = Waiter { request, holder, ends: self.ends(now, holder.deadline), stage: Stage::Approached };
+        let waiter =
+            Waiter { request, holder, ends: self.ends(now, holder.deadline), stage: Stage::Approached };
         self.cost_queues.entry(cost).or_default().join_again(waiter);
         let is_current = match slot.source {
             Source::Store(epoch) => self.outage() == 0 && epoch == self.owed.epoch,
@@ -70,6 +72,11 @@ impl Worker {
         }
     }
 
+    /// Returns whether a slot may be handed out now.
+    pub(super) fn is_due(&self, slot: &Slot, now: Moment) -> bool {
+        slot.due <= now && !self.is_in_pause(slot.due) && self.is_usable(slot, now)
+    }
+
     /// Returns whether a slot lies in a pause that has not ended.
     fn is_in_pause(&self, due: Moment) -> bool {
         self.pause.now.as_ref().is_some_and(|paused| paused.holds(due))
@@ -82,11 +89,21 @@ impl Worker {
         let mut next = self.cost_queues.keys().next().copied();
         while let Some(cost) = next {
             self.hand_out_cost(cost, &mut in_flight_left, around, out);
-            next = self.cost_queues.range((std::ops::Bound::Excluded(cost), std::ops::Bound::Unbounded)).next().map(|(cost, _)| *cost);
+            next = self
+                .cost_queues
+                .range((std::ops::Bound::Excluded(cost), std::ops::Bound::Unbounded))
+                .next()
+                .map(|(cost, _)| *cost);
         }
     }
 
-    fn hand_out_cost(&mut self, cost: Permits, in_flight_left: &mut u32, around: &Around, out: &mut Vec<Action>) {
+    fn hand_out_cost(
+        &mut self,
+        cost: Permits,
+        in_flight_left: &mut u32,
+        around: &Around,
+        out: &mut Vec<Action>,
+    ) {
         let now = around.now;
         let mut is_first_late = true;
         while *in_flight_left > 0
@@ -114,7 +131,7 @@ impl Worker {
     /// Returns the first slot of a cost queue, if a request waits for it, it is due, and it may be used.
     fn next_due(&self, cost: Permits, now: Moment) -> Option<Slot> {
         let slot = self.cost_queues.get(&cost).and_then(CostQueue::next_slot).copied()?;
-        (slot.due <= now && !self.is_in_pause(slot.due) && self.is_usable(&slot, now)).then_some(slot)
+        self.is_due(&slot, now).then_some(slot)
     }
 
     /// Gives the slots back that no request needs, and asks for no more than are needed.
@@ -150,9 +167,9 @@ impl Worker {
         let queues = self.cost_queues.values();
         let next = queues.flat_map(|cost_queue| {
             // While as many permits are in flight as may be, a sent request is an event; where the lease is over, an answer is.
-            let slot = cost_queue.next_slot().filter(|slot| {
-                around.in_flight_left > 0 && self.is_usable(slot, slot.due.max(around.now))
-            });
+            let slot = cost_queue
+                .next_slot()
+                .filter(|slot| around.in_flight_left > 0 && self.is_usable(slot, slot.due.max(around.now)));
             let due = slot.map(|slot| {
                 let paused = self.pause.now.as_ref().filter(|paused| paused.holds(slot.due));
                 paused.map_or(slot.due, |paused| paused.until)

@@ -1,0 +1,110 @@
+//! The calls of a worker to the store: the one under way, and those that were given up.
+
+use std::future::pending;
+use std::sync::Arc;
+
+use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::stream::FuturesUnordered;
+
+use crate::clock::{Micros, Moment};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::model::{Answer, Call};
+use crate::limiter::queue::active_limiter::LimiterInstance;
+use crate::limiter::queue::handle::Queue;
+use crate::limiter::store::Failure;
+
+/// How often a queue logs the same error of the store.
+const WARN_INTERVAL: Micros = Micros::from_millis(1000);
+
+/// A call that was made.
+pub(super) struct MadeCall {
+    pub(super) call: Arc<Call>,
+    /// The limiters as they were at the call.
+    pub(super) limiter_refs: Arc<[LimiterRef]>,
+    pub(super) at: Moment,
+}
+
+/// The result of a call.
+pub(super) type CallResult = (MadeCall, Result<Answer, Failure>);
+
+/// A call under way.
+pub(super) type CallInFlight = BoxFuture<'static, CallResult>;
+
+/// A call that was given up, and its answer, if one has come. It has booked slots that nobody wants.
+pub(super) type LateResult = (MadeCall, Option<Answer>);
+
+/// A call that was given up and may still complete.
+pub(super) type LateCall = BoxFuture<'static, LateResult>;
+
+/// The calls of a worker to the store.
+pub(super) struct Calling {
+    /// The limiters as of the next call.
+    pub(super) limiter_refs: Arc<[LimiterRef]>,
+    pub(super) under_way: Option<CallInFlight>,
+    /// Calls that were given up and may still complete.
+    pub(super) late: FuturesUnordered<LateCall>,
+    /// The latest logged error of the store, and when it was logged.
+    warned: Option<(Moment, String)>,
+}
+
+/// Waits for the result of the call under way.
+pub(super) async fn answered(under_way: &mut Option<CallInFlight>) -> CallResult {
+    match under_way {
+        Some(call) => {
+            let result = call.await;
+            *under_way = None;
+            result
+        }
+        None => pending().await,
+    }
+}
+
+impl Calling {
+    pub(super) fn new(queue: &Queue) -> Calling {
+        let limiter_refs = queue.instances.iter().map(LimiterInstance::limiter_ref).collect();
+        let late = FuturesUnordered::new();
+        Calling { limiter_refs, under_way: None, late, warned: None }
+    }
+
+    /// Takes on the limits as configured now.
+    pub(super) fn make_limiter_refs(&mut self, queue: &Queue) {
+        self.limiter_refs = queue.instances.iter().map(LimiterInstance::limiter_ref).collect();
+    }
+
+    /// Returns whether calendar windows have gone on.
+    pub(super) fn has_expired(&self, store_now: Micros) -> bool {
+        self.limiter_refs.iter().any(|limiter| limiter.valid_until.is_some_and(|until| store_now >= until))
+    }
+
+    pub(super) fn is_under_way(&self) -> bool {
+        self.under_way.is_some()
+    }
+
+    /// Returns the call under way, and those that were given up.
+    pub(super) fn futures(&mut self) -> (&mut Option<CallInFlight>, &mut FuturesUnordered<LateCall>) {
+        (&mut self.under_way, &mut self.late)
+    }
+
+    /// Gives up the call under way.
+    pub(super) fn abandon(&mut self) {
+        let Some(call) = self.under_way.take() else { return };
+        let late = async move {
+            match call.await {
+                (made, Ok(answer)) => (made, Some(answer)),
+                (made, Err(Failure { late: Some(late), .. })) => (made, late.await),
+                (made, Err(_)) => (made, None),
+            }
+        };
+        self.late.push(late.boxed());
+    }
+
+    /// Returns whether an error is to be logged: not the same one with each call, as some last until somebody acts.
+    pub(super) fn is_news(&mut self, text: &str, now: Moment) -> bool {
+        let is_old = |(at, logged): &(Moment, String)| *logged == text && now - *at < WARN_INTERVAL;
+        let is_news = !self.warned.as_ref().is_some_and(is_old);
+        if is_news {
+            self.warned = Some((now, text.to_owned()));
+        }
+        is_news
+    }
+}

@@ -1,0 +1,91 @@
+//! The state of a worker's shell.
+
+use std::sync::Arc;
+
+use tokio::time::Duration;
+
+use super::calls::Calling;
+use super::core;
+use super::core::events::{Action, Event, Limits};
+use super::reporter::Reporter;
+use super::requests::Requests;
+use super::siblings::Siblings;
+use crate::clock::{Micros, Moment};
+use crate::limiter::queue::handle::Queue;
+use crate::limiter::queue::permit::OriginQueue;
+use crate::limiter::recovery::fallback::Fallback;
+use crate::limiter::recovery::link::OwnFault;
+use crate::limiter::recovery::session::StoreSession;
+
+/// The worker of a queue.
+pub(in crate::limiter) struct Worker {
+    pub(super) queue: Arc<Queue>,
+    pub(super) siblings: Arc<dyn Siblings>,
+    pub(super) fallback: Arc<Fallback>,
+    pub(super) session: Arc<StoreSession>,
+    pub(super) core: core::Worker,
+    pub(super) requests: Requests,
+    pub(super) calling: Calling,
+    pub(super) own_fault: OwnFault,
+    pub(super) usage: FleetUsage,
+    pub(super) reporter: Reporter,
+    /// The events for the core, and its actions: empty between two turns, and kept so that nothing is allocated under load.
+    pub(super) events: Vec<Event>,
+    pub(super) actions: Vec<Action>,
+}
+
+/// The fleet's usage of the limiters, as last answered.
+#[derive(Default)]
+pub(super) struct FleetUsage {
+    /// The permits of each limiter in use; empty before the first answer.
+    pub(super) used: Box<[u64]>,
+    /// When the last answered call was sent.
+    pub(super) at: Moment,
+    /// The last booked slot, if it lay in the future.
+    pub(super) booked_until: Option<Micros>,
+    /// True if there was an outage since.
+    pub(super) is_old: bool,
+}
+
+impl Worker {
+    /// Creates the worker of a queue. It stays for `linger` when it has nothing to do.
+    pub(in crate::limiter) fn new(
+        queue: Arc<Queue>,
+        siblings: Arc<dyn Siblings>,
+        fallback: Arc<Fallback>,
+        linger: Duration,
+    ) -> Worker {
+        let session = queue.instances[0].active.session.clone();
+        let calling = Calling::new(&queue);
+        let limits = limits(&queue, &session, &calling);
+        let core = core::Worker::new(limits, Micros::from(linger), session.moment());
+        Worker {
+            queue,
+            siblings,
+            fallback,
+            session,
+            core,
+            requests: Requests::default(),
+            calling,
+            own_fault: OwnFault::default(),
+            usage: FleetUsage::default(),
+            reporter: Reporter::default(),
+            events: Vec::new(),
+            actions: Vec::new(),
+        }
+    }
+}
+
+/// Returns what the limiters of a queue allow now.
+pub(super) fn limits(queue: &Queue, session: &StoreSession, calling: &Calling) -> Limits {
+    let instances = queue.instances.iter();
+    Limits {
+        refs: calling.limiter_refs.to_vec(),
+        policies: instances.map(|instance| instance.active.limiter().on_store_failure).collect(),
+        guard: queue.guard(),
+        cost_max: queue.cost_max(),
+        too_costly: queue.too_costly(),
+        max_waiting: queue.max_waiting(),
+        terms: session.terms,
+    }
+}
