@@ -5,8 +5,9 @@
 -- without it. Either begins an epoch: every slot of an earlier one is void, nothing is granted until the epoch opens, by when each
 -- replica has heard of it, and replicas report what the server cannot know. What nobody has reported is charged: recovery.lua.
 --
--- Stored as { id, run, begun, kept_until, resets, pauses, memory, silent_from, version, members }:
+-- Stored as { id, run, begun, kept_until, resets, pauses, memory, silent_from, version, members, opens }:
 --   id           the instant of the beginning, or more, so that it never comes twice
+--   opens        when it opens; 0 while no caller has shown that it got an answer of the epoch: until then the server may be away
 --   memory       the first epoch of the server's present memory
 --   silent_from  when a replica last heard the server before the epoch began
 --   version      grows when the counted members change
@@ -28,15 +29,20 @@ do
       return { id = 0, opens = 0, memory = 0, kept_until = math.huge, resets = {}, pauses = {}, members = {} }
     end
     if run == "?" then run = string.match(redis.call("INFO", "server"), "run_id:(%x+)") or "" end
-    local row, epoch = Store.read(key, text, 10), nil
+    local row, epoch = Store.read(key, text, 11), nil
     if not row then return Epoch.begin(nil, now, known_epoch, run, settle, true) end
     epoch = {
       id = row[1], run = row[2] == "" and run or row[2], begun = row[3], kept_until = row[4], resets = row[5], pauses = row[6],
-      memory = row[7], silent_from = row[8], version = row[9], members = row[10], opens = row[3] + settle,
+      memory = row[7], silent_from = row[8], version = row[9], members = row[10], opened = row[11],
     }
     -- An epoch older than the known one comes from an old copy; a clock before its beginning was set back.
     local is_whole = epoch.id >= known_epoch and now >= epoch.begun and (run == "" or run == epoch.run)
     if is_whole then
+      if epoch.opened == 0 and known_epoch == epoch.id then
+        -- It is written with this call.
+        epoch.opened, epoch.kept_until = now + settle, 0
+      end
+      epoch.opens = epoch.opened > 0 and epoch.opened or now + settle
       local members, heard, has_others = epoch.members, 0, false
       for index = 1, #members, SIZE do
         if members[index + 1] > heard then heard = members[index + 1] end
@@ -60,7 +66,7 @@ do
     end
     local row = {
       epoch.id, epoch.run, epoch.begun, epoch.kept_until, epoch.resets, epoch.pauses, epoch.memory, epoch.silent_from, epoch.version,
-      epoch.members,
+      epoch.members, epoch.opened,
     }
     redis.call("SET", key, cmsgpack.pack(row), "PX", ceil((epoch.kept_until - now) / 1000))
   end
@@ -78,7 +84,7 @@ do
     local function begin(before, now, known, run, settle, is_lost)
       local id = max(now, known + 1, before and before.id + 1 or 0)
       local epoch = {
-        id = id, run = run, begun = now, opens = now + settle, kept_until = 0, resets = {}, pauses = {}, memory = id,
+        id = id, run = run, begun = now, opened = 0, opens = now + settle, kept_until = 0, resets = {}, pauses = {}, memory = id,
         silent_from = now, version = before and before.version or 0, members = before and before.members or {},
       }
       if not before then return epoch end

@@ -197,7 +197,10 @@ impl Session {
             out.push(SessionAction::Step(step));
             // The times of later resets are on another clock.
             (self.reset_at, self.reset_followed) = (Micros::ZERO, Micros::ZERO);
-            self.required_epoch = self.required_epoch.max(self.epoch + 1);
+            // A new epoch in this answer is not enough, unless its memory is new: instants of the old one are kept.
+            let is_fresh = epoch.memory > self.memory && self.memory != 0;
+            let least = if is_fresh { epoch.id } else { self.epoch.max(epoch.id) + 1 };
+            self.required_epoch = self.required_epoch.max(least);
             self.link = Link::Held { epoch: self.required_epoch, until: now + self.terms.patience };
         }
         self.observe(epoch, now, out);

@@ -76,7 +76,19 @@ impl Fleet {
         let answer = self.ask(after, 0, 1);
         assert_eq!(answer.epoch.settles_until, Some(Micros(START + after) + LEASE));
         assert!(answer.outcomes.is_empty(), "nothing is granted yet");
-        answer.epoch.id
+        self.hear(after, answer.epoch.id)
+    }
+
+    /// Returns the epoch that begins with a call of a caller who knows an earlier one.
+    fn renew(&mut self, after: u64, known_epoch: u64) -> u64 {
+        let epoch = self.ask(after, known_epoch, 1).epoch.id;
+        assert!(epoch > known_epoch);
+        self.hear(after, epoch)
+    }
+
+    /// Makes a call that shows that its caller has heard of an epoch.
+    fn hear(&mut self, after: u64, epoch: u64) -> u64 {
+        self.call(after, &Call { replica: 1, epoch, generations: vec![0], ..Call::default() }).epoch.id
     }
 
     fn write_back(&mut self, after: u64, write: &WriteBack) -> Epoch {
@@ -141,7 +153,7 @@ fn grants_written_back_are_charged_once_at_their_instants() {
     assert_eq!(granted(&fleet.ask(SECOND, first, 4)), (4, None));
     fleet.lose_everything();
     // A second later both replicas write back, one of them twice.
-    let second = fleet.ask(2 * SECOND, first, 1).epoch.id;
+    let second = fleet.renew(2 * SECOND, first);
     assert!(second > first);
     for (replica, entries) in
         [(1, &[(1_000_000, 4)][..]), (2, &[(1_500_000, 2), (0, 1)]), (1, &[(1_100_000, 4)])]
@@ -159,7 +171,7 @@ fn a_lost_bucket_is_as_empty_after_the_write_back() {
     let first = fleet.begin(0);
     assert_eq!(granted(&fleet.ask(SECOND, first, 10)), (10, None));
     fleet.lose_everything();
-    let second = fleet.ask(2 * SECOND, first, 1).epoch.id;
+    let second = fleet.renew(2 * SECOND, first);
     fleet.write_back(2 * SECOND, &lost(1, second, &[(1_000_000, 10)]));
     // Ten were taken at 1 s, and one a second flows in.
     assert_eq!(granted(&fleet.ask(4 * SECOND, second, 4)), (3, Some(5 * SECOND)));
@@ -197,7 +209,7 @@ fn a_lost_warm_up_is_as_careful_after_the_write_back() {
             }
             let now = used.last().unwrap() + 100_000;
             losing.lose_everything();
-            let second = losing.ask(now, first, 1).epoch.id;
+            let second = losing.renew(now, first);
             // Two replicas have used the permits by turns.
             let mut replicas = [(1, 0), (2, 1)];
             replicas.rotate_left(usize::from(is_reversed));
@@ -231,7 +243,7 @@ fn a_lost_warm_up_without_a_write_back_begins_cold() {
     let cold = slots(&fleet.ask(SECOND, first, 3));
     fleet.ask(11 * SECOND, first, 9);
     fleet.lose_everything();
-    let second = fleet.ask(21 * SECOND, first, 1).epoch.id;
+    let second = fleet.renew(21 * SECOND, first);
     let again = slots(&fleet.ask(22 * SECOND, second, 3));
     assert_eq!(again, cold.iter().map(|slot| slot + 21 * SECOND).collect::<Vec<_>>());
 }
@@ -245,6 +257,7 @@ fn another_run_of_the_server_is_another_memory() {
     fleet.run = "two";
     let second = fleet.ask(2 * SECOND, first, 1).epoch;
     assert!(second.id > first && second.memory == second.id);
+    fleet.hear(2 * SECOND, second.id);
     fleet.write_back(2 * SECOND + 100_000, &lost(1, second.id, &[(1_100_000, 3)]));
     // Without members nobody else can have been granted anything.
     let answer = fleet.ask(3 * SECOND, second.id, 8);
@@ -277,6 +290,7 @@ fn lose_with_two(fleet: &mut Fleet) -> u64 {
     };
     let second = fleet.store.heartbeat(&fleet.context(SECOND + 100_000), &heartbeat).epoch.id;
     assert!(second > first);
+    fleet.hear(SECOND + 100_000, second);
     fleet.write_back(SECOND + 200_000, &lost(1, second, &[(200_000, 3)]));
     fleet.beat(SECOND + 200_000, 1, second, Reported { memory: second, epoch: second });
     second
@@ -329,6 +343,7 @@ fn a_member_that_has_left_matters_for_as_long_as_its_permits() {
     // Its memory is lost, and nobody can report for it.
     fleet.run = "two";
     let second = fleet.beat(2 * SECOND, 1, first, Reported { memory: first, epoch: first }).epoch.id;
+    fleet.hear(2 * SECOND, second);
     fleet.beat(2_100_000, 1, second, Reported { memory: second, epoch: second });
     assert_eq!(granted(&fleet.ask(2_600_000, second, 1)).0, 0);
     let answer = fleet.beat(4 * SECOND, 1, second, Reported { memory: second, epoch: second });
@@ -351,6 +366,7 @@ fn a_silence_of_all_members_is_a_doubt() {
     let second = answer.epoch;
     assert_eq!((second.id > first, second.memory), (true, first));
     assert_eq!(second.settles_until, Some(Micros(START + 1_200_001) + LEASE));
+    fleet.hear(1_200_001, second.id);
     // Both report what they granted meanwhile, one of them twice.
     for (replica, permits) in [(1, 2), (2, 1), (1, 2)] {
         let away = WriteBack { unknown: Unknown::Away, ..lost(replica, second.id, &[(100_000, permits)]) };
@@ -370,7 +386,7 @@ fn what_a_silent_member_may_have_granted_alone_is_charged_by_the_time() {
     for replica in [1, 2] {
         fleet.beat(700_000, replica, first, Reported::default());
     }
-    let second = fleet.ask(1_700_000, first, 1).epoch.id;
+    let second = fleet.renew(1_700_000, first);
     fleet.beat(1_800_000, 1, second, Reported { memory: first, epoch: second });
     // A second and a half until it opens, five seconds' worth at once, one a second, and one for each member.
     assert_eq!(granted(&fleet.ask(2_200_000, second, 10)).0, 1);
@@ -385,12 +401,26 @@ fn a_replica_that_is_alone_causes_no_doubt_by_silence() {
 }
 
 #[test]
+fn an_epoch_opens_only_after_somebody_has_heard_of_it() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let begun = fleet.ask(0, 0, 1).epoch;
+    // The answers are lost, and each call comes as if it were the first.
+    let answer = fleet.ask(3 * SECOND, 0, 1);
+    let expected = Epoch { now: answer.now, settles_until: Some(answer.now + LEASE), ..begun };
+    assert_eq!((answer.epoch, answer.outcomes.len()), (expected, 0));
+    fleet.hear(3_100_000, begun.id);
+    assert!(fleet.ask(3_599_999, begun.id, 1).outcomes.is_empty());
+    assert_eq!(granted(&fleet.ask(3_600_000, begun.id, 1)).0, 1);
+}
+
+#[test]
 fn nothing_is_charged_in_another_epoch_than_it_is_written_for() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let first = fleet.begin(0);
     fleet.run = "two";
     let second = fleet.write_back(SECOND, &lost(1, first, &[(0, 10)])).id;
     assert!(second > first);
+    fleet.hear(SECOND, second);
     assert_eq!(granted(&fleet.ask(2 * SECOND, second, 10)).0, 10);
 }
 
@@ -423,10 +453,12 @@ fn an_epoch_never_goes_back() {
     fleet.lose_everything();
     let second = fleet.ask(50 * SECOND, first, 1).epoch;
     assert_eq!((second.id, second.settles_until), (first + 1, Some(Micros(START + 50 * SECOND) + LEASE)));
+    fleet.hear(50 * SECOND, second.id);
     assert_eq!(fleet.ask(51 * SECOND, second.id, 1).epoch.id, second.id);
     // Set back again, with all that is stored.
     let third = fleet.ask(0, second.id, 1).epoch;
     assert_eq!((third.id, third.settles_until), (second.id + 1, Some(Micros(START) + LEASE)));
+    fleet.hear(0, third.id);
     assert_eq!(fleet.ask(SECOND, third.id, 1).epoch.settles_until, None);
 }
 
