@@ -23,7 +23,7 @@ pub(in crate::limiter) enum Asker {
 }
 
 /// A request, or the charge of a limiter that only counts, that has arrived.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct Arrival {
     pub(in crate::limiter) asker: Asker,
     pub(in crate::limiter) cost: Permits,

@@ -43,12 +43,12 @@ impl Worker {
     /// Takes in the result of the call under way.
     pub(super) fn take_result(&mut self, (made, result): CallResult) {
         match result {
-            Ok(answer) => self.take_answer(made, answer),
+            Ok(answer) => self.take_answer(&made, answer),
             Err(failure) => self.take_failure(made, failure),
         }
     }
 
-    fn take_answer(&mut self, made: MadeCall, answer: Answer) {
+    fn take_answer(&mut self, made: &MadeCall, answer: Answer) {
         let now = self.session.moment();
         let epoch = Epoch { now: answer.now, ..answer.epoch };
         let (known, is_lost) = self.session.on(SessionEvent::Answered { sent: made.at, epoch }, now);

@@ -52,7 +52,7 @@ impl Around {
 }
 
 /// A permit on its way back.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::limiter) enum Back {
     /// A permit that was not used.
     Unused,

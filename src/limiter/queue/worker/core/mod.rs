@@ -102,7 +102,7 @@ struct Trade {
 struct Calls {
     under_way: Option<Sent>,
     /// What is being asked of this replica's own memory: slots in place of others, and arrivals.
-    local: Option<(Vec<(Permits, usize)>, Vec<Arrival>)>,
+    local: Option<Asked>,
     /// When the latest answered call was sent.
     contact: Option<Moment>,
     /// The moment before which no call is made, because one has failed.
@@ -110,6 +110,9 @@ struct Calls {
     /// True if the store does not know of changed limits yet.
     has_changed: bool,
 }
+
+/// Slots to ask for in place of others, by cost, and the arrivals behind them.
+type Asked = (Vec<(Permits, usize)>, Vec<Arrival>);
 
 /// A call under way, with the requests and slots that it was made for.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -26,7 +26,7 @@ impl Worker {
                 out.push(Action::Refuse(Asker::Request(request), cost, self.closed()));
             }
             Back::Exchanged(request, holder, why) => {
-                self.exchange(slot, cost, (request, holder, why), now, out)
+                self.exchange(slot, cost, (request, holder, why), now, out);
             }
             Back::Unused => {
                 let is_late = slot.is_late(&around.clock_of(slot.source), now, self.limits.guard);

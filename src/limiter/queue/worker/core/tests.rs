@@ -288,7 +288,7 @@ impl World {
                 let (slot, cost, holder) = self.granted.swap_remove(0);
                 let request = self.request();
                 let backs = [Back::Unused, Back::Refund, Back::Exchanged(request, holder, Unusable::Late)];
-                let back = backs[usize::try_from(self.draw(3)).unwrap()].clone();
+                let back = backs[usize::try_from(self.draw(3)).unwrap()];
                 events.push(Event::Returned(slot, cost, back));
             }
             _ => {}
@@ -299,7 +299,7 @@ impl World {
             arrival.cost = Permits::new(cost).unwrap();
             events.push(Event::Arrived(arrival));
         }
-        if let Some(call) = self.call.take_if(|_| self.draws % 3 > 0) {
+        if let Some(call) = self.call.take_if(|_| !self.draws.is_multiple_of(3)) {
             events.push(self.result(&call));
         }
         let stale = Vec::new();
