@@ -65,7 +65,7 @@ impl From<std::io::Error> for Stop {
 
 impl Stop {
     /// Names the place of a difference.
-    fn in_place(self, place: String) -> Stop {
+    fn in_place(self, place: &str) -> Stop {
         match self {
             Stop::Difference(difference) => Stop::Difference(format!("{place}: {difference}")),
             unable => unable,
@@ -138,7 +138,7 @@ fn compare_all(sequences: u64) -> Result<(), Stop> {
     });
     let corners: Sequence = corners.collect();
     for mode in [Mode::Normal, Mode::Full, Mode::ReadOnly] {
-        pair.compare(mode, &corners).map_err(|stop| stop.in_place(format!("{mode:?}")))?;
+        pair.compare(mode, &corners).map_err(|stop| stop.in_place(&format!("{mode:?}")))?;
     }
     let mut drawn = Server::new(RUN.to_owned());
     for seed in 0..sequences {
@@ -148,7 +148,7 @@ fn compare_all(sequences: u64) -> Result<(), Stop> {
             9 => Mode::ReadOnly,
             _ => Mode::Normal,
         };
-        pair.compare(mode, &sequence).map_err(|stop| stop.in_place(format!("sequence {seed}")))?;
+        pair.compare(mode, &sequence).map_err(|stop| stop.in_place(&format!("sequence {seed}")))?;
     }
     let Counts { commands, errors, values, messages } = pair.counts;
     if errors > commands / ERRORS_PART {
