@@ -1,7 +1,10 @@
 //! The `weir` binary: arguments, a runtime, the command, an exit code.
 
-use std::io;
+use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
@@ -12,17 +15,29 @@ use weir::cli::{self, Cli, Command};
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
+/// The longest time for writing the last words.
+const SAY_TIME_MAX: Duration = Duration::from_secs(1);
+
 fn main() -> ExitCode {
     match run(Cli::parse()) {
         Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            #[expect(clippy::print_stderr, reason = "logging may be what failed")]
-            {
-                eprintln!("weir: {error:#}");
-            }
+            say(format!("weir: {error:#}\n"));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Writes to standard error, because logging may be what failed. Does not wait for ever for a reader that has stalled.
+fn say(text: String) {
+    let (done, said) = mpsc::sync_channel(1);
+    let saying = thread::Builder::new().spawn(move || {
+        let _ = io::stderr().write_all(text.as_bytes());
+        let _ = done.send(());
+    });
+    if saying.is_ok() {
+        let _ = said.recv_timeout(SAY_TIME_MAX);
     }
 }
 

@@ -84,10 +84,11 @@ pub struct Source {
 pub async fn serve(path: &Path) -> Result<(), StartError> {
     let watch = Watch::new(path);
     let loaded = config::load(path).map_err(StartError::Config)?;
-    let logging = Logging::init(&loaded.config.log)?;
+    let logging = LastLines(Logging::init(&loaded.config.log)?);
     raise_file_limit();
     let mut end = Ending::new()?;
-    let app = App::start(loaded, Some(Source { path: path.to_owned(), watch, logging })).await?;
+    let app =
+        App::start(loaded, Some(Source { path: path.to_owned(), watch, logging: logging.0.clone() })).await?;
     end.signal().await;
     info!("draining");
     tokio::select! {
@@ -96,6 +97,15 @@ pub async fn serve(path: &Path) -> Result<(), StartError> {
             Drained::Cut => Err(StartError::Cut),
         },
         () = end.signal() => Err(StartError::Cut),
+    }
+}
+
+/// Writes the last log lines at the end, however the end comes.
+struct LastLines(Logging);
+
+impl Drop for LastLines {
+    fn drop(&mut self) {
+        self.0.flush();
     }
 }
 
@@ -186,6 +196,7 @@ impl App {
             dashboard: admin::Dashboard::default(),
         };
         if let Some(Source { path, watch, logging }) = source {
+            logging.count_in(&metrics);
             let (limiters, proxy, logging) = (limiters.clone(), proxy.clone(), Some(logging));
             let parts = Arc::new(Reloadable { limiters, proxy, logging, handle, metrics });
             let hangup = signal(SignalKind::hangup()).map_err(StartError::Signals)?;

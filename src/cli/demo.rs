@@ -60,7 +60,7 @@ pub async fn run(seconds: Option<NonZeroU32>) -> Result<(), DemoError> {
     let provider = Provider::bind().await.map_err(DemoError::Setup)?;
     let loaded = quickstart(provider.address())?;
     let config = Arc::clone(&loaded.config);
-    Logging::init(&config.log)?;
+    let logging = Logging::init(&config.log)?;
     let path = example_path(&config);
     let limiter = config.limiters.first().cloned();
     let app = match App::start(loaded.clone(), None).await {
@@ -102,6 +102,7 @@ pub async fn run(seconds: Option<NonZeroU32>) -> Result<(), DemoError> {
         // A second signal ends the demo at once.
         () = signals.signal() => {}
     }
+    logging.flush();
     screen.summary(shown?, &totals.read(), tally())?;
     Ok(())
 }

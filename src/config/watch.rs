@@ -2,17 +2,19 @@
 //!
 //! Events of the file system say when to read. Directories are watched, not files: a rename, or the symlink swap of a
 //! Kubernetes ConfigMap, puts another file under the same name. Only changed content counts, so touching a file is no
-//! change. Changes without events (network mounts, an exhausted inotify) are found by polling. Knows no meaning of
+//! change, and what is written to other files, such as a log in the same directory, is not even read. Changes without events (network mounts, an exhausted inotify) are found by polling. Knows no meaning of
 //! the configuration.
 
 use std::collections::HashSet;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use notify::event::{AccessKind, AccessMode};
-use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+use notify::event::{AccessKind, AccessMode, ModifyKind};
+use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use sha2::{Digest, Sha256};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
@@ -39,6 +41,7 @@ pub struct Watch {
     /// The events of the file system. Capacity 1: one reading covers any number of events.
     events: mpsc::Receiver<()>,
     directories: HashSet<PathBuf>,
+    names: Names,
     content: [u8; 32],
     /// True if an event was received, and the files have not been read since.
     pending: bool,
@@ -48,9 +51,11 @@ impl Watch {
     /// Begins to watch. Call it before the file is loaded, so that no change is missed.
     pub fn new(path: &Path) -> Watch {
         let (sender, events) = mpsc::channel(1);
-        let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+        let names = Names::default();
+        let read = names.clone();
+        let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
             // A full channel: a reading is due already.
-            if event.map_or(true, |event| may_change_content(&event.kind)) {
+            if event.map_or(true, |event| may_change_content(&event, &read)) {
                 let _ = sender.try_send(());
             }
         });
@@ -59,9 +64,9 @@ impl Watch {
                 tracing::warn!(%error, "cannot watch files; polling every {POLL_UNWATCHED:?} instead");
             })
             .ok();
-        let directories = HashSet::new();
+        let (path_owned, directories) = (path.to_owned(), HashSet::new());
         let mut watch =
-            Watch { path: path.to_owned(), watcher, events, directories, content: [0; 32], pending: false };
+            Watch { path: path_owned, watcher, events, directories, names, content: [0; 32], pending: false };
         // The second reading sees changes made before the directories were watched.
         watch.follow(&Snapshot::take(path).files);
         watch.content = Snapshot::take(path).content;
@@ -110,6 +115,7 @@ impl Watch {
     /// Watches the directories of these files, and stops watching others.
     fn follow(&mut self, files: &[PathBuf]) {
         let Some(watcher) = &mut self.watcher else { return };
+        self.names.set(files);
         let wanted: HashSet<PathBuf> = files.iter().flat_map(|file| directories_of(file)).collect();
         for gone in self.directories.difference(&wanted) {
             // Unwatching fails if the directory is gone, and then it is not watched either.
@@ -131,10 +137,32 @@ impl Watch {
     }
 }
 
-/// Returns whether an event may mean changed content. Reading a file is an event too, and must not cause a reading.
-fn may_change_content(kind: &EventKind) -> bool {
-    match kind {
-        EventKind::Access(access) => *access == AccessKind::Close(AccessMode::Write),
+/// The names of the files that were read, without their directories.
+#[derive(Clone, Default)]
+struct Names(Arc<Mutex<HashSet<OsString>>>);
+
+impl Names {
+    fn set(&self, files: &[PathBuf]) {
+        let real = files.iter().filter_map(|file| file.canonicalize().ok());
+        let paths = files.iter().cloned().chain(real);
+        let names = paths.filter_map(|path| path.file_name().map(ToOwned::to_owned)).collect();
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = names;
+    }
+
+    fn has(&self, path: &Path) -> bool {
+        let names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        path.file_name().is_none_or(|name| names.contains(name))
+    }
+}
+
+/// Returns whether an event may mean changed content. Reading a file is an event too, and must not cause a reading; nor must writing to
+/// a file that was not read. A new name may be that of a link on the way to one that was.
+fn may_change_content(event: &Event, read: &Names) -> bool {
+    match event.kind {
+        EventKind::Access(AccessKind::Close(AccessMode::Write)) | EventKind::Modify(ModifyKind::Data(_)) => {
+            event.paths.iter().any(|path| read.has(path))
+        }
+        EventKind::Access(_) => false,
         _ => true,
     }
 }
@@ -235,6 +263,24 @@ mod tests {
         noticed(&mut watch).await;
         fs::write(&path, "a: 3\n").unwrap();
         noticed(&mut watch).await;
+    }
+
+    #[test]
+    fn writing_to_a_file_that_was_not_read_is_no_change() {
+        use notify::event::{CreateKind, DataChange};
+
+        let (directory, path) = directory();
+        let read = Names::default();
+        read.set(std::slice::from_ref(&path));
+        let log = directory.path().join("weir.log");
+        let close = EventKind::Access(AccessKind::Close(AccessMode::Write));
+        let event = |kind, path: &Path| Event::new(kind).add_path(path.to_owned());
+        for kind in [EventKind::Modify(ModifyKind::Data(DataChange::Any)), close] {
+            assert!(!may_change_content(&event(kind, &log), &read), "{kind:?}");
+            assert!(may_change_content(&event(kind, &path), &read), "{kind:?}");
+        }
+        assert!(may_change_content(&event(EventKind::Create(CreateKind::Any), &log), &read));
+        assert!(!may_change_content(&event(EventKind::Access(AccessKind::Read), &path), &read));
     }
 
     #[tokio::test]

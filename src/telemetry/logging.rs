@@ -1,23 +1,33 @@
 //! Log lines to standard error, as JSON or text. A reload can change the form, the level and the access log.
 //!
 //! weir's own lines are shown from `log.level` on, and those of its libraries from `warn` on: at `debug` they would
-//! bury weir's. The access log has its own target, [`ACCESS`]; `log.access` switches it, whatever the level.
+//! bury weir's. The access log has its own target, [`ACCESS`]; `log.access` switches it, whatever the level. All lines go through a
+//! bounded buffer, so that nothing in weir waits for the log's reader.
 
-use std::io::{self, IsTerminal};
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::io::{self, IsTerminal, Write};
+use std::panic::{self, PanicHookInfo};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use thiserror::Error;
-use tracing::Level;
 use tracing::level_filters::LevelFilter;
+use tracing::{Level, Metadata};
 use tracing_subscriber::filter::{Targets, dynamic_filter_fn};
+use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::Registry;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, fmt, reload};
 
-/// The target of the access log: one line per request, at `info`.
-pub const ACCESS: &str = "weir::access";
+use super::Metrics;
+pub use super::access_log::ACCESS;
+use super::access_log::AccessLog;
+use super::log_buffer::{LineKind, LogBuffer, LogThread};
+
+/// The longest time for writing the last lines at the end of the process.
+const FLUSH_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// The settings of logging.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,24 +51,33 @@ pub enum LogFormat {
 
 /// The error of logging that could not be set up.
 #[derive(Debug, Error)]
-#[error("cannot set up logging")]
-pub struct LoggingError(#[from] tracing_subscriber::util::TryInitError);
+pub enum LoggingError {
+    /// Logging has been set up before.
+    #[error("cannot set up logging")]
+    Again(#[from] tracing_subscriber::util::TryInitError),
+    /// The thread that writes the log cannot be started.
+    #[error("cannot start the thread of the log")]
+    Thread(#[from] io::Error),
+}
 
 /// The logging of this process. Cheap to clone.
 #[derive(Clone)]
 pub struct Logging {
     filter: reload::Handle<Targets, Registry>,
     json: Arc<AtomicBool>,
+    thread: Arc<LogThread>,
 }
 
 impl Logging {
     /// Sets up the process's logging.
     ///
     /// # Errors
-    /// If logging has been set up before.
+    /// If logging has been set up before, or its thread cannot be started.
     pub fn init(log: &Log) -> Result<Logging, LoggingError> {
         let (filter, handle) = reload::Layer::new(targets(log));
-        let logging = Logging { filter: handle, json: Arc::new(AtomicBool::new(is_json(log))) };
+        let thread = Arc::new(LogBuffer::start(io::stderr())?);
+        let lines = Lines(Arc::clone(&thread.buffer));
+        let logging = Logging { filter: handle, json: Arc::new(AtomicBool::new(is_json(log))), thread };
 
         // Both layers exist and one of them is enabled. A layer swapped under open spans would look for fields
         // that it never recorded.
@@ -66,16 +85,31 @@ impl Logging {
         let json = fmt::layer()
             .json()
             .flatten_event(true)
-            .with_writer(io::stderr)
+            // The library writes of its own errors to standard error, and would wait for the reader.
+            .log_internal_errors(false)
+            .with_writer(lines.clone())
             .with_filter(dynamic_filter_fn(move |_, _| wants_json.load(Ordering::Relaxed)));
         let wants_json = Arc::clone(&logging.json);
         let text = fmt::layer()
             .with_ansi(io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
-            .with_writer(io::stderr)
+            .log_internal_errors(false)
+            .with_writer(lines.clone())
             .with_filter(dynamic_filter_fn(move |_, _| !wants_json.load(Ordering::Relaxed)));
 
-        tracing_subscriber::registry().with(filter).with(json).with(text).try_init()?;
+        let access = AccessLog { buffer: lines.0, json: Arc::clone(&logging.json) };
+        tracing_subscriber::registry().with(filter).with(json).with(text).with(access).try_init()?;
+        panic::set_hook(Box::new(log_panic));
         Ok(logging)
+    }
+
+    /// Counts dropped lines among these metrics.
+    pub fn count_in(&self, metrics: &Metrics) {
+        self.thread.buffer.count_by(metrics.log_lines_dropped());
+    }
+
+    /// Writes the last lines, for a bounded time. Blocks.
+    pub fn flush(&self) {
+        self.thread.buffer.flush(FLUSH_TIME_MAX);
     }
 
     /// Applies changed settings.
@@ -84,6 +118,53 @@ impl Logging {
         // It fails only when the subscriber is gone, and then there is no log.
         let _ = self.filter.reload(targets(log));
     }
+}
+
+/// Makes the writers of single events.
+#[derive(Clone)]
+struct Lines(Arc<LogBuffer>);
+
+/// The writer of one event, which the library hands over in one piece.
+struct Line<'a> {
+    buffer: &'a LogBuffer,
+    kind: LineKind,
+}
+
+impl<'a> MakeWriter<'a> for Lines {
+    type Writer = Line<'a>;
+
+    fn make_writer(&'a self) -> Line<'a> {
+        Line { buffer: &self.0, kind: LineKind::Event }
+    }
+
+    fn make_writer_for(&'a self, metadata: &Metadata<'_>) -> Line<'a> {
+        let kind = match *metadata.level() {
+            _ if metadata.target() == ACCESS => LineKind::Access,
+            Level::ERROR | Level::WARN => LineKind::Warning,
+            _ => LineKind::Event,
+        };
+        Line { buffer: &self.0, kind }
+    }
+}
+
+impl Write for Line<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.buffer.add(self.kind, bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Logs a panic. Rust's own report would be written past the buffer, and would wait for the reader.
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let backtrace = Backtrace::capture();
+    let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
+    let reason = panic.payload_as_str();
+    let place = panic.location().map(ToString::to_string);
+    tracing::error!(reason, place, backtrace, "panicked");
 }
 
 fn is_json(log: &Log) -> bool {

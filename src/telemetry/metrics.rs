@@ -5,7 +5,8 @@
 
 use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
 use prometheus::{
-    Gauge, Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry,
 };
 
 /// Buckets for whole requests and upstream calls, in seconds: from a local answer to a wait of a minute.
@@ -47,6 +48,7 @@ pub(super) struct Families {
     pub(super) config_reloads_total: IntCounterVec,
     pub(super) config_last_reload_successful: IntGauge,
     pub(super) config_last_success_timestamp_seconds: Gauge,
+    pub(super) log_lines_dropped_total: IntCounter,
     pub(super) build_info: IntGaugeVec,
     pub(super) tasks: IntGauge,
 }
@@ -100,6 +102,8 @@ impl Families {
                 "1 if the last reload succeeded, and after a start.", &[])),
             config_last_success_timestamp_seconds: seconds(registry, "weir_config_last_success_timestamp_seconds",
                 "Unix time of the last successful start or reload, in seconds."),
+            log_lines_dropped_total: only(&counters(registry, "weir_log_lines_dropped_total",
+                "Log lines that were dropped, because nothing took them in time or they could not be written.", &[])),
             build_info: gauges(registry, "weir_build_info",
                 "Always 1. The label is the version of weir.", &["version"]),
             tasks: only(&gauges(registry, "weir_tasks",

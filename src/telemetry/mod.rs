@@ -5,11 +5,15 @@
 //! - `registry`: all metrics of one weir; creates handles and renders `/metrics`.
 //! - `outcome`: how a request ended, in the words of metrics, logs and traces.
 //! - [`logging`]: log lines to standard error, in a form and from a level that a reload can change.
+//! - `log_buffer`: the bounded buffer in front of standard error, so that nothing waits for the log's reader.
+//! - `access_log`: the line of a request.
 //! - `spans`: traces of requests. `otlp`: their export, as the standard `OTEL_*` variables ask for it.
 //!
 //! Knows no request, limiter, store or configuration file: callers pass names and numbers.
 
+mod access_log;
 mod handles;
+mod log_buffer;
 pub mod logging;
 mod metrics;
 mod otlp;
@@ -17,6 +21,7 @@ mod outcome;
 mod registry;
 mod spans;
 
+pub use access_log::AccessLine;
 pub use handles::{LimiterMetrics, LimiterSeries, RouteMetrics, StoreMetrics, StoreOp, StoreResult};
 pub use logging::Logging;
 pub use outcome::Outcome;

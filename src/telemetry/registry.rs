@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use prometheus::core::{Collector, Metric, MetricVec, MetricVecBuilder};
-use prometheus::{Registry, TextEncoder};
+use prometheus::{IntCounter, Registry, TextEncoder};
 
 use super::handles::{LimiterMetrics, LimiterSeries, LimiterShared, RouteMetrics, RouteShared, StoreMetrics};
 use super::metrics::Families;
@@ -71,6 +71,11 @@ impl Metrics {
     /// Returns the handle of the store.
     pub fn store(&self) -> StoreMetrics {
         self.shared.store.clone()
+    }
+
+    /// Returns the counter of dropped log lines.
+    pub(super) fn log_lines_dropped(&self) -> IntCounter {
+        self.shared.families.log_lines_dropped_total.clone()
     }
 
     /// Records that the start's configuration is in force. A start is not counted as a reload.
@@ -211,7 +216,7 @@ mod tests {
             permits_total queue_wait_seconds queue_waiting queue_capacity slot_lateness_seconds \
             limiter_limit_permits limiter_available_permits limiter_paused store_calls_total \
             store_call_duration_seconds store_batch_size store_up config_reloads_total \
-            config_last_reload_successful config_last_success_timestamp_seconds build_info tasks";
+            config_last_reload_successful config_last_success_timestamp_seconds log_lines_dropped_total build_info tasks";
         for name in named.split_whitespace() {
             assert!(text.contains(&format!("# TYPE weir_{name} ")), "weir_{name} is missing");
         }

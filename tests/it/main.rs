@@ -31,6 +31,7 @@ mod http2_abuse;
 mod http2_conformance;
 mod leaving;
 mod limits;
+mod log;
 mod outbound;
 mod partitions;
 mod pauses;

@@ -1,11 +1,16 @@
 //! SIGTERM: active and queued requests finish, nothing new begins, and the exit code is 0.
 
-use std::time::Duration;
+use std::io::Error;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
 
+use crate::support::http2::{END_HEADERS, END_STREAM, Event, GET, GOAWAY, HEADERS, Http2, frame, request};
 use crate::support::{
     Connection, PATIENCE, RedisServer, Request, Upstream, Weir, client, eventually, lane, one_limiter,
+    one_route,
 };
 
 const LIMITER: &str = "{limits: [5/1s], queue: {timeout: 30s, max_waiting: 100}}";
@@ -48,7 +53,7 @@ async fn requests_in_flight_and_waiting_finish(store: &str, signal: Signal) {
 }
 
 #[tokio::test]
-async fn an_idle_weir_ends_at_once() {
+async fn an_idle_weir_ends_soon() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let mut weir = Weir::start(&one_limiter("memory", LIMITER, &upstream)).await;
@@ -105,4 +110,129 @@ async fn a_request_that_waits_longer_than_the_drain_is_refused() {
     }
     weir.wait_exit(PATIENCE).await;
     assert_eq!(upstream.count(), 1);
+}
+
+/// The answered requests of a client, and what went wrong.
+#[derive(Default)]
+struct Told {
+    answered: usize,
+    unanswered: Vec<String>,
+}
+
+impl Told {
+    fn note<T>(&mut self, answer: Result<T, Error>) -> Option<T> {
+        match answer {
+            Ok(answer) => {
+                self.answered += 1;
+                Some(answer)
+            }
+            Err(error) => {
+                self.unanswered.push(error.to_string());
+                None
+            }
+        }
+    }
+}
+
+/// Sends each request on a connection of its own, until no connection is accepted.
+async fn ask_on_fresh_connections(host: String) -> Told {
+    let mut told = Told::default();
+    while let Ok(mut connection) = Connection::open(&host).await {
+        let answer = async {
+            connection.send(&Request::get("/")).await?;
+            connection.answer().await
+        };
+        told.note(answer.await);
+    }
+    told
+}
+
+/// Sends requests on one connection, each at once behind the answer, until an answer says that it is the last.
+async fn ask_on_a_kept_connection(host: String) -> Told {
+    /// Half of the time for which weir leaves idle connections open: a client that is held up for longer proves nothing.
+    const IDLE_MAX: Duration = Duration::from_millis(500);
+    let mut told = Told::default();
+    let mut connection = Connection::open(&host).await.unwrap();
+    loop {
+        let idle_since = Instant::now();
+        let sent = connection.send(&Request::get("/")).await;
+        let was_held_up = idle_since.elapsed() > IDLE_MAX;
+        let answer = match sent {
+            Ok(_) => connection.answer().await,
+            Err(error) => Err(error),
+        };
+        if was_held_up && answer.is_err() {
+            return told;
+        }
+        match told.note(answer) {
+            Some(answer) if answer.header("connection") != Some("close") => {}
+            _ => return told,
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_accepted_connection_is_answered_at_sigterm() {
+    const ROUNDS: usize = 5;
+    const CLIENTS: usize = 24;
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    for round in 0..ROUNDS {
+        let mut weir = Weir::start(&one_route(&upstream.url())).await;
+        let mut clients = JoinSet::new();
+        for _ in 0..CLIENTS {
+            clients.spawn(ask_on_fresh_connections(weir.host()));
+            clients.spawn(ask_on_a_kept_connection(weir.host()));
+        }
+        upstream.wait_for(upstream.count() + 20 * CLIENTS, PATIENCE).await;
+        weir.sigterm();
+        for Told { answered, unanswered } in clients.join_all().await {
+            assert_eq!(unanswered, [""; 0], "of {} requests, in round {round}", answered + unanswered.len());
+        }
+        assert_eq!(weir.wait_exit(PATIENCE).await.code(), Some(0));
+    }
+}
+
+#[tokio::test]
+async fn a_connection_without_a_request_gets_its_first_one_answered() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let mut weir = Weir::start(&one_route(&upstream.url())).await;
+    let (mut silent, mut begun) = (weir.connect().await, weir.connect().await);
+    begun.send_raw(b"GET / HT").await.unwrap();
+    let mut idle = weir.connect().await;
+    idle.ask(&Request::get("/")).await;
+    let mut http2 = Http2::over(TcpStream::connect(weir.host()).await.unwrap());
+    weir.sigterm();
+    eventually("a closed door", PATIENCE, async || Connection::open(&weir.host()).await.is_err()).await;
+
+    begun.send_raw(b"TP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    for answer in [begun.answer().await.unwrap(), silent.ask(&Request::get("/")).await] {
+        assert_eq!((answer.status, answer.header("connection")), (200, Some("close")));
+    }
+    http2.shake_hands().await;
+    http2.send(&frame(HEADERS, END_STREAM | END_HEADERS, 1, &request(GET))).await;
+    let (mut answered, mut dismissed) = (false, false);
+    while !(answered && dismissed) {
+        match http2.next().await {
+            Event::Frame { kind: HEADERS, stream: 1, .. } => answered = true,
+            farewell @ Event::Frame { kind: GOAWAY, .. } => dismissed = farewell.code() == Some(0),
+            Event::Frame { .. } => {}
+            other => panic!("answered: {answered}, GOAWAY: {dismissed}, then {other:?}"),
+        }
+    }
+    assert!(idle.answer().await.is_err(), "it is closed after a while");
+    drop(http2);
+    assert_eq!(weir.wait_exit(PATIENCE).await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn silent_connections_do_not_spoil_a_drain() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let config = format!("server: {{drain_timeout: 500ms}}\n{}", one_route(&upstream.url()));
+    let mut weir = Weir::start(&config).await;
+    let _silent = weir.connect().await;
+    weir.sigterm();
+    assert_eq!(weir.wait_exit(PATIENCE).await.code(), Some(0));
 }

@@ -29,6 +29,7 @@ const METRICS: &[(&str, &str, &[&str])] = &[
     ("weir_config_last_reload_successful", "gauge", &[]),
     ("weir_config_last_success_timestamp_seconds", "gauge", &[]),
     ("weir_build_info", "gauge", &["version"]),
+    ("weir_log_lines_dropped_total", "counter", &[]),
     ("weir_tasks", "gauge", &[]),
     ("process_resident_memory_bytes", "gauge", &[]),
     ("process_cpu_seconds_total", "counter", &[]),

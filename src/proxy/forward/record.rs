@@ -14,9 +14,9 @@ use crate::config::model::Route as Rule;
 use crate::limiter::Permit;
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::Client;
-use crate::proxy::messages::response::{self, CLIENT_LEFT, Refused, millis};
+use crate::proxy::messages::response::{self, CLIENT_LEFT, Refused};
 use crate::proxy::route::table::{Route, Table};
-use crate::telemetry::{Outcome, RouteMetrics, Summary, Trace};
+use crate::telemetry::{AccessLine, Outcome, RouteMetrics, Summary, Trace};
 
 /// The record of a request. Its drop writes it, from the fields as they are then.
 pub(crate) struct Record {
@@ -157,37 +157,24 @@ impl Drop for Record {
         let End { status, outcome, error, ref reason } = self.end;
         self.client.activity.ended(now);
         self.metrics.finished(status, outcome, elapsed);
-        let client_address = self.caller.address.to_canonical();
-        let client_name = self.caller.name.as_deref();
+        let summary = Summary {
+            method: &self.method,
+            path: &self.path,
+            route: &self.route,
+            status,
+            outcome,
+            error,
+            waited,
+            client_address: self.caller.address.to_canonical(),
+            client: self.caller.name.as_deref(),
+        };
         if let Some(trace) = &self.trace {
-            trace.describe(&Summary {
-                method: &self.method,
-                path: &self.path,
-                route: &self.route,
-                status,
-                outcome,
-                error,
-                waited,
-                client_address,
-                client: client_name,
-            });
+            trace.describe(&summary);
         }
         if self.is_logged {
-            tracing::info!(
-                target: "weir::access",
-                method = self.method.as_str(),
-                path = &*self.path,
-                route = &*self.route,
-                status,
-                outcome = outcome.as_str(),
-                wait_ms = millis(waited),
-                duration_ms = millis(elapsed),
-                error,
-                reason = reason.as_deref(),
-                client_ip = %client_address,
-                client = client_name,
-                trace_id = self.trace.as_ref().and_then(|trace| trace.id()),
-            );
+            let trace_id = self.trace.as_ref().and_then(|trace| trace.id());
+            let (reason, trace_id) = (reason.as_deref(), trace_id.as_deref());
+            AccessLine { summary, duration: elapsed, reason, trace_id }.log();
         }
     }
 }

@@ -4,6 +4,7 @@
 
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -13,10 +14,14 @@ use super::slots::Slot;
 use crate::config::model::{Server, SubjectName};
 use crate::proxy::net::stream::{Probe, Stream};
 
+/// The time for which a connection without a request stays open at shutdown. A request that is on its way meanwhile is answered, and
+/// the client learns with the answer that the connection ends.
+const LAST_REQUEST_TIME: Duration = Duration::from_secs(1);
+
 /// The steps of shutdown, in this order, for all connections.
 #[derive(Clone, Default)]
 pub(crate) struct Signals {
-    /// Finish the requests under way or waiting, then close.
+    /// Finish the requests under way or waiting, and those that are on their way, then close.
     pub(crate) drain: CancellationToken,
     /// Answer the waiting requests.
     pub(crate) refuse: CancellationToken,
@@ -40,7 +45,7 @@ pub(crate) struct Client {
     pub(crate) signals: Signals,
     /// The owner of tasks that end with the connections.
     pub(crate) tasks: TaskTracker,
-    _slot: Slot,
+    slot: Slot,
 }
 
 impl Client {
@@ -54,7 +59,26 @@ impl Client {
     ) -> Client {
         let (probe, activity) = (stream.probe(), Activity::new());
         let (secure, names) = (false, Vec::new());
-        Client { peer, secure, names, probe, activity, signals, tasks, _slot: slot }
+        Client { peer, secure, names, probe, activity, signals, tasks, slot }
+    }
+
+    /// Notes that the protocol is known.
+    pub(crate) fn speaks(&mut self) {
+        self.slot.speaks();
+    }
+
+    /// Returns whether weir shuts down. Cheap enough for every request: the signal itself is behind a lock that all connections share.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.tasks.is_closed()
+    }
+
+    /// Notes the head of a request that has arrived without being read yet, if the client is idle. Returns whether there is one.
+    pub(crate) fn has_sent(&self) -> bool {
+        let has_sent = self.activity.is_idle() && !self.probe.is_idle();
+        if has_sent {
+            self.activity.received();
+        }
+        has_sent
     }
 }
 
@@ -62,6 +86,8 @@ impl Client {
 pub(crate) struct Activity(Mutex<Phase>);
 
 enum Phase {
+    /// An HTTP/2 connection without a request so far.
+    New { since: Instant },
     /// No request is under way.
     Idle { since: Instant },
     /// The client sends the head of a request.
@@ -98,9 +124,18 @@ impl Activity {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that no request is under way.
-    pub(crate) fn idle(&self) {
-        *self.lock() = Phase::Idle { since: Instant::now() };
+    /// Notes that HTTP/2 begins.
+    pub(crate) fn opened(&self) {
+        *self.lock() = Phase::New { since: Instant::now() };
+    }
+
+    /// Returns whether an HTTP/2 connection has had no request so far.
+    pub(crate) fn is_new(&self) -> bool {
+        matches!(*self.lock(), Phase::New { .. })
+    }
+
+    fn is_idle(&self) -> bool {
+        matches!(*self.lock(), Phase::Idle { .. })
     }
 
     /// Notes that bytes have arrived.
@@ -129,10 +164,14 @@ impl Activity {
         };
     }
 
-    /// Returns the deadline of the current phase.
-    pub(crate) fn silence(&self, server: &Server) -> Silence {
+    /// Returns the deadline of the current phase. `draining_since` is the beginning of the shutdown.
+    pub(crate) fn silence(&self, server: &Server, draining_since: Option<Instant>) -> Silence {
         match *self.lock() {
-            Phase::Idle { since } => Silence::EndsAt(since + server.idle_timeout),
+            Phase::New { since } | Phase::Idle { since } => {
+                let end = since + server.idle_timeout;
+                let last = draining_since.map(|draining| since.max(draining) + LAST_REQUEST_TIME);
+                Silence::EndsAt(last.map_or(end, |last| last.min(end)))
+            }
             Phase::Head { since } => Silence::EndsAt(since + server.header_timeout),
             Phase::Busy { checked_at, .. } => Silence::CheckAt(checked_at + server.idle_timeout),
         }

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::task::{Poll, ready};
 use std::time::Duration;
 
-use http::Request;
+use futures_util::TryFutureExt;
+use http::header::CONNECTION;
+use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
@@ -51,10 +53,12 @@ pub(crate) async fn serve<S: Service>(stream: Stream, mut client: Client, servic
     let opened = tokio::select! {
         biased;
         opened = timeout(server.header_timeout, protocol::open(stream, tls)) => opened,
-        () = client.signals.drain.cancelled() => return,
+        // Until then the first request may come.
+        () = client.signals.refuse.cancelled() => return,
     };
     let Ok(Some(Opened { wire, protocol, first, names })) = opened else { return };
     client.names = names;
+    client.speaks();
     let client = Arc::new(client);
     let watch = match protocol {
         Protocol::Http1 => Watch::Http1(Arc::clone(&client), FirstLine::new()),
@@ -63,21 +67,38 @@ pub(crate) async fn serve<S: Service>(stream: Stream, mut client: Client, servic
     let io = TokioIo::new(ClientIo::new(wire, first, watch));
     let answered = Arc::clone(&client);
     let service = service_fn(move |request: Request<Incoming>| {
+        let answer = service.clone().answer(Arc::clone(&answered), request);
+        let client = Arc::clone(&answered);
         // Boxed, because most connections are idle most of the time.
-        Box::pin(service.clone().answer(Arc::clone(&answered), request))
+        Box::pin(answer.map_ok(move |mut response| {
+            if protocol == Protocol::Http1 && client.is_draining() {
+                say_close(&mut response);
+            }
+            response
+        }))
     });
     match protocol {
         Protocol::Http1 => {
             let connection = pin!(http1(&server).serve_connection(io, service).with_upgrades());
-            drive(connection, http1::UpgradeableConnection::graceful_shutdown, &client, &server).await;
+            drive(connection, http1::UpgradeableConnection::graceful_shutdown, protocol, &client, &server)
+                .await;
         }
         Protocol::Http2 => {
-            client.activity.idle();
+            client.activity.opened();
             let connection = http2(&server, client.tasks.clone()).serve_connection(io, service);
             // Boxed, because it is far larger than the other and would make every connection's task as large.
             let mut connection = Box::pin(connection);
-            drive(connection.as_mut(), http2::Connection::graceful_shutdown, &client, &server).await;
+            drive(connection.as_mut(), http2::Connection::graceful_shutdown, protocol, &client, &server)
+                .await;
         }
+    }
+}
+
+/// Tells an HTTP/1 client that its connection ends with this response.
+fn say_close<B>(response: &mut Response<B>) {
+    // The header of an upgrade names the other protocol.
+    if !response.status().is_informational() {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
 }
 
@@ -110,29 +131,38 @@ fn http2(server: &Server, tasks: TaskTracker) -> http2::Builder<Spawner> {
 
 /// Polls a connection to its end, and ends it after a silence or at shutdown. After `finish` it accepts no further request; requests
 /// under way go on.
+///
+/// At shutdown an HTTP/2 client learns at once that it may send no further request. A client of HTTP/1 learns it with its last
+/// response: closing an idle connection would break a request that is on its way.
 async fn drive<C: Future>(
     mut connection: Pin<&mut C>,
     finish: impl Fn(Pin<&mut C>),
+    protocol: Protocol,
     client: &Client,
     server: &Server,
 ) {
     let mut alarm = Alarm::default();
     let mut drain = Driver::new(Box::pin(client.signals.drain.clone().cancelled_owned()));
     let mut cut = Driver::new(Box::pin(client.signals.cut.clone().cancelled_owned()));
-    let mut draining = false;
+    let mut draining_since = None;
+    let mut finishing = protocol == Protocol::Http1;
     let too_silent = poll_fn(|context| {
         if connection.as_mut().poll(context).is_ready() || cut.poll(context).is_ready() {
             return Poll::Ready(false);
         }
-        if !draining && drain.poll(context).is_ready() {
-            draining = true;
+        if draining_since.is_none() && drain.poll(context).is_ready() {
+            draining_since = Some(Instant::now());
+        }
+        if draining_since.is_some() && !finishing && !client.activity.is_new() {
+            finishing = true;
             finish(connection.as_mut());
             context.waker().wake_by_ref();
         }
         loop {
-            let silence = client.activity.silence(server);
+            let silence = client.activity.silence(server, draining_since);
             ready!(alarm.poll(context, silence.deadline()));
             match silence {
+                Silence::EndsAt(_) if client.has_sent() => {}
                 Silence::EndsAt(_) => return Poll::Ready(true),
                 Silence::CheckAt(_) => client.activity.checked(Instant::now()),
             }

@@ -5,12 +5,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::backlog::{self, is_about_one_connection};
 use super::client::{Client, Signals};
 use super::connection;
 use super::service::Service;
@@ -21,6 +21,9 @@ use crate::proxy::net::stream::Stream;
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 /// The interval in which idle upstream connections are checked.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
+/// The time without a new connection after which no handshake is under way any more, once no new one begins. Clients that connect
+/// within it lose a second, so it is no longer than a handshake in a data centre may take.
+const HANDSHAKE_TIME_MAX: Duration = Duration::from_millis(100);
 /// The time for writing the last responses, after the drain time.
 const LAST_RESPONSES_TIME_MAX: Duration = Duration::from_secs(1);
 
@@ -35,8 +38,9 @@ pub enum Drained {
 
 /// Serves until `shutdown` is cancelled, then drains.
 ///
-/// For `drain_delay` nothing changes. Then no connection is accepted, and requests under way or waiting may finish within
-/// `drain_timeout`. After that, requests that still wait are answered `draining`, and the rest is cut.
+/// For `drain_delay` nothing changes. Then only connections are accepted that the kernel has accepted already, and requests under way
+/// or waiting may finish within `drain_timeout`, as may the first request of a connection that has sent none yet. After that, requests
+/// that still wait are answered `draining`, and the rest is cut.
 pub(crate) async fn serve(
     listener: TcpListener,
     service: impl Service,
@@ -51,12 +55,7 @@ pub(crate) async fn serve(
     acceptor.accept_until(&listener, shutdown.cancelled()).await;
     let drain_delay = acceptor.service.settings().server.drain_delay;
     acceptor.accept_until(&listener, sleep(drain_delay)).await;
-    // Closing the listener would reset the connections that the kernel has accepted already.
-    while let Some(Ok((tcp, _))) = listener.accept().now_or_never() {
-        acceptor.start(tcp);
-    }
-    drop(listener);
-    acceptor.drain().await
+    acceptor.drain(listener).await
 }
 
 struct Acceptor<S> {
@@ -87,9 +86,35 @@ impl<S: Service> Acceptor<S> {
         }
     }
 
-    /// Accepts a connection when there are fewer than the maximum; until then the kernel's backlog holds it.
-    async fn accept(&self, listener: &TcpListener) -> std::io::Result<TcpStream> {
+    /// Accepts the connections that the kernel has accepted, and those whose handshake is under way, and closes the listener.
+    async fn accept_rest(&self, listener: TcpListener) {
+        // Without a filter new clients would come for ever.
+        if backlog::begin_no_handshake(&listener).is_ok() {
+            loop {
+                self.below_max().await;
+                match timeout(HANDSHAKE_TIME_MAX, self.accept(&listener)).await {
+                    Ok(Ok(tcp)) => self.start(tcp),
+                    Ok(Err(error)) => {
+                        tracing::warn!(%error, "cannot accept a connection");
+                        sleep(ACCEPT_BACKOFF).await;
+                    }
+                    Err(_) => break,
+                }
+            }
+        }
+        match backlog::take_rest(listener) {
+            Ok(rest) => rest.into_iter().for_each(|tcp| self.start(tcp)),
+            Err(error) => tracing::warn!(%error, "cannot accept the last connections"),
+        }
+    }
+
+    /// Waits until there are fewer connections than the maximum. The kernel's backlog holds further ones.
+    async fn below_max(&self) {
         self.slots.below(|| self.service.settings().server.max_connections).await;
+    }
+
+    async fn accept(&self, listener: &TcpListener) -> std::io::Result<TcpStream> {
+        self.below_max().await;
         loop {
             match listener.accept().await {
                 Ok((tcp, _)) => return Ok(tcp),
@@ -108,24 +133,29 @@ impl<S: Service> Acceptor<S> {
         self.tasks.spawn(connection::serve(stream, client, self.service.clone()));
     }
 
-    async fn drain(&self) -> Drained {
+    async fn drain(&self, listener: TcpListener) -> Drained {
         self.tasks.close();
         self.signals.drain.cancel();
         let drain_timeout = self.service.settings().server.drain_timeout;
-        if timeout(drain_timeout, self.tasks.wait()).await.is_ok() {
+        let finished = async {
+            self.accept_rest(listener).await;
+            self.tasks.wait().await;
+        };
+        if timeout(drain_timeout, finished).await.is_ok() {
             return Drained::Clean;
         }
-        tracing::warn!(connections = self.slots.taken(), "the drain time is over");
+        // A connection that has asked for nothing lacks no answer.
+        let had_requests = self.tasks.len() > self.slots.silent() as usize;
         self.signals.refuse.cancel();
-        let _ = timeout(LAST_RESPONSES_TIME_MAX, self.tasks.wait()).await;
+        if had_requests {
+            tracing::warn!(connections = self.slots.taken(), "the drain time is over");
+        }
+        let ended = timeout(LAST_RESPONSES_TIME_MAX, self.tasks.wait()).await;
+        if ended.is_ok() && !had_requests {
+            return Drained::Clean;
+        }
         self.signals.cut.cancel();
         let _ = timeout(LAST_RESPONSES_TIME_MAX, self.tasks.wait()).await;
         Drained::Cut
     }
-}
-
-/// Returns whether the client gave up between its SYN and the accept.
-fn is_about_one_connection(error: &std::io::Error) -> bool {
-    use std::io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
-    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }

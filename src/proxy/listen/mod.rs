@@ -2,6 +2,7 @@
 //!
 //! Knows TLS, the versions of HTTP and their abuse. Knows nothing of routes, limiters and upstreams: a [`service::Service`] answers.
 
+pub(crate) mod backlog;
 pub(crate) mod client;
 pub(crate) mod client_io;
 pub(crate) mod connection;

@@ -9,6 +9,8 @@ use tokio::sync::Notify;
 #[derive(Default)]
 pub(crate) struct Slots {
     taken: AtomicU32,
+    /// The connections among them that have not begun to speak HTTP.
+    silent: AtomicU32,
     freed: Notify,
 }
 
@@ -16,12 +18,18 @@ impl Slots {
     /// Counts one more connection.
     pub(crate) fn take(this: &Arc<Slots>) -> Slot {
         this.taken.fetch_add(1, Ordering::AcqRel);
-        Slot(Arc::clone(this))
+        this.silent.fetch_add(1, Ordering::AcqRel);
+        Slot { slots: Arc::clone(this), silent: true }
     }
 
     /// Returns the number of connections.
     pub(crate) fn taken(&self) -> u32 {
         self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of connections that have not begun to speak HTTP.
+    pub(crate) fn silent(&self) -> u32 {
+        self.silent.load(Ordering::Acquire)
     }
 
     /// Waits until there are fewer connections than `max`, which a reload may change.
@@ -33,12 +41,25 @@ impl Slots {
 }
 
 /// The place of one connection, freed on drop.
-pub(crate) struct Slot(Arc<Slots>);
+pub(crate) struct Slot {
+    slots: Arc<Slots>,
+    silent: bool,
+}
+
+impl Slot {
+    /// Notes that the connection has begun to speak HTTP.
+    pub(crate) fn speaks(&mut self) {
+        if std::mem::take(&mut self.silent) {
+            self.slots.silent.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.0.taken.fetch_sub(1, Ordering::AcqRel);
+        self.speaks();
+        self.slots.taken.fetch_sub(1, Ordering::AcqRel);
         // The only waiter is the accept loop. `Notify` keeps one permit for it, so no wake-up is lost.
-        self.0.freed.notify_one();
+        self.slots.freed.notify_one();
     }
 }

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -266,6 +266,16 @@ impl Weir {
         kib * 1024
     }
 
+    /// Stops to read weir's standard error: its pipe fills up.
+    pub(crate) fn stop_reading_log(&self) {
+        self.log.stop(true);
+    }
+
+    /// Reads weir's standard error again.
+    pub(crate) fn read_log_again(&self) {
+        self.log.stop(false);
+    }
+
     /// Returns the log so far.
     pub(crate) fn log(&self) -> String {
         self.log.text()
@@ -276,6 +286,7 @@ impl Drop for Weir {
     fn drop(&mut self) {
         self.process.kill().ok();
         self.process.wait().ok();
+        self.log.stop(false);
         if thread::panicking() {
             println!("--- log of the weir on {} ---\n{}", self.address, self.log.text());
         }
@@ -284,7 +295,11 @@ impl Drop for Weir {
 
 /// The last lines of a process's standard error.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<VecDeque<String>>>);
+struct Log {
+    lines: Arc<Mutex<VecDeque<String>>>,
+    /// True while the lines are not to be read.
+    stopped: Arc<(Mutex<bool>, Condvar)>,
+}
 
 impl Log {
     /// Reads until the process closes it; the thread ends with the process.
@@ -294,19 +309,32 @@ impl Log {
         let own = log.clone();
         thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                let mut lines = own.0.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut lines = own.lock();
                 if lines.len() == LOG_LINES_MAX {
                     lines.pop_front();
                 }
                 lines.push_back(line);
+                drop(lines);
+                let stopped = own.stopped.0.lock().unwrap_or_else(PoisonError::into_inner);
+                let going = own.stopped.1.wait_while(stopped, |stopped| *stopped);
+                drop(going.unwrap_or_else(PoisonError::into_inner));
             }
         });
         log
     }
 
+    fn stop(&self, stop: bool) {
+        *self.stopped.0.lock().unwrap_or_else(PoisonError::into_inner) = stop;
+        self.stopped.1.notify_one();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<String>> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Returns a field of the first line with that message; tracing nests both under `fields` unless told to flatten.
     fn field_of(&self, message: &str, field: &str) -> Option<String> {
-        let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = self.lock();
         lines.iter().find_map(|line| {
             let line: serde_json::Value = serde_json::from_str(line).ok()?;
             let fields = line.get("fields").unwrap_or(&line);
@@ -316,7 +344,7 @@ impl Log {
     }
 
     fn text(&self) -> String {
-        let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = self.lock();
         lines.iter().fold(String::new(), |mut text, line| {
             writeln!(text, "{line}").ok();
             text

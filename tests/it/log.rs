@@ -1,0 +1,74 @@
+//! The log never stops weir: a reader that stalls costs lines, and nothing else.
+
+use tempfile::TempDir;
+use tokio::task::JoinSet;
+
+use crate::support::weir::with_preamble;
+use crate::support::{Connection, PATIENCE, Request, Upstream, Weir, eventually, lane, one_route};
+
+/// Starts weir with the access log.
+async fn start(upstream: &Upstream) -> (Weir, TempDir) {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("weir.yaml");
+    let config = with_preamble(&one_route(&upstream.url())).replace("access: false", "access: true");
+    std::fs::write(&path, config).unwrap();
+    (Weir::start_at(&path).await, directory)
+}
+
+/// Sends requests on some connections, and expects that each is answered.
+async fn send(weir: &Weir, count: usize, target: &str) {
+    const CONNECTIONS: usize = 8;
+    let mut clients = JoinSet::new();
+    for _ in 0..CONNECTIONS {
+        let (host, request) = (weir.host(), Request::get(target));
+        clients.spawn(async move {
+            let mut connection = Connection::open(&host).await.unwrap();
+            connection.statuses(&request, count / CONNECTIONS).await
+        });
+    }
+    for statuses in clients.join_all().await {
+        assert!(statuses.iter().all(|status| *status == 200), "{statuses:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_log_that_nobody_reads_stops_nothing() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let (mut weir, _directory) = start(&upstream).await;
+    weir.stop_reading_log();
+    send(&weir, 2000, "/").await;
+    assert_eq!(weir.ask("/healthz").await.status, 200);
+    weir.sigterm();
+    assert_eq!(weir.wait_exit(PATIENCE).await.code(), Some(0));
+    assert_eq!(upstream.count(), 2000);
+}
+
+#[tokio::test]
+async fn dropped_lines_are_counted_and_named_when_the_log_is_read_again() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let (weir, _directory) = start(&upstream).await;
+    weir.stop_reading_log();
+    // More than the buffer and the pipe hold.
+    let long = format!("/{}", "a".repeat(8000));
+    send(&weir, 1200, &long).await;
+    let dropped = weir.metrics().await.sum("weir_log_lines_dropped_total", &[]);
+    assert!(dropped > 0.0 && dropped < 1200.0, "{dropped}");
+    weir.read_log_again();
+    let named = format!("\"lines\":{dropped}");
+    eventually("the number of dropped lines", PATIENCE, async || weir.log().contains(&named)).await;
+    send(&weir, 8, "/again").await;
+    eventually("later lines", PATIENCE, async || weir.log().matches("\"/again\"").count() == 8).await;
+}
+
+#[tokio::test]
+async fn everything_that_was_logged_before_the_end_is_written() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let (mut weir, _directory) = start(&upstream).await;
+    send(&weir, 1600, "/counted").await;
+    weir.sigterm();
+    assert_eq!(weir.wait_exit(PATIENCE).await.code(), Some(0));
+    eventually("every line", PATIENCE, async || weir.log().matches("\"/counted\"").count() == 1600).await;
+}
