@@ -180,7 +180,9 @@ fn excess(kind: &Kind, replicas: usize) -> Excess {
         // Two servers that both take writes.
         Kind::Failover { split, .. } if *split > 0 => Excess { local: 100, other: 100 },
         // The one that is cut off uses its share, and the others may use all.
-        Kind::CutOff { .. } => Excess { local: 100_u64.div_ceil(replicas as u64), other: 0 },
+        Kind::CutOff { .. } | Kind::Break { replica: Some(_), .. } | Kind::Slow { replica: Some(_), .. } => {
+            Excess { local: 100_u64.div_ceil(replicas as u64), other: 0 }
+        }
         Kind::Reset { .. } => Excess { local: Excess::ANY, other: Excess::ANY },
         _ => Excess::default(),
     }
