@@ -4,14 +4,15 @@
 -- When the epoch is open, a doubt is either resolved, because all members have reported, or charged: with all that they can have been
 -- granted and not reported, at the opening. No earlier use of theirs is seen for longer. A late report resolves it still.
 
--- The permits that the members can have granted without the server, from when they last heard it to the opening. Away from the store a
--- replica spreads what it grants evenly over a window, but for this time's worth of it at once (src/limiter/arithmetic/rule.rs).
+-- The permits that the members can have granted without the server, from when they last heard it to the opening. Away from the server a
+-- replica grants in each stretch of this length no more than belongs to it of a longer window, but one permit at least
+-- (src/limiter/arithmetic/rule.rs).
 local function granted_away(state, epoch)
-  local AT_ONCE = 5000000
-  local most, members = 0, #epoch.members / Epoch.SIZE
+  local PACE = 5000000
+  local most, stretches = 0, ceil((epoch.opens - epoch.silent_from) / PACE) + 1
   for _, rule in ipairs(state.rules) do
-    local granted = rule.rate * (epoch.opens - epoch.silent_from + AT_ONCE) / rule.window
-    most = max(most, min(rule.capacity, ceil(granted) + members))
+    local granted = stretches * (rule.rate * PACE / rule.window + #epoch.members / Epoch.SIZE)
+    most = max(most, min(rule.capacity, ceil(granted)))
   end
   return most
 end

@@ -46,7 +46,7 @@ const EXCEPTIONS: Exceptions<'static> = Exceptions {
         ("Reserve in src/redis/arguments.rs", "plain data: the argument of a script"),
         ("Route in src/config/model.rs", "plain data: a route as it is used"),
         ("Route in src/config/schema/route.rs", "plain data: a route as it is written"),
-        ("WrittenBack in src/redis/arguments.rs", "plain data: the argument of a script"),
+        ("HeartbeatRow in src/redis/arguments.rs", "plain data: the argument of a script"),
     ],
     independent_bools: &[("Route in src/config/model.rs", "two keys of a route")],
     branching: &[("Worker::take in src/limiter/queue/worker/core/mod.rs", "one arm for each event")],

@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::Algorithm;
-use crate::limiter::arithmetic::algorithm::bucket::Bucket;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
+use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::cell::cell_start;
 use crate::limiter::arithmetic::quota::Quota;
 use crate::limiter::arithmetic::share::Share;
@@ -14,8 +14,11 @@ use crate::limiter::model::Limit;
 /// How far beyond the true delay a refusal may send a caller, unless its window is longer.
 pub const SPREAD_MIN: Micros = Micros::from_millis(60_000);
 
-/// How much of a longer window a replica may grant at once while it has no store.
-const PACED_FROM: Micros = Micros::from_millis(5000);
+/// The time over which a replica without a store spreads what it grants of longer windows.
+const PACE: Micros = Micros::from_millis(5000);
+
+/// The instants that are kept apart in that time.
+const PACE_CELLS: u64 = 256;
 
 /// A limit in the form in which room is searched.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -63,15 +66,16 @@ impl Rule {
         Rule { rate: share.of(self.rate), kind: self.kind.share(share), ..self.clone() }
     }
 
-    /// Returns the rule that spreads what this one grants over its window, but for [`PACED_FROM`] of it at once; `None` where that
-    /// makes no difference.
+    /// Returns the rule that spreads what this one grants over its window: in each [`PACE`] as much of the rate as belongs to it;
+    /// `None` where that makes no difference.
     ///
     /// A replica without a store keeps to it, so that nobody has to reckon with a whole window of permits where a replica was away
     /// for a moment and never came back. See `lua/recovery.lua`.
     pub fn paced(&self) -> Option<Rule> {
-        let burst = (self.rate.saturating_mul(PACED_FROM.0) / self.window.0.max(1)).max(1);
-        let differs = self.window > PACED_FROM && burst < self.capacity();
-        differs.then(|| Rule { kind: Bucket { burst }.into(), ..self.clone() })
+        let rate = (self.rate.saturating_mul(PACE.0) / self.window.0.max(1)).max(1);
+        let cell = self.cell.min(Micros(PACE.0 / PACE_CELLS));
+        let differs = self.window > PACE && rate < self.capacity();
+        differs.then(|| Rule { rate, window: PACE, cell, kind: SlidingWindow.into() })
     }
 
     /// Returns the most permits that are granted at one instant.
@@ -87,6 +91,13 @@ impl Rule {
     /// Returns whether the rule counts in windows; a bucket has only a level.
     pub fn has_windows(&self) -> bool {
         self.kind.window_start(Micros::ZERO, self.window).is_some()
+    }
+
+    /// Returns whether a limit that is used up has all its permits again within the time over which a replica without a store spreads
+    /// longer windows.
+    pub fn is_soon_whole(&self) -> bool {
+        let permits = if self.has_windows() { self.rate } else { self.capacity() };
+        Micros(self.window.0 / self.rate.max(1) * permits) <= PACE
     }
 
     /// Returns the distance between the advised instants of refused callers that need `permits` each.

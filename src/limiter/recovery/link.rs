@@ -137,6 +137,8 @@ pub(in crate::limiter) struct Session {
     required_epoch: u64,
     /// The number of outages.
     outages: u64,
+    /// When the latest outage began.
+    pub(in crate::limiter) away_since: Moment,
     /// The time of the latest reset of a limiter that the store has announced, by its clock.
     reset_at: Micros,
     /// The time of the latest reset that the ledger has followed, by the store's clock.
@@ -155,6 +157,7 @@ impl Session {
             memory: 0,
             required_epoch: 0,
             outages: 0,
+            away_since: Moment(0),
             reset_at: Micros::ZERO,
             reset_followed: Micros::ZERO,
         }
@@ -249,6 +252,7 @@ impl Session {
         match self.link {
             Link::Held { until, .. } if now >= until => {
                 self.outages += 1;
+                self.away_since = until;
                 self.link = Link::Away { outage: self.outages };
             }
             Link::Settling { epoch, opens } if now >= opens => self.link = Link::Up { epoch },

@@ -135,6 +135,12 @@ impl StoreSession {
         }
     }
 
+    /// Returns when the store's outage began; `None` if there is none.
+    pub(in crate::limiter) fn away_since(&self) -> Option<Moment> {
+        let state = self.state();
+        matches!(state.link, Link::Away { .. }).then_some(state.away_since)
+    }
+
     /// Returns the latest epoch that the store has answered; zero before its first answer.
     pub(in crate::limiter) fn epoch(&self) -> u64 {
         self.state().epoch

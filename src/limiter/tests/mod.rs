@@ -249,15 +249,19 @@ async fn without_a_store_the_policy_decides() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_share_below_one_permit_is_one_permit_in_a_longer_window() {
-    let limiter = limiter(2, SECOND, 60 * SECOND);
-    let clock = Clock::of_runtime();
-    let limiters = Limiters::new(LatentStore::away(clock), clock, 6, Metrics::new());
-    limiters.apply(std::slice::from_ref(&limiter));
-    let limiter_set = limiter_set(&limiters, &["api"]);
-    let first = pass(limiter_set.clone()).await.unwrap();
-    let second = pass(limiter_set).await.unwrap();
-    assert!(second - first >= 3 * SECOND, "{:?}", second - first);
+async fn a_replica_without_a_share_grants_nothing_while_the_store_is_away() {
+    for (fleet_size, has_share) in [(2, true), (3, false)] {
+        let clock = Clock::of_runtime();
+        let limiters = Limiters::new(LatentStore::away(clock), clock, fleet_size, Metrics::new());
+        limiters.apply(&[limiter(2, SECOND, 60 * SECOND)]);
+        let outcome = enter(&limiter_set(&limiters, &["api"])).await;
+        match outcome {
+            Ok(_) => assert!(has_share),
+            Err(refusal) => {
+                assert!(!has_share && matches!(refusal, Refusal::StoreUnavailable { .. }), "{refusal}");
+            }
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

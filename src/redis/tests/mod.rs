@@ -2,6 +2,8 @@
 
 mod calls;
 mod data_loss;
+mod doubts;
+mod fleet;
 mod lua_parity;
 mod pause_parity;
 mod scripts;

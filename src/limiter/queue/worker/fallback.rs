@@ -39,8 +39,17 @@ impl Worker {
     ///   everything.
     ///
     /// The charge is at least that usage: another queue of the limiter may have charged it already.
+    ///
+    /// Nobody knows what other replicas were granted since then. So a limit that is soon whole again counts as used up when the
+    /// outage began: by then every slot of the store has been used or is void.
     pub(super) fn begin_outage(&mut self) {
         self.charge_usage();
+        let Fallback { store, clock, replica, .. } = &*self.fallback;
+        let since = self.session.away_since().map_or_else(|| clock.now(), |since| clock.at(since));
+        for limiter_ref in self.local_refs().unwrap_or_default() {
+            let soon = limiter_ref.rules.iter().filter(|rule| rule.is_soon_whole()).map(Rule::capacity);
+            store.charge_at(clock.now(), &limiter_ref, (since, soon.max().unwrap_or_default()), *replica);
+        }
         self.usage.is_old = true;
     }
 

@@ -1,0 +1,170 @@
+//! What the scripts on a real Redis charge for members that have not reported, and when they doubt what they know.
+
+use crate::clock::Micros;
+use crate::limiter::arithmetic::algorithm::kind::Kind;
+use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
+use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::model::epoch::Epoch;
+use crate::limiter::model::heartbeat::{Heartbeat, Member, Reported};
+use crate::limiter::model::write_back::{Unknown, WriteBack};
+use crate::redis::tests::fleet::{Fleet, SECOND, granted, lost};
+use crate::redis::tests::{LEASE, START};
+
+/// Grants of two replicas are lost, and the first has reported its own. Returns the new epoch.
+fn lose_with_two(fleet: &mut Fleet) -> u64 {
+    let first = fleet.begin(0);
+    for replica in [1, 2] {
+        let answer = fleet.beat(600_000, replica, first, Reported::default());
+        assert_eq!((answer.epoch.id, answer.epoch.memory), (first, first));
+    }
+    assert_eq!(granted(&fleet.ask(SECOND, first, 4)), (4, None));
+    fleet.lose_everything();
+    // The first replica tells the server of the second.
+    let members = vec![Member { replica: 2, matters_for: Micros(10 * SECOND), is_counted: true }];
+    let heartbeat = Heartbeat {
+        replica: 1,
+        known_epoch: first,
+        heard: Micros(START + SECOND),
+        matters_for: Micros(10 * SECOND),
+        reported: Reported { memory: first, epoch: first },
+        members,
+        ..Heartbeat::default()
+    };
+    let second = fleet.store.heartbeat(&fleet.context(SECOND + 100_000), &heartbeat).epoch.id;
+    assert!(second > first);
+    fleet.hear(SECOND + 100_000, second);
+    fleet.write_back(SECOND + 200_000, &lost(1, second, &[(200_000, 3)]));
+    fleet.beat(SECOND + 200_000, 1, second, Reported { memory: second, epoch: second });
+    second
+}
+
+#[test]
+fn all_is_charged_that_a_silent_member_may_have_been_granted() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let second = lose_with_two(&mut fleet);
+    // The window is full from when the epoch opened, until that has passed.
+    let opened = SECOND + 600_000;
+    assert_eq!(granted(&fleet.ask(2 * SECOND, second, 1)), (0, Some(opened + 10 * SECOND)));
+    fleet.keep_alive(2 * SECOND, opened + 10 * SECOND, second);
+    assert_eq!(granted(&fleet.ask(opened + 10 * SECOND, second, 10)).0, 9);
+}
+
+#[test]
+fn a_late_report_takes_the_place_of_what_was_charged() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let second = lose_with_two(&mut fleet);
+    assert_eq!(granted(&fleet.ask(2 * SECOND, second, 1)).0, 0);
+    fleet.keep_alive(2 * SECOND, 3 * SECOND, second);
+    fleet.write_back(3 * SECOND, &lost(2, second, &[(2 * 1_000_000, 1)]));
+    assert_eq!(granted(&fleet.ask(3 * SECOND, second, 1)).0, 0);
+    fleet.beat(3 * SECOND, 2, second, Reported { memory: second, epoch: second });
+    // Three and one are in use, and who was booked meanwhile moves up.
+    fleet.ask(3 * SECOND, second, 0);
+    assert_eq!(fleet.available(3 * SECOND), 6);
+}
+
+#[test]
+fn a_member_that_has_left_matters_for_as_long_as_its_permits() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let first = fleet.begin(0);
+    fleet.beat(600_000, 1, first, Reported::default());
+    fleet.beat(600_000, 2, first, Reported::default());
+    let last = Heartbeat {
+        replica: 2,
+        known_epoch: first,
+        heard: Micros(START + 600_000),
+        matters_for: Micros(3 * SECOND),
+        reported: Reported { memory: first, epoch: first },
+        leaves: true,
+        ..Heartbeat::default()
+    };
+    let answer = fleet.store.heartbeat(&fleet.context(SECOND), &last);
+    let member =
+        |replica, matters_for, is_counted| Member { replica, matters_for: Micros(matters_for), is_counted };
+    assert_eq!(answer.members, [member(1, 9_600_000, true), member(2, 3 * SECOND, false)]);
+    // Its memory is lost, and nobody can report for it.
+    fleet.run = "two";
+    let second = fleet.beat(2 * SECOND, 1, first, Reported { memory: first, epoch: first }).epoch.id;
+    fleet.hear(2 * SECOND, second);
+    fleet.beat(2_100_000, 1, second, Reported { memory: second, epoch: second });
+    assert_eq!(granted(&fleet.ask(2_600_000, second, 1)).0, 0);
+    let answer = fleet.beat(4 * SECOND, 1, second, Reported { memory: second, epoch: second });
+    assert_eq!(answer.members.len(), 1);
+    fleet.ask(4_100_000, second, 0);
+    assert_eq!(fleet.available(4_100_000), 10);
+}
+
+#[test]
+fn a_silence_of_all_members_is_a_doubt() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let first = fleet.begin(0);
+    for replica in [1, 2] {
+        fleet.beat(600_000, replica, first, Reported::default());
+        fleet.beat(700_000, replica, first, Reported { memory: first, epoch: first });
+    }
+    assert_eq!(granted(&fleet.ask(SECOND, first, 4)), (4, None));
+    // Half a second without both, and then one asks.
+    let answer = fleet.ask(1_200_001, first, 1);
+    let second = answer.epoch;
+    assert_eq!((second.id > first, second.memory), (true, first));
+    assert_eq!(second.settles_until, Some(Micros(START + 1_200_001) + LEASE));
+    fleet.hear(1_200_001, second.id);
+    // Both report what they granted meanwhile, one of them twice.
+    for (replica, permits) in [(1, 2), (2, 1), (1, 2)] {
+        let away = WriteBack { unknown: Unknown::Away, ..lost(replica, second.id, &[(100_000, permits)]) };
+        assert_eq!(fleet.write_back(1_400_000, &away).id, second.id);
+    }
+    for replica in [1, 2] {
+        fleet.beat(1_500_000, replica, second.id, Reported { memory: first, epoch: second.id });
+    }
+    // What the server knew counts still: four, and three.
+    assert_eq!(granted(&fleet.ask(1_800_000, second.id, 10)).0, 3);
+}
+
+#[test]
+fn what_a_silent_member_may_have_granted_alone_is_charged_by_the_time() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let rule = Rule { rate: 100, window: Micros(100 * SECOND), ..fleet.limiter_ref.rules[0].clone() };
+    fleet.limiter_ref.rules = [rule].into();
+    let first = fleet.begin(0);
+    for replica in [1, 2] {
+        fleet.beat(700_000, replica, first, Reported::default());
+    }
+    let second = fleet.renew(1_700_000, first);
+    fleet.beat(1_800_000, 1, second, Reported { memory: first, epoch: second });
+    // The second and a half until it opens may meet two stretches of five seconds, each with five permits and one for each member.
+    fleet.ask(2_200_000, second, 0);
+    assert_eq!(fleet.available(2_200_000), 86);
+}
+
+#[test]
+fn a_replica_that_is_alone_causes_no_doubt_by_silence() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let first = fleet.begin(0);
+    fleet.beat(600_000, 1, first, Reported::default());
+    assert_eq!(fleet.ask(60 * SECOND, first, 1).epoch.id, first);
+}
+
+#[test]
+fn an_epoch_opens_only_after_somebody_has_heard_of_it() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let begun = fleet.ask(0, 0, 1).epoch;
+    // The answers are lost, and each call comes as if it were the first.
+    let answer = fleet.ask(3 * SECOND, 0, 1);
+    let expected = Epoch { now: answer.now, settles_until: Some(answer.now + LEASE), ..begun };
+    assert_eq!((answer.epoch, answer.outcomes.len()), (expected, 0));
+    fleet.hear(3_100_000, begun.id);
+    assert!(fleet.ask(3_599_999, begun.id, 1).outcomes.is_empty());
+    assert_eq!(granted(&fleet.ask(3_600_000, begun.id, 1)).0, 1);
+}
+
+#[test]
+fn nothing_is_charged_in_another_epoch_than_it_is_written_for() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let first = fleet.begin(0);
+    fleet.run = "two";
+    let second = fleet.write_back(SECOND, &lost(1, first, &[(0, 10)])).id;
+    assert!(second > first);
+    fleet.hear(SECOND, second);
+    assert_eq!(granted(&fleet.ask(2 * SECOND, second, 10)).0, 10);
+}
