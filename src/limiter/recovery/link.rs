@@ -135,10 +135,8 @@ pub(in crate::limiter) struct Session {
     memory: u64,
     /// The epoch that the store must have reached: a new one is required after its clock was stepped.
     required_epoch: u64,
-    /// The number of outages.
-    outages: u64,
-    /// When the latest outage began.
-    pub(in crate::limiter) away_since: Moment,
+    /// The number of outages, and when the latest began.
+    pub(in crate::limiter) outages: (u64, Moment),
     /// The time of the latest reset of a limiter that the store has announced, by its clock.
     reset_at: Micros,
     /// The time of the latest reset that the ledger has followed, by the store's clock.
@@ -156,8 +154,7 @@ impl Session {
             epoch: 0,
             memory: 0,
             required_epoch: 0,
-            outages: 0,
-            away_since: Moment(0),
+            outages: (0, Moment(0)),
             reset_at: Micros::ZERO,
             reset_followed: Micros::ZERO,
         }
@@ -251,9 +248,8 @@ impl Session {
     fn tick(&mut self, now: Moment) {
         match self.link {
             Link::Held { until, .. } if now >= until => {
-                self.outages += 1;
-                self.away_since = until;
-                self.link = Link::Away { outage: self.outages };
+                self.outages = (self.outages.0 + 1, until);
+                self.link = Link::Away { outage: self.outages.0 };
             }
             Link::Settling { epoch, opens } if now >= opens => self.link = Link::Up { epoch },
             _ => {}

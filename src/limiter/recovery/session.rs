@@ -138,7 +138,7 @@ impl StoreSession {
     /// Returns when the store's outage began; `None` if there is none.
     pub(in crate::limiter) fn away_since(&self) -> Option<Moment> {
         let state = self.state();
-        matches!(state.link, Link::Away { .. }).then_some(state.away_since)
+        matches!(state.link, Link::Away { .. }).then_some(state.outages.1)
     }
 
     /// Returns the latest epoch that the store has answered; zero before its first answer.
