@@ -108,9 +108,8 @@ do
       return till and tonumber(till) > now
     end
 
-    -- Notes until when a state is there.
+    -- Notes until when a state is there. The heartbeat forgets it later.
     local function note_live(live_key, key, epoch, now, till)
-      redis.call("ZREMRANGEBYSCORE", live_key, "-inf", string.format("%.0f", now))
       redis.call("ZADD", live_key, string.format("%.0f", till), key)
       redis.call("PEXPIRE", live_key, ceil((max(epoch.kept_until, till) - now) / 1000) + 60000)
     end

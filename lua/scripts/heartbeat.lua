@@ -1,5 +1,6 @@
 -- heartbeat.lua: keep the epoch alive, note that a replica hears the server, and return what a replica must know.
 -- KEYS[1]  the epoch
+-- KEYS[2]  until when each state lives
 -- ARGV[1]  MessagePack values, one after the other; all times in microseconds
 --   given_now    0: this server's clock
 --   known_epoch  the latest epoch that the caller knows
@@ -18,9 +19,9 @@
 --          { { now, epoch, when it opens or 0, last reset or 0, memory }, { { key, instant } of each reset, ascending },
 --            { version, whether all counted members know it }, { { replica, for how long its permits may matter, whether it is counted },
 --            ... } }
--- Atomic:  one key
+-- Atomic:  a single server, or keys of one hash tag
 
-local epoch_key = KEYS[1]
+local epoch_key, live_key = KEYS[1], KEYS[2]
 local given_now, known_epoch, run, settle, counts_for, replica, heard, matters_for, memory, reported, version, leaves, known =
   cmsgpack.unpack(ARGV[1])
 local now = Store.now(given_now)
@@ -78,6 +79,7 @@ end
 epoch.members = kept
 if has_changed then epoch.version = epoch.version + 1 end
 Epoch.keep(epoch_key, epoch, now, now, true)
+redis.call("ZREMRANGEBYSCORE", live_key, "-inf", string.format("%.0f", now))
 
 local resets, rows, is_known = {}, {}, true
 for index = 1, #epoch.resets, 3 do resets[#resets + 1] = { epoch.resets[index], epoch.resets[index + 1] } end

@@ -180,7 +180,7 @@ pub(super) fn heartbeat(context: &Context<'_>, heartbeat: &Heartbeat) -> Argumen
         leaves: heartbeat.leaves,
         members: heartbeat.members.iter().flat_map(member).collect(),
     };
-    Arguments::new([context.epoch.to_owned()], &values)
+    Arguments::new([context.epoch.to_owned(), context.live.to_owned()], &values)
 }
 
 #[derive(Serialize)]

@@ -17,7 +17,10 @@ pub const SPREAD_MIN: Micros = Micros::from_millis(60_000);
 /// The time over which a replica without a store spreads what it grants of longer windows.
 const PACE: Micros = Micros::from_millis(5000);
 
-/// The instants that are kept apart in that time.
+/// The longest time for which a replica without a store grants nothing because others may have been granted everything right before.
+const SOON: Micros = Micros::from_millis(6000);
+
+/// The instants that are kept apart in a `PACE`.
 const PACE_CELLS: u64 = 256;
 
 /// A limit in the form in which room is searched.
@@ -93,11 +96,10 @@ impl Rule {
         self.kind.window_start(Micros::ZERO, self.window).is_some()
     }
 
-    /// Returns whether a limit that is used up has all its permits again within the time over which a replica without a store spreads
-    /// longer windows.
+    /// Returns whether a limit that is used up has all its permits again soon: within [`SOON`].
     pub fn is_soon_whole(&self) -> bool {
         let permits = if self.has_windows() { self.rate } else { self.capacity() };
-        Micros(self.window.0 / self.rate.max(1) * permits) <= PACE
+        Micros(self.window.0 / self.rate.max(1) * permits) <= SOON
     }
 
     /// Returns the distance between the advised instants of refused callers that need `permits` each.

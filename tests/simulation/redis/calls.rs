@@ -292,7 +292,7 @@ impl Fleet<'_> {
             .flat_map(|_| [self.rng.u64(1..6), self.rng.u64(..30_000_000), self.rng.u64(..2)])
             .collect();
         let arguments = arguments.int(self.rng.u64(..9)).flag(self.rng.u8(..8) == 0).ints(&known);
-        let answer = self.call("heartbeat", &[EPOCH.to_owned()], arguments);
+        let answer = self.call("heartbeat", &[EPOCH.to_owned(), LIVE.to_owned()], arguments);
         self.learn_epoch(answer.at(0));
     }
 

@@ -11,11 +11,15 @@ use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::{Algorithm, Position};
 use crate::limiter::arithmetic::cell::cell_width;
 use crate::limiter::arithmetic::quota::Quota;
+use crate::limiter::arithmetic::share::Share;
 use crate::limiter::model::calendar_windows::{CalendarWindows, Stretch, window_of};
 use crate::limiter::model::limit::{Limit, PRECISION_DEFAULT};
 
 /// The distance between two refused callers, for each permit: the permits of a window come back at one instant.
 const SPACING: Micros = Micros::from_millis(10);
+
+/// How far the wall clocks of a replica and of the store may lie apart.
+const CLOCKS_APART: Micros = Micros::from_millis(25);
 
 /// The fixed window: at most `rate` permits in each window of a calendar.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -54,6 +58,17 @@ impl FixedWindow {
 
 impl Algorithm for FixedWindow {
     type Sight = Frame;
+
+    /// Leaves both ends of a window empty: those of a replica are by its own clock, which differs from the store's.
+    fn share(&self, _share: Share) -> FixedWindow {
+        let shortest = self.stretches.iter().map(|stretch| stretch.length.0).min().unwrap_or_default();
+        let apart = CLOCKS_APART.min(Micros(shortest / 8));
+        let later = |stretch: &Stretch| Stretch { start: stretch.start + apart, ..*stretch };
+        FixedWindow {
+            guard: self.guard + apart + apart,
+            stretches: self.stretches.iter().map(later).collect(),
+        }
+    }
 
     fn letter(&self) -> char {
         'F'
