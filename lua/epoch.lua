@@ -111,7 +111,8 @@ do
     -- Notes until when a state is there. The heartbeat forgets it later.
     local function note_live(live_key, key, epoch, now, till)
       redis.call("ZADD", live_key, string.format("%.0f", till), key)
-      redis.call("PEXPIRE", live_key, ceil((max(epoch.kept_until, till) - now) / 1000) + 60000)
+      -- It outlives all states, as the epoch does.
+      redis.call("PEXPIRE", live_key, ceil((max(epoch.kept_until, till) - now) / 1000) + 15000)
     end
 
     -- Returns whether every member whose permits may matter has reported what it was granted before the server's present memory.

@@ -4,15 +4,14 @@
 -- When the epoch is open, a doubt is either resolved, because all members have reported, or charged: with all that they can have been
 -- granted and not reported, at the opening. No earlier use of theirs is seen for longer. A late report resolves it still.
 
--- The permits that the members can have granted without the server, from when they last heard it to the opening. Away from the server a
--- replica grants in each stretch of this length no more than belongs to it of a longer window, but one permit at least
--- (src/limiter/arithmetic/rule.rs).
+-- The permits that silent members are taken to have granted without the server, from when they last heard it to the opening: at the pace
+-- of the limit, and this time's worth of it at once. A member that has used up the share of a long window at once, and has died before it
+-- could report that, is not reckoned with: else the crash of a replica would close a limit a day for a day.
 local function granted_away(state, epoch)
-  local PACE = 5000000
-  local most, stretches = 0, ceil((epoch.opens - epoch.silent_from) / PACE) + 1
+  local AT_ONCE = 5000000
+  local most, away = 0, epoch.opens - epoch.silent_from + AT_ONCE
   for _, rule in ipairs(state.rules) do
-    local granted = stretches * (rule.rate * PACE / rule.window + #epoch.members / Epoch.SIZE)
-    most = max(most, min(rule.capacity, ceil(granted)))
+    most = max(most, min(rule.capacity, ceil(rule.rate * away / rule.window) + #epoch.members / Epoch.SIZE))
   end
   return most
 end

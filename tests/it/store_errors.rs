@@ -491,14 +491,17 @@ async fn policies_answer_while_redis_is_frozen_for_six_seconds() {
                 _ => answer.status == 200,
             };
             let is_early = answer.sent < frozen + SETTLES && answer.status == 200;
-            assert!(is_right || is_early, "{policy}: {} {}", answer.status, answer.text());
+            // Nobody knows what the others were granted right before. That has left the window a second after the outage began.
+            let is_unknown = policy == "local" && answer.status == 429 && answer.sent < frozen + SETTLES + SECOND;
+            assert!(is_right || is_early || is_unknown, "{policy}: {} {}", answer.status, answer.text());
         }
         times.sort();
         let (median, worst) = (times[times.len() / 2], times[times.len() - 1]);
         println!("{} answers while frozen, median {median:?}, worst {worst:?}", times.len());
         assert!(times.len() > 500, "{}", times.len());
         assert!(median < Duration::from_millis(20), "{median:?}");
-        assert!(worst < Duration::from_millis(500), "{worst:?}");
+        // A request waits for the store as long as its deadline and a lease.
+        assert!(worst < Duration::from_millis(1000), "{worst:?}");
     })
     .await;
 }

@@ -20,8 +20,8 @@ const MUTATIONS: [Mutation; 5] = [
     },
     Mutation {
         name: "given_back_twice",
-        from: "local moved = Reschedule.give_back(states[index], slot, permits, callers[3 * index - 1])",
-        to: "Reschedule.give_back(states[index], slot, permits, callers[3 * index - 1]) local moved = Reschedule.give_back(states[index], slot, permits, callers[3 * index - 1])",
+        from: "local moved = Reschedule.give_back(states[index], slot, permits, callers[2 * index])",
+        to: "Reschedule.give_back(states[index], slot, permits, callers[2 * index]) local moved = Reschedule.give_back(states[index], slot, permits, callers[2 * index])",
     },
     Mutation {
         name: "refusal_books",

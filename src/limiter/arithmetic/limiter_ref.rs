@@ -37,18 +37,16 @@ impl LimiterRef {
         }
     }
 
-    /// Returns the part of the limiter that one replica may use by itself while the store is away; `None` if it has no share. Rules
-    /// that spread longer windows come last.
+    /// Returns the part of the limiter that one replica may use by itself while the store is away; `None` if it has no share.
     ///
     /// No more replicas have a share than there are permits at one instant under every limit.
     #[must_use]
     pub fn share(&self, share: Share) -> Option<LimiterRef> {
         let most = self.rules.iter().map(|rule| rule.rate.min(rule.capacity())).min().unwrap_or_default();
         let share = share.among(most)?;
-        let own: Vec<Rule> = self.rules.iter().map(|rule| rule.share(share)).collect();
-        let paced: Vec<Rule> = own.iter().filter_map(Rule::paced).collect();
-        let is_any = own.iter().all(|rule| rule.rate > 0 && rule.capacity() > 0);
-        is_any.then(|| LimiterRef { rules: own.into_iter().chain(paced).collect(), ..self.clone() })
+        let rules: Arc<[Rule]> = self.rules.iter().map(|rule| rule.share(share)).collect();
+        let has_any = rules.iter().all(|rule| rule.rate > 0 && rule.capacity() > 0);
+        has_any.then(|| LimiterRef { rules, ..self.clone() })
     }
 
     /// Returns the rules as the Lua twin reads them.

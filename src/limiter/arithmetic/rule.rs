@@ -5,7 +5,6 @@ use std::fmt::Write;
 use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::Algorithm;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
-use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::cell::cell_start;
 use crate::limiter::arithmetic::quota::Quota;
 use crate::limiter::arithmetic::share::Share;
@@ -14,14 +13,8 @@ use crate::limiter::model::Limit;
 /// How far beyond the true delay a refusal may send a caller, unless its window is longer.
 pub const SPREAD_MIN: Micros = Micros::from_millis(60_000);
 
-/// The time over which a replica without a store spreads what it grants of longer windows.
-const PACE: Micros = Micros::from_millis(5000);
-
 /// The longest time for which a replica without a store grants nothing because others may have been granted everything right before.
 const SOON: Micros = Micros::from_millis(6000);
-
-/// The instants that are kept apart in a `PACE`.
-const PACE_CELLS: u64 = 256;
 
 /// A limit in the form in which room is searched.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -67,18 +60,6 @@ impl Rule {
     #[must_use]
     pub fn share(&self, share: Share) -> Rule {
         Rule { rate: share.of(self.rate), kind: self.kind.share(share), ..self.clone() }
-    }
-
-    /// Returns the rule that spreads what this one grants over its window: in each [`PACE`] as much of the rate as belongs to it;
-    /// `None` where that makes no difference.
-    ///
-    /// A replica without a store keeps to it, so that nobody has to reckon with a whole window of permits where a replica was away
-    /// for a moment and never came back. See `lua/recovery.lua`.
-    pub fn paced(&self) -> Option<Rule> {
-        let rate = (self.rate.saturating_mul(PACE.0) / self.window.0.max(1)).max(1);
-        let cell = self.cell.min(Micros(PACE.0 / PACE_CELLS));
-        let differs = self.window > PACE && rate < self.capacity();
-        differs.then(|| Rule { rate, window: PACE, cell, kind: SlidingWindow.into() })
     }
 
     /// Returns the most permits that are granted at one instant.

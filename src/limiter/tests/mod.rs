@@ -222,12 +222,6 @@ async fn closing_refuses_waiting_requests() {
     assert!(matches!(enter(&limiter_set).await, Err(Refusal::Closed { .. })));
 }
 
-/// Waits until the store counts as away, and until what other replicas may have been granted before has left a window of a second.
-async fn wait_for_outage(limiter_set: &LimiterSet) {
-    drop(enter(limiter_set).await);
-    sleep(2 * SECOND).await;
-}
-
 async fn without_store(policy: OnStoreFailure, fleet_size: u32) -> Vec<Result<Entered, Refusal>> {
     let mut limiter = Limiter::clone(&limiter(9, SECOND, Duration::ZERO));
     limiter.on_store_failure = policy;
@@ -236,7 +230,6 @@ async fn without_store(policy: OnStoreFailure, fleet_size: u32) -> Vec<Result<En
     limiters.apply(&[Arc::new(limiter)]);
     assert_eq!(limiters.ready(), policy != OnStoreFailure::Reject);
     let limiter_set = limiter_set(&limiters, &["api"]);
-    wait_for_outage(&limiter_set).await;
     let mut outcomes = Vec::new();
     for _ in 0..20 {
         let outcome = enter(&limiter_set).await;
@@ -309,7 +302,6 @@ async fn a_cost_above_a_share_is_refused_while_the_store_is_away() {
         let demand = Demand { cost: Permits::new(cost).unwrap(), wait_max: None };
         limiter_set.enter(&[], demand)
     };
-    wait_for_outage(&limiter_set).await;
     // Three replicas that each let five pass would send fifteen.
     assert!(matches!(ask(5).await, Err(Refusal::StoreUnavailable { .. })));
     assert!(matches!(ask(3).await, Ok(Entered::Granted(_))));

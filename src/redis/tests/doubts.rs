@@ -132,9 +132,9 @@ fn what_a_silent_member_may_have_granted_alone_is_charged_by_the_time() {
     }
     let second = fleet.renew(1_700_000, first);
     fleet.beat(1_800_000, 1, second, Reported { memory: first, epoch: second });
-    // The second and a half until it opens may meet two stretches of five seconds, each with five permits and one for each member.
+    // A second and a half until it opens, and five seconds' worth at once: seven, and one for each member.
     fleet.ask(2_200_000, second, 0);
-    assert_eq!(fleet.available(2_200_000), 86);
+    assert_eq!(fleet.available(2_200_000), 91);
 }
 
 #[test]

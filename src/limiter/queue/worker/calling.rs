@@ -113,7 +113,10 @@ impl Worker {
         for (instance, until) in self.queue.instances.iter().zip(paused).filter(|(_, until)| **until > now) {
             let (limiter, until) = (instance.active.name.clone(), clock.due(*until));
             instance.active.pause_until(until);
-            self.queue.apply_pause(Paused { limiter, from: clock.due(now), until }, false);
+            let paused = Paused { limiter, from: clock.due(now), until };
+            // Before the answer, whose refusals name the pause.
+            let paused = self.queue.apply_pause(paused, false);
+            self.events.push(Event::Paused(paused));
         }
     }
 }

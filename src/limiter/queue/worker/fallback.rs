@@ -45,6 +45,11 @@ impl Worker {
     pub(super) fn begin_outage(&mut self) {
         self.charge_usage();
         let Fallback { store, clock, replica, .. } = &*self.fallback;
+        // A replica that is alone, or has never seen the store, knows of nobody else.
+        if self.share().parts == 1 || self.session.epoch() == 0 {
+            self.usage.is_old = true;
+            return;
+        }
         let since = self.session.away_since().map_or_else(|| clock.now(), |since| clock.at(since));
         for limiter_ref in self.local_refs().unwrap_or_default() {
             let soon = limiter_ref.rules.iter().filter(|rule| rule.is_soon_whole()).map(Rule::capacity);
@@ -136,9 +141,6 @@ impl Worker {
                 outcome
             {
                 violated.limiter = places.get(violated.limiter).copied().unwrap_or_default();
-                // A rule that spreads a window stands behind those of the limits.
-                let limits = self.calling.limiter_refs.get(violated.limiter).map_or(1, |one| one.rules.len());
-                violated.limit = violated.limit.min(limits.saturating_sub(1));
             }
         }
         answer
