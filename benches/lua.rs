@@ -22,6 +22,7 @@ use weir::clock::Micros;
 use weir::config::model::{self, RedisNode, RedisServers, Secret};
 use weir::limiter::arithmetic::limiter_ref::LimiterRef;
 use weir::limiter::model::call::Outcome;
+use weir::limiter::model::heartbeat::Heartbeat;
 use weir::limiter::store::Store;
 use weir::redis::RedisStore;
 use weir::telemetry::Metrics;
@@ -143,7 +144,13 @@ impl<'a> Limiter<'a> {
     /// Uses a window of the limiter at its pace, and books another one.
     async fn saturate(&self, server: &mut Server) -> Result<State> {
         server.flush().await?;
-        while self.store.epoch(0).await?.0.settles_until.is_some() {
+        let mut heartbeat = Heartbeat::default();
+        loop {
+            let epoch = self.store.heartbeat(&heartbeat).await?.epoch;
+            if epoch.settles_until.is_none() {
+                break;
+            }
+            heartbeat.known_epoch = epoch.id;
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         let (permits, micros) = self.case.step();
