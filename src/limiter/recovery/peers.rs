@@ -106,6 +106,12 @@ impl Peers {
         known.counted = counted;
     }
 
+    /// Returns whether no other replica can have been granted anything that matters, as the store said last.
+    pub(in crate::limiter) fn is_alone(&self) -> bool {
+        let known = self.lock();
+        known.listed.is_some() && known.others.is_empty()
+    }
+
     /// Returns this replica's share while the store is away: of `assumed` replicas before the store has answered.
     ///
     /// Invariant: the shares of all members sum up to no more than the whole. A change of the members makes shares larger only when

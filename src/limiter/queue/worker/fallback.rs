@@ -44,18 +44,17 @@ impl Worker {
     /// outage began: by then every slot of the store has been used or is void.
     pub(super) fn begin_outage(&mut self) {
         self.charge_usage();
-        let Fallback { store, clock, replica, .. } = &*self.fallback;
+        self.usage.is_old = true;
         // A replica that is alone, or has never seen the store, knows of nobody else.
-        if self.share().parts == 1 || self.session.epoch() == 0 {
-            self.usage.is_old = true;
+        if self.session.peers.is_alone() || self.session.epoch() == 0 {
             return;
         }
+        let Fallback { store, clock, replica, .. } = &*self.fallback;
         let since = self.session.away_since().map_or_else(|| clock.now(), |since| clock.at(since));
         for limiter_ref in self.local_refs().unwrap_or_default() {
             let soon = limiter_ref.rules.iter().filter(|rule| rule.is_soon_whole()).map(Rule::capacity);
             store.charge_at(clock.now(), &limiter_ref, (since, soon.max().unwrap_or_default()), *replica);
         }
-        self.usage.is_old = true;
     }
 
     fn charge_usage(&self) {
