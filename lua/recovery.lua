@@ -45,28 +45,26 @@ local function resolve(state, epoch, now)
   return is_lighter
 end
 
--- Brings a state into an epoch. Slots ahead are void: their holders have lost them.
+-- Brings a state of an earlier epoch into this one. Slots ahead are void: their holders have lost them.
 local function recover(state, epoch, now)
-  if state.epoch ~= epoch.id then
-    local doubts = state.doubts
-    local function doubt(is_lost)
-      -- The most doubts that can still be resolved; what was charged for the others stays charged.
-      local DOUBTS_MAX = 8
-      if #doubts >= 3 * DOUBTS_MAX then doubts = { unpack(doubts, 4) } end
-      local size = #doubts
-      doubts[size + 1], doubts[size + 2], doubts[size + 3] = is_lost, 0, 0
-    end
-    if state.epoch < epoch.memory then
-      state.timeline, state.written_back = Timeline.load({ {}, {} }), {}
-      state.checkpoints, doubts = State.new_checkpoints(state.rules), {}
-      doubt(1)
-    else
-      Timeline.split_off(state.timeline, epoch.opens + 1)
-    end
-    if epoch.id ~= epoch.memory then doubt(0) end
-    state.doubts = doubts
-    state.generation, state.epoch = max(epoch.id, state.generation + 1), epoch.id
-    state.lives_until, state.reset_at = 0, min(state.reset_at, now)
-    state.void_from, state.previous_generation, state.rescheduled, state.rescheduled_until = 0, 0, {}, 0
+  local doubts = state.doubts
+  local function doubt(is_lost)
+    -- The most doubts that can still be resolved; what was charged for the others stays charged.
+    local DOUBTS_MAX = 8
+    if #doubts >= 3 * DOUBTS_MAX then doubts = { unpack(doubts, 4) } end
+    local size = #doubts
+    doubts[size + 1], doubts[size + 2], doubts[size + 3] = is_lost, 0, 0
   end
+  if state.epoch < epoch.memory then
+    state.timeline, state.written_back = Timeline.load({ {}, {} }), {}
+    state.checkpoints, doubts = State.new_checkpoints(state.rules), {}
+    doubt(1)
+  else
+    Timeline.split_off(state.timeline, epoch.opens + 1)
+  end
+  if epoch.id ~= epoch.memory then doubt(0) end
+  state.doubts = doubts
+  state.generation, state.epoch = max(epoch.id, state.generation + 1), epoch.id
+  state.lives_until, state.reset_at = 0, min(state.reset_at, now)
+  state.void_from, state.previous_generation, state.rescheduled, state.rescheduled_until = 0, 0, {}, 0
 end

@@ -40,7 +40,7 @@ local MEMBERS_MAX = 256
 local NOBODY = 0
 
 local function add(id, ...)
-  if #members >= MEMBERS_MAX * SIZE then id = NOBODY end
+  if #members >= MEMBERS_MAX * SIZE and not place_of(id) then id = NOBODY end
   local index = place_of(id) or #members + 1
   for place, value in ipairs({ id, ... }) do
     members[index + place - 1] = place == 3 and max(members[index + 2] or 0, value) or value

@@ -87,16 +87,12 @@ impl Worker {
 
     /// Books in this replica's own memory. A cost above its share is not asked for.
     pub(super) fn book_locally(&mut self, mut call: Call) {
+        let refs = self.local_refs();
+        let capacities = refs.iter().flatten().flat_map(|one| one.rules.iter().map(Rule::capacity));
         // A replica without a share grants nothing.
-        let refs = self.local_refs().unwrap_or_default();
-        let cost_max = match self.local_refs() {
-            Some(refs) => {
-                refs.iter().flat_map(|one| one.rules.iter().map(Rule::capacity)).min().unwrap_or(u64::MAX)
-            }
-            None => 0,
-        };
+        let cost_max = if refs.is_none() { 0 } else { capacities.min().unwrap_or(u64::MAX) };
         call.runs.retain(|run| run.cost <= cost_max);
-        let answer = self.ask_fallback(call.clone(), &refs);
+        let answer = self.ask_fallback(call.clone(), &refs.unwrap_or_default());
         let granted: Vec<_> = booked(&call, &answer).collect();
         self.session.ledger.record_offline(answer.now, &self.calling.limiter_refs, &granted);
         self.events.push(Event::AnsweredLocally(Box::new(LocalAnswer { answer, cost_max })));
