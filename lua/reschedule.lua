@@ -63,7 +63,7 @@ local Reschedule = setmetatable({ rare = function()
     end
     state.rescheduled, state.rescheduled_cell, state.rescheduled_until = moved, old_cell, void_from + lease
     state.previous_generation, state.generation = state.generation, max(now, state.generation + 1)
-    state.void_from = void_from
+    state.void_from, state.has_moved = void_from, #void > 0
   end
 
   -- Returns the index of the first void permits that were booked in the cell of a slot.

@@ -73,9 +73,10 @@ do
     return at
   end
 
-  -- Writes a state, which exists for no shorter than was noted before. Notes a longer life with a margin, so that few calls do. Returns
-  -- until when it is sure to exist.
-  local function keep(key, was, state, now, expires_at, live_key, epoch)
+  -- Writes a state, which exists for no shorter than was noted before. Notes a longer life with a margin, so that few calls do, and that
+  -- bookings were moved. Returns until when it is sure to exist.
+  local function keep(key, was, state, now, expires_at, live_key, moved_key, epoch)
+    if state.has_moved and epoch.id > 0 then Epoch.note_moved(moved_key, key, now) end
     if expires_at > now and expires_at > state.lives_until then
       state.lives_until = expires_at + floor((expires_at - now) / 4)
       if epoch.id > 0 then Epoch.note_live(live_key, key, epoch, now, state.lives_until) end

@@ -2,6 +2,7 @@
 -- KEYS[1]  the epoch
 -- KEYS[2]  the state of the limiter
 -- KEYS[3]  until when each state lives
+-- KEYS[4]  when bookings of a state were last moved
 -- ARGV[1]  MessagePack values, one after the other; all times in microseconds
 --   given_now    0: this server's clock
 --   known_epoch  the epoch for which this is written; nothing is charged in another one
@@ -18,7 +19,7 @@
 -- Atomic:  a single server, or keys of one hash tag
 -- Expiry:  every key when nothing in it can matter any more, never earlier
 
-local epoch_key, state_key, live_key = KEYS[1], KEYS[2], KEYS[3]
+local epoch_key, state_key, live_key, moved_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local given_now, known_epoch, run, settle, lease, replica, number, rules, was_away, sent, bookings = cmsgpack.unpack(ARGV[1])
 local now, stored = Store.now(given_now), redis.call("MGET", epoch_key, state_key)
 
@@ -95,5 +96,5 @@ if is_new() then
 end
 
 local expires = max(State.expires(state), epoch.opens + Rule.longest_window(state.rules))
-Epoch.keep(epoch_key, epoch, now, State.keep(state_key, stored[2], state, now, expires, live_key, epoch))
+Epoch.keep(epoch_key, epoch, now, State.keep(state_key, stored[2], state, now, expires, live_key, moved_key, epoch))
 return cmsgpack.pack(Epoch.answer(epoch, now))

@@ -85,11 +85,16 @@ pub(super) struct Part {
 pub(super) struct PartKeys {
     pub(super) epoch: String,
     live: String,
+    moved: String,
 }
 
 impl PartKeys {
     fn new(prefix: &str, group: Option<&str>) -> PartKeys {
-        PartKeys { epoch: keys::epoch(prefix, group), live: keys::live(prefix, group) }
+        PartKeys {
+            epoch: keys::epoch(prefix, group),
+            live: keys::live(prefix, group),
+            moved: keys::moved(prefix, group),
+        }
     }
 }
 
@@ -150,13 +155,15 @@ impl PartConnection {
 
     /// Returns the context of calls to a server of this run.
     pub(super) fn context<'a>(&'a self, run: &'a str) -> Context<'a> {
-        let (epoch, live) = self.part.keys.as_ref().map_or(("", ""), |keys| (&keys.epoch, &keys.live));
+        let [epoch, live, moved] =
+            self.part.keys.as_ref().map_or([""; 3], |keys| [&*keys.epoch, &*keys.live, &*keys.moved]);
         let (prefix, channel) = (&self.shared.prefix, self.shared.announcements.channel());
         let is_cluster = self.shared.connections.are_cluster();
         Context {
             prefix,
             epoch,
             live,
+            moved,
             is_cluster,
             channel,
             run,

@@ -31,7 +31,7 @@ impl Worker {
 
     /// Charges this replica's memory with its part of the usage at the last contact with the store.
     ///
-    /// A share is the limit divided by the number of replicas, and so is the part of the usage: all replicas together have left
+    /// A share is the limit divided by the replicas that have one, and so is the part of the usage: all replicas together have left
     /// what the fleet had left. The tightest limit counts as full in two cases:
     /// - the store was booked ahead: at the last booked slot, but not after the present moment, as nobody uses a slot of the store
     ///   from here on;
@@ -64,8 +64,9 @@ impl Worker {
         let contact = clock.at(*at);
         let booked = booked_until.zip(self.session.clock()).map(|(last, known)| clock.at(known.due(last)));
         for place in self.queue.with_policy(OnStoreFailure::Local) {
-            let Some(limiter_ref) = self.calling.limiter_refs[place].share(share) else { continue };
-            let used = used.get(place).map_or(0, |used| used.div_ceil(share.parts));
+            let whole = &self.calling.limiter_refs[place];
+            let Some((limiter_ref, parts)) = whole.share(share).zip(whole.place(share)) else { continue };
+            let used = used.get(place).map_or(0, |used| used.div_ceil(parts.parts.max(1)));
             let full = limiter_ref.rules.iter().map(Rule::capacity).min().unwrap_or_default();
             let used = match booked {
                 Some(last) => (last.min(now), used.max(full)),
