@@ -45,10 +45,7 @@ local epoch = Epoch.open(epoch_key, stored[limiters + 2], now, known_epoch, run,
 local states, own_rules = {}, {}
 for index = 1, limiters do
   states[index] = State.load(KEYS[index], stored[index], now)
-  -- A single key was lost, deleted or evicted: replicas write back the grants that it held.
-  if settle > 0 and not stored[index] and Epoch.is_missing(live_key, KEYS[index], now) then
-    epoch = Epoch.begin(epoch, now, epoch.id, epoch.run, settle, true)
-  end
+  if settle > 0 and not stored[index] then epoch = Epoch.without_state(epoch, live_key, KEYS[index], now, settle) end
 end
 local settles = now < epoch.opens
 for index = 1, limiters do

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use deadpool::managed::PoolError;
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::{BoxFuture, FutureExt, select_ok};
 use redis::{Cmd, RedisError, Value};
 use tokio::time::{Instant, timeout};
 
@@ -31,6 +31,9 @@ pub(super) const LEASE: Micros = Micros::from_millis(500);
 /// How long a new epoch takes to open, and how long a silence of all replicas is a doubt. Slots of the epoch before are not used for longer
 /// than a lease, and each replica has heard of the new one twice by then, and written back.
 const SETTLE: Micros = LEASE;
+
+/// The owner of the connection for calls outside the queues: heartbeats, write-backs and calls by hand.
+pub(super) const RECOVERY: &str = "recovery";
 
 /// The first word of the error by which a script refuses a key that weir has not written.
 const UNREADABLE: &str = "UNREADABLE ";
@@ -197,7 +200,8 @@ impl PartConnection {
         self.timed(op, self.shared.timeout, self.attempt(op, owner, command)).await
     }
 
-    /// Makes a call that goes on after its deadline, because its bookings must not be lost. With an error comes the late answer.
+    /// Makes a call that goes on after its deadline, because its bookings must not be lost. With an error comes the late answer, for
+    /// which the call is made once more over another connection, under its number: answers may be lost on the first one alone.
     pub(super) async fn call_on(
         &self,
         op: StoreOp,
@@ -207,11 +211,16 @@ impl PartConnection {
         if !self.part.health.is_up() {
             return Err((StoreError::Away, None));
         }
-        let store = self.clone();
-        let mut attempt = async move { store.attempt(op, owner.as_str(), command).await }.boxed();
+        let (store, again, command) = (self.clone(), self.clone(), Arc::new(command));
+        let first = command.clone();
+        let mut attempt = async move { store.attempt(op, owner.as_str(), &*first).await }.boxed();
         let result = self.timed(op, self.shared.timeout, &mut attempt).await;
         result.map_err(|error| {
-            let late = async move { timeout(LATE_MAX, attempt).await.ok()?.ok() };
+            let again = async move { again.attempt(op, RECOVERY, &*command).await }.boxed();
+            let late = async move {
+                let both = select_ok([attempt, again]);
+                timeout(LATE_MAX, both).await.ok()?.ok().map(|(value, _)| value)
+            };
             let is_late = matches!(error, StoreError::Timeout(_));
             (error, is_late.then(|| late.boxed()))
         })
@@ -289,6 +298,9 @@ impl PartConnection {
                     self.shared.connections.replace_all();
                 } else if opens || (op == StoreOp::Ping && is_away) {
                     self.shared.connections.replace(&self.owner("ping"));
+                } else if op == StoreOp::Heartbeat && is_away {
+                    // Answers may be lost on this connection alone.
+                    self.shared.connections.replace(&self.owner(RECOVERY));
                 }
             }
         }

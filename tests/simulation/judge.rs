@@ -24,6 +24,8 @@ pub struct Judge {
     /// The faults of the store that go on, by number, and the replicas that were started meanwhile.
     store_faults: Vec<u64>,
     started_alone: u64,
+    /// True if the store's clock was stepped in these faults.
+    has_stepped_unseen: bool,
     findings: Vec<Finding>,
 }
 
@@ -48,6 +50,7 @@ impl Judge {
             fleet_size: plan.fleet_size.max(1),
             store_faults: Vec::new(),
             started_alone: 0,
+            has_stepped_unseen: false,
             findings: Vec::new(),
             names,
         }
@@ -136,7 +139,7 @@ impl Judge {
         let excess = excess(kind, self.replicas);
         let (name, loses_knowledge, touches_store) =
             (kind.name(), kind.loses_knowledge(), kind.touches_store());
-        if touches_store {
+        if kind.hides_store() {
             self.store_faults.push(fault as u64);
         }
         let told = FaultKind { name, loses_knowledge, touches_store, excess };
@@ -155,6 +158,9 @@ impl Judge {
         let before = self.store_faults.len();
         self.store_faults.retain(|one| *one != fault as u64);
         if before > 0 && self.store_faults.is_empty() {
+            if std::mem::take(&mut self.has_stepped_unseen) {
+                self.observe(at, &Event::ClockShown);
+            }
             for number in 0..std::mem::take(&mut self.started_alone) {
                 self.observe(at, &Event::FaultEnds { fault: STARTED_ALONE + number });
             }
@@ -185,6 +191,11 @@ impl Judge {
     /// The store's clock shows another time than it would.
     pub fn clock_stepped(&mut self, at: u64) {
         self.observe(at, &Event::ClockStepped);
+        if !self.store_faults.is_empty() {
+            // Replicas go by their own clocks, and cannot see that the store's windows begin at other instants now.
+            self.has_stepped_unseen = true;
+            self.observe(at, &Event::ClockHidden);
+        }
     }
 
     /// A replica stands still.

@@ -26,6 +26,9 @@ use crate::limiter::store::StoreError;
 /// The most times in a row that a heartbeat is repeated because the store's answer shows that it misses something.
 const REPEATED_MAX: usize = 4;
 
+/// How many times sooner than at its interval a failed heartbeat is repeated.
+const RETRIED: u32 = 4;
+
 /// The longest time that a replica spends on saying farewell.
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
 
@@ -57,12 +60,15 @@ impl<F: Fn(News<'_>)> Recovery<F> {
     /// Runs until no limiter uses the session any more.
     pub(in crate::limiter) async fn run(self) {
         while let Some(session) = self.session.upgrade() {
-            // The store counts and logs the error; the next heartbeat tries again.
-            if let Err(error) = beat(&session, &self.fallback, &self.tell).await {
+            let beaten = beat(&session, &self.fallback, &self.tell).await;
+            // The store counts the error and logs it.
+            if let Err(error) = &beaten {
                 debug!(%error, "the store does not hear this replica");
             }
             session.ledger.sweep(session.now());
-            let pause = session.terms.heartbeat.to_duration();
+            let interval = session.terms.heartbeat.to_duration();
+            // A lost answer is made up for before the fleet's silence is a doubt.
+            let pause = if beaten.is_ok() { interval } else { interval / RETRIED };
             tokio::select! {
                 biased;
                 () = sleep(pause) => {}

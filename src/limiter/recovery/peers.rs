@@ -137,12 +137,13 @@ impl Peers {
     pub(in crate::limiter) fn share(&self, assumed: u64) -> Share {
         let known = self.lock();
         if known.listed.is_none() {
-            return Share { parts: assumed.max(1), place: None };
+            return Share { parts: assumed.max(1), place: None, clock_ahead: 0 };
         }
         let Some(place) = known.agreed.iter().position(|member| *member == known.me) else {
             return Share::NONE;
         };
         let parts = known.agreed.len().max(known.counted.len()) as u64;
-        Share { parts, place: (known.agreed == known.counted).then_some(place as u64) }
+        let place = (known.agreed == known.counted).then_some(place as u64);
+        Share { parts, place, clock_ahead: 0 }
     }
 }

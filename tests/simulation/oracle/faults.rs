@@ -70,6 +70,11 @@ impl Faults {
         self.lost = Some(at + 2 * self.lease);
     }
 
+    /// Returns the end of the last fault after which somebody may not know what was granted.
+    pub(crate) fn lost(&self) -> Option<u64> {
+        self.lost
+    }
+
     /// Takes in that a replica stands still.
     pub(crate) fn stop(&mut self, at: u64, replica: usize) {
         self.stopped.entry(replica).or_default().since.get_or_insert(at);

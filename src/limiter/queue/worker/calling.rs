@@ -3,22 +3,35 @@
 use std::sync::Arc;
 
 use futures_util::future::FutureExt;
+use tokio::time::timeout;
 use tracing::warn;
 
 use super::calls::{CallResult, LateResult, MadeCall};
 use super::core::events::{Around, Event};
 use super::state::Worker;
-use crate::clock::Micros;
+use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Answer, Call, Epoch, Generations, Holding};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::recovery::grants::granted;
 use crate::limiter::recovery::link::SessionEvent;
+use crate::limiter::recovery::session::StoreSession;
 use crate::limiter::recovery::write_back::report_offline_grants;
 use crate::limiter::store::clock::StoreClock;
 use crate::limiter::store::{Failure, StoreError};
 
 /// The most failed calls of a queue that may still complete. A store that has failed three times is not asked.
 const LATE_CALLS_MAX: usize = 16;
+
+/// Waits for the answer to a call that was sent at a moment and is late, until the store counts as away: what it books is not asked for
+/// twice. `None` if none has come.
+async fn wait_longer(session: &StoreSession, sent: Moment, failure: &mut Failure) -> Option<Answer> {
+    let late = failure.late.as_mut()?;
+    session.on(SessionEvent::Failed { sent }, session.moment());
+    let left = (sent + session.terms.patience) - session.moment();
+    let answer = timeout(left.to_duration(), late).await.ok()?;
+    failure.late = None;
+    answer
+}
 
 impl Worker {
     /// Makes a call to the store. Offline grants are reported before.
@@ -34,10 +47,15 @@ impl Worker {
         self.calling.under_way = Some(Box::pin(async move {
             let place = session.gate.enter().await;
             let made = MadeCall { call, limiter_refs, at: session.moment() };
-            let result = match report_offline_grants(&session, &made.limiter_refs, &fallback).await {
+            let mut result = match report_offline_grants(&session, &made.limiter_refs, &fallback).await {
                 Ok(()) => session.store.reserve(&made.limiter_refs, &made.call).await,
                 Err(error) => Err(error.into()),
             };
+            if let Err(failure) = &mut result
+                && let Some(answer) = wait_longer(&session, made.at, failure).await
+            {
+                result = Ok(answer);
+            }
             place.leave(made.at, session.moment());
             (made, result)
         }));

@@ -122,9 +122,12 @@ impl Worker {
         self.session.ledger.record_offline(answer.now, refs, &granted);
     }
 
-    /// Returns this replica's share while the store is away.
+    /// Returns this replica's share while the store is away. It is the same to all its workers for a whole outage.
     pub(super) fn share(&self) -> Share {
-        self.session.peers.share(self.fallback.fleet.assumed())
+        let Fallback { clock, fleet, .. } = &*self.fallback;
+        let known = self.session.away_since().zip(self.session.clock());
+        let ahead = known.map(|(since, store)| signed(store.earliest(since)) - signed(clock.at(since)));
+        Share { clock_ahead: ahead.unwrap_or_default(), ..self.session.peers.share(fleet.assumed()) }
     }
 
     /// Returns this replica's shares of the limiters that are enforced locally; `None` if it has none of one.
@@ -149,4 +152,8 @@ impl Worker {
         }
         answer
     }
+}
+
+fn signed(at: Micros) -> i64 {
+    i64::try_from(at.0).unwrap_or(i64::MAX)
 }
