@@ -52,8 +52,8 @@ end
 local function take_late(at, permits)
   for place, checkpoint in pairs(state.checkpoints) do
     local rule = state.rules[place]
-    -- A bucket that was refilled since counts as empty before.
-    local is_seen = was_away or at > epoch.opens - Rule.span_exact(rule, rule.capacity)
+    -- What has flowed out by the opening at the latest, before which nothing is booked, does not matter.
+    local is_seen = at > epoch.opens - Rule.span_exact(rule, rule.capacity)
     if is_seen then state.checkpoints[place] = rule.algorithm.take_late(rule, checkpoint, at, permits) end
   end
 end

@@ -350,7 +350,8 @@ impl Kind {
             }
             // Calls are carried out whose answers nobody gets: what they booked is not used.
             Kind::Swallow { .. } | Kind::Break { .. } => true,
-            Kind::Slow { .. } => false,
+            // Where it takes several round trips to connect, a timeout is soon over.
+            Kind::Slow { extra, .. } => *extra > 20 * MILLI,
             Kind::Resume { .. } | Kind::Leave | Kind::Idle { .. } | Kind::Burst { .. } => false,
             Kind::Stop { lasts, .. } => *lasts > SHORT,
             _ => true,

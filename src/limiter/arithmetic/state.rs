@@ -294,8 +294,7 @@ impl LimiterState {
         } else if has_windows {
             self.held(at, now)
         } else {
-            let in_use = self.rules.iter().map(|rule| rule.capacity().saturating_sub(self.left(now, rule)));
-            in_use.max().unwrap_or_default()
+            self.rules.iter().map(|rule| self.surely_in_use(at, permits, rule)).min().unwrap_or_default()
         };
         let missing = permits.saturating_sub(known);
         if missing == 0 {
@@ -305,6 +304,14 @@ impl LimiterState {
             self.uncharge_before(at, missing);
         }
         self.charge(at, missing);
+    }
+
+    /// Returns how many permits are surely in use at an instant under a rule without windows, of at most so many. What is in use flows
+    /// out bit by bit, so that a part of a permit does not count.
+    fn surely_in_use(&self, at: Micros, most: u64, rule: &Rule) -> u64 {
+        let in_use = |at| rule.capacity().saturating_sub(self.left(at, rule));
+        let flows_out = at + rule.spacing(most);
+        if in_use(Micros(flows_out.0.saturating_sub(1))) > 0 { most } else { in_use(at).saturating_sub(1).min(most) }
     }
 
     /// Takes back up to `permits` that are booked before an instant, the latest first.

@@ -18,7 +18,7 @@ const APPROACHING_MAX: usize = 128;
 
 /// How far a slot may lie beyond its request's deadline. The store measures the wait from the call, not from the request's
 /// arrival, and a slot that came late is replaced by a later one.
-pub(in crate::limiter) const DEADLINE_SLACK: Micros = Micros::from_millis(95);
+pub(in crate::limiter) const DEADLINE_SLACK: Micros = Micros::from_millis(75);
 
 /// How far a waiting request has got.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -18,7 +18,7 @@ use tracing::debug;
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Heartbeat, HeartbeatAnswer, Moved, Reported};
 use crate::limiter::recovery::fallback::Fallback;
-use crate::limiter::recovery::link::SessionEvent;
+use crate::limiter::recovery::link::{Link, SessionEvent};
 use crate::limiter::recovery::session::StoreSession;
 use crate::limiter::recovery::write_back::write_back;
 use crate::limiter::store::StoreError;
@@ -35,7 +35,7 @@ const FAREWELL_MAX: Duration = Duration::from_secs(1);
 /// What a heartbeat has heard that queues must know.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::limiter) enum News<'a> {
-    /// A new epoch has begun.
+    /// A new epoch has begun, or the store is away or back.
     Lost,
     /// Bookings of these were moved, or the next call moves them, as of an instant of the store's clock.
     Moved(&'a [Moved], Micros),
@@ -59,6 +59,7 @@ impl<F: Fn(News<'_>)> Recovery<F> {
 
     /// Runs until no limiter uses the session any more.
     pub(in crate::limiter) async fn run(self) {
+        let mut link = None;
         while let Some(session) = self.session.upgrade() {
             let beaten = beat(&session, &self.fallback, &self.tell).await;
             // The store counts the error and logs it.
@@ -66,6 +67,11 @@ impl<F: Fn(News<'_>)> Recovery<F> {
                 debug!(%error, "the store does not hear this replica");
             }
             session.ledger.sweep(session.now());
+            // Workers look seldom while their slots are far.
+            let known = session.known(session.moment()).link;
+            if link.replace(known).is_some_and(|before| is_another(before, known)) {
+                (self.tell)(News::Lost);
+            }
             let interval = session.terms.heartbeat.to_duration();
             // A lost answer is made up for before the fleet's silence is a doubt.
             let pause = if beaten.is_ok() { interval } else { interval / RETRIED };
@@ -119,6 +125,11 @@ pub(in crate::limiter) async fn beat(
         session.peers.set_reported(current);
     }
     Ok(())
+}
+
+/// Returns whether a store is something else to a replica than it was.
+fn is_another(before: Link, now: Link) -> bool {
+    std::mem::discriminant(&before) != std::mem::discriminant(&now)
 }
 
 /// Returns the next heartbeat; `None` once this replica has left.

@@ -138,6 +138,17 @@ impl Ledger {
         self.has_unreported.load(Ordering::Acquire)
     }
 
+    /// Returns whether the store lacks grants under one of these limiters.
+    pub(in crate::limiter) fn lacks(&self, limiter_refs: &[LimiterRef]) -> bool {
+        if !self.has_unreported() {
+            return false;
+        }
+        let mut pages = self.lock();
+        limiter_refs.iter().any(|limiter_ref| {
+            pages.get_mut(&key(limiter_ref)).is_some_and(|page| page.is_pending())
+        })
+    }
+
     /// Returns the limiters and partitions with grants that the store does not have, in the order of their names.
     pub(in crate::limiter) fn unreported(&self) -> Vec<LimiterRef> {
         let pages = self.lock();

@@ -89,7 +89,8 @@ impl MemoryStore {
     pub fn charge_at(&self, now: Micros, limiter_ref: &LimiterRef, used: (Micros, u64), replica: u64) {
         let mut contents = self.lock();
         let mut state = contents.states.take(&key(limiter_ref)).unwrap_or_default();
-        state.open(now, &limiter_ref.rules, LEASE, replica);
+        // As of that instant: a later one would fold bookings up to then away, and the charge would not be seen.
+        state.open(now.min(used.0), &limiter_ref.rules, LEASE, replica);
         state.close_until(used.0);
         state.charge_missing(now, used.0, used.1);
         let expires = state.expires();

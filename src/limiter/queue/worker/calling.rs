@@ -64,6 +64,14 @@ impl Worker {
     /// Takes in the result of the call under way.
     pub(super) fn take_result(&mut self, (made, result): CallResult) {
         match result {
+            // What was granted meanwhile without the store was not in its reckoning.
+            Ok(answer) if self.session.ledger.lacks(&made.limiter_refs) => {
+                let epoch = Epoch { now: answer.now, ..answer.epoch };
+                let (known, _) =
+                    self.session.on(SessionEvent::Answered { sent: made.at, epoch }, self.session.moment());
+                self.events.extend([Event::Linked(known.link), Event::PutBack]);
+                self.take_late((made, Some(answer)));
+            }
             Ok(answer) => self.take_answer(&made, answer),
             Err(failure) => self.take_failure(made, failure),
         }

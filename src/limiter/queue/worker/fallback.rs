@@ -16,6 +16,9 @@ use crate::limiter::recovery::grants::booked;
 /// begin an outage as if they had not been used.
 const USAGES_MAX: usize = 100_000;
 
+/// How long before an outage the store must have told a limiter's usage: as long as an outage takes to begin, and some requests to come.
+const HEARD_LATELY: Micros = Micros::from_millis(1500);
+
 impl Worker {
     /// Takes in the fleet's usage from the answer to a call that was sent at a moment.
     pub(super) fn observe_usage(&mut self, at: Moment, answer: &Answer) {
@@ -42,7 +45,8 @@ impl Worker {
     /// The charge is at least that usage: another queue of the limiter may have charged it already.
     ///
     /// Nobody knows what other replicas were granted since then. So a limit that is soon whole again counts as used up when the
-    /// outage began: by then every slot of the store has been used or is void.
+    /// outage began: by then every slot of the store has been used or is void. So does any limit of which this replica has not heard
+    /// lately.
     pub(super) fn begin_outage(&mut self) {
         self.charge_usage();
         self.usage.is_old = true;
@@ -52,8 +56,10 @@ impl Worker {
         }
         let Fallback { store, clock, replica, .. } = &*self.fallback;
         let since = self.session.away_since().map_or_else(|| clock.now(), |since| clock.at(since));
+        let is_stale = self.usage.at + HEARD_LATELY < self.session.away_since().unwrap_or(self.usage.at);
         for limiter_ref in self.local_refs().unwrap_or_default() {
-            let soon = limiter_ref.rules.iter().filter(|rule| rule.is_soon_whole()).map(Rule::capacity);
+            let closed = limiter_ref.rules.iter().filter(|rule| is_stale || rule.is_soon_whole());
+            let soon = closed.map(Rule::capacity);
             store.charge_at(clock.now(), &limiter_ref, (since, soon.max().unwrap_or_default()), *replica);
         }
     }

@@ -24,6 +24,9 @@ const REBOOK_MARGIN: Micros = Micros::from_millis(20);
 /// longer one stay, and up to a window is lost between the two parts.
 const GIVE_BACK_MAX: usize = 4000;
 
+/// The interval at which the store is asked while no slot is near.
+const FAR_INTERVAL: Micros = Micros::from_millis(2000);
+
 /// The most slots traded in one call.
 const TRADE_MAX: usize = 16;
 
@@ -46,12 +49,18 @@ impl Worker {
             || self.cost_queues.values().any(CostQueue::holds_booked)
     }
 
-    /// Returns when the store is to be heard again: later where heartbeats spare the call, which come more often than that.
+    /// Returns when the store is to be heard again: later where heartbeats spare the call, which come more often than that, and where
+    /// no slot is near.
     fn heartbeat_at(&self) -> Moment {
         let heartbeat = self.limits.terms.heartbeat;
         let own = self.calls.contact.map(|contact| contact + heartbeat);
         let heard = self.calls.heard.map(|heard| heard + heartbeat + heartbeat);
-        own.max(heard).unwrap_or(Moment(0))
+        let least = own.max(heard).unwrap_or(Moment(0));
+        let first = self.cost_queues.values().filter_map(CostQueue::next_slot).map(|slot| slot.due).min();
+        // Two leases before the slot. A move of the bookings is told by a heartbeat, or makes the slot void by then.
+        let near = first.map_or(least, |due| Moment(due.0.saturating_sub(2 * self.limits.terms.lease.0)));
+        let far = self.calls.contact.map_or(least, |contact| contact + FAR_INTERVAL);
+        least.max(near.min(far))
     }
 
     /// Returns whether something is to be asked at once.

@@ -50,11 +50,13 @@ impl Worker {
         now: Moment,
         out: &mut Vec<Action>,
     ) {
+        // A request whose connection took long had its turn: it has the store's time anew. Any other keeps its own.
+        let asked = if why == Unusable::Late { now } else { holder.arrived };
+        let ends = self.ends(asked, holder.deadline);
         // A request that missed its slot, because the processor was busy or a connection took long to open, gets the next slot if
         // that comes at once, even after its wait has ended.
         holder.deadline = holder.deadline.max(now);
-        let waiter =
-            Waiter { request, holder, ends: self.ends(now, holder.deadline), stage: Stage::Approached };
+        let waiter = Waiter { request, holder, ends, stage: Stage::Approached };
         self.cost_queues.entry(cost).or_default().join_again(waiter);
         let is_current = match slot.source {
             Source::Store(epoch) => self.outage() == 0 && epoch == self.owed.epoch,
