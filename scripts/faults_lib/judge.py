@@ -1,0 +1,86 @@
+"""Figures from instants: pure functions."""
+
+from bisect import bisect_left, bisect_right
+
+SLACK = 0.005
+
+
+def fullest(stamps, per, algorithm="sliding_window", slack=SLACK):
+    """Returns the count and the beginning of the fullest window. `stamps` ascend."""
+    if algorithm == "fixed_window":
+        counts = {}
+        for at in stamps:
+            begin = at // per * per
+            if begin + slack <= at <= begin + per - slack:
+                counts[begin] = counts.get(begin, 0) + 1
+        return max(((count, begin) for begin, count in counts.items()), default=(0, 0))
+    # Slots of a leaky bucket are evenly spaced, and each may be used late by the guard.
+    width = per - slack - (guard(per) if algorithm == "leaky_bucket" else 0)
+    best, first = (0, 0), 0
+    for last, at in enumerate(stamps):
+        while stamps[first] <= at - width:
+            first += 1
+        best = max(best, (last - first + 1, stamps[first]))
+    return best
+
+
+def guard(per):
+    return min(max(per / 100, 0.001), 0.02)
+
+
+def between(stamps, begin, end):
+    return bisect_left(stamps, end) - bisect_left(stamps, begin)
+
+
+def least(stamps, begin, end, width):
+    """Returns the fewest stamps of a window of this width inside the stretch."""
+    inside = [at for at in stamps if begin <= at <= end]
+    starts = [begin] + [at for at in inside if at + width <= end]
+    return min((bisect_right(inside, at + width) - bisect_right(inside, at) for at in starts), default=0)
+
+
+def standstill(stamps, begin, end):
+    """Returns the longest time without a stamp, and its beginning."""
+    inside = [begin] + [at for at in stamps if begin < at < end] + [end]
+    return max((later - earlier, earlier) for earlier, later in zip(inside, inside[1:]))
+
+
+def idle(stamps, begin, end, per, rate):
+    """Returns the longest time without a stamp though the window had room, and its beginning."""
+    longest, whole = (0, begin), per + guard(per)
+    edges = [begin] + [at for at in stamps if begin < at < end] + [end]
+    for earlier, later in zip(edges, edges[1:]):
+        index = bisect_right(stamps, earlier) - rate
+        room = stamps[index] + whole if index >= 0 else earlier
+        longest = max(longest, (later - max(earlier, room), earlier))
+    return longest
+
+
+def most_at_once(spans):
+    """Returns the most spans (begin, end) that share an instant."""
+    steps = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
+    most = count = 0
+    for _, step in steps:
+        count += step
+        most = max(most, count)
+    return most
+
+
+def inversions(pairs):
+    """Returns the part of all pairs (sent, received) whose order of receipt is not that of sending."""
+    received = [at for _, at in sorted(pairs)]
+    ranks = {at: rank for rank, at in enumerate(sorted(set(received)), 1)}
+    tree, wrong = [0] * (len(ranks) + 1), 0
+    for earlier, at in enumerate(received):
+        rank, before = ranks[at], 0
+        index = rank
+        while index:
+            before += tree[index]
+            index &= index - 1
+        wrong += earlier - before
+        index = rank
+        while index < len(tree):
+            tree[index] += 1
+            index += index & -index
+    count = len(received)
+    return wrong / (count * (count - 1) / 2) if count > 1 else 0.0
