@@ -1,6 +1,7 @@
 -- heartbeat.lua: keep the epoch alive, note that a replica hears the server, and return what a replica must know.
 -- KEYS[1]  the epoch
 -- KEYS[2]  until when each state lives
+-- KEYS[3]  the epoch of the earlier layout
 -- ARGV[1]  MessagePack values, one after the other; all times in microseconds
 --   given_now    0: this server's clock
 --   known_epoch  the latest epoch that the caller knows
@@ -18,7 +19,7 @@
 -- Returns  one MessagePack array:
 --          { { now, epoch, when it opens or 0, last reset or 0, memory }, { { key, instant } of each reset, ascending },
 --            { version, whether all counted members know it }, { { replica, for how long its permits may matter, whether it is counted },
---            ... } }
+--            ... }, the epoch of the earlier layout or 0 }
 -- Atomic:  a single server, or keys of one hash tag
 
 local epoch_key, live_key = KEYS[1], KEYS[2]
@@ -87,4 +88,5 @@ for index = 1, #kept, SIZE do
   rows[#rows + 1] = { kept[index], max(kept[index + 2] - now, 0), kept[index + 6] }
   if kept[index + 6] == 1 and kept[index + 5] ~= epoch.version then is_known = false end
 end
-return cmsgpack.pack({ Epoch.answer(epoch, now), resets, { epoch.version, is_known and 1 or 0 }, rows })
+Earlier.open(3, 1)
+return cmsgpack.pack({ Epoch.answer(epoch, now), resets, { epoch.version, is_known and 1 or 0 }, rows, Earlier.id or 0 })

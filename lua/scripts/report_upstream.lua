@@ -2,6 +2,8 @@
 -- KEYS[1]  the epoch
 -- KEYS[2]  the state of the limiter
 -- KEYS[3]  until when each state lives
+-- KEYS[4]  the epoch of the earlier layout
+-- KEYS[5]  the state of the limiter in that layout
 -- ARGV[1]  MessagePack values, one after the other; all times in microseconds
 --   given_now    0: this server's clock
 --   known_epoch  the latest epoch that the caller knows
@@ -25,6 +27,7 @@
 
 local epoch_key, state_key, live_key = KEYS[1], KEYS[2], KEYS[3]
 local given_now, known_epoch, run, settle, lease, replica, rules, channel, asked, cost, refused, remaining = cmsgpack.unpack(ARGV[1])
+Earlier.open(4, 2)
 local now, stored = Store.now(given_now), redis.call("MGET", epoch_key, state_key)
 
 local epoch = Epoch.open(epoch_key, stored[1], now, known_epoch, run, settle, replica)

@@ -4,6 +4,7 @@
 -- KEYS[n + 1]  the order of the queue
 -- KEYS[n + 2]  the epoch
 -- KEYS[n + 3]  until when each state lives
+-- KEYS[n + 4]  the epoch of the earlier layout; the states of the n limiters in that layout follow
 -- ARGV[1]      MessagePack values, one after the other; all times in microseconds
 --   given_now         0: this server's clock; anything else is for tests
 --   lease             how long a changed limit leaves its bookings where they are
@@ -30,10 +31,11 @@
 -- Atomic:      all keys carry one hash tag, so one cluster slot
 -- Expiry:      every key when nothing in it can matter any more, never earlier
 
-local limiters = #KEYS - 3
-local order_key, epoch_key, live_key = KEYS[limiters + 1], KEYS[limiters + 2], KEYS[limiters + 3]
 local given_now, lease, replica, call, known_epoch, run, settle, channel, callers, given_back, reschedule, reschedule_wait, runs,
   queue_slots_left, refusal_budget = cmsgpack.unpack(ARGV[1])
+local limiters = #callers / 2
+local order_key, epoch_key, live_key = KEYS[limiters + 1], KEYS[limiters + 2], KEYS[limiters + 3]
+Earlier.open(limiters + 4, 1)
 local now, stored = Store.now(given_now), redis.call("MGET", unpack(KEYS, 1, limiters + 2))
 
 local epoch = Epoch.open(epoch_key, stored[limiters + 2], now, known_epoch, run, settle, replica)

@@ -128,8 +128,8 @@ pub(super) fn cause_of(status: u64, named: u64, replica: u64) -> Option<Cause> {
 
 /// Returns the answer of `heartbeat.lua`. A reset under a key of another layout is another version's, and left out.
 pub(super) fn heartbeat(value: &Value) -> Option<HeartbeatAnswer> {
-    type Row = (EpochRow, Vec<(String, u64)>, (u64, u64), Vec<(u64, u64, u64)>);
-    let (epoch, resets, (version, is_known_to_all), members): Row = unpack(value)?;
+    type Row = (EpochRow, Vec<(String, u64)>, (u64, u64), Vec<(u64, u64, u64)>, u64);
+    let (epoch, resets, (version, is_known_to_all), members, earlier_epoch): Row = unpack(value)?;
     let reset = |(key, at): (String, u64)| {
         let (name, partition) = keys::limiter_of(&key)?;
         Some(Reset { name, partition, at: Micros(at) })
@@ -145,12 +145,19 @@ pub(super) fn heartbeat(value: &Value) -> Option<HeartbeatAnswer> {
         version,
         is_known_to_all: is_known_to_all > 0,
         members: members.into_iter().map(member).collect(),
+        earlier_epoch,
     })
 }
 
 /// Returns the answer of `write_back.lua` and `reset.lua`.
 pub(super) fn epoch(value: &Value) -> Option<Epoch> {
     unpack::<EpochRow>(value).map(Into::into)
+}
+
+/// Returns the answer of `hand_over.lua`: from where to go on; `None` if all is done.
+pub(super) fn hand_over(value: &Value) -> Option<Option<u64>> {
+    let (from,): (u64,) = unpack(value)?;
+    Some((from > 0).then_some(from))
 }
 
 /// Returns the answer of `report_upstream.lua` and `pause.lua`.

@@ -70,6 +70,7 @@ impl StoreConnection {
             StoreOp::Reset => &scripts.reset,
             StoreOp::ReportUpstream => &scripts.report_upstream,
             StoreOp::Pause => &scripts.pause,
+            StoreOp::HandOver => &scripts.hand_over,
         }
     }
 }
@@ -85,11 +86,16 @@ pub(super) struct Part {
 pub(super) struct PartKeys {
     pub(super) epoch: String,
     live: String,
+    earlier_epoch: String,
 }
 
 impl PartKeys {
     fn new(prefix: &str, group: Option<&str>) -> PartKeys {
-        PartKeys { epoch: keys::epoch(prefix, group), live: keys::live(prefix, group) }
+        PartKeys {
+            epoch: keys::epoch(prefix, group),
+            live: keys::live(prefix, group),
+            earlier_epoch: keys::earlier_epoch(prefix, group),
+        }
     }
 }
 
@@ -150,13 +156,14 @@ impl PartConnection {
 
     /// Returns the context of calls to a server of this run.
     pub(super) fn context<'a>(&'a self, run: &'a str) -> Context<'a> {
-        let (epoch, live) = self.part.keys.as_ref().map_or(("", ""), |keys| (&keys.epoch, &keys.live));
+        let of = |key: fn(&PartKeys) -> &str| self.part.keys.as_ref().map_or("", key);
         let (prefix, channel) = (&self.shared.prefix, self.shared.announcements.channel());
         let is_cluster = self.shared.connections.are_cluster();
         Context {
             prefix,
-            epoch,
-            live,
+            epoch: of(|keys| &keys.epoch),
+            live: of(|keys| &keys.live),
+            earlier_epoch: of(|keys| &keys.earlier_epoch),
             is_cluster,
             channel,
             run,

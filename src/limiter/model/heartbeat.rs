@@ -57,4 +57,6 @@ pub struct HeartbeatAnswer {
     pub is_known_to_all: bool,
     /// All members, the caller among them.
     pub members: Vec<Member>,
+    /// The epoch of the layout before, which lives while replicas of it may run; zero: none.
+    pub earlier_epoch: u64,
 }

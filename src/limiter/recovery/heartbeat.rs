@@ -98,6 +98,7 @@ pub(in crate::limiter) async fn beat(
         }
         session.peers.learn(fallback.replica, &answer);
         session.follow_resets(&answer.resets, fallback);
+        session.earlier_layout.follow(&*session.store, answer.earlier_epoch).await?;
         let current = Reported { memory: answer.epoch.memory, epoch: answer.epoch.id };
         let is_told = heartbeat.reported == current && heartbeat.version == answer.version;
         if is_told && !session.ledger.has_unreported() {

@@ -112,11 +112,19 @@ impl Peers {
         known.listed.is_some() && known.others.is_empty()
     }
 
-    /// Returns this replica's share while the store is away: of `assumed` replicas before the store has answered.
+    /// Returns how many of these replicas are no counted members: they keep their keys in another layout.
+    pub(in crate::limiter) fn strangers(&self, listed: &[u64]) -> u64 {
+        let known = self.lock();
+        listed.iter().filter(|replica| **replica != known.me && !known.counted.contains(replica)).count()
+            as u64
+    }
+
+    /// Returns this replica's share while the store is away: of `assumed` replicas before the store has answered. `strangers` have shares,
+    /// too, which are rounded down.
     ///
     /// Invariant: the shares of all members sum up to no more than the whole. A change of the members makes shares larger only when
     /// every member knows of it: until then each has the smaller one, and a new member none.
-    pub(in crate::limiter) fn share(&self, assumed: u64) -> Share {
+    pub(in crate::limiter) fn share(&self, assumed: u64, strangers: u64) -> Share {
         let known = self.lock();
         if known.listed.is_none() {
             return Share { parts: assumed.max(1), place: None };
@@ -124,7 +132,7 @@ impl Peers {
         let Some(place) = known.agreed.iter().position(|member| *member == known.me) else {
             return Share::NONE;
         };
-        let parts = known.agreed.len().max(known.counted.len()) as u64;
-        Share { parts, place: (known.agreed == known.counted).then_some(place as u64) }
+        let parts = known.agreed.len().max(known.counted.len()) as u64 + strangers;
+        Share { parts, place: (known.agreed == known.counted && strangers == 0).then_some(place as u64) }
     }
 }

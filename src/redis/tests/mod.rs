@@ -3,6 +3,7 @@
 mod calls;
 mod data_loss;
 mod doubts;
+mod earlier_layout;
 mod fleet;
 mod lua_parity;
 mod pause_parity;
@@ -33,6 +34,7 @@ const CONTEXT: Context<'static> = Context {
     prefix: "model",
     epoch: "model:epoch",
     live: "model:live",
+    earlier_epoch: "model:earlier",
     is_cluster: true,
     channel: "",
     run: "",

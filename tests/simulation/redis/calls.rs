@@ -383,7 +383,7 @@ impl Fleet<'_> {
             Packed::default().int(0).int(15_000_000).int(self.replica << 40 | 0xf_edcb).text("1.2.3");
         let arguments = arguments.text(&"c0ffee".repeat(self.rng.usize(1..12))).text("höst");
         let arguments = arguments.flag(self.rng.u8(..5) == 0);
-        self.call("register_replica", &["w:v2:replicas".to_owned()], arguments);
+        self.call("register_replica", &["w:v1:replicas".to_owned()], arguments);
     }
 
     fn change_rules(&mut self) {

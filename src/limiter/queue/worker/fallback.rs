@@ -46,7 +46,7 @@ impl Worker {
         self.charge_usage();
         self.usage.is_old = true;
         // A replica that is alone, or has never seen the store, knows of nobody else.
-        if self.session.peers.is_alone() || self.session.epoch() == 0 {
+        if (self.session.peers.is_alone() && self.strangers() == 0) || self.session.epoch() == 0 {
             return;
         }
         let Fallback { store, clock, replica, .. } = &*self.fallback;
@@ -115,7 +115,12 @@ impl Worker {
 
     /// Returns this replica's share while the store is away.
     pub(super) fn share(&self) -> Share {
-        self.session.peers.share(self.fallback.fleet.assumed())
+        self.session.peers.share(self.fallback.fleet.assumed(), self.strangers())
+    }
+
+    /// Returns the number of replicas that share the store by another layout of its keys.
+    fn strangers(&self) -> u64 {
+        self.session.peers.strangers(&self.fallback.fleet.listed())
     }
 
     /// Returns this replica's shares of the limiters that are enforced locally; `None` if it has none of one.
