@@ -136,3 +136,23 @@ impl Peers {
         Share { parts, place: (known.agreed == known.counted && strangers == 0).then_some(place as u64) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replicas_of_another_layout_have_shares_too() {
+        let peers = Peers::default();
+        let member = |replica| Member { replica, matters_for: Micros::ZERO, is_counted: true };
+        let members = vec![member(1), member(2)];
+        peers.learn(
+            2,
+            &HeartbeatAnswer { version: 1, is_known_to_all: true, members, ..HeartbeatAnswer::default() },
+        );
+        let strangers = peers.strangers(&[1, 2, 7]);
+        assert_eq!((peers.strangers(&[1, 2]), strangers), (0, 1));
+        assert_eq!(peers.share(1, 0), Share { parts: 2, place: Some(1) });
+        assert_eq!(peers.share(1, strangers), Share { parts: 3, place: None });
+    }
+}
