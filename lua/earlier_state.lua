@@ -12,8 +12,9 @@ local function add_bookings(other, state, now)
       other.checkpoints[place] = rules[place].algorithm.take_late(rules[place], checkpoint, at, permits)
     end
   end
-  -- What is seen no more one by one is charged at once, with the bookings above once more: there is no more than that.
+  -- What is seen no more one by one is charged as if it were used now.
   local used = 0
+  state.timeline = Timeline.load({ {}, {} })
   for index, rule in ipairs(state.rules) do
     if state.checkpoints[index] then used = max(used, rule.capacity - State.available(state, now, rule)) end
   end

@@ -160,27 +160,54 @@ fn states_that_nobody_calls_for_are_handed_over_before_anything_is_granted() {
     assert!(earlier.ask(&mut fleet, 3 * SECOND, &of(7), (9, 0)).is_empty());
 }
 
+/// Deletes keys of the earlier layout.
+fn lose(fleet: &mut Fleet, keys: &[&str]) {
+    redis::cmd("DEL").arg(keys).exec(&mut fleet.store.connection).unwrap();
+}
+
+const EARLIER_EPOCH: &str = "p:earlier";
+const EARLIER_STATE: &str = "p:{a}:v1:limiter:a";
+
 #[test]
 fn a_loss_of_the_earlier_keys_forgets_nothing_that_this_layout_has_seen() {
-    for kind in [SLIDING, Kind::Bucket(Bucket { burst: 10 })] {
-        let mut fleet = Fleet::new(kind);
-        let limiter_ref = fleet.limiter_ref.clone();
-        let mut earlier = EarlierReplica::start(&mut fleet, 0);
-        assert_eq!(earlier.ask(&mut fleet, SECOND, &limiter_ref, (3, 0)).len(), 3);
-        let epoch = fleet.begin(SECOND);
-        assert_eq!(ask(&mut fleet, 2 * SECOND, epoch, (4, 0)).len(), 4);
-        redis::cmd("DEL")
-            .arg("p:earlier")
-            .arg("p:{a}:v1:limiter:a")
-            .exec(&mut fleet.store.connection)
-            .unwrap();
-        // The epoch begins anew, and settles.
-        assert!(earlier.ask(&mut fleet, 2 * SECOND, &limiter_ref, (9, 0)).is_empty());
-        hand_over(&mut fleet, 2 * SECOND + 100_000);
-        let got = earlier.ask(&mut fleet, 2 * SECOND + 600_000, &limiter_ref, (9, 0)).len();
-        assert!((1..=4).contains(&got), "{got}");
-        assert!(ask(&mut fleet, 2 * SECOND + 600_000, epoch, (9, 0)).is_empty());
+    // A bucket of ten gets one a second.
+    for (kind, left) in [(SLIDING, 3), (Kind::Bucket(Bucket { burst: 10 }), 4)] {
+        for lost in [&[EARLIER_EPOCH, EARLIER_STATE][..], &[EARLIER_EPOCH]] {
+            let mut fleet = Fleet::new(kind.clone());
+            let limiter_ref = fleet.limiter_ref.clone();
+            let mut earlier = EarlierReplica::start(&mut fleet, 0);
+            assert_eq!(earlier.ask(&mut fleet, SECOND, &limiter_ref, (3, 0)).len(), 3);
+            let epoch = fleet.begin(SECOND);
+            assert_eq!(ask(&mut fleet, 2 * SECOND, epoch, (4, 0)).len(), 4);
+            lose(&mut fleet, lost);
+            // The epoch begins anew, and settles. The earlier replica has not written anything back yet.
+            assert!(earlier.ask(&mut fleet, 2 * SECOND, &limiter_ref, (9, 0)).is_empty());
+            let asked = ask(&mut fleet, 2 * SECOND, epoch, (2, 0)).len();
+            hand_over(&mut fleet, 2 * SECOND + 100_000);
+            let got = earlier.ask(&mut fleet, 2 * SECOND + 600_000, &limiter_ref, (9, 0)).len();
+            assert!((2..=left).contains(&(asked + got)), "{asked} and {got} after {lost:?}");
+            assert!(ask(&mut fleet, 2 * SECOND + 600_000, epoch, (9, 0)).is_empty());
+        }
     }
+}
+
+#[test]
+fn a_state_that_an_older_epoch_has_left_is_written_anew() {
+    let mut fleet = Fleet::new(SLIDING);
+    let limiter_ref = fleet.limiter_ref.clone();
+    let mut earlier = EarlierReplica::start(&mut fleet, 0);
+    assert_eq!(earlier.ask(&mut fleet, SECOND, &limiter_ref, (2, 0)).len(), 2);
+    let epoch = fleet.begin(SECOND);
+    assert_eq!(ask(&mut fleet, 2 * SECOND, epoch, (2, 0)).len(), 2);
+    // Without its epoch the earlier layout is not kept any more.
+    lose(&mut fleet, &[EARLIER_EPOCH]);
+    assert_eq!(ask(&mut fleet, 3 * SECOND, epoch, (4, 0)).len(), 4);
+    // A replica of it starts by another limiter.
+    fleet.limiter_ref.name = LimiterName::parse("b").unwrap();
+    let mut earlier = EarlierReplica::start(&mut fleet, 4 * SECOND);
+    fleet.limiter_ref = limiter_ref.clone();
+    hand_over(&mut fleet, 4 * SECOND + 100_000);
+    assert_eq!(earlier.ask(&mut fleet, 5 * SECOND, &limiter_ref, (9, 0)).len(), 2);
 }
 
 #[test]
@@ -203,7 +230,7 @@ fn both_layouts_together_go_over_no_window() {
             // The replicas of the earlier layout have gone, and later their epoch.
             if step == 80 {
                 now += 30 * SECOND;
-                redis::cmd("DEL").arg("p:earlier").exec(&mut fleet.store.connection).unwrap();
+                lose(&mut fleet, &[EARLIER_EPOCH]);
                 earlier = None;
             }
             match &mut earlier {
