@@ -12,7 +12,7 @@ local function add_bookings(other, state, now)
       other.checkpoints[place] = rules[place].algorithm.take_late(rules[place], checkpoint, at, permits)
     end
   end
-  -- What is seen no more one by one is charged as if it were used now.
+  -- Permits that are seen no more one by one are charged as if they were used now.
   local used = 0
   state.timeline = Timeline.load({ {}, {} })
   for index, rule in ipairs(state.rules) do

@@ -125,7 +125,7 @@ async fn an_upgrade_keeps_one_quota() {
         let load = Load::start(&weir, 10, &Request::get("/"));
         upstream.wait_for(2 * LIMIT, PATIENCE).await;
         assert!(weir.log().contains("replicas of an earlier version"), "{}", weir.log());
-        // The earlier replica ends. What it was granted counts.
+        // The earlier replica ends; its permits count.
         earlier.stop.store(true, Ordering::Relaxed);
         let count = upstream.count();
         upstream.wait_for(count + LIMIT, PATIENCE).await;
@@ -145,7 +145,7 @@ async fn a_rollback_keeps_one_quota() {
         let earlier = EarlierReplica::start(&redis);
         let count = upstream.count();
         upstream.wait_for(count + LIMIT, PATIENCE).await;
-        // weir ends. What it was granted counts.
+        // weir ends; its permits count.
         drop(load);
         let used = earlier.uses().len();
         drop(weir);

@@ -14,7 +14,7 @@ use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::{Limiter, LimiterName};
 use crate::limiter::store::{Store, StoreError};
 
-/// What one part of a store has been told of the earlier layout.
+/// The limiters of one part of a store, and the epoch of the earlier layout that it was told of.
 #[derive(Default)]
 pub(in crate::limiter) struct EarlierLayout {
     /// The limiters whose states live there, with their groups.
