@@ -115,6 +115,13 @@ do
       redis.call("PEXPIRE", live_key, ceil((max(epoch.kept_until, till) - now) / 1000) + 15000)
     end
 
+    -- Notes that a state's bookings were moved. The heartbeat tells it, and forgets it later.
+    local function note_moved(moved_key, key, now)
+      local KEPT_MS = 60000
+      redis.call("ZADD", moved_key, string.format("%.0f", now), key)
+      redis.call("PEXPIRE", moved_key, KEPT_MS)
+    end
+
     -- Returns whether every member whose permits may matter has reported what it was granted before the server's present memory.
     local function knows_all(epoch, now)
       local members = epoch.members
@@ -157,7 +164,7 @@ do
     end
 
     return {
-      begin = begin, is_missing = is_missing, note_live = note_live, knows_all = knows_all, knows_local = knows_local,
+      begin = begin, is_missing = is_missing, note_live = note_live, note_moved = note_moved, knows_all = knows_all, knows_local = knows_local,
       is_part = is_part, reset_of = reset_of, pause_of = pause_of,
     }
   end

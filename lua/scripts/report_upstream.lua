@@ -2,8 +2,9 @@
 -- KEYS[1]  the epoch
 -- KEYS[2]  the state of the limiter
 -- KEYS[3]  until when each state lives
--- KEYS[4]  the epoch of the earlier layout
--- KEYS[5]  the state of the limiter in that layout
+-- KEYS[4]  when bookings of a state were last moved
+-- KEYS[5]  the epoch of the earlier layout
+-- KEYS[6]  the state of the limiter in that layout
 -- ARGV[1]  MessagePack values, one after the other; all times in microseconds
 --   given_now    0: this server's clock
 --   known_epoch  the latest epoch that the caller knows
@@ -25,9 +26,9 @@
 -- Atomic:  a single server, or keys of one hash tag
 -- Expiry:  every key when nothing in it can matter any more, never earlier
 
-local epoch_key, state_key, live_key = KEYS[1], KEYS[2], KEYS[3]
+local epoch_key, state_key, live_key, moved_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local given_now, known_epoch, run, settle, lease, replica, rules, channel, asked, cost, refused, remaining = cmsgpack.unpack(ARGV[1])
-Earlier.open(4, 2)
+Earlier.open(5, 2)
 local now, stored = Store.now(given_now), redis.call("MGET", epoch_key, state_key)
 
 local epoch = Epoch.open(epoch_key, stored[1], now, known_epoch, run, settle, replica)
@@ -56,6 +57,6 @@ if state.external_usage then Open.follow_external_usage(state, now, lease) end
 
 local paused_until, expires = State.paused_until(state, now), State.expires(state)
 if now < epoch.opens then expires = max(expires, epoch.opens + Rule.longest_window(state.rules)) end
-local lives_until = State.keep(state_key, stored[2], state, now, expires, live_key, epoch)
+local lives_until = State.keep(state_key, stored[2], state, now, expires, live_key, moved_key, epoch)
 if settle > 0 then Epoch.keep(epoch_key, epoch, now, lives_until) end
 return cmsgpack.pack({ Epoch.answer(epoch, now), paused_until, drift })

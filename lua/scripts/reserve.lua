@@ -4,7 +4,8 @@
 -- KEYS[n + 1]  the order of the queue
 -- KEYS[n + 2]  the epoch
 -- KEYS[n + 3]  until when each state lives
--- KEYS[n + 4]  the epoch of the earlier layout; the states of the n limiters in that layout follow
+-- KEYS[n + 4]  when bookings of a state were last moved
+-- KEYS[n + 5]  the epoch of the earlier layout; the states of the n limiters in that layout follow
 -- ARGV[1]      MessagePack values, one after the other; all times in microseconds
 --   given_now         0: this server's clock; anything else is for tests
 --   lease             how long a changed limit leaves its bookings where they are
@@ -23,7 +24,8 @@
 --   refusal_budget    how many requests like the first refused one the caller may refuse without asking
 -- Returns      one MessagePack array:
 --              { { now, epoch, when it opens or 0, last reset or 0, memory },
---                { { generation, void_from, previous generation, { available permits of each rule }, paused until or 0 } of each limiter },
+--                { { generation, void_from, previous generation, { available permits of each rule }, paused until or 0, 1 if replicas
+--                declare different limits } of each limiter },
 --                the last booked instant or 0, { the earliest freed room before the last slot, its permits } or zeros,
 --                { { count, slot or 0 for none within the wait } of the rescheduled permits },
 --                { { count, slot } where booked, else { count, 1: too far or 2: queue full, delay, advised delay, limiter, rule } } }
@@ -34,8 +36,8 @@
 local given_now, lease, replica, call, known_epoch, run, settle, channel, callers, given_back, reschedule, reschedule_wait, runs,
   queue_slots_left, refusal_budget = cmsgpack.unpack(ARGV[1])
 local limiters = #callers / 2
-local order_key, epoch_key, live_key = KEYS[limiters + 1], KEYS[limiters + 2], KEYS[limiters + 3]
-Earlier.open(limiters + 4, 1)
+local order_key, epoch_key, live_key, moved_key = unpack(KEYS, limiters + 1, limiters + 4)
+Earlier.open(limiters + 5, 1)
 local now, stored = Store.now(given_now), redis.call("MGET", unpack(KEYS, 1, limiters + 2))
 
 local epoch = Epoch.open(epoch_key, stored[limiters + 2], now, known_epoch, run, settle, replica)
@@ -200,8 +202,10 @@ for index = 1, limiters do
   local expires, paused_until = State.expires(state), State.paused_until(state, now)
   last_booked = max(last_booked, state.timeline.at[state.timeline.size] or 0)
   if settles and #state.written_back > 0 then expires = max(expires, epoch.opens + Rule.longest_window(state.rules)) end
-  lives_until = max(lives_until, State.keep(KEYS[index], stored[index], state, now, expires, live_key, epoch))
-  rows[index] = { state.generation, state.void_from, state.previous_generation, available, paused_until }
+  lives_until = max(lives_until, State.keep(KEYS[index], stored[index], state, now, expires, live_key, moved_key, epoch))
+  -- Several sets of limits are in force only as long as each is declared again and again.
+  local is_disputed = #state.declared > 3 and 1 or 0
+  rows[index] = { state.generation, state.void_from, state.previous_generation, available, paused_until, is_disputed }
 end
 local freed_at, freed_permits = QueueOrder.freed(order)
 if freed_permits > 0 and #given_back > 0 and channel ~= "" then

@@ -42,6 +42,8 @@ pub(super) struct Context<'a> {
     pub(super) epoch: &'a str,
     /// The key of the set that notes until when each state lives.
     pub(super) live: &'a str,
+    /// The key of the set that notes when bookings of a state were last moved.
+    pub(super) moved: &'a str,
     /// The key of the epoch of the earlier layout.
     pub(super) earlier_epoch: &'a str,
     /// True on a Cluster, where a limiter's group decides where its state lives.
@@ -66,7 +68,7 @@ impl Context<'_> {
     /// Returns the keys of a call that writes the state of a limiter.
     fn written_keys(&self, limiter_ref: &LimiterRef) -> Vec<String> {
         let [epoch, state] = self.limiter_keys(limiter_ref);
-        let own = [epoch, state, self.live.to_owned()];
+        let own = [epoch, state, self.live.to_owned(), self.moved.to_owned()];
         own.into_iter().chain(self.earlier_keys(std::slice::from_ref(limiter_ref))).collect()
     }
 
@@ -115,7 +117,7 @@ pub(super) fn reserve(
     let state = |one| keys::limiter(prefix, one, is_cluster);
     let mut keys: Vec<String> = limiter_refs.iter().map(state).collect();
     keys.push(keys::queue(prefix, limiter_refs, is_cluster));
-    keys.extend([context.epoch.to_owned(), context.live.to_owned()]);
+    keys.extend([context.epoch, context.live, context.moved].map(str::to_owned));
     keys.extend(context.earlier_keys(limiter_refs));
     let callers = limiter_refs.iter().enumerate().flat_map(|(index, limiter_ref)| {
         let generation = call.generations.get(index).copied().unwrap_or_default();
@@ -169,6 +171,7 @@ struct HeartbeatRow<'a> {
     reported: u64,
     version: u64,
     leaves: bool,
+    followed: u64,
     members: Vec<u64>,
 }
 
@@ -188,9 +191,13 @@ pub(super) fn heartbeat(context: &Context<'_>, heartbeat: &Heartbeat) -> Argumen
         reported: heartbeat.reported.epoch,
         version: heartbeat.version,
         leaves: heartbeat.leaves,
+        followed: heartbeat.followed.0,
         members: heartbeat.members.iter().flat_map(member).collect(),
     };
-    Arguments::new([context.epoch, context.live, context.earlier_epoch].map(str::to_owned), &values)
+    Arguments::new(
+        [context.epoch, context.live, context.moved, context.earlier_epoch].map(str::to_owned),
+        &values,
+    )
 }
 
 #[derive(Serialize)]

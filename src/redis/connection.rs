@@ -86,6 +86,7 @@ pub(super) struct Part {
 pub(super) struct PartKeys {
     pub(super) epoch: String,
     live: String,
+    moved: String,
     earlier_epoch: String,
 }
 
@@ -94,6 +95,7 @@ impl PartKeys {
         PartKeys {
             epoch: keys::epoch(prefix, group),
             live: keys::live(prefix, group),
+            moved: keys::moved(prefix, group),
             earlier_epoch: keys::earlier_epoch(prefix, group),
         }
     }
@@ -163,6 +165,7 @@ impl PartConnection {
             prefix,
             epoch: of(|keys| &keys.epoch),
             live: of(|keys| &keys.live),
+            moved: of(|keys| &keys.moved),
             earlier_epoch: of(|keys| &keys.earlier_epoch),
             is_cluster,
             channel,

@@ -55,6 +55,7 @@ impl Fleet {
             prefix: "p",
             epoch: "p:epoch",
             live: "p:live",
+            moved: "p:moved",
             earlier_epoch: "p:earlier",
             is_cluster: true,
             channel: "",

@@ -19,7 +19,7 @@ use crate::limiter::model::limit::{Limit, PRECISION_DEFAULT};
 const SPACING: Micros = Micros::from_millis(10);
 
 /// How far the wall clocks of a replica and of the store may lie apart.
-const CLOCKS_APART: Micros = Micros::from_millis(25);
+pub const CLOCKS_APART: Micros = Micros::from_millis(25);
 
 /// The fixed window: at most `rate` permits in each window of a calendar.
 #[derive(Clone, PartialEq, Eq, Debug)]

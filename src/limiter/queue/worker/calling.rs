@@ -29,13 +29,16 @@ impl Worker {
             refusal_budget: self.queue.refusal_budget(around.now),
             ..call
         });
-        let made = MadeCall { call, limiter_refs: self.calling.limiter_refs.clone(), at: around.now };
+        let limiter_refs = self.calling.limiter_refs.clone();
         let (session, fallback) = (self.session.clone(), self.fallback.clone());
         self.calling.under_way = Some(Box::pin(async move {
+            let place = session.gate.enter().await;
+            let made = MadeCall { call, limiter_refs, at: session.moment() };
             let result = match report_offline_grants(&session, &made.limiter_refs, &fallback).await {
                 Ok(()) => session.store.reserve(&made.limiter_refs, &made.call).await,
                 Err(error) => Err(error.into()),
             };
+            place.leave(made.at, session.moment());
             (made, result)
         }));
     }
@@ -68,6 +71,7 @@ impl Worker {
             self.session.ledger.record(&made.limiter_refs, &made.call, &answer);
         }
         self.observe_usage(made.at, &answer);
+        self.hearing.answered(&answer);
         self.events.push(Event::Answered(Box::new(answer), made.call.refusal_budget));
     }
 
