@@ -15,18 +15,15 @@ do
   local STATE_SIZE, EPOCH_SIZE = 21, 6
   local MARK = 2
 
-  -- Looks for an epoch of the earlier layout. Its key is the `first` of KEYS; those of its states follow, in the order of this layout's
-  -- states from KEYS[from] on.
-  local function open(first, from)
-    local epoch_key = KEYS[first]
-    local text = epoch_key and redis.call("MGET", epoch_key)[1]
-    if not text then return end
-    Earlier.epoch = Store.read(epoch_key, text, EPOCH_SIZE)
-    Earlier.id, Earlier.keys, Earlier.found = Earlier.epoch[1], {}, {}
-    for index = 0, #KEYS - first - 1 do Earlier.keys[KEYS[from + index]] = KEYS[first + 1 + index] end
-  end
-
   local function rare()
+    -- Notes the epoch of the earlier layout, whose key holds `text`. The keys of its states are KEYS from `first` on, in the order of
+    -- this layout's states from KEYS[from] on.
+    local function open(epoch_key, text, first, from)
+      Earlier.epoch = Store.read(epoch_key, text, EPOCH_SIZE)
+      Earlier.id, Earlier.keys, Earlier.found = Earlier.epoch[1], {}, {}
+      for index = 0, #KEYS - first do Earlier.keys[KEYS[from + index]] = KEYS[first + index] end
+    end
+
     local function is_marked(row)
       for index = 1, #row[13], 3 do
         if row[13][index] == MARK then return true end
@@ -61,8 +58,9 @@ do
       Store.write(Earlier.keys[key], before.text, cmsgpack.pack(own), now, own[18])
     end
 
-    return { is_marked = is_marked, read = read, keep = keep }
+    return { open = open, is_marked = is_marked, read = read, keep = keep }
   end
 
-  Earlier = setmetatable({ id = false, epoch = false, open = open, rare = rare }, Lazy)
+  -- `id` is the number of the earlier layout's epoch, while there is one.
+  Earlier = setmetatable({ id = false, rare = rare }, Lazy)
 end

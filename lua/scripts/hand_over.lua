@@ -18,8 +18,9 @@ local now = Store.now(given_now)
 local STATES_MAX = 50
 local first = string.format("%.0f", max(from, now))
 local found = redis.call("ZRANGEBYSCORE", live_key, first, "+inf", "WITHSCORES", "LIMIT", 0, STATES_MAX)
-Earlier.open(2, 1)
-if not Earlier.id then return cmsgpack.pack({ 0 }) end
+local epoch_text = redis.call("MGET", earlier_key)[1]
+if not epoch_text then return cmsgpack.pack({ 0 }) end
+Earlier.open(earlier_key, epoch_text, #KEYS + 1, 1)
 
 local own_keys = {}
 for index = 1, #names, 2 do own_keys[names[index]] = names[index + 1] end

@@ -1,8 +1,8 @@
 -- heartbeat.lua: keep the epoch alive, note that a replica hears the server, and return what a replica must know.
 -- KEYS[1]  the epoch
--- KEYS[2]  until when each state lives
--- KEYS[3]  when bookings of a state were last moved
--- KEYS[4]  the epoch of the earlier layout
+-- KEYS[2]  the epoch of the earlier layout
+-- KEYS[3]  until when each state lives
+-- KEYS[4]  when bookings of a state were last moved
 -- ARGV[1]  MessagePack values, one after the other; all times in microseconds
 --   given_now    0: this server's clock
 --   known_epoch  the latest epoch that the caller knows
@@ -26,12 +26,15 @@
 --            earlier layout or 0 }
 -- Atomic:  a single server, or keys of one hash tag
 
-local epoch_key, live_key, moved_key = KEYS[1], KEYS[2], KEYS[3]
+local epoch_key, earlier_key, live_key, moved_key = unpack(KEYS)
 local given_now, known_epoch, run, settle, counts_for, replica, heard, matters_for, memory, reported, version, leaves, followed, known =
   cmsgpack.unpack(ARGV[1])
 local now = Store.now(given_now)
 
-local epoch = Epoch.open(epoch_key, redis.call("MGET", epoch_key)[1], now, known_epoch, run, settle, replica > 0 and replica or nil)
+local stored = redis.call("MGET", epoch_key, earlier_key)
+if stored[2] then Earlier.open(earlier_key, stored[2], #KEYS + 1, 1) end
+
+local epoch = Epoch.open(epoch_key, stored[1], now, known_epoch, run, settle, replica > 0 and replica or nil)
 local SIZE, members = Epoch.SIZE, epoch.members
 
 local function place_of(id)
@@ -92,8 +95,6 @@ for index = 1, #kept, SIZE do
   rows[#rows + 1] = { kept[index], max(kept[index + 2] - now, 0), kept[index + 6] }
   if kept[index + 6] == 1 and kept[index + 5] ~= epoch.version then is_known = false end
 end
-
-Earlier.open(4, 1)
 
 -- How long a move is told, and how many at once. A caller that has missed more looks after all its states.
 local TOLD_FOR, TOLD_MAX = 10000000, 1000

@@ -67,15 +67,17 @@ impl Context<'_> {
 
     /// Returns the keys of a call that writes the state of a limiter.
     fn written_keys(&self, limiter_ref: &LimiterRef) -> Vec<String> {
-        let [epoch, state] = self.limiter_keys(limiter_ref);
-        let own = [epoch, state, self.live.to_owned(), self.moved.to_owned()];
-        own.into_iter().chain(self.earlier_keys(std::slice::from_ref(limiter_ref))).collect()
+        self.limiter_keys(limiter_ref)
+            .into_iter()
+            .chain(self.rest(std::slice::from_ref(limiter_ref)))
+            .collect()
     }
 
-    /// Returns the keys of the earlier layout that a call needs for these limiters.
-    fn earlier_keys(&self, limiter_refs: &[LimiterRef]) -> impl Iterator<Item = String> {
+    /// Returns the last keys of a call that writes these states: first those of the part of the store, then the states in the earlier
+    /// layout.
+    fn rest(&self, limiter_refs: &[LimiterRef]) -> impl Iterator<Item = String> {
         let states = limiter_refs.iter().map(|one| keys::earlier_limiter(self.prefix, one));
-        [self.earlier_epoch.to_owned()].into_iter().chain(states)
+        [self.earlier_epoch, self.live, self.moved].map(str::to_owned).into_iter().chain(states)
     }
 }
 
@@ -117,8 +119,8 @@ pub(super) fn reserve(
     let state = |one| keys::limiter(prefix, one, is_cluster);
     let mut keys: Vec<String> = limiter_refs.iter().map(state).collect();
     keys.push(keys::queue(prefix, limiter_refs, is_cluster));
-    keys.extend([context.epoch, context.live, context.moved].map(str::to_owned));
-    keys.extend(context.earlier_keys(limiter_refs));
+    keys.push(context.epoch.to_owned());
+    keys.extend(context.rest(limiter_refs));
     let callers = limiter_refs.iter().enumerate().flat_map(|(index, limiter_ref)| {
         let generation = call.generations.get(index).copied().unwrap_or_default();
         [Mixed::Text(limiter_ref.rules_text()), Mixed::Number(generation)]
@@ -195,7 +197,7 @@ pub(super) fn heartbeat(context: &Context<'_>, heartbeat: &Heartbeat) -> Argumen
         members: heartbeat.members.iter().flat_map(member).collect(),
     };
     Arguments::new(
-        [context.epoch, context.live, context.moved, context.earlier_epoch].map(str::to_owned),
+        [context.epoch, context.earlier_epoch, context.live, context.moved].map(str::to_owned),
         &values,
     )
 }
