@@ -9,6 +9,7 @@ do
   -- Brings a state to `now` under the caller's rules, through the last reset and the last pause by hand that `epoch` tells of `key`.
   local function state(state, key, epoch, now, text, lease, replica)
     if state.epoch ~= epoch.id then recover(state, epoch, now) end
+    if Earlier.id then Earlier.adopt(state, key, now) end
     if state.rescheduled_until <= now then state.rescheduled = {} end
     local declared = state.declared
     if #declared == 0 then

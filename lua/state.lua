@@ -44,20 +44,20 @@ do
     }
   end
 
-  -- Returns the stored form of a state, which cannot be used any more.
+  -- Returns the row to be stored of a state, which cannot be used any more.
   local function pack(state)
     local rules, checkpoints, row, pause, usages = state.rules, state.checkpoints, {}, state.pause, state.external_usage
     for index = 1, #rules do
       local checkpoint = checkpoints[index]
       for part = 1, checkpoint and #checkpoint or 0 do row[#row + 1] = checkpoint[part] end
     end
-    return cmsgpack.pack({
+    return {
       state.generation, state.void_from, state.previous_generation, state.rescheduled_cell, state.rescheduled_until,
       #state.rescheduled > 0 and State.pack_rescheduled(state.rescheduled) or state.rescheduled, state.declared, state.union,
       Timeline.pack(state.timeline), row, state.epoch, state.doubts, state.written_back, state.lives_until, state.reset_at,
       pause == Pause.NONE and 0 or Pause.pack(pause),
       usages and ExternalUsage.pack(usages) or 0,
-    })
+    }
   end
 
   -- Returns when the state matters no more.
@@ -83,7 +83,9 @@ do
     elseif was and state.lives_until <= now then
       redis.call("ZREM", live_key, key)
     end
-    Store.write(key, was, pack(state), now, state.lives_until)
+    local row = pack(state)
+    Store.write(key, was, cmsgpack.pack(row), now, state.lives_until)
+    if Earlier.id then Earlier.keep(key, row, now, state.lives_until) end
     return state.lives_until
   end
 
@@ -153,7 +155,7 @@ do
   end
 
   State = setmetatable({
-    load = load, expires = expires, keep = keep, available = available, paused_until = paused_until, is_pending = is_pending,
+    load = load, pack = pack, expires = expires, keep = keep, available = available, paused_until = paused_until, is_pending = is_pending,
     rare = rare,
   }, Lazy)
 end

@@ -1,7 +1,8 @@
 -- heartbeat.lua: keep the epoch alive, note that a replica hears the server, and return what a replica must know.
 -- KEYS[1]  the epoch
--- KEYS[2]  until when each state lives
--- KEYS[3]  when bookings of a state were last moved
+-- KEYS[2]  the epoch of the earlier layout
+-- KEYS[3]  until when each state lives
+-- KEYS[4]  when bookings of a state were last moved
 -- ARGV[1]  MessagePack values, one after the other; all times in microseconds
 --   given_now    0: this server's clock
 --   known_epoch  the latest epoch that the caller knows
@@ -21,15 +22,19 @@
 --          { { now, epoch, when it opens or 0, last reset or 0, memory }, { { key, instant } of each reset, ascending },
 --            { version, whether all counted members know it }, { { replica, for how long its permits may matter, whether it is counted },
 --            ... }, { whether the next list is complete, whether all members have reported all that matters }, { the key of each state
---            whose bookings may have to be moved, or were, since `followed` } }
+--            whose bookings may have to be moved, or were, since `followed` }, the epoch of the
+--            earlier layout or 0 }
 -- Atomic:  a single server, or keys of one hash tag
 
-local epoch_key, live_key, moved_key = KEYS[1], KEYS[2], KEYS[3]
+local epoch_key, earlier_key, live_key, moved_key = unpack(KEYS)
 local given_now, known_epoch, run, settle, counts_for, replica, heard, matters_for, memory, reported, version, leaves, followed, known =
   cmsgpack.unpack(ARGV[1])
 local now = Store.now(given_now)
 
-local epoch = Epoch.open(epoch_key, redis.call("MGET", epoch_key)[1], now, known_epoch, run, settle, replica > 0 and replica or nil)
+local stored = redis.call("MGET", epoch_key, earlier_key)
+if stored[2] then Earlier.open(earlier_key, stored[2], #KEYS + 1, 1) end
+
+local epoch = Epoch.open(epoch_key, stored[1], now, known_epoch, run, settle, replica > 0 and replica or nil)
 local SIZE, members = Epoch.SIZE, epoch.members
 
 local function place_of(id)
@@ -93,7 +98,8 @@ end
 
 -- How long a move is told, and how many at once. A caller that has missed more looks after all its states.
 local TOLD_FOR, TOLD_MAX = 10000000, 1000
-local is_complete, moved = followed > 0 and known_epoch == epoch.id and now - followed < TOLD_FOR, {}
+-- Replicas of the earlier layout do not note what they move.
+local is_complete, moved = followed > 0 and known_epoch == epoch.id and now - followed < TOLD_FOR and not Earlier.id, {}
 if replica > 0 then redis.call("ZREMRANGEBYSCORE", moved_key, "-inf", string.format("%.0f", now - TOLD_FOR)) end
 if is_complete then
   moved = redis.call("ZRANGEBYSCORE", moved_key, string.format("%.0f", followed), "+inf", "LIMIT", 0, TOLD_MAX)
@@ -109,4 +115,5 @@ end
 local is_settled = now >= epoch.opens and Epoch.knows_all(epoch, now) and Epoch.knows_local(epoch)
 return cmsgpack.pack({
   Epoch.answer(epoch, now), resets, { epoch.version, is_known and 1 or 0 }, rows, { is_complete and 1 or 0, is_settled and 1 or 0 }, moved,
+  Earlier.id or 0,
 })

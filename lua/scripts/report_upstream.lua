@@ -1,8 +1,10 @@
 -- report_upstream.lua: apply an upstream's signals about its quota to one limiter.
 -- KEYS[1]  the epoch
 -- KEYS[2]  the state of the limiter
--- KEYS[3]  until when each state lives
--- KEYS[4]  when bookings of a state were last moved
+-- KEYS[3]  the epoch of the earlier layout
+-- KEYS[4]  until when each state lives
+-- KEYS[5]  when bookings of a state were last moved
+-- KEYS[6]  the state of the limiter in that layout
 -- ARGV[1]  MessagePack values, one after the other; all times in microseconds
 --   given_now    0: this server's clock
 --   known_epoch  the latest epoch that the caller knows
@@ -24,9 +26,10 @@
 -- Atomic:  a single server, or keys of one hash tag
 -- Expiry:  every key when nothing in it can matter any more, never earlier
 
-local epoch_key, state_key, live_key, moved_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local epoch_key, state_key, earlier_key, live_key, moved_key = unpack(KEYS)
 local given_now, known_epoch, run, settle, lease, replica, rules, channel, asked, cost, refused, remaining = cmsgpack.unpack(ARGV[1])
-local now, stored = Store.now(given_now), redis.call("MGET", epoch_key, state_key)
+local now, stored = Store.now(given_now), redis.call("MGET", epoch_key, state_key, earlier_key)
+if stored[3] then Earlier.open(earlier_key, stored[3], 6, 2) end
 
 local epoch = Epoch.open(epoch_key, stored[1], now, known_epoch, run, settle, replica)
 if settle > 0 and not stored[2] then epoch = Epoch.without_state(epoch, live_key, state_key, now, settle) end

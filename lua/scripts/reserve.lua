@@ -3,8 +3,9 @@
 -- KEYS[1..n]   the states of the n limiters that the queue needs, all at once
 -- KEYS[n + 1]  the order of the queue
 -- KEYS[n + 2]  the epoch
--- KEYS[n + 3]  until when each state lives
--- KEYS[n + 4]  when bookings of a state were last moved
+-- KEYS[n + 3]  the epoch of the earlier layout
+-- KEYS[n + 4]  until when each state lives
+-- KEYS[n + 5]  when bookings of a state were last moved; the states of the n limiters in the earlier layout follow
 -- ARGV[1]      MessagePack values, one after the other; all times in microseconds
 --   given_now         0: this server's clock; anything else is for tests
 --   lease             how long a changed limit leaves its bookings where they are
@@ -32,11 +33,12 @@
 -- Atomic:      all keys carry one hash tag, so one cluster slot
 -- Expiry:      every key when nothing in it can matter any more, never earlier
 
-local limiters = #KEYS - 4
-local order_key, epoch_key, live_key, moved_key = unpack(KEYS, limiters + 1)
 local given_now, lease, replica, call, known_epoch, run, settle, channel, callers, given_back, reschedule, reschedule_wait, runs,
   queue_slots_left, refusal_budget = cmsgpack.unpack(ARGV[1])
-local now, stored = Store.now(given_now), redis.call("MGET", unpack(KEYS, 1, limiters + 2))
+local limiters = #callers / 2
+local order_key, epoch_key, earlier_key, live_key, moved_key = unpack(KEYS, limiters + 1, limiters + 5)
+local now, stored = Store.now(given_now), redis.call("MGET", unpack(KEYS, 1, limiters + 3))
+if stored[limiters + 3] then Earlier.open(earlier_key, stored[limiters + 3], limiters + 6, 1) end
 
 local epoch = Epoch.open(epoch_key, stored[limiters + 2], now, known_epoch, run, settle, replica)
 

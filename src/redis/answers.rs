@@ -130,9 +130,8 @@ pub(super) fn cause_of(status: u64, named: u64, replica: u64) -> Option<Cause> {
 
 /// Returns the answer of `heartbeat.lua`. A key of another layout is another version's, and left out.
 pub(super) fn heartbeat(value: &Value) -> Option<HeartbeatAnswer> {
-    type Row =
-        (EpochRow, Vec<(String, u64)>, (u64, u64), Vec<(u64, u64, u64)>, (u64, u64), Vec<String>);
-    let (epoch, resets, (version, is_known_to_all), members, (is_complete, is_settled), moved): Row =
+    type Row = (EpochRow, Vec<(String, u64)>, (u64, u64), Vec<(u64, u64, u64)>, (u64, u64), Vec<String>, u64);
+    let (epoch, resets, (version, is_known_to_all), members, (is_complete, is_settled), moved, earlier_epoch): Row =
         unpack(value)?;
     let reset = |(key, at): (String, u64)| {
         let (name, partition) = keys::limiter_of(&key)?;
@@ -151,12 +150,19 @@ pub(super) fn heartbeat(value: &Value) -> Option<HeartbeatAnswer> {
         members: members.into_iter().map(member).collect(),
         is_settled: is_settled > 0,
         moved: (is_complete > 0).then(|| moved.iter().filter_map(|key| keys::limiter_of(key)).collect()),
+        earlier_epoch,
     })
 }
 
 /// Returns the answer of `write_back.lua` and `reset.lua`.
 pub(super) fn epoch(value: &Value) -> Option<Epoch> {
     unpack::<EpochRow>(value).map(Into::into)
+}
+
+/// Returns the answer of `hand_over.lua`: from where to go on; `None` if all is done.
+pub(super) fn hand_over(value: &Value) -> Option<Option<u64>> {
+    let (from,): (u64,) = unpack(value)?;
+    Some((from > 0).then_some(from))
 }
 
 /// Returns the answer of `report_upstream.lua` and `pause.lua`.

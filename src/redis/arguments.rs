@@ -44,6 +44,8 @@ pub(super) struct Context<'a> {
     pub(super) live: &'a str,
     /// The key of the set that notes when bookings of a state were last moved.
     pub(super) moved: &'a str,
+    /// The key of the epoch of the earlier layout.
+    pub(super) earlier_epoch: &'a str,
     /// True on a Cluster, where a limiter's group decides where its state lives.
     pub(super) is_cluster: bool,
     /// The channel for announcements; none if empty.
@@ -64,9 +66,18 @@ impl Context<'_> {
     }
 
     /// Returns the keys of a call that writes the state of a limiter.
-    fn written_keys(&self, limiter_ref: &LimiterRef) -> [String; 4] {
-        let [epoch, state] = self.limiter_keys(limiter_ref);
-        [epoch, state, self.live.to_owned(), self.moved.to_owned()]
+    fn written_keys(&self, limiter_ref: &LimiterRef) -> Vec<String> {
+        self.limiter_keys(limiter_ref)
+            .into_iter()
+            .chain(self.rest(std::slice::from_ref(limiter_ref)))
+            .collect()
+    }
+
+    /// Returns the last keys of a call that writes these states: first those of the part of the store, then the states in the earlier
+    /// layout.
+    fn rest(&self, limiter_refs: &[LimiterRef]) -> impl Iterator<Item = String> {
+        let states = limiter_refs.iter().map(|one| keys::earlier_limiter(self.prefix, one));
+        [self.earlier_epoch, self.live, self.moved].map(str::to_owned).into_iter().chain(states)
     }
 }
 
@@ -108,7 +119,8 @@ pub(super) fn reserve(
     let state = |one| keys::limiter(prefix, one, is_cluster);
     let mut keys: Vec<String> = limiter_refs.iter().map(state).collect();
     keys.push(keys::queue(prefix, limiter_refs, is_cluster));
-    keys.extend([context.epoch, context.live, context.moved].map(str::to_owned));
+    keys.push(context.epoch.to_owned());
+    keys.extend(context.rest(limiter_refs));
     let callers = limiter_refs.iter().enumerate().flat_map(|(index, limiter_ref)| {
         let generation = call.generations.get(index).copied().unwrap_or_default();
         [Mixed::Text(limiter_ref.rules_text()), Mixed::Number(generation)]
@@ -184,7 +196,28 @@ pub(super) fn heartbeat(context: &Context<'_>, heartbeat: &Heartbeat) -> Argumen
         followed: heartbeat.followed.0,
         members: heartbeat.members.iter().flat_map(member).collect(),
     };
-    Arguments::new([context.epoch, context.live, context.moved].map(str::to_owned), &values)
+    Arguments::new(
+        [context.epoch, context.earlier_epoch, context.live, context.moved].map(str::to_owned),
+        &values,
+    )
+}
+
+#[derive(Serialize)]
+struct HandOver {
+    given_now: u64,
+    settle: u64,
+    from: u64,
+    names: Vec<String>,
+}
+
+/// Returns the arguments of `hand_over.lua`, for the states of these limiters that live until `from` or longer.
+pub(super) fn hand_over(context: &Context<'_>, limiter_refs: &[LimiterRef], from: u64) -> Arguments {
+    let names = limiter_refs.iter().flat_map(|one| {
+        [keys::limiter(context.prefix, one, context.is_cluster), keys::earlier_limiter(context.prefix, one)]
+    });
+    let values =
+        HandOver { given_now: context.now.0, settle: context.settle.0, from, names: names.collect() };
+    Arguments::new([context.live, context.earlier_epoch].map(str::to_owned), &values)
 }
 
 #[derive(Serialize)]

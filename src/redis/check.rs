@@ -72,6 +72,7 @@ impl RedisStore {
         part.heartbeat(&Heartbeat::default()).await?;
         part.reserve(&limiter_refs, &call).await.map_err(|failure| failure.error)?;
         part.inspect(&limiter_ref).await?;
+        part.hand_over(&limiter_refs).await?;
         part.write_back(&limiter_ref, &write).await?;
         part.report_upstream(&limiter_ref, &UpstreamReport { replica: me.id, ..UpstreamReport::default() })
             .await?;

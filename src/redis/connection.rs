@@ -73,6 +73,7 @@ impl StoreConnection {
             StoreOp::Reset => &scripts.reset,
             StoreOp::ReportUpstream => &scripts.report_upstream,
             StoreOp::Pause => &scripts.pause,
+            StoreOp::HandOver => &scripts.hand_over,
         }
     }
 }
@@ -89,6 +90,7 @@ pub(super) struct PartKeys {
     pub(super) epoch: String,
     live: String,
     moved: String,
+    earlier_epoch: String,
 }
 
 impl PartKeys {
@@ -97,6 +99,7 @@ impl PartKeys {
             epoch: keys::epoch(prefix, group),
             live: keys::live(prefix, group),
             moved: keys::moved(prefix, group),
+            earlier_epoch: keys::earlier_epoch(prefix, group),
         }
     }
 }
@@ -158,15 +161,15 @@ impl PartConnection {
 
     /// Returns the context of calls to a server of this run.
     pub(super) fn context<'a>(&'a self, run: &'a str) -> Context<'a> {
-        let [epoch, live, moved] =
-            self.part.keys.as_ref().map_or([""; 3], |keys| [&*keys.epoch, &*keys.live, &*keys.moved]);
+        let of = |key: fn(&PartKeys) -> &str| self.part.keys.as_ref().map_or("", key);
         let (prefix, channel) = (&self.shared.prefix, self.shared.announcements.channel());
         let is_cluster = self.shared.connections.are_cluster();
         Context {
             prefix,
-            epoch,
-            live,
-            moved,
+            epoch: of(|keys| &keys.epoch),
+            live: of(|keys| &keys.live),
+            moved: of(|keys| &keys.moved),
+            earlier_epoch: of(|keys| &keys.earlier_epoch),
             is_cluster,
             channel,
             run,

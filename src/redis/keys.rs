@@ -1,7 +1,8 @@
-//! The names of the keys: `PREFIX:{GROUP}:v2:...`.
+//! The names of the keys: `PREFIX:{GROUP}:v2:...`, and those of the layout before.
 //!
 //! The braces are literal. On a Redis Cluster they make all keys of a group live in one slot, which one
-//! script call needs. `v2` is the layout of the stored values, so that two versions of weir run side by side.
+//! script call needs. `v2` is the layout of the stored values. While replicas of the earlier layout `v1` share the store, each state is
+//! kept in both layouts, so that there is one quota (`lua/earlier_layout.lua`). The replicas are listed in one place for all layouts.
 //! Names of limiters hold neither `:` nor `+`, and partitions are hexadecimal, so no two keys can be confused.
 
 use crate::limiter::Partition;
@@ -77,9 +78,22 @@ pub(super) fn moved(prefix: &str, group: Option<&str>) -> String {
     }
 }
 
-/// Returns the key of the replicas that share the store.
+/// Returns the key of the replicas that share the store, of every layout. Its form has never changed, and its name is that of the first.
 pub(super) fn replicas(prefix: &str) -> String {
-    format!("{prefix}:v2:replicas")
+    format!("{prefix}:v1:replicas")
+}
+
+/// Returns the key of the state of a limiter, or of one of its partitions, in the layout before.
+pub(super) fn earlier_limiter(prefix: &str, limiter_ref: &LimiterRef) -> String {
+    format!("{prefix}:{{{}}}:v1:limiter:{}", limiter_ref.group, state(limiter_ref))
+}
+
+/// Returns the key of the epoch in the layout before: one for all limiters of a server, or one for each group on a Cluster.
+pub(super) fn earlier_epoch(prefix: &str, group: Option<&str>) -> String {
+    match group {
+        Some(group) => format!("{prefix}:{{{group}}}:v1:epoch"),
+        None => format!("{prefix}:v1:epoch"),
+    }
 }
 
 /// Returns the channel on which scripts publish announcements.
@@ -112,6 +126,8 @@ mod tests {
         assert_eq!(limiter_of("weir:{g}:v2:queue:all"), None);
         // Without a Cluster the group changes nothing.
         assert_eq!(limiter("weir", &one, false), format!("weir:{{one}}:v2:limiter:one:{tenant}"));
+        // In the layout before it is the group on any server.
+        assert_eq!(earlier_limiter("weir", &one), format!("weir:{{g}}:v1:limiter:one:{tenant}"));
         let queues = [true, false].map(|is_cluster| queue("weir", &[all.clone(), one.clone()], is_cluster));
         assert_eq!(queues, ["g", "all"].map(|tag| format!("weir:{{{tag}}}:v2:queue:all+one:{tenant}")));
     }

@@ -20,7 +20,7 @@ const ALGORITHMS: &[&str] = &[
 ];
 
 /// Keys, and the epoch that every state belongs to.
-const KEYS: &[&str] = &[lua!("prelude"), lua!("store"), lua!("epoch")];
+const KEYS: &[&str] = &[lua!("prelude"), lua!("store"), lua!("epoch"), lua!("earlier_layout")];
 
 /// The arithmetic of a stored state.
 const STATE: &[&[&str]] = &[
@@ -30,7 +30,8 @@ const STATE: &[&[&str]] = &[
 ];
 
 /// The search in a state, and its changes.
-const SEARCH: &[&str] = &[lua!("search"), lua!("recovery"), lua!("reschedule"), lua!("open")];
+const SEARCH: &[&str] =
+    &[lua!("search"), lua!("recovery"), lua!("reschedule"), lua!("earlier_state"), lua!("open")];
 
 /// The estimated bytes of a key in a command, and of the framing of the arguments.
 const KEY_BYTES: usize = 64;
@@ -53,6 +54,7 @@ pub(super) struct Scripts {
     pub(super) reset: Script,
     pub(super) report_upstream: Script,
     pub(super) pause: Script,
+    pub(super) hand_over: Script,
 }
 
 impl Scripts {
@@ -71,11 +73,12 @@ impl Scripts {
                 &[SEARCH, &[lua!("upstream_report"), lua!("scripts/report_upstream")]],
             ),
             pause: key("pause", lua!("scripts/pause")),
+            hand_over: state("hand_over", &[SEARCH, &[lua!("scripts/hand_over")]]),
         }
     }
 
     /// Returns every script.
-    pub(super) fn all(&self) -> [&Script; 8] {
+    pub(super) fn all(&self) -> [&Script; 9] {
         let Scripts {
             reserve,
             inspect,
@@ -85,8 +88,9 @@ impl Scripts {
             reset,
             report_upstream,
             pause,
+            hand_over,
         } = self;
-        [reserve, inspect, heartbeat, write_back, register_replica, reset, report_upstream, pause]
+        [reserve, inspect, heartbeat, write_back, register_replica, reset, report_upstream, pause, hand_over]
     }
 }
 

@@ -165,6 +165,18 @@ impl Store for RedisStore {
         .boxed()
     }
 
+    fn hand_over<'a>(&'a self, limiter_refs: &'a [LimiterRef]) -> BoxFuture<'a, Result<(), StoreError>> {
+        async move {
+            let mut next = Some(0);
+            while let Some(from) = next {
+                let arguments = |context: &Context<'_>| arguments::hand_over(context, limiter_refs, from);
+                next = self.ask_part(StoreOp::HandOver, RECOVERY, arguments, answers::hand_over).await?;
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+
     fn reset<'a>(&'a self, limiter_ref: &'a LimiterRef) -> BoxFuture<'a, Result<Epoch, StoreError>> {
         let arguments = |context: &Context<'_>| arguments::reset(context, limiter_ref);
         self.ask_part(StoreOp::Reset, RECOVERY, arguments, answers::epoch).boxed()

@@ -44,8 +44,18 @@ async fn each_fault_of_a_store_is_explained_in_one_line() {
         "+subscribe",
         "+time",
     ];
-    let data =
-        ["+get", "+mget", "+set", "+del", "+pexpire", "+zadd", "+zrem", "+zscore", "+zrangebyscore", "+zremrangebyscore"];
+    let data = [
+        "+get",
+        "+mget",
+        "+set",
+        "+del",
+        "+pexpire",
+        "+zadd",
+        "+zrem",
+        "+zscore",
+        "+zrangebyscore",
+        "+zremrangebyscore",
+    ];
     let user = async |name: &str, rights: &[&str]| {
         plain.command(&[&["ACL", "SETUSER", name, "on", ">x"], rights].concat()).await;
         url(&plain, &format!("{name}:x@"))

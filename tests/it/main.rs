@@ -54,6 +54,7 @@ mod tls;
 mod topologies;
 mod traces;
 mod tunnels;
+mod upgrade;
 mod uploads;
 mod upstream_answers;
 mod walkthrough;

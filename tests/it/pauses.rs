@@ -431,7 +431,7 @@ async fn a_host_name_from_the_store_is_sanitized() {
     let replica = "local now = redis.call('TIME')[1] * 1000000
         redis.call('SET', KEYS[1], cmsgpack.pack({ 7, now, '0.1.0', 'x', ARGV[1] }))";
     let host = format!("a\u{1b}[2J\u{9b}b\n{}", "c".repeat(100));
-    redis.command(&["EVAL", replica, "1", "weir:v2:replicas", &host]).await;
+    redis.command(&["EVAL", replica, "1", "weir:v1:replicas", &host]).await;
     let shown = format!("a[2Jb{}", "c".repeat(59));
     eventually("it is there", PATIENCE, async || {
         let replicas = weir.ask("/api/replicas").await.json()["replicas"].take();

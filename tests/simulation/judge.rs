@@ -172,8 +172,7 @@ impl Judge {
     fn started_alone(&mut self, at: u64) {
         let share = 100_u64.div_ceil(self.fleet_size);
         let excess = Excess { local: share * (self.started_alone + 1), other: 0 };
-        let kind =
-            FaultKind { name: "started_alone", loses_knowledge: false, touches_store: false, excess };
+        let kind = FaultKind { name: "started_alone", loses_knowledge: false, touches_store: false, excess };
         self.observe(at, &Event::FaultBegins { fault: STARTED_ALONE + self.started_alone, kind });
         self.started_alone += 1;
     }

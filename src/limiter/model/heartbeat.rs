@@ -66,6 +66,8 @@ pub struct HeartbeatAnswer {
     /// The limiters, and partitions if not all, whose bookings were moved, or are to be moved by the next call, since the instant that
     /// the caller had followed; `None` if that is too long ago, or they are too many.
     pub moved: Option<Vec<Moved>>,
+    /// The epoch of the layout before, which lives while replicas of it may run; zero: none.
+    pub earlier_epoch: u64,
 }
 
 /// A limiter, or one of its partitions, whose bookings were moved; all partitions if `None`.

@@ -61,8 +61,9 @@ struct Tightest {
     at: Moment,
 }
 
-/// Notes for how long permits of a limiter matter, which its members tell each other.
+/// Notes a limiter, and for how long its permits matter, which its members tell each other.
 fn serve(session: &StoreSession, limiter: &Limiter) {
+    session.earlier_layout.serve(limiter);
     let rules = LimiterRef::new(limiter, None, session.now()).rules;
     session.peers.serve(rules.iter().map(Rule::seen_for).max().unwrap_or_default());
 }

@@ -53,7 +53,11 @@ pub(in crate::limiter) struct Recovery<F> {
 
 impl<F: Fn(News<'_>)> Recovery<F> {
     /// Creates the heartbeat of a session; `tell` tells queues what they must know.
-    pub(in crate::limiter) fn new(session: Weak<StoreSession>, fallback: Arc<Fallback>, tell: F) -> Recovery<F> {
+    pub(in crate::limiter) fn new(
+        session: Weak<StoreSession>,
+        fallback: Arc<Fallback>,
+        tell: F,
+    ) -> Recovery<F> {
         Recovery { session, fallback, tell }
     }
 
@@ -114,6 +118,7 @@ pub(in crate::limiter) async fn beat(
         }
         tell_moves(session, fallback, sent, &answer, tell);
         session.follow_resets(&answer.resets, fallback);
+        session.earlier_layout.follow(&*session.store, answer.earlier_epoch).await?;
         let current = Reported { memory: answer.epoch.memory, epoch: answer.epoch.id };
         let is_told = heartbeat.reported == current && heartbeat.version == answer.version;
         if is_told && !session.ledger.has_unreported() {

@@ -90,6 +90,12 @@ impl Fleet {
         replicas
     }
 
+    /// Returns the replicas that the store listed last, of every layout of keys.
+    pub(in crate::limiter) fn listed(&self) -> Vec<u64> {
+        let listed = lock(&self.listed);
+        listed.iter().flat_map(|listed| &listed.replicas).map(|replica| replica.id).collect()
+    }
+
     /// Returns the host of a replica, if it is known.
     pub(in crate::limiter) fn host_of(&self, id: u64) -> Option<Arc<str>> {
         let host = self.replicas().into_iter().find(|replica| replica.id == id)?.host;

@@ -8,10 +8,12 @@
 //! - [`heartbeat`]: the loop that tells the store of this replica, and notices a doubt of what the store knows.
 //! - [`peers`]: the members that share a part of a store, and what this replica has told it.
 //! - [`members`]: the replicas that divide a limit while the store is unreachable.
+//! - [`earlier_layout`]: has states written for replicas of an earlier version.
 //! - [`fallback`]: this replica's own memory, used meanwhile.
 //!
 //! Knows no requests and no queues.
 
+pub(in crate::limiter) mod earlier_layout;
 pub(in crate::limiter) mod fallback;
 pub(in crate::limiter) mod grants;
 pub(in crate::limiter) mod heartbeat;

@@ -130,11 +130,19 @@ impl Peers {
         known.listed.is_some() && known.others.is_empty()
     }
 
-    /// Returns this replica's share while the store is away: of `assumed` replicas before the store has answered.
+    /// Returns how many of these replicas are no counted members: they keep their keys in another layout.
+    pub(in crate::limiter) fn strangers(&self, listed: &[u64]) -> u64 {
+        let known = self.lock();
+        listed.iter().filter(|replica| **replica != known.me && !known.counted.contains(replica)).count()
+            as u64
+    }
+
+    /// Returns this replica's share while the store is away: of `assumed` replicas before the store has answered. `strangers` have shares,
+    /// too, which are rounded down.
     ///
     /// Invariant: the shares of all members sum up to no more than the whole. A change of the members makes shares larger only when
     /// every member knows of it: until then each has the smaller one, and a new member none.
-    pub(in crate::limiter) fn share(&self, assumed: u64) -> Share {
+    pub(in crate::limiter) fn share(&self, assumed: u64, strangers: u64) -> Share {
         let known = self.lock();
         if known.listed.is_none() {
             return Share { parts: assumed.max(1), place: None, clock_ahead: 0 };
@@ -142,8 +150,28 @@ impl Peers {
         let Some(place) = known.agreed.iter().position(|member| *member == known.me) else {
             return Share::NONE;
         };
-        let parts = known.agreed.len().max(known.counted.len()) as u64;
-        let place = (known.agreed == known.counted).then_some(place as u64);
-        Share { parts, place, clock_ahead: 0 }
+        let parts = known.agreed.len().max(known.counted.len()) as u64 + strangers;
+        let is_agreed = known.agreed == known.counted && strangers == 0;
+        Share { parts, place: is_agreed.then_some(place as u64), clock_ahead: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replicas_of_another_layout_have_shares_too() {
+        let peers = Peers::default();
+        let member = |replica| Member { replica, matters_for: Micros::ZERO, is_counted: true };
+        let members = vec![member(1), member(2)];
+        peers.learn(
+            2,
+            &HeartbeatAnswer { version: 1, is_known_to_all: true, members, ..HeartbeatAnswer::default() },
+        );
+        let strangers = peers.strangers(&[1, 2, 7]);
+        assert_eq!((peers.strangers(&[1, 2]), strangers), (0, 1));
+        assert_eq!(peers.share(1, 0), Share { parts: 2, place: Some(1), clock_ahead: 0 });
+        assert_eq!(peers.share(1, strangers), Share { parts: 3, place: None, clock_ahead: 0 });
     }
 }

@@ -9,6 +9,7 @@ use tracing::{info, warn};
 
 use crate::clock::{Clock, Micros, Moment};
 use crate::limiter::model::{Epoch, Reset};
+use crate::limiter::recovery::earlier_layout::EarlierLayout;
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::ledger::Ledger;
 use crate::limiter::recovery::link::{Followed, Link, Session, SessionAction, SessionEvent, Terms};
@@ -29,6 +30,8 @@ pub(in crate::limiter) struct StoreSession {
     pub(in crate::limiter) gate: CallGate,
     /// The members that share the store, and what this replica has told it.
     pub(in crate::limiter) peers: Peers,
+    /// What is kept for replicas of an earlier version.
+    pub(in crate::limiter) earlier_layout: EarlierLayout,
     state: Mutex<Session>,
     /// One more than the epoch whose slots may be used; zero if none may be. Read for each permit, so it stands outside the lock.
     usable: AtomicU64,
@@ -60,6 +63,7 @@ impl StoreSession {
             terms,
             gate,
             peers: Peers::default(),
+            earlier_layout: EarlierLayout::default(),
             state: Mutex::new(Session::new(terms)),
             usable: AtomicU64::new(1),
             changed: Notify::new(),

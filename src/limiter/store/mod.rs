@@ -115,6 +115,11 @@ pub trait Store: Send + Sync + 'static {
         ready(Ok(HeartbeatAnswer::default())).boxed()
     }
 
+    /// Writes the states of these limiters, all partitions included, for replicas of the layout before.
+    fn hand_over<'a>(&'a self, _limiter_refs: &'a [LimiterRef]) -> BoxFuture<'a, Result<(), StoreError>> {
+        ready(Ok(())).boxed()
+    }
+
     /// Forgets the permits used of a limiter until now, in all partitions if `limiter_ref` names none.
     fn reset<'a>(&'a self, limiter_ref: &'a LimiterRef) -> BoxFuture<'a, Result<Epoch, StoreError>>;
 

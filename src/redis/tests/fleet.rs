@@ -56,6 +56,7 @@ impl Fleet {
             epoch: "p:epoch",
             live: "p:live",
             moved: "p:moved",
+            earlier_epoch: "p:earlier",
             is_cluster: true,
             channel: "",
             run,

@@ -3,6 +3,7 @@
 mod calls;
 mod data_loss;
 mod doubts;
+mod earlier_layout;
 mod fleet;
 mod lua_parity;
 mod pause_parity;
@@ -34,6 +35,7 @@ const CONTEXT: Context<'static> = Context {
     epoch: "model:epoch",
     live: "model:live",
     moved: "model:moved",
+    earlier_epoch: "model:earlier",
     is_cluster: true,
     channel: "",
     run: "",

@@ -28,13 +28,16 @@ pub enum StoreOp {
     ReportUpstream,
     /// Pauses a limiter by hand.
     Pause,
+    /// Writes states in the layout before.
+    HandOver,
 }
 
 impl StoreOp {
     /// The values of the label `op`, in the order of the variants.
     #[rustfmt::skip]
-    const NAMES: [&str; 9] = [
+    const NAMES: [&str; 10] = [
         "reserve", "inspect", "ping", "heartbeat", "write_back", "register_replica", "reset", "report_upstream", "pause",
+        "hand_over",
     ];
 }
 

@@ -227,7 +227,7 @@ impl RedisServer {
     /// count.
     pub(crate) async fn size(&self) -> u64 {
         let number = |value| redis::from_redis_value::<u64>(value).expect("a number");
-        let own = number(self.command(&["EXISTS", "weir:v2:epoch", "weir:v2:replicas"]).await);
+        let own = number(self.command(&["EXISTS", "weir:v2:epoch", "weir:v1:replicas"]).await);
         number(self.command(&["DBSIZE"]).await) - own
     }
 

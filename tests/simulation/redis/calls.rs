@@ -18,6 +18,7 @@ pub(crate) const RUN: &str = "0123456789abcdef0123456789abcdef01234567";
 const START: u64 = 1_800_000_000_000_000;
 const LEASE: u64 = 500_000;
 const EPOCH: &str = "w:v2:epoch";
+const EARLIER: &str = "w:v1:epoch";
 const LIVE: &str = "w:v2:live";
 const MOVED: &str = "w:v2:moved";
 
@@ -103,8 +104,8 @@ fn state_key(limiter: usize) -> String {
 }
 
 /// Returns the keys of a call that writes the state of a limiter.
-fn written(limiter: usize) -> [String; 4] {
-    [EPOCH.to_owned(), state_key(limiter), LIVE.to_owned(), MOVED.to_owned()]
+fn written(limiter: usize) -> [String; 5] {
+    [EPOCH, &state_key(limiter), EARLIER, LIVE, MOVED].map(str::to_owned)
 }
 
 impl Fleet<'_> {
@@ -182,7 +183,7 @@ impl Fleet<'_> {
         let mut keys: Vec<String> = limiters.iter().map(|limiter| state_key(*limiter)).collect();
         let states: Vec<&str> = limiters.iter().map(|limiter| NAMES[*limiter]).collect();
         keys.push(format!("w:{{g}}:v2:queue:{}", states.join("+")));
-        keys.extend([EPOCH, LIVE, MOVED].map(str::to_owned));
+        keys.extend([EPOCH, EARLIER, LIVE, MOVED].map(str::to_owned));
         let given_back = self.given_back(queue);
         let reschedule = self.reschedule(queue);
         let runs = self.runs();
@@ -293,11 +294,10 @@ impl Fleet<'_> {
         let known: Vec<u64> = (0..self.rng.u64(..3))
             .flat_map(|_| [self.rng.u64(1..6), self.rng.u64(..30_000_000), self.rng.u64(..2)])
             .collect();
-        let followed =
-            if self.rng.bool() { 0 } else { self.now.saturating_sub(self.rng.u64(..12_000_000)) };
+        let followed = if self.rng.bool() { 0 } else { self.now.saturating_sub(self.rng.u64(..12_000_000)) };
         let arguments =
             arguments.int(self.rng.u64(..9)).flag(self.rng.u8(..8) == 0).int(followed).ints(&known);
-        let answer = self.call("heartbeat", &[EPOCH, LIVE, MOVED].map(str::to_owned), arguments);
+        let answer = self.call("heartbeat", &[EPOCH, EARLIER, LIVE, MOVED].map(str::to_owned), arguments);
         self.learn_epoch(answer.at(0));
     }
 
@@ -388,7 +388,7 @@ impl Fleet<'_> {
             Packed::default().int(0).int(15_000_000).int(self.replica << 40 | 0xf_edcb).text("1.2.3");
         let arguments = arguments.text(&"c0ffee".repeat(self.rng.usize(1..12))).text("höst");
         let arguments = arguments.flag(self.rng.u8(..5) == 0);
-        self.call("register_replica", &["w:v2:replicas".to_owned()], arguments);
+        self.call("register_replica", &["w:v1:replicas".to_owned()], arguments);
     }
 
     fn change_rules(&mut self) {

@@ -53,7 +53,8 @@ impl World {
             Kind::Stop { replica, .. } => self.stop(replica, until),
             Kind::Sleep { replica, .. } => {
                 let own = &mut self.places[replica];
-                own.asleep_since = own.asleep_since.filter(|_| own.stopped_until > self.now).or(Some(self.now));
+                own.asleep_since =
+                    own.asleep_since.filter(|_| own.stopped_until > self.now).or(Some(self.now));
                 self.stop(replica, until);
             }
             Kind::Reload { configuration, lag } => self.reload(configuration, lag),

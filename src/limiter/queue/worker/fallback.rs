@@ -51,7 +51,7 @@ impl Worker {
         self.charge_usage();
         self.usage.is_old = true;
         // A replica that is alone, or has never seen the store, knows of nobody else.
-        if self.session.peers.is_alone() || self.session.epoch() == 0 {
+        if (self.session.peers.is_alone() && self.strangers() == 0) || self.session.epoch() == 0 {
             return;
         }
         let Fallback { store, clock, replica, .. } = &*self.fallback;
@@ -133,7 +133,13 @@ impl Worker {
         let Fallback { clock, fleet, .. } = &*self.fallback;
         let known = self.session.away_since().zip(self.session.clock());
         let ahead = known.map(|(since, store)| signed(store.earliest(since)) - signed(clock.at(since)));
-        Share { clock_ahead: ahead.unwrap_or_default(), ..self.session.peers.share(fleet.assumed()) }
+        let share = self.session.peers.share(fleet.assumed(), self.strangers());
+        Share { clock_ahead: ahead.unwrap_or_default(), ..share }
+    }
+
+    /// Returns the number of replicas that share the store by another layout of its keys.
+    fn strangers(&self) -> u64 {
+        self.session.peers.strangers(&self.fallback.fleet.listed())
     }
 
     /// Returns this replica's shares of the limiters that are enforced locally; `None` if it has none of one.
