@@ -331,12 +331,14 @@ impl Kind {
     pub fn hides_store(&self) -> bool {
         let is_of_replicas = matches!(
             self,
-            Kind::Kill { .. } | Kind::Drain { .. } | Kind::Deploy { .. } | Kind::Stop { .. } | Kind::Sleep { .. }
+            Kind::Kill { .. }
+                | Kind::Drain { .. }
+                | Kind::Deploy { .. }
+                | Kind::Stop { .. }
+                | Kind::Sleep { .. }
         );
-        let is_of_data = matches!(
-            self,
-            Kind::Flush | Kind::Evict | Kind::ClockStep { .. } | Kind::ClockStands { .. }
-        );
+        let is_of_data =
+            matches!(self, Kind::Flush | Kind::Evict | Kind::ClockStep { .. } | Kind::ClockStands { .. });
         self.touches_store() && !is_of_replicas && !is_of_data
     }
 

@@ -311,7 +311,11 @@ impl LimiterState {
     fn surely_in_use(&self, at: Micros, most: u64, rule: &Rule) -> u64 {
         let in_use = |at| rule.capacity().saturating_sub(self.left(at, rule));
         let flows_out = at + rule.spacing(most);
-        if in_use(Micros(flows_out.0.saturating_sub(1))) > 0 { most } else { in_use(at).saturating_sub(1).min(most) }
+        if in_use(Micros(flows_out.0.saturating_sub(1))) > 0 {
+            most
+        } else {
+            in_use(at).saturating_sub(1).min(most)
+        }
     }
 
     /// Takes back up to `permits` that are booked before an instant, the latest first.

@@ -144,9 +144,9 @@ impl Ledger {
             return false;
         }
         let mut pages = self.lock();
-        limiter_refs.iter().any(|limiter_ref| {
-            pages.get_mut(&key(limiter_ref)).is_some_and(|page| page.is_pending())
-        })
+        limiter_refs
+            .iter()
+            .any(|limiter_ref| pages.get_mut(&key(limiter_ref)).is_some_and(|page| page.is_pending()))
     }
 
     /// Returns the limiters and partitions with grants that the store does not have, in the order of their names.

@@ -161,7 +161,8 @@ impl Bucket {
     /// Takes in that nobody can vouch for what was used until now: all of it may have been.
     pub(crate) fn doubt(&mut self, at: u64, lease: u64) {
         let (Bounds { rate, burst, .. }, width) = (self.bounds, u128::from(self.vouched.width));
-        self.vouched.amount = self.vouched.at(at, rate).max(u128::from(burst) * width) + flow(rate, 2 * lease);
+        self.vouched.amount =
+            self.vouched.at(at, rate).max(u128::from(burst) * width) + flow(rate, 2 * lease);
         self.vouched.at = at;
     }
 
