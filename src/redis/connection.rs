@@ -35,6 +35,9 @@ const SETTLE: Micros = LEASE;
 /// The first word of the error by which a script refuses a key that weir has not written.
 const UNREADABLE: &str = "UNREADABLE ";
 
+/// The first words of the errors by which scripts refuse a further action by hand.
+const FULL: [&str; 2] = ["PAUSES", "RESETS"];
+
 /// For how long after it was first made a call may be repeated: half as long as the script remembers it.
 const REPEAT_WITHIN: Duration = Duration::from_millis(500);
 
@@ -265,13 +268,16 @@ impl PartConnection {
             Ok(_) => StoreResult::Ok,
             Err(StoreError::Timeout(_)) => StoreResult::Timeout,
             Err(StoreError::Away | StoreError::Connection(_)) => StoreResult::Connection,
-            Err(StoreError::Refused(_) | StoreError::Unreadable(_) | StoreError::Malformed(_)) => {
-                StoreResult::Error
-            }
+            Err(
+                StoreError::Refused(_)
+                | StoreError::Unreadable(_)
+                | StoreError::Full(_)
+                | StoreError::Malformed(_),
+            ) => StoreResult::Error,
         };
         self.shared.metrics.called(op, outcome, started.elapsed());
         match result {
-            Ok(_) => self.part.health.succeeded(),
+            Ok(_) | Err(StoreError::Full(_)) => self.part.health.succeeded(),
             // A single unreadable key does not stop the others; an unreadable epoch stops all.
             Err(StoreError::Unreadable(_)) if !matches!(op, StoreOp::Heartbeat | StoreOp::Ping) => {}
             Err(error) => {
@@ -305,6 +311,9 @@ impl PartConnection {
         {
             let what = found[UNREADABLE.len()..].split(" script: ").next().unwrap_or_default();
             return StoreError::Unreadable(what.to_owned());
+        }
+        if FULL.contains(&word(error)) {
+            return StoreError::Full(error.detail().unwrap_or_default().to_owned());
         }
         StoreError::Refused(explain(error))
     }

@@ -7,8 +7,9 @@ use tracing::warn;
 
 use super::calls::{CallResult, LateResult, MadeCall};
 use super::core::events::{Around, Event};
+use super::settle_pauses::settle_pauses;
 use super::state::Worker;
-use crate::clock::Micros;
+use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Answer, Call, Epoch, Generations, Holding};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::recovery::grants::granted;
@@ -21,7 +22,7 @@ use crate::limiter::store::{Failure, StoreError};
 const LATE_CALLS_MAX: usize = 16;
 
 impl Worker {
-    /// Makes a call to the store. Offline grants are reported before.
+    /// Makes a call to the store. Offline grants, and pauses that it does not know, are reported before.
     pub(super) fn book(&mut self, call: Call, around: &Around) {
         let call = Arc::new(Call {
             replica: self.fallback.replica,
@@ -31,8 +32,15 @@ impl Worker {
         });
         let made = MadeCall { call, limiter_refs: self.calling.limiter_refs.clone(), at: around.now };
         let (session, fallback) = (self.session.clone(), self.fallback.clone());
+        let (queue, siblings) = (self.queue.clone(), self.siblings.clone());
         self.calling.under_way = Some(Box::pin(async move {
-            let result = match report_offline_grants(&session, &made.limiter_refs, &fallback).await {
+            let told = async {
+                for instance in queue.instances.iter() {
+                    settle_pauses(&instance.active, &fallback, &*siblings).await?;
+                }
+                report_offline_grants(&session, &made.limiter_refs, &fallback).await
+            };
+            let result = match told.await {
                 Ok(()) => session.store.reserve(&made.limiter_refs, &made.call).await,
                 Err(error) => Err(error.into()),
             };
@@ -60,7 +68,7 @@ impl Worker {
         if epoch.id < known.epoch_least {
             return self.events.push(Event::PutBack);
         }
-        self.observe_pauses(answer.now, &answer.paused, known.clock);
+        self.observe_pauses(made.at, answer.now, &answer.paused, known.clock);
         if epoch.settles_until.is_some() {
             return self.events.push(Event::PutBack);
         }
@@ -107,16 +115,28 @@ impl Worker {
         self.events.push(Event::AnsweredLate(unused.collect(), generations));
     }
 
-    /// Keeps to the pauses of the limiters that an answer of the store names.
-    fn observe_pauses(&mut self, now: Micros, paused: &[Micros], clock: Option<StoreClock>) {
+    /// Keeps to the pauses of the limiters that an answer of the store to a call sent at a moment names, and to no other.
+    fn observe_pauses(&mut self, sent: Moment, now: Micros, paused: &[Micros], clock: Option<StoreClock>) {
         let Some(clock) = clock else { return };
-        for (instance, until) in self.queue.instances.iter().zip(paused).filter(|(_, until)| **until > now) {
-            let (limiter, until) = (instance.active.name.clone(), clock.due(*until));
-            instance.active.pause_until(until);
-            let paused = Paused { limiter, from: clock.due(now), until };
-            // Before the answer, whose refusals name the pause.
-            let paused = self.queue.apply_pause(paused, false);
-            self.events.push(Event::Paused(paused));
+        for (instance, until) in self.queue.instances.iter().zip(paused) {
+            let (pauses, limiter) = (&instance.active.pauses, instance.active.name.clone());
+            let paused = if *until > now {
+                let until = clock.due(*until);
+                pauses.hear(instance.partition, until).then(|| Paused {
+                    limiter,
+                    from: clock.due(now),
+                    until,
+                })
+            } else {
+                // Its end was announced, and this replica has not heard it.
+                let has_ended = self.queue.has_pause() && pauses.hear_none(instance.partition, sent);
+                has_ended.then_some(Paused { limiter, from: sent, until: sent })
+            };
+            if let Some(paused) = paused {
+                // Before the answer, whose refusals name the pause.
+                let paused = self.queue.apply_pause(paused, false);
+                self.events.push(Event::Paused(paused));
+            }
         }
     }
 }
