@@ -63,9 +63,13 @@ impl RedisStore {
         Ok(RedisStore { connection: PartConnection::new(settings, connections, entropy, metrics) })
     }
 
-    /// Receives the announcements of other replicas, until `shutdown`.
+    /// Receives the announcements of other replicas, and follows the primary that sentinels name, until `shutdown`.
     pub async fn listen(&self, shutdown: CancellationToken) {
-        self.connection.shared.announcements.listen(shutdown).await;
+        tokio::select! {
+            biased;
+            () = self.connection.shared.announcements.listen(shutdown) => {}
+            () = self.connection.shared.connections.follow_primary() => {}
+        }
     }
 
     /// Probes the store once, then whenever a circuit is open, until it answers again.

@@ -49,6 +49,9 @@ pub enum StoreError {
     /// A key of weir's holds something that weir has not written. Other keys may be all right.
     #[error("the store holds a foreign value: {0}")]
     Unreadable(String),
+    /// The store has carried the call out, but no replica of it has confirmed that in time.
+    #[error("no replica of the store has confirmed the call in time")]
+    Unconfirmed,
     /// The store keeps as many actions by hand as it may. Nothing has changed.
     #[error("{0}")]
     Full(String),
