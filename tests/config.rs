@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use weir::config::model::{Config, Cost, HostMatch, Http2, KeyPart, PathMatch, RedisServers, Store};
+use weir::config::model::{Config, Confirm, Cost, HostMatch, Http2, KeyPart, PathMatch, RedisServers, Store};
 use weir::config::{self, Handle, LoadError, Loaded, Outcome};
 use weir::limiter::model::calendar_windows::{CalendarWindows, Period};
 use weir::limiter::model::limit::{

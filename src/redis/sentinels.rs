@@ -1,7 +1,7 @@
 //! The primary that sentinels name. Of several answers the one of the latest failover counts, and no earlier one ever again: a sentinel
 //! that was cut off names the old primary still, which may take writes, too.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -11,7 +11,7 @@ use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, IntoConnectionInfo, RedisConnectionInfo,
     RedisError, ServerErrorKind, TlsCertificates,
 };
-use tokio::sync::Mutex as AsyncMutex;
+use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::time::{interval, timeout};
 
 use super::servers::RedisSetupError;
@@ -43,6 +43,8 @@ pub(super) struct Sentinels {
     /// How long a sentinel may take to answer.
     patience: Duration,
     known: Mutex<Option<Primary>>,
+    /// How often another server has become the primary.
+    era: Arc<watch::Sender<u64>>,
 }
 
 /// One sentinel, and the connection to it.
@@ -57,6 +59,7 @@ impl Sentinels {
         settings: &RedisSentinels,
         certificates: Option<&TlsCertificates>,
         patience: Duration,
+        era: Arc<watch::Sender<u64>>,
         client: impl Fn(&RedisNode) -> Result<Client, RedisSetupError>,
     ) -> Result<Sentinels, RedisSetupError> {
         let RedisSentinels { nodes, master, username, password, database } = settings;
@@ -80,13 +83,13 @@ impl Sentinels {
             is_encrypted,
             patience,
             known: Mutex::default(),
+            era,
         })
     }
 
     /// Asks for the primary, and returns a client for it.
     pub(super) async fn primary(&self) -> Result<Client, RedisError> {
-        let (primary, _) = self.ask().await?;
-        let Primary { host, port, .. } = primary;
+        let Primary { host, port, .. } = self.ask().await?;
         let address = if self.is_encrypted {
             ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
         } else {
@@ -99,8 +102,8 @@ impl Sentinels {
         }
     }
 
-    /// Calls `on_switch` whenever the sentinels name another primary. Never returns.
-    pub(super) async fn watch(&self, on_switch: impl Fn()) {
+    /// Begins another era as soon as the sentinels name another primary. Never returns.
+    pub(super) async fn watch(&self) {
         let mut heard: Option<PubSub> = None;
         let mut next = interval(ASK_INTERVAL);
         let mut turn = 0;
@@ -116,9 +119,8 @@ impl Sentinels {
                     false
                 }
             };
-            if let Ok((_, true)) = self.ask().await {
-                on_switch();
-            }
+            // Without an answer the known primary stays.
+            let _ = self.ask().await;
             if !is_open {
                 // The next sentinel, as this one does not answer.
                 turn += 1;
@@ -137,8 +139,8 @@ impl Sentinels {
         timeout(self.patience, subscribe).await.ok().flatten()
     }
 
-    /// Asks all sentinels, until a majority agrees. Returns the primary, and whether it is another one than before.
-    async fn ask(&self) -> Result<(Primary, bool), RedisError> {
+    /// Asks all sentinels, until a majority agrees. Returns the primary; if it is another one than before, another era begins.
+    async fn ask(&self) -> Result<Primary, RedisError> {
         let mut asked: FuturesUnordered<_> = self.nodes.iter().map(|node| self.ask_one(node)).collect();
         let (mut named, mut fault): (Vec<Primary>, Option<RedisError>) = (Vec::new(), None);
         while let Some(answer) = asked.next().await {
@@ -164,9 +166,11 @@ impl Sentinels {
             _ => latest,
         };
         let before = known.replace(primary.clone());
-        let is_another =
-            before.is_some_and(|before| (before.host, before.port) != (primary.host.clone(), primary.port));
-        Ok((primary, is_another))
+        let is_at = |before: &Primary| (&before.host, before.port) == (&primary.host, primary.port);
+        if before.is_some_and(|before| !is_at(&before)) {
+            self.era.send_modify(|era| *era += 1);
+        }
+        Ok(primary)
     }
 
     async fn ask_one(&self, sentinel: &Sentinel) -> Result<Primary, RedisError> {

@@ -73,7 +73,7 @@ pub(super) struct Servers {
     place: Place,
     config: AsyncConnectionConfig,
     /// How often another server has become the primary: a connection of an earlier era leads to one that is none any more.
-    era: watch::Sender<u64>,
+    era: Arc<watch::Sender<u64>>,
 }
 
 enum Place {
@@ -95,12 +95,14 @@ enum Place {
 impl Servers {
     pub(super) fn new(settings: &RedisStore, connect_timeout: Duration) -> Result<Servers, RedisSetupError> {
         let certificates = certificates(&settings.tls)?;
+        let era = Arc::new(watch::Sender::new(0));
         let place = match &settings.servers {
             RedisServers::One(node) => Place::One(client(node, certificates.as_ref())?),
             RedisServers::Sentinel(sentinels) => {
                 let made = |node: &RedisNode| client(node, certificates.as_ref());
+                let patience = connect_timeout / ASKED_PART;
                 let sentinels =
-                    Sentinels::new(sentinels, certificates.as_ref(), connect_timeout / ASKED_PART, made)?;
+                    Sentinels::new(sentinels, certificates.as_ref(), patience, era.clone(), made)?;
                 Place::Sentinel(Box::new(sentinels))
             }
             RedisServers::Cluster(nodes) => {
@@ -127,19 +129,19 @@ impl Servers {
                 }
             }
         };
-        Ok(Servers::at(place, connect_timeout))
+        Ok(Servers::at(place, connect_timeout, era))
     }
 
     /// Returns one server that is reached over `transport`.
     pub(super) fn over(transport: Arc<dyn Transport>, connect_timeout: Duration) -> Servers {
-        Servers::at(Place::Over { transport, drivers: TaskTracker::new() }, connect_timeout)
+        Servers::at(Place::Over { transport, drivers: TaskTracker::new() }, connect_timeout, Arc::default())
     }
 
-    fn at(place: Place, connect_timeout: Duration) -> Servers {
+    fn at(place: Place, connect_timeout: Duration, era: Arc<watch::Sender<u64>>) -> Servers {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(connect_timeout))
             .set_response_timeout(None);
-        Servers { place, config, era: watch::Sender::new(0) }
+        Servers { place, config, era }
     }
 
     /// Returns whether the servers are the nodes of a Cluster.
@@ -163,19 +165,17 @@ impl Servers {
         let _ = self.era.subscribe().changed().await;
     }
 
-    /// Begins another era whenever sentinels name another primary, and calls `on_switch` then. Never returns.
+    /// Asks sentinels for the primary again and again, and calls `on_switch` when it is another one. Never returns.
     pub(super) async fn watch(&self, on_switch: impl Fn()) {
-        match &self.place {
-            Place::Sentinel(sentinels) => {
-                sentinels
-                    .watch(|| {
-                        self.era.send_modify(|era| *era += 1);
-                        on_switch();
-                    })
-                    .await;
+        let Place::Sentinel(sentinels) = &self.place else { return pending().await };
+        let mut eras = self.era.subscribe();
+        let switching = async {
+            // It fails only when the sender is gone, which is this.
+            while eras.changed().await.is_ok() {
+                on_switch();
             }
-            Place::One(_) | Place::Over { .. } | Place::Cluster { .. } => pending().await,
-        }
+        };
+        tokio::join!(sentinels.watch(), switching);
     }
 
     /// Returns a connection that receives announcements.
