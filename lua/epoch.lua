@@ -101,11 +101,13 @@ do
       return epoch
     end
 
-    -- Returns true if a state was there, and should be still. It is not expected any more.
-    local function is_missing(live_key, key, now)
+    -- Returns the epoch after a state was found missing: a new one if it was there and should be still. A single key was lost, deleted or
+    -- evicted: replicas write back the grants that it held.
+    local function without_state(epoch, live_key, key, now, settle)
       local till = redis.call("ZSCORE", live_key, key)
       if till then redis.call("ZREM", live_key, key) end
-      return till and tonumber(till) > now
+      if not till or tonumber(till) <= now then return epoch end
+      return begin(epoch, now, epoch.id, epoch.run, settle, true)
     end
 
     -- Notes until when a state is there. The heartbeat forgets it later.
@@ -113,6 +115,13 @@ do
       redis.call("ZADD", live_key, string.format("%.0f", till), key)
       -- It outlives all states, as the epoch does.
       redis.call("PEXPIRE", live_key, ceil((max(epoch.kept_until, till) - now) / 1000) + 15000)
+    end
+
+    -- Notes that a state's bookings were moved. The heartbeat tells it, and forgets it later.
+    local function note_moved(moved_key, key, now)
+      local KEPT_MS = 60000
+      redis.call("ZADD", moved_key, string.format("%.0f", now), key)
+      redis.call("PEXPIRE", moved_key, KEPT_MS)
     end
 
     -- Returns whether every member whose permits may matter has reported what it was granted before the server's present memory.
@@ -157,7 +166,7 @@ do
     end
 
     return {
-      begin = begin, is_missing = is_missing, note_live = note_live, knows_all = knows_all, knows_local = knows_local,
+      begin = begin, without_state = without_state, note_live = note_live, note_moved = note_moved, knows_all = knows_all, knows_local = knows_local,
       is_part = is_part, reset_of = reset_of, pause_of = pause_of,
     }
   end

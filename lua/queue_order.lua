@@ -19,11 +19,14 @@ do
     }
   end
 
-  -- Returns the answer to a call of a replica that was carried out before, "" if it was too long to be kept; nil for a new call.
+  -- Returns the answer to a call of a replica that was carried out before, "" if it was too long to be kept, or a later one was carried
+  -- out since; nil for a new call.
   local function answered(order, replica, call)
     local calls = order.calls
     for index = 1, #calls, 4 do
-      if call > 0 and calls[index] == replica and calls[index + 1] == call then return calls[index + 3] end
+      if call > 0 and calls[index] == replica and calls[index + 1] >= call then
+        return calls[index + 1] == call and calls[index + 3] or ""
+      end
     end
   end
 

@@ -16,6 +16,15 @@ local function granted_away(state, epoch)
   return most
 end
 
+-- Returns the most permits that any rule would grant at an instant. To charge more would close a limit for longer than if it was used up.
+local function grantable(state, at)
+  local most = 0
+  for index, rule in ipairs(state.rules) do
+    most = max(most, rule.algorithm.available(rule, state.timeline, at, state.checkpoints[index], 0))
+  end
+  return most
+end
+
 -- Drops the doubts that are resolved, and charges the others. The epoch is open, and the rules are in force. Returns whether a charge
 -- was taken back.
 local function resolve(state, epoch, now)
@@ -34,6 +43,7 @@ local function resolve(state, epoch, now)
       if is_lost == 1 then
         for _, rule in ipairs(state.rules) do permits = max(permits, rule.capacity) end
       end
+      permits = min(permits, grantable(state, at))
       Search.charge_at(state, at, permits)
     end
     local longest = Rule.longest_window(state.rules)
@@ -57,7 +67,8 @@ local function recover(state, epoch, now)
   end
   if state.epoch < epoch.memory then
     state.timeline, state.written_back = Timeline.load({ {}, {} }), {}
-    state.checkpoints, doubts = State.new_checkpoints(state.rules), {}
+    -- A new state has no rules yet: `known_from` is for those that are put in force.
+    state.checkpoints, state.known_from, doubts = State.new_checkpoints(state.rules, epoch.opens), epoch.opens, {}
     doubt(1)
   else
     Timeline.split_off(state.timeline, epoch.opens + 1)

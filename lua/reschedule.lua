@@ -9,7 +9,7 @@
 
 local Reschedule = setmetatable({ rare = function()
   -- Returns the checkpoint of a rule that comes into force: its own from before, or one that lacks as much as the emptiest other.
-  local function checkpoint_of(rule, old_rules, old_checkpoints)
+  local function checkpoint_of(rule, old_rules, old_checkpoints, known_from)
     local algorithm = rule.algorithm
     if algorithm.CHECKPOINT_SIZE == 0 then return nil end
     local known = old_checkpoints[Rule.position(old_rules, rule)]
@@ -23,7 +23,7 @@ local Reschedule = setmetatable({ rare = function()
         if not emptiest or algorithm.is_emptier(own, emptiest) then emptiest = own end
       end
     end
-    return emptiest or State.new_checkpoint(rule)
+    return emptiest or State.new_checkpoint(rule, known_from)
   end
 
   -- Puts the rules of a text in force. Bookings stay where they are.
@@ -33,7 +33,7 @@ local Reschedule = setmetatable({ rare = function()
     if state.external_usage then
       state.external_usage = ExternalUsage.carry_over(state.external_usage, old_rules, state.rules)
     end
-    for index, rule in ipairs(state.rules) do state.checkpoints[index] = checkpoint_of(rule, old_rules, old_checkpoints) end
+    for index, rule in ipairs(state.rules) do state.checkpoints[index] = checkpoint_of(rule, old_rules, old_checkpoints, state.known_from) end
   end
 
   -- Puts the rules of a text in force and moves the bookings from an instant on to their places under them.
@@ -63,7 +63,7 @@ local Reschedule = setmetatable({ rare = function()
     end
     state.rescheduled, state.rescheduled_cell, state.rescheduled_until = moved, old_cell, void_from + lease
     state.previous_generation, state.generation = state.generation, max(now, state.generation + 1)
-    state.void_from = void_from
+    state.void_from, state.has_moved = void_from, #void > 0
   end
 
   -- Returns the index of the first void permits that were booked in the cell of a slot.

@@ -73,9 +73,10 @@ do
     return at
   end
 
-  -- Writes a state, which exists for no shorter than was noted before. Notes a longer life with a margin, so that few calls do. Returns
-  -- until when it is sure to exist.
-  local function keep(key, was, state, now, expires_at, live_key, epoch)
+  -- Writes a state, which exists for no shorter than was noted before. Notes a longer life with a margin, so that few calls do, and that
+  -- bookings were moved. Returns until when it is sure to exist.
+  local function keep(key, was, state, now, expires_at, live_key, moved_key, epoch)
+    if state.has_moved and epoch.id > 0 then Epoch.note_moved(moved_key, key, now) end
     if expires_at > now and expires_at > state.lives_until then
       state.lives_until = expires_at + floor((expires_at - now) / 4)
       if epoch.id > 0 then Epoch.note_live(live_key, key, epoch, now, state.lives_until) end
@@ -105,18 +106,23 @@ do
   end
 
   local function rare()
-    -- Returns the checkpoint of a rule that nothing was booked under; nil for an algorithm that has none.
-    local function new_checkpoint(rule)
+    -- Returns the checkpoint of a rule that nothing was booked under; nil for an algorithm that has none. Where the bookings before
+    -- `known_from` are not known, the bucket was empty as late as it can have been to be full again then.
+    local function new_checkpoint(rule, known_from)
       local size = rule.algorithm.CHECKPOINT_SIZE
       if size == 0 then return nil end
+      if known_from then
+        local since = known_from - Rule.span_exact(rule, rule.capacity)
+        return rule.algorithm.lacking(rule, max(since, 0), rule.capacity)
+      end
       local checkpoint = {}
       for index = 1, size do checkpoint[index] = 0 end
       return checkpoint
     end
 
-    local function new_checkpoints(rules)
+    local function new_checkpoints(rules, known_from)
       local checkpoints = {}
-      for index = 1, #rules do checkpoints[index] = new_checkpoint(rules[index]) end
+      for index = 1, #rules do checkpoints[index] = new_checkpoint(rules[index], known_from) end
       return checkpoints
     end
 

@@ -1,6 +1,7 @@
 -- heartbeat.lua: keep the epoch alive, note that a replica hears the server, and return what a replica must know.
 -- KEYS[1]  the epoch
 -- KEYS[2]  until when each state lives
+-- KEYS[3]  when bookings of a state were last moved
 -- ARGV[1]  MessagePack values, one after the other; all times in microseconds
 --   given_now    0: this server's clock
 --   known_epoch  the latest epoch that the caller knows
@@ -14,15 +15,17 @@
 --   reported     the epoch to which it has reported what it granted without the server
 --   version      the version of the members that it knows
 --   leaves       whether it ends
+--   followed     the instant until which the caller has followed what moved in its known epoch; 0: none
 --   known        the other members as it knows them: replica, for how long its permits may matter, whether it is counted, by turns
 -- Returns  one MessagePack array:
 --          { { now, epoch, when it opens or 0, last reset or 0, memory }, { { key, instant } of each reset, ascending },
 --            { version, whether all counted members know it }, { { replica, for how long its permits may matter, whether it is counted },
---            ... } }
+--            ... }, { whether the next list is complete, whether all members have reported all that matters }, { the key of each state
+--            whose bookings may have to be moved, or were, since `followed` } }
 -- Atomic:  a single server, or keys of one hash tag
 
-local epoch_key, live_key = KEYS[1], KEYS[2]
-local given_now, known_epoch, run, settle, counts_for, replica, heard, matters_for, memory, reported, version, leaves, known =
+local epoch_key, live_key, moved_key = KEYS[1], KEYS[2], KEYS[3]
+local given_now, known_epoch, run, settle, counts_for, replica, heard, matters_for, memory, reported, version, leaves, followed, known =
   cmsgpack.unpack(ARGV[1])
 local now = Store.now(given_now)
 
@@ -87,4 +90,23 @@ for index = 1, #kept, SIZE do
   rows[#rows + 1] = { kept[index], max(kept[index + 2] - now, 0), kept[index + 6] }
   if kept[index + 6] == 1 and kept[index + 5] ~= epoch.version then is_known = false end
 end
-return cmsgpack.pack({ Epoch.answer(epoch, now), resets, { epoch.version, is_known and 1 or 0 }, rows })
+
+-- How long a move is told, and how many at once. A caller that has missed more looks after all its states.
+local TOLD_FOR, TOLD_MAX = 10000000, 1000
+local is_complete, moved = followed > 0 and known_epoch == epoch.id and now - followed < TOLD_FOR, {}
+if replica > 0 then redis.call("ZREMRANGEBYSCORE", moved_key, "-inf", string.format("%.0f", now - TOLD_FOR)) end
+if is_complete then
+  moved = redis.call("ZRANGEBYSCORE", moved_key, string.format("%.0f", followed), "+inf", "LIMIT", 0, TOLD_MAX)
+  is_complete = #moved < TOLD_MAX
+  -- A state follows a pause or a reset by hand in the next call for it.
+  for index = 1, #epoch.resets, 3 do
+    if epoch.resets[index + 1] >= followed then moved[#moved + 1] = epoch.resets[index] end
+  end
+  for index = 1, #epoch.pauses, 5 do
+    if epoch.pauses[index + 1] >= followed then moved[#moved + 1] = epoch.pauses[index] end
+  end
+end
+local is_settled = now >= epoch.opens and Epoch.knows_all(epoch, now) and Epoch.knows_local(epoch)
+return cmsgpack.pack({
+  Epoch.answer(epoch, now), resets, { epoch.version, is_known and 1 or 0 }, rows, { is_complete and 1 or 0, is_settled and 1 or 0 }, moved,
+})

@@ -2,6 +2,7 @@
 -- KEYS[1]  the epoch
 -- KEYS[2]  the state of the limiter
 -- KEYS[3]  until when each state lives
+-- KEYS[4]  when bookings of a state were last moved
 -- ARGV[1]  MessagePack values, one after the other; all times in microseconds
 --   given_now    0: this server's clock
 --   known_epoch  the latest epoch that the caller knows
@@ -23,11 +24,12 @@
 -- Atomic:  a single server, or keys of one hash tag
 -- Expiry:  every key when nothing in it can matter any more, never earlier
 
-local epoch_key, state_key, live_key = KEYS[1], KEYS[2], KEYS[3]
+local epoch_key, state_key, live_key, moved_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local given_now, known_epoch, run, settle, lease, replica, rules, channel, asked, cost, refused, remaining = cmsgpack.unpack(ARGV[1])
 local now, stored = Store.now(given_now), redis.call("MGET", epoch_key, state_key)
 
 local epoch = Epoch.open(epoch_key, stored[1], now, known_epoch, run, settle, replica)
+if settle > 0 and not stored[2] then epoch = Epoch.without_state(epoch, live_key, state_key, now, settle) end
 local state = State.load(state_key, stored[2], now)
 Open.state(state, state_key, epoch, now, rules, lease, replica)
 
@@ -53,6 +55,6 @@ if state.external_usage then Open.follow_external_usage(state, now, lease) end
 
 local paused_until, expires = State.paused_until(state, now), State.expires(state)
 if now < epoch.opens then expires = max(expires, epoch.opens + Rule.longest_window(state.rules)) end
-local lives_until = State.keep(state_key, stored[2], state, now, expires, live_key, epoch)
+local lives_until = State.keep(state_key, stored[2], state, now, expires, live_key, moved_key, epoch)
 if settle > 0 then Epoch.keep(epoch_key, epoch, now, lives_until) end
 return cmsgpack.pack({ Epoch.answer(epoch, now), paused_until, drift })

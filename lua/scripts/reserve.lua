@@ -4,6 +4,7 @@
 -- KEYS[n + 1]  the order of the queue
 -- KEYS[n + 2]  the epoch
 -- KEYS[n + 3]  until when each state lives
+-- KEYS[n + 4]  when bookings of a state were last moved
 -- ARGV[1]      MessagePack values, one after the other; all times in microseconds
 --   given_now         0: this server's clock; anything else is for tests
 --   lease             how long a changed limit leaves its bookings where they are
@@ -22,7 +23,8 @@
 --   refusal_budget    how many requests like the first refused one the caller may refuse without asking
 -- Returns      one MessagePack array:
 --              { { now, epoch, when it opens or 0, last reset or 0, memory },
---                { { generation, void_from, previous generation, { available permits of each rule }, paused until or 0 } of each limiter },
+--                { { generation, void_from, previous generation, { available permits of each rule }, paused until or 0, 1 if replicas
+--                declare different limits } of each limiter },
 --                the last booked instant or 0, { the earliest freed room before the last slot, its permits } or zeros,
 --                { { count, slot or 0 for none within the wait } of the rescheduled permits },
 --                { { count, slot } where booked, else { count, 1: too far or 2: queue full, delay, advised delay, limiter, rule } } }
@@ -30,8 +32,8 @@
 -- Atomic:      all keys carry one hash tag, so one cluster slot
 -- Expiry:      every key when nothing in it can matter any more, never earlier
 
-local limiters = #KEYS - 3
-local order_key, epoch_key, live_key = KEYS[limiters + 1], KEYS[limiters + 2], KEYS[limiters + 3]
+local limiters = #KEYS - 4
+local order_key, epoch_key, live_key, moved_key = unpack(KEYS, limiters + 1)
 local given_now, lease, replica, call, known_epoch, run, settle, channel, callers, given_back, reschedule, reschedule_wait, runs,
   queue_slots_left, refusal_budget = cmsgpack.unpack(ARGV[1])
 local now, stored = Store.now(given_now), redis.call("MGET", unpack(KEYS, 1, limiters + 2))
@@ -43,10 +45,7 @@ local epoch = Epoch.open(epoch_key, stored[limiters + 2], now, known_epoch, run,
 local states, own_rules = {}, {}
 for index = 1, limiters do
   states[index] = State.load(KEYS[index], stored[index], now)
-  -- A single key was lost, deleted or evicted: replicas write back the grants that it held.
-  if settle > 0 and not stored[index] and Epoch.is_missing(live_key, KEYS[index], now) then
-    epoch = Epoch.begin(epoch, now, epoch.id, epoch.run, settle, true)
-  end
+  if settle > 0 and not stored[index] then epoch = Epoch.without_state(epoch, live_key, KEYS[index], now, settle) end
 end
 local settles = now < epoch.opens
 for index = 1, limiters do
@@ -198,8 +197,10 @@ for index = 1, limiters do
   local expires, paused_until = State.expires(state), State.paused_until(state, now)
   last_booked = max(last_booked, state.timeline.at[state.timeline.size] or 0)
   if settles and #state.written_back > 0 then expires = max(expires, epoch.opens + Rule.longest_window(state.rules)) end
-  lives_until = max(lives_until, State.keep(KEYS[index], stored[index], state, now, expires, live_key, epoch))
-  rows[index] = { state.generation, state.void_from, state.previous_generation, available, paused_until }
+  lives_until = max(lives_until, State.keep(KEYS[index], stored[index], state, now, expires, live_key, moved_key, epoch))
+  -- Several sets of limits are in force only as long as each is declared again and again.
+  local is_disputed = #state.declared > 3 and 1 or 0
+  rows[index] = { state.generation, state.void_from, state.previous_generation, available, paused_until, is_disputed }
 end
 local freed_at, freed_permits = QueueOrder.freed(order)
 if freed_permits > 0 and #given_back > 0 and channel ~= "" then

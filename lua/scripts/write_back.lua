@@ -2,6 +2,7 @@
 -- KEYS[1]  the epoch
 -- KEYS[2]  the state of the limiter
 -- KEYS[3]  until when each state lives
+-- KEYS[4]  when bookings of a state were last moved
 -- ARGV[1]  MessagePack values, one after the other; all times in microseconds
 --   given_now    0: this server's clock
 --   known_epoch  the epoch for which this is written; nothing is charged in another one
@@ -18,11 +19,12 @@
 -- Atomic:  a single server, or keys of one hash tag
 -- Expiry:  every key when nothing in it can matter any more, never earlier
 
-local epoch_key, state_key, live_key = KEYS[1], KEYS[2], KEYS[3]
+local epoch_key, state_key, live_key, moved_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local given_now, known_epoch, run, settle, lease, replica, number, rules, was_away, sent, bookings = cmsgpack.unpack(ARGV[1])
 local now, stored = Store.now(given_now), redis.call("MGET", epoch_key, state_key)
 
 local epoch = Epoch.open(epoch_key, stored[1], now, known_epoch, run, settle, replica)
+if not stored[2] then epoch = Epoch.without_state(epoch, live_key, state_key, now, settle) end
 if epoch.id ~= known_epoch then
   Epoch.keep(epoch_key, epoch, now, now)
   return cmsgpack.pack(Epoch.answer(epoch, now))
@@ -50,7 +52,9 @@ end
 local function take_late(at, permits)
   for place, checkpoint in pairs(state.checkpoints) do
     local rule = state.rules[place]
-    state.checkpoints[place] = rule.algorithm.take_late(rule, checkpoint, at, permits)
+    -- A bucket that was refilled since counts as empty before.
+    local is_seen = was_away or at > epoch.opens - Rule.span_exact(rule, rule.capacity)
+    if is_seen then state.checkpoints[place] = rule.algorithm.take_late(rule, checkpoint, at, permits) end
   end
 end
 
@@ -95,5 +99,5 @@ if is_new() then
 end
 
 local expires = max(State.expires(state), epoch.opens + Rule.longest_window(state.rules))
-Epoch.keep(epoch_key, epoch, now, State.keep(state_key, stored[2], state, now, expires, live_key, epoch))
+Epoch.keep(epoch_key, epoch, now, State.keep(state_key, stored[2], state, now, expires, live_key, moved_key, epoch))
 return cmsgpack.pack(Epoch.answer(epoch, now))

@@ -39,6 +39,7 @@ struct LimiterRow {
     before: u64,
     available: Vec<u64>,
     paused_until: u64,
+    is_disputed: u64,
 }
 
 #[derive(Deserialize)]
@@ -63,10 +64,11 @@ pub(super) fn reserve(value: &Value, limiter_refs: &[LimiterRef], call: &Call) -
         if limiter.available.len() != limiter_ref.rules.len() {
             return None;
         }
-        let LimiterRow { number, void_from, before, available, paused_until } = limiter;
+        let LimiterRow { number, void_from, before, available, paused_until, is_disputed } = limiter;
         answer.generations.push(Generation { number, void_from: Micros(void_from), before });
         answer.available.push(available);
         answer.paused.push(Micros(paused_until));
+        answer.is_disputed |= is_disputed > 0;
     }
     let (at, permits) = row.freed;
     answer.freed = (permits > 0).then_some(Freed { at: Micros(at), permits });
@@ -126,10 +128,12 @@ pub(super) fn cause_of(status: u64, named: u64, replica: u64) -> Option<Cause> {
     (replica > 0).then_some(Cause { reason, replica })
 }
 
-/// Returns the answer of `heartbeat.lua`. A reset under a key of another layout is another version's, and left out.
+/// Returns the answer of `heartbeat.lua`. A key of another layout is another version's, and left out.
 pub(super) fn heartbeat(value: &Value) -> Option<HeartbeatAnswer> {
-    type Row = (EpochRow, Vec<(String, u64)>, (u64, u64), Vec<(u64, u64, u64)>);
-    let (epoch, resets, (version, is_known_to_all), members): Row = unpack(value)?;
+    type Row =
+        (EpochRow, Vec<(String, u64)>, (u64, u64), Vec<(u64, u64, u64)>, (u64, u64), Vec<String>);
+    let (epoch, resets, (version, is_known_to_all), members, (is_complete, is_settled), moved): Row =
+        unpack(value)?;
     let reset = |(key, at): (String, u64)| {
         let (name, partition) = keys::limiter_of(&key)?;
         Some(Reset { name, partition, at: Micros(at) })
@@ -145,6 +149,8 @@ pub(super) fn heartbeat(value: &Value) -> Option<HeartbeatAnswer> {
         version,
         is_known_to_all: is_known_to_all > 0,
         members: members.into_iter().map(member).collect(),
+        is_settled: is_settled > 0,
+        moved: (is_complete > 0).then(|| moved.iter().filter_map(|key| keys::limiter_of(key)).collect()),
     })
 }
 

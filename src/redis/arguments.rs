@@ -42,6 +42,8 @@ pub(super) struct Context<'a> {
     pub(super) epoch: &'a str,
     /// The key of the set that notes until when each state lives.
     pub(super) live: &'a str,
+    /// The key of the set that notes when bookings of a state were last moved.
+    pub(super) moved: &'a str,
     /// True on a Cluster, where a limiter's group decides where its state lives.
     pub(super) is_cluster: bool,
     /// The channel for announcements; none if empty.
@@ -62,9 +64,9 @@ impl Context<'_> {
     }
 
     /// Returns the keys of a call that writes the state of a limiter.
-    fn written_keys(&self, limiter_ref: &LimiterRef) -> [String; 3] {
+    fn written_keys(&self, limiter_ref: &LimiterRef) -> [String; 4] {
         let [epoch, state] = self.limiter_keys(limiter_ref);
-        [epoch, state, self.live.to_owned()]
+        [epoch, state, self.live.to_owned(), self.moved.to_owned()]
     }
 }
 
@@ -106,7 +108,7 @@ pub(super) fn reserve(
     let state = |one| keys::limiter(prefix, one, is_cluster);
     let mut keys: Vec<String> = limiter_refs.iter().map(state).collect();
     keys.push(keys::queue(prefix, limiter_refs, is_cluster));
-    keys.extend([context.epoch.to_owned(), context.live.to_owned()]);
+    keys.extend([context.epoch, context.live, context.moved].map(str::to_owned));
     let callers = limiter_refs.iter().enumerate().flat_map(|(index, limiter_ref)| {
         let generation = call.generations.get(index).copied().unwrap_or_default();
         [Mixed::Text(limiter_ref.rules_text()), Mixed::Number(generation)]
@@ -159,6 +161,7 @@ struct HeartbeatRow<'a> {
     reported: u64,
     version: u64,
     leaves: bool,
+    followed: u64,
     members: Vec<u64>,
 }
 
@@ -178,9 +181,10 @@ pub(super) fn heartbeat(context: &Context<'_>, heartbeat: &Heartbeat) -> Argumen
         reported: heartbeat.reported.epoch,
         version: heartbeat.version,
         leaves: heartbeat.leaves,
+        followed: heartbeat.followed.0,
         members: heartbeat.members.iter().flat_map(member).collect(),
     };
-    Arguments::new([context.epoch.to_owned(), context.live.to_owned()], &values)
+    Arguments::new([context.epoch, context.live, context.moved].map(str::to_owned), &values)
 }
 
 #[derive(Serialize)]

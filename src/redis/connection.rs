@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use deadpool::managed::PoolError;
-use futures_util::future::{BoxFuture, FutureExt, ready};
+use futures_util::future::{BoxFuture, FutureExt, ready, select_ok};
 use redis::{Cmd, RedisError, Value};
 use tokio::time::{Instant, timeout};
 
@@ -31,6 +31,9 @@ pub(super) const LEASE: Micros = Micros::from_millis(500);
 /// How long a new epoch takes to open, and how long a silence of all replicas is a doubt. Slots of the epoch before are not used for longer
 /// than a lease, and each replica has heard of the new one twice by then, and written back.
 const SETTLE: Micros = LEASE;
+
+/// The owner of the connection for calls outside the queues: heartbeats, write-backs and calls by hand.
+pub(super) const RECOVERY: &str = "recovery";
 
 /// The first word of the error by which a script refuses a key that weir has not written.
 const UNREADABLE: &str = "UNREADABLE ";
@@ -89,11 +92,16 @@ pub(super) struct Part {
 pub(super) struct PartKeys {
     pub(super) epoch: String,
     live: String,
+    moved: String,
 }
 
 impl PartKeys {
     fn new(prefix: &str, group: Option<&str>) -> PartKeys {
-        PartKeys { epoch: keys::epoch(prefix, group), live: keys::live(prefix, group) }
+        PartKeys {
+            epoch: keys::epoch(prefix, group),
+            live: keys::live(prefix, group),
+            moved: keys::moved(prefix, group),
+        }
     }
 }
 
@@ -173,13 +181,15 @@ impl PartConnection {
 
     /// Returns the context of calls to a server of this run.
     pub(super) fn context<'a>(&'a self, run: &'a str) -> Context<'a> {
-        let (epoch, live) = self.part.keys.as_ref().map_or(("", ""), |keys| (&keys.epoch, &keys.live));
+        let [epoch, live, moved] =
+            self.part.keys.as_ref().map_or([""; 3], |keys| [&*keys.epoch, &*keys.live, &*keys.moved]);
         let (prefix, channel) = (&self.shared.prefix, self.shared.announcements.channel());
         let is_cluster = self.shared.connections.are_cluster();
         Context {
             prefix,
             epoch,
             live,
+            moved,
             is_cluster,
             channel,
             run,
@@ -215,7 +225,8 @@ impl PartConnection {
         self.timed(op, self.shared.timeout, attempt).await
     }
 
-    /// Makes a call that goes on after its deadline, because its bookings must not be lost. With an error comes the late answer.
+    /// Makes a call that goes on after its deadline, because its bookings must not be lost. With an error comes the late answer, for
+    /// which the call is made once more over another connection, under its number: answers may be lost on the first one alone.
     pub(super) async fn call_on(
         &self,
         op: StoreOp,
@@ -225,8 +236,9 @@ impl PartConnection {
         if !self.part.health.is_up() {
             return Err((StoreError::Away, None));
         }
-        let store = self.clone();
-        let mut attempt = async move { store.attempt(op, owner.as_str(), command).await }.boxed();
+        let (store, again, command) = (self.clone(), self.clone(), Arc::new(command));
+        let first = command.clone();
+        let mut attempt = async move { store.attempt(op, owner.as_str(), &*first).await }.boxed();
         let mut unconfirmed = None;
         let in_time = async {
             let reply = (&mut attempt).await?;
@@ -239,10 +251,16 @@ impl PartConnection {
         let result = self.timed(op, self.shared.timeout, in_time).await;
         result.map_err(|error| match error {
             StoreError::Timeout(_) => {
-                let late = async move { Some(timeout(LATE_MAX, attempt).await.ok()?.ok()?.value) };
+                let again = async move { again.attempt(op, RECOVERY, &*command).await }.boxed();
+                let late = async move {
+                    let both = select_ok([attempt, again]);
+                    timeout(LATE_MAX, both).await.ok()?.ok().map(|(reply, _)| reply.value)
+                };
+                // Nobody knows by then whether a replica has confirmed it.
+                let error = if self.needs_confirmation(op) { StoreError::Unconfirmed } else { error };
                 (error, Some(late.boxed()))
             }
-            // It has been carried out, and what it booked is not used.
+            // It has been carried out, and what it booked is given back.
             StoreError::Unconfirmed => (error, Some(ready(unconfirmed).boxed())),
             _ => (error, None),
         })
@@ -364,6 +382,9 @@ impl PartConnection {
                     self.shared.connections.replace_all();
                 } else if opens || (op == StoreOp::Ping && is_away) {
                     self.shared.connections.replace(&self.owner("ping"));
+                } else if op == StoreOp::Heartbeat && is_away {
+                    // Answers may be lost on this connection alone.
+                    self.shared.connections.replace(&self.owner(RECOVERY));
                 }
             }
         }

@@ -69,6 +69,14 @@ pub(super) fn live(prefix: &str, group: Option<&str>) -> String {
     }
 }
 
+/// Returns the key of the set that notes when bookings of a state were last moved: one for each key of an epoch.
+pub(super) fn moved(prefix: &str, group: Option<&str>) -> String {
+    match group {
+        Some(group) => format!("{prefix}:{{{group}}}:v2:moved"),
+        None => format!("{prefix}:v2:moved"),
+    }
+}
+
 /// Returns the key of the replicas that share the store.
 pub(super) fn replicas(prefix: &str) -> String {
     format!("{prefix}:v2:replicas")

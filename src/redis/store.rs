@@ -22,16 +22,13 @@ use crate::limiter::model::write_back::WriteBack;
 use crate::limiter::store::{Announcement, Failure, StateView, Store, StoreError};
 use crate::redis::answers;
 use crate::redis::arguments::{self, Arguments, Context};
-use crate::redis::connection::{LEASE, PartConnection};
+use crate::redis::connection::{LEASE, PartConnection, RECOVERY};
 use crate::redis::pool::Connections;
 use crate::redis::servers::{RedisSetupError, Transport};
 use crate::telemetry::{StoreMetrics, StoreOp};
 
 /// A Cluster as a whole holds no limiter.
 const NO_PART: StoreError = StoreError::Malformed("no group");
-
-/// The owner of the connection for calls outside the queues: heartbeats, write-backs and calls by hand.
-const RECOVERY: &str = "recovery";
 
 /// Limiter state in Redis: all of it, or on a Cluster that of one group.
 #[derive(Clone)]

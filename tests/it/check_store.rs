@@ -45,7 +45,7 @@ async fn each_fault_of_a_store_is_explained_in_one_line() {
         "+time",
     ];
     let data =
-        ["+get", "+mget", "+set", "+del", "+pexpire", "+zadd", "+zrem", "+zscore", "+zremrangebyscore"];
+        ["+get", "+mget", "+set", "+del", "+pexpire", "+zadd", "+zrem", "+zscore", "+zrangebyscore", "+zremrangebyscore"];
     let user = async |name: &str, rights: &[&str]| {
         plain.command(&[&["ACL", "SETUSER", name, "on", ">x"], rights].concat()).await;
         url(&plain, &format!("{name}:x@"))

@@ -56,9 +56,10 @@ fn a_loss_is_an_excuse_for_a_window() {
     court.see(5 * S, &Event::FaultBegins { fault: 1, kind: FLUSH });
     court.turn_away(5 * S + 100 * MS, 1);
     court.see(6 * S, &Event::FaultEnds { fault: 1 });
-    court.turn_away(7 * S, 1);
+    // The store grants again two leases later.
+    court.turn_away(8 * S, 1);
     assert_eq!(court.whats(), []);
-    court.turn_away(7 * S + 20 * MS, 1);
+    court.turn_away(8 * S + 20 * MS, 1);
     assert_eq!(court.whats(), [What::RefusedWithRoom]);
 }
 

@@ -327,6 +327,19 @@ impl Kind {
         )
     }
 
+    /// Returns whether replicas cannot hear the store meanwhile, or only some of them.
+    pub fn hides_store(&self) -> bool {
+        let is_of_replicas = matches!(
+            self,
+            Kind::Kill { .. } | Kind::Drain { .. } | Kind::Deploy { .. } | Kind::Stop { .. } | Kind::Sleep { .. }
+        );
+        let is_of_data = matches!(
+            self,
+            Kind::Flush | Kind::Evict | Kind::ClockStep { .. } | Kind::ClockStands { .. }
+        );
+        self.touches_store() && !is_of_replicas && !is_of_data
+    }
+
     /// Returns whether it may take away what somebody knew of earlier use: the memory of the store, a replica, or contact
     /// between them. A moment of silence does not.
     pub fn loses_knowledge(&self) -> bool {
@@ -335,7 +348,9 @@ impl Kind {
             Kind::Freeze { lasts } | Kind::PauseWrites { lasts } | Kind::CutOff { lasts, .. } => {
                 *lasts > SHORT
             }
-            Kind::Slow { .. } | Kind::Swallow { .. } | Kind::Break { .. } => false,
+            // Calls are carried out whose answers nobody gets: what they booked is not used.
+            Kind::Swallow { .. } | Kind::Break { .. } => true,
+            Kind::Slow { .. } => false,
             Kind::Resume { .. } | Kind::Leave | Kind::Idle { .. } | Kind::Burst { .. } => false,
             Kind::Stop { lasts, .. } => *lasts > SHORT,
             _ => true,

@@ -7,6 +7,9 @@ use crate::plan::{Algorithm, Limiter, Plan};
 
 const MILLI: u64 = 1_000;
 
+/// The number of the first of the faults that are replicas' starts without the store.
+const STARTED_ALONE: u64 = 1 << 32;
+
 /// How long a replica may act on what it heard last.
 const LEASE: u64 = 500 * MILLI;
 
@@ -17,6 +20,12 @@ pub struct Judge {
     names: Vec<String>,
     configurations: Vec<Vec<LimiterModel>>,
     replicas: usize,
+    fleet_size: u64,
+    /// The faults of the store that go on, by number, and the replicas that were started meanwhile.
+    store_faults: Vec<u64>,
+    started_alone: u64,
+    /// True if the store's clock was stepped in these faults.
+    has_stepped_unseen: bool,
     findings: Vec<Finding>,
 }
 
@@ -34,8 +43,17 @@ impl Judge {
         let model = |limiter: &Limiter| model(limiter, plan, &names);
         let configurations =
             plan.configurations.iter().map(|one| one.limiters.iter().map(model).collect()).collect();
-        let replicas = plan.replicas;
-        Judge { oracle: Oracle::new(settings), configurations, replicas, findings: Vec::new(), names }
+        Judge {
+            oracle: Oracle::new(settings),
+            configurations,
+            replicas: plan.replicas,
+            fleet_size: plan.fleet_size.max(1),
+            store_faults: Vec::new(),
+            started_alone: 0,
+            has_stepped_unseen: false,
+            findings: Vec::new(),
+            names,
+        }
     }
 
     fn observe(&mut self, at: u64, event: &Event) {
@@ -53,9 +71,12 @@ impl Judge {
         states.iter().filter_map(state).collect()
     }
 
-    /// A configuration comes into force: in one replica, or, without one named, in all that run.
-    pub fn configured(&mut self, at: u64, replica: Option<usize>, configuration: usize) {
+    /// A configuration comes into force: in one replica, at its start or later, or, without one named, in all that run.
+    pub fn configured(&mut self, at: u64, replica: Option<usize>, configuration: usize, is_start: bool) {
         let limiters = self.configurations[configuration].clone();
+        if is_start && !self.store_faults.is_empty() {
+            self.started_alone(at);
+        }
         self.observe(at, &Event::Configured { replica, limiters });
     }
 
@@ -118,6 +139,9 @@ impl Judge {
         let excess = excess(kind, self.replicas);
         let (name, loses_knowledge, touches_store) =
             (kind.name(), kind.loses_knowledge(), kind.touches_store());
+        if kind.hides_store() {
+            self.store_faults.push(fault as u64);
+        }
         let told = FaultKind { name, loses_knowledge, touches_store, excess };
         self.observe(at, &Event::FaultBegins { fault: fault as u64, kind: told });
         for limiter in self.paused(kind) {
@@ -131,6 +155,27 @@ impl Judge {
             self.observe(at, &Event::Resumed(oracle::Scope::Limiter(limiter)));
         }
         self.observe(at, &Event::FaultEnds { fault: fault as u64 });
+        let before = self.store_faults.len();
+        self.store_faults.retain(|one| *one != fault as u64);
+        if before > 0 && self.store_faults.is_empty() {
+            if std::mem::take(&mut self.has_stepped_unseen) {
+                self.observe(at, &Event::ClockShown);
+            }
+            for number in 0..std::mem::take(&mut self.started_alone) {
+                self.observe(at, &Event::FaultEnds { fault: STARTED_ALONE + number });
+            }
+        }
+    }
+
+    /// A replica is started while the store is away: nobody knows of it, and it does not know how many others there are. It grants its
+    /// share of as many as it assumes, and the others grant theirs.
+    fn started_alone(&mut self, at: u64) {
+        let share = 100_u64.div_ceil(self.fleet_size);
+        let excess = Excess { local: share * (self.started_alone + 1), other: 0 };
+        let kind =
+            FaultKind { name: "started_alone", loses_knowledge: false, touches_store: false, excess };
+        self.observe(at, &Event::FaultBegins { fault: STARTED_ALONE + self.started_alone, kind });
+        self.started_alone += 1;
     }
 
     /// Returns the limiters that a fault pauses.
@@ -146,6 +191,11 @@ impl Judge {
     /// The store's clock shows another time than it would.
     pub fn clock_stepped(&mut self, at: u64) {
         self.observe(at, &Event::ClockStepped);
+        if !self.store_faults.is_empty() {
+            // Replicas go by their own clocks, and cannot see that the store's windows begin at other instants now.
+            self.has_stepped_unseen = true;
+            self.observe(at, &Event::ClockHidden);
+        }
     }
 
     /// A replica stands still.

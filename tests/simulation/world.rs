@@ -125,6 +125,8 @@ struct Place {
     life: u64,
     /// Until when the process is stopped.
     stopped_until: u64,
+    /// Since when the machine sleeps; `None` if the replica was started since.
+    asleep_since: Option<u64>,
     /// Until when no byte passes to or from the store.
     cut_until: u64,
     /// The server that new connections reach.
@@ -145,6 +147,7 @@ impl Place {
             phase,
             life: 0,
             stopped_until: 0,
+            asleep_since: None,
             cut_until,
             names,
             configuration,
@@ -241,7 +244,7 @@ impl World {
             self.schedule(self.plan.faults[fault].at, Event::Begin(fault));
         }
         self.schedule(0, Event::Remember);
-        self.judge.configured(0, None, 0);
+        self.judge.configured(0, None, 0, false);
     }
 
     fn schedule(&mut self, at: u64, event: Event) {
@@ -316,8 +319,8 @@ impl World {
         let own = &mut self.places[place];
         own.life += 1;
         (own.replica, own.phase, own.open) = (Some((replica, dialer)), Phase::Starting, 0);
-        (own.stopped_until, own.names) = (0, self.primary);
-        self.judge.configured(now, Some(place), configuration);
+        (own.stopped_until, own.asleep_since, own.names) = (0, None, self.primary);
+        self.judge.configured(now, Some(place), configuration, true);
         self.step_replica(place);
         self.schedule_tick(place);
         Ok(())
@@ -439,10 +442,10 @@ impl World {
         let limiters = self.configs[configuration].limiters.clone();
         if let Some((replica, _)) = &mut self.places[place].replica {
             replica.configure(&limiters, &routes)?;
-            self.judge.configured(self.now, Some(place), configuration);
+            self.judge.configured(self.now, Some(place), configuration, false);
             let running = self.places.iter().filter(|place| place.replica.is_some());
             if running.clone().all(|place| place.configuration == configuration) {
-                self.judge.configured(self.now, None, configuration);
+                self.judge.configured(self.now, None, configuration, false);
             }
             self.step_replica(place);
         }

@@ -51,6 +51,11 @@ impl Declarations {
         }
     }
 
+    /// Returns whether replicas declare different limits.
+    pub fn is_disputed(&self) -> bool {
+        self.0.len() > 1
+    }
+
     /// Returns all rules of all sets.
     pub fn union(&self) -> Vec<Rule> {
         self.0.iter().flat_map(|declared| declared.rules.iter().cloned()).collect()

@@ -37,13 +37,19 @@ impl LimiterRef {
         }
     }
 
-    /// Returns the part of the limiter that one replica may use by itself while the store is away; `None` if it has no share.
+    /// Returns a replica's place among those that have a share of the limiter while the store is away; `None` if it has none.
     ///
     /// No more replicas have a share than there are permits at one instant under every limit.
     #[must_use]
-    pub fn share(&self, share: Share) -> Option<LimiterRef> {
+    pub fn place(&self, share: Share) -> Option<Share> {
         let most = self.rules.iter().map(|rule| rule.rate.min(rule.capacity())).min().unwrap_or_default();
-        let share = share.among(most)?;
+        share.among(most)
+    }
+
+    /// Returns the part of the limiter that one replica may use by itself while the store is away; `None` if it has no share.
+    #[must_use]
+    pub fn share(&self, share: Share) -> Option<LimiterRef> {
+        let share = self.place(share)?;
         let rules: Arc<[Rule]> = self.rules.iter().map(|rule| rule.share(share)).collect();
         let has_any = rules.iter().all(|rule| rule.rate > 0 && rule.capacity() > 0);
         has_any.then(|| LimiterRef { rules, ..self.clone() })

@@ -45,6 +45,7 @@ pub fn reserve(
         epoch: Epoch { now, ..Epoch::default() },
         generations: states.iter().map(|(state, _)| state.generation()).collect(),
         available: states.iter().map(|(state, rules)| state.available(now, rules)).collect(),
+        is_disputed: states.iter().any(|(state, _)| state.is_disputed()),
         paused: states.iter().map(|(state, _)| state.paused_until(now)).collect(),
         last: states.iter().filter_map(|(state, _)| state.timeline().last()).max().unwrap_or_default(),
         freed: order.freed(),

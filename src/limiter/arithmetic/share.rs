@@ -7,11 +7,13 @@ pub struct Share {
     pub parts: u64,
     /// The replica's place among them, from zero on; `None` where it is not known, or not the same to all.
     pub place: Option<u64>,
+    /// How many microseconds the store's clock, by which calendar windows go, lies ahead of the replica's own; below zero: behind it.
+    pub clock_ahead: i64,
 }
 
 impl Share {
     /// No share at all.
-    pub const NONE: Share = Share { parts: u64::MAX, place: None };
+    pub const NONE: Share = Share { parts: u64::MAX, place: None, clock_ahead: 0 };
 
     /// Returns whole permits of so many: those of all replicas sum up to no more. What cannot be divided goes to the first.
     pub fn of(self, permits: u64) -> u64 {
@@ -37,11 +39,12 @@ mod tests {
     fn shares_sum_up_to_the_limit_and_not_to_more() {
         for permits in 0..40 {
             for parts in 1..7 {
-                let known = (0..parts).map(|place| Share { parts, place: Some(place) });
+                let share = |place| Share { parts, place, clock_ahead: 0 };
+                let known = (0..parts).map(|place| share(Some(place)));
                 let sum: u64 =
                     known.filter_map(|share| share.among(permits)).map(|share| share.of(permits)).sum();
                 assert_eq!(sum, permits, "{parts}");
-                assert!(Share { parts, place: None }.of(permits) * parts <= permits);
+                assert!(share(None).of(permits) * parts <= permits);
             }
         }
         assert_eq!(Share::NONE.among(1_000_000_000), None);

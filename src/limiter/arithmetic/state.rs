@@ -232,6 +232,11 @@ impl LimiterState {
         &self.rules
     }
 
+    /// Returns whether replicas declare different limits. All are in force only while each declares its own.
+    pub fn is_disputed(&self) -> bool {
+        self.declared.is_disputed()
+    }
+
     /// Returns the last change of the limits.
     pub fn generation(&self) -> Generation {
         self.reschedule.generation()

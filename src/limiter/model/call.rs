@@ -93,6 +93,8 @@ pub struct Answer {
     pub available: Vec<Vec<u64>>,
     /// For each limiter: the end of its pause; zero without one.
     pub paused: Vec<Micros>,
+    /// True if replicas declare different limits for one of the limiters. All are in force only while each declares its own.
+    pub is_disputed: bool,
     /// The last instant at which one of the limiters is booked; zero if none is.
     pub last: Micros,
     /// Permits that were given back before the queue's last slot; its later slots may be traded for them.

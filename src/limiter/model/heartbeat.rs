@@ -2,6 +2,8 @@
 
 use crate::clock::Micros;
 use crate::limiter::model::epoch::{Epoch, Reset};
+use crate::limiter::model::limit::LimiterName;
+use crate::limiter::model::partition::Partition;
 
 /// A replica that shares a store, as another one knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,6 +42,8 @@ pub struct Heartbeat {
     pub version: u64,
     /// True if it ends.
     pub leaves: bool,
+    /// The instant until which it has followed which bookings were moved; zero: it has to begin.
+    pub followed: Micros,
     /// The other members that it knows.
     pub members: Vec<Member>,
 }
@@ -57,4 +61,12 @@ pub struct HeartbeatAnswer {
     pub is_known_to_all: bool,
     /// All members, the caller among them.
     pub members: Vec<Member>,
+    /// True if the epoch is open, and every member has reported what it was granted and the store did not know.
+    pub is_settled: bool,
+    /// The limiters, and partitions if not all, whose bookings were moved, or are to be moved by the next call, since the instant that
+    /// the caller had followed; `None` if that is too long ago, or they are too many.
+    pub moved: Option<Vec<Moved>>,
 }
+
+/// A limiter, or one of its partitions, whose bookings were moved; all partitions if `None`.
+pub type Moved = (LimiterName, Option<Partition>);

@@ -212,6 +212,15 @@ impl Queue {
         self.wake.notify_one();
     }
 
+    /// Tells the worker that bookings of the queue were moved, or are to be, as of an instant of the store's clock.
+    pub(in crate::limiter) fn notify_moved(&self, at: Micros) {
+        let mut inbox = self.inbox();
+        inbox.events.moved = inbox.events.moved.max(Some(at));
+        inbox.set_refusal_cache(None);
+        drop(inbox);
+        self.wake.notify_one();
+    }
+
     /// Tells the worker of permits that were freed before the queue's last slot.
     pub(in crate::limiter) fn notify_freed(&self, freed: Freed) {
         let mut inbox = self.inbox();

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use tokio::sync::oneshot;
 
-use crate::clock::Moment;
+use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Freed, Permits, Refusal};
 use crate::limiter::queue::pause::{Paused, in_pause};
 use crate::limiter::queue::permit::Returned;
@@ -86,6 +86,8 @@ pub(in crate::limiter) struct Events {
     /// The waiting requests that may have left. Bounded by the tickets that were out.
     pub(in crate::limiter) left: Vec<RequestId>,
     pub(in crate::limiter) limits_changed: bool,
+    /// The instant of the store's clock as of which bookings of the queue were moved, or are to be moved by the next call.
+    pub(in crate::limiter) moved: Option<Micros>,
     /// Freed permits that another replica announced.
     pub(in crate::limiter) freed: Option<Freed>,
     /// The merged signals of the upstream.

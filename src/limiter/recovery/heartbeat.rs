@@ -15,7 +15,8 @@ use std::sync::{Arc, Weak};
 use tokio::time::{Duration, sleep, timeout};
 use tracing::debug;
 
-use crate::limiter::model::Reported;
+use crate::clock::{Micros, Moment};
+use crate::limiter::model::{Heartbeat, HeartbeatAnswer, Moved, Reported};
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::link::SessionEvent;
 use crate::limiter::recovery::session::StoreSession;
@@ -25,36 +26,49 @@ use crate::limiter::store::StoreError;
 /// The most times in a row that a heartbeat is repeated because the store's answer shows that it misses something.
 const REPEATED_MAX: usize = 4;
 
+/// How many times sooner than at its interval a failed heartbeat is repeated.
+const RETRIED: u32 = 4;
+
 /// The longest time that a replica spends on saying farewell.
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
+
+/// What a heartbeat has heard that queues must know.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::limiter) enum News<'a> {
+    /// A new epoch has begun.
+    Lost,
+    /// Bookings of these were moved, or the next call moves them, as of an instant of the store's clock.
+    Moved(&'a [Moved], Micros),
+    /// Bookings of any limiter may be moved by the next call, as of an instant of the store's clock.
+    AllMoved(Micros),
+}
 
 /// The heartbeat of one session.
 pub(in crate::limiter) struct Recovery<F> {
     session: Weak<StoreSession>,
     fallback: Arc<Fallback>,
-    /// Called when a new epoch has begun.
-    on_loss: F,
+    /// Tells queues what they must know.
+    tell: F,
 }
 
-impl<F: Fn()> Recovery<F> {
-    /// Creates the heartbeat of a session; `on_loss` is called when a new epoch has begun.
-    pub(in crate::limiter) fn new(
-        session: Weak<StoreSession>,
-        fallback: Arc<Fallback>,
-        on_loss: F,
-    ) -> Recovery<F> {
-        Recovery { session, fallback, on_loss }
+impl<F: Fn(News<'_>)> Recovery<F> {
+    /// Creates the heartbeat of a session; `tell` tells queues what they must know.
+    pub(in crate::limiter) fn new(session: Weak<StoreSession>, fallback: Arc<Fallback>, tell: F) -> Recovery<F> {
+        Recovery { session, fallback, tell }
     }
 
     /// Runs until no limiter uses the session any more.
     pub(in crate::limiter) async fn run(self) {
         while let Some(session) = self.session.upgrade() {
-            // The store counts and logs the error; the next heartbeat tries again.
-            if let Err(error) = beat(&session, &self.fallback, &self.on_loss).await {
+            let beaten = beat(&session, &self.fallback, &self.tell).await;
+            // The store counts the error and logs it.
+            if let Err(error) = &beaten {
                 debug!(%error, "the store does not hear this replica");
             }
             session.ledger.sweep(session.now());
-            let pause = session.terms.heartbeat.to_duration();
+            let interval = session.terms.heartbeat.to_duration();
+            // A lost answer is made up for before the fleet's silence is a doubt.
+            let pause = if beaten.is_ok() { interval } else { interval / RETRIED };
             tokio::select! {
                 biased;
                 () = sleep(pause) => {}
@@ -71,16 +85,12 @@ impl<F: Fn()> Recovery<F> {
 pub(in crate::limiter) async fn beat(
     session: &StoreSession,
     fallback: &Fallback,
-    on_loss: &impl Fn(),
+    tell: &impl Fn(News<'_>),
 ) -> Result<(), StoreError> {
     for _ in 0..REPEATED_MAX {
-        let Some(mut heartbeat) = session.peers.heartbeat(fallback.replica, session.epoch_least()) else {
+        let Some(heartbeat) = next_heartbeat(session, fallback) else {
             return Ok(());
         };
-        if heartbeat.reported.memory == 0 && session.ledger.has_unreported() {
-            // It was granted nothing by the store, but something without it.
-            heartbeat.reported = Reported { memory: 1, epoch: 1 };
-        }
         let sent = session.moment();
         let answer = match session.store.heartbeat(&heartbeat).await {
             Ok(answer) => answer,
@@ -94,9 +104,9 @@ pub(in crate::limiter) async fn beat(
             return Ok(());
         }
         if session.answered(sent, answer.epoch) {
-            on_loss();
+            tell(News::Lost);
         }
-        session.peers.learn(fallback.replica, &answer);
+        tell_moves(session, fallback, sent, &answer, tell);
         session.follow_resets(&answer.resets, fallback);
         let current = Reported { memory: answer.epoch.memory, epoch: answer.epoch.id };
         let is_told = heartbeat.reported == current && heartbeat.version == answer.version;
@@ -109,6 +119,39 @@ pub(in crate::limiter) async fn beat(
         session.peers.set_reported(current);
     }
     Ok(())
+}
+
+/// Returns the next heartbeat; `None` once this replica has left.
+fn next_heartbeat(session: &StoreSession, fallback: &Fallback) -> Option<Heartbeat> {
+    let (epoch, followed) = (session.epoch_least(), session.followed_until());
+    let mut heartbeat = session.peers.heartbeat(fallback.replica, epoch, followed)?;
+    if heartbeat.reported.memory == 0 && session.ledger.has_unreported() {
+        // It was granted nothing by the store, but something without it.
+        heartbeat.reported = Reported { memory: 1, epoch: 1 };
+    }
+    Some(heartbeat)
+}
+
+/// Tells queues which bookings were moved, as the answer to a heartbeat names them.
+///
+/// Invariant: a queue is told before the session says that queues have been told, on which their leases go by.
+fn tell_moves(
+    session: &StoreSession,
+    fallback: &Fallback,
+    sent: Moment,
+    answer: &HeartbeatAnswer,
+    tell: &impl Fn(News<'_>),
+) {
+    let at = answer.epoch.now;
+    if session.peers.learn(fallback.replica, answer) {
+        tell(News::AllMoved(at));
+    }
+    let moved = answer.moved.as_deref().unwrap_or_default();
+    if !moved.is_empty() {
+        tell(News::Moved(moved, at));
+    }
+    let is_complete = answer.moved.is_some();
+    session.on(SessionEvent::Told { sent, epoch: answer.epoch, is_complete }, session.moment());
 }
 
 /// Says farewell to the store. What this replica was granted matters still.

@@ -97,6 +97,15 @@ pub(in crate::limiter) enum SessionEvent {
     },
     /// The ledger has followed the resets until this instant of the store's clock.
     Followed(Micros),
+    /// All queues whose bookings were moved have been told, up to a heartbeat.
+    Told {
+        /// When the heartbeat was sent.
+        sent: Moment,
+        /// Its epoch, and the instant at which it was carried out.
+        epoch: Epoch,
+        /// False if some may have been missed since the heartbeat before.
+        is_complete: bool,
+    },
     /// Nothing but the present moment is new.
     Tick,
 }
@@ -117,6 +126,17 @@ pub(in crate::limiter) enum SessionAction {
     },
     /// A limiter was reset: wake the heartbeat.
     Reset,
+}
+
+/// How far queues have been told which bookings the store has moved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::limiter) struct Followed {
+    /// The instant from which on nothing was missed, by the store's clock.
+    pub(in crate::limiter) from: Micros,
+    /// The instant of the latest heartbeat.
+    pub(in crate::limiter) until: Micros,
+    /// When that heartbeat was sent.
+    pub(in crate::limiter) sent: Moment,
 }
 
 /// The session with a part of a store.
@@ -141,6 +161,8 @@ pub(in crate::limiter) struct Session {
     reset_at: Micros,
     /// The time of the latest reset that the ledger has followed, by the store's clock.
     pub(in crate::limiter) reset_followed: Micros,
+    /// How far queues have been told what was moved in this epoch; `None` before its first heartbeat.
+    pub(in crate::limiter) followed: Option<Followed>,
 }
 
 impl Session {
@@ -157,6 +179,7 @@ impl Session {
             outages: (0, Moment(0)),
             reset_at: Micros::ZERO,
             reset_followed: Micros::ZERO,
+            followed: None,
         }
     }
 
@@ -176,6 +199,7 @@ impl Session {
             }
             SessionEvent::Failed { sent } => self.failed(sent),
             SessionEvent::Followed(at) => self.reset_followed = self.reset_followed.max(at),
+            SessionEvent::Told { sent, epoch, is_complete } => self.told(sent, epoch, is_complete),
             SessionEvent::Tick => {}
         }
         self.tick(now);
@@ -195,6 +219,7 @@ impl Session {
             && epoch.id != 0
         {
             out.push(SessionAction::Step(step));
+            self.followed = None;
             // The times of later resets are on another clock.
             (self.reset_at, self.reset_followed) = (Micros::ZERO, Micros::ZERO);
             // A new epoch in this answer is not enough, unless its memory is new: instants of the old one are kept.
@@ -210,6 +235,15 @@ impl Session {
         }
     }
 
+    /// Takes in that queues know what was moved up to a heartbeat.
+    fn told(&mut self, sent: Moment, epoch: Epoch, is_complete: bool) {
+        if epoch.id != self.epoch_least() {
+            return;
+        }
+        let from = self.followed.filter(|_| is_complete).map_or(epoch.now, |followed| followed.from);
+        self.followed = Some(Followed { from, until: epoch.now, sent });
+    }
+
     /// Takes in the epoch of an answer. Returns whether it is later than all before.
     fn observe(&mut self, epoch: Epoch, now: Moment, out: &mut Vec<SessionAction>) -> bool {
         let before = self.epoch;
@@ -218,6 +252,9 @@ impl Session {
             self.memory = epoch.memory;
             let until = self.clock.map_or(epoch.now, |clock| clock.latest(now));
             out.push(SessionAction::Forget { memory: epoch.memory, until });
+        }
+        if before < epoch.id {
+            self.followed = None;
         }
         if before != 0 && before < epoch.id {
             out.push(SessionAction::Lose);

@@ -33,7 +33,17 @@ struct Known {
     /// The counted members, ascending, as last listed; and as last listed when all of them knew the list.
     counted: Vec<u64>,
     agreed: Vec<u64>,
-    has_left: bool,
+    /// True if every member had reported all that matters, as last told.
+    is_settled: bool,
+    phase: Phase,
+}
+
+/// Whether this replica still makes heartbeats.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Phase {
+    #[default]
+    Staying,
+    Left,
 }
 
 impl Peers {
@@ -56,12 +66,17 @@ impl Peers {
         self.lock().reported = reported;
     }
 
-    /// Returns the next heartbeat of a replica; `None` once it has left.
-    pub(in crate::limiter) fn heartbeat(&self, replica: u64, known_epoch: u64) -> Option<Heartbeat> {
+    /// Returns the next heartbeat of a replica that has followed what was moved until an instant; `None` once it has left.
+    pub(in crate::limiter) fn heartbeat(
+        &self,
+        replica: u64,
+        known_epoch: u64,
+        followed: Micros,
+    ) -> Option<Heartbeat> {
         let known = self.lock();
         let passed = known.listed.map(|at| Micros::from(at.elapsed())).unwrap_or_default();
         let aged = |member: &Member| Member { matters_for: member.matters_for - passed, ..*member };
-        (!known.has_left).then(|| Heartbeat {
+        (known.phase == Phase::Staying).then(|| Heartbeat {
             replica,
             known_epoch,
             heard: Micros(self.answered.load(Ordering::Relaxed)),
@@ -69,6 +84,7 @@ impl Peers {
             reported: known.reported,
             version: known.version,
             leaves: false,
+            followed,
             members: known
                 .others
                 .iter()
@@ -85,13 +101,13 @@ impl Peers {
         known_epoch: u64,
         matters_for: Micros,
     ) -> Option<Heartbeat> {
-        let last = self.heartbeat(replica, known_epoch)?;
-        self.lock().has_left = true;
+        let last = self.heartbeat(replica, known_epoch, Micros::ZERO)?;
+        self.lock().phase = Phase::Left;
         Some(Heartbeat { matters_for, leaves: true, ..last })
     }
 
-    /// Takes in the answer to a heartbeat of a replica.
-    pub(in crate::limiter) fn learn(&self, replica: u64, answer: &HeartbeatAnswer) {
+    /// Takes in the answer to a heartbeat of a replica. Returns whether all members have reported now, and had not before.
+    pub(in crate::limiter) fn learn(&self, replica: u64, answer: &HeartbeatAnswer) -> bool {
         let mut known = self.lock();
         known.version = answer.version;
         known.others = answer.members.iter().filter(|member| member.replica != replica).copied().collect();
@@ -104,6 +120,8 @@ impl Peers {
             known.agreed.clone_from(&counted);
         }
         known.counted = counted;
+        let was_settled = std::mem::replace(&mut known.is_settled, answer.is_settled);
+        answer.is_settled && !was_settled
     }
 
     /// Returns whether no other replica can have been granted anything that matters, as the store said last.
@@ -119,12 +137,13 @@ impl Peers {
     pub(in crate::limiter) fn share(&self, assumed: u64) -> Share {
         let known = self.lock();
         if known.listed.is_none() {
-            return Share { parts: assumed.max(1), place: None };
+            return Share { parts: assumed.max(1), place: None, clock_ahead: 0 };
         }
         let Some(place) = known.agreed.iter().position(|member| *member == known.me) else {
             return Share::NONE;
         };
         let parts = known.agreed.len().max(known.counted.len()) as u64;
-        Share { parts, place: (known.agreed == known.counted).then_some(place as u64) }
+        let place = (known.agreed == known.counted).then_some(place as u64);
+        Share { parts, place, clock_ahead: 0 }
     }
 }

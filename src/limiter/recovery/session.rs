@@ -11,9 +11,10 @@ use crate::clock::{Clock, Micros, Moment};
 use crate::limiter::model::{Epoch, Reset};
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::ledger::Ledger;
-use crate::limiter::recovery::link::{Link, Session, SessionAction, SessionEvent, Terms};
+use crate::limiter::recovery::link::{Followed, Link, Session, SessionAction, SessionEvent, Terms};
 use crate::limiter::recovery::peers::Peers;
 use crate::limiter::store::Store;
+use crate::limiter::store::call_gate::CallGate;
 use crate::limiter::store::clock::StoreClock;
 
 /// A part of a store, with this replica's knowledge of it. Limiters that are taken together share one.
@@ -24,6 +25,8 @@ pub(in crate::limiter) struct StoreSession {
     /// The permits granted to this replica.
     pub(in crate::limiter) ledger: Ledger,
     pub(in crate::limiter) terms: Terms,
+    /// Bounds the calls of workers.
+    pub(in crate::limiter) gate: CallGate,
     /// The members that share the store, and what this replica has told it.
     pub(in crate::limiter) peers: Peers,
     state: Mutex<Session>,
@@ -41,17 +44,21 @@ pub(in crate::limiter) struct Known {
     pub(in crate::limiter) clock: Option<StoreClock>,
     /// The earliest epoch whose answers are accepted.
     pub(in crate::limiter) epoch_least: u64,
+    /// How far queues have been told what was moved in the epoch.
+    pub(in crate::limiter) followed: Option<Followed>,
 }
 
 impl StoreSession {
     /// Creates the session with a store that has not answered yet.
     pub(in crate::limiter) fn new(store: Arc<dyn Store>, wall: Clock) -> StoreSession {
         let terms = Terms::new(store.lease(), store.timeout());
+        let gate = CallGate::new(store.timeout());
         StoreSession {
             store,
             wall,
             ledger: Ledger::default(),
             terms,
+            gate,
             peers: Peers::default(),
             state: Mutex::new(Session::new(terms)),
             usable: AtomicU64::new(1),
@@ -71,8 +78,8 @@ impl StoreSession {
         let mut actions = Vec::new();
         let mut state = self.state();
         state.on(event, now, &mut actions);
-        let Session { link, clock, .. } = *state;
-        let known = Known { link, clock, epoch_least: state.epoch_least() };
+        let Session { link, clock, followed, .. } = *state;
+        let known = Known { link, clock, epoch_least: state.epoch_least(), followed };
         self.usable.store(link.usable_epoch().map_or(0, |epoch| epoch + 1), Ordering::Release);
         drop(state);
         for action in &actions {
@@ -133,6 +140,11 @@ impl StoreSession {
             self.on(SessionEvent::Followed(reset.at), self.moment());
             info!(limiter = %reset.name, "reset: earlier use no longer counts");
         }
+    }
+
+    /// Returns the instant until which queues have been told what was moved in the epoch; zero: not at all.
+    pub(in crate::limiter) fn followed_until(&self) -> Micros {
+        self.state().followed.map_or(Micros::ZERO, |followed| followed.until)
     }
 
     /// Returns when the store's outage began; `None` if there is none.

@@ -16,7 +16,7 @@ use crate::limiter::model::{
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::worker::settle_pauses;
 use crate::limiter::recovery::fallback::Fallback;
-use crate::limiter::recovery::heartbeat::{Recovery, beat, leave};
+use crate::limiter::recovery::heartbeat::{News, Recovery, beat, leave};
 use crate::limiter::recovery::members::Fleet;
 use crate::limiter::recovery::session::StoreSession;
 use crate::limiter::registry::in_force::InForce;
@@ -197,7 +197,7 @@ impl Limiters {
         loop {
             match announcements.recv().await {
                 Ok(announcement) => self.announced(&announcement),
-                // The store's next answer makes up for lost announcements.
+                // Heartbeats tell of pauses, too. Freed room is lost, but not to the next booking.
                 Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return,
             }
@@ -210,7 +210,8 @@ impl Limiters {
         self.fleet().register_replica(&*self.in_force.sessions.overall.store).await;
         let (sessions, queues) = (self.in_force.sessions.that_may_fail(), &self.in_force.queues);
         let settled = |session: Arc<StoreSession>| async move {
-            while beat(&session, &queues.fallback, &|| queues.wake_all()).await.is_ok() && session.settles() {
+            let tell = |news: News<'_>| queues.tell_news(news);
+            while beat(&session, &queues.fallback, &tell).await.is_ok() && session.settles() {
                 sleep(SETTLING_LOOK).await;
             }
         };
@@ -228,8 +229,8 @@ impl Limiters {
                 let session = Arc::downgrade(&session);
                 if !recovered.iter().any(|other| other.ptr_eq(&session)) {
                     recovered.push(session.clone());
-                    let recovery = Recovery::new(session, queues.fallback.clone(), || queues.wake_all());
-                    recoveries.push(recovery.run());
+                    let tell = |news: News<'_>| queues.tell_news(news);
+                    recoveries.push(Recovery::new(session, queues.fallback.clone(), tell).run());
                 }
             }
             tokio::select! {

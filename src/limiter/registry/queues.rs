@@ -1,6 +1,6 @@
 //! All queues of this process. A queue is made when its first request comes, and removed when its worker ends.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasher;
 use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,9 @@ use tokio_util::task::TaskTracker;
 
 use crate::clock::{Micros, Moment};
 use crate::entropy::SeededHash;
-use crate::limiter::model::{Cause, Freed, LimiterName, PauseByHand, PauseStretch, Permits, Reason, Refusal};
+use crate::limiter::model::{
+    Cause, Freed, LimiterName, Moved, PauseByHand, PauseStretch, Permits, Reason, Refusal,
+};
 use crate::limiter::queue::active_limiter::{LimiterInstance, shrink};
 use crate::limiter::queue::handle::{Queue, QueueGuard};
 use crate::limiter::queue::inbox::Asker;
@@ -22,6 +24,7 @@ use crate::limiter::queue::shadow::ShadowQueues;
 use crate::limiter::queue::ticket::Demand;
 use crate::limiter::queue::worker::{Siblings, Worker};
 use crate::limiter::recovery::fallback::Fallback;
+use crate::limiter::recovery::heartbeat::News;
 
 /// The number of maps, each under its own lock: many more than processors, so that two requests seldom want the same.
 const SHARDS: usize = 64;
@@ -200,6 +203,26 @@ impl Queues {
             if let Some(pause) = instance.active.pauses.in_force(instance.partition) {
                 let limiter = instance.active.name.clone();
                 queue.apply_pause(Paused { limiter, from: pause.at, until: pause.until }, false);
+            }
+        }
+    }
+
+    /// Tells the workers what a heartbeat has heard.
+    pub(in crate::limiter) fn tell_news(&self, news: News<'_>) {
+        match news {
+            News::Lost => self.wake_all(),
+            News::AllMoved(at) => self.each(|queue| queue.notify_moved(at)),
+            News::Moved(moved, at) => {
+                let moved: HashSet<&Moved> = moved.iter().collect();
+                let is_moved = |LimiterInstance { active, partition }: &LimiterInstance| {
+                    moved.contains(&(active.name.clone(), *partition))
+                        || moved.contains(&(active.name.clone(), None))
+                };
+                self.each(|queue| {
+                    if queue.instances.iter().any(is_moved) {
+                        queue.notify_moved(at);
+                    }
+                });
             }
         }
     }

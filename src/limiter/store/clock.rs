@@ -13,6 +13,15 @@ const DRIFT_PER_MILLION: u64 = 200;
 /// The smallest contradiction of bounds that means a step of a clock; a smaller one is drift or slewing.
 const STEP_MIN: Micros = Micros::from_millis(20);
 
+/// How much of a contradiction is slewing: a thousandth of the time since the last answer.
+const SLEWED_PER_MILLION: u64 = 1000;
+
+/// For how long contradictions are summed up: a clock that stands still contradicts each answer by little.
+const SUMMED_FOR: Micros = Micros::from_millis(1000);
+
+/// The smallest sum of contradictions that means a step, beyond what is slewing.
+const SUM_MIN: Micros = Micros::from_millis(5);
+
 /// Bounds of a store's clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StoreClock {
@@ -20,13 +29,20 @@ pub struct StoreClock {
     /// The earliest and the latest time that the store's clock may have shown at `anchor`.
     earliest: Micros,
     latest: Micros,
+    /// How far the bounds were moved forward or back lately, and since when.
+    moved: (Micros, Moment),
 }
 
 impl StoreClock {
     /// Returns the bounds by one call, sent and answered at these instants, and carried out at `now` of the store.
     pub fn new(sent: Moment, answered: Moment, now: Micros) -> StoreClock {
         let took = answered - sent;
-        StoreClock { anchor: answered, earliest: now, latest: now + took + Micros::ONE }
+        StoreClock {
+            anchor: answered,
+            earliest: now,
+            latest: now + took + Micros::ONE,
+            moved: (Micros::ZERO, answered),
+        }
     }
 
     /// Narrows the bounds by another call. Bounds that contradict each other mean that a clock was stepped: then the new ones
@@ -38,15 +54,25 @@ impl StoreClock {
         let earliest = self.earliest(anchor).max(other.earliest(anchor));
         let latest = self.latest(anchor).min(other.latest(anchor));
         if earliest <= latest {
-            *self = StoreClock { anchor, earliest, latest };
+            *self = StoreClock { anchor, earliest, latest, moved: self.moved };
             return None;
         }
         // The least size that the step can have.
         let forward = other.earliest(anchor) - self.latest(anchor);
         let back = self.earliest(anchor) - other.latest(anchor);
-        *self = other;
-        let step = if forward > back { Step::Forward(forward) } else { Step::Back(back) };
-        (forward.max(back) >= STEP_MIN).then_some(step)
+        let (size, passed) = (forward.max(back), anchor - self.anchor);
+        let slewed = Micros(passed.0.saturating_mul(SLEWED_PER_MILLION) / 1_000_000);
+        let (before, since) = self.moved;
+        let before = if anchor - since < SUMMED_FOR { before } else { Micros::ZERO };
+        let sum = before + (size - slewed);
+        let since = if before == Micros::ZERO { anchor } else { since };
+        *self = StoreClock { moved: (sum, since), ..other };
+        if size < STEP_MIN && sum < SUM_MIN {
+            return None;
+        }
+        self.moved = (Micros::ZERO, anchor);
+        let size = size.max(sum);
+        Some(if forward > back { Step::Forward(size) } else { Step::Back(size) })
     }
 
     /// Returns when the last answer came.
@@ -108,6 +134,16 @@ mod tests {
             assert!(clock.latest(after(millis)) >= shown(millis));
         }
         assert!(clock.latest(after(100)) <= shown(102));
+    }
+
+    #[test]
+    fn a_clock_that_stands_still_is_noticed_whatever_the_number_of_answers() {
+        let mut clock = StoreClock::new(after(0), after(1), shown(0));
+        let steps = (1..40).filter_map(|millis| clock.learn(after(millis), after(millis + 1), shown(0)));
+        let steps: Vec<Step> = steps.collect();
+        assert!(matches!(steps[..], [Step::Back(_), ..]), "{steps:?}");
+        let Step::Back(by) = steps[0] else { return };
+        assert!((5000..7000).contains(&by.0), "{by:?}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! Holds the trait, the store in this process, and what a replica knows of a store's clock. Knows no Redis and no queue.
 
+pub(in crate::limiter) mod call_gate;
 pub mod clock;
 pub(in crate::limiter) mod expiry;
 pub mod memory;

@@ -234,7 +234,7 @@ fn a_pause_cools_like_any_idle_time() {
 fn a_share_has_a_part_of_the_rate_and_the_whole_warm_up() {
     let rule = warm_up(100, SECOND, 1, 10 * SECOND, 3);
     assert_eq!(
-        rule.share(crate::limiter::arithmetic::share::Share { parts: 4, place: None }),
+        rule.share(crate::limiter::arithmetic::share::Share { parts: 4, place: None, clock_ahead: 0 }),
         warm_up(25, SECOND, 1, 10 * SECOND, 3)
     );
 }

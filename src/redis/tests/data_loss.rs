@@ -31,15 +31,37 @@ fn grants_written_back_are_charged_once_at_their_instants() {
 }
 
 #[test]
-fn a_lost_bucket_is_as_empty_after_the_write_back() {
+fn a_lost_bucket_counts_as_empty_before_what_is_known() {
     let mut fleet = Fleet::new(Kind::Bucket(Bucket { burst: 10 }));
     let first = fleet.begin(0);
     assert_eq!(granted(&fleet.ask(SECOND, first, 10)), (10, None));
     fleet.lose_everything();
     let second = fleet.renew(2 * SECOND, first);
     fleet.write_back(2 * SECOND, &lost(1, second, &[(1_000_000, 10)]));
-    // Ten were taken at 1 s, and one a second flows in.
-    assert_eq!(granted(&fleet.ask(4 * SECOND, second, 4)), (3, Some(5 * SECOND)));
+    // Nobody knows how full it was before, so it is full no earlier than at the opening, less the ten. One a second flows in since.
+    assert_eq!(granted(&fleet.ask(4 * SECOND, second, 4)), (1, Some(4 * SECOND + 500_000)));
+}
+
+#[test]
+fn a_bucket_that_was_in_full_use_before_a_loss_is_not_full_after() {
+    let mut fleet = Fleet::new(Kind::Bucket(Bucket { burst: 10 }));
+    let first = fleet.begin(0);
+    assert_eq!(granted(&fleet.ask(SECOND, first, 10)).0, 10);
+    // Then one by one as they flow in, for longer than a replica keeps its grants.
+    let mut used = Vec::new();
+    for second in 2..40 {
+        fleet.keep_alive(second * SECOND - 1, second * SECOND, first);
+        assert_eq!(granted(&fleet.ask(second * SECOND, first, 1)).0, 1, "{second}");
+        used.push(second * SECOND);
+    }
+    fleet.lose_everything();
+    let now = 40 * SECOND;
+    let epoch = fleet.renew(now, first);
+    let known = used.iter().filter(|at| **at + 10 * SECOND > now);
+    let entries: Vec<_> = known.map(|at| (i64::try_from(now - at).unwrap(), 1)).collect();
+    fleet.write_back(now, &lost(1, epoch, &entries));
+    // The bucket was empty at 39 s, so no more than one has flowed in.
+    assert!(granted(&fleet.ask(now + 500_000, epoch, 10)).0 <= 1);
 }
 
 #[test]

@@ -55,6 +55,7 @@ impl Fleet {
             prefix: "p",
             epoch: "p:epoch",
             live: "p:live",
+            moved: "p:moved",
             is_cluster: true,
             channel: "",
             run,

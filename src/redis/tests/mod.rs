@@ -34,6 +34,7 @@ const CONTEXT: Context<'static> = Context {
     prefix: "model",
     epoch: "model:epoch",
     live: "model:live",
+    moved: "model:moved",
     is_cluster: true,
     channel: "",
     run: "",

@@ -13,6 +13,25 @@ impl Oracle {
         }
     }
 
+    /// Takes in the end of a fault.
+    pub(super) fn end_fault(&mut self, fault: u64) {
+        let lost = self.faults.lost();
+        self.counts.senseless += u64::from(!self.faults.end(self.now, fault));
+        if self.faults.lost() != lost {
+            self.doubt();
+        }
+    }
+
+    /// Takes in that nobody may know what was used until now. A bucket in full use never makes up for that.
+    fn doubt(&mut self) {
+        let (at, lease) = (self.now, self.settings.lease);
+        for (_, meter) in self.states.values_mut().flat_map(|state| &mut state.meters) {
+            if let Meter::Bucket(bucket) = meter {
+                bucket.doubt(at, lease);
+            }
+        }
+    }
+
     /// Takes in a step of the store's clock: what fixed windows hold is not known, nor what a limit leaves for a window.
     pub(super) fn step_clock(&mut self) {
         self.stepped = self.now;
@@ -22,6 +41,7 @@ impl Oracle {
             state.store_ahead = None;
             state.meters.retain(|(_, meter)| !matches!(meter, Meter::Fixed { .. }));
         }
+        self.doubt();
     }
 
     /// Takes in a reset: what was sent no longer counts.

@@ -165,6 +165,10 @@ pub(crate) enum Event {
     FaultEnds { fault: u64 },
     /// The store's clock jumps: fixed windows across this instant are not judged.
     ClockStepped,
+    /// The step was made while no replica could see it: fixed windows are not judged.
+    ClockHidden,
+    /// Replicas can see the clock again, and have within a lease.
+    ClockShown,
     /// Earlier requests no longer count.
     Reset(Scope),
     /// A pause begins, for the fleet.

@@ -64,9 +64,15 @@ impl Faults {
         self.disturbed = at;
     }
 
-    /// Takes in that somebody may not know what was granted until now.
+    /// Takes in that somebody may not know what was granted until now. The store grants again two leases later, and what nobody can
+    /// vouch for counts as used then.
     pub(crate) fn lose(&mut self, at: u64) {
-        self.lost = Some(at);
+        self.lost = Some(at + 2 * self.lease);
+    }
+
+    /// Returns the end of the last fault after which somebody may not know what was granted.
+    pub(crate) fn lost(&self) -> Option<u64> {
+        self.lost
     }
 
     /// Takes in that a replica stands still.
@@ -131,6 +137,11 @@ impl Faults {
             percent = percent.max(if policy == Policy::Local { local } else { other });
         }
         (percent != Excess::ANY).then_some(percent)
+    }
+
+    /// Returns whether a replica is slow to hear the store.
+    pub(crate) fn is_slow(&self) -> bool {
+        self.faults.values().any(|fault| fault.kind.name == "slow" && fault.end.is_none())
     }
 
     /// Forgets faults that ended before an instant.

@@ -187,8 +187,10 @@ impl Oracle {
                 }
             }
             Event::FaultBegins { fault, kind } => self.faults.begin(*fault, *kind),
-            Event::FaultEnds { fault } => self.counts.senseless += u64::from(!self.faults.end(at, *fault)),
+            Event::FaultEnds { fault } => self.end_fault(*fault),
             Event::ClockStepped => self.step_clock(),
+            Event::ClockHidden => self.stepped = u64::MAX,
+            Event::ClockShown => self.stepped = self.now + self.settings.lease,
             Event::Reset(scope) => self.reset(*scope),
             Event::Paused(scope) => self.limiters.pause(*scope),
             Event::Resumed(scope) => self.limiters.resume(at, *scope),

@@ -48,6 +48,10 @@ pub(crate) struct Bucket {
     total: u64,
     /// The requests of the last window, and the one before.
     poured: VecDeque<Poured>,
+    /// Drains as `widened`, and counts what nobody can vouch for as used.
+    vouched: Level,
+    /// Until when the levels may be higher than they are counted, after a change of the bounds.
+    unsure_until: u64,
 }
 
 /// A request that was poured into a bucket.
@@ -121,13 +125,14 @@ impl Meter {
 
 impl Bucket {
     fn new(bounds: Bounds) -> Bucket {
-        let (nominal, widened) = (Level::default(), Level::default());
-        Bucket { bounds, nominal, widened, total: 0, poured: VecDeque::new() }
+        let [nominal, widened, vouched] = [Level::default(); 3];
+        Bucket { bounds, nominal, widened, total: 0, poured: VecDeque::new(), vouched, unsure_until: 0 }
     }
 
     fn settle(&mut self, sent_at: u64, less: u64) {
         self.nominal.take(less);
         self.widened.take(less);
+        self.vouched.take(less);
         self.total = self.total.saturating_sub(less);
         let nominal = u128::from(less) * u128::from(self.nominal.width);
         for poured in self.poured.iter_mut().filter(|poured| poured.at >= sent_at) {
@@ -143,12 +148,21 @@ impl Bucket {
     fn drain(&mut self, at: u64, per: u64, new: Bounds) {
         self.nominal.drain(at, self.bounds.rate, per);
         self.widened.drain(at, self.bounds.rate, per + lateness(new, per));
+        self.vouched.drain(at, self.bounds.rate, per + lateness(new, per));
         if new.rate < self.bounds.rate || new.burst < self.bounds.burst {
             // Intervals that begin before the change may hold more; the others do not see what was sent then.
             (self.nominal.amount, self.widened.amount) = (0, 0);
             self.poured.clear();
+            self.unsure_until = at + per * self.bounds.burst.max(1) / self.bounds.rate.max(1);
         }
         self.bounds = new;
+    }
+
+    /// Takes in that nobody can vouch for what was used until now: all of it may have been.
+    pub(crate) fn doubt(&mut self, at: u64, lease: u64) {
+        let (Bounds { rate, burst, .. }, width) = (self.bounds, u128::from(self.vouched.width));
+        self.vouched.amount = self.vouched.at(at, rate).max(u128::from(burst) * width) + flow(rate, 2 * lease);
+        self.vouched.at = at;
     }
 
     /// Takes a request in. Returns the evidence if an interval that ends with it holds too much.
@@ -158,6 +172,7 @@ impl Bucket {
         self.total += cost;
         self.nominal.add(cost);
         self.widened.add(cost);
+        self.vouched.add(cost);
         self.poured.push_back(Poured { at, before, with: self.total, level: self.nominal.amount });
         while self.poured.get(1).is_some_and(|poured| poured.at + per <= at) {
             self.poured.pop_front();
@@ -317,12 +332,14 @@ pub(crate) fn bucket_room(
     percent: u64,
 ) -> (bool, u64) {
     let bounds = rule.last();
-    let level = state.meters.iter().find_map(|(id, meter)| match meter {
-        Meter::Bucket(Bucket { bounds, widened, .. }) if *id == rule.id => {
-            Some((widened.at(at, bounds.rate), widened.width))
-        }
+    let meter = state.meters.iter().find_map(|(id, meter)| match meter {
+        Meter::Bucket(bucket) if *id == rule.id => Some(bucket),
         _ => None,
     });
+    if meter.is_some_and(|bucket| at < bucket.unsure_until) {
+        return (false, 0);
+    }
+    let level = meter.map(|Bucket { bounds, vouched, .. }| (vouched.at(at, bounds.rate), vouched.width));
     let (level, width) = level.unwrap_or((0, 1));
     let width = u128::from(width.max(1));
     let in_use = level + u128::from(pending) * width;

@@ -19,6 +19,7 @@ const START: u64 = 1_800_000_000_000_000;
 const LEASE: u64 = 500_000;
 const EPOCH: &str = "w:v2:epoch";
 const LIVE: &str = "w:v2:live";
+const MOVED: &str = "w:v2:moved";
 
 /// Limiters that are taken together, by their places.
 const QUEUES: &[&[usize]] = &[&[0], &[1], &[0, 1], &[2], &[0, 1, 2]];
@@ -102,8 +103,8 @@ fn state_key(limiter: usize) -> String {
 }
 
 /// Returns the keys of a call that writes the state of a limiter.
-fn written(limiter: usize) -> [String; 3] {
-    [EPOCH.to_owned(), state_key(limiter), LIVE.to_owned()]
+fn written(limiter: usize) -> [String; 4] {
+    [EPOCH.to_owned(), state_key(limiter), LIVE.to_owned(), MOVED.to_owned()]
 }
 
 impl Fleet<'_> {
@@ -180,7 +181,8 @@ impl Fleet<'_> {
         let limiters = QUEUES[queue];
         let mut keys: Vec<String> = limiters.iter().map(|limiter| state_key(*limiter)).collect();
         let states: Vec<&str> = limiters.iter().map(|limiter| NAMES[*limiter]).collect();
-        keys.extend([format!("w:{{g}}:v2:queue:{}", states.join("+")), EPOCH.to_owned(), LIVE.to_owned()]);
+        keys.push(format!("w:{{g}}:v2:queue:{}", states.join("+")));
+        keys.extend([EPOCH, LIVE, MOVED].map(str::to_owned));
         let given_back = self.given_back(queue);
         let reschedule = self.reschedule(queue);
         let runs = self.runs();
@@ -291,8 +293,11 @@ impl Fleet<'_> {
         let known: Vec<u64> = (0..self.rng.u64(..3))
             .flat_map(|_| [self.rng.u64(1..6), self.rng.u64(..30_000_000), self.rng.u64(..2)])
             .collect();
-        let arguments = arguments.int(self.rng.u64(..9)).flag(self.rng.u8(..8) == 0).ints(&known);
-        let answer = self.call("heartbeat", &[EPOCH.to_owned(), LIVE.to_owned()], arguments);
+        let followed =
+            if self.rng.bool() { 0 } else { self.now.saturating_sub(self.rng.u64(..12_000_000)) };
+        let arguments =
+            arguments.int(self.rng.u64(..9)).flag(self.rng.u8(..8) == 0).int(followed).ints(&known);
+        let answer = self.call("heartbeat", &[EPOCH, LIVE, MOVED].map(str::to_owned), arguments);
         self.learn_epoch(answer.at(0));
     }
 
@@ -406,7 +411,7 @@ impl Fleet<'_> {
         let limiter = self.limiter();
         let key = match self.rng.u8(..5) {
             0 => EPOCH.to_owned(),
-            4 => LIVE.to_owned(),
+            4 => if self.rng.bool() { LIVE } else { MOVED }.to_owned(),
             1 => format!("w:{{g}}:v2:queue:{}", NAMES[limiter]),
             _ => state_key(limiter),
         };

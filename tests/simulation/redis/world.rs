@@ -49,6 +49,7 @@ impl Command {
             b"del" => write(World::del, -2, false),
             b"zscore" => read(World::zscore, 3),
             b"zrange" => read(World::zrange, 5),
+            b"zrangebyscore" => read(World::zrangebyscore, 7),
             b"zadd" => write(World::zadd, 4, true),
             b"zrem" => write(World::zrem, 3, false),
             b"zremrangebyscore" => write(World::zremrangebyscore, 4, false),
@@ -122,6 +123,25 @@ impl World {
                     [Reply::bulk(&**member), Reply::bulk(score.to_string())]
                 };
                 Reply::Array(rows.into_iter().flat_map(shown).collect())
+            }
+            None => Reply::Array(Vec::new()),
+        }
+    }
+
+    /// Returns the first members from a score on. No other range is asked for.
+    fn zrangebyscore(&mut self, words: &[&[u8]]) -> Reply {
+        let is_from = words[3] == b"+inf" && words[4].eq_ignore_ascii_case(b"limit") && words[5] == b"0";
+        let Some((least, most)) = integer(words[2]).zip(integer(words[6])).filter(|_| is_from) else {
+            return Reply::error("ERR min or max is not a float");
+        };
+        match self.keyspace.value(words[1], self.now) {
+            Some(Value::Text(_)) => Reply::error(WRONG_TYPE),
+            Some(Value::Scores(scores)) => {
+                let mut rows: Vec<_> = scores.iter().map(|(member, score)| (*score, member)).collect();
+                rows.retain(|(score, _)| *score >= least);
+                rows.sort_unstable();
+                let most = usize::try_from(most).unwrap_or_default();
+                Reply::Array(rows.into_iter().take(most).map(|(_, member)| Reply::bulk(&**member)).collect())
             }
             None => Reply::Array(Vec::new()),
         }

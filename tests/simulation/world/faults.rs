@@ -50,7 +50,12 @@ impl World {
             Kind::Kill { replica, .. } => self.remove(replica),
             Kind::Drain { replica } => self.replace(replica),
             Kind::Deploy { pause } => self.deploy(pause),
-            Kind::Stop { replica, .. } | Kind::Sleep { replica, .. } => self.stop(replica, until),
+            Kind::Stop { replica, .. } => self.stop(replica, until),
+            Kind::Sleep { replica, .. } => {
+                let own = &mut self.places[replica];
+                own.asleep_since = own.asleep_since.filter(|_| own.stopped_until > self.now).or(Some(self.now));
+                self.stop(replica, until);
+            }
             Kind::Reload { configuration, lag } => self.reload(configuration, lag),
             Kind::Pause { limiter, lasts } => {
                 self.operate(limiter, Command::Pause(Duration::from_micros(lasts)));
@@ -96,8 +101,7 @@ impl World {
             Kind::Slow { .. } => self.network.slow.retain(|(one, ..)| *one != fault),
             Kind::Break { .. } => self.network.breaks.retain(|(one, _)| *one != fault),
             Kind::Kill { replica, .. } => self.schedule(self.now, Event::Start { place: replica }),
-            Kind::Stop { replica, .. } => self.go_on(replica, 0),
-            Kind::Sleep { replica, lasts } => self.go_on(replica, lasts),
+            Kind::Stop { replica, .. } | Kind::Sleep { replica, .. } => self.go_on(replica),
             Kind::Idle { .. } => self.demand.idle -= 1,
             Kind::Burst { .. } => self.demand.bursts -= 1,
             _ => {}
@@ -223,13 +227,13 @@ impl World {
     }
 
     /// Lets a stopped replica go on. One whose machine has slept has not seen that time pass.
-    fn go_on(&mut self, place: usize, slept: u64) {
+    fn go_on(&mut self, place: usize) {
         let own = &mut self.places[place];
         if own.stopped_until > self.now {
             return;
         }
-        if let Some((replica, _)) = own.replica.as_mut().filter(|_| slept > 0) {
-            replica.sleep(self.now, slept);
+        if let (Some((replica, _)), Some(since)) = (&mut own.replica, own.asleep_since.take()) {
+            replica.sleep(self.now, self.now - since);
         }
         self.judge.continued(self.now, place);
         self.step_replica(place);

@@ -19,7 +19,7 @@ use crate::limiter::model::limit::{Limit, PRECISION_DEFAULT};
 const SPACING: Micros = Micros::from_millis(10);
 
 /// How far the wall clocks of a replica and of the store may lie apart.
-const CLOCKS_APART: Micros = Micros::from_millis(25);
+pub const CLOCKS_APART: Micros = Micros::from_millis(25);
 
 /// The fixed window: at most `rate` permits in each window of a calendar.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -59,11 +59,12 @@ impl FixedWindow {
 impl Algorithm for FixedWindow {
     type Sight = Frame;
 
-    /// Leaves both ends of a window empty: those of a replica are by its own clock, which differs from the store's.
-    fn share(&self, _share: Share) -> FixedWindow {
+    /// Leaves both ends of a window empty: the replica knows the store's clock only so well.
+    fn share(&self, share: Share) -> FixedWindow {
         let shortest = self.stretches.iter().map(|stretch| stretch.length.0).min().unwrap_or_default();
         let apart = CLOCKS_APART.min(Micros(shortest / 8));
-        let later = |stretch: &Stretch| Stretch { start: stretch.start + apart, ..*stretch };
+        let own = |at: Micros| Micros(at.0.saturating_add_signed(share.clock_ahead.saturating_neg()));
+        let later = |stretch: &Stretch| Stretch { start: own(stretch.start) + apart, ..*stretch };
         FixedWindow {
             guard: self.guard + apart + apart,
             stretches: self.stretches.iter().map(later).collect(),

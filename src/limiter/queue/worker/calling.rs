@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::future::FutureExt;
+use tokio::time::timeout;
 use tracing::warn;
 
 use super::calls::{CallResult, LateResult, MadeCall};
@@ -14,12 +15,25 @@ use crate::limiter::model::{Answer, Call, Epoch, Generations, Holding};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::recovery::grants::granted;
 use crate::limiter::recovery::link::SessionEvent;
+use crate::limiter::recovery::session::StoreSession;
 use crate::limiter::recovery::write_back::report_offline_grants;
 use crate::limiter::store::clock::StoreClock;
 use crate::limiter::store::{Failure, StoreError};
 
 /// The most failed calls of a queue that may still complete. A store that has failed three times is not asked.
 const LATE_CALLS_MAX: usize = 16;
+
+/// Waits for the answer to a call that was sent at a moment and is late, until the store counts as away: what it books is not asked for
+/// twice. `None` if none has come.
+async fn wait_longer(session: &StoreSession, sent: Moment, failure: &mut Failure) -> Option<Answer> {
+    // What no replica has confirmed is given back, and not used.
+    let late = failure.late.as_mut().filter(|_| !matches!(failure.error, StoreError::Unconfirmed))?;
+    session.on(SessionEvent::Failed { sent }, session.moment());
+    let left = (sent + session.terms.patience) - session.moment();
+    let answer = timeout(left.to_duration(), late).await.ok()?;
+    failure.late = None;
+    answer
+}
 
 impl Worker {
     /// Makes a call to the store. Offline grants, and pauses that it does not know, are reported before.
@@ -30,20 +44,28 @@ impl Worker {
             refusal_budget: self.queue.refusal_budget(around.now),
             ..call
         });
-        let made = MadeCall { call, limiter_refs: self.calling.limiter_refs.clone(), at: around.now };
+        let limiter_refs = self.calling.limiter_refs.clone();
         let (session, fallback) = (self.session.clone(), self.fallback.clone());
         let (queue, siblings) = (self.queue.clone(), self.siblings.clone());
         self.calling.under_way = Some(Box::pin(async move {
+            let place = session.gate.enter().await;
+            let made = MadeCall { call, limiter_refs, at: session.moment() };
             let told = async {
                 for instance in queue.instances.iter() {
                     settle_pauses(&instance.active, &fallback, &*siblings).await?;
                 }
                 report_offline_grants(&session, &made.limiter_refs, &fallback).await
             };
-            let result = match told.await {
+            let mut result = match told.await {
                 Ok(()) => session.store.reserve(&made.limiter_refs, &made.call).await,
                 Err(error) => Err(error.into()),
             };
+            if let Err(failure) = &mut result
+                && let Some(answer) = wait_longer(&session, made.at, failure).await
+            {
+                result = Ok(answer);
+            }
+            place.leave(made.at, session.moment());
             (made, result)
         }));
     }
@@ -76,6 +98,7 @@ impl Worker {
             self.session.ledger.record(&made.limiter_refs, &made.call, &answer);
         }
         self.observe_usage(made.at, &answer);
+        self.hearing.answered(&answer);
         self.events.push(Event::Answered(Box::new(answer), made.call.refusal_budget));
     }
 

@@ -2,11 +2,12 @@
 
 use super::core::events::{Event, LocalAnswer};
 use super::state::{FleetUsage, Worker};
-use crate::clock::Moment;
+use crate::clock::{Micros, Moment};
+use crate::limiter::arithmetic::algorithm::fixed_window::CLOCKS_APART;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::share::Share;
-use crate::limiter::model::{Answer, Call, Holding, OnStoreFailure, Outcome, Permits, RetryDelay};
+use crate::limiter::model::{Answer, Call, Holding, OnStoreFailure, Outcome, Permits, RetryDelay, Run};
 use crate::limiter::queue::slot::Slot;
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::grants::booked;
@@ -31,7 +32,7 @@ impl Worker {
 
     /// Charges this replica's memory with its part of the usage at the last contact with the store.
     ///
-    /// A share is the limit divided by the number of replicas, and so is the part of the usage: all replicas together have left
+    /// A share is the limit divided by the replicas that have one, and so is the part of the usage: all replicas together have left
     /// what the fleet had left. The tightest limit counts as full in two cases:
     /// - the store was booked ahead: at the last booked slot, but not after the present moment, as nobody uses a slot of the store
     ///   from here on;
@@ -64,15 +65,17 @@ impl Worker {
         let contact = clock.at(*at);
         let booked = booked_until.zip(self.session.clock()).map(|(last, known)| clock.at(known.due(last)));
         for place in self.queue.with_policy(OnStoreFailure::Local) {
-            let Some(limiter_ref) = self.calling.limiter_refs[place].share(share) else { continue };
-            let used = used.get(place).map_or(0, |used| used.div_ceil(share.parts));
+            let whole = &self.calling.limiter_refs[place];
+            let Some((limiter_ref, parts)) = whole.share(share).zip(whole.place(share)) else { continue };
+            let used = used.get(place).map_or(0, |used| used.div_ceil(parts.parts.max(1)));
             let full = limiter_ref.rules.iter().map(Rule::capacity).min().unwrap_or_default();
-            let used = match booked {
-                Some(last) => (last.min(now), used.max(full)),
+            let (at, used) = match booked {
+                Some(last) => (last, used.max(full)),
                 None if *is_old => (contact, used.max(full)),
                 None => (contact, used),
             };
-            store.charge_at(now, &limiter_ref, used, *replica);
+            // A calendar window of this replica's own clock may begin a little later than the store's.
+            store.charge_at(now, &limiter_ref, ((at + CLOCKS_APART).min(now), used), *replica);
         }
     }
 
@@ -106,16 +109,25 @@ impl Worker {
         self.ask_fallback(Call { give_back, ..Call::default() }, &refs);
     }
 
-    /// Records permits that were let through without a limit.
+    /// Records permits that are let through without a limit, as many as the limits would grant: the upstream has no more to give,
+    /// and a limit that is overdrawn would stay closed long after the outage.
     pub(super) fn record_unlimited(&self, permits: u64) {
-        let now = self.fallback.clock.now();
-        let granted = Some((now, permits)).filter(|(_, permits)| *permits > 0);
-        self.session.ledger.record_offline(now, &self.calling.limiter_refs, granted.as_slice());
+        let Fallback { store, replica, .. } = &*self.fallback;
+        let refs = &self.calling.limiter_refs;
+        let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: permits }];
+        let generations = vec![0; refs.len()];
+        let call = Call { replica: *replica, generations, runs, ..Call::default() };
+        let answer = store.reserve_now(refs, &call);
+        let granted: Vec<_> = booked(&call, &answer).collect();
+        self.session.ledger.record_offline(answer.now, refs, &granted);
     }
 
-    /// Returns this replica's share while the store is away.
+    /// Returns this replica's share while the store is away. It is the same to all its workers for a whole outage.
     pub(super) fn share(&self) -> Share {
-        self.session.peers.share(self.fallback.fleet.assumed())
+        let Fallback { clock, fleet, .. } = &*self.fallback;
+        let known = self.session.away_since().zip(self.session.clock());
+        let ahead = known.map(|(since, store)| signed(store.earliest(since)) - signed(clock.at(since)));
+        Share { clock_ahead: ahead.unwrap_or_default(), ..self.session.peers.share(fleet.assumed()) }
     }
 
     /// Returns this replica's shares of the limiters that are enforced locally; `None` if it has none of one.
@@ -140,4 +152,8 @@ impl Worker {
         }
         answer
     }
+}
+
+fn signed(at: Micros) -> i64 {
+    i64::try_from(at.0).unwrap_or(i64::MAX)
 }

@@ -15,6 +15,7 @@ mod calling;
 mod calls;
 mod core;
 mod fallback;
+mod hearing;
 mod reporter;
 mod reporting;
 mod requests;

@@ -46,8 +46,12 @@ impl Worker {
             || self.cost_queues.values().any(CostQueue::holds_booked)
     }
 
+    /// Returns when the store is to be heard again: later where heartbeats spare the call, which come more often than that.
     fn heartbeat_at(&self) -> Moment {
-        self.calls.contact.map_or(Moment(0), |contact| contact + self.limits.terms.heartbeat)
+        let heartbeat = self.limits.terms.heartbeat;
+        let own = self.calls.contact.map(|contact| contact + heartbeat);
+        let heard = self.calls.heard.map(|heard| heard + heartbeat + heartbeat);
+        own.max(heard).unwrap_or(Moment(0))
     }
 
     /// Returns whether something is to be asked at once.

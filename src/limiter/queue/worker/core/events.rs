@@ -97,6 +97,11 @@ pub(in crate::limiter) enum Event {
     Linked(Link),
     /// The limits have changed.
     Reconfigured(Box<Limits>),
+    /// Bookings of the queue were moved, or are to be moved by the next call.
+    Moved,
+    /// When the latest heartbeat was sent that tells of every move of the queue's bookings, and told of none since the queue's last answer;
+    /// `None` if heartbeats do not tell.
+    Heard(Option<Moment>),
     /// The pause in which no slot may be used.
     Paused(Option<Paused>),
     /// A pause is being reported from now on, or no longer: nothing is booked meanwhile.

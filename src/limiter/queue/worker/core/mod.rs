@@ -6,8 +6,8 @@
 //! - no slot is handed out before the store's clock has surely reached it, later than its guard (but see
 //!   [`Waiter::holder`](crate::limiter::queue::cost_queue::Waiter::holder)), outside the lease of the last answer, or in another
 //!   epoch or outage than its own;
-//! - while a slot is held, the store is asked at least twice in a lease, so that a change of the limits is known before it voids
-//!   anything;
+//! - while a slot is held, the store is heard at least twice in a lease, by an answer or by a heartbeat, so that a change of the limits
+//!   is known before it voids anything;
 //! - no request waits longer than its wait and a slack, or than the store may take to answer where that is longer, whatever the
 //!   link and the pause are.
 //!
@@ -105,9 +105,11 @@ struct Calls {
     local: Option<Asked>,
     /// When the latest answered call was sent.
     contact: Option<Moment>,
+    /// When the latest heartbeat was sent that spares the queue a call; `None` if none does.
+    heard: Option<Moment>,
     /// The moment before which no call is made, because one has failed.
     not_before: Moment,
-    /// True if the store does not know of changed limits yet.
+    /// True if the store does not know of changed limits yet, or may have moved bookings.
     has_changed: bool,
 }
 
@@ -189,7 +191,14 @@ impl Worker {
                 rebook: BTreeSet::new(),
             },
             trade: Trade::default(),
-            calls: Calls { under_way: None, local: None, contact: None, not_before: now, has_changed: false },
+            calls: Calls {
+                under_way: None,
+                local: None,
+                contact: None,
+                heard: None,
+                not_before: now,
+                has_changed: false,
+            },
             link: Link::Up { epoch: 0 },
             pause: Pause::default(),
             prefetch: Prefetching {
@@ -242,6 +251,8 @@ impl Worker {
             Event::AnsweredLocally(answer) => self.answered_locally(&answer, around, out),
             Event::Linked(link) => self.relink(link, around.now, out),
             Event::Reconfigured(limits) => self.reconfigure(*limits, out),
+            Event::Moved => self.calls.has_changed = true,
+            Event::Heard(heard) => self.calls.heard = heard,
             Event::Paused(paused) => self.pause.now = paused,
             Event::Reporting(is_reported) => {
                 self.pause.is_reported = is_reported;
@@ -295,7 +306,8 @@ impl Worker {
 
     /// Returns until when slots of the store may be used.
     pub(in crate::limiter) fn lease(&self) -> Moment {
-        self.calls.contact.map_or(Moment(0), |contact| contact + self.limits.terms.lease)
+        let heard = self.calls.contact.max(self.calls.heard);
+        heard.map_or(Moment(0), |heard| heard + self.limits.terms.lease)
     }
 
     /// Returns the number of the outage whose local slots may be used; zero for none.

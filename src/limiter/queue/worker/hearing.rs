@@ -1,0 +1,40 @@
+//! What a queue knows of its bookings beside its own answers: by the heartbeats, which tell what was moved.
+
+use crate::clock::{Micros, Moment};
+use crate::limiter::model::Answer;
+use crate::limiter::recovery::link::Followed;
+
+/// What a queue has heard of its bookings.
+///
+/// Invariant: where a heartbeat counts for a queue, the queue's last answer is younger than every move that heartbeats told of, and
+/// none was missed since.
+#[derive(Default)]
+pub(super) struct Hearing {
+    /// The instant of the last answer, by the store's clock.
+    answered: Micros,
+    /// The instant as of which the last told move was told.
+    moved: Micros,
+    /// True if replicas declare different limits, which each has to repeat.
+    is_disputed: bool,
+}
+
+impl Hearing {
+    /// Takes in an answer of the store.
+    pub(super) fn answered(&mut self, answer: &Answer) {
+        (self.answered, self.is_disputed) = (answer.now, answer.is_disputed);
+    }
+
+    /// Takes in that bookings were moved, as of an instant of the store's clock.
+    pub(super) fn moved(&mut self, at: Micros) {
+        self.moved = self.moved.max(at);
+    }
+
+    /// Returns when the latest heartbeat was sent by which the queue knows that its bookings are where they were; `None` if heartbeats
+    /// do not tell.
+    pub(super) fn heard(&self, followed: Option<Followed>) -> Option<Moment> {
+        let is_told = |followed: &Followed| {
+            !self.is_disputed && self.answered > self.moved && self.answered >= followed.from
+        };
+        followed.filter(is_told).map(|followed| followed.sent)
+    }
+}
