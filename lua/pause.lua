@@ -51,11 +51,14 @@ do
       pause.spacing = shortest.whole + (shortest.part > 0 and 1 or 0)
     end
 
-    -- Follows a pause set by hand at an instant; `till` that has passed lifts it. Returns whether it had not been followed yet.
+    -- Follows a pause set by hand at an instant; `till` that has passed lifts it. An upstream's later pause stays. Returns whether it
+    -- had not been followed yet.
     local function follow(state, now, at, till, replica)
       if at <= state.pause.by_hand_at then return false end
       local pause = own(state)
-      pause.by_hand_at, pause.length = at, 0
+      pause.by_hand_at = at
+      if pause.status > 0 and at < pause.set_at then return false end
+      pause.length = 0
       if till > now then
         set(state, now, till, 0, 0, 0, replica)
       else

@@ -91,14 +91,16 @@ do
   -- Pauses a state as the upstream asks for it: how long, 0 if it names no instant; the length of a first pause without one; the longest
   -- pause; how long ago the refused request was sent; by how much the pause may be longer, in parts of 1024; the status of the answer.
   -- A longer pause is never shortened, and a request that was sent before the last pause began counts only if its answer named an
-  -- instant. Returns whether anything has changed.
+  -- instant. A pause that a replica has kept to by itself comes with the time since it was made, else 0: it changes nothing if an
+  -- operator has acted since. Returns whether anything has changed.
   local function pause(state, now, asked, replica)
     -- The longest time for which the first request stands alone after a pause that was too short.
     local PROBE_MAX = 1000000
     -- A pause is longer by at most this part, and at most this time: other callers wait for the same instant.
     local JITTER_PART, JITTER_MAX = 16, 250000
-    local wait, fallback, longest, sent_ago, jitter, status = unpack(asked)
+    local wait, fallback, longest, sent_ago, jitter, status, made_ago = unpack(asked)
     local before, length, named = state.pause, 0, wait > 0 and 1 or 0
+    if made_ago > 0 and max(now - made_ago, 0) <= before.by_hand_at then return false end
     if named == 1 then
       wait = min(wait, longest)
     else

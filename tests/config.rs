@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use weir::config::model::{Config, Cost, HostMatch, Http2, KeyPart, PathMatch, RedisServers, Store};
+use weir::config::model::{Config, Confirm, Cost, HostMatch, Http2, KeyPart, PathMatch, RedisServers, Store};
 use weir::config::{self, Handle, LoadError, Loaded, Outcome};
 use weir::limiter::model::calendar_windows::{CalendarWindows, Period};
 use weir::limiter::model::limit::{
@@ -919,10 +919,11 @@ fn a_redis_store_shows_no_password() {
     let loaded = place
         .load(example(
             "store:\n  redis: {url: 'rediss://user:${PASSWORD}@redis.internal/2', timeout: 50ms, pool_size: 2, \
-             key_prefix: 'prod:weir', fleet_size: 3}\nROUTES",
+             key_prefix: 'prod:weir', fleet_size: 3, confirm: replica}\nROUTES",
         ))
         .unwrap();
     let Store::Redis(redis) = &loaded.config.store else { panic!("no redis") };
+    assert_eq!(redis.confirm, Confirm::Replica);
     let RedisServers::One(node) = &redis.servers else { panic!("one server") };
     assert_eq!(node.url.reveal(), "rediss://user:pa55@redis.internal/2");
     assert_eq!(redis.servers.addresses(), "redis.internal:6379");

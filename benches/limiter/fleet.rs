@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use weir::clock::{Clock, Micros};
-use weir::config::model::{RedisNode, RedisServers, RedisStore as Settings, RedisTls, Secret};
+use weir::config::model::{Confirm, RedisNode, RedisServers, RedisStore as Settings, RedisTls, Secret};
 use weir::limiter::arithmetic::limiter_ref::LimiterRef;
 use weir::limiter::model::limit::{
     Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, PRECISION_DEFAULT, Permits, QueueLimits,
@@ -69,6 +69,7 @@ pub(crate) fn store(server: &Server, metrics: &Metrics) -> Result<RedisStore> {
         pool_size: 8,
         key_prefix: "weir".into(),
         fleet_size: 1,
+        confirm: Confirm::default(),
     };
     Ok(RedisStore::new(&settings, metrics.store())?)
 }

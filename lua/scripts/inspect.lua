@@ -18,7 +18,8 @@ local epoch = Epoch.open(epoch_key, stored[2], now, 0, "", 1)
 State.reset(state, Epoch.reset_of(epoch, state_key))
 local pause = state.pause
 local at, till, replica = Epoch.pause_of(epoch, state_key)
-if at > pause.by_hand_at then pause = { paused_until = till, status = 0, named = 0, replica = replica } end
+local is_outdated = pause.status > 0 and at < pause.set_at
+if at > pause.by_hand_at and not is_outdated then pause = { paused_until = till, status = 0, named = 0, replica = replica } end
 if pause.paused_until <= now then pause = Pause.NONE end
 local available = {}
 for index, rule in ipairs(Rule.parse_own(rules, state)) do available[index] = State.available(state, now, rule) end

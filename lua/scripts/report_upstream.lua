@@ -16,7 +16,7 @@
 --   channel      the channel on which a pause is announced; none if empty
 --   asked        {}, or the pause that the upstream asks for: how long, 0 if it names no instant; the length of a first pause without
 --                one; the longest pause; how long ago the refused request was sent; by how much the pause may be longer, in parts of
---                1024; the status of the answer
+--                1024; the status of the answer; how long ago the caller began to keep to it by itself, 0 if it did not
 --   cost         permits that a request has cost beyond those that it had taken
 --   refused      permits that the upstream refused and did not count: slot and permits by turns
 --   remaining    permits that the upstream left of some of the rules: the rule's place from 0 on, permits, the length of the upstream's

@@ -16,11 +16,16 @@ use super::response::{self, Response};
 use crate::config::units;
 use crate::limiter::model::limit::{LimiterName, OnStoreFailure};
 use crate::limiter::model::pause::{PAUSE_MAX, Reason};
-use crate::limiter::{Inspection, LimiterStatus, Limiters, NotFound, Partition, PauseState, replica_name};
+use crate::limiter::{
+    Applied, Inspection, LimiterStatus, Limiters, NotFound, Partition, PauseState, replica_name,
+};
 
 /// Bounds on reading a body.
 const BODY_BYTES_MAX: usize = 1024;
 const BODY_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// The detail of an action by hand that the store did not take; the reason follows.
+const LOCAL_ALONE: &str = "done on this replica alone, and on the others when the store answers";
 
 /// Answers with all limiters, in the order of the configuration.
 pub(super) async fn all(limiters: &Limiters) -> Response {
@@ -84,7 +89,7 @@ pub(super) async fn act(
         Err(reason) => return not_found(reason),
     };
     let done = match action {
-        Action::Reset => chosen.reset().await,
+        Action::Reset => chosen.reset().await.map(|()| Applied::Fleet),
         Action::Resume => chosen.pause(Duration::ZERO).await,
         Action::Pause => match pause_for(body).await {
             Some(lasting) => chosen.pause(lasting).await,
@@ -95,7 +100,14 @@ pub(super) async fn act(
         },
     };
     match done {
-        Ok(()) => shown(limiters, &chosen).await,
+        Ok(applied) => {
+            let mut document = viewed(limiters, &chosen).await;
+            document["applied"] = applied_to(&applied).into();
+            if let Applied::ThisReplica(error) = applied {
+                document["detail"] = format!("{LOCAL_ALONE}: {error}").into();
+            }
+            response::document(&document)
+        }
         Err(error) => {
             response::problem(StatusCode::SERVICE_UNAVAILABLE, &format!("nothing has changed: {error}"))
         }
@@ -112,7 +124,19 @@ async fn pause_for(body: impl Body<Data = Bytes, Error: Into<BoxError>>) -> Opti
 }
 
 async fn shown(limiters: &Limiters, chosen: &Inspection) -> Response {
-    response::document(&view(&chosen.inspect().await, |replica| limiters.host_of(replica)))
+    response::document(&viewed(limiters, chosen).await)
+}
+
+async fn viewed(limiters: &Limiters, chosen: &Inspection) -> Value {
+    view(&chosen.inspect().await, |replica| limiters.host_of(replica))
+}
+
+/// Returns the word for where an action is in force.
+fn applied_to(applied: &Applied) -> &'static str {
+    match applied {
+        Applied::Fleet => "fleet",
+        Applied::ThisReplica(_) => "replica",
+    }
 }
 
 /// Finds the limiter, or the partition, that a path and a query name.
@@ -139,7 +163,10 @@ fn partition_of(query: &str) -> Option<Partition> {
 /// Returns a limiter as JSON. `host_of` returns the host of a replica.
 fn view(state: &LimiterStatus, host_of: impl Fn(u64) -> Option<Arc<str>>) -> Value {
     let limiter = &state.limiter;
-    let paused = state.pause.map(|pause| paused(pause, host_of(pause.cause.replica).as_deref()));
+    let paused = state.pause.map(|pause| {
+        let by_host = pause.cause.and_then(|cause| host_of(cause.replica));
+        paused(pause, by_host.as_deref())
+    });
     let limits = limiter.limits.iter().enumerate().map(|(index, limit)| {
         json!({
             "limit": &*limit.label,
@@ -176,18 +203,23 @@ fn view(state: &LimiterStatus, host_of: impl Fn(u64) -> Option<Arc<str>>) -> Val
     })
 }
 
-/// Returns a pause as JSON: its end, in milliseconds since the Unix epoch by this machine's clock, its reason, and the replica that
-/// received the rejection or the request for the pause by hand. The host of that replica is null if it is not known.
-fn paused(PauseState { left, cause }: PauseState, by_host: Option<&str>) -> Value {
+/// Returns a pause as JSON: its end, in milliseconds since the Unix epoch by this machine's clock, whether this replica alone knows
+/// it, its reason, and the replica that received the rejection or the request for the pause by hand. What is not known is null: the
+/// reason and the replica where the store had named the end alone before it went away, and often the host of the replica.
+fn paused(PauseState { left, cause, is_local }: PauseState, by_host: Option<&str>) -> Value {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let mut paused = json!({ "until": millis(now + left), "reason": "by_hand" });
-    if let Reason::Upstream { status, is_named } = cause.reason {
-        paused["reason"] = "upstream".into();
-        paused["status"] = status.into();
-        // True if the upstream named the instant; otherwise weir chose it.
-        paused["named"] = is_named.into();
+    let mut paused = json!({ "until": millis(now + left), "local": is_local, "reason": null });
+    match cause.map(|cause| cause.reason) {
+        Some(Reason::Upstream { status, is_named }) => {
+            paused["reason"] = "upstream".into();
+            paused["status"] = status.into();
+            // True if the upstream named the instant; otherwise weir chose it.
+            paused["named"] = is_named.into();
+        }
+        Some(Reason::ByHand) => paused["reason"] = "by_hand".into(),
+        None => {}
     }
-    paused["by"] = replica_name(cause.replica).into();
+    paused["by"] = cause.map(|cause| replica_name(cause.replica)).into();
     paused["by_host"] = by_host.into();
     paused
 }
@@ -256,14 +288,17 @@ mod tests {
             (upstream(false), json!({"reason": "upstream", "status": 429, "named": false})),
             (Reason::ByHand, json!({"reason": "by_hand"})),
         ] {
-            let pause = PauseState { left: Duration::from_secs(28), cause: Cause { reason, replica: 0xa1 } };
+            let is_local = reason == Reason::ByHand;
+            let cause = Some(Cause { reason, replica: 0xa1 });
+            let pause = PauseState { left: Duration::from_secs(28), cause, is_local };
             let state = LimiterStatus { pause: Some(pause), ..state(None) };
             let host_of = |replica| (replica == 0xa1).then(|| "weir-2".into());
             let mut shown = view(&state, host_of);
             let mut paused = shown["paused"].take();
             assert_eq!(paused["until"], shown["paused_until"]);
             assert!(paused["until"].take().as_u64().is_some_and(|until| until > 1_700_000_028_000));
-            let mut expected = json!({"until": null, "by": "000000000000a1", "by_host": "weir-2"});
+            let mut expected =
+                json!({"until": null, "local": is_local, "by": "000000000000a1", "by_host": "weir-2"});
             expected.as_object_mut().unwrap().extend(shown_reason.as_object().unwrap().clone());
             assert_eq!(paused, expected);
         }

@@ -56,9 +56,9 @@ async fn try_store(store: &Store) -> Result<String, String> {
         return Ok("the store is this process's memory, and always works".to_owned());
     };
     let store = RedisStore::new(settings, Metrics::new().store()).map_err(|error| error.to_string())?;
-    let Checked { server, caution } = store.check().await.map_err(|error| error.to_string())?;
-    let caution = caution.map(|caution| format!("\nbut {caution}")).unwrap_or_default();
-    Ok(format!("the store works: {server} at {}{caution}", settings.servers.addresses()))
+    let Checked { server, cautions } = store.check().await.map_err(|error| error.to_string())?;
+    let cautions: String = cautions.iter().map(|caution| format!("\nbut {caution}")).collect();
+    Ok(format!("the store works: {server} at {}{cautions}", settings.servers.addresses()))
 }
 
 /// Summarizes a configuration: `2 limiters, 3 routes, store redis at 127.0.0.1:6379`.

@@ -106,6 +106,11 @@ pub async fn act(
     let body = lasting.map(|lasting| serde_json::json!({"for": lasting}).to_string()).unwrap_or_default();
     let answer = remote.ask(Method::POST, &path_of(&which, action), &body).await?;
     remote.show(&answer, limiters_table)?;
+    if !remote.json
+        && let Some(detail) = answer["detail"].as_str()
+    {
+        writeln!(std::io::stdout().lock(), "{}", plain(&detail.into()))?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -274,8 +279,13 @@ fn paused_for(limiter: &Value) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let left = Duration::from_millis(until).saturating_sub(now);
     let paused = &limiter["paused"];
-    let why = if paused["reason"] == "by_hand" { "by hand".to_owned() } else { plain(&paused["status"]) };
-    format!("{:.1}s ({why})", left.as_secs_f64())
+    let why = match paused["reason"].as_str() {
+        Some("by_hand") => "by hand".to_owned(),
+        Some(_) => plain(&paused["status"]),
+        None => "unknown why".to_owned(),
+    };
+    let local = if paused["local"] == true { ", this replica alone" } else { "" };
+    format!("{:.1}s ({why}{local})", left.as_secs_f64())
 }
 
 /// Aligns columns two spaces apart.
@@ -326,6 +336,11 @@ github   900/1m   860        3        40       2        -
         assert!(paused(json!({"reason": "upstream", "status": 429})).ends_with("s (429)"));
         let by_hand = paused(json!({"reason": "by_hand"}));
         assert!(by_hand.starts_with("28.") && by_hand.ends_with("s (by hand)"), "{by_hand}");
+        let local = paused(json!({"reason": "by_hand", "local": true}));
+        assert!(local.ends_with("s (by hand, this replica alone)"), "{local}");
+        assert!(
+            paused(json!({"reason": null, "local": true})).ends_with("s (unknown why, this replica alone)")
+        );
         assert_eq!(paused_for(&json!({"paused_until": null, "paused": null})), "-");
     }
 

@@ -222,6 +222,18 @@ pub struct RedisStore {
     pub key_prefix: String,
     /// The number of replicas to assume until the store has answered for the first time.
     pub fleet_size: u32,
+    /// The servers that must have a booking before it is used.
+    pub confirm: Confirm,
+}
+
+/// The servers that must have a booking before it is used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Confirm {
+    /// The primary alone.
+    #[default]
+    Primary,
+    /// A replica of the primary, too.
+    Replica,
 }
 
 /// The servers of Redis.

@@ -25,7 +25,7 @@ pub use queue::permit::{Permit, Receipt};
 pub use queue::ticket::{Demand, Entered, Ticket};
 pub use queue::upstream_report::{UpstreamSignal, Window};
 pub(crate) use recovery::members::MEMBERSHIP_TTL;
-pub use registry::inspection::{Inspection, LimiterStatus, NotFound, PauseState, Tally};
+pub use registry::inspection::{Applied, Inspection, LimiterStatus, NotFound, PauseState, Tally};
 pub use registry::limiter_set::{LimiterSet, LimiterSetError};
 pub use registry::limiters::Limiters;
 pub use registry::prepared_limiters::PreparedLimiters;

@@ -61,6 +61,11 @@ impl Announcements {
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,
+                () = self.connections.servers().switched() => {
+                    // The new primary is heard at once.
+                    retry = RETRY_MIN;
+                    continue;
+                }
                 result = self.listen_once() => {
                     if let Err(error) = result {
                         tracing::debug!(%error, "announcements of the fleet are not heard");

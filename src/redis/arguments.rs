@@ -10,7 +10,7 @@ use crate::limiter::arithmetic::reschedule::RESCHEDULE_MAX;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::call::{Call, Holding, Run};
 use crate::limiter::model::heartbeat::{Heartbeat, Member};
-use crate::limiter::model::pause::{PAUSE_MAX, PauseRequest};
+use crate::limiter::model::pause::{PAUSE_MAX, PauseByHand, PauseRequest};
 use crate::limiter::model::upstream_report::{Remaining, UpstreamReport};
 use crate::limiter::model::write_back::{Unknown, WriteBack};
 use crate::limiter::{MEMBERSHIP_TTL, Replica};
@@ -249,24 +249,22 @@ struct Pause<'a> {
     run: &'a str,
     settle: u64,
     lasting: u64,
+    ago: u64,
     longest: u64,
     channel: &'a str,
     replica: u64,
 }
 
 /// Returns the arguments of `pause.lua` for a pause by hand through a replica.
-pub(super) fn pause(
-    context: &Context<'_>,
-    limiter_ref: &LimiterRef,
-    lasting: Micros,
-    replica: u64,
-) -> Arguments {
+pub(super) fn pause(context: &Context<'_>, limiter_ref: &LimiterRef, pause: &PauseByHand) -> Arguments {
+    let PauseByHand { lasting, ago, replica } = *pause;
     let values = Pause {
         given_now: context.now.0,
         known_epoch: 0,
         run: context.run,
         settle: context.settle.0,
         lasting: lasting.0,
+        ago: ago.0,
         longest: PAUSE_MAX.0,
         channel: context.channel,
         replica,
@@ -297,10 +295,10 @@ pub(super) fn report_upstream(
     report: &UpstreamReport,
 ) -> Arguments {
     let asked = report.pause.map(|request| {
-        let PauseRequest { wait, fallback, max, sent_ago, jitter, status } = request;
+        let PauseRequest { wait, fallback, max, sent_ago, jitter, status, made_ago } = request;
         // No time at all is a microsecond: zero stands for no instant.
         let wait = wait.map_or(Micros::ZERO, |wait| wait.max(Micros::ONE));
-        vec![wait.0, fallback.0, max.0, sent_ago.0, jitter, u64::from(status)]
+        vec![wait.0, fallback.0, max.0, sent_ago.0, jitter, u64::from(status), made_ago.0]
     });
     let remaining = report.remaining.iter().flat_map(|(index, remaining)| {
         let Remaining { permits, per, slot, took } = *remaining;

@@ -6,6 +6,7 @@ use redis::RedisError;
 use tokio::time::timeout;
 
 use crate::clock::Micros;
+use crate::config::model::Confirm;
 use crate::limiter::Replica;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
@@ -15,17 +16,17 @@ use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::upstream_report::UpstreamReport;
 use crate::limiter::model::write_back::{Unknown, WriteBack};
 use crate::limiter::store::{Store, StoreError};
-use crate::redis::explain::{evicts, explain, version};
+use crate::redis::explain::{evicts, explain, may_divide, version};
 use crate::redis::pool::connect_timeout;
-use crate::redis::servers::{Wire, info_of};
+use crate::redis::servers::{Wire, info_of, infos_of};
 use crate::redis::store::RedisStore;
 
 /// A store that works.
 pub struct Checked {
     /// The server's name and version.
     pub server: String,
-    /// A danger that remains, and its remedy.
-    pub caution: Option<String>,
+    /// The dangers that remain, with their remedies.
+    pub cautions: Vec<String>,
 }
 
 impl RedisStore {
@@ -40,6 +41,8 @@ impl RedisStore {
         let connected = self.connection.shared.connections.get(&"ping").await;
         let mut connection = connected.map_err(|error| self.connection.lost(&error))?;
         let refused = |error: RedisError| StoreError::Refused(explain(&error));
+        let replication = infos_of(&mut connection.wire, "replication").await.map_err(refused)?;
+        let may_fail_over = self.connection.shared.connections.servers().may_fail_over();
         let (server, memory) = match &mut connection.wire {
             // Every node has the same version, or will have.
             Wire::Cluster(_) => (String::new(), String::new()),
@@ -85,6 +88,9 @@ impl RedisStore {
         let subscribed = timeout(patience, subscribe).await.map_err(|_| StoreError::Timeout(patience))?;
         subscribed.map_err(refused)?;
         let server = version(&server).unwrap_or_else(|| "Redis".to_owned());
-        Ok(Checked { server, caution: evicts(&memory) })
+        let is_confirmed = self.connection.shared.confirm == Confirm::Replica;
+        let divides = replication.iter().find_map(|info| may_divide(info, may_fail_over));
+        let cautions = evicts(&memory).into_iter().chain(divides.filter(|_| !is_confirmed));
+        Ok(Checked { server, cautions: cautions.collect() })
     }
 }

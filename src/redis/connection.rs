@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use deadpool::managed::PoolError;
-use futures_util::future::{BoxFuture, FutureExt, select_ok};
+use futures_util::future::{BoxFuture, FutureExt, ready, select_ok};
 use redis::{Cmd, RedisError, Value};
 use tokio::time::{Instant, timeout};
 
 use crate::clock::Micros;
-use crate::config::model;
+use crate::config::model::{self, Confirm};
 use crate::entropy::Entropy;
 use crate::limiter::model::heartbeat::Heartbeat;
 use crate::limiter::model::limit::LimiterName;
@@ -38,6 +38,9 @@ pub(super) const RECOVERY: &str = "recovery";
 /// The first word of the error by which a script refuses a key that weir has not written.
 const UNREADABLE: &str = "UNREADABLE ";
 
+/// The first words of the errors by which scripts refuse a further action by hand.
+const FULL: [&str; 2] = ["PAUSES", "RESETS"];
+
 /// For how long after it was first made a call may be repeated: half as long as the script remembers it.
 const REPEAT_WITHIN: Duration = Duration::from_millis(500);
 
@@ -56,6 +59,7 @@ pub(super) struct StoreConnection {
     /// The addresses of the servers, without user and password.
     addresses: String,
     pub(super) timeout: Duration,
+    pub(super) confirm: Confirm,
     /// How many calls have been made.
     pub(super) calls: AtomicU64,
     pub(super) metrics: StoreMetrics,
@@ -104,6 +108,24 @@ impl PartKeys {
     }
 }
 
+/// The answer to a call.
+struct Reply {
+    value: Value,
+    /// False if a replica of the server should have the call, and none was sure to in time.
+    is_confirmed: bool,
+    /// The era of the connection.
+    era: u64,
+}
+
+impl Reply {
+    fn confirmed(self) -> Result<Value, StoreError> {
+        if self.is_confirmed { Ok(self.value) } else { Err(StoreError::Unconfirmed) }
+    }
+}
+
+/// A call that was made: whether the server did not know the script, and the answer.
+type Made = (bool, Result<Reply, RedisError>);
+
 /// The connection to one part of a store.
 #[derive(Clone)]
 pub(super) struct PartConnection {
@@ -134,6 +156,7 @@ impl PartConnection {
             prefix: settings.key_prefix.clone(),
             addresses: settings.servers.addresses(),
             timeout: settings.timeout,
+            confirm: settings.confirm,
             calls: AtomicU64::new(0),
             metrics,
         });
@@ -187,6 +210,7 @@ impl PartConnection {
             None => redis::cmd("PING"),
         };
         let attempt = self.attempt(StoreOp::Ping, "ping", command);
+        let attempt = async { attempt.await?.confirmed() };
         self.timed(StoreOp::Ping, connect_timeout(self.shared.timeout), attempt).await.map(drop)
     }
 
@@ -200,7 +224,8 @@ impl PartConnection {
         if !self.part.health.is_up() {
             return Err(StoreError::Away);
         }
-        self.timed(op, self.shared.timeout, self.attempt(op, owner, command)).await
+        let attempt = async { self.attempt(op, owner, command).await?.confirmed() };
+        self.timed(op, self.shared.timeout, attempt).await
     }
 
     /// Makes a call that goes on after its deadline, because its bookings must not be lost. With an error comes the late answer, for
@@ -217,15 +242,30 @@ impl PartConnection {
         let (store, again, command) = (self.clone(), self.clone(), Arc::new(command));
         let first = command.clone();
         let mut attempt = async move { store.attempt(op, owner.as_str(), &*first).await }.boxed();
-        let result = self.timed(op, self.shared.timeout, &mut attempt).await;
-        result.map_err(|error| {
-            let again = async move { again.attempt(op, RECOVERY, &*command).await }.boxed();
-            let late = async move {
-                let both = select_ok([attempt, again]);
-                timeout(LATE_MAX, both).await.ok()?.ok().map(|(value, _)| value)
-            };
-            let is_late = matches!(error, StoreError::Timeout(_));
-            (error, is_late.then(|| late.boxed()))
+        let mut unconfirmed = None;
+        let in_time = async {
+            let reply = (&mut attempt).await?;
+            if !reply.is_confirmed {
+                unconfirmed = Some(reply.value);
+                return Err(StoreError::Unconfirmed);
+            }
+            Ok(reply.value)
+        };
+        let result = self.timed(op, self.shared.timeout, in_time).await;
+        result.map_err(|error| match error {
+            StoreError::Timeout(_) => {
+                let again = async move { again.attempt(op, RECOVERY, &*command).await }.boxed();
+                let late = async move {
+                    let both = select_ok([attempt, again]);
+                    timeout(LATE_MAX, both).await.ok()?.ok().map(|(reply, _)| reply.value)
+                };
+                // Nobody knows by then whether a replica has confirmed it.
+                let error = if self.needs_confirmation(op) { StoreError::Unconfirmed } else { error };
+                (error, Some(late.boxed()))
+            }
+            // It has been carried out, and what it booked is given back.
+            StoreError::Unconfirmed => (error, Some(ready(unconfirmed).boxed())),
+            _ => (error, None),
         })
     }
 
@@ -254,18 +294,22 @@ impl PartConnection {
         op: StoreOp,
         caller: &str,
         command: impl Fn(&str) -> Cmd,
-    ) -> Result<Value, StoreError> {
-        let (script, owner) = (self.shared.script(op), self.owner(caller));
+    ) -> Result<Reply, StoreError> {
+        let owner = self.owner(caller);
         let (started, mut is_repeated) = (Instant::now(), false);
         loop {
-            let got = self.shared.connections.get(&owner).await;
-            let mut connection = got.map_err(|error| self.lost(&error))?;
-            let (unknown, result) = script.call(&mut connection.wire, &command(&connection.run)).await;
+            let (unknown, result) = if self.needs_confirmation(op) {
+                self.make_confirmed(op, &command).await?
+            } else {
+                self.make(op, owner, &command).await?
+            };
             if unknown {
                 self.shared.metrics.called(op, StoreResult::NoScript, started.elapsed());
             }
             let error = match result {
-                Ok(value) => return Ok(value),
+                Ok(reply) if reply.era == self.shared.connections.servers().era() => return Ok(reply),
+                // Nothing that an earlier primary says counts.
+                Ok(_) => StoreError::Connection(format!("{}: another primary", self.shared.addresses)),
                 Err(error) => self.failed(&owner, &error),
             };
             // A call whose connection broke may have been carried out: it is made once more under its number, by a new
@@ -279,18 +323,58 @@ impl PartConnection {
         }
     }
 
+    /// Returns whether a call counts only when a replica of the server has it: bookings, and what shows that bookings can be made.
+    fn needs_confirmation(&self, op: StoreOp) -> bool {
+        let is_meant = matches!(op, StoreOp::Reserve | StoreOp::Heartbeat | StoreOp::Ping);
+        self.shared.confirm == Confirm::Replica && is_meant && self.part.keys.is_some()
+    }
+
+    /// Makes a call once, over the owner's connection. Returns also whether the server did not know the script.
+    async fn make(
+        &self,
+        op: StoreOp,
+        owner: &str,
+        command: &impl Fn(&str) -> Cmd,
+    ) -> Result<Made, StoreError> {
+        let got = self.shared.connections.get(&owner).await;
+        let mut connection = got.map_err(|error| self.lost(&error))?;
+        let script = self.shared.script(op);
+        let (unknown, result) = script.call(&mut connection.wire, &command(&connection.run)).await;
+        let era = connection.era;
+        Ok((unknown, result.map(|value| Reply { value, is_confirmed: true, era })))
+    }
+
+    /// Makes a call once, over a connection of its own, and waits for a replica of the server.
+    async fn make_confirmed(&self, op: StoreOp, command: &impl Fn(&str) -> Cmd) -> Result<Made, StoreError> {
+        let got = self.shared.connections.lend().await;
+        let mut lent = got.map_err(|error| self.lost(&error))?;
+        let (script, wait) = (self.shared.script(op), self.shared.timeout * 3 / 4);
+        let connection = &mut lent.connection;
+        let era = connection.era;
+        let called = command(&connection.run);
+        let (unknown, result) = script.call_confirmed(&mut connection.wire, &called, wait).await;
+        if result.is_ok() {
+            lent.give_back();
+        }
+        Ok((unknown, result.map(|(value, count)| Reply { value, is_confirmed: count > 0, era })))
+    }
+
     fn record(&self, op: StoreOp, started: Instant, result: &Result<Value, StoreError>) {
         let outcome = match result {
             Ok(_) => StoreResult::Ok,
             Err(StoreError::Timeout(_)) => StoreResult::Timeout,
             Err(StoreError::Away | StoreError::Connection(_)) => StoreResult::Connection,
-            Err(StoreError::Refused(_) | StoreError::Unreadable(_) | StoreError::Malformed(_)) => {
-                StoreResult::Error
-            }
+            Err(
+                StoreError::Refused(_)
+                | StoreError::Unreadable(_)
+                | StoreError::Full(_)
+                | StoreError::Unconfirmed
+                | StoreError::Malformed(_),
+            ) => StoreResult::Error,
         };
         self.shared.metrics.called(op, outcome, started.elapsed());
         match result {
-            Ok(_) => self.part.health.succeeded(),
+            Ok(_) | Err(StoreError::Full(_)) => self.part.health.succeeded(),
             // A single unreadable key does not stop the others; an unreadable epoch stops all.
             Err(StoreError::Unreadable(_)) if !matches!(op, StoreOp::Heartbeat | StoreOp::Ping) => {}
             Err(error) => {
@@ -328,13 +412,17 @@ impl PartConnection {
             let what = found[UNREADABLE.len()..].split(" script: ").next().unwrap_or_default();
             return StoreError::Unreadable(what.to_owned());
         }
+        if FULL.contains(&word(error)) {
+            return StoreError::Full(error.detail().unwrap_or_default().to_owned());
+        }
         StoreError::Refused(explain(error))
     }
 }
 
-/// Returns whether another connection may do better: this one broke, lost its login, or leads to a server that is no longer the primary.
+/// Returns whether another connection may do better: this one broke, lost its login, or leads to a server that is not, or no longer, the
+/// primary of these keys.
 fn is_misplaced(error: &RedisError) -> bool {
     error.is_io_error()
         || error.is_unrecoverable_error()
-        || ["READONLY", "MASTERDOWN", "NOAUTH"].contains(&word(error))
+        || ["READONLY", "MASTERDOWN", "NOAUTH", "MOVED", "ASK"].contains(&word(error))
 }

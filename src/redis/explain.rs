@@ -87,6 +87,19 @@ pub(super) fn evicts(info: &str) -> Option<String> {
     })
 }
 
+/// Returns a warning about a server that goes on taking writes when another one has become the primary, by its `INFO replication`.
+/// `may_fail_over`: another one may become the primary by itself.
+pub(super) fn may_divide(info: &str, may_fail_over: bool) -> Option<String> {
+    let has_replicas = field(info, "connected_slaves").is_some_and(|count| count != "0");
+    // The field is there only where min-replicas-to-write is at least 1.
+    let is_fenced = field(info, "min_slaves_good_slaves").is_some();
+    (!info.is_empty() && (may_fail_over || has_replicas) && !is_fenced).then(|| {
+        "after a failover two servers may take writes, and each grants the whole limit: set `store.redis.confirm` to replica, or \
+         min-replicas-to-write to 1 on the servers"
+            .to_owned()
+    })
+}
+
 fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':'))
 }
@@ -119,6 +132,16 @@ mod tests {
             [None, None, None]
         );
         assert!(memory("1000", "volatile-ttl").unwrap().contains("(maxmemory-policy volatile-ttl)"));
+        let replication = |more: &str| format!("# Replication\r\nrole:master\r\nconnected_slaves:{more}\r\n");
+        for (info, may_fail_over, warns) in [
+            (replication("0"), false, false),
+            (replication("0"), true, true),
+            (replication("1"), false, true),
+            (replication("1\r\nmin_slaves_good_slaves:1"), true, false),
+            (String::new(), true, false),
+        ] {
+            assert_eq!(may_divide(&info, may_fail_over).is_some(), warns, "{info}");
+        }
         assert_eq!(version("redis_version:7.2.4\r\nvalkey_version:8.1.0\r\n").unwrap(), "Valkey 8.1.0");
     }
 }

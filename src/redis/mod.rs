@@ -4,7 +4,8 @@
 //! - `connection`: calls within their deadlines.
 //! - `script`: the Lua scripts, called by their hash. `arguments`: what each takes. `answers`: what each returns.
 //! - `keys`: the names of all keys.
-//! - `servers`: one server, behind sentinels, or a Cluster. `pool`: connections, made and replaced.
+//! - `servers`: one server, behind sentinels, or a Cluster. `sentinels`: the primary that they name.
+//! - `pool`: connections, made and replaced. `exclusive`: those that one call has to itself.
 //! - `explain`: what an error means to an operator.
 //! - `announcements`: what other replicas publish.
 //! - `health`: whether the store is worth asking.
@@ -15,6 +16,7 @@ mod answers;
 mod arguments;
 mod check;
 mod connection;
+mod exclusive;
 mod explain;
 #[doc(hidden)]
 pub mod fuzz;
@@ -22,6 +24,7 @@ mod health;
 mod keys;
 mod pool;
 mod script;
+mod sentinels;
 mod servers;
 pub mod store;
 #[cfg(test)]

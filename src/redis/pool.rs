@@ -14,6 +14,7 @@ use redis::RedisError;
 use tokio::sync::Mutex;
 use tokio_util::task::TaskTracker;
 
+use super::exclusive::{Exclusive, Lent};
 use super::servers::{Connection, RedisSetupError, Servers, Transport};
 use crate::config::model;
 
@@ -32,6 +33,8 @@ pub(super) struct Connections {
 struct Inner {
     pool: Pool<Servers>,
     places: Vec<Place>,
+    /// The connections for calls that replicas of the server have to confirm.
+    exclusive: Exclusive,
     /// The tasks that make new connections.
     renewals: TaskTracker,
 }
@@ -71,7 +74,8 @@ impl Connections {
             .build()
             .map_err(|error| RedisSetupError::Address(error.to_string()))?;
         let places = (0..size).map(|_| Place::default()).collect();
-        Ok(Connections { inner: Arc::new(Inner { pool, places, renewals: TaskTracker::new() }) })
+        let exclusive = Exclusive::new(size, create_timeout);
+        Ok(Connections { inner: Arc::new(Inner { pool, places, exclusive, renewals: TaskTracker::new() }) })
     }
 
     /// Returns the servers, for connections that are not for calls.
@@ -95,6 +99,21 @@ impl Connections {
         making.await.unwrap_or(Err(PoolError::Closed))
     }
 
+    /// Lends a connection to one call.
+    pub(super) async fn lend(&self) -> Result<Lent, NoConnection> {
+        self.inner.exclusive.lend(self.servers()).await
+    }
+
+    /// Follows the primary that sentinels name: drops all connections to an earlier one. Never returns.
+    pub(super) async fn follow_primary(&self) {
+        self.servers()
+            .watch(|| {
+                tracing::warn!("another server is the primary now: connecting to it");
+                self.replace_all();
+            })
+            .await;
+    }
+
     /// Drops an owner's connection. A connection to a Cluster repairs itself where it notices a lost node, which it may not: it stays
     /// in use until another connection is made, which knows the present nodes.
     pub(super) fn replace(&self, owner: &impl Hash) {
@@ -110,6 +129,7 @@ impl Connections {
     /// Drops all connections to a server: each may lead to a server that is gone without closing it.
     pub(super) fn replace_all(&self) {
         self.inner.places.iter().for_each(Place::replace);
+        self.inner.exclusive.replace_all();
     }
 }
 
@@ -127,10 +147,17 @@ impl Inner {
         if let Some(kept) = &*place.kept.load() {
             return Ok(Connection::clone(kept));
         }
-        let made = self.pool.get().await?;
-        let connection = Connection::clone(&made);
-        place.kept.store(Some(Arc::new(made)));
-        Ok(connection)
+        loop {
+            let made = self.pool.get().await?;
+            if made.era != self.pool.manager().era() {
+                // Another server has become the primary meanwhile.
+                drop(Object::take(made));
+                continue;
+            }
+            let connection = Connection::clone(&made);
+            place.kept.store(Some(Arc::new(made)));
+            return Ok(connection);
+        }
     }
 
     /// Makes another connection, unless a task does so already.

@@ -1,5 +1,8 @@
 //! The Lua scripts: put together from the files in `lua/`, called by their SHA-1, sent whole to a server that does not know them.
 
+use std::time::Duration;
+
+use redis::aio::ConnectionLike;
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
 use crate::redis::arguments::Arguments;
@@ -113,23 +116,51 @@ impl Script {
         command
     }
 
+    /// Makes a call as [`Script::call`] does, and waits for a replica of the server to have it, too. Returns also how many have.
+    /// The connection answers nothing else meanwhile.
+    pub(super) async fn call_confirmed(
+        &self,
+        wire: &mut Wire,
+        command: &Cmd,
+        wait: Duration,
+    ) -> (bool, Result<(Value, u64), RedisError>) {
+        match confirmed(wire, command, wait).await {
+            Err(error) if is_unknown(&error) => (true, confirmed(wire, &self.whole(command), wait).await),
+            result => (false, result),
+        }
+    }
+
+    /// Returns a call with the whole script.
+    fn whole(&self, command: &Cmd) -> Cmd {
+        let mut whole = redis::cmd("EVAL");
+        whole.arg(&self.source);
+        for argument in command.args_iter().skip(2) {
+            if let redis::Arg::Simple(argument) = argument {
+                whole.arg(argument);
+            }
+        }
+        whole
+    }
+
     /// Makes a call. A server that does not know the script has carried nothing out: it receives the call again with the whole
     /// script, which it knows from then on. Returns whether that was necessary.
     pub(super) async fn call(&self, wire: &mut Wire, command: &Cmd) -> (bool, Result<Value, RedisError>) {
         match command.query_async(wire).await {
-            Err(error) if is_unknown(&error) => {
-                let mut whole = redis::cmd("EVAL");
-                whole.arg(&self.source);
-                for argument in command.args_iter().skip(2) {
-                    if let redis::Arg::Simple(argument) = argument {
-                        whole.arg(argument);
-                    }
-                }
-                (true, whole.query_async(wire).await)
-            }
+            Err(error) if is_unknown(&error) => (true, self.whole(command).query_async(wire).await),
             result => (false, result),
         }
     }
+}
+
+/// Makes a call, and waits for one replica. Returns how many have confirmed it.
+async fn confirmed(wire: &mut Wire, command: &Cmd, wait: Duration) -> Result<(Value, u64), RedisError> {
+    let mut both = redis::pipe();
+    both.add_command(command.clone());
+    both.cmd("WAIT").arg(1).arg(wait.as_millis().max(1).to_string());
+    let mut answers = wire.req_packed_commands(&both, 0, 2).await?.into_iter();
+    let value = answers.next().unwrap_or(Value::Nil).extract_error()?;
+    let count = answers.next().unwrap_or(Value::Int(0)).extract_error()?;
+    Ok((value, redis::from_redis_value(count)?))
 }
 
 /// Returns the name and the text of every script, for a server that is simulated.

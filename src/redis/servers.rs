@@ -1,5 +1,7 @@
 //! Connections to Redis: to one server, to the primary that sentinels name, or to a Cluster.
 
+use std::collections::HashMap;
+use std::future::pending;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,18 +12,18 @@ use futures_util::future::BoxFuture;
 use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
-use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ErrorKind, Pipeline, RedisConnectionInfo,
-    RedisError, RedisFuture, ServerErrorKind, TlsCertificates, TlsMode, Value,
+    RedisError, RedisFuture, ServerErrorKind, TlsCertificates, Value,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Mutex;
+use tokio::sync::watch;
 use tokio::time::Duration;
 use tokio_util::task::TaskTracker;
 
 use super::explain::unfit;
-use crate::config::model::{RedisNode, RedisSentinels, RedisServers, RedisStore, RedisTls};
+use super::sentinels::Sentinels;
+use crate::config::model::{RedisNode, RedisServers, RedisStore, RedisTls};
 
 /// How often a command of a Cluster is sent again where its slot has moved or its node is gone; each within its deadline.
 const CLUSTER_RETRIES: u32 = 4;
@@ -29,6 +31,9 @@ const CLUSTER_RETRIES: u32 = 4;
 /// The pauses between them, in milliseconds.
 const CLUSTER_RETRY_MIN: u64 = 10;
 const CLUSTER_RETRY_MAX: u64 = 200;
+
+/// The part of the time for connecting within which sentinels answer.
+const ASKED_PART: u32 = 2;
 
 /// The run of a server on a Cluster: the script finds out by itself on which server it runs.
 const ASK_THERE: &str = "?";
@@ -67,6 +72,8 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 pub(super) struct Servers {
     place: Place,
     config: AsyncConnectionConfig,
+    /// How often another server has become the primary: a connection of an earlier era leads to one that is none any more.
+    era: Arc<watch::Sender<u64>>,
 }
 
 enum Place {
@@ -76,11 +83,7 @@ enum Place {
         /// The tasks that drive connections; each ends with its connection.
         drivers: TaskTracker,
     },
-    /// One client for each sentinel to be asked first: a sentinel that does not answer uses up the whole deadline.
-    Sentinel {
-        clients: Vec<Mutex<SentinelClient>>,
-        first: AtomicUsize,
-    },
+    Sentinel(Box<Sentinels>),
     Cluster {
         cluster: Box<ClusterClient>,
         /// The clients for announcements, which every node passes on.
@@ -92,12 +95,15 @@ enum Place {
 impl Servers {
     pub(super) fn new(settings: &RedisStore, connect_timeout: Duration) -> Result<Servers, RedisSetupError> {
         let certificates = certificates(&settings.tls)?;
+        let era = Arc::new(watch::Sender::new(0));
         let place = match &settings.servers {
             RedisServers::One(node) => Place::One(client(node, certificates.as_ref())?),
             RedisServers::Sentinel(sentinels) => {
-                let clients = (0..sentinels.nodes.len())
-                    .map(|first| sentinel_client(sentinels, first, certificates.as_ref()).map(Mutex::new));
-                Place::Sentinel { clients: clients.collect::<Result<_, _>>()?, first: AtomicUsize::new(0) }
+                let made = |node: &RedisNode| client(node, certificates.as_ref());
+                let patience = connect_timeout / ASKED_PART;
+                let sentinels =
+                    Sentinels::new(sentinels, certificates.as_ref(), patience, era.clone(), made)?;
+                Place::Sentinel(Box::new(sentinels))
             }
             RedisServers::Cluster(nodes) => {
                 let clients = nodes.iter().map(|node| client(node, certificates.as_ref()));
@@ -123,24 +129,53 @@ impl Servers {
                 }
             }
         };
-        Ok(Servers::at(place, connect_timeout))
+        Ok(Servers::at(place, connect_timeout, era))
     }
 
     /// Returns one server that is reached over `transport`.
     pub(super) fn over(transport: Arc<dyn Transport>, connect_timeout: Duration) -> Servers {
-        Servers::at(Place::Over { transport, drivers: TaskTracker::new() }, connect_timeout)
+        Servers::at(Place::Over { transport, drivers: TaskTracker::new() }, connect_timeout, Arc::default())
     }
 
-    fn at(place: Place, connect_timeout: Duration) -> Servers {
+    fn at(place: Place, connect_timeout: Duration, era: Arc<watch::Sender<u64>>) -> Servers {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(connect_timeout))
             .set_response_timeout(None);
-        Servers { place, config }
+        Servers { place, config, era }
     }
 
     /// Returns whether the servers are the nodes of a Cluster.
     pub(super) fn are_cluster(&self) -> bool {
         matches!(self.place, Place::Cluster { .. })
+    }
+
+    /// Returns whether another server may become the primary by itself.
+    pub(super) fn may_fail_over(&self) -> bool {
+        matches!(self.place, Place::Sentinel(_) | Place::Cluster { .. })
+    }
+
+    /// Returns how often another server has become the primary.
+    pub(super) fn era(&self) -> u64 {
+        *self.era.borrow()
+    }
+
+    /// Waits until another server becomes the primary.
+    pub(super) async fn switched(&self) {
+        // It fails only when the sender is gone, which is this.
+        let _ = self.era.subscribe().changed().await;
+    }
+
+    /// Asks sentinels for the primary again and again, and calls `on_switch` when it is another one. Never returns.
+    pub(super) async fn watch(&self, on_switch: impl Fn()) {
+        let Place::Sentinel(sentinels) = &self.place else { return pending().await };
+        let mut eras = self.era.subscribe();
+        let switching = async {
+            // It fails only when the sender is gone, which is this.
+            while eras.changed().await.is_ok() {
+                on_switch();
+            }
+        };
+        tokio::join!(sentinels.watch(), switching);
     }
 
     /// Returns a connection that receives announcements.
@@ -150,10 +185,7 @@ impl Servers {
             Place::Over { transport, .. } => {
                 PubSub::new(&RedisConnectionInfo::default(), transport.open().await?).await
             }
-            Place::Sentinel { clients, first } => {
-                let client = pick(clients, first).lock().await.async_get_client().await?;
-                client.get_async_pubsub().await
-            }
+            Place::Sentinel(sentinels) => sentinels.primary().await?.get_async_pubsub().await,
             Place::Cluster { nodes, first, .. } => {
                 first.fetch_add(1, Ordering::Relaxed);
                 pick(nodes, first).get_async_pubsub().await
@@ -167,6 +199,7 @@ impl managed::Manager for Servers {
     type Error = RedisError;
 
     async fn create(&self) -> Result<Connection, RedisError> {
+        let era = self.era();
         let mut wire = self.connect().await?;
         let has_parts = matches!(wire, Wire::Cluster(_));
         let info = if has_parts { String::new() } else { info_of(&mut wire, "server").await? };
@@ -175,7 +208,7 @@ impl managed::Manager for Servers {
         }
         let run = info.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap_or_default();
         let run = if has_parts { ASK_THERE } else { run }.into();
-        Ok(Connection { wire, run })
+        Ok(Connection { wire, run, era })
     }
 
     /// Checks a connection. Seldom needed: a connection is kept while it works, then dropped.
@@ -198,13 +231,9 @@ impl Servers {
                 drivers.spawn(driver);
                 Ok(Wire::Server(connection))
             }
-            Place::Sentinel { clients, first } => {
-                // After a caller has given up waiting, the next caller asks another sentinel first.
-                let mine = first.fetch_add(1, Ordering::Relaxed);
-                let mut client = clients[mine % clients.len()].lock().await;
-                let connection = client.get_async_connection_with_config(&self.config).await?;
-                first.store(mine, Ordering::Relaxed);
-                Ok(Wire::Server(connection))
+            Place::Sentinel(sentinels) => {
+                let client = sentinels.primary().await?;
+                client.get_multiplexed_async_connection_with_config(&self.config).await.map(Wire::Server)
             }
             Place::Cluster { cluster, .. } => cluster.get_async_connection().await.map(Wire::Cluster),
         }
@@ -226,6 +255,15 @@ pub(super) async fn info_of(wire: &mut Wire, section: &str) -> Result<String, Re
     }
 }
 
+/// Returns a section of `INFO` of the server, or of each primary of a Cluster.
+pub(super) async fn infos_of(wire: &mut Wire, section: &str) -> Result<Vec<String>, RedisError> {
+    if let Wire::Server(_) = wire {
+        return Ok(vec![info_of(wire, section).await?]);
+    }
+    let answers: HashMap<String, String> = redis::cmd("INFO").arg(section).query_async(wire).await?;
+    Ok(answers.into_values().collect())
+}
+
 fn is_unknown(error: &RedisError) -> bool {
     error.detail().is_some_and(|detail| detail.starts_with("unknown command"))
 }
@@ -236,6 +274,8 @@ pub(super) struct Connection {
     pub(super) wire: Wire,
     /// The run of the server: another run may hold other data. Empty if the user must not ask for it.
     pub(super) run: Arc<str>,
+    /// The era in which it was made.
+    pub(super) era: u64,
 }
 
 /// A connection that many callers share.
@@ -286,54 +326,6 @@ fn client(node: &RedisNode, certificates: Option<&TlsCertificates>) -> Result<Cl
             .map_err(|error| RedisSetupError::Tls(error.category().to_owned())),
         None => Client::open(node.url.reveal()).map_err(|error| unusable(&node.address, &error)),
     }
-}
-
-/// Returns a client for the primary that sentinels name. It asks the sentinel in place `first` before the others.
-fn sentinel_client(
-    sentinels: &RedisSentinels,
-    first: usize,
-    certificates: Option<&TlsCertificates>,
-) -> Result<SentinelClient, RedisSetupError> {
-    let RedisSentinels { nodes, master, username, password, database } = sentinels;
-    let unusable = |error: RedisError| unusable(master, &error);
-    let infos: Result<Vec<_>, _> =
-        nodes.iter().map(|node| Ok(client(node, None)?.get_connection_info().clone())).collect();
-    let mut infos = infos?;
-    infos.rotate_left(first);
-    let addresses = infos.iter().map(|info| info.addr().clone());
-    let mut builder = SentinelClientBuilder::new(addresses, master, SentinelServerType::Master)
-        .map_err(unusable)?
-        .set_client_to_redis_db(i64::from(*database));
-    // The client library has one user for all sentinels.
-    if let Some(user) = infos.first().map(|info| info.redis_settings()) {
-        if let Some(name) = user.username() {
-            builder = builder.set_client_to_sentinel_username(name);
-        }
-        if let Some(password) = user.password() {
-            builder = builder.set_client_to_sentinel_password(password);
-        }
-    }
-    if let Some(username) = username {
-        builder = builder.set_client_to_redis_username(username);
-    }
-    if let Some(password) = password {
-        builder = builder.set_client_to_redis_password(password.reveal());
-    }
-    if is_encrypted(nodes) {
-        builder = builder
-            .set_client_to_redis_tls_mode(TlsMode::Secure)
-            .set_client_to_sentinel_tls_mode(TlsMode::Secure);
-    }
-    if let Some(certificates) = certificates {
-        builder = builder
-            .set_client_to_redis_certificates(certificates.clone())
-            .set_client_to_sentinel_certificates(certificates.clone());
-    }
-    builder.build().map_err(unusable)
-}
-
-fn is_encrypted(nodes: &[RedisNode]) -> bool {
-    nodes.iter().any(|node| node.url.reveal().starts_with("rediss:"))
 }
 
 fn certificates(files: &RedisTls) -> Result<Option<TlsCertificates>, RedisSetupError> {

@@ -16,6 +16,7 @@ use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::call::{Answer, Call};
 use crate::limiter::model::epoch::Epoch;
 use crate::limiter::model::heartbeat::{Heartbeat, HeartbeatAnswer};
+use crate::limiter::model::pause::PauseByHand;
 use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
 use crate::limiter::model::write_back::WriteBack;
 use crate::limiter::store::{Announcement, Failure, StateView, Store, StoreError};
@@ -59,9 +60,13 @@ impl RedisStore {
         Ok(RedisStore { connection: PartConnection::new(settings, connections, entropy, metrics) })
     }
 
-    /// Receives the announcements of other replicas, until `shutdown`.
+    /// Receives the announcements of other replicas, and follows the primary that sentinels name, until `shutdown`.
     pub async fn listen(&self, shutdown: CancellationToken) {
-        self.connection.shared.announcements.listen(shutdown).await;
+        tokio::select! {
+            biased;
+            () = self.connection.shared.announcements.listen(shutdown) => {}
+            () = self.connection.shared.connections.follow_primary() => {}
+        }
     }
 
     /// Probes the store once, then whenever a circuit is open, until it answers again.
@@ -194,10 +199,9 @@ impl Store for RedisStore {
     fn pause<'a>(
         &'a self,
         limiter_ref: &'a LimiterRef,
-        lasting: Micros,
-        replica: u64,
+        pause: &'a PauseByHand,
     ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
-        let arguments = move |context: &Context<'_>| arguments::pause(context, limiter_ref, lasting, replica);
+        let arguments = |context: &Context<'_>| arguments::pause(context, limiter_ref, pause);
         self.ask_part(StoreOp::Pause, RECOVERY, arguments, answers::report).boxed()
     }
 

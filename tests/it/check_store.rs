@@ -103,10 +103,22 @@ async fn each_fault_of_a_store_is_explained_in_one_line() {
 async fn faults_of_sentinels_and_clusters_are_explained() {
     let _lane = lane::shared().await;
     let (sentinel, cluster) = (Sentinel::start().await, Cluster::start().await);
+    let warned = |said: &str| said.contains("\nbut after a failover two servers may take writes");
     for store in [sentinel.store(), cluster.store()] {
         let (is_success, said) = check(&store).await;
         assert!(is_success && said.starts_with("the store works: Redis"), "{store}: {said}");
+        assert!(warned(&said) && said.contains("`store.redis.confirm` to replica"), "{store}: {said}");
     }
+    let confirmed = sentinel.store().replace("timeout: 1s", "timeout: 1s, confirm: replica");
+    let (is_success, said) = check(&confirmed).await;
+    assert!(is_success && !warned(&said), "{said}");
+    sentinel.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
+    let (is_success, said) = check(&sentinel.store()).await;
+    assert!(is_success && !warned(&said), "{said}");
+    sentinel.freeze_replica(true).await;
+    let (is_success, said) = check(&confirmed).await;
+    sentinel.freeze_replica(false).await;
+    assert!(!is_success && said.contains("no replica of the store has confirmed"), "{said}");
     let (is_success, said) = check(&sentinel.store().replace("master: weir", "master: other")).await;
     assert!(!is_success && said.contains("knows this master: check `store.redis.sentinel`"), "{said}");
     let node = format!("{{redis: {{url: \"redis://127.0.0.1:{}\"}}}}", cluster.owner_port("any").await);

@@ -107,6 +107,60 @@ async fn sentinels_move_the_primary() {
     .await;
 }
 
+/// Both servers take writes: nothing but the sentinels tells that the old one is no primary any more. Its bookings are not used beside
+/// those of the new one where a replica has to confirm them.
+#[tokio::test]
+async fn sentinels_leave_the_old_primary_writable() {
+    lane::calm(async || {
+        for confirm in ["primary", "replica"] {
+            let sentinel = Sentinel::start().await;
+            let before = sentinel.primary_port().await;
+            sentinel.keep_primary_writable().await;
+            let store = sentinel.store().replace("timeout: 1s", &format!("timeout: 1s, confirm: {confirm}"));
+            let fleet = Fleet::start(&store, "reject").await;
+            sentinel.failover().await;
+            let after = sentinel.wait_for_primary_other_than(before).await;
+            let found = Instant::now();
+            if confirm == "replica" {
+                // The new primary has no replica yet: the old one does not become it.
+                sentinel.follow(before, after).await;
+            }
+            assert!(confirm == "replica" || sentinel.takes_writes(before).await);
+            fleet.recovers(found).await;
+            fleet.judge().await;
+        }
+    })
+    .await;
+}
+
+/// A booking that no replica of Redis has is not used: the store counts as away until one has.
+#[tokio::test]
+async fn a_booking_that_no_replica_confirms_is_not_used() {
+    let _lane = lane::shared().await;
+    let (sentinel, upstream) = (Sentinel::start().await, Upstream::start());
+    let store = sentinel.store().replace("timeout: 1s", "timeout: 200ms, confirm: replica");
+    let weir =
+        Weir::start(&one_limiter(&store, "{limits: [5/60s], on_store_failure: reject}", &upstream)).await;
+    assert_eq!(weir.get("/").await.status, 200);
+    sentinel.freeze_replica(true).await;
+    eventually("nothing is granted", PATIENCE, async || {
+        let refused = weir.get("/").await;
+        (refused.status, refused.weir_error()) == (503, Some("store_unavailable"))
+    })
+    .await;
+    let passed = upstream.count();
+    assert_eq!(weir.get("/").await.status, 503);
+    sentinel.freeze_replica(false).await;
+    eventually("it goes on", PATIENCE, async || weir.get("/").await.status == 200).await;
+    // What was not used was given back.
+    let mut statuses = Vec::new();
+    for _ in passed..6 {
+        statuses.push(weir.get("/").await.status);
+    }
+    assert_eq!(upstream.count(), 5, "{statuses:?}");
+    assert_eq!(statuses.last(), Some(&429));
+}
+
 /// The connections of the old primary stay open, so nothing tells weir that it is gone.
 #[tokio::test]
 async fn sentinels_replace_a_frozen_primary() {

@@ -10,7 +10,8 @@ use crate::support::load::{Load, burst, services};
 use crate::support::measure::Service;
 use crate::support::weir::run;
 use crate::support::{
-    PATIENCE, RedisServer, Reply, Request, Upstream, Weir, client, eventually, lane, one_limiter,
+    PATIENCE, RedisOptions, RedisServer, Reply, Request, Upstream, Weir, client, eventually, lane,
+    one_limiter,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -345,6 +346,7 @@ async fn pause_shown(weir: &Weir) -> Value {
     if let Some(paused) = limiter["paused"].as_object_mut() {
         let until = paused.remove("until").and_then(|until| until.as_u64()).expect("its end");
         assert!((unix_seconds()..unix_seconds() + 70).contains(&(until / 1000)), "{until}");
+        assert_eq!(paused.remove("local"), Some(json!(false)), "all replicas know it");
     }
     limiter["paused"].take()
 }
@@ -512,4 +514,102 @@ async fn a_limiter_is_paused_and_resumed_by_hand() {
     unknown.assert_code(1);
     assert!(unknown.output().contains("there is no limiter of this name"), "{}", unknown.output());
     assert_eq!(fleet[0].tell("/api/limiters/api/destroy").await.status, 404);
+}
+
+/// Returns whether a replica shows its pause as one that it alone knows.
+async fn local_pause(weir: &Weir) -> Value {
+    weir.ask("/api/limiters/api").await.json()["paused"]["local"].take()
+}
+
+/// A pause that only one replica knows, because Redis is gone, is shown there and can be ended there. When Redis is back, the latest
+/// action by hand counts on all replicas.
+#[tokio::test]
+async fn a_pause_without_redis_is_local_until_redis_is_back() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let limiter = "{limits: [50/1s], queue: {timeout: 2s, max_waiting: 100}}";
+    let fleet = Weir::fleet(2, &one_limiter(&redis.store(), limiter, &upstream)).await;
+    for weir in &fleet {
+        assert_eq!(weir.get("/").await.status, 200);
+        eventually("it knows the other one", PATIENCE, async || {
+            weir.ask("/api/replicas").await.json()["replicas"].as_array().map_or(0, Vec::len) == 2
+        })
+        .await;
+    }
+    fleet[1].tell_with("/api/limiters/api/pause", "{\"for\": \"10m\"}").await;
+    eventually("both are paused", PATIENCE, async || fleet[0].get("/").await.weir_error() == Some("paused"))
+        .await;
+    let port = Some(redis.port());
+    drop(redis);
+    for weir in &fleet {
+        eventually("Redis is missed", PATIENCE, async || {
+            weir.metrics().await.sum("weir_store_up", &[]) == 0.0
+        })
+        .await;
+        assert_eq!(local_pause(weir).await, json!(false), "both know it");
+    }
+
+    let admin = [0, 1].map(|index: usize| fleet[index].admin(""));
+    let resumed = run(&["resume", "api", "--admin", &admin[0]]).await;
+    resumed.assert_code(0);
+    assert!(resumed.output().contains("done on this replica alone"), "{}", resumed.output());
+    eventually("it goes on", PATIENCE, async || fleet[0].get("/").await.status == 200).await;
+    assert_ne!(fleet[1].get("/").await.status, 200, "the other one does not know");
+    let answer = fleet[0].tell_with("/api/limiters/api/pause", "{\"for\": \"5m\"}").await.json();
+    assert_eq!(
+        (&answer["applied"], &answer["paused"]["local"]),
+        (&json!("replica"), &json!(true)),
+        "{answer}"
+    );
+    let listed = run(&["limiters", "--admin", &admin[0]]).await;
+    assert!(listed.output().contains("s (by hand, this replica alone)"), "{}", listed.output());
+    assert_eq!(fleet[0].get("/").await.weir_error(), Some("paused"));
+    assert_eq!(fleet[0].metrics().await.sum("weir_limiter_paused", &[("limiter", "api")]), 1.0);
+    // Requests that wait do so no longer than they may.
+    let asked = Instant::now();
+    assert_eq!(fleet[0].get("/").await.status, 429);
+    assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
+    assert_eq!(fleet[1].tell("/api/limiters/api/resume").await.json()["applied"], json!("replica"));
+    eventually("it goes on", PATIENCE, async || fleet[1].get("/").await.status == 200).await;
+
+    let _redis = RedisServer::start_with(RedisOptions { port, ..RedisOptions::default() }).await;
+    for weir in &fleet {
+        eventually("the last action counts", PATIENCE, async || {
+            weir.metrics().await.sum("weir_store_up", &[]) == 1.0
+                && weir.ask("/api/limiters/api").await.json()["paused_until"].is_null()
+                && weir.get("/").await.status == 200
+        })
+        .await;
+        assert_eq!(weir.metrics().await.sum("weir_limiter_paused", &[("limiter", "api")]), 0.0);
+    }
+    let answer = fleet[0].tell_with("/api/limiters/api/pause", "{\"for\": \"5m\"}").await.json();
+    assert_eq!(
+        (&answer["applied"], &answer["paused"]["local"]),
+        (&json!("fleet"), &json!(false)),
+        "{answer}"
+    );
+}
+
+/// Redis forgets a pause by hand of a limiter that nobody uses; the replicas do not.
+#[tokio::test]
+async fn a_pause_by_hand_outlives_the_memory_of_redis() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let limiter = "{limits: [50/1s], key: [header:x-tenant]}";
+    let fleet = Weir::fleet(2, &one_limiter(&redis.store(), limiter, &upstream)).await;
+    fleet[0].tell_with("/api/limiters/api/pause", "{\"for\": \"10m\"}").await;
+    eventually("the other one has heard of it", PATIENCE, async || {
+        fleet[1].metrics().await.sum("weir_limiter_paused", &[("limiter", "api")]) == 1.0
+    })
+    .await;
+    redis.command(&["FLUSHALL"]).await;
+    for weir in &fleet {
+        eventually("the store knows it again", PATIENCE, async || local_pause(weir).await == json!(false))
+            .await;
+        assert_eq!(weir.get("/").await.weir_error(), Some("paused"));
+    }
+    assert_eq!(fleet[1].tell("/api/limiters/api/resume").await.status, 200);
+    for weir in &fleet {
+        eventually("it goes on", PATIENCE, async || weir.get("/").await.status == 200).await;
+    }
 }

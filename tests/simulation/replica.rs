@@ -13,7 +13,7 @@ use weir::config::model;
 use weir::entropy::Entropy;
 use weir::limiter::model::{Limiter, LimiterName};
 use weir::limiter::store::Store;
-use weir::limiter::{LimiterSet, Limiters};
+use weir::limiter::{Applied, LimiterSet, Limiters};
 use weir::redis::RedisStore;
 use weir::telemetry::Metrics;
 
@@ -182,7 +182,7 @@ impl Replica {
         let (limiter, notes) = (limiter.to_owned(), self.notes.clone());
         self.runtime.spawn(async move {
             let done = match command {
-                Command::Pause(lasting) => inspection.pause(lasting).await.is_ok(),
+                Command::Pause(lasting) => matches!(inspection.pause(lasting).await, Ok(Applied::Fleet)),
                 Command::Reset => inspection.reset().await.is_ok(),
             };
             notes.add(Note::Operated { limiter, command, done });

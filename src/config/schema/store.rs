@@ -52,6 +52,20 @@ pub(crate) struct Redis {
     /// The number of replicas to assume until the store has answered for the first time, 1 to 10000. Default `1`.
     #[schemars(range(min = 1, max = 10_000), extend("examples" = [3]))]
     pub(crate) fleet_size: Option<i64>,
+    /// The servers that must have a booking before it is used. Default `primary`.
+    #[schemars(extend("examples" = ["replica"]))]
+    pub(crate) confirm: Option<Confirm>,
+}
+
+/// The servers that must have a booking before it is used.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Confirm {
+    /// The primary alone: after a failover, bookings that its replica did not get are missing.
+    Primary,
+    /// A replica of the primary, too (`WAIT`). A call takes a round trip of the servers longer, and without such a replica the store
+    /// counts as away.
+    Replica,
 }
 
 /// Sentinels that know the server.

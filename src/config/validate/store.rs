@@ -6,7 +6,9 @@ use url::Url;
 
 use super::check::{Check, MILLISECOND, MINUTE};
 use super::place::{Given, key};
-use crate::config::model::{RedisNode, RedisSentinels, RedisServers, RedisStore, RedisTls, Secret, Store};
+use crate::config::model::{
+    Confirm, RedisNode, RedisSentinels, RedisServers, RedisStore, RedisTls, Secret, Store,
+};
 use crate::config::schema;
 
 const PORT: u16 = 6379;
@@ -46,6 +48,10 @@ fn redis(check: &mut Check<'_>, redis: &Given<'_, schema::Redis>) -> Option<Redi
         pool_size: pool_size?,
         key_prefix: key_prefix?,
         fleet_size: fleet_size?,
+        confirm: match redis.value.confirm {
+            None | Some(schema::Confirm::Primary) => Confirm::Primary,
+            Some(schema::Confirm::Replica) => Confirm::Replica,
+        },
     })
 }
 

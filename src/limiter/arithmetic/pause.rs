@@ -55,7 +55,8 @@ impl Pause {
     }
 
     /// Sets a pause as the upstream asks a replica. A longer pause is never shortened. The rejection of a request that was sent
-    /// before the last pause began changes nothing, unless it names an instant. Returns whether anything has changed.
+    /// before the last pause began changes nothing, unless it names an instant; nor does a pause that a replica has kept to by itself
+    /// if an operator has acted since. Returns whether anything has changed.
     pub(in crate::limiter) fn ask(
         &mut self,
         now: Micros,
@@ -63,7 +64,10 @@ impl Pause {
         replica: u64,
         rules: &[Rule],
     ) -> bool {
-        let PauseRequest { wait, fallback, max, sent_ago, jitter, status } = *request;
+        let PauseRequest { wait, fallback, max, sent_ago, jitter, status, made_ago } = *request;
+        if made_ago > Micros::ZERO && now - made_ago <= self.by_hand_at {
+            return false;
+        }
         let reason = Reason::Upstream { status, is_named: wait.is_some() };
         let (length, wait) = match wait {
             Some(wait) => (Micros::ZERO, wait.min(max)),
@@ -102,8 +106,8 @@ impl Pause {
         *self = Pause { until, set_at: now, paced_until, spacing, next: until, probe, cause, ..*self };
     }
 
-    /// Follows a pause by hand, set at an instant through a replica. An end that has passed lifts the pause. Returns whether
-    /// it had not been followed yet.
+    /// Follows a pause by hand, set at an instant through a replica. An end that has passed lifts the pause; an upstream's later
+    /// pause stays. Returns whether it had not been followed yet.
     pub(in crate::limiter) fn follow(
         &mut self,
         now: Micros,
@@ -116,6 +120,10 @@ impl Pause {
             return false;
         }
         self.by_hand_at = at;
+        let is_upstreams = matches!(self.cause, Some(Cause { reason: Reason::Upstream { .. }, .. }));
+        if is_upstreams && at < self.set_at {
+            return false;
+        }
         self.length = Micros::ZERO;
         if until > now {
             self.set(now, until, Micros::ZERO, Cause { reason: Reason::ByHand, replica }, rules);
@@ -187,6 +195,7 @@ mod tests {
             sent_ago: Micros(1000),
             jitter: 0,
             status: 429,
+            made_ago: Micros::ZERO,
         }
     }
 
@@ -273,6 +282,28 @@ mod tests {
         let later = now + Micros(SECOND);
         assert!(pause.follow(later, later, Micros::ZERO, REPLICA, &rules()));
         assert_eq!((pause.until(), pause.floor(later)), (later, later));
+    }
+
+    #[test]
+    fn the_later_of_two_actions_counts_whichever_is_told_first() {
+        let (mut pause, now) = (Pause::default(), Micros(100 * SECOND));
+        let ago = |seconds| now - Micros(seconds * SECOND);
+        // A replica that was cut off tells of an upstream's pause, from before the operator's resume.
+        pause.follow(now, ago(5), Micros::ZERO, REPLICA, &rules());
+        let kept = |made_ago: u64| {
+            let made_ago = Micros(made_ago * SECOND);
+            PauseRequest { made_ago, sent_ago: made_ago, ..request(Some(30 * SECOND)) }
+        };
+        assert!(!pause.ask(now, &kept(6), REPLICA, &rules()));
+        assert!(!pause.ask(now, &kept(5), REPLICA, &rules()));
+        assert!(pause.ask(now, &kept(4), REPLICA, &rules()));
+        // An operator's resume from before the upstream's pause does not end it.
+        let end = pause.until();
+        assert!(!pause.follow(now, ago(3), Micros::ZERO, REPLICA, &rules()));
+        assert_eq!(pause.until(), end);
+        assert!(!pause.follow(now, ago(4), Micros::ZERO, REPLICA, &rules()), "it is known already");
+        assert!(pause.follow(now + Micros(SECOND), now + Micros(SECOND), Micros::ZERO, REPLICA, &rules()));
+        assert_eq!(pause.until(), now + Micros(SECOND));
     }
 
     fn refused(status: u16, is_named: bool, replica: u64) -> Option<Cause> {

@@ -28,7 +28,7 @@ pub use limit::{
     QueueLimits, RATE_MAX, Scope,
 };
 pub use partition::Partition;
-pub use pause::{Cause, Lasting, PAUSE_MAX, PauseRequest, PauseStretch, Reason};
+pub use pause::{Cause, Lasting, PAUSE_MAX, PauseByHand, PauseRequest, PauseStretch, Reason};
 pub use refusal::Refusal;
 pub use replica::{Replica, replica_name};
 pub use upstream_report::{Remaining, ReportResult, UpstreamReport};

@@ -20,6 +20,19 @@ pub struct PauseRequest {
     pub jitter: u64,
     /// The status code of the upstream's answer.
     pub status: u16,
+    /// How long ago the replica began to keep to the pause by itself, because the store did not answer; zero if it did not.
+    pub made_ago: Micros,
+}
+
+/// A pause that an operator asks for, or the end of one.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct PauseByHand {
+    /// For how long the limiter is paused from now on; zero lifts the pause.
+    pub lasting: Micros,
+    /// How long ago the operator acted, if the replica has followed by itself since; zero otherwise.
+    pub ago: Micros,
+    /// The replica that the operator asked.
+    pub replica: u64,
 }
 
 /// The reason of a pause.

@@ -14,6 +14,7 @@ use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::{Limiter, LimiterName, Partition, Refusal};
+use crate::limiter::queue::limiter_pauses::LimiterPauses;
 use crate::limiter::recovery::session::StoreSession;
 use crate::telemetry::LimiterMetrics;
 
@@ -80,8 +81,8 @@ pub(in crate::limiter) struct ActiveLimiter {
     /// The number of queues of each partition.
     partitions: Mutex<HashMap<Partition, u32>>,
     tightest: Mutex<Option<Tightest>>,
-    /// When the latest known pause of the limiter, or of any of its partitions, ends.
-    paused_until: Mutex<Option<Moment>>,
+    /// The pauses that are known of it.
+    pub(in crate::limiter) pauses: LimiterPauses,
 }
 
 impl ActiveLimiter {
@@ -96,7 +97,8 @@ impl ActiveLimiter {
         let (is_shadow, is_partitioned) =
             (AtomicBool::new(limiter.is_shadow()), limiter.partitioned.is_some());
         let (limiter, metrics) = (ArcSwap::new(limiter), ArcSwap::from_pointee(metrics));
-        let (partitions, tightest, paused_until) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (partitions, tightest) = (Mutex::default(), Mutex::default());
+        let pauses = LimiterPauses::new(session.clone());
         ActiveLimiter {
             name,
             limiter,
@@ -107,7 +109,7 @@ impl ActiveLimiter {
             counts,
             partitions,
             tightest,
-            paused_until,
+            pauses,
         }
     }
 
@@ -163,28 +165,9 @@ impl ActiveLimiter {
         self.metrics().refused(cost);
     }
 
-    /// Shows a pause in the metrics until an instant, or until a longer pause of another partition ends.
-    pub(in crate::limiter) fn pause_until(&self, until: Moment) {
-        let mut paused = self.paused_until.lock().unwrap_or_else(PoisonError::into_inner);
-        let goes_on = self.is_partitioned && paused.is_some_and(|shown| shown > until);
-        *paused = if goes_on { *paused } else { Some(until) };
-    }
-
-    /// Shows a pause that was announced by the store's clock. A pause of the whole limiter replaces those of its partitions.
-    pub(in crate::limiter) fn show_pause(&self, until: Micros, partition: Option<Partition>) {
-        let Some(clock) = self.session.clock() else { return };
-        if partition.is_none() {
-            *self.paused_until.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        }
-        self.pause_until(clock.due(until));
-    }
-
     /// Sets the metric of whether the limiter is paused.
     pub(in crate::limiter) fn refresh_metrics(&self) {
-        let now = self.session.moment();
-        let mut paused = self.paused_until.lock().unwrap_or_else(PoisonError::into_inner);
-        paused.take_if(|until| *until <= now);
-        self.metrics().set_paused(paused.is_some());
+        self.metrics().set_paused(self.pauses.is_paused());
     }
 
     /// Shows the available permits of the tightest partition seen recently. The partition shown gives way to one with as few

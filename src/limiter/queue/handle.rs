@@ -258,6 +258,11 @@ impl Queue {
         kept
     }
 
+    /// Returns whether the queue keeps to a pause.
+    pub(in crate::limiter) fn has_pause(&self) -> bool {
+        self.is_paused.load(Ordering::Acquire)
+    }
+
     /// Sets the refusal by which requests are refused from now on without asking the store.
     pub(in crate::limiter) fn set_refusal_cache(&self, cache: Option<Box<RefusalCache>>) {
         self.inbox().set_refusal_cache(cache);

@@ -13,6 +13,8 @@ pub(in crate::limiter) mod active_limiter;
 pub(in crate::limiter) mod cost_queue;
 pub(in crate::limiter) mod handle;
 pub(in crate::limiter) mod inbox;
+pub(in crate::limiter) mod known_pauses;
+pub(in crate::limiter) mod limiter_pauses;
 pub(in crate::limiter) mod pause;
 pub mod permit;
 pub(in crate::limiter) mod prefetch;

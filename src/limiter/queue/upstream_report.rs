@@ -136,6 +136,7 @@ impl PendingReport {
             sent_ago,
             jitter: entropy.draw() % 1024,
             status: code,
+            made_ago: Micros::ZERO,
         })
     }
 

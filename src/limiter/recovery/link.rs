@@ -152,7 +152,7 @@ pub(in crate::limiter) struct Session {
     /// The latest epoch that the store has answered; zero before its first answer.
     pub(in crate::limiter) epoch: u64,
     /// The store's memory in that epoch.
-    memory: u64,
+    pub(in crate::limiter) memory: u64,
     /// The epoch that the store must have reached: a new one is required after its clock was stepped.
     required_epoch: u64,
     /// The number of outages, and when the latest began.

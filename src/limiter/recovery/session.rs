@@ -162,6 +162,11 @@ impl StoreSession {
         self.state().epoch
     }
 
+    /// Returns the store's present memory; zero before its first answer.
+    pub(in crate::limiter) fn memory(&self) -> u64 {
+        self.state().memory
+    }
+
     /// Returns the earliest epoch whose answers are accepted.
     pub(in crate::limiter) fn epoch_least(&self) -> u64 {
         self.state().epoch_least()

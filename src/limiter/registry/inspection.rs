@@ -6,9 +6,13 @@ use std::sync::Arc;
 use tokio::time::Duration;
 use tracing::info;
 
+use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::{Cause, Lasting, Limiter, LimiterName, Partition, PauseStretch};
+use crate::limiter::model::{
+    Cause, Lasting, Limiter, LimiterName, Partition, PauseByHand, PauseStretch, Reason,
+};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
+use crate::limiter::queue::worker::Siblings;
 use crate::limiter::registry::queues::Queues;
 use crate::limiter::store::StoreError;
 
@@ -58,7 +62,7 @@ pub struct LimiterStatus {
     pub available: Option<Vec<u64>>,
     /// The age of the oldest waiting request.
     pub longest_wait: Duration,
-    /// The present pause; `None` without one, and if the store did not answer.
+    /// The present pause, as this replica keeps to it; `None` without one.
     pub pause: Option<PauseState>,
 }
 
@@ -67,8 +71,19 @@ pub struct LimiterStatus {
 pub struct PauseState {
     /// The time until the pause ends.
     pub left: Duration,
-    /// The pause's reason, and the replica that began it.
-    pub cause: Cause,
+    /// The pause's reason, and the replica that began it; `None` if they are not known.
+    pub cause: Option<Cause>,
+    /// True if this replica alone knows the pause, because the store did not answer or has forgotten it.
+    pub is_local: bool,
+}
+
+/// Where an action by hand is in force.
+#[derive(Debug)]
+pub enum Applied {
+    /// On all replicas.
+    Fleet,
+    /// On this replica alone: the store did not take it, for this reason. It is told when it answers again.
+    ThisReplica(StoreError),
 }
 
 impl Inspection {
@@ -100,10 +115,15 @@ impl Inspection {
         let LimiterInstance { active, partition } = &self.instance;
         // Of a limiter with partitions as a whole, the store has nothing but pauses and resets by hand.
         let view = active.session.store.inspect(&self.limiter_ref()).await.ok();
-        let pause = view.as_ref().and_then(|view| {
+        let of_store = view.as_ref().and_then(|view| {
             let Lasting { until, cause } = view.pause?;
-            Some(PauseState { left: (until - view.now).to_duration(), cause })
+            Some(PauseState { left: (until - view.now).to_duration(), cause: Some(cause), is_local: false })
         });
+        let pause = match self.known_pause() {
+            // What this replica keeps to.
+            Some((known, is_local)) if is_local || view.is_none() => known,
+            _ => of_store,
+        };
         let is_whole = active.is_partitioned() && partition.is_none();
         let available = view.filter(|_| !is_whole).map(|view| view.available);
         LimiterStatus {
@@ -117,31 +137,50 @@ impl Inspection {
         }
     }
 
+    /// Returns the pause that this replica knows of, and whether it alone does.
+    fn known_pause(&self) -> Option<(Option<PauseState>, bool)> {
+        let LimiterInstance { active, partition } = &self.instance;
+        let (known, is_local) = active.pauses.known(*partition)?;
+        let left = (known.until - active.session.moment()).to_duration();
+        let state = PauseState { left, cause: known.cause, is_local };
+        let is_paused = !known.is_lifted() && !state.left.is_zero();
+        Some((is_paused.then_some(state), is_local))
+    }
+
     /// Pauses the limiter for `lasting` on all replicas that share it; queued requests keep their order through the pause. A
-    /// pause of zero ends the present one.
+    /// pause of zero ends the present one. If the store does not answer, this replica alone acts, and tells the store later.
     ///
     /// # Errors
-    /// If the store did not answer: nothing has changed then.
-    pub async fn pause(&self, lasting: Duration) -> Result<(), StoreError> {
-        let LimiterInstance { active, partition } = &self.instance;
+    /// If the store keeps too many pauses already: nothing has changed then.
+    pub async fn pause(&self, lasting: Duration) -> Result<Applied, StoreError> {
+        let LimiterInstance { active, .. } = &self.instance;
         let sent = active.session.moment();
         let replica = self.queues.fallback.replica;
-        let result = active.session.store.pause(&self.limiter_ref(), lasting.into(), replica).await?;
-        if lasting.is_zero() {
-            info!(limiter = %active.name, "resumed by hand");
-        } else {
-            info!(limiter = %active.name, ?lasting, "paused by hand");
-        }
-        if active.session.answered(sent, result.epoch) {
-            self.queues.wake_all();
-        }
-        let is_meant = |instance: &LimiterInstance| {
-            Arc::ptr_eq(&instance.active, active) && (partition.is_none() || instance.partition == *partition)
+        let by_hand = PauseByHand { lasting: lasting.into(), ago: Micros::ZERO, replica };
+        let cause = Cause { reason: Reason::ByHand, replica };
+        let applied = match active.session.store.pause(&self.limiter_ref(), &by_hand).await {
+            Ok(result) => {
+                if active.session.answered(sent, result.epoch) {
+                    self.queues.wake_all();
+                }
+                let stretch = PauseStretch { from: result.epoch.now, until: result.paused_until };
+                self.queues.note_pause(&self.instance, stretch, cause);
+                Applied::Fleet
+            }
+            Err(error @ StoreError::Full(_)) => return Err(error),
+            Err(error) => {
+                self.queues.pause_fallback(&self.instance, by_hand.lasting, replica);
+                self.queues.pause_locally(&self.instance, sent + by_hand.lasting, cause);
+                Applied::ThisReplica(error)
+            }
         };
-        let from = result.epoch.now;
-        active.show_pause(result.paused_until, *partition);
-        self.queues.pause(is_meant, PauseStretch { from, until: result.paused_until });
-        Ok(())
+        let is_local = matches!(applied, Applied::ThisReplica(_));
+        if lasting.is_zero() {
+            info!(limiter = %active.name, is_local, "resumed by hand");
+        } else {
+            info!(limiter = %active.name, ?lasting, is_local, "paused by hand");
+        }
+        Ok(applied)
     }
 
     /// Forgets what was used until now, on all replicas that share the limiter, in all partitions if none is named. Queued

@@ -14,6 +14,7 @@ use crate::limiter::model::{
     Cause, Limiter, LimiterName, OnStoreFailure, Partition, PauseStretch, Reason, Replica, replica_name,
 };
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
+use crate::limiter::queue::worker::settle_pauses;
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::heartbeat::{News, Recovery, beat, leave};
 use crate::limiter::recovery::members::Fleet;
@@ -28,7 +29,7 @@ use crate::limiter::store::memory::MemoryStore;
 use crate::limiter::store::{Announcement, Store};
 use crate::telemetry::Metrics;
 
-/// Time between two looks at a store that settles.
+/// Time between two looks at a store that settles, or does not answer.
 const SETTLING_LOOK: Duration = Duration::from_millis(50);
 /// The longest that a start waits for a store to settle.
 const SETTLING_MAX: Duration = Duration::from_secs(2);
@@ -237,22 +238,48 @@ impl Limiters {
                 () = sessions.added() => {}
                 Some(()) = recoveries.next() => {}
                 () = self.fleet().keep_registered(&*sessions.overall.store) => {}
+                () = self.settle_pauses() => {}
             }
         }
+    }
+
+    /// Tells the store of the pauses that this replica alone knows, as soon as it answers. Never returns.
+    async fn settle_pauses(&self) {
+        let queues = &self.in_force.queues;
+        loop {
+            queues.pauses_changed().await;
+            while !self.are_pauses_settled().await {
+                sleep(SETTLING_LOOK).await;
+            }
+        }
+    }
+
+    /// Tells the store of the pauses that this replica alone knows. Returns whether it knows all of them by now.
+    async fn are_pauses_settled(&self) -> bool {
+        let queues = &self.in_force.queues;
+        let mut are_settled = true;
+        for active in self.active_limiters() {
+            if active.pauses.unsettled().is_empty() {
+                continue;
+            }
+            let is_told = active.session.store.is_up()
+                && settle_pauses(&active, &queues.fallback, &**queues).await.is_ok()
+                && active.pauses.unsettled().is_empty();
+            are_settled &= is_told;
+        }
+        are_settled
     }
 
     fn announced(&self, announcement: &Announcement) {
         let (queue, room) = match announcement {
             Announcement::Freed { queue, freed: room } => (queue, *room),
             Announcement::Pause { name, partition, stretch, cause } => {
-                let is_meant = |instance: &LimiterInstance| {
-                    instance.active.name == *name && (partition.is_none() || instance.partition == *partition)
-                };
-                for active in self.active_limiters().iter().filter(|active| active.name == *name) {
-                    active.show_pause(stretch.until, *partition);
+                for active in self.active_limiters().into_iter().filter(|active| active.name == *name) {
                     self.log_pause(name, partition.is_some(), *stretch, *cause);
+                    let instance = LimiterInstance { active, partition: *partition };
+                    self.in_force.queues.note_pause(&instance, *stretch, *cause);
                 }
-                return self.in_force.queues.pause(is_meant, *stretch);
+                return;
             }
         };
         let limiters = self.active_limiters();

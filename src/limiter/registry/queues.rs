@@ -6,12 +6,15 @@ use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::sync::Notify;
 use tokio::time::Duration;
 use tokio_util::task::TaskTracker;
 
-use crate::clock::Moment;
+use crate::clock::{Micros, Moment};
 use crate::entropy::SeededHash;
-use crate::limiter::model::{Freed, LimiterName, Moved, PauseStretch, Permits, Refusal};
+use crate::limiter::model::{
+    Cause, Freed, LimiterName, Moved, PauseByHand, PauseStretch, Permits, Reason, Refusal,
+};
 use crate::limiter::queue::active_limiter::{LimiterInstance, shrink};
 use crate::limiter::queue::handle::{Queue, QueueGuard};
 use crate::limiter::queue::inbox::Asker;
@@ -41,6 +44,8 @@ pub(in crate::limiter) struct Queues {
     closed: AtomicBool,
     pub(in crate::limiter) fallback: Arc<Fallback>,
     linger: Duration,
+    /// Notified when the store may have to be told of a pause.
+    pauses_changed: Notify,
 }
 
 impl Queues {
@@ -53,6 +58,7 @@ impl Queues {
             closed: AtomicBool::new(false),
             fallback,
             linger,
+            pauses_changed: Notify::new(),
         }
     }
 
@@ -87,6 +93,7 @@ impl Queues {
                 return Err(refusal);
             }
         }
+        Queues::begin_in_pause(&queue);
         // A queue that has ended and was not removed yet goes with its own key.
         shard.remove(&instances);
         shard.insert(instances, queue.clone());
@@ -142,21 +149,62 @@ impl Queues {
         });
     }
 
-    /// Keeps the queues of these limiters to a pause by the store's clock, or ends their pause.
-    pub(in crate::limiter) fn pause(
-        &self,
-        is_meant: impl Fn(&LimiterInstance) -> bool,
-        stretch: PauseStretch,
-    ) {
-        self.apply_pause(is_meant, |instance| {
-            let clock = instance.active.session.clock()?;
-            Some((clock.due(stretch.from), clock.due(stretch.until)))
-        });
+    /// Keeps the queues of a limiter or partition to a pause by the store's clock, or ends their pause.
+    pub(in crate::limiter) fn pause_between(&self, instance: &LimiterInstance, stretch: PauseStretch) {
+        if let Some(clock) = instance.active.session.clock() {
+            self.apply_pause(instance, clock.due(stretch.from), clock.due(stretch.until));
+        }
     }
 
-    /// Wakes every worker.
+    /// Keeps to a pause of the store, or ends one, unless a later action outranks it. In an outage this replica keeps to a pause by
+    /// hand, too.
+    pub(in crate::limiter) fn note_pause(
+        &self,
+        instance: &LimiterInstance,
+        stretch: PauseStretch,
+        cause: Cause,
+    ) {
+        if !instance.active.pauses.note(instance.partition, stretch, cause) {
+            return;
+        }
+        if cause.reason == Reason::ByHand {
+            self.pause_fallback(instance, stretch.until - stretch.from, cause.replica);
+        }
+        self.pause_between(instance, stretch);
+    }
+
+    /// Pauses this replica's own memory by hand, or ends its pause.
+    pub(in crate::limiter) fn pause_fallback(
+        &self,
+        instance: &LimiterInstance,
+        lasting: Micros,
+        replica: u64,
+    ) {
+        let Fallback { store, clock, .. } = &*self.fallback;
+        let by_hand = PauseByHand { lasting, ago: Micros::ZERO, replica };
+        // Where too many pauses are kept, the queues keep to it all the same.
+        store.pause_at(clock.now(), &instance.limiter_ref(), &by_hand);
+    }
+
+    /// Waits until the store may have to be told of a pause.
+    pub(in crate::limiter) async fn pauses_changed(&self) {
+        self.pauses_changed.notified().await;
+    }
+
+    /// Wakes every worker. A store that has lost its state has lost its pauses, too.
     pub(in crate::limiter) fn wake_all(&self) {
         self.each(Queue::wake);
+        self.pauses_changed.notify_one();
+    }
+
+    /// Keeps a queue that is made during a pause to it.
+    fn begin_in_pause(queue: &Queue) {
+        for instance in queue.instances.iter() {
+            if let Some(pause) = instance.active.pauses.in_force(instance.partition) {
+                let limiter = instance.active.name.clone();
+                queue.apply_pause(Paused { limiter, from: pause.at, until: pause.until }, false);
+            }
+        }
     }
 
     /// Tells the workers what a heartbeat has heard.
@@ -177,20 +225,6 @@ impl Queues {
                 });
             }
         }
-    }
-
-    fn apply_pause(
-        &self,
-        is_meant: impl Fn(&LimiterInstance) -> bool,
-        stretch: impl Fn(&LimiterInstance) -> Option<(Moment, Moment)>,
-    ) {
-        self.each(|queue| {
-            for instance in queue.instances.iter().filter(|instance| is_meant(instance)) {
-                let Some((from, until)) = stretch(instance) else { continue };
-                instance.active.pause_until(until);
-                queue.apply_pause(Paused { limiter: instance.active.name.clone(), from, until }, true);
-            }
-        });
     }
 
     /// Tells the worker of these limiters' queue, if there is one, of permits that were freed before its last slot.
@@ -237,12 +271,26 @@ impl Siblings for Queues {
         Queues::wake_all(self);
     }
 
-    fn pause(&self, instance: &LimiterInstance, stretch: PauseStretch) {
-        Queues::pause(self, |other| other == instance, stretch);
+    fn pause(&self, instance: &LimiterInstance, stretch: PauseStretch, cause: Cause) {
+        self.note_pause(instance, stretch, cause);
     }
 
-    fn pause_between(&self, instance: &LimiterInstance, from: Moment, until: Moment) {
-        self.apply_pause(|other| other == instance, |_| Some((from, until)));
+    fn pause_locally(&self, instance: &LimiterInstance, until: Moment, cause: Cause) {
+        let at = instance.active.pauses.pause_locally(instance.partition, until, cause);
+        self.apply_pause(instance, at, until);
+        self.pauses_changed.notify_one();
+    }
+
+    fn apply_pause(&self, instance: &LimiterInstance, from: Moment, until: Moment) {
+        let is_meant = |other: &&LimiterInstance| {
+            Arc::ptr_eq(&other.active, &instance.active)
+                && (instance.partition.is_none() || other.partition == instance.partition)
+        };
+        self.each(|queue| {
+            if queue.instances.iter().find(is_meant).is_some() {
+                queue.apply_pause(Paused { limiter: instance.active.name.clone(), from, until }, true);
+            }
+        });
     }
 
     fn ended(&self, queue: &Arc<Queue>) {

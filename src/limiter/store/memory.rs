@@ -11,7 +11,7 @@ use crate::limiter::arithmetic::queue_order::QueueOrder;
 use crate::limiter::arithmetic::reserve::{report_upstream, reserve};
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::{
-    Answer, Call, Epoch, LimiterName, PAUSE_MAX, Partition, ReportResult, UpstreamReport,
+    Answer, Call, Epoch, LimiterName, PAUSE_MAX, Partition, PauseByHand, ReportResult, UpstreamReport,
 };
 use crate::limiter::store::expiry::Expiring;
 use crate::limiter::store::{Failure, StateView, Store, StoreError};
@@ -124,30 +124,28 @@ impl MemoryStore {
         &self,
         now: Micros,
         limiter_ref: &LimiterRef,
-        lasting: Micros,
-        replica: u64,
+        pause: &PauseByHand,
     ) -> Option<ReportResult> {
+        let PauseByHand { lasting, ago, replica } = *pause;
         let mut contents = self.lock();
         let (name, partition) = key(limiter_ref);
-        let at = contents.by_hand.last().map_or(now, |last| now.max(last.at + Micros::ONE));
-        let whole = ByHand {
-            until: if lasting > Micros::ZERO { now + lasting } else { Micros::ZERO },
-            kept_until: now + lasting.max(PAUSE_MAX),
-            replica,
-            name,
-            partition,
-            at,
-        };
-        contents.by_hand.retain(|before| {
-            let is_part = before.name == whole.name
-                && (whole.partition.is_none() || before.partition == whole.partition);
-            before.kept_until > now && !is_part
-        });
-        let paused_until = whole.until;
-        if contents.by_hand.len() >= BY_HAND_MAX {
-            return None;
+        let last = contents.by_hand.last().map_or(now, |last| now.max(last.at + Micros::ONE));
+        let at = if ago > Micros::ZERO { now - ago } else { last };
+        let until = if lasting > Micros::ZERO { now + lasting } else { Micros::ZERO };
+        let whole = ByHand { until, kept_until: now + lasting.max(PAUSE_MAX), replica, name, partition, at };
+        if !contents.by_hand.iter().any(|later| later.at > at && later.is_of(&key(limiter_ref))) {
+            contents.by_hand.retain(|before| {
+                let is_part = before.name == whole.name
+                    && (whole.partition.is_none() || before.partition == whole.partition);
+                before.kept_until > now && (before.at > at || !is_part)
+            });
+            if contents.by_hand.len() >= BY_HAND_MAX {
+                return None;
+            }
+            let place = contents.by_hand.partition_point(|before| before.at <= at);
+            contents.by_hand.insert(place, whole);
         }
-        contents.by_hand.push(whole);
+        let paused_until = contents.by_hand_of(&key(limiter_ref)).map_or(until, |last| last.until);
         Some(ReportResult { epoch: Epoch { now, ..Epoch::default() }, paused_until, external_usage: 0 })
     }
 
@@ -212,8 +210,13 @@ impl Contents {
         state
     }
 
+    /// Returns the last action by hand that concerns a limiter or partition.
+    fn by_hand_of(&self, key: &StateKey) -> Option<&ByHand> {
+        self.by_hand.iter().rev().find(|by_hand| by_hand.is_of(key))
+    }
+
     fn follow_by_hand(&self, now: Micros, key: &StateKey, state: &mut LimiterState) {
-        if let Some(last) = self.by_hand.iter().rev().find(|by_hand| by_hand.is_of(key)) {
+        if let Some(last) = self.by_hand_of(key) {
             state.pause_by_hand(now, LEASE, last.at, last.until, last.replica);
         }
     }
@@ -266,11 +269,10 @@ impl Store for MemoryStore {
     fn pause<'a>(
         &'a self,
         limiter_ref: &'a LimiterRef,
-        lasting: Micros,
-        replica: u64,
+        pause: &'a PauseByHand,
     ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
-        let result = self.pause_at(self.clock.now(), limiter_ref, lasting, replica);
-        let full = || StoreError::Refused(format!("{BY_HAND_MAX} pauses are kept already"));
+        let result = self.pause_at(self.clock.now(), limiter_ref, pause);
+        let full = || StoreError::Full(format!("{BY_HAND_MAX} pauses are kept already"));
         ready(result.ok_or_else(full)).boxed()
     }
 

@@ -16,7 +16,7 @@ use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::{
     Answer, Call, Cause, Epoch, Freed, Heartbeat, HeartbeatAnswer, Lasting, LimiterName, Partition,
-    PauseStretch, Replica, ReportResult, UpstreamReport, WriteBack,
+    PauseByHand, PauseStretch, Replica, ReportResult, UpstreamReport, WriteBack,
 };
 
 /// The state of a limiter as it is shown.
@@ -50,6 +50,12 @@ pub enum StoreError {
     /// A key of weir's holds something that weir has not written. Other keys may be all right.
     #[error("the store holds a foreign value: {0}")]
     Unreadable(String),
+    /// The store has carried the call out, but no replica of it has confirmed that in time.
+    #[error("no replica of the store has confirmed the call in time")]
+    Unconfirmed,
+    /// The store keeps as many actions by hand as it may. Nothing has changed.
+    #[error("{0}")]
+    Full(String),
     /// The answer does not have the form of one.
     #[error("the store's answer is not understood: {0}")]
     Malformed(&'static str),
@@ -130,13 +136,12 @@ pub trait Store: Send + Sync + 'static {
         report: &'a UpstreamReport,
     ) -> BoxFuture<'a, Result<ReportResult, StoreError>>;
 
-    /// Pauses a limiter by hand for `lasting`, in all partitions if `limiter_ref` names none, and announces it to all
-    /// replicas. A length of zero lifts the pause.
+    /// Pauses a limiter by hand, or lifts its pause, in all partitions if `limiter_ref` names none, and announces it to all
+    /// replicas. Returns the pause that is in force then: a later action by hand stays.
     fn pause<'a>(
         &'a self,
         limiter_ref: &'a LimiterRef,
-        lasting: Micros,
-        replica: u64,
+        pause: &'a PauseByHand,
     ) -> BoxFuture<'a, Result<ReportResult, StoreError>>;
 
     /// Charges grants that the store does not know.

@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::{BoxFuture, FutureExt, ready};
 use tokio::time::sleep;
 
 use crate::clock::{Clock, Micros};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::{Answer, Call, Epoch, ReportResult, UpstreamReport};
+use crate::limiter::model::{Answer, Call, Epoch, PauseByHand, ReportResult, UpstreamReport};
 use crate::limiter::store::memory::MemoryStore;
 use crate::limiter::store::{Failure, StateView, Store, StoreError};
 
@@ -89,6 +89,9 @@ impl Store for LatentStore {
 
     fn inspect<'a>(&'a self, limiter_ref: &'a LimiterRef) -> BoxFuture<'a, Result<StateView, StoreError>> {
         self.calls.fetch_add(1, Ordering::Relaxed);
+        if self.is_away.load(Ordering::Relaxed) {
+            return ready(Err(StoreError::Away)).boxed();
+        }
         self.store.inspect(limiter_ref)
     }
 
@@ -101,16 +104,21 @@ impl Store for LatentStore {
         limiter_ref: &'a LimiterRef,
         report: &'a UpstreamReport,
     ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
+        if self.is_away.load(Ordering::Relaxed) {
+            return ready(Err(StoreError::Away)).boxed();
+        }
         self.store.report_upstream(limiter_ref, report)
     }
 
     fn pause<'a>(
         &'a self,
         limiter_ref: &'a LimiterRef,
-        lasting: Micros,
-        replica: u64,
+        pause: &'a PauseByHand,
     ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
-        self.store.pause(limiter_ref, lasting, replica)
+        if self.is_away.load(Ordering::Relaxed) {
+            return ready(Err(StoreError::Away)).boxed();
+        }
+        self.store.pause(limiter_ref, pause)
     }
 
     fn lease(&self) -> Micros {

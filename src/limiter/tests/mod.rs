@@ -3,6 +3,7 @@
 mod interleavings;
 mod latent_store;
 mod limiter_set;
+mod local_pauses;
 mod modes;
 mod oracle;
 mod prefetch;

@@ -205,6 +205,7 @@ impl World {
                 sent_ago: now - slot,
                 jitter: self.dice.roll(1024),
                 status: 429,
+                made_ago: Micros::ZERO,
             };
             self.state.ask_pause(now, LEASE, &request, 1);
             self.claim();

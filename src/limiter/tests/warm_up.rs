@@ -220,6 +220,7 @@ fn a_pause_cools_like_any_idle_time() {
             sent_ago: Micros::ZERO,
             jitter: 0,
             status: 429,
+            made_ago: Micros::ZERO,
         };
         model.state.ask_pause(model.now, LEASE, &request, 1);
         model.now = model.state.paused_until(model.now).max(model.now) + Micros(5 * SECOND);

@@ -139,13 +139,16 @@ fn step() -> impl Strategy<Value = Step> {
 pub(super) fn pause_request() -> impl Strategy<Value = PauseRequest> {
     let wait = prop_oneof![Just(None), prop_oneof![1..100_u64, 1..30_000_000_u64].prop_map(Some)];
     let status = prop_oneof![Just(429), Just(503)];
-    (wait, 0..3_000_000_u64, 0..1100_u64, status).prop_map(|(wait, sent_ago, jitter, status)| PauseRequest {
+    let made_ago = prop_oneof![2 => Just(0), 1 => 1..20_000_000_u64];
+    let request = (wait, 0..3_000_000_u64, 0..1100_u64, status, made_ago);
+    request.prop_map(|(wait, sent_ago, jitter, status, made_ago)| PauseRequest {
         wait: wait.map(Micros),
         fallback: Micros(700_000),
         max: Micros(20_000_000),
         sent_ago: Micros(sent_ago),
         jitter,
         status,
+        made_ago: Micros(made_ago),
     })
 }
 

@@ -18,6 +18,7 @@ use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::call::{Answer, Call};
 use crate::limiter::model::epoch::Epoch;
 use crate::limiter::model::heartbeat::{Heartbeat, HeartbeatAnswer};
+use crate::limiter::model::pause::PauseByHand;
 use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
 use crate::limiter::model::write_back::WriteBack;
 use crate::limiter::store::StateView;
@@ -118,10 +119,9 @@ impl TestStore {
         &mut self,
         context: &Context<'_>,
         limiter_ref: &LimiterRef,
-        lasting: Micros,
-        replica: u64,
+        pause: &PauseByHand,
     ) -> ReportResult {
-        let arguments = arguments::pause(context, limiter_ref, lasting, replica);
+        let arguments = arguments::pause(context, limiter_ref, pause);
         let value = self.scripts.pause.command(&arguments).query(&mut self.connection).unwrap();
         answers::report(&value).expect("a well-formed answer")
     }

@@ -9,7 +9,7 @@ use crate::clock::{Clock, Micros};
 use crate::limiter::Partition;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::limit::LimiterName;
-use crate::limiter::model::pause::PauseRequest;
+use crate::limiter::model::pause::{PauseByHand, PauseRequest};
 use crate::limiter::model::upstream_report::UpstreamReport;
 use crate::limiter::store::memory::MemoryStore;
 use crate::redis::arguments::Context;
@@ -22,21 +22,27 @@ enum PauseStep {
     Advance(u64),
     /// An upstream asks a replica for a pause.
     Ask(u64, PauseRequest),
-    /// An operator pauses the partition, or the whole limiter, through a replica; no time at all lifts the pause.
+    /// An operator pauses the partition, or the whole limiter, through a replica; no time at all lifts the pause. The store may hear of
+    /// it later.
     ByHand {
-        replica: u64,
-        lasting: u64,
+        pause: PauseByHand,
         is_whole: bool,
     },
 }
 
 fn pause_step() -> impl Strategy<Value = PauseStep> {
     let advance = prop_oneof![0..10_u64, 0..30_000_000_u64, Just(90_000_000_000)];
-    let by_hand = (1..4_u64, prop_oneof![Just(0), 1..30_000_000_u64], any::<bool>());
+    let ago = prop_oneof![2 => Just(0), 1 => 1..40_000_000_u64];
+    let by_hand = (1..4_u64, prop_oneof![Just(0), 1..30_000_000_u64], ago);
+    let by_hand = by_hand.prop_map(|(replica, lasting, ago)| PauseByHand {
+        lasting: Micros(lasting),
+        ago: Micros(ago),
+        replica,
+    });
     prop_oneof![
         advance.prop_map(PauseStep::Advance),
         (1..4_u64, pause_request()).prop_map(|(replica, request)| PauseStep::Ask(replica, request)),
-        by_hand.prop_map(|(replica, lasting, is_whole)| PauseStep::ByHand { replica, lasting, is_whole }),
+        (by_hand, any::<bool>()).prop_map(|(pause, is_whole)| PauseStep::ByHand { pause, is_whole }),
     ]
 }
 
@@ -72,12 +78,11 @@ fn lua_pauses_a_limiter_for_the_same_reasons_as_rust() {
                         let result = store.report_upstream(&context, &part, &report);
                         assert_eq!(result.paused_until, expected, "{step:?}");
                     }
-                    PauseStep::ByHand { replica, lasting, is_whole } => {
+                    PauseStep::ByHand { pause, is_whole } => {
                         let limiter_ref = if *is_whole { &whole } else { &part };
-                        let lasting = Micros(*lasting);
-                        let expected = memory.pause_at(now, limiter_ref, lasting, *replica).unwrap();
+                        let expected = memory.pause_at(now, limiter_ref, pause).unwrap();
                         let context = Context { settle: Micros::ONE, ..at(now) };
-                        let result = store.pause(&context, limiter_ref, lasting, *replica);
+                        let result = store.pause(&context, limiter_ref, pause);
                         assert_eq!(result.paused_until, expected.paused_until, "{step:?}");
                     }
                 }

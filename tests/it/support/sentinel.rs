@@ -146,6 +146,31 @@ impl Sentinel {
         .await;
     }
 
+    /// Lets nobody make a replica of the current primary: it takes writes also when another server has become the primary.
+    pub(crate) async fn keep_primary_writable(&self) {
+        let primary = self.server(self.primary_port().await);
+        primary.command(&["ACL", "SETUSER", "default", "-replicaof", "-slaveof"]).await;
+    }
+
+    /// Writes to the server on a port.
+    pub(crate) async fn takes_writes(&self, port: u16) -> bool {
+        self.server(port).try_command::<()>(&["SET", "a test", "1", "PX", "1"]).await.is_ok()
+    }
+
+    /// Makes a replica of the server on a port, by hand.
+    pub(crate) async fn follow(&self, port: u16, primary: u16) {
+        let server = self.server(port);
+        server.command(&["ACL", "SETUSER", "default", "+replicaof", "+slaveof"]).await;
+        server.command(&["REPLICAOF", "127.0.0.1", &primary.to_string()]).await;
+    }
+
+    /// Stops the process of the replica, or continues it.
+    pub(crate) async fn freeze_replica(&self, frozen: bool) {
+        let primary = self.primary_port().await;
+        let replica = self.servers.iter().find(|server| server.port() != primary).expect("a replica runs");
+        replica.freeze(frozen);
+    }
+
     /// Stops the process of the primary, or continues the stopped one, whatever its role is by then.
     pub(crate) async fn freeze_primary(&mut self, frozen: bool) {
         let port = if frozen {

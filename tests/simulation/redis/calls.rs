@@ -340,7 +340,8 @@ impl Fleet<'_> {
         let arguments = arguments.int(self.replica).text(self.rules_text(limiter)).text(self.channel());
         let wait = if self.rng.bool() { 0 } else { self.rng.u64(1..30_000_000) };
         let status = if self.rng.bool() { 429 } else { 503 };
-        let asked = [wait, 700_000, 20_000_000, self.rng.u64(..3_000_000), self.rng.u64(..1100), status];
+        let ago = if self.rng.bool() { 0 } else { self.rng.u64(..3_000_000) };
+        let asked = [wait, 700_000, 20_000_000, self.rng.u64(..3_000_000), self.rng.u64(..1100), status, ago];
         let asked = if self.rng.bool() { &asked[..] } else { &[] };
         let cost = if self.rng.u8(..4) == 0 { self.rng.u64(1..20) } else { 0 };
         let refused: Vec<u64> =
@@ -366,7 +367,8 @@ impl Fleet<'_> {
     fn pause(&mut self) {
         let lasting = if self.rng.u8(..3) == 0 { 0 } else { self.rng.u64(1..20_000_000) };
         let arguments = Packed::default().int(0).int(0).text(self.run()).int(500_000).int(lasting);
-        let arguments = arguments.int(3_600_000_000).text(self.channel()).int(self.replica);
+        let ago = if self.rng.bool() { 0 } else { self.rng.u64(..3_000_000) };
+        let arguments = arguments.int(ago).int(3_600_000_000).text(self.channel()).int(self.replica);
         let keys = [EPOCH.to_owned(), self.some_state()];
         self.call("pause", &keys, arguments);
     }

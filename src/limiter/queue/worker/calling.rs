@@ -8,6 +8,7 @@ use tracing::warn;
 
 use super::calls::{CallResult, LateResult, MadeCall};
 use super::core::events::{Around, Event};
+use super::settle_pauses::settle_pauses;
 use super::state::Worker;
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Answer, Call, Epoch, Generations, Holding};
@@ -25,7 +26,8 @@ const LATE_CALLS_MAX: usize = 16;
 /// Waits for the answer to a call that was sent at a moment and is late, until the store counts as away: what it books is not asked for
 /// twice. `None` if none has come.
 async fn wait_longer(session: &StoreSession, sent: Moment, failure: &mut Failure) -> Option<Answer> {
-    let late = failure.late.as_mut()?;
+    // What no replica has confirmed is given back, and not used.
+    let late = failure.late.as_mut().filter(|_| !matches!(failure.error, StoreError::Unconfirmed))?;
     session.on(SessionEvent::Failed { sent }, session.moment());
     let left = (sent + session.terms.patience) - session.moment();
     let answer = timeout(left.to_duration(), late).await.ok()?;
@@ -34,7 +36,7 @@ async fn wait_longer(session: &StoreSession, sent: Moment, failure: &mut Failure
 }
 
 impl Worker {
-    /// Makes a call to the store. Offline grants are reported before.
+    /// Makes a call to the store. Offline grants, and pauses that it does not know, are reported before.
     pub(super) fn book(&mut self, call: Call, around: &Around) {
         let call = Arc::new(Call {
             replica: self.fallback.replica,
@@ -44,10 +46,17 @@ impl Worker {
         });
         let limiter_refs = self.calling.limiter_refs.clone();
         let (session, fallback) = (self.session.clone(), self.fallback.clone());
+        let (queue, siblings) = (self.queue.clone(), self.siblings.clone());
         self.calling.under_way = Some(Box::pin(async move {
             let place = session.gate.enter().await;
             let made = MadeCall { call, limiter_refs, at: session.moment() };
-            let mut result = match report_offline_grants(&session, &made.limiter_refs, &fallback).await {
+            let told = async {
+                for instance in queue.instances.iter() {
+                    settle_pauses(&instance.active, &fallback, &*siblings).await?;
+                }
+                report_offline_grants(&session, &made.limiter_refs, &fallback).await
+            };
+            let mut result = match told.await {
                 Ok(()) => session.store.reserve(&made.limiter_refs, &made.call).await,
                 Err(error) => Err(error.into()),
             };
@@ -89,7 +98,7 @@ impl Worker {
         if epoch.id < known.epoch_least {
             return self.events.push(Event::PutBack);
         }
-        self.observe_pauses(answer.now, &answer.paused, known.clock);
+        self.observe_pauses(made.at, answer.now, &answer.paused, known.clock);
         if epoch.settles_until.is_some() {
             return self.events.push(Event::PutBack);
         }
@@ -137,16 +146,28 @@ impl Worker {
         self.events.push(Event::AnsweredLate(unused.collect(), generations));
     }
 
-    /// Keeps to the pauses of the limiters that an answer of the store names.
-    fn observe_pauses(&mut self, now: Micros, paused: &[Micros], clock: Option<StoreClock>) {
+    /// Keeps to the pauses of the limiters that an answer of the store to a call sent at a moment names, and to no other.
+    fn observe_pauses(&mut self, sent: Moment, now: Micros, paused: &[Micros], clock: Option<StoreClock>) {
         let Some(clock) = clock else { return };
-        for (instance, until) in self.queue.instances.iter().zip(paused).filter(|(_, until)| **until > now) {
-            let (limiter, until) = (instance.active.name.clone(), clock.due(*until));
-            instance.active.pause_until(until);
-            let paused = Paused { limiter, from: clock.due(now), until };
-            // Before the answer, whose refusals name the pause.
-            let paused = self.queue.apply_pause(paused, false);
-            self.events.push(Event::Paused(paused));
+        for (instance, until) in self.queue.instances.iter().zip(paused) {
+            let (pauses, limiter) = (&instance.active.pauses, instance.active.name.clone());
+            let paused = if *until > now {
+                let until = clock.due(*until);
+                pauses.hear(instance.partition, until).then(|| Paused {
+                    limiter,
+                    from: clock.due(now),
+                    until,
+                })
+            } else {
+                // Its end was announced, and this replica has not heard it.
+                let has_ended = self.queue.has_pause() && pauses.hear_none(instance.partition, sent);
+                has_ended.then_some(Paused { limiter, from: sent, until: sent })
+            };
+            if let Some(paused) = paused {
+                // Before the answer, whose refusals name the pause.
+                let paused = self.queue.apply_pause(paused, false);
+                self.events.push(Event::Paused(paused));
+            }
         }
     }
 }

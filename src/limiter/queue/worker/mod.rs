@@ -20,8 +20,10 @@ mod reporter;
 mod reporting;
 mod requests;
 mod run;
+mod settle_pauses;
 mod siblings;
 mod state;
 
+pub(in crate::limiter) use settle_pauses::settle_pauses;
 pub(in crate::limiter) use siblings::Siblings;
 pub(in crate::limiter) use state::Worker;

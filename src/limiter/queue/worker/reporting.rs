@@ -8,7 +8,9 @@ use super::reporter::Reports;
 use super::state::Worker;
 use crate::clock::Moment;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::{LimiterName, PauseRequest, PauseStretch, ReportResult, UpstreamReport};
+use crate::limiter::model::{
+    Cause, LimiterName, PauseRequest, PauseStretch, Reason, ReportResult, UpstreamReport,
+};
 use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::upstream_report::PendingReport;
 use crate::limiter::store::StoreError;
@@ -94,7 +96,9 @@ impl Worker {
         if report.pause.is_some() && result.paused_until > result.epoch.now {
             let stretch = PauseStretch { from: result.epoch.now, until: result.paused_until };
             log_pause(report, stretch, &limiter_ref.name);
-            self.siblings.pause(instance, stretch);
+            if let Some(cause) = cause_of(report) {
+                self.siblings.pause(instance, stretch, cause);
+            }
         }
     }
 
@@ -109,9 +113,18 @@ impl Worker {
         if report.pause.is_some() && result.paused_until > now {
             let stretch = PauseStretch { from: now, until: result.paused_until };
             log_pause(report, stretch, &limiter_ref.name);
-            self.siblings.pause_between(instance, moment, moment + (stretch.until - stretch.from));
+            if let Some(cause) = cause_of(report) {
+                self.siblings.pause_locally(instance, moment + (stretch.until - stretch.from), cause);
+            }
         }
     }
+}
+
+/// Returns why a report pauses a limiter.
+fn cause_of(report: &UpstreamReport) -> Option<Cause> {
+    let PauseRequest { status, wait, .. } = report.pause?;
+    let reason = Reason::Upstream { status, is_named: wait.is_some() };
+    Some(Cause { reason, replica: report.replica })
 }
 
 /// Logs the pause that follows a rejection.

@@ -1,0 +1,310 @@
+//! The pauses of one limiter as this replica knows them, the latest of the limiter as a whole and of each of its partitions, and
+//! whether the store knows them, too. Pure: the present moment is an argument.
+//!
+//! A pause that was made while the store did not answer, or that the store has forgotten, is known by this replica alone. It is
+//! *unsettled* until the store has been told of it. Of two actions the later one counts.
+
+use std::collections::HashMap;
+
+use crate::clock::{Micros, Moment};
+use crate::limiter::model::{Cause, PAUSE_MAX, Partition, Reason};
+
+/// The most partitions of a limiter whose pauses are known by name. The queues of others keep to theirs all the same.
+const PARTITIONS_MAX: usize = 1000;
+
+/// Two replicas that tell the store of one action do not agree on its moment, but nearly.
+const SAME_WITHIN: Micros = Micros::from_millis(100);
+
+/// A pause, or the end of one by hand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::limiter) struct KnownPause {
+    /// When it was set or lifted.
+    pub(in crate::limiter) at: Moment,
+    /// The end; not behind `at` where the pause was lifted.
+    pub(in crate::limiter) until: Moment,
+    /// The reason and the replica; `None` if only the end is known.
+    pub(in crate::limiter) cause: Option<Cause>,
+    /// The memory of the store in which it is; `None` while the store was not told.
+    pub(in crate::limiter) memory: Option<u64>,
+}
+
+impl KnownPause {
+    /// Returns whether it is the end of a pause, by hand.
+    pub(in crate::limiter) fn is_lifted(&self) -> bool {
+        self.until <= self.at
+    }
+
+    /// Returns whether an operator set or lifted it.
+    fn is_by_hand(&self) -> bool {
+        self.is_lifted() || matches!(self.cause, Some(Cause { reason: Reason::ByHand, .. }))
+    }
+
+    /// Returns whether it is the same action as another, heard in another way.
+    fn is_same(&self, other: &KnownPause) -> bool {
+        let is_near = |one: Moment, two: Moment| one.0.abs_diff(two.0) <= SAME_WITHIN.0;
+        let reasons = [self, other].map(|one| one.cause.map(|cause| cause.reason));
+        let is_by_hand = self.is_by_hand();
+        self.is_lifted() == other.is_lifted()
+            && reasons[0] == reasons[1]
+            && is_near(self.until, other.until)
+            && (!is_by_hand || is_near(self.at, other.at))
+    }
+
+    /// Returns whether the store has to be told. What is not known in full cannot be told.
+    fn is_unsettled(&self, memory: u64) -> bool {
+        self.memory != Some(memory) && self.cause.is_some()
+    }
+
+    /// Returns whether the pause is not over, or its end by hand may still matter.
+    fn matters(&self, memory: u64, now: Moment) -> bool {
+        self.until > now || (self.is_lifted() && self.is_unsettled(memory) && now < self.at + PAUSE_MAX)
+    }
+}
+
+/// The known pauses of one limiter.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub(in crate::limiter) struct KnownPauses {
+    whole: Option<KnownPause>,
+    partitions: HashMap<Partition, KnownPause>,
+}
+
+impl KnownPauses {
+    /// Takes in a pause, or the end of one. Returns false if a later action, which the store was not told of yet, outranks it.
+    pub(in crate::limiter) fn note(
+        &mut self,
+        partition: Option<Partition>,
+        pause: KnownPause,
+        memory: u64,
+        now: Moment,
+    ) -> bool {
+        self.forget(memory, now);
+        let known = self.of(partition);
+        if let Some(known) = known.filter(|known| known.is_unsettled(memory)) {
+            if known.is_same(&pause) {
+                self.put(partition, KnownPause { memory: pause.memory, ..known });
+                self.forget(memory, now);
+                return true;
+            }
+            if known.at > pause.at {
+                return false;
+            }
+        }
+        let goes_on = known.filter(|known| !pause.is_by_hand() && known.until >= pause.until);
+        let pause = match (goes_on, pause.memory) {
+            // A longer pause is never shortened by an upstream.
+            (Some(known), _) if known.is_unsettled(memory) => known,
+            (Some(known), memory) => KnownPause { memory, ..known },
+            (None, _) => pause,
+        };
+        if partition.is_none() && pause.is_by_hand() {
+            self.partitions.retain(|_, part| part.at > pause.at);
+        }
+        self.put(partition, pause);
+        self.forget(memory, now);
+        true
+    }
+
+    /// Takes in the end of a pause that an answer of the store names. Returns false if an action that the store was not told of yet
+    /// outranks it.
+    pub(in crate::limiter) fn hear(
+        &mut self,
+        partition: Option<Partition>,
+        until: Moment,
+        memory: u64,
+        now: Moment,
+    ) -> bool {
+        self.forget(memory, now);
+        let known = self.of(partition);
+        if known.is_some_and(|known| known.is_unsettled(memory)) {
+            return false;
+        }
+        let heard = KnownPause { at: now, until, cause: None, memory: Some(memory) };
+        let pause = known.map_or(heard, |known| KnownPause { until, memory: Some(memory), ..known });
+        self.put(partition, pause);
+        true
+    }
+
+    fn put(&mut self, partition: Option<Partition>, pause: KnownPause) {
+        match partition {
+            None => self.whole = Some(pause),
+            Some(partition)
+                if self.partitions.len() < PARTITIONS_MAX || self.partitions.contains_key(&partition) =>
+            {
+                self.partitions.insert(partition, pause);
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Returns the latest action on the limiter, or on one of its partitions.
+    pub(in crate::limiter) fn of(&self, partition: Option<Partition>) -> Option<KnownPause> {
+        let part = partition.and_then(|partition| self.partitions.get(&partition)).copied();
+        part.into_iter().chain(self.whole).max_by_key(|pause| pause.at)
+    }
+
+    /// Returns what the store has to be told, in the order of the actions.
+    pub(in crate::limiter) fn unsettled(
+        &self,
+        memory: u64,
+        now: Moment,
+    ) -> Vec<(Option<Partition>, KnownPause)> {
+        let parts = self.partitions.iter().map(|(partition, pause)| (Some(*partition), *pause));
+        let all = self.whole.map(|pause| (None, pause)).into_iter().chain(parts);
+        let mut unsettled: Vec<_> =
+            all.filter(|(_, pause)| pause.is_unsettled(memory) && pause.matters(memory, now)).collect();
+        unsettled.sort_unstable_by_key(|(partition, pause)| (pause.at, *partition));
+        unsettled
+    }
+
+    /// Takes in that the store was told, and that the pause ends at a moment by now.
+    pub(in crate::limiter) fn settle(
+        &mut self,
+        partition: Option<Partition>,
+        told: KnownPause,
+        (memory, until): (u64, Moment),
+        now: Moment,
+    ) {
+        let known = match partition {
+            None => self.whole.as_mut(),
+            Some(partition) => self.partitions.get_mut(&partition),
+        };
+        if let Some(known) = known.filter(|known| known.at == told.at) {
+            (known.memory, known.until) = (Some(memory), until);
+        }
+        self.forget(memory, now);
+    }
+
+    /// Takes in that the store knew of no pause at the sending of a call. Returns whether the replica keeps to none either.
+    pub(in crate::limiter) fn ended(
+        &mut self,
+        partition: Option<Partition>,
+        memory: u64,
+        sent: Moment,
+    ) -> bool {
+        let Some(known) = self.of(partition) else { return true };
+        if known.memory != Some(memory) || known.at >= sent {
+            return known.until <= sent;
+        }
+        match partition.filter(|partition| self.partitions.contains_key(partition)) {
+            Some(partition) => drop(self.partitions.remove(&partition)),
+            None if partition.is_none() => self.whole = None,
+            None => {}
+        }
+        true
+    }
+
+    /// Forgets what does not matter any more.
+    pub(in crate::limiter) fn forget(&mut self, memory: u64, now: Moment) {
+        self.whole.take_if(|pause| !pause.matters(memory, now));
+        self.partitions.retain(|_, pause| pause.matters(memory, now));
+    }
+
+    /// Returns whether the limiter, or any of its partitions, is paused.
+    pub(in crate::limiter) fn is_paused(&self, now: Moment) -> bool {
+        self.whole.iter().chain(self.partitions.values()).any(|pause| !pause.is_lifted() && pause.until > now)
+    }
+
+    pub(in crate::limiter) fn is_empty(&self) -> bool {
+        self.whole.is_none() && self.partitions.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Micros = Micros::from_millis(1000);
+    const MEMORY: u64 = 7;
+
+    fn at(seconds: u64) -> Moment {
+        Moment(seconds * SECOND.0)
+    }
+
+    fn by_hand(set: u64, until: u64, memory: Option<u64>) -> KnownPause {
+        let cause = Some(Cause { reason: Reason::ByHand, replica: 1 });
+        KnownPause { at: at(set), until: at(until), cause, memory }
+    }
+
+    fn upstreams(set: u64, until: u64, memory: Option<u64>) -> KnownPause {
+        let cause = Some(Cause { reason: Reason::Upstream { status: 429, is_named: true }, replica: 1 });
+        KnownPause { cause, ..by_hand(set, until, memory) }
+    }
+
+    fn partition() -> Option<Partition> {
+        Some(Partition::of([Some(&b"tenant"[..])]))
+    }
+
+    #[test]
+    fn the_later_of_two_actions_counts() {
+        let mut known = KnownPauses::default();
+        assert!(known.note(None, by_hand(10, 60, None), MEMORY, at(10)));
+        assert!(!known.note(None, by_hand(9, 9, Some(MEMORY)), MEMORY, at(11)), "a resume from before");
+        assert_eq!(known.of(partition()), Some(by_hand(10, 60, None)), "of all partitions");
+        assert!(known.note(partition(), by_hand(12, 12, None), MEMORY, at(12)));
+        assert_eq!(known.of(partition()), Some(by_hand(12, 12, None)));
+        assert_eq!(known.of(None), Some(by_hand(10, 60, None)));
+        assert_eq!(
+            known.unsettled(MEMORY, at(13)),
+            [(None, by_hand(10, 60, None)), (partition(), by_hand(12, 12, None))]
+        );
+        assert!(known.note(None, by_hand(14, 14, Some(MEMORY)), MEMORY, at(14)), "a resume of all, later");
+        assert!(known.is_empty(), "{known:?}");
+    }
+
+    #[test]
+    fn an_answer_does_not_undo_what_the_store_was_not_told_of() {
+        let mut known = KnownPauses::default();
+        known.note(None, by_hand(10, 10, None), MEMORY, at(10));
+        assert!(!known.hear(None, at(60), MEMORY, at(11)));
+        assert!(!known.is_paused(at(11)));
+        known.settle(None, by_hand(10, 10, None), (MEMORY, at(10)), at(12));
+        assert!(known.is_empty());
+        assert!(known.hear(None, at(60), MEMORY, at(13)));
+        assert!(known.is_paused(at(59)) && !known.is_paused(at(60)));
+    }
+
+    #[test]
+    fn a_pause_that_the_store_has_forgotten_is_told_again() {
+        let mut known = KnownPauses::default();
+        known.note(None, by_hand(10, 60, Some(MEMORY)), MEMORY, at(10));
+        assert!(known.unsettled(MEMORY, at(11)).is_empty());
+        assert_eq!(known.unsettled(MEMORY + 1, at(11)), [(None, by_hand(10, 60, Some(MEMORY)))]);
+        assert!(!known.ended(None, MEMORY + 1, at(12)), "the new memory has not been told yet");
+        // Another replica was the first to tell it.
+        let told = KnownPause { at: Moment(at(10).0 - 2000), ..by_hand(10, 60, Some(MEMORY + 1)) };
+        assert!(known.note(None, told, MEMORY + 1, at(12)));
+        assert!(known.unsettled(MEMORY + 1, at(13)).is_empty());
+        assert!(known.unsettled(MEMORY + 2, at(60)).is_empty(), "it is over");
+    }
+
+    #[test]
+    fn a_missed_end_is_heard_with_an_answer() {
+        let mut known = KnownPauses::default();
+        known.note(None, by_hand(10, 60, Some(MEMORY)), MEMORY, at(10));
+        assert!(!known.ended(None, MEMORY, at(10)), "the call was sent before the pause");
+        assert!(known.ended(None, MEMORY, at(11)));
+        assert!(known.is_empty());
+    }
+
+    #[test]
+    fn an_upstream_does_not_shorten_a_pause() {
+        let mut known = KnownPauses::default();
+        known.note(None, upstreams(10, 60, None), MEMORY, at(10));
+        assert!(known.note(None, upstreams(11, 30, None), MEMORY, at(11)));
+        assert_eq!(known.of(None), Some(upstreams(10, 60, None)));
+        assert!(known.note(None, by_hand(12, 30, None), MEMORY, at(12)));
+        assert_eq!(known.of(None), Some(by_hand(12, 30, None)));
+    }
+
+    #[test]
+    fn no_more_partitions_are_known_than_may_be() {
+        let mut known = KnownPauses::default();
+        for value in 0..2 * PARTITIONS_MAX {
+            let partition = Partition::of([Some(&value.to_be_bytes()[..])]);
+            known.note(Some(partition), upstreams(10, 60, None), MEMORY, at(10));
+        }
+        assert_eq!(known.partitions.len(), PARTITIONS_MAX);
+        known.forget(MEMORY, at(60));
+        assert!(known.is_empty());
+    }
+}

@@ -1,0 +1,129 @@
+//! Pauses that only one replica knows, because the store does not answer, on paused time.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use crate::limiter::model::{Limiter, LimiterName, OnStoreFailure, PausePolicy, Reason};
+use crate::limiter::tests::limiter_set;
+use crate::limiter::tests::limiter_set::{Fleet, enter, fleet, granted, limiter};
+use crate::limiter::{Applied, Entered, Inspection, PauseState, Refusal, UpstreamSignal};
+
+const SECOND: Duration = Duration::from_secs(1);
+/// Longer than a store may be silent before it counts as away, and than a replica takes to tell it of a pause.
+const A_WHILE: Duration = Duration::from_millis(700);
+
+fn found(fleet: &Fleet) -> Inspection {
+    fleet.limiters.find(&LimiterName::parse("api").unwrap(), None).unwrap()
+}
+
+async fn shown(fleet: &Fleet) -> Option<PauseState> {
+    found(fleet).inspect().await.pause
+}
+
+async fn act(fleet: &Fleet, lasting: Duration) -> bool {
+    let applied = found(fleet).pause(lasting).await.unwrap();
+    matches!(applied, Applied::ThisReplica(_))
+}
+
+/// Returns a fleet whose store is away, with `on_store_failure: local`.
+async fn without_store() -> Fleet {
+    let pause = PausePolicy { on: vec![429], max: 600 * SECOND, fallback: SECOND };
+    let api = Limiter { pause: Some(pause), ..limiter("api", 20, 5) };
+    let fleet = fleet(&[api], Duration::ZERO, SECOND);
+    granted(&limiter_set(&fleet.limiters, &["api"]), &[]).await.commit();
+    fleet.set_away(true);
+    sleep(A_WHILE).await;
+    fleet
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_without_a_store_holds_here_and_is_shown() {
+    let fleet = without_store().await;
+    let set = limiter_set(&fleet.limiters, &["api"]);
+    assert!(act(&fleet, 3 * SECOND).await);
+    let pause = shown(&fleet).await.unwrap();
+    assert!(pause.is_local && pause.cause.is_some_and(|cause| cause.reason == Reason::ByHand), "{pause:?}");
+    fleet.limiters.refresh_metrics();
+    assert!(fleet.shows(r#"weir_limiter_paused{limiter="api"} 1"#));
+    let start = Instant::now();
+    let Ok(Entered::Waiting(ticket)) = enter(&set, &[]).await else { panic!("it waits") };
+    ticket.turn().await.unwrap().commit();
+    assert!(start.elapsed() >= 2900 * Duration::from_millis(1), "{:?}", start.elapsed());
+    // A longer one is refused at once.
+    assert!(act(&fleet, 60 * SECOND).await);
+    assert!(matches!(enter(&set, &[]).await, Err(Refusal::Paused { .. })));
+    assert!(act(&fleet, Duration::ZERO).await);
+    assert_eq!(shown(&fleet).await, None);
+    granted(&set, &[]).await.commit();
+    fleet.limiters.refresh_metrics();
+    assert!(fleet.shows(r#"weir_limiter_paused{limiter="api"} 0"#));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_store_is_told_of_a_pause_when_it_is_back() {
+    let fleet = without_store().await;
+    let limiters = fleet.limiters.clone();
+    let keeping = tokio::spawn(async move { limiters.keep().await });
+    assert!(act(&fleet, 60 * SECOND).await);
+    fleet.set_away(false);
+    sleep(A_WHILE).await;
+    let pause = shown(&fleet).await.unwrap();
+    assert!(!pause.is_local && pause.left > 50 * SECOND, "{pause:?}");
+    // It is in the store, and not in this replica alone.
+    assert!(!act(&fleet, Duration::ZERO).await);
+    assert_eq!(shown(&fleet).await, None);
+    keeping.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_older_pause_of_the_store_does_not_undo_a_resume() {
+    let fleet = fleet(&[limiter("api", 20, 5)], Duration::ZERO, SECOND);
+    let set = limiter_set(&fleet.limiters, &["api"]);
+    granted(&set, &[]).await.commit();
+    assert!(!act(&fleet, 600 * SECOND).await, "the store has it");
+    fleet.set_away(true);
+    sleep(A_WHILE).await;
+    let pause = shown(&fleet).await.unwrap();
+    assert!(!pause.is_local, "all replicas know it: {pause:?}");
+    assert!(act(&fleet, Duration::ZERO).await);
+    granted(&set, &[]).await.commit();
+    fleet.set_away(false);
+    // The first call tells the store before it asks for a slot.
+    sleep(SECOND).await;
+    granted(&set, &[]).await.commit();
+    assert_eq!(shown(&fleet).await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upstreams_pause_without_a_store_can_be_ended() {
+    let fleet = without_store().await;
+    let set = limiter_set(&fleet.limiters, &["api"]);
+    let receipt = granted(&set, &[]).await.commit().unwrap();
+    let wait = Some(60 * SECOND);
+    set.report_upstream(&[], &receipt, UpstreamSignal { refusal: Some(429), wait, windows: Vec::new() });
+    sleep(SECOND).await;
+    let pause = shown(&fleet).await.unwrap();
+    assert!(pause.is_local && pause.left > 50 * SECOND, "{pause:?}");
+    assert!(matches!(enter(&set, &[]).await, Err(Refusal::Paused { .. })));
+    assert!(act(&fleet, Duration::ZERO).await);
+    assert_eq!(shown(&fleet).await, None);
+    granted(&set, &[]).await.commit();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_that_is_made_during_a_pause_keeps_to_it() {
+    let api = Limiter { on_store_failure: OnStoreFailure::Allow, ..limiter("api", 20, 5) };
+    let fleet = fleet(&[api], Duration::ZERO, SECOND);
+    fleet.set_away(true);
+    assert!(act(&fleet, 3 * SECOND).await);
+    sleep(A_WHILE).await;
+    let (set, start) = (limiter_set(&fleet.limiters, &["api"]), Instant::now());
+    let mut permit = match enter(&set, &[]).await.unwrap() {
+        Entered::Granted(permit) => permit,
+        Entered::Waiting(ticket) => ticket.turn().await.unwrap(),
+    };
+    permit.confirm().await.unwrap();
+    permit.commit();
+    assert!(start.elapsed() > SECOND, "{:?}", start.elapsed());
+}

@@ -1,0 +1,65 @@
+//! Connections that one call has to itself: `WAIT` keeps its connection from answering anything else.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use deadpool::managed::{Manager, PoolError, TimeoutType};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use super::pool::NoConnection;
+use super::servers::{Connection, Servers};
+
+/// Connections that are lent to one call at a time.
+pub(super) struct Exclusive {
+    idle: Arc<Mutex<Vec<Connection>>>,
+    places: Arc<Semaphore>,
+    create_timeout: Duration,
+}
+
+/// A connection on loan. One that is dropped is closed: an answer to an earlier call may be on its way.
+pub(super) struct Lent {
+    pub(super) connection: Connection,
+    idle: Arc<Mutex<Vec<Connection>>>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Exclusive {
+    /// Returns so many connections at most, which are made when they are first needed.
+    pub(super) fn new(size: usize, create_timeout: Duration) -> Exclusive {
+        Exclusive { idle: Arc::default(), places: Arc::new(Semaphore::new(size)), create_timeout }
+    }
+
+    /// Lends a connection, or makes one. Waits while all are on loan.
+    pub(super) async fn lend(&self, servers: &Servers) -> Result<Lent, NoConnection> {
+        let place = self.places.clone().acquire_owned().await.map_err(|_| PoolError::Closed)?;
+        let era = servers.era();
+        let kept = {
+            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            idle.retain(|connection| connection.era == era);
+            idle.pop()
+        };
+        let connection = match kept {
+            Some(connection) => connection,
+            None => timeout(self.create_timeout, servers.create())
+                .await
+                .map_err(|_| PoolError::Timeout(TimeoutType::Create))?
+                .map_err(PoolError::Backend)?,
+        };
+        Ok(Lent { connection, idle: self.idle.clone(), _place: place })
+    }
+
+    /// Closes all connections that are not on loan.
+    pub(super) fn replace_all(&self) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+impl Lent {
+    /// Gives the connection back after an answer.
+    pub(super) fn give_back(self) {
+        let Lent { connection, idle, _place: place } = self;
+        idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+        drop(place);
+    }
+}

@@ -1,0 +1,218 @@
+//! The primary that sentinels name. Of several answers the one of the latest failover counts, and no earlier one ever again: a sentinel
+//! that was cut off names the old primary still, which may take writes, too.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use redis::aio::{MultiplexedConnection, PubSub};
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, IntoConnectionInfo, RedisConnectionInfo,
+    RedisError, ServerErrorKind, TlsCertificates,
+};
+use tokio::sync::{Mutex as AsyncMutex, watch};
+use tokio::time::{interval, timeout};
+
+use super::servers::RedisSetupError;
+use crate::config::model::{RedisNode, RedisSentinels};
+
+/// How often the sentinels are asked for the primary, beside the messages by which they announce another one.
+const ASK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The channel on which a sentinel announces another primary.
+const SWITCHED: &str = "+switch-master";
+
+/// The primary, as a sentinel names it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Primary {
+    /// The number of the failover that made it the primary: the sentinels' configuration epoch.
+    failover: u64,
+    host: String,
+    port: u16,
+}
+
+/// The sentinels of a server.
+pub(super) struct Sentinels {
+    nodes: Vec<Sentinel>,
+    master: String,
+    /// The user and the database on the server.
+    user: RedisConnectionInfo,
+    certificates: Option<TlsCertificates>,
+    is_encrypted: bool,
+    /// How long a sentinel may take to answer.
+    patience: Duration,
+    known: Mutex<Option<Primary>>,
+    /// How often another server has become the primary.
+    era: Arc<watch::Sender<u64>>,
+}
+
+/// One sentinel, and the connection to it.
+struct Sentinel {
+    client: Client,
+    kept: AsyncMutex<Option<MultiplexedConnection>>,
+}
+
+impl Sentinels {
+    /// Returns the sentinels, which are not asked yet. `client` makes the client of a node.
+    pub(super) fn new(
+        settings: &RedisSentinels,
+        certificates: Option<&TlsCertificates>,
+        patience: Duration,
+        era: Arc<watch::Sender<u64>>,
+        client: impl Fn(&RedisNode) -> Result<Client, RedisSetupError>,
+    ) -> Result<Sentinels, RedisSetupError> {
+        let RedisSentinels { nodes, master, username, password, database } = settings;
+        let mut user = RedisConnectionInfo::default().set_db(i64::from(*database));
+        if let Some(username) = username {
+            user = user.set_username(username);
+        }
+        if let Some(password) = password {
+            user = user.set_password(password.reveal());
+        }
+        let is_encrypted = nodes.iter().any(|node| node.url.reveal().starts_with("rediss:"));
+        let nodes = nodes.iter().map(|node| {
+            let client = client(node)?;
+            Ok(Sentinel { client, kept: AsyncMutex::default() })
+        });
+        Ok(Sentinels {
+            nodes: nodes.collect::<Result<_, RedisSetupError>>()?,
+            master: master.clone(),
+            user,
+            certificates: certificates.cloned(),
+            is_encrypted,
+            patience,
+            known: Mutex::default(),
+            era,
+        })
+    }
+
+    /// Asks for the primary, and returns a client for it.
+    pub(super) async fn primary(&self) -> Result<Client, RedisError> {
+        let Primary { host, port, .. } = self.ask().await?;
+        let address = if self.is_encrypted {
+            ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
+        } else {
+            ConnectionAddr::Tcp(host, port)
+        };
+        let info = address.into_connection_info()?.set_redis_settings(self.user.clone());
+        match &self.certificates {
+            Some(certificates) => Client::build_with_tls(info, certificates.clone()),
+            None => Client::open(info),
+        }
+    }
+
+    /// Begins another era as soon as the sentinels name another primary. Never returns.
+    pub(super) async fn watch(&self) {
+        let mut heard: Option<PubSub> = None;
+        let mut next = interval(ASK_INTERVAL);
+        let mut turn = 0;
+        loop {
+            let is_open = match &mut heard {
+                Some(subscription) => tokio::select! {
+                    biased;
+                    message = async { subscription.on_message().next().await } => message.is_some(),
+                    _ = next.tick() => true,
+                },
+                None => {
+                    next.tick().await;
+                    false
+                }
+            };
+            // Without an answer the known primary stays.
+            let _ = self.ask().await;
+            if !is_open {
+                // The next sentinel, as this one does not answer.
+                turn += 1;
+                heard = self.subscribe(turn).await;
+            }
+        }
+    }
+
+    async fn subscribe(&self, turn: usize) -> Option<PubSub> {
+        let sentinel = self.nodes.get(turn % self.nodes.len())?;
+        let subscribe = async {
+            let mut subscription = sentinel.client.get_async_pubsub().await.ok()?;
+            subscription.subscribe(SWITCHED).await.ok()?;
+            Some(subscription)
+        };
+        timeout(self.patience, subscribe).await.ok().flatten()
+    }
+
+    /// Asks all sentinels, until a majority agrees. Returns the primary; if it is another one than before, another era begins.
+    async fn ask(&self) -> Result<Primary, RedisError> {
+        let mut asked: FuturesUnordered<_> = self.nodes.iter().map(|node| self.ask_one(node)).collect();
+        let (mut named, mut fault): (Vec<Primary>, Option<RedisError>) = (Vec::new(), None);
+        while let Some(answer) = asked.next().await {
+            match answer {
+                Ok(primary) => named.push(primary),
+                Err(error) => fault = Some(error),
+            }
+            let latest = named.iter().max();
+            let agreed = named.iter().filter(|primary| Some(*primary) == latest).count();
+            if agreed > self.nodes.len() / 2 {
+                break;
+            }
+        }
+        let Some(latest) = named.iter().max().cloned() else {
+            return Err(fault.unwrap_or_else(|| unknown("no sentinel is configured")));
+        };
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        // Sentinels that were set up anew count from zero again, and then all of them do.
+        let agreed = named.iter().filter(|primary| **primary == latest).count();
+        let is_reset = agreed == self.nodes.len();
+        let primary = match &*known {
+            Some(before) if before.failover > latest.failover && !is_reset => before.clone(),
+            _ => latest,
+        };
+        let before = known.replace(primary.clone());
+        let is_at = |before: &Primary| (&before.host, before.port) == (&primary.host, primary.port);
+        if before.is_some_and(|before| !is_at(&before)) {
+            self.era.send_modify(|era| *era += 1);
+        }
+        Ok(primary)
+    }
+
+    async fn ask_one(&self, sentinel: &Sentinel) -> Result<Primary, RedisError> {
+        let mut kept = sentinel.kept.lock().await;
+        let answer = timeout(self.patience, self.ask_over(sentinel, &mut kept)).await;
+        let late = || RedisError::from((ErrorKind::Io, "a sentinel does not answer in time"));
+        let answer = answer.unwrap_or_else(|_| Err(late()));
+        if answer.is_err() {
+            *kept = None;
+        }
+        answer
+    }
+
+    async fn ask_over(
+        &self,
+        sentinel: &Sentinel,
+        kept: &mut Option<MultiplexedConnection>,
+    ) -> Result<Primary, RedisError> {
+        if kept.is_none() {
+            let config = AsyncConnectionConfig::new()
+                .set_connection_timeout(Some(self.patience))
+                .set_response_timeout(Some(self.patience));
+            *kept = Some(sentinel.client.get_multiplexed_async_connection_with_config(&config).await?);
+        }
+        let Some(connection) = kept else { return Err(unknown("no connection")) };
+        let mut both = redis::pipe();
+        both.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&self.master);
+        both.cmd("SENTINEL").arg("MASTER").arg(&self.master);
+        let answer = both.query_async::<(Option<(String, u16)>, Vec<String>)>(connection).await;
+        let (address, fields) = answer.map_err(|error| match error.kind() {
+            ErrorKind::Server(ServerErrorKind::ResponseError) => unknown("no such master"),
+            _ => error,
+        })?;
+        let (host, port) = address.ok_or_else(|| unknown("no such master"))?;
+        let failover = fields.chunks(2).find_map(|pair| match pair {
+            [name, value] if name == "config-epoch" => value.parse().ok(),
+            _ => None,
+        });
+        Ok(Primary { failover: failover.unwrap_or_default(), host, port })
+    }
+}
+
+fn unknown(why: &'static str) -> RedisError {
+    (ErrorKind::MasterNameNotFoundBySentinel, why).into()
+}
