@@ -10,7 +10,7 @@ use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::call::{Answer, Call, Freed, Generation, Outcome, RetryDelay, Violated};
 use crate::limiter::model::epoch::{Epoch, Reset};
-use crate::limiter::model::heartbeat::{HeartbeatAnswer, Member};
+use crate::limiter::model::heartbeat::{HeartbeatAnswer, Member, Reports};
 use crate::limiter::model::pause::{Cause, Lasting, Reason};
 use crate::limiter::model::upstream_report::ReportResult;
 use crate::limiter::store::StateView;
@@ -148,7 +148,7 @@ pub(super) fn heartbeat(value: &Value) -> Option<HeartbeatAnswer> {
         version,
         is_known_to_all: is_known_to_all > 0,
         members: members.into_iter().map(member).collect(),
-        is_settled: is_settled > 0,
+        reports: if is_settled > 0 { Reports::Complete } else { Reports::Awaited },
         moved: (is_complete > 0).then(|| moved.iter().filter_map(|key| keys::limiter_of(key)).collect()),
         earlier_epoch,
     })

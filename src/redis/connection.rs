@@ -18,10 +18,11 @@ use crate::limiter::model::limit::LimiterName;
 use crate::limiter::store::StoreError;
 use crate::redis::announcements::Announcements;
 use crate::redis::arguments::{self, Context};
+use crate::redis::exclusive::NoConnection;
 use crate::redis::explain::{explain, word};
 use crate::redis::health::{Circuits, Health};
 use crate::redis::keys;
-use crate::redis::pool::{Connections, NoConnection, connect_timeout};
+use crate::redis::pool::{Connections, connect_timeout};
 use crate::redis::script::{Script, Scripts};
 use crate::telemetry::{StoreMetrics, StoreOp, StoreResult};
 

@@ -4,11 +4,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use deadpool::managed::{Manager, PoolError, TimeoutType};
+use redis::RedisError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-use super::pool::NoConnection;
 use super::servers::{Connection, Servers};
+
+/// The reason why there is no connection.
+pub(super) type NoConnection = PoolError<RedisError>;
 
 /// Connections that are lent to one call at a time.
 pub(super) struct Exclusive {

@@ -26,6 +26,7 @@ mod pool;
 mod script;
 mod sentinels;
 mod servers;
+mod setup_error;
 pub mod store;
 #[cfg(test)]
 mod tests;
@@ -33,5 +34,6 @@ mod tests;
 pub use check::Checked;
 #[doc(hidden)]
 pub use script::script_texts;
-pub use servers::{RedisSetupError, Stream, Transport};
+pub use servers::{Stream, Transport};
+pub use setup_error::RedisSetupError;
 pub use store::RedisStore;

@@ -10,19 +10,16 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 use deadpool::Runtime;
 use deadpool::managed::{Object, Pool, PoolError};
-use redis::RedisError;
 use tokio::sync::Mutex;
 use tokio_util::task::TaskTracker;
 
-use super::exclusive::{Exclusive, Lent};
-use super::servers::{Connection, RedisSetupError, Servers, Transport};
+use super::exclusive::{Exclusive, Lent, NoConnection};
+use super::servers::{Connection, Servers, Transport};
+use super::setup_error::RedisSetupError;
 use crate::config::model;
 
 /// Connect timeouts that a connection to a Cluster may take: it asks some nodes for all nodes, then connects to each.
 const CLUSTER_STEPS_MAX: u32 = 4;
-
-/// Why there is no connection.
-pub(super) type NoConnection = PoolError<RedisError>;
 
 /// Long-lived connections, made when they are first needed.
 #[derive(Clone)]

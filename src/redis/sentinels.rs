@@ -14,7 +14,7 @@ use redis::{
 use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::time::{interval, timeout};
 
-use super::servers::RedisSetupError;
+use super::setup_error::RedisSetupError;
 use crate::config::model::{RedisNode, RedisSentinels};
 
 /// How often the sentinels are asked for the primary, beside the messages by which they announce another one.

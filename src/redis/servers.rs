@@ -23,6 +23,7 @@ use tokio_util::task::TaskTracker;
 
 use super::explain::unfit;
 use super::sentinels::Sentinels;
+use super::setup_error::RedisSetupError;
 use crate::config::model::{RedisNode, RedisServers, RedisStore, RedisTls};
 
 /// How often a command of a Cluster is sent again where its slot has moved or its node is gone; each within its deadline.
@@ -37,25 +38,6 @@ const ASKED_PART: u32 = 2;
 
 /// The run of a server on a Cluster: the script finds out by itself on which server it runs.
 const ASK_THERE: &str = "?";
-
-/// Why a Redis store cannot be set up from its configuration. No server has been asked yet.
-#[derive(Debug, thiserror::Error)]
-pub enum RedisSetupError {
-    /// The address is invalid.
-    #[error("store.redis: {0}")]
-    Address(String),
-    /// A PEM file cannot be read.
-    #[error("store.redis.tls: cannot read {path}: {error}")]
-    File {
-        /// The path of the file.
-        path: String,
-        /// The cause.
-        error: io::Error,
-    },
-    /// TLS cannot be set up with what the files hold.
-    #[error("store.redis.tls: {0}")]
-    Tls(String),
-}
 
 /// Opens connections to a server in place of TCP, as a simulation does.
 pub trait Transport: Send + Sync {

@@ -24,7 +24,8 @@ use crate::redis::answers;
 use crate::redis::arguments::{self, Arguments, Context};
 use crate::redis::connection::{LEASE, PartConnection, RECOVERY};
 use crate::redis::pool::Connections;
-use crate::redis::servers::{RedisSetupError, Transport};
+use crate::redis::servers::Transport;
+use crate::redis::setup_error::RedisSetupError;
 use crate::telemetry::{StoreMetrics, StoreOp};
 
 /// A Cluster as a whole holds no limiter.

@@ -63,8 +63,7 @@ pub(crate) struct Redis {
 pub(crate) enum Confirm {
     /// The primary alone: after a failover, bookings that its replica did not get are missing.
     Primary,
-    /// A replica of the primary, too (`WAIT`). A call takes a round trip of the servers longer, and without such a replica the store
-    /// counts as away.
+    /// A replica of the primary, too: a call takes a round trip longer. Without such a replica the store counts as away.
     Replica,
 }
 

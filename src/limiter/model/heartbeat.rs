@@ -61,13 +61,23 @@ pub struct HeartbeatAnswer {
     pub is_known_to_all: bool,
     /// All members, the caller among them.
     pub members: Vec<Member>,
-    /// True if the epoch is open, and every member has reported what it was granted and the store did not know.
-    pub is_settled: bool,
+    /// What members have still to report.
+    pub reports: Reports,
     /// The limiters, and partitions if not all, whose bookings were moved, or are to be moved by the next call, since the instant that
     /// the caller had followed; `None` if that is too long ago, or they are too many.
     pub moved: Option<Vec<Moved>>,
     /// The epoch of the layout before, which lives while replicas of it may run; zero: none.
     pub earlier_epoch: u64,
+}
+
+/// What members have still to report to a store.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub enum Reports {
+    /// A member has not reported what it was granted and the store does not know, or the epoch is not open yet.
+    #[default]
+    Awaited,
+    /// Nothing.
+    Complete,
 }
 
 /// A limiter, or one of its partitions, whose bookings were moved; all partitions if `None`.

@@ -22,7 +22,7 @@ pub use call::{Answer, Call, Freed, Generation, Holding, Outcome, RetryDelay, Ru
 pub use clock_step::{Step, stepped};
 pub use epoch::{Epoch, Reset};
 pub use generations::Generations;
-pub use heartbeat::{Heartbeat, HeartbeatAnswer, Member, Moved, Reported};
+pub use heartbeat::{Heartbeat, HeartbeatAnswer, Member, Moved, Reported, Reports};
 pub use limit::{
     Algorithm, Limit, Limiter, LimiterName, Mode, OnStoreFailure, Partitioned, PausePolicy, Permits,
     QueueLimits, RATE_MAX, Scope,

@@ -4,7 +4,6 @@
 //! [inbox](crate::limiter::queue::inbox).
 
 use std::collections::VecDeque;
-use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -284,12 +283,13 @@ impl Queue {
         self.wake.notify_one();
     }
 
-    /// Keeps the queue from ending while it is idle, until the guard is dropped. `None` if the queue has ended.
-    pub(in crate::limiter) fn hold(self: &Arc<Queue>) -> Option<QueueGuard> {
-        self.inbox().hold().then(|| QueueGuard(self.clone()))
+    /// Keeps the queue from ending while it is idle, until it is released. Returns false if it has ended.
+    pub(in crate::limiter) fn hold(&self) -> bool {
+        self.inbox().hold()
     }
 
-    fn release(&self) {
+    /// Releases the queue.
+    pub(in crate::limiter) fn release(&self) {
         self.inbox().release();
         self.wake.notify_one();
     }
@@ -478,28 +478,5 @@ impl OriginQueue for Queue {
 
     fn closed(&self) -> Refusal {
         Refusal::Closed { limiter: self.name() }
-    }
-}
-
-/// A guard that keeps an idle queue from ending until the guard is dropped.
-pub(in crate::limiter) struct QueueGuard(Arc<Queue>);
-
-impl QueueGuard {
-    pub(in crate::limiter) fn queue(&self) -> Arc<Queue> {
-        self.0.clone()
-    }
-}
-
-impl Deref for QueueGuard {
-    type Target = Queue;
-
-    fn deref(&self) -> &Queue {
-        &self.0
-    }
-}
-
-impl Drop for QueueGuard {
-    fn drop(&mut self) {
-        self.0.release();
     }
 }

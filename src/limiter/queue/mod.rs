@@ -11,6 +11,7 @@
 
 pub(in crate::limiter) mod active_limiter;
 pub(in crate::limiter) mod cost_queue;
+pub(in crate::limiter) mod guard;
 pub(in crate::limiter) mod handle;
 pub(in crate::limiter) mod inbox;
 pub(in crate::limiter) mod known_pauses;

@@ -139,6 +139,15 @@ pub(in crate::limiter) struct Followed {
     pub(in crate::limiter) sent: Moment,
 }
 
+/// The latest resets of limiters, by the store's clock; zero for none.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(in crate::limiter) struct Resets {
+    /// The one that the store has announced.
+    announced: Micros,
+    /// The one that the ledger has followed.
+    pub(in crate::limiter) followed: Micros,
+}
+
 /// The session with a part of a store.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct Session {
@@ -157,10 +166,7 @@ pub(in crate::limiter) struct Session {
     required_epoch: u64,
     /// The number of outages, and when the latest began.
     pub(in crate::limiter) outages: (u64, Moment),
-    /// The time of the latest reset of a limiter that the store has announced, by its clock.
-    reset_at: Micros,
-    /// The time of the latest reset that the ledger has followed, by the store's clock.
-    pub(in crate::limiter) reset_followed: Micros,
+    pub(in crate::limiter) resets: Resets,
     /// How far queues have been told what was moved in this epoch; `None` before its first heartbeat.
     pub(in crate::limiter) followed: Option<Followed>,
 }
@@ -177,8 +183,7 @@ impl Session {
             memory: 0,
             required_epoch: 0,
             outages: (0, Moment(0)),
-            reset_at: Micros::ZERO,
-            reset_followed: Micros::ZERO,
+            resets: Resets::default(),
             followed: None,
         }
     }
@@ -198,7 +203,7 @@ impl Session {
                 }
             }
             SessionEvent::Failed { sent } => self.failed(sent),
-            SessionEvent::Followed(at) => self.reset_followed = self.reset_followed.max(at),
+            SessionEvent::Followed(at) => self.resets.followed = self.resets.followed.max(at),
             SessionEvent::Told { sent, epoch, is_complete } => self.told(sent, epoch, is_complete),
             SessionEvent::Tick => {}
         }
@@ -221,7 +226,7 @@ impl Session {
             out.push(SessionAction::Step(step));
             self.followed = None;
             // The times of later resets are on another clock.
-            (self.reset_at, self.reset_followed) = (Micros::ZERO, Micros::ZERO);
+            self.resets = Resets::default();
             // A new epoch in this answer is not enough, unless its memory is new: instants of the old one are kept.
             let is_fresh = epoch.memory > self.memory && self.memory != 0;
             let least = if is_fresh { epoch.id } else { self.epoch.max(epoch.id) + 1 };
@@ -259,8 +264,8 @@ impl Session {
         if before != 0 && before < epoch.id {
             out.push(SessionAction::Lose);
         }
-        if epoch.reset_at > self.reset_at {
-            self.reset_at = epoch.reset_at;
+        if epoch.reset_at > self.resets.announced {
+            self.resets.announced = epoch.reset_at;
             out.push(SessionAction::Reset);
         }
         before < epoch.id && epoch.id >= self.required_epoch

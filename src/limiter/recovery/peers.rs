@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::share::Share;
-use crate::limiter::model::{Heartbeat, HeartbeatAnswer, Member, Reported};
+use crate::limiter::model::{Heartbeat, HeartbeatAnswer, Member, Reported, Reports};
 
 /// How much longer than a window a permit may matter: the replica that holds it may use it for a lease, and be heard late.
 const MARGIN: Micros = Micros::from_millis(5000);
@@ -33,8 +33,8 @@ struct Known {
     /// The counted members, ascending, as last listed; and as last listed when all of them knew the list.
     counted: Vec<u64>,
     agreed: Vec<u64>,
-    /// True if every member had reported all that matters, as last told.
-    is_settled: bool,
+    /// What members had still to report, as last told.
+    reports: Reports,
     phase: Phase,
 }
 
@@ -120,8 +120,8 @@ impl Peers {
             known.agreed.clone_from(&counted);
         }
         known.counted = counted;
-        let was_settled = std::mem::replace(&mut known.is_settled, answer.is_settled);
-        answer.is_settled && !was_settled
+        let before = std::mem::replace(&mut known.reports, answer.reports);
+        (before, answer.reports) == (Reports::Awaited, Reports::Complete)
     }
 
     /// Returns whether no other replica can have been granted anything that matters, as the store said last.

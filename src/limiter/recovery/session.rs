@@ -136,7 +136,7 @@ impl StoreSession {
 
     /// Removes the grants from before these resets, from the ledger and from this replica's own memory.
     pub(in crate::limiter) fn follow_resets(&self, resets: &[Reset], fallback: &Fallback) {
-        let (now, followed) = (self.now(), self.state().reset_followed);
+        let (now, followed) = (self.now(), self.state().resets.followed);
         for reset in resets.iter().filter(|reset| reset.at > followed) {
             let local_at = fallback.clock.now() - (now - reset.at);
             self.ledger.reset(reset, local_at);

@@ -7,7 +7,8 @@ use arc_swap::ArcSwapOption;
 
 use crate::limiter::model::{Limiter, LimiterName, Partition, Refusal};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
-use crate::limiter::queue::handle::{Queue, QueueGuard};
+use crate::limiter::queue::guard::QueueGuard;
+use crate::limiter::queue::handle::Queue;
 use crate::limiter::queue::permit::{OriginQueue, Permit, PermitReport, Receipt};
 use crate::limiter::queue::shadow::Shadows;
 use crate::limiter::queue::ticket::{Answered, Demand, Entered};

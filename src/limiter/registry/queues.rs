@@ -16,7 +16,8 @@ use crate::limiter::model::{
     Cause, Freed, LimiterName, Moved, PauseByHand, PauseStretch, Permits, Reason, Refusal,
 };
 use crate::limiter::queue::active_limiter::{LimiterInstance, shrink};
-use crate::limiter::queue::handle::{Queue, QueueGuard};
+use crate::limiter::queue::guard::QueueGuard;
+use crate::limiter::queue::handle::Queue;
 use crate::limiter::queue::inbox::Asker;
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::permit::OriginQueue;
@@ -111,7 +112,7 @@ impl Queues {
         instances: &[LimiterInstance],
     ) -> Result<QueueGuard, Refusal> {
         loop {
-            if let Some(guard) = self.find(instances)?.hold() {
+            if let Some(guard) = QueueGuard::new(self.find(instances)?) {
                 return Ok(guard);
             }
         }

@@ -106,7 +106,7 @@ impl Worker {
             self.session.ledger.record(&made.limiter_refs, &made.call, &answer);
         }
         self.observe_usage(made.at, &answer);
-        self.hearing.answered(&answer);
+        self.calling.hearing.answered(&answer);
         self.events.push(Event::Answered(Box::new(answer), made.call.refusal_budget));
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::FuturesUnordered;
 
+use super::hearing::Hearing;
 use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::{Answer, Call};
@@ -41,6 +42,8 @@ pub(super) struct Calling {
     /// The limiters as of the next call.
     pub(super) limiter_refs: Arc<[LimiterRef]>,
     pub(super) under_way: Option<CallInFlight>,
+    /// What heartbeats tell beside the answers.
+    pub(super) hearing: Hearing,
     /// Calls that were given up and may still complete.
     pub(super) late: FuturesUnordered<LateCall>,
     /// The latest logged error of the store, and when it was logged.
@@ -63,7 +66,7 @@ impl Calling {
     pub(super) fn new(queue: &Queue) -> Calling {
         let limiter_refs = queue.instances.iter().map(LimiterInstance::limiter_ref).collect();
         let late = FuturesUnordered::new();
-        Calling { limiter_refs, under_way: None, late, warned: None }
+        Calling { limiter_refs, under_way: None, hearing: Hearing::default(), late, warned: None }
     }
 
     /// Takes on the limits as configured now.

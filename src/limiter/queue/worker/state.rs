@@ -7,7 +7,6 @@ use tokio::time::Duration;
 use super::calls::Calling;
 use super::core;
 use super::core::events::{Action, Event, Limits};
-use super::hearing::Hearing;
 use super::reporter::Reporter;
 use super::requests::Requests;
 use super::siblings::Siblings;
@@ -29,7 +28,6 @@ pub(in crate::limiter) struct Worker {
     pub(super) calling: Calling,
     pub(super) own_fault: OwnFault,
     pub(super) usage: FleetUsage,
-    pub(super) hearing: Hearing,
     pub(super) reporter: Reporter,
     /// The events for the core, and its actions: empty between two turns, and kept so that nothing is allocated under load.
     pub(super) events: Vec<Event>,
@@ -71,7 +69,6 @@ impl Worker {
             calling,
             own_fault: OwnFault::default(),
             usage: FleetUsage::default(),
-            hearing: Hearing::default(),
             reporter: Reporter::default(),
             events: Vec::new(),
             actions: Vec::new(),
