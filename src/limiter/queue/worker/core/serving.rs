@@ -53,8 +53,9 @@ impl Worker {
         // A request that missed its slot, because the processor was busy or a connection took long to open, gets the next slot if
         // that comes at once, even after its wait has ended.
         holder.deadline = holder.deadline.max(now);
-        let waiter =
-            Waiter { request, holder, ends: self.ends(now, holder.deadline), stage: Stage::Approached };
+        // The time until its slot counts as waited, the time for its connection does not.
+        let ends = self.ends(now - (slot.due - holder.arrived), holder.deadline);
+        let waiter = Waiter { request, holder, ends, stage: Stage::Approached };
         self.cost_queues.entry(cost).or_default().join_again(waiter);
         let is_current = match slot.source {
             Source::Store(epoch) => self.outage() == 0 && epoch == self.owed.epoch,
