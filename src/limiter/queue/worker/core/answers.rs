@@ -72,8 +72,13 @@ impl Worker {
         let refused = |arrival: Arrival| Action::Refuse(arrival.asker, arrival.cost, refusal.clone());
         out.extend(costly.into_iter().map(refused));
         let source = Source::Local(self.outage());
+        let is_replaced = !replace.is_empty();
         let mut outcomes = Outcomes { answer, source, each: each(answer), budget: 0 };
         self.settle_outcomes(replace, arrivals, &mut outcomes, around, out);
+        // The slot in place of a late one lies behind all others, so each request has moved one slot back.
+        if is_replaced {
+            self.refuse_overdue(around.now, out);
+        }
     }
 
     /// Corrects when the slots of the store are due.

@@ -50,12 +50,13 @@ impl Worker {
         now: Moment,
         out: &mut Vec<Action>,
     ) {
-        // A request whose connection took long had its turn: it has the store's time anew. Any other keeps its own.
-        let asked = if why == Unusable::Late { now } else { holder.arrived };
-        let ends = self.ends(asked, holder.deadline);
+        let own_end = self.ends(holder.arrived, holder.deadline);
         // A request that missed its slot, because the processor was busy or a connection took long to open, gets the next slot if
         // that comes at once, even after its wait has ended.
         holder.deadline = holder.deadline.max(now);
+        // The time until its slot counts as waited, the time for its connection does not.
+        let waited = slot.due - holder.arrived;
+        let ends = if why == Unusable::Late { self.ends(now - waited, holder.deadline) } else { own_end };
         let waiter = Waiter { request, holder, ends, stage: Stage::Approached };
         self.cost_queues.entry(cost).or_default().join_again(waiter);
         let is_current = match slot.source {
