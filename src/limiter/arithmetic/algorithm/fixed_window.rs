@@ -56,6 +56,14 @@ impl FixedWindow {
     }
 }
 
+/// Returns the start of a stretch by a clock that lies so many microseconds behind. Where that is before all time, it is the start of
+/// its first window that is not.
+fn shifted(stretch: &Stretch, ahead: i64) -> Micros {
+    let start = i128::from(stretch.start.0) - i128::from(ahead);
+    let start = if start < 0 { start.rem_euclid(i128::from(stretch.length.0.max(1))) } else { start };
+    Micros(u64::try_from(start).unwrap_or(u64::MAX))
+}
+
 impl Algorithm for FixedWindow {
     type Sight = Frame;
 
@@ -63,8 +71,8 @@ impl Algorithm for FixedWindow {
     fn share(&self, share: Share) -> FixedWindow {
         let shortest = self.stretches.iter().map(|stretch| stretch.length.0).min().unwrap_or_default();
         let apart = CLOCKS_APART.min(Micros(shortest / 8));
-        let own = |at: Micros| Micros(at.0.saturating_add_signed(share.clock_ahead.saturating_neg()));
-        let later = |stretch: &Stretch| Stretch { start: own(stretch.start) + apart, ..*stretch };
+        let later =
+            |stretch: &Stretch| Stretch { start: shifted(stretch, share.clock_ahead) + apart, ..*stretch };
         FixedWindow {
             guard: self.guard + apart + apart,
             stretches: self.stretches.iter().map(later).collect(),
@@ -117,5 +125,27 @@ impl Algorithm for FixedWindow {
 
     fn take(&self, _quota: Quota, sight: &mut Frame, _at: Micros, permits: u64) {
         sight.held += permits;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_of_a_share_lie_within_the_stores_however_its_clock_lies() {
+        let length = Micros::from_millis(1000);
+        let windows = FixedWindow {
+            guard: Micros::from_millis(10),
+            stretches: [Stretch { start: Micros::ZERO, length }].into(),
+        };
+        let stored_at = Micros::from_millis(1_800_000_000_000);
+        for ahead in [0, 8_850, -8_850, 1_869_088, -1_869_088] {
+            let share = windows.share(Share { parts: 2, place: None, clock_ahead: ahead });
+            let local_start = Micros(stored_at.0.saturating_add_signed(-ahead)) + CLOCKS_APART;
+            let (start, end) = window_of(&share.stretches, local_start);
+            assert_eq!((start, end), (local_start, local_start + length), "{ahead}");
+            assert_eq!(share.guard, windows.guard + CLOCKS_APART + CLOCKS_APART);
+        }
     }
 }

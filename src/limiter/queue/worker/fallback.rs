@@ -30,7 +30,8 @@ impl Worker {
             rules.map(|(rule, left)| rule.capacity().saturating_sub(*left)).max().unwrap_or_default()
         });
         let booked_until = Some(answer.last).filter(|last| *last > answer.now);
-        self.usage = FleetUsage { used: used.collect(), at, booked_until, is_old: false };
+        self.usage =
+            FleetUsage { used: used.collect(), at, answered: answer.now, booked_until, is_old: false };
     }
 
     /// Charges this replica's memory with its part of the usage at the last contact with the store.
@@ -67,21 +68,22 @@ impl Worker {
     fn charge_usage(&self) {
         let Fallback { store, clock, replica, .. } = &*self.fallback;
         let (share, now) = (self.share(), clock.now());
-        let FleetUsage { used, at, booked_until, is_old } = &self.usage;
-        let contact = clock.at(*at);
-        let booked = booked_until.zip(self.session.clock()).map(|(last, known)| clock.at(known.due(last)));
+        let FleetUsage { used, at, answered, booked_until, is_old } = &self.usage;
+        // The latest moment that this instant of the store's clock can be; in calendar windows, the one that the share takes it for.
+        let last = booked_until.unwrap_or(*answered);
+        let due = self.session.clock().map(|known| clock.at(known.due(last)));
+        let in_windows = Micros(last.0.saturating_add_signed(share.clock_ahead.saturating_neg()));
+        let contact = clock.at(*at).max(due.unwrap_or_default()).max(in_windows);
+        // The share's calendar windows begin that much later than the store's.
+        let at = contact.min(now) + CLOCKS_APART;
+        let is_full = *is_old || booked_until.is_some();
         for place in self.queue.with_policy(OnStoreFailure::Local) {
             let whole = &self.calling.limiter_refs[place];
             let Some((limiter_ref, parts)) = whole.share(share).zip(whole.place(share)) else { continue };
             let used = used.get(place).map_or(0, |used| used.div_ceil(parts.parts.max(1)));
             let full = limiter_ref.rules.iter().map(Rule::capacity).min().unwrap_or_default();
-            let (at, used) = match booked {
-                Some(last) => (last, used.max(full)),
-                None if *is_old => (contact, used.max(full)),
-                None => (contact, used),
-            };
-            // A calendar window of this replica's own clock may begin a little later than the store's.
-            store.charge_at(now, &limiter_ref, ((at + CLOCKS_APART).min(now), used), *replica);
+            let used = if is_full { used.max(full) } else { used };
+            store.charge_at(now, &limiter_ref, (at, used), *replica);
         }
     }
 

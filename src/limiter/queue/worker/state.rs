@@ -41,6 +41,8 @@ pub(super) struct FleetUsage {
     pub(super) used: Box<[u64]>,
     /// When the last answered call was sent.
     pub(super) at: Moment,
+    /// When it was carried out, by the store's clock.
+    pub(super) answered: Micros,
     /// The last booked slot, if it lay in the future.
     pub(super) booked_until: Option<Micros>,
     /// True if there was an outage since.
