@@ -69,6 +69,15 @@ do
       return true
     end
 
+    -- Moves a pause that was set ahead of now, by another clock, as if it were set now. It lasts no longer than it was to last.
+    local function rebase(state, now)
+      local ahead = state.pause.set_at - now
+      if ahead <= 0 then return end
+      local pause = own(state)
+      for _, field in ipairs({ "paused_until", "set_at", "paced_until", "next" }) do pause[field] = max(pause[field] - ahead, 0) end
+      pause.by_hand_at = min(pause.by_hand_at, now)
+    end
+
     -- Returns the first instant from `at` on that the pause leaves open.
     local function open_from(pause, at)
       at = max(at, pause.paused_until)
@@ -89,7 +98,8 @@ do
     end
 
     return {
-      load = load, pack = pack, own = own, set = set, follow = follow, open_from = open_from, is_paced = is_paced, booked = booked,
+      load = load, pack = pack, own = own, set = set, follow = follow, rebase = rebase, open_from = open_from, is_paced = is_paced,
+      booked = booked,
     }
   end
 

@@ -77,5 +77,6 @@ local function recover(state, epoch, now)
   state.doubts = doubts
   state.generation, state.epoch = max(epoch.id, state.generation + 1), epoch.id
   state.lives_until, state.reset_at = 0, min(state.reset_at, now)
+  if state.pause ~= Pause.NONE then Pause.rebase(state, now) end
   state.void_from, state.previous_generation, state.rescheduled, state.rescheduled_until = 0, 0, {}, 0
 end

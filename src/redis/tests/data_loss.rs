@@ -7,6 +7,8 @@ use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::algorithm::warm_up::WarmUp;
 use crate::limiter::model::call::{Call, Holding, Outcome, Run};
 use crate::limiter::model::epoch::Epoch;
+use crate::limiter::model::pause::PauseRequest;
+use crate::limiter::model::upstream_report::UpstreamReport;
 use crate::limiter::model::write_back::{Unknown, WriteBack};
 use crate::redis::tests::fleet::{Fleet, SECOND, granted, lost, slots};
 use crate::redis::tests::{LEASE, START};
@@ -276,4 +278,21 @@ fn resets_are_limited_in_number() {
     fleet.reset(SECOND).unwrap();
     fleet.limiter_ref.partition = partition(64);
     fleet.reset(2 * SECOND).unwrap();
+}
+
+#[test]
+fn a_pause_lasts_no_longer_because_the_clock_was_set_back() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let first = fleet.begin(20 * SECOND);
+    let pause =
+        PauseRequest { wait: Some(Micros(3 * SECOND)), max: Micros(10 * SECOND), ..PauseRequest::default() };
+    let report =
+        UpstreamReport { replica: 1, known_epoch: first, pause: Some(pause), ..UpstreamReport::default() };
+    let context = fleet.context(22 * SECOND);
+    let asked = fleet.store.report_upstream(&context, &fleet.limiter_ref, &report);
+    assert_eq!(asked.paused_until, Micros(START + 25 * SECOND));
+    // A second later the clock shows 15 s less. What is left of the pause is not known any more, but how long it was to last.
+    let second = fleet.renew(8 * SECOND, first);
+    let now = 9 * SECOND;
+    assert_eq!(granted(&fleet.ask(now, second, 1)), (0, Some(11 * SECOND)));
 }
