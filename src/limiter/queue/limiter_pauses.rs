@@ -60,8 +60,7 @@ impl LimiterPauses {
         stretch: PauseStretch,
         cause: Cause,
     ) -> bool {
-        let Some(clock) = self.session.clock() else { return true };
-        let (at, until) = (clock.due(stretch.from), clock.due(stretch.until.max(stretch.from)));
+        let Some((at, until)) = self.session.moments(stretch) else { return true };
         self.with(|known, memory, now| {
             let pause = KnownPause { at, until, cause: Some(cause), memory: Some(memory) };
             known.note(partition, pause, memory, now)

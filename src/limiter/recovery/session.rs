@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use tracing::{info, warn};
 
 use crate::clock::{Clock, Micros, Moment};
-use crate::limiter::model::{Epoch, Reset};
+use crate::limiter::model::{Epoch, PauseStretch, Reset};
 use crate::limiter::recovery::earlier_layout::EarlierLayout;
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::ledger::Ledger;
@@ -175,6 +175,15 @@ impl StoreSession {
     /// Returns the store's clock, if the store has answered.
     pub(in crate::limiter) fn clock(&self) -> Option<StoreClock> {
         self.state().clock
+    }
+
+    /// Returns the moments of a pause by the store's clock; `None` before the store's first answer.
+    ///
+    /// It ends no later than its length from now on: that clock may have been stepped since this replica heard it last.
+    pub(in crate::limiter) fn moments(&self, stretch: PauseStretch) -> Option<(Moment, Moment)> {
+        let (clock, now) = (self.clock()?, self.moment());
+        let until = clock.due(stretch.until.max(stretch.from)).min(now + (stretch.until - stretch.from));
+        Some((clock.due(stretch.from).min(now), until))
     }
 
     /// Waits until the heartbeat has something to do: a new epoch has begun, or a limiter was reset.

@@ -152,8 +152,8 @@ impl Queues {
 
     /// Keeps the queues of a limiter or partition to a pause by the store's clock, or ends their pause.
     pub(in crate::limiter) fn pause_between(&self, instance: &LimiterInstance, stretch: PauseStretch) {
-        if let Some(clock) = instance.active.session.clock() {
-            self.apply_pause(instance, clock.due(stretch.from), clock.due(stretch.until));
+        if let Some((from, until)) = instance.active.session.moments(stretch) {
+            self.apply_pause(instance, from, until);
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::siblings::Siblings;
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{PauseByHand, PauseRequest, Reason, ReportResult, UpstreamReport};
+use crate::limiter::model::{PauseByHand, PauseRequest, PauseStretch, Reason, ReportResult, UpstreamReport};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::known_pauses::KnownPause;
 use crate::limiter::recovery::fallback::Fallback;
@@ -35,9 +35,9 @@ pub(in crate::limiter) async fn settle_pauses(
         if session.observe_epoch(result.epoch) {
             siblings.wake_all();
         }
-        let is_paused = result.paused_until > result.epoch.now;
-        let until =
-            session.clock().filter(|_| is_paused).map_or(pause.at, |clock| clock.due(result.paused_until));
+        let stretch = PauseStretch { from: result.epoch.now, until: result.paused_until };
+        let left = session.moments(stretch).filter(|_| stretch.until > stretch.from);
+        let until = left.map_or(pause.at, |(_, until)| until);
         active.pauses.settle(partition, pause, until);
         let lasting = until - session.moment();
         let by_hand = PauseByHand { lasting, ago: Micros::ZERO, replica: fallback.replica };
