@@ -337,7 +337,9 @@ pub(crate) fn bucket_room(
         Meter::Bucket(bucket) if *id == rule.id => Some(bucket),
         _ => None,
     });
-    if meter.is_some_and(|bucket| at < bucket.unsure_until) {
+    // Where more than the limit is excused, the meter drains faster than weir's bucket.
+    let is_unsure = |bucket: &Bucket| at < bucket.unsure_until || bucket.bounds.rate > rule.limit.rate;
+    if meter.is_some_and(is_unsure) {
         return (false, 0);
     }
     let level = meter.map(|Bucket { bounds, vouched, .. }| (vouched.at(at, bounds.rate), vouched.width));
