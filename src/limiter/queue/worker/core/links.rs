@@ -106,6 +106,11 @@ impl Worker {
         if self.outage() == 0 || !is_asked || can_ask || self.calls.local.is_some() {
             return;
         }
+        let allows = self.limits.policies.iter().all(|policy| *policy == OnStoreFailure::Allow);
+        if allows && self.is_in_pause(around.now) {
+            // All that is let through waits for its end.
+            self.refuse_overfull(out);
+        }
         let replace: Vec<_> = std::mem::take(&mut self.owed.replace).into_iter().collect();
         let arrivals: Vec<_> = self.arrivals.list.drain(..).collect();
         if self.limits.policies.contains(&OnStoreFailure::Reject) {

@@ -81,7 +81,7 @@ impl Worker {
     }
 
     /// Returns whether a slot lies in a pause that has not ended.
-    fn is_in_pause(&self, due: Moment) -> bool {
+    pub(super) fn is_in_pause(&self, due: Moment) -> bool {
         self.pause.now.as_ref().is_some_and(|paused| paused.holds(due))
     }
 

@@ -267,6 +267,21 @@ fn a_failed_call_is_made_again_and_then_the_policy_decides() {
 }
 
 #[test]
+fn no_more_wait_for_the_end_of_a_pause_than_may_where_all_are_let_through() {
+    let mut core = Driven::new(OnStoreFailure::Allow);
+    let limits = Limits { max_waiting: 2, ..limits(10, 1, OnStoreFailure::Allow) };
+    let pause = Paused { limiter: limits.refs[0].name.clone(), from: START, until: after(900) };
+    let away = Event::Linked(Link::Away { outage: 1 });
+    core.on(after(1), vec![Event::Reconfigured(Box::new(limits)), Event::Paused(Some(pause)), away]);
+    let arrivals: Vec<_> = (0..5).map(|request| arrival(request, after(2), 1000)).collect();
+    let actions = core.on(after(2), arrivals);
+    let refused = actions.iter().filter(|action| matches!(action, Action::Refuse(..))).count();
+    assert_eq!((refused, is_granted(&actions)), (3, false), "{actions:?}");
+    assert!(matches!(refusal(&actions), Some(Refusal::QueueFull { .. })));
+    assert!(is_granted(&core.on(after(900), Vec::new())));
+}
+
+#[test]
 fn slots_of_another_epoch_are_void_and_asked_for_anew() {
     let mut core = Driven::new(OnStoreFailure::Reject);
     core.on(START, vec![arrival(0, START, 1000)]);
