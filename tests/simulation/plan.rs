@@ -129,6 +129,9 @@ impl Plan {
             Mix::Calm => Vec::new(),
             _ => draw_faults(replicas, &configurations, (begin, end), &pace, &mut rng),
         };
+        // A replica that stands still for long has all its requests to answer afterwards.
+        let over =
+            faults.iter().map(|fault| fault.at + fault.kind.lasts()).max().unwrap_or_default().max(end);
         let exact = rng.u8(..3) > 0;
         Plan {
             seed,
@@ -141,7 +144,7 @@ impl Plan {
             routes,
             faults,
             demand: (begin, end),
-            end: end + 12 * SECOND,
+            end: over + 12 * SECOND,
         }
     }
 
