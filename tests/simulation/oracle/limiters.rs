@@ -19,11 +19,6 @@ pub(crate) struct Bounds {
 }
 
 impl Bounds {
-    /// Returns how long a full bucket takes to drain.
-    pub(crate) fn drains_within(self, per: u64) -> u64 {
-        per * self.burst.max(1) / self.rate.max(1)
-    }
-
     fn largest(self, other: Bounds) -> Bounds {
         let Bounds { rate, burst, guard } = other;
         Bounds { rate: self.rate.max(rate), burst: self.burst.max(burst), guard: self.guard.max(guard) }

@@ -153,7 +153,7 @@ impl Bucket {
             // Intervals that begin before the change may hold more; the others do not see what was sent then.
             (self.nominal.amount, self.widened.amount) = (0, 0);
             self.poured.clear();
-            self.unsure_until = at + self.bounds.drains_within(per);
+            self.unsure_until = at + per * self.bounds.burst.max(1) / self.bounds.rate.max(1);
         }
         self.bounds = new;
     }
@@ -254,14 +254,15 @@ fn slide(state: &StateUse, rule: &Rule, at: u64, percent: Option<u64>) -> Option
     })
 }
 
-/// Judges a bucket; it begins empty where it could not be judged, and for how full it really is nobody can tell for a while.
+/// Judges a bucket; it begins empty where it could not be judged, and all of it may be in use.
 fn fill(state: &mut StateUse, rule: &Rule, at: u64, cost: u64, percent: Option<u64>) -> Option<Evidence> {
     let per = rule.limit.per;
     let begin = (at + 1).saturating_sub(per);
     let Some(percent) = percent.filter(|_| begin >= rule.since) else {
         state.meters.retain(|(id, _)| *id != rule.id);
         let mut unknown = Bucket::new(rule.bounds(begin));
-        unknown.unsure_until = at + unknown.bounds.drains_within(per);
+        unknown.drain(at, per, unknown.bounds);
+        unknown.doubt(at, 0);
         state.meters.push((rule.id, Meter::Bucket(unknown)));
         return None;
     };
