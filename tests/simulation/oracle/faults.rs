@@ -139,9 +139,10 @@ impl Faults {
         (percent != Excess::ANY).then_some(percent)
     }
 
-    /// Returns whether a replica is slow to hear the store.
-    pub(crate) fn is_slow(&self) -> bool {
-        self.faults.values().any(|fault| fault.kind.name == "slow" && fault.end.is_none())
+    /// Returns whether a replica is slow to hear the store, or was right before, when answers under way were sent.
+    pub(crate) fn is_slow(&self, at: u64) -> bool {
+        let mut slow = self.faults.values().filter(|fault| fault.kind.name == "slow");
+        slow.any(|fault| fault.end.is_none_or(|end| at < end + self.lease))
     }
 
     /// Forgets faults that ended before an instant.

@@ -50,8 +50,6 @@ pub(crate) struct Bucket {
     poured: VecDeque<Poured>,
     /// Drains as `widened`, and counts what nobody can vouch for as used.
     vouched: Level,
-    /// Until when the levels may be higher than they are counted, after a change of the bounds.
-    unsure_until: u64,
 }
 
 /// A request that was poured into a bucket.
@@ -126,7 +124,7 @@ impl Meter {
 impl Bucket {
     fn new(bounds: Bounds) -> Bucket {
         let [nominal, widened, vouched] = [Level::default(); 3];
-        Bucket { bounds, nominal, widened, total: 0, poured: VecDeque::new(), vouched, unsure_until: 0 }
+        Bucket { bounds, nominal, widened, total: 0, poured: VecDeque::new(), vouched }
     }
 
     fn settle(&mut self, sent_at: u64, less: u64) {
@@ -153,7 +151,9 @@ impl Bucket {
             // Intervals that begin before the change may hold more; the others do not see what was sent then.
             (self.nominal.amount, self.widened.amount) = (0, 0);
             self.poured.clear();
-            self.unsure_until = at + per * self.bounds.burst.max(1) / self.bounds.rate.max(1);
+            // It has drained faster than weir's bucket.
+            self.bounds = new;
+            self.doubt(at, 0);
         }
         self.bounds = new;
     }
@@ -342,7 +342,7 @@ pub(crate) fn bucket_room(
         _ => None,
     });
     // Where more than the limit is excused, the meter drains faster than weir's bucket.
-    let is_unsure = |bucket: &Bucket| at < bucket.unsure_until || bucket.bounds.rate > rule.limit.rate;
+    let is_unsure = |bucket: &Bucket| bucket.bounds.rate > rule.limit.rate;
     if meter.is_some_and(is_unsure) {
         return (false, 0);
     }

@@ -40,7 +40,7 @@ impl Oracle {
         let (limit, replica) = (request.waiting_max, request.replica);
         let detail = || format!("in replica {replica}");
         // A permit of the present waits until its instant has surely come, which is later the slower the answers are.
-        let is_over = waiting > limit && !self.faults.is_slow();
+        let is_over = waiting > limit && !self.faults.is_slow(self.now);
         let evidence = is_over.then(|| Evidence { sent: waiting, limit, detail: detail() });
         self.report(What::TooManyWaiting, &request, evidence);
     }
