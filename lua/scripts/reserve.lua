@@ -20,6 +20,7 @@
 --   reschedule        void permits to be moved to their new places: slot, cost and count by turns, ascending
 --   reschedule_wait   the longest wait for a new place
 --   runs              new requests in their order: cost, longest wait and count by turns
+--   lead              how far ahead of now they are booked at least, but no further than they wait: the answer takes so long
 --   queue_slots_left  how many of them may be given a slot in the future
 --   refusal_budget    how many requests like the first refused one the caller may refuse without asking
 -- Returns      one MessagePack array:
@@ -34,7 +35,7 @@
 -- Expiry:      every key when nothing in it can matter any more, never earlier
 
 local given_now, lease, replica, call, known_epoch, run, settle, channel, callers, given_back, reschedule, reschedule_wait, runs,
-  queue_slots_left, refusal_budget = cmsgpack.unpack(ARGV[1])
+  lead, queue_slots_left, refusal_budget = cmsgpack.unpack(ARGV[1])
 local limiters = #callers / 2
 local order_key, epoch_key, earlier_key, live_key, moved_key = unpack(KEYS, limiters + 1, limiters + 5)
 local now, stored = Store.now(given_now), redis.call("MGET", unpack(KEYS, 1, limiters + 3))
@@ -158,17 +159,19 @@ local outcomes = {}
 
 if #runs > 0 and not settles then
   local TOO_FAR, QUEUE_FULL = 1, 2
-  local searches = searches_from(now)
+  local searches, started = searches_from(now), now
   -- The largest cost for which the search has passed by room: a smaller one may be booked before.
   local passed = 0
   for first = 1, #runs, 3 do
     local cost, wait_max, left = runs[first], runs[first + 1], runs[first + 2]
-    if cost < passed then searches, passed = searches_from(now), 0 end
+    local start = now + min(lead, wait_max)
+    if cost < passed or start < started then searches, passed = searches_from(start), 0 end
+    started = start
     while left > 0 do
-      local from = QueueOrder.floor_of(order, cost)
+      local from = max(start, QueueOrder.floor_of(order, cost))
       for limiter = 1, limiters do Search.advance(searches[limiter], from) end
       local at, free, limiter, limit = earliest(searches, cost)
-      local code = at - now > wait_max and TOO_FAR or at > now and queue_slots_left == 0 and QUEUE_FULL or nil
+      local code = at > start and (at - now > wait_max and TOO_FAR or queue_slots_left == 0 and QUEUE_FULL) or nil
       if code then
         local rule = states[limiter].rules[limit]
         local advised = QueueOrder.advise(order, at, (left + refusal_budget) * cost, rule)
@@ -178,7 +181,7 @@ if #runs > 0 and not settles then
         break
       end
       local count = max(QueueOrder.count_at(order, at, cost, min(left, floor(free / cost))), 1)
-      if at > now then
+      if at > start then
         count = min(count, queue_slots_left)
         queue_slots_left = queue_slots_left - count
       end

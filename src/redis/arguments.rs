@@ -26,9 +26,11 @@ impl Arguments {
     fn new(keys: impl Into<Vec<String>>, values: &impl Serialize) -> Arguments {
         // Numbers, texts and lists of them can always be packed.
         let mut packed = rmp_serde::to_vec(values).unwrap_or_default();
-        // The values without the array that holds them: Lua unpacks them all at once, without a table. Its mark is one byte, for there
-        // are at most fifteen.
-        packed.drain(..packed.len().min(1));
+        // The values without the array that holds them: Lua unpacks them all at once, without a table. Its mark is one byte for up to
+        // fifteen of them, else three.
+        const ARRAY_16: u8 = 0xdc;
+        let mark = if packed.first() == Some(&ARRAY_16) { 3 } else { 1 };
+        packed.drain(..packed.len().min(mark));
         Arguments { keys: keys.into(), packed }
     }
 }
@@ -104,6 +106,7 @@ struct Reserve<'a> {
     reschedule: Vec<u64>,
     reschedule_wait: u64,
     runs: Vec<u64>,
+    lead: u64,
     queue_slots_left: u64,
     refusal_budget: u64,
 }
@@ -141,6 +144,7 @@ pub(super) fn reserve(
         reschedule: call.reschedule.iter().flat_map(holding).collect(),
         reschedule_wait: call.reschedule_wait.0,
         runs: call.runs.iter().flat_map(run).collect(),
+        lead: call.lead.0,
         queue_slots_left: call.queue_slots_left,
         refusal_budget: call.refusal_budget,
     };

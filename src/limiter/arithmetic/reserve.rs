@@ -173,21 +173,23 @@ fn book_runs(
 ) -> Vec<(u64, Outcome)> {
     let mut outcomes = Vec::new();
     let (mut queue_slots_left, mut refusal_budget) = (call.queue_slots_left, call.refusal_budget);
-    let mut searches = searches_from(states, now);
+    let (mut searches, mut started) = (searches_from(states, now), now);
     // The search has moved on for a cost that found no room where it stood: a smaller one may have room before.
     let mut passed = 0;
     for run in &call.runs {
-        if run.cost < passed {
-            searches = searches_from(states, now);
+        let start = now + call.lead.min(run.wait_max);
+        let has_passed = start < std::mem::replace(&mut started, start);
+        if run.cost < passed || has_passed {
+            searches = searches_from(states, start);
             passed = 0;
         }
         let mut left = run.count;
         while left > 0 {
-            let floor = order.floor(run.cost);
+            let floor = order.floor(run.cost).max(start);
             searches.iter_mut().for_each(|search| search.advance(floor));
             let found = earliest(&mut searches, run.cost);
-            let delay = found.at - now;
-            if let Some(refuse) = refusal(delay, run, queue_slots_left) {
+            let (delay, waits) = (found.at - now, found.at > start);
+            if waits && let Some(refuse) = refusal(delay, run, queue_slots_left) {
                 let count = left + std::mem::take(&mut refusal_budget);
                 let rule = violated_rule(&searches, found.violated);
                 let advised = order.advise(found.at, count * run.cost, rule) - now;
@@ -196,7 +198,7 @@ fn book_runs(
                 break;
             }
             let mut count = left.min(found.room / run.cost).min(order.count_at(found.at, run.cost)).max(1);
-            if delay > Micros::ZERO {
+            if waits {
                 count = count.min(queue_slots_left);
                 queue_slots_left -= count;
             }
@@ -211,11 +213,11 @@ fn book_runs(
     outcomes
 }
 
-/// Returns the kind of refusal for a request whose slot is `delay` away; `None` if it may be booked.
+/// Returns the kind of refusal for a request that has to wait for its slot, `delay` away; `None` if it may be booked.
 fn refusal(delay: Micros, run: &Run, queue_slots_left: u64) -> Option<fn(RetryDelay) -> Outcome> {
     if delay > run.wait_max {
         Some(Outcome::TooFar)
-    } else if delay > Micros::ZERO && queue_slots_left == 0 {
+    } else if queue_slots_left == 0 {
         Some(Outcome::Full)
     } else {
         None

@@ -42,6 +42,9 @@ pub struct Call {
     pub reschedule_wait: Micros,
     /// New requests.
     pub runs: Vec<Run>,
+    /// How far ahead of the call they are booked at least, but no further than they wait: as long as the answer may take to come,
+    /// where a slot would be late by then.
+    pub lead: Micros,
     /// How many of the new requests may be given a slot in the future.
     pub queue_slots_left: u64,
     /// How many further requests like the first refused one the caller may refuse without asking.

@@ -32,6 +32,7 @@ enum Step {
     Reserve {
         limiter_refs: usize,
         runs: Vec<(u64, u64, u64)>,
+        lead: u64,
         queue_slots_left: u64,
         refusal_budget: u64,
     },
@@ -124,9 +125,15 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => prop_oneof![0..3_u64, 0..2_000_000_u64, Just(600_000), Just(10_000_000), Just(1_000_000_000)]
             .prop_map(Step::Advance),
-        6 => (1..=2_usize, prop::collection::vec(run, 0..4), 0..30_u64, prop_oneof![Just(0), 0..500_u64])
-            .prop_map(|(limiter_refs, runs, queue_slots_left, refusal_budget)| {
-                Step::Reserve { limiter_refs, runs, queue_slots_left, refusal_budget }
+        6 => (
+            1..=2_usize,
+            prop::collection::vec(run, 0..4),
+            prop_oneof![3 => Just(0), 1 => 1..500_000_u64],
+            0..30_u64,
+            prop_oneof![Just(0), 0..500_u64],
+        )
+            .prop_map(|(limiter_refs, runs, lead, queue_slots_left, refusal_budget)| {
+                Step::Reserve { limiter_refs, runs, lead, queue_slots_left, refusal_budget }
             }),
         2 => (any::<usize>(), 1..5_u64).prop_map(|(holding, count)| Step::GiveBack { holding, count }),
         1 => any::<usize>().prop_map(|rules| Step::Change { rules }),
@@ -290,11 +297,12 @@ fn run(model: &mut Model, store: &mut TestStore, steps: &[Step]) {
                 };
                 both_report(model, store, *limiter_ref, &report);
             }
-            Step::Reserve { limiter_refs, runs, queue_slots_left, refusal_budget } => {
+            Step::Reserve { limiter_refs, runs, lead, queue_slots_left, refusal_budget } => {
                 let runs =
                     runs.iter().map(|&(cost, wait, count)| Run { cost, wait_max: Micros(wait), count });
                 let call = Call {
                     runs: runs.collect(),
+                    lead: Micros(*lead),
                     queue_slots_left: *queue_slots_left,
                     refusal_budget: *refusal_budget,
                     ..Call::default()

@@ -188,7 +188,8 @@ impl Worker {
         let replaced: usize = replace.iter().map(|(_, count)| count).sum();
         let mut runs = self.runs(now, &replace, &arrivals);
         // Permits are prefetched only where they can be used at once.
-        let wanted = self.prefetch_wanted(now).filter(|_| replace.is_empty());
+        let lead = self.lead(now, &replace);
+        let wanted = self.prefetch_wanted(now).filter(|_| replace.is_empty() && lead == Micros::ZERO);
         runs.extend(wanted.map(|(cost, count)| Run { cost: cost.get(), wait_max: Micros::ZERO, count }));
         let prefetch = wanted.map(|(cost, _)| cost);
         let call = Call {
@@ -197,11 +198,23 @@ impl Worker {
             reschedule: holdings(&reschedule),
             reschedule_wait: self.longest_wait(now),
             runs,
+            lead,
             queue_slots_left: self.queue_slots_left() + replaced as u64,
             ..Call::default()
         };
         self.calls.under_way = Some(Sent { at: now, reschedule, replace, arrivals, traded, prefetch });
         call
+    }
+
+    /// Returns how far ahead the next call books. Where an answer takes longer than a slot stays good, slots that begin with the call
+    /// are late when the answer comes. A request whose wait ends before takes what comes.
+    fn lead(&self, now: Moment, replace: &[(Permits, usize)]) -> Micros {
+        let deadline =
+            |(cost, _): &(Permits, usize)| self.cost_queues.get(cost).and_then(CostQueue::last_deadline);
+        let least =
+            replace.iter().filter_map(deadline).min().map_or(Micros(u64::MAX), |deadline| deadline - now);
+        let latency = self.calls.latency;
+        if latency > self.limits.guard && latency <= least { latency } else { Micros::ZERO }
     }
 
     /// Takes the slots to give back that were booked under these generations; others go with the next call.
