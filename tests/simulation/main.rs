@@ -77,6 +77,9 @@ struct Arguments {
     /// Puts a mistake into the scripts, which must be found.
     #[arg(long)]
     mutate: Option<String>,
+    /// Stops at the first finding.
+    #[arg(long)]
+    stop_at_first: bool,
     /// How runs are drawn: at random, or calm where a mistake is to be found.
     #[arg(long, value_enum)]
     mix: Option<MixName>,
@@ -189,7 +192,7 @@ fn many(arguments: &Arguments, mix: Mix) -> Result<bool, String> {
         cores: arguments.cores.unwrap_or(cores),
         shortens: arguments.shorten,
         what: arguments.what.clone(),
-        stops_at_first: arguments.mutate.is_some(),
+        stops_at_first: arguments.stop_at_first || arguments.mutate.is_some(),
     };
     let totals = run::run(&wanted);
     let mut shortened = totals.shortened.clone();
