@@ -124,7 +124,7 @@ impl Faults {
 
     /// Returns the percentage by which windows that begin at `from` may be over; `None`: they are not judged.
     pub(crate) fn excess(&self, policy: Policy, from: u64) -> Option<u64> {
-        let mut percent = 0;
+        let (mut percent, mut of_splits): (u64, u64) = (0, 0);
         for fault in self.faults.values() {
             let after = if policy == Policy::Allow { ALLOW_AFTER } else { self.lease };
             if fault.end.is_some_and(|end| end + after <= from) {
@@ -134,9 +134,14 @@ impl Faults {
                 return None;
             }
             let Excess { local, other } = fault.kind.excess;
-            percent = percent.max(if policy == Policy::Local { local } else { other });
+            let excess = if policy == Policy::Local { local } else { other };
+            percent = percent.max(excess);
+            if fault.kind.name == "failover" {
+                // Each further primary has a quota of its own.
+                of_splits = of_splits.saturating_add(excess);
+            }
         }
-        (percent != Excess::ANY).then_some(percent)
+        (percent != Excess::ANY).then_some(percent.max(of_splits))
     }
 
     /// Returns whether a replica is slow to hear the store, or was right before, when answers under way were sent.
