@@ -194,14 +194,14 @@ class Run:
         if not is_right:
             self.fail(word, text)
 
-    def check_use(self, is_right, text, begin, end=float("inf")):
+    def check_use(self, is_right, text, begin, end=float("inf"), word="USED"):
         """Checks how much was used, or how soon, in a stretch in which the machine left enough time to this program."""
         end = min(end, now())
         late = sum(late for at, late in self.late if begin <= at <= end and late > 0.02)
         if not is_right and late > (end - begin) / 100:
-            self.noise.append(f"USED {text}, client {1000 * late:.0f} of {1000 * (end - begin):.0f} ms late")
+            self.noise.append(f"{word} {text}, client {1000 * late:.0f} of {1000 * (end - begin):.0f} ms late")
         else:
-            self.check(is_right, "USED", text)
+            self.check(is_right, word, text)
 
     def stamps(self, path="/"):
         return sorted(at for at, target in self.upstream.seen if target.startswith(path))
@@ -236,8 +236,12 @@ class Run:
         self._judge_waits(judge_waits)
         self._judge_refusals()
         forwarded = [ask for ask in self.asks if ask.stamp]
-        disorder = lambda asks: round(100 * judge.inversions([(ask.sent, ask.stamp) for ask in asks]), 2)
+
+        def disorder(asks, slack=judge.ORDER_SLACK):
+            return round(100 * judge.inversions([(ask.sent, ask.stamp) for ask in asks], slack), 2)
+
         self.figures["out_of_order_percent"] = disorder(forwarded)
+        self.figures["out_of_order_without_slack_percent"] = disorder(forwarded, 0.0)
         self.figures["out_of_order_inside_replicas"] = [
             disorder([ask for ask in forwarded if ask.weir is weir]) for weir in self.replicas
         ]

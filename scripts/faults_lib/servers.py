@@ -334,10 +334,11 @@ class Weir(Process):
         if status not in (0, 200):
             raise RuntimeError(f"reload: {status} {text}")
 
-    async def metrics(self, name):
-        """Returns the sum of a metric over its series; `None` where nothing answers."""
+    async def metrics(self, name, label=""):
+        """Returns the sum of a metric over its series, or over those with a label; `None` where nothing answers."""
         status, text = await call(self.admin, "GET", "/metrics")
-        values = re.findall(rf"^{name}(?:\{{[^}}]*\}})? ([0-9.e+-]+)$", text, re.M)
+        labels = rf"\{{[^}}]*{label}[^}}]*\}}" + ("" if label else "|")
+        values = re.findall(rf"^{name}(?:{labels}) ([0-9.e+-]+)$", text, re.M)
         return sum(map(float, values)) if status == 200 else None
 
 

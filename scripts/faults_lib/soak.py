@@ -2,6 +2,7 @@
 
 import asyncio
 
+from . import judge
 from .cases import BOTH, case
 from .faults import (connections_killed, flushed, frozen, full, killed, paused, reloaded, replaced, rolled,
                      scripts_forgotten)
@@ -92,3 +93,63 @@ async def partitions(run, _):
             ask.answered, ask.status = now(), 200
     run.unloaded = run.loaded
     await run.finish(judge_waits=False)
+
+
+HERD_WAIT = 60
+
+
+async def keep_waiting(run, tenant):
+    """Keeps one request of a tenant waiting: the next one comes when it is answered."""
+    while True:
+        await run.ask(run.replicas[tenant % 3], headers=f"x-tenant: t{tenant}\r\n")
+
+
+async def store_timeouts(run):
+    """Returns how many calls of all replicas to the store have timed out."""
+    return sum(await asyncio.gather(*(weir.metrics("weir_store_calls_total", 'result="timeout"') for weir in run.replicas)))
+
+
+async def call_rates(run, name, seconds):
+    """Reports the script calls a second, those beyond what was sent, and the calls that timed out."""
+    redis, begin = run.store.redis, now()
+    calls, timeouts, sent = await redis.script_calls(), await store_timeouts(run), len(run.upstream.seen)
+    await run.sleep(seconds)
+    span = now() - begin
+    calls, sent = await redis.script_calls() - calls, len(run.upstream.seen) - sent
+    run.figures[f"{name}_calls_per_s"] = round(calls / span, 1)
+    run.figures[f"{name}_sent_per_s"] = round(sent / span, 1)
+    run.figures[f"{name}_timeouts"] = round(await store_timeouts(run) - timeouts)
+    return (calls - sent) / span, run.figures[f"{name}_timeouts"]
+
+
+@case("400", "1000")
+async def herd(run, tenants):
+    """400 or 1000 tenants, each with one request that waits for 100/1s of all and 10/1s of its own; Redis stands still for
+    1 s: back to 97 % within 2 s and for 25 s on, nobody refused, no call to the store times out later than 2 s after its
+    return, at most 50 script calls a second beyond those that book, before and after."""
+    queue = f"{{timeout: {HERD_WAIT}s, max_waiting: 10000}}"
+    limiters = f'  tenant: {{limits: [10/1s], key: ["header:x-tenant"], queue: {queue}, group: l}}\n'
+    await run.start("100/1s", "local", queue=queue, timeout=HERD_WAIT, limiters=limiters, route="limiters: [l, tenant]")
+    run.may_refuse = False
+    run.loaded = now()
+    clients = []
+    for tenant in range(int(tenants)):
+        clients.append(run.spawn(keep_waiting(run, tenant)))
+        await asyncio.sleep(0.002)
+    await run.sleep(5)
+    before, _ = await call_rates(run, "before", 5)
+    back = await frozen(run, 1)
+    await call_rates(run, "first_2s", 2)
+    after, timeouts = await call_rates(run, "after", 23)
+    run.unloaded = now()
+    for client in clients:
+        client.cancel()
+    for ask in run.asks:
+        if ask.answered is None:  # left by itself: not judged
+            ask.answered, ask.status = now(), 200
+    back_in_use(run, back, seconds=22 * (1 + judge.guard(1)))  # permits of one window may come at one instant
+    for when, extra, begin, end in (("before", before, run.loaded, back - 1), ("after", after, back + 2, run.unloaded)):
+        text = f"{extra:.0f} script calls/s beyond those that book {when} the stall, 50 allowed"
+        run.check_use(extra <= 50, text, begin, end, "CALLS")
+    run.check_use(timeouts == 0, f"{timeouts} calls timed out from 2 s after the return on", back + 2, run.unloaded, "TIMEOUT")
+    await run.finish()
