@@ -2,8 +2,10 @@
 //!
 //! A store carries out one call after the other. When very many queues ask at once, as after an outage, calls that are sent together
 //! wait there for each other until all are late, are given up and made again, while the store works for nobody. Here they wait before
-//! they are sent, and none is late. The number grows by one with each round of answers in time and shrinks by a quarter with a slow
-//! one, as the windows of TCP do (Chiu and Jain 1989, *Analysis of the increase and decrease algorithms for congestion avoidance*).
+//! they are sent, and none is late. The number changes as the windows of TCP do (Jacobson 1988, *Congestion avoidance and control*): it
+//! grows by one with each answer in time, up to a threshold, and beyond that with each round of them; a slow answer takes a quarter, and a call
+//! that was answered too late begins anew from the fewest. It grows only while calls wait for a place: what few calls show says nothing
+//! about many.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -11,11 +13,9 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::clock::{Micros, Moment};
 
-/// The calls under way at the start: some milliseconds of a store's time.
-const CALLS_START: usize = 32;
-
-/// The fewest and the most calls that may be under way.
-const CALLS: std::ops::RangeInclusive<usize> = 4..=256;
+/// The fewest calls that may be under way, as at the start, and the most. The fewest of some replicas together take a store less time
+/// than a slow answer.
+const CALLS: std::ops::RangeInclusive<usize> = 2..=256;
 
 /// The gate before a store.
 pub(in crate::limiter) struct CallGate {
@@ -23,11 +23,17 @@ pub(in crate::limiter) struct CallGate {
     window: Mutex<Window>,
     /// An answer that takes longer is slow.
     slow: Micros,
+    /// An answer that takes longer was given up.
+    timeout: Micros,
 }
 
 /// How many calls may be under way.
 struct Window {
     size: usize,
+    /// The places that there are. More than the size where calls under way have still to give theirs up.
+    places: usize,
+    /// Up to here the number grows with each answer.
+    threshold: usize,
     /// The answers in time since the number was last changed.
     quick: usize,
     /// When the number was last made smaller. Calls that were sent before say nothing about the smaller one.
@@ -43,10 +49,12 @@ pub(in crate::limiter) struct CallPlace<'a> {
 impl CallGate {
     /// Creates the gate before a store whose calls fail after `timeout`; zero for a store that answers at once.
     pub(in crate::limiter) fn new(timeout: Micros) -> CallGate {
-        let window = Window { size: CALLS_START, quick: 0, shrunk: Moment(0) };
+        let (least, most) = CALLS.into_inner();
+        let window = Window { size: least, places: least, threshold: most, quick: 0, shrunk: Moment(0) };
         // A store in this process answers at once.
-        let slow = if timeout == Micros::ZERO { Micros(u64::MAX) } else { Micros(timeout.0 / 4) };
-        CallGate { places: Semaphore::new(CALLS_START), window: Mutex::new(window), slow }
+        let timeout = if timeout == Micros::ZERO { Micros(u64::MAX) } else { timeout };
+        let slow = Micros(timeout.0 / 4);
+        CallGate { places: Semaphore::new(least), window: Mutex::new(window), slow, timeout }
     }
 
     fn window(&self) -> MutexGuard<'_, Window> {
@@ -60,74 +68,116 @@ impl CallGate {
     }
 }
 
+impl Window {
+    /// Takes in an answer in time, which came while other calls waited for a place.
+    fn grow(&mut self) {
+        self.quick += 1;
+        if self.size < self.threshold || self.quick >= self.size {
+            (self.size, self.quick) = ((self.size + 1).min(*CALLS.end()), 0);
+        }
+    }
+
+    /// Takes in that a call was answered slowly, or too late.
+    fn shrink(&mut self, is_lost: bool, now: Moment) {
+        self.threshold = (self.size - self.size / 4).max(*CALLS.start());
+        self.size = if is_lost { *CALLS.start() } else { self.threshold };
+        (self.quick, self.shrunk) = (0, now);
+    }
+}
+
 impl CallPlace<'_> {
-    /// Leaves after a call that was sent and answered, or given up, at these moments.
-    pub(in crate::limiter) fn leave(mut self, sent: Moment, ended: Moment) {
-        let mut window = self.gate.window();
-        if ended - sent < self.gate.slow {
-            window.quick += 1;
-            if window.quick >= window.size && window.size < *CALLS.end() {
-                (window.size, window.quick) = (window.size + 1, 0);
-                self.gate.places.add_permits(1);
+    /// Leaves after a call that was sent, and answered or given up, at these moments.
+    pub(in crate::limiter) fn leave(mut self, sent: Moment, ended: Moment, is_answered: bool) {
+        let (took, gate) = (ended - sent, self.gate);
+        let mut window = gate.window();
+        if took >= gate.slow {
+            if sent >= window.shrunk {
+                window.shrink(took >= gate.timeout, ended);
             }
-            return;
+        } else if is_answered && gate.places.available_permits() == 0 {
+            window.grow();
         }
-        if sent < window.shrunk {
-            return;
-        }
-        let size = (window.size - window.size / 4).max(*CALLS.start());
-        let surplus = window.size - size;
-        // Places that are taken are given up as calls end: this one first.
-        let mut forgotten = 0;
-        if surplus > 0
+        if window.places > window.size
             && let Some(place) = self.place.take()
         {
             place.forget();
-            forgotten = 1 + self.gate.places.forget_permits(surplus - 1);
+            window.places -= 1 + gate.places.forget_permits(window.places - window.size - 1);
+        } else if window.places < window.size {
+            gate.places.add_permits(window.size - window.places);
+            window.places = window.size;
         }
-        (window.size, window.quick) = (window.size - forgotten, 0);
-        window.shrunk = ended;
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use futures_util::future::join_all;
+    use std::collections::VecDeque;
+
+    use futures_util::future::{FutureExt, join_all};
 
     use super::*;
 
     const TIMEOUT: Micros = Micros::from_millis(100);
 
-    fn at(millis: u64) -> Moment {
-        Moment(1_000_000) + Micros::from_millis(millis)
+    /// Makes calls in rounds through a gate at which many more wait. Each takes some milliseconds times the calls that are under way
+    /// together. Returns how many were under way in the last round.
+    fn rounds(gate: &CallGate, clock: &mut Moment, count: usize, millis: usize) -> usize {
+        let (mut waiting, mut last) = (VecDeque::new(), 0);
+        for _ in 0..count {
+            waiting.resize_with(2 * CALLS.end(), || gate.enter().boxed());
+            let mut calls = Vec::new();
+            waiting.retain_mut(|call| match call.now_or_never() {
+                Some(place) => {
+                    calls.push(place);
+                    false
+                }
+                None => true,
+            });
+            last = calls.len();
+            let sent = *clock;
+            *clock = sent + Micros::from_millis((last * millis) as u64);
+            calls.into_iter().for_each(|call| call.leave(sent, *clock, true));
+        }
+        last
     }
 
-    /// Returns how many calls can enter at once.
-    fn room(gate: &CallGate) -> usize {
-        gate.places.available_permits()
+    #[test]
+    fn the_number_of_calls_follows_what_the_store_can_do() {
+        let (gate, mut clock) = (CallGate::new(TIMEOUT), Moment(1_000_000));
+        // Twice as many in each round, as long as all are answered quickly.
+        assert_eq!([(); 5].map(|()| rounds(&gate, &mut clock, 1, 1)), [2, 4, 8, 16, 32]);
+        let settled = rounds(&gate, &mut clock, 20, 1);
+        assert!((16..=28).contains(&settled), "{settled}");
+        // The store becomes slow.
+        let settled = rounds(&gate, &mut clock, 20, 5);
+        assert!((2..=6).contains(&settled), "{settled}");
+        // And stands still.
+        assert_eq!(rounds(&gate, &mut clock, 3, 1000), *CALLS.start());
+        assert_eq!(rounds(&gate, &mut clock, 300, 0), *CALLS.end());
     }
 
     #[tokio::test]
-    async fn quick_answers_make_room_and_slow_ones_take_it() {
+    async fn calls_that_do_not_wait_for_a_place_prove_nothing() {
         let gate = CallGate::new(TIMEOUT);
-        assert_eq!(room(&gate), CALLS_START);
-        for _ in 0..32 + 33 {
-            gate.enter().await.leave(at(0), at(24));
+        for _ in 0..1000 {
+            gate.enter().await.leave(Moment(0), Moment(1000), true);
         }
-        assert_eq!(room(&gate), CALLS_START + 2);
-        let calls = join_all((0..8).map(|_| gate.enter())).await;
-        for call in calls {
-            call.leave(at(0), at(26));
-        }
-        // Calls that were under way together shrink it once.
-        assert_eq!(room(&gate), 34 - 8);
-        for step in 1..100 {
-            gate.enter().await.leave(at(100 * step), at(100 * step + 60));
-        }
-        assert_eq!(room(&gate), *CALLS.start());
-        for _ in 0..100_000 {
-            gate.enter().await.leave(at(20_000), at(20_001));
-        }
-        assert_eq!(room(&gate), *CALLS.end());
+        assert_eq!(gate.places.available_permits(), *CALLS.start());
+    }
+
+    #[tokio::test]
+    async fn all_places_beyond_the_number_are_given_up_although_calls_wait() {
+        let (gate, mut clock) = (CallGate::new(TIMEOUT), Moment(1_000_000));
+        let many = rounds(&gate, &mut clock, 5, 0);
+        assert_eq!(many, 32);
+        let calls = join_all((0..2 * many).map(|_| gate.enter())).await;
+        let next = gate.enter();
+        let ended = clock + TIMEOUT;
+        calls.into_iter().for_each(|call| call.leave(clock, ended, true));
+        let place = next.await;
+        assert_eq!(gate.places.available_permits(), *CALLS.start() - 1);
+        // A refusal at once shows neither that the store is slow nor that it can do more.
+        place.leave(ended, ended, false);
+        assert_eq!(gate.places.available_permits(), *CALLS.start());
     }
 }

@@ -65,7 +65,7 @@ impl Worker {
             {
                 result = Ok(answer);
             }
-            place.leave(made.at, session.moment());
+            place.leave(made.at, session.moment(), result.is_ok());
             (made, result)
         }));
     }
