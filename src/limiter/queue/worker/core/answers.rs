@@ -238,7 +238,7 @@ fn void_from(generations: &[Generation], known: &[u64]) -> Micros {
 }
 
 /// Returns the outcome of each request, in order.
-fn each(answer: &Answer) -> impl Iterator<Item = Outcome> {
+pub(super) fn each(answer: &Answer) -> impl Iterator<Item = Outcome> {
     let outcomes = answer.outcomes.iter();
     outcomes.flat_map(|(count, outcome)| repeat_n(*outcome, to_usize(*count)))
 }

@@ -1,6 +1,7 @@
 //! Builds the next call to the store.
 
 use crate::clock::{Micros, Moment};
+use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::{Call, Freed, Generations, Holding, Permits, Run};
 use crate::limiter::queue::cost_queue::{CostQueue, DEADLINE_SLACK};
 use crate::limiter::queue::request::Arrival;
@@ -13,6 +14,15 @@ use super::{Phase, Sent, Worker};
 /// The most requests in one call. The server does nothing else meanwhile: some milliseconds, if each has a slot of its own
 /// (`benches/lua.rs`).
 const BATCH_MAX: usize = 1000;
+
+/// What one call books at least, where so many wait.
+const BATCH_LEAST: usize = 16;
+
+/// What one call books of those who wait, where that is more: with very many of them, none waits for more than some calls.
+const BATCH_PART: usize = 8;
+
+/// What one call books at least, in the time in which the limits grant it.
+const BATCH_TIME: Micros = Micros::from_millis(50);
 
 /// Requests whose waits differ by less go into one run, with the shortest of their waits.
 const RUN_SPREAD: Micros = Micros::from_millis(1);
@@ -183,13 +193,13 @@ impl Worker {
         let fits = self.owed.reschedule.len().min(BATCH_MAX);
         let reschedule: Vec<_> = self.owed.reschedule.drain(..fits).collect();
         let replace: Vec<_> = std::mem::take(&mut self.owed.replace).into_iter().collect();
-        let fits = self.arrivals.list.len().min(BATCH_MAX);
-        let arrivals: Vec<_> = self.arrivals.list.drain(..fits).collect();
+        let arrivals: Vec<_> = self.arrivals.list.drain(..self.batch()).collect();
         let replaced: usize = replace.iter().map(|(_, count)| count).sum();
         let mut runs = self.runs(now, &replace, &arrivals);
-        // Permits are prefetched only where they can be used at once.
+        // Permits are prefetched only where they can be used at once, and pass nobody.
         let lead = self.lead(now, &replace);
-        let wanted = self.prefetch_wanted(now).filter(|_| replace.is_empty() && lead == Micros::ZERO);
+        let is_calm = replace.is_empty() && self.arrivals.list.is_empty() && lead == Micros::ZERO;
+        let wanted = self.prefetch_wanted(now).filter(|_| is_calm);
         runs.extend(wanted.map(|(cost, count)| Run { cost: cost.get(), wait_max: Micros::ZERO, count }));
         let prefetch = wanted.map(|(cost, _)| cost);
         let call = Call {
@@ -215,6 +225,19 @@ impl Worker {
             replace.iter().filter_map(deadline).min().map_or(Micros(u64::MAX), |deadline| deadline - now);
         let latency = self.calls.latency;
         if latency > self.limits.guard && latency <= least { latency } else { Micros::ZERO }
+    }
+
+    /// Returns how many arrivals go with the next call. A burst reaches all replicas at once, and whoever calls first is served first: so a
+    /// replica takes few slots with each call, that those of others lie between, in the order of their calls.
+    fn batch(&self) -> usize {
+        let granted = |rule: &Rule| {
+            let granted = u128::from(rule.rate) * u128::from(BATCH_TIME.0) / u128::from(rule.window.0.max(1));
+            usize::try_from(granted).unwrap_or(usize::MAX)
+        };
+        let rules = self.limits.refs.iter().flat_map(|limiter| limiter.rules.iter());
+        let in_time = rules.map(granted).min().unwrap_or(BATCH_MAX);
+        let waiting = self.arrivals.list.len();
+        in_time.max(BATCH_LEAST).max(waiting / BATCH_PART).min(BATCH_MAX).min(waiting)
     }
 
     /// Takes the slots to give back that were booked under these generations; others go with the next call.

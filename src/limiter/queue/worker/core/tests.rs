@@ -1,5 +1,7 @@
 //! The core by itself: what it does on an event, and that a record of events can be replayed.
 
+mod burst;
+
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::process::Command;
