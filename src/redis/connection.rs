@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use deadpool::managed::PoolError;
-use futures_util::future::{BoxFuture, FutureExt, ready, select_ok};
+use futures_util::future::{BoxFuture, FutureExt, join, ready, select_ok};
 use redis::{Cmd, RedisError, Value};
 use tokio::time::{Instant, timeout};
 
@@ -213,6 +213,20 @@ impl PartConnection {
         let attempt = self.attempt(StoreOp::Ping, "ping", command);
         let attempt = async { attempt.await?.confirmed() };
         self.timed(StoreOp::Ping, connect_timeout(self.shared.timeout), attempt).await.map(drop)
+    }
+
+    /// Makes the connections, and lets the server know the script that books: the first requests, which may be many at once, find both.
+    /// Where that fails, they make up for it.
+    pub(super) async fn prepare(&self) {
+        let connections = &self.shared.connections;
+        let load = async {
+            let mut connection = connections.get(&self.owner("ping")).await.ok()?;
+            let load = self.shared.script(StoreOp::Reserve).load();
+            load.query_async::<Value>(&mut connection.wire).await.ok()
+        };
+        let patience = connect_timeout(self.shared.timeout);
+        // Neither outcome changes what calls do.
+        let _ = timeout(patience, join(connections.make_all(), load)).await;
     }
 
     /// Makes a script call within the deadline. `command` returns it for the run of the server that is connected.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 use deadpool::Runtime;
 use deadpool::managed::{Object, Pool, PoolError};
+use futures_util::future::join_all;
 use tokio::sync::Mutex;
 use tokio_util::task::TaskTracker;
 
@@ -21,7 +22,7 @@ use crate::config::model;
 /// Connect timeouts that a connection to a Cluster may take: it asks some nodes for all nodes, then connects to each.
 const CLUSTER_STEPS_MAX: u32 = 4;
 
-/// Long-lived connections, made when they are first needed.
+/// Long-lived connections, made at the start, or when they are first needed.
 #[derive(Clone)]
 pub(super) struct Connections {
     inner: Arc<Inner>,
@@ -94,6 +95,14 @@ impl Connections {
         let inner = self.inner.clone();
         let making = tokio::spawn(async move { inner.make(place).await });
         making.await.unwrap_or(Err(PoolError::Closed))
+    }
+
+    /// Makes all connections that calls may need. On a Cluster few are needed, each of which leads to all nodes.
+    pub(super) async fn make_all(&self) {
+        if !self.are_cluster() {
+            // One that fails is made with the first call that needs it.
+            join_all((0..self.inner.places.len()).map(|place| self.inner.make(place))).await;
+        }
     }
 
     /// Lends a connection to one call.

@@ -116,6 +116,13 @@ impl Script {
         command
     }
 
+    /// Returns the command by which a server gets to know the script.
+    pub(super) fn load(&self) -> Cmd {
+        let mut load = redis::cmd("SCRIPT");
+        load.arg("LOAD").arg(&self.source);
+        load
+    }
+
     /// Makes a call as [`Script::call`] does, and waits for a replica of the server to have it, too. Returns also how many have.
     /// The connection answers nothing else meanwhile.
     pub(super) async fn call_confirmed(

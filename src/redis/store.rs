@@ -72,8 +72,11 @@ impl RedisStore {
 
     /// Probes the store once, then whenever a circuit is open, until it answers again.
     pub async fn probe(&self, shutdown: CancellationToken) {
-        if let Err(error) = self.connection.ping().await {
-            tracing::warn!(%error, "cannot reach the store at start: limiters go by their on_store_failure");
+        match self.connection.ping().await {
+            Ok(()) => self.connection.prepare().await,
+            Err(error) => {
+                tracing::warn!(%error, "cannot reach the store at start: limiters go by their on_store_failure");
+            }
         }
         loop {
             tokio::select! {

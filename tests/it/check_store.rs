@@ -38,6 +38,7 @@ async fn each_fault_of_a_store_is_explained_in_one_line() {
         "&weir:*",
         "+evalsha",
         "+eval",
+        "+script|load",
         "+ping",
         "+info",
         "+publish",
