@@ -4,16 +4,18 @@ use std::time::Duration;
 
 use super::{World, is_meant};
 
-/// One in so many steps is followed by a stall in ordinary time, in runs that have any.
-const HICCUP_ODDS: u64 = 256;
+/// One in so many steps is followed by a stall in ordinary time, and one in so many requests waits for its connection, in runs that have
+/// either.
+const STALL_ODDS: u64 = 256;
+const CONNECT_ODDS: u64 = 16;
 
 /// The replicas whose processor is busy: by the fault, which one, the longest stall, and its odds.
 pub(super) type Busy = Vec<(usize, Option<usize>, u64, u64)>;
 
 impl World {
     /// Draws how late a place does something; zero mostly.
-    fn lateness(&mut self, place: usize) -> u64 {
-        let usual = (self.plan.hiccup, HICCUP_ODDS);
+    fn lateness(&mut self, place: usize, usual_odds: u64) -> u64 {
+        let usual = (self.plan.hiccup, usual_odds);
         let busy = self.busy.iter().filter(|(_, replica, ..)| is_meant(*replica, place));
         let causes: Vec<(u64, u64)> = busy
             .map(|(.., most, odds)| (*most, *odds))
@@ -32,7 +34,7 @@ impl World {
         if self.places[place].replica.is_none() {
             return;
         }
-        let late = self.lateness(place);
+        let late = self.lateness(place, STALL_ODDS);
         if late > 0 {
             let until = self.now + late;
             self.places[place].stalled_until = until;
@@ -43,6 +45,6 @@ impl World {
 
     /// Draws how long a request of a replica takes from its turn until it has a connection: no time mostly.
     pub(super) fn connecting(&mut self, place: usize) -> Duration {
-        Duration::from_micros(self.lateness(place))
+        Duration::from_micros(self.lateness(place, CONNECT_ODDS))
     }
 }

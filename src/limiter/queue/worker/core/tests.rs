@@ -104,6 +104,14 @@ fn is_booking(actions: &[Action]) -> bool {
     actions.iter().any(|action| matches!(action, Action::Book(_)))
 }
 
+/// Returns how many slots are asked for in this replica's own memory.
+fn locally_booked(actions: &[Action]) -> Option<u64> {
+    actions.iter().find_map(|action| match action {
+        Action::BookLocally(call) => Some(call.runs.iter().map(|run| run.count).sum()),
+        _ => None,
+    })
+}
+
 fn refusal(actions: &[Action]) -> Option<&Refusal> {
     actions
         .iter()
@@ -153,11 +161,12 @@ fn a_late_slot_of_a_share_lets_nobody_wait_for_a_slot_beyond_its_wait() {
     core.on(START, (0..).zip(waits).map(|(request, wait)| arrival(request, START, wait)).collect());
     // Between the second and the third slot the share is used up.
     core.on(START, vec![booked_locally(START, &[900, 950, 4000].map(|at| shown(after(at))))]);
-    // The first slot is found too late, so each request moves one slot back.
+    // The first slot is found too late, and the share has no room for its request now: each request moves one slot back.
     assert!(is_booking(&core.on(after(925), Vec::new())));
     let actions = core.on(after(926), vec![Event::Failed { unsent: None }]);
-    assert!(actions.iter().any(|action| matches!(action, Action::BookLocally(_))), "{actions:?}");
-    let actions = core.on(after(926), vec![booked_locally(after(926), &[shown(after(4100))])]);
+    assert_eq!(locally_booked(&actions), Some(3), "{actions:?}");
+    let slots = [950, 4000, 4100].map(|at| shown(after(at)));
+    let actions = core.on(after(926), vec![booked_locally(after(926), &slots)]);
     let Some(Action::Refuse(Asker::Request(RequestId(1)), _, Refusal::RateLimited { retry_after, .. })) =
         actions.iter().find(|action| matches!(action, Action::Refuse(..)))
     else {
@@ -166,6 +175,31 @@ fn a_late_slot_of_a_share_lets_nobody_wait_for_a_slot_beyond_its_wait() {
     assert_eq!(retry_after.0 / 1000, 4000 - 926);
     assert!(is_granted(&core.on(after(951), Vec::new())));
     assert!(is_granted(&core.on(after(4001), Vec::new())), "the third request has moved up");
+}
+
+#[test]
+fn a_late_slot_of_a_share_is_room_again_at_once() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    core.on(START, vec![Event::Linked(Link::Away { outage: 1 })]);
+    core.on(START, (0..3).map(|request| arrival(request, START, 5000)).collect());
+    let slots = [900, 1900, 2900].map(|at| shown(after(at)));
+    core.on(START, vec![booked_locally(START, &slots)]);
+    // The store was asked lately, so it is not asked again before the share.
+    core.on(after(880), Vec::new());
+    core.on(after(881), vec![Event::Failed { unsent: None }]);
+    let actions = core.on(after(925), Vec::new());
+    let returned: Vec<_> = actions
+        .iter()
+        .filter_map(|action| if let Action::ReturnLocally(holdings) = action { Some(holdings) } else { None })
+        .flatten()
+        .map(|holding| holding.slot)
+        .collect();
+    assert_eq!(returned, slots, "{actions:?}");
+    assert_eq!(locally_booked(&actions), Some(3), "{actions:?}");
+    let slots = [925, 1925, 2925].map(|at| shown(after(at)));
+    let actions = core.on(after(925), vec![booked_locally(after(925), &slots)]);
+    assert!(is_granted(&actions), "{actions:?}");
+    assert!(is_granted(&core.on(after(1926), Vec::new())), "nobody has moved back by a slot");
 }
 
 #[test]
