@@ -90,3 +90,30 @@ fn a_request_whose_slot_came_too_late_waits_no_longer_for_the_store_than_any_oth
         assert_eq!(now, after(1010) + DEADLINE_SLACK + Micros::from_millis(2), "{link:?}");
     }
 }
+
+#[test]
+fn a_request_whose_slots_come_too_late_falls_back_by_one_slack_alone() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    core.on(START, vec![Event::Linked(Link::Away { outage: 1 })]);
+    core.on(START, vec![arrival(0, START, 1000), arrival(1, START, 5000)]);
+    core.on(START, vec![booked_locally(START, &[1060, 4000].map(|at| shown(after(at))))]);
+    let actions = core.on(after(1060), Vec::new());
+    let Some(Action::Grant(request, slot, cost, holder)) =
+        actions.iter().find(|action| matches!(action, Action::Grant(..)))
+    else {
+        panic!("{actions:?}")
+    };
+    // Its connection takes 30 ms, and the next slot lies 75 ms behind its wait and that.
+    core.on(after(1080), Vec::new());
+    core.on(after(1081), vec![Event::Failed { unsent: None }]);
+    let back = Back::Exchanged(*request, *holder, Unusable::Late);
+    let actions = core.on(after(1090), vec![Event::Returned(*slot, *cost, back)]);
+    assert_eq!(locally_booked(&actions), Some(2), "{actions:?}");
+    let slots = [1105, 4000].map(|at| shown(after(at)));
+    let mut other = Driven(core.0.clone());
+    assert!(refusal(&core.on(after(1090), vec![booked_locally(after(1090), &slots)])).is_none());
+    // A millisecond later is too late.
+    let slots = [1106, 4000].map(|at| shown(after(at)));
+    let actions = other.on(after(1090), vec![booked_locally(after(1090), &slots)]);
+    assert!(matches!(refusal(&actions), Some(Refusal::RateLimited { .. })), "{actions:?}");
+}
