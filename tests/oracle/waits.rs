@@ -69,6 +69,53 @@ fn time_in_which_the_replica_is_stopped_does_not_count() {
 }
 
 #[test]
+fn an_answer_that_is_due_in_a_stall_comes_with_its_end() {
+    let mut court = court();
+    let (first, second) = (court.arrive(0, 1), court.arrive(0, 1));
+    court.see(S, &Event::ReplicaStalled { replica: 0, until: 1_500 * MS });
+    court.see(2_050 * MS, &Event::ReplicaStalled { replica: 0, until: 2_150 * MS });
+    court.send(2_150 * MS, first);
+    assert_eq!(court.whats(), [], "the stall before counts as waiting, and is over in time");
+    court.send(2_150 * MS + 1, second);
+    assert_eq!(court.whats(), [What::Waited]);
+    let third = court.arrive(3 * S, 1);
+    court.see(5_100 * MS + 1, &Event::ReplicaStalled { replica: 0, until: 6 * S });
+    assert_eq!(court.whats(), [What::Waited], "a stall that begins too late is no excuse");
+    court.send(6 * S, third);
+}
+
+#[test]
+fn a_request_that_comes_in_a_stall_is_seen_at_its_end() {
+    let mut court = court();
+    court.see(0, &Event::ReplicaStalled { replica: 0, until: 50 * MS });
+    let (first, second) = (court.arrive(0, 1), court.arrive(0, 1));
+    court.send(2_150 * MS, first);
+    assert_eq!(court.whats(), []);
+    court.send(2_150 * MS + 1, second);
+    assert_eq!(court.whats(), [What::Waited]);
+    court.see(4 * S, &Event::ReplicaStalled { replica: 0, until: 4_050 * MS });
+    let other = court.arrive_at(4 * S, 1, &[STATE], 1, None);
+    court.send(6_100 * MS + 1, other);
+    assert_eq!(court.whats(), [What::Waited], "another replica's stall is no excuse");
+}
+
+#[test]
+fn a_request_that_waits_for_its_connection_waits_in_no_queue() {
+    let mut court = court();
+    let requests: Vec<u64> = (0..3).map(|_| court.arrive(0, 1)).collect();
+    court.wait(0, requests[0]);
+    court.wait(0, requests[1]);
+    court.see(S, &Event::Connecting { request: requests[0] });
+    court.wait(S, requests[2]);
+    assert_eq!(court.whats(), []);
+    court.pass(3 * S, 1);
+    assert_eq!(court.whats(), [What::Waited], "the others are late by then");
+    court.see(3 * S, &Event::Connected { request: requests[0] });
+    court.send(4_100 * MS, requests[0]);
+    assert_eq!(court.whats(), [], "the time of its connection does not count");
+}
+
+#[test]
 fn no_more_wait_than_may_in_each_queue() {
     let mut court = court();
     let requests: Vec<u64> = (0..3).map(|_| court.arrive(0, 1)).collect();

@@ -24,6 +24,10 @@ pub enum Note {
     Ready,
     /// A request has a place in the queue.
     Waiting(u64),
+    /// A request has its turn, and no connection yet.
+    Connecting(u64),
+    /// A request that had no connection has one.
+    Connected(u64),
     /// A request was written to the upstream.
     Sent(u64),
     /// A request was refused.
@@ -109,6 +113,8 @@ pub struct Request {
     pub wait_max: Option<Duration>,
     /// When the client goes away, if it is not answered.
     pub patience: Option<Duration>,
+    /// How long its connection takes once it has its turn.
+    pub connecting: Duration,
     /// How long the upstream takes.
     pub upstream: Duration,
     pub answers: UpstreamAnswers,
@@ -168,6 +174,11 @@ impl Request {
                 ticket.turn().await?
             }
         };
+        if !self.connecting.is_zero() {
+            notes.add(Note::Connecting(self.id));
+            sleep(self.connecting).await;
+            notes.add(Note::Connected(self.id));
+        }
         permit.confirm().await?;
         Ok(permit)
     }

@@ -112,6 +112,14 @@ pub enum Kind {
         replica: usize,
         lasts: u64,
     },
+    /// The processor of a replica, or of all, is busy: one in `odds` of its steps is followed by a stall of up to `most`, and the tasks
+    /// of one in `odds` of its requests run as late.
+    BusyCpu {
+        replica: Option<usize>,
+        most: u64,
+        odds: u64,
+        lasts: u64,
+    },
     // -- operators
     /// A changed configuration, by its place in the plan.
     Reload {
@@ -148,7 +156,7 @@ pub enum Kind {
 }
 
 /// The names of all kinds, in the order in which they are drawn.
-pub const NAMES: [&str; 30] = [
+pub const NAMES: [&str; 31] = [
     "flush",
     "restart_empty",
     "restart_older",
@@ -179,6 +187,7 @@ pub const NAMES: [&str; 30] = [
     "leave",
     "idle",
     "burst",
+    "busy_cpu",
 ];
 
 impl Kind {
@@ -233,7 +242,13 @@ impl Kind {
             }
             "leave" => Kind::Leave,
             "idle" => Kind::Idle { lasts: rng.u64(SECOND..10 * SECOND) },
-            _ => Kind::Burst { lasts: lasts(rng, 2 * SECOND) },
+            "burst" => Kind::Burst { lasts: lasts(rng, 2 * SECOND) },
+            _ => Kind::BusyCpu {
+                replica: any,
+                most: [3, 10, 30, 100][rng.usize(..4)] * MILLI,
+                odds: [2, 8, 32, 128][rng.usize(..4)],
+                lasts: lasts(rng, 8 * SECOND),
+            },
         }
     }
 
@@ -270,6 +285,7 @@ impl Kind {
             Kind::Leave => 27,
             Kind::Idle { .. } => 28,
             Kind::Burst { .. } => 29,
+            Kind::BusyCpu { .. } => 30,
         }
     }
 
@@ -295,6 +311,7 @@ impl Kind {
             | Kind::CutOff { lasts, .. }
             | Kind::Stop { lasts, .. }
             | Kind::Sleep { lasts, .. }
+            | Kind::BusyCpu { lasts, .. }
             | Kind::Pause { lasts, .. }
             | Kind::Idle { lasts }
             | Kind::Burst { lasts } => lasts,
@@ -336,6 +353,7 @@ impl Kind {
                 | Kind::Deploy { .. }
                 | Kind::Stop { .. }
                 | Kind::Sleep { .. }
+                | Kind::BusyCpu { .. }
         );
         let is_of_data =
             matches!(self, Kind::Flush | Kind::Evict | Kind::ClockStep { .. } | Kind::ClockStands { .. });
@@ -354,6 +372,7 @@ impl Kind {
             Kind::Swallow { .. } | Kind::Break { .. } => true,
             // Where it takes several round trips to connect, a timeout is soon over.
             Kind::Slow { extra, .. } => *extra > 20 * MILLI,
+            Kind::BusyCpu { most, .. } => *most > 20 * MILLI,
             Kind::Resume { .. } | Kind::Leave | Kind::Idle { .. } | Kind::Burst { .. } => false,
             Kind::Stop { lasts, .. } => *lasts > SHORT,
             _ => true,

@@ -99,6 +99,16 @@ impl Judge {
         self.observe(at, &Event::Waiting { request });
     }
 
+    /// A request has its turn, and waits for its connection.
+    pub fn connecting(&mut self, at: u64, request: u64) {
+        self.observe(at, &Event::Connecting { request });
+    }
+
+    /// The connection of a request is there.
+    pub fn connected(&mut self, at: u64, request: u64) {
+        self.observe(at, &Event::Connected { request });
+    }
+
     /// A request was written to the upstream.
     pub fn sent(&mut self, at: u64, request: u64, store_clock: u64) {
         self.observe(at, &Event::Sent { request, store_clock });
@@ -200,6 +210,11 @@ impl Judge {
     /// A replica stands still.
     pub fn stopped(&mut self, at: u64, replica: usize) {
         self.observe(at, &Event::ReplicaStopped { replica });
+    }
+
+    /// A replica does nothing until an instant, because its processor is busy.
+    pub fn stalled(&mut self, at: u64, replica: usize, until: u64) {
+        self.observe(at, &Event::ReplicaStalled { replica, until });
     }
 
     /// A replica runs again.

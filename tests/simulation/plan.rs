@@ -93,6 +93,8 @@ pub struct Plan {
     pub latency: u64,
     /// By how many millionths the clocks of replicas are too fast or too slow at most.
     pub drift_ppm: i64,
+    /// The longest stall of a replica in ordinary time, in microseconds.
+    pub hiccup: u64,
     pub configurations: Vec<Configuration>,
     pub routes: Vec<Route>,
     pub faults: Vec<Fault>,
@@ -140,6 +142,7 @@ impl Plan {
             store_timeout_ms: [50, 100, 100, 250][rng.usize(..4)],
             latency: [30, 60, 150, 400][rng.usize(..4)],
             drift_ppm: [0, 20, 200][rng.usize(..3)],
+            hiccup: if mix == Mix::Random { [0, 0, 5 * MILLI, 40 * MILLI][rng.usize(..4)] } else { 0 },
             configurations,
             routes,
             faults,

@@ -24,6 +24,7 @@ pub fn shorten(plan: &Plan, finding: &Finding) -> Shortened {
     let best = Shortened { plan: plan.clone(), finding: finding.clone() };
     let mut shrinking = Shrinking { wanted: finding.clone(), best, runs: 0 };
     shrinking.cut_end();
+    shrinking.drop_hiccups();
     while shrinking.drop_faults() | shrinking.drop_replicas() | shrinking.drop_limiters() {}
     shrinking.cut_end();
     shrinking.best
@@ -70,6 +71,12 @@ impl Shrinking {
             size = if size == 1 { 0 } else { size.div_ceil(2) };
         }
         has_changed
+    }
+
+    /// Takes out the stalls of ordinary time.
+    fn drop_hiccups(&mut self) {
+        let plan = Plan { hiccup: 0, ..self.best.plan.clone() };
+        self.keeps(plan);
     }
 
     fn drop_replicas(&mut self) -> bool {

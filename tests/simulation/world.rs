@@ -24,6 +24,7 @@ use crate::watchdog::Watchdog;
 mod demand;
 mod faults;
 mod links;
+mod stalls;
 
 const MILLI: u64 = 1_000;
 
@@ -125,6 +126,8 @@ struct Place {
     life: u64,
     /// Until when the process is stopped.
     stopped_until: u64,
+    /// Until when it does not get the processor.
+    stalled_until: u64,
     /// Since when the machine sleeps; `None` if the replica was started since.
     asleep_since: Option<u64>,
     /// Until when no byte passes to or from the store.
@@ -147,6 +150,7 @@ impl Place {
             phase,
             life: 0,
             stopped_until: 0,
+            stalled_until: 0,
             asleep_since: None,
             cut_until,
             names,
@@ -174,6 +178,7 @@ pub struct World {
     demand_draws: Rng,
     replica_draws: Rng,
     network: links::Conditions,
+    busy: stalls::Busy,
     demand: demand::Demand,
     answers: UpstreamAnswers,
     /// The faults that have begun, with the places that they hit.
@@ -220,6 +225,7 @@ impl World {
             demand_draws,
             replica_draws,
             network: links::Conditions::default(),
+            busy: stalls::Busy::default(),
             demand: demand::Demand::default(),
             answers: UpstreamAnswers::default(),
             begun: BTreeMap::new(),
@@ -319,7 +325,8 @@ impl World {
         let own = &mut self.places[place];
         own.life += 1;
         (own.replica, own.phase, own.open) = (Some((replica, dialer)), Phase::Starting, 0);
-        (own.stopped_until, own.asleep_since, own.names) = (0, None, self.primary);
+        (own.stopped_until, own.stalled_until, own.asleep_since) = (0, 0, None);
+        own.names = self.primary;
         self.judge.configured(now, Some(place), configuration, true);
         self.step_replica(place);
         self.schedule_tick(place);
@@ -331,7 +338,7 @@ impl World {
         let Some((replica, _)) = &own.replica else { return };
         // A machine rings its timers a little late.
         let late = if self.network_draws.u8(..4) == 0 { self.network_draws.u64(..300) } else { 0 };
-        let at = (replica.next_tick() + late).max(own.stopped_until);
+        let at = (replica.next_tick() + late).max(own.stopped_until).max(own.stalled_until);
         let life = own.life;
         self.schedule(at, Event::Tick { place, life });
     }
@@ -340,9 +347,7 @@ impl World {
         if self.places[place].life != life {
             return;
         }
-        if self.now >= self.places[place].stopped_until {
-            self.step_replica(place);
-        }
+        self.step_replica(place);
         self.schedule_tick(place);
     }
 
@@ -351,7 +356,7 @@ impl World {
         let now = self.now;
         let own = &mut self.places[place];
         let Some((replica, dialer)) = &mut own.replica else { return };
-        if now < own.stopped_until {
+        if now < own.stopped_until.max(own.stalled_until) {
             return;
         }
         let (notes, begun, life) = (replica.step(now), dialer.take_begun(), own.life);
@@ -362,6 +367,7 @@ impl World {
         for note in notes {
             self.noted(place, note);
         }
+        self.stall(place);
     }
 
     fn noted(&mut self, place: usize, note: Note) {
@@ -374,6 +380,8 @@ impl World {
                 }
             }
             Note::Waiting(request) => self.judge.waiting(self.now, request),
+            Note::Connecting(request) => self.judge.connecting(self.now, request),
+            Note::Connected(request) => self.judge.connected(self.now, request),
             Note::Sent(request) => self.sent(place, request),
             Note::Refused(request, why) => {
                 self.over(place);

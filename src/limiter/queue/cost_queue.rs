@@ -222,8 +222,8 @@ impl CostQueue {
         let slots = std::mem::take(&mut self.slots);
         let mut dues = Vec::new();
         let overdue = self.take_where(|place, waiter| {
-            let beyond =
-                slots.get(place).filter(|slot| slot.due > waiter.holder.deadline.max(now) + DEADLINE_SLACK);
+            let last = waiter.holder.deadline + DEADLINE_SLACK;
+            let beyond = slots.get(place).filter(|slot| slot.due > last.max(now));
             dues.extend(beyond.map(|slot| slot.due));
             beyond.is_some()
         });

@@ -14,7 +14,7 @@ use crate::limiter::arithmetic::cell::Entry;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::timeline::Timeline;
-use crate::limiter::model::{Answer, Call, LimiterName, Partition, Reset, Step};
+use crate::limiter::model::{Answer, Call, Holding, LimiterName, Partition, Reset, Step};
 use crate::limiter::recovery::grants::{charge, granted, window};
 use crate::limiter::recovery::offline_grants::{OfflineGrants, OfflineRecord};
 use crate::limiter::store::expiry::Expiring;
@@ -124,11 +124,12 @@ impl Ledger {
     }
 
     /// Removes permits that were granted while the store was unreachable, and not used.
-    pub(in crate::limiter) fn remove_offline(&self, limiter_refs: &[LimiterRef], at: Micros, permits: u64) {
+    pub(in crate::limiter) fn remove_offline(&self, limiter_refs: &[LimiterRef], unused: &[Holding]) {
         let mut pages = self.lock();
         for limiter_ref in limiter_refs {
-            if let Some(page) = pages.get_mut(&key(limiter_ref)) {
-                page.offline.remove(&page.windows, at, permits);
+            let Some(page) = pages.get_mut(&key(limiter_ref)) else { continue };
+            for Holding { slot, cost, count } in unused {
+                page.offline.remove(&page.windows, *slot, cost * count);
             }
         }
     }

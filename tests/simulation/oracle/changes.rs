@@ -64,6 +64,7 @@ impl Oracle {
         self.drop_limiters(&gone);
         self.states.retain(|key, _| key.replica != Some(replica));
         self.faults.go_on(self.now, replica);
+        self.faults.stall(self.now, replica, self.now);
         self.faults.disturb(self.now);
     }
 

@@ -151,6 +151,10 @@ pub(crate) enum Event {
     Arrived { request: u64, replica: usize, states: Vec<State>, cost: u64, wait_max: Option<u64> },
     /// A request has a place in the queue.
     Waiting { request: u64 },
+    /// A request has its turn, and waits for its connection, which takes its own time.
+    Connecting { request: u64 },
+    /// The connection of a request is there.
+    Connected { request: u64 },
     /// A request is written upstream.
     Sent { request: u64, store_clock: u64 },
     /// A request is refused.
@@ -177,6 +181,9 @@ pub(crate) enum Event {
     Resumed(Scope),
     /// A replica stands still (SIGSTOP): its lateness is not its fault.
     ReplicaStopped { replica: usize },
+    /// A replica does nothing until an instant, because its processor is busy. That counts as waiting, but what comes meanwhile is seen
+    /// then, and an answer that was due is given then.
+    ReplicaStalled { replica: usize, until: u64 },
     /// A replica runs again.
     ReplicaContinued { replica: usize },
     /// A replica is killed or has ended: its requests are gone, and a process that starts in its place begins anew.

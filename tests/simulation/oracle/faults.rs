@@ -21,11 +21,19 @@ struct Standstill {
     last_end: u64,
 }
 
+/// The latest stall of a replica: it began, and ends.
+#[derive(Clone, Copy, Default)]
+struct Stall {
+    from: u64,
+    until: u64,
+}
+
 /// All faults that may still matter.
 #[derive(Default)]
 pub(crate) struct Faults {
     faults: BTreeMap<u64, Fault>,
     stopped: BTreeMap<usize, Standstill>,
+    stalled: BTreeMap<usize, Stall>,
     /// The end of the last disturbance of the whole fleet.
     disturbed: u64,
     /// The end of the last fault after which somebody may not know what was granted.
@@ -90,6 +98,17 @@ impl Faults {
         }
     }
 
+    /// Takes in that a replica does nothing until an instant.
+    pub(crate) fn stall(&mut self, at: u64, replica: usize, until: u64) {
+        self.stalled.insert(replica, Stall { from: at, until });
+    }
+
+    /// Returns when a replica does at the earliest what it has to do at an instant: at the end of its latest stall, if that began before.
+    pub(crate) fn awake_from(&self, replica: usize, at: u64) -> u64 {
+        let stall = self.stalled.get(&replica).filter(|stall| stall.from <= at);
+        stall.map_or(at, |stall| stall.until.max(at))
+    }
+
     /// Returns how long a replica has stood still in all.
     pub(crate) fn stopped_for(&self, at: u64, replica: usize) -> u64 {
         self.stopped
@@ -104,9 +123,9 @@ impl Faults {
 
     /// Returns whether a replica has stood still since an instant.
     pub(crate) fn stood_still_since(&self, replica: usize, from: u64) -> bool {
-        self.stopped
-            .get(&replica)
-            .is_some_and(|one| one.since.is_some() || (one.total > 0 && one.last_end >= from))
+        let has_stalled = self.stalled.get(&replica).is_some_and(|stall| stall.until >= from);
+        let has_stopped = |one: &Standstill| one.since.is_some() || (one.total > 0 && one.last_end >= from);
+        has_stalled || self.stopped.get(&replica).is_some_and(has_stopped)
     }
 
     /// Returns since when nothing has been disturbed; `None`: something is.

@@ -175,6 +175,11 @@ impl Oracle {
                 self.arrive(*request, *replica, states, *cost, *wait_max);
             }
             Event::Waiting { request } => self.wait(*request),
+            Event::Connecting { request } => {
+                self.judge_order(*request);
+                self.requests.connect(at, *request);
+            }
+            Event::Connected { request } => self.requests.connected(at, *request),
             Event::Sent { request, store_clock } => self.send(*request, *store_clock),
             Event::Refused { request, why, store_clock } => self.refuse(*request, *why, *store_clock),
             Event::Left { request } => self.leave(*request),
@@ -195,6 +200,7 @@ impl Oracle {
             Event::Paused(scope) => self.limiters.pause(*scope),
             Event::Resumed(scope) => self.limiters.resume(at, *scope),
             Event::ReplicaStopped { replica } => self.faults.stop(at, *replica),
+            Event::ReplicaStalled { replica, until } => self.faults.stall(at, *replica, *until),
             Event::ReplicaContinued { replica } => self.faults.go_on(at, *replica),
             Event::ReplicaEnded { replica } => self.end_replica(*replica),
             Event::Ended => self.end(),

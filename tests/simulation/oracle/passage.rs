@@ -79,7 +79,7 @@ impl Oracle {
     }
 
     /// Judges the order of a request that is sent now, if nothing has disturbed it since long before the first one came.
-    fn judge_order(&mut self, number: u64) {
+    pub(super) fn judge_order(&mut self, number: u64) {
         let Some(((arrived, first), request)) =
             self.requests.first_in_line(number).filter(|_| self.settings.judges_order)
         else {

@@ -29,6 +29,8 @@ pub(crate) struct Request {
     pub(crate) cost: u64,
     /// Its arrival.
     pub(crate) arrived: u64,
+    /// When its replica saw it at the earliest.
+    seen: u64,
     /// How long it may wait.
     pub(crate) wait: u64,
     /// How many may wait in its queue.
@@ -37,22 +39,33 @@ pub(crate) struct Request {
     pub(crate) answered_within: u64,
     /// How long its replica had stood still when it came.
     stopped_before: u64,
+    /// Since when its connection is awaited, and how long connections took before.
+    connecting: Option<u64>,
+    connected_in: u64,
     is_waiting: bool,
     is_found_late: bool,
 }
 
 impl Request {
-    /// Returns how long it has waited, without the time in which its replica stood still.
+    /// Returns how long it has waited, without the time in which its replica stood still, and without that of its connection.
     fn waited(&self, at: u64, faults: &Faults) -> u64 {
-        (at - self.arrived).saturating_sub(faults.stopped_for(at, self.replica) - self.stopped_before)
+        let connecting = self.connecting.map_or(0, |since| at - since) + self.connected_in;
+        let stopped = faults.stopped_for(at, self.replica) - self.stopped_before;
+        at.saturating_sub(self.seen).saturating_sub(connecting + stopped)
+    }
+
+    /// Returns by how much the answer is late, and since when. One that was due in a stall comes with its end.
+    fn overdue(&self, at: u64, faults: &Faults) -> Option<u64> {
+        let late = self.waited(at, faults).checked_sub(self.answered_within).filter(|late| *late > 0)?;
+        (faults.awake_from(self.replica, at - late) < at).then_some(late)
     }
 }
 
 /// Returns the evidence if a request has waited too long, and was not found late before.
 pub(crate) fn judge_wait(request: &Request, at: u64, faults: &Faults) -> Option<Evidence> {
-    let waited = request.waited(at, faults);
-    (waited > request.answered_within && !request.is_found_late).then(|| Evidence {
-        sent: waited,
+    let overdue = request.overdue(at, faults).filter(|_| !request.is_found_late);
+    overdue.map(|late| Evidence {
+        sent: request.answered_within + late,
         limit: request.answered_within,
         detail: format!(
             "request {} of replica {}, wait {} us",
@@ -99,6 +112,7 @@ impl Requests {
         let Arrival { number, replica, takes, cost, wait, waiting_max } = arrival;
         let answered_within = wait.saturating_add(LATE).max(floor);
         let stopped_before = faults.stopped_for(at, replica);
+        let (connecting, connected_in, seen) = (None, 0, faults.awake_from(replica, at));
         self.deadlines.push(Reverse((at.saturating_add(answered_within).saturating_add(1), number)));
         let (is_waiting, is_found_late) = (false, false);
         let request = Request {
@@ -107,6 +121,9 @@ impl Requests {
             takes,
             cost,
             arrived: at,
+            seen,
+            connecting,
+            connected_in,
             wait,
             waiting_max,
             answered_within,
@@ -130,26 +147,47 @@ impl Requests {
         Some((request.clone(), queue.waiting))
     }
 
+    /// Takes in that a request has its turn and waits for its connection. It has left its queue.
+    pub(crate) fn connect(&mut self, at: u64, number: u64) {
+        self.leave_queue(number);
+        if let Some(request) = self.requests.get_mut(&number) {
+            request.connecting.get_or_insert(at);
+        }
+    }
+
+    /// Takes in that the connection of a request is there.
+    pub(crate) fn connected(&mut self, at: u64, number: u64) {
+        if let Some(request) = self.requests.get_mut(&number)
+            && let Some(since) = request.connecting.take()
+        {
+            request.connected_in += at - since;
+        }
+    }
+
     /// Removes a request that is answered or gone.
     pub(crate) fn remove(&mut self, number: u64) -> Option<Request> {
-        let request = self.requests.remove(&number)?;
-        if !request.is_waiting {
-            return Some(request);
-        }
+        self.leave_queue(number);
+        self.requests.remove(&number)
+    }
+
+    /// Takes a request out of its queue, if it is in one.
+    fn leave_queue(&mut self, number: u64) {
+        let Some(request) = self.requests.get_mut(&number).filter(|request| request.is_waiting) else {
+            return;
+        };
+        request.is_waiting = false;
         let key = (request.replica, Rc::clone(&request.takes));
-        if let Some(queue) = self.queues.get_mut(&key) {
-            queue.waiting -= 1;
-            if let Some(line) = queue.lines.get_mut(&(request.cost, request.wait)) {
-                line.remove(&(request.arrived, number));
-                if line.is_empty() {
-                    queue.lines.remove(&(request.cost, request.wait));
-                }
-            }
-            if queue.waiting == 0 {
-                self.queues.remove(&key);
+        let Some(queue) = self.queues.get_mut(&key) else { return };
+        queue.waiting -= 1;
+        if let Some(line) = queue.lines.get_mut(&(request.cost, request.wait)) {
+            line.remove(&(request.arrived, number));
+            if line.is_empty() {
+                queue.lines.remove(&(request.cost, request.wait));
             }
         }
-        Some(request)
+        if queue.waiting == 0 {
+            self.queues.remove(&key);
+        }
     }
 
     /// Returns the arrival and number of the first request in the queue of one that waits, of the same cost and wait; and that one.
@@ -186,8 +224,10 @@ impl Requests {
             }
             let left = request.answered_within.saturating_sub(request.waited(at, faults));
             if !request.is_found_late {
-                let again = if faults.stands_still(request.replica) { AGAIN } else { 0 };
-                self.deadlines.push(Reverse((at + left.max(again) + 1, number)));
+                let is_excused = faults.stands_still(request.replica) || request.connecting.is_some();
+                let again = if is_excused { AGAIN } else { 0 };
+                let at = faults.awake_from(request.replica, at + left.max(again));
+                self.deadlines.push(Reverse((at + 1, number)));
             }
         }
         None

@@ -105,6 +105,7 @@ impl World {
             cost: permits,
             wait_max: wait_max.map(Duration::from_micros),
             patience: patience.map(Duration::from_micros),
+            connecting: self.connecting(place),
             upstream: Duration::from_micros(5 * MILLI + draws[5] % (200 * MILLI)),
             answers: self.answers.clone(),
         };

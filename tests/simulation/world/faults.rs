@@ -57,6 +57,7 @@ impl World {
                     own.asleep_since.filter(|_| own.stopped_until > self.now).or(Some(self.now));
                 self.stop(replica, until);
             }
+            Kind::BusyCpu { replica, most, odds, .. } => self.busy.push((fault, replica, most, odds)),
             Kind::Reload { configuration, lag } => self.reload(configuration, lag),
             Kind::Pause { limiter, lasts } => {
                 self.operate(limiter, Command::Pause(Duration::from_micros(lasts)));
@@ -103,6 +104,7 @@ impl World {
             Kind::Break { .. } => self.network.breaks.retain(|(one, _)| *one != fault),
             Kind::Kill { replica, .. } => self.schedule(self.now, Event::Start { place: replica }),
             Kind::Stop { replica, .. } | Kind::Sleep { replica, .. } => self.go_on(replica),
+            Kind::BusyCpu { .. } => self.busy.retain(|(one, ..)| *one != fault),
             Kind::Idle { .. } => self.demand.idle -= 1,
             Kind::Burst { .. } => self.demand.bursts -= 1,
             _ => {}
@@ -124,6 +126,7 @@ impl World {
             Kind::Slow { replica: Some(replica), .. }
             | Kind::Swallow { replica: Some(replica) }
             | Kind::Break { replica: Some(replica), .. }
+            | Kind::BusyCpu { replica: Some(replica), .. }
             | Kind::CutOff { replica, .. }
             | Kind::Kill { replica, .. }
             | Kind::Drain { replica }

@@ -26,7 +26,7 @@ impl Worker {
                 Action::BookLocally(call) => self.book_locally(*call),
                 Action::BeginOutage => self.begin_outage(),
                 Action::Abandon => self.calling.abandon(),
-                Action::ReturnLocally(slot, cost) => self.return_locally(slot, cost),
+                Action::ReturnLocally(holdings) => self.return_locally(holdings),
                 Action::AllowUnlimited(permits) => self.record_unlimited(permits),
                 Action::Grant(request, slot, cost, holder) => self.grant(request, slot, cost, holder, around),
                 Action::Charge(source, cost) => self.queue.count_used(source, cost),

@@ -7,8 +7,7 @@ use crate::limiter::arithmetic::algorithm::fixed_window::CLOCKS_APART;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::share::Share;
-use crate::limiter::model::{Answer, Call, Holding, OnStoreFailure, Outcome, Permits, RetryDelay, Run};
-use crate::limiter::queue::slot::Slot;
+use crate::limiter::model::{Answer, Call, Holding, OnStoreFailure, Outcome, RetryDelay, Run};
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::grants::booked;
 
@@ -109,10 +108,9 @@ impl Worker {
         self.events.push(Event::AnsweredLocally(Box::new(LocalAnswer { answer, cost_max })));
     }
 
-    /// Gives a slot back to this replica's own memory.
-    pub(super) fn return_locally(&mut self, slot: Slot, cost: Permits) {
-        self.session.ledger.remove_offline(&self.calling.limiter_refs, slot.at, cost.get());
-        let give_back = vec![Holding { slot: slot.at, cost: cost.get(), count: 1 }];
+    /// Gives slots back to this replica's own memory.
+    pub(super) fn return_locally(&mut self, give_back: Vec<Holding>) {
+        self.session.ledger.remove_offline(&self.calling.limiter_refs, &give_back);
         let refs = self.local_refs().unwrap_or_default();
         self.ask_fallback(Call { give_back, ..Call::default() }, &refs);
     }

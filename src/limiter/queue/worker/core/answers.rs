@@ -77,7 +77,7 @@ impl Worker {
         let is_replaced = !replace.is_empty();
         let mut outcomes = Outcomes { answer, source, each: each(answer), budget: 0 };
         self.settle_outcomes(replace, arrivals, &mut outcomes, around, out);
-        // The slot in place of a late one lies behind all others, so each request has moved one slot back.
+        // Where the share has no room for a late slot's request now, others have moved back.
         if is_replaced {
             self.refuse_overdue(around.now, out);
         }

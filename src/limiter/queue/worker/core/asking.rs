@@ -111,7 +111,10 @@ impl Worker {
     ///
     /// No more than fits into this call, and the first ones: others would be booked behind slots that are given back later.
     fn rebook(&mut self, now: Moment, out: &mut Vec<Action>) {
-        if self.owed.give_back.iter().any(|(_, generations)| *generations != self.owed.generations) {
+        // In an outage the slots are those of the share.
+        let is_away = self.outage() != 0;
+        if is_away || self.owed.give_back.iter().any(|(_, generations)| *generations != self.owed.generations)
+        {
             return;
         }
         for cost in std::mem::take(&mut self.owed.rebook) {
@@ -129,6 +132,19 @@ impl Worker {
                 true
             });
             for slot in slots {
+                self.give_back(slot, cost, out);
+                self.want(cost);
+            }
+        }
+    }
+
+    /// Gives back the slots of this replica's share that are to be booked anew, and asks for as many: no more than requests wait. The
+    /// share answers at once, so that the request of a late slot gets one of the present, and the others keep theirs where they can.
+    pub(super) fn rebook_share(&mut self, now: Moment, out: &mut Vec<Action>) {
+        for cost in std::mem::take(&mut self.owed.rebook) {
+            let Some(cost_queue) = self.cost_queues.get_mut(&cost) else { continue };
+            let is_ahead = |slot: &Slot| matches!(slot.source, Source::Local(_)) && slot.due > now;
+            for slot in cost_queue.take_slots(is_ahead) {
                 self.give_back(slot, cost, out);
                 self.want(cost);
             }
@@ -291,7 +307,13 @@ impl Worker {
     /// Gives a slot back to the place where it was booked: the store or this replica's memory. A slot of an earlier epoch is lost.
     pub(super) fn give_back(&mut self, slot: Slot, cost: Permits, out: &mut Vec<Action>) {
         match slot.source {
-            Source::Local(_) => out.push(Action::ReturnLocally(slot, cost)),
+            Source::Local(_) => {
+                let holding = Holding { slot: slot.at, cost: cost.get(), count: 1 };
+                match out.last_mut() {
+                    Some(Action::ReturnLocally(holdings)) => holdings.push(holding),
+                    _ => out.push(Action::ReturnLocally(vec![holding])),
+                }
+            }
             Source::Store(epoch) if epoch == self.owed.epoch => {
                 // The freed permits may serve requests that the cache would refuse.
                 if out.last() != Some(&Action::Cache(None)) {

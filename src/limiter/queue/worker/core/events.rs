@@ -127,8 +127,8 @@ pub(in crate::limiter) enum Action {
     BeginOutage,
     /// Nobody waits for the call under way any more. What it books is given back.
     Abandon,
-    /// Give a slot back to this replica's own memory.
-    ReturnLocally(Slot, Permits),
+    /// Give slots back to this replica's own memory.
+    ReturnLocally(Vec<Holding>),
     /// Record permits that are let through without a limit.
     AllowUnlimited(u64),
     /// Give a request its permit.

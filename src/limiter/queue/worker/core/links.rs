@@ -12,8 +12,13 @@ use super::events::{Action, Around};
 impl Worker {
     /// Takes in what the store is from now on. Slots that the new link voids are asked for anew, in order.
     pub(super) fn relink(&mut self, link: Link, now: Moment, out: &mut Vec<Action>) {
-        if std::mem::replace(&mut self.link, link) == link {
+        let before = std::mem::replace(&mut self.link, link);
+        if before == link {
             return;
+        }
+        if matches!(before, Link::Away { .. }) || matches!(link, Link::Away { .. }) {
+            // All slots are void, and asked for anew below.
+            self.owed.rebook.clear();
         }
         match link {
             Link::Up { epoch } | Link::Held { epoch, .. } | Link::Settling { epoch, .. } => {
@@ -111,6 +116,7 @@ impl Worker {
             // All that is let through waits for its end.
             self.refuse_overfull(out);
         }
+        self.rebook_share(around.now, out);
         let replace: Vec<_> = std::mem::take(&mut self.owed.replace).into_iter().collect();
         let arrivals: Vec<_> = self.arrivals.list.drain(..).collect();
         if self.limits.policies.contains(&OnStoreFailure::Reject) {

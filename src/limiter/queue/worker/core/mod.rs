@@ -84,7 +84,8 @@ struct Owed {
     /// The number of slots of each cost to ask for in place of others.
     replace: BTreeMap<Permits, usize>,
     /// The cost queues in which a slot came too late. Its replacement fits only behind all other slots, so that a permit would
-    /// be lost with each late slot. So the whole cost queue is booked anew, at the pace at which this replica really sends.
+    /// be lost with each late slot. So the whole cost queue is booked anew, at the pace at which this replica really sends: in the store,
+    /// or in this replica's share.
     rebook: BTreeSet<Permits>,
 }
 
@@ -228,6 +229,8 @@ impl Worker {
         self.pause.now.take_if(|paused| paused.until <= around.now);
         self.serve_without_store(around, out);
         self.hand_out(around, out);
+        // The request of a slot of the share that has come too late gets another one at once.
+        self.serve_without_store(around, out);
         self.refuse_ended(around.now, out);
         self.refuse_overfull(out);
         self.give_back_surplus(out);

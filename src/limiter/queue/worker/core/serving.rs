@@ -53,7 +53,9 @@ impl Worker {
         let own_end = self.ends(holder.arrived, holder.deadline);
         // A request that missed its slot, because the processor was busy or a connection took long to open, gets the next slot if
         // that comes at once, even after its wait has ended.
-        holder.deadline = holder.deadline.max(now);
+        // What its slot lay behind its wait is used up: with each late slot it could else fall back by the whole slack.
+        let behind = slot.due - holder.deadline;
+        holder.deadline = holder.deadline.max(now - behind);
         // The time until its slot counts as waited, the time for its connection does not.
         let waited = slot.due - holder.arrived;
         let ends = if why == Unusable::Late { self.ends(now - waited, holder.deadline) } else { own_end };

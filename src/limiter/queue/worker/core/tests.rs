@@ -1,6 +1,7 @@
 //! The core by itself: what it does on an event, and that a record of events can be replayed.
 
 mod burst;
+mod late_slots;
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -11,7 +12,6 @@ use super::events::{Action, Around, Back, Event, Limits, LocalAnswer};
 use crate::clock::{Clock, Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::{Answer, Call, Epoch, Limiter, OnStoreFailure, Outcome, Permits, Refusal};
-use crate::limiter::queue::cost_queue::DEADLINE_SLACK;
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::prefetch::{Batch, PrefetchSnapshot};
 use crate::limiter::queue::request::{Arrival, Asker, Holder, RequestId, Unusable};
@@ -106,6 +106,14 @@ fn is_booking(actions: &[Action]) -> bool {
     actions.iter().any(|action| matches!(action, Action::Book(_)))
 }
 
+/// Returns how many slots are asked for in this replica's own memory.
+fn locally_booked(actions: &[Action]) -> Option<u64> {
+    actions.iter().find_map(|action| match action {
+        Action::BookLocally(call) => Some(call.runs.iter().map(|run| run.count).sum()),
+        _ => None,
+    })
+}
+
 fn refusal(actions: &[Action]) -> Option<&Refusal> {
     actions
         .iter()
@@ -144,63 +152,6 @@ fn a_waiting_request_is_refused_at_its_end_whatever_the_state_is() {
             actions = core.on(now, Vec::new());
         };
         assert!(ended <= after(1098), "{state:?}: {ended:?}");
-    }
-}
-
-#[test]
-fn a_late_slot_of_a_share_lets_nobody_wait_for_a_slot_beyond_its_wait() {
-    let mut core = Driven::new(OnStoreFailure::Local);
-    core.on(START, vec![Event::Linked(Link::Away { outage: 1 })]);
-    let waits = [1000, 1000, 5000];
-    core.on(START, (0..).zip(waits).map(|(request, wait)| arrival(request, START, wait)).collect());
-    // Between the second and the third slot the share is used up.
-    core.on(START, vec![booked_locally(START, &[900, 950, 4000].map(|at| shown(after(at))))]);
-    // The first slot is found too late, so each request moves one slot back.
-    assert!(is_booking(&core.on(after(925), Vec::new())));
-    let actions = core.on(after(926), vec![Event::Failed { unsent: None }]);
-    assert!(actions.iter().any(|action| matches!(action, Action::BookLocally(_))), "{actions:?}");
-    let actions = core.on(after(926), vec![booked_locally(after(926), &[shown(after(4100))])]);
-    let Some(Action::Refuse(Asker::Request(RequestId(1)), _, Refusal::RateLimited { retry_after, .. })) =
-        actions.iter().find(|action| matches!(action, Action::Refuse(..)))
-    else {
-        panic!("{actions:?}")
-    };
-    assert_eq!(retry_after.0 / 1000, 4000 - 926);
-    assert!(is_granted(&core.on(after(951), Vec::new())));
-    assert!(is_granted(&core.on(after(4001), Vec::new())), "the third request has moved up");
-}
-
-#[test]
-fn a_request_whose_slot_came_too_late_waits_no_longer_for_the_store_than_any_other() {
-    for link in [Link::Up { epoch: 0 }, Link::Away { outage: 1 }] {
-        let mut core = Driven::new(OnStoreFailure::Local);
-        core.on(START, vec![Event::Linked(link)]);
-        core.on(START, vec![arrival(0, START, 1000), arrival(1, START, 5000)]);
-        let slots = [990, 4000].map(|at| shown(after(at)));
-        if let Link::Up { .. } = link {
-            core.on(START, vec![booked(START, &slots)]);
-            // The answer at a heartbeat keeps the slots usable.
-            assert!(is_booking(&core.on(after(600), Vec::new())));
-            core.on(after(601), vec![booked(after(601), &[])]);
-        } else {
-            core.on(START, vec![booked_locally(START, &slots)]);
-        }
-        let actions = core.on(after(991), Vec::new());
-        let Some(Action::Grant(request, slot, cost, holder)) =
-            actions.iter().find(|action| matches!(action, Action::Grant(..)))
-        else {
-            panic!("{link:?}: {actions:?}")
-        };
-        // The store is asked for another slot, and does not answer.
-        let back = Back::Exchanged(*request, *holder, Unusable::Late);
-        let mut now = after(1010);
-        let mut actions = core.on(now, vec![Event::Returned(*slot, *cost, back)]);
-        while refusal(&actions).is_none() {
-            assert!(now < after(2000), "{link:?}: nobody is refused");
-            now = core.wakes_at(now).max(now + Micros::ONE);
-            actions = core.on(now, Vec::new());
-        }
-        assert_eq!(now, after(1010) + DEADLINE_SLACK + Micros::from_millis(2), "{link:?}");
     }
 }
 

@@ -1,0 +1,120 @@
+//! What becomes of a slot that comes too late, and of its request.
+
+use super::{
+    Action, Back, Driven, Event, Link, OnStoreFailure, Refusal, RequestId, START, Unusable, after, arrival,
+    booked, booked_locally, is_booking, is_granted, locally_booked, refusal, shown,
+};
+use crate::clock::Micros;
+use crate::limiter::queue::cost_queue::DEADLINE_SLACK;
+use crate::limiter::queue::request::Asker;
+
+#[test]
+fn a_late_slot_of_a_share_lets_nobody_wait_for_a_slot_beyond_its_wait() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    core.on(START, vec![Event::Linked(Link::Away { outage: 1 })]);
+    let waits = [1000, 1000, 5000];
+    core.on(START, (0..).zip(waits).map(|(request, wait)| arrival(request, START, wait)).collect());
+    // Between the second and the third slot the share is used up.
+    core.on(START, vec![booked_locally(START, &[900, 950, 4000].map(|at| shown(after(at))))]);
+    // The first slot is found too late, and the share has no room for its request now: each request moves one slot back.
+    assert!(is_booking(&core.on(after(925), Vec::new())));
+    let actions = core.on(after(926), vec![Event::Failed { unsent: None }]);
+    assert_eq!(locally_booked(&actions), Some(3), "{actions:?}");
+    let slots = [950, 4000, 4100].map(|at| shown(after(at)));
+    let actions = core.on(after(926), vec![booked_locally(after(926), &slots)]);
+    let Some(Action::Refuse(Asker::Request(RequestId(1)), _, Refusal::RateLimited { retry_after, .. })) =
+        actions.iter().find(|action| matches!(action, Action::Refuse(..)))
+    else {
+        panic!("{actions:?}")
+    };
+    assert_eq!(retry_after.0 / 1000, 4000 - 926);
+    assert!(is_granted(&core.on(after(951), Vec::new())));
+    assert!(is_granted(&core.on(after(4001), Vec::new())), "the third request has moved up");
+}
+
+#[test]
+fn a_late_slot_of_a_share_is_room_again_at_once() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    core.on(START, vec![Event::Linked(Link::Away { outage: 1 })]);
+    core.on(START, (0..3).map(|request| arrival(request, START, 5000)).collect());
+    let slots = [900, 1900, 2900].map(|at| shown(after(at)));
+    core.on(START, vec![booked_locally(START, &slots)]);
+    // The store was asked lately, so it is not asked again before the share.
+    core.on(after(880), Vec::new());
+    core.on(after(881), vec![Event::Failed { unsent: None }]);
+    let actions = core.on(after(925), Vec::new());
+    let returned: Vec<_> = actions
+        .iter()
+        .filter_map(|action| if let Action::ReturnLocally(holdings) = action { Some(holdings) } else { None })
+        .flatten()
+        .map(|holding| holding.slot)
+        .collect();
+    assert_eq!(returned, slots, "{actions:?}");
+    assert_eq!(locally_booked(&actions), Some(3), "{actions:?}");
+    let slots = [925, 1925, 2925].map(|at| shown(after(at)));
+    let actions = core.on(after(925), vec![booked_locally(after(925), &slots)]);
+    assert!(is_granted(&actions), "{actions:?}");
+    assert!(is_granted(&core.on(after(1926), Vec::new())), "nobody has moved back by a slot");
+}
+
+#[test]
+fn a_request_whose_slot_came_too_late_waits_no_longer_for_the_store_than_any_other() {
+    for link in [Link::Up { epoch: 0 }, Link::Away { outage: 1 }] {
+        let mut core = Driven::new(OnStoreFailure::Local);
+        core.on(START, vec![Event::Linked(link)]);
+        core.on(START, vec![arrival(0, START, 1000), arrival(1, START, 5000)]);
+        let slots = [990, 4000].map(|at| shown(after(at)));
+        if let Link::Up { .. } = link {
+            core.on(START, vec![booked(START, &slots)]);
+            // The answer at a heartbeat keeps the slots usable.
+            assert!(is_booking(&core.on(after(600), Vec::new())));
+            core.on(after(601), vec![booked(after(601), &[])]);
+        } else {
+            core.on(START, vec![booked_locally(START, &slots)]);
+        }
+        let actions = core.on(after(991), Vec::new());
+        let Some(Action::Grant(request, slot, cost, holder)) =
+            actions.iter().find(|action| matches!(action, Action::Grant(..)))
+        else {
+            panic!("{link:?}: {actions:?}")
+        };
+        // The store is asked for another slot, and does not answer.
+        let back = Back::Exchanged(*request, *holder, Unusable::Late);
+        let mut now = after(1010);
+        let mut actions = core.on(now, vec![Event::Returned(*slot, *cost, back)]);
+        while refusal(&actions).is_none() {
+            assert!(now < after(2000), "{link:?}: nobody is refused");
+            now = core.wakes_at(now).max(now + Micros::ONE);
+            actions = core.on(now, Vec::new());
+        }
+        assert_eq!(now, after(1010) + DEADLINE_SLACK + Micros::from_millis(2), "{link:?}");
+    }
+}
+
+#[test]
+fn a_request_whose_slots_come_too_late_falls_back_by_one_slack_alone() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    core.on(START, vec![Event::Linked(Link::Away { outage: 1 })]);
+    core.on(START, vec![arrival(0, START, 1000), arrival(1, after(1), 5000)]);
+    core.on(START, vec![booked_locally(START, &[1060, 4000].map(|at| shown(after(at))))]);
+    let actions = core.on(after(1061), Vec::new());
+    let Some(Action::Grant(request, slot, cost, holder)) =
+        actions.iter().find(|action| matches!(action, Action::Grant(..)))
+    else {
+        panic!("{actions:?}")
+    };
+    // Its connection takes 30 ms, and the next slot lies 75 ms behind its wait and that.
+    core.on(after(1080), Vec::new());
+    core.on(after(1081), vec![Event::Failed { unsent: None }]);
+    let back = Back::Exchanged(*request, *holder, Unusable::Late);
+    let actions = core.on(after(1090), vec![Event::Returned(*slot, *cost, back)]);
+    assert_eq!(locally_booked(&actions), Some(2), "{actions:?}");
+    let slots = [1104, 4000].map(|at| shown(after(at)));
+    let mut other = Driven(core.0.clone());
+    let booked = core.on(after(1090), vec![booked_locally(after(1090), &slots)]);
+    assert_eq!(refusal(&booked), None, "{booked:?}");
+    // Two milliseconds later is too late.
+    let slots = [1106, 4000].map(|at| shown(after(at)));
+    let actions = other.on(after(1090), vec![booked_locally(after(1090), &slots)]);
+    assert!(matches!(refusal(&actions), Some(Refusal::RateLimited { .. })), "{actions:?}");
+}
