@@ -17,6 +17,7 @@ use serde::Deserialize;
 
 use crate::bearer::TokenDigest;
 use crate::limiter::model::limit::{Limiter, LimiterName, Permits};
+pub use crate::telemetry::AccessRule;
 pub use crate::telemetry::logging::{Log, LogFormat};
 
 /// A secret text. Its `Debug` output is `***`.
@@ -91,6 +92,8 @@ pub struct Server {
     pub header_timeout: Duration,
     /// The longest time that a connection stays open without a request.
     pub idle_timeout: Duration,
+    /// The longest time for which a client, or an upstream, takes none of the bytes that wait for it.
+    pub write_timeout: Duration,
     /// The most bytes of a request's headers.
     pub max_header_bytes: u32,
     /// The time after SIGTERM for which new requests are still accepted.
@@ -437,6 +440,8 @@ pub struct Upstream {
     pub timeout: Duration,
     /// The longest time between two pieces of a body.
     pub idle_timeout: Duration,
+    /// The longest time without a byte in a connection that has switched to another protocol.
+    pub tunnel_timeout: Duration,
     /// The use of HTTP/2.
     pub http2: Http2,
     /// The authorities trusted beside the public roots.

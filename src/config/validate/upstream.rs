@@ -14,6 +14,8 @@ use crate::config::schema::{self, Form};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const TIMEOUT: Duration = Duration::from_secs(60);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+const TUNNEL_TIMEOUT: Duration = HOUR;
+const TUNNEL_TIMEOUT_MAX: Duration = Duration::from_secs(7 * 86_400);
 
 /// Checks the upstream of a route, as a URL or as a mapping.
 pub(super) fn upstream(
@@ -32,6 +34,8 @@ pub(super) fn upstream(
     let connect_timeout = check.bounded(&key!(upstream.connect_timeout), CONNECT_TIMEOUT, MILLISECOND..=HOUR);
     let timeout = check.bounded(&key!(upstream.timeout), TIMEOUT, bounds.clone());
     let idle_timeout = check.bounded(&key!(upstream.idle_timeout), IDLE_TIMEOUT, bounds);
+    let bounds = MILLISECOND..=TUNNEL_TIMEOUT_MAX;
+    let tunnel_timeout = check.bounded(&key!(upstream.tunnel_timeout), TUNNEL_TIMEOUT, bounds);
     let ca_path = ca.checked(|path| check.certificates(&path));
     let identity = check.identity(&cert, &key);
     if target.as_ref().is_some_and(|target| !target.tls) {
@@ -44,6 +48,7 @@ pub(super) fn upstream(
         connect_timeout: connect_timeout?,
         timeout: timeout?,
         idle_timeout: idle_timeout?,
+        tunnel_timeout: tunnel_timeout?,
         http2: upstream.value.http2.unwrap_or_default(),
         ca: ca_path?,
         identity: identity?,
@@ -73,6 +78,7 @@ impl Target {
             connect_timeout: CONNECT_TIMEOUT,
             timeout: TIMEOUT,
             idle_timeout: IDLE_TIMEOUT,
+            tunnel_timeout: TUNNEL_TIMEOUT,
             http2: Http2::Auto,
             ca: None,
             identity: None,
