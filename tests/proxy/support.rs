@@ -24,7 +24,8 @@ use tokio_util::sync::CancellationToken;
 use weir::clock::Clock;
 use weir::config::Config;
 use weir::config::model::{
-    AccessRule, Admin, Cost, Http2, KeyPart, Log, LogFormat, Match, PathMatch, Route, Server, Store, Upstream,
+    AccessRule, Admin, Cost, Http2, KeyPart, Log, LogFormat, Match, PathMatch, Route, Server, Store,
+    Upstream, UpstreamTimeouts,
 };
 use weir::limiter::Limiters;
 use weir::limiter::model::limit::{Algorithm, Limit, Limiter, LimiterName, Permits, QueueLimits};
@@ -157,10 +158,12 @@ pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
             port: address.port(),
             authority: address.to_string().into(),
             base_path: "".into(),
-            connect_timeout: Duration::from_secs(5),
-            timeout: Duration::from_secs(60),
-            idle_timeout: Duration::from_secs(60),
-            tunnel_timeout: Duration::from_secs(3600),
+            timeouts: UpstreamTimeouts {
+                connect: Duration::from_secs(5),
+                headers: Duration::from_secs(60),
+                idle: Duration::from_secs(60),
+                tunnel: Duration::from_secs(3600),
+            },
             http2: Http2::Auto,
             ca: None,
             identity: None,

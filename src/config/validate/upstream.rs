@@ -8,7 +8,7 @@ use url::{Host, Url};
 
 use super::check::{Check, DAY, HOUR, MILLISECOND};
 use super::place::{Given, key};
-use crate::config::model::{Http2, OutboundProxy, Secret, Upstream};
+use crate::config::model::{Http2, OutboundProxy, Secret, Upstream, UpstreamTimeouts};
 use crate::config::schema::{self, Form};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -45,10 +45,12 @@ pub(super) fn upstream(
     }
     let proxy = key!(upstream.proxy).checked(|url| proxy(check, &url));
     Some(Upstream {
-        connect_timeout: connect_timeout?,
-        timeout: timeout?,
-        idle_timeout: idle_timeout?,
-        tunnel_timeout: tunnel_timeout?,
+        timeouts: UpstreamTimeouts {
+            connect: connect_timeout?,
+            headers: timeout?,
+            idle: idle_timeout?,
+            tunnel: tunnel_timeout?,
+        },
         http2: upstream.value.http2.unwrap_or_default(),
         ca: ca_path?,
         identity: identity?,
@@ -75,10 +77,12 @@ impl Target {
             port: self.port,
             authority: self.authority,
             base_path: self.base_path,
-            connect_timeout: CONNECT_TIMEOUT,
-            timeout: TIMEOUT,
-            idle_timeout: IDLE_TIMEOUT,
-            tunnel_timeout: TUNNEL_TIMEOUT,
+            timeouts: UpstreamTimeouts {
+                connect: CONNECT_TIMEOUT,
+                headers: TIMEOUT,
+                idle: IDLE_TIMEOUT,
+                tunnel: TUNNEL_TIMEOUT,
+            },
             http2: Http2::Auto,
             ca: None,
             identity: None,

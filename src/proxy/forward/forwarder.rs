@@ -135,7 +135,7 @@ fn respond(
     // hyper writes the version of the client's connection.
     *response.version_mut() = Version::HTTP_11;
     if response.status() == SWITCHING_PROTOCOLS {
-        let timeout = rule.upstream.tunnel_timeout;
+        let timeout = rule.upstream.timeouts.tunnel;
         return switch(response, protocol, upgrade, lease, timeout);
     }
     record.end.outcome = Outcome::Forwarded;
@@ -146,7 +146,7 @@ fn respond(
         lease.release();
         return Ok(Answer::Response(response.map(|_| ResponseBody::announced(length))));
     }
-    let idle_timeout = plan.route.upstream.settings().idle_timeout;
+    let idle_timeout = plan.route.upstream.settings().timeouts.idle;
     Ok(Answer::Response(response.map(|incoming| ResponseBody::upstream(incoming, idle_timeout, lease))))
 }
 

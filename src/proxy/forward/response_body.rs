@@ -114,8 +114,9 @@ impl http_body::Body for ResponseBody {
                     body.settle(End::Failed);
                     return Poll::Ready(Some(Err(error)));
                 }
-                stall::asks();
+                // While a piece is held, the stream still waits for its client, and not for a further piece.
                 ready!(held.poll_room(context));
+                stall::asks();
                 let mut poll = |context: &mut Context<'_>| {
                     http_body::Body::poll_frame(Pin::new(&mut *incoming), context)
                 };

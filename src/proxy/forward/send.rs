@@ -71,7 +71,7 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
         let request = unsent
             .take()
             .map_or_else(|| prepare(plan, client, outgoing, record, may_be_stale), |unsent| *unsent);
-        match lease.send(request, outgoing.upload.clone(), upstream.settings().timeout).await {
+        match lease.send(request, outgoing.upload.clone(), upstream.settings().timeouts.headers).await {
             Ok(response) => {
                 record.came_back(Ok(response.status()));
                 feedback::report(plan, &response, spent.commit().as_ref(), began.elapsed());

@@ -84,7 +84,7 @@ impl Connector {
         progress: &Progress,
     ) -> Result<Connection, ConnectError> {
         progress.begin(Stage::Dial);
-        let mut tcp = self.dialer.dial(self.settings.connect_timeout).await?;
+        let mut tcp = self.dialer.dial(self.settings.timeouts.connect).await?;
         if let Some(outbound) = &self.outbound {
             progress.begin(Stage::Tunnel);
             outbound.open(&mut tcp).await?;
