@@ -92,6 +92,9 @@ mod tests {
         let text = "listen: 0.0.0.0:80\nstore: {redis: {url: 'redis://x'}}\nlimiters:\n  b: {limits: [1/s]}\n  \
                     a: {limits: [{rate: 1, per: 1mo}], queue: false}\nroutes: []\n";
         assert_eq!(problems(text), [""; 0]);
+        for access in ["off", "false", "true", "{}", "{sample: 0.5%, slow: 1s}"] {
+            assert_eq!(problems(&format!("log: {{access: {access}}}\n")), [""; 0], "{access}");
+        }
     }
 
     #[test]

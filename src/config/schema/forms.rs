@@ -120,7 +120,11 @@ impl<'de, S: Deserialize<'de>, L: Deserialize<'de> + LongForm> Deserialize<'de> 
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<Form<S, L>, E> {
-                let short = S::deserialize(IntoDeserializer::<E>::into_deserializer(text));
+                let mut short = S::deserialize(IntoDeserializer::<E>::into_deserializer(text));
+                // `off` and `false` are the same.
+                if short.is_err() && text == "off" {
+                    short = S::deserialize(IntoDeserializer::<E>::into_deserializer(false));
+                }
                 short.map(Form::Short).map_err(|_| E::invalid_value(Unexpected::Str(text), &self))
             }
 
