@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 
 /// The bytes beyond which a body hands out no further piece. The last piece before may go beyond it.
-const HELD_BYTES: usize = 16 * 1024;
+const HELD_BYTES: usize = 8 * 1024;
 
 /// The bytes of one body that hyper holds.
 #[derive(Clone, Default)]
