@@ -4,9 +4,10 @@
 FROM rust:1-bookworm AS build
 WORKDIR /src
 
-# Without tables of line numbers, which are three quarters of the binary; a panic still names its functions.
-ENV CARGO_PROFILE_RELEASE_DEBUG=false \
-    CARGO_PROFILE_RELEASE_STRIP=debuginfo
+# Without tables of line numbers, which are three quarters of the binary; a panic still names its functions. `scripts/dist` keeps them
+# in a file beside the binary.
+ENV CARGO_PROFILE_DIST_DEBUG=false \
+    CARGO_PROFILE_DIST_STRIP=debuginfo
 
 # The dependencies alone, with an empty crate in weir's place: this layer is rebuilt only when they change. Cargo.toml names
 # the benchmarks, so each has an empty file too; they are not built here, and a change of one rebuilds nothing.
@@ -16,7 +17,7 @@ RUN mkdir src benches \
     && echo 'fn main() {}' > src/main.rs \
     && awk -F '"' '/^\[\[bench\]\]/ { bench = 1 } bench && /^name/ { print "fn main() {}" > "benches/" $2 ".rs"; bench = 0 }' \
            Cargo.toml \
-    && cargo build --release --locked --bin weir \
+    && cargo build --profile dist --locked --bin weir \
     && rm -r src
 
 COPY lua lua/
@@ -24,7 +25,7 @@ COPY config config/
 COPY src src/
 # Cargo compares times: the empty crate above is newer than the sources.
 RUN find src lua config -type f -exec touch {} + \
-    && cargo build --release --locked --bin weir
+    && cargo build --profile dist --locked --bin weir
 
 # C library and certificates, no shell.
 FROM gcr.io/distroless/cc-debian12:nonroot
@@ -40,7 +41,7 @@ LABEL org.opencontainers.image.title="weir" \
       org.opencontainers.image.base.name="gcr.io/distroless/cc-debian12:nonroot"
 
 COPY LICENSE /usr/share/doc/weir/LICENSE
-COPY --from=build /src/target/release/weir /usr/local/bin/weir
+COPY --from=build /src/target/dist/weir /usr/local/bin/weir
 
 # As a number, so that Kubernetes can tell that it is not root.
 USER 65532:65532

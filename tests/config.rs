@@ -737,7 +737,7 @@ fn omitted_keys_have_their_defaults() {
     assert!(route.limiters.is_empty());
     assert_eq!(route.cost, Cost::Fixed(Permits::ONE));
     assert!(!route.preserve_host && !route.forwarded_headers);
-    assert_eq!(route.upstream.connect_timeout, Duration::from_secs(5));
+    assert_eq!(route.upstream.timeouts.connect, Duration::from_secs(5));
     assert_eq!(route.upstream.http2, Http2::Auto);
 }
 
@@ -882,7 +882,7 @@ routes:
     assert!(matches!(any.matches.path, PathMatch::Any));
     assert_eq!(any.matches.host, Some(HostMatch::Exact("[::1]".to_owned())));
     assert_eq!((&*any.upstream.host, &*any.upstream.authority), ("::1", "[::1]:8080"));
-    assert_eq!((any.upstream.http2, any.upstream.timeout.as_secs()), (Http2::Off, 5));
+    assert_eq!((any.upstream.http2, any.upstream.timeouts.headers.as_secs()), (Http2::Off, 5));
     assert_eq!(&*any.upstream.base_path, "");
 
     let PathMatch::Pattern(pattern) = &regex.matches.path else { panic!("{:?}", regex.matches.path) };

@@ -147,7 +147,7 @@ fn quickstart(provider: SocketAddr) -> Result<Loaded, LoadError> {
     // The rows are the output; only warnings may come between them.
     config.log.level = tracing::Level::WARN;
     config.log.format = LogFormat::Text;
-    config.log.access = false;
+    config.log.access = None;
     for route in &mut config.routes {
         route.upstream = Upstream {
             tls: false,

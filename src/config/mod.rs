@@ -10,13 +10,15 @@
 //! Beside the stages:
 //!
 //! - `load`: runs them all. `problem`: a problem with its place. `units`: durations, sizes and limits as text.
-//! - `handle`: the running configuration. `watch`: notices changes of a file. `masked`: a file without its secrets.
+//! - `handle`: the running configuration. `watch`: notices changes of a file, by
+//!   `directories`. `masked`: a file without its secrets.
 //! - `json_schema` and `reference`: the schema for editors, and for people.
 //!
 //! Uses types of the limiter's `model`, of `telemetry` and `bearer`. Knows nothing of the proxy, the stores or the
 //! admin API.
 
 mod decode;
+mod directories;
 mod handle;
 mod interpolate;
 mod json_schema;

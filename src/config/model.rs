@@ -17,6 +17,7 @@ use serde::Deserialize;
 
 use crate::bearer::TokenDigest;
 use crate::limiter::model::limit::{Limiter, LimiterName, Permits};
+pub use crate::telemetry::AccessRule;
 pub use crate::telemetry::logging::{Log, LogFormat};
 
 /// A secret text. Its `Debug` output is `***`.
@@ -91,6 +92,8 @@ pub struct Server {
     pub header_timeout: Duration,
     /// The longest time that a connection stays open without a request.
     pub idle_timeout: Duration,
+    /// The longest time for which a client, or an upstream, takes none of the bytes that wait for it.
+    pub write_timeout: Duration,
     /// The most bytes of a request's headers.
     pub max_header_bytes: u32,
     /// The time after SIGTERM for which new requests are still accepted.
@@ -431,12 +434,8 @@ pub struct Upstream {
     pub authority: Arc<str>,
     /// The path put before every request's path; empty, or `/x` without a trailing slash.
     pub base_path: Arc<str>,
-    /// The longest time to open a connection, TLS included.
-    pub connect_timeout: Duration,
-    /// The longest time until the response headers.
-    pub timeout: Duration,
-    /// The longest time between two pieces of a body.
-    pub idle_timeout: Duration,
+    /// The longest times.
+    pub timeouts: UpstreamTimeouts,
     /// The use of HTTP/2.
     pub http2: Http2,
     /// The authorities trusted beside the public roots.
@@ -445,6 +444,19 @@ pub struct Upstream {
     pub identity: Option<(PathBuf, PathBuf)>,
     /// The outbound proxy.
     pub proxy: Option<OutboundProxy>,
+}
+
+/// The longest times with an upstream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct UpstreamTimeouts {
+    /// To open a connection, TLS included.
+    pub connect: Duration,
+    /// Until the response headers.
+    pub headers: Duration,
+    /// Between two pieces of a body.
+    pub idle: Duration,
+    /// Without a byte in a connection that has switched to another protocol.
+    pub tunnel: Duration,
 }
 
 /// An outbound HTTP proxy, which opens a tunnel to the upstream (CONNECT).

@@ -1,4 +1,4 @@
-//! Durations, sizes and the short form of a limit, as text with a unit.
+//! Durations, sizes, shares and the short form of a limit, as text with a unit.
 //!
 //! Only the syntax: bounds are checked by the user of a value. A number that does not fit becomes the largest one, so
 //! that a bound catches it.
@@ -14,6 +14,19 @@ const SIZE_UNITS: [(&str, u64); 4] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB"
 /// A number of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Size(pub(crate) u64);
+
+/// A share of a whole, in millionths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Share {
+    pub(crate) ppm: u64,
+}
+
+impl Share {
+    /// None of it.
+    pub(crate) const NONE: Share = Share { ppm: 0 };
+    /// The whole.
+    pub(crate) const WHOLE: Share = Share { ppm: 1_000_000 };
+}
 
 /// A limit in short form: `rate` permits in each `per`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +51,18 @@ pub(crate) fn duration(text: &str) -> Option<Duration> {
 /// Parses a size: `64KiB`.
 pub(crate) fn size(text: &str) -> Option<Size> {
     amount(text, &SIZE_UNITS).map(Size)
+}
+
+/// Parses a share: `20%`, `0.5%`, with up to four decimal places.
+pub(crate) fn share(text: &str) -> Option<Share> {
+    const PLACES: usize = 4;
+    let percent = text.strip_suffix('%')?;
+    let (whole, decimals) = percent.split_once('.').unwrap_or((percent, "0"));
+    if decimals.is_empty() || decimals.len() > PLACES {
+        return None;
+    }
+    let ppm = number(whole)?.saturating_mul(10_000);
+    Some(Share { ppm: ppm.saturating_add(number(&format!("{decimals:0<PLACES$}"))?) })
 }
 
 /// Parses the short form of a limit: `900/1m`. `20/s` is `20/1s`.
@@ -74,6 +99,12 @@ pub(crate) fn show_size(Size(bytes): Size) -> String {
     let (unit, scale) =
         SIZE_UNITS.iter().find(|(_, scale)| bytes >= *scale && bytes % scale == 0).unwrap_or(&("B", 1));
     format!("{}{unit}", bytes / scale)
+}
+
+/// Formats a share in percent, without needless zeros.
+pub(crate) fn show_share(Share { ppm }: Share) -> String {
+    let percent = format!("{}.{:04}", ppm / 10_000, ppm % 10_000);
+    format!("{}%", percent.trim_end_matches('0').trim_end_matches('.'))
 }
 
 fn amount(text: &str, units: &[(&str, u64)]) -> Option<u64> {
@@ -121,6 +152,17 @@ mod tests {
         assert_eq!(size("512B"), Some(Size(512)));
         assert_eq!(size("64KB"), None);
         assert_eq!(size("64"), None);
+    }
+
+    #[test]
+    fn shares_are_percentages() {
+        for (text, ppm) in [("0%", 0), ("1%", 10_000), ("0.5%", 5_000), ("0.0001%", 1), ("100%", 1_000_000)] {
+            assert_eq!(share(text), Some(Share { ppm }), "{text}");
+            assert_eq!(show_share(Share { ppm }), text);
+        }
+        for wrong in ["", "%", "1", ".5%", "1.%", "1.00001%", "-1%", "1.5.5%", "1 %", "+1%"] {
+            assert_eq!(share(wrong), None, "{wrong:?}");
+        }
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! Notices changed content of a configuration file, and of the files that it names.
 //!
-//! Events of the file system say when to read. Directories are watched, not files: a rename, or the symlink swap of a
-//! Kubernetes ConfigMap, puts another file under the same name. Only changed content counts, so touching a file is no
-//! change, and what is written to other files, such as a log in the same directory, is not even read. Changes without events (network mounts, an exhausted inotify) are found by polling. Knows no meaning of
+//! Events of the file system say when to read ([`super::directories`]). Only changed content counts, so touching a file is no change.
+//! Changes without events (network mounts, an exhausted inotify, systems other than Linux) are found by polling. Knows no meaning of
 //! the configuration.
 
 use std::collections::HashSet;
@@ -10,15 +9,12 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use notify::event::{AccessKind, AccessMode, ModifyKind};
-use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use sha2::{Digest, Sha256};
-use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
+use super::directories::Directories;
 use super::interpolate;
 use super::load::{FILE_BYTES_MAX, base_of};
 use super::problem::Report;
@@ -36,12 +32,10 @@ const POLL_UNWATCHED: Duration = Duration::from_secs(2);
 /// Follows one configuration file and the files that it names.
 pub struct Watch {
     path: PathBuf,
-    /// `None` if the file system cannot be watched. Changes are then found by polling.
-    watcher: Option<RecommendedWatcher>,
-    /// The events of the file system. Capacity 1: one reading covers any number of events.
-    events: mpsc::Receiver<()>,
-    directories: HashSet<PathBuf>,
-    names: Names,
+    /// The directories of the files; `None` if they cannot be watched. Changes are then found by polling.
+    directories: Option<Directories>,
+    /// The names of the files that were read, without their directories.
+    names: HashSet<OsString>,
     content: [u8; 32],
     /// True if an event was received, and the files have not been read since.
     pending: bool,
@@ -50,23 +44,13 @@ pub struct Watch {
 impl Watch {
     /// Begins to watch. Call it before the file is loaded, so that no change is missed.
     pub fn new(path: &Path) -> Watch {
-        let (sender, events) = mpsc::channel(1);
-        let names = Names::default();
-        let read = names.clone();
-        let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
-            // A full channel: a reading is due already.
-            if event.map_or(true, |event| may_change_content(&event, &read)) {
-                let _ = sender.try_send(());
-            }
-        });
-        let watcher = watcher
+        let directories = Directories::new()
             .inspect_err(|error| {
                 tracing::warn!(%error, "cannot watch files; polling every {POLL_UNWATCHED:?} instead");
             })
             .ok();
-        let (path_owned, directories) = (path.to_owned(), HashSet::new());
-        let mut watch =
-            Watch { path: path_owned, watcher, events, directories, names, content: [0; 32], pending: false };
+        let names = HashSet::new();
+        let mut watch = Watch { path: path.to_owned(), directories, names, content: [0; 32], pending: false };
         // The second reading sees changes made before the directories were watched.
         watch.follow(&Snapshot::take(path).files);
         watch.content = Snapshot::take(path).content;
@@ -95,75 +79,39 @@ impl Watch {
 
     /// Waits for an event, or for the next poll.
     async fn woken(&mut self) {
-        if self.watcher.is_none() {
-            sleep(POLL_UNWATCHED).await;
-            return;
-        }
-        // The watcher holds the sender, so the channel stays open.
-        let _ = timeout(POLL_WATCHED, self.events.recv()).await;
+        let poll = if self.directories.is_some() { POLL_WATCHED } else { POLL_UNWATCHED };
+        let _ = timeout(poll, self.events_come()).await;
     }
 
     /// Waits until the change is complete.
     async fn settled(&mut self) {
-        if self.watcher.is_none() {
+        if self.directories.is_none() {
             return;
         }
         let end = Instant::now() + SETTLE_MAX;
-        while Instant::now() < end && timeout(QUIET, self.events.recv()).await.is_ok() {}
+        while Instant::now() < end && timeout(QUIET, self.events_come()).await.is_ok() {}
+    }
+
+    /// Waits for events that may mean changed content, and takes all that have come. Cancelling it loses none.
+    async fn events_come(&mut self) {
+        if let Some(directories) = &self.directories
+            && directories.events_come(|name| self.names.contains(name)).await.is_ok()
+        {
+            return;
+        }
+        // Nothing can be watched any more.
+        self.directories = None;
+        std::future::pending().await
     }
 
     /// Watches the directories of these files, and stops watching others.
     fn follow(&mut self, files: &[PathBuf]) {
-        let Some(watcher) = &mut self.watcher else { return };
-        self.names.set(files);
-        let wanted: HashSet<PathBuf> = files.iter().flat_map(|file| directories_of(file)).collect();
-        for gone in self.directories.difference(&wanted) {
-            // Unwatching fails if the directory is gone, and then it is not watched either.
-            let _ = watcher.unwatch(gone);
-        }
-        let mut directories: HashSet<PathBuf> = self.directories.intersection(&wanted).cloned().collect();
-        for new in wanted.difference(&self.directories) {
-            match watcher.watch(new, RecursiveMode::NonRecursive) {
-                Ok(()) => {
-                    directories.insert(new.clone());
-                }
-                Err(error) => {
-                    let directory = new.display();
-                    tracing::debug!(%directory, %error, "cannot watch; polling every {POLL_WATCHED:?} instead");
-                }
-            }
-        }
-        self.directories = directories;
-    }
-}
-
-/// The names of the files that were read, without their directories.
-#[derive(Clone, Default)]
-struct Names(Arc<Mutex<HashSet<OsString>>>);
-
-impl Names {
-    fn set(&self, files: &[PathBuf]) {
         let real = files.iter().filter_map(|file| file.canonicalize().ok());
         let paths = files.iter().cloned().chain(real);
-        let names = paths.filter_map(|path| path.file_name().map(ToOwned::to_owned)).collect();
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = names;
-    }
-
-    fn has(&self, path: &Path) -> bool {
-        let names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        path.file_name().is_none_or(|name| names.contains(name))
-    }
-}
-
-/// Returns whether an event may mean changed content. Reading a file is an event too, and must not cause a reading; nor must writing to
-/// a file that was not read. A new name may be that of a link on the way to one that was.
-fn may_change_content(event: &Event, read: &Names) -> bool {
-    match event.kind {
-        EventKind::Access(AccessKind::Close(AccessMode::Write)) | EventKind::Modify(ModifyKind::Data(_)) => {
-            event.paths.iter().any(|path| read.has(path))
+        self.names = paths.filter_map(|path| path.file_name().map(ToOwned::to_owned)).collect();
+        if let Some(directories) = &mut self.directories {
+            directories.watch(&files.iter().flat_map(|file| directories_of(file)).collect());
         }
-        EventKind::Access(_) => false,
-        _ => true,
     }
 }
 
@@ -265,22 +213,52 @@ mod tests {
         noticed(&mut watch).await;
     }
 
-    #[test]
-    fn writing_to_a_file_that_was_not_read_is_no_change() {
-        use notify::event::{CreateKind, DataChange};
+    #[tokio::test]
+    #[cfg(target_os = "linux")]
+    async fn only_what_can_be_a_new_configuration_wakes_weir() {
+        use std::io::Write;
 
         let (directory, path) = directory();
-        let read = Names::default();
-        read.set(std::slice::from_ref(&path));
-        let log = directory.path().join("weir.log");
-        let close = EventKind::Access(AccessKind::Close(AccessMode::Write));
-        let event = |kind, path: &Path| Event::new(kind).add_path(path.to_owned());
-        for kind in [EventKind::Modify(ModifyKind::Data(DataChange::Any)), close] {
-            assert!(!may_change_content(&event(kind, &log), &read), "{kind:?}");
-            assert!(may_change_content(&event(kind, &path), &read), "{kind:?}");
+        let mut watch = Watch::new(&path);
+        let woken = async |watch: &mut Watch| timeout(QUIET / 2, watch.events_come()).await.is_ok();
+        // A log that stays open, as weir's own does.
+        let mut log = File::create(directory.path().join("weir.log")).unwrap();
+        assert!(
+            woken(&mut watch).await,
+            "a new name may be that of a link on the way to a file that was read"
+        );
+        for _ in 0..100 {
+            log.write_all(b"a line\n").unwrap();
         }
-        assert!(may_change_content(&event(EventKind::Create(CreateKind::Any), &log), &read));
-        assert!(!may_change_content(&event(EventKind::Access(AccessKind::Read), &path), &read));
+        log.sync_all().unwrap();
+        read(&path).unwrap();
+        assert!(!woken(&mut watch).await);
+        drop(log);
+        assert!(!woken(&mut watch).await, "no other file that is closed");
+        let mut file = File::create(&path).unwrap();
+        file.write_all(b"a: 2\n").unwrap();
+        assert!(!woken(&mut watch).await, "the file is not complete yet");
+        drop(file);
+        assert!(woken(&mut watch).await);
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_was_replaced_is_followed() {
+        let (directory, _) = directory();
+        let inner = directory.path().join("inner");
+        let path = inner.join("weir.yaml");
+        fs::create_dir(&inner).unwrap();
+        fs::write(&path, "a: 1\n").unwrap();
+        fs::write(directory.path().join("weir.yaml"), format!("a: ${{file:{}}}\n", path.display())).unwrap();
+        let mut watch = Watch::new(&directory.path().join("weir.yaml"));
+        for content in ["a: 2\n", "a: 3\n"] {
+            fs::rename(&inner, directory.path().join(content.trim())).unwrap();
+            fs::create_dir(&inner).unwrap();
+            fs::write(&path, content).unwrap();
+            noticed(&mut watch).await;
+        }
+        fs::write(&path, "a: 4\n").unwrap();
+        noticed(&mut watch).await;
     }
 
     #[tokio::test]
@@ -361,7 +339,7 @@ mod tests {
     async fn without_a_watcher_changes_are_found_by_polling() {
         let (_directory, path) = directory();
         let mut watch = Watch::new(&path);
-        watch.watcher = None;
+        watch.directories = None;
         fs::write(&path, "a: 2\n").unwrap();
         noticed(&mut watch).await;
     }

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio_util::task::TaskTracker;
 
@@ -44,7 +45,7 @@ impl Builder {
         let mut upstreams = Upstreams::new();
         let mut routes = Vec::with_capacity(config.routes.len());
         for rule in &config.routes {
-            let key = key(&rule.upstream)?;
+            let key = key(&rule.upstream, config.server.write_timeout)?;
             let upstream = match upstreams.get(&key).or_else(|| present.get(&key)) {
                 Some(upstream) => Arc::clone(upstream),
                 None => Arc::new(Upstream::new(&key, &self.reach, self.tasks.clone())?),
@@ -79,11 +80,11 @@ fn acceptor(config: &Config) -> Result<Option<Acceptor>, ProxyBuildError> {
 }
 
 /// Reads the files that an upstream's settings name.
-fn key(settings: &model::Upstream) -> Result<Key, ProxyBuildError> {
+fn key(settings: &model::Upstream, write_timeout: Duration) -> Result<Key, ProxyBuildError> {
     let ca = settings.ca.as_deref().map(read).transpose()?;
     let identity = match &settings.identity {
         Some((cert, key)) => Some((read(cert)?, read(key)?)),
         None => None,
     };
-    Ok(Key { settings: settings.clone(), ca, identity })
+    Ok(Key { settings: settings.clone(), write_timeout, ca, identity })
 }

@@ -145,12 +145,24 @@ impl LogBuffer {
         }
     }
 
+    /// Returns whether lines were dropped and nothing has been written since.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.lock().dropped > 0
+    }
+
     fn write_to(&self, mut output: impl Write) {
         let mut batch = Vec::new();
+        let mut torn = false;
         while self.take(&mut batch) {
+            if torn {
+                batch.insert(0, b'\n');
+            }
             // A broken pipe or a full disk loses these lines; later ones may be written again.
-            let written = output.write_all(&batch).and_then(|()| output.flush());
-            let dropped = self.finish(&mut batch, written.is_ok());
+            let written = write_all(&mut output, &batch);
+            let (done, left) = batch.split_at_checked(written).unwrap_or((&batch, &[]));
+            torn = done.last().map_or(torn, |last| *last != b'\n');
+            let lost = left.iter().filter(|byte| **byte == b'\n').count();
+            let dropped = self.finish(&mut batch, lost);
             if dropped > 0 {
                 tracing::warn!(lines = dropped, "log lines were dropped, because nothing took them in time");
             }
@@ -179,14 +191,11 @@ impl LogBuffer {
         true
     }
 
-    /// Ends a batch. Returns the number of lines that were dropped, when lines are written again.
-    fn finish(&self, batch: &mut Vec<u8>, written: bool) -> u64 {
+    /// Ends a batch of which some lines were lost. Returns the number of lines that were dropped, when lines are written again.
+    fn finish(&self, batch: &mut Vec<u8>, lost: usize) -> u64 {
         let mut state = self.lock();
         state.writing = false;
-        if !written {
-            let lines = batch.iter().filter(|byte| **byte == b'\n').count();
-            state.drop_lines(lines as u64);
-        }
+        state.drop_lines(lost as u64);
         batch.clear();
         batch.shrink_to(KEPT_BYTES);
         if state.lines.is_empty() {
@@ -196,8 +205,24 @@ impl LogBuffer {
             state.lines.shrink_to(KEPT_BYTES);
         }
         self.written.notify_all();
-        if written { std::mem::take(&mut state.dropped) } else { 0 }
+        if lost == 0 { std::mem::take(&mut state.dropped) } else { 0 }
     }
+}
+
+/// Writes these bytes, and returns how many were taken before an error.
+fn write_all(output: &mut impl Write, bytes: &[u8]) -> usize {
+    let mut written = 0;
+    while let Some(left) = bytes.get(written..).filter(|left| !left.is_empty()) {
+        match output.write(left) {
+            Ok(0) => break,
+            Ok(count) => written += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // Another process that shares the pipe has switched it to that mode.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(BATCH_TIME),
+            Err(_) => break,
+        }
+    }
+    written
 }
 
 /// The buffer with its thread, which ends when this is dropped and everything is written.
@@ -266,6 +291,11 @@ mod tests {
     fn without_a_reader_lines_are_dropped_access_lines_first_and_warnings_last() {
         let (log, reader) = start();
         let dropped = counted(&log.buffer);
+        log.buffer.add(LineKind::Warning, LINE);
+        // From now on no batch is taken any more.
+        while !log.buffer.lock().writing {
+            thread::yield_now();
+        }
         for kind in [LineKind::Access, LineKind::Event, LineKind::Warning] {
             let before = dropped.get();
             for _ in 0..2 * BYTES_MAX / LINE.len() {
@@ -292,6 +322,44 @@ mod tests {
         assert!(buffer.lock().lines.is_empty());
         drop(log);
         assert_eq!(reading.join().unwrap(), 1000 * LINE.len());
+    }
+
+    /// An output that is full after some bytes, until it is emptied.
+    #[derive(Clone, Default)]
+    struct Disk(Arc<Mutex<(Vec<u8>, usize)>>);
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let mut disk = self.0.lock().unwrap();
+            let count = bytes.len().min(disk.1);
+            if count == 0 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            disk.0.extend_from_slice(&bytes[..count]);
+            disk.1 -= count;
+            Ok(count)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_full_disk_loses_only_what_did_not_fit_and_later_lines_are_whole() {
+        let disk = Disk::default();
+        disk.0.lock().unwrap().1 = 8;
+        let log = LogBuffer::start(disk.clone()).unwrap();
+        let dropped = counted(&log.buffer);
+        log.buffer.add(LineKind::Event, b"first\nsecond\nthird\n");
+        log.buffer.flush(PATIENCE);
+        assert_eq!(dropped.get(), 2);
+        assert!(log.buffer.is_stalled());
+        disk.0.lock().unwrap().1 = 1000;
+        log.buffer.add(LineKind::Event, b"fourth\n");
+        log.buffer.flush(PATIENCE);
+        assert!(!log.buffer.is_stalled());
+        assert_eq!(disk.0.lock().unwrap().0, b"first\nse\nfourth\n");
     }
 
     #[test]

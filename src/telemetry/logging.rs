@@ -1,8 +1,8 @@
 //! Log lines to standard error, as JSON or text. A reload can change the form, the level and the access log.
 //!
 //! weir's own lines are shown from `log.level` on, and those of its libraries from `warn` on: at `debug` they would
-//! bury weir's. The access log has its own target, [`ACCESS`]; `log.access` switches it, whatever the level. All lines go through a
-//! bounded buffer, so that nothing in weir waits for the log's reader.
+//! bury weir's. The access log writes its lines itself ([`super::access_log`]), whatever the level. All lines go through a bounded
+//! buffer, so that nothing in weir waits for the log's reader.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal, Write};
@@ -22,8 +22,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, fmt, reload};
 
 use super::Metrics;
-pub use super::access_log::ACCESS;
-use super::access_log::AccessLog;
+use super::access_log::{AccessLog, AccessRule};
 use super::log_buffer::{LineKind, LogBuffer, LogThread};
 
 /// The longest time for writing the last lines at the end of the process.
@@ -36,8 +35,8 @@ pub struct Log {
     pub level: Level,
     /// The form of each line.
     pub format: LogFormat,
-    /// True if each request is logged.
-    pub access: bool,
+    /// The requests that the access log names; `None` without an access log.
+    pub access: Option<AccessRule>,
 }
 
 /// The form of a log line.
@@ -90,15 +89,23 @@ impl Logging {
             .with_writer(lines.clone())
             .with_filter(dynamic_filter_fn(move |_, _| wants_json.load(Ordering::Relaxed)));
         let wants_json = Arc::clone(&logging.json);
+        let coloured = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
         let text = fmt::layer()
-            .with_ansi(io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
+            .with_ansi(coloured)
             .log_internal_errors(false)
             .with_writer(lines.clone())
             .with_filter(dynamic_filter_fn(move |_, _| !wants_json.load(Ordering::Relaxed)));
 
-        let access = AccessLog { buffer: lines.0, json: Arc::clone(&logging.json) };
+        let buffer = Arc::clone(&lines.0);
+        let access = AccessLog { buffer: lines.0, json: Arc::clone(&logging.json), coloured };
         tracing_subscriber::registry().with(filter).with(json).with(text).with(access).try_init()?;
-        panic::set_hook(Box::new(log_panic));
+        panic::set_hook(Box::new(move |panic| {
+            log_panic(panic);
+            // The process may end now. But a panic must not wait for a reader that has stalled.
+            if !buffer.is_stalled() {
+                buffer.flush(FLUSH_TIME_MAX);
+            }
+        }));
         Ok(logging)
     }
 
@@ -139,7 +146,6 @@ impl<'a> MakeWriter<'a> for Lines {
 
     fn make_writer_for(&'a self, metadata: &Metadata<'_>) -> Line<'a> {
         let kind = match *metadata.level() {
-            _ if metadata.target() == ACCESS => LineKind::Access,
             Level::ERROR | Level::WARN => LineKind::Warning,
             _ => LineKind::Event,
         };
@@ -172,40 +178,52 @@ fn is_json(log: &Log) -> bool {
 }
 
 fn targets(log: &Log) -> Targets {
-    let access = if log.access { LevelFilter::INFO } else { LevelFilter::OFF };
     Targets::new()
         .with_default(log.level.min(Level::WARN))
         .with_target("weir", log.level)
         // weir logs failures of Redis itself, once each. The client's own warnings name files of the build.
         .with_target("redis", LevelFilter::ERROR.min(log.level.into()))
-        .with_target(ACCESS, access)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn log(level: Level, access: bool) -> Log {
-        Log { level, format: LogFormat::Json, access }
+    fn targets_at(level: Level) -> Targets {
+        targets(&Log { level, format: LogFormat::Json, access: None })
     }
 
     #[test]
     fn the_level_is_for_weir_and_its_libraries_only_warn() {
-        let targets = targets(&log(Level::DEBUG, false));
+        let targets = targets_at(Level::DEBUG);
         assert!(targets.would_enable("weir::proxy", &Level::DEBUG));
         assert!(!targets.would_enable("weir::proxy", &Level::TRACE));
         assert!(targets.would_enable("h2::codec", &Level::WARN));
         assert!(!targets.would_enable("h2::codec", &Level::INFO));
     }
 
+    /// The variable that makes the test of a panic panic, in a process of its own.
+    const PANICS: &str = "WEIR_TEST_PANICS";
+
     #[test]
-    fn the_access_log_does_not_depend_on_the_level() {
-        assert!(targets(&log(Level::ERROR, true)).would_enable(ACCESS, &Level::INFO));
-        assert!(!targets(&log(Level::TRACE, false)).would_enable(ACCESS, &Level::INFO));
+    #[allow(clippy::panic)]
+    fn a_panic_is_written_even_if_the_process_ends_with_it() {
+        if std::env::var_os(PANICS).is_some() {
+            let log = Log { level: Level::INFO, format: LogFormat::Json, access: None };
+            let _logging = Logging::init(&log).unwrap();
+            tracing::info!("before the panic");
+            let _ = panic::catch_unwind(|| panic!("the reason"));
+            std::process::abort();
+        }
+        let name = "telemetry::logging::tests::a_panic_is_written_even_if_the_process_ends_with_it";
+        let mut test = std::process::Command::new(std::env::current_exe().unwrap());
+        let ended = test.args([name, "--exact", "--nocapture"]).env(PANICS, "1").output().unwrap();
+        let log = String::from_utf8(ended.stderr).unwrap();
+        assert!(log.contains("\"before the panic\"") && log.contains("\"the reason\""), "{log}");
     }
 
     #[test]
     fn a_quiet_level_silences_libraries_too() {
-        assert!(!targets(&log(Level::ERROR, true)).would_enable("h2::codec", &Level::WARN));
+        assert!(!targets_at(Level::ERROR).would_enable("h2::codec", &Level::WARN));
     }
 }

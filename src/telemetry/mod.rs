@@ -21,7 +21,7 @@ mod outcome;
 mod registry;
 mod spans;
 
-pub use access_log::AccessLine;
+pub use access_log::{AccessLine, AccessRule};
 pub use handles::{LimiterMetrics, LimiterSeries, RouteMetrics, StoreMetrics, StoreOp, StoreResult};
 pub use logging::Logging;
 pub use outcome::Outcome;

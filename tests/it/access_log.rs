@@ -130,3 +130,26 @@ async fn a_malformed_body_is_not_logged_as_a_client_that_left() {
     .await;
     assert_eq!(told, [(400.into(), "refused".into()), (499.into(), "cancelled".into())]);
 }
+
+#[tokio::test]
+async fn a_rule_names_failures_and_slow_requests_alone() {
+    let _lane = lane::shared().await;
+    let (upstream, directory) = (Upstream::start(), TempDir::new().unwrap());
+    let path = directory.path().join("weir.yaml");
+    let config = config(&upstream, "json").replace("access: true", "access: {sample: 0%, slow: 500ms}");
+    std::fs::write(&path, config).unwrap();
+    let weir = Weir::start_at(&path).await;
+    // The second waits for its permit, the third is refused.
+    for (target, status) in [("/quick", 200), ("/slow", 200), ("/refused", 429), ("/down", 502)] {
+        assert_eq!(weir.get(target).await.status, status, "{target}");
+    }
+    let named = poll_for("both lines", PATIENCE, async || {
+        let log = weir.log();
+        let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let lines = lines.filter(|line| line["target"] == "weir::access");
+        let paths: Vec<_> = lines.map(|line| line["path"].as_str().unwrap().to_owned()).collect();
+        (paths.len() == 2).then_some(paths)
+    })
+    .await;
+    assert_eq!(named, ["/slow", "/down"]);
+}

@@ -72,3 +72,21 @@ async fn everything_that_was_logged_before_the_end_is_written() {
     assert_eq!(weir.wait_exit(PATIENCE).await.code(), Some(0));
     eventually("every line", PATIENCE, async || weir.log().matches("\"/counted\"").count() == 1600).await;
 }
+
+/// `/dev/full` refuses each write like a full disk.
+#[tokio::test]
+#[cfg(target_os = "linux")]
+async fn a_full_disk_stops_nothing() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut weir = Weir::start_logging_to(full, &one_route(&upstream.url())).await;
+    send(&weir, 80, "/").await;
+    assert_eq!(weir.ask("/healthz").await.status, 200);
+    eventually("dropped lines", PATIENCE, async || {
+        weir.metrics().await.sum("weir_log_lines_dropped_total", &[]) >= 80.0
+    })
+    .await;
+    weir.sigterm();
+    assert_eq!(weir.wait_exit(PATIENCE).await.code(), Some(0));
+}

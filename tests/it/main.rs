@@ -46,6 +46,7 @@ mod several;
 mod shutdown;
 mod soak;
 mod spread;
+mod stalled;
 mod store;
 mod store_errors;
 mod targets;

@@ -240,3 +240,26 @@ async fn last_bytes_of_a_closed_side_reach_the_side_that_still_sends() {
         assert_eq!(heard, last);
     }
 }
+
+#[tokio::test]
+async fn a_tunnel_ends_when_both_sides_are_silent_for_too_long() {
+    let _lane = lane::shared().await;
+    let mut changing = Changing::start().await;
+    let weir = Weir::start(&format!(
+        "routes:\n  - {{name: all, match: {{path: /}}, upstream: {{url: \"{}\", tunnel_timeout: 1s}}}}\n",
+        changing.upstream.url()
+    ))
+    .await;
+    let (mut client, mut upstream) = changing.tunnel(&weir).await;
+    let begun = std::time::Instant::now();
+    let mut byte = [0];
+    // One side alone speaks, for longer than the time.
+    while begun.elapsed() < Duration::from_secs(2) {
+        client.write_all(b"x").await.unwrap();
+        in_time("a byte", upstream.read_exact(&mut byte)).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    for side in [&mut client, &mut upstream] {
+        assert!(matches!(in_time("the end of the tunnel", side.read(&mut byte)).await, Ok(0) | Err(_)));
+    }
+}

@@ -28,8 +28,8 @@ async fn timeouts_of_upstream_and_client_have_their_statuses() {
     })
     .await;
     let mut rule = rule("/", &up);
-    rule.upstream.timeout = Duration::from_millis(300);
-    rule.upstream.idle_timeout = Duration::from_millis(150);
+    rule.upstream.timeouts.headers = Duration::from_millis(300);
+    rule.upstream.timeouts.idle = Duration::from_millis(150);
     let weir = weir(vec![rule]).await;
     let host = "Host: weir\r\nConnection: close\r\n";
     let answer = call(weir.address, &format!("GET /head HTTP/1.1\r\n{host}\r\n")).await;
@@ -53,7 +53,7 @@ async fn a_stalled_upload_to_an_http2_upstream_is_the_clients_fault() {
     let up = upstream(mirror).await;
     let mut rule = rule("/", &up);
     rule.upstream.http2 = Http2::PriorKnowledge;
-    rule.upstream.idle_timeout = Duration::from_millis(150);
+    rule.upstream.timeouts.idle = Duration::from_millis(150);
     let weir = weir(vec![rule]).await;
     let request = "POST / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\nContent-Length: 9\r\n\r\nhalf";
     let answer = call(weir.address, request).await;

@@ -24,7 +24,8 @@ use tokio_util::sync::CancellationToken;
 use weir::clock::Clock;
 use weir::config::Config;
 use weir::config::model::{
-    Admin, Cost, Http2, KeyPart, Log, LogFormat, Match, PathMatch, Route, Server, Store, Upstream,
+    AccessRule, Admin, Cost, Http2, KeyPart, Log, LogFormat, Match, PathMatch, Route, Server, Store,
+    Upstream, UpstreamTimeouts,
 };
 use weir::limiter::Limiters;
 use weir::limiter::model::limit::{Algorithm, Limit, Limiter, LimiterName, Permits, QueueLimits};
@@ -73,6 +74,7 @@ impl Weir {
             max_connections: 1000,
             header_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(75),
+            write_timeout: Duration::from_secs(60),
             max_header_bytes: 65_536,
             drain_delay: Duration::ZERO,
             drain_timeout: Duration::from_secs(10),
@@ -107,7 +109,7 @@ fn config(routes: Vec<Route>, server: Server) -> Config {
         listen: any,
         server,
         admin: Admin { listen: any, token: None },
-        log: Log { level: tracing::Level::INFO, format: LogFormat::Text, access: true },
+        log: Log { level: tracing::Level::INFO, format: LogFormat::Text, access: Some(AccessRule::ALL) },
         clients: None,
         store: Store::Memory,
         limiters: vec![Arc::new(slow()), Arc::new(hourly())],
@@ -156,9 +158,12 @@ pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
             port: address.port(),
             authority: address.to_string().into(),
             base_path: "".into(),
-            connect_timeout: Duration::from_secs(5),
-            timeout: Duration::from_secs(60),
-            idle_timeout: Duration::from_secs(60),
+            timeouts: UpstreamTimeouts {
+                connect: Duration::from_secs(5),
+                headers: Duration::from_secs(60),
+                idle: Duration::from_secs(60),
+                tunnel: Duration::from_secs(3600),
+            },
             http2: Http2::Auto,
             ca: None,
             identity: None,

@@ -219,7 +219,7 @@ async fn every_address_is_tried_within_a_short_connect_timeout() {
     names.lead(&[silent, refusing, silent, silent, *up]);
     let mut rule = rule("/", &up);
     rule.upstream.host = "api.test".into();
-    rule.upstream.connect_timeout = Duration::from_millis(600);
+    rule.upstream.timeouts.connect = Duration::from_millis(600);
     let weir = Weir::reaching(vec![rule], names.reach(Duration::from_secs(600))).await;
     let answer = call(weir.address, GET).await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");

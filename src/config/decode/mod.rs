@@ -92,6 +92,9 @@ mod tests {
         let text = "listen: 0.0.0.0:80\nstore: {redis: {url: 'redis://x'}}\nlimiters:\n  b: {limits: [1/s]}\n  \
                     a: {limits: [{rate: 1, per: 1mo}], queue: false}\nroutes: []\n";
         assert_eq!(problems(text), [""; 0]);
+        for access in ["off", "false", "true", "{}", "{sample: 0.5%, slow: 1s}"] {
+            assert_eq!(problems(&format!("log: {{access: {access}}}\n")), [""; 0], "{access}");
+        }
     }
 
     #[test]
@@ -118,7 +121,7 @@ routes:
             "f:4:19: server.header_timeout: expected a duration with a unit, such as 250ms, 10s, 1m, 1h or 1d, \
              found a number",
             "f:5:15: log.format: unknown value \"jsn\"; did you mean \"json\"?",
-            "f:5:28: log.access: expected true or false, found a text",
+            "f:5:28: log.access: expected true, false, or a mapping with `sample` or `slow`, found \"maybe\"",
             "f:6:1: admin: the value is empty; expected a mapping",
             "f:7:8: store: `redis` needs settings: a mapping below it",
             "f:9:15: limiters.a.limits: expected a list such as [10/1s], found a text",

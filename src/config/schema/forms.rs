@@ -11,7 +11,7 @@ use std::time::Duration;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserialize, Deserializer, Error, IntoDeserializer, MapAccess, Unexpected, Visitor};
 
-use crate::config::units::{self, Per, Quota, Size};
+use crate::config::units::{self, Per, Quota, Share, Size};
 
 /// The pattern of names of limiters, routes, clients and groups.
 pub(crate) const NAME_PATTERN: &str = "^[A-Za-z0-9_.-]{1,64}$";
@@ -36,6 +36,12 @@ impl FromText for Size {
     const EXPECTED: &'static str = "a size with a unit, such as 512B, 64KiB or 1MiB";
     const PATTERN: &'static str = "^[0-9]+(B|KiB|MiB|GiB)$";
     const PARSE: fn(&str) -> Option<Self> = units::size;
+}
+
+impl FromText for Share {
+    const EXPECTED: &'static str = "a percentage, such as 1% or 0.5%";
+    const PATTERN: &'static str = "^[0-9]+(\\.[0-9]{1,4})?%$";
+    const PARSE: fn(&str) -> Option<Self> = units::share;
 }
 
 impl FromText for Per {
@@ -114,8 +120,17 @@ impl<'de, S: Deserialize<'de>, L: Deserialize<'de> + LongForm> Deserialize<'de> 
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<Form<S, L>, E> {
-                let short = S::deserialize(IntoDeserializer::<E>::into_deserializer(text));
+                let mut short = S::deserialize(IntoDeserializer::<E>::into_deserializer(text));
+                // `off` and `false` are the same.
+                if short.is_err() && text == "off" {
+                    short = S::deserialize(IntoDeserializer::<E>::into_deserializer(false));
+                }
                 short.map(Form::Short).map_err(|_| E::invalid_value(Unexpected::Str(text), &self))
+            }
+
+            fn visit_bool<E: Error>(self, on: bool) -> Result<Form<S, L>, E> {
+                let short = S::deserialize(IntoDeserializer::<E>::into_deserializer(on));
+                short.map(Form::Short).map_err(|_| E::invalid_type(Unexpected::Bool(on), &self))
             }
 
             fn visit_i64<E: Error>(self, number: i64) -> Result<Form<S, L>, E> {

@@ -14,8 +14,8 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::units::Size;
-use forms::{NAME_PATTERN, Named, Text};
+use super::units::{Share, Size};
+use forms::{LongForm, NAME_PATTERN, Named, Text};
 
 pub(crate) use forms::{Form, OffOr};
 pub(crate) use limiter::{Algorithm, Limit, Limiter, Mode, OnStoreFailure, Pause, Queue, Scope, Sync};
@@ -86,6 +86,10 @@ pub(crate) struct Server {
     /// The longest time that a connection stays open without a request, 1ms to 1d. Default `75s`.
     #[schemars(extend("examples" = ["2m"]))]
     pub(crate) idle_timeout: Option<Text<Duration>>,
+    /// The longest time for which a client, or an upstream, takes none of the bytes that wait for it, 1ms to 1d. Its connection is then
+    /// closed. Default `60s`.
+    #[schemars(extend("examples" = ["20s"]))]
+    pub(crate) write_timeout: Option<Text<Duration>>,
     /// The most bytes of a request's headers, 8KiB to 1MiB. Default `64KiB`.
     #[schemars(extend("examples" = ["128KiB"]))]
     pub(crate) max_header_bytes: Option<Text<Size>>,
@@ -138,9 +142,27 @@ pub(crate) struct Log {
     /// The form of log lines. Default `json`.
     #[schemars(extend("examples" = ["text"]))]
     pub(crate) format: Option<LogFormat>,
-    /// Logs each request. Default `true`.
-    #[schemars(extend("examples" = [false]))]
-    pub(crate) access: Option<bool>,
+    /// Logs each request, or those that a mapping picks. Default `true`.
+    #[schemars(extend("examples" = [false, {"sample": "1%", "slow": "1s"}]))]
+    pub(crate) access: Option<Form<bool, AccessLog>>,
+}
+
+/// The requests that the access log names. Failures are always among them: a status of 500 or above, also of weir's own answers, and
+/// a response that broke off.
+#[derive(Debug, Clone, Copy, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AccessLog {
+    /// The share of all requests, chosen at random, 0% to 100%. Default `0%`.
+    #[schemars(extend("examples" = ["1%", "0.1%"]))]
+    pub(crate) sample: Option<Text<Share>>,
+    /// Every request that took at least this long, from its head to the end of its response, its wait included, 1ms to 1d. If absent,
+    /// none is logged for being slow.
+    #[schemars(extend("examples" = ["1s"]))]
+    pub(crate) slow: Option<Text<Duration>>,
+}
+
+impl LongForm for AccessLog {
+    const EXPECTED: &'static str = "true, false, or a mapping with `sample` or `slow`";
 }
 
 /// A level of the log.

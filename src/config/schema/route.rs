@@ -99,6 +99,10 @@ pub(crate) struct Upstream {
     /// The longest time between two pieces of a body, 1ms to 1d. Default `60s`.
     #[schemars(extend("examples" = ["30s"]))]
     pub(crate) idle_timeout: Option<Text<Duration>>,
+    /// The longest time without a byte, either way, in a connection that has switched to another protocol, such as WebSocket, 1ms to
+    /// 7d. Default `1h`.
+    #[schemars(extend("examples" = ["10m"]))]
+    pub(crate) tunnel_timeout: Option<Text<Duration>>,
     /// The use of HTTP/2. Default `auto`.
     #[schemars(extend("examples" = ["off"]))]
     pub(crate) http2: Option<Http2>,

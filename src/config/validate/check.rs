@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::place::{At, Given};
 use crate::config::problem::{Report, unknown};
 use crate::config::schema::forms::Text;
-use crate::config::units::{Size, show_duration, show_size};
+use crate::config::units::{Share, Size, show_duration, show_share, show_size};
 use crate::limiter::model::limit::LimiterName;
 
 pub(super) const MILLISECOND: Duration = Duration::from_millis(1);
@@ -38,6 +38,12 @@ impl Shown for Duration {
 impl Shown for Size {
     fn shown(self) -> String {
         show_size(self)
+    }
+}
+
+impl Shown for Share {
+    fn shown(self) -> String {
+        show_share(self)
     }
 }
 

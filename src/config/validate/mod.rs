@@ -47,7 +47,7 @@ pub(crate) fn validate(
     let listen = server::listen(&mut check, &key!(file.listen));
     let server = server::server(&mut check, &key!(file.server));
     let admin = server::admin(&mut check, &key!(file.admin), listen);
-    let log = server::log(file.value.log.as_ref());
+    let log = server::log(&mut check, &key!(file.log));
     let has_client_ca = key!(file.server).at.key("tls").key("client_ca").is_given();
     let clients = clients::clients(&mut check, &key!(file.clients), has_client_ca);
     let store = store::store(&mut check, &key!(file.store));
@@ -63,7 +63,7 @@ pub(crate) fn validate(
     if !check.report.is_empty() {
         return None;
     }
-    let (listen, server, admin, store) = (listen?, server?, admin?, store?);
+    let (listen, server, admin, log, store) = (listen?, server?, admin?, log?, store?);
     let limiters = limiters.into_iter().map(|(limiter, _)| limiter).collect();
     Some(Config { listen, server, admin, log, clients, store, limiters, routes, hash })
 }

@@ -7,10 +7,11 @@ use ipnet::IpNet;
 
 use super::check::{Check, DAY, HOUR, MILLISECOND};
 use super::place::{Given, key};
-use crate::config::model::{Admin, Log, LogFormat, Secret, Server, ServerTls};
+use crate::config::model::{AccessRule, Admin, Log, LogFormat, Secret, Server, ServerTls};
 use crate::config::problem::quoted;
 use crate::config::schema;
-use crate::config::units::Size;
+use crate::config::schema::Form;
+use crate::config::units::{Share, Size};
 
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 8080);
 const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
@@ -51,6 +52,7 @@ pub(super) fn server(check: &mut Check<'_>, given: &Given<'_, Option<schema::Ser
     let max_connections = check.count(&key!(server.max_connections), 10_000, 1..=1_000_000);
     let header_timeout = check.bounded(&key!(server.header_timeout), seconds(10), MILLISECOND..=HOUR);
     let idle_timeout = check.bounded(&key!(server.idle_timeout), seconds(75), MILLISECOND..=DAY);
+    let write_timeout = check.bounded(&key!(server.write_timeout), seconds(60), MILLISECOND..=DAY);
     let drain_delay = check.bounded(&key!(server.drain_delay), Duration::ZERO, Duration::ZERO..=HOUR);
     let drain_timeout = check.bounded(&key!(server.drain_timeout), seconds(30), Duration::ZERO..=DAY);
     let header_bytes = HEADER_BYTES_MIN..=HEADER_BYTES_MAX;
@@ -62,6 +64,7 @@ pub(super) fn server(check: &mut Check<'_>, given: &Given<'_, Option<schema::Ser
         max_connections: max_connections?,
         header_timeout: header_timeout?,
         idle_timeout: idle_timeout?,
+        write_timeout: write_timeout?,
         max_header_bytes: u32::try_from(max_header_bytes?.0).ok()?,
         drain_delay: drain_delay?,
         drain_timeout: drain_timeout?,
@@ -141,20 +144,31 @@ pub(super) fn is_token(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-/// Fills in the defaults of logging.
-pub(super) fn log(given: Option<&schema::Log>) -> Log {
+/// Checks logging.
+pub(super) fn log(check: &mut Check<'_>, given: &Given<'_, Option<schema::Log>>) -> Option<Log> {
     let absent = schema::Log::default();
-    let given = given.unwrap_or(&absent);
-    let level = match given.level {
+    let log = given.or(&absent);
+    let level = match log.value.level {
         Some(schema::LogLevel::Error) => tracing::Level::ERROR,
         Some(schema::LogLevel::Warn) => tracing::Level::WARN,
         None | Some(schema::LogLevel::Info) => tracing::Level::INFO,
         Some(schema::LogLevel::Debug) => tracing::Level::DEBUG,
         Some(schema::LogLevel::Trace) => tracing::Level::TRACE,
     };
-    let format = match given.format {
+    let format = match log.value.format {
         None | Some(schema::LogFormat::Json) => LogFormat::Json,
         Some(schema::LogFormat::Text) => LogFormat::Text,
     };
-    Log { level, format, access: given.access.unwrap_or(true) }
+    let access = match &log.value.access {
+        None | Some(Form::Short(true)) => Some(AccessRule::ALL),
+        Some(Form::Short(false)) => None,
+        Some(Form::Long(access)) => Some(access_rule(check, &log.part(access, "access"))?),
+    };
+    Some(Log { level, format, access })
+}
+
+fn access_rule(check: &mut Check<'_>, access: &Given<'_, schema::AccessLog>) -> Option<AccessRule> {
+    let sample = check.bounded(&key!(access.sample), Share::NONE, Share::NONE..=Share::WHOLE);
+    let slow = key!(access.slow).checked(|slow| check.within(&slow, MILLISECOND..=DAY));
+    Some(AccessRule { sample_ppm: u32::try_from(sample?.ppm).ok()?, slow: slow? })
 }

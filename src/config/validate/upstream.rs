@@ -8,12 +8,14 @@ use url::{Host, Url};
 
 use super::check::{Check, DAY, HOUR, MILLISECOND};
 use super::place::{Given, key};
-use crate::config::model::{Http2, OutboundProxy, Secret, Upstream};
+use crate::config::model::{Http2, OutboundProxy, Secret, Upstream, UpstreamTimeouts};
 use crate::config::schema::{self, Form};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const TIMEOUT: Duration = Duration::from_secs(60);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+const TUNNEL_TIMEOUT: Duration = HOUR;
+const TUNNEL_TIMEOUT_MAX: Duration = Duration::from_secs(7 * 86_400);
 
 /// Checks the upstream of a route, as a URL or as a mapping.
 pub(super) fn upstream(
@@ -32,6 +34,8 @@ pub(super) fn upstream(
     let connect_timeout = check.bounded(&key!(upstream.connect_timeout), CONNECT_TIMEOUT, MILLISECOND..=HOUR);
     let timeout = check.bounded(&key!(upstream.timeout), TIMEOUT, bounds.clone());
     let idle_timeout = check.bounded(&key!(upstream.idle_timeout), IDLE_TIMEOUT, bounds);
+    let bounds = MILLISECOND..=TUNNEL_TIMEOUT_MAX;
+    let tunnel_timeout = check.bounded(&key!(upstream.tunnel_timeout), TUNNEL_TIMEOUT, bounds);
     let ca_path = ca.checked(|path| check.certificates(&path));
     let identity = check.identity(&cert, &key);
     if target.as_ref().is_some_and(|target| !target.tls) {
@@ -41,9 +45,12 @@ pub(super) fn upstream(
     }
     let proxy = key!(upstream.proxy).checked(|url| proxy(check, &url));
     Some(Upstream {
-        connect_timeout: connect_timeout?,
-        timeout: timeout?,
-        idle_timeout: idle_timeout?,
+        timeouts: UpstreamTimeouts {
+            connect: connect_timeout?,
+            headers: timeout?,
+            idle: idle_timeout?,
+            tunnel: tunnel_timeout?,
+        },
         http2: upstream.value.http2.unwrap_or_default(),
         ca: ca_path?,
         identity: identity?,
@@ -70,9 +77,12 @@ impl Target {
             port: self.port,
             authority: self.authority,
             base_path: self.base_path,
-            connect_timeout: CONNECT_TIMEOUT,
-            timeout: TIMEOUT,
-            idle_timeout: IDLE_TIMEOUT,
+            timeouts: UpstreamTimeouts {
+                connect: CONNECT_TIMEOUT,
+                headers: TIMEOUT,
+                idle: IDLE_TIMEOUT,
+                tunnel: TUNNEL_TIMEOUT,
+            },
             http2: Http2::Auto,
             ca: None,
             identity: None,

@@ -135,7 +135,8 @@ fn respond(
     // hyper writes the version of the client's connection.
     *response.version_mut() = Version::HTTP_11;
     if response.status() == SWITCHING_PROTOCOLS {
-        return switch(response, protocol, upgrade, lease);
+        let timeout = rule.upstream.timeouts.tunnel;
+        return switch(response, protocol, upgrade, lease, timeout);
     }
     record.end.outcome = Outcome::Forwarded;
     // Over HTTP/2 the header alone announces the length.
@@ -145,7 +146,7 @@ fn respond(
         lease.release();
         return Ok(Answer::Response(response.map(|_| ResponseBody::announced(length))));
     }
-    let idle_timeout = plan.route.upstream.settings().idle_timeout;
+    let idle_timeout = plan.route.upstream.settings().timeouts.idle;
     Ok(Answer::Response(response.map(|incoming| ResponseBody::upstream(incoming, idle_timeout, lease))))
 }
 
@@ -202,11 +203,12 @@ fn switch(
     protocol: Option<HeaderValue>,
     client: Option<OnUpgrade>,
     lease: Lease,
+    timeout: Duration,
 ) -> Result<Answer, ProxyError> {
     let (Some(protocol), Some(client)) = (protocol, client) else { return Err(ProxyError::UpgradeUnasked) };
     let upstream = hyper::upgrade::on(&mut response);
     response.headers_mut().insert(UPGRADE, protocol);
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
-    let tunnel = Tunnel::new(client, upstream, lease);
+    let tunnel = Tunnel::new(client, upstream, lease, timeout);
     Ok(Answer::Tunnel(response.map(|_| ResponseBody::own(Bytes::new())), tunnel))
 }

@@ -5,6 +5,7 @@
 pub(crate) mod admission;
 pub(crate) mod feedback;
 pub(crate) mod forwarder;
+mod held;
 pub(crate) mod outgoing;
 pub(crate) mod plan;
 pub(crate) mod record;

@@ -115,7 +115,7 @@ impl Outgoing {
             let copy = self.upload.as_ref().and_then(|upload| upload.whole());
             return RequestBody::Kept(copy.filter(|copy| !copy.is_empty()));
         };
-        let idle_timeout = plan.route.upstream.settings().idle_timeout;
+        let idle_timeout = plan.route.upstream.settings().timeouts.idle;
         let retry = plan.route.rule.retry.as_ref().filter(|_| self.keeps_copy);
         let (body, upload) =
             RequestBody::new(incoming, idle_timeout, retry.map(|retry| retry.body_bytes_max));

@@ -16,7 +16,7 @@ use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::Client;
 use crate::proxy::messages::response::{self, CLIENT_LEFT, Refused};
 use crate::proxy::route::table::{Route, Table};
-use crate::telemetry::{AccessLine, Outcome, RouteMetrics, Summary, Trace};
+use crate::telemetry::{AccessLine, AccessRule, Outcome, RouteMetrics, Summary, Trace};
 
 /// The record of a request. Its drop writes it, from the fields as they are then.
 pub(crate) struct Record {
@@ -32,7 +32,7 @@ pub(crate) struct Record {
     method: Method,
     /// The path without the query, which may hold credentials. Only for the access log and the trace.
     path: Box<str>,
-    is_logged: bool,
+    access_log: Option<AccessRule>,
     route: Arc<str>,
     metrics: RouteMetrics,
     client: Arc<Client>,
@@ -94,8 +94,8 @@ impl Record {
         let began = Instant::now();
         client.activity.began(began);
         let (route, metrics) = table.no_route();
-        let is_logged = table.access_log();
-        let path = if is_logged || trace.is_some() { request.uri().path() } else { "" };
+        let access_log = table.access_log();
+        let path = if access_log.is_some() || trace.is_some() { request.uri().path() } else { "" };
         Record {
             end: End { status: CLIENT_LEFT, outcome: Outcome::Cancelled, error: None, reason: None },
             wait: Wait::default(),
@@ -104,7 +104,7 @@ impl Record {
             began,
             method: request.method().clone(),
             path: path.into(),
-            is_logged,
+            access_log,
             route: Arc::clone(route),
             metrics: metrics.clone(),
             client: Arc::clone(client),
@@ -171,10 +171,10 @@ impl Drop for Record {
         if let Some(trace) = &self.trace {
             trace.describe(&summary);
         }
-        if self.is_logged {
+        if let Some(rule) = &self.access_log {
             let trace_id = self.trace.as_ref().and_then(|trace| trace.id());
             let (reason, trace_id) = (reason.as_deref(), trace_id.as_deref());
-            AccessLine { summary, duration: elapsed, reason, trace_id }.log();
+            AccessLine { summary, duration: elapsed, reason, trace_id }.log(rule);
         }
     }
 }

@@ -10,8 +10,10 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 
+use super::held::Held;
 use super::record::Record;
 use crate::proxy::messages::idle_timer::{BodyError, IdleTimer};
+use crate::proxy::net::stall;
 use crate::proxy::upstream::lease::Lease;
 use crate::telemetry::Outcome;
 
@@ -37,6 +39,8 @@ struct Download {
     incoming: Incoming,
     timer: IdleTimer,
     lease: Option<Lease>,
+    /// The bytes of it that the client has not taken yet.
+    held: Held,
     /// The error with which it broke off, to be returned at the next poll.
     broken: Option<BodyError>,
 }
@@ -55,8 +59,8 @@ impl ResponseBody {
 
     /// Wraps the upstream's body, with the longest time between two pieces and the connection that carries it.
     pub(crate) fn upstream(incoming: Incoming, idle_timeout: Duration, lease: Lease) -> ResponseBody {
-        let download =
-            Download { incoming, timer: IdleTimer::new(idle_timeout), lease: Some(lease), broken: None };
+        let (timer, held) = (IdleTimer::new(idle_timeout), Held::default());
+        let download = Download { incoming, timer, lease: Some(lease), held, broken: None };
         ResponseBody { content: Content::Upstream(Box::new(download)), record: None }
     }
 
@@ -105,11 +109,14 @@ impl http_body::Body for ResponseBody {
             Content::Own(bytes) if bytes.is_empty() => None,
             Content::Own(bytes) => Some(Ok(Frame::data(std::mem::take(bytes)))),
             Content::Upstream(download) => {
-                let Download { incoming, timer, lease, broken } = &mut **download;
+                let Download { incoming, timer, lease, held, broken } = &mut **download;
                 if let Some(error) = broken.take() {
                     body.settle(End::Failed);
                     return Poll::Ready(Some(Err(error)));
                 }
+                // While a piece is held, the stream still waits for its client, and not for a further piece.
+                ready!(held.poll_room(context));
+                stall::asks();
                 let mut poll = |context: &mut Context<'_>| {
                     http_body::Body::poll_frame(Pin::new(&mut *incoming), context)
                 };
@@ -123,6 +130,11 @@ impl http_body::Body for ResponseBody {
                         *broken = Some(error);
                         context.waker().wake_by_ref();
                         return Poll::Pending;
+                    }
+                    // A body of one piece holds no more than that.
+                    Some(Ok(frame)) if !incoming.is_end_stream() => {
+                        stall::hands_over();
+                        Some(Ok(frame.map_data(|bytes| held.hold(bytes))))
                     }
                     frame => frame,
                 }

@@ -2,6 +2,7 @@
 //!
 //! Decides nothing about attempts that follow a response: [`super::retry`] does.
 
+use std::io::ErrorKind;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -70,7 +71,7 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
         let request = unsent
             .take()
             .map_or_else(|| prepare(plan, client, outgoing, record, may_be_stale), |unsent| *unsent);
-        match lease.send(request, outgoing.upload.clone(), upstream.settings().timeout).await {
+        match lease.send(request, outgoing.upload.clone(), upstream.settings().timeouts.headers).await {
             Ok(response) => {
                 record.came_back(Ok(response.status()));
                 feedback::report(plan, &response, spent.commit().as_ref(), began.elapsed());
@@ -130,7 +131,7 @@ async fn open_one(plan: &Plan, permit: &mut Option<Permit>) -> Result<Lease, Con
 
 /// Returns whether the upstream closed a connection instead of answering.
 fn is_hang_up(error: &hyper::Error) -> bool {
-    use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
+    use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
     let kinds = [BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected];
     error.is_incomplete_message()
         || error.is_closed()
@@ -143,6 +144,8 @@ fn failure(error: hyper::Error, upload: Option<&Upload>) -> ProxyError {
         Some(UploadState::Stalled) => ProxyError::RequestTimeout,
         Some(UploadState::Broken) => ProxyError::ClientGone,
         Some(UploadState::Malformed) => ProxyError::BadFraming("the body is not framed as HTTP has it"),
+        // The kernel has given the connection up: the upstream took nothing for `server.write_timeout`, or has vanished.
+        _ if request_body::io_kind(&error) == Some(ErrorKind::TimedOut) => ProxyError::UpstreamTimeout,
         _ => ProxyError::UpstreamProtocol(error),
     }
 }

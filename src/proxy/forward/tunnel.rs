@@ -3,11 +3,14 @@
 //! Knows nothing of the protocol.
 
 use std::io;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use futures_util::future::try_join;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
+use tokio::time::{Instant, sleep_until};
 
 use crate::proxy::forward::record::Record;
 use crate::proxy::listen::client::Client;
@@ -23,16 +26,18 @@ pub(crate) struct Tunnel {
     upstream: OnUpgrade,
     /// Kept until both sides have switched.
     lease: Lease,
+    /// The longest time without a byte either way.
+    timeout: Duration,
 }
 
 impl Tunnel {
     /// Creates a tunnel. The client's side opens once the response that announces the switch has been written.
-    pub(crate) fn new(client: OnUpgrade, upstream: OnUpgrade, lease: Lease) -> Tunnel {
-        Tunnel { client, upstream, lease }
+    pub(crate) fn new(client: OnUpgrade, upstream: OnUpgrade, lease: Lease, timeout: Duration) -> Tunnel {
+        Tunnel { client, upstream, lease, timeout }
     }
 
-    /// Carries bytes in a task of the client's listener, until one side fails, both have ended, or weir shuts down. The request ends
-    /// with the tunnel.
+    /// Carries bytes in a task of the client's listener, until one side fails, both have ended, both are silent for too long, or weir
+    /// shuts down. The request ends with the tunnel.
     pub(crate) fn open(self, mut record: Box<Record>, client: &Client) {
         let cut = client.signals.cut.clone();
         client.tasks.spawn(async move {
@@ -41,9 +46,13 @@ impl Tunnel {
                 drop(self.lease);
                 let (client_read, client_write) = split(TokioIo::new(client));
                 let (upstream_read, upstream_write) = split(TokioIo::new(upstream));
-                let there = carry(client_read, upstream_write);
-                let back = carry(upstream_read, client_write);
-                Ok::<_, hyper::Error>(try_join(there, back).await)
+                let last_byte = LastByte::new();
+                let there = carry(client_read, upstream_write, &last_byte);
+                let back = carry(upstream_read, client_write, &last_byte);
+                tokio::select! {
+                    carried = try_join(there, back) => Ok::<_, hyper::Error>(carried),
+                    () = last_byte.is_older_than(self.timeout) => Ok(Err(io::ErrorKind::TimedOut.into())),
+                }
             };
             let ended = tokio::select! {
                 carried = carried => carried,
@@ -67,11 +76,16 @@ impl Tunnel {
 ///
 /// A failed read is an error, which ends the other way as well, because that side has left. A failed write is none: the side may have
 /// sent its last bytes before it closed, so the other way goes on to its own end.
-async fn carry(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) -> io::Result<u64> {
+async fn carry(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    last_byte: &LastByte,
+) -> io::Result<u64> {
     let mut piece = vec![0; PIECE_BYTES];
     let mut carried = 0;
     loop {
         let read = from.read(&mut piece).await?;
+        last_byte.is_now();
         let bytes = piece.get(..read).unwrap_or_default();
         if bytes.is_empty() {
             let _ = to.shutdown().await;
@@ -80,6 +94,30 @@ async fn carry(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin
         if to.write_all(bytes).await.is_err() || to.flush().await.is_err() {
             return Ok(carried);
         }
+        last_byte.is_now();
         carried += read as u64;
+    }
+}
+
+/// The instant of a tunnel's last byte.
+struct LastByte(Mutex<Instant>);
+
+impl LastByte {
+    fn new() -> LastByte {
+        LastByte(Mutex::new(Instant::now()))
+    }
+
+    fn is_now(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    async fn is_older_than(&self, timeout: Duration) {
+        loop {
+            let end = *self.0.lock().unwrap_or_else(PoisonError::into_inner) + timeout;
+            if end <= Instant::now() {
+                return;
+            }
+            sleep_until(end).await;
+        }
     }
 }

@@ -26,7 +26,7 @@ use super::protocol::{self, Opened, Protocol};
 use super::service::{Service, Settings};
 use crate::config::model::Server;
 use crate::proxy::net::driver::{Alarm, Driver};
-use crate::proxy::net::spawner::Spawner;
+use crate::proxy::net::spawner::StreamSpawner;
 use crate::proxy::net::stream::Stream;
 
 /// The smallest read buffer that hyper accepts. A smaller limit holds by the size of the head alone.
@@ -36,6 +36,8 @@ const HTTP2_STREAMS_MAX: u32 = 1024;
 /// The most unread bytes of bodies, per stream and per connection. They lie in memory while a request waits.
 const HTTP2_STREAM_WINDOW: u32 = 64 * 1024;
 const HTTP2_CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
+/// The bytes of a response's body, per stream, beyond which hyper asks for no further piece until the client has taken some.
+const HTTP2_SEND_BUFFER: usize = 8 * 1024;
 /// The most streams that a client opened and reset before weir saw them. More are an attack (CVE-2023-44487).
 const HTTP2_PENDING_RESETS_MAX: usize = 20;
 /// The most streams that weir resets because of the client's errors before the connection ends.
@@ -114,14 +116,16 @@ fn http1(server: &Server) -> http1::Builder {
     builder
 }
 
-fn http2(server: &Server, tasks: TaskTracker) -> http2::Builder<Spawner> {
-    let mut builder = http2::Builder::new(Spawner(tasks));
+fn http2(server: &Server, tasks: TaskTracker) -> http2::Builder<StreamSpawner> {
+    let spawner = StreamSpawner { tasks, write_timeout: server.write_timeout };
+    let mut builder = http2::Builder::new(spawner);
     builder
         .timer(TokioTimer::new())
         .max_header_list_size(server.max_header_bytes)
         .max_concurrent_streams(HTTP2_STREAMS_MAX)
         .initial_stream_window_size(HTTP2_STREAM_WINDOW)
         .initial_connection_window_size(HTTP2_CONNECTION_WINDOW)
+        .max_send_buf_size(HTTP2_SEND_BUFFER)
         .max_pending_accept_reset_streams(HTTP2_PENDING_RESETS_MAX)
         .max_local_error_reset_streams(HTTP2_ERROR_RESETS_MAX)
         .keep_alive_interval(HTTP2_PING_INTERVAL)

@@ -127,7 +127,7 @@ impl<S: Service> Acceptor<S> {
     fn start(&self, tcp: TcpStream) {
         // A peer without an address has left already.
         let Ok(peer) = tcp.peer_addr() else { return };
-        let stream = Stream::new(tcp);
+        let stream = Stream::new(tcp, self.service.settings().server.write_timeout);
         let slot = Slots::take(&self.slots);
         let client = Client::new(peer.ip(), &stream, self.signals.clone(), self.tasks.clone(), slot);
         self.tasks.spawn(connection::serve(stream, client, self.service.clone()));

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use rustls::server::WebPkiClientVerifier;
-use rustls::{RootCertStore, ServerConfig};
+use rustls::{RootCertStore, ServerConfig, ServerConnection};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
@@ -19,6 +19,9 @@ use crate::config::model::{ServerTls, SubjectName};
 use crate::proxy::error::ProxyBuildError;
 use crate::proxy::net::certificates::{ALPN_HTTP1, ALPN_HTTP2, add_roots, identity, read, unusable};
 use crate::proxy::net::stream::Stream;
+
+/// The most bytes of records that wait for the client to take them.
+const WRITE_BUFFER: usize = 16 * 1024;
 
 /// The server side of handshakes, with the certificate files as they were when the configuration was built.
 #[derive(Clone)]
@@ -62,7 +65,8 @@ impl Acceptor {
 
     /// Shakes hands. The caller limits the time.
     pub(crate) async fn accept(&self, stream: Stream) -> io::Result<Secured> {
-        let stream = self.0.accept(stream).await?;
+        let limit = |session: &mut ServerConnection| session.set_buffer_limit(Some(WRITE_BUFFER));
+        let stream = self.0.accept_with(stream, limit).await?;
         let session = stream.get_ref().1;
         let is_http2 = session.alpn_protocol() == Some(ALPN_HTTP2);
         let certificate = session.peer_certificates().and_then(<[_]>::first);

@@ -5,4 +5,5 @@
 pub(crate) mod certificates;
 pub(crate) mod driver;
 pub(crate) mod spawner;
+pub(crate) mod stall;
 pub(crate) mod stream;

@@ -10,14 +10,24 @@ use std::net::Shutdown;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
-use socket2::SockRef;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 /// The longest write of several pieces that is copied into one.
 const JOINED_MAX: usize = 1024;
+
+/// The most bytes of one read, which is what a connection holds of a body that nobody takes. One less than a step in which hyper's
+/// buffers grow: hyper doubles a buffer that a read has filled, and holds half of it for nothing.
+const READ_MAX: usize = 16 * 1024 - 1;
+
+/// The silence after which the kernel asks the peer whether it is still there, the interval in which it asks again, and how often.
+/// Four times a quarter of a minute is the default of `server.write_timeout`, which ends the connection earlier if it is shorter.
+const KEEPALIVE_TIME: Duration = Duration::from_secs(15);
+const KEEPALIVE_RETRIES: u32 = 4;
 
 /// A TCP stream that hands out [`Probe`]s.
 pub(crate) struct Stream {
@@ -26,10 +36,19 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Takes the stream over and turns Nagle's algorithm off.
-    pub(crate) fn new(tcp: TcpStream) -> Stream {
-        // It fails only on a dead socket, and then the first read fails as well.
-        let _ = tcp.set_nodelay(true);
+    /// Takes the stream over, turns Nagle's algorithm off, and lets the kernel close a connection whose peer has vanished, or takes no
+    /// byte for `write_timeout` while some wait for it.
+    pub(crate) fn new(tcp: TcpStream, write_timeout: Duration) -> Stream {
+        let socket = SockRef::from(&tcp);
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_TIME);
+        // They fail only on a dead socket, and then the first read fails as well.
+        let _ = socket.set_tcp_nodelay(true);
+        let _ = socket.set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_RETRIES));
+        // Only the kernel knows what the peer has taken: weir's write blocks until a good part of the send buffer is free.
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        let _ = socket.set_tcp_user_timeout(Some(write_timeout));
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        let _ = write_timeout;
         let (read, write) = tcp.into_split();
         Stream { read, write: Arc::new(write) }
     }
@@ -62,7 +81,14 @@ impl AsyncRead for Stream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.read).poll_read(context, buffer)
+        if buffer.remaining() <= READ_MAX {
+            return Pin::new(&mut self.read).poll_read(context, buffer);
+        }
+        let mut part = ReadBuf::new(buffer.initialize_unfilled_to(READ_MAX));
+        ready!(Pin::new(&mut self.read).poll_read(context, &mut part))?;
+        let count = part.filled().len();
+        buffer.advance(count);
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -155,7 +181,7 @@ mod tests {
     async fn pair() -> (TcpStream, Stream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        (peer, Stream::new(listener.accept().await.unwrap().0))
+        (peer, Stream::new(listener.accept().await.unwrap().0, Duration::from_secs(60)))
     }
 
     #[tokio::test]

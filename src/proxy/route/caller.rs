@@ -122,6 +122,7 @@ mod tests {
             max_connections: 1,
             header_timeout: Duration::ZERO,
             idle_timeout: Duration::ZERO,
+            write_timeout: Duration::ZERO,
             max_header_bytes: 0,
             drain_delay: Duration::ZERO,
             drain_timeout: Duration::ZERO,

@@ -10,7 +10,7 @@ use crate::limiter::LimiterSet;
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::tls::Acceptor;
 use crate::proxy::upstream::upstream::Upstream;
-use crate::telemetry::RouteMetrics;
+use crate::telemetry::{AccessRule, RouteMetrics};
 
 /// The name, in metrics and logs, of requests that match no route. It is empty, because no route can have that name.
 pub(crate) const NO_ROUTE: &str = "";
@@ -35,7 +35,7 @@ pub(crate) struct Table {
     server: Arc<Server>,
     clients: Option<Arc<Clients>>,
     tls: Option<Acceptor>,
-    access_log: bool,
+    access_log: Option<AccessRule>,
 }
 
 impl Table {
@@ -89,8 +89,8 @@ impl Table {
         self.tls.as_ref()
     }
 
-    /// Returns whether each request is logged.
-    pub(crate) fn access_log(&self) -> bool {
+    /// Returns the rule of the access log; `None` without one.
+    pub(crate) fn access_log(&self) -> Option<AccessRule> {
         self.access_log
     }
 }

@@ -32,6 +32,15 @@ use crate::proxy::net::stream::{Probe, Stream};
 const HTTP2_PING_INTERVAL: Duration = Duration::from_secs(30);
 const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The most bytes of a response's head, and of a request that wait for the upstream to take them.
+const HTTP1_BUFFER: usize = 64 * 1024;
+/// The most unread bytes of bodies, per stream and per connection. The first is what a client that takes nothing makes weir hold, and
+/// what a distant upstream can send in a round trip.
+const HTTP2_STREAM_WINDOW: u32 = 256 * 1024;
+const HTTP2_CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
+/// The most bytes of a request's body, per stream, that wait for the upstream to take them.
+const HTTP2_SEND_BUFFER: usize = 64 * 1024;
+
 /// The protocol that a request needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
@@ -48,6 +57,7 @@ pub(crate) struct Connector {
     outbound: Option<Outbound>,
     tls: Option<Tls>,
     connection_age_max: Duration,
+    write_timeout: Duration,
     tasks: TaskTracker,
 }
 
@@ -63,7 +73,8 @@ impl Connector {
             None => (&settings.host, settings.port),
         };
         let dialer = Dialer::new(host, port, Arc::clone(&reach.resolver));
-        Ok(Connector { dialer, outbound, tls, connection_age_max: reach.connection_age_max, tasks, settings })
+        let (connection_age_max, write_timeout) = (reach.connection_age_max, key.write_timeout);
+        Ok(Connector { dialer, outbound, tls, connection_age_max, write_timeout, tasks, settings })
     }
 
     /// Opens a connection and notes its progress.
@@ -73,12 +84,12 @@ impl Connector {
         progress: &Progress,
     ) -> Result<Connection, ConnectError> {
         progress.begin(Stage::Dial);
-        let mut tcp = self.dialer.dial(self.settings.connect_timeout).await?;
+        let mut tcp = self.dialer.dial(self.settings.timeouts.connect).await?;
         if let Some(outbound) = &self.outbound {
             progress.begin(Stage::Tunnel);
             outbound.open(&mut tcp).await?;
         }
-        let stream = Stream::new(tcp);
+        let stream = Stream::new(tcp, self.write_timeout);
         let probe = stream.probe();
         let Some(tls) = &self.tls else {
             progress.begin(Stage::Http);
@@ -107,12 +118,16 @@ impl Connector {
         let io = TokioIo::new(stream);
         let retires_at = Instant::now() + spread(self.connection_age_max);
         if !http2 {
-            let (sender, connection) = http1::Builder::new().handshake(io).await.map_err(http)?;
+            let (sender, connection) =
+                http1::Builder::new().max_buf_size(HTTP1_BUFFER).handshake(io).await.map_err(http)?;
             let wire = Box::pin(log_end(connection.with_upgrades()));
             return Ok(Connection::Http1(Http1::new(sender, wire, probe, retires_at, self.tasks.clone())));
         }
         let (sender, connection) = http2::Builder::new(Spawner(self.tasks.clone()))
             .timer(TokioTimer::new())
+            .initial_stream_window_size(HTTP2_STREAM_WINDOW)
+            .initial_connection_window_size(HTTP2_CONNECTION_WINDOW)
+            .max_send_buf_size(HTTP2_SEND_BUFFER)
             .keep_alive_interval(HTTP2_PING_INTERVAL)
             .keep_alive_timeout(HTTP2_PING_TIMEOUT)
             .handshake(io)

@@ -29,12 +29,14 @@ impl Default for Reach {
     }
 }
 
-/// The identity of an upstream: its settings and the contents of the files that they name, so that a reload follows rotated
+/// The identity of an upstream: its settings, those of the server that concern it, and the contents of the files that they name, so that a reload follows rotated
 /// files. Not `Debug`, because it holds a private key.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     /// The settings as configured.
     pub(crate) settings: Settings,
+    /// The longest time for which the upstream takes none of the bytes that wait for it.
+    pub(crate) write_timeout: Duration,
     /// The contents of `ca`.
     pub(crate) ca: Option<Vec<u8>>,
     /// The contents of `cert` and of `key`.

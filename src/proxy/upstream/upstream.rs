@@ -139,7 +139,7 @@ impl Upstream {
         progress: &Progress,
         opening: impl Future<Output = Result<Connection, ConnectError>>,
     ) -> Result<Lease, ConnectError> {
-        let opened = timeout(self.settings.connect_timeout, opening).await;
+        let opened = timeout(self.settings.timeouts.connect, opening).await;
         let opened = opened
             .unwrap_or_else(|_| Err(ConnectError::Timeout(progress.stage())))
             .inspect_err(|error| self.warn(error));

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use super::client::{self, Answer, Connection, Pending};
 use super::metrics::Metrics;
-use super::{PATIENCE, eventually, poll_for, raise_open_files, replace_file, wall_clock};
+use super::{PATIENCE, closed_port, eventually, poll_for, raise_open_files, replace_file, wall_clock};
 
 /// The number of log lines that are kept for a failed test.
 const LOG_LINES_MAX: usize = 2000;
@@ -77,6 +77,25 @@ impl Weir {
             Weir { process, log, _directory: None, config: config.into(), address: unset, admin: unset };
         weir.address = weir.wait_for_address("listening").await;
         weir.admin = weir.wait_for_address("admin listening").await;
+        weir
+    }
+
+    /// Starts weir like [`Weir::start`], with its log, access log included, in a file that nobody reads.
+    pub(crate) async fn start_logging_to(log: fs::File, config: &str) -> Weir {
+        let directory = TempDir::with_prefix("weir-test").expect("a temporary directory");
+        let path = directory.path().join("weir.yaml");
+        let address = || SocketAddr::from(([127, 0, 0, 1], closed_port()));
+        let (address, admin) = (address(), address());
+        let preamble = PREAMBLE.replacen("127.0.0.1:0", &address.to_string(), 1);
+        let preamble =
+            preamble.replacen("127.0.0.1:0", &admin.to_string(), 1).replace("access: false", "access: true");
+        fs::write(&path, format!("{preamble}{config}")).expect("write the configuration");
+        let mut command = command(&["serve", "--config", &path.to_string_lossy()]);
+        let process = command.stdout(Stdio::null()).stderr(log).spawn().expect("start weir");
+        let log = Log::default();
+        let weir = Weir { process, log, _directory: Some(directory), config: path, address, admin };
+        let health = weir.admin("/healthz");
+        eventually("weir's health", PATIENCE, async || client::get(&health).await.is_ok()).await;
         weir
     }
 
