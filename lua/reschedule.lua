@@ -76,64 +76,75 @@ local Reschedule = setmetatable({ rare = function()
     return 3 * low + 1
   end
 
-  -- Returns the index of the first of them that are not claimed, after skipping so many permits; nil if there are none.
-  local function first_unclaimed(state, slot, skipped)
+  -- Takes back permits of a row. Returns how many.
+  local function take_back(state, index, permits)
     local moved = state.rescheduled
-    for index = first_of(state, slot), #moved, 3 do
-      if Rule.cell_start(moved[index], state.rescheduled_cell) > slot then return nil end
-      local permits = moved[index + 2]
-      if permits > 0 and skipped < permits then return index end
-      skipped = max(skipped - permits, 0)
+    local taken = min(moved[index + 2], permits)
+    Timeline.uncharge(state.timeline, state.rules, moved[index + 1], taken)
+    moved[index + 2] = moved[index + 2] - taken
+    return taken
+  end
+
+  -- Returns a cursor over the permits of a slot that were booked under a generation: they stand in the slot (`is_here`), in the rows from
+  -- `index` on, of which `left` are not claimed, or are lost. Its caller passes over them in ascending order, so that the permits of a queue
+  -- cost one way through the rows: `passed` lie before the row at `index`, and `taken` of that row are gone.
+  local function cursor(state, slot, generation)
+    local is_here = generation == state.generation or (generation == state.previous_generation and slot < state.void_from)
+    local cursor = { state = state, slot = slot, is_here = is_here, left = 0, passed = 0, taken = 0 }
+    if is_here or generation ~= state.previous_generation then return cursor end
+    local moved, cell, index = state.rescheduled, state.rescheduled_cell, first_of(state, slot)
+    cursor.index, cursor.final = index, index - 1
+    while moved[index] and Rule.cell_start(moved[index], cell) <= slot do
+      cursor.left = cursor.left + moved[index + 2]
+      index = index + 3
+      cursor.final = index - 1
+    end
+    return cursor
+  end
+
+  -- Moves on to the row of the permit behind so many others that were not claimed at first. Returns its place and the permits left there;
+  -- nil if there is none.
+  local function seek(cursor, offset)
+    local moved = cursor.state.rescheduled
+    while cursor.index and cursor.index < cursor.final do
+      local passed = cursor.passed + cursor.taken + moved[cursor.index + 2]
+      if offset < passed then return moved[cursor.index + 1], moved[cursor.index + 2] end
+      cursor.passed, cursor.taken, cursor.index = passed, 0, cursor.index + 3
     end
   end
 
-  -- Returns how many of them are not claimed.
-  local function unclaimed(state, slot)
-    local moved, left = state.rescheduled, 0
-    for index = first_of(state, slot), #moved, 3 do
-      if Rule.cell_start(moved[index], state.rescheduled_cell) > slot then break end
-      left = left + moved[index + 2]
-    end
-    return left
+  -- Claims permits where the cursor stands.
+  local function claim(cursor, permits)
+    local moved, place = cursor.state.rescheduled, cursor.index + 2
+    moved[place], cursor.taken = moved[place] - permits, cursor.taken + permits
   end
 
-  local function claim(state, index, permits)
-    state.rescheduled[index + 2] = state.rescheduled[index + 2] - permits
-  end
-
-  -- Takes back permits booked at a slot under a generation. Returns the place to which a change had moved them, or nil. Permits that
-  -- were moved and not claimed in time stay charged.
-  local function give_back(state, slot, permits, generation)
-    local timeline, rules = state.timeline, state.rules
-    if generation == state.generation or (generation == state.previous_generation and slot < state.void_from) then
-      Timeline.uncharge(timeline, rules, slot, permits)
+  -- Takes back permits from where the cursor stands, and if none are left there from the first ones. Returns the first place to which
+  -- a change had moved them, or nil. Permits that were moved and not claimed in time stay charged.
+  local function give_back_at(cursor, permits)
+    local state, place = cursor.state, nil
+    if cursor.is_here then
+      Timeline.uncharge(state.timeline, state.rules, cursor.slot, permits)
       return nil
     end
-    if generation ~= state.previous_generation then return nil end
-    local place
-    while permits > 0 do
-      local index = first_unclaimed(state, slot, 0)
-      if not index then break end
-      local taken = min(state.rescheduled[index + 2], permits)
-      place = state.rescheduled[index + 1]
-      Timeline.uncharge(timeline, rules, place, taken)
-      claim(state, index, taken)
+    if not cursor.index then return nil end
+    local moved = state.rescheduled
+    while permits > 0 and cursor.index < cursor.final do
+      local index = cursor.index
+      local taken = take_back(state, index, permits)
+      permits, cursor.taken = permits - taken, cursor.taken + taken
+      if taken > 0 then place = place or moved[index + 1] end
+      if permits > 0 then cursor.passed, cursor.taken, cursor.index = cursor.passed + cursor.taken, 0, index + 3 end
+    end
+    for index = first_of(state, cursor.slot), permits > 0 and cursor.final or 0, 3 do
+      local taken = take_back(state, index, permits)
       permits = permits - taken
+      if taken > 0 then place = place or moved[index + 1] end
     end
     return place
   end
 
-  -- Returns the place of permits booked at a slot under a generation, after skipping so many others, and the index to claim them by;
-  -- nil if a change has not moved them together.
-  local function place_of(state, slot, permits, generation, skipped)
-    if generation == state.generation or generation ~= state.previous_generation or slot < state.void_from then return nil end
-    local index = first_unclaimed(state, slot, skipped)
-    if not index or state.rescheduled[index + 2] < permits then return nil end
-    return state.rescheduled[index + 1], index
-  end
-
   return {
-    put_in_force = put_in_force, start = start, unclaimed = unclaimed, claim = claim, give_back = give_back,
-    place_of = place_of,
+    put_in_force = put_in_force, start = start, cursor = cursor, seek = seek, claim = claim, give_back_at = give_back_at,
   }
 end }, Lazy)

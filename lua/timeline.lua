@@ -109,7 +109,8 @@ do
     while place > 0 and entries[place] > at and not is_one(rules, cell, at, entries[place]) do place = place - 1 end
     local before = entries[place]
     if before and is_one(rules, cell, min(before, at), max(before, at)) then
-      if at > before then entries[place] = at end
+      -- An entry that holds nothing any more is not there.
+      if at > before or permits[place] == 0 then entries[place] = at end
       permits[place] = permits[place] + count
       return false
     end

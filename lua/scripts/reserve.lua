@@ -68,7 +68,7 @@ QueueOrder.open(order, now, states)
 local function give_back(slot, permits)
   local place
   for index = 1, limiters do
-    local moved = Reschedule.give_back(states[index], slot, permits, callers[2 * index])
+    local moved = Reschedule.give_back_at(Reschedule.cursor(states[index], slot, callers[2 * index]), permits)
     if moved and (not place or moved > place) then place = moved end
   end
   return place
@@ -112,43 +112,89 @@ for index = 1, #given_back, 3 do
   QueueOrder.given_back(order, now, give_back(slot, permits) or slot, permits)
 end
 
--- ---- reschedule: each permit by itself, at the place that the change kept for it, or no earlier than that ----
+-- ---- reschedule: at the place that the change kept for a permit, or no earlier than that ----
 
 local rescheduled = {}
 
 if #reschedule > 0 and not settles then
-  -- Claims the place of a void permit and returns it; nil unless every limiter has moved the permit to the same place.
-  local function claim(slot, cost, skipped)
-    local place, indexes = nil, {}
+  local function answer(count, at)
+    order.last = max(order.last, at)
+    local row = rescheduled[#rescheduled]
+    if row and row[2] == at then row[1] = row[1] + count else rescheduled[#rescheduled + 1] = { count, at } end
+  end
+
+  -- Claims the place of a void permit, which lies behind so many others of its slot, and returns it; nil unless every limiter has moved
+  -- the permit to the same place.
+  local function claim(cursors, cost, offset)
+    local place, is_common = nil, true
     for index = 1, limiters do
-      local to, moved = Reschedule.place_of(states[index], slot, cost, callers[2 * index], skipped)
-      if not to or to < now or to - now > reschedule_wait or (place and place ~= to) then return nil end
-      place, indexes[index] = to, moved
+      local to, permits = Reschedule.seek(cursors[index], offset)
+      if not to or permits < cost or to < now or to - now > reschedule_wait or (place and place ~= to) then is_common = false end
+      place = to
     end
-    for index, moved in ipairs(indexes) do Reschedule.claim(states[index], moved, cost) end
+    if not is_common then return nil end
+    for index = 1, limiters do Reschedule.claim(cursors[index], cost) end
     return place
   end
 
-  local function reschedule_one(slot, cost, skipped)
-    local at = claim(slot, cost, skipped)
-    if not at then
-      local place = give_back(slot, cost)
-      local searches = searches_from(max(now, place or order.last))
-      at = earliest(searches, cost)
-      if at - now <= reschedule_wait then charge(searches, cost) else at = 0 end
+  -- Takes a void permit back from every limiter. Returns the earliest place for it.
+  local function take_back(cursors, cost)
+    local place = nil
+    for index = 1, limiters do
+      local to = Reschedule.give_back_at(cursors[index], cost)
+      if to and (not place or to > place) then place = to end
     end
-    order.last = max(order.last, at)
-    local row = rescheduled[#rescheduled]
-    if row and row[2] == at then row[1] = row[1] + 1 else rescheduled[#rescheduled + 1] = { 1, at } end
+    return place
   end
 
+  -- First every permit claims its place, or is taken back: { count, place, cost } by turns, where a cost of 0 is a claim. Only then those
+  -- that were taken back are booked, all in one search, so that none of them stands in the way of another.
+  local steps = {}
   for first = 1, #reschedule, 3 do
     local slot, cost, count = reschedule[first], reschedule[first + 1], reschedule[first + 2]
-    local left = Reschedule.unclaimed(states[1], slot)
-    for index = 2, limiters do left = min(left, Reschedule.unclaimed(states[index], slot)) end
+    local cursors, left = {}, nil
+    for index = 1, limiters do
+      local cursor = Reschedule.cursor(states[index], slot, callers[2 * index])
+      if cursor.index then left = min(left or cursor.left, cursor.left) end
+      cursors[index] = cursor
+    end
     for index = 0, count - 1 do
       -- Several replicas hold permits of one slot. Where these lie apart now, each replica takes some from the whole stretch.
-      reschedule_one(slot, cost, max(floor((2 * index + 1) * left / (2 * count)) - index * cost, 0))
+      local offset = max(floor((2 * index + 1) * (left or 0) / (2 * count)), index * cost)
+      local place, taken = claim(cursors, cost, offset), 0
+      if not place then place, taken = take_back(cursors, cost), cost end
+      local size = #steps
+      if steps[size] == taken and steps[size - 1] == (place or 0) then
+        steps[size - 2] = steps[size - 2] + 1
+      else
+        steps[size + 1], steps[size + 2], steps[size + 3] = 1, place or 0, taken
+      end
+      if taken == 0 then order.last = max(order.last, place) end
+    end
+  end
+
+  -- `passed` is the largest cost for which the search has passed by room: a smaller one is searched for anew.
+  local searches, passed = nil, 0
+  for first = 1, #steps, 3 do
+    local left, from, cost = steps[first], steps[first + 1], steps[first + 2]
+    if cost == 0 then
+      answer(left, from)
+      left = 0
+    end
+    from = max(now, from > 0 and from or order.last)
+    if left > 0 and (not searches or cost < passed) then searches, passed = searches_from(from), 0 end
+    while left > 0 do
+      for index = 1, limiters do Search.advance(searches[index], from) end
+      local at, room = earliest(searches, cost)
+      if at > from then passed = max(passed, cost) end
+      if at - now > reschedule_wait then
+        answer(left, 0)
+        break
+      end
+      local count = max(min(left, floor(room / cost)), 1)
+      charge(searches, count * cost)
+      answer(count, at)
+      left = left - count
     end
   end
 end

@@ -13,15 +13,39 @@ use crate::limiter::model::Generation;
 /// then, or will be refused.
 pub(crate) const RESCHEDULE_MAX: Micros = Micros::from_millis(25 * 3_600_000);
 
-/// The place that permits had when they were given back.
+/// The permits of one slot, which a queue claims or gives back in ascending order: one way through the places that a change gave
+/// them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Returned {
-    /// The permits stood in the slot that their holder knew.
-    Here,
-    /// The permits stood in this place, to which a change had moved them.
-    Moved(Micros),
+pub enum Cursor {
+    /// The permits stand in the slot that their holder knows.
+    Here {
+        /// The slot.
+        slot: Micros,
+    },
+    /// A change has moved the permits.
+    Moved(Rows),
     /// The permits are gone: a change moved them, and they were not claimed in time.
     Lost,
+}
+
+/// The void permits of one slot, and where a cursor stands in them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rows {
+    /// The rows of the slot, and how many of their permits were not claimed at first.
+    first: usize,
+    end: usize,
+    left: u64,
+    /// The present row, the permits before it, and the permits of it that are gone.
+    index: usize,
+    passed: u64,
+    taken: u64,
+}
+
+impl Cursor {
+    /// Returns how many permits of the slot were not claimed at first; `None` if no change has moved them.
+    pub fn unclaimed(&self) -> Option<u64> {
+        if let Cursor::Moved(rows) = self { Some(rows.left) } else { None }
+    }
 }
 
 /// Void permits and their new place.
@@ -89,78 +113,86 @@ impl Reschedule {
         (self.cell, self.until) = (cell, void_from + lease);
     }
 
-    /// Takes back permits that were booked at `slot` under a generation; `uncharge` removes them from the timeline.
+    /// Returns a cursor over the permits that were booked at `slot` under a generation.
+    pub fn cursor(&self, slot: Micros, generation: u64) -> Cursor {
+        let Generation { number, void_from, before } = self.generation;
+        if generation == number || (generation == before && slot < void_from) {
+            return Cursor::Here { slot };
+        }
+        if generation != before {
+            return Cursor::Lost;
+        }
+        let first = self.unclaimed.partition_point(|moved| moved.from < slot);
+        let is_there = |moved: &&Rescheduled| cell_start(moved.from, self.cell) <= slot;
+        let rows = self.unclaimed[first..].iter().take_while(is_there);
+        let (count, left) = rows.fold((0, 0), |(count, left), moved| (count + 1, left + moved.permits));
+        Cursor::Moved(Rows { first, end: first + count, left, index: first, passed: 0, taken: 0 })
+    }
+
+    /// Moves a cursor on to the permit behind `offset` others that were not claimed at first. Returns its place, if `permits` are
+    /// left there.
+    pub fn seek(&self, cursor: &mut Cursor, offset: u64, permits: u64) -> Option<Micros> {
+        let Cursor::Moved(rows) = cursor else { return None };
+        while rows.index < rows.end {
+            let moved = self.unclaimed.get(rows.index)?;
+            let passed = rows.passed + rows.taken + moved.permits;
+            if offset < passed {
+                return (moved.permits >= permits).then_some(moved.to);
+            }
+            (rows.passed, rows.taken, rows.index) = (passed, 0, rows.index + 1);
+        }
+        None
+    }
+
+    /// Marks permits where a cursor stands as claimed by their holder. They stay charged there.
+    pub fn claim(&mut self, cursor: &mut Cursor, permits: u64) {
+        if let Cursor::Moved(rows) = cursor
+            && let Some(moved) = self.unclaimed.get_mut(rows.index)
+        {
+            moved.permits = moved.permits.saturating_sub(permits);
+            rows.taken += permits;
+        }
+    }
+
+    /// Takes back permits from where a cursor stands, and if none are left there from the first ones of the slot; `uncharge`
+    /// removes them from the timeline. Returns the first place to which a change had moved them.
     ///
     /// Permits that were moved and not claimed in time stay charged, and are not taken from others.
     pub fn give_back(
         &mut self,
-        slot: Micros,
+        cursor: &mut Cursor,
         permits: u64,
-        generation: u64,
         mut uncharge: impl FnMut(Micros, u64),
-    ) -> Returned {
-        let Generation { number, void_from, before } = self.generation;
-        if generation == number || (generation == before && slot < void_from) {
-            uncharge(slot, permits);
-            return Returned::Here;
-        }
-        if generation != before {
-            return Returned::Lost;
-        }
-        let mut place = None;
-        let mut left = permits;
-        while left > 0 {
-            let Some(index) = self.first_unclaimed(slot, 0) else { break };
-            let moved = &mut self.unclaimed[index];
+    ) -> Option<Micros> {
+        let rows = match cursor {
+            Cursor::Here { slot } => {
+                uncharge(*slot, permits);
+                return None;
+            }
+            Cursor::Lost => return None,
+            Cursor::Moved(rows) => rows,
+        };
+        let (mut place, mut left) = (None, permits);
+        let mut take = |moved: &mut Rescheduled, left: u64| {
             let taken = moved.permits.min(left);
-            uncharge(moved.to, taken);
-            place = Some(moved.to);
-            moved.permits -= taken;
+            if taken > 0 {
+                uncharge(moved.to, taken);
+                place = place.or(Some(moved.to));
+                moved.permits -= taken;
+            }
+            taken
+        };
+        while left > 0 && rows.index < rows.end {
+            let taken = take(&mut self.unclaimed[rows.index], left);
             left -= taken;
+            rows.taken += taken;
+            if left > 0 {
+                (rows.passed, rows.taken, rows.index) = (rows.passed + rows.taken, 0, rows.index + 1);
+            }
         }
-        place.map_or(Returned::Lost, Returned::Moved)
-    }
-
-    /// Returns the void permits that were booked in the cell of `slot`, with their indices.
-    fn of_slot(&self, slot: Micros) -> impl Iterator<Item = (usize, &Rescheduled)> {
-        let first = self.unclaimed.partition_point(|moved| moved.from < slot);
-        let in_cell = move |(_, moved): &(usize, &Rescheduled)| cell_start(moved.from, self.cell) <= slot;
-        self.unclaimed.iter().enumerate().skip(first).take_while(in_cell)
-    }
-
-    /// Returns the index of the first unclaimed void permits of `slot`, after skipping `skipped` permits.
-    fn first_unclaimed(&self, slot: Micros, mut skipped: u64) -> Option<usize> {
-        let mut there = self.of_slot(slot).filter(|(_, moved)| moved.permits > 0);
-        let found = there.find(|(_, moved)| {
-            let is_behind = skipped < moved.permits;
-            skipped = skipped.saturating_sub(moved.permits);
-            is_behind
-        });
-        found.map(|(index, _)| index)
-    }
-
-    /// Returns how many permits that were booked at `slot` are not claimed.
-    pub fn unclaimed(&self, slot: Micros) -> u64 {
-        self.of_slot(slot).map(|(_, moved)| moved.permits).sum()
-    }
-
-    /// Returns the place of permits that were booked at `slot` under a generation, after skipping `skipped` others; `None`
-    /// if no change has moved them, or has moved them apart.
-    pub fn place_of(&self, slot: Micros, permits: u64, generation: u64, skipped: u64) -> Option<Micros> {
-        let Generation { number, void_from, before } = self.generation;
-        if generation == number || generation != before || slot < void_from {
-            return None;
+        for moved in &mut self.unclaimed[rows.first..rows.end] {
+            left -= take(moved, left);
         }
-        let moved = self.unclaimed.get(self.first_unclaimed(slot, skipped)?)?;
-        (moved.permits >= permits).then_some(moved.to)
-    }
-
-    /// Marks the permits at [`Reschedule::place_of`] as claimed by their holder. They stay charged there.
-    pub fn claim(&mut self, slot: Micros, permits: u64, skipped: u64) {
-        if let Some(moved) =
-            self.first_unclaimed(slot, skipped).and_then(|index| self.unclaimed.get_mut(index))
-        {
-            moved.permits = moved.permits.saturating_sub(permits);
-        }
+        place
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::queue_order::QueueOrder;
-use crate::limiter::arithmetic::reschedule::Returned;
+use crate::limiter::arithmetic::reschedule::Cursor;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::search::Search;
 use crate::limiter::arithmetic::state::LimiterState;
@@ -34,7 +34,8 @@ pub fn reserve(
     order.review_spread(now, || states.iter().flat_map(|(state, _)| state.rules()));
     for holding in &call.give_back {
         let permits = holding.cost * holding.count;
-        let moved_to = give_back(states, &call.generations, holding.slot, permits);
+        let mut cursors = cursors(states, &call.generations, holding.slot);
+        let moved_to = give_back(states, &mut cursors, permits);
         order.given_back(now, moved_to.unwrap_or(holding.slot), permits);
     }
     let rescheduled = reschedule(now, states, order, call);
@@ -89,79 +90,136 @@ fn name_own_limit(states: States<'_, '_>, outcome: &mut Outcome) {
     }
 }
 
-/// Takes permits back from every limiter. Returns the latest place to which a change had moved them, if any.
-fn give_back(states: States<'_, '_>, generations: &[u64], slot: Micros, permits: u64) -> Option<Micros> {
-    let mut place = None;
-    for (index, (state, _)) in states.iter_mut().enumerate() {
-        let generation = generations.get(index).copied().unwrap_or_default();
-        if let Returned::Moved(to) = state.give_back(slot, permits, generation) {
-            place = place.max(Some(to));
-        }
+/// Returns cursors over the permits of one slot in every limiter.
+fn cursors(states: States<'_, '_>, generations: &[u64], slot: Micros) -> Vec<Cursor> {
+    let cursor = |(index, (state, _)): (usize, &(&mut LimiterState, Arc<[Rule]>))| {
+        state.cursor(slot, generations.get(index).copied().unwrap_or_default())
+    };
+    states.iter().enumerate().map(cursor).collect()
+}
+
+/// Takes permits back from every limiter. Returns the latest of the places to which changes had moved them, if any.
+fn give_back(states: States<'_, '_>, cursors: &mut [Cursor], permits: u64) -> Option<Micros> {
+    let places = states.iter_mut().zip(cursors);
+    places.filter_map(|((state, _), cursor)| state.give_back(cursor, permits)).max()
+}
+
+/// Claims the place of a void permit that lies behind `offset` others of its slot; `None` unless every limiter has moved it to
+/// the same one.
+fn claim(
+    now: Micros,
+    states: States<'_, '_>,
+    cursors: &mut [Cursor],
+    call: &Call,
+    (cost, offset): (u64, u64),
+) -> Option<Micros> {
+    let is_within = |to: &Micros| *to >= now && *to - now <= call.reschedule_wait;
+    let places: Vec<_> = states
+        .iter()
+        .zip(cursors.iter_mut())
+        .map(|((state, _), cursor)| state.seek(cursor, offset, cost).filter(is_within))
+        .collect();
+    let place = *places.first()?;
+    if place.is_none() || places.iter().any(|other| *other != place) {
+        return None;
     }
+    states.iter_mut().zip(cursors).for_each(|((state, _), cursor)| state.claim(cursor, cost));
     place
 }
 
-/// Hands the place of a void permit to its holder, if every limiter has moved it to the same one. `skipped` permits of the same
-/// slot stay for others.
-fn claim(now: Micros, states: States<'_, '_>, call: &Call, holding: Holding, skipped: u64) -> Option<Micros> {
-    let mut place = None;
-    for (index, (state, _)) in states.iter().enumerate() {
-        let generation = call.generations.get(index).copied().unwrap_or_default();
-        let to = state.place_of(holding.slot, holding.cost, generation, skipped)?;
-        if to < now || to - now > call.reschedule_wait || *place.get_or_insert(to) != to {
-            return None;
-        }
-    }
-    states.iter_mut().for_each(|(state, _)| state.claim(holding.slot, holding.cost, skipped));
-    place
+/// What becomes of void permits.
+enum Moved {
+    /// So many claim a place that the change has kept for them.
+    Claimed(u64, Micros),
+    /// So many of a cost are taken back, to be booked from an instant on; `None`: behind the last slot.
+    TakenBack(u64, u64, Option<Micros>),
 }
 
-/// Returns how many unclaimed permits of a slot come before those that the `index`th of `count` requests claims. Several
-/// replicas may hold permits of one slot; where the new places differ, each replica claims places spread over all of them.
-fn skipped(unclaimed: u64, count: u64, index: u64, cost: u64) -> u64 {
-    ((2 * index + 1) * unclaimed / (2 * count)).saturating_sub(index * cost)
-}
-
-/// Books void permits again, one by one: at the place that the change kept for it, or at a later one.
+/// Books void permits again, at the places that the change kept for them, or at later ones.
+///
+/// First every permit claims its place or is taken back. Only then are the latter booked, in one search, so that none of them
+/// stands in the way of another.
 fn reschedule(
     now: Micros,
     states: States<'_, '_>,
     order: &mut QueueOrder,
     call: &Call,
 ) -> Vec<(u64, Option<Micros>)> {
-    let mut rescheduled: Vec<(u64, Option<Micros>)> = Vec::new();
+    let mut moved = Vec::new();
     for holding in &call.reschedule {
-        let unclaimed = states.iter().map(|(state, _)| state.unclaimed(holding.slot));
-        let unclaimed = unclaimed.min().unwrap_or_default();
-        for index in 0..holding.count {
-            let skipped = skipped(unclaimed, holding.count, index, holding.cost);
-            let place = claim(now, states, call, *holding, skipped)
-                .or_else(|| book_again(now, states, order, call, *holding));
-            order.rescheduled(place);
-            match rescheduled.last_mut() {
-                Some((count, at)) if *at == place => *count += 1,
-                _ => rescheduled.push((1, place)),
+        take_over(now, states, order, call, *holding, &mut moved);
+    }
+    let mut rescheduled: Vec<(u64, Option<Micros>)> = Vec::new();
+    let mut answer = |order: &mut QueueOrder, more, place| {
+        order.rescheduled(place);
+        match rescheduled.last_mut() {
+            Some((count, at)) if *at == place => *count += more,
+            _ => rescheduled.push((more, place)),
+        }
+    };
+    let mut searches = Vec::new();
+    // The largest cost for which the search has passed by room: a smaller one is searched for anew.
+    let mut passed = u64::MAX;
+    for step in moved {
+        let (mut left, cost, from) = match step {
+            Moved::Claimed(count, place) => {
+                answer(order, count, Some(place));
+                continue;
             }
+            Moved::TakenBack(count, cost, place) => (count, cost, now.max(place.unwrap_or(order.last()))),
+        };
+        if cost < passed {
+            (searches, passed) = (searches_from(states, from), 0);
+        }
+        while left > 0 {
+            searches.iter_mut().for_each(|search| search.advance(from));
+            let found = earliest(&mut searches, cost);
+            if found.at > from {
+                passed = passed.max(cost);
+            }
+            if found.at - now > call.reschedule_wait {
+                answer(order, left, None);
+                break;
+            }
+            let count = left.min(found.room / cost).max(1);
+            searches.iter_mut().for_each(|search| search.charge(count * cost));
+            answer(order, count, Some(found.at));
+            left -= count;
         }
     }
     rescheduled
 }
 
-/// Gives a void permit back and books it at the earliest place behind the queue's last slot, if that is within the wait.
-fn book_again(
+/// Claims the places of the permits of a slot, or takes them back, into `moved`.
+///
+/// Several replicas may hold permits of one slot. Where the new places lie apart, each replica takes some from the whole
+/// stretch.
+fn take_over(
     now: Micros,
     states: States<'_, '_>,
-    order: &QueueOrder,
+    order: &mut QueueOrder,
     call: &Call,
-    holding: Holding,
-) -> Option<Micros> {
-    let place = give_back(states, &call.generations, holding.slot, holding.cost);
-    let mut searches = searches_from(states, now.max(place.unwrap_or(order.last())));
-    let found = earliest(&mut searches, holding.cost);
-    (found.at - now <= call.reschedule_wait).then(|| {
-        searches.iter_mut().for_each(|search| search.charge(holding.cost));
-        found.at
-    })
+    Holding { slot, cost, count }: Holding,
+    moved: &mut Vec<Moved>,
+) {
+    let mut cursors = cursors(states, &call.generations, slot);
+    let unclaimed = cursors.iter().filter_map(Cursor::unclaimed).min().unwrap_or_default();
+    for index in 0..count {
+        let offset = ((2 * index + 1) * unclaimed / (2 * count)).max(index * cost);
+        if let Some(place) = claim(now, states, &mut cursors, call, (cost, offset)) {
+            order.rescheduled(Some(place));
+            match moved.last_mut() {
+                Some(Moved::Claimed(more, at)) if *at == place => *more += 1,
+                _ => moved.push(Moved::Claimed(1, place)),
+            }
+            continue;
+        }
+        let place = give_back(states, &mut cursors, cost);
+        match moved.last_mut() {
+            Some(Moved::TakenBack(more, same, at)) if (*same, *at) == (cost, place) => *more += 1,
+            _ => moved.push(Moved::TakenBack(1, cost, place)),
+        }
+    }
 }
 
 /// Books new requests in their order. Returns their outcomes in order, with a count for each run of equal ones.

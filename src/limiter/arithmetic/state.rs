@@ -11,7 +11,7 @@ use crate::limiter::arithmetic::cell::{cell_from, held_between};
 use crate::limiter::arithmetic::declared::Declarations;
 use crate::limiter::arithmetic::external_usage::{ExternalUsage, overtaken};
 use crate::limiter::arithmetic::pause::Pause;
-use crate::limiter::arithmetic::reschedule::{Reschedule, Returned};
+use crate::limiter::arithmetic::reschedule::{Cursor, Reschedule};
 use crate::limiter::arithmetic::rule::{Rule, finest_cell};
 use crate::limiter::arithmetic::search::Search;
 use crate::limiter::arithmetic::timeline::Timeline;
@@ -242,26 +242,25 @@ impl LimiterState {
         self.reschedule.generation()
     }
 
-    /// Takes back permits that were booked at `slot` under a generation.
-    pub fn give_back(&mut self, slot: Micros, permits: u64, generation: u64) -> Returned {
+    /// Returns a cursor over the permits that were booked at `slot` under a generation.
+    pub fn cursor(&self, slot: Micros, generation: u64) -> Cursor {
+        self.reschedule.cursor(slot, generation)
+    }
+
+    /// Moves a cursor on. See [`Reschedule::seek`].
+    pub fn seek(&self, cursor: &mut Cursor, offset: u64, permits: u64) -> Option<Micros> {
+        self.reschedule.seek(cursor, offset, permits)
+    }
+
+    /// Marks permits where a cursor stands as claimed by their holder.
+    pub fn claim(&mut self, cursor: &mut Cursor, permits: u64) {
+        self.reschedule.claim(cursor, permits);
+    }
+
+    /// Takes back permits from where a cursor stands. See [`Reschedule::give_back`].
+    pub fn give_back(&mut self, cursor: &mut Cursor, permits: u64) -> Option<Micros> {
         let (timeline, rules) = (&mut self.timeline, &self.rules);
-        let uncharge = |at, permits| timeline.uncharge(at, permits, rules);
-        self.reschedule.give_back(slot, permits, generation, uncharge)
-    }
-
-    /// Returns how many void permits that were booked at `slot` are not claimed.
-    pub fn unclaimed(&self, slot: Micros) -> u64 {
-        self.reschedule.unclaimed(slot)
-    }
-
-    /// Returns the place to which a change has moved permits. See [`Reschedule::place_of`].
-    pub fn place_of(&self, slot: Micros, permits: u64, generation: u64, skipped: u64) -> Option<Micros> {
-        self.reschedule.place_of(slot, permits, generation, skipped)
-    }
-
-    /// Marks the permits at [`LimiterState::place_of`] as claimed by their holder.
-    pub fn claim(&mut self, slot: Micros, permits: u64, skipped: u64) {
-        self.reschedule.claim(slot, permits, skipped);
+        self.reschedule.give_back(cursor, permits, |at, permits| timeline.uncharge(at, permits, rules))
     }
 
     /// Begins a search for room at `from`.

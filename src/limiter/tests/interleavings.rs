@@ -9,7 +9,6 @@ use crate::clock::{Clock, Micros};
 use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::arithmetic::reschedule::Returned;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::{Limiter, Permits};
@@ -223,7 +222,8 @@ fn a_slot_from_before_a_missed_change_frees_no_other_booking() {
     assert!(state.timeline().entries().iter().any(|entry| entry.at == second(60)));
     book_at(&mut state, 56, 1_500_000, 2, 0);
     let before = state.timeline().entries().to_vec();
-    assert_eq!(state.give_back(second(60), 1, 0), Returned::Lost);
+    let mut lost = state.cursor(second(60), 0);
+    assert_eq!(state.give_back(&mut lost, 1), None);
     assert_eq!(state.timeline().entries(), before);
 }
 

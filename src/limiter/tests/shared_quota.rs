@@ -125,9 +125,10 @@ impl World {
         void.retain(|((_, known), _)| *known != number);
         void.sort_unstable();
         for ((slot, known), client) in void {
-            let to = self.state.place_of(slot, 1, known, 0);
+            let mut cursor = self.state.cursor(slot, known);
+            let to = self.state.seek(&mut cursor, 0, 1);
             if let Some(to) = to {
-                self.state.claim(slot, 1, 0);
+                self.state.claim(&mut cursor, 1);
                 self.plan(to, Event::Due(client));
             }
             self.waiting.insert(client, (to.unwrap_or(slot), number));
