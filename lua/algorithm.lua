@@ -6,7 +6,8 @@
 --
 -- Of a rule:
 --   parse(rule, text)            reads the part of the rule's text that follows its cell; sets `rule.capacity`, the most permits that the
---                                rule grants at one instant, unless that is its rate
+--                                rule grants at one instant, unless that is its rate; `rule.reach`, how far before and behind a booking
+--                                it takes room away, unless that has no bound; and `rule.skips_room`
 --   spacing(rule, permits)       the distance between two refused callers who need that many permits
 --   separates(rule, first, later)    whether bookings at two instants must stay apart; false or nil if they never must
 --   window_start(rule, at, length)   the first instant of the window that ends at `at`; nil without windows. External usage is

@@ -47,6 +47,8 @@ do
       -- Without a row the state has never been called, and is new.
       local was = before.row or { [12] = 0, [13] = {}, [14] = 0, [15] = 0, [16] = 0, [17] = now, [18] = 0 }
       for index = 1, 10 do own[index] = row[index] end
+      -- v1 knows no full stretches.
+      own[9] = { row[9][1], row[9][2] }
       own[11] = Earlier.id
       for index = 12, 17 do own[index] = was[index] end
       own[18] = max(was[18], lives_until)

@@ -136,7 +136,8 @@ local Reschedule = setmetatable({ rare = function()
       if taken > 0 then place = place or moved[index + 1] end
       if permits > 0 then cursor.passed, cursor.taken, cursor.index = cursor.passed + cursor.taken, 0, index + 3 end
     end
-    for index = first_of(state, cursor.slot), permits > 0 and cursor.final or 0, 3 do
+    if permits == 0 then return place end
+    for index = first_of(state, cursor.slot), cursor.final, 3 do
       local taken = take_back(state, index, permits)
       permits = permits - taken
       if taken > 0 then place = place or moved[index + 1] end

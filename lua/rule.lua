@@ -21,20 +21,24 @@ do
       algorithm = algorithm()
       Algorithm[letter] = algorithm
     end
-    -- A permit takes `whole` microseconds and `part` in parts of `rate`. Bookings are seen for `seen_for`.
+    -- A permit takes `whole` microseconds and `part` in parts of `rate`. Bookings are seen for `seen_for`, and take room away for
+    -- `reach` before and behind them. A search that the rule moves on may pass by room if it `skips_room`.
     local rule = {
       text = text, rate = rate, window = window, cell = tonumber(cell), algorithm = algorithm, capacity = rate,
-      whole = floor(window / rate), part = window % rate, seen_for = window,
+      whole = floor(window / rate), part = window % rate, seen_for = window, reach = math.huge, skips_room = false,
     }
     algorithm.parse(rule, rest)
     if #rules == 0 or rule.cell < rules.cell then rules.cell = rule.cell end
+    rules.reach = max(rules.reach, rule.reach)
+    if rule.skips_room then rules.skips_room = true end
     if algorithm.separates then table.insert(rules.separating, rule) end
     rules[#rules + 1] = rule
   end
 
-  -- Returns the rules of a text, with `cell`, the finest cell of all, and `separating`, the rules that keep instants apart.
+  -- Returns the rules of a text, with `cell`, the finest cell of all, `separating`, the rules that keep instants apart, and the
+  -- greatest `reach` and any `skips_room` of them.
   local function parse_all(text)
-    local rules = { cell = 1, separating = {} }
+    local rules = { cell = 1, separating = {}, reach = 0, skips_room = false }
     if string.find(text, ";", 1, true) then
       for part in string.gmatch(text, "[^;]+") do parse(rules, part) end
     elseif text ~= "" then

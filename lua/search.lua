@@ -5,6 +5,9 @@
 
 local Search
 do
+  -- A way over that many entries is long, and so is one of that many moves.
+  local FAR, FAR_MOVES = 32, 8
+
   local function advance(search, at)
     if at <= search.at then return end
     search.at = at
@@ -12,6 +15,8 @@ do
     local entries, entered, size, cell = timeline.at, before, timeline.size, rules.cell
     -- The bookings of the cell of `at` count.
     local till = at - at % cell + cell
+    -- A long way is not taken step by step.
+    if entered + FAR < size and entries[entered + FAR] < till then entered = Timeline.first_from(timeline, till) - 1 end
     while entered < size and entries[entered + 1] < till do entered = entered + 1 end
     search.entered = entered
     for index = 1, #rules do rules[index].algorithm.advance(sights[index], search, before) end
@@ -25,7 +30,11 @@ do
       local rate = state.external_usage and ExternalUsage.rate_left(state, index) or rule.rate
       sights[index] = rule.algorithm.sight(rule, rate, state.checkpoints[index])
     end
-    local search = { rules = rules, timeline = timeline, sights = sights, pause = state.pause, at = -1, entered = 0 }
+    -- External usage comes and goes, and so does the room beside it.
+    local search = {
+      rules = rules, timeline = timeline, sights = sights, pause = state.pause, at = -1, entered = 0,
+      keeps_full = not rules.skips_room and not state.external_usage,
+    }
     advance(search, from)
     return search
   end
@@ -33,18 +42,26 @@ do
   -- Moves to the earliest instant with room for `cost`. Returns the room, and the index of the last rule that moved the search.
   local function earliest(search, cost)
     local rules, sights, pause, limited_by = search.rules, search.sights, search.pause, nil
-    local index, room = 1, nil
+    local index, room, moves, is_by_one = 1, nil, 0, true
     if search.at < pause.paced_until then advance(search, Pause.open_from(pause, search.at)) end
+    local from, full = search.at, search.timeline.full
     while index <= #rules do
-      local found, next_at = rules[index].algorithm.room(sights[index], search, cost)
+      local found, next_at
+      -- A stretch that is known to be full is passed at once.
+      if full[1] and index == 1 then next_at, index = Timeline.full_until(full, search.at, index) end
+      if not next_at then found, next_at = rules[index].algorithm.room(sights[index], search, cost) end
       if found then
         if not room or found < room then room = found end
         index = index + 1
       else
-        limited_by = index
+        if limited_by and limited_by ~= index then is_by_one = false end
+        limited_by, moves = index, moves + 1
         advance(search, next_at)
         index, room = 1, nil
       end
+    end
+    if moves > FAR_MOVES and cost == 1 and is_by_one and search.keeps_full then
+      Timeline.note_full(search.timeline, from, search.at, limited_by)
     end
     if search.at < pause.paced_until and Pause.is_paced(pause, search.at) then return cost, limited_by end
     return max(room or cost, cost), limited_by

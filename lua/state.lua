@@ -145,6 +145,7 @@ do
       if reset_at <= state.reset_at then return false end
       state.reset_at = reset_at
       Timeline.keep_from(state.timeline, Timeline.first_from(state.timeline, reset_at + 1))
+      state.timeline.full = {}
       state.checkpoints = new_checkpoints(state.rules)
       return true
     end

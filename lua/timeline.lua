@@ -3,6 +3,11 @@
 -- Twin of src/limiter/arithmetic/timeline.rs. Instants of one cell are one entry, kept at the latest of them. Stored as
 -- { { at, ... }, { permits, ... } }, where each instant is the difference to the one before, which makes it short. Both arrays are
 -- used as they come, for there may be hundreds of entries and a server does nothing else meanwhile.
+--
+-- Where thousands wait, a search would pass thousands of full instants. So a timeline also knows `full` stretches of time, the third
+-- part of the stored form where there are any: { from, until, place of the rule that moved a search on, ... }, the newest first. From
+-- `from` on there is no room for a single permit before `until`. Bookings take room away. Whatever gives room ends a stretch, or the part
+-- of it that can have gained: `uncharge`, `split_off` and whoever changes the rules or forgets bookings.
 
 local Timeline
 do
@@ -15,7 +20,7 @@ do
       at = at + entries[index]
       entries[index] = at
     end
-    return { at = entries, permits = stored[2], size = size, has_empty = false }
+    return { at = entries, permits = stored[2], size = size, has_empty = false, full = stored[3] or {} }
   end
 
   -- Removes the entries after the first `size`.
@@ -51,7 +56,7 @@ do
       entries[index] = at - before
       before = at
     end
-    return { entries, timeline.permits }
+    return { entries, timeline.permits, timeline.full[1] and timeline.full or nil }
   end
 
   -- Returns the index of the first entry at `at` or later.
@@ -130,7 +135,48 @@ do
     return held
   end
 
+  -- Returns until when an instant's stretch is full, and the place of the rule that says so; nil and `index` if it is in none.
+  local function full_until(full, at, index)
+    for place = 1, #full, 3 do
+      if full[place] <= at and at < full[place + 1] then return full[place + 1], full[place + 2] end
+    end
+    return nil, index
+  end
+
   local function rare()
+    -- The most full stretches that are known at once.
+    local FULL_MAX = 8
+
+    -- Notes that there is no room from one instant until another, and which rule moved the search. The oldest stretch makes place.
+    local function note_full(timeline, from, till, index)
+      local full, kept = timeline.full, { from, till, index }
+      for place = 1, #full, 3 do
+        local first, last, by = full[place], full[place + 1], full[place + 2]
+        if last < from or first > till then
+          local size = #kept
+          if size < 3 * FULL_MAX then kept[size + 1], kept[size + 2], kept[size + 3] = first, last, by end
+        elseif by == index then
+          kept[1], kept[2] = min(kept[1], first), max(kept[2], last)
+        end
+      end
+      timeline.full = kept
+    end
+
+    -- Forgets the full stretches between two instants, both excluded.
+    local function forget_full(timeline, from, till)
+      local full, kept = timeline.full, {}
+      local function keep(first, last, by)
+        local size = #kept
+        if first < last and size < 3 * FULL_MAX then kept[size + 1], kept[size + 2], kept[size + 3] = first, last, by end
+      end
+      for place = 1, #full, 3 do
+        local first, last, by = full[place], full[place + 1], full[place + 2]
+        keep(first, min(last, from + 1), by)
+        keep(max(first, till), last, by)
+      end
+      timeline.full = kept
+    end
+
     -- Removes the entries from an instant on, and returns them as instants and permits by turns.
     local function split_off(timeline, at)
       local first, removed = first_from(timeline, at), {}
@@ -139,6 +185,7 @@ do
         removed[size + 1], removed[size + 2] = timeline.at[index], timeline.permits[index]
       end
       shorten(timeline, first - 1)
+      timeline.full = {}
       return removed
     end
 
@@ -149,15 +196,18 @@ do
       while index <= size and permits[index] == 0 do index = index + 1 end
       if index > size or not is_one(rules, rules.cell, at, entries[index]) then return end
       local left = permits[index] - min(permits[index], count)
+      if timeline.full[1] then
+        forget_full(timeline, Rule.cell_start(at, rules.cell) - rules.reach, entries[index] + rules.reach)
+      end
       permits[index] = left
       if left == 0 then timeline.has_empty = true end
     end
 
-    return { split_off = split_off, uncharge = uncharge }
+    return { split_off = split_off, uncharge = uncharge, note_full = note_full }
   end
 
   Timeline = setmetatable({
     load = load, pack = pack, compact = compact, first_from = first_from, keep_from = keep_from, prune = prune, charge = charge,
-    held_between = held_between, rare = rare,
+    held_between = held_between, full_until = full_until, rare = rare,
   }, Lazy)
 end

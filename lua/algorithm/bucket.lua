@@ -141,7 +141,10 @@ function Algorithm.B()
 
   return setmetatable({
     CHECKPOINT_SIZE = 3,
-    parse = function(rule, text) rule.capacity = tonumber(text) end,
+    parse = function(rule, text)
+      -- A search moves on to the next cell, though an instant before may have room.
+      rule.capacity, rule.skips_room = tonumber(text), rule.cell > 1
+    end,
     spacing = span_exact,
     separates = false,
     sight = function(rule, _, checkpoint)

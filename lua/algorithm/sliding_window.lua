@@ -4,7 +4,7 @@
 -- stands; the first `gone` entries have left it.
 
 function Algorithm.S()
-  local cell_start, held_between = Rule.cell_start, Timeline.held_between
+  local cell_start, held_between, first_from = Rule.cell_start, Timeline.held_between, Timeline.first_from
 
   local function window_start(_, at, length)
     return max(at + 1 - length, 0)
@@ -13,6 +13,11 @@ function Algorithm.S()
   local function advance(sight, search, before)
     local entries, permits, entered = search.timeline.at, search.timeline.permits, search.entered
     local gone, held, limit = sight.gone, sight.held, search.at - sight.rule.window
+    if gone <= before and entered > before and entries[before + 1] <= limit then
+      -- A search that moves by more than a window forgets what it has seen.
+      gone = first_from(search.timeline, limit + 1) - 1
+      before, held = gone, 0
+    end
     for entry = before + 1, entered do held = held + permits[entry] end
     while gone < entered and entries[gone + 1] <= limit do
       gone = gone + 1
@@ -21,45 +26,89 @@ function Algorithm.S()
     sight.gone, sight.held = gone, held
   end
 
-  -- A booking between others needs room in the windows that reach back from it and in those that end at later bookings.
-  local function room(sight, search, cost)
-    local timeline, at, cell = search.timeline, search.at, search.rules.cell
-    local entries, permits = timeline.at, timeline.permits
-    local gone, held, window, rate = sight.gone, sight.held, sight.rule.window, sight.rate
-    local spare = max(rate - cost, 0)
-    if held > spare then
-      local next_at = at
-      while held > spare do
-        gone = gone + 1
-        held = held - permits[gone]
-        next_at = entries[gone] + window
-      end
-      return nil, next_at
+  -- Returns the permits in the fullest of the windows that end at later bookings within reach of a search. Each booking is looked at once
+  -- in a search: `ahead` has looked at those until `entry`, where the window holds `held` permits and the first `gone` entries have left
+  -- it. `index` and `fullest` name the bookings, ascending, whose window is fuller than that of each later one. Permits booked since
+  -- are in all of these windows: `more`. Entries that were made since lie before: `size` is the number that there were.
+  local function fullest_ahead(sight, search)
+    local timeline, entered, window, cell = search.timeline, search.entered, sight.rule.window, search.rules.cell
+    local entries, permits, size, ahead = timeline.at, timeline.permits, timeline.size, sight.ahead
+    if not ahead or ahead.entry + size - ahead.size < entered then
+      ahead = { entry = entered, gone = sight.gone, held = sight.held, index = {}, fullest = {}, first = 1, last = 0, more = 0, size = size }
+      sight.ahead = ahead
     end
-    local fullest = held
-    for entry = search.entered + 1, timeline.size do
+    local index, fullest, first, last, moved = ahead.index, ahead.fullest, ahead.first, ahead.last, size - ahead.size
+    if moved > 0 then
+      for place = first, last do index[place] = index[place] + moved end
+      ahead.entry, ahead.size = ahead.entry + moved, size
+    end
+    while first <= last and index[first] <= entered do first = first + 1 end
+    local gone, held, more, till = ahead.gone, ahead.held, ahead.more, search.at + window
+    for entry = ahead.entry + 1, size do
       local finish = cell_start(entries[entry], cell)
-      if finish >= at + window then break end
+      if finish >= till then break end
       held = held + permits[entry]
       while gone < entry and entries[gone + 1] + window <= finish do
         gone = gone + 1
         held = held - permits[gone]
       end
-      if held > spare then return nil, finish + 1 end
-      if held > fullest then fullest = held end
+      while first <= last and fullest[last] <= held - more do last = last - 1 end
+      last = last + 1
+      index[last], fullest[last], ahead.entry = entry, held - more, entry
     end
-    return max(rate - fullest, 0)
+    ahead.gone, ahead.held, ahead.first, ahead.last = gone, held, first, last
+    return first <= last and fullest[first] + more or 0
+  end
+
+  -- Returns the instant right behind the first later booking whose window has no room.
+  local function behind_full(sight, search, spare)
+    local timeline, cell = search.timeline, search.rules.cell
+    local entries, permits, gone, held, window = timeline.at, timeline.permits, sight.gone, sight.held, sight.rule.window
+    for entry = search.entered + 1, timeline.size do
+      local finish = cell_start(entries[entry], cell)
+      held = held + permits[entry]
+      while gone < entry and entries[gone + 1] + window <= finish do
+        gone = gone + 1
+        held = held - permits[gone]
+      end
+      if held > spare then return finish + 1 end
+    end
+  end
+
+  -- A booking between others needs room in the windows that reach back from it and in those that end at later bookings.
+  local function room(sight, search, cost)
+    local held, rate = sight.held, sight.rate
+    local spare = max(rate - cost, 0)
+    if held > spare then
+      local entries, permits, gone, window = search.timeline.at, search.timeline.permits, sight.gone, sight.rule.window
+      while held > spare do
+        gone = gone + 1
+        held = held - permits[gone]
+      end
+      return nil, entries[gone] + window
+    end
+    if search.entered < search.timeline.size then
+      held = max(held, fullest_ahead(sight, search))
+      if held > spare then return nil, behind_full(sight, search, spare) end
+    end
+    return max(rate - held, 0)
+  end
+
+  local function take(sight, _, permits)
+    local ahead = sight.ahead
+    sight.held = sight.held + permits
+    if ahead then ahead.held, ahead.more = ahead.held + permits, ahead.more + permits end
   end
 
   return {
     CHECKPOINT_SIZE = 0,
-    parse = function() end,
+    parse = function(rule) rule.reach = rule.window end,
     spacing = Rule.span_exact,
     window_start = window_start,
     sight = function(rule, rate) return { rule = rule, rate = rate, gone = 0, held = 0 } end,
     advance = advance,
     room = room,
-    take = function(sight, _, permits) sight.held = sight.held + permits end,
+    take = take,
     available = function(rule, timeline, now, _, external)
       return max(rule.rate - external - held_between(timeline, window_start(rule, now, rule.window), now), 0)
     end,

@@ -141,6 +141,8 @@ function Algorithm.W()
     rule.capacity, rule.warm_up, rule.parts, rule.inflow = 1, warm_up, 2 * (1 + cold), 5 + cold
     rule.threshold, rule.stored_max = warm_up * (1 + cold), warm_up * (5 + cold)
     rule.slope, rule.below = cold - 1, 16 * (1 + cold)
+    -- A booking may make later ones cheaper.
+    rule.skips_room = true
   end
 
   local function rare()

@@ -75,6 +75,11 @@ impl Host {
         self.stands = Some((self.shown(now), until));
     }
 
+    /// Returns the instructions of Lua of the longest script call.
+    pub fn longest_script(&self) -> u64 {
+        self.server.longest_script()
+    }
+
     /// Carries a command out.
     pub fn execute(&mut self, now: u64, command: &[Vec<u8>]) -> (Reply, Vec<Published>) {
         self.server.execute(command, self.shown(now))

@@ -20,8 +20,8 @@ const MUTATIONS: [Mutation; 5] = [
     },
     Mutation {
         name: "given_back_twice",
-        from: "local moved = Reschedule.give_back(states[index], slot, permits, callers[2 * index])",
-        to: "Reschedule.give_back(states[index], slot, permits, callers[2 * index]) local moved = Reschedule.give_back(states[index], slot, permits, callers[2 * index])",
+        from: "local moved = Reschedule.give_back_at(",
+        to: "Reschedule.give_back_at(Reschedule.cursor(states[index], slot, callers[2 * index]), permits) local moved = Reschedule.give_back_at(",
     },
     Mutation {
         name: "refusal_books",

@@ -40,6 +40,8 @@ pub struct Totals {
     pub time: u64,
     pub faults: u64,
     pub calls: u64,
+    /// The instructions of Lua of the longest script call.
+    pub longest_script: u64,
     /// How often each kind of fault came soon after each other kind.
     pairs: BTreeMap<(usize, usize), u64>,
     /// Permits that were used in calm time with enough demand, and that could have been.
@@ -101,6 +103,7 @@ fn one(seed: u64, wanted: &Wanted, totals: &Mutex<Totals>, began: Instant) -> bo
     let mut totals = totals.lock().unwrap_or_else(PoisonError::into_inner);
     totals.count(&plan);
     totals.calls += outcome.calls;
+    totals.longest_script = totals.longest_script.max(outcome.longest_script);
     totals.used += outcome.summary.permits_used;
     totals.room += outcome.summary.permits_room;
     totals.repeated += outcome.summary.repeated;
@@ -195,6 +198,7 @@ impl Totals {
             "fleet_seconds": self.time / 1_000_000,
             "faults": self.faults,
             "calls": self.calls,
+            "instructions": self.longest_script,
             "pairs": self.pairs.len(),
             "rarest_pair": [first, second, times],
             "used": self.used(),

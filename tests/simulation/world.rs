@@ -15,7 +15,7 @@ use crate::history::History;
 use crate::host::{Host, WALL};
 use crate::judge::Judge;
 use crate::network::{Dialer, Wire};
-use crate::oracle::{Finding, Summary};
+use crate::oracle::{Finding, Summary, What};
 use crate::plan::Plan;
 use crate::redis::Commands;
 use crate::replica::{Replica, Start};
@@ -27,6 +27,9 @@ mod links;
 mod stalls;
 
 const MILLI: u64 = 1_000;
+
+/// The most instructions of Lua that one script call may take, some milliseconds of a server.
+const INSTRUCTIONS_MAX: u64 = 100_000;
 
 /// How often a server's data are remembered, for a failover or a restart from an older copy.
 const REMEMBER_EVERY: u64 = 100 * MILLI;
@@ -194,6 +197,8 @@ pub struct Outcome {
     pub history: Vec<String>,
     pub summary: Summary,
     pub calls: u64,
+    /// The instructions of Lua of the longest script call.
+    pub longest_script: u64,
 }
 
 impl World {
@@ -293,13 +298,19 @@ impl World {
     fn finish(mut self) -> Outcome {
         self.now = self.plan.end;
         self.judge.ended(self.now);
-        let (findings, summary) = self.judge.finish();
+        let (mut findings, summary) = self.judge.finish();
+        let longest_script = self.hosts.iter().map(Host::longest_script).max().unwrap_or_default();
+        if longest_script > INSTRUCTIONS_MAX {
+            let (what, limiter, detail) = (What::Heavy, "store".to_owned(), "a script call".to_owned());
+            let (sent, limit) = (longest_script, INSTRUCTIONS_MAX);
+            findings.push(Finding { at: self.now, what, limiter, sent, limit, detail });
+        }
         debug_assert_eq!(summary.senseless, 0, "what the oracle is told makes sense");
         for finding in &findings {
             self.history.add(finding.at, || format!("FINDING {finding:?}"));
         }
         let (hash, history) = self.history.finish();
-        Outcome { findings, hash, history, summary, calls: self.network.calls }
+        Outcome { findings, hash, history, summary, calls: self.network.calls, longest_script }
     }
 
     // -- replicas

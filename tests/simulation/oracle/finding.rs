@@ -21,6 +21,8 @@ pub(crate) enum What {
     RefusedWithRoom,
     /// Requests were never answered (requests; 0).
     Leaked,
+    /// A script call kept the store from all others for too long (instructions of Lua; instructions allowed).
+    Heavy,
 }
 
 /// A fault of weir's.

@@ -197,6 +197,11 @@ impl Server {
         }
     }
 
+    /// Returns the instructions of Lua of the longest script call.
+    pub(crate) fn longest_script(&self) -> u64 {
+        self.scripts.longest()
+    }
+
     /// Removes all keys.
     pub(crate) fn flush(&mut self) {
         self.world.borrow_mut().keyspace.clear();

@@ -1,12 +1,15 @@
 //! The Lua of a simulated server: scripts by their SHA-1, in the sandbox of Redis 7.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use mlua::chunk::ChunkMode;
 use mlua::state::{GcIncParams, GcMode};
-use mlua::{Error, Function, IntoLua, Lua, LuaOptions, LuaString, MultiValue, Result, StdLib, Table, Value};
+use mlua::{
+    Error, Function, HookTriggers, IntoLua, Lua, LuaOptions, LuaString, MultiValue, Result, StdLib, Table,
+    Value, VmState,
+};
 
 use crate::mutation;
 use crate::redis::msgpack;
@@ -16,6 +19,9 @@ use crate::redis::world::World;
 
 /// How far the heap grows before it is collected, in percent: what the scripts leave is garbage, and what lives is small.
 const GC_PAUSE: i32 = 1000;
+
+/// How often the instructions of a script are counted: each time costs as much as some of them.
+const COUNTED_EACH: u32 = 500;
 
 /// The name of a script's source.
 const SOURCE: &str = "@user_script";
@@ -76,6 +82,9 @@ pub(super) struct Scripts {
     shas: BTreeMap<Vec<u8>, String>,
     /// The scripts that the server knows at present.
     known: BTreeSet<String>,
+    /// The instructions of all calls, and the most of one.
+    instructions: Rc<Cell<u64>>,
+    longest: Cell<u64>,
 }
 
 impl Scripts {
@@ -98,7 +107,14 @@ impl Scripts {
         let xpcall = globals.raw_get("xpcall")?;
         let handler = lua.create_function(describe)?;
         let (compiled, shas, known) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        Ok(Scripts { lua, env, xpcall, handler, compiled, shas, known })
+        let instructions = Rc::new(Cell::new(0));
+        let counted = instructions.clone();
+        lua.set_hook(HookTriggers::new().every_nth_instruction(COUNTED_EACH), move |_, _| {
+            counted.set(counted.get() + u64::from(COUNTED_EACH));
+            Ok(VmState::Continue)
+        })?;
+        let longest = Cell::new(0);
+        Ok(Scripts { lua, env, xpcall, handler, compiled, shas, known, instructions, longest })
     }
 
     /// Forgets all scripts, as a server does that is started again.
@@ -109,6 +125,11 @@ impl Scripts {
     /// Returns true if a script is known by its SHA-1.
     pub(super) fn knows(&self, sha: &str) -> bool {
         self.known.contains(sha)
+    }
+
+    /// Returns the instructions of the longest call.
+    pub(super) fn longest(&self) -> u64 {
+        self.longest.get()
     }
 
     /// Makes a script known, with the mistake that was chosen. Returns the SHA-1 of its text, or the error in it.
@@ -146,7 +167,9 @@ impl Scripts {
             let texts = words.iter().map(|word| BytesRef(word));
             self.env.raw_set(name, self.lua.create_sequence_from(texts)?)?;
         }
+        let before = self.instructions.get();
         let (is_ok, value): (bool, Value) = self.xpcall.call((function, &self.handler))?;
+        self.longest.set(self.longest.get().max(self.instructions.get() - before));
         if is_ok {
             return reply(&value);
         }

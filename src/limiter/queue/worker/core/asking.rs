@@ -24,6 +24,9 @@ const BATCH_PART: usize = 8;
 /// What one call books at least, in the time in which the limits grant it.
 const BATCH_TIME: Micros = Micros::from_millis(50);
 
+/// The most slots in one call that a change has moved. Each may be an instant of its own in every limiter, far among thousands of others.
+const MOVED_MAX: usize = 200;
+
 /// Requests whose waits differ by less go into one run, with the shortest of their waits.
 const RUN_SPREAD: Micros = Micros::from_millis(1);
 
@@ -206,7 +209,7 @@ impl Worker {
             None => self.owed.generations.clone(),
         };
         let give_back = self.take_give_back(&generations);
-        let fits = self.owed.reschedule.len().min(BATCH_MAX);
+        let fits = self.owed.reschedule.len().min(MOVED_MAX);
         let reschedule: Vec<_> = self.owed.reschedule.drain(..fits).collect();
         let replace: Vec<_> = std::mem::take(&mut self.owed.replace).into_iter().collect();
         let arrivals: Vec<_> = self.arrivals.list.drain(..self.batch()).collect();
