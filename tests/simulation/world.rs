@@ -28,8 +28,8 @@ mod stalls;
 
 const MILLI: u64 = 1_000;
 
-/// The most instructions of Lua that one script call may take, some milliseconds of a server.
-const INSTRUCTIONS_MAX: u64 = 100_000;
+/// The most instructions of Lua that one script call may take: some two milliseconds of a server.
+const INSTRUCTIONS_MAX: u64 = 200_000;
 
 /// How often a server's data are remembered, for a failover or a restart from an older copy.
 const REMEMBER_EVERY: u64 = 100 * MILLI;
