@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use weir::config::model::{Config, Confirm, Cost, HostMatch, Http2, KeyPart, PathMatch, RedisServers, Store};
+use weir::config::model::{
+    Config, Confirm, Cost, Errors, HostMatch, Http2, KeyPart, PathMatch, RedisServers, Store,
+};
 use weir::config::{self, Handle, LoadError, Loaded, Outcome};
 use weir::limiter::model::calendar_windows::{CalendarWindows, Period};
 use weir::limiter::model::limit::{
@@ -465,6 +467,10 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
     // -- clients
     ("server: {allow: []}\nROUTES", "1:17: server.allow: lets nobody in; leave the key out"),
     (
+        "server: {public_url: https://weir.internal/api}\nROUTES",
+        "1:22: server.public_url: the URL must have no path, query or fragment",
+    ),
+    (
         "server: {allow: [10.0.0.0/8, 10.0.0.0/33, localhost], trusted_proxies: ['::1', 10.0.0]}\nROUTES",
         "1:30: server.allow[1]: expected an IP address or a CIDR block, such as 10.0.0.0/8 or ::1\n\
          1:43: server.allow[2]: expected\n1:80: server.trusted_proxies[1]: expected",
@@ -581,6 +587,18 @@ fn pem(place: Place) -> Place {
 fn every_broken_file_is_refused_with_its_place() {
     let place = pem(Place::new());
     assert_problems(&place, BROKEN.iter().chain(BROKEN_LIMITERS).copied());
+}
+
+#[test]
+fn a_route_answers_as_the_server_does_unless_it_says_otherwise() {
+    let config = Place::new().config(&example(
+        "server: {errors: google, public_url: 'HTTPS://Weir.internal:443/'}\nROUTES    rewrite_links: false\n",
+    ));
+    assert_eq!(config.server.public_url.as_deref(), Some("https://weir.internal"));
+    assert_eq!((config.server.errors, config.routes[0].errors), (Errors::Google, Errors::Google));
+    assert!(!config.routes[0].rewrite_links);
+    let config = Place::new().config(&example("server: {errors: google}\nROUTES    errors: aws\n"));
+    assert_eq!(config.routes[0].errors, Errors::Aws);
 }
 
 #[test]
@@ -737,6 +755,8 @@ fn omitted_keys_have_their_defaults() {
     assert!(route.limiters.is_empty());
     assert_eq!(route.cost, Cost::Fixed(Permits::ONE));
     assert!(!route.preserve_host && !route.forwarded_headers);
+    assert!(route.rewrite_links);
+    assert_eq!((route.errors, config.server.errors), (Errors::Json, Errors::Json));
     assert_eq!(route.upstream.timeouts.connect, Duration::from_secs(5));
     assert_eq!(route.upstream.http2, Http2::Auto);
 }

@@ -19,6 +19,7 @@
 
 mod decode;
 mod directories;
+mod errors;
 mod handle;
 mod interpolate;
 mod json_schema;

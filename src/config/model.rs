@@ -15,6 +15,7 @@ use regex::Regex;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+pub use super::errors::Errors;
 use crate::bearer::TokenDigest;
 use crate::limiter::model::limit::{Limiter, LimiterName, Permits};
 pub use crate::telemetry::AccessRule;
@@ -84,8 +85,12 @@ pub struct Server {
     pub tls: Option<ServerTls>,
     /// The peers that may connect; all if absent.
     pub allow: Option<Vec<IpNet>>,
-    /// The proxies whose `X-Forwarded-For` is trusted.
+    /// The proxies whose `X-Forwarded-*` is trusted.
     pub trusted_proxies: Vec<IpNet>,
+    /// The scheme and authority at which callers reach weir, such as `https://weir.internal`, if a request does not tell.
+    pub public_url: Option<Arc<str>>,
+    /// The form of weir's own responses to requests without a route.
+    pub errors: Errors,
     /// The most client connections at once.
     pub max_connections: u32,
     /// The longest time to receive a request's headers.
@@ -318,6 +323,10 @@ pub struct Route {
     pub preserve_host: bool,
     /// True if `X-Forwarded-*` and `Via` are forwarded.
     pub forwarded_headers: bool,
+    /// True if links to the upstream are rewritten so that they lead through weir.
+    pub rewrite_links: bool,
+    /// The form of weir's own responses.
+    pub errors: Errors,
     /// The limiters that each request must satisfy all at once, each with the parts of its key.
     pub limiters: Vec<(LimiterName, Arc<[KeyPart]>)>,
     /// The cost of a request.

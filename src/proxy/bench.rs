@@ -69,6 +69,5 @@ impl Found<'_> {
     pub fn to_client(&self, headers: &mut HeaderMap) {
         let flags = HeaderFlags::of(headers);
         headers::to_client(headers, flags);
-        rewrite::location(headers, flags, &self.0.rule, None);
     }
 }

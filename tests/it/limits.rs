@@ -90,7 +90,7 @@ async fn a_429_carries_all_its_headers() {
     let refused = weir.get("/").await;
     let wait_ms = u64::try_from(refused.retry_after().as_millis()).unwrap();
     assert_eq!(refused.weir_error(), Some("rate_limited"));
-    assert_eq!(refused.header("content-type"), Some("application/problem+json"));
+    assert_eq!(refused.header("content-type"), Some("application/json"));
     assert!((3_590_000..=3_600_020).contains(&wait_ms), "{wait_ms} ms");
 
     // `Retry-After` is the delay in whole seconds, rounded up. Refused callers may be spread a little later, but

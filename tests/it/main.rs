@@ -42,6 +42,7 @@ mod redisson;
 mod reload;
 mod responses;
 mod retries;
+mod sdks;
 mod several;
 mod shutdown;
 mod soak;

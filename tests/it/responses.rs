@@ -13,11 +13,11 @@ fn route(name: &str, path: &str, upstream: &str, more: &str) -> String {
 
 fn assert_own(answer: &Answer, status: u16, code: &str) {
     assert_eq!((answer.status, answer.weir_error()), (status, Some(code)), "{}", answer.text());
-    assert_eq!(answer.header("content-type"), Some("application/problem+json"));
+    assert_eq!(answer.header("content-type"), Some("application/json"));
     let problem = answer.json();
     assert_eq!((&problem["status"], &problem["code"]), (&status.into(), &code.into()));
     assert_eq!(problem["type"], "about:blank");
-    for text in ["title", "detail"] {
+    for text in ["title", "detail", "message"] {
         assert!(problem[text].as_str().is_some_and(|text| !text.is_empty()), "{text} in {problem}");
     }
 }

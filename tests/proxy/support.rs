@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use weir::clock::Clock;
 use weir::config::Config;
 use weir::config::model::{
-    AccessRule, Admin, Cost, Http2, KeyPart, Log, LogFormat, Match, PathMatch, Route, Server, Store,
+    AccessRule, Admin, Cost, Errors, Http2, KeyPart, Log, LogFormat, Match, PathMatch, Route, Server, Store,
     Upstream, UpstreamTimeouts,
 };
 use weir::limiter::Limiters;
@@ -71,6 +71,8 @@ impl Weir {
             tls: None,
             allow: None,
             trusted_proxies: Vec::new(),
+            public_url: None,
+            errors: Errors::Json,
             max_connections: 1000,
             header_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(75),
@@ -174,6 +176,8 @@ pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
         remove_headers: Vec::new(),
         preserve_host: false,
         forwarded_headers: false,
+        rewrite_links: true,
+        errors: Errors::Json,
         limiters: Vec::new(),
         cost: Cost::Fixed(Permits::ONE),
         settle: None,

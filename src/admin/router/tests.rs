@@ -44,6 +44,8 @@ fn config(token: Option<&str>) -> Config {
             tls: None,
             allow: None,
             trusted_proxies: Vec::new(),
+            public_url: None,
+            errors: model::Errors::Json,
             max_connections: 1,
             header_timeout: Duration::from_secs(1),
             idle_timeout: Duration::from_secs(1),

@@ -14,6 +14,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::model::Errors;
 use super::units::{Share, Size};
 use forms::{LongForm, NAME_PATTERN, Named, Text};
 
@@ -73,10 +74,17 @@ pub(crate) struct Server {
     /// connection is checked, not `X-Forwarded-For`.
     #[schemars(extend("examples" = [["10.0.0.0/8", "::1"]]))]
     pub(crate) allow: Option<Vec<String>>,
-    /// The proxies, as addresses or CIDR blocks, whose `X-Forwarded-For` is trusted. Read from its end, the first address
-    /// that is not one of them is the client's.
+    /// The proxies, as addresses or CIDR blocks, whose `X-Forwarded-*` is trusted. The first address of `X-Forwarded-For`, read
+    /// from its end, that is not one of them is the client's; the last `X-Forwarded-Proto` and `X-Forwarded-Host` are those of links.
     #[schemars(extend("examples" = [["172.16.0.0/12"]]))]
     pub(crate) trusted_proxies: Option<Vec<String>>,
+    /// The scheme, host and port at which applications reach weir, for links that weir rewrites. If absent, those of the request, or
+    /// `X-Forwarded-Proto` and `X-Forwarded-Host` of `trusted_proxies`.
+    #[schemars(extend("examples" = ["https://weir.internal"]))]
+    pub(crate) public_url: Option<String>,
+    /// The form of weir's own responses, for routes without `errors` and for requests without a route. Default `json`.
+    #[schemars(extend("examples" = ["problem"]))]
+    pub(crate) errors: Option<Errors>,
     /// The most client connections at once, 1 to 1000000. Default `10000`.
     #[schemars(range(min = 1, max = 1_000_000), extend("examples" = [50000]))]
     pub(crate) max_connections: Option<i64>,

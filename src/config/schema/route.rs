@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::de::{Deserialize, Deserializer, Error, Unexpected, Visitor};
 
 use super::forms::{Form, LongForm, NAME_PATTERN, Named, OffOr, Setting, Text};
-use crate::config::model::Http2;
+use crate::config::model::{Errors, Http2};
 use crate::config::units::Size;
 
 /// A route: its requests, upstream, changes, limiters and cost.
@@ -37,6 +37,14 @@ pub(crate) struct Route {
     /// Forwards the client's `Host`. Default `false`: the upstream's own host is sent.
     #[schemars(extend("examples" = [true]))]
     pub(crate) preserve_host: Option<bool>,
+    /// Rewrites `Location`, `Content-Location` and the targets of `Link` that lead to the upstream, so that they lead through weir.
+    /// Default `true`.
+    #[schemars(extend("examples" = [false]))]
+    pub(crate) rewrite_links: Option<bool>,
+    /// The form of weir's own responses, such as a 429: as the SDK of the API reads it. gRPC has its own, and `Accept:
+    /// application/problem+json` asks for `problem`. Default: the server's.
+    #[schemars(extend("examples" = ["anthropic"]))]
+    pub(crate) errors: Option<Errors>,
     /// The limiter that each request must satisfy, by name. Without it and `limiters` there is no limit.
     #[schemars(extend("examples" = ["github"]))]
     pub(crate) limiter: Option<String>,

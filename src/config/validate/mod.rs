@@ -58,6 +58,7 @@ pub(crate) fn validate(
         limiter_names: key!(file.limiters).at.names(),
         client_names: key!(file.clients).at.names(),
         has_groups_apart: matches!(&store, Some(Store::Redis(redis)) if matches!(redis.servers, RedisServers::Cluster(_))),
+        errors: server.as_ref().map(|server| server.errors).unwrap_or_default(),
     };
     let routes = route::routes(&mut check, &key!(file.routes), &names);
     if !check.report.is_empty() {

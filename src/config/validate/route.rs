@@ -11,7 +11,7 @@ use super::matches::{matches, strip_prefix};
 use super::place::{At, Given, key};
 use super::retry::retry;
 use super::upstream::upstream;
-use crate::config::model::Route;
+use crate::config::model::{Errors, Route};
 use crate::config::problem::quoted;
 use crate::config::schema;
 use crate::limiter::model::limit::{Limiter, LimiterName, Scope};
@@ -19,7 +19,7 @@ use crate::limiter::model::limit::{Limiter, LimiterName, Scope};
 /// The most limiters of one route. Each call to the store covers all of them.
 const LIMITERS_MAX: usize = 8;
 
-/// The names that a route may refer to.
+/// The names that a route may refer to, and the defaults that it may replace.
 pub(super) struct Names<'a> {
     /// The valid limiters.
     pub(super) limiters: &'a [Keyed],
@@ -28,6 +28,8 @@ pub(super) struct Names<'a> {
     pub(super) client_names: Vec<&'a str>,
     /// True if each group of limiters has its own slot of a Redis Cluster, so that no call can book in two groups.
     pub(super) has_groups_apart: bool,
+    /// The form of weir's own responses where a route names none.
+    pub(super) errors: Errors,
 }
 
 /// Checks every route and returns the valid ones, in the order of the file.
@@ -81,6 +83,8 @@ fn one(check: &mut Check<'_>, route: &Given<'_, schema::Route>, names: &Names<'_
         remove_headers: remove_headers?,
         preserve_host: written.preserve_host.unwrap_or(false),
         forwarded_headers: written.forwarded_headers.unwrap_or(false),
+        rewrite_links: written.rewrite_links.unwrap_or(true),
+        errors: written.errors.unwrap_or(names.errors),
         limiters: keyed.collect(),
         cost: cost?,
         settle: settle?,

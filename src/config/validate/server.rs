@@ -7,6 +7,7 @@ use ipnet::IpNet;
 
 use super::check::{Check, DAY, HOUR, MILLISECOND};
 use super::place::{Given, key};
+use super::upstream::public_url;
 use crate::config::model::{AccessRule, Admin, Log, LogFormat, Secret, Server, ServerTls};
 use crate::config::problem::quoted;
 use crate::config::schema;
@@ -48,6 +49,7 @@ pub(super) fn server(check: &mut Check<'_>, given: &Given<'_, Option<schema::Ser
     let tls = key!(server.tls).checked(|given| tls(check, &given));
     let allow = allow(check, &key!(server.allow));
     let trusted_proxies = networks(check, &key!(server.trusted_proxies));
+    let public_url = key!(server.public_url).checked(|url| public_url(check, &url));
     let seconds = Duration::from_secs;
     let max_connections = check.count(&key!(server.max_connections), 10_000, 1..=1_000_000);
     let header_timeout = check.bounded(&key!(server.header_timeout), seconds(10), MILLISECOND..=HOUR);
@@ -61,6 +63,8 @@ pub(super) fn server(check: &mut Check<'_>, given: &Given<'_, Option<schema::Ser
         tls: tls?,
         allow,
         trusted_proxies,
+        public_url: public_url?,
+        errors: server.value.errors.unwrap_or_default(),
         max_connections: max_connections?,
         header_timeout: header_timeout?,
         idle_timeout: idle_timeout?,

@@ -117,6 +117,17 @@ fn target(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<Target> {
     check.refuse(&given.at, fault)
 }
 
+/// Parses the URL at which applications reach weir, and returns its scheme and authority.
+pub(super) fn public_url(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<Arc<str>> {
+    match http_url(given.value, &["http", "https"]) {
+        Ok((url, _)) if url.path() != "/" || url.query().is_some() || url.fragment().is_some() => {
+            check.refuse(&given.at, "the URL must have no path, query or fragment")
+        }
+        Ok((url, _)) => Some(url.as_str().trim_end_matches('/').into()),
+        Err(fault) => check.refuse(&given.at, fault),
+    }
+}
+
 /// Parses an outbound proxy's URL. Messages contain no part of it: it may hold credentials.
 fn proxy(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<OutboundProxy> {
     match outbound_proxy(given.value) {

@@ -9,7 +9,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::Either;
 use http::header::{CONNECTION, UPGRADE};
-use http::uri::Authority;
 use http::{HeaderValue, Request, Response, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
@@ -25,10 +24,11 @@ use super::tunnel::Tunnel;
 use crate::limiter::{Demand, Permit};
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::Client;
+use crate::proxy::messages::form::Reader;
 use crate::proxy::messages::header_flags::HeaderFlags;
-use crate::proxy::messages::response::{self, Form, SWITCHING_PROTOCOLS};
+use crate::proxy::messages::response::{self, SWITCHING_PROTOCOLS};
 use crate::proxy::messages::{headers, request_body, request_head};
-use crate::proxy::route::rewrite;
+use crate::proxy::route::links::Links;
 use crate::proxy::route::table::Table;
 use crate::proxy::upstream::lease::Lease;
 use crate::telemetry::{Outcome, Trace};
@@ -44,13 +44,13 @@ pub(crate) fn handle(
 ) -> impl Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + 'static + use<> {
     let mut record = Box::new(Record::begin(table, trace, &client, &request));
     let flags = HeaderFlags::of(request.headers());
-    let form = Form::of(&request, flags);
+    let reader = Reader::of(&request, flags);
     // A client that waits for 100 Continue has not begun to send a body.
     let sends_body = !request_head::expects_continue(request.headers(), flags);
     match Plan::make(table, &client, &request, flags, &mut record) {
         Err(error) => {
             let unread = Some(request.into_body()).filter(|_| sends_body);
-            Either::Left(refuse(error, form, unread, record))
+            Either::Left(refuse(error, reader, unread, record))
         }
         Ok((plan, target)) => {
             let mut outgoing = Outgoing::new(&plan, target, request);
@@ -60,7 +60,7 @@ pub(crate) fn handle(
                     Err(error) => {
                         record.came_back(Err(&error));
                         let unread = outgoing.body.take().filter(|_| sends_body);
-                        refuse(error, form, unread, record).await
+                        refuse(error, reader, unread, record).await
                     }
                 }
             })
@@ -71,12 +71,12 @@ pub(crate) fn handle(
 /// Answers a request with an error, and reads the rest of its body.
 async fn refuse(
     error: ProxyError,
-    form: Form,
+    reader: Reader,
     unread: Option<Incoming>,
     mut record: Box<Record>,
 ) -> Result<Response<ResponseBody>, Infallible> {
     tracing::debug!(%error, "a request was not forwarded");
-    let response = record.refused(response::refuse(&error, form));
+    let response = record.refused(response::refuse(&error, reader, record.errors));
     if let Some(unread) = unread {
         Box::pin(request_body::discard(unread)).await;
     }
@@ -113,12 +113,13 @@ async fn forward(
         None => send(plan, client, outgoing, record).await,
         Some(retries) => Box::pin(attempts(plan, client, outgoing, record, retries)).await,
     }?;
-    respond(plan, response, lease, outgoing.upgrade.take(), record)
+    respond(plan, client, response, lease, outgoing.upgrade.take(), record)
 }
 
 /// Makes an upstream's response the client's.
 fn respond(
     plan: &Plan,
+    client: &Client,
     mut response: Response<Incoming>,
     lease: Lease,
     upgrade: Option<OnUpgrade>,
@@ -127,10 +128,12 @@ fn respond(
     record.end.status = response.status().as_u16();
     let protocol = response.headers().get(UPGRADE).cloned();
     let rule = &plan.route.rule;
-    let host_asked = plan.authority.as_ref().filter(|_| rule.preserve_host).map(Authority::as_str);
     let flags = HeaderFlags::of(response.headers());
     headers::to_client(response.headers_mut(), flags);
-    rewrite::location(response.headers_mut(), flags, rule, host_asked);
+    if rule.rewrite_links && flags.has(HeaderFlags::LINKS) {
+        let links = Links::new(rule, client, plan.origin.as_deref(), plan.authority.as_ref());
+        links.rewrite(response.headers_mut());
+    }
     response::add_wait(response.headers_mut(), record.wait.total);
     // hyper writes the version of the client's connection.
     *response.version_mut() = Version::HTTP_11;

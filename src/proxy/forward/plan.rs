@@ -18,7 +18,7 @@ use crate::proxy::messages::request_head;
 use crate::proxy::route::partition::Facts;
 use crate::proxy::route::router::Target;
 use crate::proxy::route::table::{Route, Table};
-use crate::proxy::route::{caller, rewrite};
+use crate::proxy::route::{caller, links, rewrite};
 use crate::proxy::upstream::connect::Wanted;
 
 /// The decisions about one request.
@@ -27,6 +27,8 @@ pub(crate) struct Plan {
     pub(crate) route: Arc<Route>,
     /// The authority that the client asked for.
     pub(crate) authority: Option<Authority>,
+    /// The scheme and authority of links for the client, where they are not those of the request.
+    pub(crate) origin: Option<Arc<str>>,
     /// The flags of the client's headers.
     pub(crate) flags: HeaderFlags,
     /// The HTTP version of the client's request.
@@ -77,8 +79,18 @@ impl Plan {
         let upgrade = upgrade.filter(|_| route.rule.upstream.http2 != Http2::PriorKnowledge);
         let (route, token_in_authorization) = (Arc::clone(route), caller.token_in_authorization);
         let version = request.version();
-        let plan =
-            Plan { route, authority, flags, version, upgrade, demand, partitions, token_in_authorization };
+        let origin = links::origin(table.server(), client, authority.as_ref(), headers, flags);
+        let plan = Plan {
+            route,
+            authority,
+            origin,
+            flags,
+            version,
+            upgrade,
+            demand,
+            partitions,
+            token_in_authorization,
+        };
         Ok((plan, target))
     }
 

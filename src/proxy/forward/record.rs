@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use tokio::time::Instant;
 
-use crate::config::model::Route as Rule;
+use crate::config::model::{Errors, Route as Rule};
 use crate::limiter::Permit;
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::Client;
@@ -28,6 +28,8 @@ pub(crate) struct Record {
     pub(crate) caller: Caller,
     /// The trace, if there are traces.
     pub(crate) trace: Option<Box<Trace>>,
+    /// The form of a response that weir makes: the route's, once there is one.
+    pub(crate) errors: Errors,
     began: Instant,
     method: Method,
     /// The path without the query, which may hold credentials. Only for the access log and the trace.
@@ -101,6 +103,7 @@ impl Record {
             wait: Wait::default(),
             caller: Caller { address: client.peer, name: None },
             trace,
+            errors: table.server().errors,
             began,
             method: request.method().clone(),
             path: path.into(),
@@ -115,6 +118,7 @@ impl Record {
     pub(crate) fn routed(&mut self, route: &Route) {
         self.route = Arc::clone(&route.rule.name);
         self.metrics = route.metrics.clone();
+        self.errors = route.rule.errors;
     }
 
     /// Notes a response that weir made, and returns it.

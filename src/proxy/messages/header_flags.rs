@@ -25,7 +25,10 @@ impl HeaderFlags {
     pub(crate) const OWN: HeaderFlags = HeaderFlags(1 << 7);
     pub(crate) const EXPECT: HeaderFlags = HeaderFlags(1 << 8);
     pub(crate) const CONTENT_TYPE: HeaderFlags = HeaderFlags(1 << 9);
-    pub(crate) const LOCATION: HeaderFlags = HeaderFlags(1 << 10);
+    /// Any of `Location`, `Content-Location` and `Link`.
+    pub(crate) const LINKS: HeaderFlags = HeaderFlags(1 << 10);
+    /// Any of `X-Amz-Date` and `X-Amz-Target`, which AWS's SDKs send.
+    pub(crate) const AWS: HeaderFlags = HeaderFlags(1 << 11);
 
     /// Looks at every name.
     pub(crate) fn of(headers: &HeaderMap) -> HeaderFlags {
@@ -48,7 +51,8 @@ impl HeaderFlags {
             }
             "expect" => HeaderFlags::EXPECT,
             "content-type" => HeaderFlags::CONTENT_TYPE,
-            "location" => HeaderFlags::LOCATION,
+            "location" | "content-location" | "link" => HeaderFlags::LINKS,
+            "x-amz-date" | "x-amz-target" => HeaderFlags::AWS,
             _ if name.starts_with(OWN_PREFIX) => HeaderFlags::OWN,
             _ => HeaderFlags(0),
         }

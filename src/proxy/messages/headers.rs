@@ -19,8 +19,10 @@ const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 /// The addresses of the proxies and the client that a request has passed.
 pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+/// The scheme that a proxy was called by.
+pub(crate) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+/// The host that a proxy was asked for.
+pub(crate) const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
 /// Headers that end with a connection even if `Connection` does not name them (RFC 9110, 7.6.1), beside `Connection`, `TE`,
 /// `Transfer-Encoding` and `Upgrade`. `Trailer` passes, because trailers do.

@@ -83,7 +83,7 @@ pub(crate) fn authority<B>(request: &Request<B>) -> Result<Option<Authority>, Pr
 }
 
 /// Returns whether an authority is one host with an optional valid port, and has no user.
-fn names_a_host(authority: &Authority) -> bool {
+pub(crate) fn names_a_host(authority: &Authority) -> bool {
     let (text, host) = (authority.as_str(), authority.host());
     let port = text.strip_prefix(host).unwrap_or_default();
     let is_port = matches!(port, "" | ":") || authority.port_u16().is_some();

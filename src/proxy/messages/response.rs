@@ -5,14 +5,12 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
-use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
-use serde::Serialize;
+use http::header::{CONNECTION, CONTENT_LENGTH, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 
-use super::header_flags::HeaderFlags;
-use super::request_head::is_grpc;
+use super::form::{Names, Reader, Words};
 use crate::clock::Micros;
+use crate::config::model::Errors;
 use crate::limiter::Refusal;
 use crate::limiter::model::{Limit, Limiter, LimiterName};
 use crate::proxy::error::ProxyError;
@@ -27,51 +25,16 @@ const WEIR_ERROR: HeaderName = HeaderName::from_static("weir-error");
 const WEIR_WAIT_MS: HeaderName = HeaderName::from_static("weir-wait-ms");
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
-const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
 /// The problem type of every 429, from draft-ietf-httpapi-ratelimit-headers-10.
 const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 /// The title of [`QUOTA_EXCEEDED`] in the same draft.
 const QUOTA_EXCEEDED_TITLE: &str = "Request cannot be satisfied as assigned quota has been exceeded";
-/// The usual size of a problem document, to allocate once.
-const PROBLEM_BYTES: usize = 512;
 /// The usual size of a policy in `RateLimit-Policy`, to allocate once.
 const POLICY_BYTES: usize = 48;
 /// The `WWW-Authenticate` of a 401.
 const CHALLENGE: &str = "Bearer realm=\"weir\"";
-/// The codes of gRPC. Its clients try again after RESOURCE_EXHAUSTED and UNAVAILABLE, and not after PERMISSION_DENIED and
-/// UNAUTHENTICATED.
-const GRPC_RESOURCE_EXHAUSTED: &str = "8";
-const GRPC_UNAVAILABLE: &str = "14";
-const GRPC_PERMISSION_DENIED: &str = "7";
-const GRPC_UNAUTHENTICATED: &str = "16";
-/// The characters that gRPC percent-encodes in a message, beside everything but ASCII.
-const GRPC_ENCODED: &AsciiSet = &CONTROLS.add(b'%');
-
-/// The form in which a client understands a refusal.
-#[derive(Clone, Copy)]
-pub(crate) enum Form {
-    /// A problem document.
-    Problem,
-    /// The head of one: the answer to HEAD.
-    ProblemHead,
-    /// gRPC's headers.
-    Grpc,
-}
-
-impl Form {
-    /// Returns the form for a request.
-    pub(crate) fn of<B>(request: &Request<B>, flags: HeaderFlags) -> Form {
-        if is_grpc(request.headers(), flags) {
-            Form::Grpc
-        } else if request.method() == Method::HEAD {
-            Form::ProblemHead
-        } else {
-            Form::Problem
-        }
-    }
-}
 
 /// A response that weir made itself, and how its request is recorded.
 pub(crate) struct Refused {
@@ -103,30 +66,10 @@ struct SpentQuota<'a> {
     retry_after: Micros,
 }
 
-/// A problem document (RFC 9457).
-#[derive(Serialize)]
-struct Problem<'a> {
-    r#type: &'a str,
-    title: &'a str,
-    status: u16,
-    detail: &'a str,
-    code: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    limiter: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    retry_after_ms: Option<u64>,
-    #[serde(rename = "violated-policies", skip_serializing_if = "Vec::is_empty")]
-    violated_policies: Vec<&'a str>,
-}
-
 /// Makes the response to a request that was not forwarded.
-pub(crate) fn refuse(error: &ProxyError, form: Form) -> Refused {
+pub(crate) fn refuse(error: &ProxyError, reader: Reader, errors: Errors) -> Refused {
     let verdict = verdict(error);
-    let mut response = match form {
-        Form::Problem => problem(&verdict, false),
-        Form::ProblemHead => problem(&verdict, true),
-        Form::Grpc => grpc(&verdict),
-    };
+    let mut response = respond(&verdict, reader, errors);
     let headers = response.headers_mut();
     headers.insert(WEIR_ERROR, HeaderValue::from_static(verdict.code));
     if matches!(error, ProxyError::BadFraming(_)) {
@@ -275,57 +218,72 @@ fn refused<'a>(refusal: &'a Refusal, limiter: Option<&'a Limiter>) -> Verdict<'a
     Verdict { status, code, outcome: Outcome::Refused, detail, quota }
 }
 
-/// Makes a problem document; a HEAD gets its length alone.
-fn problem(verdict: &Verdict<'_>, head_only: bool) -> Response<Bytes> {
+/// Makes the response in the form that its reader understands.
+fn respond(verdict: &Verdict<'_>, reader: Reader, errors: Errors) -> Response<Bytes> {
     let quota = verdict.quota.as_ref();
-    let problem = Problem {
-        r#type: quota.map_or("about:blank", |_| QUOTA_EXCEEDED),
-        title: quota.map_or(verdict.status.canonical_reason().unwrap_or_default(), |_| QUOTA_EXCEEDED_TITLE),
+    let message = verdict.message();
+    let words = Words {
         status: verdict.status.as_u16(),
-        detail: &verdict.detail,
+        names: names(verdict.status),
         code: verdict.code,
+        problem_type: quota.map_or("about:blank", |_| QUOTA_EXCEEDED),
+        title: quota.map_or(verdict.status.canonical_reason().unwrap_or_default(), |_| QUOTA_EXCEEDED_TITLE),
+        detail: &verdict.detail,
+        message: &message,
         limiter: quota.map(|quota| quota.name.as_str()),
-        retry_after_ms: quota.map(|quota| quota.retry_after.millis_up()),
-        violated_policies: quota.into_iter().filter_map(|quota| quota.violated.as_deref()).collect(),
+        violated: quota.and_then(|quota| quota.violated.as_deref()),
+        retry_after: quota.map(|quota| quota.retry_after),
     };
-    // Writing strings and numbers to memory does not fail.
-    let mut document = Vec::with_capacity(PROBLEM_BYTES);
-    let _ = serde_json::to_writer(&mut document, &problem);
-    // A line end, for readers in a terminal.
-    document.push(b'\n');
-    let length = document.len();
-    let body = if head_only { Bytes::new() } else { document.into() };
-    let mut response = Response::new(body);
-    *response.status_mut() = verdict.status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-    response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(length));
-    response
-}
-
-/// Makes gRPC's trailers-only response.
-fn grpc(verdict: &Verdict<'_>) -> Response<Bytes> {
-    let status = match verdict.status {
-        StatusCode::TOO_MANY_REQUESTS => GRPC_RESOURCE_EXHAUSTED,
-        StatusCode::UNAUTHORIZED => GRPC_UNAUTHENTICATED,
-        StatusCode::FORBIDDEN => GRPC_PERMISSION_DENIED,
-        _ => GRPC_UNAVAILABLE,
-    };
-    let mut response = Response::new(Bytes::new());
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-    headers.insert(GRPC_STATUS, HeaderValue::from_static(status));
-    let message = utf8_percent_encode(&verdict.detail, GRPC_ENCODED).to_string();
-    if let Ok(message) = HeaderValue::try_from(message) {
-        headers.insert(GRPC_MESSAGE, message);
+    let written = words.write(reader, errors);
+    let mut response = Response::new(written.body.into());
+    *response.headers_mut() = written.headers;
+    if written.has_status {
+        *response.status_mut() = verdict.status;
+    }
+    if let Some(length) = written.length {
+        response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(length));
     }
     response
 }
 
+/// Returns the vendors' names for an error. To AWS, none says that an object does not exist, because its SDKs take that for a result.
+fn names(status: StatusCode) -> Names {
+    let (kind, google, grpc, aws) = match status {
+        StatusCode::TOO_MANY_REQUESTS => ("rate_limit_error", "RESOURCE_EXHAUSTED", 8, "ThrottlingException"),
+        StatusCode::UNAUTHORIZED => ("authentication_error", "UNAUTHENTICATED", 16, "AccessDeniedException"),
+        StatusCode::FORBIDDEN => ("permission_error", "PERMISSION_DENIED", 7, "AccessDeniedException"),
+        StatusCode::BAD_REQUEST | StatusCode::METHOD_NOT_ALLOWED => {
+            ("invalid_request_error", "INVALID_ARGUMENT", 14, "ValidationException")
+        }
+        StatusCode::NOT_FOUND => ("not_found_error", "UNIMPLEMENTED", 14, "NoRouteException"),
+        StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT => {
+            ("timeout_error", "DEADLINE_EXCEEDED", 14, "RequestTimeoutException")
+        }
+        StatusCode::LOOP_DETECTED => ("api_error", "INTERNAL", 14, "InternalFailureException"),
+        _ => ("api_error", "UNAVAILABLE", 14, "ServiceUnavailableException"),
+    };
+    Names { kind, google, grpc, aws }
+}
+
+impl Verdict<'_> {
+    /// Returns one sentence that says who refused, why, and when to come back: what a developer sees in the exception of an SDK.
+    fn message(&self) -> String {
+        let refused = if self.outcome == Outcome::Refused { "refused this request" } else { "has no answer" };
+        let when =
+            self.quota.as_ref().map_or_else(String::new, |quota| match quota.retry_after.millis_up() {
+                millis @ ..10_000 => format!("; try again in {millis} ms"),
+                millis => format!("; try again in {} s", millis.div_ceil(1000)),
+            });
+        format!("weir, the proxy in front of this API, {refused}: {}{when}", self.detail)
+    }
+}
+
 impl SpentQuota<'_> {
-    /// Writes `Retry-After`, `RateLimit-Policy` and `RateLimit`.
+    /// Writes `Retry-After`, `retry-after-ms`, `RateLimit-Policy` and `RateLimit`.
     fn describe(&self, headers: &mut HeaderMap) {
         let seconds = self.retry_after.0.div_ceil(1_000_000).max(1);
         headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        headers.insert(RETRY_AFTER_MS, HeaderValue::from(self.retry_after.millis_up()));
         let policies = Some(self.policies()).filter(|policies| !policies.is_empty());
         if let Some(Ok(policies)) = policies.map(HeaderValue::try_from) {
             headers.insert(RATELIMIT_POLICY, policies);
@@ -418,6 +376,9 @@ mod tests {
         assert_eq!((verdict.status, verdict.code), (StatusCode::TOO_MANY_REQUESTS, "rate_limited"));
         let mut headers = HeaderMap::new();
         verdict.quota.unwrap().describe(&mut headers);
-        assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["retry-after"]);
+        assert_eq!(
+            headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(),
+            ["retry-after", "retry-after-ms"]
+        );
     }
 }

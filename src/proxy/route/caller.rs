@@ -47,6 +47,11 @@ pub(crate) fn address(trusted: &[IpNet], peer: IpAddr, headers: &HeaderMap) -> I
     client
 }
 
+/// Returns whether the peer is a proxy whose `X-Forwarded-*` is trusted.
+pub(crate) fn is_trusted(server: &Server, peer: IpAddr) -> bool {
+    contain(&server.trusted_proxies, peer)
+}
+
 /// Reads an address as proxies write it; some add a port, with brackets around IPv6.
 fn hop(text: &str) -> Option<IpAddr> {
     let text = text.trim();
@@ -119,6 +124,8 @@ mod tests {
             tls: None,
             allow: allow.map(networks),
             trusted_proxies: networks(trusted_proxies),
+            public_url: None,
+            errors: crate::config::model::Errors::Json,
             max_connections: 1,
             header_timeout: Duration::ZERO,
             idle_timeout: Duration::ZERO,

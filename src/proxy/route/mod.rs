@@ -3,6 +3,7 @@
 //! Pure but for [`table`], which carries the resolved configuration. Takes no permit and opens no connection.
 
 pub(crate) mod caller;
+pub(crate) mod links;
 pub(crate) mod partition;
 pub(crate) mod path;
 pub(crate) mod rewrite;
