@@ -57,19 +57,23 @@ fn adapt(value: &mut Value) {
 /// Adapts alternatives: they get one reference together, instead of one each.
 fn adapt_alternatives(alternatives: &mut Vec<Value>) {
     let mut scalars = false;
-    let mut off = false;
+    let (mut off, mut boolean) = (false, false);
     for alternative in alternatives.iter_mut() {
         match alternative {
             Value::Object(object) if is_scalar(object) => {
                 object.shift_remove("format");
                 scalars = true;
                 off |= allows_off(object);
+                boolean |= object.get("type") == Some(&json!("boolean"));
             }
             other => adapt(other),
         }
     }
     if off {
         alternatives.push(json!({"const": false}));
+    }
+    if boolean {
+        alternatives.push(json!({"const": "off"}));
     }
     if scalars {
         alternatives.push(reference());
