@@ -164,14 +164,15 @@ pub(super) fn heartbeat(value: &Value) -> Option<HeartbeatAnswer> {
         matters_for: Micros(matters_for),
         is_counted: is_counted > 0,
     };
-    let copy = |(replica, number, is_final, shift, written, text): (u64, u64, u64, i64, u64, String)| GrantCopy {
-        replica,
-        number,
-        is_final: is_final > 0,
-        shift,
-        written: Micros(written),
-        text: text.into(),
-    };
+    let copy =
+        |(replica, number, is_final, shift, written, text): (u64, u64, u64, i64, u64, String)| GrantCopy {
+            replica,
+            number,
+            is_final: is_final > 0,
+            shift,
+            written: Micros(written),
+            text: text.into(),
+        };
     Some(HeartbeatAnswer {
         epoch: epoch.into(),
         resets: resets.into_iter().filter_map(reset).collect(),

@@ -191,9 +191,9 @@ pub(super) fn heartbeat(context: &Context<'_>, heartbeat: &Heartbeat) -> Argumen
     let member = |member: &Member| [member.replica, member.matters_for.0, u64::from(member.is_counted)];
     let CopyExchange { follows, known, told } = &heartbeat.copies;
     let numbers = known.iter().flat_map(|(replica, number)| [*replica, *number]).collect();
-    let rows = told.iter().map(|one| {
-        CopyRow(one.replica, one.number, one.is_final, one.shift, one.written.0, &one.text)
-    });
+    let rows = told
+        .iter()
+        .map(|one| CopyRow(one.replica, one.number, one.is_final, one.shift, one.written.0, &one.text));
     let values = HeartbeatRow {
         given_now: context.now.0,
         known_epoch: heartbeat.known_epoch,

@@ -21,9 +21,11 @@ pub(in crate::limiter) const COPY_MAX: usize = 64 * 1024;
 /// The most bytes of copies that are restored with one heartbeat.
 const RESTORED_MAX: usize = 4 * COPY_MAX;
 
-/// How many bytes of its own copy a replica tells in a second, and how many pages it looks through for that.
-const BYTES_A_SECOND: f64 = 40_000.0;
-const PAGES_A_SECOND: f64 = 50_000.0;
+/// How long a replica waits after telling its copy, for each byte of it: 40 KB a second.
+const WAIT_A_BYTE: Micros = Micros(25);
+
+/// How long it waits for each page that it looked through for that: looking costs a tenth of that time.
+const WAIT_A_PAGE: Micros = Micros(20);
 
 /// How long after a loss the copies of those are restored that may still report themselves.
 const MAY_REPORT: Duration = Duration::from_millis(150);
@@ -138,9 +140,7 @@ impl Kept {
         let may_report = self.lost.is_some_and(|lost| lost.elapsed() < MAY_REPORT);
         let mut size = 0;
         let lacking = self.others.values().filter(|(copy, memory)| {
-            *memory < self.memory
-                && self.awaited.contains(&copy.replica)
-                && (copy.is_final || !may_report)
+            *memory < self.memory && self.awaited.contains(&copy.replica) && (copy.is_final || !may_report)
         });
         let fitting = lacking.map(|(copy, _)| copy).take_while(|copy| {
             size += copy.text.len();
@@ -174,9 +174,8 @@ impl Kept {
 
 impl Own {
     /// Returns how long after a copy of so many bytes the next one may come.
-    #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     fn pace(&self, bytes: usize) -> Duration {
-        let seconds = (bytes as f64 / BYTES_A_SECOND).max(self.pages as f64 / PAGES_A_SECOND);
-        Duration::from_secs_f64(seconds)
+        let (bytes, pages) = (bytes as u64 * WAIT_A_BYTE.0, self.pages as u64 * WAIT_A_PAGE.0);
+        Duration::from_micros(bytes.max(pages))
     }
 }

@@ -6,6 +6,8 @@
 //! There is one page per limiter and partition. It is kept while its grants matter to the limits, and is at most as large as
 //! the state in the store.
 
+use std::cmp::Reverse;
+use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -280,7 +282,7 @@ impl Ledger {
         let number = self.changes();
         let mut is_whole = pages.iter().all(|(_, page)| !page.is_pending());
         let mut matter: Vec<_> = pages.iter().filter(|(_, page)| page.expires() > now).collect();
-        matter.sort_by_key(|(key, page)| (std::cmp::Reverse(page.longest()), *key));
+        matter.sort_by_key(|(key, page)| (Reverse(page.longest()), *key));
         let mut text = String::new();
         for (key, page) in matter {
             let line = page.line(key, now);
@@ -341,7 +343,8 @@ impl Page {
         };
         let (longest, mut before) = (self.longest(), Micros::ZERO);
         for Entry { at, permits } in self.granted.entries().iter().filter(|entry| entry.at + longest > now) {
-            line.push_str(&format!(" {}:{permits}", (*at - before).0));
+            // Writing to a text never fails.
+            let _ = write!(line, " {}:{permits}", (*at - before).0);
             before = *at;
         }
         line

@@ -305,7 +305,8 @@ impl Fleet<'_> {
             let shift = self.rng.i64(-2_000_000..2_000_000);
             let first = self.now.saturating_sub(self.rng.u64(..3_000_000));
             let text = format!("\na {first}:{} 20:1\nb {first}:2", self.rng.u64(1..4));
-            arguments = arguments.list(6).int(self.rng.u64(1..6)).int(self.rng.u64(1..9)).flag(self.rng.bool());
+            arguments =
+                arguments.list(6).int(self.rng.u64(1..6)).int(self.rng.u64(1..9)).flag(self.rng.bool());
             arguments = arguments.signed(shift).int(first).text(&text);
         }
         let answer = self.call("heartbeat", &[EPOCH, EARLIER, LIVE, MOVED].map(str::to_owned), arguments);
