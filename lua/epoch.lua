@@ -30,10 +30,10 @@ do
     end
     if run == "?" then run = string.match(redis.call("INFO", "server"), "run_id:(%x+)") or "" end
     local row, epoch = Store.read(key, text, 11), nil
-    if not row then return Epoch.begin(nil, now, known_epoch, run, settle, true) end
+    if not row then return Epoch.begin(nil, key, now, known_epoch, run, settle, true) end
     epoch = {
       id = row[1], run = row[2] == "" and run or row[2], begun = row[3], kept_until = row[4], resets = row[5], pauses = row[6],
-      memory = row[7], silent_from = row[8], version = row[9], members = row[10], opened = row[11],
+      memory = row[7], silent_from = row[8], version = row[9], members = row[10], opened = row[11], key = key,
     }
     -- An epoch older than the known one comes from an old copy; a clock before its beginning was set back.
     local is_whole = epoch.id >= known_epoch and now >= epoch.begun and (run == "" or run == epoch.run)
@@ -51,7 +51,7 @@ do
       -- A replica that is alone knows by itself what it has granted.
       if not caller or not has_others or now - max(heard, epoch.opens) <= settle then return epoch end
     end
-    return Epoch.begin(epoch, now, known_epoch, run, settle, not is_whole)
+    return Epoch.begin(epoch, key, now, known_epoch, run, settle, not is_whole)
   end
 
   -- Makes the key of an epoch outlive a state that expires at an instant. Writes it now and then, or each time if `always`.
@@ -81,11 +81,11 @@ do
   local function rare()
     -- Returns the epoch after `before`, which may be nil. Members who were not heard right before a silence had been cut off from the
     -- others: their share is theirs already.
-    local function begin(before, now, known, run, settle, is_lost)
+    local function begin(before, key, now, known, run, settle, is_lost)
       local id = max(now, known + 1, before and before.id + 1 or 0)
       local epoch = {
         id = id, run = run, begun = now, opened = 0, opens = now + settle, kept_until = 0, resets = {}, pauses = {}, memory = id,
-        silent_from = now, version = before and before.version or 0, members = before and before.members or {},
+        silent_from = now, version = before and before.version or 0, members = before and before.members or {}, key = key,
       }
       if not before then return epoch end
       local resets, pauses, members, heard = before.resets, before.pauses, before.members, 0
@@ -107,7 +107,7 @@ do
       local till = redis.call("ZSCORE", live_key, key)
       if till then redis.call("ZREM", live_key, key) end
       if not till or tonumber(till) <= now then return epoch end
-      return begin(epoch, now, epoch.id, epoch.run, settle, true)
+      return begin(epoch, epoch.key, now, epoch.id, epoch.run, settle, true)
     end
 
     -- Notes until when a state is there. The heartbeat forgets it later.

@@ -8,7 +8,7 @@ local Open
 do
   -- Brings a state to `now` under the caller's rules, through the last reset and the last pause by hand that `epoch` tells of `key`.
   local function state(state, key, epoch, now, text, lease, replica)
-    if state.epoch ~= epoch.id then recover(state, epoch, now) end
+    if state.epoch ~= epoch.id then Recovery.recover(state, epoch, now) end
     if Earlier.id then Earlier.adopt(state, key, now) end
     if state.rescheduled_until <= now then state.rescheduled = {} end
     local declared = state.declared
@@ -28,7 +28,7 @@ do
     elseif union ~= state.union and not State.is_pending(state) then
       Reschedule.start(state, now, now + lease, lease, union)
     end
-    if #state.doubts > 0 and now >= epoch.opens and not State.is_pending(state) and resolve(state, epoch, now) then
+    if #state.doubts > 0 and now >= epoch.opens and not State.is_pending(state) and Recovery.resolve(state, key, epoch, now) then
       Open.move_up(state, now, lease)
     end
     if #epoch.resets > 0 then Open.follow_reset(state, key, epoch, now, lease) end

@@ -2,81 +2,167 @@
 --
 -- A state has `doubts`: { whether memory was lost (1) or the server was away (0), the instant of the charge or 0, its permits, ... }.
 -- When the epoch is open, a doubt is either resolved, because all members have reported, or charged: with all that they can have been
--- granted and not reported, at the opening. No earlier use of theirs is seen for longer. A late report resolves it still.
+-- granted and not reported, at the opening. No earlier use of theirs is seen for longer. A late report resolves it still. What others
+-- keep copies of (copies.lua) is charged where it was granted, so that only the rest is charged at the opening.
 
--- The permits that silent members are taken to have granted without the server, from when they last heard it to the opening: at the pace
--- of the limit, and this time's worth of it at once. A member that has used up the share of a long window at once, and has died before it
--- could report that, is not reckoned with: else the crash of a replica would close a limit a day for a day.
-local function granted_away(state, epoch)
-  local AT_ONCE = 5000000
-  local most, away = 0, epoch.opens - epoch.silent_from + AT_ONCE
-  for _, rule in ipairs(state.rules) do
-    most = max(most, min(rule.capacity, ceil(rule.rate * away / rule.window) + #epoch.members / Epoch.SIZE))
-  end
-  return most
-end
-
--- Returns the most permits that any rule would grant at an instant. To charge more would close a limit for longer than if it was used up.
-local function grantable(state, at)
-  local most = 0
-  for index, rule in ipairs(state.rules) do
-    most = max(most, rule.algorithm.available(rule, state.timeline, at, state.checkpoints[index], 0))
-  end
-  return most
-end
-
--- Drops the doubts that are resolved, and charges the others. The epoch is open, and the rules are in force. Returns whether a charge
--- was taken back.
-local function resolve(state, epoch, now)
-  local doubts, kept, is_lighter = state.doubts, {}, false
-  for index = 1, #doubts, 3 do
-    local is_lost, at, permits = doubts[index], doubts[index + 1], doubts[index + 2]
-    local is_known
-    if is_lost == 1 then is_known = Epoch.knows_all(epoch, now) else is_known = Epoch.knows_local(epoch) end
-    if is_known then
-      if at > 0 then
-        Timeline.uncharge(state.timeline, state.rules, at, permits)
-        is_lighter = true
-      end
-    elseif at == 0 then
-      at, permits = epoch.opens, granted_away(state, epoch)
-      if is_lost == 1 then
-        for _, rule in ipairs(state.rules) do permits = max(permits, rule.capacity) end
-      end
-      permits = min(permits, grantable(state, at))
-      Search.charge_at(state, at, permits)
+local Recovery = setmetatable({ rare = function()
+  -- The permits that silent members are taken to have granted without the server, from when they last heard it to the opening: at the pace
+  -- of the limit, and this time's worth of it at once. A member that has used up the share of a long window at once, and has died before it
+  -- could report that, is not reckoned with: else the crash of a replica would close a limit a day for a day.
+  local function granted_away(state, epoch)
+    local AT_ONCE = 5000000
+    local most, away = 0, epoch.opens - epoch.silent_from + AT_ONCE
+    for _, rule in ipairs(state.rules) do
+      most = max(most, min(rule.capacity, ceil(rule.rate * away / rule.window) + #epoch.members / Epoch.SIZE))
     end
-    local longest = Rule.longest_window(state.rules)
-    if not is_known and now < at + longest then
-      kept[#kept + 1], kept[#kept + 2], kept[#kept + 3] = is_lost, at, permits
+    return most
+  end
+
+  -- Returns the most permits that any rule would grant at an instant. To charge more would close a limit for longer than if it was used up.
+  local function grantable(state, at)
+    local most = 0
+    for index, rule in ipairs(state.rules) do
+      most = max(most, rule.algorithm.available(rule, state.timeline, at, state.checkpoints[index], 0))
+    end
+    return most
+  end
+
+  -- Takes a booking into the checkpoints that hold its instant.
+  local function take_late(state, epoch, at, permits)
+    for place, checkpoint in pairs(state.checkpoints) do
+      local rule = state.rules[place]
+      -- What has flowed out by the opening at the latest, before which nothing is booked, does not matter.
+      local is_seen = at > epoch.opens - Rule.span_exact(rule, rule.capacity)
+      if is_seen then state.checkpoints[place] = rule.algorithm.take_late(rule, checkpoint, at, permits) end
     end
   end
-  state.doubts = kept
-  return is_lighter
-end
 
--- Brings a state of an earlier epoch into this one. Slots ahead are void: their holders have lost them.
-local function recover(state, epoch, now)
-  local doubts = state.doubts
-  local function doubt(is_lost)
-    -- The most doubts that can still be resolved; what was charged for the others stays charged.
-    local DOUBTS_MAX = 8
-    if #doubts >= 3 * DOUBTS_MAX then doubts = { unpack(doubts, 4) } end
-    local size = #doubts
-    doubts[size + 1], doubts[size + 2], doubts[size + 3] = is_lost, 0, 0
+  -- Charges bookings, ascending instants and permits by turns: two ascending rows become one. An instant is the latest one that it may
+  -- have been: no later window is begun with less than was used in it.
+  local function charge_late(state, epoch, bookings)
+    local timeline, in_force, is_one = state.timeline, state.rules, Rule.is_one
+    local known_entries, known_permits, known_size, cell = timeline.at, timeline.permits, timeline.size, in_force.cell
+    local entries, permits, size, known = {}, {}, 0, 1
+    local function put(at, count)
+      if size > 0 and is_one(in_force, cell, entries[size], at) then
+        entries[size], permits[size] = at, permits[size] + count
+      else
+        size = size + 1
+        entries[size], permits[size] = at, count
+      end
+    end
+    local function put_known(till)
+      while known <= known_size and known_entries[known] <= till do
+        put(known_entries[known], known_permits[known])
+        known = known + 1
+      end
+    end
+    for index = 1, #bookings, 2 do
+      local at, count = bookings[index], bookings[index + 1]
+      put_known(at)
+      -- Bookings from before a reset do not count any more.
+      if at > state.reset_at and count > 0 then
+        put(at, count)
+        take_late(state, epoch, at, count)
+      end
+    end
+    put_known(math.huge)
+    timeline.at, timeline.permits, timeline.size = entries, permits, size
   end
-  if state.epoch < epoch.memory then
-    state.timeline, state.written_back = Timeline.load({ {}, {} }), {}
-    -- A new state has no rules yet: `known_from` is for those that are put in force.
-    state.checkpoints, state.known_from, doubts = State.new_checkpoints(state.rules, epoch.opens), epoch.opens, {}
-    doubt(1)
-  else
-    Timeline.split_off(state.timeline, epoch.opens + 1)
+
+  -- Returns the place of a number among those of write-backs; nil if there is none. The charge of a copy is noted under the number of its
+  -- replica, below zero.
+  local function place_of(state, number)
+    local written = state.written_back
+    for index = 1, #written, 3 do
+      if written[index] == number then return index end
+    end
   end
-  if epoch.id ~= epoch.memory then doubt(0) end
-  state.doubts = doubts
-  state.generation, state.epoch = max(epoch.id, state.generation + 1), epoch.id
-  state.lives_until, state.reset_at = 0, min(state.reset_at, now)
-  if state.pause ~= Pause.NONE then Pause.rebase(state, now) end
-  state.void_from, state.previous_generation, state.rescheduled, state.rescheduled_until = 0, 0, {}, 0
-end
+
+  -- Charges what the others' copies show of members that have ended, or have not reported. Each copy is charged once; a replica that has
+  -- reported itself has told all.
+  local function charge_copies(state, key, epoch, now)
+    local members, written = epoch.members, state.written_back
+    for index = 1, #members, Epoch.SIZE do
+      local replica = members[index]
+      local may_matter = members[index + 2] > now and (members[index + 1] == 0 or members[index + 3] < epoch.memory)
+      local own = place_of(state, replica)
+      local has_reported = own and written[own + 1] >= epoch.memory
+      if may_matter and not has_reported and not place_of(state, -replica) then
+        local bookings = Copies.bookings(epoch, replica, key)
+        if bookings then
+          charge_late(state, epoch, bookings)
+          local size = #written
+          written[size + 1], written[size + 2], written[size + 3] = -replica, epoch.memory, 0
+        end
+      end
+    end
+  end
+
+  -- Returns what is charged already of a replica's own report, permits by instants: the copy that was charged.
+  local function charged_before(state, key, epoch, replica)
+    local bookings, charged = place_of(state, -replica) and Copies.bookings(epoch, replica, key) or {}, {}
+    for index = 1, #bookings, 2 do charged[bookings[index]] = bookings[index + 1] end
+    return charged
+  end
+
+  -- Drops the doubts that are resolved, and charges the others. The epoch is open, and the rules are in force. Returns whether a charge
+  -- was taken back.
+  local function resolve(state, key, epoch, now)
+    local doubts, kept, is_lighter = state.doubts, {}, false
+    for index = 1, #doubts, 3 do
+      local is_lost, at, permits = doubts[index], doubts[index + 1], doubts[index + 2]
+      local is_known
+      if is_lost == 1 then is_known = Epoch.knows_all(epoch, now) else is_known = Epoch.knows_local(epoch) end
+      -- A doubt that is charged covers what a late copy shows.
+      if is_lost == 1 and (is_known or at == 0) then charge_copies(state, key, epoch, now) end
+      if is_known then
+        if at > 0 then
+          Timeline.uncharge(state.timeline, state.rules, at, permits)
+          is_lighter = true
+        end
+      elseif at == 0 then
+        at, permits = epoch.opens, granted_away(state, epoch)
+        if is_lost == 1 then
+          for _, rule in ipairs(state.rules) do permits = max(permits, rule.capacity) end
+        end
+        permits = min(permits, grantable(state, at))
+        Search.charge_at(state, at, permits)
+      end
+      local longest = Rule.longest_window(state.rules)
+      if not is_known and now < at + longest then
+        kept[#kept + 1], kept[#kept + 2], kept[#kept + 3] = is_lost, at, permits
+      end
+    end
+    state.doubts = kept
+    return is_lighter
+  end
+
+  -- Brings a state of an earlier epoch into this one. Slots ahead are void: their holders have lost them.
+  local function recover(state, epoch, now)
+    local doubts = state.doubts
+    local function doubt(is_lost)
+      -- The most doubts that can still be resolved; what was charged for the others stays charged.
+      local DOUBTS_MAX = 8
+      if #doubts >= 3 * DOUBTS_MAX then doubts = { unpack(doubts, 4) } end
+      local size = #doubts
+      doubts[size + 1], doubts[size + 2], doubts[size + 3] = is_lost, 0, 0
+    end
+    if state.epoch < epoch.memory then
+      state.timeline, state.written_back = Timeline.load({ {}, {} }), {}
+      -- A new state has no rules yet: `known_from` is for those that are put in force.
+      state.checkpoints, state.known_from, doubts = State.new_checkpoints(state.rules, epoch.opens), epoch.opens, {}
+      doubt(1)
+    else
+      Timeline.split_off(state.timeline, epoch.opens + 1)
+    end
+    if epoch.id ~= epoch.memory then doubt(0) end
+    state.doubts = doubts
+    state.generation, state.epoch = max(epoch.id, state.generation + 1), epoch.id
+    state.lives_until, state.reset_at = 0, min(state.reset_at, now)
+    if state.pause ~= Pause.NONE then Pause.rebase(state, now) end
+    state.void_from, state.previous_generation, state.rescheduled, state.rescheduled_until = 0, 0, {}, 0
+  end
+
+  return { resolve = resolve, recover = recover, charge_late = charge_late, charged_before = charged_before }
+end }, Lazy)

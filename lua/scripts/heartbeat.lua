@@ -18,6 +18,8 @@
 --   leaves       whether it ends
 --   followed     the instant until which the caller has followed what moved in its known epoch; 0: none
 --   known        the other members as it knows them: replica, for how long its permits may matter, whether it is counted, by turns
+--   copies       { whether it follows what others were granted, { replica, number of the copy that it has, by turns }, { { replica,
+--                number, whether it is final, shift, written, text } of its own and of copies to be restored: copies.lua } }
 -- Returns  one MessagePack array:
 --          { { now, epoch, when it opens or 0, last reset or 0, memory }, { { key, instant } of each reset, ascending },
 --            { version, whether all counted members know it }, { { replica, for how long its permits may matter, whether it is counted },
@@ -27,8 +29,8 @@
 -- Atomic:  a single server, or keys of one hash tag
 
 local epoch_key, earlier_key, live_key, moved_key = unpack(KEYS)
-local given_now, known_epoch, run, settle, counts_for, replica, heard, matters_for, memory, reported, version, leaves, followed, known =
-  cmsgpack.unpack(ARGV[1])
+local given_now, known_epoch, run, settle, counts_for, replica, heard, matters_for, memory, reported, version, leaves, followed, known,
+  copies = cmsgpack.unpack(ARGV[1])
 local now = Store.now(given_now)
 
 local stored = redis.call("MGET", epoch_key, earlier_key)
@@ -73,6 +75,38 @@ if replica > 0 then
   if leaves then members[place_of(replica) + 2] = now + matters_for end
 end
 
+-- ---- copies of what members were granted ----
+
+local follows, has, given = unpack(copies)
+for _, row in ipairs(given) do
+  local id, place = row[1], place_of(row[1])
+  local copy = { number = row[2], is_final = row[3], shift = row[4], written = row[5], text = row[6] }
+  if id == replica and memory == epoch.memory then
+    Copies.tell(epoch, id, copy, matters_for)
+  elseif id ~= replica and place and known_epoch == epoch.id then
+    Copies.restore(epoch, place, copy, now)
+  end
+end
+
+-- The members that have still to report, and the copies that the caller does not have.
+local awaited, later, size = {}, {}, 0
+if replica > 0 then
+  -- What did not fit comes with the next heartbeat.
+  local SIZE_MAX = 65536
+  local numbers = {}
+  for index = 1, #has, 2 do numbers[has[index]] = has[index + 1] end
+  for index = 1, #members, SIZE do
+    local id = members[index]
+    local matters = id ~= replica and members[index + 2] > now
+    if matters and members[index + 3] < epoch.memory then awaited[#awaited + 1] = id end
+    local copy = follows and matters and size < SIZE_MAX and Copies.read(epoch, id)
+    if copy and copy.number > (numbers[id] or 0) then
+      size = size + #copy.text
+      later[#later + 1] = { id, copy.number, copy.is_final and 1 or 0, copy.shift, copy.written, copy.text }
+    end
+  end
+end
+
 -- Who is counted, and who does not matter any more.
 local kept, has_changed = {}, false
 for index = 1, #members, SIZE do
@@ -115,5 +149,5 @@ end
 local is_settled = now >= epoch.opens and Epoch.knows_all(epoch, now) and Epoch.knows_local(epoch)
 return cmsgpack.pack({
   Epoch.answer(epoch, now), resets, { epoch.version, is_known and 1 or 0 }, rows, { is_complete and 1 or 0, is_settled and 1 or 0 }, moved,
-  Earlier.id or 0,
+  Earlier.id or 0, awaited, later,
 })

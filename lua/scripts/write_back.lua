@@ -51,54 +51,17 @@ local function is_new()
   return true
 end
 
--- Takes a booking into the checkpoints that hold its instant.
-local function take_late(at, permits)
-  for place, checkpoint in pairs(state.checkpoints) do
-    local rule = state.rules[place]
-    -- What has flowed out by the opening at the latest, before which nothing is booked, does not matter.
-    local is_seen = at > epoch.opens - Rule.span_exact(rule, rule.capacity)
-    if is_seen then state.checkpoints[place] = rule.algorithm.take_late(rule, checkpoint, at, permits) end
-  end
-end
-
--- Charges the bookings: two ascending rows become one. An instant is the latest one that it may have been: no later window
--- is begun with less than was used in it.
-local function charge()
-  local timeline, in_force, is_one = state.timeline, state.rules, Rule.is_one
-  local known_entries, known_permits, known_size, cell = timeline.at, timeline.permits, timeline.size, in_force.cell
-  local entries, permits, size, known = {}, {}, 0, 1
-  local function put(at, count)
-    if size > 0 and is_one(in_force, cell, entries[size], at) then
-      entries[size], permits[size] = at, permits[size] + count
-    else
-      size = size + 1
-      entries[size], permits[size] = at, count
-    end
-  end
-  local function put_known(till)
-    while known <= known_size and known_entries[known] <= till do
-      put(known_entries[known], known_permits[known])
-      known = known + 1
-    end
-  end
-  for index = 1, #bookings, 2 do
-    local at, count = sent - bookings[index], bookings[index + 1]
-    put_known(at)
-    -- Bookings from before a reset do not count any more.
-    if at > state.reset_at then
-      put(at, count)
-      take_late(at, count)
-    end
-  end
-  put_known(math.huge)
-  timeline.at, timeline.permits, timeline.size = entries, permits, size
-end
-
 if is_new() then
   -- A call to a server that stood still is carried out late. One that seems older than this, or from the future, is of another clock.
   local LATE_MAX, AHEAD_MAX = 60000000, 1000000
   if sent > now + AHEAD_MAX or now - sent > LATE_MAX then sent = now end
-  charge()
+  local charged = was_away and {} or Recovery.charged_before(state, state_key, epoch, replica)
+  local late = {}
+  for index = 1, #bookings, 2 do
+    local at = sent - bookings[index]
+    late[index], late[index + 1] = at, bookings[index + 1] - (charged[at] or 0)
+  end
+  Recovery.charge_late(state, epoch, late)
 end
 
 local expires = max(State.expires(state), epoch.opens + Rule.longest_window(state.rules))

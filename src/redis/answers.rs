@@ -10,6 +10,7 @@ use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::call::{Answer, Call, Freed, Generation, Outcome, RetryDelay, Violated};
 use crate::limiter::model::epoch::{Epoch, Reset};
+use crate::limiter::model::grant_copy::GrantCopy;
 use crate::limiter::model::heartbeat::{HeartbeatAnswer, Member, Reports};
 use crate::limiter::model::pause::{Cause, Lasting, Reason};
 use crate::limiter::model::upstream_report::ReportResult;
@@ -128,11 +129,32 @@ pub(super) fn cause_of(status: u64, named: u64, replica: u64) -> Option<Cause> {
     (replica > 0).then_some(Cause { reason, replica })
 }
 
+#[derive(Deserialize)]
+struct HeartbeatRow {
+    epoch: EpochRow,
+    resets: Vec<(String, u64)>,
+    members: (u64, u64),
+    rows: Vec<(u64, u64, u64)>,
+    told: (u64, u64),
+    moved: Vec<String>,
+    earlier_epoch: u64,
+    awaited: Vec<u64>,
+    copies: Vec<(u64, u64, u64, i64, u64, String)>,
+}
+
 /// Returns the answer of `heartbeat.lua`. A key of another layout is another version's, and left out.
 pub(super) fn heartbeat(value: &Value) -> Option<HeartbeatAnswer> {
-    type Row = (EpochRow, Vec<(String, u64)>, (u64, u64), Vec<(u64, u64, u64)>, (u64, u64), Vec<String>, u64);
-    let (epoch, resets, (version, is_known_to_all), members, (is_complete, is_settled), moved, earlier_epoch): Row =
-        unpack(value)?;
+    let HeartbeatRow {
+        epoch,
+        resets,
+        members: (version, is_known_to_all),
+        rows,
+        told: (is_complete, is_settled),
+        moved,
+        earlier_epoch,
+        awaited,
+        copies,
+    } = unpack(value)?;
     let reset = |(key, at): (String, u64)| {
         let (name, partition) = keys::limiter_of(&key)?;
         Some(Reset { name, partition, at: Micros(at) })
@@ -142,15 +164,26 @@ pub(super) fn heartbeat(value: &Value) -> Option<HeartbeatAnswer> {
         matters_for: Micros(matters_for),
         is_counted: is_counted > 0,
     };
+    let copy =
+        |(replica, number, is_final, shift, written, text): (u64, u64, u64, i64, u64, String)| GrantCopy {
+            replica,
+            number,
+            is_final: is_final > 0,
+            shift,
+            written: Micros(written),
+            text: text.into(),
+        };
     Some(HeartbeatAnswer {
         epoch: epoch.into(),
         resets: resets.into_iter().filter_map(reset).collect(),
         version,
         is_known_to_all: is_known_to_all > 0,
-        members: members.into_iter().map(member).collect(),
+        members: rows.into_iter().map(member).collect(),
         reports: if is_settled > 0 { Reports::Complete } else { Reports::Awaited },
         moved: (is_complete > 0).then(|| moved.iter().filter_map(|key| keys::limiter_of(key)).collect()),
         earlier_epoch,
+        awaited,
+        copies: copies.into_iter().map(copy).collect(),
     })
 }
 

@@ -9,6 +9,7 @@ use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::reschedule::RESCHEDULE_MAX;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::call::{Call, Holding, Run};
+use crate::limiter::model::grant_copy::CopyExchange;
 use crate::limiter::model::heartbeat::{Heartbeat, Member};
 use crate::limiter::model::pause::{PAUSE_MAX, PauseByHand, PauseRequest};
 use crate::limiter::model::upstream_report::{Remaining, UpstreamReport};
@@ -179,11 +180,20 @@ struct HeartbeatRow<'a> {
     leaves: bool,
     followed: u64,
     members: Vec<u64>,
+    copies: (bool, Vec<u64>, Vec<CopyRow<'a>>),
 }
+
+#[derive(Serialize)]
+struct CopyRow<'a>(u64, u64, bool, i64, u64, &'a str);
 
 /// Returns the arguments of `heartbeat.lua`.
 pub(super) fn heartbeat(context: &Context<'_>, heartbeat: &Heartbeat) -> Arguments {
     let member = |member: &Member| [member.replica, member.matters_for.0, u64::from(member.is_counted)];
+    let CopyExchange { follows, known, told } = &heartbeat.copies;
+    let numbers = known.iter().flat_map(|(replica, number)| [*replica, *number]).collect();
+    let rows = told
+        .iter()
+        .map(|one| CopyRow(one.replica, one.number, one.is_final, one.shift, one.written.0, &one.text));
     let values = HeartbeatRow {
         given_now: context.now.0,
         known_epoch: heartbeat.known_epoch,
@@ -199,6 +209,7 @@ pub(super) fn heartbeat(context: &Context<'_>, heartbeat: &Heartbeat) -> Argumen
         leaves: heartbeat.leaves,
         followed: heartbeat.followed.0,
         members: heartbeat.members.iter().flat_map(member).collect(),
+        copies: (*follows, numbers, rows.collect()),
     };
     Arguments::new(
         [context.epoch, context.earlier_epoch, context.live, context.moved].map(str::to_owned),

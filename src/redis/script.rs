@@ -23,7 +23,8 @@ const ALGORITHMS: &[&str] = &[
 ];
 
 /// Keys, and the epoch that every state belongs to.
-const KEYS: &[&str] = &[lua!("prelude"), lua!("store"), lua!("epoch"), lua!("earlier_layout")];
+const KEYS: &[&str] =
+    &[lua!("prelude"), lua!("store"), lua!("epoch"), lua!("copies"), lua!("earlier_layout")];
 
 /// The arithmetic of a stored state.
 const STATE: &[&[&str]] = &[

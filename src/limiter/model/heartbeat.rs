@@ -2,6 +2,7 @@
 
 use crate::clock::Micros;
 use crate::limiter::model::epoch::{Epoch, Reset};
+use crate::limiter::model::grant_copy::{CopyExchange, GrantCopy};
 use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::partition::Partition;
 
@@ -46,6 +47,8 @@ pub struct Heartbeat {
     pub followed: Micros,
     /// The other members that it knows.
     pub members: Vec<Member>,
+    /// Copies of what members were granted.
+    pub copies: CopyExchange,
 }
 
 /// The answer to a [`Heartbeat`].
@@ -68,6 +71,10 @@ pub struct HeartbeatAnswer {
     pub moved: Option<Vec<Moved>>,
     /// The epoch of the layout before, which lives while replicas of it may run; zero: none.
     pub earlier_epoch: u64,
+    /// The other members that have not reported what they were granted to the store's present memory.
+    pub awaited: Vec<u64>,
+    /// Later copies of what members were granted than the caller has.
+    pub copies: Vec<GrantCopy>,
 }
 
 /// What members have still to report to a store.

@@ -8,6 +8,7 @@ pub mod call;
 pub mod clock_step;
 pub mod epoch;
 pub mod generations;
+pub mod grant_copy;
 pub mod heartbeat;
 pub mod limit;
 pub mod partition;
@@ -22,6 +23,7 @@ pub use call::{Answer, Call, Freed, Generation, Holding, Outcome, RetryDelay, Ru
 pub use clock_step::{Step, stepped};
 pub use epoch::{Epoch, Reset};
 pub use generations::Generations;
+pub use grant_copy::{CopyExchange, GrantCopy};
 pub use heartbeat::{Heartbeat, HeartbeatAnswer, Member, Moved, Reported, Reports};
 pub use limit::{
     Algorithm, Limit, Limiter, LimiterName, Mode, OnStoreFailure, Partitioned, PausePolicy, Permits,

@@ -16,7 +16,8 @@ use tokio::time::{Duration, sleep, timeout};
 use tracing::debug;
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Heartbeat, HeartbeatAnswer, Moved, Reported};
+use crate::limiter::model::{CopyExchange, Heartbeat, HeartbeatAnswer, Moved, Reported};
+use crate::limiter::recovery::copies::Telling;
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::link::{Link, SessionEvent};
 use crate::limiter::recovery::session::StoreSession;
@@ -116,6 +117,7 @@ pub(in crate::limiter) async fn beat(
         if session.answered(sent, answer.epoch) {
             tell(News::Lost);
         }
+        session.copies.learn(fallback.replica, &heartbeat.copies, heartbeat.known_epoch, &answer);
         tell_moves(session, fallback, sent, &answer, tell);
         session.follow_resets(&answer.resets, fallback);
         session.earlier_layout.follow(&*session.store, answer.earlier_epoch).await?;
@@ -145,7 +147,22 @@ fn next_heartbeat(session: &StoreSession, fallback: &Fallback) -> Option<Heartbe
         // It was granted nothing by the store, but something without it.
         heartbeat.reported = Reported { memory: 1, epoch: 1 };
     }
+    let is_heard = has_reported(session, &heartbeat) && !session.peers.is_alone();
+    let telling = if is_heard { Telling::Changes } else { Telling::Nothing };
+    heartbeat.copies = exchange(session, fallback, telling);
     Some(heartbeat)
+}
+
+/// Returns what a heartbeat says of copies.
+fn exchange(session: &StoreSession, fallback: &Fallback, telling: Telling) -> CopyExchange {
+    let said = session.copies.exchange(fallback.replica, &session.ledger, session.now(), telling);
+    CopyExchange { follows: session.peers.follows(), ..said }
+}
+
+/// Returns whether this replica has reported to the store's present memory all that it was granted.
+fn has_reported(session: &StoreSession, heartbeat: &Heartbeat) -> bool {
+    let current = Reported { memory: session.memory(), epoch: session.epoch() };
+    current.epoch != 0 && heartbeat.reported == current && !session.ledger.has_unreported()
 }
 
 /// Tells queues which bookings were moved, as the answer to a heartbeat names them.
@@ -174,7 +191,10 @@ fn tell_moves(
 pub(in crate::limiter) async fn leave(session: &StoreSession, fallback: &Fallback) {
     let matters_for = session.ledger.expires().unwrap_or_default() - session.now();
     let farewell = session.peers.farewell(fallback.replica, session.epoch_least(), matters_for);
-    if let Some(farewell) = farewell.filter(|_| session.store.may_fail()) {
+    if let Some(mut farewell) = farewell.filter(|_| session.store.may_fail()) {
+        let is_all = has_reported(session, &farewell) && session.ledger.is_complete(session.now());
+        let telling = if is_all { Telling::Last } else { Telling::Nothing };
+        farewell.copies = exchange(session, fallback, telling);
         // After a failure its membership ends by itself.
         let _ = timeout(FAREWELL_MAX, session.store.heartbeat(&farewell)).await;
     }

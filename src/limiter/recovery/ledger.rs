@@ -6,6 +6,8 @@
 //! There is one page per limiter and partition. It is kept while its grants matter to the limits, and is at most as large as
 //! the state in the store.
 
+use std::cmp::Reverse;
+use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -33,6 +35,8 @@ pub(in crate::limiter) struct Ledger {
     has_unreported: AtomicBool,
     /// The store's memory to which the pages' grants belong.
     memory: AtomicU64,
+    /// Grows when what the store knows of the grants changes.
+    changes: AtomicU64,
     /// Until when grants matter that found no page, by the store's clock, in microseconds.
     incomplete_until: AtomicU64,
 }
@@ -48,6 +52,17 @@ struct Page {
     /// The grants that the store has forgotten, by its clock.
     forgotten: Timeline,
     offline: OfflineRecord,
+}
+
+/// What the ledger holds, as text for other replicas.
+pub(in crate::limiter) struct LedgerCopy {
+    pub(in crate::limiter) text: String,
+    /// The number of changes that it holds.
+    pub(in crate::limiter) number: u64,
+    /// True if all that this replica was granted is in it.
+    pub(in crate::limiter) is_whole: bool,
+    /// The pages that were looked through.
+    pub(in crate::limiter) pages: usize,
 }
 
 /// Grants under one limiter or partition that the store does not know.
@@ -72,6 +87,7 @@ impl Ledger {
         }
         let charged: Vec<(Micros, u64)> = granted(call, answer).collect();
         let mut pages = self.lock();
+        self.changed();
         pages.sweep(answer.now, Page::expires);
         for limiter_ref in limiter_refs {
             let key = key(limiter_ref);
@@ -187,6 +203,7 @@ impl Ledger {
     ) {
         let (mut pages, key) = (self.lock(), key(limiter_ref));
         let Some(mut page) = pages.remove(&key) else { return };
+        self.changed();
         let entries = match part {
             // Meanwhile the store may have lost its memory again.
             Unreported::Forgotten { memory, .. } if *memory != self.memory.load(Ordering::Acquire) => {
@@ -209,6 +226,7 @@ impl Ledger {
     pub(in crate::limiter) fn forget(&self, memory: u64, latest: Micros) {
         let mut pages = self.lock();
         self.memory.store(memory, Ordering::Release);
+        self.changed();
         let mut has_any = false;
         for (_, page) in pages.iter_mut() {
             page.granted.split_off(latest + Micros::ONE);
@@ -225,7 +243,9 @@ impl Ledger {
 
     /// Moves all grants with a step of the store's clock.
     pub(in crate::limiter) fn step(&self, step: Step) {
-        self.lock().iter_mut().for_each(|(_, page)| {
+        let mut pages = self.lock();
+        self.changed();
+        pages.iter_mut().for_each(|(_, page)| {
             page.granted.step(step);
             page.forgotten.step(step);
         });
@@ -235,12 +255,45 @@ impl Ledger {
     /// this process's clock.
     pub(in crate::limiter) fn reset(&self, Reset { name, partition, at }: &Reset, local_at: Micros) {
         let mut pages = self.lock();
+        self.changed();
         let is_meant = |key: &Key| key.0 == *name && partition.is_none_or(|one| key.1 == Some(one));
         for (_, page) in pages.iter_mut().filter(|(key, _)| is_meant(key)) {
             page.granted = page.granted.split_off(*at + Micros::ONE).into();
             page.forgotten = page.forgotten.split_off(*at + Micros::ONE).into();
             page.offline.reset(local_at);
         }
+    }
+
+    /// Notes a change. The pages are locked, so that a copy has all changes that it counts.
+    fn changed(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Returns the number of changes; never zero.
+    pub(in crate::limiter) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire) + 1
+    }
+
+    /// Returns the grants that the store knows and that matter at `now`, in lines as [`GrantCopy`] has them: those of the longest
+    /// windows first, as many pages as fit.
+    ///
+    /// [`GrantCopy`]: crate::limiter::model::GrantCopy
+    pub(in crate::limiter) fn copy(&self, now: Micros, size_max: usize) -> LedgerCopy {
+        let pages = self.lock();
+        let number = self.changes();
+        let mut is_whole = pages.iter().all(|(_, page)| !page.is_pending());
+        let mut matter: Vec<_> = pages.iter().filter(|(_, page)| page.expires() > now).collect();
+        matter.sort_by_key(|(key, page)| (Reverse(page.longest()), *key));
+        let mut text = String::new();
+        for (key, page) in matter {
+            let line = page.line(key, now);
+            if text.len() + line.len() > size_max {
+                is_whole = false;
+                break;
+            }
+            text.push_str(&line);
+        }
+        LedgerCopy { text, number, is_whole, pages: pages.len() }
     }
 
     /// Removes the pages that no longer matter.
@@ -278,8 +331,28 @@ impl Page {
         !self.forgotten.entries().is_empty() || self.offline.is_pending()
     }
 
+    /// Returns for how long a grant matters.
+    fn longest(&self) -> Micros {
+        self.windows.iter().map(|rule| rule.window).max().unwrap_or_default()
+    }
+
+    /// Returns the grants that the store knows as a line of a copy.
+    fn line(&self, (name, partition): &Key, now: Micros) -> String {
+        let mut line = match partition {
+            Some(partition) => format!("\n{name}:{partition}"),
+            None => format!("\n{name}"),
+        };
+        let (longest, mut before) = (self.longest(), Micros::ZERO);
+        for Entry { at, permits } in self.granted.entries().iter().filter(|entry| entry.at + longest > now) {
+            // Writing to a text never fails.
+            let _ = write!(line, " {}:{permits}", (*at - before).0);
+            before = *at;
+        }
+        line
+    }
+
     fn expires(&self) -> Micros {
-        let longest = self.windows.iter().map(|rule| rule.window).max().unwrap_or_default();
+        let longest = self.longest();
         let last = self.granted.last().max(self.forgotten.last());
         let granted = last.map_or(Micros::ZERO, |last| last + longest);
         granted.max(self.offline.expires(longest))

@@ -3,6 +3,7 @@
 //! - [`link`]: one part of a store as this replica knows it: clock, epoch, whether it answers; a pure core.
 //! - [`session`]: that core as all workers share it, and the ledger.
 //! - [`ledger`]: the permits granted to this replica, to be written back to a store that lost them.
+//! - [`copies`]: copies of the other replicas' ledgers.
 //! - [`offline_grants`]: the permits granted by this replica itself while the store was unreachable.
 //! - [`write_back`]: sends both to the store.
 //! - [`heartbeat`]: the loop that tells the store of this replica, and notices a doubt of what the store knows.
@@ -13,6 +14,7 @@
 //!
 //! Knows no requests and no queues.
 
+pub(in crate::limiter) mod copies;
 pub(in crate::limiter) mod earlier_layout;
 pub(in crate::limiter) mod fallback;
 pub(in crate::limiter) mod grants;

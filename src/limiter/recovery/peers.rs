@@ -7,10 +7,14 @@ use tokio::time::Instant;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::share::Share;
-use crate::limiter::model::{Heartbeat, HeartbeatAnswer, Member, Reported, Reports};
+use crate::limiter::model::{CopyExchange, Heartbeat, HeartbeatAnswer, Member, Reported, Reports};
 
 /// How much longer than a window a permit may matter: the replica that holds it may use it for a lease, and be heard late.
 const MARGIN: Micros = Micros::from_millis(5000);
+
+/// The largest fleet in which each replica keeps copies of what all were granted, and how many do in a larger one.
+const FOLLOWERS_ALL: usize = 8;
+const FOLLOWERS: usize = 3;
 
 /// What this replica and a part of a store know of each other.
 #[derive(Default)]
@@ -91,6 +95,7 @@ impl Peers {
                 .map(aged)
                 .filter(|member| member.matters_for > Micros::ZERO)
                 .collect(),
+            copies: CopyExchange::default(),
         })
     }
 
@@ -122,6 +127,13 @@ impl Peers {
         known.counted = counted;
         let before = std::mem::replace(&mut known.reports, answer.reports);
         (before, answer.reports) == (Reports::Awaited, Reports::Complete)
+    }
+
+    /// Returns whether this replica keeps copies of what others were granted: all do in a small fleet, a few in a large one.
+    pub(in crate::limiter) fn follows(&self) -> bool {
+        let known = self.lock();
+        let before_me = known.counted.iter().filter(|member| **member < known.me).count();
+        known.counted.len() <= FOLLOWERS_ALL || before_me < FOLLOWERS
     }
 
     /// Returns whether no other replica can have been granted anything that matters, as the store said last.

@@ -9,6 +9,7 @@ use tracing::{info, warn};
 
 use crate::clock::{Clock, Micros, Moment};
 use crate::limiter::model::{Epoch, PauseStretch, Reset};
+use crate::limiter::recovery::copies::Copies;
 use crate::limiter::recovery::earlier_layout::EarlierLayout;
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::ledger::Ledger;
@@ -25,6 +26,8 @@ pub(in crate::limiter) struct StoreSession {
     pub(in crate::limiter) wall: Clock,
     /// The permits granted to this replica.
     pub(in crate::limiter) ledger: Ledger,
+    /// Copies of the permits granted to the other replicas.
+    pub(in crate::limiter) copies: Copies,
     pub(in crate::limiter) terms: Terms,
     /// Bounds the calls of workers.
     pub(in crate::limiter) gate: CallGate,
@@ -60,6 +63,7 @@ impl StoreSession {
             store,
             wall,
             ledger: Ledger::default(),
+            copies: Copies::default(),
             terms,
             gate,
             peers: Peers::default(),
@@ -94,6 +98,7 @@ impl StoreSession {
                         "the store's clock was stepped: replicas write back their grants into a new epoch"
                     );
                     self.ledger.step(*step);
+                    self.copies.step(*step);
                 }
                 SessionAction::Forget { memory, until } => self.ledger.forget(*memory, *until),
                 SessionAction::Lose | SessionAction::Reset => {}

@@ -5,7 +5,8 @@ use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::epoch::Epoch;
-use crate::limiter::model::heartbeat::{Heartbeat, Member, Reported};
+use crate::limiter::model::grant_copy::{CopyExchange, GrantCopy};
+use crate::limiter::model::heartbeat::{Heartbeat, HeartbeatAnswer, Member, Reported};
 use crate::limiter::model::write_back::{Unknown, WriteBack};
 use crate::redis::tests::fleet::{Fleet, SECOND, granted, lost};
 use crate::redis::tests::{LEASE, START};
@@ -47,6 +48,58 @@ fn all_is_charged_that_a_silent_member_may_have_been_granted() {
     assert_eq!(granted(&fleet.ask(2 * SECOND, second, 4)), (0, Some(11 * SECOND)));
     fleet.keep_alive(2 * SECOND, opened + 10 * SECOND, second);
     assert_eq!(granted(&fleet.ask(opened + 10 * SECOND, second, 10)).0, 6);
+}
+
+/// The first replica restores a copy of the second one's grants: four permits a tenth of a second after the start.
+fn restore(fleet: &mut Fleet, after: u64, epoch: u64, is_final: bool) -> HeartbeatAnswer {
+    let copy = GrantCopy {
+        replica: 2,
+        number: 7,
+        is_final,
+        shift: 0,
+        written: Micros(START + SECOND + 150_000),
+        text: format!("\nother 1:1\na {}:4", START + 100_000).into(),
+    };
+    let heartbeat = Heartbeat {
+        replica: 1,
+        known_epoch: epoch,
+        heard: Micros(START + after),
+        matters_for: Micros(10 * SECOND),
+        reported: Reported { memory: epoch, epoch },
+        copies: CopyExchange { told: vec![copy], ..CopyExchange::default() },
+        ..Heartbeat::default()
+    };
+    fleet.store.heartbeat(&fleet.context(after), &heartbeat)
+}
+
+#[test]
+fn a_final_copy_of_an_ended_member_is_all_that_is_charged_for_it() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let second = lose_with_two(&mut fleet);
+    assert!(restore(&mut fleet, SECOND + 300_000, second, true).awaited.is_empty());
+    assert_eq!(granted(&fleet.ask(2 * SECOND, second, 10)), (3, Some(10 * SECOND + 100_000)));
+}
+
+#[test]
+fn a_copy_that_is_not_final_is_charged_where_it_was_granted_and_the_rest_at_the_opening() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let second = lose_with_two(&mut fleet);
+    assert_eq!(restore(&mut fleet, SECOND + 300_000, second, false).awaited, [2]);
+    assert_eq!(granted(&fleet.ask(2 * SECOND, second, 4)), (0, Some(10 * SECOND + 100_000)));
+}
+
+#[test]
+fn what_a_late_report_shares_with_a_copy_counts_once() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let second = lose_with_two(&mut fleet);
+    restore(&mut fleet, SECOND + 300_000, second, false);
+    assert_eq!(granted(&fleet.ask(2 * SECOND, second, 1)).0, 0);
+    fleet.keep_alive(2 * SECOND, 3 * SECOND, second);
+    fleet.write_back(3 * SECOND, &lost(2, second, &[(2_900_000, 4)]));
+    fleet.beat(3 * SECOND, 2, second, Reported { memory: second, epoch: second });
+    fleet.ask(3 * SECOND, second, 0);
+    // Three and the four are in use, and who was booked meanwhile moves up.
+    assert_eq!(fleet.available(3 * SECOND), 3);
 }
 
 #[test]

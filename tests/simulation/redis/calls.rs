@@ -297,6 +297,18 @@ impl Fleet<'_> {
         let followed = if self.rng.bool() { 0 } else { self.now.saturating_sub(self.rng.u64(..12_000_000)) };
         let arguments =
             arguments.int(self.rng.u64(..9)).flag(self.rng.u8(..8) == 0).int(followed).ints(&known);
+        let has: Vec<u64> =
+            (0..self.rng.u64(..3)).flat_map(|_| [self.rng.u64(1..6), self.rng.u64(..9)]).collect();
+        let told = self.rng.usize(..3);
+        let mut arguments = arguments.list(3).flag(self.rng.bool()).ints(&has).list(told);
+        for _ in 0..told {
+            let shift = self.rng.i64(-2_000_000..2_000_000);
+            let first = self.now.saturating_sub(self.rng.u64(..3_000_000));
+            let text = format!("\na {first}:{} 20:1\nb {first}:2", self.rng.u64(1..4));
+            arguments =
+                arguments.list(6).int(self.rng.u64(1..6)).int(self.rng.u64(1..9)).flag(self.rng.bool());
+            arguments = arguments.signed(shift).int(first).text(&text);
+        }
         let answer = self.call("heartbeat", &[EPOCH, EARLIER, LIVE, MOVED].map(str::to_owned), arguments);
         self.learn_epoch(answer.at(0));
     }
