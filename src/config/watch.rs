@@ -101,7 +101,7 @@ impl Watch {
         }
         // Nothing can be watched any more.
         self.directories = None;
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 
     /// Watches the directories of these files, and stops watching others.

@@ -116,7 +116,7 @@ async fn unread_streams_hold_little() {
         }
         let grown = settled_bytes(&weir).await.saturating_sub(before);
         println!("{STREAMS} unread streams hold {} KiB", grown / KIB);
-        assert!(grown <= 40 * KIB * KIB, "{grown} bytes");
+        assert!(grown <= 48 * KIB * KIB, "{grown} bytes");
     })
     .await;
 }
@@ -174,7 +174,7 @@ async fn an_upstream_that_takes_nothing_is_given_up() {
     let _lane = lane::shared().await;
     let upstream = RawUpstream::start(|mut connection, _| async move {
         connection.read_head().await;
-        std::future::pending().await
+        std::future::pending::<()>().await;
     })
     .await;
     let config = format!("server: {{write_timeout: 1s}}\n{}", one_route(&upstream.url()));

@@ -45,7 +45,7 @@ pub(crate) async fn bounded(task: impl Future, limit: Duration) {
             return Poll::Ready(());
         }
         let now_seen = turns.load(Ordering::Relaxed);
-        if now_seen % 2 == 0 {
+        if now_seen.is_multiple_of(2) {
             return Poll::Pending;
         }
         if now_seen != seen {
