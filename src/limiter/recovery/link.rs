@@ -289,6 +289,10 @@ impl Session {
 
     fn tick(&mut self, now: Moment) {
         match self.link {
+            // This process stood still, and nobody has asked the store meanwhile: it may be there, and grant all to others.
+            Link::Held { epoch, until } if now >= until + self.terms.patience => {
+                self.link = Link::Held { epoch, until: now + self.terms.patience };
+            }
             Link::Held { until, .. } if now >= until => {
                 self.outages = (self.outages.0 + 1, until);
                 self.link = Link::Away { outage: self.outages.0 };
@@ -380,6 +384,16 @@ mod tests {
             Link::Away { outage: 1 }
         );
         assert_eq!(answer(&mut session, 900, epoch(3, 900, None)).0, Link::Up { epoch: 3 });
+    }
+
+    #[test]
+    fn a_replica_that_stood_still_asks_the_store_before_it_goes_by_its_share() {
+        let mut session = session();
+        answer(&mut session, 0, epoch(3, 0, None));
+        on(&mut session, SessionEvent::Failed { sent: at(200) }, at(300));
+        let held = Link::Held { epoch: 3, until: at(3000 + 595) };
+        assert_eq!(on(&mut session, SessionEvent::Tick, at(3000)).0, held);
+        assert_eq!(on(&mut session, SessionEvent::Tick, at(3595)).0, Link::Away { outage: 1 });
     }
 
     #[test]
