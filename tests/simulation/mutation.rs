@@ -35,8 +35,8 @@ const MUTATIONS: [Mutation; 5] = [
     },
     Mutation {
         name: "deadline_off_by_one_second",
-        from: "local code = at - now > wait_max and",
-        to: "local code = at - now > wait_max + 1000000 and",
+        from: "(at - now > wait_max and",
+        to: "(at - now > wait_max + 1000000 and",
     },
 ];
 
