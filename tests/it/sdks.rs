@@ -1,4 +1,4 @@
-//! What the SDKs of APIs make of weir: refusals in the shapes that they parse, and links that stay inside.
+//! The shapes that vendors' SDKs parse: refusals, and links that stay inside.
 
 use serde_json::json;
 

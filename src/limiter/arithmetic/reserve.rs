@@ -127,7 +127,7 @@ fn claim(
     place
 }
 
-/// What becomes of void permits.
+/// The new places of void permits.
 enum Moved {
     /// So many claim a place that the change has kept for them.
     Claimed(u64, Micros),

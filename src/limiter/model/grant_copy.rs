@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::clock::Micros;
 
-/// What a replica was granted by a store, as it told the store, and the store the others.
+/// The grants of a replica by a store, as it told the store, and the store the others.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GrantCopy {
     /// The replica.
@@ -22,7 +22,7 @@ pub struct GrantCopy {
     pub text: Arc<str>,
 }
 
-/// What a heartbeat says of copies.
+/// The copies that a heartbeat tells, and those that its sender has.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct CopyExchange {
     /// True if the replica keeps copies of what others were granted.

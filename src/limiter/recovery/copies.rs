@@ -48,7 +48,7 @@ struct Kept {
     own: Own,
 }
 
-/// What this replica has told of its own grants.
+/// The copy of its own grants that this replica has told.
 #[derive(Default)]
 struct Own {
     /// The number of the copy, and the memory that has it.
@@ -59,7 +59,7 @@ struct Own {
     pages: usize,
 }
 
-/// Whether a replica tells what it was granted.
+/// The copy of its own that a replica tells.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::limiter) enum Telling {
     /// It has not reported to the store's present memory yet, or nobody would hear.

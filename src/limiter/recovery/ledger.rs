@@ -54,7 +54,7 @@ struct Page {
     offline: OfflineRecord,
 }
 
-/// What the ledger holds, as text for other replicas.
+/// The content of the ledger, as text for other replicas.
 pub(in crate::limiter) struct LedgerCopy {
     pub(in crate::limiter) text: String,
     /// The number of changes that it holds.

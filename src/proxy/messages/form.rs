@@ -36,7 +36,7 @@ const BODY_BYTES: usize = 1024;
 /// The characters that gRPC percent-encodes in a message, beside everything but ASCII.
 const GRPC_ENCODED: &AsciiSet = &CONTROLS.add(b'%');
 
-/// What a request says of the form in which its client understands a refusal.
+/// The form in which the client of a request understands a refusal, as far as its head tells.
 #[derive(Clone, Copy)]
 pub(crate) struct Reader {
     /// True for HEAD, whose answer has no body.

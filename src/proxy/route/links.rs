@@ -58,7 +58,7 @@ fn own_scheme(client: &Client) -> &'static str {
     if client.secure { "https" } else { "http" }
 }
 
-/// What links are rewritten by: the route, and both ends of its way.
+/// The rule by which links are rewritten: the route, and both ends of its way.
 pub(crate) struct Links<'a> {
     rule: &'a Rule,
     /// The `Host` of the request that went upstream, where it is not the configured one.

@@ -15,13 +15,13 @@ use super::{Phase, Sent, Worker};
 /// (`benches/lua.rs`).
 const BATCH_MAX: usize = 1000;
 
-/// What one call books at least, where so many wait.
+/// The requests for which one call books at least, where so many wait.
 const BATCH_LEAST: usize = 16;
 
-/// What one call books of those who wait, where that is more: with very many of them, none waits for more than some calls.
+/// The part of the waiting requests for which one call books, where that is more: with very many, none waits for more than some calls.
 const BATCH_PART: usize = 8;
 
-/// What one call books at least, in the time in which the limits grant it.
+/// The time in which the limits grant as much as one call books at least.
 const BATCH_TIME: Micros = Micros::from_millis(50);
 
 /// The most slots in one call that a change has moved. Each may be an instant of its own in every limiter, far among thousands of others.

@@ -1,4 +1,4 @@
-//! What becomes of a slot that comes too late, and of its request.
+//! A slot that comes too late, and its request.
 
 use super::{
     Action, Back, Driven, Event, Link, OnStoreFailure, Refusal, RequestId, START, Unusable, after, arrival,
