@@ -217,7 +217,7 @@ if #runs > 0 and not settles then
       local from = max(start, QueueOrder.floor_of(order, cost))
       for limiter = 1, limiters do Search.advance(searches[limiter], from) end
       local at, free, limiter, limit = earliest(searches, cost)
-      local code = at > start and (at - now > wait_max and TOO_FAR or queue_slots_left == 0 and QUEUE_FULL) or nil
+      local code = at > now and (at - now > wait_max and TOO_FAR or queue_slots_left == 0 and QUEUE_FULL) or nil
       if code then
         local rule = states[limiter].rules[limit]
         local advised = QueueOrder.advise(order, at, (left + refusal_budget) * cost, rule)
@@ -227,7 +227,7 @@ if #runs > 0 and not settles then
         break
       end
       local count = max(QueueOrder.count_at(order, at, cost, min(left, floor(free / cost))), 1)
-      if at > start then
+      if at > now then
         count = min(count, queue_slots_left)
         queue_slots_left = queue_slots_left - count
       end

@@ -246,7 +246,7 @@ fn book_runs(
             let floor = order.floor(run.cost).max(start);
             searches.iter_mut().for_each(|search| search.advance(floor));
             let found = earliest(&mut searches, run.cost);
-            let (delay, waits) = (found.at - now, found.at > start);
+            let (delay, waits) = (found.at - now, found.at > now);
             if waits && let Some(refuse) = refusal(delay, run, queue_slots_left) {
                 let count = left + std::mem::take(&mut refusal_budget);
                 let rule = violated_rule(&searches, found.violated);

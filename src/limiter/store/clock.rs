@@ -89,7 +89,7 @@ impl StoreClock {
     /// Returns the latest time that the store's clock may show at an instant.
     pub fn latest(&self, instant: Moment) -> Micros {
         let passed = instant - self.anchor;
-        self.latest + passed + drift(passed) + Micros::ONE
+        self.latest + passed + drift(passed)
     }
 
     /// Returns the instant until which the store's clock has surely not reached a slot.
@@ -108,8 +108,11 @@ impl StoreClock {
     }
 }
 
+/// Returns how far two clocks drift apart at most, rounded up: bounds are carried forward with each answer, and what a rounding
+/// drops adds up.
 fn drift(passed: Micros) -> Micros {
-    Micros(passed.0 / 1_000_000 * DRIFT_PER_MILLION + passed.0 % 1_000_000 * DRIFT_PER_MILLION / 1_000_000)
+    let whole = passed.0 / 1_000_000 * DRIFT_PER_MILLION;
+    Micros(whole + (passed.0 % 1_000_000 * DRIFT_PER_MILLION).div_ceil(1_000_000))
 }
 
 #[cfg(test)]
@@ -134,6 +137,19 @@ mod tests {
             assert!(clock.latest(after(millis)) >= shown(millis));
         }
         assert!(clock.latest(after(100)) <= shown(102));
+    }
+
+    #[test]
+    fn bounds_hold_a_fast_clock_whatever_the_number_of_answers() {
+        // This replica's clock runs 200 millionths faster than the store's.
+        let local = |micros: u64| Moment(7_000_000 + micros + micros / 5000);
+        let store = |micros: u64| Micros(1_000_000_000 + micros);
+        let mut clock = StoreClock::new(local(0), local(10), store(10));
+        for sent in (1000..1_000_000).step_by(1000) {
+            assert_eq!(clock.learn(local(sent), local(sent + 400), store(sent + 200)), None);
+            let (earliest, latest) = (clock.earliest(local(sent + 400)), clock.latest(local(sent + 400)));
+            assert!(earliest <= store(sent + 400) && latest >= store(sent + 400), "{earliest:?} {latest:?} at {sent}");
+        }
     }
 
     #[test]

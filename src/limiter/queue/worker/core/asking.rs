@@ -236,14 +236,15 @@ impl Worker {
     }
 
     /// Returns how far ahead the next call books. Where an answer takes longer than a slot stays good, slots that begin with the call
-    /// are late when the answer comes. A request whose wait ends before takes what comes.
+    /// are late when the answer comes. A request whose wait ends before takes what comes, as where nobody may wait.
     fn lead(&self, now: Moment, replace: &[(Permits, usize)]) -> Micros {
         let deadline =
             |(cost, _): &(Permits, usize)| self.cost_queues.get(cost).and_then(CostQueue::last_deadline);
         let least =
             replace.iter().filter_map(deadline).min().map_or(Micros(u64::MAX), |deadline| deadline - now);
         let latency = self.calls.latency;
-        if latency > self.limits.guard && latency <= least { latency } else { Micros::ZERO }
+        let may_wait = self.limits.max_waiting > 0 && latency <= least;
+        if latency > self.limits.guard && may_wait { latency } else { Micros::ZERO }
     }
 
     /// Returns how many arrivals go with the next call. A burst reaches all replicas at once, and whoever calls first is served first: so a
