@@ -154,6 +154,28 @@ impl CostQueue {
         self.waiters.pop_front()
     }
 
+    /// Takes the last request out, with the moment of its slot.
+    pub(in crate::limiter) fn take_last_waiter(&mut self) -> Option<(Waiter, Option<Moment>)> {
+        let waiter = self.waiters.pop_back()?;
+        self.approached = self.approached.min(self.waiters.len());
+        Some((waiter, self.slots.get(self.waiters.len()).map(|slot| slot.due)))
+    }
+
+    /// Returns when the last request arrived.
+    pub(in crate::limiter) fn last_arrived(&self) -> Option<Moment> {
+        self.waiters.back().map(|waiter| waiter.holder.arrived)
+    }
+
+    /// Returns how many requests wait for a slot that has not come.
+    pub(in crate::limiter) fn waiting_beyond(&self, now: Moment) -> usize {
+        self.waiters.len().saturating_sub(self.slots.iter().take_while(|slot| slot.due <= now).count())
+    }
+
+    /// Returns how many requests do not know yet that they have to wait.
+    pub(in crate::limiter) fn newcomers(&self) -> usize {
+        self.waiters.iter().rev().take_while(|waiter| waiter.stage == Stage::Asking).count()
+    }
+
     /// Takes all requests out, which leaves their slots as surplus.
     pub(in crate::limiter) fn take_waiters(&mut self) -> VecDeque<Waiter> {
         self.approached = 0;

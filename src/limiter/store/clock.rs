@@ -148,7 +148,10 @@ mod tests {
         for sent in (1000..1_000_000).step_by(1000) {
             assert_eq!(clock.learn(local(sent), local(sent + 400), store(sent + 200)), None);
             let (earliest, latest) = (clock.earliest(local(sent + 400)), clock.latest(local(sent + 400)));
-            assert!(earliest <= store(sent + 400) && latest >= store(sent + 400), "{earliest:?} {latest:?} at {sent}");
+            assert!(
+                earliest <= store(sent + 400) && latest >= store(sent + 400),
+                "{earliest:?} {latest:?} at {sent}"
+            );
         }
     }
 

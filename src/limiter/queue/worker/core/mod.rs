@@ -8,6 +8,7 @@
 //!   epoch or outage than its own;
 //! - while a slot is held, the store is heard at least twice in a lease, by an answer or by a heartbeat, so that a change of the limits
 //!   is known before it voids anything;
+//! - no more requests wait than may: one that comes back with a late slot displaces the last that came;
 //! - no request waits longer than its wait and a slack, or than the store may take to answer where that is longer, whatever the
 //!   link and the pause are.
 //!
@@ -35,7 +36,7 @@ use crate::limiter::queue::prefetch::Pace;
 use crate::limiter::queue::request::Arrival;
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::recovery::link::Link;
-use events::{Action, Around, Event, Limits};
+use events::{Action, Around, Back, Event, Limits};
 
 /// How long a worker sleeps when nothing is due. Any event wakes it earlier.
 const IDLE: Micros = Micros::from_millis(3_600_000);
@@ -223,7 +224,9 @@ impl Worker {
         around: &Around,
         out: &mut Vec<Action>,
     ) {
+        let mut came_back = 0;
         for event in events {
+            came_back += usize::from(matches!(event, Event::Returned(_, _, Back::Exchanged(..))));
             self.take(event, around, out);
         }
         self.pause.now.take_if(|paused| paused.until <= around.now);
@@ -233,6 +236,7 @@ impl Worker {
         self.serve_without_store(around, out);
         self.refuse_ended(around.now, out);
         self.refuse_overfull(out);
+        self.refuse_displaced(came_back, around.now, out);
         self.give_back_surplus(out);
         self.announce_waiting(around.now, out);
         self.withdraw_if_short(around.now, out);

@@ -4,6 +4,7 @@ use std::ops::Bound;
 
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{OnStoreFailure, Outcome, Permits, Refusal, RetryDelay, Violated};
+use crate::limiter::queue::cost_queue::CostQueue;
 use crate::limiter::queue::pause::in_pause;
 use crate::limiter::queue::refusal_cache::RefusalCache;
 use crate::limiter::queue::request::{Arrival, Asker};
@@ -107,6 +108,30 @@ impl Worker {
         let refusal = Refusal::QueueFull { limiter, limit: 0, retry_after: FULL_RETRY };
         for arrival in self.arrivals.list.drain(kept..) {
             out.push(Action::Refuse(arrival.asker, arrival.cost, refusal.clone()));
+        }
+    }
+
+    /// Refuses the last requests that arrived, where others have come back with a slot that they could not use and more wait than may.
+    /// Those who came back, and who are about to be told that they wait, have one place too many at most each.
+    pub(super) fn refuse_displaced(&mut self, came_back: usize, now: Moment, out: &mut Vec<Action>) {
+        let queues = self.cost_queues.values();
+        let newcomers: usize = queues.clone().map(CostQueue::newcomers).sum();
+        let max = usize::try_from(self.limits.max_waiting).unwrap_or(usize::MAX);
+        let mut left = came_back + newcomers;
+        if left == 0 || max == 0 {
+            return;
+        }
+        left = left.min(queues.map(|queue| queue.waiting_beyond(now)).sum::<usize>().saturating_sub(max));
+        while left > 0
+            && let Some((cost, queue)) =
+                self.cost_queues.iter_mut().max_by_key(|(_, queue)| queue.last_arrived())
+            && let Some((waiter, due)) = queue.take_last_waiter()
+        {
+            let limiter = self.limits.refs[0].name.clone();
+            let retry_after = due.map_or(FULL_RETRY, |due| (due - now).max(Micros::ONE));
+            let refusal = Refusal::QueueFull { limiter, limit: 0, retry_after };
+            out.push(Action::Refuse(Asker::Request(waiter.request), *cost, refusal));
+            left -= 1;
         }
     }
 

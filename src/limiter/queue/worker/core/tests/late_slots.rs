@@ -5,8 +5,10 @@ use super::{
     booked, booked_locally, is_booking, is_granted, locally_booked, refusal, shown,
 };
 use crate::clock::Micros;
+use crate::limiter::model::Permits;
 use crate::limiter::queue::cost_queue::DEADLINE_SLACK;
-use crate::limiter::queue::request::Asker;
+use crate::limiter::queue::request::{Asker, Holder};
+use crate::limiter::queue::slot::{Slot, Source};
 
 #[test]
 fn a_late_slot_of_a_share_lets_nobody_wait_for_a_slot_beyond_its_wait() {
@@ -117,4 +119,26 @@ fn a_request_whose_slots_come_too_late_falls_back_by_one_slack_alone() {
     let slots = [1106, 4000].map(|at| shown(after(at)));
     let actions = other.on(after(1090), vec![booked_locally(after(1090), &slots)]);
     assert!(matches!(refusal(&actions), Some(Refusal::RateLimited { .. })), "{actions:?}");
+}
+
+#[test]
+fn a_request_that_comes_back_displaces_the_last_that_came() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    core.0.limits.max_waiting = 1;
+    core.on(START, vec![arrival(0, START, 5000)]);
+    core.on(START, vec![booked(START, &[shown(START)])]);
+    core.on(after(1), vec![arrival(1, after(1), 5000)]);
+    let actions = core.on(after(2), vec![booked(after(2), &[shown(after(1000))])]);
+    assert!(actions.contains(&Action::Wait(RequestId(1))), "{actions:?}");
+    // The first one finds its slot too late.
+    let holder = Holder { arrived: START, deadline: after(5000), late: 1 };
+    let slot = Slot { at: shown(START), due: START, source: Source::Store(0) };
+    let back = Back::Exchanged(RequestId(0), holder, Unusable::Late);
+    let actions = core.on(after(50), vec![Event::Returned(slot, Permits::ONE, back)]);
+    let full = actions.iter().find_map(|action| match action {
+        Action::Refuse(Asker::Request(request), _, Refusal::QueueFull { .. }) => Some(*request),
+        _ => None,
+    });
+    assert_eq!(full, Some(RequestId(1)), "{actions:?}");
+    assert_eq!(core.0.waiting(), 1);
 }
