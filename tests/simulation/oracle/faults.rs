@@ -163,6 +163,12 @@ impl Faults {
         (percent != Excess::ANY).then_some(percent.max(of_splits))
     }
 
+    /// Returns whether no call to the store can have failed since an instant.
+    pub(crate) fn is_store_untouched_since(&self, from: u64) -> bool {
+        let touches = |fault: &Fault| fault.kind.touches_store && fault.end.is_none_or(|end| end >= from);
+        !self.faults.values().any(touches)
+    }
+
     /// Returns whether a replica is slow to hear the store, or was right before, when answers under way were sent.
     pub(crate) fn is_slow(&self, at: u64) -> bool {
         let mut slow = self.faults.values().filter(|fault| fault.kind.name == "slow");

@@ -19,6 +19,9 @@ pub(crate) enum What {
     NotBack,
     /// A request was refused while the limit had room (permits in use with its own; permits allowed).
     RefusedWithRoom,
+    /// A request was refused for want of the store while nothing was wrong with it (microseconds that it waited; microseconds that
+    /// it might).
+    Unavailable,
     /// Requests were never answered (requests; 0).
     Leaked,
     /// A script call kept the store from all others for too long (instructions of Lua; instructions allowed).

@@ -6,6 +6,9 @@ use super::room::Refused;
 use super::waits::{Arrival, Request, Takes};
 use super::{Oracle, demand, limiters, over, room, waits};
 
+/// How long after a fault of the store, or of a replica, requests may still be refused for it.
+const BACK_WITHIN: u64 = 2_000_000;
+
 impl Oracle {
     /// Takes in a request: what it may wait is the least of its own and its limiters'.
     pub(super) fn arrive(
@@ -110,7 +113,11 @@ impl Oracle {
         self.report(What::Waited, &request, late);
         match why {
             Why::RateLimited => self.judge_refusal(&request, store_clock),
-            Why::StoreUnavailable | Why::Closed => self.abandon(&request),
+            Why::StoreUnavailable => {
+                self.judge_unavailable(&request);
+                self.abandon(&request);
+            }
+            Why::Closed => self.abandon(&request),
             Why::QueueFull | Why::TooCostly => {}
         }
     }
@@ -137,6 +144,20 @@ impl Oracle {
         {
             self.reports.judge(self.now, What::RefusedWithRoom, limiter.named(), Some(evidence));
         }
+    }
+
+    /// Judges a refusal for want of the store, which must have had a reason while the request was there, or right before.
+    fn judge_unavailable(&mut self, request: &Request) {
+        let excused = BACK_WITHIN.saturating_add(self.now - request.arrived);
+        let is_there = !self.faults.stood_still_since(request.replica, request.arrived)
+            && self.faults.is_store_untouched_since(self.now.saturating_sub(excused));
+        let detail = || format!("request {}, in replica {}", request.number, request.replica);
+        let evidence = is_there.then(|| Evidence {
+            sent: self.now - request.arrived,
+            limit: request.wait,
+            detail: detail(),
+        });
+        self.report(What::Unavailable, request, evidence);
     }
 
     /// Takes in that a client has gone.
