@@ -24,7 +24,7 @@ pub use model::replica::{Replica, replica_name};
 pub use queue::permit::{Permit, Receipt};
 pub use queue::ticket::{Demand, Entered, Ticket};
 pub use queue::upstream_report::{UpstreamSignal, Window};
-pub(crate) use recovery::members::MEMBERSHIP_TTL;
+pub(crate) use recovery::fleet::MEMBERSHIP_TTL;
 pub use registry::inspection::{Applied, Inspection, LimiterStatus, NotFound, PauseState, Tally};
 pub use registry::limiter_set::{LimiterSet, LimiterSetError};
 pub use registry::limiters::Limiters;

@@ -40,7 +40,12 @@ const CORES: &[&str] = &[
     "limiter::queue::request",
     "limiter::queue::slot",
     "limiter::queue::worker::core",
+    "limiter::recovery::copies",
+    "limiter::recovery::grants",
+    "limiter::recovery::ledger",
     "limiter::recovery::link",
+    "limiter::recovery::members",
+    "limiter::recovery::offline_grants",
     "limiter::store::clock",
 ];
 

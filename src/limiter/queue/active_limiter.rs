@@ -66,7 +66,7 @@ struct Tightest {
 fn serve(session: &StoreSession, limiter: &Limiter) {
     session.earlier_layout.serve(limiter);
     let rules = LimiterRef::new(limiter, None, session.now()).rules;
-    session.peers.serve(rules.iter().map(Rule::seen_for).max().unwrap_or_default());
+    session.members().serve(rules.iter().map(Rule::seen_for).max().unwrap_or_default());
 }
 
 /// A limiter in use. A reload that changes its scope, or whether it is partitioned, makes another one.

@@ -7,11 +7,8 @@
 //!   present memory. So the store need not charge what it may have been granted beside.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tokio::time::{Duration, Instant};
-
-use crate::clock::Micros;
+use crate::clock::{Micros, Moment};
 use crate::limiter::model::{CopyExchange, GrantCopy, HeartbeatAnswer, Step};
 use crate::limiter::recovery::ledger::Ledger;
 
@@ -28,21 +25,16 @@ const WAIT_A_BYTE: Micros = Micros(25);
 const WAIT_A_PAGE: Micros = Micros(20);
 
 /// How long after a loss the copies of those are restored that may still report themselves.
-const MAY_REPORT: Duration = Duration::from_millis(150);
+const MAY_REPORT: Micros = Micros::from_millis(150);
 
-/// The copies that this replica keeps, and what it has told of its own.
+/// The copies that this replica keeps, and what it has told of its own. Pure.
 #[derive(Default)]
 pub(in crate::limiter) struct Copies {
-    kept: Mutex<Kept>,
-}
-
-#[derive(Default)]
-struct Kept {
     /// The latest copy of each other member, and the latest memory of the store that has it.
     others: BTreeMap<u64, (GrantCopy, u64)>,
     /// The store's present memory, and when this replica heard of it.
     memory: u64,
-    lost: Option<Instant>,
+    lost: Option<Moment>,
     /// The members that have not reported to it.
     awaited: Vec<u64>,
     own: Own,
@@ -54,7 +46,7 @@ struct Own {
     /// The number of the copy, and the memory that has it.
     told: (u64, u64),
     /// When the next one may be told.
-    due: Option<Instant>,
+    due: Option<Moment>,
     /// The pages that were looked through for the last copy.
     pages: usize,
 }
@@ -71,73 +63,66 @@ pub(in crate::limiter) enum Telling {
 }
 
 impl Copies {
-    fn lock(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns what the next heartbeat of a replica says of copies, at the earliest instant `now` that the store's clock may show.
+    /// Returns what the next heartbeat of a replica says of copies, now and at the earliest instant that the store's clock may show.
     pub(in crate::limiter) fn exchange(
-        &self,
+        &mut self,
         replica: u64,
         ledger: &Ledger,
-        now: Micros,
+        now: (Moment, Micros),
         telling: Telling,
     ) -> CopyExchange {
-        let mut kept = self.lock();
-        let mut told = kept.to_restore();
-        told.extend(kept.own_copy(replica, ledger, now, telling));
-        let known = kept.others.values().map(|(copy, _)| (copy.replica, copy.number)).collect();
+        let mut told = self.to_restore(now.0);
+        told.extend(self.own_copy(replica, ledger, now, telling));
+        let known = self.others.values().map(|(copy, _)| (copy.replica, copy.number)).collect();
         CopyExchange { follows: true, known, told }
     }
 
     /// Takes in the answer to a heartbeat that said this of copies, for an epoch.
     pub(in crate::limiter) fn learn(
-        &self,
+        &mut self,
         replica: u64,
         said: &CopyExchange,
         known_epoch: u64,
         answer: &HeartbeatAnswer,
+        now: Moment,
     ) {
-        let mut kept = self.lock();
         let memory = answer.epoch.memory;
-        if kept.memory != memory {
-            kept.lost = (kept.memory != 0).then(Instant::now);
-            kept.memory = memory;
+        if self.memory != memory {
+            self.lost = (self.memory != 0).then_some(now);
+            self.memory = memory;
         }
         if known_epoch == answer.epoch.id {
             for copy in &said.told {
                 if copy.replica == replica {
-                    kept.own.told = (copy.number, memory);
-                    kept.own.due = Some(Instant::now() + kept.own.pace(copy.text.len()));
-                } else if let Some((_, has_it)) = kept.others.get_mut(&copy.replica) {
+                    self.own.told = (copy.number, memory);
+                    self.own.due = Some(now + self.own.pace(copy.text.len()));
+                } else if let Some((_, has_it)) = self.others.get_mut(&copy.replica) {
                     *has_it = memory;
                 }
             }
         }
-        kept.awaited.clone_from(&answer.awaited);
-        kept.others.retain(|other, _| answer.members.iter().any(|member| member.replica == *other));
+        self.awaited.clone_from(&answer.awaited);
+        self.others.retain(|other, _| answer.members.iter().any(|member| member.replica == *other));
         for copy in answer.copies.iter().filter(|copy| copy.replica != replica) {
-            kept.others.insert(copy.replica, (copy.clone(), memory));
+            self.others.insert(copy.replica, (copy.clone(), memory));
         }
     }
 
     /// Moves all copies with a step of the store's clock.
-    pub(in crate::limiter) fn step(&self, step: Step) {
+    pub(in crate::limiter) fn step(&mut self, step: Step) {
         let span = |by: Micros| i64::try_from(by.0).unwrap_or(i64::MAX);
         let by = match step {
             Step::Forward(by) => span(by),
             Step::Back(by) => -span(by),
         };
-        for (copy, _) in self.lock().others.values_mut() {
+        for (copy, _) in self.others.values_mut() {
             copy.shift = copy.shift.saturating_add(by);
         }
     }
-}
 
-impl Kept {
     /// Returns the copies of members that have not reported, and that the store's present memory lacks.
-    fn to_restore(&self) -> Vec<GrantCopy> {
-        let may_report = self.lost.is_some_and(|lost| lost.elapsed() < MAY_REPORT);
+    fn to_restore(&self, now: Moment) -> Vec<GrantCopy> {
+        let may_report = self.lost.is_some_and(|lost| now - lost < MAY_REPORT);
         let mut size = 0;
         let lacking = self.others.values().filter(|(copy, memory)| {
             *memory < self.memory && self.awaited.contains(&copy.replica) && (copy.is_final || !may_report)
@@ -154,11 +139,11 @@ impl Kept {
         &mut self,
         replica: u64,
         ledger: &Ledger,
-        written: Micros,
+        (now, written): (Moment, Micros),
         telling: Telling,
     ) -> Option<GrantCopy> {
         let is_last = telling == Telling::Last;
-        let is_due = self.own.due.is_none_or(|due| due <= Instant::now());
+        let is_due = self.own.due.is_none_or(|due| due <= now);
         // Odd numbers are those of last copies.
         let is_told = self.own.told == (2 * ledger.changes(), self.memory);
         if telling == Telling::Nothing || !is_last && (is_told || !is_due) {
@@ -174,8 +159,8 @@ impl Kept {
 
 impl Own {
     /// Returns how long after a copy of so many bytes the next one may come.
-    fn pace(&self, bytes: usize) -> Duration {
+    fn pace(&self, bytes: usize) -> Micros {
         let (bytes, pages) = (bytes as u64 * WAIT_A_BYTE.0, self.pages as u64 * WAIT_A_PAGE.0);
-        Duration::from_micros(bytes.max(pages))
+        Micros(bytes.max(pages))
     }
 }

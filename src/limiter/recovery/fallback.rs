@@ -2,7 +2,7 @@
 
 use crate::clock::Clock;
 use crate::entropy::Entropy;
-use crate::limiter::recovery::members::Fleet;
+use crate::limiter::recovery::fleet::Fleet;
 use crate::limiter::store::memory::MemoryStore;
 
 /// This replica's identity and its own memory. All its workers share one.

@@ -71,7 +71,7 @@ impl<F: Fn(News<'_>)> Recovery<F> {
             if let Err(error) = &beaten {
                 debug!(%error, "the store does not hear this replica");
             }
-            session.ledger.sweep(session.now());
+            session.ledger().sweep(session.now());
             // Workers look seldom while their slots are far.
             let known = session.known(session.moment()).link;
             if link.replace(known).is_some_and(|before| is_another(before, known)) {
@@ -117,19 +117,25 @@ pub(in crate::limiter) async fn beat(
         if session.answered(sent, answer.epoch) {
             tell(News::Lost);
         }
-        session.copies.learn(fallback.replica, &heartbeat.copies, heartbeat.known_epoch, &answer);
+        session.copies().learn(
+            fallback.replica,
+            &heartbeat.copies,
+            heartbeat.known_epoch,
+            &answer,
+            session.moment(),
+        );
         tell_moves(session, fallback, sent, &answer, tell);
         session.follow_resets(&answer.resets, fallback);
         session.earlier_layout.follow(&*session.store, answer.earlier_epoch).await?;
         let current = Reported { memory: answer.epoch.memory, epoch: answer.epoch.id };
         let is_told = heartbeat.reported == current && heartbeat.version == answer.version;
-        if is_told && !session.ledger.has_unreported() {
+        if is_told && !session.ledger().has_unreported() {
             return Ok(());
         }
         if !write_back(session, fallback).await? || session.epoch() != current.epoch {
             return Ok(());
         }
-        session.peers.set_reported(current);
+        session.members().set_reported(current);
     }
     Ok(())
 }
@@ -142,12 +148,12 @@ fn is_another(before: Link, now: Link) -> bool {
 /// Returns the next heartbeat; `None` once this replica has left.
 fn next_heartbeat(session: &StoreSession, fallback: &Fallback) -> Option<Heartbeat> {
     let (epoch, followed) = (session.epoch_least(), session.followed_until());
-    let mut heartbeat = session.peers.heartbeat(fallback.replica, epoch, followed)?;
-    if heartbeat.reported.memory == 0 && session.ledger.has_unreported() {
+    let mut heartbeat = session.members().heartbeat(fallback.replica, epoch, followed, session.moment())?;
+    if heartbeat.reported.memory == 0 && session.ledger().has_unreported() {
         // It was granted nothing by the store, but something without it.
         heartbeat.reported = Reported { memory: 1, epoch: 1 };
     }
-    let is_heard = has_reported(session, &heartbeat) && !session.peers.is_alone();
+    let is_heard = has_reported(session, &heartbeat) && !session.members().is_alone();
     let telling = if is_heard { Telling::Changes } else { Telling::Nothing };
     heartbeat.copies = exchange(session, fallback, telling);
     Some(heartbeat)
@@ -155,14 +161,15 @@ fn next_heartbeat(session: &StoreSession, fallback: &Fallback) -> Option<Heartbe
 
 /// Returns what a heartbeat says of copies.
 fn exchange(session: &StoreSession, fallback: &Fallback, telling: Telling) -> CopyExchange {
-    let said = session.copies.exchange(fallback.replica, &session.ledger, session.now(), telling);
-    CopyExchange { follows: session.peers.follows(), ..said }
+    let now = (session.moment(), session.now());
+    let said = session.copies().exchange(fallback.replica, &session.ledger(), now, telling);
+    CopyExchange { follows: session.members().follows(), ..said }
 }
 
 /// Returns whether this replica has reported to the store's present memory all that it was granted.
 fn has_reported(session: &StoreSession, heartbeat: &Heartbeat) -> bool {
     let current = Reported { memory: session.memory(), epoch: session.epoch() };
-    current.epoch != 0 && heartbeat.reported == current && !session.ledger.has_unreported()
+    current.epoch != 0 && heartbeat.reported == current && !session.ledger().has_unreported()
 }
 
 /// Tells queues which bookings were moved, as the answer to a heartbeat names them.
@@ -176,7 +183,7 @@ fn tell_moves(
     tell: &impl Fn(News<'_>),
 ) {
     let at = answer.epoch.now;
-    if session.peers.learn(fallback.replica, answer) {
+    if session.members().learn(fallback.replica, answer, session.moment()) {
         tell(News::AllMoved(at));
     }
     let moved = answer.moved.as_deref().unwrap_or_default();
@@ -189,10 +196,11 @@ fn tell_moves(
 
 /// Says farewell to the store. What this replica was granted matters still.
 pub(in crate::limiter) async fn leave(session: &StoreSession, fallback: &Fallback) {
-    let matters_for = session.ledger.expires().unwrap_or_default() - session.now();
-    let farewell = session.peers.farewell(fallback.replica, session.epoch_least(), matters_for);
+    let matters_for = session.ledger().expires().unwrap_or_default() - session.now();
+    let farewell =
+        session.members().farewell(fallback.replica, session.epoch_least(), matters_for, session.moment());
     if let Some(mut farewell) = farewell.filter(|_| session.store.may_fail()) {
-        let is_all = has_reported(session, &farewell) && session.ledger.is_complete(session.now());
+        let is_all = has_reported(session, &farewell) && session.ledger().is_complete(session.now());
         let telling = if is_all { Telling::Last } else { Telling::Nothing };
         farewell.copies = exchange(session, fallback, telling);
         // After a failure its membership ends by itself.

@@ -3,13 +3,11 @@
 //! When the store has lost its memory, each replica writes back its own grants, so that the windows in progress stay charged.
 //! Grants from the time when the store was unreachable are written back when it returns.
 //!
-//! There is one page per limiter and partition. It is kept while its grants matter to the limits, and is at most as large as
+//! Pure. There is one page per limiter and partition. It is kept while its grants matter to the limits, and is at most as large as
 //! the state in the store.
 
 use std::cmp::Reverse;
 use std::fmt::Write;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::cell::Entry;
@@ -30,15 +28,15 @@ type Key = (LimiterName, Option<Partition>);
 /// The grants of all limiters and partitions.
 #[derive(Default)]
 pub(in crate::limiter) struct Ledger {
-    pages: Mutex<Expiring<Key, Page>>,
+    pages: Expiring<Key, Page>,
     /// True if a page may hold offline grants that the store does not have.
-    has_unreported: AtomicBool,
+    has_unreported: bool,
     /// The store's memory to which the pages' grants belong.
-    memory: AtomicU64,
-    /// Grows when what the store knows of the grants changes.
-    changes: AtomicU64,
-    /// Until when grants matter that found no page, by the store's clock, in microseconds.
-    incomplete_until: AtomicU64,
+    memory: u64,
+    /// The number of changes of what the store knows of the grants.
+    changes: u64,
+    /// Until when grants matter that found no page, by the store's clock.
+    incomplete_until: Micros,
 }
 
 /// The grants of one limiter or partition.
@@ -74,24 +72,19 @@ pub(in crate::limiter) enum Unreported {
 }
 
 impl Ledger {
-    fn lock(&self) -> MutexGuard<'_, Expiring<Key, Page>> {
-        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Records the bookings and the returns of an answered call.
-    pub(in crate::limiter) fn record(&self, limiter_refs: &[LimiterRef], call: &Call, answer: &Answer) {
+    pub(in crate::limiter) fn record(&mut self, limiter_refs: &[LimiterRef], call: &Call, answer: &Answer) {
         let is_nothing =
             call.give_back.is_empty() && answer.rescheduled.is_empty() && answer.outcomes.is_empty();
         if is_nothing {
             return;
         }
         let charged: Vec<(Micros, u64)> = granted(call, answer).collect();
-        let mut pages = self.lock();
-        self.changed();
-        pages.sweep(answer.now, Page::expires);
+        self.changes += 1;
+        self.pages.sweep(answer.now, Page::expires);
         for limiter_ref in limiter_refs {
             let key = key(limiter_ref);
-            let Some(mut page) = take(&mut pages, &key) else {
+            let Some(mut page) = take(&mut self.pages, &key) else {
                 self.miss(limiter_ref, charged.iter().map(|(at, _)| *at).max());
                 continue;
             };
@@ -99,22 +92,22 @@ impl Ledger {
             page.record(call, &charged, answer.now);
             let expires = page.expires();
             if expires > answer.now {
-                pages.put(key, page, expires);
+                self.pages.put(key, page, expires);
             }
         }
     }
 
     /// Notes that grants up to an instant find no page.
-    fn miss(&self, limiter_ref: &LimiterRef, last: Option<Micros>) {
+    fn miss(&mut self, limiter_ref: &LimiterRef, last: Option<Micros>) {
         let longest = limiter_ref.rules.iter().map(Rule::seen_for).max().unwrap_or_default();
         if let Some(last) = last {
-            self.incomplete_until.fetch_max((last + longest).0, Ordering::AcqRel);
+            self.incomplete_until = self.incomplete_until.max(last + longest);
         }
     }
 
     /// Returns whether every grant that matters at an instant of the store's clock has a page.
     pub(in crate::limiter) fn is_complete(&self, now: Micros) -> bool {
-        self.incomplete_until.load(Ordering::Acquire) <= now.0
+        self.incomplete_until <= now
     }
 
     /// Records that the store is unreachable, and the permits granted without it, by this process's clock.
@@ -122,28 +115,26 @@ impl Ledger {
     /// An outage without grants is recorded too: other replicas may have granted permits, and the returning store has to wait
     /// for their reports.
     pub(in crate::limiter) fn record_offline(
-        &self,
+        &mut self,
         now: Micros,
         limiter_refs: &[LimiterRef],
         granted: &[(Micros, u64)],
     ) {
-        let mut pages = self.lock();
-        self.has_unreported.store(true, Ordering::Release);
+        self.has_unreported = true;
         for limiter_ref in limiter_refs {
             let key = key(limiter_ref);
-            let Some(mut page) = take(&mut pages, &key) else { continue };
+            let Some(mut page) = take(&mut self.pages, &key) else { continue };
             page.follow(limiter_ref);
             page.offline.record(now, &page.windows, granted);
             let expires = page.expires();
-            pages.put(key, page, expires);
+            self.pages.put(key, page, expires);
         }
     }
 
     /// Removes permits that were granted while the store was unreachable, and not used.
-    pub(in crate::limiter) fn remove_offline(&self, limiter_refs: &[LimiterRef], unused: &[Holding]) {
-        let mut pages = self.lock();
+    pub(in crate::limiter) fn remove_offline(&mut self, limiter_refs: &[LimiterRef], unused: &[Holding]) {
         for limiter_ref in limiter_refs {
-            let Some(page) = pages.get_mut(&key(limiter_ref)) else { continue };
+            let Some(page) = self.pages.get_mut(&key(limiter_ref)) else { continue };
             for Holding { slot, cost, count } in unused {
                 page.offline.remove(&page.windows, *slot, cost * count);
             }
@@ -152,42 +143,35 @@ impl Ledger {
 
     /// Returns whether there may be offline grants that the store does not have.
     pub(in crate::limiter) fn has_unreported(&self) -> bool {
-        self.has_unreported.load(Ordering::Acquire)
+        self.has_unreported
     }
 
     /// Returns whether the store lacks grants under one of these limiters.
     pub(in crate::limiter) fn lacks(&self, limiter_refs: &[LimiterRef]) -> bool {
-        if !self.has_unreported() {
-            return false;
-        }
-        let mut pages = self.lock();
-        limiter_refs
-            .iter()
-            .any(|limiter_ref| pages.get_mut(&key(limiter_ref)).is_some_and(|page| page.is_pending()))
+        let is_pending = |limiter_ref| self.pages.get(&key(limiter_ref)).is_some_and(Page::is_pending);
+        self.has_unreported && limiter_refs.iter().any(is_pending)
     }
 
     /// Returns the limiters and partitions with grants that the store does not have, in the order of their names.
-    pub(in crate::limiter) fn unreported(&self) -> Vec<LimiterRef> {
-        let pages = self.lock();
-        let mut unreported: Vec<_> = pages.iter().filter(|(_, page)| page.is_pending()).collect();
+    pub(in crate::limiter) fn unreported(&mut self) -> Vec<LimiterRef> {
+        let mut unreported: Vec<_> = self.pages.iter().filter(|(_, page)| page.is_pending()).collect();
         unreported.sort_by_key(|(key, _)| *key);
         let unreported: Vec<_> =
             unreported.into_iter().filter_map(|(_, page)| page.limiter_ref.clone()).collect();
-        self.has_unreported.store(!unreported.is_empty(), Ordering::Release);
+        self.has_unreported = !unreported.is_empty();
         unreported
     }
 
     /// Returns the next part of a limiter's grants to write back, at `now` of this process's clock; `None` if the store has all
     /// that may be written back.
     pub(in crate::limiter) fn next_unreported(
-        &self,
+        &mut self,
         limiter_ref: &LimiterRef,
         now: Micros,
     ) -> Option<Unreported> {
-        let mut pages = self.lock();
-        let page = pages.get_mut(&key(limiter_ref))?;
+        let page = self.pages.get_mut(&key(limiter_ref))?;
         if !page.forgotten.entries().is_empty() {
-            let (memory, entries) = (self.memory.load(Ordering::Acquire), page.forgotten.entries().to_vec());
+            let (memory, entries) = (self.memory, page.forgotten.entries().to_vec());
             return Some(Unreported::Forgotten { memory, entries });
         }
         page.offline.next_part(now, &page.windows).map(Unreported::Offline)
@@ -195,20 +179,18 @@ impl Ledger {
 
     /// Turns a part that was written back into grants of the store, whose clock showed `store_now` when this process's showed `now`.
     pub(in crate::limiter) fn confirm_report(
-        &self,
+        &mut self,
         limiter_ref: &LimiterRef,
         part: &Unreported,
         store_now: Micros,
         now: Micros,
     ) {
-        let (mut pages, key) = (self.lock(), key(limiter_ref));
-        let Some(mut page) = pages.remove(&key) else { return };
-        self.changed();
+        let key = key(limiter_ref);
+        let Some(mut page) = self.pages.remove(&key) else { return };
+        self.changes += 1;
         let entries = match part {
             // Meanwhile the store may have lost its memory again.
-            Unreported::Forgotten { memory, .. } if *memory != self.memory.load(Ordering::Acquire) => {
-                Vec::new()
-            }
+            Unreported::Forgotten { memory, .. } if *memory != self.memory => Vec::new(),
             Unreported::Forgotten { .. } => std::mem::take(&mut page.forgotten).entries().to_vec(),
             Unreported::Offline(part) => {
                 let moved = |entry: Entry| Entry { at: (store_now + entry.at) - now, ..entry };
@@ -218,34 +200,28 @@ impl Ledger {
         };
         entries.iter().for_each(|entry| charge(&mut page.granted, &page.windows, entry.at, entry.permits));
         let expires = page.expires();
-        pages.put(key, page, expires);
+        self.pages.put(key, page, expires);
     }
 
     /// Notes that the store has lost its memory at `latest` of its clock: grants up to then are to be written back, and later
     /// bookings are void. `memory` is its new one.
-    pub(in crate::limiter) fn forget(&self, memory: u64, latest: Micros) {
-        let mut pages = self.lock();
-        self.memory.store(memory, Ordering::Release);
-        self.changed();
-        let mut has_any = false;
-        for (_, page) in pages.iter_mut() {
+    pub(in crate::limiter) fn forget(&mut self, memory: u64, latest: Micros) {
+        self.memory = memory;
+        self.changes += 1;
+        for (_, page) in self.pages.iter_mut() {
             page.granted.split_off(latest + Micros::ONE);
             let granted = std::mem::take(&mut page.granted);
             for entry in granted.entries() {
                 charge(&mut page.forgotten, &page.windows, entry.at, entry.permits);
             }
-            has_any |= page.is_pending();
-        }
-        if has_any {
-            self.has_unreported.store(true, Ordering::Release);
+            self.has_unreported |= page.is_pending();
         }
     }
 
     /// Moves all grants with a step of the store's clock.
-    pub(in crate::limiter) fn step(&self, step: Step) {
-        let mut pages = self.lock();
-        self.changed();
-        pages.iter_mut().for_each(|(_, page)| {
+    pub(in crate::limiter) fn step(&mut self, step: Step) {
+        self.changes += 1;
+        self.pages.iter_mut().for_each(|(_, page)| {
             page.granted.step(step);
             page.forgotten.step(step);
         });
@@ -253,25 +229,19 @@ impl Ledger {
 
     /// Removes the grants of a limiter, or of one partition, from before its reset. `local_at` is the instant of the reset by
     /// this process's clock.
-    pub(in crate::limiter) fn reset(&self, Reset { name, partition, at }: &Reset, local_at: Micros) {
-        let mut pages = self.lock();
-        self.changed();
+    pub(in crate::limiter) fn reset(&mut self, Reset { name, partition, at }: &Reset, local_at: Micros) {
+        self.changes += 1;
         let is_meant = |key: &Key| key.0 == *name && partition.is_none_or(|one| key.1 == Some(one));
-        for (_, page) in pages.iter_mut().filter(|(key, _)| is_meant(key)) {
+        for (_, page) in self.pages.iter_mut().filter(|(key, _)| is_meant(key)) {
             page.granted = page.granted.split_off(*at + Micros::ONE).into();
             page.forgotten = page.forgotten.split_off(*at + Micros::ONE).into();
             page.offline.reset(local_at);
         }
     }
 
-    /// Notes a change. The pages are locked, so that a copy has all changes that it counts.
-    fn changed(&self) {
-        self.changes.fetch_add(1, Ordering::AcqRel);
-    }
-
     /// Returns the number of changes; never zero.
     pub(in crate::limiter) fn changes(&self) -> u64 {
-        self.changes.load(Ordering::Acquire) + 1
+        self.changes + 1
     }
 
     /// Returns the grants that the store knows and that matter at `now`, in lines as [`GrantCopy`] has them: those of the longest
@@ -279,10 +249,9 @@ impl Ledger {
     ///
     /// [`GrantCopy`]: crate::limiter::model::GrantCopy
     pub(in crate::limiter) fn copy(&self, now: Micros, size_max: usize) -> LedgerCopy {
-        let pages = self.lock();
         let number = self.changes();
-        let mut is_whole = pages.iter().all(|(_, page)| !page.is_pending());
-        let mut matter: Vec<_> = pages.iter().filter(|(_, page)| page.expires() > now).collect();
+        let mut is_whole = self.pages.iter().all(|(_, page)| !page.is_pending());
+        let mut matter: Vec<_> = self.pages.iter().filter(|(_, page)| page.expires() > now).collect();
         matter.sort_by_key(|(key, page)| (Reverse(page.longest()), *key));
         let mut text = String::new();
         for (key, page) in matter {
@@ -293,18 +262,18 @@ impl Ledger {
             }
             text.push_str(&line);
         }
-        LedgerCopy { text, number, is_whole, pages: pages.len() }
+        LedgerCopy { text, number, is_whole, pages: self.pages.len() }
     }
 
     /// Removes the pages that no longer matter.
-    pub(in crate::limiter) fn sweep(&self, now: Micros) {
-        while !self.lock().sweep(now, Page::expires).is_empty() {}
+    pub(in crate::limiter) fn sweep(&mut self, now: Micros) {
+        while !self.pages.sweep(now, Page::expires).is_empty() {}
     }
 
     /// Returns until when any grant matters, by the store's clock; `None` without grants.
     pub(in crate::limiter) fn expires(&self) -> Option<Micros> {
-        let expires = self.lock().iter().map(|(_, page)| page.expires()).max();
-        expires.map(|expires| expires.max(Micros(self.incomplete_until.load(Ordering::Acquire))))
+        let expires = self.pages.iter().map(|(_, page)| page.expires()).max();
+        expires.map(|expires| expires.max(self.incomplete_until))
     }
 }
 

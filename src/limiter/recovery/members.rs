@@ -1,141 +1,176 @@
-//! The replicas that share a store, as its last answer listed them, for people.
+//! The members that share a part of a store, as its last answer listed them, and what this replica has told it. Pure.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use crate::clock::{Micros, Moment};
+use crate::limiter::arithmetic::share::Share;
+use crate::limiter::model::{CopyExchange, Heartbeat, HeartbeatAnswer, Member, Reported, Reports};
 
-use rustix::system::uname;
-use tokio::sync::Notify;
-use tokio::time::{Duration, Instant, sleep, timeout};
-use tracing::{debug, warn};
+/// How much longer than a window a permit may matter: the replica that holds it may use it for a lease, and be heard late.
+const MARGIN: Micros = Micros::from_millis(5000);
 
-use crate::limiter::model::replica::{Replica, printable};
-use crate::limiter::store::{Store, StoreError};
+/// The largest fleet in which each replica keeps copies of what all were granted, and how many do in a larger one.
+const FOLLOWERS_ALL: usize = 8;
+const FOLLOWERS: usize = 3;
 
-/// How often a replica registers itself.
-const INTERVAL: Duration = Duration::from_secs(5);
-
-/// How often a new replica registers itself: others may be starting at the same time.
-const INTERVAL_WHEN_NEW: Duration = Duration::from_secs(1);
-
-/// How long a replica counts as new.
-const NEW_FOR: Duration = Duration::from_secs(5);
-
-/// Membership TTL of a silent replica: it may miss two of three registrations.
-pub(crate) const MEMBERSHIP_TTL: Duration = Duration::from_secs(15);
-
-/// The longest time that a replica spends on signing off.
-const LEAVING_MAX: Duration = Duration::from_secs(1);
-
-/// The replicas that share a store.
-pub(in crate::limiter) struct Fleet {
-    /// The number of replicas to assume before the store has answered.
-    assumed: u64,
-    start: Instant,
-    me: Mutex<Replica>,
-    /// The last answer of the store; `None` before the first.
-    listed: Mutex<Option<Listed>>,
-    /// Notified when this replica's entry has changed.
-    changed: Notify,
+/// What this replica and a part of a store know of each other.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub(in crate::limiter) struct Members {
+    /// The instant of the store's latest answer; zero before the first.
+    answered: Micros,
+    /// The longest window of a limiter whose state lives there.
+    longest_window: Micros,
+    reported: Reported,
+    version: u64,
+    /// `None` before the first answer.
+    listed: Option<Listed>,
+    me: u64,
+    /// The counted members, ascending, as last listed; and as last listed when all of them knew the list.
+    counted: Vec<u64>,
+    agreed: Vec<u64>,
+    /// What members had still to report, as last told.
+    reports: Reports,
+    phase: Phase,
 }
 
-/// An answer of the store.
+/// All other members, and when they were listed.
+#[derive(Clone, PartialEq, Eq, Debug)]
 struct Listed {
-    at: Instant,
-    replicas: Vec<Replica>,
+    at: Moment,
+    others: Vec<Member>,
 }
 
-impl Fleet {
-    /// Creates the fleet as known to the replica `id`, of `assumed` members until the store has answered.
-    pub(in crate::limiter) fn new(id: u64, assumed: u64) -> Fleet {
-        // On Kubernetes the host name is the pod's name.
-        let host = printable(&uname().nodename().to_string_lossy());
-        let me = Replica { host, ..Replica::new(id) };
-        Fleet {
-            assumed: assumed.max(1),
-            start: Instant::now(),
-            me: Mutex::new(me),
-            listed: Mutex::default(),
-            changed: Notify::new(),
+/// Whether this replica still makes heartbeats.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+enum Phase {
+    #[default]
+    Staying,
+    Left,
+}
+
+impl Members {
+    /// Notes the instant of an answer of the store.
+    pub(in crate::limiter) fn answered(&mut self, now: Micros) {
+        self.answered = now;
+    }
+
+    /// Notes a limiter's longest window.
+    pub(in crate::limiter) fn serve(&mut self, window: Micros) {
+        self.longest_window = self.longest_window.max(window);
+    }
+
+    /// Notes what this replica has reported to the store.
+    pub(in crate::limiter) fn set_reported(&mut self, reported: Reported) {
+        self.reported = reported;
+    }
+
+    /// Returns the next heartbeat of a replica that has followed what was moved until an instant; `None` once it has left.
+    pub(in crate::limiter) fn heartbeat(
+        &self,
+        replica: u64,
+        known_epoch: u64,
+        followed: Micros,
+        now: Moment,
+    ) -> Option<Heartbeat> {
+        let aged = |listed: &Listed| {
+            let passed = now - listed.at;
+            let aged = |member: &Member| Member { matters_for: member.matters_for - passed, ..*member };
+            let aged = listed.others.iter().map(aged);
+            aged.filter(|member| member.matters_for > Micros::ZERO).collect()
+        };
+        (self.phase == Phase::Staying).then(|| Heartbeat {
+            replica,
+            known_epoch,
+            heard: self.answered,
+            matters_for: self.longest_window + MARGIN,
+            reported: self.reported,
+            version: self.version,
+            leaves: false,
+            followed,
+            members: self.listed.as_ref().map(aged).unwrap_or_default(),
+            copies: CopyExchange::default(),
+        })
+    }
+
+    /// Returns the last heartbeat of a replica, whose permits matter for so long still.
+    pub(in crate::limiter) fn farewell(
+        &mut self,
+        replica: u64,
+        known_epoch: u64,
+        matters_for: Micros,
+        now: Moment,
+    ) -> Option<Heartbeat> {
+        let last = self.heartbeat(replica, known_epoch, Micros::ZERO, now)?;
+        self.phase = Phase::Left;
+        Some(Heartbeat { matters_for, leaves: true, ..last })
+    }
+
+    /// Takes in the answer to a heartbeat of a replica. Returns whether all members have reported now, and had not before.
+    pub(in crate::limiter) fn learn(&mut self, replica: u64, answer: &HeartbeatAnswer, now: Moment) -> bool {
+        self.version = answer.version;
+        let others = answer.members.iter().filter(|member| member.replica != replica).copied().collect();
+        self.listed = Some(Listed { at: now, others });
+        let mut counted: Vec<u64> =
+            answer.members.iter().filter(|member| member.is_counted).map(|member| member.replica).collect();
+        counted.sort_unstable();
+        self.me = replica;
+        if answer.is_known_to_all {
+            self.agreed.clone_from(&counted);
         }
+        self.counted = counted;
+        let before = std::mem::replace(&mut self.reports, answer.reports);
+        (before, answer.reports) == (Reports::Awaited, Reports::Complete)
     }
 
-    /// Returns this replica.
-    pub(in crate::limiter) fn me(&self) -> Replica {
-        lock(&self.me).clone()
+    /// Returns whether this replica keeps copies of what others were granted: all do in a small fleet, a few in a large one.
+    pub(in crate::limiter) fn follows(&self) -> bool {
+        let before_me = self.counted.iter().filter(|member| **member < self.me).count();
+        self.counted.len() <= FOLLOWERS_ALL || before_me < FOLLOWERS
     }
 
-    /// Returns the number of replicas to assume before the store has answered.
-    pub(in crate::limiter) fn assumed(&self) -> u64 {
-        self.assumed
+    /// Returns whether no other replica can have been granted anything that matters, as the store said last.
+    pub(in crate::limiter) fn is_alone(&self) -> bool {
+        self.listed.as_ref().is_some_and(|listed| listed.others.is_empty())
     }
 
-    /// Returns whether replicas that started at the same time may not be listed yet.
-    fn is_new(&self) -> bool {
-        self.start.elapsed() < NEW_FOR
+    /// Returns how many of these replicas are no counted members: they keep their keys in another layout.
+    pub(in crate::limiter) fn strangers(&self, listed: &[u64]) -> u64 {
+        listed.iter().filter(|replica| **replica != self.me && !self.counted.contains(replica)).count() as u64
     }
 
-    /// Sets the hash of this replica's configuration, and registers it at once.
-    pub(in crate::limiter) fn configured(&self, configuration: &Arc<str>) {
-        lock(&self.me).configuration = configuration.clone();
-        self.changed.notify_one();
-    }
-
-    /// Returns this replica, then the others that the store listed last.
-    pub(in crate::limiter) fn replicas(&self) -> Vec<Replica> {
-        let mut replicas = vec![self.me()];
-        if let Some(Listed { at, replicas: listed, .. }) = &*lock(&self.listed) {
-            let others = listed.iter().filter(|replica| replica.id != replicas[0].id).cloned();
-            let aged = others.map(|replica| Replica { seen_ago: replica.seen_ago + at.elapsed(), ..replica });
-            replicas.extend(aged.collect::<Vec<_>>());
+    /// Returns this replica's share while the store is away: of `assumed` replicas before the store has answered. `strangers` have shares,
+    /// too, which are rounded down.
+    ///
+    /// Invariant: the shares of all members sum up to no more than the whole. A change of the members makes shares larger only when
+    /// every member knows of it: until then each has the smaller one, and a new member none.
+    pub(in crate::limiter) fn share(&self, assumed: u64, strangers: u64) -> Share {
+        if self.listed.is_none() {
+            return Share { parts: assumed.max(1), place: None, clock_ahead: 0 };
         }
-        replicas
-    }
-
-    /// Returns the replicas that the store listed last, of every layout of keys.
-    pub(in crate::limiter) fn listed(&self) -> Vec<u64> {
-        let listed = lock(&self.listed);
-        listed.iter().flat_map(|listed| &listed.replicas).map(|replica| replica.id).collect()
-    }
-
-    /// Returns the host of a replica, if it is known.
-    pub(in crate::limiter) fn host_of(&self, id: u64) -> Option<Arc<str>> {
-        let host = self.replicas().into_iter().find(|replica| replica.id == id)?.host;
-        Some(host).filter(|host| !host.is_empty())
-    }
-
-    /// Registers this replica and takes in the list of members.
-    pub(in crate::limiter) async fn register_replica(&self, store: &dyn Store) {
-        match store.register_replica(&self.me(), false).await {
-            Ok(replicas) => {
-                let mut listed = lock(&self.listed);
-                *listed = Some(Listed { at: Instant::now(), replicas });
-            }
-            // The key holds something else, until somebody deletes that.
-            Err(error @ StoreError::Unreadable(_)) => warn!(%error, "the fleet is not known"),
-            // The store counts and logs the error. The members stay as they were listed.
-            Err(error) => debug!(%error, "the fleet is not known"),
-        }
-    }
-
-    /// Registers this replica again and again, for as long as it is polled.
-    pub(in crate::limiter) async fn keep_registered(&self, store: &dyn Store) {
-        loop {
-            let pause = if self.is_new() { INTERVAL_WHEN_NEW } else { INTERVAL };
-            tokio::select! {
-                biased;
-                () = sleep(pause) => {}
-                () = self.changed.notified() => {}
-            }
-            self.register_replica(store).await;
-        }
-    }
-
-    /// Signs this replica off.
-    pub(in crate::limiter) async fn leave(&self, store: &dyn Store) {
-        // After a failure its membership ends by the TTL.
-        let _ = timeout(LEAVING_MAX, store.register_replica(&self.me(), true)).await;
+        let Some(place) = self.agreed.iter().position(|member| *member == self.me) else {
+            return Share::NONE;
+        };
+        let parts = self.agreed.len().max(self.counted.len()) as u64 + strangers;
+        let is_agreed = self.agreed == self.counted && strangers == 0;
+        Share { parts, place: is_agreed.then_some(place as u64), clock_ahead: 0 }
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replicas_of_another_layout_have_shares_too() {
+        let mut known = Members::default();
+        let member = |replica| Member { replica, matters_for: Micros::ZERO, is_counted: true };
+        let members = vec![member(1), member(2)];
+        known.learn(
+            2,
+            &HeartbeatAnswer { version: 1, is_known_to_all: true, members, ..HeartbeatAnswer::default() },
+            Moment(1),
+        );
+        let strangers = known.strangers(&[1, 2, 7]);
+        assert_eq!((known.strangers(&[1, 2]), strangers), (0, 1));
+        assert_eq!(known.share(1, 0), Share { parts: 2, place: Some(1), clock_ahead: 0 });
+        assert_eq!(known.share(1, strangers), Share { parts: 3, place: None, clock_ahead: 0 });
+    }
 }

@@ -1,14 +1,14 @@
 //! Keeps limits when the store forgets its state, or cannot be reached.
 //!
 //! - [`link`]: one part of a store as this replica knows it: clock, epoch, whether it answers; a pure core.
-//! - [`session`]: that core as all workers share it, and the ledger.
-//! - [`ledger`]: the permits granted to this replica, to be written back to a store that lost them.
-//! - [`copies`]: copies of the other replicas' ledgers.
+//! - [`members`]: the members that share a part of a store, and what this replica has told it; a pure core.
+//! - [`ledger`]: the permits granted to this replica, to be written back to a store that lost them; a pure core.
+//! - [`copies`]: copies of the other replicas' ledgers; a pure core.
+//! - [`session`]: the four cores as all workers share them.
 //! - [`offline_grants`]: the permits granted by this replica itself while the store was unreachable.
 //! - [`write_back`]: sends both to the store.
 //! - [`heartbeat`]: the loop that tells the store of this replica, and notices a doubt of what the store knows.
-//! - [`peers`]: the members that share a part of a store, and what this replica has told it.
-//! - [`members`]: the replicas that divide a limit while the store is unreachable.
+//! - [`fleet`]: the replicas that divide a limit while the store is unreachable.
 //! - [`earlier_layout`]: has states written for replicas of an earlier version.
 //! - [`fallback`]: this replica's own memory, used meanwhile.
 //!
@@ -17,12 +17,12 @@
 pub(in crate::limiter) mod copies;
 pub(in crate::limiter) mod earlier_layout;
 pub(in crate::limiter) mod fallback;
+pub(in crate::limiter) mod fleet;
 pub(in crate::limiter) mod grants;
 pub(in crate::limiter) mod heartbeat;
 pub(in crate::limiter) mod ledger;
 pub(in crate::limiter) mod link;
 pub(in crate::limiter) mod members;
 pub(in crate::limiter) mod offline_grants;
-pub(in crate::limiter) mod peers;
 pub(in crate::limiter) mod session;
 pub(in crate::limiter) mod write_back;

@@ -1,5 +1,5 @@
-//! The session with one part of a store, as all workers of this replica share it: the [core](crate::limiter::recovery::link)
-//! under one lock, and the permits granted there.
+//! The session with one part of a store, as all workers of this replica share it: its [core](crate::limiter::recovery::link),
+//! the members, the permits granted there and copies of others', each under a lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use crate::limiter::recovery::earlier_layout::EarlierLayout;
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::ledger::Ledger;
 use crate::limiter::recovery::link::{Followed, Link, Session, SessionAction, SessionEvent, Terms};
-use crate::limiter::recovery::peers::Peers;
+use crate::limiter::recovery::members::Members;
 use crate::limiter::store::Store;
 use crate::limiter::store::call_gate::CallGate;
 use crate::limiter::store::clock::StoreClock;
@@ -24,18 +24,16 @@ pub(in crate::limiter) struct StoreSession {
     pub(in crate::limiter) store: Arc<dyn Store>,
     /// This process's clock, used before the store's first answer.
     pub(in crate::limiter) wall: Clock,
-    /// The permits granted to this replica.
-    pub(in crate::limiter) ledger: Ledger,
-    /// Copies of the permits granted to the other replicas.
-    pub(in crate::limiter) copies: Copies,
     pub(in crate::limiter) terms: Terms,
     /// Bounds the calls of workers.
     pub(in crate::limiter) gate: CallGate,
-    /// The members that share the store, and what this replica has told it.
-    pub(in crate::limiter) peers: Peers,
     /// What is kept for replicas of an earlier version.
     pub(in crate::limiter) earlier_layout: EarlierLayout,
+    /// The four cores. Whoever holds two of them at once has locked the copies before the ledger.
     state: Mutex<Session>,
+    members: Mutex<Members>,
+    copies: Mutex<Copies>,
+    ledger: Mutex<Ledger>,
     /// One more than the epoch whose slots may be used; zero if none may be. Read for each permit, so it stands outside the lock.
     usable: AtomicU64,
     /// Wakes the heartbeat.
@@ -62,26 +60,41 @@ impl StoreSession {
         StoreSession {
             store,
             wall,
-            ledger: Ledger::default(),
-            copies: Copies::default(),
             terms,
             gate,
-            peers: Peers::default(),
             earlier_layout: EarlierLayout::default(),
             state: Mutex::new(Session::new(terms)),
+            members: Mutex::default(),
+            copies: Mutex::default(),
+            ledger: Mutex::default(),
             usable: AtomicU64::new(1),
             changed: Notify::new(),
         }
     }
 
     fn state(&self) -> MutexGuard<'_, Session> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
+    }
+
+    /// Returns the permits granted to this replica.
+    pub(in crate::limiter) fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        lock(&self.ledger)
+    }
+
+    /// Returns the copies of the permits granted to the other replicas.
+    pub(in crate::limiter) fn copies(&self) -> MutexGuard<'_, Copies> {
+        lock(&self.copies)
+    }
+
+    /// Returns the members that share the store, and what this replica has told it.
+    pub(in crate::limiter) fn members(&self) -> MutexGuard<'_, Members> {
+        lock(&self.members)
     }
 
     /// Takes in an event. Returns what is known then, and whether the store has lost its state with it.
     pub(in crate::limiter) fn on(&self, event: SessionEvent, now: Moment) -> (Known, bool) {
         if let SessionEvent::Answered { epoch, .. } = event {
-            self.peers.answered(epoch.now);
+            self.members().answered(epoch.now);
         }
         let mut actions = Vec::new();
         let mut state = self.state();
@@ -97,10 +110,10 @@ impl StoreSession {
                         ?step,
                         "the store's clock was stepped: replicas write back their grants into a new epoch"
                     );
-                    self.ledger.step(*step);
-                    self.copies.step(*step);
+                    self.ledger().step(*step);
+                    self.copies().step(*step);
                 }
-                SessionAction::Forget { memory, until } => self.ledger.forget(*memory, *until),
+                SessionAction::Forget { memory, until } => self.ledger().forget(*memory, *until),
                 SessionAction::Lose | SessionAction::Reset => {}
             }
             self.changed.notify_one();
@@ -144,7 +157,7 @@ impl StoreSession {
         let (now, followed) = (self.now(), self.state().resets.followed);
         for reset in resets.iter().filter(|reset| reset.at > followed) {
             let local_at = fallback.clock.now() - (now - reset.at);
-            self.ledger.reset(reset, local_at);
+            self.ledger().reset(reset, local_at);
             fallback.store.reset_at(local_at, &reset.name, reset.partition);
             self.on(SessionEvent::Followed(reset.at), self.moment());
             info!(limiter = %reset.name, "reset: earlier use no longer counts");
@@ -201,4 +214,8 @@ impl StoreSession {
         let now = self.moment();
         self.clock().map_or_else(|| self.wall.at(now), |clock| clock.earliest(now))
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

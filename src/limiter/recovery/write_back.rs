@@ -23,7 +23,7 @@ pub(in crate::limiter) async fn write_back(
     session: &StoreSession,
     fallback: &Fallback,
 ) -> Result<bool, StoreError> {
-    let limiter_refs = session.ledger.unreported();
+    let limiter_refs = session.ledger().unreported();
     if !limiter_refs.is_empty() {
         warn!(
             limiters = limiter_refs.len(),
@@ -35,7 +35,7 @@ pub(in crate::limiter) async fn write_back(
         .map(|limiter_ref| async move { write_back_one(session, fallback, &limiter_ref).await });
     // A failed write does not stop the others.
     let written: Vec<_> = stream::iter(writes).buffer_unordered(WRITES_MAX).collect().await;
-    let mut is_complete = session.ledger.is_complete(session.now());
+    let mut is_complete = session.ledger().is_complete(session.now());
     for result in written {
         is_complete &= result?;
     }
@@ -51,7 +51,7 @@ pub(in crate::limiter) async fn report_offline_grants(
     limiter_refs: &[LimiterRef],
     fallback: &Fallback,
 ) -> Result<(), StoreError> {
-    if session.ledger.has_unreported() {
+    if session.ledger().has_unreported() {
         for limiter_ref in limiter_refs {
             write_back_one(session, fallback, limiter_ref).await?;
         }
@@ -68,11 +68,11 @@ async fn write_back_one(
     let epoch = session.epoch();
     loop {
         let now = fallback.clock.now();
-        let Some(part) = session.ledger.next_unreported(limiter_ref, now) else { return Ok(true) };
+        let Some(part) = session.ledger().next_unreported(limiter_ref, now) else { return Ok(true) };
         let write = write_of(session, fallback.replica, epoch, &part, now);
         match session.store.write_back(limiter_ref, &write).await {
             Ok(Epoch { id, now: store_now, .. }) if id == epoch => {
-                session.ledger.confirm_report(limiter_ref, &part, store_now, now);
+                session.ledger().confirm_report(limiter_ref, &part, store_now, now);
             }
             Ok(_) => return Ok(false),
             // The key holds something else, until somebody deletes that; nothing is left to write then.

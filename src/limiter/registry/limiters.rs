@@ -16,8 +16,8 @@ use crate::limiter::model::{
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::worker::settle_pauses;
 use crate::limiter::recovery::fallback::Fallback;
+use crate::limiter::recovery::fleet::Fleet;
 use crate::limiter::recovery::heartbeat::{News, Recovery, beat, leave};
-use crate::limiter::recovery::members::Fleet;
 use crate::limiter::recovery::session::StoreSession;
 use crate::limiter::registry::in_force::InForce;
 use crate::limiter::registry::inspection::{Inspection, LimiterStatus, NotFound, Tally};

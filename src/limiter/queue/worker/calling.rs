@@ -74,7 +74,7 @@ impl Worker {
     pub(super) fn take_result(&mut self, (made, result): CallResult) {
         match result {
             // What was granted meanwhile without the store was not in its reckoning.
-            Ok(answer) if self.session.ledger.lacks(&made.limiter_refs) => {
+            Ok(answer) if self.session.ledger().lacks(&made.limiter_refs) => {
                 let epoch = Epoch { now: answer.now, ..answer.epoch };
                 let (known, _) =
                     self.session.on(SessionEvent::Answered { sent: made.at, epoch }, self.session.moment());
@@ -103,7 +103,7 @@ impl Worker {
             return self.events.push(Event::PutBack);
         }
         if self.session.store.may_fail() {
-            self.session.ledger.record(&made.limiter_refs, &made.call, &answer);
+            self.session.ledger().record(&made.limiter_refs, &made.call, &answer);
         }
         self.observe_usage(made.at, &answer);
         self.calling.hearing.answered(&answer);
@@ -140,7 +140,7 @@ impl Worker {
         if answer.epoch.id < self.session.epoch() || answer.epoch.settles_until.is_some() {
             return;
         }
-        self.session.ledger.record(&made.limiter_refs, &made.call, &answer);
+        self.session.ledger().record(&made.limiter_refs, &made.call, &answer);
         let generations = answer.generations.iter().map(|generation| generation.number).collect();
         let unused = granted(&made.call, &answer).map(|(slot, cost)| Holding { slot, cost, count: 1 });
         self.events.push(Event::AnsweredLate(unused.collect(), generations));

@@ -51,7 +51,8 @@ impl Worker {
         self.charge_usage();
         self.usage.is_old = true;
         // A replica that is alone, or has never seen the store, knows of nobody else.
-        if (self.session.peers.is_alone() && self.strangers() == 0) || self.session.epoch() == 0 {
+        let is_alone = self.session.members().is_alone();
+        if (is_alone && self.strangers() == 0) || self.session.epoch() == 0 {
             return;
         }
         let Fallback { store, clock, replica, .. } = &*self.fallback;
@@ -104,13 +105,13 @@ impl Worker {
         call.runs.retain(|run| run.cost <= cost_max);
         let answer = self.ask_fallback(call.clone(), &refs.unwrap_or_default());
         let granted: Vec<_> = booked(&call, &answer).collect();
-        self.session.ledger.record_offline(answer.now, &self.calling.limiter_refs, &granted);
+        self.session.ledger().record_offline(answer.now, &self.calling.limiter_refs, &granted);
         self.events.push(Event::AnsweredLocally(Box::new(LocalAnswer { answer, cost_max })));
     }
 
     /// Gives slots back to this replica's own memory.
     pub(super) fn return_locally(&mut self, give_back: Vec<Holding>) {
-        self.session.ledger.remove_offline(&self.calling.limiter_refs, &give_back);
+        self.session.ledger().remove_offline(&self.calling.limiter_refs, &give_back);
         let refs = self.local_refs().unwrap_or_default();
         self.ask_fallback(Call { give_back, ..Call::default() }, &refs);
     }
@@ -125,7 +126,7 @@ impl Worker {
         let call = Call { replica: *replica, generations, runs, ..Call::default() };
         let answer = store.reserve_now(refs, &call);
         let granted: Vec<_> = booked(&call, &answer).collect();
-        self.session.ledger.record_offline(answer.now, refs, &granted);
+        self.session.ledger().record_offline(answer.now, refs, &granted);
     }
 
     /// Returns this replica's share while the store is away. It is the same to all its workers for a whole outage.
@@ -133,13 +134,14 @@ impl Worker {
         let Fallback { clock, fleet, .. } = &*self.fallback;
         let known = self.session.away_since().zip(self.session.clock());
         let ahead = known.map(|(since, store)| signed(store.earliest(since)) - signed(clock.at(since)));
-        let share = self.session.peers.share(fleet.assumed(), self.strangers());
+        let strangers = self.strangers();
+        let share = self.session.members().share(fleet.assumed(), strangers);
         Share { clock_ahead: ahead.unwrap_or_default(), ..share }
     }
 
     /// Returns the number of replicas that share the store by another layout of its keys.
     fn strangers(&self) -> u64 {
-        self.session.peers.strangers(&self.fallback.fleet.listed())
+        self.session.members().strangers(&self.fallback.fleet.listed())
     }
 
     /// Returns this replica's shares of the limiters that are enforced locally; `None` if it has none of one.
