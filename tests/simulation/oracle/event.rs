@@ -71,6 +71,18 @@ pub(crate) struct LimiterModel {
     pub(crate) judges_room: bool,
 }
 
+impl LimiterModel {
+    /// Returns how many replicas at most have a share of the limits: no more than there are permits at one instant.
+    pub(crate) fn shares_max(&self) -> u64 {
+        let at_once = self.limits.iter().map(|limit| match limit.algorithm {
+            Algorithm::SlidingWindow | Algorithm::FixedWindow => limit.rate,
+            Algorithm::TokenBucket { burst } => burst.min(limit.rate),
+            Algorithm::LeakyBucket | Algorithm::WarmUp { .. } => 1,
+        });
+        at_once.min().unwrap_or(u64::MAX)
+    }
+}
+
 /// A limiter and one of its partitions.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct State {

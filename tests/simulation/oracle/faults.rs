@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::event::{Excess, FaultKind, Policy};
+use super::event::{Excess, FaultKind, LimiterModel, Policy};
 
 /// How much longer than its window a limiter with [`Policy::Allow`] is not judged after a fault of the store.
 const ALLOW_AFTER: u64 = 1_000_000;
@@ -142,7 +142,10 @@ impl Faults {
     }
 
     /// Returns the percentage by which windows that begin at `from` may be over; `None`: they are not judged.
-    pub(crate) fn excess(&self, policy: Policy, from: u64) -> Option<u64> {
+    pub(crate) fn excess(&self, limiter: &LimiterModel, from: u64) -> Option<u64> {
+        let policy = limiter.policy;
+        // The first replicas divide a limit that is too small for all.
+        let largest_share = 100_u64.div_ceil(limiter.shares_max().max(1));
         let (mut percent, mut of_splits): (u64, u64) = (0, 0);
         for fault in self.faults.values() {
             let after = if policy == Policy::Allow { ALLOW_AFTER } else { self.lease };
@@ -153,7 +156,10 @@ impl Faults {
                 return None;
             }
             let Excess { local, other } = fault.kind.excess;
-            let excess = if policy == Policy::Local { local } else { other };
+            let excess = match policy {
+                Policy::Local if local > 0 => local.max(largest_share),
+                Policy::Local | Policy::Allow | Policy::Reject => other,
+            };
             percent = percent.max(excess);
             if fault.kind.name == "failover" {
                 // Each further primary has a quota of its own.
