@@ -203,6 +203,13 @@ impl Ledger {
         self.pages.put(key, page, expires);
     }
 
+    /// Returns the permits of a limiter that the store has granted from an instant of its clock on.
+    pub(in crate::limiter) fn granted_since(&self, limiter_ref: &LimiterRef, since: Micros) -> u64 {
+        let entries =
+            self.pages.get(&key(limiter_ref)).map(|page| page.granted.entries()).unwrap_or_default();
+        entries.iter().rev().take_while(|entry| entry.at >= since).map(|entry| entry.permits).sum()
+    }
+
     /// Notes that the store has lost its memory at `latest` of its clock: grants up to then are to be written back, and later
     /// bookings are void. `memory` is its new one.
     pub(in crate::limiter) fn forget(&mut self, memory: u64, latest: Micros) {

@@ -42,6 +42,9 @@ impl Worker {
     /// - the store has granted nothing since an earlier outage: at the last contact, because other replicas may have been granted
     ///   everything.
     ///
+    /// What this replica was granted lately is charged in full: all replicas that have a share have heard of the limit since then, if
+    /// not of these permits.
+    ///
     /// The charge is at least that usage: another queue of the limiter may have charged it already.
     ///
     /// Nobody knows what other replicas were granted since then. So a limit that is soon whole again counts as used up when the
@@ -68,6 +71,9 @@ impl Worker {
     fn charge_usage(&self) {
         let Fallback { store, clock, replica, .. } = &*self.fallback;
         let (share, now) = (self.share(), clock.now());
+        let since = self.session.away_since().unwrap_or_else(|| self.session.moment());
+        let lately =
+            self.session.clock().map(|known| known.earliest(since) - HEARD_LATELY).unwrap_or_default();
         let FleetUsage { used, at, answered, booked_until, is_old } = &self.usage;
         // The latest moment that this instant of the store's clock can be; in calendar windows, the one that the share takes it for.
         let last = booked_until.unwrap_or(*answered);
@@ -80,7 +86,10 @@ impl Worker {
         for place in self.queue.with_policy(OnStoreFailure::Local) {
             let whole = &self.calling.limiter_refs[place];
             let Some((limiter_ref, parts)) = whole.share(share).zip(whole.place(share)) else { continue };
-            let used = used.get(place).map_or(0, |used| used.div_ceil(parts.parts.max(1)));
+            let all = used.get(place).copied().unwrap_or_default();
+            // Of what was granted lately not all replicas with a share may have heard, so that nobody else charges it.
+            let own = self.session.ledger().granted_since(whole, lately).min(all);
+            let used = (all - own).div_ceil(parts.parts.max(1)) + own;
             let full = limiter_ref.rules.iter().map(Rule::capacity).min().unwrap_or_default();
             let used = if is_full { used.max(full) } else { used };
             store.charge_at(now, &limiter_ref, (at, used), *replica);
