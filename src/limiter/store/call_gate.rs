@@ -38,6 +38,26 @@ struct Window {
     quick: usize,
     /// When the number was last made smaller. Calls that were sent before say nothing about the smaller one.
     shrunk: Moment,
+    latency: Latency,
+}
+
+/// How long answers lately took at most, and when the last one came.
+#[derive(Clone, Copy)]
+struct Latency {
+    took: Micros,
+    at: Moment,
+}
+
+impl Latency {
+    /// Returns how long answers take at a moment: a long one is forgotten bit by bit, with further answers and with time.
+    fn at(self, now: Moment) -> Micros {
+        let seconds = u32::try_from((now - self.at).0 / 1_000_000).unwrap_or(u32::MAX);
+        Micros(self.took.0.checked_shr(seconds).unwrap_or_default())
+    }
+
+    fn observe(&mut self, took: Micros, now: Moment) {
+        *self = Latency { took: Micros(self.at(now).0 / 8 * 7).max(took), at: now };
+    }
 }
 
 /// The right to make one call. Dropping it makes room for the next one.
@@ -50,7 +70,9 @@ impl CallGate {
     /// Creates the gate before a store whose calls fail after `timeout`; zero for a store that answers at once.
     pub(in crate::limiter) fn new(timeout: Micros) -> CallGate {
         let (least, most) = CALLS.into_inner();
-        let window = Window { size: least, places: least, threshold: most, quick: 0, shrunk: Moment(0) };
+        let latency = Latency { took: Micros::ZERO, at: Moment(0) };
+        let window =
+            Window { size: least, places: least, threshold: most, quick: 0, shrunk: Moment(0), latency };
         // A store in this process answers at once.
         let timeout = if timeout == Micros::ZERO { Micros(u64::MAX) } else { timeout };
         let slow = Micros(timeout.0 / 4);
@@ -59,6 +81,11 @@ impl CallGate {
 
     fn window(&self) -> MutexGuard<'_, Window> {
         self.window.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns how long the store lately took to answer at most, from the sending of a call on.
+    pub(in crate::limiter) fn latency(&self, now: Moment) -> Micros {
+        self.window().latency.at(now)
     }
 
     /// Waits for a place. Places are given in the order of asking.
@@ -90,6 +117,10 @@ impl CallPlace<'_> {
     pub(in crate::limiter) fn leave(mut self, sent: Moment, ended: Moment, is_answered: bool) {
         let (took, gate) = (ended - sent, self.gate);
         let mut window = gate.window();
+        if is_answered {
+            // One that came after its time says nothing about the next.
+            window.latency.observe(took.min(gate.timeout), ended);
+        }
         if took >= gate.slow {
             if sent >= window.shrunk {
                 window.shrink(took >= gate.timeout, ended);
@@ -139,6 +170,24 @@ mod tests {
             calls.into_iter().for_each(|call| call.leave(sent, *clock, true));
         }
         last
+    }
+
+    #[test]
+    fn a_long_answer_is_forgotten_with_others_and_with_time() {
+        let (gate, start) = (CallGate::new(TIMEOUT), Moment(1_000_000));
+        let answered = |millis: u64, at: Moment| {
+            let place = gate.enter().now_or_never().unwrap();
+            place.leave(at - Micros::from_millis(millis), at, true);
+            gate.latency(at)
+        };
+        assert_eq!(answered(64, start), Micros::from_millis(64));
+        assert_eq!(answered(1, start), Micros::from_millis(56));
+        assert_eq!(gate.latency(start + Micros::from_millis(2000)), Micros::from_millis(14));
+        assert_eq!(
+            answered(5000, start),
+            TIMEOUT,
+            "one that came after its time says nothing about the next"
+        );
     }
 
     #[test]

@@ -88,8 +88,13 @@ impl Worker {
             let Some((limiter_ref, parts)) = whole.share(share).zip(whole.place(share)) else { continue };
             let all = used.get(place).copied().unwrap_or_default();
             // Of what was granted lately not all replicas with a share may have heard, so that nobody else charges it.
-            let own = self.session.ledger().granted_since(whole, lately).min(all);
-            let used = (all - own).div_ceil(parts.parts.max(1)) + own;
+            let ledger = self.session.ledger();
+            let own = ledger.granted_since(whole, lately);
+            // What is booked ahead is in use at its slot, and not yet when the store answered.
+            let ahead = ledger.granted_since(whole, *answered + Micros::ONE);
+            drop(ledger);
+            let others = all.saturating_sub(own - ahead.min(own));
+            let used = others.div_ceil(parts.parts.max(1)) + own;
             let full = limiter_ref.rules.iter().map(Rule::capacity).min().unwrap_or_default();
             let used = if is_full { used.max(full) } else { used };
             store.charge_at(now, &limiter_ref, (at, used), *replica);

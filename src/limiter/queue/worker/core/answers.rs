@@ -30,8 +30,6 @@ impl Worker {
         let Some(sent) = self.calls.under_way.take() else { return };
         let Sent { at, reschedule, replace, arrivals, traded, prefetch } = sent;
         self.calls.contact = Some(at);
-        // The longest one is forgotten bit by bit.
-        self.calls.latency = Micros(self.calls.latency.0 / 8 * 7).max(around.now - at);
         let moved = self.observe_generations(answer, out);
         let source = Source::Store(self.owed.epoch);
         self.refresh_slots(around);

@@ -216,7 +216,7 @@ impl Worker {
         let replaced: usize = replace.iter().map(|(_, count)| count).sum();
         let mut runs = self.runs(now, &replace, &arrivals);
         // Permits are prefetched only where they can be used at once, and pass nobody.
-        let lead = self.lead(now, &replace);
+        let lead = self.lead(around, &replace);
         let is_calm = replace.is_empty() && self.arrivals.list.is_empty() && lead == Micros::ZERO;
         let wanted = self.prefetch_wanted(now).filter(|_| is_calm);
         runs.extend(wanted.map(|(cost, count)| Run { cost: cost.get(), wait_max: Micros::ZERO, count }));
@@ -237,12 +237,12 @@ impl Worker {
 
     /// Returns how far ahead the next call books. Where an answer takes longer than a slot stays good, slots that begin with the call
     /// are late when the answer comes. A request whose wait ends before takes what comes, as where nobody may wait.
-    fn lead(&self, now: Moment, replace: &[(Permits, usize)]) -> Micros {
+    fn lead(&self, around: &Around, replace: &[(Permits, usize)]) -> Micros {
+        let Around { now, latency, .. } = *around;
         let deadline =
             |(cost, _): &(Permits, usize)| self.cost_queues.get(cost).and_then(CostQueue::last_deadline);
         let least =
             replace.iter().filter_map(deadline).min().map_or(Micros(u64::MAX), |deadline| deadline - now);
-        let latency = self.calls.latency;
         let may_wait = self.limits.max_waiting > 0 && latency <= least;
         if latency > self.limits.guard && may_wait { latency } else { Micros::ZERO }
     }

@@ -37,6 +37,8 @@ pub(in crate::limiter) struct Around {
     pub(in crate::limiter) clock: StoreClock,
     /// The time of this replica's own memory.
     pub(in crate::limiter) wall: Micros,
+    /// How long the store lately took to answer at most.
+    pub(in crate::limiter) latency: Micros,
     /// How many more permits may be in flight. While it is zero, a permit that was sent is an event.
     pub(in crate::limiter) in_flight_left: u32,
 }

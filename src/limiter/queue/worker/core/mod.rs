@@ -107,8 +107,6 @@ struct Calls {
     local: Option<Asked>,
     /// When the latest answered call was sent.
     contact: Option<Moment>,
-    /// How long answers lately took at most.
-    latency: Micros,
     /// When the latest heartbeat was sent that spares the queue a call; `None` if none does.
     heard: Option<Moment>,
     /// The moment before which no call is made, because one has failed.
@@ -199,7 +197,6 @@ impl Worker {
                 under_way: None,
                 local: None,
                 contact: None,
-                latency: Micros::ZERO,
                 heard: None,
                 not_before: now,
                 has_changed: false,

@@ -49,7 +49,7 @@ fn limits(rate: u64, wait_seconds: u32, policy: OnStoreFailure) -> Limits {
 
 fn around(now: Moment) -> Around {
     let clock = StoreClock::new(now, now, shown(now));
-    Around { now, clock, wall: shown(now), in_flight_left: 128 }
+    Around { now, clock, wall: shown(now), latency: Micros::ZERO, in_flight_left: 128 }
 }
 
 fn arrival(request: u32, now: Moment, wait_millis: u64) -> Event {
