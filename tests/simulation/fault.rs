@@ -363,7 +363,8 @@ impl Kind {
     /// Returns whether it may take away what somebody knew of earlier use: the memory of the store, a replica, or contact
     /// between them. A moment of silence does not.
     pub fn loses_knowledge(&self) -> bool {
-        const SHORT: u64 = 500 * MILLI;
+        // A lease without the heartbeat before: then the store begins a new epoch.
+        const SHORT: u64 = 300 * MILLI;
         match self {
             Kind::Freeze { lasts } | Kind::PauseWrites { lasts } | Kind::CutOff { lasts, .. } => {
                 *lasts > SHORT
