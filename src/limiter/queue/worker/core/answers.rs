@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::iter::repeat_n;
 
-use crate::clock::Micros;
+use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Answer, Generation, Generations, Outcome, Permits};
 use crate::limiter::queue::cost_queue::{Stage, Waiter};
 use crate::limiter::queue::pause::in_pause;
@@ -26,10 +26,17 @@ struct Outcomes<'a, I> {
 
 impl Worker {
     /// Takes in the store's answer to the call under way.
-    pub(super) fn answered(&mut self, answer: &Answer, budget: u64, around: &Around, out: &mut Vec<Action>) {
+    pub(super) fn answered(
+        &mut self,
+        answer: &Answer,
+        (budget, sent_at): (u64, Moment),
+        around: &Around,
+        out: &mut Vec<Action>,
+    ) {
         let Some(sent) = self.calls.under_way.take() else { return };
-        let Sent { at, reschedule, replace, arrivals, traded, prefetch } = sent;
-        self.calls.contact = Some(at);
+        let Sent { reschedule, replace, arrivals, traded, prefetch, .. } = sent;
+        // It may have waited for long before it was sent.
+        self.calls.contact = Some(sent_at);
         let moved = self.observe_generations(answer, out);
         let source = Source::Store(self.owed.epoch);
         self.refresh_slots(around);

@@ -81,9 +81,9 @@ pub(in crate::limiter) enum Event {
     Left(Vec<RequestId>),
     /// A permit of this slot and cost comes back.
     Returned(Slot, Permits, Back),
-    /// The store has carried out the call, which may be followed by so many refusals without a call. Told after the link that the
-    /// answer leads to.
-    Answered(Box<Answer>, u64),
+    /// The store has carried out the call that was sent at a moment, which may be followed by so many refusals without a call. Told
+    /// after the link that the answer leads to.
+    Answered(Box<Answer>, u64, Moment),
     /// The store grants nothing yet, or answered in an epoch that is over: the call booked nothing.
     PutBack,
     /// The call has failed. If it was not sent, it has given back nothing.

@@ -248,7 +248,7 @@ impl Worker {
             Event::Arrived(arrival) => self.arrive(arrival, around.now, out),
             Event::Left(left) => self.cost_queues.values_mut().for_each(|queue| queue.remove(&left)),
             Event::Returned(slot, cost, back) => self.take_back(slot, cost, back, around, out),
-            Event::Answered(answer, budget) => self.answered(&answer, budget, around, out),
+            Event::Answered(answer, budget, sent) => self.answered(&answer, (budget, sent), around, out),
             Event::PutBack => self.put_back_call(),
             Event::Failed { unsent } => self.failed(unsent),
             Event::AnsweredLate(holdings, generations) => {

@@ -69,7 +69,7 @@ fn booked(now: Moment, slots: &[Micros]) -> Event {
         outcomes: slots.iter().map(|at| (1, Outcome::Booked(*at))).collect(),
         ..Answer::default()
     };
-    Event::Answered(Box::new(answer), 0)
+    Event::Answered(Box::new(answer), 0, now)
 }
 
 /// Returns the same answer of this replica's own memory.
@@ -347,7 +347,7 @@ impl World {
         };
         let answer = self.store.reserve_at(shown(self.now), &self.limits.refs, call);
         let epoch = Epoch { id: epoch, ..answer.epoch };
-        Event::Answered(Box::new(Answer { epoch, ..answer }), 5)
+        Event::Answered(Box::new(Answer { epoch, ..answer }), 5, self.now)
     }
 
     /// Takes the core through some time. Returns what it was told, and what it did.

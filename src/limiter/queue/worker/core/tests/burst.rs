@@ -90,7 +90,7 @@ fn burst(lasts: Micros) -> Vec<(Moment, Micros)> {
                     Outcome::Booked(at) => at,
                     other => panic!("{other:?}"),
                 }));
-                replica.on(now, vec![Event::Answered(Box::new(answer), 0)]);
+                replica.on(now, vec![Event::Answered(Box::new(answer), 0, now)]);
             }
         }
         assert!(now < after(9000), "no end");
