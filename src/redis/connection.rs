@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use deadpool::managed::PoolError;
-use futures_util::future::{BoxFuture, FutureExt, join, ready, select_ok};
+use futures_util::future::{BoxFuture, FutureExt, TryFutureExt, join, ready, select_ok};
 use redis::{Cmd, RedisError, Value};
 use tokio::time::{Instant, timeout};
 
@@ -254,7 +254,7 @@ impl PartConnection {
         if !self.part.health.is_up() {
             return Err((StoreError::Away, None));
         }
-        let (store, again, command) = (self.clone(), self.clone(), Arc::new(command));
+        let (store, again, command, caller) = (self.clone(), self.clone(), Arc::new(command), owner.clone());
         let first = command.clone();
         let mut attempt = async move { store.attempt(op, owner.as_str(), &*first).await }.boxed();
         let mut unconfirmed = None;
@@ -269,10 +269,17 @@ impl PartConnection {
         let result = self.timed(op, self.shared.timeout, in_time).await;
         result.map_err(|error| match error {
             StoreError::Timeout(_) => {
-                let again = async move { again.attempt(op, RECOVERY, &*command).await }.boxed();
+                let first = attempt.map_ok(|reply| (reply, false)).boxed();
+                let store = self.clone();
+                let again = async move { again.attempt(op, RECOVERY, &*command).await };
+                let both = select_ok([first, again.map_ok(|reply| (reply, true)).boxed()]);
                 let late = async move {
-                    let both = select_ok([attempt, again]);
-                    timeout(LATE_MAX, both).await.ok()?.ok().map(|(reply, _)| reply.value)
+                    let ((reply, is_other), _) = timeout(LATE_MAX, both).await.ok()?.ok()?;
+                    if is_other {
+                        // The server answers, so that the first connection may lose what it says.
+                        store.shared.connections.unanswered(&store.owner(caller.as_str()));
+                    }
+                    Some(reply.value)
                 };
                 // Nobody knows by then whether a replica has confirmed it.
                 let error = if self.needs_confirmation(op) { StoreError::Unconfirmed } else { error };
@@ -355,6 +362,9 @@ impl PartConnection {
         let mut connection = got.map_err(|error| self.lost(&error))?;
         let script = self.shared.script(op);
         let (unknown, result) = script.call(&mut connection.wire, &command(&connection.run)).await;
+        if result.is_ok() {
+            self.shared.connections.answered(&owner);
+        }
         let era = connection.era;
         Ok((unknown, result.map(|value| Reply { value, is_confirmed: true, era })))
     }
