@@ -430,6 +430,33 @@ async fn weir_recovers_from_replies_held_back() {
     comes_back(&mut trial).await;
 }
 
+#[tokio::test]
+async fn a_connection_whose_answers_are_lost_is_replaced() {
+    const CALM: usize = 8;
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let cut = Cut::before(redis.port()).await;
+    let store = redis.store().replace(&redis.port().to_string(), &cut.port().to_string());
+    // Each request makes a call of its own.
+    let limiter = "{limits: [100000/1h], queue: {timeout: 30s}}";
+    let weir = Weir::start(&one_limiter(&store, limiter, &upstream)).await;
+    assert_eq!(weir.get("/").await.status, 200);
+    cut.mute_connections();
+    let timeouts = async || {
+        let labels = [("op", "reserve"), ("result", "timeout")];
+        weir.metrics().await.sum("weir_store_calls_total", &labels)
+    };
+    eventually("calls are answered in time", PATIENCE, async || {
+        let before = timeouts().await;
+        for _ in 0..CALM {
+            let status = weir.get("/").await.status;
+            assert!(matches!(status, 200 | 503), "{status}");
+        }
+        timeouts().await == before
+    })
+    .await;
+}
+
 const FROZEN: Duration = Duration::from_secs(6);
 /// The time from the thaw until all replicas ask the store again.
 const RECOVERY: Duration = Duration::from_secs(2);

@@ -38,6 +38,8 @@ struct Rules {
     cut_after: Option<usize>,
     /// The number of resets of all connections; a connection ends when it differs from the number at its start.
     drops: u64,
+    /// The number of times that all connections were muted; one is mute when it differs from the number at its start.
+    mutes: u64,
 }
 
 /// Bytes of the server, with the instant at which they are due at the client.
@@ -66,6 +68,11 @@ impl Cut {
     /// Resets all connections that have carried data.
     pub(crate) fn drop_connections(&self) {
         self.rules.send_modify(|rules| rules.drops += 1);
+    }
+
+    /// Loses whatever the server says on the present connections from now on. Requests still reach it.
+    pub(crate) fn mute_connections(&self) {
+        self.rules.send_modify(|rules| rules.mutes += 1);
     }
 
     /// Closes new connections at once while `refuse` is set.
@@ -99,7 +106,7 @@ async fn accept(listener: TcpListener, port: u16, rules: Arc<watch::Sender<Rules
             connections.spawn(serve(
                 client,
                 port,
-                Line { rules: Arc::clone(&rules), watched, drops: now.drops },
+                Line { rules: Arc::clone(&rules), watched, drops: now.drops, mutes: now.mutes },
             ));
         }
     }
@@ -109,8 +116,9 @@ async fn accept(listener: TcpListener, port: u16, rules: Arc<watch::Sender<Rules
 struct Line {
     rules: Arc<watch::Sender<Rules>>,
     watched: watch::Receiver<Rules>,
-    /// The number at the start of the connection.
+    /// The numbers at the start of the connection.
     drops: u64,
+    mutes: u64,
 }
 
 async fn serve(mut client: TcpStream, port: u16, line: Line) {
@@ -164,6 +172,9 @@ async fn deliver(mut held: mpsc::Receiver<Held>, mut client: WriteHalf<'_>, line
     while let Some((due, bytes)) = held.recv().await {
         sleep_until(due).await;
         watched.wait_for(|rules| !rules.swallow).await.map_err(|_| reset())?;
+        if watched.borrow().mutes != line.mutes {
+            continue;
+        }
         cut_after = cut_after.or_else(|| line.take_cut());
         let Some(left) = cut_after.as_mut() else {
             client.write_all(&bytes).await?;
