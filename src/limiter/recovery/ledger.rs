@@ -14,7 +14,7 @@ use crate::limiter::arithmetic::cell::Entry;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::timeline::Timeline;
-use crate::limiter::model::{Answer, Call, Holding, LimiterName, Partition, Reset, Step};
+use crate::limiter::model::{Answer, Call, Holding, Limiter, LimiterName, Partition, Reset, Step};
 use crate::limiter::recovery::grants::{charge, granted, window};
 use crate::limiter::recovery::offline_grants::{OfflineGrants, OfflineRecord};
 use crate::limiter::store::expiry::Expiring;
@@ -201,6 +201,25 @@ impl Ledger {
         entries.iter().for_each(|entry| charge(&mut page.granted, &page.windows, entry.at, entry.permits));
         let expires = page.expires();
         self.pages.put(key, page, expires);
+    }
+
+    /// Takes over what another ledger knows of a limiter whose state moves to this one's part of the store: that part does not have it.
+    pub(in crate::limiter) fn take_over(&mut self, limiter: &Limiter, other: &Ledger) {
+        for (key, from) in other.pages.iter().filter(|(key, _)| key.0 == limiter.name) {
+            let Some(mut page) = take(&mut self.pages, key) else { continue };
+            if page.windows.is_empty() {
+                let group = limiter.group.clone();
+                let limiter_ref = from.limiter_ref.clone().map(|known| LimiterRef { group, ..known });
+                (page.limiter_ref, page.windows) = (limiter_ref, from.windows.clone());
+            }
+            for entry in from.granted.entries().iter().chain(from.forgotten.entries()) {
+                charge(&mut page.forgotten, &page.windows, entry.at, entry.permits);
+            }
+            self.has_unreported |= page.is_pending();
+            let expires = page.expires();
+            self.pages.put(key.clone(), page, expires);
+        }
+        self.changes += 1;
     }
 
     /// Returns the permits of a limiter that the store has granted from an instant of its clock on.

@@ -204,6 +204,11 @@ impl StoreSession {
         Some((clock.due(stretch.from).min(now), until))
     }
 
+    /// Gives the heartbeat something to do: the ledger has grants that the store does not have.
+    pub(in crate::limiter) fn wake(&self) {
+        self.changed.notify_one();
+    }
+
     /// Waits until the heartbeat has something to do: a new epoch has begun, or a limiter was reset.
     pub(in crate::limiter) async fn changed(&self) {
         self.changed.notified().await;

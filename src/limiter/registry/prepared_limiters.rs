@@ -11,6 +11,20 @@ use crate::limiter::registry::limiter_set::{LimiterSet, LimiterSetError};
 use crate::limiter::registry::series::series;
 use crate::limiter::registry::store_sessions::NewSessions;
 
+type Move = (Arc<Limiter>, Arc<StoreSession>, Arc<StoreSession>);
+
+/// Returns the limiters whose state moves to another part of the store, each with the sessions that it leaves and joins.
+fn moved(before: &[Arc<ActiveLimiter>], next: &[Arc<ActiveLimiter>]) -> Vec<Move> {
+    let before: HashMap<_, _> = before.iter().map(|active| (&active.name, active)).collect();
+    let moves = next.iter().filter_map(|active| {
+        let from = before.get(&active.name)?.session.clone();
+        let (limiter, to) = (active.limiter().clone(), active.session.clone());
+        let is_moved = !Arc::ptr_eq(&from, &to) && from.store.may_fail() && to.store.may_fail();
+        is_moved.then_some((limiter, from, to))
+    });
+    moves.collect()
+}
+
 /// Limiters that are ready to come into force.
 ///
 /// Dropped without a commit, they leave no trace: no worker, metric, store key, partition or queue has changed. One
@@ -92,7 +106,13 @@ impl PreparedLimiters {
         }
         next.iter().for_each(|active| active.metrics().publish());
         let kept: HashSet<_> = next.iter().map(|active| active.name.clone()).collect();
+        let moved = moved(&in_force.limiters(), &next);
         let before = in_force.replace(next);
+        for (limiter, from, to) in moved {
+            // Another part of a store holds the state from now on, and knows nothing of what was granted.
+            to.ledger().take_over(&limiter, &from.ledger());
+            to.wake();
+        }
         if !changed.is_empty() {
             let is_changed =
                 |active: &Arc<ActiveLimiter>| changed.iter().any(|(one, _)| Arc::ptr_eq(one, active));
