@@ -17,6 +17,7 @@ import flows
 # A call that has not ended after that many seconds waits until the time that weir named.
 PATIENCE = 8
 
+ERRORS = ["no_route", "unreachable", "silent"]
 CLIENTS = {}
 
 
@@ -27,8 +28,9 @@ def client(name, limited, **options):
     errors     the form of weir's errors on its route (json)
     upstream   what answers: http, grpc or aws (http)
     prefix     whether its base URL may have a path
+    textless   the situations in which its exception has no text of the API's
     """
-    row = {"client": name, "limited": limited, "errors": "json", "upstream": "http", **options}
+    row = {"client": name, "limited": limited, "errors": "json", "upstream": "http", "textless": [], **options}
     row["prefix"] = row["upstream"] == "http"
 
     def add(make):
@@ -110,15 +112,14 @@ def notion(base, retries):
 @client("HubSpot", limited=["ApiException"])
 def hubspot(base, retries):
     import hubspot
-    from urllib3.util.retry import Retry
 
-    # Not on by default.
-    options = {"retry": Retry(total=3, status_forcelist=(429, 502, 504))} if retries else {}
+    # By default it does what urllib3 does: 429, 503 and 413 with `Retry-After`, three times.
+    options = {} if retries else {"retry": False}
     sdk = hubspot.HubSpot(access_token="unused", host=base, **options)
     return lambda: sdk.crm.contacts.basic_api.get_by_id("1").id
 
 
-@client("Twilio", limited=["TwilioRestException"])
+@client("Twilio", limited=["TwilioRestException"], errors="twilio")
 def twilio(base, retries):
     from twilio.http.http_client import TwilioHttpClient
     from twilio.rest import Client
@@ -141,7 +142,7 @@ def elasticsearch(base, retries):
     return lambda: sdk.get(index="index", id="1")["_id"]
 
 
-@client("Shopify", limited=["ClientError"])
+@client("Shopify", limited=["ClientError"], textless=ERRORS)
 def shopify(base, retries):
     import shopify
 
@@ -158,7 +159,7 @@ def cloud_storage(base, retries):
     sdk = flows.storage(base)
     # By default it tries again for two minutes.
     options = {} if retries else {"retry": None}
-    return lambda: sdk.get_bucket("bucket", **options).name
+    return lambda: sdk.get_bucket("bucket", **options).id
 
 
 @client("google-api-python-client", limited=["HttpError"], errors="google")
@@ -179,7 +180,7 @@ def boto3_s3(base, retries):
 @client("DynamoDB, boto3", limited=["ThrottlingException", "ClientError"], errors="aws", upstream="aws")
 def boto3_dynamodb(base, retries):
     sdk = flows.boto3_client("dynamodb", base, retries)
-    return lambda: "ok" if sdk.list_tables()["TableNames"] == [] else None
+    return lambda: "ok" if isinstance(sdk.list_tables()["TableNames"], list) else None
 
 
 @client("gRPC", limited=["_InactiveRpcError"], upstream="grpc")

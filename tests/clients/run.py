@@ -97,7 +97,7 @@ def flow_routes(upstreams):
         {"name": "root", "match": {"host": "127.2.0.1"}, "upstream": http, **held},
         {"name": "aws", "match": {"host": "127.2.0.2"}, "upstream": aws, "preserve_host": True},
         {"name": "aws-queued", "match": {"host": "127.2.0.3"}, "upstream": aws, "preserve_host": True, "limiter": "queue"},
-        {"name": "aws-proxied", "match": {"host": "s3.test"}, "upstream": aws, "preserve_host": True},
+        {"name": "aws-proxied", "match": {"host": "s3.us-east-1.amazonaws.com"}, "upstream": aws, "preserve_host": True},
         *own,
     ]
 
@@ -173,7 +173,7 @@ def weir(program, folder, name, config, port):
 @contextlib.contextmanager
 def moto():
     process = subprocess.Popen(
-        [sys.executable, HERE / "aws.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, HERE / "aws.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=LOG.open("a")
     )
     try:
         yield json.loads(process.stdout.readline())
@@ -208,7 +208,9 @@ def problem_of_call(row, result):
             return f"raises {result['error']}: {result['text']}"
         if situation not in ERRORS and not limited:
             return f"raises {result['error']}, which is no rate-limit error: {result['text']}"
-        return None if "weir, the proxy in front of this API" in result["text"] else f"loses the reason: {result['text']}"
+        if situation in row["textless"] or "weir, the proxy in front of this API" in result["text"]:
+            return None
+        return f"loses the reason: {result['text']}"
     if waits:
         return None if situation == "far" else "does not end"
     if situation in ("plain", "near", "queued"):
@@ -216,11 +218,12 @@ def problem_of_call(row, result):
     return f"takes the error for a result: {value!r}"
 
 
-def cell(result):
+def cell(row, result):
     if result.get("waits"):
-        return "waits for it"
+        return "waits"
     times = f", {result['requests']} requests" if result.get("requests", 1) > 1 else ""
-    return (f"`{result['error']}`" if "error" in result else "succeeds") + times
+    textless = ", no text" if "error" in result and result["situation"] in row["textless"] else ""
+    return (f"`{result['error']}`" if "error" in result else "succeeds") + textless + times
 
 
 def run_calls(listed, plain, admin, environment, only):
@@ -247,7 +250,7 @@ def run_calls(listed, plain, admin, environment, only):
                     problem = f"{result['requests']} requests"
                 if problem:
                     problems.append(f"{row['client']}, {language}, {result['situation']}: {problem}")
-                cells[result["situation"]] = cell(result)
+                cells[result["situation"]] = cell(row, result)
             lines.append([row["client"], language, *(cells[situation] for situation in SITUATIONS)])
     return lines, problems
 
