@@ -8,7 +8,7 @@ import { createRequire } from "node:module";
 const require = createRequire(`${process.env.CLIENTS_NODE}/package.json`);
 
 // A call that has not ended after that many milliseconds waits until the time that weir named.
-const PATIENCE = 8000;
+const PATIENCE = 12000;
 const AT_ONCE = 4;
 const BYTES = Buffer.alloc(1 << 20, "weir");
 

@@ -15,7 +15,7 @@ import urllib.request
 import flows
 
 # A call that has not ended after that many seconds waits until the time that weir named.
-PATIENCE = 8
+PATIENCE = 12
 
 ERRORS = ["no_route", "unreachable", "silent"]
 CLIENTS = {}

@@ -63,6 +63,14 @@ def shopify_pages(base):
         page = page.next_page()
 
 
+@flow("YouTube: a call")
+def youtube(base):
+    from googleapiclient.discovery import build
+
+    sdk = build("youtube", "v3", developerKey="key", client_options={"api_endpoint": base.rstrip("/") + "/"}, static_discovery=True)
+    return sdk.videos().list(part="id", id="1").execute()["items"][0]["id"]
+
+
 @flow("Google Cloud Storage: resumable upload")
 def resumable_upload(base):
     name = base64.urlsafe_b64encode((base or "own name").encode()).decode()

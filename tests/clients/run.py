@@ -38,13 +38,24 @@ SITUATIONS = {
     "plain": {"retries": True},
     "refused": {"limiter": {"limits": ["1/1h"]}},
     "far": {"limiter": {"limits": ["1/1h"]}, "retries": True},
-    "near": {"limiter": {"limits": ["1/1500ms"]}, "retries": True},
-    "queued": {"limiter": {"limits": ["1/1500ms"], "queue": {"timeout": "10s"}}, "retries": True},
+    "near": {"limiter": {"limits": ["1/2500ms"]}, "retries": True},
+    "queued": {"limiter": {"limits": ["1/2500ms"], "queue": {"timeout": "10s"}}, "retries": True},
     "no_route": {},
     "unreachable": {"upstream": "closed"},
     "silent": {"upstream": "silent"},
 }
 ERRORS = ["no_route", "unreachable", "silent"]
+
+# Each shipped configuration, or the recipe of a document, with SDKs and flows and the path of their base URL.
+SHIPPED = {
+    "config/apis.yaml": {"OpenAI": "/openai", "octokit": "/github", "octokit: pages": "/github"},
+    "config/github.yaml": {"octokit": "/github", "octokit: pages": "/github"},
+    "config/youtube.yaml": {"YouTube: a call": "/"},
+    "docs/recipes.md## GitHub": {"octokit": "/github"},
+    "docs/recipes.md## OpenAI": {"OpenAI": "/openai"},
+    "docs/recipes.md## Shopify": {"Shopify": "/shopify/acme", "Shopify: pages": "/shopify/acme"},
+}
+SHIPPED_UPSTREAMS = r"https://(api\.github\.com|api\.openai\.com|www\.googleapis\.com|acme\.myshopify\.com)"
 
 
 def free_port():
@@ -143,18 +154,30 @@ def make_certificates(folder):
         subprocess.run([*make, *more], check=True, capture_output=True)
 
 
+def own_config(config, port, admin):
+    """Returns a configuration as text; JSON is YAML."""
+    places = {"listen": f"0.0.0.0:{port}", "admin": {"listen": f"127.0.0.1:{admin}"}}
+    return json.dumps({**places, "log": {"level": "warn", "access": False}, **config})
+
+
+def shipped_config(place, upstream, port, admin):
+    """Returns a shipped configuration with another upstream, at other ports."""
+    file, _, title = place.partition("#")
+    text = (ROOT / file).read_text()
+    if title:
+        text = re.search(rf"(?ms)^{re.escape('#' + title)}$.*?^```yaml$(.*?)^```$", text)[1]
+    text = re.sub(SHIPPED_UPSTREAMS, f"http://{upstream}", text)
+    text = re.sub(r"(?m)^listen: .*$", f"listen: 127.0.0.1:{port}", text)
+    text = re.sub(r"(?m)^admin:.*\n(^ .*\n)*", "", text)
+    return text + f"\nadmin: {{listen: '127.0.0.1:{admin}'}}\n"
+
+
 @contextlib.contextmanager
-def weir(program, folder, name, config, port):
-    """Starts weir; returns the address of its admin endpoint."""
-    admin = free_port()
-    config = {
-        "listen": f"0.0.0.0:{port}", "admin": {"listen": f"127.0.0.1:{admin}"}, "log": {"level": "warn", "access": False},
-        **config,
-    }
-    # JSON is YAML.
+def weir(program, folder, name, text, admin, environment=None):
+    """Starts weir with this configuration; returns the address of its admin endpoint."""
     path = folder / f"{name}.yaml"
-    path.write_text(json.dumps(config))
-    process = subprocess.Popen([program, "serve", "--config", path], stderr=LOG.open("a"))
+    path.write_text(text)
+    process = subprocess.Popen([program, "serve", "--config", path], stderr=LOG.open("a"), env=environment)
     try:
         deadline = time.monotonic() + 10
         while True:
@@ -214,7 +237,10 @@ def problem_of_call(row, result):
     if waits:
         return None if situation == "far" else "does not end"
     if situation in ("plain", "near", "queued"):
-        return None if value == "ok" else f"returns {value!r}"
+        was_refused = result["requests"] > 1 or situation != "near"
+        if value == "ok":
+            return None if was_refused else "was not refused: this machine is too slow"
+        return f"returns {value!r}"
     return f"takes the error for a result: {value!r}"
 
 
@@ -274,11 +300,41 @@ def run_flows(flows, plain, tls, environment, only):
     return lines, problems
 
 
+def run_shipped(program, folder, upstream, environment, only):
+    """Runs SDKs against the shipped configurations, each with a Redis of its own; returns the rows of the table, and the problems."""
+    lines, problems = [], []
+    for number, (place, whom) in enumerate(SHIPPED.items()):
+        whom = {name: path for name, path in whom.items() if only in name.lower()}
+        if not whom:
+            continue
+        port, admin, redis = free_port(), free_port(), free_port()
+        secrets = {"GITHUB_TOKEN": TOKEN.removeprefix("Bearer "), "ACME_TOKEN": TOKEN, "WEIR_REDIS_URL": f"redis://127.0.0.1:{redis}"}
+        server = subprocess.Popen(
+            ["redis-server", "--port", str(redis), "--save", "", "--appendonly", "no"], stdout=subprocess.DEVNULL
+        )
+        text = shipped_config(place, upstream, port, admin)
+        try:
+            with weir(program, folder, f"shipped-{number}", text, admin, {**os.environ, **secrets}):
+                for name, path in whom.items():
+                    language = "Node" if "octokit" in name else "Python"
+                    run = {"place": place, "base": f"http://127.0.0.1:{port}{path}", "retries": False, "spent": False}
+                    run["flow" if ":" in name else "client"] = name
+                    result = ask(language, "run", [run], environment)[0]
+                    if result.get("value") != "ok":
+                        problems.append(f"{name}, {place}: {result}")
+        finally:
+            server.terminate()
+            server.wait(10)
+        lines.append([f"`{place.split('#')[0]}`" + ("," + place.split("##")[1] if "#" in place else ""), ", ".join(whom)])
+    return lines, problems
+
+
 def versions():
-    """Returns the versions of all SDKs, from the locks."""
-    python = re.findall(r"(?m)^# direct\n|^([\w.-]+==[\w.]+)", (HERE / "requirements.txt").read_text().split("# ----")[0])
+    """Returns the versions of all SDKs."""
+    own, _what_they_need = (HERE / "requirements.txt").read_text().split("\n\n", 1)
+    python = own.splitlines()[1:]
     node = json.loads((HERE / "package.json").read_text())["dependencies"]
-    return ", ".join(filter(None, python)), ", ".join(f"{name}@{version}" for name, version in node.items())
+    return ", ".join(python), ", ".join(f"{name}@{version}" for name, version in node.items())
 
 
 def table(head, lines):
@@ -286,7 +342,7 @@ def table(head, lines):
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def document(calls, flows):
+def document(calls, flows, shipped):
     python, node = versions()
     return f"""# Clients, as seen
 
@@ -294,14 +350,17 @@ Made by `scripts/clients --write`: the SDKs themselves, in front of stubs of the
 SDK took an error of weir for a result, and each exception below has weir's message in its text. [Clients](clients.md) says how each is
 set up.
 
-- *refused*: the SDK's retries are off, where it has any. *In an hour*, *in 1.5 s*: its retries are on, and the next slot is that far away.
-  *queue*: weir lets the call wait 1.5 s. *404*: no route. *502*: the upstream is down. *504*: it does not answer; retries are off for these.
+- *refused*: the SDK's retries are off, where it has any. *In an hour*, *in 2.5 s*: its retries are on, and the next slot is that far away.
+  *queue*: weir lets the call wait 2.5 s. *404*: no route. *502*: the upstream is down. *504*: it does not answer; retries are off for these.
 - A number is that of the requests which reached weir, if more than one.
 
-{table(["SDK", "", "without a limit", "refused", "refused, in an hour", "refused, in 1.5 s", "queue", "404", "502", "504"], calls)}
+{table(["SDK", "", "without a limit", "refused", "refused, in an hour", "refused, in 2.5 s", "queue", "404", "502", "504"], calls)}
 What takes several requests succeeded at each of these places. *Balancer* is a TLS load balancer in front that sends `X-Forwarded-*`.
 
 {table(["what", "where"], flows)}
+The shipped configurations and recipes, but for the upstream's address:
+
+{table(["configuration", "what succeeded"], shipped)}
 Python: {python}.
 
 Node: {node}.
@@ -332,7 +391,7 @@ def main():
         environment = {
             **os.environ, "CLIENTS_NODE": str(NODE), "PYTHONWARNINGS": "ignore", "NO_PROXY": "127.0.0.0/8",
             "AWS_ACCESS_KEY_ID": aws["id"], "AWS_SECRET_ACCESS_KEY": aws["secret"], "AWS_EC2_METADATA_DISABLED": "true",
-            **dict.fromkeys(["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"], ca),
+            **dict.fromkeys(["SSL_CERT_FILE", "HTTPLIB2_CA_CERTS", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"], ca),
         }
         listed = {language: ask(language, "list", None, environment)[0] for language in LANGUAGES}
         rows = [{**row, "language": language} for language in LANGUAGES for row in listed[language]["calls"]]
@@ -343,23 +402,26 @@ def main():
         limiters["queue"] = {"limits": ["5/1s"], "queue": {"timeout": "10s"}}
         server = {"allow": ["127.0.0.0/8"], "trusted_proxies": ["127.0.0.0/8"]}
         config = {"server": server, "limiters": limiters, "routes": flow_routes(upstreams) + routes}
-        admin = stack.enter_context(weir(program, folder, "plain", config, plain))
+        admin_port = free_port()
+        admin = stack.enter_context(weir(program, folder, "plain", own_config(config, plain, admin_port), admin_port))
         certificate = {"tls": {"cert": str(folder / "weir.pem"), "key": str(folder / "weir.key")}}
         config = {
             "server": {"allow": ["127.0.0.0/8"], **certificate}, "limiters": {"queue": limiters["queue"]},
             "routes": balancer_routes(tls, plain) + flow_routes(upstreams),
         }
-        stack.enter_context(weir(program, folder, "tls", config, tls))
+        admin_port = free_port()
+        stack.enter_context(weir(program, folder, "tls", own_config(config, tls, admin_port), admin_port))
 
+        shipped, shipped_problems = run_shipped(program, folder, upstreams["http"], environment, only)
         flows, flow_problems = run_flows({it: listed[it]["flows"] for it in listed}, plain, tls, environment, only)
         calls, problems = run_calls(rows, plain, admin, environment, only)
-    problems = flow_problems + problems
-    for line in calls + flows:
+    problems = shipped_problems + flow_problems + problems
+    for line in calls + flows + shipped:
         print(" | ".join(line))
     for problem in problems:
         print("PROBLEM:", problem)
     if options.write and not only and not problems:
-        (ROOT / "docs/clients-seen.md").write_text(document(calls, flows))
+        (ROOT / "docs/clients-seen.md").write_text(document(calls, flows, shipped))
     sys.exit(1 if problems else 0)
 
 

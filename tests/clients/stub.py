@@ -40,6 +40,7 @@ ANSWERS = [
     ("POST /v1(beta)?/models/.*", {"candidates": [{"content": {"role": "model", "parts": [{"text": "ok"}]}}]}),
     ("GET /storage/v1/b/.*", {"kind": "storage#bucket", "id": "ok", "name": "ok"}),
     ("GET /admin/api/[^/]+/shop.json", {"shop": {"id": 1, "name": "ok"}}),
+    ("GET /youtube/v3/videos", {"items": [{"id": "ok"}]}),
     ("GET /text", "ok"),
 ]
 
