@@ -7,9 +7,9 @@ import { createRequire } from "node:module";
 // The modules are in a folder of the build, not above this file.
 const require = createRequire(`${process.env.CLIENTS_NODE}/package.json`);
 
-// A call that has not ended after that many milliseconds waits until the time that weir named.
-const PATIENCE = 12000;
-const AT_ONCE = 4;
+// A call that has not ended after that many milliseconds counts as waiting.
+const PATIENCE = 25000;
+const AT_ONCE = 6;
 const BYTES = Buffer.alloc(1 << 20, "weir");
 
 const ERRORS = ["no_route", "unreachable", "silent"];

@@ -14,8 +14,8 @@ import urllib.request
 
 import flows
 
-# A call that has not ended after that many seconds waits until the time that weir named.
-PATIENCE = 12
+# A call that has not ended after that many seconds counts as waiting.
+PATIENCE = 25
 
 ERRORS = ["no_route", "unreachable", "silent"]
 CLIENTS = {}
@@ -269,7 +269,7 @@ def main():
         return
     runs = json.load(sys.stdin)
     # Some flows change how names are looked up.
-    with concurrent.futures.ThreadPoolExecutor(1 if "flow" in runs[0] else 4) as pool:
+    with concurrent.futures.ThreadPoolExecutor(1 if "flow" in runs[0] else 6) as pool:
         for result in pool.map(outcome, runs):
             print(json.dumps(result), flush=True)
     # Threads that still wait end here.

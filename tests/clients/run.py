@@ -347,14 +347,14 @@ def document(calls, flows, shipped):
     return f"""# Clients, as seen
 
 Made by `scripts/clients --write`: the SDKs themselves, in front of stubs of their APIs (AWS: moto, with signatures checked), with weir between. No
-SDK took an error of weir for a result, and each exception below has weir's message in its text. [Clients](clients.md) says how each is
-set up.
+SDK took an error of weir for a result, and each exception has weir's message in its text. [Clients](clients.md) says how each is set up.
 
 - *refused*: the SDK's retries are off, where it has any. *In an hour*, *in 2.5 s*: its retries are on, and the next slot is that far away.
   *queue*: weir lets the call wait 2.5 s. *404*: no route. *502*: the upstream is down. *504*: it does not answer; retries are off for these.
-- A number is that of the requests which reached weir, if more than one.
+- A number is that of the requests which reached weir, if more than one. *Waits*: the call had not ended after 25 s. *No text*: the SDK shows
+  no text of such an answer, whoever sent it.
 
-{table(["SDK", "", "without a limit", "refused", "refused, in an hour", "refused, in 2.5 s", "queue", "404", "502", "504"], calls)}
+{table(["SDK", "language", "without a limit", "refused", "refused, in an hour", "refused, in 2.5 s", "queue", "404", "502", "504"], calls)}
 What takes several requests succeeded at each of these places. *Balancer* is a TLS load balancer in front that sends `X-Forwarded-*`.
 
 {table(["what", "where"], flows)}
