@@ -23,14 +23,14 @@ impl HeaderFlags {
     pub(crate) const FORWARDED: HeaderFlags = HeaderFlags(1 << 6);
     /// Any `weir-*`.
     pub(crate) const OWN: HeaderFlags = HeaderFlags(1 << 7);
+    /// `Notion-Version`, which Notion's API demands.
+    pub(crate) const NOTION: HeaderFlags = HeaderFlags(1 << 15);
     pub(crate) const EXPECT: HeaderFlags = HeaderFlags(1 << 8);
     pub(crate) const CONTENT_TYPE: HeaderFlags = HeaderFlags(1 << 9);
     /// Any of `Location`, `Content-Location` and `Link`.
     pub(crate) const LINKS: HeaderFlags = HeaderFlags(1 << 10);
     /// Any of `X-Amz-Date` and `X-Amz-Target`, which AWS's SDKs send.
     pub(crate) const AWS: HeaderFlags = HeaderFlags(1 << 11);
-    /// `Notion-Version`, which Notion's API demands.
-    pub(crate) const NOTION: HeaderFlags = HeaderFlags(1 << 12);
 
     /// Looks at every name.
     pub(crate) fn of(headers: &HeaderMap) -> HeaderFlags {
@@ -51,11 +51,11 @@ impl HeaderFlags {
             "forwarded" | "x-forwarded-for" | "x-forwarded-proto" | "x-forwarded-host" => {
                 HeaderFlags::FORWARDED
             }
+            "notion-version" => HeaderFlags::NOTION,
             "expect" => HeaderFlags::EXPECT,
             "content-type" => HeaderFlags::CONTENT_TYPE,
             "location" | "content-location" | "link" => HeaderFlags::LINKS,
             "x-amz-date" | "x-amz-target" => HeaderFlags::AWS,
-            "notion-version" => HeaderFlags::NOTION,
             _ if name.starts_with(OWN_PREFIX) => HeaderFlags::OWN,
             _ => HeaderFlags(0),
         }

@@ -150,7 +150,7 @@ fn verdict(error: &ProxyError) -> Verdict<'_> {
         ProxyError::BadRequest(_) | ProxyError::BadFraming(_) | ProxyError::BadCost { .. } => {
             (StatusCode::BAD_REQUEST, "bad_request", Refused)
         }
-        ProxyError::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", Refused),
+        ProxyError::MethodNotAllowed(_) => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", Refused),
         ProxyError::UnknownClient => (StatusCode::UNAUTHORIZED, "unknown_client", Refused),
         ProxyError::Forbidden(_) => (StatusCode::FORBIDDEN, "forbidden", Refused),
         ProxyError::NoRoute => (StatusCode::NOT_FOUND, "no_route", Refused),
