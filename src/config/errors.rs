@@ -7,7 +7,8 @@ use serde::Deserialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Errors {
-    /// RFC 9457 and what most SDKs read: `error: {message, type, code}` and `message`. A signed AWS request gets AWS's own.
+    /// RFC 9457 and what most SDKs read: `error: {message, type, code}` and `message`. A signed AWS request and clients
+    /// of Elasticsearch and Notion get their own.
     #[default]
     Json,
     /// RFC 9457 alone, as `application/problem+json`.
@@ -20,4 +21,8 @@ pub enum Errors {
     Google,
     /// Elasticsearch's.
     Elasticsearch,
+    /// Notion's.
+    Notion,
+    /// Twilio's.
+    Twilio,
 }

@@ -30,8 +30,8 @@ pub(crate) enum ProxyError {
         max: Permits,
     },
     /// A reverse proxy does not forward this method.
-    #[error("this method is not forwarded")]
-    MethodNotAllowed,
+    #[error("{0}")]
+    MethodNotAllowed(&'static str),
     /// The client shows no valid token or certificate.
     #[error("no valid token or certificate of a client")]
     UnknownClient,

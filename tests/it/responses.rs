@@ -33,6 +33,12 @@ async fn unknown_routes_and_forbidden_methods_are_refused() {
     assert_eq!(weir.get("/a/b?c=d").await.status, 200);
     let trace = client::send(&weir.url("/a"), Request::get("/a").method("TRACE")).await.unwrap();
     assert_own(&trace, 405, "method_not_allowed");
+    let connect = b"CONNECT api.example.com:443 HTTP/1.1\r\nhost: api.example.com:443\r\n\r\n";
+    let mut connection = weir.connect().await;
+    connection.send_raw(connect).await.unwrap();
+    let answer = connection.answer().await.unwrap();
+    assert_own(&answer, 405, "method_not_allowed");
+    assert!(answer.text().contains("give the client weir's address as its base URL"), "{}", answer.text());
     assert_eq!(upstream.targets(), ["/a/b?c=d"]);
 }
 

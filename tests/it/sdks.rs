@@ -33,7 +33,7 @@ async fn refusals_have_the_shape_that_the_route_names() {
         let url = upstream.url();
         format!("  - {{name: {name}, match: {{path: /{name}}}, upstream: \"{url}\", limiter: api{more}}}\n")
     };
-    let forms = ["json", "problem", "aws", "anthropic", "google", "elasticsearch"];
+    let forms = ["json", "problem", "aws", "anthropic", "google", "elasticsearch", "notion", "twilio"];
     let routes: String = forms.map(|form| route(form, &format!(", errors: {form}"))).concat();
     let config = format!(
         "server: {{errors: google}}\nlimiters: {{api: {{limits: [1/1h]}}}}\nroutes:\n{routes}{}",
@@ -46,6 +46,7 @@ async fn refusals_have_the_shape_that_the_route_names() {
     assert_refused(&refused, "application/json");
     let document = refused.json();
     assert_eq!(document["error"]["message"], document["message"]);
+    assert_eq!(document["detail"], document["message"]);
     assert_eq!(document["error"]["type"], "rate_limit_error");
     assert_eq!(
         (&document["error"]["code"], &document["code"]),
@@ -77,6 +78,21 @@ async fn refusals_have_the_shape_that_the_route_names() {
     let refused = weir.get("/elasticsearch").await;
     assert_refused(&refused, "application/json");
     assert_eq!(refused.json()["error"]["root_cause"][0]["type"], "rate_limited");
+    let accept = [("accept", "application/vnd.elasticsearch+json;compatible-with=9")];
+    let refused = ask(&weir, "/json", &accept).await;
+    assert_eq!(refused.json()["error"]["root_cause"][0]["type"], "rate_limited");
+
+    for (path, headers) in [("/notion", &[][..]), ("/json", &[("notion-version", "2025-09-03")])] {
+        let refused = ask(&weir, path, headers).await;
+        assert_refused(&refused, "application/json");
+        assert_eq!(
+            (&refused.json()["object"], &refused.json()["code"]),
+            (&json!("error"), &json!("rate_limited"))
+        );
+    }
+    let refused = weir.get("/twilio").await;
+    assert_refused(&refused, "application/json");
+    assert_eq!((&refused.json()["code"], &refused.json()["title"]), (&json!(20429), &json!(null)));
 
     for (path, headers) in [
         ("/aws", &[][..]),

@@ -25,12 +25,18 @@ const GRPC_RETRY_PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-push
 
 /// The media type of a problem document (RFC 9457).
 const PROBLEM_JSON: &str = "application/problem+json";
+/// The media type that Elasticsearch's clients accept.
+const ELASTICSEARCH_JSON: &str = "application/vnd.elasticsearch+json";
+/// Twilio's code of a spent limit. Its codes of other statuses say more than weir knows.
+const TWILIO_TOO_MANY_REQUESTS: u16 = 20429;
 /// The type of Google's error detail with a delay.
 const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
 /// The type of Google's error detail with a reason.
 const ERROR_INFO: &str = "type.googleapis.com/google.rpc.ErrorInfo";
 /// The longest delay in `grpc-retry-pushback-ms`: clients read a larger number as "do not try again".
 const PUSHBACK_MS_MAX: u64 = i32::MAX as u64;
+/// gRPC's code of a spent limit.
+const RESOURCE_EXHAUSTED: u8 = 8;
 /// The usual size of a body, to allocate once.
 const BODY_BYTES: usize = 1024;
 /// The characters that gRPC percent-encodes in a message, beside everything but ASCII.
@@ -56,6 +62,10 @@ enum Wish {
     Problem,
     /// The request is signed for AWS.
     Aws,
+    /// `Accept` names Elasticsearch's media type.
+    Elasticsearch,
+    /// `Notion-Version`.
+    Notion,
 }
 
 /// A protocol of AWS, by the shape of its errors.
@@ -78,6 +88,10 @@ impl Reader {
             Wish::Problem
         } else if flags.has(HeaderFlags::AWS) {
             Wish::Aws
+        } else if flags.has(HeaderFlags::NOTION) {
+            Wish::Notion
+        } else if lists(headers, &ACCEPT, ELASTICSEARCH_JSON) {
+            Wish::Elasticsearch
         } else {
             Wish::None
         };
@@ -90,10 +104,12 @@ impl Reader {
             (Wish::Grpc, _) => Form::Grpc,
             (Wish::Problem, _) | (_, Errors::Problem) => Form::Problem,
             (Wish::Aws, Errors::Json) | (_, Errors::Aws) => Form::Aws(self.aws),
+            (Wish::Elasticsearch, Errors::Json) | (_, Errors::Elasticsearch) => Form::Elasticsearch,
+            (Wish::Notion, Errors::Json) | (_, Errors::Notion) => Form::Notion,
             (Wish::None, Errors::Json) => Form::Json,
             (_, Errors::Anthropic) => Form::Anthropic,
             (_, Errors::Google) => Form::Google,
-            (_, Errors::Elasticsearch) => Form::Elasticsearch,
+            (_, Errors::Twilio) => Form::Twilio,
         }
     }
 }
@@ -134,6 +150,8 @@ enum Form {
     Anthropic,
     Google,
     Elasticsearch,
+    Notion,
+    Twilio,
     Grpc,
 }
 
@@ -147,6 +165,8 @@ pub(crate) struct Names {
     pub(crate) grpc: u8,
     /// AWS's exception. In XML it has no `Exception` at its end.
     pub(crate) aws: &'static str,
+    /// Notion's `code`. Its SDKs drop the message of a code that they do not know.
+    pub(crate) notion: &'static str,
 }
 
 /// A refusal in words, before it takes a form.
@@ -232,6 +252,20 @@ impl Words<'_> {
             }
             Form::Google => ("application/json", document(&self.google())),
             Form::Elasticsearch => ("application/json", document(&self.elasticsearch())),
+            Form::Notion => {
+                let (status, code, message) = (self.status, self.names.notion, self.message);
+                let error = json!({"object": "error", "status": status, "code": code, "message": message});
+                ("application/json", document(&error))
+            }
+            Form::Twilio => {
+                let code = if self.names.grpc == RESOURCE_EXHAUSTED {
+                    TWILIO_TOO_MANY_REQUESTS
+                } else {
+                    self.status
+                };
+                let error = json!({"code": code, "message": self.message, "status": self.status});
+                ("application/json", document(&error))
+            }
         };
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
         let length = Some(body.len());
@@ -254,7 +288,9 @@ impl Words<'_> {
 
     fn for_sdks(&self) -> ForSdks<'_> {
         let error = ErrorMember { message: self.message, r#type: self.names.kind, code: self.code };
-        ForSdks { problem: self.problem(), message: self.message, error }
+        // Some SDKs show the members of RFC 9457 alone.
+        let problem = Problem { detail: self.message, ..self.problem() };
+        ForSdks { problem, message: self.message, error }
     }
 
     /// Makes AWS's error, and adds its headers.

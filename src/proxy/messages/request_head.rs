@@ -15,6 +15,9 @@ use crate::config::units;
 use crate::limiter::model::Permits;
 use crate::proxy::error::ProxyError;
 
+/// The answer to a client that has weir as its proxy for `https://`.
+const NO_TUNNEL: &str = "weir opens no tunnels, because it sees no requests inside; give the client weir's address as its base URL, or \
+                         http:// in place of https:// in the URL that it asks for through weir";
 /// The name of weir in `Via`. All replicas share it, because a loop through a load balancer seldom returns to the same
 /// replica.
 pub(crate) const PSEUDONYM: &str = "weir";
@@ -25,8 +28,11 @@ const WEIR_TIMEOUT: &str = "weir-timeout";
 /// request that has passed weir before.
 pub(crate) fn check<B>(request: &Request<B>, flags: HeaderFlags) -> Result<(), ProxyError> {
     let asterisk = request.method() == Method::OPTIONS && request.uri().path() == "*";
-    if asterisk || [Method::CONNECT, Method::TRACE].contains(request.method()) {
-        return Err(ProxyError::MethodNotAllowed);
+    if request.method() == Method::CONNECT {
+        return Err(ProxyError::MethodNotAllowed(NO_TUNNEL));
+    }
+    if asterisk || request.method() == Method::TRACE {
+        return Err(ProxyError::MethodNotAllowed("this method is not forwarded"));
     }
     if !request.uri().path().starts_with('/') {
         return Err(ProxyError::BadRequest("the path does not begin with a slash"));

@@ -150,7 +150,7 @@ fn verdict(error: &ProxyError) -> Verdict<'_> {
         ProxyError::BadRequest(_) | ProxyError::BadFraming(_) | ProxyError::BadCost { .. } => {
             (StatusCode::BAD_REQUEST, "bad_request", Refused)
         }
-        ProxyError::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", Refused),
+        ProxyError::MethodNotAllowed(_) => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", Refused),
         ProxyError::UnknownClient => (StatusCode::UNAUTHORIZED, "unknown_client", Refused),
         ProxyError::Forbidden(_) => (StatusCode::FORBIDDEN, "forbidden", Refused),
         ProxyError::NoRoute => (StatusCode::NOT_FOUND, "no_route", Refused),
@@ -246,23 +246,34 @@ fn respond(verdict: &Verdict<'_>, reader: Reader, errors: Errors) -> Response<By
     response
 }
 
-/// Returns the vendors' names for an error. To AWS, none says that an object does not exist, because its SDKs take that for a result.
+/// Returns the vendors' names for an error. To AWS and Notion, none says that an object does not exist, because programs take that for
+/// a result.
 fn names(status: StatusCode) -> Names {
-    let (kind, google, grpc, aws) = match status {
-        StatusCode::TOO_MANY_REQUESTS => ("rate_limit_error", "RESOURCE_EXHAUSTED", 8, "ThrottlingException"),
-        StatusCode::UNAUTHORIZED => ("authentication_error", "UNAUTHENTICATED", 16, "AccessDeniedException"),
-        StatusCode::FORBIDDEN => ("permission_error", "PERMISSION_DENIED", 7, "AccessDeniedException"),
+    let (kind, google, grpc, aws, notion) = match status {
+        StatusCode::TOO_MANY_REQUESTS => {
+            ("rate_limit_error", "RESOURCE_EXHAUSTED", 8, "ThrottlingException", "rate_limited")
+        }
+        StatusCode::UNAUTHORIZED => {
+            ("authentication_error", "UNAUTHENTICATED", 16, "AccessDeniedException", "unauthorized")
+        }
+        StatusCode::FORBIDDEN => {
+            ("permission_error", "PERMISSION_DENIED", 7, "AccessDeniedException", "restricted_resource")
+        }
         StatusCode::BAD_REQUEST | StatusCode::METHOD_NOT_ALLOWED => {
-            ("invalid_request_error", "INVALID_ARGUMENT", 14, "ValidationException")
+            ("invalid_request_error", "INVALID_ARGUMENT", 14, "ValidationException", "invalid_request")
         }
-        StatusCode::NOT_FOUND => ("not_found_error", "UNIMPLEMENTED", 14, "NoRouteException"),
+        StatusCode::NOT_FOUND => {
+            ("not_found_error", "UNIMPLEMENTED", 14, "NoRouteException", "invalid_request_url")
+        }
         StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT => {
-            ("timeout_error", "DEADLINE_EXCEEDED", 14, "RequestTimeoutException")
+            ("timeout_error", "DEADLINE_EXCEEDED", 14, "RequestTimeoutException", "gateway_timeout")
         }
-        StatusCode::LOOP_DETECTED => ("api_error", "INTERNAL", 14, "InternalFailureException"),
-        _ => ("api_error", "UNAVAILABLE", 14, "ServiceUnavailableException"),
+        StatusCode::LOOP_DETECTED => {
+            ("api_error", "INTERNAL", 14, "InternalFailureException", "internal_server_error")
+        }
+        _ => ("api_error", "UNAVAILABLE", 14, "ServiceUnavailableException", "service_unavailable"),
     };
-    Names { kind, google, grpc, aws }
+    Names { kind, google, grpc, aws, notion }
 }
 
 impl Verdict<'_> {

@@ -21,6 +21,7 @@ fn words(message: &str) -> Words<'_> {
             google: "RESOURCE_EXHAUSTED",
             grpc: 8,
             aws: "ThrottlingException",
+            notion: "rate_limited",
         },
         code: "rate_limited",
         problem_type: "about:blank",
@@ -59,7 +60,7 @@ fn the_default_has_what_most_sdks_read_beside_the_problem() {
     let written = written(Errors::Json, &[("accept", "application/json")]);
     assert_eq!(written.headers["content-type"], "application/json");
     let document = json!({
-        "type": "about:blank", "title": "a title", "status": 429, "detail": "a detail", "code": "rate_limited",
+        "type": "about:blank", "title": "a title", "status": 429, "detail": "weir says <no> & why", "code": "rate_limited",
         "limiter": "api", "retry_after_ms": 1235, "violated-policies": ["api:1/1s"],
         "message": "weir says <no> & why",
         "error": {"message": "weir says <no> & why", "type": "rate_limit_error", "code": "rate_limited"},
@@ -99,6 +100,37 @@ fn anthropic_google_and_elasticsearch_have_their_own() {
     let elasticsearch = json_of(&written(Errors::Elasticsearch, &[]));
     assert_eq!(elasticsearch["status"], 429);
     assert_eq!(elasticsearch["error"]["root_cause"][0]["reason"], "weir says <no> & why");
+}
+
+#[test]
+fn clients_of_elasticsearch_and_notion_are_known_by_their_headers() {
+    let accept = ("accept", "application/vnd.elasticsearch+json; compatible-with=9,text/plain");
+    let version = ("notion-version", "2025-09-03");
+    let notion = json!({
+        "object": "error", "status": 429, "code": "rate_limited", "message": "weir says <no> & why",
+    });
+    let elasticsearch = |form: &Written| json_of(form)["error"]["root_cause"][0]["reason"].is_string();
+    assert!(elasticsearch(&written(Errors::Json, &[accept])));
+    for (errors, headers) in
+        [(Errors::Json, &[version][..]), (Errors::Notion, &[]), (Errors::Notion, &[accept])]
+    {
+        assert_eq!(json_of(&written(errors, headers)), notion);
+    }
+    // What a route names counts.
+    for header in [accept, version] {
+        assert_eq!(json_of(&written(Errors::Google, &[header]))["error"]["code"], 429);
+    }
+}
+
+#[test]
+fn twilio_gets_no_problem_document() {
+    // Its SDK for Python makes another exception of one.
+    let document = json!({"code": 20429, "message": "weir says <no> & why", "status": 429});
+    assert_eq!(json_of(&written(Errors::Twilio, &[])), document);
+    let mut other = words("why");
+    (other.status, other.names.grpc) = (404, 14);
+    let document = json!({"code": 404, "message": "why", "status": 404});
+    assert_eq!(json_of(&other.write(reader(&[]), Errors::Twilio)), document);
 }
 
 #[test]
