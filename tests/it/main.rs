@@ -39,6 +39,7 @@ mod peers;
 mod protocols;
 mod queue;
 mod redisson;
+mod refused_uploads;
 mod reload;
 mod responses;
 mod retries;

@@ -12,6 +12,7 @@ use http::header::{CONNECTION, UPGRADE};
 use http::{HeaderValue, Request, Response, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
+use tokio::time::Instant;
 
 use super::admission::admit;
 use super::outgoing::Outgoing;
@@ -26,6 +27,7 @@ use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::Client;
 use crate::proxy::messages::form::Reader;
 use crate::proxy::messages::header_flags::HeaderFlags;
+use crate::proxy::messages::request_body::Rest;
 use crate::proxy::messages::response::{self, SWITCHING_PROTOCOLS};
 use crate::proxy::messages::{headers, request_body, request_head};
 use crate::proxy::route::links::Links;
@@ -49,8 +51,8 @@ pub(crate) fn handle(
     let sends_body = !request_head::expects_continue(request.headers(), flags);
     match Plan::make(table, &client, &request, flags, &mut record) {
         Err(error) => {
-            let unread = Some(request.into_body()).filter(|_| sends_body);
-            Either::Left(refuse(error, reader, unread, record))
+            let unread = Unread { body: Some(request.into_body()), sends_body };
+            Either::Left(refuse(error, reader, unread, record, client))
         }
         Ok((plan, target)) => {
             let mut outgoing = Outgoing::new(&plan, target, request);
@@ -59,8 +61,8 @@ pub(crate) fn handle(
                     Ok(answer) => Ok(answer.finish(record, &client)),
                     Err(error) => {
                         record.came_back(Err(&error));
-                        let unread = outgoing.body.take().filter(|_| sends_body);
-                        refuse(error, reader, unread, record).await
+                        let unread = Unread { body: outgoing.body.take(), sends_body };
+                        refuse(error, reader, unread, record, client).await
                     }
                 }
             })
@@ -68,19 +70,50 @@ pub(crate) fn handle(
     }
 }
 
-/// Answers a request with an error, and reads the rest of its body.
+/// The body of a request that is refused.
+struct Unread {
+    /// The body, unless it was sent.
+    body: Option<Incoming>,
+    /// False if the client waits for 100 Continue.
+    sends_body: bool,
+}
+
+/// Answers a request with an error at once, whatever the client is still sending.
 async fn refuse(
     error: ProxyError,
     reader: Reader,
-    unread: Option<Incoming>,
+    unread: Unread,
     mut record: Box<Record>,
+    client: Arc<Client>,
 ) -> Result<Response<ResponseBody>, Infallible> {
     tracing::debug!(%error, "a request was not forwarded");
     let response = record.refused(response::refuse(&error, reader, record.errors));
-    if let Some(unread) = unread {
-        Box::pin(request_body::discard(unread)).await;
+    if let Some(body) = unread.body.filter(|body| !http_body::Body::is_end_stream(body)) {
+        Box::pin(leave_unread(body, unread.sends_body, client)).await;
     }
     Ok(response.map(|bytes| ResponseBody::own(bytes).recorded(record)))
+}
+
+/// Drops a body. A short one is read to its end behind the response, which keeps the connection. With any other the connection of HTTP/1
+/// ends, and the stream of HTTP/2 is reset.
+async fn leave_unread(body: Incoming, sends_body: bool, client: Arc<Client>) {
+    let rest = if sends_body { request_body::drop_arrived(body).await } else { Rest::Long };
+    match rest {
+        Rest::Nothing => {}
+        Rest::Long => client.unread.set(),
+        Rest::Short(mut body) => {
+            // The bytes are not the head of a request.
+            client.activity.began(Instant::now());
+            let tasks = client.tasks.clone();
+            tasks.spawn(async move {
+                if !request_body::drop_short(&mut body).await {
+                    // Before hyper learns that nobody reads the body.
+                    client.unread.set();
+                }
+                client.activity.ended(Instant::now());
+            });
+        }
+    }
 }
 
 /// The answer to a forwarded request.

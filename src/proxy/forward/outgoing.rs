@@ -97,7 +97,7 @@ impl Outgoing {
         if self.head_state == HeadState::Received {
             rewrite(&mut head, plan, client);
         }
-        let body = self.take_body(plan);
+        let body = self.take_body(plan, client);
         let is_harmless = matches!(body, RequestBody::Kept(None))
             && head.method().is_idempotent()
             && self.upgrade.is_none();
@@ -110,15 +110,15 @@ impl Outgoing {
     }
 
     /// Returns the client's body the first time, and then the copy of it.
-    fn take_body(&mut self, plan: &Plan) -> RequestBody {
+    fn take_body(&mut self, plan: &Plan, client: &Client) -> RequestBody {
         let Some(incoming) = self.body.take() else {
             let copy = self.upload.as_ref().and_then(|upload| upload.whole());
             return RequestBody::Kept(copy.filter(|copy| !copy.is_empty()));
         };
         let idle_timeout = plan.route.upstream.settings().timeouts.idle;
         let retry = plan.route.rule.retry.as_ref().filter(|_| self.keeps_copy);
-        let (body, upload) =
-            RequestBody::new(incoming, idle_timeout, retry.map(|retry| retry.body_bytes_max));
+        let kept_max = retry.map(|retry| retry.body_bytes_max);
+        let (body, upload) = RequestBody::new(incoming, idle_timeout, kept_max, &client.unread);
         self.upload = upload;
         body
     }
