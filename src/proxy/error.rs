@@ -30,8 +30,8 @@ pub(crate) enum ProxyError {
         max: Permits,
     },
     /// A reverse proxy does not forward this method.
-    #[error("this method is not forwarded")]
-    MethodNotAllowed,
+    #[error("{0}")]
+    MethodNotAllowed(&'static str),
     /// The client shows no valid token or certificate.
     #[error("no valid token or certificate of a client")]
     UnknownClient,
@@ -51,6 +51,8 @@ pub(crate) enum ProxyError {
         refusal: Refusal,
         /// The limiter that refused, for the response; `None` if it was removed meanwhile.
         limiter: Option<Arc<Limiter>>,
+        /// The wait and the header that bounds it, if the request itself does.
+        wait: Option<String>,
     },
     /// weir is shutting down, and the drain time is over.
     #[error("shutting down")]

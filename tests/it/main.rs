@@ -13,6 +13,7 @@ mod access_log;
 mod algorithms;
 mod bad_input;
 mod browser;
+mod callers_patience;
 mod capacity;
 mod check_store;
 mod client_leaves;

@@ -12,7 +12,7 @@ use http::header::{CONNECTION, UPGRADE};
 use http::{HeaderValue, Request, Response, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::admission::admit;
 use super::outgoing::Outgoing;
@@ -35,6 +35,10 @@ use crate::proxy::route::table::Table;
 use crate::proxy::upstream::lease::Lease;
 use crate::telemetry::{Outcome, Trace};
 
+/// The time between a refusal over HTTP/2 and the reset of its stream. A client that reads both at once, as those of nghttp2 do, drops
+/// the refusal.
+const RESET_AFTER: Duration = Duration::from_millis(250);
+
 /// Answers a request, whatever happens to it.
 ///
 /// The plan is made at once and not in the future, so that the future holds neither the request as it came nor the table.
@@ -49,9 +53,10 @@ pub(crate) fn handle(
     let reader = Reader::of(&request, flags);
     // A client that waits for 100 Continue has not begun to send a body.
     let sends_body = !request_head::expects_continue(request.headers(), flags);
+    let version = request.version();
     match Plan::make(table, &client, &request, flags, &mut record) {
         Err(error) => {
-            let unread = Unread { body: Some(request.into_body()), sends_body };
+            let unread = Unread { body: Some(request.into_body()), sends_body, version };
             Either::Left(refuse(error, reader, unread, record, client))
         }
         Ok((plan, target)) => {
@@ -61,7 +66,7 @@ pub(crate) fn handle(
                     Ok(answer) => Ok(answer.finish(record, &client)),
                     Err(error) => {
                         record.came_back(Err(&error));
-                        let unread = Unread { body: outgoing.body.take(), sends_body };
+                        let unread = Unread { body: outgoing.body.take(), sends_body, version };
                         refuse(error, reader, unread, record, client).await
                     }
                 }
@@ -76,44 +81,57 @@ struct Unread {
     body: Option<Incoming>,
     /// False if the client waits for 100 Continue.
     sends_body: bool,
+    /// The version of HTTP.
+    version: Version,
 }
 
 /// Answers a request with an error at once, whatever the client is still sending.
 async fn refuse(
     error: ProxyError,
     reader: Reader,
-    unread: Unread,
+    mut unread: Unread,
     mut record: Box<Record>,
     client: Arc<Client>,
 ) -> Result<Response<ResponseBody>, Infallible> {
     tracing::debug!(%error, "a request was not forwarded");
     let response = record.refused(response::refuse(&error, reader, record.errors));
-    if let Some(body) = unread.body.filter(|body| !http_body::Body::is_end_stream(body)) {
-        Box::pin(leave_unread(body, unread.sends_body, client)).await;
+    if let Some(body) = unread.body.take().filter(|body| !http_body::Body::is_end_stream(body)) {
+        Box::pin(leave_unread(unread, body, client)).await;
     }
     Ok(response.map(|bytes| ResponseBody::own(bytes).recorded(record)))
 }
 
-/// Drops a body. A short one is read to its end behind the response, which keeps the connection. With any other the connection of HTTP/1
-/// ends, and the stream of HTTP/2 is reset.
-async fn leave_unread(body: Incoming, sends_body: bool, client: Arc<Client>) {
-    let rest = if sends_body { request_body::drop_arrived(body).await } else { Rest::Long };
+/// Leaves the body of a refused request. A short one is read to its end behind the response, which keeps the connection. With any other
+/// the connection of HTTP/1 ends, and the stream of HTTP/2 is reset.
+async fn leave_unread(unread: Unread, body: Incoming, client: Arc<Client>) {
+    let rest = if unread.sends_body { request_body::drop_arrived(body).await } else { Rest::Long(body) };
     match rest {
         Rest::Nothing => {}
-        Rest::Long => client.unread.set(),
+        Rest::Long(body) if unread.version == Version::HTTP_2 => behind_response(&client, async move {
+            sleep(RESET_AFTER).await;
+            drop(body);
+        }),
+        Rest::Long(_) => client.unread.set(),
         Rest::Short(mut body) => {
-            // The bytes are not the head of a request.
-            client.activity.began(Instant::now());
-            let tasks = client.tasks.clone();
-            tasks.spawn(async move {
+            let mark = client.unread.clone();
+            behind_response(&client, async move {
                 if !request_body::drop_short(&mut body).await {
                     // Before hyper learns that nobody reads the body.
-                    client.unread.set();
+                    mark.set();
                 }
-                client.activity.ended(Instant::now());
             });
         }
     }
+}
+
+/// Runs what is left to do for a request behind its response. The client counts as busy meanwhile: what it sends is no head of a request.
+fn behind_response(client: &Arc<Client>, work: impl Future<Output = ()> + Send + 'static) {
+    client.activity.began(Instant::now());
+    let owner = Arc::clone(client);
+    client.tasks.spawn(async move {
+        work.await;
+        owner.activity.ended(Instant::now());
+    });
 }
 
 /// The answer to a forwarded request.
@@ -189,8 +207,12 @@ fn respond(
 /// Returns the attempts of a request that may be sent more than once.
 fn retries<'plan>(plan: &'plan Plan, outgoing: &Outgoing) -> Option<Retries<'plan>> {
     let rule = plan.route.rule.retry.as_ref()?;
+    let budget = &plan.route.retry_budget;
+    if let Some(ppm) = rule.budget_ppm {
+        budget.add(ppm);
+    }
     let wait = plan.wait_left(outgoing.permit.as_ref().map_or(Duration::ZERO, Permit::waited));
-    Retries::of(rule, &outgoing.head, wait).filter(|_| plan.upgrade.is_none())
+    Retries::of(rule, budget, &outgoing.head, wait).filter(|_| plan.upgrade.is_none())
 }
 
 /// Sends the request as often as it needs and may.

@@ -18,7 +18,7 @@ use crate::proxy::net::driver::Alarm;
 /// The most bytes that are read and dropped. An upload of 30 MB ends within.
 const BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// The longest time for them.
-const TIME_MAX: Duration = Duration::from_secs(30);
+const TIME_MAX: Duration = Duration::from_secs(60);
 /// The longest time without a byte.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// The time that is left at shutdown.

@@ -182,7 +182,7 @@ pub(crate) enum Rest {
     /// So little that it is on its way.
     Short(Incoming),
     /// Much, or nobody knows how much.
-    Long,
+    Long(Incoming),
 }
 
 /// Reads and drops what has arrived of a refused request's body, and waits for nothing.
@@ -190,7 +190,7 @@ pub(crate) async fn drop_arrived(mut body: Incoming) -> Rest {
     let is_short = |left: Option<u64>| left.is_some_and(|left| left <= SHORT_BYTES_MAX);
     let announced = http_body::Body::size_hint(&body).exact();
     if announced.is_some() && !is_short(announced) {
-        return Rest::Long;
+        return Rest::Long(body);
     }
     let (mut bytes_left, mut turns) = (SHORT_BYTES_MAX, 0);
     let is_over = poll_fn(|context| {
@@ -215,7 +215,7 @@ pub(crate) async fn drop_arrived(mut body: Incoming) -> Rest {
     match is_over.await {
         Some(true) => Rest::Nothing,
         Some(false) if is_short(http_body::Body::size_hint(&body).exact()) => Rest::Short(body),
-        Some(false) | None => Rest::Long,
+        Some(false) | None => Rest::Long(body),
     }
 }
 
