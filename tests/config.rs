@@ -548,6 +548,16 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
         "ROUTES    retry: {on: [never]}\n",
         "5:18: routes[0].retry.on[0]: expected connect, 429, 502, 503 or 504",
     ),
+    (
+        "limiters: {a: {limits: [1/s], queue: {timeout: 1s, patience: ['x y'], leave: 100%}}}\nROUTES",
+        "1:63: limiters.a.queue.patience[0]: expected the name of a header, such as x-request-timeout\n\
+         1:78: limiters.a.queue.leave: must be less than 100%",
+    ),
+    (
+        "limiters: {a: {limits: [1/s], queue: {timeout: 1s, leave: 20}}}\nROUTES",
+        "1:59: limiters.a.queue.leave: expected auto, a percentage such as 20%, or a duration such as 500ms",
+    ),
+    ("ROUTES    retry: {budget: 0%}\n", "5:21: routes[0].retry.budget: must be from 1% to 100%"),
     ("ROUTES    cost: {settle: {}}\n", "5:20: routes[0].cost.settle: needs `header` or `free`"),
 ];
 

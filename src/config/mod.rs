@@ -26,6 +26,7 @@ mod json_schema;
 mod load;
 mod masked;
 pub mod model;
+mod patience;
 mod problem;
 mod reference;
 mod schema;

@@ -16,6 +16,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 pub use super::errors::Errors;
+pub use super::patience::{Leave, PATIENCE_HEADERS, Patience};
 use crate::bearer::TokenDigest;
 use crate::limiter::model::limit::{Limiter, LimiterName, Permits};
 pub use crate::telemetry::AccessRule;
@@ -327,6 +328,8 @@ pub struct Route {
     pub rewrite_links: bool,
     /// The form of weir's own responses.
     pub errors: Errors,
+    /// The patience that bounds the wait; of each limiter with a queue.
+    pub patience: Vec<Patience>,
     /// The limiters that each request must satisfy all at once, each with the parts of its key.
     pub limiters: Vec<(LimiterName, Arc<[KeyPart]>)>,
     /// The cost of a request.
@@ -359,6 +362,8 @@ pub struct Retry {
     pub on_status: Vec<u16>,
     /// The largest body, in bytes, that is kept for another attempt.
     pub body_bytes_max: usize,
+    /// The retries for each request of the route, in millionths; `None` for any number.
+    pub budget_ppm: Option<u32>,
 }
 
 /// A part of a limiter's key, read from a request.

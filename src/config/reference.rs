@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use super::json_schema::{is_common, json_schema};
+use super::model::Leave;
 use super::schema::forms::{FromText, NAME_PATTERN};
 use super::units::{Per, Quota, Size};
 use super::yaml::in_yaml;
@@ -166,6 +167,7 @@ fn meaning_and_default(description: &str) -> (String, &str) {
 fn of_pattern(pattern: &str) -> &'static str {
     match pattern {
         Duration::PATTERN => "a duration",
+        Leave::PATTERN => "`auto`, a share or a duration",
         Size::PATTERN => "a size",
         Per::PATTERN => "a duration, `1w` or `1mo`",
         Quota::PATTERN => "a limit such as `900/1m`",

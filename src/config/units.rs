@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use super::model::Leave;
+
 /// Units of a duration, in milliseconds, the longest first.
 const DURATION_UNITS: [(&str, u64); 5] =
     [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
@@ -63,6 +65,16 @@ pub(crate) fn share(text: &str) -> Option<Share> {
     }
     let ppm = number(whole)?.saturating_mul(10_000);
     Some(Share { ppm: ppm.saturating_add(number(&format!("{decimals:0<PLACES$}"))?) })
+}
+
+/// Parses what is left of a time: `auto`, a share or a duration.
+pub(crate) fn leave(text: &str) -> Option<Leave> {
+    match text {
+        "auto" => Some(Leave::Auto),
+        _ => {
+            share(text).map(|Share { ppm }| Leave::Share { ppm }).or_else(|| duration(text).map(Leave::Time))
+        }
+    }
 }
 
 /// Parses the short form of a limit: `900/1m`. `20/s` is `20/1s`.

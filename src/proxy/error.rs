@@ -51,6 +51,8 @@ pub(crate) enum ProxyError {
         refusal: Refusal,
         /// The limiter that refused, for the response; `None` if it was removed meanwhile.
         limiter: Option<Arc<Limiter>>,
+        /// The wait and the header that bounds it, if the request itself does.
+        wait: Option<String>,
     },
     /// weir is shutting down, and the drain time is over.
     #[error("shutting down")]

@@ -8,11 +8,12 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Version};
 use ipnet::IpNet;
 
 use super::messages::header_flags::HeaderFlags;
+use super::messages::patience::ClientPatience;
 use super::messages::quota::{self, Quota};
 use super::messages::{headers, request_head};
 use super::route::caller;
 use super::route::path::{self, Forms, strip};
-use crate::config::model::Cost;
+use crate::config::model::{Cost, Leave, PATIENCE_HEADERS, Patience};
 use crate::limiter::model::Permits;
 
 /// Checks the forms of a path: every spelling of a path below `/a` leads to the same canonical path.
@@ -103,7 +104,13 @@ fn read(request: &Request<()>) {
         let host = request_head::host(Some(&authority));
         assert_eq!(host, host.to_ascii_lowercase(), "hosts are compared in lower case");
     }
-    let _ = request_head::wait_max(headers, flags);
+    let names = PATIENCE_HEADERS.map(HeaderName::from_static).to_vec();
+    let rule = Patience { headers: names, leave: Leave::Auto, is_usual: true };
+    let answer_time = || Duration::from_secs(1);
+    if let Ok(Some(patience)) = ClientPatience::of(headers, flags, &[rule], answer_time) {
+        let wait = patience.wait(answer_time);
+        assert!(wait <= Duration::from_hours(24) && patience.describe(wait).is_ascii(), "{wait:?}");
+    }
     if let Some(max) = Permits::new(50) {
         let cost = Cost::Header { name: AUTHORIZATION, default: Permits::ONE, max };
         if let Ok(cost) = request_head::cost(headers, &cost) {

@@ -13,6 +13,7 @@ use crate::limiter::PreparedLimiters;
 use crate::proxy::error::ProxyBuildError;
 use crate::proxy::listen::tls::Acceptor;
 use crate::proxy::net::certificates::read;
+use crate::proxy::route::retry_budget::RetryBudget;
 use crate::proxy::route::table::{NO_ROUTE, Route, Table};
 use crate::proxy::upstream::key::{Key, Reach};
 use crate::proxy::upstream::upstream::Upstream;
@@ -68,7 +69,8 @@ impl Builder {
         let limiter_set = limiters.limiter_set(&names);
         let limiter_set = limiter_set
             .map_err(|source| ProxyBuildError::Limiters { route: Arc::clone(&rule.name), source })?;
-        Ok(Route { rule: rule.clone(), upstream, limiter_set, metrics: self.metrics.route(&rule.name) })
+        let (retry_budget, metrics) = (RetryBudget::default(), self.metrics.route(&rule.name));
+        Ok(Route { rule: rule.clone(), upstream, limiter_set, retry_budget, metrics })
     }
 }
 

@@ -33,7 +33,7 @@ async fn a_safe_request_is_retried_with_a_permit_of_its_own() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let limiter = "{limits: [100/1m], pause: off, queue: {timeout: 5s, max_waiting: 10}}";
-    let weir = Weir::start(&with_retries(limiter, "{attempts: 3}", &upstream)).await;
+    let weir = Weir::start(&with_retries(limiter, "{attempts: 3, budget: off}", &upstream)).await;
 
     first(&upstream, &[503, 502]);
     assert_eq!(weir.get("/one").await.status, 200);
@@ -70,8 +70,12 @@ async fn a_safe_request_is_retried_with_a_permit_of_its_own() {
 async fn a_body_that_is_too_large_to_keep_is_sent_once() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
-    let weir =
-        Weir::start(&with_retries("{limits: [100/1m], pause: off}", "{max_body: 1KiB}", &upstream)).await;
+    let weir = Weir::start(&with_retries(
+        "{limits: [100/1m], pause: off}",
+        "{max_body: 1KiB, budget: off}",
+        &upstream,
+    ))
+    .await;
     for (length, sent) in [(1024, 2), (1025, 1)] {
         first(&upstream, &[503]);
         let before = upstream.count();
@@ -87,7 +91,7 @@ async fn a_rejected_request_waits_out_the_pause() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let limiter = "{limits: [100/1s], queue: {timeout: 5s, max_waiting: 10}}";
-    let weir = Weir::start(&with_retries(limiter, "{attempts: 2, on: [429]}", &upstream)).await;
+    let weir = Weir::start(&with_retries(limiter, "{attempts: 2, on: [429], budget: off}", &upstream)).await;
     upstream.script(|number| (number == 1).then(|| Reply::status(429).header("retry-after", "1")));
     let began = Instant::now();
     assert_eq!(weir.get("/").await.status, 200);
@@ -108,7 +112,7 @@ async fn an_upstream_that_starts_late_is_waited_for() {
     let port = closed_port();
     let config = format!(
         "limiters:\n  api: {{limits: [2/1s], queue: {{timeout: 20s, max_waiting: 10}}}}\nroutes:\n  \
-         - {{name: all, match: {{path: /}}, limiter: api, retry: {{attempts: 10, on: [connect]}}, \
+         - {{name: all, match: {{path: /}}, limiter: api, retry: {{attempts: 10, on: [connect], budget: off}}, \
          upstream: \"http://127.0.0.1:{port}\"}}\n"
     );
     let weir = Weir::start(&config).await;
@@ -117,6 +121,28 @@ async fn an_upstream_that_starts_late_is_waited_for() {
     assert_eq!(retries(&weir, "connect").await, 9.0);
     // No permit was used.
     eventually("the permits are back", PATIENCE, async || weir.available("api").await == [2]).await;
+}
+
+/// Where each attempt fails, weir sends a fifth more, however many times its clients try.
+#[tokio::test]
+async fn retries_are_a_share_of_the_requests() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let weir =
+        Weir::start(&with_retries("{limits: [1000/1m], pause: off}", "{attempts: 3}", &upstream)).await;
+    upstream.script(|_| Some(Reply::status(503)));
+    for _ in 0..50 {
+        assert_eq!(weir.get("/").await.status, 503);
+    }
+    assert_eq!((upstream.count(), retries(&weir, "503").await), (60, 10.0));
+
+    // When most attempts succeed, those that fail are retried.
+    first(&upstream, &[200; 20]);
+    for _ in 0..20 {
+        assert_eq!(weir.get("/").await.status, 200);
+    }
+    first(&upstream, &[503, 503]);
+    assert_eq!(weir.get("/").await.status, 200);
 }
 
 #[tokio::test]

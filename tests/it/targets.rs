@@ -71,6 +71,12 @@ async fn a_target_is_a_path_or_the_authority_of_its_host() {
     ] {
         let (status, answer) = ask(&weir, line, &format!("Host: {host}\r\n")).await;
         assert_eq!(status, expected, "{line}, {host}: {answer}");
+        // A client that has weir as its proxy learns what to do.
+        assert_eq!(
+            answer.contains("set weir's address as the base URL"),
+            line.starts_with("CONNECT"),
+            "{answer}"
+        );
     }
     // An open proxy would connect there.
     let there = format!("GET {}/x HTTP/1.1", other.url());

@@ -136,7 +136,7 @@ async fn refusals_failures_and_retries_are_seen() {
          routes:\n\
          - {{name: refused, match: {{path: /refused}}, upstream: \"{url}\", limiter: none, cost: 1}}\n\
          - {{name: down, match: {{path: /down}}, upstream: \"http://127.0.0.1:1\"}}\n\
-         - {{name: again, match: {{path: /}}, upstream: \"{url}\", retry: {{attempts: 2}}, remove_headers: [traceparent]}}\n"
+         - {{name: again, match: {{path: /}}, upstream: \"{url}\", retry: {{attempts: 2, budget: off}}, remove_headers: [traceparent]}}\n"
     );
     let environment = [&environment(&collector)[..], &[("OTEL_SERVICE_NAME", "egress".to_owned())]].concat();
     let weir = Weir::start_in(&config, &environment).await;

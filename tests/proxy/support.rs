@@ -180,6 +180,7 @@ pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
         errors: Errors::Json,
         limiters: Vec::new(),
         cost: Cost::Fixed(Permits::ONE),
+        patience: Vec::new(),
         settle: None,
         retry: None,
         clients: None,

@@ -11,6 +11,7 @@ use std::time::Duration;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserialize, Deserializer, Error, IntoDeserializer, MapAccess, Unexpected, Visitor};
 
+use crate::config::model::Leave;
 use crate::config::units::{self, Per, Quota, Share, Size};
 
 /// The pattern of names of limiters, routes, clients and groups.
@@ -42,6 +43,12 @@ impl FromText for Share {
     const EXPECTED: &'static str = "a percentage, such as 1% or 0.5%";
     const PATTERN: &'static str = "^[0-9]+(\\.[0-9]{1,4})?%$";
     const PARSE: fn(&str) -> Option<Self> = units::share;
+}
+
+impl FromText for Leave {
+    const EXPECTED: &'static str = "auto, a percentage such as 20%, or a duration such as 500ms";
+    const PATTERN: &'static str = "^(auto|[0-9]+(\\.[0-9]{1,4})?%|[0-9]+(ms|s|m|h|d))$";
+    const PARSE: fn(&str) -> Option<Self> = units::leave;
 }
 
 impl FromText for Per {

@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::forms::{Form, LongForm, NAME_PATTERN, OffOr, Setting, Text};
+use crate::config::model::Leave;
 use crate::config::units::{Per, Quota};
 
 /// A named set of limits that a request must satisfy all at once.
@@ -131,6 +132,15 @@ pub(crate) struct Queue {
     /// The most requests waiting at once, 1 to 1000000. Default `1000`.
     #[schemars(range(min = 1, max = 1_000_000), extend("examples" = [200]))]
     pub(crate) max_waiting: Option<i64>,
+    /// The request headers in which callers tell how long they wait for an answer, up to 16. `grpc-timeout` has gRPC's units; the others
+    /// have seconds or a duration. The shortest time, less `leave`, bounds the wait. Default
+    /// `[weir-timeout, x-stainless-timeout, x-stainless-read-timeout, x-server-timeout, grpc-timeout]`.
+    #[schemars(extend("maxItems" = 16, "examples" = [["weir-timeout", "x-request-timeout"], []]))]
+    pub(crate) patience: Option<Vec<String>>,
+    /// What is left of that time for the upstream: a share of it, a time up to 1d, or `auto`: what nine of ten of the upstream's last 100
+    /// responses took to their head, and half of the time at most. Default `auto`.
+    #[schemars(extend("examples" = ["20%", "500ms"]))]
+    pub(crate) leave: Option<Text<Leave>>,
 }
 
 impl Setting for Queue {

@@ -8,7 +8,7 @@ use serde::de::{Deserialize, Deserializer, Error, Unexpected, Visitor};
 
 use super::forms::{Form, LongForm, NAME_PATTERN, Named, OffOr, Setting, Text};
 use crate::config::model::{Errors, Http2};
-use crate::config::units::Size;
+use crate::config::units::{Share, Size};
 
 /// A route: its requests, upstream, changes, limiters and cost.
 #[derive(Debug, serde::Deserialize, JsonSchema)]
@@ -195,6 +195,14 @@ pub(crate) struct Retry {
     /// Default `64KiB`.
     #[schemars(extend("examples" = ["1MiB"]))]
     pub(crate) max_body: Option<Text<Size>>,
+    /// The retries of the route as a share of its requests, 1% to 100%, or `off` for any number. Of requests long ago, ten retries
+    /// are left. Default `20%`.
+    #[schemars(extend("examples" = ["50%", "off"]))]
+    pub(crate) budget: Option<OffOr<Text<Share>>>,
+}
+
+impl Setting for Text<Share> {
+    const EXPECTED: &'static str = "off or a percentage, such as 20%";
 }
 
 impl Setting for Retry {

@@ -6,13 +6,14 @@ use std::time::Duration;
 use http::HeaderName;
 
 use super::check::{Check, DAY, MILLISECOND, NAME_EXPECTED};
+use super::headers::named_header;
 use super::limit::limits;
 use super::place::{Given, all, key};
-use crate::config::model::KeyPart;
+use crate::config::model::{KeyPart, Leave, PATIENCE_HEADERS, Patience};
 use crate::config::problem::quoted;
-use crate::config::schema::forms::Named;
+use crate::config::schema::forms::{Named, Text};
 use crate::config::schema::{self, OffOr};
-use crate::config::units::show_duration;
+use crate::config::units::{Share, show_duration};
 use crate::limiter::model::limit::{
     Limit, Limiter, LimiterName, Mode, OnStoreFailure, Partitioned, PausePolicy, QueueLimits, Scope,
 };
@@ -26,8 +27,19 @@ const MAX_PARTITIONS: u32 = 100_000;
 /// The most parts of a key. Each request reads all of them.
 const KEY_PARTS_MAX: usize = 16;
 
-/// A valid limiter and the parts of its key; no parts without a `key`.
-pub(super) type Keyed = (Arc<Limiter>, Arc<[KeyPart]>);
+/// The most headers of `patience`.
+const PATIENCE_HEADERS_MAX: usize = 16;
+
+/// A valid limiter, and what it reads in a request.
+pub(super) type Keyed = (Arc<Limiter>, Reading);
+
+/// What a limiter reads in a request.
+pub(super) struct Reading {
+    /// The parts of the key; none without a `key`.
+    pub(super) key: Arc<[KeyPart]>,
+    /// The patience of callers; `None` without a queue.
+    pub(super) patience: Option<Patience>,
+}
 
 /// Checks every limiter and returns the valid ones, in the order of the file.
 pub(super) fn limiters(
@@ -50,6 +62,7 @@ fn one(
     let key = key_parts(check, &key!(limiter.key), has_clients);
     let partitioned = partitioned(check, limiter);
     let group = group(check, &key!(limiter.group), name);
+    let patience = patience(check, &key!(limiter.queue));
     let queue = queue(check, &key!(limiter.queue));
     let pause = pause(check, &key!(limiter.pause));
     let limits = limits?;
@@ -78,7 +91,7 @@ fn one(
         pause: pause?,
         follows_upstream: matches!(written.sync, Some(OffOr::On(schema::Sync::Headers))),
     };
-    Some((Arc::new(limiter), key?))
+    Some((Arc::new(limiter), Reading { key: key?, patience: patience? }))
 }
 
 fn key_parts(
@@ -184,6 +197,41 @@ fn queue(
     let timeout = check.within(&key!(queue.timeout), MILLISECOND..=DAY);
     let max_waiting = check.count(&key!(queue.max_waiting), MAX_WAITING, 1..=1_000_000);
     Some(Some(QueueLimits { timeout: timeout?, max_waiting: max_waiting? }))
+}
+
+/// Checks the patience of callers. The outer `None` is a problem, the inner one no queue.
+fn patience(
+    check: &mut Check<'_>,
+    given: &Given<'_, Option<OffOr<schema::Queue>>>,
+) -> Option<Option<Patience>> {
+    let Some(OffOr::On(queue)) = given.value else { return Some(None) };
+    let queue = Given::new(queue, given.at.clone());
+    let headers = patience_headers(check, &key!(queue.patience));
+    let leave = leave(check, &key!(queue.leave));
+    let headers = headers?;
+    let is_usual = headers.iter().all(|header| PATIENCE_HEADERS.contains(&header.as_str()));
+    Some(Some(Patience { headers, leave: leave?, is_usual }))
+}
+
+fn patience_headers(
+    check: &mut Check<'_>,
+    given: &Given<'_, Option<Vec<String>>>,
+) -> Option<Vec<HeaderName>> {
+    if given.value.is_none() {
+        return Some(PATIENCE_HEADERS.map(HeaderName::from_static).to_vec());
+    }
+    if given.at.length() > PATIENCE_HEADERS_MAX {
+        return check.refuse(&given.at, format!("names more than {PATIENCE_HEADERS_MAX} headers"));
+    }
+    all(given.items().map(|name| named_header(check, &name, "x-request-timeout")))
+}
+
+fn leave(check: &mut Check<'_>, given: &Given<'_, Option<Text<Leave>>>) -> Option<Leave> {
+    match given.value.map(|Text(leave)| leave).unwrap_or_default() {
+        Leave::Share { ppm } if ppm >= Share::WHOLE.ppm => check.refuse(&given.at, "must be less than 100%"),
+        Leave::Time(time) if time > DAY => check.refuse(&given.at, "must be from 0s to 1d"),
+        leave => Some(leave),
+    }
 }
 
 fn guard(check: &mut Check<'_>, limiter: &Given<'_, schema::Limiter>, limits: &[Limit]) -> Option<Duration> {

@@ -4,11 +4,15 @@ use super::check::Check;
 use super::place::{Given, key};
 use crate::config::model::Retry;
 use crate::config::schema::{self, OffOr, RetryOn};
-use crate::config::units::Size;
+use crate::config::units::{Share, Size};
 
 /// The default of `max_body`, and its maximum. Each request in flight may hold as much.
 const BODY_BYTES: Size = Size(64 * 1024);
 const BODY_BYTES_MAX: Size = Size(16 * 1024 * 1024);
+
+/// The default of `budget`, and its minimum.
+const BUDGET: Share = Share { ppm: 200_000 };
+const BUDGET_MIN: Share = Share { ppm: 10_000 };
 
 /// Checks the retries of a route. The outer `None` is a problem, the inner one no retries.
 pub(super) fn retry(
@@ -38,5 +42,16 @@ pub(super) fn retry(
     };
     let max_body = check.bounded(&key!(retry.max_body), BODY_BYTES, Size(0)..=BODY_BYTES_MAX);
     let body_bytes_max = usize::try_from(max_body?.0).unwrap_or(usize::MAX);
-    Some(Some(Retry { attempts: attempts?, on_connect, on_status, body_bytes_max }))
+    let given_budget = key!(retry.budget);
+    let budget_ppm = match given_budget.value {
+        None => Some(BUDGET),
+        Some(OffOr::Off) => None,
+        Some(OffOr::On(budget)) => {
+            let budget =
+                check.within(&Given::new(budget, given_budget.at.clone()), BUDGET_MIN..=Share::WHOLE);
+            Some(budget?)
+        }
+    };
+    let budget_ppm = budget_ppm.map(|budget| u32::try_from(budget.ppm).unwrap_or(u32::MAX));
+    Some(Some(Retry { attempts: attempts?, on_connect, on_status, body_bytes_max, budget_ppm }))
 }

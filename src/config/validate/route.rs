@@ -11,7 +11,7 @@ use super::matches::{matches, strip_prefix};
 use super::place::{At, Given, key};
 use super::retry::retry;
 use super::upstream::upstream;
-use crate::config::model::{Errors, Route};
+use crate::config::model::{Errors, Patience, Route};
 use crate::config::problem::quoted;
 use crate::config::schema;
 use crate::limiter::model::limit::{Limiter, LimiterName, Scope};
@@ -73,7 +73,13 @@ fn one(check: &mut Check<'_>, route: &Given<'_, schema::Route>, names: &Names<'_
     let settle = settle(check, &key!(route.cost));
     let retry = retry(check, &key!(route.retry));
     let clients = clients(check, &key!(route.clients), names);
-    let keyed = limiters.into_iter().map(|(limiter, key)| (limiter.name.clone(), Arc::clone(key)));
+    let keyed = limiters.iter().map(|(limiter, reading)| (limiter.name.clone(), Arc::clone(&reading.key)));
+    let mut patience: Vec<Patience> = Vec::new();
+    for told in limiters.iter().filter_map(|(_, reading)| reading.patience.as_ref()) {
+        if !patience.contains(told) {
+            patience.push(told.clone());
+        }
+    }
     Some(Route {
         name: written.name.as_str().into(),
         matches: matches?,
@@ -86,6 +92,7 @@ fn one(check: &mut Check<'_>, route: &Given<'_, schema::Route>, names: &Names<'_
         rewrite_links: written.rewrite_links.unwrap_or(true),
         errors: written.errors.unwrap_or(names.errors),
         limiters: keyed.collect(),
+        patience,
         cost: cost?,
         settle: settle?,
         retry: retry?,

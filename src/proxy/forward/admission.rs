@@ -10,6 +10,7 @@ use http::Request;
 
 use super::plan::Plan;
 use super::record::Record;
+use crate::clock::Micros;
 use crate::limiter::{Demand, Entered, LimiterSet, Permit, Receipt, Refusal, Ticket};
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::Client;
@@ -27,7 +28,7 @@ pub(crate) async fn admit(
 ) -> Result<(Option<Permit>, Ready), ProxyError> {
     let Some(limiter_set) = &plan.route.limiter_set else { return Ok((None, Ready::default())) };
     let entered = traced(record, Part::Reserve, limiter_set.enter(&plan.partitions, *demand)).await;
-    match entered.map_err(|refusal| refused(limiter_set, refusal))? {
+    match entered.map_err(|refusal| refused(plan, limiter_set, refusal))? {
         Entered::Granted(permit) => Ok((Some(permit), Ready::default())),
         Entered::Waiting(ticket) => {
             versions::compact(head);
@@ -42,8 +43,31 @@ pub(crate) async fn admit(
 }
 
 /// Confirms a permit, which means another wait if its slot has passed.
-pub(crate) async fn confirm(permit: &mut Permit, limiter_set: &LimiterSet) -> Result<(), ProxyError> {
-    permit.confirm().await.map_err(|refusal| refused(limiter_set, refusal))
+pub(crate) async fn confirm(
+    plan: &Plan,
+    permit: &mut Permit,
+    limiter_set: &LimiterSet,
+) -> Result<(), ProxyError> {
+    permit.confirm().await.map_err(|refusal| refused(plan, limiter_set, refusal))
+}
+
+/// Refuses a request that has waited and whose client is likely to leave before the answer, because the upstream has become slower
+/// meanwhile. The permit goes to another request, so the way back is as long as the limiter takes for the next permit.
+pub(crate) fn check_patience(plan: &Plan, record: &Record) -> Result<(), ProxyError> {
+    let (Some(patience), Some(limiter_set)) = (&plan.patience, &plan.route.limiter_set) else {
+        return Ok(());
+    };
+    if record.wait.total.is_zero() || !patience.is_too_late(record.elapsed(), || plan.answer_time()) {
+        return Ok(());
+    }
+    let mut limiters = plan.route.rule.limiters.iter().filter_map(|(name, _)| limiter_set.limiter(name));
+    let Some(limiter) = limiters.next() else { return Ok(()) };
+    let spacing =
+        limiter.limits.iter().map(|limit| Micros(Micros::from(limit.per).0 / limit.rate.get())).max();
+    let (name, retry_after) = (limiter.name.clone(), spacing.unwrap_or_default());
+    let refusal = Refusal::RateLimited { limiter: name, limit: 0, retry_after };
+    let wait = Some(patience.describe(patience.wait(|| plan.answer_time())));
+    Err(ProxyError::Refused { refusal, limiter: Some(limiter), wait })
 }
 
 /// Runs a part of a request as a span of its trace, if it has one. A traced part is boxed, because waiting requests must stay
@@ -65,7 +89,7 @@ async fn wait(
     limiter_set: &LimiterSet,
     mut ticket: Ticket,
 ) -> Result<(Permit, Ready), ProxyError> {
-    let refused = |refusal| refused(limiter_set, refusal);
+    let refused = |refusal| refused(plan, limiter_set, refusal);
     let upstream = &plan.route.upstream;
     ticket.approaching().await;
     let Some(_place) = upstream.ready_place() else {
@@ -95,9 +119,9 @@ pub(crate) async fn while_wanted<T>(
     }
 }
 
-fn refused(limiter_set: &LimiterSet, refusal: Refusal) -> ProxyError {
+fn refused(plan: &Plan, limiter_set: &LimiterSet, refusal: Refusal) -> ProxyError {
     let limiter = limiter_set.limiter(refusal.limiter());
-    ProxyError::Refused { refusal, limiter }
+    ProxyError::Refused { refusal, limiter, wait: plan.wait_told() }
 }
 
 /// A permit whose request has been handed to hyper. If the client leaves now, the request may have been written, so a drop spends the

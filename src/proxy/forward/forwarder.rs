@@ -12,6 +12,7 @@ use http::header::{CONNECTION, UPGRADE};
 use http::{HeaderValue, Request, Response, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
+use tokio::time::{Instant, sleep};
 
 use super::admission::admit;
 use super::outgoing::Outgoing;
@@ -26,12 +27,17 @@ use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::Client;
 use crate::proxy::messages::form::Reader;
 use crate::proxy::messages::header_flags::HeaderFlags;
+use crate::proxy::messages::request_body::Rest;
 use crate::proxy::messages::response::{self, SWITCHING_PROTOCOLS};
 use crate::proxy::messages::{headers, request_body, request_head};
 use crate::proxy::route::links::Links;
 use crate::proxy::route::table::Table;
 use crate::proxy::upstream::lease::Lease;
 use crate::telemetry::{Outcome, Trace};
+
+/// The time between a refusal over HTTP/2 and the reset of its stream. A client that reads both at once, as those of nghttp2 do, drops
+/// the refusal.
+const RESET_AFTER: Duration = Duration::from_millis(250);
 
 /// Answers a request, whatever happens to it.
 ///
@@ -47,10 +53,11 @@ pub(crate) fn handle(
     let reader = Reader::of(&request, flags);
     // A client that waits for 100 Continue has not begun to send a body.
     let sends_body = !request_head::expects_continue(request.headers(), flags);
+    let version = request.version();
     match Plan::make(table, &client, &request, flags, &mut record) {
         Err(error) => {
-            let unread = Some(request.into_body()).filter(|_| sends_body);
-            Either::Left(refuse(error, reader, unread, record))
+            let unread = Unread { body: Some(request.into_body()), sends_body, version };
+            Either::Left(refuse(error, reader, unread, record, client))
         }
         Ok((plan, target)) => {
             let mut outgoing = Outgoing::new(&plan, target, request);
@@ -59,8 +66,8 @@ pub(crate) fn handle(
                     Ok(answer) => Ok(answer.finish(record, &client)),
                     Err(error) => {
                         record.came_back(Err(&error));
-                        let unread = outgoing.body.take().filter(|_| sends_body);
-                        refuse(error, reader, unread, record).await
+                        let unread = Unread { body: outgoing.body.take(), sends_body, version };
+                        refuse(error, reader, unread, record, client).await
                     }
                 }
             })
@@ -68,19 +75,63 @@ pub(crate) fn handle(
     }
 }
 
-/// Answers a request with an error, and reads the rest of its body.
+/// The body of a request that is refused.
+struct Unread {
+    /// The body, unless it was sent.
+    body: Option<Incoming>,
+    /// False if the client waits for 100 Continue.
+    sends_body: bool,
+    /// The version of HTTP.
+    version: Version,
+}
+
+/// Answers a request with an error at once, whatever the client is still sending.
 async fn refuse(
     error: ProxyError,
     reader: Reader,
-    unread: Option<Incoming>,
+    mut unread: Unread,
     mut record: Box<Record>,
+    client: Arc<Client>,
 ) -> Result<Response<ResponseBody>, Infallible> {
     tracing::debug!(%error, "a request was not forwarded");
     let response = record.refused(response::refuse(&error, reader, record.errors));
-    if let Some(unread) = unread {
-        Box::pin(request_body::discard(unread)).await;
+    if let Some(body) = unread.body.take().filter(|body| !http_body::Body::is_end_stream(body)) {
+        Box::pin(leave_unread(unread, body, client)).await;
     }
     Ok(response.map(|bytes| ResponseBody::own(bytes).recorded(record)))
+}
+
+/// Leaves the body of a refused request. A short one is read to its end behind the response, which keeps the connection. With any other
+/// the connection of HTTP/1 ends, and the stream of HTTP/2 is reset.
+async fn leave_unread(unread: Unread, body: Incoming, client: Arc<Client>) {
+    let rest = if unread.sends_body { request_body::drop_arrived(body).await } else { Rest::Long(body) };
+    match rest {
+        Rest::Nothing => {}
+        Rest::Long(body) if unread.version == Version::HTTP_2 => behind_response(&client, async move {
+            sleep(RESET_AFTER).await;
+            drop(body);
+        }),
+        Rest::Long(_) => client.unread.set(),
+        Rest::Short(mut body) => {
+            let mark = client.unread.clone();
+            behind_response(&client, async move {
+                if !request_body::drop_short(&mut body).await {
+                    // Before hyper learns that nobody reads the body.
+                    mark.set();
+                }
+            });
+        }
+    }
+}
+
+/// Runs what is left to do for a request behind its response. The client counts as busy meanwhile: what it sends is no head of a request.
+fn behind_response(client: &Arc<Client>, work: impl Future<Output = ()> + Send + 'static) {
+    client.activity.began(Instant::now());
+    let owner = Arc::clone(client);
+    client.tasks.spawn(async move {
+        work.await;
+        owner.activity.ended(Instant::now());
+    });
 }
 
 /// The answer to a forwarded request.
@@ -156,8 +207,12 @@ fn respond(
 /// Returns the attempts of a request that may be sent more than once.
 fn retries<'plan>(plan: &'plan Plan, outgoing: &Outgoing) -> Option<Retries<'plan>> {
     let rule = plan.route.rule.retry.as_ref()?;
+    let budget = &plan.route.retry_budget;
+    if let Some(ppm) = rule.budget_ppm {
+        budget.add(ppm);
+    }
     let wait = plan.wait_left(outgoing.permit.as_ref().map_or(Duration::ZERO, Permit::waited));
-    Retries::of(rule, &outgoing.head, wait).filter(|_| plan.upgrade.is_none())
+    Retries::of(rule, budget, &outgoing.head, wait).filter(|_| plan.upgrade.is_none())
 }
 
 /// Sends the request as often as it needs and may.

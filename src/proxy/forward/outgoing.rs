@@ -19,6 +19,9 @@ use crate::proxy::messages::upload::Upload;
 use crate::proxy::route::table::Route;
 use crate::proxy::upstream::lease::Ready;
 
+/// The largest body that is copied because the connection may be stale.
+const STALE_BODY_BYTES_MAX: usize = 64 * 1024;
+
 /// A request on its way.
 pub(crate) struct Outgoing {
     /// The head, with the target for the upstream.
@@ -73,16 +76,7 @@ impl Outgoing {
 
     /// Returns whether head and body can be sent in another attempt.
     pub(crate) fn can_be_repeated(&self) -> bool {
-        self.has_head() && self.upload.as_ref().is_none_or(|upload| upload.is_whole())
-    }
-
-    /// Returns whether the head, without a body, can be sent once more.
-    pub(crate) fn can_repeat_head(&self) -> bool {
-        self.has_head() && self.upload.is_none()
-    }
-
-    fn has_head(&self) -> bool {
-        self.head_state != HeadState::Gone
+        self.head_state != HeadState::Gone && self.upload.as_ref().is_none_or(|upload| upload.is_whole())
     }
 
     /// Returns the request as it goes upstream. The head is kept if there may be another attempt, or if the connection may be stale
@@ -97,12 +91,11 @@ impl Outgoing {
         if self.head_state == HeadState::Received {
             rewrite(&mut head, plan, client);
         }
-        let body = self.take_body(plan);
-        let is_harmless = matches!(body, RequestBody::Kept(None))
-            && head.method().is_idempotent()
-            && self.upgrade.is_none();
+        let is_harmless = head.method().is_idempotent() && self.upgrade.is_none();
+        let keeps_head = self.keeps_copy || (may_be_stale && is_harmless);
+        let body = self.take_body(plan, client, keeps_head);
         self.head_state = HeadState::Gone;
-        if self.keeps_copy || (may_be_stale && is_harmless) {
+        if keeps_head {
             self.head = head.clone();
             self.head_state = HeadState::Rewritten;
         }
@@ -110,15 +103,17 @@ impl Outgoing {
     }
 
     /// Returns the client's body the first time, and then the copy of it.
-    fn take_body(&mut self, plan: &Plan) -> RequestBody {
+    fn take_body(&mut self, plan: &Plan, client: &Client, keeps_copy: bool) -> RequestBody {
         let Some(incoming) = self.body.take() else {
             let copy = self.upload.as_ref().and_then(|upload| upload.whole());
             return RequestBody::Kept(copy.filter(|copy| !copy.is_empty()));
         };
         let idle_timeout = plan.route.upstream.settings().timeouts.idle;
         let retry = plan.route.rule.retry.as_ref().filter(|_| self.keeps_copy);
-        let (body, upload) =
-            RequestBody::new(incoming, idle_timeout, retry.map(|retry| retry.body_bytes_max));
+        let kept_max = retry.map_or(STALE_BODY_BYTES_MAX, |retry| retry.body_bytes_max);
+        let length = http_body::Body::size_hint(&incoming).lower();
+        let kept_max = Some(kept_max).filter(|max| keeps_copy && length <= *max as u64);
+        let (body, upload) = RequestBody::new(incoming, idle_timeout, kept_max, &client.unread);
         self.upload = upload;
         body
     }

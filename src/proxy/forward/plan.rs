@@ -14,6 +14,7 @@ use crate::limiter::{Demand, Partition};
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::Client;
 use crate::proxy::messages::header_flags::HeaderFlags;
+use crate::proxy::messages::patience::ClientPatience;
 use crate::proxy::messages::request_head;
 use crate::proxy::route::partition::Facts;
 use crate::proxy::route::router::Target;
@@ -37,6 +38,8 @@ pub(crate) struct Plan {
     pub(crate) upgrade: Option<HeaderValue>,
     /// The cost, and the longest wait that the client allows.
     pub(crate) demand: Demand,
+    /// How long the client waits for its answer, if it tells.
+    pub(crate) patience: Option<Box<ClientPatience>>,
     /// The partition of each of the route's limiters, in order.
     pub(crate) partitions: Vec<Option<Partition>>,
     /// True if `Authorization` holds a token for weir and must not go upstream.
@@ -69,7 +72,9 @@ impl Plan {
         record.routed(route);
         caller::may_use(&route.rule, &caller)?;
         let target = rewrite::target(uri, &route.rule)?;
-        let wait_max = request_head::wait_max(headers, flags)?;
+        let answer_time = || route.upstream.answer_times().percentile_90();
+        let patience = ClientPatience::of(headers, flags, &route.rule.patience, answer_time)?;
+        let wait_max = patience.as_ref().map(|patience| patience.wait(answer_time));
         let demand = Demand { cost: request_head::cost(headers, &route.rule.cost)?, wait_max };
         // Partitions come from the headers as the client sent them; the upstream gets others.
         let facts = Facts { headers, uri, host, address, client: caller.name.as_deref() };
@@ -88,6 +93,7 @@ impl Plan {
             version,
             upgrade,
             demand,
+            patience,
             partitions,
             token_in_authorization,
         };
@@ -98,6 +104,18 @@ impl Plan {
     pub(crate) fn wait_left(&self, waited: Duration) -> Duration {
         let wait_max = self.route.limiter_set.as_ref().map_or(Duration::ZERO, |set| set.wait_max());
         wait_max.min(self.demand.wait_max.unwrap_or(Duration::MAX)).saturating_sub(waited)
+    }
+
+    /// Returns what the upstream lately took to answer.
+    pub(crate) fn answer_time(&self) -> Duration {
+        self.route.upstream.answer_times().percentile_90()
+    }
+
+    /// Describes the wait if the client's patience bounds it, for a refusal.
+    pub(crate) fn wait_told(&self) -> Option<String> {
+        let (patience, set) = (self.patience.as_ref()?, self.route.limiter_set.as_ref()?);
+        let is_shorter = self.demand.wait_max.is_some_and(|wait| wait < set.wait_max());
+        is_shorter.then(|| patience.describe(self.demand.wait_max.unwrap_or_default()))
     }
 
     /// Returns the protocol that the request needs of its connection.

@@ -114,6 +114,11 @@ impl Record {
         }
     }
 
+    /// Returns the time since the request came.
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+
     /// Sets the route.
     pub(crate) fn routed(&mut self, route: &Route) {
         self.route = Arc::clone(&route.rule.name);

@@ -1,5 +1,5 @@
-//! Decides whether a request is sent once more: where that does no harm (RFC 9110, 9.2.2), as often as the route allows, and
-//! within the request's wait.
+//! Decides whether a request is sent once more: where that does no harm (RFC 9110, 9.2.2), as often as the route allows, within the
+//! route's budget of retries and the request's wait.
 //!
 //! Each attempt takes a permit of its own, in the queue. Sends nothing itself.
 
@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use crate::config::model::Retry;
 use crate::proxy::error::ProxyError;
 use crate::proxy::messages::response;
+use crate::proxy::route::retry_budget::RetryBudget;
 
 /// The header by which a client allows a request to arrive twice (draft-ietf-httpapi-idempotency-key-header).
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
@@ -19,6 +20,7 @@ const IDEMPOTENCY_KEY: &str = "idempotency-key";
 /// The further attempts of a request.
 pub(crate) struct Retries<'route> {
     rule: &'route Retry,
+    budget: &'route RetryBudget,
     left: u32,
     /// The end of the wait of all attempts together.
     deadline: Instant,
@@ -28,12 +30,13 @@ impl<'route> Retries<'route> {
     /// Returns the attempts of a request whose waits may add up to `wait`; `None` if sending it twice may do harm.
     pub(crate) fn of<B>(
         rule: &'route Retry,
+        budget: &'route RetryBudget,
         request: &Request<B>,
         wait: Duration,
     ) -> Option<Retries<'route>> {
         let is_harmless = request.method().is_idempotent() || request.headers().contains_key(IDEMPOTENCY_KEY);
         let (left, deadline) = (rule.attempts - 1, Instant::now() + wait);
-        is_harmless.then_some(Retries { rule, left, deadline })
+        is_harmless.then_some(Retries { rule, budget, left, deadline })
     }
 
     /// Returns the rest of the wait.
@@ -41,26 +44,26 @@ impl<'route> Retries<'route> {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// Takes an attempt if the result of the last one calls for it. Returns the reason: `connect`, or the status that the client
+    /// Takes an attempt if the result of the last one calls for it and the route's budget has one. Returns the reason: `connect`, or the status that the client
     /// would get.
     pub(crate) fn take(&mut self, end: Result<StatusCode, &ProxyError>) -> Option<Cow<'static, str>> {
         if self.left == 0 {
             return None;
         }
+        let reason = self.reason(end).filter(|_| self.rule.budget_ppm.is_none() || self.budget.take())?;
+        self.left -= 1;
+        Some(reason)
+    }
+
+    fn reason(&self, end: Result<StatusCode, &ProxyError>) -> Option<Cow<'static, str>> {
         let status = match end {
-            Err(ProxyError::UpstreamConnect(_)) if self.rule.on_connect => {
-                self.left -= 1;
-                return Some("connect".into());
-            }
+            Err(ProxyError::UpstreamConnect(_)) if self.rule.on_connect => return Some("connect".into()),
             Err(error @ (ProxyError::UpstreamProtocol(_) | ProxyError::UpstreamTimeout)) => {
                 response::status_of(error)
             }
             Err(_) => return None,
             Ok(status) => status,
         };
-        self.rule.on_status.contains(&status.as_u16()).then(|| {
-            self.left -= 1;
-            status.as_u16().to_string().into()
-        })
+        self.rule.on_status.contains(&status.as_u16()).then(|| status.as_u16().to_string().into())
     }
 }

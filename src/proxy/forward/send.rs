@@ -11,12 +11,12 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
 
-use super::admission::{Spent, admit, confirm, traced, while_wanted};
+use super::admission::{Spent, admit, check_patience, confirm, traced, while_wanted};
 use super::feedback;
 use super::outgoing::Outgoing;
 use super::plan::Plan;
 use super::record::Record;
-use crate::limiter::Permit;
+use crate::limiter::{Demand, Permit};
 use crate::proxy::error::{ConnectError, ProxyError};
 use crate::proxy::listen::client::Client;
 use crate::proxy::messages::request_body::{self, RequestBody};
@@ -58,11 +58,12 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
         if let (Some(permit), Some(limiter_set)) = (&mut outgoing.permit, &plan.route.limiter_set) {
             record.wait.begin();
             let confirmed = {
-                let confirmed = pin!(confirm(permit, limiter_set));
+                let confirmed = pin!(confirm(plan, permit, limiter_set));
                 traced(record, Part::Wait, while_wanted(client, confirmed)).await
             };
             record.wait.end(confirmed.is_ok().then_some(permit));
-            if let Err(error) = confirmed {
+            if let Err(error) = confirmed.and_then(|()| check_patience(plan, record)) {
+                outgoing.permit = None;
                 lease.release();
                 return Err(error);
             }
@@ -71,8 +72,10 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
         let request = unsent
             .take()
             .map_or_else(|| prepare(plan, client, outgoing, record, may_be_stale), |unsent| *unsent);
+        let sent_at = Instant::now();
         match lease.send(request, outgoing.upload.clone(), upstream.settings().timeouts.headers).await {
             Ok(response) => {
+                upstream.answer_times().add(sent_at.elapsed());
                 record.came_back(Ok(response.status()));
                 feedback::report(plan, &response, spent.commit().as_ref(), began.elapsed());
                 return Ok((response, lease));
@@ -80,13 +83,15 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
             Err(SendError::Failed(error))
                 if is_hang_up(&error)
                     && may_be_stale
-                    && outgoing.can_repeat_head()
+                    && outgoing.can_be_repeated()
                     && !std::mem::replace(&mut is_repeated, true) =>
             {
                 drop(spent);
                 record.came_back(Err(&ProxyError::UpstreamProtocol(error)));
+                let wait_max = Some(plan.wait_left(record.wait.total));
+                let demand = Demand { wait_max, ..plan.demand };
                 (outgoing.permit, _) =
-                    Box::pin(admit(plan, client, &mut outgoing.head, &plan.demand, record)).await?;
+                    Box::pin(admit(plan, client, &mut outgoing.head, &demand, record)).await?;
             }
             Err(SendError::Failed(error)) => return Err(failure(error, outgoing.upload.as_deref())),
             Err(SendError::TimedOut) => return Err(ProxyError::UpstreamTimeout),

@@ -10,9 +10,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::linger::Linger;
 use super::slots::Slot;
 use crate::config::model::{Server, SubjectName};
 use crate::proxy::net::stream::{Probe, Stream};
+use crate::proxy::net::unread::Unread;
 
 /// The time for which a connection without a request stays open at shutdown. A request that is on its way meanwhile is answered, and
 /// the client learns with the answer that the connection ends.
@@ -41,6 +43,8 @@ pub(crate) struct Client {
     pub(crate) probe: Probe,
     /// The client's current phase, for timeouts.
     pub(crate) activity: Activity,
+    /// Set when a request's body was left unread.
+    pub(crate) unread: Unread,
     /// The shutdown of weir.
     pub(crate) signals: Signals,
     /// The owner of tasks that end with the connections.
@@ -57,9 +61,9 @@ impl Client {
         tasks: TaskTracker,
         slot: Slot,
     ) -> Client {
-        let (probe, activity) = (stream.probe(), Activity::new());
+        let (probe, activity, unread) = (stream.probe(), Activity::new(), Unread::default());
         let (secure, names) = (false, Vec::new());
-        Client { peer, secure, names, probe, activity, signals, tasks, slot }
+        Client { peer, secure, names, probe, activity, unread, signals, tasks, slot }
     }
 
     /// Notes that the protocol is known.
@@ -70,6 +74,15 @@ impl Client {
     /// Returns whether weir shuts down. Cheap enough for every request: the signal itself is behind a lock that all connections share.
     pub(crate) fn is_draining(&self) -> bool {
         self.tasks.is_closed()
+    }
+
+    /// Returns how to read on, on a connection with an unread body whose sending side is closed; `None` if nothing is left to read, or
+    /// too many connections read on already.
+    pub(crate) fn linger(&self, connections_max: u32) -> Option<Linger> {
+        let place = self.slot.linger(connections_max).filter(|_| self.unread.is_set())?;
+        // Until the end the connection is busy, and not idle.
+        self.activity.began(Instant::now());
+        Some(Linger::new(place))
     }
 
     /// Notes the head of a request that has arrived without being read yet, if the client is idle. Returns whether there is one.

@@ -4,13 +4,14 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::client::Client;
 use super::first_line::FirstLine;
 use super::http2_guard::Frames;
+use super::linger::Linger;
 use super::protocol::FirstBytes;
 use super::tls::Wire;
 
@@ -19,6 +20,10 @@ pub(crate) struct ClientIo {
     wire: Wire,
     first: FirstBytes,
     watch: Watch,
+    /// Set when the sending side is closed and the client is still sending.
+    linger: Option<Box<Linger>>,
+    /// `server.max_connections`.
+    connections_max: u32,
 }
 
 /// The watch over the bytes of a client.
@@ -30,9 +35,9 @@ pub(crate) enum Watch {
 }
 
 impl ClientIo {
-    /// Wraps an opened connection, of which `first` was read already.
-    pub(crate) fn new(wire: Wire, first: FirstBytes, watch: Watch) -> ClientIo {
-        ClientIo { wire, first, watch }
+    /// Wraps an opened connection, of which `first` was read already, one of at most `connections_max`.
+    pub(crate) fn new(wire: Wire, first: FirstBytes, watch: Watch, connections_max: u32) -> ClientIo {
+        ClientIo { wire, first, watch, linger: None, connections_max }
     }
 }
 
@@ -97,7 +102,17 @@ impl AsyncWrite for ClientIo {
         Pin::new(&mut self.wire).poll_flush(context)
     }
 
+    /// Closes the sending side. Over HTTP/1, what a client is still sending is then read to its end, within bounds.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.wire).poll_shutdown(context)
+        let this = &mut *self;
+        let Watch::Http1(client, _) = &this.watch else {
+            return Pin::new(&mut this.wire).poll_shutdown(context);
+        };
+        if this.linger.is_none() {
+            ready!(Pin::new(&mut this.wire).poll_shutdown(context))?;
+            this.linger = client.linger(this.connections_max).map(Box::new);
+        }
+        let Some(linger) = &mut this.linger else { return Poll::Ready(Ok(())) };
+        linger.poll(Pin::new(&mut this.wire), context, client.is_draining())
     }
 }

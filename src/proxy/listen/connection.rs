@@ -66,14 +66,14 @@ pub(crate) async fn serve<S: Service>(stream: Stream, mut client: Client, servic
         Protocol::Http1 => Watch::Http1(Arc::clone(&client), FirstLine::new()),
         Protocol::Http2 => Watch::Http2(Box::new(Frames::new(HTTP2_STREAMS_MAX))),
     };
-    let io = TokioIo::new(ClientIo::new(wire, first, watch));
+    let io = TokioIo::new(ClientIo::new(wire, first, watch, server.max_connections));
     let answered = Arc::clone(&client);
     let service = service_fn(move |request: Request<Incoming>| {
         let answer = service.clone().answer(Arc::clone(&answered), request);
         let client = Arc::clone(&answered);
         // Boxed, because most connections are idle most of the time.
         Box::pin(answer.map_ok(move |mut response| {
-            if protocol == Protocol::Http1 && client.is_draining() {
+            if protocol == Protocol::Http1 && (client.is_draining() || client.unread.is_set()) {
                 say_close(&mut response);
             }
             response

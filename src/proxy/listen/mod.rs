@@ -8,6 +8,7 @@ pub(crate) mod client_io;
 pub(crate) mod connection;
 pub(crate) mod first_line;
 pub(crate) mod http2_guard;
+pub(crate) mod linger;
 pub(crate) mod listener;
 pub(crate) mod protocol;
 pub(crate) mod service;

@@ -11,6 +11,8 @@ pub(crate) struct Slots {
     taken: AtomicU32,
     /// The connections among them that have not begun to speak HTTP.
     silent: AtomicU32,
+    /// The connections among them that are only read to their end.
+    lingering: AtomicU32,
     freed: Notify,
 }
 
@@ -20,6 +22,13 @@ impl Slots {
         this.taken.fetch_add(1, Ordering::AcqRel);
         this.silent.fetch_add(1, Ordering::AcqRel);
         Slot { slots: Arc::clone(this), silent: true }
+    }
+
+    /// Counts a connection that is only read to its end; `None` if half of `connections_max` are, so that the other half stays free.
+    pub(crate) fn linger(this: &Arc<Slots>, connections_max: u32) -> Option<LingerPlace> {
+        let more = |count| Some(count + 1).filter(|count| *count <= connections_max.div_ceil(2));
+        this.lingering.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more).ok()?;
+        Some(LingerPlace(Arc::clone(this)))
     }
 
     /// Returns the number of connections.
@@ -47,6 +56,11 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
+    /// Counts the connection among those that are only read to their end, unless those are too many.
+    pub(crate) fn linger(&self, connections_max: u32) -> Option<LingerPlace> {
+        Slots::linger(&self.slots, connections_max)
+    }
+
     /// Notes that the connection has begun to speak HTTP.
     pub(crate) fn speaks(&mut self) {
         if std::mem::take(&mut self.silent) {
@@ -61,5 +75,14 @@ impl Drop for Slot {
         self.slots.taken.fetch_sub(1, Ordering::AcqRel);
         // The only waiter is the accept loop. `Notify` keeps one permit for it, so no wake-up is lost.
         self.slots.freed.notify_one();
+    }
+}
+
+/// The place of a connection that is only read to its end, freed on drop.
+pub(crate) struct LingerPlace(Arc<Slots>);
+
+impl Drop for LingerPlace {
+    fn drop(&mut self) {
+        self.0.lingering.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -31,6 +31,8 @@ impl HeaderFlags {
     pub(crate) const LINKS: HeaderFlags = HeaderFlags(1 << 10);
     /// Any of `X-Amz-Date` and `X-Amz-Target`, which AWS's SDKs send.
     pub(crate) const AWS: HeaderFlags = HeaderFlags(1 << 11);
+    /// Any header of others by which clients usually tell how long they wait.
+    pub(crate) const PATIENCE: HeaderFlags = HeaderFlags(1 << 12);
 
     /// Looks at every name.
     pub(crate) fn of(headers: &HeaderMap) -> HeaderFlags {
@@ -56,6 +58,9 @@ impl HeaderFlags {
             "content-type" => HeaderFlags::CONTENT_TYPE,
             "location" | "content-location" | "link" => HeaderFlags::LINKS,
             "x-amz-date" | "x-amz-target" => HeaderFlags::AWS,
+            "x-stainless-timeout" | "x-stainless-read-timeout" | "x-server-timeout" | "grpc-timeout" => {
+                HeaderFlags::PATIENCE
+            }
             _ if name.starts_with(OWN_PREFIX) => HeaderFlags::OWN,
             _ => HeaderFlags(0),
         }

@@ -2,6 +2,7 @@
 //!
 //! hyper asks for a piece when it has room for it, so a slow upstream slows the client down. Knows nothing of connections.
 
+use std::future::poll_fn;
 use std::io::ErrorKind;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,12 +16,14 @@ use tokio::time::timeout;
 
 use super::idle_timer::{BodyError, IdleTimer};
 use super::upload::{Upload, UploadState};
+use crate::proxy::net::unread::Unread;
 
-/// The most bytes of a refused request's body that are read and dropped, so that a client that writes before it reads still sees
-/// the refusal. A longer body closes the connection.
-const DISCARD_BYTES_MAX: usize = 256 * 1024;
-/// The longest time spent on dropping the body of a refused request.
-const DISCARD_TIME_MAX: Duration = Duration::from_millis(500);
+/// The most bytes of a refused request's body that are read and dropped to keep the connection. A longer body ends it.
+const SHORT_BYTES_MAX: u64 = 64 * 1024;
+/// The longest time to wait for the rest of such a body.
+const SHORT_TIME_MAX: Duration = Duration::from_secs(5);
+/// How often hyper gets a turn to read what has arrived of a body.
+const TURNS_MAX: u8 = 2;
 
 /// The body of a request on its way upstream.
 pub(crate) enum RequestBody {
@@ -38,6 +41,7 @@ pub(crate) struct Streaming {
     held: Option<Frame<Bytes>>,
     timer: IdleTimer,
     upload: Arc<Upload>,
+    unread: Unread,
 }
 
 /// The result of polling a body.
@@ -89,20 +93,30 @@ impl Streaming {
     }
 }
 
+impl Drop for Streaming {
+    fn drop(&mut self) {
+        if self.upload.state() != UploadState::Complete {
+            self.unread.set();
+        }
+    }
+}
+
 impl RequestBody {
     /// Wraps the client's body, with the longest time between two pieces. Returns a view of it as well, unless it is empty. Up to
-    /// `kept_max` bytes are copied for another attempt.
+    /// `kept_max` bytes are copied for another attempt. A body that is dropped before its end sets `unread`.
     pub(crate) fn new(
         incoming: Incoming,
         idle_timeout: Duration,
         kept_max: Option<usize>,
+        unread: &Unread,
     ) -> (RequestBody, Option<Arc<Upload>>) {
         if http_body::Body::is_end_stream(&incoming) {
             return (RequestBody::Kept(None), None);
         }
         let upload = Arc::new(Upload::new(kept_max));
         let timer = IdleTimer::new(idle_timeout);
-        let streaming = Streaming { incoming, held: None, timer, upload: Arc::clone(&upload) };
+        let (held, unread) = (None, unread.clone());
+        let streaming = Streaming { incoming, held, timer, upload: Arc::clone(&upload), unread };
         (RequestBody::Streaming(Box::new(streaming)), Some(upload))
     }
 }
@@ -161,15 +175,59 @@ pub(crate) fn io_kind(error: &hyper::Error) -> Option<ErrorKind> {
     source.map(std::io::Error::kind)
 }
 
-/// Reads and drops the body of a refused request, within bounds.
-pub(crate) async fn discard(mut body: Incoming) {
-    let reading = async {
-        let mut left = DISCARD_BYTES_MAX;
-        while let Some(Ok(frame)) = http_body_util::BodyExt::frame(&mut body).await {
-            let length = frame.data_ref().map_or(0, Bytes::len);
-            let Some(rest) = left.checked_sub(length) else { return };
-            left = rest;
+/// The rest of a refused request's body.
+pub(crate) enum Rest {
+    /// None: the body was read to its end.
+    Nothing,
+    /// So little that it is on its way.
+    Short(Incoming),
+    /// Much, or nobody knows how much.
+    Long(Incoming),
+}
+
+/// Reads and drops what has arrived of a refused request's body, and waits for nothing.
+pub(crate) async fn drop_arrived(mut body: Incoming) -> Rest {
+    let is_short = |left: Option<u64>| left.is_some_and(|left| left <= SHORT_BYTES_MAX);
+    let announced = http_body::Body::size_hint(&body).exact();
+    if announced.is_some() && !is_short(announced) {
+        return Rest::Long(body);
+    }
+    let (mut bytes_left, mut turns) = (SHORT_BYTES_MAX, 0);
+    let is_over = poll_fn(|context| {
+        loop {
+            match Pin::new(&mut body).poll_frame(context) {
+                Poll::Ready(None) => return Poll::Ready(Some(true)),
+                Poll::Ready(Some(Err(_))) => return Poll::Ready(None),
+                Poll::Ready(Some(Ok(frame))) => {
+                    let length = frame.data_ref().map_or(0, Bytes::len) as u64;
+                    let Some(left) = bytes_left.checked_sub(length) else { return Poll::Ready(None) };
+                    (bytes_left, turns) = (left, 0);
+                }
+                Poll::Pending if turns == TURNS_MAX => return Poll::Ready(Some(false)),
+                Poll::Pending => {
+                    turns += 1;
+                    context.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+            }
         }
+    });
+    match is_over.await {
+        Some(true) => Rest::Nothing,
+        Some(false) if is_short(http_body::Body::size_hint(&body).exact()) => Rest::Short(body),
+        Some(false) | None => Rest::Long(body),
+    }
+}
+
+/// Reads and drops a short body. Returns whether it has ended in time.
+pub(crate) async fn drop_short(body: &mut Incoming) -> bool {
+    let reading = async {
+        while let Some(frame) = http_body_util::BodyExt::frame(body).await {
+            if frame.is_err() {
+                return false;
+            }
+        }
+        true
     };
-    let _ = timeout(DISCARD_TIME_MAX, reading).await;
+    timeout(SHORT_TIME_MAX, reading).await.unwrap_or(false)
 }

@@ -3,7 +3,6 @@
 //! Changes no header, and knows nothing of routes and sockets.
 
 use std::borrow::Cow;
-use std::time::Duration;
 
 use http::header::{CONNECTION, CONTENT_TYPE, EXPECT, HOST, TRANSFER_ENCODING, UPGRADE, VIA};
 use http::uri::Authority;
@@ -21,8 +20,10 @@ const NO_TUNNEL: &str = "weir opens no tunnels, because it sees no requests insi
 /// The name of weir in `Via`. All replicas share it, because a loop through a load balancer seldom returns to the same
 /// replica.
 pub(crate) const PSEUDONYM: &str = "weir";
-/// The header by which a request shortens its wait.
-const WEIR_TIMEOUT: &str = "weir-timeout";
+
+/// The answer to a client that has weir as its proxy for `https://`.
+const NO_TUNNEL: &str = "CONNECT is not forwarded, because no limiter sees what is inside a tunnel; set weir's address as the base URL \
+                         (or endpoint) of the client, in place of a proxy for https";
 
 /// Refuses requests that a reverse proxy must not forward: CONNECT, TRACE, `OPTIONS *`, an unknown transfer coding, and a
 /// request that has passed weir before.
@@ -107,17 +108,6 @@ fn normalize_host(authority_host: &str) -> Cow<'_, str> {
         return Cow::Owned(host.to_ascii_lowercase());
     }
     Cow::Borrowed(host)
-}
-
-/// Returns the longest wait that the request allows with `weir-timeout`.
-pub(crate) fn wait_max(headers: &HeaderMap, flags: HeaderFlags) -> Result<Option<Duration>, ProxyError> {
-    if !flags.has(HeaderFlags::OWN) {
-        return Ok(None);
-    }
-    let mut values = headers.get_all(WEIR_TIMEOUT).iter();
-    let Some(value) = values.next() else { return Ok(None) };
-    let wait = value.to_str().ok().and_then(units::duration).filter(|_| values.next().is_none());
-    wait.map(Some).ok_or(ProxyError::BadRequest("weir-timeout must be a duration such as 500ms or 2s"))
 }
 
 /// Returns the cost of a request by the route's rule.

@@ -146,7 +146,9 @@ pub(crate) fn no_tunnel(status: u16) -> Option<&'static str> {
 fn verdict(error: &ProxyError) -> Verdict<'_> {
     use Outcome::{Cancelled, Failed, Refused};
     let (status, code, outcome) = match error {
-        ProxyError::Refused { refusal, limiter } => return refused(refusal, limiter.as_deref()),
+        ProxyError::Refused { refusal, limiter, wait } => {
+            return refused(refusal, limiter.as_deref(), wait.as_deref());
+        }
         ProxyError::BadRequest(_) | ProxyError::BadFraming(_) | ProxyError::BadCost { .. } => {
             (StatusCode::BAD_REQUEST, "bad_request", Refused)
         }
@@ -173,8 +175,9 @@ fn verdict(error: &ProxyError) -> Verdict<'_> {
     Verdict { status, code, outcome, detail, quota: None }
 }
 
-fn refused<'a>(refusal: &'a Refusal, limiter: Option<&'a Limiter>) -> Verdict<'a> {
+fn refused<'a>(refusal: &'a Refusal, limiter: Option<&'a Limiter>, wait: Option<&str>) -> Verdict<'a> {
     let name = refusal.limiter();
+    let wait = wait.map_or_else(|| "the wait".to_owned(), |wait| ["the wait of ", wait].concat());
     let quota = |limit: usize, retry_after: Micros| {
         let violated = limiter.and_then(|limiter| limiter.limits.get(limit));
         let violated = violated.map(|limit| [name.as_str(), ":", &limit.label].concat());
@@ -184,13 +187,13 @@ fn refused<'a>(refusal: &'a Refusal, limiter: Option<&'a Limiter>) -> Verdict<'a
         Refusal::RateLimited { limit, retry_after, .. } => (
             StatusCode::TOO_MANY_REQUESTS,
             "rate_limited",
-            ["limiter ", name.as_str(), " has no permit within the wait"].concat(),
+            ["limiter ", name.as_str(), " has no permit within ", &wait].concat(),
             quota(*limit, *retry_after),
         ),
         Refusal::Paused { retry_after, .. } => (
             StatusCode::TOO_MANY_REQUESTS,
             "paused",
-            ["limiter ", name.as_str(), " is paused for longer than the wait"].concat(),
+            ["limiter ", name.as_str(), " is paused for longer than ", &wait].concat(),
             Some(SpentQuota { name, limiter, violated: None, retry_after: *retry_after }),
         ),
         Refusal::QueueFull { limit, retry_after, .. } => (
@@ -364,7 +367,7 @@ mod tests {
         let limiter = Limiter::new(LimiterName::parse("a.b_c-d").unwrap(), limits);
         let refusal =
             Refusal::RateLimited { limiter: limiter.name.clone(), limit: 1, retry_after: Micros(1) };
-        let verdict = refused(&refusal, Some(&limiter));
+        let verdict = refused(&refusal, Some(&limiter), None);
         let mut headers = HeaderMap::new();
         verdict.quota.unwrap().describe(&mut headers);
         let policies = headers[RATELIMIT_POLICY].to_str().unwrap();
@@ -383,7 +386,7 @@ mod tests {
     fn a_removed_limiter_is_still_named() {
         let name = LimiterName::parse("gone").unwrap();
         let refusal = Refusal::RateLimited { limiter: name, limit: 0, retry_after: Micros(1) };
-        let verdict = refused(&refusal, None);
+        let verdict = refused(&refusal, None, None);
         assert_eq!((verdict.status, verdict.code), (StatusCode::TOO_MANY_REQUESTS, "rate_limited"));
         let mut headers = HeaderMap::new();
         verdict.quota.unwrap().describe(&mut headers);

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use super::retry_budget::RetryBudget;
 use super::router::{Index, Target};
 use crate::config::model::{Clients, Config, Route as Rule, Server};
 use crate::limiter::LimiterSet;
@@ -23,6 +24,8 @@ pub(crate) struct Route {
     pub(crate) upstream: Arc<Upstream>,
     /// The limiters that its requests take permits from; without any, requests go at once.
     pub(crate) limiter_set: Option<LimiterSet>,
+    /// The retries that are left.
+    pub(crate) retry_budget: RetryBudget,
     /// The metrics with the route's label.
     pub(crate) metrics: RouteMetrics,
 }

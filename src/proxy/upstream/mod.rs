@@ -2,6 +2,7 @@
 //!
 //! Knows how a request is written to a connection, and nothing of routes, limiters and clients.
 
+pub(crate) mod answer_times;
 pub(crate) mod connect;
 pub(crate) mod connection;
 pub(crate) mod dial;
