@@ -3,7 +3,7 @@
 //! hyper parses the requests, and a [`Service`] answers them.
 
 use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Poll, ready};
 use std::time::Duration;
@@ -81,17 +81,15 @@ pub(crate) async fn serve<S: Service>(stream: Stream, mut client: Client, servic
     });
     match protocol {
         Protocol::Http1 => {
-            let connection = pin!(http1(&server).serve_connection(io, service).with_upgrades());
+            let connection = Box::pin(http1(&server).serve_connection(io, service).with_upgrades());
             drive(connection, http1::UpgradeableConnection::graceful_shutdown, protocol, &client, &server)
                 .await;
         }
         Protocol::Http2 => {
             client.activity.opened();
             let connection = http2(&server, client.tasks.clone()).serve_connection(io, service);
-            // Boxed, because it is far larger than the other and would make every connection's task as large.
-            let mut connection = Box::pin(connection);
-            drive(connection.as_mut(), http2::Connection::graceful_shutdown, protocol, &client, &server)
-                .await;
+            let connection = Box::pin(connection);
+            drive(connection, http2::Connection::graceful_shutdown, protocol, &client, &server).await;
         }
     }
 }
@@ -139,19 +137,20 @@ fn http2(server: &Server, tasks: TaskTracker) -> http2::Builder<StreamSpawner> {
 /// At shutdown an HTTP/2 client learns at once that it may send no further request. A client of HTTP/1 learns it with its last
 /// response: closing an idle connection would break a request that is on its way.
 async fn drive<C: Future>(
-    mut connection: Pin<&mut C>,
+    connection: Pin<Box<C>>,
     finish: impl Fn(Pin<&mut C>),
     protocol: Protocol,
     client: &Client,
     server: &Server,
 ) {
+    let mut connection = Driver::new(connection);
     let mut alarm = Alarm::default();
     let mut drain = Driver::new(Box::pin(client.signals.drain.clone().cancelled_owned()));
     let mut cut = Driver::new(Box::pin(client.signals.cut.clone().cancelled_owned()));
     let mut draining_since = None;
     let mut finishing = protocol == Protocol::Http1;
     let too_silent = poll_fn(|context| {
-        if connection.as_mut().poll(context).is_ready() || cut.poll(context).is_ready() {
+        if connection.advance(context).is_ready() || cut.poll(context).is_ready() {
             return Poll::Ready(false);
         }
         if draining_since.is_none() && drain.poll(context).is_ready() {
@@ -159,8 +158,7 @@ async fn drive<C: Future>(
         }
         if draining_since.is_some() && !finishing && !client.activity.is_new() {
             finishing = true;
-            finish(connection.as_mut());
-            context.waker().wake_by_ref();
+            connection.change(&finish);
         }
         loop {
             let silence = client.activity.silence(server, draining_since);
@@ -173,6 +171,7 @@ async fn drive<C: Future>(
         }
     });
     if too_silent.await {
+        let mut connection = connection.into_inner();
         finish(connection.as_mut());
         let _ = timeout(CLOSE_TIME_MAX, connection.as_mut()).await;
     }

@@ -5,6 +5,7 @@
 //! the request drives the future itself. A connection's task also uses it for futures that hardly ever wake, timers above all.
 //! Knows nothing of HTTP.
 
+use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -94,6 +95,20 @@ impl<F: Future + ?Sized> Driver<F> {
             context.waker().wake_by_ref();
         }
         outcome
+    }
+
+    /// Polls the future until it makes no progress by itself. A future that wakes its own task this way needs no turn of the scheduler.
+    pub(crate) fn advance(&mut self, context: &mut Context<'_>) -> Poll<F::Output> {
+        match ready!(self.drive(context, |_| Poll::<Infallible>::Pending)) {
+            Ok(never) => match never {},
+            Err(end) => Poll::Ready(end),
+        }
+    }
+
+    /// Changes the future, which is polled again.
+    pub(crate) fn change(&mut self, change: impl FnOnce(Pin<&mut F>)) {
+        change(self.future.as_mut());
+        self.waker.wake_by_ref();
     }
 
     /// Polls the future a last time before no task drives it; `Ready` if it has ended.
