@@ -16,7 +16,6 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::time::{Instant, timeout};
-use tokio_util::task::TaskTracker;
 
 use super::client::{Client, Silence};
 use super::client_io::{ClientIo, Watch};
@@ -26,8 +25,8 @@ use super::protocol::{self, Opened, Protocol};
 use super::service::{Service, Settings};
 use crate::config::model::Server;
 use crate::proxy::net::driver::{Alarm, Driver};
-use crate::proxy::net::spawner::StreamSpawner;
 use crate::proxy::net::stream::Stream;
+use crate::proxy::net::streams::{Begun, Multiplexed};
 
 /// The smallest read buffer that hyper accepts. A smaller limit holds by the size of the head alone.
 const HTTP1_BUFFER_MIN: usize = 8 * 1024;
@@ -87,9 +86,12 @@ pub(crate) async fn serve<S: Service>(stream: Stream, mut client: Client, servic
         }
         Protocol::Http2 => {
             client.activity.opened();
-            let connection = http2(&server, client.tasks.clone()).serve_connection(io, service);
-            let connection = Box::pin(connection);
-            drive(connection, http2::Connection::graceful_shutdown, protocol, &client, &server).await;
+            let begun = Begun::new(server.write_timeout);
+            let connection = Box::pin(http2(&server, begun.clone()).serve_connection(io, service));
+            let finish = |connection: Pin<&mut Multiplexed<_>>| {
+                connection.get_mut().change(http2::Connection::graceful_shutdown);
+            };
+            drive(Box::pin(Multiplexed::new(connection, begun)), finish, protocol, &client, &server).await;
         }
     }
 }
@@ -114,9 +116,8 @@ fn http1(server: &Server) -> http1::Builder {
     builder
 }
 
-fn http2(server: &Server, tasks: TaskTracker) -> http2::Builder<StreamSpawner> {
-    let spawner = StreamSpawner { tasks, write_timeout: server.write_timeout };
-    let mut builder = http2::Builder::new(spawner);
+fn http2(server: &Server, begun: Begun) -> http2::Builder<Begun> {
+    let mut builder = http2::Builder::new(begun);
     builder
         .timer(TokioTimer::new())
         .max_header_list_size(server.max_header_bytes)

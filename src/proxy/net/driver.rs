@@ -12,9 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker, ready};
 
 use futures_util::task::AtomicWaker;
+use tokio::task::coop::has_budget_remaining;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// The most polls of the future in one go. Beyond a number of operations the runtime makes every poll wait for the task's next
+/// The most polls of the future in one go. The runtime, too, makes every poll beyond a number of operations wait for the task's next
 /// turn.
 const ROUNDS_MAX: u8 = 16;
 
@@ -83,7 +84,10 @@ impl<F: Future + ?Sized> Driver<F> {
             if let Poll::Ready(done) = step(&mut Context::from_waker(Waker::noop())) {
                 break Poll::Ready(Ok(done));
             }
-            if rounds.next().is_none() || !self.state.woken.swap(false, Ordering::SeqCst) {
+            if rounds.next().is_none()
+                || !has_budget_remaining()
+                || !self.state.woken.swap(false, Ordering::SeqCst)
+            {
                 break Poll::Pending;
             }
             if let Poll::Ready(end) = self.future.as_mut().poll(&mut Context::from_waker(&self.waker)) {

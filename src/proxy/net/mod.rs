@@ -7,3 +7,4 @@ pub(crate) mod driver;
 pub(crate) mod spawner;
 pub(crate) mod stall;
 pub(crate) mod stream;
+pub(crate) mod streams;
