@@ -29,6 +29,7 @@ impl HeaderFlags {
     pub(crate) const LINKS: HeaderFlags = HeaderFlags(1 << 10);
     /// Any of `X-Amz-Date` and `X-Amz-Target`, which AWS's SDKs send.
     pub(crate) const AWS: HeaderFlags = HeaderFlags(1 << 11);
+    pub(crate) const ACCEPT: HeaderFlags = HeaderFlags(1 << 12);
 
     /// Looks at every name.
     pub(crate) fn of(headers: &HeaderMap) -> HeaderFlags {
@@ -53,6 +54,7 @@ impl HeaderFlags {
             "content-type" => HeaderFlags::CONTENT_TYPE,
             "location" | "content-location" | "link" => HeaderFlags::LINKS,
             "x-amz-date" | "x-amz-target" => HeaderFlags::AWS,
+            "accept" => HeaderFlags::ACCEPT,
             _ if name.starts_with(OWN_PREFIX) => HeaderFlags::OWN,
             _ => HeaderFlags(0),
         }
