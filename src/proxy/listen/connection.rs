@@ -25,6 +25,7 @@ use super::protocol::{self, Opened, Protocol};
 use super::service::{Service, Settings};
 use crate::config::model::Server;
 use crate::proxy::net::driver::{Alarm, Driver};
+use crate::proxy::net::read_ahead::ReadAhead;
 use crate::proxy::net::stream::Stream;
 use crate::proxy::net::streams::{Begun, Multiplexed};
 
@@ -32,8 +33,9 @@ use crate::proxy::net::streams::{Begun, Multiplexed};
 const HTTP1_BUFFER_MIN: usize = 8 * 1024;
 /// The most requests of a client on one HTTP/2 connection, waiting ones included.
 const HTTP2_STREAMS_MAX: u32 = 1024;
-/// The most unread bytes of bodies, per stream and per connection. They lie in memory while a request waits.
-const HTTP2_STREAM_WINDOW: u32 = 64 * 1024;
+/// The most unread bytes of bodies, per stream and per connection. They lie in memory while a request waits. The first is what a
+/// distant client can send in a round trip.
+const HTTP2_STREAM_WINDOW: u32 = 256 * 1024;
 const HTTP2_CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
 /// The bytes of a response's body, per stream, beyond which hyper asks for no further piece until the client has taken some.
 const HTTP2_SEND_BUFFER: usize = 8 * 1024;
@@ -63,7 +65,7 @@ pub(crate) async fn serve<S: Service>(stream: Stream, mut client: Client, servic
     let client = Arc::new(client);
     let watch = match protocol {
         Protocol::Http1 => Watch::Http1(Arc::clone(&client), FirstLine::new()),
-        Protocol::Http2 => Watch::Http2(Box::new(Frames::new(HTTP2_STREAMS_MAX))),
+        Protocol::Http2 => Watch::Http2(Box::new(Frames::new(HTTP2_STREAMS_MAX)), ReadAhead::default()),
     };
     let io = TokioIo::new(ClientIo::new(wire, first, watch));
     let answered = Arc::clone(&client);

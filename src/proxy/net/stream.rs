@@ -24,7 +24,7 @@ const JOINED_MAX: usize = 1024;
 /// have been full that somebody takes them. One less than a step in which hyper's buffers grow: hyper doubles a buffer that a read has
 /// filled, and holds half of it for nothing.
 const READ_MAX: usize = 16 * 1024 - 1;
-const READ_MAX_FLOWING: usize = 32 * 1024 - 1;
+pub(super) const READ_MAX_FLOWING: usize = 32 * 1024 - 1;
 /// The full reads before a connection counts as flowing: beyond the usual window of a stream of HTTP/2, which is sent to a client that
 /// reads nothing, too.
 const FULL_READS: u8 = 8;
