@@ -70,17 +70,13 @@ impl<C: Future> Future for Multiplexed<C> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<C::Output> {
         let this = &mut *self;
-        loop {
-            if let Poll::Ready(end) = this.connection.poll(context) {
-                return Poll::Ready(end);
-            }
-            this.running.extend(this.begun.take());
-            // A stream that has ended may leave something to write.
-            match this.running.poll_next_unpin(context) {
-                Poll::Ready(Some(())) => {}
-                Poll::Ready(None) | Poll::Pending => return Poll::Pending,
-            }
+        if let Poll::Ready(end) = this.connection.poll(context) {
+            return Poll::Ready(end);
         }
+        this.running.extend(this.begun.take());
+        // What they have for the connection wakes it, and is written at once.
+        while let Poll::Ready(Some(())) = this.running.poll_next_unpin(context) {}
+        Poll::Pending
     }
 }
 
