@@ -119,10 +119,7 @@ pub struct Permit {
 /// The slot that a request holds.
 struct HeldSlot {
     queue: Arc<dyn OriginQueue>,
-    /// The slot; `None` while another is awaited in its place, or while the request is set aside.
-    slot: Option<Slot>,
-    /// The slot that was handed back when the request was set aside.
-    set_aside: Option<Slot>,
+    slot: Hold,
     clock: StoreClock,
     cost: Permits,
     holder: Holder,
@@ -131,6 +128,17 @@ struct HeldSlot {
     confirmed: Option<Moment>,
     /// True if it counts among the queue's permits in flight.
     is_in_flight: bool,
+}
+
+/// What a request holds of its slot.
+#[derive(Clone, Copy)]
+enum Hold {
+    /// The right to use it.
+    Slot(Slot),
+    /// Nothing: it was handed back while the request waits for a connection.
+    SetAside(Slot),
+    /// Nothing: it was used, or another is awaited in its place.
+    Settled,
 }
 
 impl Permit {
@@ -142,9 +150,9 @@ impl Permit {
         (holder, waited): (Holder, Duration),
     ) -> Permit {
         queue.permit_out();
-        let slot = Some(slot);
-        let (set_aside, confirmed, is_in_flight) = (None, None, false);
-        let held = HeldSlot { queue, slot, set_aside, clock, cost, holder, waited, confirmed, is_in_flight };
+        let slot = Hold::Slot(slot);
+        let (confirmed, is_in_flight) = (None, false);
+        let held = HeldSlot { queue, slot, clock, cost, holder, waited, confirmed, is_in_flight };
         Permit { held: Some(held), cost, shadows: None }
     }
 
@@ -192,7 +200,7 @@ impl Permit {
         if held.queue.has_waiting() {
             held.set_aside();
         }
-        held.slot.is_none()
+        !matches!(held.slot, Hold::Slot(_))
     }
 
     /// Spends the permit: the request goes upstream. Returns `None` if nothing was booked for it.
@@ -200,8 +208,10 @@ impl Permit {
         if let Some(shadows) = &self.shadows {
             shadows.charge(self.cost);
         }
-        let HeldSlot { queue, slot, clock, cost, confirmed, .. } = self.held.as_mut()?;
-        let (slot, sent) = (slot.take()?, confirmed.unwrap_or_else(|| queue.now()));
+        let HeldSlot { queue, slot: hold, clock, cost, confirmed, .. } = self.held.as_mut()?;
+        let Hold::Slot(slot) = *hold else { return None };
+        *hold = Hold::Settled;
+        let sent = confirmed.unwrap_or_else(|| queue.now());
         queue.count_used(slot.source, *cost);
         queue.count_late(slot.lateness(clock, sent));
         queue.permit_in();
@@ -217,9 +227,13 @@ impl Permit {
 impl HeldSlot {
     /// Hands a slot that must not be used back, and returns the channel on which the next one comes. `None` if the slot is good.
     fn exchange_if_unusable(&mut self) -> Option<oneshot::Receiver<Result<Permit, Refusal>>> {
-        let (slot, now) = (self.slot.or(self.set_aside)?, self.queue.now());
+        let (slot, is_set_aside) = match self.slot {
+            Hold::Slot(slot) => (slot, false),
+            Hold::SetAside(slot) => (slot, true),
+            Hold::Settled => return None,
+        };
+        let now = self.queue.now();
         self.confirmed = Some(now);
-        let is_set_aside = self.set_aside.take().is_some();
         let is_late = !is_set_aside
             && self.holder.late < LATE_MAX
             && slot.is_late(&self.clock, now, self.queue.guard());
@@ -234,7 +248,7 @@ impl HeldSlot {
         } else {
             return None;
         };
-        self.slot = None;
+        self.slot = Hold::Settled;
         let (turn, next) = oneshot::channel();
         let late = self.holder.late + u8::from(is_late);
         let holder = Holder { late, ..self.holder };
@@ -245,8 +259,8 @@ impl HeldSlot {
     }
 
     fn set_aside(&mut self) {
-        if let Some(slot) = self.slot.take() {
-            self.set_aside = Some(slot);
+        if let Hold::Slot(slot) = self.slot {
+            self.slot = Hold::SetAside(slot);
             self.queue.hand_back(Returned::Unused { slot, cost: self.cost });
         }
     }
@@ -262,7 +276,7 @@ impl Drop for HeldSlot {
     fn drop(&mut self) {
         self.leave_flight();
         self.set_aside();
-        if self.set_aside.is_some() {
+        if matches!(self.slot, Hold::SetAside(_)) {
             self.queue.count_cancelled(self.cost);
             self.queue.permit_in();
         }

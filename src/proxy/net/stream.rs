@@ -20,14 +20,9 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 /// The longest write of several pieces that is copied into one.
 const JOINED_MAX: usize = 1024;
 
-/// The most bytes of one read, which is what a connection holds of a body that nobody takes: at first, and once so many reads in a row
-/// have been full that somebody takes them. One less than a step in which hyper's buffers grow: hyper doubles a buffer that a read has
-/// filled, and holds half of it for nothing.
-const READ_MAX: usize = 16 * 1024 - 1;
-pub(super) const READ_MAX_FLOWING: usize = 32 * 1024 - 1;
-/// The full reads before a connection counts as flowing: beyond the usual window of a stream of HTTP/2, which is sent to a client that
-/// reads nothing, too.
-const FULL_READS: u8 = 8;
+/// The most bytes of one read, which is what a connection holds of a body that nobody takes. One less than a step in which hyper's
+/// buffers grow: hyper doubles a buffer that a read has filled, and holds half of it for nothing.
+pub(super) const READ_MAX: usize = 16 * 1024 - 1;
 
 /// The silence after which the kernel asks the peer whether it is still there, the interval in which it asks again, and how often.
 /// Four times a quarter of a minute is the default of `server.write_timeout`, which ends the connection earlier if it is shorter.
@@ -38,8 +33,6 @@ const KEEPALIVE_RETRIES: u32 = 4;
 pub(crate) struct Stream {
     read: OwnedReadHalf,
     write: Arc<OwnedWriteHalf>,
-    /// The number of full reads in a row, up to [`FULL_READS`].
-    full_reads: u8,
 }
 
 impl Stream {
@@ -57,7 +50,7 @@ impl Stream {
         #[cfg(not(any(target_os = "linux", target_os = "android")))]
         let _ = write_timeout;
         let (read, write) = tcp.into_split();
-        Stream { read, write: Arc::new(write), full_reads: 0 }
+        Stream { read, write: Arc::new(write) }
     }
 
     /// Returns a view of the peer that does not keep the stream open.
@@ -88,21 +81,13 @@ impl AsyncRead for Stream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let read_max = if self.full_reads == FULL_READS { READ_MAX_FLOWING } else { READ_MAX };
-        let wanted = buffer.remaining().min(read_max);
-        let count = if wanted == buffer.remaining() {
-            let before = buffer.filled().len();
-            ready!(Pin::new(&mut self.read).poll_read(context, buffer))?;
-            buffer.filled().len() - before
-        } else {
-            let mut part = ReadBuf::new(buffer.initialize_unfilled_to(wanted));
-            ready!(Pin::new(&mut self.read).poll_read(context, &mut part))?;
-            let count = part.filled().len();
-            buffer.advance(count);
-            count
-        };
-        let is_full = count >= wanted.min(READ_MAX);
-        self.full_reads = if is_full { FULL_READS.min(self.full_reads + 1) } else { 0 };
+        if buffer.remaining() <= READ_MAX {
+            return Pin::new(&mut self.read).poll_read(context, buffer);
+        }
+        let mut part = ReadBuf::new(buffer.initialize_unfilled_to(READ_MAX));
+        ready!(Pin::new(&mut self.read).poll_read(context, &mut part))?;
+        let count = part.filled().len();
+        buffer.advance(count);
         Poll::Ready(Ok(()))
     }
 }
@@ -185,15 +170,13 @@ impl Probe {
 
 #[cfg(test)]
 mod tests {
-    use std::mem::MaybeUninit;
     use std::time::Duration;
 
-    use socket2::SockRef;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::io::AsyncWriteExt;
     use tokio::net::{TcpListener, TcpStream};
     use tokio::time::timeout;
 
-    use super::{FULL_READS, READ_MAX, READ_MAX_FLOWING, Stream};
+    use super::Stream;
 
     async fn pair() -> (TcpStream, Stream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -209,37 +192,6 @@ mod tests {
         assert!(timeout(Duration::from_millis(50), probe.closed()).await.is_err());
         drop(peer);
         timeout(Duration::from_secs(5), probe.closed()).await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn reads_are_larger_while_bytes_keep_coming() {
-        let (mut peer, mut stream) = pair().await;
-        let mut buffer = vec![0; 4 * READ_MAX_FLOWING];
-        for _ in 0..2 {
-            // A read takes what has arrived, so the reads are made when it is more than they may take.
-            for read_max in [READ_MAX; FULL_READS as usize].into_iter().chain([READ_MAX_FLOWING; 2]) {
-                peer.write_all(&vec![7; read_max]).await.unwrap();
-                arrived(&stream, read_max).await;
-                assert_eq!(stream.read(&mut buffer).await.unwrap(), read_max);
-            }
-            peer.write_all(b"the end").await.unwrap();
-            assert_eq!(stream.read(&mut buffer).await.unwrap(), 7);
-        }
-        peer.write_all(&vec![7; READ_MAX_FLOWING]).await.unwrap();
-        arrived(&stream, READ_MAX_FLOWING).await;
-        assert_eq!(stream.read(&mut buffer).await.unwrap(), READ_MAX);
-    }
-
-    /// Waits until so many bytes can be read.
-    async fn arrived(stream: &Stream, count: usize) {
-        let tcp: &TcpStream = (*stream.write).as_ref();
-        let mut bytes = vec![MaybeUninit::uninit(); count];
-        let reading = async {
-            while !SockRef::from(tcp).peek(&mut bytes).is_ok_and(|peeked| peeked == count) {
-                tokio::task::yield_now().await;
-            }
-        };
-        timeout(Duration::from_secs(5), reading).await.unwrap();
     }
 
     #[tokio::test]
