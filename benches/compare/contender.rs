@@ -16,7 +16,10 @@ const COMPLAINT_LINES: usize = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Name {
+    NginxShipped,
+    WeirShipped,
     Nginx,
+    Bare,
     WeirRedis,
     Haproxy,
     NginxLua,
@@ -39,7 +42,10 @@ pub(crate) enum Scenario {
 impl Name {
     pub(crate) fn scenario(self) -> Scenario {
         match self {
-            Name::Nginx
+            Name::NginxShipped
+            | Name::WeirShipped
+            | Name::Nginx
+            | Name::Bare
             | Name::WeirRedis
             | Name::Haproxy
             | Name::NginxLua
@@ -54,7 +60,10 @@ impl Name {
 impl fmt::Display for Name {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
+            Name::NginxShipped => "nginx, with its access log",
+            Name::WeirShipped => "weir as shipped, limiter in Redis",
             Name::Nginx => "nginx",
+            Name::Bare => "a bare proxy of hyper",
             Name::WeirRedis => "weir, limiter in Redis",
             Name::Haproxy => "HAProxy",
             Name::NginxLua => "nginx + Lua + Redis",
@@ -72,8 +81,8 @@ impl fmt::Display for Name {
 pub(crate) struct Contender {
     pub(crate) name: Name,
     pub(crate) process: Process,
-    /// The contender's error log, empty while all is well.
-    pub(crate) log: PathBuf,
+    /// The contender's error log, empty while all is well; `None` if it is an access log, too.
+    pub(crate) log: Option<PathBuf>,
     /// The contender's own Redis, so that the load on Redis is caused by this contender alone.
     pub(crate) redis: Option<Process>,
     pub(crate) http1: SocketAddr,
@@ -98,7 +107,8 @@ impl Contender {
 
     /// Returns the first lines of the error log; empty as a rule.
     pub(crate) fn complaints(&self) -> Result<String> {
-        let said = fs::read_to_string(&self.log)?;
+        let Some(log) = &self.log else { return Ok(String::new()) };
+        let said = fs::read_to_string(log)?;
         Ok(said.lines().take(COMPLAINT_LINES).map(|line| format!("    {line}\n")).collect())
     }
 

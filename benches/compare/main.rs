@@ -1,8 +1,10 @@
 //! The cost of a request in weir, in plain proxies, and in common setups of nginx and Lua.
 //!
-//! `cargo bench --bench compare`, or `cargo bench --bench compare -- --rounds 3 --seconds 2` for a first look. Needs
-//! Linux and Debian's packages, which are installed with apt-get where they are missing (root or sudo): nginx, wrk; and
-//! for a part of it haproxy, redis-server, nghttp2-client, libnginx-mod-http-lua, lua-nginx-redis. The bench prints
+//! `cargo bench --bench compare`, or `cargo bench --bench compare -- --short` for weir, nginx and a bare proxy of hyper
+//! alone, in a minute or two. The first rows are weir and nginx as they are shipped, with their logs to a file. Needs
+//! Linux and Debian's packages, which are installed with apt-get where they are missing (root or sudo): nginx, wrk
+//! (without it h2load loads by HTTP/1.1, too, and there are no latencies); and for a part of it haproxy, redis-server,
+//! nghttp2-client, libnginx-mod-http-lua, lua-nginx-redis. The bench prints
 //! which contenders it leaves out for want of a package. Ports are free ones of loopback, configurations lie in a
 //! temporary directory, and every process ends with the bench. The targets are reported, not asserted: the exit code is
 //! 0 whether they are reached or not, and an error only if a contender did not answer as it should.
@@ -15,6 +17,8 @@
 //! left its core idle waited for the second core: then the ratio of the CPU is more meaningful than that of the
 //! throughput.
 
+#[path = "../bare/mod.rs"]
+mod bare;
 #[path = "../load/mod.rs"]
 mod load;
 
@@ -41,13 +45,22 @@ struct Options {
     rounds: usize,
     /// The length of each load, after its warm-up.
     seconds: u64,
+    /// True if only weir, nginx and the bare proxy are measured.
+    is_short: bool,
 }
 
-const DEFAULTS: Options = Options { rounds: 7, seconds: 3 };
+const DEFAULTS: Options = Options { rounds: 7, seconds: 3, is_short: false };
+const SHORT: Options = Options { rounds: 5, seconds: 1, is_short: true };
+
+/// The first argument that makes this program the bare proxy; its address and the origin's follow.
+const BARE: &str = "bare-proxy";
 
 #[expect(clippy::print_stdout, reason = "the report")]
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [BARE, address, origin] = arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        return proxy(address, origin).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+    }
     // Cargo passes the flag to benches; without it this is a test run, with nothing to measure.
     if !arguments.iter().any(|argument| argument == "--bench") {
         return ExitCode::SUCCESS;
@@ -64,6 +77,10 @@ fn main() -> ExitCode {
     }
 }
 
+fn proxy(address: &str, origin: &str) -> Result<()> {
+    bare::run(address.parse()?, origin.parse()?).inspect_err(|error| tell(&error.to_string()))
+}
+
 fn options(arguments: &[String]) -> Result<Options> {
     let mut options = DEFAULTS;
     let mut left = arguments.iter().filter(|argument| *argument != "--bench");
@@ -75,7 +92,11 @@ fn options(arguments: &[String]) -> Result<Options> {
         match argument.as_str() {
             "--rounds" => options.rounds = usize::try_from(number()?)?,
             "--seconds" => options.seconds = number()?,
-            _ => return Err(format!("{argument}: unknown; there are --rounds N and --seconds N").into()),
+            "--short" => options = SHORT,
+            _ => {
+                let known = "--short, --rounds N and --seconds N";
+                return Err(format!("{argument}: unknown; there are {known}").into());
+            }
         }
     }
     Ok(options)
@@ -84,16 +105,14 @@ fn options(arguments: &[String]) -> Result<Options> {
 fn compare(options: Options) -> Result<String> {
     let machine = Machine::new()?;
     tell(&machine.to_string());
-    for part in [&NGINX, &WRK] {
-        if !obtain(part) {
-            return Err("nothing can be measured without nginx and wrk".into());
-        }
+    let (has_wrk, has_h2load) = (obtain(&WRK), obtain(&H2LOAD));
+    if !obtain(&NGINX) || !(has_wrk || has_h2load) {
+        return Err("nothing can be measured without nginx, and wrk or h2load".into());
     }
-    let has_h2load = obtain(&H2LOAD);
     if !has_h2load {
         tell("HTTP/2: left out");
     }
-    let started = start::start(&machine)?;
+    let started = start::start(&machine, options.is_short)?;
     let with = |protocol| started.contenders.iter().map(move |contender| (contender, protocol));
     let mut loads: Vec<_> = with(Protocol::Http1).collect();
     loads.extend(with(Protocol::Http2).filter(|(contender, _)| has_h2load && contender.http2.is_some()));

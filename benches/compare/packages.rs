@@ -57,7 +57,8 @@ pub(crate) fn program(name: &str) -> PathBuf {
     find(name).unwrap_or_else(|| PathBuf::from(name))
 }
 
-fn is_there(part: &Part) -> bool {
+/// Returns whether the part is installed.
+pub(crate) fn is_there(part: &Part) -> bool {
     part.shown_by.iter().all(|file| find(file).is_some())
 }
 

@@ -1,6 +1,7 @@
 //! A contender under load for some seconds: its throughput and its cost.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -9,12 +10,13 @@ use crate::load::Result;
 use crate::load::process::Process;
 use crate::load::wrk;
 use crate::machine::{Machine, Side};
+use crate::packages::{WRK, is_there};
 
 /// The time until connections are open, pools filled and code is warm.
 const WARM_UP_SECONDS: u64 = 1;
-/// The connections of `wrk`.
+/// The connections by HTTP/1.1.
 const CONNECTIONS: usize = 64;
-/// The connections of `h2load`.
+/// The connections by HTTP/2.
 const CONNECTIONS_HTTP2: usize = 16;
 const STREAMS: usize = 16;
 
@@ -28,9 +30,9 @@ impl Protocol {
     /// Describes the load.
     pub(crate) fn load(self) -> String {
         match self {
-            Protocol::Http1 => format!("HTTP/1.1, wrk, {CONNECTIONS} connections"),
+            Protocol::Http1 => format!("HTTP/1.1, {CONNECTIONS} connections"),
             Protocol::Http2 => {
-                format!("HTTP/2, h2load, {CONNECTIONS_HTTP2} connections of {STREAMS} streams each")
+                format!("HTTP/2, {CONNECTIONS_HTTP2} connections of {STREAMS} streams each")
             }
         }
     }
@@ -134,9 +136,10 @@ pub(crate) fn measure(
 
 fn load(machine: &Machine, contender: &Contender, protocol: Protocol, seconds: u64) -> Result<Answers> {
     let answers = match (protocol, contender.http2) {
-        (Protocol::Http1, _) => wrk(machine, contender, seconds),
+        (Protocol::Http1, _) if is_there(&WRK) => wrk(machine, contender, seconds),
+        (Protocol::Http1, _) => h2load(machine, contender, contender.http1, (CONNECTIONS, 1), seconds),
         (Protocol::Http2, Some(address)) => {
-            h2load(machine, &format!("http://{address}{}", contender.path), seconds)
+            h2load(machine, contender, address, (CONNECTIONS_HTTP2, STREAMS), seconds)
         }
         (Protocol::Http2, None) => Err("no HTTP/2".into()),
     };
@@ -166,19 +169,29 @@ fn wrk(machine: &Machine, contender: &Contender, seconds: u64) -> Result<Answers
     })
 }
 
-fn h2load(machine: &Machine, url: &str, seconds: u64) -> Result<Answers> {
+/// Loads by HTTP/1.1 where a connection has one stream, else by HTTP/2.
+fn h2load(
+    machine: &Machine,
+    contender: &Contender,
+    address: SocketAddr,
+    (connections, streams): (usize, usize),
+    seconds: u64,
+) -> Result<Answers> {
     let output = machine
         .command(Side::Surroundings, "h2load")
-        .args(["--clients", &CONNECTIONS_HTTP2.to_string()])
-        .args(["--max-concurrent-streams", &STREAMS.to_string()])
-        .args(["--threads", "1", "--duration", &seconds.to_string(), url])
+        .args((streams == 1).then_some("--h1"))
+        .args(["--clients", &connections.to_string()])
+        .args(["--max-concurrent-streams", &streams.to_string()])
+        .args(["--threads", "1", "--duration", &seconds.to_string()])
+        .arg(format!("http://{address}{}", contender.path))
         .stderr(Stdio::inherit())
         .output()?;
     let text = String::from_utf8(output.stdout)?;
     let before = |words: &str| text.split(words).next()?.split_whitespace().last()?.parse::<f64>().ok();
     let counted = || {
-        let failed = before(" failed,")? + before(" errored,")? + before(" timeout")?;
-        Some((before(" done,")?, before(" 2xx,")?, failed, before(" req/s,")?))
+        let failed = before(" errored,")? + before(" timeout")?;
+        let good = before(if contender.status < 400 { " 2xx," } else { " 4xx," })?;
+        Some((before(" done,")?, good, failed, before(" req/s,")?))
     };
     match counted() {
         Some((requests, good, failed, requests_per_second))
@@ -186,7 +199,7 @@ fn h2load(machine: &Machine, url: &str, seconds: u64) -> Result<Answers> {
         {
             Ok(Answers { requests, requests_per_second, latency: None })
         }
-        _ => Err(format!("not every request was answered with success:\n{text}").into()),
+        _ => Err(format!("not every request was answered as it should:\n{text}").into()),
     }
 }
 

@@ -12,7 +12,7 @@ use crate::load::Result;
 use crate::load::process::{Process, free_address};
 use crate::machine::{Machine, Side};
 use crate::packages::{HAPROXY, LUA_MODULE, NDK_MODULE, NGINX_LUA, REDIS, obtain, program};
-use crate::tell;
+use crate::{BARE, tell};
 
 /// The size of the origin's body, and so of every forwarded one.
 const BODY_BYTES: usize = 64;
@@ -33,23 +33,30 @@ pub(crate) struct Started {
     _directory: TempDir,
 }
 
-/// Starts the contenders, scenario by scenario: those that are compared with each other stand close together.
-pub(crate) fn start(machine: &Machine) -> Result<Started> {
+/// Starts the contenders, scenario by scenario: those that are compared with each other stand close together. A short run has only
+/// weir, nginx and the bare proxy.
+pub(crate) fn start(machine: &Machine, is_short: bool) -> Result<Started> {
     let directory = TempDir::with_prefix("weir-compare")?;
     let starter = Starter { machine, directory: directory.path(), origin: free_address()? };
     let origin = starter.origin()?;
-    let (redis, haproxy, lua) = (obtain(&REDIS), obtain(&HAPROXY), obtain(&NGINX_LUA));
-    let known: [(Name, bool, Start<'_>); 10] = [
-        (Name::Nginx, true, Starter::nginx),
+    let redis = obtain(&REDIS);
+    let (haproxy, lua) = (!is_short && obtain(&HAPROXY), !is_short && obtain(&NGINX_LUA));
+    let known: [(Name, bool, Start<'_>); 13] = [
+        (Name::NginxShipped, true, |starter, name| {
+            starter.nginx(name, "nginx-shipped", "access_log access.log;")
+        }),
+        (Name::WeirShipped, redis, Starter::weir_shipped),
+        (Name::Nginx, true, |starter, name| starter.nginx(name, "nginx", "")),
+        (Name::Bare, true, Starter::bare),
         (Name::WeirRedis, redis, Starter::weir_redis),
         (Name::Haproxy, haproxy, Starter::haproxy),
         (Name::NginxLua, redis && lua, Starter::nginx_lua),
-        (Name::WeirMemory, true, Starter::weir_memory),
-        (Name::WeirUnlimited, true, Starter::weir_unlimited),
-        (Name::NginxStatic, redis, Starter::nginx_static),
-        (Name::WeirRefusing, redis, Starter::weir_refusing),
-        (Name::WeirFewRoutes, true, |starter, name| starter.weir_routes(name, FEW_ROUTES)),
-        (Name::WeirManyRoutes, true, |starter, name| starter.weir_routes(name, MANY_ROUTES)),
+        (Name::WeirMemory, !is_short, Starter::weir_memory),
+        (Name::WeirUnlimited, !is_short, Starter::weir_unlimited),
+        (Name::NginxStatic, redis && !is_short, Starter::nginx_static),
+        (Name::WeirRefusing, redis && !is_short, Starter::weir_refusing),
+        (Name::WeirFewRoutes, !is_short, |starter, name| starter.weir_routes(name, FEW_ROUTES)),
+        (Name::WeirManyRoutes, !is_short, |starter, name| starter.weir_routes(name, MANY_ROUTES)),
     ];
     let mut contenders = Vec::with_capacity(known.len());
     for (name, is_possible, start) in known {
@@ -57,7 +64,7 @@ pub(crate) fn start(machine: &Machine) -> Result<Started> {
             let contender = start(&starter, name).map_err(|problem| format!("{name}: {problem}"))?;
             contender.check()?;
             contenders.push(contender);
-        } else {
+        } else if !is_short {
             tell(&format!("{name}: left out, since something that it needs is missing"));
         }
     }
@@ -84,7 +91,12 @@ struct Weir<'a> {
     /// The limits of a limiter that every route takes, if any.
     limits: Option<&'a str>,
     routes: usize,
+    /// The line that configures the log; empty for the default.
+    log: &'a str,
 }
+
+/// Only warnings, as nginx without its access log.
+const QUIET: &str = "log: {level: warn, access: false}\n";
 
 impl Starter<'_> {
     fn origin(&self) -> Result<Process> {
@@ -95,10 +107,10 @@ impl Starter<'_> {
         Ok(self.start_nginx(Side::Surroundings, "origin", "", &served, &[self.origin])?.process)
     }
 
-    fn nginx(&self, name: Name) -> Result<Contender> {
+    fn nginx(&self, name: Name, directory: &str, log: &str) -> Result<Contender> {
         let (http1, http2) = (free_address()?, free_address()?);
-        let served = self.nginx_proxy(http1, http2, "");
-        let server = self.start_nginx(Side::Proxy, "nginx", "", &served, &[http1, http2])?;
+        let served = self.nginx_proxy(http1, http2, log);
+        let server = self.start_nginx(Side::Proxy, directory, "", &served, &[http1, http2])?;
         Ok(Contender { http2: Some(http2), ..plain(name, server, http1) })
     }
 
@@ -146,51 +158,65 @@ impl Starter<'_> {
         Ok(Contender { http2: Some(http2), ..plain(name, server, http1) })
     }
 
+    /// This program serves as the bare proxy, too.
+    fn bare(&self, name: Name) -> Result<Contender> {
+        let address = free_address()?;
+        let arguments = [BARE.into(), address.to_string().into(), self.origin.to_string().into()];
+        let server = self.start(Side::Proxy, "bare", &std::env::current_exe()?, &arguments, &[address])?;
+        Ok(Contender { http2: Some(address), ..plain(name, server, address) })
+    }
+
     fn weir_unlimited(&self, name: Name) -> Result<Contender> {
-        let (server, address) =
-            self.start_weir("weir-unlimited", &Weir { store: "memory", limits: None, routes: 1 })?;
+        let weir = Weir { store: "memory", limits: None, routes: 1, log: QUIET };
+        let (server, address) = self.start_weir("weir-unlimited", &weir)?;
         Ok(Contender { http2: Some(address), ..plain(name, server, address) })
     }
 
     fn weir_memory(&self, name: Name) -> Result<Contender> {
-        let (server, address) =
-            self.start_weir("weir-memory", &Weir { store: "memory", limits: Some(PLENTY), routes: 1 })?;
+        let weir = Weir { store: "memory", limits: Some(PLENTY), routes: 1, log: QUIET };
+        let (server, address) = self.start_weir("weir-memory", &weir)?;
         Ok(Contender { http2: Some(address), ..plain(name, server, address) })
     }
 
+    /// The log goes to a file beside the configuration.
+    fn weir_shipped(&self, name: Name) -> Result<Contender> {
+        let contender = self.weir_with_redis(name, "weir-shipped", PLENTY, "")?;
+        Ok(Contender { http2: Some(contender.http1), log: None, ..contender })
+    }
+
     fn weir_redis(&self, name: Name) -> Result<Contender> {
-        let contender = self.weir_with_redis(name, "weir-redis", PLENTY)?;
+        let contender = self.weir_with_redis(name, "weir-redis", PLENTY, QUIET)?;
         Ok(Contender { http2: Some(contender.http1), ..contender })
     }
 
     fn weir_refusing(&self, name: Name) -> Result<Contender> {
-        let contender = self.weir_with_redis(name, "weir-refusing", ONE)?;
+        let contender = self.weir_with_redis(name, "weir-refusing", ONE, QUIET)?;
         // Takes the only permit.
         contender.ask()?;
         Ok(Contender { status: 429, ..contender })
     }
 
-    fn weir_with_redis(&self, name: Name, directory: &str, limits: &str) -> Result<Contender> {
+    fn weir_with_redis(&self, name: Name, directory: &str, limits: &str, log: &str) -> Result<Contender> {
         let (redis, redis_address) = self.redis(&format!("{directory}-redis"))?;
         // A short interruption by another process is no outage.
         let store = format!("{{redis: {{url: \"redis://{redis_address}/0\", timeout: 1s}}}}");
-        let (server, address) =
-            self.start_weir(directory, &Weir { store: &store, limits: Some(limits), routes: 1 })?;
+        let weir = Weir { store: &store, limits: Some(limits), routes: 1, log };
+        let (server, address) = self.start_weir(directory, &weir)?;
         Ok(Contender { redis: Some(redis), ..plain(name, server, address) })
     }
 
     fn weir_routes(&self, name: Name, routes: usize) -> Result<Contender> {
-        let (server, address) = self
-            .start_weir(&format!("weir-{routes}-routes"), &Weir { store: "memory", limits: None, routes })?;
+        let weir = Weir { store: "memory", limits: None, routes, log: QUIET };
+        let (server, address) = self.start_weir(&format!("weir-{routes}-routes"), &weir)?;
         // A route in the middle.
         Ok(Contender { path: format!("{}/", route_path(routes / 2)), ..plain(name, server, address) })
     }
 
-    fn nginx_proxy(&self, http1: SocketAddr, http2: SocketAddr, limit: &str) -> String {
+    fn nginx_proxy(&self, http1: SocketAddr, http2: SocketAddr, more: &str) -> String {
         let (http1, http2, origin) = (http1.to_string(), http2.to_string(), self.origin.to_string());
         fill(
             include_str!("config/nginx-proxy.conf"),
-            &[("http1", &http1), ("http2", &http2), ("origin", &origin), ("limit", limit)],
+            &[("http1", &http1), ("http2", &http2), ("origin", &origin), ("more", more)],
         )
     }
 
@@ -213,10 +239,8 @@ impl Starter<'_> {
 
     fn start_weir(&self, name: &str, weir: &Weir<'_>) -> Result<(Server, SocketAddr)> {
         let (address, admin) = (free_address()?, free_address()?);
-        let mut text = format!(
-            "listen: {address}\nadmin: {{listen: \"{admin}\"}}\nlog: {{level: warn, access: false}}\nstore: {}\n",
-            weir.store
-        );
+        let mut text =
+            format!("listen: {address}\nadmin: {{listen: \"{admin}\"}}\n{}store: {}\n", weir.log, weir.store);
         let mut limiter = "";
         if let Some(limits) = weir.limits {
             // Without Redis the bench would measure something else, so weir rejects then.
@@ -284,6 +308,7 @@ impl Starter<'_> {
 /// Returns a contender that forwards, and takes HTTP/1.1 only.
 fn plain(name: Name, server: Server, http1: SocketAddr) -> Contender {
     let Server { process, log } = server;
+    let log = Some(log);
     Contender { name, process, log, redis: None, http1, http2: None, path: "/".to_owned(), status: 200 }
 }
 

@@ -396,3 +396,30 @@ async fn each_timeout_has_its_code_and_its_count() {
     let told = "took longer than connect_timeout, and had come to the lookup and the TCP connection";
     eventually(told, PATIENCE, async || weir.log().contains(told)).await;
 }
+
+/// With their slots in hand, two hundred requests at 20/s would take nine seconds to begin, and five more to fail.
+#[tokio::test]
+async fn a_host_that_does_not_answer_uses_up_no_slots() {
+    lane::alone(async || {
+        let (silent, _held) = swallower().await;
+        let silent = format!("url: \"http://{}\", connect_timeout: 5s", silent.local_addr().unwrap());
+        let upstream = Upstream::start();
+        let limiter = "limiters:\n  api: {limits: [20/1s], queue: {timeout: 60s, max_waiting: 1000}}\n";
+        let route = |name: &str, upstream: &str| {
+            let place = format!("name: {name}, match: {{path: /{name}}}, limiter: api");
+            format!("  - {{{place}, upstream: {{{upstream}}}}}\n")
+        };
+        let alive = route("alive", &format!("url: \"{}\"", upstream.url()));
+        let weir = Weir::start(&format!("{limiter}routes:\n{}{alive}", route("dead", &silent))).await;
+        let begun = Instant::now();
+        let dead = weir.begin(200, "/dead");
+        for answer in client::answers(weir.begin(20, "/alive")).await {
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        }
+        for answer in client::answers(dead).await {
+            assert_own(&answer, 502, "upstream_connect");
+        }
+        assert!(begun.elapsed() < Duration::from_secs(12), "{:?}", begun.elapsed());
+    })
+    .await;
+}

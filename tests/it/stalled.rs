@@ -42,11 +42,14 @@ async fn stalled(weir: &Weir) -> TcpStream {
     client
 }
 
+/// The window of a stream where the client names none (RFC 9113, 6.9.2).
+const WINDOW: u32 = 65_535;
+
 /// Opens a connection of HTTP/2 whose streams wait for their own window alone.
-async fn http2(weir: &Weir) -> (SendRequest<Empty<Bytes>>, AbortOnDropHandle<()>) {
+async fn http2(weir: &Weir, window: u32) -> (SendRequest<Empty<Bytes>>, AbortOnDropHandle<()>) {
     let stream = TokioIo::new(TcpStream::connect(weir.host()).await.unwrap());
     let mut builder = Builder::new(TokioExecutor::new());
-    builder.initial_stream_window_size(65_535).initial_connection_window_size((1 << 31) - 1);
+    builder.initial_stream_window_size(window).initial_connection_window_size((1 << 31) - 1);
     let (sender, connection) = builder.handshake(stream).await.unwrap();
     let driving = tokio::spawn(async move {
         let _ = connection.await;
@@ -107,7 +110,7 @@ async fn unread_streams_hold_little() {
     lane::alone(async || {
         let upstream = large_body();
         let weir = Weir::start(&one_route(&upstream.url())).await;
-        let (mut sender, _driving) = http2(&weir).await;
+        let (mut sender, _driving) = http2(&weir, WINDOW).await;
         get(&weir, &mut sender, "/").await.into_body().collect().await.unwrap();
         let before = settled_bytes(&weir).await;
         let mut unread = Vec::new();
@@ -117,6 +120,27 @@ async fn unread_streams_hold_little() {
         let grown = settled_bytes(&weir).await.saturating_sub(before);
         println!("{STREAMS} unread streams hold {} KiB", grown / KIB);
         assert!(grown <= 40 * KIB * KIB, "{grown} bytes");
+    })
+    .await;
+}
+
+/// A stream that has flowed for a while has larger pieces.
+#[tokio::test]
+async fn a_stream_that_stalls_late_holds_little() {
+    const STREAMS: usize = 100;
+    lane::alone(async || {
+        let upstream = large_body();
+        let weir = Weir::start(&one_route(&upstream.url())).await;
+        let (mut sender, _driving) = http2(&weir, 16 * WINDOW).await;
+        get(&weir, &mut sender, "/").await.into_body().collect().await.unwrap();
+        let before = settled_bytes(&weir).await;
+        let mut unread = Vec::new();
+        for _ in 0..STREAMS {
+            unread.push(get(&weir, &mut sender, "/large").await);
+        }
+        let each = settled_bytes(&weir).await.saturating_sub(before) / STREAMS as u64;
+        println!("a stream that stalled late holds {} KiB", each / KIB);
+        assert!(each <= 64 * KIB, "{each} bytes each");
     })
     .await;
 }
@@ -160,7 +184,7 @@ async fn a_stream_of_which_nothing_is_taken_is_reset_and_its_connection_goes_on(
     let upstream = large_body();
     let config = format!("server: {{write_timeout: 500ms}}\n{}", one_route(&upstream.url()));
     let weir = Weir::start(&config).await;
-    let (mut sender, _driving) = http2(&weir).await;
+    let (mut sender, _driving) = http2(&weir, WINDOW).await;
     let unread = get(&weir, &mut sender, "/large").await;
     eventually("the reset", PATIENCE, async || cancelled(&weir).await == 1.0).await;
     let read = in_time("the end of the stream", unread.into_body().collect()).await;

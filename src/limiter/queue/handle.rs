@@ -416,6 +416,10 @@ impl OriginQueue for Queue {
         self.permits_out.fetch_add(1, Ordering::AcqRel);
     }
 
+    fn has_waiting(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
     fn permit_in(&self) {
         self.permits_out.fetch_sub(1, Ordering::AcqRel);
     }

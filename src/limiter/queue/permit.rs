@@ -62,6 +62,9 @@ pub(in crate::limiter) trait OriginQueue: Send + Sync {
     /// Returns whether a limiter of the queue heeds the quota that the upstream reports.
     fn follows_upstream(&self) -> bool;
 
+    /// Returns whether requests wait.
+    fn has_waiting(&self) -> bool;
+
     /// Counts a permit that is handed out.
     fn permit_out(&self);
 
@@ -116,8 +119,7 @@ pub struct Permit {
 /// The slot that a request holds.
 struct HeldSlot {
     queue: Arc<dyn OriginQueue>,
-    /// The slot; `None` while another is awaited in its place.
-    slot: Option<Slot>,
+    slot: Hold,
     clock: StoreClock,
     cost: Permits,
     holder: Holder,
@@ -126,6 +128,17 @@ struct HeldSlot {
     confirmed: Option<Moment>,
     /// True if it counts among the queue's permits in flight.
     is_in_flight: bool,
+}
+
+/// What a request holds of its slot.
+#[derive(Clone, Copy)]
+enum Hold {
+    /// The right to use it.
+    Slot(Slot),
+    /// Nothing: it was handed back while the request waits for a connection.
+    SetAside(Slot),
+    /// Nothing: it was used, or another is awaited in its place.
+    Settled,
 }
 
 impl Permit {
@@ -137,7 +150,7 @@ impl Permit {
         (holder, waited): (Holder, Duration),
     ) -> Permit {
         queue.permit_out();
-        let slot = Some(slot);
+        let slot = Hold::Slot(slot);
         let (confirmed, is_in_flight) = (None, false);
         let held = HeldSlot { queue, slot, clock, cost, holder, waited, confirmed, is_in_flight };
         Permit { held: Some(held), cost, shadows: None }
@@ -159,9 +172,9 @@ impl Permit {
 
     /// Makes sure, right before the request's head is written, that the permit is still good.
     ///
-    /// A slot is good for one guard, and within the lease of the store's last answer. A permit that is later than one guard,
-    /// because a connection took long to open, is exchanged for the queue's next one, after a wait for that, up to [`LATE_MAX`]
-    /// times. One whose lease is over waits for an answer of the store.
+    /// A slot is good for one guard, and within the lease of the store's last answer. A permit that is later than one guard
+    /// is exchanged for the queue's next one, after a wait for that, up to [`LATE_MAX`] times, and so is one that was set aside.
+    /// One whose lease is over waits for an answer of the store.
     ///
     /// # Errors
     /// A refusal if no other slot lies within the request's wait.
@@ -172,16 +185,22 @@ impl Permit {
             let permit = next.await.unwrap_or_else(|_| Err(held.queue.closed()))?;
             self.held = permit.held;
         }
-        self.set_aside();
-        Ok(())
-    }
-
-    /// Lets the queue hand out another permit in place of this one, whose request now waits for a connection or for the
-    /// response, and not for the processor.
-    pub fn set_aside(&mut self) {
         if let Some(held) = &mut self.held {
             held.leave_flight();
         }
+        Ok(())
+    }
+
+    /// Sets the request aside while it waits for a connection, if others wait: hands its slot back, which the next request can use
+    /// while it is good. [`Permit::confirm`] waits for another slot then, by the request's arrival. Returns whether the slot has been
+    /// handed back. In any case the queue hands out another permit in place of this one, whose request does not wait for the processor.
+    pub fn set_aside(&mut self) -> bool {
+        let Some(held) = &mut self.held else { return true };
+        held.leave_flight();
+        if held.queue.has_waiting() {
+            held.set_aside();
+        }
+        !matches!(held.slot, Hold::Slot(_))
     }
 
     /// Spends the permit: the request goes upstream. Returns `None` if nothing was booked for it.
@@ -189,8 +208,10 @@ impl Permit {
         if let Some(shadows) = &self.shadows {
             shadows.charge(self.cost);
         }
-        let HeldSlot { queue, slot, clock, cost, confirmed, .. } = self.held.as_mut()?;
-        let (slot, sent) = (slot.take()?, confirmed.unwrap_or_else(|| queue.now()));
+        let HeldSlot { queue, slot: hold, clock, cost, confirmed, .. } = self.held.as_mut()?;
+        let Hold::Slot(slot) = *hold else { return None };
+        *hold = Hold::Settled;
+        let sent = confirmed.unwrap_or_else(|| queue.now());
         queue.count_used(slot.source, *cost);
         queue.count_late(slot.lateness(clock, sent));
         queue.permit_in();
@@ -206,10 +227,19 @@ impl Permit {
 impl HeldSlot {
     /// Hands a slot that must not be used back, and returns the channel on which the next one comes. `None` if the slot is good.
     fn exchange_if_unusable(&mut self) -> Option<oneshot::Receiver<Result<Permit, Refusal>>> {
-        let (slot, now) = (self.slot?, self.queue.now());
+        let (slot, is_set_aside) = match self.slot {
+            Hold::Slot(slot) => (slot, false),
+            Hold::SetAside(slot) => (slot, true),
+            Hold::Settled => return None,
+        };
+        let now = self.queue.now();
         self.confirmed = Some(now);
-        let is_late = self.holder.late < LATE_MAX && slot.is_late(&self.clock, now, self.queue.guard());
-        let why = if is_late {
+        let is_late = !is_set_aside
+            && self.holder.late < LATE_MAX
+            && slot.is_late(&self.clock, now, self.queue.guard());
+        let why = if is_set_aside {
+            Unusable::SetAside
+        } else if is_late {
             Unusable::Late
         } else if self.queue.is_paused(slot.due, now) {
             Unusable::Paused
@@ -218,7 +248,7 @@ impl HeldSlot {
         } else {
             return None;
         };
-        self.slot = None;
+        self.slot = Hold::Settled;
         let (turn, next) = oneshot::channel();
         let late = self.holder.late + u8::from(is_late);
         let holder = Holder { late, ..self.holder };
@@ -226,6 +256,13 @@ impl HeldSlot {
         self.queue.permit_in();
         self.leave_flight();
         Some(next)
+    }
+
+    fn set_aside(&mut self) {
+        if let Hold::Slot(slot) = self.slot {
+            self.slot = Hold::SetAside(slot);
+            self.queue.hand_back(Returned::Unused { slot, cost: self.cost });
+        }
     }
 
     fn leave_flight(&mut self) {
@@ -238,9 +275,9 @@ impl HeldSlot {
 impl Drop for HeldSlot {
     fn drop(&mut self) {
         self.leave_flight();
-        if let Some(slot) = self.slot.take() {
+        self.set_aside();
+        if matches!(self.slot, Hold::SetAside(_)) {
             self.queue.count_cancelled(self.cost);
-            self.queue.hand_back(Returned::Unused { slot, cost: self.cost });
             self.queue.permit_in();
         }
     }

@@ -57,4 +57,6 @@ pub(in crate::limiter) enum Unusable {
     Paused,
     /// The lease is over, or the slot is of an earlier epoch or outage.
     Unheard,
+    /// The slot was handed back while the request waited for a connection.
+    SetAside,
 }

@@ -294,6 +294,42 @@ async fn a_slow_connection_delays_no_other_request() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_request_that_waits_for_a_connection_goes_behind_one_that_has_one() {
+    let (_limiters, queue) = limiters(&limiter(1, SECOND, 10 * SECOND));
+    let start = Instant::now();
+    let mut connecting = granted(&queue).await;
+    assert!(!connecting.set_aside(), "nobody else could use the slot");
+    let ready = tokio::spawn(pass(queue.clone()));
+    let later = tokio::spawn(async move {
+        sleep(SECOND / 2).await;
+        pass(queue).await
+    });
+    tokio::task::yield_now().await;
+    assert!(connecting.set_aside());
+    assert!(ready.await.unwrap().unwrap() - start < SECOND / 10, "it has the slot");
+    sleep(SECOND / 2).await;
+    connecting.confirm().await.unwrap();
+    assert!((SECOND..SECOND * 11 / 10).contains(&start.elapsed()), "{:?}", start.elapsed());
+    connecting.commit();
+    let later = later.await.unwrap().unwrap() - start;
+    assert!((2 * SECOND..SECOND * 23 / 10).contains(&later), "the first to arrive goes first: {later:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_leaves_while_it_is_set_aside_leaves_nothing() {
+    let (limiters, queue) = limiters(&limiter(1, SECOND, 10 * SECOND));
+    let mut connecting = granted(&queue).await;
+    let ready = tokio::spawn(pass(queue.clone()));
+    tokio::task::yield_now().await;
+    assert!(connecting.set_aside());
+    ready.await.unwrap().unwrap();
+    drop(connecting);
+    let next = tokio::time::timeout(SECOND * 11 / 10, pass(queue)).await;
+    next.expect("nobody else holds the next slot").unwrap();
+    tokio::time::timeout(SECOND, limiters.close()).await.expect("no permit is out");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_cost_above_a_share_is_refused_while_the_store_is_away() {
     let clock = Clock::of_runtime();
     let limiters = Limiters::new(LatentStore::away(clock), clock, 3, Metrics::new());

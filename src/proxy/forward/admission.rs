@@ -4,9 +4,11 @@
 //! the request gives it back. Decides nothing about limits.
 
 use std::pin::{Pin, pin};
+use std::time::Duration;
 
-use futures_util::future::{Either, try_join};
+use futures_util::future::{Either, try_select};
 use http::Request;
+use tokio::time::timeout;
 
 use super::plan::Plan;
 use super::record::Record;
@@ -17,6 +19,10 @@ use crate::proxy::listen::client::Client;
 use crate::proxy::messages::versions;
 use crate::proxy::upstream::lease::Ready;
 use crate::telemetry::Part;
+
+/// The time after which a request whose connection is still opening hands its slot back, if others wait; if not, it looks again after
+/// twice the time. Most guards are longer, so the next request can use the slot.
+const SET_ASIDE_AFTER: Duration = Duration::from_millis(5);
 
 /// Takes a permit, if the route has limiters. A request that waits returns with a connection held ready.
 pub(crate) async fn admit(
@@ -95,15 +101,39 @@ async fn wait(
     let Some(_place) = upstream.ready_place() else {
         return Ok((ticket.turn().await.map_err(refused)?, Ready::default()));
     };
-    let turn = async { ticket.turn().await.map_err(refused) };
-    let ready = async {
+    let turn = pin!(async { ticket.turn().await.map_err(refused) });
+    let ready = pin!(async {
         let lease = match upstream.idle(plan.wanted()) {
             Some(lease) => lease,
             None => Box::pin(upstream.open(plan.wanted())).await?,
         };
         Ok(Ready::from(lease))
-    };
-    try_join(turn, ready).await
+    });
+    match try_select(turn, ready).await {
+        Ok(Either::Left((mut permit, ready))) => {
+            let ready = set_aside_while(&mut permit, ready).await?;
+            Ok((permit, ready))
+        }
+        Ok(Either::Right((ready, turn))) => Ok((turn.await?, ready)),
+        Err(error) => Err(error.factor_first().0),
+    }
+}
+
+/// Waits for a connection. If that takes long and others wait, the request is set aside, and they go before it.
+pub(crate) async fn set_aside_while<T>(
+    permit: &mut Permit,
+    mut opening: Pin<&mut impl Future<Output = T>>,
+) -> T {
+    let mut patience = SET_ASIDE_AFTER;
+    loop {
+        if let Ok(opened) = timeout(patience, opening.as_mut()).await {
+            return opened;
+        }
+        if permit.set_aside() {
+            return opening.await;
+        }
+        patience *= 2;
+    }
 }
 
 /// Waits for a future, unless the client leaves or weir must answer its waiting requests.

@@ -5,13 +5,12 @@
 use std::io::ErrorKind;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use http::{Request, Response};
 use hyper::body::Incoming;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
-use super::admission::{Spent, admit, check_patience, confirm, traced, while_wanted};
+use super::admission::{Spent, admit, check_patience, confirm, set_aside_while, traced, while_wanted};
 use super::feedback;
 use super::outgoing::Outgoing;
 use super::plan::Plan;
@@ -24,12 +23,6 @@ use crate::proxy::messages::upload::{Upload, UploadState};
 use crate::proxy::upstream::connection::SendError;
 use crate::proxy::upstream::lease::Lease;
 use crate::telemetry::Part;
-
-/// The time after which a permit whose connection is still opening lets other permits go first.
-///
-/// Without it an upstream that does not answer would stop the queue. Until then the permit blocks, or a burst would open a connection
-/// for each of its requests at once.
-const SET_ASIDE_AFTER: Duration = Duration::from_millis(100);
 
 /// The result of sending a request.
 pub(crate) type Sent = Result<(Response<Incoming>, Lease), ProxyError>;
@@ -46,7 +39,7 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
         Some(lease) => (lease, true),
         None => {
             // Boxed, because waiting requests must stay small.
-            let opening = Box::pin(open_one(plan, &mut outgoing.permit));
+            let opening = Box::pin(connected(&mut outgoing.permit, upstream.open(plan.wanted())));
             let lease = traced(record, Part::Connect, opening).await?;
             let may_be_stale = lease.is_reused();
             (lease, may_be_stale)
@@ -104,7 +97,7 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
             }
         }
         may_be_stale = false;
-        let opening = Box::pin(upstream.open_fresh(plan.wanted()));
+        let opening = Box::pin(connected(&mut outgoing.permit, upstream.open_fresh(plan.wanted())));
         lease = traced(record, Part::Connect, opening).await?;
     }
 }
@@ -122,16 +115,15 @@ fn prepare(
     request
 }
 
-/// Opens a connection. If that takes long, other permits go before this one.
-async fn open_one(plan: &Plan, permit: &mut Option<Permit>) -> Result<Lease, ConnectError> {
-    let mut opening = pin!(plan.route.upstream.open(plan.wanted()));
-    if let Ok(lease) = timeout(SET_ASIDE_AFTER, opening.as_mut()).await {
-        return lease;
+/// Waits for a connection. If that takes long, other requests go before this one.
+async fn connected(
+    permit: &mut Option<Permit>,
+    opening: impl Future<Output = Result<Lease, ConnectError>>,
+) -> Result<Lease, ConnectError> {
+    match permit {
+        Some(permit) => set_aside_while(permit, pin!(opening)).await,
+        None => opening.await,
     }
-    if let Some(permit) = permit {
-        permit.set_aside();
-    }
-    opening.await
 }
 
 /// Returns whether the upstream closed a connection instead of answering.

@@ -14,6 +14,7 @@ use super::http2_guard::Frames;
 use super::linger::Linger;
 use super::protocol::FirstBytes;
 use super::tls::Wire;
+use crate::proxy::net::read_ahead::ReadAhead;
 
 /// A client's stream: returns the first bytes once more, and watches all bytes.
 pub(crate) struct ClientIo {
@@ -31,7 +32,7 @@ pub(crate) enum Watch {
     /// HTTP/1: notes the beginning of a head, and finds the first line of another protocol.
     Http1(Arc<Client>, FirstLine),
     /// HTTP/2: finds frames that h2 would let pass.
-    Http2(Box<Frames>),
+    Http2(Box<Frames>, ReadAhead),
 }
 
 impl ClientIo {
@@ -51,11 +52,12 @@ impl AsyncRead for ClientIo {
         let before = buffer.filled().len();
         // Bytes that have arrived since go into the same read, because a buffer that gets only a few bytes grows for the rest.
         let first = this.first.give(buffer);
-        let wire = Pin::new(&mut this.wire);
         let read = match &mut this.watch {
-            Watch::Http1(..) => wire.poll_read(context, buffer),
+            Watch::Http1(..) => Pin::new(&mut this.wire).poll_read(context, buffer),
             // The first bytes were the preface, which is no frame.
-            Watch::Http2(frames) => frames.poll_read(wire, context, buffer),
+            Watch::Http2(frames, ahead) => {
+                frames.poll_read(Pin::new(&mut ahead.of(&mut this.wire)), context, buffer)
+            }
         };
         match read {
             Poll::Pending if !first => return Poll::Pending,

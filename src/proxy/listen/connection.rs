@@ -3,7 +3,7 @@
 //! hyper parses the requests, and a [`Service`] answers them.
 
 use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Poll, ready};
 use std::time::Duration;
@@ -16,7 +16,6 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::time::{Instant, timeout};
-use tokio_util::task::TaskTracker;
 
 use super::client::{Client, Silence};
 use super::client_io::{ClientIo, Watch};
@@ -26,15 +25,17 @@ use super::protocol::{self, Opened, Protocol};
 use super::service::{Service, Settings};
 use crate::config::model::Server;
 use crate::proxy::net::driver::{Alarm, Driver};
-use crate::proxy::net::spawner::StreamSpawner;
+use crate::proxy::net::read_ahead::ReadAhead;
 use crate::proxy::net::stream::Stream;
+use crate::proxy::net::streams::{Begun, Multiplexed};
 
 /// The smallest read buffer that hyper accepts. A smaller limit holds by the size of the head alone.
 const HTTP1_BUFFER_MIN: usize = 8 * 1024;
 /// The most requests of a client on one HTTP/2 connection, waiting ones included.
 const HTTP2_STREAMS_MAX: u32 = 1024;
-/// The most unread bytes of bodies, per stream and per connection. They lie in memory while a request waits.
-const HTTP2_STREAM_WINDOW: u32 = 64 * 1024;
+/// The most unread bytes of bodies, per stream and per connection. They lie in memory while a request waits. The first is what a
+/// distant client can send in a round trip.
+const HTTP2_STREAM_WINDOW: u32 = 256 * 1024;
 const HTTP2_CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
 /// The bytes of a response's body, per stream, beyond which hyper asks for no further piece until the client has taken some.
 const HTTP2_SEND_BUFFER: usize = 8 * 1024;
@@ -64,7 +65,7 @@ pub(crate) async fn serve<S: Service>(stream: Stream, mut client: Client, servic
     let client = Arc::new(client);
     let watch = match protocol {
         Protocol::Http1 => Watch::Http1(Arc::clone(&client), FirstLine::new()),
-        Protocol::Http2 => Watch::Http2(Box::new(Frames::new(HTTP2_STREAMS_MAX))),
+        Protocol::Http2 => Watch::Http2(Box::new(Frames::new(HTTP2_STREAMS_MAX)), ReadAhead::default()),
     };
     let io = TokioIo::new(ClientIo::new(wire, first, watch, server.max_connections));
     let answered = Arc::clone(&client);
@@ -81,17 +82,18 @@ pub(crate) async fn serve<S: Service>(stream: Stream, mut client: Client, servic
     });
     match protocol {
         Protocol::Http1 => {
-            let connection = pin!(http1(&server).serve_connection(io, service).with_upgrades());
+            let connection = Box::pin(http1(&server).serve_connection(io, service).with_upgrades());
             drive(connection, http1::UpgradeableConnection::graceful_shutdown, protocol, &client, &server)
                 .await;
         }
         Protocol::Http2 => {
             client.activity.opened();
-            let connection = http2(&server, client.tasks.clone()).serve_connection(io, service);
-            // Boxed, because it is far larger than the other and would make every connection's task as large.
-            let mut connection = Box::pin(connection);
-            drive(connection.as_mut(), http2::Connection::graceful_shutdown, protocol, &client, &server)
-                .await;
+            let begun = Begun::new(server.write_timeout);
+            let connection = Box::pin(http2(&server, begun.clone()).serve_connection(io, service));
+            let finish = |connection: Pin<&mut Multiplexed<_>>| {
+                connection.get_mut().change(http2::Connection::graceful_shutdown);
+            };
+            drive(Box::pin(Multiplexed::new(connection, begun)), finish, protocol, &client, &server).await;
         }
     }
 }
@@ -116,9 +118,8 @@ fn http1(server: &Server) -> http1::Builder {
     builder
 }
 
-fn http2(server: &Server, tasks: TaskTracker) -> http2::Builder<StreamSpawner> {
-    let spawner = StreamSpawner { tasks, write_timeout: server.write_timeout };
-    let mut builder = http2::Builder::new(spawner);
+fn http2(server: &Server, begun: Begun) -> http2::Builder<Begun> {
+    let mut builder = http2::Builder::new(begun);
     builder
         .timer(TokioTimer::new())
         .max_header_list_size(server.max_header_bytes)
@@ -139,19 +140,20 @@ fn http2(server: &Server, tasks: TaskTracker) -> http2::Builder<StreamSpawner> {
 /// At shutdown an HTTP/2 client learns at once that it may send no further request. A client of HTTP/1 learns it with its last
 /// response: closing an idle connection would break a request that is on its way.
 async fn drive<C: Future>(
-    mut connection: Pin<&mut C>,
+    connection: Pin<Box<C>>,
     finish: impl Fn(Pin<&mut C>),
     protocol: Protocol,
     client: &Client,
     server: &Server,
 ) {
+    let mut connection = Driver::new(connection);
     let mut alarm = Alarm::default();
     let mut drain = Driver::new(Box::pin(client.signals.drain.clone().cancelled_owned()));
     let mut cut = Driver::new(Box::pin(client.signals.cut.clone().cancelled_owned()));
     let mut draining_since = None;
     let mut finishing = protocol == Protocol::Http1;
     let too_silent = poll_fn(|context| {
-        if connection.as_mut().poll(context).is_ready() || cut.poll(context).is_ready() {
+        if connection.advance(context).is_ready() || cut.poll(context).is_ready() {
             return Poll::Ready(false);
         }
         if draining_since.is_none() && drain.poll(context).is_ready() {
@@ -159,8 +161,7 @@ async fn drive<C: Future>(
         }
         if draining_since.is_some() && !finishing && !client.activity.is_new() {
             finishing = true;
-            finish(connection.as_mut());
-            context.waker().wake_by_ref();
+            connection.change(&finish);
         }
         loop {
             let silence = client.activity.silence(server, draining_since);
@@ -173,6 +174,7 @@ async fn drive<C: Future>(
         }
     });
     if too_silent.await {
+        let mut connection = connection.into_inner();
         finish(connection.as_mut());
         let _ = timeout(CLOSE_TIME_MAX, connection.as_mut()).await;
     }

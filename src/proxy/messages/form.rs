@@ -84,7 +84,7 @@ impl Reader {
         let headers = request.headers();
         let wish = if is_grpc(headers, flags) {
             Wish::Grpc
-        } else if lists(headers, &ACCEPT, PROBLEM_JSON) {
+        } else if flags.has(HeaderFlags::ACCEPT) && lists(headers, &ACCEPT, PROBLEM_JSON) {
             Wish::Problem
         } else if flags.has(HeaderFlags::AWS) {
             Wish::Aws

@@ -33,6 +33,7 @@ impl HeaderFlags {
     pub(crate) const AWS: HeaderFlags = HeaderFlags(1 << 11);
     /// Any header of others by which clients usually tell how long they wait.
     pub(crate) const PATIENCE: HeaderFlags = HeaderFlags(1 << 12);
+    pub(crate) const ACCEPT: HeaderFlags = HeaderFlags(1 << 13);
 
     /// Looks at every name.
     pub(crate) fn of(headers: &HeaderMap) -> HeaderFlags {
@@ -61,6 +62,7 @@ impl HeaderFlags {
             "x-stainless-timeout" | "x-stainless-read-timeout" | "x-server-timeout" | "grpc-timeout" => {
                 HeaderFlags::PATIENCE
             }
+            "accept" => HeaderFlags::ACCEPT,
             _ if name.starts_with(OWN_PREFIX) => HeaderFlags::OWN,
             _ => HeaderFlags(0),
         }

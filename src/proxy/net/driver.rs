@@ -5,15 +5,17 @@
 //! the request drives the future itself. A connection's task also uses it for futures that hardly ever wake, timers above all.
 //! Knows nothing of HTTP.
 
+use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker, ready};
 
 use futures_util::task::AtomicWaker;
+use tokio::task::coop::has_budget_remaining;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// The most polls of the future in one go. Beyond a number of operations the runtime makes every poll wait for the task's next
+/// The most polls of the future in one go. The runtime, too, makes every poll beyond a number of operations wait for the task's next
 /// turn.
 const ROUNDS_MAX: u8 = 16;
 
@@ -82,7 +84,10 @@ impl<F: Future + ?Sized> Driver<F> {
             if let Poll::Ready(done) = step(&mut Context::from_waker(Waker::noop())) {
                 break Poll::Ready(Ok(done));
             }
-            if rounds.next().is_none() || !self.state.woken.swap(false, Ordering::SeqCst) {
+            if rounds.next().is_none()
+                || !has_budget_remaining()
+                || !self.state.woken.swap(false, Ordering::SeqCst)
+            {
                 break Poll::Pending;
             }
             if let Poll::Ready(end) = self.future.as_mut().poll(&mut Context::from_waker(&self.waker)) {
@@ -94,6 +99,20 @@ impl<F: Future + ?Sized> Driver<F> {
             context.waker().wake_by_ref();
         }
         outcome
+    }
+
+    /// Polls the future until it makes no progress by itself. A future that wakes its own task this way needs no turn of the scheduler.
+    pub(crate) fn advance(&mut self, context: &mut Context<'_>) -> Poll<F::Output> {
+        match ready!(self.drive(context, |_| Poll::<Infallible>::Pending)) {
+            Ok(never) => match never {},
+            Err(end) => Poll::Ready(end),
+        }
+    }
+
+    /// Changes the future, which is polled again.
+    pub(crate) fn change(&mut self, change: impl FnOnce(Pin<&mut F>)) {
+        change(self.future.as_mut());
+        self.waker.wake_by_ref();
     }
 
     /// Polls the future a last time before no task drives it; `Ready` if it has ended.

@@ -4,7 +4,9 @@
 
 pub(crate) mod certificates;
 pub(crate) mod driver;
+pub(crate) mod read_ahead;
 pub(crate) mod spawner;
 pub(crate) mod stall;
 pub(crate) mod stream;
+pub(crate) mod streams;
 pub(crate) mod unread;

@@ -21,8 +21,10 @@ impl Worker {
     ) {
         let now = around.now;
         match back {
-            Back::Exchanged(request, _, _) if self.stay.phase == Phase::Closing => {
-                self.give_back(slot, cost, out);
+            Back::Exchanged(request, _, why) if self.stay.phase == Phase::Closing => {
+                if why != Unusable::SetAside {
+                    self.give_back(slot, cost, out);
+                }
                 out.push(Action::Refuse(Asker::Request(request), cost, self.closed()));
             }
             Back::Exchanged(request, holder, why) => {
@@ -41,7 +43,7 @@ impl Worker {
     }
 
     /// Puts the request of a permit that could not be used back into its cost queue. A slot that has only to be confirmed goes
-    /// with it; for any other one another slot is asked for.
+    /// with it; for any other one another slot is asked for. The slot of a request that was set aside has come back before.
     fn exchange(
         &mut self,
         slot: Slot,
@@ -58,7 +60,8 @@ impl Worker {
         holder.deadline = holder.deadline.max(now - behind);
         // The time until its slot counts as waited, the time for its connection does not.
         let waited = slot.due - holder.arrived;
-        let ends = if why == Unusable::Late { self.ends(now - waited, holder.deadline) } else { own_end };
+        let missed = matches!(why, Unusable::Late | Unusable::SetAside);
+        let ends = if missed { self.ends(now - waited, holder.deadline) } else { own_end };
         let waiter = Waiter { request, holder, ends, stage: Stage::Approached };
         self.cost_queues.entry(cost).or_default().join_again(waiter);
         let is_current = match slot.source {
@@ -69,7 +72,9 @@ impl Worker {
         if why == Unusable::Unheard && is_current {
             return self.cost_queues.entry(cost).or_default().hold(slot);
         }
-        self.give_back(slot, cost, out);
+        if why != Unusable::SetAside {
+            self.give_back(slot, cost, out);
+        }
         self.want(cost);
         // A pause moves all bookings in order, so none of them needs to be booked anew.
         if why == Unusable::Late {
