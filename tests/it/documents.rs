@@ -19,8 +19,15 @@ fn read(path: &str) -> String {
 /// Returns every document with its path.
 fn documents() -> Vec<(PathBuf, String)> {
     let docs = fs::read_dir(Path::new(ROOT).join("docs")).expect("docs/");
-    let others = ["README.md", "SECURITY.md", "CHANGELOG.md", "deploy/README.md", "deploy/helm/weir/README.md"]
-        .map(|path| Path::new(ROOT).join(path));
+    let others = [
+        "README.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "deploy/README.md",
+        "deploy/helm/weir/README.md",
+    ]
+    .map(|path| Path::new(ROOT).join(path));
     let paths = docs.map(|entry| entry.expect("an entry").path()).chain(others);
     let paths = paths.filter(|path| path.extension().is_some_and(|end| end == "md"));
     paths.map(|path| (path.clone(), fs::read_to_string(&path).expect("a document"))).collect()
