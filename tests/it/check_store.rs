@@ -107,7 +107,9 @@ async fn faults_of_sentinels_and_clusters_are_explained() {
     let warned = |said: &str| said.contains("\nbut after a failover two servers may take writes");
     for store in [sentinel.store(), cluster.store()] {
         let (is_success, said) = check(&store).await;
-        assert!(is_success && said.starts_with("the store works: Redis"), "{store}: {said}");
+        let names_its_version =
+            ["Redis", "Valkey"].iter().any(|name| said.starts_with(&format!("the store works: {name} ")));
+        assert!(is_success && names_its_version, "{store}: {said}");
         assert!(warned(&said) && said.contains("`store.redis.confirm` to replica"), "{store}: {said}");
     }
     let confirmed = sentinel.store().replace("timeout: 1s", "timeout: 1s, confirm: replica");
