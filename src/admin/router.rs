@@ -7,12 +7,14 @@ use http::{HeaderValue, Method, StatusCode};
 use http_body::Body;
 
 use super::access::{self, Denied};
+use super::audit::Right;
 use super::limiters::{Action, BoxError};
 use super::response::{self, Response};
 use super::state::AdminState;
-use super::{config, events, health, limiters, metrics, reload, replicas};
+use super::{audit, config, events, health, limiters, metrics, reload, replicas};
 
 /// An endpoint, with the parts of its path.
+#[derive(Clone, Copy)]
 enum Endpoint<'path> {
     Page,
     Events,
@@ -68,6 +70,15 @@ impl Endpoint<'_> {
         }
     }
 
+    /// Returns the name of the action by hand, and its limiter; `None` for an endpoint that shows something.
+    fn act(&self) -> Option<(&'static str, Option<&str>)> {
+        match self {
+            Endpoint::Act(action, name) => Some((action.as_str(), Some(name))),
+            Endpoint::Reload => Some(("reload", None)),
+            _ => None,
+        }
+    }
+
     fn allows(&self, method: &Method) -> bool {
         self.allow().split(", ").any(|allowed| allowed == method.as_str())
     }
@@ -92,14 +103,29 @@ pub(super) async fn respond(
         refusal.headers_mut().insert(ALLOW, HeaderValue::from_static(endpoint.allow()));
         return refusal;
     }
+    let (right, answer) = answer(state, loopback, request, endpoint, body).await;
+    if let Some((act, limiter)) = endpoint.act() {
+        audit::log(request, right, act, limiter, answer.status());
+    }
+    answer
+}
+
+/// Answers a request for an endpoint. Returns by what right it was answered, too.
+async fn answer(
+    state: &AdminState,
+    loopback: bool,
+    request: &Parts,
+    endpoint: Endpoint<'_>,
+    body: impl Body<Data = Bytes, Error: Into<BoxError>>,
+) -> (Right, Response) {
     let config = state.config.config();
     let token = config.admin.token.as_ref();
     if !endpoint.is_public(access::is_set(token))
         && let Err(denied) = access::check(loopback, token, &request.headers)
     {
-        return refuse(denied);
+        return (Right::None, refuse(denied));
     }
-    match endpoint {
+    let answer = match endpoint {
         Endpoint::Page => events::page(),
         Endpoint::Events => events::events(state),
         Endpoint::Alive => health::alive(),
@@ -116,7 +142,8 @@ pub(super) async fn respond(
         Endpoint::Replicas => replicas::all(&state.limiters),
         Endpoint::Config => config::show(&state.config),
         Endpoint::Reload => reload::reload(&state.reloader).await,
-    }
+    };
+    (if access::is_set(token) { Right::Token } else { Right::Loopback }, answer)
 }
 
 fn refuse(denied: Denied) -> Response {
