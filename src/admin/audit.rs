@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use http::StatusCode;
 use http::request::Parts;
 
+use super::access::Right;
 use super::limiters;
 use crate::limiter::model::limit::LimiterName;
 
@@ -14,33 +15,24 @@ use crate::limiter::model::limit::LimiterName;
 #[derive(Clone, Copy)]
 pub(super) struct PeerAddress(pub(super) IpAddr);
 
-/// By what right somebody acts.
-#[derive(Clone, Copy)]
-pub(super) enum Right {
-    /// `admin.token`.
-    Token,
-    /// No token is set, and the listener is on loopback.
-    Loopback,
-    /// None: the request was refused.
-    None,
-}
-
-impl Right {
-    fn as_str(self) -> &'static str {
-        match self {
-            Right::Token => "admin.token",
-            Right::Loopback => "loopback",
-            Right::None => "none",
-        }
-    }
-}
-
-/// Writes the line of an action: `reload`, or an action on the limiter of this name.
-pub(super) fn log(request: &Parts, right: Right, act: &str, limiter: Option<&str>, status: StatusCode) {
+/// Writes the line of an action: `reload`, or an action on the limiter of this name. `right` is that of the caller, if any.
+pub(super) fn log(
+    request: &Parts,
+    right: Option<Right>,
+    act: &str,
+    limiter: Option<&str>,
+    status: StatusCode,
+) {
     let outcome = match status {
         status if status.is_success() => "done",
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => "denied",
         _ => "failed",
+    };
+    let by = match right {
+        Some(Right::Token) => "admin.token",
+        Some(Right::ReadToken) => "admin.read_token",
+        Some(Right::Loopback) => "loopback",
+        None => "none",
     };
     let address = request.extensions.get::<PeerAddress>().map(|peer| tracing::field::display(peer.0));
     let limiter = limiter.and_then(LimiterName::parse);
@@ -49,7 +41,7 @@ pub(super) fn log(request: &Parts, right: Right, act: &str, limiter: Option<&str
         act,
         outcome,
         status = status.as_u16(),
-        by = right.as_str(),
+        by,
         address,
         limiter = limiter.as_ref().map(LimiterName::as_str),
         partition,

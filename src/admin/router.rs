@@ -6,8 +6,7 @@ use http::request::Parts;
 use http::{HeaderValue, Method, StatusCode};
 use http_body::Body;
 
-use super::access::{self, Denied};
-use super::audit::Right;
+use super::access::{self, Denied, Right};
 use super::limiters::{Action, BoxError};
 use super::response::{self, Response};
 use super::state::AdminState;
@@ -110,20 +109,24 @@ pub(super) async fn respond(
     answer
 }
 
-/// Answers a request for an endpoint. Returns by what right it was answered, too.
+/// Answers a request for an endpoint. Returns the caller's right, too, if one was asked for and is there.
 async fn answer(
     state: &AdminState,
     loopback: bool,
     request: &Parts,
     endpoint: Endpoint<'_>,
     body: impl Body<Data = Bytes, Error: Into<BoxError>>,
-) -> (Right, Response) {
+) -> (Option<Right>, Response) {
     let config = state.config.config();
-    let token = config.admin.token.as_ref();
-    if !endpoint.is_public(access::is_set(token))
-        && let Err(denied) = access::check(loopback, token, &request.headers)
-    {
-        return (Right::None, refuse(denied));
+    let mut right = None;
+    if !endpoint.is_public(access::is_set(config.admin.token.as_ref())) {
+        match access::check(loopback, &config.admin, endpoint.act().is_some(), &request.headers) {
+            Ok(granted) => right = Some(granted),
+            Err(denied) => {
+                let right = (denied == Denied::ReadToken).then_some(Right::ReadToken);
+                return (right, refuse(denied));
+            }
+        }
     }
     let answer = match endpoint {
         Endpoint::Page => events::page(),
@@ -143,7 +146,7 @@ async fn answer(
         Endpoint::Config => config::show(&state.config),
         Endpoint::Reload => reload::reload(&state.reloader).await,
     };
-    (if access::is_set(token) { Right::Token } else { Right::Loopback }, answer)
+    (right, answer)
 }
 
 fn refuse(denied: Denied) -> Response {
@@ -154,7 +157,7 @@ fn refuse(denied: Denied) -> Response {
             refusal.headers_mut().insert(WWW_AUTHENTICATE, challenge);
             refusal
         }
-        Denied::NoTokenSet | Denied::Host | Denied::Origin => {
+        Denied::ReadToken | Denied::NoTokenSet | Denied::Host | Denied::Origin => {
             response::problem(StatusCode::FORBIDDEN, &denied.to_string())
         }
     }

@@ -15,14 +15,19 @@ async fn each_action_by_hand_leaves_a_line_with_who_what_and_outcome() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let config = directory.path().join("weir.yaml");
     let limiter = one_limiter("memory", "{limits: [3/1m]}", &upstream);
-    let listen = "listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0, token: t0ken}\nlog: {format: json}";
+    let listen = "listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0, token: t0ken, read_token: r3ad}\nlog: {format: json}";
     std::fs::write(&config, format!("{listen}\n{limiter}")).expect("a file");
     let weir = Weir::start_at(&config).await;
     assert_eq!(weir.tell("/api/limiters/api/reset").await.status, 401);
-    let act = async |target: &str, body: &str| {
-        let request = Request::post(target, body.as_bytes()).header("authorization", "Bearer t0ken");
+    let act_as = async |token: &str, target: &str, body: &str| {
+        let request =
+            Request::post(target, body.as_bytes()).header("authorization", &format!("Bearer {token}"));
         client::send(&weir.admin(target), request).await.expect("an answer").status
     };
+    let act = async |target: &str, body: &str| act_as("t0ken", target, body).await;
+    assert_eq!(act_as("r3ad", "/api/limiters/api/reset", "").await, 403);
+    let limiters = Request::get("/api/limiters").header("authorization", "Bearer r3ad");
+    assert_eq!(client::send(&weir.admin("/api/limiters"), limiters).await.expect("an answer").status, 200);
     assert_eq!(act("/api/limiters/api/pause", "{}").await, 400);
     assert_eq!(act("/api/limiters/api/pause", "{\"for\": \"1s\"}").await, 200);
     assert_eq!(act("/api/limiters/%20/resume?partition=s3cret", "").await, 404);
@@ -31,7 +36,7 @@ async fn each_action_by_hand_leaves_a_line_with_who_what_and_outcome() {
         let log = weir.log();
         let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         let lines: Vec<_> = lines.filter(|line| line["target"] == "weir::admin::audit").collect();
-        (lines.len() == 5).then_some(lines)
+        (lines.len() == 6).then_some(lines)
     })
     .await;
     let told = |line: &Value| {
@@ -40,6 +45,7 @@ async fn each_action_by_hand_leaves_a_line_with_who_what_and_outcome() {
     };
     let expected = [
         json!(["reset", "api", "none", "denied", 401, "127.0.0.1"]),
+        json!(["reset", "api", "admin.read_token", "denied", 403, "127.0.0.1"]),
         json!(["pause", "api", "admin.token", "failed", 400, "127.0.0.1"]),
         json!(["pause", "api", "admin.token", "done", 200, "127.0.0.1"]),
         json!(["resume", null, "admin.token", "failed", 404, "127.0.0.1"]),
@@ -48,6 +54,6 @@ async fn each_action_by_hand_leaves_a_line_with_who_what_and_outcome() {
     for (line, expected) in lines.iter().zip(expected) {
         assert_eq!(json!(told(line)), expected, "{line}");
     }
-    assert!(fields(&lines[3])["partition"].as_str().is_some_and(|hash| hash.len() == 32), "{}", lines[3]);
-    assert!(!weir.log().contains("s3cret") && !weir.log().contains("t0ken"));
+    assert!(fields(&lines[4])["partition"].as_str().is_some_and(|hash| hash.len() == 32), "{}", lines[4]);
+    assert!(!weir.log().contains("s3cret") && !weir.log().contains("t0ken") && !weir.log().contains("r3ad"));
 }
