@@ -72,7 +72,7 @@ async fn each_fault_of_a_store_is_explained_in_one_line() {
         (url(&locked, ":wrong@"), "check user and password in `store.redis`"),
         (url(&locked, ""), "check user and password in `store.redis`"),
         (lame, "the user lacks a right: docs/redis.md lists those that weir needs"),
-        (elsewhere, "no permissions to access one of the keys"),
+        (elsewhere, "permissions to access"),
         (format!("{{redis: {{url: \"redis://127.0.0.1:{}\"}}}}", closed_port()), "Connection refused"),
         (
             format!("{{redis: {{cluster: [\"redis://127.0.0.1:{}\"]}}}}", plain.port()),
