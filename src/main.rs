@@ -47,6 +47,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             Ok(runtime()?.block_on(cli::check::run(&file.into_path(), store, json))?)
         }
         Command::Completions { shell } => Ok(cli::completions::run(shell)?),
+        Command::Man { directory } => Ok(cli::man::run(directory.as_deref())?),
         Command::Schema { markdown } => Ok(cli::schema::run(markdown)?),
         Command::Serve(file) => {
             runtime()?.block_on(weir::app::serve(&file.into_path()))?;

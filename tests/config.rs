@@ -134,6 +134,9 @@ const BROKEN: &[(&str, &str)] = &[
     ("server: {header_timeout: 9d}\nROUTES", "1:26: server.header_timeout: must be from 1ms to 1h"),
     ("server: {max_connections: 0}\nROUTES", "1:27: server.max_connections: must be from 1 to 1000000"),
     ("admin: {token: a b}\nROUTES", "1:16: admin.token: must consist of visible ASCII"),
+    ("admin: {token: a, read_token: b c}\nROUTES", "1:31: admin.read_token: must consist of visible ASCII"),
+    ("admin: {read_token: a}\nROUTES", "1:21: admin.read_token: needs `token` beside it"),
+    ("admin: {token: a, read_token: a}\nROUTES", "1:31: admin.read_token: is `token`, too"),
     (
         "limiters:\n  a: {limits: [0/1s]}\nROUTES",
         "2:16: limiters.a.limits[0]: the rate must be from 1 to 1000000000",

@@ -3,7 +3,7 @@
 //! Health and metrics are open to everyone. All else needs the token, if one is set. Without a token it is served on
 //! loopback only. The danger there is a web page: any page in the operator's browser can send requests to 127.0.0.1,
 //! under its own host name if it rebinds its DNS. So without a token, a request must name a loopback host and must not
-//! come from another origin.
+//! come from another origin. A second token shows everything and changes nothing.
 
 use std::net::IpAddr;
 
@@ -13,13 +13,26 @@ use http::uri::Authority;
 use thiserror::Error;
 
 use crate::bearer::{self, TokenDigest};
-use crate::config::model::Secret;
+use crate::config::model::{Admin, Secret};
+
+/// By what right somebody is answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Right {
+    /// `admin.token`.
+    Token,
+    /// `admin.read_token`.
+    ReadToken,
+    /// No token is set, and the listener is on loopback.
+    Loopback,
+}
 
 /// The reason why a request is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub(super) enum Denied {
     #[error("`Authorization: Bearer` with the token of admin.token is needed")]
     Token,
+    #[error("the token of admin.read_token shows everything and changes nothing")]
+    ReadToken,
     #[error("beyond loopback, admin.token must be set")]
     NoTokenSet,
     #[error("without admin.token, the request must name a loopback host, such as localhost")]
@@ -34,18 +47,28 @@ pub(super) fn is_set(token: Option<&Secret>) -> bool {
 }
 
 /// Checks a request for anything but health and metrics. `loopback` is whether the listener's address is a loopback
-/// address.
+/// address, `acts` whether the request would change something.
 ///
 /// # Errors
 /// The reason to refuse the request.
-pub(super) fn check(loopback: bool, token: Option<&Secret>, headers: &HeaderMap) -> Result<(), Denied> {
-    match token.filter(|_| is_set(token)) {
+pub(super) fn check(loopback: bool, admin: &Admin, acts: bool, headers: &HeaderMap) -> Result<Right, Denied> {
+    let set = |token: &'_ &Secret| is_set(Some(*token));
+    match admin.token.as_ref().filter(set) {
         Some(token) => {
-            let sent = bearer::digest(headers, &AUTHORIZATION);
-            sent.filter(|sent| *sent == TokenDigest::of(token.reveal())).map(drop).ok_or(Denied::Token)
+            let sent = bearer::digest(headers, &AUTHORIZATION).ok_or(Denied::Token)?;
+            let is = |token: &Secret| sent == TokenDigest::of(token.reveal());
+            if is(token) {
+                Ok(Right::Token)
+            } else if !admin.read_token.as_ref().filter(set).is_some_and(is) {
+                Err(Denied::Token)
+            } else if acts {
+                Err(Denied::ReadToken)
+            } else {
+                Ok(Right::ReadToken)
+            }
         }
         None if !loopback => Err(Denied::NoTokenSet),
-        None => check_page(headers),
+        None => check_page(headers).map(|()| Right::Loopback),
     }
 }
 
@@ -81,6 +104,33 @@ mod tests {
 
     fn headers(pairs: &[(http::HeaderName, &str)]) -> HeaderMap {
         pairs.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect()
+    }
+
+    /// Checks a request that shows something, where there is no token for reading.
+    fn check(loopback: bool, token: Option<&Secret>, headers: &HeaderMap) -> Result<(), Denied> {
+        super::check(loopback, &admin(token, None), false, headers).map(drop)
+    }
+
+    fn admin(token: Option<&Secret>, read_token: Option<&Secret>) -> Admin {
+        let listen = "127.0.0.1:0".parse().unwrap();
+        Admin { listen, token: token.cloned(), read_token: read_token.cloned() }
+    }
+
+    #[test]
+    fn the_token_for_reading_shows_everything_and_changes_nothing() {
+        let (token, read_token) = (Secret::new("t0ken"), Secret::new("r3ad"));
+        let both = admin(Some(&token), Some(&read_token));
+        for loopback in [true, false] {
+            let check =
+                |acts, value| super::check(loopback, &both, acts, &headers(&[(AUTHORIZATION, value)]));
+            assert_eq!(check(false, "Bearer r3ad"), Ok(Right::ReadToken));
+            assert_eq!(check(true, "Bearer r3ad"), Err(Denied::ReadToken));
+            assert_eq!(check(true, "Bearer t0ken"), Ok(Right::Token));
+            assert_eq!(check(false, "Bearer r3a"), Err(Denied::Token));
+        }
+        let empty = admin(Some(&token), Some(&Secret::new("")));
+        let nothing = headers(&[(AUTHORIZATION, "Bearer ")]);
+        assert_eq!(super::check(true, &empty, false, &nothing), Err(Denied::Token));
     }
 
     #[test]

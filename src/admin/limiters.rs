@@ -58,6 +58,15 @@ pub(super) enum Action {
 }
 
 impl Action {
+    /// Returns its name, as in a path.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Action::Pause => "pause",
+            Action::Resume => "resume",
+            Action::Reset => "reset",
+        }
+    }
+
     /// Returns the action of this name in a path.
     pub(super) fn named(name: &str) -> Option<Action> {
         match name {
@@ -153,7 +162,8 @@ fn not_found(reason: NotFound) -> Response {
     response::problem(status, &reason.to_string())
 }
 
-fn partition_of(query: &str) -> Option<Partition> {
+/// Returns the partition that a query names.
+pub(super) fn partition_of(query: &str) -> Option<Partition> {
     let pairs = form_urlencoded::parse(query.as_bytes()).filter(|(key, _)| key == "partition");
     let values: Vec<_> = pairs.map(|(_, value)| value).collect();
     let parts = values.iter().map(|value| Some(value.as_bytes()));

@@ -3,6 +3,7 @@
 //! - `server`: accepts connections and bounds them.
 //! - `router`: finds the endpoint of a path and applies the access rule.
 //! - `access`: the access rule.
+//! - `audit`: the line in the log for each action by hand.
 //! - `response`: the forms of an answer.
 //! - `health`, `metrics`, `limiters`, `replicas`, `config`, `reload`, `events`: the endpoints, one file each.
 //! - `dashboard`: what all open pages share; `page.html` is the page.
@@ -12,6 +13,7 @@
 //! Knows nothing of the proxy.
 
 mod access;
+mod audit;
 mod config;
 mod dashboard;
 mod events;

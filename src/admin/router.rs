@@ -6,13 +6,14 @@ use http::request::Parts;
 use http::{HeaderValue, Method, StatusCode};
 use http_body::Body;
 
-use super::access::{self, Denied};
+use super::access::{self, Denied, Right};
 use super::limiters::{Action, BoxError};
 use super::response::{self, Response};
 use super::state::AdminState;
-use super::{config, events, health, limiters, metrics, reload, replicas};
+use super::{audit, config, events, health, limiters, metrics, reload, replicas};
 
 /// An endpoint, with the parts of its path.
+#[derive(Clone, Copy)]
 enum Endpoint<'path> {
     Page,
     Events,
@@ -68,6 +69,15 @@ impl Endpoint<'_> {
         }
     }
 
+    /// Returns the name of the action by hand, and its limiter; `None` for an endpoint that shows something.
+    fn act(&self) -> Option<(&'static str, Option<&str>)> {
+        match self {
+            Endpoint::Act(action, name) => Some((action.as_str(), Some(name))),
+            Endpoint::Reload => Some(("reload", None)),
+            _ => None,
+        }
+    }
+
     fn allows(&self, method: &Method) -> bool {
         self.allow().split(", ").any(|allowed| allowed == method.as_str())
     }
@@ -92,14 +102,33 @@ pub(super) async fn respond(
         refusal.headers_mut().insert(ALLOW, HeaderValue::from_static(endpoint.allow()));
         return refusal;
     }
-    let config = state.config.config();
-    let token = config.admin.token.as_ref();
-    if !endpoint.is_public(access::is_set(token))
-        && let Err(denied) = access::check(loopback, token, &request.headers)
-    {
-        return refuse(denied);
+    let (right, answer) = answer(state, loopback, request, endpoint, body).await;
+    if let Some((act, limiter)) = endpoint.act() {
+        audit::log(request, right, act, limiter, answer.status());
     }
-    match endpoint {
+    answer
+}
+
+/// Answers a request for an endpoint. Returns the caller's right, too, if one was asked for and is there.
+async fn answer(
+    state: &AdminState,
+    loopback: bool,
+    request: &Parts,
+    endpoint: Endpoint<'_>,
+    body: impl Body<Data = Bytes, Error: Into<BoxError>>,
+) -> (Option<Right>, Response) {
+    let config = state.config.config();
+    let mut right = None;
+    if !endpoint.is_public(access::is_set(config.admin.token.as_ref())) {
+        match access::check(loopback, &config.admin, endpoint.act().is_some(), &request.headers) {
+            Ok(granted) => right = Some(granted),
+            Err(denied) => {
+                let right = (denied == Denied::ReadToken).then_some(Right::ReadToken);
+                return (right, refuse(denied));
+            }
+        }
+    }
+    let answer = match endpoint {
         Endpoint::Page => events::page(),
         Endpoint::Events => events::events(state),
         Endpoint::Alive => health::alive(),
@@ -116,7 +145,8 @@ pub(super) async fn respond(
         Endpoint::Replicas => replicas::all(&state.limiters),
         Endpoint::Config => config::show(&state.config),
         Endpoint::Reload => reload::reload(&state.reloader).await,
-    }
+    };
+    (right, answer)
 }
 
 fn refuse(denied: Denied) -> Response {
@@ -127,7 +157,7 @@ fn refuse(denied: Denied) -> Response {
             refusal.headers_mut().insert(WWW_AUTHENTICATE, challenge);
             refusal
         }
-        Denied::NoTokenSet | Denied::Host | Denied::Origin => {
+        Denied::ReadToken | Denied::NoTokenSet | Denied::Host | Denied::Origin => {
             response::problem(StatusCode::FORBIDDEN, &denied.to_string())
         }
     }

@@ -15,6 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::audit::PeerAddress;
 use super::router;
 use super::state::AdminState;
 
@@ -60,10 +61,14 @@ pub async fn serve(listener: TcpListener, state: AdminState, shutdown: Cancellat
 }
 
 async fn connection(stream: TcpStream, state: Arc<AdminState>, loopback: bool, shutdown: CancellationToken) {
+    let peer = stream.peer_addr().ok().map(|address| PeerAddress(address.ip().to_canonical()));
     let service = service_fn(|request: Request<Incoming>| {
         let state = Arc::clone(&state);
         async move {
-            let (parts, body) = request.into_parts();
+            let (mut parts, body) = request.into_parts();
+            if let Some(peer) = peer {
+                parts.extensions.insert(peer);
+            }
             Ok::<_, Infallible>(router::respond(&state, loopback, &parts, body).await)
         }
     });

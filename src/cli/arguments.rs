@@ -119,6 +119,14 @@ pub enum Command {
         shell: Shell,
     },
 
+    /// Print weir's manual page
+    #[command(after_help = MAN_HELP)]
+    Man {
+        /// Write the pages of weir and of each command to this directory instead
+        #[arg(short, long, value_name = "DIRECTORY")]
+        directory: Option<PathBuf>,
+    },
+
     /// Print the JSON Schema of the configuration, for editors
     #[command(after_help = SCHEMA_HELP)]
     Schema {
@@ -233,6 +241,11 @@ Examples:
   weir completions bash > ~/.local/share/bash-completion/completions/weir
   weir completions zsh > ~/.zfunc/_weir
   weir completions fish > ~/.config/fish/completions/weir.fish";
+
+const MAN_HELP: &str = "\
+Examples:
+  weir man | man -l -
+  weir man --directory ~/.local/share/man/man1";
 
 const SCHEMA_HELP: &str = "\
 Examples:

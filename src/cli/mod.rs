@@ -1,6 +1,6 @@
 //! The command line: `arguments` parses it, and each command has a file.
 //!
-//! - `check`, `schema`, `completions`: commands that need no running weir.
+//! - `check`, `schema`, `completions`, `man`: commands that need no running weir.
 //! - `remote`: `limiters`, `pause`, `resume`, `reset`, `replicas` and `health`, which ask a running weir over HTTP.
 //! - `demo`: a provider, a weir and traffic in one process.
 //!
@@ -11,6 +11,7 @@ pub mod arguments;
 pub mod check;
 pub mod completions;
 pub mod demo;
+pub mod man;
 pub mod remote;
 pub mod schema;
 

@@ -21,8 +21,11 @@ fn show(node: &Node, secret: bool) -> Json {
         Value::Mapping(entries) => entries
             .iter()
             .map(|entry| {
-                let secret =
-                    secret || matches!(entry.key.as_str(), "token" | "tokens" | "password" | "set_headers");
+                let secret = secret
+                    || matches!(
+                        entry.key.as_str(),
+                        "token" | "read_token" | "tokens" | "password" | "set_headers"
+                    );
                 (entry.key.clone(), show(&entry.value, secret))
             })
             .collect::<Map<String, Json>>()
@@ -69,11 +72,11 @@ mod tests {
     #[test]
     fn secrets_are_masked_and_the_rest_is_shown() {
         let mut report = Report::new(Path::new("f"));
-        let text = "admin: {token: abc, password: p}\nclients: {a: {tokens: [x, y]}}\nn: 5\nb: false\nu: redis://u:p@h:1/0\n\
+        let text = "admin: {token: abc, read_token: r, password: p}\nclients: {a: {tokens: [x, y]}}\nn: 5\nb: false\nu: redis://u:p@h:1/0\n\
                     routes:\n  - {set_headers: {authorization: plain}, upstream: 'https://a/b@c'}\n";
         let tree = yaml::parse(text, &mut report).unwrap();
         let expected = json!({
-            "admin": {"token": "***", "password": "***"}, "clients": {"a": {"tokens": ["***", "***"]}}, "n": 5, "b": false,
+            "admin": {"token": "***", "read_token": "***", "password": "***"}, "clients": {"a": {"tokens": ["***", "***"]}}, "n": 5, "b": false,
             "u": "redis://u:***@h:1/0",
             "routes": [{"set_headers": {"authorization": "***"}, "upstream": "https://a/b@c"}],
         });

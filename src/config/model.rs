@@ -126,6 +126,8 @@ pub struct Admin {
     pub listen: SocketAddr,
     /// The token for everything but health and metrics. Without it, they alone are served beyond loopback.
     pub token: Option<Secret>,
+    /// The token with which everything is shown and nothing changed. Only beside `token`, and another one.
+    pub read_token: Option<Secret>,
 }
 
 /// The clients that may call, by token and certificate. Tokens are kept as digests in a map, so a lookup takes the same

@@ -19,7 +19,9 @@ pub(super) fn explain(error: &RedisError) -> String {
             "no sentinel that answers knows this master: check `store.redis.sentinel`"
         }
         (_, "NOPERM") => LACKS_A_RIGHT,
+        // Within a script, Redis before 7 and Valkey have no word of their own for it.
         _ if error_text.contains("The user executing the script can't") => LACKS_A_RIGHT,
+        _ if error_text.contains("ACL failure in script") => LACKS_A_RIGHT,
         (_, "READONLY") => "this server is a replica: name its primary, or its sentinels",
         (ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::CrossSlot), _) => NOT_ONE_SERVER,
         _ if error_text.contains("cluster support disabled") => {
@@ -107,6 +109,19 @@ fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lacking_right_is_explained_to_users_of_each_server() {
+        for answer in [
+            "NOPERM ACL failure in script: User weir has no permissions to run the 'mget' command",
+            "ERR The user executing the script can't run this command or subcommand script: f00",
+            "ERR ACL failure in script: User weir has no permissions to run the 'mget' command script: f00",
+        ] {
+            let value = redis::parse_redis_value(format!("-{answer}\r\n").as_bytes()).unwrap();
+            let explained = explain(&value.extract_error().unwrap_err());
+            assert!(explained.ends_with(LACKS_A_RIGHT), "{explained}");
+        }
+    }
 
     #[test]
     fn unfit_servers_are_explained() {

@@ -63,7 +63,7 @@ impl Sentinels {
         client: impl Fn(&RedisNode) -> Result<Client, RedisSetupError>,
     ) -> Result<Sentinels, RedisSetupError> {
         let RedisSentinels { nodes, master, username, password, database } = settings;
-        let mut user = RedisConnectionInfo::default().set_db(i64::from(*database));
+        let mut user = RedisConnectionInfo::default().set_skip_set_lib_name().set_db(i64::from(*database));
         if let Some(username) = username {
             user = user.set_username(username);
         }

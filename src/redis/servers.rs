@@ -13,8 +13,8 @@ use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
 use redis::{
-    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ErrorKind, Pipeline, RedisConnectionInfo,
-    RedisError, RedisFuture, ServerErrorKind, TlsCertificates, Value,
+    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionInfo, ErrorKind, IntoConnectionInfo,
+    Pipeline, RedisConnectionInfo, RedisError, RedisFuture, ServerErrorKind, TlsCertificates, Value,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
@@ -302,11 +302,20 @@ fn unusable(address: &str, error: &RedisError) -> RedisSetupError {
     RedisSetupError::Address(format!("cannot use {address}: {}", error.category()))
 }
 
+/// Returns a node's address and user. The client library does not introduce itself (`CLIENT SETINFO`): the user would need a right for
+/// it on some servers, and without it each connection would be in the server's log of denied calls.
+fn address_of(node: &RedisNode) -> Result<ConnectionInfo, RedisError> {
+    let info = node.url.reveal().into_connection_info()?;
+    let user = info.redis_settings().clone().set_skip_set_lib_name();
+    Ok(info.set_redis_settings(user))
+}
+
 fn client(node: &RedisNode, certificates: Option<&TlsCertificates>) -> Result<Client, RedisSetupError> {
+    let address = address_of(node).map_err(|error| unusable(&node.address, &error))?;
     match certificates {
-        Some(certificates) => Client::build_with_tls(node.url.reveal(), certificates.clone())
+        Some(certificates) => Client::build_with_tls(address, certificates.clone())
             .map_err(|error| RedisSetupError::Tls(error.category().to_owned())),
-        None => Client::open(node.url.reveal()).map_err(|error| unusable(&node.address, &error)),
+        None => Client::open(address).map_err(|error| unusable(&node.address, &error)),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The commands beside `serve`: health checks, completions, and `check` for programs.
+//! The commands beside `serve`: health checks, completions, manual pages, and `check` for programs.
 
 use std::time::Duration;
 
@@ -46,6 +46,21 @@ async fn each_shell_gets_completions() {
         }
     }
     run(&["completions", "none"]).await.assert_code(2);
+}
+
+#[tokio::test]
+async fn each_command_has_a_manual_page() {
+    let _lane = lane::shared().await;
+    let page = run(&["man"]).await;
+    page.assert_code(0);
+    assert!(page.stdout.contains(".TH weir 1"), "{}", page.stdout);
+    let directory = tempfile::tempdir().expect("a directory");
+    run(&["man", "--directory", directory.path().to_str().expect("a path")]).await.assert_code(0);
+    for (name, word) in [("weir", "demo"), ("weir-serve", "SIGTERM"), ("weir-pause", "partition")] {
+        let page = std::fs::read_to_string(directory.path().join(format!("{name}.1"))).expect(name);
+        assert!(page.contains(word), "{page}");
+    }
+    run(&["man", "--directory", "/dev/null/nowhere"]).await.assert_code(1);
 }
 
 #[tokio::test]

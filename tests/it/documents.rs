@@ -19,8 +19,15 @@ fn read(path: &str) -> String {
 /// Returns every document with its path.
 fn documents() -> Vec<(PathBuf, String)> {
     let docs = fs::read_dir(Path::new(ROOT).join("docs")).expect("docs/");
-    let others = ["README.md", "SECURITY.md", "CHANGELOG.md", "deploy/README.md"]
-        .map(|path| Path::new(ROOT).join(path));
+    let others = [
+        "README.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "deploy/README.md",
+        "deploy/helm/weir/README.md",
+    ]
+    .map(|path| Path::new(ROOT).join(path));
     let paths = docs.map(|entry| entry.expect("an entry").path()).chain(others);
     let paths = paths.filter(|path| path.extension().is_some_and(|end| end == "md"));
     paths.map(|path| (path.clone(), fs::read_to_string(&path).expect("a document"))).collect()
@@ -136,21 +143,35 @@ fn configurations_shown_as_shipped_are_shipped() {
     }
 }
 
-#[tokio::test]
-async fn the_configuration_for_kubernetes_passes_the_check() {
-    let _lane = lane::shared().await;
+/// Runs `weir check` on a configuration whose secrets are files beside it.
+async fn check_with_secrets(text: &str) {
     let directory = TempDir::new().expect("a directory");
-    let text = read("deploy/kubernetes/weir.yaml");
     fs::create_dir(directory.path().join("secrets")).expect("a directory");
-    let secrets = found(&text, r"\$\{file:([^}]+)\}");
-    assert!(secrets.len() > 2, "{secrets:?}");
-    for secret in secrets {
+    for secret in found(text, r"\$\{file:([^}]+)\}") {
         let value = if secret.ends_with("url") { "redis://127.0.0.1:6379" } else { "a-secret" };
         fs::write(directory.path().join(secret), value).expect("a file");
     }
     let file = directory.path().join("weir.yaml");
     fs::write(&file, text).expect("a file");
     run(&["check", "--config", file.to_str().expect("a path")]).await.assert_code(0);
+}
+
+#[tokio::test]
+async fn the_configurations_for_kubernetes_pass_the_check() {
+    let _lane = lane::shared().await;
+    check_with_secrets(&read("deploy/kubernetes/weir.yaml")).await;
+    let chart = Path::new(ROOT).join("deploy/helm/weir");
+    let sets = fs::read_dir(chart.join("ci")).expect("ci/").map(|entry| entry.expect("an entry").path());
+    let mut checked = 0;
+    for values in sets.chain([chart.join("values.yaml")]) {
+        let values = fs::read_to_string(values).expect("values");
+        for block in found(&values, r"(?m)^config: \|\n((?:  .*\n)+)") {
+            let lines = block.lines().map(|line| line.strip_prefix("  ").unwrap_or(line));
+            check_with_secrets(&lines.collect::<Vec<_>>().join("\n")).await;
+            checked += 1;
+        }
+    }
+    assert!(checked >= 5, "{checked} configurations");
 }
 
 #[tokio::test]

@@ -110,7 +110,7 @@ fn config(routes: Vec<Route>, server: Server) -> Config {
     Config {
         listen: any,
         server,
-        admin: Admin { listen: any, token: None },
+        admin: Admin { listen: any, token: None, read_token: None },
         log: Log { level: tracing::Level::INFO, format: LogFormat::Text, access: Some(AccessRule::ALL) },
         clients: None,
         store: Store::Memory,

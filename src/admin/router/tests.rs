@@ -54,7 +54,7 @@ fn config(token: Option<&str>) -> Config {
             drain_delay: Duration::ZERO,
             drain_timeout: Duration::ZERO,
         },
-        admin: model::Admin { listen, token: token.map(Secret::new) },
+        admin: model::Admin { listen, token: token.map(Secret::new), read_token: None },
         log: model::Log { level: tracing::Level::INFO, format: LogFormat::Json, access: None },
         clients: None,
         store: Store::Memory,

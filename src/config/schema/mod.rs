@@ -138,6 +138,9 @@ pub(crate) struct Admin {
     /// a listener beyond loopback serves only health and metrics.
     #[schemars(extend("examples" = ["${WEIR_ADMIN_TOKEN}", "${file:/run/secrets/admin-token}"]))]
     pub(crate) token: Option<String>,
+    /// A second token, beside `token`: it shows everything, and reloads, pauses and resets nothing. None if it is absent or empty.
+    #[schemars(extend("examples" = ["${WEIR_ADMIN_READ_TOKEN}"]))]
+    pub(crate) read_token: Option<String>,
 }
 
 /// The log.

@@ -130,11 +130,22 @@ pub(super) fn admin(
         return check.refuse(&key!(admin.listen).at, message);
     }
     let token = admin.value.token.as_deref().filter(|token| !token.is_empty());
+    let read_token = admin.value.read_token.as_deref().filter(|token| !token.is_empty());
+    let malformed = "must consist of visible ASCII characters, without spaces";
     if token.is_some_and(|token| !is_token(token)) {
-        let message = "must consist of visible ASCII characters, without spaces";
-        return check.refuse(&key!(admin.token).at, message);
+        return check.refuse(&key!(admin.token).at, malformed);
     }
-    Some(Admin { listen: address?, token: token.map(Secret::new) })
+    if read_token.is_some_and(|token| !is_token(token)) {
+        return check.refuse(&key!(admin.read_token).at, malformed);
+    }
+    if read_token.is_some() && token.is_none() {
+        let message = "needs `token` beside it: without one, nothing is asked for on loopback";
+        return check.refuse(&key!(admin.read_token).at, message);
+    }
+    if read_token.is_some() && read_token == token {
+        return check.refuse(&key!(admin.read_token).at, "is `token`, too: choose another");
+    }
+    Some(Admin { listen: address?, token: token.map(Secret::new), read_token: read_token.map(Secret::new) })
 }
 
 /// Returns whether two listeners cannot both be bound. Port 0 is any free port.

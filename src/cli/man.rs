@@ -1,0 +1,26 @@
+//! `weir man`: prints weir's manual pages.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::CommandFactory;
+use clap_mangen::Man;
+
+use super::arguments::Cli;
+
+/// Prints the manual page of weir on standard output, or writes the pages of weir and of each command to a directory.
+///
+/// # Errors
+/// If the output cannot be written.
+pub fn run(directory: Option<&Path>) -> io::Result<ExitCode> {
+    match directory {
+        Some(directory) => clap_mangen::generate_to(Cli::command(), directory)?,
+        None => {
+            let mut page = Vec::new();
+            Man::new(Cli::command()).render(&mut page)?;
+            io::stdout().lock().write_all(&page)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
