@@ -14,9 +14,6 @@ use crate::config::units;
 use crate::limiter::model::Permits;
 use crate::proxy::error::ProxyError;
 
-/// The answer to a client that has weir as its proxy for `https://`.
-const NO_TUNNEL: &str = "weir opens no tunnels, because it sees no requests inside; give the client weir's address as its base URL, or \
-                         http:// in place of https:// in the URL that it asks for through weir";
 /// The name of weir in `Via`. All replicas share it, because a loop through a load balancer seldom returns to the same
 /// replica.
 pub(crate) const PSEUDONYM: &str = "weir";
