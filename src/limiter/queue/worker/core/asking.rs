@@ -24,8 +24,12 @@ const BATCH_PART: usize = 8;
 /// The time in which the limits grant as much as one call books at least.
 const BATCH_TIME: Micros = Micros::from_millis(50);
 
-/// The most slots in one call that a change has moved. Each may be an instant of its own in every limiter, far among thousands of others.
-const MOVED_MAX: usize = 200;
+/// The most slots in one call that a change has moved, of one limit; of several the part of each. Each slot may be an instant of its own
+/// in every limiter, far among thousands of others.
+const MOVED_MAX: usize = 120;
+
+/// The slots in one call that a change has moved, at least, whatever the number of limits.
+const MOVED_LEAST: usize = 16;
 
 /// Requests whose waits differ by less go into one run, with the shortest of their waits.
 const RUN_SPREAD: Micros = Micros::from_millis(1);
@@ -33,9 +37,9 @@ const RUN_SPREAD: Micros = Micros::from_millis(1);
 /// Slots that are due sooner are about to be used, and are neither booked anew nor traded.
 const REBOOK_MARGIN: Micros = Micros::from_millis(20);
 
-/// The most instants at which slots are given back in one call. A cost queue is booked anew up to there. The later slots of a
-/// longer one stay, and up to a window is lost between the two parts.
-const GIVE_BACK_MAX: usize = 4000;
+/// The most instants at which slots are given back in one call: a server does nothing else meanwhile. A cost queue is booked anew up to
+/// there. The later slots of a longer one stay, and up to a window is lost between the two parts.
+const GIVE_BACK_MAX: usize = 150;
 
 /// The interval at which the store is asked while no slot is near.
 const FAR_INTERVAL: Micros = Micros::from_millis(2000);
@@ -209,7 +213,8 @@ impl Worker {
             None => self.owed.generations.clone(),
         };
         let give_back = self.take_give_back(&generations);
-        let fits = self.owed.reschedule.len().min(MOVED_MAX);
+        let limits: usize = self.limits.refs.iter().map(|limiter| limiter.rules.len()).sum();
+        let fits = self.owed.reschedule.len().min((MOVED_MAX / limits.max(1)).max(MOVED_LEAST));
         let reschedule: Vec<_> = self.owed.reschedule.drain(..fits).collect();
         let replace: Vec<_> = std::mem::take(&mut self.owed.replace).into_iter().collect();
         let arrivals: Vec<_> = self.arrivals.list.drain(..self.batch()).collect();
