@@ -108,8 +108,12 @@ end
 
 -- ---- give back ----
 
+-- How many permits the caller exchanges for others, and has no others for yet.
+local exchanged = 0
+
 for index = 1, #given_back, 3 do
   local slot, permits = given_back[index], given_back[index + 1] * given_back[index + 2]
+  exchanged = exchanged + permits
   QueueOrder.given_back(order, now, give_back(slot, permits) or slot, permits)
 end
 
@@ -210,17 +214,21 @@ if #runs > 0 and not settles then
   -- counts. What it leaves goes with the next one, so that other calls come between.
   local WORK_MAX, work_of_slot = 400, 0
   for index = 1, limiters do work_of_slot = work_of_slot + 4 * #states[index].rules end
+  -- Permits that the caller exchanges are booked at once, unless that takes far too long: others may take those that are left.
+  local function has_done_enough()
+    return #outcomes > 0 and work.done >= (exchanged > 0 and 2 * WORK_MAX or WORK_MAX)
+  end
   local searches, started = searches_from(now), now
   -- The largest cost for which the search has passed by room: a smaller one may be booked before.
   local passed = 0
   for first = 1, #runs, 3 do
-    if work.done >= WORK_MAX and #outcomes > 0 then break end
+    if has_done_enough() then break end
     local cost, wait_max, left = runs[first], runs[first + 1], runs[first + 2]
     local start = now + min(lead, wait_max)
     if cost < passed or start < started then searches, passed = searches_from(start), 0 end
     started = start
     local booked_at
-    while left > 0 and (work.done < WORK_MAX or #outcomes == 0) do
+    while left > 0 and not has_done_enough() do
       local from = max(start, QueueOrder.floor_of(order, cost))
       for limiter = 1, limiters do Search.advance(searches[limiter], from) end
       local at, free, limiter, limit = earliest(searches, cost)
@@ -246,7 +254,7 @@ if #runs > 0 and not settles then
         outcomes[#outcomes + 1] = { count, at }
         booked_at = at
       end
-      left, work.done = left - count, work.done + work_of_slot
+      left, exchanged, work.done = left - count, exchanged - count * cost, work.done + work_of_slot
     end
   end
 end
