@@ -11,3 +11,6 @@ local Lazy = {
     return module[name]
   end,
 }
+
+-- How many bookings searches have passed one by one in this call, beyond those on their way forward.
+local work = { done = 0 }

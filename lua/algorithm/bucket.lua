@@ -83,9 +83,82 @@ function Algorithm.B()
     sight.tat, sight.rest = take_all(sight.rule, sight.tat, sight.rest, timeline, first, entered)
   end
 
+  -- A way over that many later bookings is worth remembering.
+  local FAR = 16
+
+  -- Notes how late the bucket may be full again at each of some later bookings. Whoever leaves it as late there keeps all of them: from
+  -- then on an arrival time that is later by a span makes no other one later by more. `tats` and `borders` are what a way over them saw,
+  -- by turns with rests; `spare` is what it left at its end.
+  local function note_latest(rule, ahead, first, tats, borders, spare, spare_rest)
+    local latest, rate = ahead.latest, rule.rate
+    for place = #tats - 1, 1, -2 do
+      local tat, rest = tats[place], tats[place + 1]
+      local micros, parts = borders[place] - tat, borders[place + 1] - rest
+      if parts < 0 then micros, parts = micros - 1, parts + rate end
+      if not spare or micros < spare or (micros == spare and parts < spare_rest) then spare, spare_rest = micros, parts end
+      local key = 2 * first + place
+      latest[key], latest[key + 1] = add(rule, tat, rest, spare, spare_rest)
+    end
+  end
+
+  -- Returns the room beside the later bookings, of which there are some, with the bucket as it is after `cost` was taken; or nil and the
+  -- next instant worth trying. Bookings that a search makes lie before the later ones, so that what it has seen of those stays true:
+  -- `latest` has an arrival time for the place of each booking from the end.
+  local function room_among_later(sight, search, cost, found, tat, rest)
+    local rule, timeline, cell = sight.rule, search.timeline, search.rules.cell
+    local entries, permits, size, ahead, first = timeline.at, timeline.permits, timeline.size, sight.ahead, search.entered + 1
+    local rate, same, beyond, beyond_rest, span, span_rest = rule.rate, nil, nil, nil, nil, nil
+    local latest, tats, borders, seen, spare, spare_rest = ahead and ahead.latest, {}, {}, 0, nil, nil
+    local shift = ahead and ahead.size - size or 0
+    for entry = first, size do
+      if latest then
+        local key = 2 * (entry + shift) + 1
+        local till = latest[key]
+        if till and (tat < till or (tat == till and rest <= latest[key + 1])) then
+          found, spare, spare_rest = cost, till - tat, latest[key + 1] - rest
+          if spare_rest < 0 then spare, spare_rest = spare - 1, spare_rest + rate end
+          break
+        end
+      end
+      local at, count = entries[entry], permits[entry]
+      local start = at - at % cell
+      if count ~= same then
+        same = count
+        beyond, beyond_rest = tolerance(rule, count)
+        span, span_rest = span_exact(rule, count)
+      end
+      local border = start + beyond
+      if tat > border or (tat == border and rest > beyond_rest) then
+        work.done = work.done + seen / 2
+        return nil, start + 1
+      end
+      if found > cost then found = min(found, cost + permits_until(rule, tat, rest, border, beyond_rest)) end
+      tats[seen + 1], tats[seen + 2], borders[seen + 1], borders[seen + 2] = tat, rest, border, beyond_rest
+      seen = seen + 2
+      if tat < start or (tat == start and rest == 0) then
+        -- The bucket is full again before: later bookings do not depend on this one.
+        if found > cost then found = min(found, cost + permits_until(rule, tat, rest, start, 0)) end
+        spare, spare_rest = start - tat, -rest
+        if spare_rest < 0 then spare, spare_rest = spare - 1, spare_rest + rate end
+        break
+      end
+      if tat < at then tat, rest = at, 0 end
+      tat, rest = tat + span, rest + span_rest
+      if rest >= rate then tat, rest = tat + 1, rest - rate end
+    end
+    work.done = work.done + seen / 2
+    if seen > 2 * FAR then
+      if not ahead then
+        ahead = { size = size, latest = {} }
+        sight.ahead, shift = ahead, 0
+      end
+      note_latest(rule, ahead, first + shift, tats, borders, spare, spare_rest)
+    end
+    return found
+  end
+
   local function room(sight, search, cost)
-    local rule, timeline, at, cell = sight.rule, search.timeline, search.at, search.rules.cell
-    local entries, permits = timeline.at, timeline.permits
+    local rule, timeline, at = sight.rule, search.timeline, search.at
     local tat, rest = sight.tat, sight.rest
     local beyond, beyond_rest = tolerance(rule, cost)
     local from = max(tat - beyond, 0) + (rest > beyond_rest and 1 or 0)
@@ -96,18 +169,7 @@ function Algorithm.B()
     if tat < border or (tat == border and rest <= border_rest) then
       found = found + cost + permits_until(rule, tat, rest, border, border_rest)
     end
-    for entry = search.entered + 1, timeline.size do
-      local start, count = cell_start(entries[entry], cell), permits[entry]
-      border, border_rest = add(rule, start, 0, tolerance(rule, count))
-      if tat > border or (tat == border and rest > border_rest) then return nil, start + 1 end
-      found = min(found, cost + permits_until(rule, tat, rest, border, border_rest))
-      if tat < start or (tat == start and rest == 0) then
-        -- The bucket is full again before: later bookings do not depend on this one.
-        found = min(found, cost + permits_until(rule, tat, rest, start, 0))
-        break
-      end
-      tat, rest = take(rule, tat, rest, entries[entry], count)
-    end
+    if search.entered < timeline.size then return room_among_later(sight, search, cost, found, tat, rest) end
     return found
   end
 

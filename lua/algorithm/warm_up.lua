@@ -46,9 +46,20 @@ function Algorithm.W()
   end
 
   local function take_all(rule, free, rest, stored, part, timeline, first, final)
-    local entries, permits = timeline.at, timeline.permits
+    local entries, permits, rate, same, span, span_rest = timeline.at, timeline.permits, rule.rate, nil, nil, nil
     for index = first, final do
-      free, rest, stored, part = take(rule, free, rest, stored, part, entries[index], permits[index])
+      local at, count = entries[index], permits[index]
+      if stored == 0 and part == 0 and free >= at then
+        -- A busy rule has nothing stored: `take` without as many calls.
+        if count ~= same then
+          span, span_rest = span_exact(rule, count)
+          same = count
+        end
+        free, rest = free + span, rest + span_rest
+        if rest >= rate then free, rest = free + 1, rest - rate end
+      else
+        free, rest, stored, part = take(rule, free, rest, stored, part, at, count)
+      end
     end
     return free, rest, stored, part
   end
@@ -114,12 +125,27 @@ function Algorithm.W()
     -- A rule that is cold again at the first later booking does not depend on what came before.
     local _, _, stored_there = level_at(rule, free, rest, stored, part, cell_start(entries[first], cell))
     if stored_there == rule.stored_max then return cost end
+    local rate, wide, same, span, span_rest = rule.rate, rule.cell, nil, nil, nil
     for entry = first, timeline.size do
-      local start = cell_start(entries[entry], cell)
-      local border = start + rule.cell
-      if free > border or (free == border and rest > 0) then return nil, start + 1 end
-      free, rest, stored, part = take(rule, free, rest, stored, part, entries[entry], permits[entry])
+      local at, count = entries[entry], permits[entry]
+      local start = at - at % cell
+      local border = start + wide
+      if free > border or (free == border and rest > 0) then
+        work.done = work.done + entry - first
+        return nil, start + 1
+      end
+      if stored == 0 and part == 0 and free >= at then
+        if count ~= same then
+          span, span_rest = span_exact(rule, count)
+          same = count
+        end
+        free, rest = free + span, rest + span_rest
+        if rest >= rate then free, rest = free + 1, rest - rate end
+      else
+        free, rest, stored, part = take(rule, free, rest, stored, part, at, count)
+      end
     end
+    work.done = work.done + timeline.size - first
     return cost
   end
 

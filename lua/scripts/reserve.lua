@@ -30,6 +30,7 @@
 --                the last booked instant or 0, { the earliest freed room before the last slot, its permits } or zeros,
 --                { { count, slot or 0 for none within the wait } of the rescheduled permits },
 --                { { count, slot } where booked, else { count, 1: too far or 2: queue full, delay, advised delay, limiter, rule } } }
+--              Requests for which the call would take too long are left out at the end: they come with the next call.
 --              Before an epoch opens nothing is rescheduled or booked. A repeated call is answered again and not carried out twice.
 -- Atomic:      all keys carry one hash tag, so one cluster slot
 -- Expiry:      every key when nothing in it can matter any more, never earlier
@@ -107,8 +108,12 @@ end
 
 -- ---- give back ----
 
+-- How many permits the caller exchanges for others, and has no others for yet.
+local exchanged = 0
+
 for index = 1, #given_back, 3 do
   local slot, permits = given_back[index], given_back[index + 1] * given_back[index + 2]
+  exchanged = exchanged + permits
   QueueOrder.given_back(order, now, give_back(slot, permits) or slot, permits)
 end
 
@@ -205,15 +210,25 @@ local outcomes = {}
 
 if #runs > 0 and not settles then
   local TOO_FAR, QUEUE_FULL = 1, 2
+  -- How much a call does: so many bookings passed one by one, or a part of it in requests with a slot of their own, where each rule
+  -- counts. What it leaves goes with the next one, so that other calls come between.
+  local WORK_MAX, work_of_slot = 400, 0
+  for index = 1, limiters do work_of_slot = work_of_slot + 4 * #states[index].rules end
+  -- Permits that the caller exchanges are booked at once, unless that takes far too long: others may take those that are left.
+  local function has_done_enough()
+    return #outcomes > 0 and work.done >= (exchanged > 0 and 2 * WORK_MAX or WORK_MAX)
+  end
   local searches, started = searches_from(now), now
   -- The largest cost for which the search has passed by room: a smaller one may be booked before.
   local passed = 0
   for first = 1, #runs, 3 do
+    if has_done_enough() then break end
     local cost, wait_max, left = runs[first], runs[first + 1], runs[first + 2]
     local start = now + min(lead, wait_max)
     if cost < passed or start < started then searches, passed = searches_from(start), 0 end
     started = start
-    while left > 0 do
+    local booked_at
+    while left > 0 and not has_done_enough() do
       local from = max(start, QueueOrder.floor_of(order, cost))
       for limiter = 1, limiters do Search.advance(searches[limiter], from) end
       local at, free, limiter, limit = earliest(searches, cost)
@@ -233,8 +248,13 @@ if #runs > 0 and not settles then
       end
       charge(searches, count * cost)
       if QueueOrder.booked(order, at, count, cost) then passed = max(passed, cost) end
-      outcomes[#outcomes + 1] = { count, at }
-      left = left - count
+      if booked_at == at then
+        outcomes[#outcomes][1] = outcomes[#outcomes][1] + count
+      else
+        outcomes[#outcomes + 1] = { count, at }
+        booked_at = at
+      end
+      left, exchanged, work.done = left - count, exchanged - count * cost, work.done + work_of_slot
     end
   end
 end

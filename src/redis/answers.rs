@@ -79,16 +79,17 @@ pub(super) fn reserve(value: &Value, limiter_refs: &[LimiterRef], call: &Call) -
     let slot = |(count, at)| (count, (at > 0).then_some(Micros(at)));
     answer.rescheduled = row.rescheduled.into_iter().map(slot).collect();
     answer.outcomes = row.outcomes.iter().map(|row| outcome(row)).collect::<Option<_>>()?;
-    is_whole(&answer, call).then_some(answer)
+    is_of(&answer, call).then_some(answer)
 }
 
-/// Returns true if an answer accounts for every permit of the call.
-fn is_whole(answer: &Answer, call: &Call) -> bool {
+/// Returns true if an answer accounts for every rescheduled permit of the call, and for no more requests than it made.
+fn is_of(answer: &Answer, call: &Call) -> bool {
     let total = |mut counts: Box<dyn Iterator<Item = u64> + '_>| counts.try_fold(0, u64::checked_add);
+    let outcomes = total(Box::new(answer.outcomes.iter().map(|(count, _)| *count)));
+    let asked = total(Box::new(call.runs.iter().map(|run| run.count)));
     total(Box::new(answer.rescheduled.iter().map(|(count, _)| *count)))
         == total(Box::new(call.reschedule.iter().map(|holding| holding.count)))
-        && total(Box::new(answer.outcomes.iter().map(|(count, _)| *count)))
-            == total(Box::new(call.runs.iter().map(|run| run.count)))
+        && outcomes.is_some_and(|outcomes| asked.is_none_or(|asked| outcomes <= asked))
 }
 
 fn outcome(row: &[u64]) -> Option<(u64, Outcome)> {

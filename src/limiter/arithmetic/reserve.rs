@@ -242,6 +242,7 @@ fn book_runs(
             passed = 0;
         }
         let mut left = run.count;
+        let first = outcomes.len();
         while left > 0 {
             let floor = order.floor(run.cost).max(start);
             searches.iter_mut().for_each(|search| search.advance(floor));
@@ -264,7 +265,10 @@ fn book_runs(
             if order.booked(found.at, count, run.cost) {
                 passed = passed.max(run.cost);
             }
-            outcomes.push((count, Outcome::Booked(found.at)));
+            match outcomes[first..].last_mut() {
+                Some((more, Outcome::Booked(at))) if *at == found.at => *more += count,
+                _ => outcomes.push((count, Outcome::Booked(found.at))),
+            }
             left -= count;
         }
     }

@@ -104,7 +104,8 @@ pub struct Answer {
     pub freed: Option<Freed>,
     /// The new slots of the rescheduled holdings, in order, as counts; `None`: no slot within the wait.
     pub rescheduled: Vec<(u64, Option<Micros>)>,
-    /// The results of the requests, in order, as counts.
+    /// The results of the requests, in order, as counts. A store that would be kept from others for too long leaves the last ones
+    /// without: they come again with the next call.
     pub outcomes: Vec<(u64, Outcome)>,
 }
 

@@ -147,7 +147,9 @@ impl Worker {
     ) -> Option<Micros> {
         let mut first: Option<Micros> = None;
         for (cost, count) in replace {
+            let mut left = count;
             for outcome in outcomes.each.by_ref().take(count) {
+                left -= 1;
                 match outcome {
                     Outcome::Booked(at) => {
                         first = Some(first.map_or(at, |first| first.min(at)));
@@ -160,6 +162,9 @@ impl Worker {
                         self.refuse_without_slot(cost, &refusal, out);
                     }
                 }
+            }
+            if left > 0 {
+                *self.owed.replace.entry(cost).or_default() += left;
             }
         }
         self.settle_arrivals(arrivals, outcomes, around, out);
@@ -178,10 +183,14 @@ impl Worker {
         // The budget belongs to the first refusal. Each other one is only used for the requests of this call.
         let (mut first, mut latest): (Option<Box<RefusalCache>>, Option<Box<RefusalCache>>) = (None, None);
         let mut refused = 0;
-        for arrival in arrivals {
-            match outcomes.each.next() {
-                Some(Outcome::Booked(at)) => self.join(arrival, slot(at, outcomes.source, around), out),
-                Some(outcome @ (Outcome::TooFar(away) | Outcome::Full(away))) => {
+        let mut arrivals = arrivals.into_iter();
+        while arrivals.len() > 0
+            && let Some(outcome) = outcomes.each.next()
+            && let Some(arrival) = arrivals.next()
+        {
+            match outcome {
+                Outcome::Booked(at) => self.join(arrival, slot(at, outcomes.source, around), out),
+                Outcome::TooFar(away) | Outcome::Full(away) => {
                     let cost = arrival.cost;
                     if !latest.as_ref().is_some_and(|latest| latest.is_of(cost, &away, store_now)) {
                         first = first.or(latest);
@@ -195,9 +204,9 @@ impl Worker {
                     let refusal = in_pause(refusal, self.pause.now.as_ref(), arrival.deadline);
                     out.push(Action::Refuse(arrival.asker, cost, refusal));
                 }
-                None => out.push(Action::Refuse(arrival.asker, arrival.cost, self.store_unavailable())),
             }
         }
+        self.put_back(arrivals.collect());
         if matches!(outcomes.source, Source::Store(_)) && refused > 0 {
             out.push(Action::CountRefused(refused));
             let cache = first.or(latest).filter(|_| self.owed.give_back.is_empty());

@@ -24,18 +24,19 @@ const BATCH_PART: usize = 8;
 /// The time in which the limits grant as much as one call books at least.
 const BATCH_TIME: Micros = Micros::from_millis(50);
 
-/// The most slots in one call that a change has moved. Each may be an instant of its own in every limiter, far among thousands of others.
-const MOVED_MAX: usize = 200;
+/// The most slots in one call that are given back, or that a change has moved, under one limit; under several the part of each. Each slot
+/// may be an instant of its own in every limiter, far among thousands of others, and a server does nothing else meanwhile. A cost queue is
+/// booked anew up to there. The later slots of a longer one stay, and up to a window is lost between the two parts.
+const SLOTS_MAX: usize = 120;
+
+/// So many slots go with one call in any case.
+const SLOTS_LEAST: usize = 2 * TRADE_MAX;
 
 /// Requests whose waits differ by less go into one run, with the shortest of their waits.
 const RUN_SPREAD: Micros = Micros::from_millis(1);
 
 /// Slots that are due sooner are about to be used, and are neither booked anew nor traded.
 const REBOOK_MARGIN: Micros = Micros::from_millis(20);
-
-/// The most instants at which slots are given back in one call. A cost queue is booked anew up to there. The later slots of a
-/// longer one stay, and up to a window is lost between the two parts.
-const GIVE_BACK_MAX: usize = 4000;
 
 /// The interval at which the store is asked while no slot is near.
 const FAR_INTERVAL: Micros = Micros::from_millis(2000);
@@ -120,9 +121,10 @@ impl Worker {
         {
             return;
         }
+        let slots_max = self.slots_max();
         for cost in std::mem::take(&mut self.owed.rebook) {
             let Some(cost_queue) = self.cost_queues.get_mut(&cost) else { continue };
-            let mut space = GIVE_BACK_MAX.saturating_sub(self.owed.give_back.len());
+            let mut space = slots_max.saturating_sub(self.owed.give_back.len());
             let mut last = None;
             let slots = cost_queue.take_stored(|slot| {
                 // Slots of one instant are given back as one.
@@ -175,7 +177,7 @@ impl Worker {
     /// A few at a time, so that replicas share the freed permits. Only slots of one cost, and with nothing else to replace, so
     /// that no other request takes the slots given back. The store does both in one call, so a trade loses nothing.
     fn trade(&mut self, now: Moment, out: &mut Vec<Action>) -> Option<Micros> {
-        let fits = self.owed.give_back.len() < BATCH_MAX - TRADE_MAX
+        let fits = self.owed.give_back.len() < self.slots_max() - TRADE_MAX
             && self.owed.give_back.iter().all(|(_, generations)| *generations == self.owed.generations);
         if !self.owed.replace.is_empty() || !fits || !self.can_trade(now) {
             return None;
@@ -209,7 +211,7 @@ impl Worker {
             None => self.owed.generations.clone(),
         };
         let give_back = self.take_give_back(&generations);
-        let fits = self.owed.reschedule.len().min(MOVED_MAX);
+        let fits = self.owed.reschedule.len().min(self.slots_max());
         let reschedule: Vec<_> = self.owed.reschedule.drain(..fits).collect();
         let replace: Vec<_> = std::mem::take(&mut self.owed.replace).into_iter().collect();
         let arrivals: Vec<_> = self.arrivals.list.drain(..self.batch()).collect();
@@ -260,10 +262,16 @@ impl Worker {
         in_time.max(BATCH_LEAST).max(waiting / BATCH_PART).min(BATCH_MAX).min(waiting)
     }
 
+    /// Returns how many slots one call gives back or moves at most.
+    fn slots_max(&self) -> usize {
+        let limits: usize = self.limits.refs.iter().map(|limiter| limiter.rules.len()).sum();
+        (SLOTS_MAX / limits.max(1)).max(SLOTS_LEAST)
+    }
+
     /// Takes the slots to give back that were booked under these generations; others go with the next call.
     fn take_give_back(&mut self, generations: &Generations) -> Vec<Holding> {
-        let mut taken = Vec::new();
-        while taken.len() < GIVE_BACK_MAX
+        let (mut taken, slots_max) = (Vec::new(), self.slots_max());
+        while taken.len() < slots_max
             && let Some((holding, _)) = self.owed.give_back.pop_front_if(|(_, of)| of == generations)
         {
             taken.push(holding);

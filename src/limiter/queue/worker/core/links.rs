@@ -78,7 +78,12 @@ impl Worker {
         for (cost, count) in rescheduled.chain(sent.replace) {
             *self.owed.replace.entry(cost).or_default() += count;
         }
-        for arrival in sent.arrivals.into_iter().rev().filter(Arrival::is_waited_for) {
+        self.put_back(sent.arrivals);
+    }
+
+    /// Puts back requests for which a call has booked nothing, in front of those that came later.
+    pub(super) fn put_back(&mut self, arrivals: Vec<Arrival>) {
+        for arrival in arrivals.into_iter().rev().filter(Arrival::is_waited_for) {
             self.arrivals.list.push_front(arrival);
         }
     }

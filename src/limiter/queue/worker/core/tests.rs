@@ -220,6 +220,24 @@ fn a_failed_call_is_made_again_and_then_the_policy_decides() {
 }
 
 #[test]
+fn requests_that_an_answer_leaves_out_are_asked_for_again_in_their_order() {
+    let mut core = Driven::new(OnStoreFailure::Reject);
+    let arrivals: Vec<_> = (0..5).map(|request| arrival(request, START, 9000)).collect();
+    core.on(START, arrivals);
+    let actions =
+        core.on(after(1), vec![arrival(5, after(1), 9000), booked(after(1), &[shown(after(500)); 2])]);
+    assert_eq!(refusal(&actions), None);
+    let asked = actions.iter().find_map(|action| match action {
+        Action::Book(call) => Some(call.runs.iter().map(|run| run.count).sum::<u64>()),
+        _ => None,
+    });
+    assert_eq!(asked, Some(4), "three that were left out, and the one that came meanwhile");
+    let sent = core.0.calls.under_way.as_ref().unwrap();
+    let order: Vec<_> = sent.arrivals.iter().map(|arrival| arrival.asker).collect();
+    assert_eq!(order, [2, 3, 4, 5].map(|request| Asker::Request(RequestId(request))));
+}
+
+#[test]
 fn no_more_wait_for_the_end_of_a_pause_than_may_where_all_are_let_through() {
     let mut core = Driven::new(OnStoreFailure::Allow);
     let limits = Limits { max_waiting: 2, ..limits(10, 1, OnStoreFailure::Allow) };

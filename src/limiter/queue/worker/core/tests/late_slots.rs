@@ -5,7 +5,7 @@ use super::{
     booked, booked_locally, is_booking, is_granted, locally_booked, refusal, shown,
 };
 use crate::clock::Micros;
-use crate::limiter::model::Permits;
+use crate::limiter::model::{Call, Permits};
 use crate::limiter::queue::cost_queue::DEADLINE_SLACK;
 use crate::limiter::queue::request::{Asker, Holder};
 use crate::limiter::queue::slot::{Slot, Source};
@@ -141,4 +141,32 @@ fn a_request_that_comes_back_displaces_the_last_that_came() {
     });
     assert_eq!(full, Some(RequestId(1)), "{actions:?}");
     assert_eq!(core.0.waiting(), 1);
+}
+
+/// Returns the call that is made, if any.
+fn call_of(actions: &[Action]) -> Option<&Call> {
+    actions.iter().find_map(|action| if let Action::Book(call) = action { Some(&**call) } else { None })
+}
+
+#[test]
+fn a_late_slot_books_no_more_of_a_long_queue_anew_than_a_call_may_move() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    let mut actions = core.on(START, (0..400).map(|request| arrival(request, START, 90_000)).collect());
+    let mut slot = 1000;
+    while let Some(call) = call_of(&actions) {
+        let count = usize::try_from(call.runs.iter().map(|run| run.count).sum::<u64>()).unwrap();
+        let slots: Vec<_> = (0..count as u64).map(|index| shown(after(slot + 100 * index))).collect();
+        slot += 100 * count as u64;
+        actions = core.on(START, vec![booked(START, &slots)]);
+    }
+    assert_eq!(slot, 1000 + 400 * 100);
+    // The answer at a heartbeat keeps the slots usable.
+    core.on(after(960), Vec::new());
+    core.on(after(961), vec![booked(after(961), &[])]);
+    let actions = core.on(after(1040), Vec::new());
+    let call = call_of(&actions).unwrap();
+    let wanted: u64 = call.runs.iter().map(|run| run.count).sum();
+    assert_eq!((call.give_back.len(), wanted), (120, 120), "{call:?}");
+    assert!(call.give_back.is_sorted_by_key(|holding| holding.slot));
+    assert_eq!(call.give_back[0].slot, shown(after(1000)));
 }
