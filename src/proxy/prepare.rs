@@ -13,7 +13,7 @@ use crate::limiter::PreparedLimiters;
 use crate::proxy::error::ProxyBuildError;
 use crate::proxy::listen::tls::Acceptor;
 use crate::proxy::net::certificates::read;
-use crate::proxy::route::table::{NO_ROUTE, Route, Table};
+use crate::proxy::route::table::{NO_ROUTE, Route, Table, no_trailers};
 use crate::proxy::upstream::key::{Key, Reach};
 use crate::proxy::upstream::upstream::Upstream;
 use crate::telemetry::Metrics;
@@ -68,7 +68,8 @@ impl Builder {
         let limiter_set = limiters.limiter_set(&names);
         let limiter_set = limiter_set
             .map_err(|source| ProxyBuildError::Limiters { route: Arc::clone(&rule.name), source })?;
-        Ok(Route { rule: rule.clone(), upstream, limiter_set, metrics: self.metrics.route(&rule.name) })
+        let (metrics, no_trailers) = (self.metrics.route(&rule.name), no_trailers(rule));
+        Ok(Route { rule: rule.clone(), upstream, limiter_set, no_trailers, metrics })
     }
 }
 

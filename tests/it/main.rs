@@ -11,6 +11,7 @@ mod support;
 
 mod access_log;
 mod algorithms;
+mod ambiguity;
 mod bad_input;
 mod browser;
 mod capacity;

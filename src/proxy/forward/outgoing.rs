@@ -117,8 +117,8 @@ impl Outgoing {
         };
         let idle_timeout = plan.route.upstream.settings().timeouts.idle;
         let retry = plan.route.rule.retry.as_ref().filter(|_| self.keeps_copy);
-        let (body, upload) =
-            RequestBody::new(incoming, idle_timeout, retry.map(|retry| retry.body_bytes_max));
+        let kept_max = retry.map(|retry| retry.body_bytes_max);
+        let (body, upload) = RequestBody::new(incoming, idle_timeout, kept_max, &plan.route.no_trailers);
         self.upload = upload;
         body
     }

@@ -9,10 +9,12 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::HeaderName;
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::timeout;
 
+use super::headers;
 use super::idle_timer::{BodyError, IdleTimer};
 use super::upload::{Upload, UploadState};
 
@@ -38,6 +40,8 @@ pub(crate) struct Streaming {
     held: Option<Frame<Bytes>>,
     timer: IdleTimer,
     upload: Arc<Upload>,
+    /// The names that are removed from the trailers.
+    no_trailers: Arc<[HeaderName]>,
 }
 
 /// The result of polling a body.
@@ -91,18 +95,20 @@ impl Streaming {
 
 impl RequestBody {
     /// Wraps the client's body, with the longest time between two pieces. Returns a view of it as well, unless it is empty. Up to
-    /// `kept_max` bytes are copied for another attempt.
+    /// `kept_max` bytes are copied for another attempt. Trailers named in `no_trailers` are removed.
     pub(crate) fn new(
         incoming: Incoming,
         idle_timeout: Duration,
         kept_max: Option<usize>,
+        no_trailers: &Arc<[HeaderName]>,
     ) -> (RequestBody, Option<Arc<Upload>>) {
         if http_body::Body::is_end_stream(&incoming) {
             return (RequestBody::Kept(None), None);
         }
         let upload = Arc::new(Upload::new(kept_max));
         let timer = IdleTimer::new(idle_timeout);
-        let streaming = Streaming { incoming, held: None, timer, upload: Arc::clone(&upload) };
+        let (view, no_trailers) = (Arc::clone(&upload), Arc::clone(no_trailers));
+        let streaming = Streaming { incoming, held: None, timer, upload: view, no_trailers };
         (RequestBody::Streaming(Box::new(streaming)), Some(upload))
     }
 }
@@ -120,7 +126,12 @@ impl http_body::Body for RequestBody {
             RequestBody::Kept(bytes) => return Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
         };
         let frame = body.poll_incoming(context);
-        let frame = ready!(body.timer.poll_frame(frame, context));
+        let mut frame = ready!(body.timer.poll_frame(frame, context));
+        if let Some(Ok(frame)) = &mut frame
+            && let Some(trailers) = frame.trailers_mut()
+        {
+            headers::remove_variables(trailers, &body.no_trailers);
+        }
         match &frame {
             Some(Ok(frame)) => body.upload.piece(frame, body.is_end_stream()),
             Some(Err(BodyError::Stalled)) => body.upload.set(UploadState::Stalled),

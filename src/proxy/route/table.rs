@@ -4,8 +4,10 @@
 
 use std::sync::Arc;
 
+use http::HeaderName;
+
 use super::router::{Index, Target};
-use crate::config::model::{Clients, Config, Route as Rule, Server};
+use crate::config::model::{Clients, Config, Cost, KeyPart, Route as Rule, Server};
 use crate::limiter::LimiterSet;
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::tls::Acceptor;
@@ -23,8 +25,26 @@ pub(crate) struct Route {
     pub(crate) upstream: Arc<Upstream>,
     /// The limiters that its requests take permits from; without any, requests go at once.
     pub(crate) limiter_set: Option<LimiterSet>,
+    /// The headers that must not come as trailers, because the route reads, sets or removes them.
+    pub(crate) no_trailers: Arc<[HeaderName]>,
     /// The metrics with the route's label.
     pub(crate) metrics: RouteMetrics,
+}
+
+/// Returns the headers of a route that must not come as trailers: a server that merges trailers into the headers would take them
+/// for what selected the limits, or for what the route has set.
+pub(crate) fn no_trailers(rule: &Rule) -> Arc<[HeaderName]> {
+    let keys = rule.limiters.iter().flat_map(|(_, key)| key.iter());
+    let keys = keys.filter_map(|part| match part {
+        KeyPart::Header(name) => Some(name),
+        _ => None,
+    });
+    let cost = match &rule.cost {
+        Cost::Header { name, .. } => Some(name),
+        Cost::Fixed(_) => None,
+    };
+    let pairs = rule.matches.headers.iter().chain(&rule.set_headers).map(|(name, _)| name);
+    keys.chain(cost).chain(pairs).chain(&rule.remove_headers).cloned().collect()
 }
 
 /// All routes of one configuration, and its settings for connections and clients.
