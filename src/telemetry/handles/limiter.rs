@@ -35,6 +35,7 @@ pub(in crate::telemetry) struct LimiterShared {
     lateness: Histogram,
     waiting: IntGauge,
     paused: IntGauge,
+    ready: IntGauge,
     external_usage: IntCounter,
     /// The gauge of each limit's available permits, in the limiter's order.
     available: Vec<IntGauge>,
@@ -62,6 +63,7 @@ impl LimiterShared {
             lateness: families.slot_lateness_seconds.with_label_values(&[name]),
             waiting: families.queue_waiting.with_label_values(&[name]),
             paused: families.limiter_paused.with_label_values(&[name]),
+            ready: families.limiter_ready.with_label_values(&[name]),
             external_usage: families.limiter_external_usage_permits_total.with_label_values(&[name]),
             available: limits.iter().map(|(label, _)| available(label)).collect(),
         }
@@ -129,6 +131,11 @@ impl LimiterMetrics {
     /// Sets whether the limiter is paused.
     pub fn set_paused(&self, is_paused: bool) {
         self.shared.paused.set(i64::from(is_paused));
+    }
+
+    /// Sets whether the limiter can serve.
+    pub fn set_ready(&self, is_ready: bool) {
+        self.shared.ready.set(i64::from(is_ready));
     }
 
     /// Counts permits charged for external usage.
