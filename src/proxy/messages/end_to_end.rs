@@ -5,12 +5,21 @@
 
 use std::borrow::Cow;
 
-use http::header::{CONNECTION, COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
+use http::header::{
+    CONNECTION, COOKIE, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::header_flags::HeaderFlags;
-use super::headers::OTHER_HOP_BY_HOP;
 use crate::proxy::error::ProxyError;
+
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+
+/// Headers that end with a connection even if `Connection` does not name them (RFC 9110, 7.6.1), beside `Connection`, `TE`,
+/// `Transfer-Encoding` and `Upgrade`. `Trailer` passes, because trailers do.
+pub(crate) const OTHER_HOP_BY_HOP: [HeaderName; 4] =
+    [KEEP_ALIVE, PROXY_CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION];
 
 /// A client's headers without those that end with its connection.
 pub(crate) struct EndToEnd<'a> {

@@ -4,31 +4,21 @@
 
 use std::net::IpAddr;
 
-use http::header::{
-    CONNECTION, CONTENT_LENGTH, FORWARDED, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
-    TRANSFER_ENCODING, UPGRADE, VIA,
-};
+use http::header::{CONNECTION, CONTENT_LENGTH, FORWARDED, HOST, TE, TRANSFER_ENCODING, UPGRADE, VIA};
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, Version};
 
-use super::end_to_end;
+use super::end_to_end::{self, OTHER_HOP_BY_HOP};
 use super::header_flags::{HeaderFlags, OWN_PREFIX};
 use super::request_head::{PSEUDONYM, lists};
 use crate::config::model::Route as Rule;
 
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 /// The addresses of the proxies and the client that a request has passed.
 pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// The scheme that a proxy was called by.
 pub(crate) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 /// The host that a proxy was asked for.
 pub(crate) const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-
-/// Headers that end with a connection even if `Connection` does not name them (RFC 9110, 7.6.1), beside `Connection`, `TE`,
-/// `Transfer-Encoding` and `Upgrade`. `Trailer` passes, because trailers do.
-pub(crate) const OTHER_HOP_BY_HOP: [HeaderName; 4] =
-    [KEEP_ALIVE, PROXY_CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION];
 
 /// The client's side of a request, for the headers that describe it.
 pub(crate) struct Origin<'a> {
