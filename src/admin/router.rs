@@ -132,7 +132,7 @@ async fn answer(
         Endpoint::Page => events::page(),
         Endpoint::Events => events::events(state),
         Endpoint::Alive => health::alive(),
-        Endpoint::Ready => health::ready(*state.draining.borrow(), state.limiters.ready()),
+        Endpoint::Ready => health::ready(state, request.uri.query()),
         Endpoint::Metrics => {
             state.limiters.refresh_metrics();
             metrics::render(&state.metrics)

@@ -132,14 +132,26 @@ pub async fn health(remote: Remote) -> Result<ExitCode, RemoteError> {
     let response = remote.fetch(Method::GET, "/readyz", "").await?;
     let is_ready = response.status().is_success();
     let body = String::from_utf8_lossy(response.body());
-    let words = body.trim_end();
     let mut output = std::io::stdout().lock();
     if remote.json {
-        writeln!(output, "{:#}", serde_json::json!({ "ready": is_ready, "detail": words }))?;
+        writeln!(output, "{}", body.trim_end())?;
     } else {
-        writeln!(output, "{words}")?;
+        writeln!(output, "{}", if is_ready { "ready" } else { "not ready" })?;
+        for line in reasons(&serde_json::from_str(&body).unwrap_or_default()) {
+            writeln!(output, "{line}")?;
+        }
     }
     Ok(if is_ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Returns a line for each reason that the answer of `/readyz` names.
+fn reasons(answer: &Value) -> Vec<String> {
+    let draining = answer["draining"].as_bool().filter(|draining| *draining).map(|_| "draining".to_owned());
+    let limiters = answer["cannot_serve"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let limiters = limiters.iter().filter_map(|limiter| {
+        Some(format!("limiter {}: {}", limiter["limiter"].as_str()?, limiter["because"].as_str()?))
+    });
+    draining.into_iter().chain(limiters).collect()
 }
 
 fn path_of(which: &Which, action: &str) -> String {

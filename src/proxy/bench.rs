@@ -11,6 +11,7 @@ use http::{HeaderMap, Request, Uri};
 
 use super::Proxy;
 use super::error::ProxyError;
+use super::messages::end_to_end::EndToEnd;
 use super::messages::header_flags::HeaderFlags;
 use super::messages::headers::{self, Origin};
 use super::messages::request_head;
@@ -34,7 +35,9 @@ impl Routes {
     pub fn find<B>(&self, request: &Request<B>) -> Option<Found<'_>> {
         let authority = request_head::authority(request).ok()?;
         let host = &*request_head::host(authority.as_ref());
-        let (uri, method, headers) = (request.uri(), request.method(), request.headers());
+        let (uri, method, flags) = (request.uri(), request.method(), HeaderFlags::of(request.headers()));
+        let upgrades = request_head::upgrade(request, flags).is_some();
+        let headers = &EndToEnd::new(request.headers(), flags, upgrades);
         let found = self.0.route(Target { host, path: uri.path(), method, headers });
         found.ok().map(|route| Found(route))
     }

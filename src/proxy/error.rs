@@ -29,6 +29,14 @@ pub(crate) enum ProxyError {
         /// The largest cost allowed.
         max: Permits,
     },
+    /// A header or a parameter that selects the route, the partition or the cost can be read in more than one way.
+    #[error("the {kind} {name} selects a limit, so it must be given once and in one form")]
+    Ambiguous {
+        /// What it is: a header, for example.
+        kind: &'static str,
+        /// Its name, or its position.
+        name: Box<str>,
+    },
     /// A reverse proxy does not forward this method.
     #[error("{0}")]
     MethodNotAllowed(&'static str),

@@ -7,6 +7,7 @@ use http::header::{AUTHORIZATION, HOST};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Version};
 use ipnet::IpNet;
 
+use super::messages::end_to_end::EndToEnd;
 use super::messages::header_flags::HeaderFlags;
 use super::messages::patience::ClientPatience;
 use super::messages::quota::{self, Quota};
@@ -113,7 +114,7 @@ fn read(request: &Request<()>) {
     }
     if let Some(max) = Permits::new(50) {
         let cost = Cost::Header { name: AUTHORIZATION, default: Permits::ONE, max };
-        if let Ok(cost) = request_head::cost(headers, &cost) {
+        if let Ok(cost) = request_head::cost(&EndToEnd::new(headers, flags, false), &cost) {
             assert!(cost <= max, "no more than may be named");
         }
     }

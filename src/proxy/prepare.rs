@@ -14,7 +14,7 @@ use crate::proxy::error::ProxyBuildError;
 use crate::proxy::listen::tls::Acceptor;
 use crate::proxy::net::certificates::read;
 use crate::proxy::route::retry_budget::RetryBudget;
-use crate::proxy::route::table::{NO_ROUTE, Route, Table};
+use crate::proxy::route::table::{NO_ROUTE, Route, Table, no_trailers};
 use crate::proxy::upstream::key::{Key, Reach};
 use crate::proxy::upstream::upstream::Upstream;
 use crate::telemetry::Metrics;
@@ -69,8 +69,9 @@ impl Builder {
         let limiter_set = limiters.limiter_set(&names);
         let limiter_set = limiter_set
             .map_err(|source| ProxyBuildError::Limiters { route: Arc::clone(&rule.name), source })?;
-        let (retry_budget, metrics) = (RetryBudget::default(), self.metrics.route(&rule.name));
-        Ok(Route { rule: rule.clone(), upstream, limiter_set, retry_budget, metrics })
+        let (retry_budget, no_trailers) = (RetryBudget::default(), no_trailers(rule));
+        let metrics = self.metrics.route(&rule.name);
+        Ok(Route { rule: rule.clone(), upstream, limiter_set, retry_budget, no_trailers, metrics })
     }
 }
 

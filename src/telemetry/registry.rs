@@ -119,7 +119,12 @@ impl Metrics {
         for histograms in [&families.queue_wait_seconds, &families.slot_lateness_seconds] {
             forget(histograms, gone);
         }
-        for gauges in [&families.queue_waiting, &families.queue_capacity, &families.limiter_paused] {
+        for gauges in [
+            &families.queue_waiting,
+            &families.queue_capacity,
+            &families.limiter_paused,
+            &families.limiter_ready,
+        ] {
             forget(gauges, gone);
         }
         for gauges in [&families.limiter_limit_permits, &families.limiter_available_permits] {
@@ -214,7 +219,7 @@ mod tests {
         let text = metrics.render();
         let named = "requests_total request_duration_seconds upstream_duration_seconds upstream_rejections_total \
             permits_total queue_wait_seconds queue_waiting queue_capacity slot_lateness_seconds \
-            limiter_limit_permits limiter_available_permits limiter_paused store_calls_total \
+            limiter_limit_permits limiter_available_permits limiter_paused limiter_ready store_calls_total \
             store_call_duration_seconds store_batch_size store_up config_reloads_total \
             config_last_reload_successful config_last_success_timestamp_seconds log_lines_dropped_total build_info tasks";
         for name in named.split_whitespace() {

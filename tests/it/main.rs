@@ -11,6 +11,7 @@ mod support;
 
 mod access_log;
 mod algorithms;
+mod ambiguity;
 mod audit;
 mod bad_input;
 mod browser;

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::support::{
-    PATIENCE, RedisOptions, RedisServer, Request, Upstream, Weir, client, closed_port, eventually, lane,
-    one_limiter,
+    PATIENCE, RedisOptions, RedisServer, Request, Upstream, Weir, client, closed_port, configuration,
+    eventually, lane, one_limiter,
 };
 
 const LIMITER: &str = "{limits: [4/1h]}";
@@ -156,6 +156,39 @@ async fn without_redis_at_the_start_policy_reject_refuses() {
     assert_eq!(upstream.count(), 0);
     assert_eq!(weir.ask("/readyz").await.status, 503);
     assert_eq!(weir.ask("/healthz").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_replica_is_ready_while_it_can_serve_some_route() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let store = format!("{{redis: {{url: \"redis://127.0.0.1:{}\"}}}}", closed_port());
+    let limiters =
+        [("strict", "{limits: [10/1h], on_store_failure: reject}"), ("loose", "{limits: [100000/1h]}")];
+    let routes = [("path: /strict", "limiter: strict"), ("path: /loose", "limiter: loose")];
+    let weir = Weir::start(&configuration(&store, &limiters, &routes, &upstream)).await;
+    eventually("its store is away", PATIENCE, async || {
+        assert_eq!(weir.get("/loose").await.status, 200);
+        weir.metrics().await.sum("weir_limiter_ready", &[("limiter", "strict")]) == 0.0
+    })
+    .await;
+    assert_eq!(weir.get("/strict").await.status, 503);
+    assert_eq!(weir.metrics().await.sum("weir_limiter_ready", &[("limiter", "loose")]), 1.0);
+    let cannot_serve = serde_json::json!([{"limiter": "strict", "because": "store_unavailable"}]);
+    for (target, status) in [
+        ("/readyz", 200),
+        ("/readyz?limiter=loose", 200),
+        ("/readyz?limiter=strict", 503),
+        ("/readyz?limiter=loose&limiter=strict", 503),
+        ("/readyz?limiter=none", 404),
+    ] {
+        let answer = weir.ask(target).await;
+        assert_eq!(answer.status, status, "{target}: {}", answer.text());
+        if status != 404 {
+            let told = answer.json();
+            assert_eq!((&told["ready"], &told["cannot_serve"]), (&(status == 200).into(), &cannot_serve));
+        }
+    }
 }
 
 #[tokio::test]

@@ -20,6 +20,7 @@ const METRICS: &[(&str, &str, &[&str])] = &[
     ("weir_limiter_limit_permits", "gauge", &["limiter", "limit"]),
     ("weir_limiter_available_permits", "gauge", &["limiter", "limit"]),
     ("weir_limiter_paused", "gauge", &["limiter"]),
+    ("weir_limiter_ready", "gauge", &["limiter"]),
     ("weir_limiter_external_usage_permits_total", "counter", &["limiter"]),
     ("weir_store_calls_total", "counter", &["op", "result"]),
     ("weir_store_call_duration_seconds", "histogram", &["op"]),

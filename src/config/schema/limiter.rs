@@ -29,8 +29,8 @@ pub(crate) struct Limiter {
     pub(crate) queue: Option<OffOr<Queue>>,
     /// The parts of a request that select its partition; each partition has the limits for itself. A part is
     /// `header:NAME`, `query:NAME`, `host`, `path:N` (a segment of the decoded path, from 0), `client_ip` or `client` (with
-    /// `clients`). All lines of a repeated header are used, and the first of a repeated query parameter. Requests without
-    /// the value have a partition of their own.
+    /// `clients`). A request in which a part can be read in more than one way, such as a repeated header or parameter, gets
+    /// 400. Requests without the value have a partition of their own.
     #[schemars(extend("minItems" = 1, "maxItems" = 16, "examples" = [["header:x-corp-id"], ["client", "path:1"]]))]
     pub(crate) key: Option<Vec<String>>,
     /// The most partitions at once in each replica, 1 to 10000000; only with `key`. Default `100000`.

@@ -13,7 +13,7 @@ use arc_swap::{ArcSwap, Guard};
 use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::{Limiter, LimiterName, Partition, Refusal};
+use crate::limiter::model::{Limiter, LimiterName, OnStoreFailure, Partition, Refusal};
 use crate::limiter::queue::limiter_pauses::LimiterPauses;
 use crate::limiter::recovery::session::StoreSession;
 use crate::telemetry::LimiterMetrics;
@@ -165,9 +165,17 @@ impl ActiveLimiter {
         self.metrics().refused(cost);
     }
 
-    /// Sets the metric of whether the limiter is paused.
+    /// Sets the metrics of whether the limiter is paused, and whether it can serve.
     pub(in crate::limiter) fn refresh_metrics(&self) {
         self.metrics().set_paused(self.pauses.is_paused());
+        self.metrics().set_ready(self.can_serve());
+    }
+
+    /// Returns whether requests get anything but a refusal: false while the store is away and the limiter rejects without it.
+    pub(in crate::limiter) fn can_serve(&self) -> bool {
+        let limiter = self.limiter();
+        let needs_store = limiter.on_store_failure == OnStoreFailure::Reject && !limiter.is_shadow();
+        !needs_store || self.session.store.is_up()
     }
 
     /// Shows the available permits of the tightest partition seen recently. The partition shown gives way to one with as few

@@ -11,7 +11,7 @@ use tracing::{debug, info};
 use crate::clock::Clock;
 use crate::entropy::Entropy;
 use crate::limiter::model::{
-    Cause, Limiter, LimiterName, OnStoreFailure, Partition, PauseStretch, Reason, Replica, replica_name,
+    Cause, Limiter, LimiterName, Partition, PauseStretch, Reason, Replica, replica_name,
 };
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::worker::settle_pauses;
@@ -182,13 +182,10 @@ impl Limiters {
         self.in_force.sessions.overall.store.is_up()
     }
 
-    /// Returns whether every limiter can serve: false while the store is away and a limiter rejects without it.
-    pub fn ready(&self) -> bool {
-        let rejects = |active: &Arc<ActiveLimiter>| {
-            let limiter = active.limiter();
-            limiter.on_store_failure == OnStoreFailure::Reject && !limiter.is_shadow()
-        };
-        !self.active_limiters().iter().any(|active| rejects(active) && !active.session.store.is_up())
+    /// Returns whether each limiter can serve, by name: one that rejects without its store cannot while that is away.
+    pub fn readiness(&self) -> Vec<(LimiterName, bool)> {
+        let active = self.active_limiters();
+        active.iter().map(|active| (active.name.clone(), active.can_serve())).collect()
     }
 
     /// Passes announcements of other replicas on to the queues. Ends when the store has none any more.

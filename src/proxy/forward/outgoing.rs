@@ -113,7 +113,8 @@ impl Outgoing {
         let kept_max = retry.map_or(STALE_BODY_BYTES_MAX, |retry| retry.body_bytes_max);
         let length = http_body::Body::size_hint(&incoming).lower();
         let kept_max = Some(kept_max).filter(|max| keeps_copy && length <= *max as u64);
-        let (body, upload) = RequestBody::new(incoming, idle_timeout, kept_max, &client.unread);
+        let no_trailers = &plan.route.no_trailers;
+        let (body, upload) = RequestBody::new(incoming, idle_timeout, kept_max, &client.unread, no_trailers);
         self.upload = upload;
         body
     }

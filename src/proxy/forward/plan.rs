@@ -13,6 +13,7 @@ use crate::config::model::Http2;
 use crate::limiter::{Demand, Partition};
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::Client;
+use crate::proxy::messages::end_to_end::EndToEnd;
 use crate::proxy::messages::header_flags::HeaderFlags;
 use crate::proxy::messages::patience::ClientPatience;
 use crate::proxy::messages::request_head;
@@ -64,7 +65,10 @@ impl Plan {
         let authority = request_head::authority(request)?;
         let (uri, headers) = (request.uri(), request.headers());
         let host = &*request_head::host(authority.as_ref());
-        let found = table.route(Target { host, path: uri.path(), method: request.method(), headers });
+        let upgrade = request_head::upgrade(request, flags);
+        // What selects a route, a partition or a cost is what the client sends to the upstream, before the route changes any of it.
+        let read = &EndToEnd::new(headers, flags, upgrade.is_some());
+        let found = table.route(Target { host, path: uri.path(), method: request.method(), headers: read });
         let rule = found.as_ref().ok().map(|route| &route.rule);
         let caller = caller::identify(table.clients(), headers, &client.names, rule)?;
         record.caller.name = caller.name.clone();
@@ -75,12 +79,10 @@ impl Plan {
         let answer_time = || route.upstream.answer_times().percentile_90();
         let patience = ClientPatience::of(headers, flags, &route.rule.patience, answer_time)?;
         let wait_max = patience.as_ref().map(|patience| patience.wait(answer_time));
-        let demand = Demand { cost: request_head::cost(headers, &route.rule.cost)?, wait_max };
-        // Partitions come from the headers as the client sent them; the upstream gets others.
-        let facts = Facts { headers, uri, host, address, client: caller.name.as_deref() };
-        let partitions = facts.partitions(&route.rule.limiters);
+        let demand = Demand { cost: request_head::cost(read, &route.rule.cost)?, wait_max };
+        let facts = Facts { headers: read, uri, host, address, client: caller.name.as_deref() };
+        let partitions = facts.partitions(&route.rule.limiters)?;
         // HTTP/2 cannot switch protocols, so the request goes on without the wish, as RFC 9110 (7.8) allows.
-        let upgrade = request_head::upgrade(request, flags);
         let upgrade = upgrade.filter(|_| route.rule.upstream.http2 != Http2::PriorKnowledge);
         let (route, token_in_authorization) = (Arc::clone(route), caller.token_in_authorization);
         let version = request.version();

@@ -4,30 +4,21 @@
 
 use std::net::IpAddr;
 
-use http::header::{
-    CONNECTION, CONTENT_LENGTH, FORWARDED, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
-    TRANSFER_ENCODING, UPGRADE, VIA,
-};
+use http::header::{CONNECTION, CONTENT_LENGTH, FORWARDED, HOST, TE, TRANSFER_ENCODING, UPGRADE, VIA};
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, Version};
 
+use super::end_to_end::{self, OTHER_HOP_BY_HOP};
 use super::header_flags::{HeaderFlags, OWN_PREFIX};
 use super::request_head::{PSEUDONYM, lists};
 use crate::config::model::Route as Rule;
 
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 /// The addresses of the proxies and the client that a request has passed.
 pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// The scheme that a proxy was called by.
 pub(crate) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 /// The host that a proxy was asked for.
 pub(crate) const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-
-/// Headers that end with a connection even if `Connection` does not name them (RFC 9110, 7.6.1), beside `Connection`, `TE`,
-/// `Transfer-Encoding` and `Upgrade`. `Trailer` passes, because trailers do.
-const OTHER_HOP_BY_HOP: [HeaderName; 4] =
-    [KEEP_ALIVE, PROXY_CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION];
 
 /// The client's side of a request, for the headers that describe it.
 pub(crate) struct Origin<'a> {
@@ -132,14 +123,7 @@ fn append(headers: &mut HeaderMap, name: HeaderName, element: &str) {
 /// Removes the hop-by-hop headers and every header that `Connection` names.
 pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap, flags: HeaderFlags) {
     if flags.has(HeaderFlags::CONNECTION) {
-        let lines = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
-        let named: Vec<HeaderName> = lines
-            .flat_map(|line| line.split(',').map(str::trim))
-            // The common values name no header.
-            .filter(|name| !name.eq_ignore_ascii_case("keep-alive") && !name.eq_ignore_ascii_case("close"))
-            .filter_map(|name| HeaderName::try_from(name).ok())
-            .collect();
-        named.iter().for_each(|name| drop(headers.remove(name)));
+        end_to_end::nominated(headers).iter().for_each(|name| drop(headers.remove(name)));
         headers.remove(CONNECTION);
     }
     let rest = [
@@ -167,6 +151,15 @@ pub(crate) fn remove_own(headers: &mut HeaderMap, flags: HeaderFlags) {
 /// content (RFC 9110, 6.5.1). They would deceive a receiver that merges trailers into the headers.
 pub(crate) fn remove_misplaced(trailers: &mut HeaderMap) {
     while let Some(name) = trailers.keys().find(|name| is_misplaced(name.as_str())).cloned() {
+        trailers.remove(name);
+    }
+}
+
+/// Removes the trailers of these names, also in a form that some servers take for the same.
+pub(crate) fn remove_variables(trailers: &mut HeaderMap, names: &[HeaderName]) {
+    let is_named =
+        |trailer: &&HeaderName| names.iter().any(|name| end_to_end::is_same_variable(trailer.as_str(), name));
+    while let Some(name) = trailers.keys().find(is_named).cloned() {
         trailers.remove(name);
     }
 }

@@ -10,10 +10,12 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::HeaderName;
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::timeout;
 
+use super::headers;
 use super::idle_timer::{BodyError, IdleTimer};
 use super::upload::{Upload, UploadState};
 use crate::proxy::net::unread::Unread;
@@ -42,6 +44,8 @@ pub(crate) struct Streaming {
     timer: IdleTimer,
     upload: Arc<Upload>,
     unread: Unread,
+    /// The names that are removed from the trailers.
+    no_trailers: Arc<[HeaderName]>,
 }
 
 /// The result of polling a body.
@@ -103,20 +107,23 @@ impl Drop for Streaming {
 
 impl RequestBody {
     /// Wraps the client's body, with the longest time between two pieces. Returns a view of it as well, unless it is empty. Up to
-    /// `kept_max` bytes are copied for another attempt. A body that is dropped before its end sets `unread`.
+    /// `kept_max` bytes are copied for another attempt. Trailers named in `no_trailers` are removed. A body that is dropped before its end
+    /// sets `unread`.
     pub(crate) fn new(
         incoming: Incoming,
         idle_timeout: Duration,
         kept_max: Option<usize>,
         unread: &Unread,
+        no_trailers: &Arc<[HeaderName]>,
     ) -> (RequestBody, Option<Arc<Upload>>) {
         if http_body::Body::is_end_stream(&incoming) {
             return (RequestBody::Kept(None), None);
         }
         let upload = Arc::new(Upload::new(kept_max));
         let timer = IdleTimer::new(idle_timeout);
-        let (held, unread) = (None, unread.clone());
-        let streaming = Streaming { incoming, held, timer, upload: Arc::clone(&upload), unread };
+        let (held, unread, view, no_trailers) =
+            (None, unread.clone(), Arc::clone(&upload), Arc::clone(no_trailers));
+        let streaming = Streaming { incoming, held, timer, upload: view, unread, no_trailers };
         (RequestBody::Streaming(Box::new(streaming)), Some(upload))
     }
 }
@@ -134,7 +141,12 @@ impl http_body::Body for RequestBody {
             RequestBody::Kept(bytes) => return Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
         };
         let frame = body.poll_incoming(context);
-        let frame = ready!(body.timer.poll_frame(frame, context));
+        let mut frame = ready!(body.timer.poll_frame(frame, context));
+        if let Some(Ok(frame)) = &mut frame
+            && let Some(trailers) = frame.trailers_mut()
+        {
+            headers::remove_variables(trailers, &body.no_trailers);
+        }
         match &frame {
             Some(Ok(frame)) => body.upload.piece(frame, body.is_end_stream()),
             Some(Err(BodyError::Stalled)) => body.upload.set(UploadState::Stalled),

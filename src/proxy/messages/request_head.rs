@@ -8,6 +8,7 @@ use http::header::{CONNECTION, CONTENT_TYPE, EXPECT, HOST, TRANSFER_ENCODING, UP
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Version};
 
+use super::end_to_end::{EndToEnd, elements};
 use super::header_flags::HeaderFlags;
 use crate::config::model::Cost;
 use crate::config::units;
@@ -108,14 +109,13 @@ fn normalize_host(authority_host: &str) -> Cow<'_, str> {
 }
 
 /// Returns the cost of a request by the route's rule.
-pub(crate) fn cost(headers: &HeaderMap, rule: &Cost) -> Result<Permits, ProxyError> {
+pub(crate) fn cost(headers: &EndToEnd<'_>, rule: &Cost) -> Result<Permits, ProxyError> {
     let (name, default, max) = match rule {
         Cost::Fixed(cost) => return Ok(*cost),
         Cost::Header { name, default, max } => (name, *default, *max),
     };
-    let mut lines = headers.get_all(name).iter();
-    let Some(line) = lines.next() else { return Ok(default) };
-    let cost = line.to_str().ok().filter(|_| lines.next().is_none()).and_then(units::number);
+    let Some(line) = headers.one(name)? else { return Ok(default) };
+    let cost = std::str::from_utf8(&line).ok().and_then(units::number);
     let cost = cost.and_then(Permits::new).filter(|cost| *cost <= max);
     cost.ok_or_else(|| ProxyError::BadCost { header: name.clone(), max })
 }
@@ -156,10 +156,9 @@ pub(crate) fn upgrade<B>(request: &Request<B>, flags: HeaderFlags) -> Option<Hea
 
 /// Returns whether a comma-separated header has this token on any of its lines.
 pub(crate) fn lists(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
-    let lines = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
-    lines.flat_map(|line| line.split(',')).any(|element| {
-        let element = element.split(';').next().unwrap_or_default();
-        element.trim().eq_ignore_ascii_case(token)
+    elements(headers, name).any(|element| {
+        let element = element.split(|byte| *byte == b';').next().unwrap_or_default();
+        element.trim_ascii().eq_ignore_ascii_case(token.as_bytes())
     })
 }
 

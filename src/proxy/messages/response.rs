@@ -149,9 +149,10 @@ fn verdict(error: &ProxyError) -> Verdict<'_> {
         ProxyError::Refused { refusal, limiter, wait } => {
             return refused(refusal, limiter.as_deref(), wait.as_deref());
         }
-        ProxyError::BadRequest(_) | ProxyError::BadFraming(_) | ProxyError::BadCost { .. } => {
-            (StatusCode::BAD_REQUEST, "bad_request", Refused)
-        }
+        ProxyError::BadRequest(_)
+        | ProxyError::BadFraming(_)
+        | ProxyError::BadCost { .. }
+        | ProxyError::Ambiguous { .. } => (StatusCode::BAD_REQUEST, "bad_request", Refused),
         ProxyError::MethodNotAllowed(_) => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", Refused),
         ProxyError::UnknownClient => (StatusCode::UNAUTHORIZED, "unknown_client", Refused),
         ProxyError::Forbidden(_) => (StatusCode::FORBIDDEN, "forbidden", Refused),

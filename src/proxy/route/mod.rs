@@ -6,6 +6,7 @@ pub(crate) mod caller;
 pub(crate) mod links;
 pub(crate) mod partition;
 pub(crate) mod path;
+pub(crate) mod query;
 pub(crate) mod retry_budget;
 pub(crate) mod rewrite;
 pub(crate) mod router;

@@ -1,4 +1,4 @@
-//! Derives the partition of each limiter from a request: a hash over the values of the limiter's key, as the client sent them.
+//! Derives the partition of each limiter from a request: a hash over the values of the limiter's key, each read in one way only.
 //!
 //! Only the hash leaves this module, so no value can be logged. Knows nothing of limits.
 
@@ -6,19 +6,20 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use http::{HeaderMap, Uri};
-use url::form_urlencoded;
+use http::Uri;
 
 use crate::config::model::KeyPart;
 use crate::limiter::Partition;
 use crate::limiter::model::LimiterName;
-use crate::proxy::route::path;
+use crate::proxy::error::ProxyError;
+use crate::proxy::messages::end_to_end::EndToEnd;
+use crate::proxy::route::{path, query};
 
 /// The parts of a request that a key can name.
 #[derive(Clone, Copy)]
 pub(crate) struct Facts<'a> {
-    /// The headers as the client sent them.
-    pub(crate) headers: &'a HeaderMap,
+    /// The headers that the client sent, without those that end with its connection.
+    pub(crate) headers: &'a EndToEnd<'a>,
     /// The URI as the client sent it.
     pub(crate) uri: &'a Uri,
     /// The host, in lower case, without port; empty if the request names no host.
@@ -31,44 +32,42 @@ pub(crate) struct Facts<'a> {
 
 impl Facts<'_> {
     /// Returns the partition of each limiter, in order; `None` for a limiter without a key.
-    pub(crate) fn partitions(self, limiters: &[(LimiterName, Arc<[KeyPart]>)]) -> Vec<Option<Partition>> {
+    ///
+    /// # Errors
+    /// If a part of a key can be read in more than one way.
+    pub(crate) fn partitions(
+        self,
+        limiters: &[(LimiterName, Arc<[KeyPart]>)],
+    ) -> Result<Vec<Option<Partition>>, ProxyError> {
         let keys = limiters.iter().map(|(_, key)| key);
-        keys.map(|key| (!key.is_empty()).then(|| self.partition(key))).collect()
+        keys.map(|key| (!key.is_empty()).then(|| self.partition(key)).transpose()).collect()
     }
 
-    fn partition(self, key: &[KeyPart]) -> Partition {
-        let values: Vec<_> = key.iter().map(|part| self.value(part)).collect();
-        Partition::of(values.iter().map(Option::as_deref))
+    fn partition(self, key: &[KeyPart]) -> Result<Partition, ProxyError> {
+        let values = key.iter().map(|part| self.value(part)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Partition::of(values.iter().map(Option::as_deref)))
     }
 
-    fn value(&self, part: &KeyPart) -> Option<Cow<'_, [u8]>> {
-        match part {
-            KeyPart::Header(name) => {
-                let mut lines = self.headers.get_all(name).iter().map(|line| line.as_bytes());
-                let first = lines.next()?;
-                // Several lines are joined as RFC 9110 (5.2) reads them.
-                Some(lines.fold(Cow::Borrowed(first), |all, line| Cow::Owned([&all, line].join(&b", "[..]))))
-            }
+    fn value(&self, part: &KeyPart) -> Result<Option<Cow<'_, [u8]>>, ProxyError> {
+        Ok(match part {
+            KeyPart::Header(name) => self.headers.one(name)?,
             KeyPart::Query(name) => {
-                let mut pairs = form_urlencoded::parse(self.uri.query()?.as_bytes());
-                pairs.find(|(key, _)| *key == **name).map(|(_, value)| bytes(value))
+                let query = self.uri.query().unwrap_or_default();
+                query::parameter(query, name)?.map(bytes)
             }
             KeyPart::Host => Some(Cow::Borrowed(self.host.as_bytes())).filter(|host| !host.is_empty()),
-            KeyPart::Path(index) => segment(path::canonical(self.uri.path()), usize::from(*index)),
+            KeyPart::Path(index) => {
+                let segment = path::segment(self.uri.path(), usize::from(*index));
+                segment
+                    .map_err(|path::Ambiguous| ProxyError::Ambiguous {
+                        kind: "path segment",
+                        name: index.to_string().into(),
+                    })?
+                    .map(bytes)
+            }
             KeyPart::ClientIp => Some(Cow::Owned(self.address.to_canonical().to_string().into_bytes())),
             KeyPart::Client => self.client.map(|name| Cow::Borrowed(name.as_bytes())),
-        }
-    }
-}
-
-/// Returns a segment of a path unless it is empty: `/a/` has one segment.
-fn segment(path: Cow<'_, str>, index: usize) -> Option<Cow<'_, [u8]>> {
-    fn nth(path: &str, index: usize) -> Option<&str> {
-        path.strip_prefix('/').unwrap_or(path).split('/').nth(index).filter(|segment| !segment.is_empty())
-    }
-    match path {
-        Cow::Borrowed(path) => nth(path, index).map(|segment| Cow::Borrowed(segment.as_bytes())),
-        Cow::Owned(path) => nth(&path, index).map(|segment| Cow::Owned(segment.as_bytes().to_vec())),
+        })
     }
 }
 
@@ -89,74 +88,69 @@ mod tests {
     use crate::config::model::KeyPart;
     use crate::limiter::Partition;
     use crate::limiter::model::LimiterName;
+    use crate::proxy::messages::end_to_end::EndToEnd;
+    use crate::proxy::messages::header_flags::HeaderFlags;
 
     /// Returns the value of a part of a key in a request.
-    fn value(part: &KeyPart, uri: &str, lines: &[&str]) -> Option<String> {
+    fn value(part: &KeyPart, uri: &str, lines: &[&str]) -> Result<Option<String>, ()> {
         let mut headers = HeaderMap::new();
         for line in lines {
             headers.append("x-tenant", HeaderValue::from_str(line).unwrap());
         }
         let uri: Uri = uri.parse().unwrap();
+        let flags = HeaderFlags::of(&headers);
         let facts = Facts {
-            headers: &headers,
+            headers: &EndToEnd::new(&headers, flags, false),
             uri: &uri,
             host: "api.example.com",
             address: "::ffff:10.0.0.1".parse().unwrap(),
             client: Some("billing"),
         };
-        facts.value(part).map(|value| String::from_utf8(value.into_owned()).unwrap())
+        let value = facts.value(part).map_err(|_| ())?;
+        Ok(value.map(|value| String::from_utf8(value.into_owned()).unwrap()))
+    }
+
+    fn some(text: &str) -> Result<Option<String>, ()> {
+        Ok(Some(text.to_owned()))
     }
 
     #[test]
-    fn the_lines_of_a_header_are_one_value() {
+    fn a_header_is_given_once() {
         let part = KeyPart::Header(HeaderName::from_static("x-tenant"));
-        for (lines, expected) in [
-            (&[][..], None),
-            (&[""], Some("")),
-            (&["a"], Some("a")),
-            (&["a", "b"], Some("a, b")),
-            (&["b", "a"], Some("b, a")),
-        ] {
-            assert_eq!(value(&part, "/", lines).as_deref(), expected, "{lines:?}");
+        for (lines, expected) in
+            [(&[][..], Ok(None)), (&[""], some("")), (&["a"], some("a")), (&["a", "b"], Err(()))]
+        {
+            assert_eq!(value(&part, "/", lines), expected, "{lines:?}");
         }
     }
 
     #[test]
-    fn a_query_parameter_is_the_first_of_its_name_decoded() {
-        let part = KeyPart::Query("app id".into());
-        for (uri, expected) in [
-            ("/", None),
-            ("/?", None),
-            ("/?app=1", None),
-            ("/?x=1&app%20id=a+b%26c&app+id=2", Some("a b&c")),
-            ("/?app+id", Some("")),
-            ("/?app+id=", Some("")),
-        ] {
-            assert_eq!(value(&part, uri, &[]).as_deref(), expected, "{uri}");
+    fn a_query_parameter_is_given_once() {
+        let part = KeyPart::Query("app".into());
+        for (uri, expected) in
+            [("/", Ok(None)), ("/?", Ok(None)), ("/?a=1&app=2", some("2")), ("/?app=1&app=2", Err(()))]
+        {
+            assert_eq!(value(&part, uri, &[]), expected, "{uri}");
         }
     }
 
     #[test]
     fn a_segment_is_that_of_the_decoded_path() {
         for (uri, index, expected) in [
-            ("/v1/acme/x", 1, Some("acme")),
-            ("/v1/acme", 0, Some("v1")),
-            ("/v1/%61cme?x=/y", 1, Some("acme")),
-            ("/v1//acme", 1, Some("acme")),
-            ("/x/../v1/acme", 1, Some("acme")),
-            ("/v1", 1, None),
-            ("/v1/", 1, None),
-            ("/", 0, None),
+            ("/v1/acme/x", 1, some("acme")),
+            ("/v1/%61cme?x=/y", 1, some("acme")),
+            ("/v1", 1, Ok(None)),
+            ("/v1/b/../acme", 1, Err(())),
         ] {
-            assert_eq!(value(&KeyPart::Path(index), uri, &[]).as_deref(), expected, "{uri}");
+            assert_eq!(value(&KeyPart::Path(index), uri, &[]), expected, "{uri}");
         }
     }
 
     #[test]
     fn a_key_reads_host_address_and_client() {
-        assert_eq!(value(&KeyPart::Host, "/", &[]).as_deref(), Some("api.example.com"));
-        assert_eq!(value(&KeyPart::ClientIp, "/", &[]).as_deref(), Some("10.0.0.1"));
-        assert_eq!(value(&KeyPart::Client, "/", &[]).as_deref(), Some("billing"));
+        assert_eq!(value(&KeyPart::Host, "/", &[]), some("api.example.com"));
+        assert_eq!(value(&KeyPart::ClientIp, "/", &[]), some("10.0.0.1"));
+        assert_eq!(value(&KeyPart::Client, "/", &[]), some("billing"));
     }
 
     #[test]
@@ -167,8 +161,9 @@ mod tests {
             limiter(vec![KeyPart::Host]),
             limiter(vec![KeyPart::Host, KeyPart::Query("q".into())]),
         ];
+        let headers = HeaderMap::new();
         let facts = Facts {
-            headers: &HeaderMap::new(),
+            headers: &EndToEnd::new(&headers, HeaderFlags::of(&headers), false),
             uri: &Uri::from_static("/"),
             host: "h",
             address: "10.0.0.1".parse().unwrap(),
@@ -176,6 +171,6 @@ mod tests {
         };
         let host = Some(&b"h"[..]);
         let expected = [None, Some(Partition::of([host])), Some(Partition::of([host, None]))];
-        assert_eq!(facts.partitions(&limiters), expected);
+        assert_eq!(facts.partitions(&limiters).unwrap(), expected);
     }
 }

@@ -73,6 +73,33 @@ pub(crate) fn canonical(path: &str) -> Cow<'_, str> {
     Cow::Owned(resolve(&merge(&without_parameters(&decoded.replace('\\', "/")))).0)
 }
 
+/// Some server may read another segment at this position.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Ambiguous;
+
+/// Returns a segment of a path in its decoded form, unless it is empty: `/a/` has one segment. Behind an encoded slash nothing
+/// belongs to it.
+///
+/// # Errors
+/// If the forms of the path differ in it.
+pub(crate) fn segment(path: &str, index: usize) -> Result<Option<Cow<'_, str>>, Ambiguous> {
+    if is_plain(path.as_bytes()) {
+        return Ok(nth(path, index).map(Cow::Borrowed));
+    }
+    let Ok(Forms::Many(forms)) = forms(path) else { return Err(Ambiguous) };
+    let mut found = forms.iter().map(|form| {
+        let decoded = canonical(nth(form, index)?);
+        nth(&decoded, 0).map(str::to_owned)
+    });
+    let first = found.next().flatten();
+    if found.all(|other| other == first) { Ok(first.map(Cow::Owned)) } else { Err(Ambiguous) }
+}
+
+/// Returns a segment as it is written, unless it is empty.
+fn nth(path: &str, index: usize) -> Option<&str> {
+    path.strip_prefix('/').unwrap_or(path).split('/').nth(index).filter(|segment| !segment.is_empty())
+}
+
 /// Returns whether some form of the path leads above the root.
 pub(crate) fn climbs(path: &str) -> bool {
     match forms(path) {
@@ -147,7 +174,7 @@ pub(crate) fn strip<'a>(path: &'a str, prefix: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{BadPath, Forms, canonical, climbs, forms, strip};
+    use super::{Ambiguous, BadPath, Forms, canonical, climbs, forms, segment, strip};
 
     #[test]
     fn a_prefix_is_stripped_at_a_segment_border() {
@@ -216,6 +243,31 @@ mod tests {
             "/a;x/b",
         ] {
             assert_eq!(canonical(sent), "/a/b", "{sent}");
+        }
+    }
+
+    #[test]
+    fn a_segment_is_the_same_in_every_form_or_ambiguous() {
+        for (path, index, expected) in [
+            ("/v1/acme/x", 1, Ok(Some("acme"))),
+            ("/v1/acme", 0, Ok(Some("v1"))),
+            ("/v1", 1, Ok(None)),
+            ("/v1/", 1, Ok(None)),
+            ("/", 0, Ok(None)),
+            ("/v1/%61cme", 1, Ok(Some("acme"))),
+            ("/v1/%2561cme", 1, Ok(Some("acme"))),
+            ("/v1/acme;x=1", 1, Ok(Some("acme"))),
+            ("/v1/acme%3bx", 1, Ok(Some("acme"))),
+            ("/v1/acme%2fx", 1, Ok(Some("acme"))),
+            ("/v1/acme/x//y/../z", 1, Ok(Some("acme"))),
+            ("/v1/b%2facme/c", 2, Err(Ambiguous)),
+            ("/v1//acme", 1, Err(Ambiguous)),
+            ("/v1/b/../acme", 1, Err(Ambiguous)),
+            ("/v1/b/%2e%2e/acme", 1, Err(Ambiguous)),
+            ("/v1\\acme", 1, Err(Ambiguous)),
+        ] {
+            let expected = expected.map(|text| text.map(std::borrow::Cow::Borrowed));
+            assert_eq!(segment(path, index), expected, "{path}");
         }
     }
 

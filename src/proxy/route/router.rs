@@ -6,11 +6,12 @@
 
 use std::collections::HashMap;
 
-use http::{HeaderMap, Method};
+use http::Method;
 
 use super::path::{self, Forms, strip};
 use crate::config::model::{HostMatch, Match, PathMatch};
 use crate::proxy::error::ProxyError;
+use crate::proxy::messages::end_to_end::EndToEnd;
 
 /// The parts of a request that the router looks at.
 #[derive(Clone, Copy)]
@@ -21,11 +22,12 @@ pub(crate) struct Target<'a> {
     pub(crate) path: &'a str,
     /// The method.
     pub(crate) method: &'a Method,
-    /// The headers.
-    pub(crate) headers: &'a HeaderMap,
+    /// The headers that the client sent, without those that end with its connection.
+    pub(crate) headers: &'a EndToEnd<'a>,
 }
 
-/// Returns whether a request satisfies every condition of a match.
+/// Returns whether a request satisfies every condition of a match. A header that can be read in more than one way satisfies its
+/// condition here, so that [`check_headers`] refuses the request instead of a later match taking it.
 fn matches(rule: &Match, path: &str, target: Target<'_>) -> bool {
     let path_holds = match &rule.path {
         PathMatch::Any => true,
@@ -42,7 +44,15 @@ fn matches(rule: &Match, path: &str, target: Target<'_>) -> bool {
             }
         }
         && (rule.methods.is_empty() || rule.methods.contains(target.method))
-        && rule.headers.iter().all(|(name, value)| target.headers.get_all(name).iter().any(|is| is == value))
+        && rule.headers.iter().all(|(name, value)| match target.headers.one(name) {
+            Ok(is) => is.is_some_and(|is| *is == *value.as_bytes()),
+            Err(_) => true,
+        })
+}
+
+/// Checks that each header that a match names can be read in one way only.
+fn check_headers(rule: &Match, target: Target<'_>) -> Result<(), ProxyError> {
+    rule.headers.iter().try_for_each(|(name, _)| target.headers.one(name).map(drop))
 }
 
 /// The ranks of all routes, by host and path.
@@ -115,7 +125,9 @@ impl Index {
                 as_sent
             }
         };
-        found.ok_or(ProxyError::NoRoute)
+        let found = found.ok_or(ProxyError::NoRoute)?;
+        rule(found).map_or(Ok(()), |rule| check_headers(rule, target))?;
+        Ok(found)
     }
 
     /// Returns the lowest rank for which `holds` is true.
@@ -166,8 +178,9 @@ mod tests {
     use http::{HeaderMap, HeaderName, HeaderValue, Method};
     use regex::Regex;
 
-    use super::{Index, Target, matches};
+    use super::{EndToEnd, Index, Target, matches};
     use crate::config::model::{HostMatch, Match, PathMatch};
+    use crate::proxy::messages::header_flags::HeaderFlags;
 
     fn prefix(path: &str) -> Match {
         Match { path: PathMatch::Prefix(path.into()), ..Match::default() }
@@ -175,6 +188,7 @@ mod tests {
 
     fn find(rules: &[Match], host: &str, path: &str) -> Option<u32> {
         let headers = HeaderMap::new();
+        let headers = EndToEnd::new(&headers, HeaderFlags::of(&headers), false);
         let target = Target { host, path, method: &Method::GET, headers: &headers };
         Index::new(rules.iter()).find(host, path, |rank| matches(&rules[rank as usize], path, target))
     }
@@ -215,6 +229,7 @@ mod tests {
         let rule = Match { methods: vec![Method::POST], headers: vec![tenant.clone()], ..prefix("/a") };
         let mut headers = HeaderMap::new();
         let holds = |method: &Method, headers: &HeaderMap| {
+            let headers = &EndToEnd::new(headers, HeaderFlags::of(headers), false);
             matches(&rule, "/a", Target { host: "", path: "/a", method, headers })
         };
         assert!(!holds(&Method::POST, &headers));

@@ -4,9 +4,11 @@
 
 use std::sync::Arc;
 
+use http::HeaderName;
+
 use super::retry_budget::RetryBudget;
 use super::router::{Index, Target};
-use crate::config::model::{Clients, Config, Route as Rule, Server};
+use crate::config::model::{Clients, Config, Cost, KeyPart, Route as Rule, Server};
 use crate::limiter::LimiterSet;
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::tls::Acceptor;
@@ -26,8 +28,26 @@ pub(crate) struct Route {
     pub(crate) limiter_set: Option<LimiterSet>,
     /// The retries that are left.
     pub(crate) retry_budget: RetryBudget,
+    /// The headers that must not come as trailers, because the route reads, sets or removes them.
+    pub(crate) no_trailers: Arc<[HeaderName]>,
     /// The metrics with the route's label.
     pub(crate) metrics: RouteMetrics,
+}
+
+/// Returns the headers of a route that must not come as trailers: a server that merges trailers into the headers would take them
+/// for what selected the limits, or for what the route has set.
+pub(crate) fn no_trailers(rule: &Rule) -> Arc<[HeaderName]> {
+    let keys = rule.limiters.iter().flat_map(|(_, key)| key.iter());
+    let keys = keys.filter_map(|part| match part {
+        KeyPart::Header(name) => Some(name),
+        _ => None,
+    });
+    let cost = match &rule.cost {
+        Cost::Header { name, .. } => Some(name),
+        Cost::Fixed(_) => None,
+    };
+    let pairs = rule.matches.headers.iter().chain(&rule.set_headers).map(|(name, _)| name);
+    keys.chain(cost).chain(pairs).chain(&rule.remove_headers).cloned().collect()
 }
 
 /// All routes of one configuration, and its settings for connections and clients.

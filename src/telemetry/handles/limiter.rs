@@ -34,10 +34,16 @@ pub(in crate::telemetry) struct LimiterShared {
     wait: Histogram,
     lateness: Histogram,
     waiting: IntGauge,
-    paused: IntGauge,
+    condition: Condition,
     external_usage: IntCounter,
     /// The gauge of each limit's available permits, in the limiter's order.
     available: Vec<IntGauge>,
+}
+
+/// The gauges of whether a limiter lets requests pass.
+struct Condition {
+    paused: IntGauge,
+    ready: IntGauge,
 }
 
 impl LimiterShared {
@@ -61,7 +67,10 @@ impl LimiterShared {
             wait: families.queue_wait_seconds.with_label_values(&[name]),
             lateness: families.slot_lateness_seconds.with_label_values(&[name]),
             waiting: families.queue_waiting.with_label_values(&[name]),
-            paused: families.limiter_paused.with_label_values(&[name]),
+            condition: Condition {
+                paused: families.limiter_paused.with_label_values(&[name]),
+                ready: families.limiter_ready.with_label_values(&[name]),
+            },
             external_usage: families.limiter_external_usage_permits_total.with_label_values(&[name]),
             available: limits.iter().map(|(label, _)| available(label)).collect(),
         }
@@ -128,7 +137,12 @@ impl LimiterMetrics {
 
     /// Sets whether the limiter is paused.
     pub fn set_paused(&self, is_paused: bool) {
-        self.shared.paused.set(i64::from(is_paused));
+        self.shared.condition.paused.set(i64::from(is_paused));
+    }
+
+    /// Sets whether the limiter can serve.
+    pub fn set_ready(&self, is_ready: bool) {
+        self.shared.condition.ready.set(i64::from(is_ready));
     }
 
     /// Counts permits charged for external usage.
