@@ -77,7 +77,7 @@ async fn a_slot_beyond_the_patience_is_a_refusal_at_once() {
         assert!(begin.elapsed() < Duration::from_secs(2), "{header}: {:?}", begin.elapsed());
         assert_eq!((answer.status, answer.weir_error()), (429, Some("rate_limited")), "{header}");
         let detail = answer.json()["detail"].as_str().unwrap().to_owned();
-        assert!(detail.ends_with(&format!(" ms that `{header}: {value}` leaves")), "{detail}");
+        assert!(detail.contains(&format!(" ms that `{header}: {value}` leaves")), "{detail}");
     }
     assert_eq!(weir.waiting().await, 0.0);
 }
@@ -93,5 +93,5 @@ async fn the_configuration_names_the_headers() {
     let request = Request::get("/").header("x-request-timeout", "10").header("x-stainless-timeout", "1");
     let answer = client::send(&weir.url("/"), request).await.unwrap();
     let detail = answer.json()["detail"].as_str().unwrap().to_owned();
-    assert!(detail.ends_with("the wait of 6000 ms that `x-request-timeout: 10` leaves"), "{detail}");
+    assert!(detail.contains("the wait of 6000 ms that `x-request-timeout: 10` leaves"), "{detail}");
 }

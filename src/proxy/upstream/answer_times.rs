@@ -1,6 +1,6 @@
 //! The times that an upstream lately took to the head of its response. Knows nothing of requests.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// The number of responses that are remembered.
@@ -10,26 +10,26 @@ const REMEMBERED: usize = 100;
 pub(crate) struct AnswerTimes {
     /// In microseconds; the next one replaces the oldest.
     micros: [AtomicU32; REMEMBERED],
-    count: AtomicU64,
+    count: AtomicUsize,
 }
 
 impl AnswerTimes {
     /// Creates the times of an upstream that has not answered yet.
     pub(crate) fn new() -> AnswerTimes {
-        AnswerTimes { micros: std::array::from_fn(|_| AtomicU32::new(0)), count: AtomicU64::new(0) }
+        AnswerTimes { micros: std::array::from_fn(|_| AtomicU32::new(0)), count: AtomicUsize::new(0) }
     }
 
     /// Notes the time of a response.
     pub(crate) fn add(&self, time: Duration) {
-        let place = self.count.fetch_add(1, Ordering::Relaxed) % REMEMBERED as u64;
-        if let Some(micros) = self.micros.get(place as usize) {
+        let place = self.count.fetch_add(1, Ordering::Relaxed) % REMEMBERED;
+        if let Some(micros) = self.micros.get(place) {
             micros.store(u32::try_from(time.as_micros()).unwrap_or(u32::MAX), Ordering::Relaxed);
         }
     }
 
     /// Returns the time within which nine of ten responses came; zero while there are none.
     pub(crate) fn percentile_90(&self) -> Duration {
-        let count = self.count.load(Ordering::Relaxed).min(REMEMBERED as u64) as usize;
+        let count = self.count.load(Ordering::Relaxed).min(REMEMBERED);
         let mut micros: [u32; REMEMBERED] =
             std::array::from_fn(|place| self.micros[place].load(Ordering::Relaxed));
         let Some(rank) = (count * 9).div_ceil(10).checked_sub(1) else { return Duration::ZERO };
