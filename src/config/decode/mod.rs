@@ -132,7 +132,7 @@ routes:
             "f:11:41: limiters.c.limits[2]: the key `per` is missing",
             "f:11:70: limiters.c.queue.timeout: expected a duration with a unit, such as 250ms, 10s, 1m, 1h or \
              1d, found a number",
-            "f:11:74: limiters.c.queue.max: unknown key \"max\"; known: timeout, max_waiting",
+            "f:11:74: limiters.c.queue.max: unknown key \"max\"; known: timeout, max_waiting, patience, leave",
             "f:13:12: routes[0].name: expected a text (put it in quotes), found a number",
             "f:13:36: routes[0].upstream: expected a URL such as https://api.example.com, or a mapping with `url`, \
              found a number",

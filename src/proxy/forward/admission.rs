@@ -111,7 +111,8 @@ async fn wait(
     });
     match try_select(turn, ready).await {
         Ok(Either::Left((mut permit, ready))) => {
-            let ready = set_aside_while(&mut permit, ready).await?;
+            // Boxed, because waiting requests must stay small.
+            let ready = Box::pin(set_aside_while(&mut permit, ready)).await?;
             Ok((permit, ready))
         }
         Ok(Either::Right((ready, turn))) => Ok((turn.await?, ready)),

@@ -59,7 +59,7 @@ impl ClientPatience {
                 let (header, value, leave) = (header.clone(), value.clone(), rule.leave);
                 let patience = ClientPatience { header, value, time, leave };
                 let wait = patience.wait(&answer_time);
-                if least.as_ref().is_none_or(|(before, _)| wait < *before) {
+                if least.as_ref().is_none_or(|(before, known)| (wait, time) < (*before, known.time)) {
                     least = Some((wait, Box::new(patience)));
                 }
             }
