@@ -38,7 +38,7 @@ async fn unknown_routes_and_forbidden_methods_are_refused() {
     connection.send_raw(connect).await.unwrap();
     let answer = connection.answer().await.unwrap();
     assert_own(&answer, 405, "method_not_allowed");
-    assert!(answer.text().contains("give the client weir's address as its base URL"), "{}", answer.text());
+    assert!(answer.text().contains("set weir's address as the base URL"), "{}", answer.text());
     assert_eq!(upstream.targets(), ["/a/b?c=d"]);
 }
 
