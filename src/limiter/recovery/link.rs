@@ -148,6 +148,16 @@ pub(in crate::limiter) struct Resets {
     pub(in crate::limiter) followed: Micros,
 }
 
+/// The outages of a store.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(in crate::limiter) struct Outages {
+    count: u64,
+    /// When the latest began.
+    pub(in crate::limiter) began: Moment,
+    /// When this replica last looked. Its heartbeat does so several times in a lease.
+    seen: Moment,
+}
+
 /// The session with a part of a store.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct Session {
@@ -164,8 +174,7 @@ pub(in crate::limiter) struct Session {
     pub(in crate::limiter) memory: u64,
     /// The epoch that the store must have reached: a new one is required after its clock was stepped.
     required_epoch: u64,
-    /// The number of outages, and when the latest began.
-    pub(in crate::limiter) outages: (u64, Moment),
+    pub(in crate::limiter) outages: Outages,
     pub(in crate::limiter) resets: Resets,
     /// How far queues have been told what was moved in this epoch; `None` before its first heartbeat.
     pub(in crate::limiter) followed: Option<Followed>,
@@ -182,7 +191,7 @@ impl Session {
             epoch: 0,
             memory: 0,
             required_epoch: 0,
-            outages: (0, Moment(0)),
+            outages: Outages::default(),
             resets: Resets::default(),
             followed: None,
         }
@@ -288,14 +297,19 @@ impl Session {
     }
 
     fn tick(&mut self, now: Moment) {
+        let seen = std::mem::replace(&mut self.outages.seen, now);
         match self.link {
+            // So it did while it went by its share, and the store may be back long since.
+            Link::Away { .. } if now >= seen + self.terms.patience => {
+                self.link = Link::Held { epoch: self.epoch_least(), until: now + self.terms.patience };
+            }
             // This process stood still, and nobody has asked the store meanwhile: it may be there, and grant all to others.
             Link::Held { epoch, until } if now >= until + self.terms.patience => {
                 self.link = Link::Held { epoch, until: now + self.terms.patience };
             }
             Link::Held { until, .. } if now >= until => {
-                self.outages = (self.outages.0 + 1, until);
-                self.link = Link::Away { outage: self.outages.0 };
+                self.outages = Outages { count: self.outages.count + 1, began: until, seen: now };
+                self.link = Link::Away { outage: self.outages.count };
             }
             Link::Settling { epoch, opens } if now >= opens => self.link = Link::Up { epoch },
             _ => {}
@@ -394,6 +408,12 @@ mod tests {
         let held = Link::Held { epoch: 3, until: at(3000 + 595) };
         assert_eq!(on(&mut session, SessionEvent::Tick, at(3000)).0, held);
         assert_eq!(on(&mut session, SessionEvent::Tick, at(3595)).0, Link::Away { outage: 1 });
+        // It does so as well when it stood still while it went by its share.
+        assert_eq!(on(&mut session, SessionEvent::Tick, at(4100)).0, Link::Away { outage: 1 });
+        let held = Link::Held { epoch: 3, until: at(5000 + 595) };
+        assert_eq!(on(&mut session, SessionEvent::Tick, at(5000)).0, held);
+        assert_eq!(on(&mut session, SessionEvent::Tick, at(5500)).0, held);
+        assert_eq!(on(&mut session, SessionEvent::Tick, at(5595)).0, Link::Away { outage: 2 });
     }
 
     #[test]

@@ -172,7 +172,7 @@ impl StoreSession {
     /// Returns when the store's outage began; `None` if there is none.
     pub(in crate::limiter) fn away_since(&self) -> Option<Moment> {
         let state = self.state();
-        matches!(state.link, Link::Away { .. }).then_some(state.outages.1)
+        matches!(state.link, Link::Away { .. }).then_some(state.outages.began)
     }
 
     /// Returns the latest epoch that the store has answered; zero before its first answer.
