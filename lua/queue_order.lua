@@ -6,7 +6,7 @@
 --   generation  the sum of the generations of the queue's limiters when `last` was booked
 --   advised     the instant advised to the next refused caller, unless its slot is later
 --   reviewed    when the advised instants were last compared with the callers that came; `expected`: the permits that could
---               have been booked since; `booked`: how many were
+--               have been booked since; `booked`: how many were, less those given back
 --   calls       { replica, call, at, answer or "", ... } the last call of each replica
 
 local QueueOrder
@@ -102,8 +102,9 @@ do
   end
 
   local function rare()
-    -- Notes permits given back at a slot.
+    -- Notes permits given back at a slot. They do not count as booked: a late slot that is exchanged for another is one permit.
     local function given_back(order, now, slot, permits)
+      order.booked = max(order.booked - permits, 0)
       if slot < order.last and order.last > now then
         order.freed_at = order.freed_permits == 0 and slot or min(order.freed_at, slot)
         order.freed_permits = order.freed_permits + permits

@@ -23,7 +23,8 @@ pub struct QueueOrder {
     generation: u64,
     /// The instant that the next refused caller is advised, unless its slot is later.
     advised: Micros,
-    /// The last review of the advised instants, the permits that could have been booked since, and those that were.
+    /// The last review of the advised instants, the permits that could have been booked since, and those that were, less
+    /// those given back.
     reviewed: Micros,
     expected: u64,
     booked: u64,
@@ -67,7 +68,10 @@ impl QueueOrder {
     }
 
     /// Notes permits that were given back. Where nothing is booked ahead of `now`, every new request finds them without this.
+    ///
+    /// They do not count as booked: a late slot that is exchanged for another is one permit.
     pub(in crate::limiter) fn given_back(&mut self, now: Micros, slot: Micros, permits: u64) {
+        self.booked = self.booked.saturating_sub(permits);
         if slot < self.last && self.last > now {
             self.freed_at = if self.freed_permits == 0 { slot } else { self.freed_at.min(slot) };
             self.freed_permits += permits;
