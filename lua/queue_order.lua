@@ -7,15 +7,22 @@
 --   advised     the instant advised to the next refused caller, unless its slot is later
 --   reviewed    when the advised instants were last compared with the callers that came; `expected`: the permits that could
 --               have been booked since; `booked`: how many were, less those given back
---   calls       { replica, call, at, answer or "", ... } the last call of each replica
+--   calls       { replica, call, at, answer or "", ... } the last call of each replica; with 0, followed, advised, "" in front: the
+--               permits by which callers that were refused alone have moved the advised instant since the review. They stand here
+--               because earlier versions know the row by its length, and keep what is in this list until its instant.
 
 local QueueOrder
 do
   local function load(key, text)
     local row = Store.read(key, text, 9) or { 0, 0, 0, 0, 0, 0, 0, 0, {} }
+    local calls, followed = row[9], 0
+    if calls[1] == 0 then
+      followed = calls[2]
+      for _ = 1, 4 do table.remove(calls, 1) end
+    end
     return {
       last = row[1], freed_at = row[2], freed_permits = row[3], generation = row[4], advised = row[5],
-      reviewed = row[6], expected = row[7], booked = row[8], calls = row[9],
+      reviewed = row[6], expected = row[7], booked = row[8], followed = followed, calls = calls,
     }
   end
 
@@ -62,13 +69,13 @@ do
     for index = 1, #states do generation = generation + states[index].generation end
     if generation ~= order.generation then
       order.last, order.freed_at, order.freed_permits, order.generation = 0, 0, 0, generation
-      order.advised, order.reviewed, order.expected, order.booked = 0, 0, 0, 0
+      order.advised, order.reviewed, order.expected, order.booked, order.followed = 0, 0, 0, 0, 0
     end
     if order.last <= now then order.freed_permits = 0 end
     if order.advised > now then
       QueueOrder.review_spread(order, now, states)
     else
-      order.reviewed, order.expected, order.booked = now, 0, 0
+      order.reviewed, order.expected, order.booked, order.followed = now, 0, 0, 0
     end
   end
 
@@ -83,6 +90,7 @@ do
     -- How long an answer is kept for a repeated call, and how many bytes of it at most.
     local CALL_KEPT, ANSWER_MAX = 1000000, 8192
     local calls, kept, size = order.calls, {}, 0
+    if order.followed > 0 then kept, size = { 0, order.followed, order.advised, "" }, 4 end
     for index = 1, #calls, 4 do
       if calls[index] ~= replica and calls[index + 2] + CALL_KEPT > now then
         for part = 0, 3 do kept[size + part + 1] = calls[index + part] end
@@ -111,30 +119,37 @@ do
       end
     end
 
-    -- Returns the instant advised to the first of some refused callers, who need that many permits together.
-    local function advise(order, slot, permits, rule)
+    -- Returns the longer of a time and that between two reviews under a rule: callers who wait for whole seconds come back unevenly, and
+    -- some permits must have come.
+    local function reviewed_every(every, rule)
+      local REVIEW_MIN, REVIEW_PERMITS = 5000000, 8
+      return max(every, REVIEW_MIN, (Rule.span_exact(rule, REVIEW_PERMITS)))
+    end
+
+    -- Returns the instant advised to the first of `count` requests of new callers that are refused with that cost, and whether each
+    -- further one is advised a later instant. They are a crowd if the call refuses several new callers.
+    local function advise(order, now, slot, cost, count, is_crowd, rule)
       -- How far beyond the true delay a refusal may send a caller, unless its window is longer.
-      local SPREAD_MIN = 60000000
-      local spread_max = max(rule.window, SPREAD_MIN)
-      local first = order.advised > slot + spread_max and slot or max(order.advised, slot)
-      order.advised = slot + (first - slot + rule.algorithm.spacing(rule, permits)) % spread_max
-      return first
+      local SPREAD_MIN = 120000000
+      local furthest = slot + max(rule.window, SPREAD_MIN)
+      local first = min(max(order.advised, slot), furthest)
+      local is_vouched_for = order.advised > slot and order.booked >= order.followed + cost
+      if count == 0 or not (is_crowd or is_vouched_for) then return first, false end
+      order.advised = min(first + rule.algorithm.spacing(rule, count * cost), furthest)
+      if not is_crowd then order.followed = order.followed + count * cost end
+      -- Nobody can come back before the slot.
+      if slot > now + reviewed_every(0, rule) then order.reviewed, order.expected = max(order.reviewed, slot), 0 end
+      return first, true
     end
 
     -- Brings advised instants closer where fewer callers came back than were expected. `states` are the queue's.
     local function review_spread(order, now, states)
-      -- A review comes after three windows, or after this time, but not before some permits could have been booked.
-      local REVIEW_MAX, REVIEW_PERMITS = 5000000, 8
-      local shortest, some = nil, 0
+      local every = 0
       for _, state in ipairs(states) do
-        for _, rule in ipairs(state.rules) do
-          shortest = min(shortest or rule.window, rule.window)
-          some = max(some, (Rule.span_exact(rule, REVIEW_PERMITS)))
-        end
+        for _, rule in ipairs(state.rules) do every = reviewed_every(every, rule) end
       end
-      local every = min(3 * shortest, max(REVIEW_MAX, some))
       if now < order.reviewed + every then return end
-      if order.booked + floor(order.booked / 8) < order.expected then
+      if order.booked + floor(order.booked / 3) < order.expected then
         order.advised = now + floor((order.advised - now) / 1024) * floor(order.booked * 1024 / order.expected)
       end
       local soon, expected = min(order.advised - now, every), nil
@@ -144,7 +159,7 @@ do
           expected = min(expected or permits, permits)
         end
       end
-      order.reviewed, order.expected, order.booked = now, expected, 0
+      order.reviewed, order.expected, order.booked, order.followed = now, expected, 0, 0
     end
 
     return { given_back = given_back, advise = advise, review_spread = review_spread }

@@ -20,23 +20,26 @@
 --   reschedule        void permits to be moved to their new places: slot, cost and count by turns, ascending
 --   reschedule_wait   the longest wait for a new place
 --   runs              new requests in their order: cost, longest wait and count by turns
+--   replaced          how many of the first runs ask in place of slots that are lost: those are no new callers
+--   prefetched        how many of the last runs are booked in advance: nobody asks for them
 --   lead              how far ahead of now they are booked at least, but no further than they wait: the answer takes so long
 --   queue_slots_left  how many of them may be given a slot in the future
---   refusal_budget    how many requests like the first refused one the caller may refuse without asking
+--   refusal_budget    how many requests like the first refused one that is spread the caller may refuse without asking
 -- Returns      one MessagePack array:
 --              { { now, epoch, when it opens or 0, last reset or 0, memory },
 --                { { generation, void_from, previous generation, { available permits of each rule }, paused until or 0, 1 if replicas
 --                declare different limits } of each limiter },
 --                the last booked instant or 0, { the earliest freed room before the last slot, its permits } or zeros,
 --                { { count, slot or 0 for none within the wait } of the rescheduled permits },
---                { { count, slot } where booked, else { count, 1: too far or 2: queue full, delay, advised delay, limiter, rule } } }
+--                { { count, slot } where booked, else { count, 1: too far or 2: queue full, delay, advised delay, 1 if each further
+--                one is advised more, limiter, rule } } }
 --              Requests for which the call would take too long are left out at the end: they come with the next call.
 --              Before an epoch opens nothing is rescheduled or booked. A repeated call is answered again and not carried out twice.
 -- Atomic:      all keys carry one hash tag, so one cluster slot
 -- Expiry:      every key when nothing in it can matter any more, never earlier
 
 local given_now, lease, replica, call, known_epoch, run, settle, channel, callers, given_back, reschedule, reschedule_wait, runs,
-  lead, queue_slots_left, refusal_budget = cmsgpack.unpack(ARGV[1])
+  replaced, prefetched, lead, queue_slots_left, refusal_budget = cmsgpack.unpack(ARGV[1])
 local limiters = #callers / 2
 local order_key, epoch_key, earlier_key, live_key, moved_key = unpack(KEYS, limiters + 1, limiters + 5)
 local now, stored = Store.now(given_now), redis.call("MGET", unpack(KEYS, 1, limiters + 3))
@@ -221,6 +224,8 @@ if #runs > 0 and not settles then
   local searches, started = searches_from(now), now
   -- The largest cost for which the search has passed by room: a smaller one may be booked before.
   local passed = 0
+  -- How many requests of new callers are refused.
+  local refused = 0
   for first = 1, #runs, 3 do
     if has_done_enough() then break end
     local cost, wait_max, left = runs[first], runs[first + 1], runs[first + 2]
@@ -235,10 +240,14 @@ if #runs > 0 and not settles then
       local code = at > now and (at - now > wait_max and TOO_FAR or queue_slots_left == 0 and QUEUE_FULL) or nil
       if code then
         local rule = states[limiter].rules[limit]
-        local advised = QueueOrder.advise(order, at, (left + refusal_budget) * cost, rule)
+        local is_new = first > 3 * replaced and first <= #runs - 3 * prefetched
+        if is_new then refused = refused + left end
+        local advised, is_spread =
+          QueueOrder.advise(order, now, at, cost, is_new and left + refusal_budget or 0, refused > 1, rule)
+        if is_spread then refusal_budget = 0 end
         local own = Rule.position(own_rules[limiter], rule) or 1
-        outcomes[#outcomes + 1] = { left, code, at - now, advised - now, limiter - 1, own - 1 }
-        refusal_budget, passed = 0, max(passed, cost)
+        outcomes[#outcomes + 1] = { left, code, at - now, advised - now, is_spread and 1 or 0, limiter - 1, own - 1 }
+        passed = max(passed, cost)
         break
       end
       local count = max(QueueOrder.count_at(order, at, cost, min(left, floor(free / cost))), 1)

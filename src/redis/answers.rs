@@ -78,7 +78,8 @@ pub(super) fn reserve(value: &Value, limiter_refs: &[LimiterRef], call: &Call) -
     }
     let slot = |(count, at)| (count, (at > 0).then_some(Micros(at)));
     answer.rescheduled = row.rescheduled.into_iter().map(slot).collect();
-    answer.outcomes = row.outcomes.iter().map(|row| outcome(row)).collect::<Option<_>>()?;
+    answer.outcomes =
+        row.outcomes.iter().map(|row| outcome(row, &answer.available)).collect::<Option<_>>()?;
     is_of(&answer, call).then_some(answer)
 }
 
@@ -92,13 +93,15 @@ fn is_of(answer: &Answer, call: &Call) -> bool {
         && outcomes.is_some_and(|outcomes| asked.is_none_or(|asked| outcomes <= asked))
 }
 
-fn outcome(row: &[u64]) -> Option<(u64, Outcome)> {
+fn outcome(row: &[u64], available: &[Vec<u64>]) -> Option<(u64, Outcome)> {
     match *row {
         [count, slot] => Some((count, Outcome::Booked(Micros(slot)))),
-        [count, code, delay, advised, limiter, limit] => {
+        [count, code, delay, advised, is_spread, limiter, limit] => {
             let violated =
                 Violated { limiter: usize::try_from(limiter).ok()?, limit: usize::try_from(limit).ok()? };
-            let delay = RetryDelay { delay: Micros(delay), advised: Micros(advised), violated };
+            let available = *available.get(violated.limiter)?.get(violated.limit)?;
+            let (delay, advised, is_spread) = (Micros(delay), Micros(advised), is_spread > 0);
+            let delay = RetryDelay { delay, advised, is_spread, violated, available };
             match code {
                 1 => Some((count, Outcome::TooFar(delay))),
                 2 => Some((count, Outcome::Full(delay))),

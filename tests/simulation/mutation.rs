@@ -25,8 +25,8 @@ const MUTATIONS: [Mutation; 5] = [
     },
     Mutation {
         name: "refusal_books",
-        from: "refusal_budget, passed = 0, max(passed, cost)\n",
-        to: "charge(searches, cost) refusal_budget, passed = 0, max(passed, cost)\n",
+        from: "passed = max(passed, cost)\n",
+        to: "charge(searches, cost) passed = max(passed, cost)\n",
     },
     Mutation {
         name: "last_slot_of_another_cost",

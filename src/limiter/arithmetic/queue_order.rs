@@ -6,9 +6,9 @@ use crate::clock::Micros;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::Freed;
 
-/// The shortest time between two reviews of the advised instants, where three windows are longer; but at least the time in
-/// which [`REVIEW_PERMITS`] permits could be used.
-const REVIEW_MAX: Micros = Micros::from_millis(5000);
+/// The time between two reviews of the advised instants: callers who wait for whole seconds come back unevenly. It is at least the
+/// time in which [`REVIEW_PERMITS`] permits could be used.
+const REVIEW_MIN: Micros = Micros::from_millis(5000);
 const REVIEW_PERMITS: u64 = 8;
 
 /// The order of one queue.
@@ -28,6 +28,19 @@ pub struct QueueOrder {
     reviewed: Micros,
     expected: u64,
     booked: u64,
+    /// The permits by which callers that were refused alone have moved `advised` since.
+    followed: u64,
+}
+
+/// Some requests of one cost that a call refuses.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::limiter) struct Refused {
+    /// The cost of each.
+    pub(in crate::limiter) cost: u64,
+    /// The number of new callers, and of those that the caller of the store may refuse without asking.
+    pub(in crate::limiter) count: u64,
+    /// True if the call refuses several new callers.
+    pub(in crate::limiter) is_crowd: bool,
 }
 
 impl QueueOrder {
@@ -100,16 +113,36 @@ impl QueueOrder {
         searched && cost > 1 && slot > self.freed_at
     }
 
-    /// Returns the instant to advise to the first of some refused callers, which need `permits` in all.
+    /// Returns the instant to advise to the first of some refused requests, and whether each further one is advised a later one.
     ///
-    /// Successive refusals name successive instants, at the pace at which permits come, so that callers who obey do not come
-    /// back together. No instant lies further than [`Rule::spread_max`] behind the true one: there the advice begins anew.
-    pub(in crate::limiter) fn advise(&mut self, slot: Micros, permits: u64, rule: Option<&Rule>) -> Micros {
-        let Some(rule) = rule else { return slot };
-        let is_too_far = self.advised > slot + rule.spread_max();
-        let first = if is_too_far { slot } else { self.advised.max(slot) };
-        self.advised = rule.advised_next(slot, first, permits);
-        first
+    /// The callers of a crowd are advised successive instants, at the pace at which permits come, so that those who obey do not
+    /// come back together. No instant lies further than [`Rule::spread_max`] behind the true one.
+    ///
+    /// Only requests that one call refuses are surely of several callers. One that is refused alone may be of a caller that asks
+    /// again and again, whom that must not send further away; so it is advised what the one before was. If it was another's after all,
+    /// both come back together, are refused in one call, and are spread. Where callers that were spread do come back, each booked permit
+    /// vouches for one that comes alone.
+    pub(in crate::limiter) fn advise(
+        &mut self,
+        now: Micros,
+        slot: Micros,
+        refused: Refused,
+        rule: Option<&Rule>,
+    ) -> (Micros, bool) {
+        let Some(rule) = rule else { return (slot, false) };
+        let Refused { cost, count, is_crowd } = refused;
+        let first = self.advised.max(slot).min(slot + rule.spread_max());
+        let is_vouched_for = self.advised > slot && self.booked >= self.followed + cost;
+        let is_spread = count > 0 && (is_crowd || is_vouched_for);
+        if is_spread {
+            self.advised = rule.advised_next(slot, first, count * cost);
+            self.followed += if is_crowd { 0 } else { count * cost };
+            // Nobody can come back before the slot.
+            if slot > now + reviewed_every(std::iter::once(rule)) {
+                (self.reviewed, self.expected) = (self.reviewed.max(slot), 0);
+            }
+        }
+        (first, is_spread)
     }
 
     /// Brings the advised instants closer where fewer callers came back than were expected.
@@ -121,22 +154,26 @@ impl QueueOrder {
         Rules: Iterator<Item = &'a Rule>,
     {
         if self.advised <= now {
-            (self.reviewed, self.expected, self.booked) = (now, 0, 0);
+            (self.reviewed, self.expected, self.booked, self.followed) = (now, 0, 0, 0);
             return;
         }
-        let shortest = rules().map(|rule| rule.window).min().unwrap_or_default();
-        let some = rules().map(|rule| rule.quota().span(REVIEW_PERMITS)).max().unwrap_or_default();
-        let every = Micros(shortest.0.saturating_mul(3)).min(REVIEW_MAX.max(some));
+        let every = reviewed_every(rules());
         if now < self.reviewed + every {
             return;
         }
         let ahead = self.advised - now;
-        // Up to an eighth of the permits may miss their callers by chance.
-        if self.booked + self.booked / 8 < self.expected {
+        // Up to a quarter of the permits may miss their callers by chance.
+        if self.booked + self.booked / 3 < self.expected {
             self.advised = now + Micros(ahead.0 / 1024 * (self.booked * 1024 / self.expected));
         }
         let soon = (self.advised - now).min(every);
         self.expected = rules().map(|rule| rule.quota().permits_within(soon)).min().unwrap_or_default();
-        (self.reviewed, self.booked) = (now, 0);
+        (self.reviewed, self.booked, self.followed) = (now, 0, 0);
     }
+}
+
+/// Returns the time between two reviews under these rules.
+fn reviewed_every<'a>(rules: impl Iterator<Item = &'a Rule>) -> Micros {
+    let some = rules.map(|rule| rule.quota().span(REVIEW_PERMITS)).max().unwrap_or_default();
+    REVIEW_MIN.max(some)
 }

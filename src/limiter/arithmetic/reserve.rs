@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::arithmetic::queue_order::QueueOrder;
+use crate::limiter::arithmetic::queue_order::{QueueOrder, Refused};
 use crate::limiter::arithmetic::reschedule::Cursor;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::search::Search;
@@ -40,7 +40,7 @@ pub fn reserve(
     }
     let rescheduled = reschedule(now, states, order, call);
     let mut outcomes = book_runs(now, states, order, call);
-    outcomes.iter_mut().for_each(|(_, outcome)| name_own_limit(states, outcome));
+    outcomes.iter_mut().for_each(|(_, outcome)| describe_refusal(now, states, outcome));
     Answer {
         now,
         epoch: Epoch { now, ..Epoch::default() },
@@ -81,12 +81,13 @@ pub fn report_upstream(
     ReportResult { epoch, paused_until: state.paused_until(now), external_usage }
 }
 
-/// Replaces the place of the violated rule among those in force by its place among the caller's rules.
-fn name_own_limit(states: States<'_, '_>, outcome: &mut Outcome) {
-    if let Outcome::TooFar(RetryDelay { violated, .. }) | Outcome::Full(RetryDelay { violated, .. }) = outcome
-    {
-        let (state, rules) = &states[violated.limiter];
-        violated.limit = state.own_limit(violated.limit, rules);
+/// Replaces the place of the violated rule among those in force by its place among the caller's rules, and says what it has left.
+fn describe_refusal(now: Micros, states: States<'_, '_>, outcome: &mut Outcome) {
+    if let Outcome::TooFar(away) | Outcome::Full(away) = outcome {
+        let (state, rules) = &states[away.violated.limiter];
+        away.violated.limit = state.own_limit(away.violated.limit, rules);
+        let available = state.available(now, rules);
+        away.available = available.get(away.violated.limit).copied().unwrap_or_default();
     }
 }
 
@@ -231,10 +232,11 @@ fn book_runs(
 ) -> Vec<(u64, Outcome)> {
     let mut outcomes = Vec::new();
     let (mut queue_slots_left, mut refusal_budget) = (call.queue_slots_left, call.refusal_budget);
+    let mut refused = 0;
     let (mut searches, mut started) = (searches_from(states, now), now);
     // The search has moved on for a cost that found no room where it stood: a smaller one may have room before.
     let mut passed = 0;
-    for run in &call.runs {
+    for (index, run) in call.runs.iter().enumerate() {
         let start = now + call.lead.min(run.wait_max);
         let has_passed = start < std::mem::replace(&mut started, start);
         if run.cost < passed || has_passed {
@@ -249,10 +251,16 @@ fn book_runs(
             let found = earliest(&mut searches, run.cost);
             let (delay, waits) = (found.at - now, found.at > now);
             if waits && let Some(refuse) = refusal(delay, run, queue_slots_left) {
-                let count = left + std::mem::take(&mut refusal_budget);
+                let is_new = call.is_new(index);
+                refused += if is_new { left } else { 0 };
+                let count = if is_new { left + refusal_budget } else { 0 };
+                let callers = Refused { cost: run.cost, count, is_crowd: refused > 1 };
                 let rule = violated_rule(&searches, found.violated);
-                let advised = order.advise(found.at, count * run.cost, rule) - now;
-                outcomes.push((left, refuse(RetryDelay { delay, advised, violated: found.violated })));
+                let (advised, is_spread) = order.advise(now, found.at, callers, rule);
+                refusal_budget = if is_spread { 0 } else { refusal_budget };
+                let (advised, violated) = (advised - now, found.violated);
+                outcomes
+                    .push((left, refuse(RetryDelay { delay, advised, is_spread, violated, available: 0 })));
                 passed = passed.max(run.cost);
                 break;
             }

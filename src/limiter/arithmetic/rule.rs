@@ -11,7 +11,7 @@ use crate::limiter::arithmetic::share::Share;
 use crate::limiter::model::Limit;
 
 /// How far beyond the true delay a refusal may send a caller, unless its window is longer.
-pub const SPREAD_MIN: Micros = Micros::from_millis(60_000);
+pub const SPREAD_MIN: Micros = Micros::from_millis(120_000);
 
 /// The longest time for which a replica without a store grants nothing because others may have been granted everything right before.
 const SOON: Micros = Micros::from_millis(6000);
@@ -94,10 +94,9 @@ impl Rule {
     }
 
     /// Returns the instant to advise to the refused caller after one that needs `permits`, has its true slot at
-    /// `slot` and was advised `advised`: later by the spacing, or from `slot` on anew if that is too far behind
-    /// `slot`.
+    /// `slot` and was advised `advised`: later by the spacing, as far as that is not too far behind `slot`.
     pub fn advised_next(&self, slot: Micros, advised: Micros, permits: u64) -> Micros {
-        slot + Micros((advised - slot + self.spacing(permits)).0 % self.spread_max().0)
+        (advised + self.spacing(permits)).min(slot + self.spread_max())
     }
 }
 

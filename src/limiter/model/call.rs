@@ -42,13 +42,24 @@ pub struct Call {
     pub reschedule_wait: Micros,
     /// New requests.
     pub runs: Vec<Run>,
+    /// How many of the first runs ask in place of slots that are lost. Their requests are no new callers.
+    pub replaced: usize,
+    /// How many of the last runs are booked in advance. Nobody asks for them.
+    pub prefetched: usize,
     /// How far ahead of the call they are booked at least, but no further than they wait: as long as the answer may take to come,
     /// where a slot would be late by then.
     pub lead: Micros,
     /// How many of the new requests may be given a slot in the future.
     pub queue_slots_left: u64,
-    /// How many further requests like the first refused one the caller may refuse without asking.
+    /// How many further requests like the first refused one that is spread the caller may refuse without asking.
     pub refusal_budget: u64,
+}
+
+impl Call {
+    /// Returns whether the requests of a run ask for the first time.
+    pub fn is_new(&self, run: usize) -> bool {
+        run >= self.replaced && run + self.prefetched < self.runs.len()
+    }
 }
 
 /// The limit that refused: the limiter's place in the call, the limit's place in the limiter.
@@ -76,11 +87,15 @@ pub enum Outcome {
 pub struct RetryDelay {
     /// The true delay.
     pub delay: Micros,
-    /// The delay that the first refused request is advised, so that not all come back at one instant. Each further request
-    /// is advised `Rule::spacing` more; beyond `Rule::spread_max` behind the true delay the advice begins anew.
+    /// The delay that the first refused request is advised.
     pub advised: Micros,
+    /// True if each further request is advised `Rule::spacing` more, up to `Rule::spread_max` behind the true delay, so that not all
+    /// come back at one instant; false if all are advised the same.
+    pub is_spread: bool,
     /// The limit that stood in the way.
     pub violated: Violated,
+    /// The permits of that limit that could be used at once.
+    pub available: u64,
 }
 
 /// The answer to a [`Call`].

@@ -13,6 +13,8 @@ pub enum Refusal {
         limiter: LimiterName,
         /// The limit that was violated, by its place in the limiter.
         limit: usize,
+        /// The permits of that limit that could be used at once: too few for the request.
+        available: u64,
         /// The time until there would be a permit.
         retry_after: Micros,
     },
@@ -31,6 +33,8 @@ pub enum Refusal {
         limiter: LimiterName,
         /// The limit that was violated, by its place in the limiter.
         limit: usize,
+        /// The permits of that limit that could be used at once: too few for the request.
+        available: u64,
         /// The time until there would be a permit.
         retry_after: Micros,
     },

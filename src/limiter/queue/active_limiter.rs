@@ -210,7 +210,7 @@ impl ActiveLimiter {
             || !self.session.store.has_room(&self.name, partition, partitions_max);
         if is_full && !partitions.contains_key(&partition) {
             let (limiter, retry_after) = (self.name.clone(), retry_after.into());
-            return Err(Refusal::QueueFull { limiter, limit: 0, retry_after });
+            return Err(Refusal::QueueFull { limiter, limit: 0, available: 0, retry_after });
         }
         *partitions.entry(partition).or_default() += 1;
         Ok(())

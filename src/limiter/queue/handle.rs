@@ -197,7 +197,7 @@ impl Queue {
             Err(Unsent::Ended) => Ok(false),
             Err(Unsent::Full) => {
                 let limiter = self.name();
-                refused(Refusal::QueueFull { limiter, limit: 0, retry_after: INTAKE_RETRY })
+                refused(Refusal::QueueFull { limiter, limit: 0, available: 0, retry_after: INTAKE_RETRY })
             }
         }
     }

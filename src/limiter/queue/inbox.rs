@@ -103,7 +103,7 @@ pub(in crate::limiter) struct WorkerEvents {
     pub(in crate::limiter) prefetch: PrefetchSnapshot,
 }
 
-/// The number of refused requests, counted in steps of [`KEPT_FOR`].
+/// The number of requests that were refused by the store or spread, counted in steps of [`KEPT_FOR`].
 #[derive(Default)]
 struct RefusalRate {
     since: Option<Moment>,
@@ -137,8 +137,10 @@ impl Inbox {
     /// Refuses a request from the cache; `None` where the store must be asked.
     pub(in crate::limiter) fn refuse(&mut self, arrival: &Arrival) -> Option<Refusal> {
         let Arrival { cost, deadline, arrived: now, .. } = *arrival;
-        let refusal = self.refusal_cache.as_mut()?.refuse(cost, deadline, now)?;
-        self.refusals.add(1, now);
+        let cache = self.refusal_cache.as_mut()?;
+        let refusal = cache.refuse(cost, deadline, now)?;
+        // Those that are told the same may all be of one caller, for whom nothing is to be reserved.
+        self.refusals.add(u64::from(cache.is_spread()), now);
         Some(in_pause(refusal, self.paused.as_ref(), deadline))
     }
 
@@ -151,8 +153,8 @@ impl Inbox {
         self.refusals.add(count, now);
     }
 
-    /// Returns how many requests are likely to be refused within [`KEPT_FOR`]; zero if they are few enough to ask the store
-    /// each time.
+    /// Returns how many requests are likely to be refused and spread within [`KEPT_FOR`]; zero if they are few enough to ask the
+    /// store each time.
     pub(in crate::limiter) fn refusal_budget(&mut self, now: Moment) -> u64 {
         self.refusals.add(0, now);
         // One burst is not enough: a budget that is not used up leaves instants at which no request comes back.

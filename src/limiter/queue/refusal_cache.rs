@@ -2,9 +2,10 @@
 //!
 //! It is dropped after [`KEPT_FOR`], when permits are freed, and when the limits change.
 //!
-//! Each refused request is advised another instant to come back at, and no two replicas may advise the same one. So the store
-//! reserves some instants for a caller that refuses many requests: its `refusal_budget`, as many as it refused lately in that
-//! time. A caller that refuses few requests has none, and asks the store each time.
+//! A request that is refused alone is told the instant of the one before, without asking. The callers of a crowd are each advised
+//! another instant to come back at, and no two replicas may advise the same one. So the store reserves some instants for a caller
+//! that refuses many requests: its `refusal_budget`, as many as it refused lately in that time. A caller that refuses few requests
+//! has none, and asks the store each time.
 
 use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::rule::Rule;
@@ -19,6 +20,7 @@ pub(in crate::limiter) const KEPT_FOR: Micros = Micros::from_millis(100);
 pub(in crate::limiter) struct RefusalCache {
     limiter: LimiterName,
     limit: usize,
+    available: u64,
     rule: Rule,
     /// The cost that was refused. A lower cost may fit earlier.
     cost: Permits,
@@ -30,7 +32,9 @@ pub(in crate::limiter) struct RefusalCache {
     clock: StoreClock,
     /// The instant that the next refused request is advised.
     next: Micros,
-    /// How many more requests may be refused without asking the store.
+    /// True if each refused request is advised a later instant.
+    is_spread: bool,
+    /// How many more requests may be refused without asking the store, if they are spread.
     budget: u64,
 }
 
@@ -48,6 +52,7 @@ impl RefusalCache {
         RefusalCache {
             limiter,
             limit: away.violated.limit,
+            available: away.available,
             rule,
             cost,
             slot,
@@ -55,29 +60,40 @@ impl RefusalCache {
             until: now + KEPT_FOR,
             clock,
             next: store_now + away.advised,
+            is_spread: away.is_spread,
             budget: 0,
         }
     }
 
     /// Returns whether the cache was made from this refusal.
     pub(in crate::limiter) fn is_of(&self, cost: Permits, away: &RetryDelay, now: Micros) -> bool {
-        self.cost == cost && self.slot == now + away.delay && self.limit == away.violated.limit
+        self.cost == cost
+            && self.slot == now + away.delay
+            && self.limit == away.violated.limit
+            && self.is_spread == away.is_spread
     }
 
-    /// Returns the delay after which the next refused request is advised to come back, and moves the advice on.
+    /// Returns whether each refused request is advised a later instant.
+    pub(in crate::limiter) fn is_spread(&self) -> bool {
+        self.is_spread
+    }
+
+    /// Returns the delay after which the next refused request is advised to come back, and moves the advice on if it is spread.
     pub(in crate::limiter) fn advise(&mut self, cost: Permits, now: Moment) -> Micros {
         let advised = self.next - self.clock.earliest(now);
-        self.next = self.rule.advised_next(self.slot, self.next, cost.get());
+        if self.is_spread {
+            self.next = self.rule.advised_next(self.slot, self.next, cost.get());
+        }
         advised.max(Micros::ONE)
     }
 
-    /// Sets how many requests may be refused without asking the store; `None` if there are none.
+    /// Sets how many requests may be refused without asking the store, if they are spread; `None` if there are none.
     pub(in crate::limiter) fn with_budget(
         mut self: Box<RefusalCache>,
         budget: u64,
     ) -> Option<Box<RefusalCache>> {
         self.budget = budget;
-        (budget > 0).then_some(self)
+        (budget > 0 || !self.is_spread).then_some(self)
     }
 
     /// Refuses a request that cannot fit into its wait; `None` where the store must be asked.
@@ -87,11 +103,14 @@ impl RefusalCache {
         deadline: Moment,
         now: Moment,
     ) -> Option<Refusal> {
-        if cost < self.cost || deadline >= self.not_before || now >= self.until || self.budget == 0 {
+        if cost < self.cost || deadline >= self.not_before || now >= self.until {
             return None;
         }
-        self.budget -= 1;
+        if self.is_spread {
+            self.budget = self.budget.checked_sub(1)?;
+        }
         let retry_after = self.advise(cost, now);
-        Some(Refusal::RateLimited { limiter: self.limiter.clone(), limit: self.limit, retry_after })
+        let (limiter, limit, available) = (self.limiter.clone(), self.limit, self.available);
+        Some(Refusal::RateLimited { limiter, limit, available, retry_after })
     }
 }

@@ -274,7 +274,7 @@ impl Model {
                         self.held[queue].push((slot, run.cost));
                         order.booked(slot, 1, run.cost);
                     }
-                    Outcome::TooFar(RetryDelay { delay, advised, violated }) => {
+                    Outcome::TooFar(RetryDelay { delay, advised, violated, .. }) => {
                         assert!(delay > run.wait_max && (!exact || self.now + delay == earliest));
                         assert!(
                             advised >= delay && advised - delay <= self.rules[violated.limit].spread_max()

@@ -71,7 +71,7 @@ pub(crate) fn check_patience(plan: &Plan, record: &Record) -> Result<(), ProxyEr
     let spacing =
         limiter.limits.iter().map(|limit| Micros(Micros::from(limit.per).0 / limit.rate.get())).max();
     let (name, retry_after) = (limiter.name.clone(), spacing.unwrap_or_default());
-    let refusal = Refusal::RateLimited { limiter: name, limit: 0, retry_after };
+    let refusal = Refusal::RateLimited { limiter: name, limit: 0, available: 0, retry_after };
     let wait = Some(patience.describe(patience.wait(|| plan.answer_time())));
     Err(ProxyError::Refused { refusal, limiter: Some(limiter), wait })
 }

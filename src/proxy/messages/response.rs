@@ -63,6 +63,8 @@ struct SpentQuota<'a> {
     limiter: Option<&'a Limiter>,
     /// The policy that refused, such as `github:900/1m`.
     violated: Option<String>,
+    /// The permits that it has left: too few for the request.
+    available: u64,
     retry_after: Micros,
 }
 
@@ -179,29 +181,29 @@ fn verdict(error: &ProxyError) -> Verdict<'_> {
 fn refused<'a>(refusal: &'a Refusal, limiter: Option<&'a Limiter>, wait: Option<&str>) -> Verdict<'a> {
     let name = refusal.limiter();
     let wait = wait.map_or_else(|| "the wait".to_owned(), |wait| ["the wait of ", wait].concat());
-    let quota = |limit: usize, retry_after: Micros| {
+    let quota = |limit: usize, available: u64, retry_after: Micros| {
         let violated = limiter.and_then(|limiter| limiter.limits.get(limit));
         let violated = violated.map(|limit| [name.as_str(), ":", &limit.label].concat());
-        Some(SpentQuota { name, limiter, violated, retry_after })
+        Some(SpentQuota { name, limiter, violated, available, retry_after })
     };
     let (status, code, detail, quota) = match refusal {
-        Refusal::RateLimited { limit, retry_after, .. } => (
+        Refusal::RateLimited { limit, available, retry_after, .. } => (
             StatusCode::TOO_MANY_REQUESTS,
             "rate_limited",
             ["limiter ", name.as_str(), " has no permit within ", &wait].concat(),
-            quota(*limit, *retry_after),
+            quota(*limit, *available, *retry_after),
         ),
         Refusal::Paused { retry_after, .. } => (
             StatusCode::TOO_MANY_REQUESTS,
             "paused",
             ["limiter ", name.as_str(), " is paused for longer than ", &wait].concat(),
-            Some(SpentQuota { name, limiter, violated: None, retry_after: *retry_after }),
+            Some(SpentQuota { name, limiter, violated: None, available: 0, retry_after: *retry_after }),
         ),
-        Refusal::QueueFull { limit, retry_after, .. } => (
+        Refusal::QueueFull { limit, available, retry_after, .. } => (
             StatusCode::TOO_MANY_REQUESTS,
             "queue_full",
             ["the queue of limiter ", name.as_str(), " is full"].concat(),
-            quota(*limit, *retry_after),
+            quota(*limit, *available, *retry_after),
         ),
         Refusal::StoreUnavailable { .. } => (
             StatusCode::SERVICE_UNAVAILABLE,
@@ -304,7 +306,8 @@ impl SpentQuota<'_> {
             headers.insert(RATELIMIT_POLICY, policies);
         }
         let limit = self.violated.as_deref();
-        let limit = limit.map(|policy| ["\"", policy, "\";r=0;t=", &seconds.to_string()].concat());
+        let left = self.available.to_string();
+        let limit = limit.map(|policy| ["\"", policy, "\";r=", &left, ";t=", &seconds.to_string()].concat());
         if let Some(Ok(limit)) = limit.map(HeaderValue::try_from) {
             headers.insert(RATELIMIT, limit);
         }
@@ -366,8 +369,12 @@ mod tests {
             limit("10/2s", Duration::from_secs(2), Algorithm::WarmUp { warm_up: day, cold: NonZeroU32::MIN }),
         ];
         let limiter = Limiter::new(LimiterName::parse("a.b_c-d").unwrap(), limits);
-        let refusal =
-            Refusal::RateLimited { limiter: limiter.name.clone(), limit: 1, retry_after: Micros(1) };
+        let refusal = Refusal::RateLimited {
+            limiter: limiter.name.clone(),
+            limit: 1,
+            available: 7,
+            retry_after: Micros(1),
+        };
         let verdict = refused(&refusal, Some(&limiter), None);
         let mut headers = HeaderMap::new();
         verdict.quota.unwrap().describe(&mut headers);
@@ -380,13 +387,13 @@ mod tests {
         // A list of strings with integer parameters (RFC 9651).
         let item = r#""[ !\x23-\x5b\x5d-\x7e]*"(;[a-z]+=-?[0-9]{1,15})*"#;
         assert!(Regex::new(&format!("^{item}(, {item})*$")).unwrap().is_match(policies));
-        assert_eq!(headers[RATELIMIT], "\"a.b_c-d:10/1m token_bucket\";r=0;t=1");
+        assert_eq!(headers[RATELIMIT], "\"a.b_c-d:10/1m token_bucket\";r=7;t=1");
     }
 
     #[test]
     fn a_removed_limiter_is_still_named() {
         let name = LimiterName::parse("gone").unwrap();
-        let refusal = Refusal::RateLimited { limiter: name, limit: 0, retry_after: Micros(1) };
+        let refusal = Refusal::RateLimited { limiter: name, limit: 0, available: 0, retry_after: Micros(1) };
         let verdict = refused(&refusal, None, None);
         assert_eq!((verdict.status, verdict.code), (StatusCode::TOO_MANY_REQUESTS, "rate_limited"));
         let mut headers = HeaderMap::new();

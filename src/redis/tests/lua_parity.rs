@@ -32,6 +32,7 @@ enum Step {
     Reserve {
         limiter_refs: usize,
         runs: Vec<(u64, u64, u64)>,
+        not_new: (usize, usize),
         lead: u64,
         queue_slots_left: u64,
         refusal_budget: u64,
@@ -128,12 +129,13 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (
             1..=2_usize,
             prop::collection::vec(run, 0..4),
+            prop_oneof![3 => Just((0, 0)), 1 => (0..3_usize, 0..2_usize)],
             prop_oneof![3 => Just(0), 1 => 1..500_000_u64],
             0..30_u64,
             prop_oneof![Just(0), 0..500_u64],
         )
-            .prop_map(|(limiter_refs, runs, lead, queue_slots_left, refusal_budget)| {
-                Step::Reserve { limiter_refs, runs, lead, queue_slots_left, refusal_budget }
+            .prop_map(|(limiter_refs, runs, not_new, lead, queue_slots_left, refusal_budget)| {
+                Step::Reserve { limiter_refs, runs, not_new, lead, queue_slots_left, refusal_budget }
             }),
         2 => (any::<usize>(), 1..5_u64).prop_map(|(holding, count)| Step::GiveBack { holding, count }),
         1 => any::<usize>().prop_map(|rules| Step::Change { rules }),
@@ -284,7 +286,9 @@ fn first_of(call: &Call, mut requests: u64) -> Call {
         run.count = run.count.min(requests);
         requests -= run.count;
     }
+    let asked = call.runs.len();
     call.runs.retain(|run| run.count > 0);
+    call.prefetched = call.prefetched.saturating_sub(asked - call.runs.len());
     call
 }
 
@@ -310,11 +314,13 @@ fn run(model: &mut Model, store: &mut TestStore, steps: &[Step]) {
                 };
                 both_report(model, store, *limiter_ref, &report);
             }
-            Step::Reserve { limiter_refs, runs, lead, queue_slots_left, refusal_budget } => {
+            Step::Reserve { limiter_refs, runs, not_new, lead, queue_slots_left, refusal_budget } => {
                 let runs =
                     runs.iter().map(|&(cost, wait, count)| Run { cost, wait_max: Micros(wait), count });
                 let call = Call {
                     runs: runs.collect(),
+                    replaced: not_new.0,
+                    prefetched: not_new.1,
                     lead: Micros(*lead),
                     queue_slots_left: *queue_slots_left,
                     refusal_budget: *refusal_budget,

@@ -116,7 +116,9 @@ impl Worker {
         let capacities = refs.iter().flatten().flat_map(|one| one.rules.iter().map(Rule::capacity));
         // A replica without a share grants nothing.
         let cost_max = if refs.is_none() { 0 } else { capacities.min().unwrap_or(u64::MAX) };
-        call.runs.retain(|run| run.cost <= cost_max);
+        let fits = |run: &Run| run.cost <= cost_max;
+        call.replaced = call.runs.iter().take(call.replaced).filter(|run| fits(run)).count();
+        call.runs.retain(fits);
         let answer = self.ask_fallback(call.clone(), &refs.unwrap_or_default());
         let granted: Vec<_> = booked(&call, &answer).collect();
         self.session.ledger().record_offline(answer.now, &self.calling.limiter_refs, &granted);
@@ -137,7 +139,7 @@ impl Worker {
         let refs = &self.calling.limiter_refs;
         let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: permits }];
         let generations = vec![0; refs.len()];
-        let call = Call { replica: *replica, generations, runs, ..Call::default() };
+        let call = Call { replica: *replica, generations, runs, prefetched: 1, ..Call::default() };
         let answer = store.reserve_now(refs, &call);
         let granted: Vec<_> = booked(&call, &answer).collect();
         self.session.ledger().record_offline(answer.now, refs, &granted);

@@ -20,7 +20,7 @@ struct Outcomes<'a, I> {
     answer: &'a Answer,
     source: Source,
     each: I,
-    /// How many further requests may be refused like the first refused one.
+    /// How many further requests may be refused like the first refused one that is spread.
     budget: u64,
 }
 
@@ -156,8 +156,6 @@ impl Worker {
                         self.hold_wanted(cost, slot(at, outcomes.source, around));
                     }
                     Outcome::TooFar(away) | Outcome::Full(away) => {
-                        // The budget belongs to the first refusal, which is this one.
-                        outcomes.budget = 0;
                         let refusal = self.refusal(outcome, away.advised);
                         self.refuse_without_slot(cost, &refusal, out);
                     }
@@ -180,7 +178,7 @@ impl Worker {
         out: &mut Vec<Action>,
     ) {
         let store_now = outcomes.answer.now;
-        // The budget belongs to the first refusal. Each other one is only used for the requests of this call.
+        // The budget belongs to the first refusal that is spread. Each other one is only used for the requests of this call.
         let (mut first, mut latest): (Option<Box<RefusalCache>>, Option<Box<RefusalCache>>) = (None, None);
         let mut refused = 0;
         let mut arrivals = arrivals.into_iter();
@@ -193,7 +191,7 @@ impl Worker {
                 Outcome::TooFar(away) | Outcome::Full(away) => {
                     let cost = arrival.cost;
                     if !latest.as_ref().is_some_and(|latest| latest.is_of(cost, &away, store_now)) {
-                        first = first.or(latest);
+                        first = preferred(first, latest);
                         let clock = around.clock_of(outcomes.source);
                         latest = self.refusal_cache(cost, away, store_now, (clock, around.now));
                     }
@@ -209,7 +207,7 @@ impl Worker {
         self.put_back(arrivals.collect());
         if matches!(outcomes.source, Source::Store(_)) && refused > 0 {
             out.push(Action::CountRefused(refused));
-            let cache = first.or(latest).filter(|_| self.owed.give_back.is_empty());
+            let cache = preferred(first, latest).filter(|_| self.owed.give_back.is_empty());
             let cache = cache.map(|cache| Action::Cache(cache.with_budget(outcomes.budget)));
             out.extend(cache);
         }
@@ -231,6 +229,15 @@ impl Worker {
             Asker::Refused => self.give_back(slot, cost, out),
         }
     }
+}
+
+/// Returns the first of two refusals that is spread, or the first one.
+fn preferred(
+    first: Option<Box<RefusalCache>>,
+    later: Option<Box<RefusalCache>>,
+) -> Option<Box<RefusalCache>> {
+    let is_spread = |cache: &Option<Box<RefusalCache>>| cache.as_ref().is_some_and(|cache| cache.is_spread());
+    if is_spread(&later) && !is_spread(&first) { later } else { first.or(later) }
 }
 
 /// Returns the slot that was booked at an instant.

@@ -229,6 +229,8 @@ impl Worker {
             reschedule: holdings(&reschedule),
             reschedule_wait: self.longest_wait(now),
             runs,
+            replaced: replace.len(),
+            prefetched: usize::from(prefetch.is_some()),
             lead,
             queue_slots_left: self.queue_slots_left() + replaced as u64,
             ..Call::default()

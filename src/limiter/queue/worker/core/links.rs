@@ -135,6 +135,7 @@ impl Worker {
             let replaced = replace.iter().map(|(_, count)| *count as u64).sum::<u64>();
             let call = Call {
                 runs: self.runs(around.now, &replace, &arrivals),
+                replaced: replace.len(),
                 queue_slots_left: self.queue_slots_left() + replaced,
                 ..Call::default()
             };

@@ -105,7 +105,7 @@ impl Worker {
         }
         let kept = max.saturating_sub(self.waiting()).min(self.arrivals.list.len());
         let limiter = self.limits.refs[0].name.clone();
-        let refusal = Refusal::QueueFull { limiter, limit: 0, retry_after: FULL_RETRY };
+        let refusal = Refusal::QueueFull { limiter, limit: 0, available: 0, retry_after: FULL_RETRY };
         for arrival in self.arrivals.list.drain(kept..) {
             out.push(Action::Refuse(arrival.asker, arrival.cost, refusal.clone()));
         }
@@ -129,7 +129,7 @@ impl Worker {
         {
             let limiter = self.limits.refs[0].name.clone();
             let retry_after = due.map_or(FULL_RETRY, |due| (due - now).max(Micros::ONE));
-            let refusal = Refusal::QueueFull { limiter, limit: 0, retry_after };
+            let refusal = Refusal::QueueFull { limiter, limit: 0, available: 0, retry_after };
             out.push(Action::Refuse(Asker::Request(waiter.request), *cost, refusal));
             left -= 1;
         }
@@ -149,10 +149,7 @@ impl Worker {
     /// Returns the refusal of a request whose slot is too far away; `delay` is how far, if known.
     pub(super) fn too_far(&self, delay: Option<Micros>) -> Refusal {
         let delay = delay.unwrap_or(self.limits.terms.lease);
-        self.refusal(
-            Outcome::TooFar(RetryDelay { delay, advised: delay, violated: Violated::default() }),
-            delay,
-        )
+        self.refusal(Outcome::TooFar(RetryDelay { delay, advised: delay, ..RetryDelay::default() }), delay)
     }
 
     /// Returns the refusal of a request that a store did not book.
@@ -160,11 +157,13 @@ impl Worker {
         let refs = &self.limits.refs;
         let limiter = |violated: Violated| refs[violated.limiter.min(refs.len() - 1)].name.clone();
         match outcome {
-            Outcome::Full(RetryDelay { violated, .. }) => {
-                Refusal::QueueFull { limiter: limiter(violated), limit: violated.limit, retry_after }
+            Outcome::Full(RetryDelay { violated, available, .. }) => {
+                let (limiter, limit) = (limiter(violated), violated.limit);
+                Refusal::QueueFull { limiter, limit, available, retry_after }
             }
-            Outcome::TooFar(RetryDelay { violated, .. }) => {
-                Refusal::RateLimited { limiter: limiter(violated), limit: violated.limit, retry_after }
+            Outcome::TooFar(RetryDelay { violated, available, .. }) => {
+                let (limiter, limit) = (limiter(violated), violated.limit);
+                Refusal::RateLimited { limiter, limit, available, retry_after }
             }
             Outcome::Booked(_) => self.store_unavailable(),
         }
