@@ -1,7 +1,7 @@
 //! The composition root: wires the rooms together, owns every task, and ends them in order.
 //!
 //! Nothing is decided here. Its tasks are the proxy's and the admin's listeners, the store's probe, the limiters'
-//! recovery, and one that reloads ([`reload`]), so that reloads never overlap.
+//! recovery, the lines about an outage, and one that reloads ([`reload`]), so that reloads never overlap.
 
 mod reload;
 mod sockets;
@@ -182,6 +182,8 @@ impl App {
         tasks.spawn(async move { ended.run_until_cancelled(following.follow()).await });
         let (keeping, ended) = (limiters.clone(), end.clone());
         tasks.spawn(async move { ended.run_until_cancelled(keeping.keep()).await });
+        let (telling, ended) = (limiters.clone(), end.clone());
+        tasks.spawn(async move { ended.run_until_cancelled(telling.tell_outages()).await });
         metrics.started(unix_seconds());
 
         let handle = Arc::new(Handle::new(loaded));

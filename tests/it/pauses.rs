@@ -30,6 +30,14 @@ fn overtaken(services: &[Service]) -> usize {
     services.iter().map(|one| services.iter().filter(|other| later(one, other)).count()).sum()
 }
 
+/// Waits until one line of the log holds all of these words.
+async fn logged(weir: &Weir, words: &[&str]) {
+    eventually("it is logged", PATIENCE, async || {
+        weir.log().lines().any(|line| words.iter().all(|word| line.contains(word)))
+    })
+    .await;
+}
+
 fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs()
 }
@@ -376,12 +384,6 @@ async fn each_replica_reports_the_cause_and_the_origin_of_a_pause() {
             assert_eq!(pause_shown(weir).await, expected);
         }
     };
-    let logged = async |weir: &Weir, words: &[&str]| {
-        eventually("it is logged", PATIENCE, async || {
-            weir.log().lines().any(|line| words.iter().all(|word| line.contains(word)))
-        })
-        .await;
-    };
     let name = host.as_str().expect("a name");
 
     shown_by_all(Value::Null).await;
@@ -611,5 +613,26 @@ async fn a_pause_by_hand_outlives_the_memory_of_redis() {
     assert_eq!(fleet[1].tell("/api/limiters/api/resume").await.status, 200);
     for weir in &fleet {
         eventually("it goes on", PATIENCE, async || weir.get("/").await.status == 200).await;
+    }
+}
+
+#[tokio::test]
+async fn a_pause_is_a_warning_and_no_change_of_the_limits() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let limiter = "{limits: [{rate: 2, per: 1s, algorithm: leaky_bucket}], queue: {timeout: 1m}}";
+    let fleet = Weir::fleet(2, &one_limiter(&redis.store(), limiter, &upstream)).await;
+    let waiting: Vec<_> = fleet.iter().flat_map(|weir| weir.begin(4, "/")).collect();
+    for weir in &fleet {
+        weir.wait_for_waiting(2).await;
+    }
+    fleet[0].tell_with("/api/limiters/api/pause", "{\"for\": \"2s\"}").await;
+    logged(&fleet[0], &["\"WARN\"", "\"paused by hand\""]).await;
+    logged(&fleet[1], &["\"WARN\"", "paused by hand through another replica"]).await;
+    for answer in client::answers(waiting).await {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    for weir in &fleet {
+        assert!(!weir.log().contains("limits changed"), "{}", weir.log());
     }
 }

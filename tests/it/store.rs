@@ -314,3 +314,29 @@ async fn replicas_know_each_other_and_divide_a_limit_by_their_number() {
     eventually("which has left", PATIENCE, async || known(&others[0]).await == 2).await;
     fleet.clear();
 }
+
+#[tokio::test]
+async fn each_minute_without_the_store_is_logged_with_the_limiters_concerned() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let store = format!("{{redis: {{url: \"redis://127.0.0.1:{}\"}}}}", closed_port());
+    let limiters = [
+        ("strict", "{limits: [10/1h], on_store_failure: reject}"),
+        ("loose", "{limits: [100000/1h]}"),
+        ("own", "{limits: [10/1h], scope: per_replica}"),
+    ];
+    let routes = [
+        ("path: /strict", "limiter: strict"),
+        ("path: /loose", "limiter: loose"),
+        ("path: /own", "limiter: own"),
+    ];
+    let weir = Weir::start(&configuration(&store, &limiters, &routes, &upstream)).await;
+    eventually("a line about the outage", Duration::from_secs(90), async || {
+        weir.log().contains("the store is still away")
+    })
+    .await;
+    let log = weir.log();
+    let line = log.lines().find(|line| line.contains("the store is still away")).expect("it is there");
+    let affected = "limited by this replica's share: loose; refused with 503: strict";
+    assert!(line.contains("\"WARN\"") && line.contains(affected), "{line}");
+}

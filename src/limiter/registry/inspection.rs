@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use tokio::time::Duration;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
@@ -178,7 +178,7 @@ impl Inspection {
         if lasting.is_zero() {
             info!(limiter = %active.name, is_local, "resumed by hand");
         } else {
-            info!(limiter = %active.name, ?lasting, is_local, "paused by hand");
+            warn!(limiter = %active.name, ?lasting, is_local, "paused by hand");
         }
         Ok(applied)
     }

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Duration, sleep, timeout};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use crate::clock::Clock;
 use crate::entropy::Entropy;
@@ -22,6 +22,7 @@ use crate::limiter::recovery::session::StoreSession;
 use crate::limiter::registry::in_force::InForce;
 use crate::limiter::registry::inspection::{Inspection, LimiterStatus, NotFound, Tally};
 use crate::limiter::registry::limiter_set::{LimiterSet, LimiterSetError};
+use crate::limiter::registry::outages;
 use crate::limiter::registry::prepared_limiters::PreparedLimiters;
 use crate::limiter::registry::queues::{LINGER, Queues};
 use crate::limiter::registry::store_sessions::StoreSessions;
@@ -201,6 +202,12 @@ impl Limiters {
         }
     }
 
+    /// Logs each minute of an outage of the store, with the limiters that it concerns. Does not end.
+    pub async fn tell_outages(&self) {
+        let limiters = || self.active_limiters().into_iter().filter(|active| active.session.store.may_fail());
+        outages::tell(|| limiters().collect(), self.in_force.queues.fallback.clock).await;
+    }
+
     /// Waits until the store grants permits: a store that is new, or has lost its state, settles first. Ends at once if
     /// the store does not answer, and after two seconds in any case.
     pub async fn settle(&self) {
@@ -304,12 +311,12 @@ impl Limiters {
         let lasting = (stretch.until - stretch.from).to_duration();
         match reason {
             Reason::Upstream { status, is_named } => {
-                info!(%limiter, %by, status, is_named, ?lasting, "paused by an upstream through another replica");
+                warn!(%limiter, %by, status, is_named, ?lasting, "paused by an upstream through another replica");
             }
             Reason::ByHand if lasting.is_zero() => {
                 info!(%limiter, %by, "resumed by hand through another replica");
             }
-            Reason::ByHand => info!(%limiter, %by, ?lasting, "paused by hand through another replica"),
+            Reason::ByHand => warn!(%limiter, %by, ?lasting, "paused by hand through another replica"),
         }
     }
 

@@ -7,6 +7,7 @@
 //! - `limiter_set`: the limiters of a route, taken together or not at all.
 //! - `queues`: every queue of this process.
 //! - `inspection`: one limiter, looked at or acted on by hand.
+//! - `outages`: a line in the log for each minute without the store.
 //! - `series`: a limiter as the metrics show it.
 //!
 //! Knows nothing of routes, of files, or of why a limiter is configured as it is.
@@ -15,6 +16,7 @@ mod in_force;
 pub mod inspection;
 pub mod limiter_set;
 pub mod limiters;
+mod outages;
 pub mod prepared_limiters;
 pub(in crate::limiter) mod queues;
 mod series;

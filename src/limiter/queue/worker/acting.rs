@@ -1,7 +1,7 @@
 //! Carries out what the core wants.
 
 use tokio::sync::oneshot;
-use tracing::info;
+use tracing::{debug, info};
 
 use super::core::events::{Action, Around, Back, Event};
 use super::requests::Receiver;
@@ -42,14 +42,22 @@ impl Worker {
                 Action::Cache(cache) => self.queue.set_refusal_cache(cache),
                 Action::CountRefused(count) => self.queue.count_refused_by_store(count, around.now),
                 Action::CountLate(late) => self.queue.count_late(late),
-                Action::LogMoved(slots) => {
-                    info!(limiter = %self.queue.name(), slots, "limits changed: rescheduling waiting requests");
-                }
+                Action::LogMoved(slots) => self.log_moved(slots),
                 Action::End => has_ended |= self.is_ended(),
             }
         }
         self.actions = actions;
         has_ended
+    }
+
+    /// Logs that waiting requests get other slots. A pause has a line of its own.
+    fn log_moved(&self, slots: usize) {
+        let limiter = self.queue.name();
+        if self.queue.has_pause() {
+            debug!(%limiter, slots, "the pause moves waiting requests");
+        } else {
+            info!(%limiter, slots, "limits changed: rescheduling waiting requests");
+        }
     }
 
     /// Ends the queue, if nothing has come meanwhile and nobody holds it.

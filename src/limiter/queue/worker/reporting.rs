@@ -8,9 +8,7 @@ use super::reporter::Reports;
 use super::state::Worker;
 use crate::clock::Moment;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::{
-    Cause, LimiterName, PauseRequest, PauseStretch, Reason, ReportResult, UpstreamReport,
-};
+use crate::limiter::model::{Cause, PauseRequest, PauseStretch, Reason, ReportResult, UpstreamReport};
 use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::upstream_report::PendingReport;
 use crate::limiter::store::StoreError;
@@ -69,7 +67,7 @@ impl Worker {
         for (place, limiter_ref, report, result) in reports {
             let Some(instance) = self.queue.instances.get(place).cloned() else { continue };
             match result {
-                Ok(result) => self.settle_report(&instance, &limiter_ref, &report, result),
+                Ok(result) => self.settle_report(&instance, &report, result),
                 Err(error) => {
                     if !matches!(error, StoreError::Away) {
                         warn!(limiter = %limiter_ref.name, %error, "cannot report the upstream's quota to the store");
@@ -80,13 +78,7 @@ impl Worker {
         }
     }
 
-    fn settle_report(
-        &self,
-        instance: &LimiterInstance,
-        limiter_ref: &LimiterRef,
-        report: &UpstreamReport,
-        result: ReportResult,
-    ) {
+    fn settle_report(&self, instance: &LimiterInstance, report: &UpstreamReport, result: ReportResult) {
         if self.session.observe_epoch(result.epoch) {
             self.siblings.wake_all();
         }
@@ -95,7 +87,7 @@ impl Worker {
         }
         if report.pause.is_some() && result.paused_until > result.epoch.now {
             let stretch = PauseStretch { from: result.epoch.now, until: result.paused_until };
-            log_pause(report, stretch, &limiter_ref.name);
+            log_pause(report, stretch, instance);
             if let Some(cause) = cause_of(report) {
                 self.siblings.pause(instance, stretch, cause);
             }
@@ -112,7 +104,7 @@ impl Worker {
         let result = fallback.store.report_upstream_at(now, &limiter_ref, &local);
         if report.pause.is_some() && result.paused_until > now {
             let stretch = PauseStretch { from: now, until: result.paused_until };
-            log_pause(report, stretch, &limiter_ref.name);
+            log_pause(report, stretch, instance);
             if let Some(cause) = cause_of(report) {
                 self.siblings.pause_locally(instance, moment + (stretch.until - stretch.from), cause);
             }
@@ -127,9 +119,14 @@ fn cause_of(report: &UpstreamReport) -> Option<Cause> {
     Some(Cause { reason, replica: report.replica })
 }
 
-/// Logs the pause that follows a rejection.
-fn log_pause(report: &UpstreamReport, stretch: PauseStretch, limiter: &LimiterName) {
+/// Logs the pause that follows a rejection. A limiter may have very many partitions, whose pauses concern one tenant each.
+fn log_pause(report: &UpstreamReport, stretch: PauseStretch, instance: &LimiterInstance) {
     let Some(PauseRequest { status, wait, .. }) = report.pause else { return };
     let (is_named, lasting) = (wait.is_some(), (stretch.until - stretch.from).to_duration());
-    info!(%limiter, status, is_named, ?lasting, "the upstream asks for a pause");
+    let limiter = &instance.active.name;
+    if instance.partition.is_some() {
+        info!(%limiter, status, is_named, ?lasting, "the upstream asks for a pause of a partition");
+    } else {
+        warn!(%limiter, status, is_named, ?lasting, "the upstream asks for a pause");
+    }
 }
