@@ -86,6 +86,7 @@ pub async fn run(seconds: Option<NonZeroU32>) -> Result<(), DemoError> {
     let traffic = tasks.spawn(traffic.run(stop_traffic.clone()));
 
     let mut screen = Screen::stdout();
+    let start = Instant::now();
     let shown = show(&mut screen, &setting, &totals, &tally, seconds, &mut signals).await;
 
     // The applications stop first, then weir, then the provider, so that waiting requests still get their turn.
@@ -103,11 +104,13 @@ pub async fn run(seconds: Option<NonZeroU32>) -> Result<(), DemoError> {
         () = signals.signal() => {}
     }
     logging.flush();
-    screen.summary(shown?, &totals.read(), tally())?;
+    shown?;
+    // With the time in which the waiting requests got their turn: they are among those forwarded.
+    screen.summary(start.elapsed(), &totals.read(), tally())?;
     Ok(())
 }
 
-/// Prints one row a second until the end, and returns the time that it took.
+/// Prints one row a second until the end.
 async fn show(
     screen: &mut Screen,
     setting: &Setting,
@@ -115,7 +118,7 @@ async fn show(
     provider: &impl Fn() -> Tally,
     seconds: Option<NonZeroU32>,
     signals: &mut Ending,
-) -> io::Result<Duration> {
+) -> io::Result<()> {
     const SECOND: Duration = Duration::from_secs(1);
     screen.opening(setting)?;
     let start = Instant::now();
@@ -136,8 +139,7 @@ async fn show(
             break;
         }
     }
-    screen.ending(totals.read().waiting())?;
-    Ok(start.elapsed())
+    screen.ending(totals.read().waiting())
 }
 
 /// Returns the quickstart configuration with the provider as its upstream.

@@ -169,3 +169,20 @@ async fn it_asks_for_the_token_and_reports_a_wrong_one() {
     let errors = page.close().await;
     assert!(errors.iter().all(|error| error.contains("401")), "{errors:?}");
 }
+
+#[tokio::test]
+#[ignore = "needs chromium: scripts/dashboard"]
+async fn the_line_has_no_spike_where_two_counts_are_close_together() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let weir = Weir::start(&one_limiter("memory", "{limits: [3/1h]}", &upstream)).await;
+    let mut page = Page::open(&weir.admin("/"), WIDE).await;
+    page.shows(&["3 left of 3"]).await;
+    let counts = "[[0, 0], [5000, 50], [10000, 100], [10010, 103], [9990, 100], [12010, 120]]";
+    let script = format!(
+        "{counts}.forEach(([at, granted]) => note('x', {{ at, granted, refused: 0 }})); \
+         lines.get('x').map((point) => point.at).join()"
+    );
+    assert_eq!(page.value(&script).await, "0,5000,10010,12010");
+    page.close().await;
+}

@@ -18,6 +18,11 @@ async fn the_demo_keeps_within_the_quota_and_ends() {
             assert!(demo.stdout.contains(hint), "{hint:?} in: {}", demo.stdout);
         }
         assert_eq!(demo.stderr, "", "weir has nothing to complain about");
+        assert!(demo.stdout.contains("The dashboard: http://127.0.0.1:"), "{}", demo.stdout);
+        let told = demo.stdout.lines().find_map(|line| line.trim().split_once(" forwarded, "));
+        let (forwarded, rate) = told.unwrap_or_else(|| panic!("a summary: {}", demo.stdout));
+        let rate: f64 = rate.split(' ').next().and_then(|rate| rate.parse().ok()).expect("a rate");
+        assert!((7.0..=12.0).contains(&rate), "{forwarded} forwarded at 10 a second read as {rate}");
 
         // The columns: time, sent, forwarded, per second, waiting, refused, violations.
         let rows: Vec<Vec<u64>> = demo.stdout.lines().filter_map(row).collect();

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use regex::Regex;
 use tempfile::TempDir;
 
-use crate::support::weir::run;
-use crate::support::{Upstream, Weir, lane, one_limiter};
+use crate::support::weir::{check_strictly, run};
+use crate::support::{PATIENCE, Upstream, Weir, client, closed_port, eventually, lane, one_limiter};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -216,4 +216,19 @@ async fn every_link_leads_somewhere_and_every_file_and_command_exists() {
         }
     }
     assert!(links > 50, "{links} links");
+}
+
+#[tokio::test]
+async fn the_stand_in_for_an_api_answers_every_method() {
+    let _lane = lane::shared().await;
+    let port = closed_port();
+    let mut provider = tokio::process::Command::new(Path::new(ROOT).join("scripts/provider"));
+    provider.arg(port.to_string()).stderr(std::process::Stdio::null()).kill_on_drop(true);
+    let _provider = provider.spawn().expect("it starts");
+    let url = format!("http://127.0.0.1:{port}/");
+    eventually("it answers", PATIENCE, async || client::get(&url).await.is_ok()).await;
+    for method in ["POST", "PUT", "PATCH", "DELETE"] {
+        let request = client::Request::post("/", b"a body").method(method);
+        assert_eq!(client::send(&url, request).await.expect("an answer").status, 200, "{method}");
+    }
 }

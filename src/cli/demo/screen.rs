@@ -63,6 +63,7 @@ impl Screen {
              \n  applications ---> weir {proxy} ---> provider {provider}\n\
              \n  weir runs config/quickstart.yaml, without Redis{limits}.\
              \n  The provider counts what arrives, and answers 429 beyond its quota.\n\
+             \n  The dashboard: http://{admin}/\n\
              \n  Try in another terminal:\
              \n    curl -i http://{proxy}{path}\
              \n    curl http://{admin}/api/limiters\
@@ -97,10 +98,12 @@ impl Screen {
         let Tally { requests, violations } = provider;
         let verdict = self.verdict(violations, 0);
         let seconds = time.as_secs_f64();
+        let rate = forwarded as f64 / seconds.max(f64::MIN_POSITIVE);
         write!(
             self.out,
-            "\n  In {seconds:.1} s the applications sent {sent} requests:\
-             \n    {forwarded:>8} forwarded; the provider saw {requests}, {verdict} of them beyond its quota\
+            "\n  The applications sent {sent} requests; the last got its turn after {seconds:.1} s:\
+             \n    {forwarded:>8} forwarded, {rate:.1} a second; the provider allows {QUOTA}\
+             \n    {requests:>8} seen by the provider, {verdict} of them beyond its quota\
              \n    {refused:>8} refused by weir, with a Retry-After\
              \n    {failed:>8} failed\n\n"
         )?;
