@@ -6,13 +6,14 @@
 //! in force. Each room uses only those before it: `error`, `net`, `messages`, `listen`, `upstream`, `route`, `forward`. [`bench`] and
 //! [`fuzz`] open the pure parts to benches and fuzzers.
 //!
-//! A reload has two stages: [`prepare`] builds routes and upstreams and may fail, a commit swaps them and cannot.
+//! [`explain`] asks the same code what would become of a request. A reload has two stages: [`prepare`] builds routes and upstreams and may fail, a commit swaps them and cannot.
 //!
 //! Decides nothing about limits, and reads no file but the certificates and keys that `server.tls` and an upstream name.
 
 #[doc(hidden)]
 pub mod bench;
 mod error;
+mod explain;
 mod forward;
 #[doc(hidden)]
 pub mod fuzz;
@@ -27,6 +28,7 @@ mod upstream;
 
 use std::collections::HashSet;
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -39,6 +41,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use self::error::ProxyBuildError;
+pub use self::explain::Explanation;
 use self::forward::forwarder;
 use self::forward::response_body::ResponseBody;
 use self::listen::client::Client;
@@ -109,6 +112,11 @@ impl Proxy {
         let present = self.upstreams().clone();
         let parts = self.shared.builder.build(config, limiters, &present)?;
         Ok(PreparedProxy { shared: self.shared.clone(), parts })
+    }
+
+    /// Explains what would become of a request from an address, by the routes in force. Sends nothing, takes no permit.
+    pub fn explain(&self, request: Request<()>, peer: IpAddr) -> Explanation {
+        explain::explain(&self.table(), request, peer)
     }
 
     /// Closes all upstream connections, after [`serve`] has returned.

@@ -54,7 +54,7 @@ pub(crate) fn handle(
     // A client that waits for 100 Continue has not begun to send a body.
     let sends_body = !request_head::expects_continue(request.headers(), flags);
     let version = request.version();
-    match Plan::make(table, &client, &request, flags, &mut record) {
+    match Plan::make(table, client.sender(), &request, flags, &mut *record) {
         Err(error) => {
             let unread = Unread { body: Some(request.into_body()), sends_body, version };
             Either::Left(refuse(error, reader, unread, record, client))

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use http::header::AUTHORIZATION;
+use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{Request, Uri};
 use hyper::body::Incoming;
@@ -12,7 +13,7 @@ use hyper::upgrade::OnUpgrade;
 
 use super::plan::Plan;
 use crate::limiter::Permit;
-use crate::proxy::listen::client::Client;
+use crate::proxy::listen::client::{Client, Sender};
 use crate::proxy::messages::headers::{self, Origin};
 use crate::proxy::messages::request_body::RequestBody;
 use crate::proxy::messages::upload::Upload;
@@ -56,14 +57,9 @@ impl Outgoing {
     /// Takes the client's request, with its target at the upstream.
     pub(crate) fn new(plan: &Plan, target: PathAndQuery, mut request: Request<Incoming>) -> Outgoing {
         let upgrade = plan.upgrade.as_ref().map(|_| hyper::upgrade::on(&mut request));
-        let (mut parts, body) = request.into_parts();
-        parts.uri = Uri::from(target);
-        parts.extensions.clear();
-        if plan.token_in_authorization {
-            parts.headers.remove(AUTHORIZATION);
-        }
+        let (parts, body) = request.into_parts();
         Outgoing {
-            head: Request::from_parts(parts, ()),
+            head: received(plan, target, parts),
             head_state: HeadState::Received,
             body: Some(body),
             permit: None,
@@ -89,7 +85,7 @@ impl Outgoing {
     ) -> Request<RequestBody> {
         let mut head = std::mem::take(&mut self.head);
         if self.head_state == HeadState::Received {
-            rewrite(&mut head, plan, client);
+            rewrite(&mut head, plan, client.sender());
         }
         let is_harmless = head.method().is_idempotent() && self.upgrade.is_none();
         let keeps_head = self.keeps_copy || (may_be_stale && is_harmless);
@@ -120,10 +116,21 @@ impl Outgoing {
     }
 }
 
-fn rewrite(head: &mut Request<()>, plan: &Plan, client: &Client) {
+/// Returns the head of a client's request with its target at the upstream, before the route changes its headers.
+pub(crate) fn received(plan: &Plan, target: PathAndQuery, mut parts: Parts) -> Request<()> {
+    parts.uri = Uri::from(target);
+    parts.extensions.clear();
+    if plan.token_in_authorization {
+        parts.headers.remove(AUTHORIZATION);
+    }
+    Request::from_parts(parts, ())
+}
+
+/// Turns the headers of a client's request into those for the upstream.
+pub(crate) fn rewrite(head: &mut Request<()>, plan: &Plan, sender: Sender<'_>) {
     let origin = Origin {
-        peer: client.peer,
-        secure: client.secure,
+        peer: sender.peer,
+        secure: sender.secure,
         authority: plan.authority.as_ref(),
         upgrade: plan.upgrade.as_ref(),
         version: head.version(),

@@ -2,17 +2,17 @@
 //!
 //! Opens nothing and takes nothing.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderValue, Request, Version};
 
-use super::record::Record;
-use crate::config::model::Http2;
+use crate::config::model::{Http2, Route as Rule};
 use crate::limiter::{Demand, Partition};
 use crate::proxy::error::ProxyError;
-use crate::proxy::listen::client::Client;
+use crate::proxy::listen::client::Sender;
 use crate::proxy::messages::end_to_end::EndToEnd;
 use crate::proxy::messages::header_flags::HeaderFlags;
 use crate::proxy::messages::patience::ClientPatience;
@@ -22,6 +22,20 @@ use crate::proxy::route::router::Target;
 use crate::proxy::route::table::{Route, Table};
 use crate::proxy::route::{caller, links, rewrite};
 use crate::proxy::upstream::connect::Wanted;
+
+/// Takes note of the decisions as they are made, also of those before a refusal.
+pub(crate) trait Notes {
+    /// Notes the client's address.
+    fn address(&mut self, address: IpAddr);
+    /// Notes what the router looks at.
+    fn target(&mut self, _target: Target<'_>) {}
+    /// Notes the client's name; `None` if no clients are configured.
+    fn named(&mut self, name: Option<&Arc<str>>);
+    /// Notes the route.
+    fn routed(&mut self, route: &Arc<Route>);
+    /// Notes what the keys of the route's limiters are read from.
+    fn keys(&mut self, _facts: Facts<'_>, _rule: &Rule) {}
+}
 
 /// The decisions about one request.
 pub(crate) struct Plan {
@@ -53,14 +67,14 @@ impl Plan {
     /// The caller is identified first, so that an unknown one learns nothing of the routes.
     pub(crate) fn make<B>(
         table: &Table,
-        client: &Client,
+        sender: Sender<'_>,
         request: &Request<B>,
         flags: HeaderFlags,
-        record: &mut Record,
+        notes: &mut impl Notes,
     ) -> Result<(Plan, PathAndQuery), ProxyError> {
-        let address = caller::address(&table.server().trusted_proxies, client.peer, request.headers());
-        record.caller.address = address;
-        caller::admit(table.server(), client.peer)?;
+        let address = caller::address(&table.server().trusted_proxies, sender.peer, request.headers());
+        notes.address(address);
+        caller::admit(table.server(), sender.peer)?;
         request_head::check(request, flags)?;
         let authority = request_head::authority(request)?;
         let (uri, headers) = (request.uri(), request.headers());
@@ -68,12 +82,14 @@ impl Plan {
         let upgrade = request_head::upgrade(request, flags);
         // What selects a route, a partition or a cost is what the client sends to the upstream, before the route changes any of it.
         let read = &EndToEnd::new(headers, flags, upgrade.is_some());
-        let found = table.route(Target { host, path: uri.path(), method: request.method(), headers: read });
+        let target = Target { host, path: uri.path(), method: request.method(), headers: read };
+        notes.target(target);
+        let found = table.route(target);
         let rule = found.as_ref().ok().map(|route| &route.rule);
-        let caller = caller::identify(table.clients(), headers, &client.names, rule)?;
-        record.caller.name = caller.name.clone();
+        let caller = caller::identify(table.clients(), headers, sender.names, rule)?;
+        notes.named(caller.name.as_ref());
         let route = found?;
-        record.routed(route);
+        notes.routed(route);
         caller::may_use(&route.rule, &caller)?;
         let target = rewrite::target(uri, &route.rule)?;
         let answer_time = || route.upstream.answer_times().percentile_90();
@@ -81,12 +97,13 @@ impl Plan {
         let wait_max = patience.as_ref().map(|patience| patience.wait(answer_time));
         let demand = Demand { cost: request_head::cost(read, &route.rule.cost)?, wait_max };
         let facts = Facts { headers: read, uri, host, address, client: caller.name.as_deref() };
+        notes.keys(facts, &route.rule);
         let partitions = facts.partitions(&route.rule.limiters)?;
         // HTTP/2 cannot switch protocols, so the request goes on without the wish, as RFC 9110 (7.8) allows.
         let upgrade = upgrade.filter(|_| route.rule.upstream.http2 != Http2::PriorKnowledge);
         let (route, token_in_authorization) = (Arc::clone(route), caller.token_in_authorization);
         let version = request.version();
-        let origin = links::origin(table.server(), client, authority.as_ref(), headers, flags);
+        let origin = links::origin(table.server(), sender, authority.as_ref(), headers, flags);
         let plan = Plan {
             route,
             authority,

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use tokio::time::Instant;
 
+use super::plan::Notes;
 use crate::config::model::{Errors, Route as Rule};
 use crate::limiter::Permit;
 use crate::proxy::error::ProxyError;
@@ -69,6 +70,22 @@ pub(crate) struct Caller {
     pub(crate) name: Option<Arc<str>>,
 }
 
+impl Notes for Record {
+    fn address(&mut self, address: IpAddr) {
+        self.caller.address = address;
+    }
+
+    fn named(&mut self, name: Option<&Arc<str>>) {
+        self.caller.name = name.cloned();
+    }
+
+    fn routed(&mut self, route: &Arc<Route>) {
+        self.route = Arc::clone(&route.rule.name);
+        self.metrics = route.metrics.clone();
+        self.errors = route.rule.errors;
+    }
+}
+
 impl Wait {
     /// Begins a wait.
     pub(crate) fn begin(&mut self) {
@@ -117,13 +134,6 @@ impl Record {
     /// Returns the time since the request came.
     pub(crate) fn elapsed(&self) -> Duration {
         self.began.elapsed()
-    }
-
-    /// Sets the route.
-    pub(crate) fn routed(&mut self, route: &Route) {
-        self.route = Arc::clone(&route.rule.name);
-        self.metrics = route.metrics.clone();
-        self.errors = route.rule.errors;
     }
 
     /// Notes a response that weir made, and returns it.

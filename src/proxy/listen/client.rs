@@ -31,6 +31,17 @@ pub(crate) struct Signals {
     pub(crate) cut: CancellationToken,
 }
 
+/// The sender of a request, as far as decisions and headers depend on it.
+#[derive(Clone, Copy)]
+pub(crate) struct Sender<'a> {
+    /// The address of the client's side of the connection.
+    pub(crate) peer: IpAddr,
+    /// True if the connection is inside TLS.
+    pub(crate) secure: bool,
+    /// The names in the client's certificate; empty without one.
+    pub(crate) names: &'a [SubjectName],
+}
+
 /// The client behind a connection, as its requests see it.
 pub(crate) struct Client {
     /// The address of the client's side of the connection.
@@ -64,6 +75,11 @@ impl Client {
         let (probe, activity, unread) = (stream.probe(), Activity::new(), Unread::default());
         let (secure, names) = (false, Vec::new());
         Client { peer, secure, names, probe, activity, unread, signals, tasks, slot }
+    }
+
+    /// Returns the client as the sender of a request.
+    pub(crate) fn sender(&self) -> Sender<'_> {
+        Sender { peer: self.peer, secure: self.secure, names: &self.names }
     }
 
     /// Notes that the protocol is known.

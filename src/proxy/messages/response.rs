@@ -90,6 +90,12 @@ pub(crate) fn refuse(error: &ProxyError, reader: Reader, errors: Errors) -> Refu
     Refused { response, outcome: verdict.outcome, code: verdict.code, reason }
 }
 
+/// Returns the status of an error, its `weir-error`, and its words for the client.
+pub(crate) fn outline(error: &ProxyError) -> (u16, &'static str, String) {
+    let verdict = verdict(error);
+    (verdict.status.as_u16(), verdict.code, verdict.detail)
+}
+
 /// Writes `weir-wait-ms` if the request waited.
 pub(crate) fn add_wait(headers: &mut HeaderMap, waited: Duration) {
     if !waited.is_zero() {

@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use super::caller;
 use super::path::strip;
 use crate::config::model::{Route as Rule, Server};
-use crate::proxy::listen::client::Client;
+use crate::proxy::listen::client::{Client, Sender};
 use crate::proxy::messages::header_flags::HeaderFlags;
 use crate::proxy::messages::headers::{X_FORWARDED_HOST, X_FORWARDED_PROTO};
 use crate::proxy::messages::request_head::names_a_host;
@@ -25,7 +25,7 @@ const TARGETS_MAX: usize = 256;
 /// The last value counts, because the proxy next to weir wrote it; those before may come from anyone.
 pub(crate) fn origin(
     server: &Server,
-    client: &Client,
+    sender: Sender<'_>,
     authority: Option<&Authority>,
     headers: &HeaderMap,
     flags: HeaderFlags,
@@ -33,7 +33,7 @@ pub(crate) fn origin(
     if let Some(url) = &server.public_url {
         return Some(Arc::clone(url));
     }
-    if !flags.has(HeaderFlags::FORWARDED) || !caller::is_trusted(server, client.peer) {
+    if !flags.has(HeaderFlags::FORWARDED) || !caller::is_trusted(server, sender.peer) {
         return None;
     }
     let scheme = last(headers, &X_FORWARDED_PROTO);
@@ -44,7 +44,7 @@ pub(crate) fn origin(
     if scheme.is_none() && host.is_none() {
         return None;
     }
-    let scheme = scheme.unwrap_or(own_scheme(client));
+    let scheme = scheme.unwrap_or(own_scheme(sender.secure));
     Some([scheme, "://", host.as_ref().or(authority)?.as_str()].concat().into())
 }
 
@@ -54,8 +54,8 @@ fn last<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     line.rsplit(',').next().map(str::trim)
 }
 
-fn own_scheme(client: &Client) -> &'static str {
-    if client.secure { "https" } else { "http" }
+fn own_scheme(secure: bool) -> &'static str {
+    if secure { "https" } else { "http" }
 }
 
 /// The rule by which links are rewritten: the route, and both ends of its way.
@@ -76,7 +76,7 @@ impl<'a> Links<'a> {
         authority: Option<&'a Authority>,
     ) -> Links<'a> {
         let authority = authority.map(Authority::as_str);
-        let asked = || authority.map(|host| [own_scheme(client), "://", host].concat());
+        let asked = || authority.map(|host| [own_scheme(client.secure), "://", host].concat());
         Links {
             rule,
             host_asked: authority.filter(|_| rule.preserve_host),

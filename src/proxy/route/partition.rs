@@ -1,6 +1,7 @@
 //! Derives the partition of each limiter from a request: a hash over the values of the limiter's key, each read in one way only.
 //!
-//! Only the hash leaves this module, so no value can be logged. Knows nothing of limits.
+//! Only the hash leaves this module, so no value can be logged; [`Facts::texts`] is for the asker of the very request. Knows nothing
+//! of limits.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -13,6 +14,7 @@ use crate::limiter::Partition;
 use crate::limiter::model::LimiterName;
 use crate::proxy::error::ProxyError;
 use crate::proxy::messages::end_to_end::EndToEnd;
+use crate::proxy::messages::headers;
 use crate::proxy::route::{path, query};
 
 /// The parts of a request that a key can name.
@@ -41,6 +43,16 @@ impl Facts<'_> {
     ) -> Result<Vec<Option<Partition>>, ProxyError> {
         let keys = limiters.iter().map(|(_, key)| key);
         keys.map(|key| (!key.is_empty()).then(|| self.partition(key)).transpose()).collect()
+    }
+
+    /// Returns the values of a limiter's key as texts, `None` for one that the request does not have. Credentials are hidden.
+    pub(crate) fn texts(&self, key: &[KeyPart]) -> Vec<Option<String>> {
+        let text = |part: &KeyPart| {
+            let value = self.value(part).ok().flatten()?;
+            let is_credential = matches!(part, KeyPart::Header(name) if headers::is_credential(name));
+            Some(if is_credential { "***".to_owned() } else { String::from_utf8_lossy(&value).into_owned() })
+        };
+        key.iter().map(text).collect()
     }
 
     fn partition(self, key: &[KeyPart]) -> Result<Partition, ProxyError> {

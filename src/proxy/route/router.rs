@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use http::Method;
+use http::{HeaderName, HeaderValue, Method};
 
 use super::path::{self, Forms, strip};
 use crate::config::model::{HostMatch, Match, PathMatch};
@@ -26,28 +26,48 @@ pub(crate) struct Target<'a> {
     pub(crate) headers: &'a EndToEnd<'a>,
 }
 
-/// Returns whether a request satisfies every condition of a match. A header that can be read in more than one way satisfies its
-/// condition here, so that [`check_headers`] refuses the request instead of a later match taking it.
+/// The condition of a match that a request does not satisfy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mismatch<'a> {
+    Path,
+    Host,
+    Method,
+    Header(&'a HeaderName),
+}
+
+/// Returns whether a request satisfies every condition of a match.
 fn matches(rule: &Match, path: &str, target: Target<'_>) -> bool {
+    mismatch(rule, path, target).is_none()
+}
+
+/// Returns the first condition that a request does not satisfy. A header that can be read in more than one way satisfies its condition
+/// here, so that [`check_headers`] refuses the request instead of a later match taking it.
+pub(crate) fn mismatch<'a>(rule: &'a Match, path: &str, target: Target<'_>) -> Option<Mismatch<'a>> {
     let path_holds = match &rule.path {
         PathMatch::Any => true,
         PathMatch::Prefix(prefix) => strip(path, prefix).is_some(),
         PathMatch::Exact(exact) => path == exact,
         PathMatch::Pattern(pattern) => pattern.is_match(path),
     };
-    path_holds
-        && match &rule.host {
-            None => true,
-            Some(HostMatch::Exact(host)) => target.host == host,
-            Some(HostMatch::Suffix(suffix)) => {
-                target.host.len() > suffix.len() && target.host.ends_with(suffix)
-            }
-        }
-        && (rule.methods.is_empty() || rule.methods.contains(target.method))
-        && rule.headers.iter().all(|(name, value)| match target.headers.one(name) {
-            Ok(is) => is.is_some_and(|is| *is == *value.as_bytes()),
-            Err(_) => true,
-        })
+    let host_holds = || match &rule.host {
+        None => true,
+        Some(HostMatch::Exact(host)) => target.host == host,
+        Some(HostMatch::Suffix(suffix)) => target.host.len() > suffix.len() && target.host.ends_with(suffix),
+    };
+    if !path_holds {
+        return Some(Mismatch::Path);
+    }
+    if !host_holds() {
+        return Some(Mismatch::Host);
+    }
+    if !rule.methods.is_empty() && !rule.methods.contains(target.method) {
+        return Some(Mismatch::Method);
+    }
+    let differs = |(name, value): &&(HeaderName, HeaderValue)| match target.headers.one(name) {
+        Ok(is) => is.is_none_or(|is| *is != *value.as_bytes()),
+        Err(_) => false,
+    };
+    rule.headers.iter().find(differs).map(|(name, _)| Mismatch::Header(name))
 }
 
 /// Checks that each header that a match names can be read in one way only.

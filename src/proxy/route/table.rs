@@ -7,7 +7,7 @@ use std::sync::Arc;
 use http::HeaderName;
 
 use super::retry_budget::RetryBudget;
-use super::router::{Index, Target};
+use super::router::{Index, Mismatch, Target, mismatch};
 use crate::config::model::{Clients, Config, Cost, KeyPart, Route as Rule, Server};
 use crate::limiter::LimiterSet;
 use crate::proxy::error::ProxyError;
@@ -79,6 +79,15 @@ impl Table {
     pub(crate) fn route(&self, target: Target<'_>) -> Result<&Arc<Route>, ProxyError> {
         let rank = self.index.route(target, |rank| Some(&self.routes.get(rank as usize)?.rule.matches))?;
         self.routes.get(rank as usize).ok_or(ProxyError::NoRoute)
+    }
+
+    /// Returns each route with the first condition that a request does not satisfy, in order; the path as it was sent.
+    pub(crate) fn mismatches<'a>(
+        &'a self,
+        target: Target<'a>,
+    ) -> impl Iterator<Item = (&'a Rule, Option<Mismatch<'a>>)> {
+        let rules = self.routes.iter().map(|route| &route.rule);
+        rules.map(move |rule| (rule, mismatch(&rule.matches, target.path, target)))
     }
 
     /// Shows the metrics of all routes in `/metrics`.
