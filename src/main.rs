@@ -43,9 +43,11 @@ fn say(text: String) {
 
 fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
-        Command::Check { file, store, json } => {
-            Ok(runtime()?.block_on(cli::check::run(&file.into_path(), store, json))?)
+        Command::Check { file, options } => {
+            Ok(runtime()?.block_on(cli::check::run(&file.into_path(), options))?)
         }
+        Command::Explain(asked) => Ok(runtime()?.block_on(cli::explain::run(asked))?),
+        Command::Reload { remote } => Ok(runtime()?.block_on(remote::reload(remote))?),
         Command::Completions { shell } => Ok(cli::completions::run(shell)?),
         Command::Man { directory } => Ok(cli::man::run(directory.as_deref())?),
         Command::Schema { markdown } => Ok(cli::schema::run(markdown)?),

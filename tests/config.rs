@@ -74,7 +74,7 @@ impl Place {
 /// Files with one fault each, and the beginning of the problem: line, column, path, message.
 const BROKEN: &[(&str, &str)] = &[
     // -- YAML
-    ("routes: [\n", "2:1: not valid YAML"),
+    ("routes: [\n", "1:9: not valid YAML: this `[` is not closed"),
     ("a: b: c\n", "1:5: not valid YAML"),
     ("routes:\n\t- a\n", "2:2: not valid YAML: tabs"),
     ("", " the file is empty"),
@@ -102,7 +102,7 @@ const BROKEN: &[(&str, &str)] = &[
     ),
     (
         "limiters:\n  a: {limits: [900/60]}\nROUTES",
-        "2:16: limiters.a.limits[0]: expected a limit such as 900/1m or 20/s, or {rate: 900, per: 1m}, found \"900/60\"",
+        "2:16: limiters.a.limits[0]: the unit is missing behind 60; known: ms, s, m, h, d",
     ),
     (
         "limiters:\n  a: {limits: [{rate: 5, per: 10}]}\nROUTES",
@@ -114,14 +114,60 @@ const BROKEN: &[(&str, &str)] = &[
     ),
     (
         "server: {max_header_bytes: 64KB}\nROUTES",
-        "1:28: server.max_header_bytes: expected a size with a unit, such as 512B, 64KiB or 1MiB, found \"64KB\"",
+        "1:28: server.max_header_bytes: unknown unit \"KB\"; did you mean \"KiB\"?",
+    ),
+    // -- the faulty part of a value
+    (
+        "server:\n  header_timeout: 1sek\nROUTES",
+        "2:19: server.header_timeout: unknown unit \"sek\"; known: ms, s, m, h, d",
+    ),
+    (
+        "limiters:\n  a: {limits: [{rate: 5, per: 1sek}]}\nROUTES",
+        "2:31: limiters.a.limits[0].per: unknown unit \"sek\"; known: ms, s, m, h, d, w, mo",
+    ),
+    (
+        "limiters:\n  a: {limits: [900/1sek]}\nROUTES",
+        "2:16: limiters.a.limits[0]: unknown unit \"sek\"; known: ms, s, m, h, d",
+    ),
+    ("log: {access: {sample: 5}}\nROUTES", "1:24: log.access.sample: expected a percentage"),
+    ("log: {access: {sample: '5'}}\nROUTES", "1:24: log.access.sample: the `%` is missing behind \"5\""),
+    (
+        "listen: 127.0.0.1:99999\nROUTES",
+        "1:9: listen: expected an IP address and a port, such as 127.0.0.1:8080 or [::]:8080: \"99999\" is no port",
+    ),
+    (
+        "listen: localhost:80\nROUTES",
+        "1:9: listen: expected an IP address and a port, such as 127.0.0.1:8080 or [::]:8080: \"localhost\" is no IP",
+    ),
+    (
+        "server: {allow: [10.0.0.0/33]}\nROUTES",
+        "1:18: server.allow[0]: expected an IP address or a CIDR block, such as 10.0.0.0/8 or ::1: \"33\" is no length",
+    ),
+    (
+        "routes:\n  - {name: a, match: {}, upstream: 'http://a:99999'}\n",
+        "2:36: routes[0].upstream: the port of the URL is not a number from 1 to 65535",
+    ),
+    (
+        "routes:\n  - {name: a, match: {path_regex: '/a(b'}, upstream: 'http://a'}\n",
+        "2:35: routes[0].match.path_regex: not a valid regular expression: unclosed group, at character 3, \"(b\"",
+    ),
+    // -- YAML that is nearly right
+    ("log: {level: \"info}\nROUTES", "1:14: not valid YAML: this quote is not closed"),
+    (
+        "server:\n  drain_delay:5s\nROUTES",
+        "2:3: server: a space is missing after the colon of \"drain_delay\"",
+    ),
+    ("log: {level:info}\nROUTES", "1:7: log.level:info: a space is missing after the colon of \"level\""),
+    (
+        "limiters:\n  a:\n    limits:[1/s]\n    queue: off\nROUTES",
+        "3:12: not valid YAML: a space is missing after the colon of \"limits\"",
     ),
     ("log: {level: inf}\nROUTES", "1:14: log.level: unknown value \"inf\"; did you mean \"info\"?"),
     ("store: rediss\nROUTES", "1:8: store: unknown value \"rediss\"; did you mean \"redis\"?"),
     // -- meaning
     (
         "listen: localhost\nROUTES",
-        "1:9: listen: expected an IP address and a port, such as 127.0.0.1:8080 or [::]:8080, found \"localhost\"",
+        "1:9: listen: expected an IP address and a port, such as 127.0.0.1:8080 or [::]:8080: \"localhost\" has no port",
     ),
     (
         "listen: 127.0.0.1:9090\nadmin: {listen: 127.0.0.1:9090}\nROUTES",
@@ -181,7 +227,10 @@ const BROKEN: &[(&str, &str)] = &[
         "limiters:\n  github: {limits: [1/s]}\nROUTES    limiter: gihtub\n",
         "7:14: routes[0].limiter: unknown limiter \"gihtub\"; did you mean \"github\"?",
     ),
-    ("ROUTES    limiters: []\n", "5:15: routes[0].limiters: names no limiter"),
+    (
+        "ROUTES    limiters: []\n",
+        "5:15: routes[0].limiters: names no limiter; `limiters: off` says that none is meant",
+    ),
     (
         "limiters:\n  a: {limits: [100/1m, 5/1s]}\nROUTES    limiter: a\n    cost: 6\n",
         "8:11: routes[0].cost: larger than limiter \"a\" can ever grant: 5 at once (5/1s)",
@@ -661,9 +710,9 @@ routes:
         [(
             text,
             "2:16: limiters.a.limits[0]: the rate must be
-3:16: limiters.b.limits[0]: expected a limit
+3:16: limiters.b.limits[0]: the unit is missing behind 10
 3:40: limiters.b.queue.timeout: expected a duration
-4:16: limiters.c.limits[0]: expected a limit
+4:16: limiters.c.limits[0]: no `/` between rate and window
 4:22: limiters.c.limits[1]: the rate must be
 6:12: routes[0].name: expected a text
 8:12: routes[2].name: routes[1] already has this name
@@ -941,7 +990,7 @@ fn upstream_settings_are_parsed_as_written() {
     assert_eq!((&*proxies[1].host, proxies[1].port), ("::1", 80));
     let revealed: Vec<_> = proxies.iter().map(|proxy| proxy.credentials.as_ref().unwrap().reveal()).collect();
     assert_eq!(revealed, ["jane:pa/55", "jane:s3cret"]);
-    assert_eq!(loaded.masked["routes"][1]["upstream"]["proxy"], "http://jane:***@[::1]");
+    assert_eq!(loaded.masked()["routes"][1]["upstream"]["proxy"], "http://jane:***@[::1]");
     let shown = format!("{loaded:?}");
     assert!(!shown.contains("pa/55") && !shown.contains("pa%2f55") && !shown.contains("s3cret"), "{shown}");
 }
@@ -983,14 +1032,17 @@ fn the_handle_reports_the_running_configuration_and_the_last_reload() {
     assert_eq!(handle.last_reload(), None);
 
     assert_eq!(
-        handle.publish(loaded("listen: 127.0.0.1:2\nadmin: {listen: 127.0.0.1:3}\nROUTES")),
+        handle.publish(loaded("listen: 127.0.0.1:2\nadmin: {listen: 127.0.0.1:3}\nROUTES"), Vec::new()),
         ["listen", "admin.listen"]
     );
     // The process still listens on its first address, so going back needs no restart.
-    assert_eq!(handle.publish(loaded("listen: 127.0.0.1:1\nlog: {level: debug}\nROUTES")), [""; 0]);
-    assert_eq!(handle.masked()["log"]["level"], "debug");
     assert_eq!(
-        handle.publish(loaded("listen: 127.0.0.1:1\nstore: {redis: {url: 'redis://a'}}\nROUTES")),
+        handle.publish(loaded("listen: 127.0.0.1:1\nlog: {level: debug}\nROUTES"), Vec::new()),
+        [""; 0]
+    );
+    assert_eq!(handle.loaded().masked()["log"]["level"], "debug");
+    assert_eq!(
+        handle.publish(loaded("listen: 127.0.0.1:1\nstore: {redis: {url: 'redis://a'}}\nROUTES"), Vec::new()),
         ["store"]
     );
 
@@ -1010,12 +1062,50 @@ fn shipped() -> Vec<PathBuf> {
     files
 }
 
-#[test]
-fn every_shipped_file_is_valid_without_any_environment() {
-    for file in shipped() {
-        let loaded = config::load_with(&file, &|_| Err(VarError::NotPresent));
-        assert!(loaded.is_ok(), "{}", loaded.unwrap_err());
+/// An environment with the variables that a file cannot do without (`${NAME:?why}`), and no other one.
+fn needed(text: &str) -> impl Fn(&str) -> Result<String, VarError> {
+    move |name| match text.contains(&format!("${{{name}:?")) {
+        true => Ok("a-credential".to_owned()),
+        false => Err(VarError::NotPresent),
     }
+}
+
+#[test]
+fn every_shipped_file_needs_its_credentials_and_nothing_else() {
+    for file in shipped() {
+        let text = fs::read_to_string(&file).unwrap();
+        let loaded = config::load_with(&file, &needed(&text)).unwrap_or_else(|error| panic!("{error}"));
+        assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
+        assert!(!text.contains(":-missing"), "{}: a credential that is not there passes", file.display());
+        let without = config::load_with(&file, &|_| Err(VarError::NotPresent));
+        assert_eq!(without.is_err(), text.contains(":?"), "{}", file.display());
+    }
+}
+
+#[test]
+fn parts_are_repeated_as_in_compose_files() {
+    let text = "\
+x-limiter: &limiter
+  limits: [1/s]
+  queue: {timeout: 5s}
+x-unused: ${UNSET}
+limiters:
+  a: {<<: *limiter, limits: [2/s]}
+  b: *limiter
+routes:
+  - &route {name: a, match: {path: /a}, upstream: 'http://a', limiter: a}
+  - {<<: *route, name: b, match: {path: /b}, limiter: b}
+";
+    let config = Place::new().config(text);
+    let labels: Vec<_> = config.limiters.iter().map(|limiter| &*limiter.limits[0].label).collect();
+    assert_eq!(labels, ["2/1s", "1/1s"]);
+    assert!(config.limiters.iter().all(|limiter| limiter.queue.is_some()));
+    assert_eq!(config.routes[1].limiters[0].0.as_str(), "b");
+    let wrong = text.replace("timeout: 5s", "timeout: 5x");
+    let problems = Place::new().problems(&wrong);
+    assert_eq!(problems, ["3:20: limiters.a.queue.timeout: unknown unit \"x\"; known: ms, s, m, h, d"]);
+    let nested = text.replace("  b: *limiter", "  b: {<<: *limiter, x-note: 1}");
+    assert!(Place::new().problems(&nested)[0].contains("unknown key \"x-note\""), "only at the top");
 }
 
 #[test]
@@ -1087,7 +1177,7 @@ proptest! {
                 let (user, password) =
                     proxy.credentials.as_ref().and_then(|secret| secret.reveal().split_once(':')).unwrap_or_default();
                 let is_secret = password.contains("s3cret") || password.is_empty() && user.contains("s3cret");
-                prop_assert!(!is_secret || !loaded.masked.to_string().contains("s3cret"), "{}", loaded.masked);
+                prop_assert!(!is_secret || !loaded.masked().to_string().contains("s3cret"), "{}", loaded.masked());
             }
             Err(error) => prop_assert!(!error.to_string().contains("s3cret"), "{error}"),
         }
@@ -1102,7 +1192,8 @@ proptest! {
         let mut bytes = WHOLE.as_bytes().to_vec();
         let end = (at + length).min(bytes.len());
         bytes.splice(at..end, put.into_bytes());
-        if let Err(error) = config::parse(Path::new("f"), &String::from_utf8_lossy(&bytes)) {
+        let text = String::from_utf8_lossy(&bytes);
+        if let Err(error) = config::parse_with(Path::new("f"), &text, &needed(WHOLE)) {
             prop_assert!(!error.problems.is_empty());
         }
     }

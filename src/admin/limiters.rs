@@ -170,6 +170,16 @@ pub(super) fn partition_of(query: &str) -> Option<Partition> {
     (!values.is_empty()).then(|| Partition::of(parts))
 }
 
+/// Returns the present state of a limiter, or of one of its partitions; `None` if it was removed meanwhile.
+pub(super) async fn present(
+    limiters: &Limiters,
+    name: &LimiterName,
+    partition: Option<Partition>,
+) -> Option<Value> {
+    let chosen = limiters.find(name, partition).ok()?;
+    Some(viewed(limiters, &chosen).await)
+}
+
 /// Returns a limiter as JSON. `host_of` returns the host of a replica.
 fn view(state: &LimiterStatus, host_of: impl Fn(u64) -> Option<Arc<str>>) -> Value {
     let limiter = &state.limiter;

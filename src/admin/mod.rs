@@ -5,7 +5,7 @@
 //! - `access`: the access rule.
 //! - `audit`: the line in the log for each action by hand.
 //! - `response`: the forms of an answer.
-//! - `health`, `metrics`, `limiters`, `replicas`, `config`, `reload`, `events`: the endpoints, one file each.
+//! - `health`, `metrics`, `limiters`, `replicas`, `config`, `reload`, `explain`, `events`: the endpoints, one file each.
 //! - `dashboard`: what all open pages share; `page.html` is the page.
 //! - `state`: the handles that the endpoints share.
 //!
@@ -17,6 +17,7 @@ mod audit;
 mod config;
 mod dashboard;
 mod events;
+mod explain;
 mod health;
 mod limiters;
 mod metrics;
@@ -28,6 +29,7 @@ mod server;
 mod state;
 
 pub use self::dashboard::Dashboard;
+pub use self::explain::{Explain, Explained, asked};
 pub use self::reload::{ReloadRequest, Reloader};
 pub use self::server::serve;
 pub use self::state::AdminState;

@@ -1,13 +1,13 @@
 //! `/api/reload`: asks the app to read the configuration file again.
 
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use http::StatusCode;
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 
 use super::response::{self, Response};
-use crate::config::Outcome;
+use crate::config::{Changed, Outcome};
 
 /// The most waiting reloads. Each reads the whole file, so more would change nothing.
 const RELOADS_WAITING_MAX: usize = 4;
@@ -38,11 +38,20 @@ impl Reloader {
     }
 }
 
-/// Answers 200 once the file is in force, or 422 with every problem.
+/// Answers 200 with what has changed once the file is in force, or 422 with every problem.
 pub(super) async fn reload(reloader: &Reloader) -> Response {
     match reloader.reload().await {
-        Some(Outcome::Applied { restart_needed }) => {
-            response::document(&json!({ "ok": true, "restart_needed": restart_needed }))
+        Some(Outcome::Applied { restart_needed, has_changed, changed, warnings }) => {
+            let since =
+                |changed: &Changed| changed.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+            response::document(&json!({
+                "ok": true,
+                "restart_needed": restart_needed,
+                "changed": has_changed,
+                "changed_at_unix_seconds": changed.as_deref().map(since),
+                "changes": changed.as_deref().map(|changed| &*changed.changes).unwrap_or_default(),
+                "warnings": &*warnings,
+            }))
         }
         Some(Outcome::Refused { problems }) => response::problem_with(
             StatusCode::UNPROCESSABLE_ENTITY,

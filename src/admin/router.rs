@@ -10,7 +10,7 @@ use super::access::{self, Denied, Right};
 use super::limiters::{Action, BoxError};
 use super::response::{self, Response};
 use super::state::AdminState;
-use super::{audit, config, events, health, limiters, metrics, reload, replicas};
+use super::{audit, config, events, explain, health, limiters, metrics, reload, replicas};
 
 /// An endpoint, with the parts of its path.
 #[derive(Clone, Copy)]
@@ -25,6 +25,7 @@ enum Endpoint<'path> {
     Act(Action, &'path str),
     Replicas,
     Config,
+    Explain,
     Reload,
 }
 
@@ -40,6 +41,7 @@ impl Endpoint<'_> {
             "/api/limiters" => Endpoint::Limiters,
             "/api/replicas" => Endpoint::Replicas,
             "/api/config" => Endpoint::Config,
+            "/api/explain" => Endpoint::Explain,
             "/api/reload" => Endpoint::Reload,
             _ => {
                 let name = path.strip_prefix("/api/limiters/")?;
@@ -143,7 +145,8 @@ async fn answer(
             limiters::act(&state.limiters, action, name, request.uri.query(), body).await
         }
         Endpoint::Replicas => replicas::all(&state.limiters),
-        Endpoint::Config => config::show(&state.config),
+        Endpoint::Config => config::show(&state.config, request.uri.query()),
+        Endpoint::Explain => explain::explain(&state.explain, &state.limiters, request.uri.query()).await,
         Endpoint::Reload => reload::reload(&state.reloader).await,
     };
     (right, answer)

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use super::dashboard::Dashboard;
+use super::explain::Explain;
 use super::reload::Reloader;
 use crate::config::Handle;
 use crate::limiter::Limiters;
@@ -21,6 +22,8 @@ pub struct AdminState {
     pub config: Arc<Handle>,
     /// Requests reloads, for `/api/reload`.
     pub reloader: Reloader,
+    /// Explains requests, for `/api/explain`.
+    pub explain: Explain,
     /// True while this replica is shutting down.
     pub draining: watch::Receiver<bool>,
     /// The state that all open dashboard pages share.

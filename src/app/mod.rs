@@ -23,13 +23,13 @@ use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use self::reload::{Reloadable, Reloads, unix_seconds};
-use crate::admin::{self, AdminState, Reloader};
+use crate::admin::{self, AdminState, Explained, Reloader};
 use crate::clock::Clock;
 use crate::config::{self, Config, Handle, LoadError, Loaded, Watch, model};
 use crate::limiter::Limiters;
 use crate::limiter::store::Store;
 use crate::limiter::store::memory::MemoryStore;
-use crate::proxy::{self, Drained, Proxy, ProxyBuildError, Reach};
+use crate::proxy::{self, Drained, Explanation, Proxy, ProxyBuildError, Reach};
 use crate::redis::{RedisSetupError, RedisStore};
 use crate::telemetry::logging::LoggingError;
 use crate::telemetry::{Logging, Metrics, Spans};
@@ -189,7 +189,13 @@ impl App {
         let handle = Arc::new(Handle::new(loaded));
         let (draining, is_draining) = watch::channel(false);
         let (reloader, requests) = Reloader::channel();
+        let explaining = proxy.clone();
+        let explain: admin::Explain = Arc::new(move |request, peer| {
+            let Explanation { document, limiters } = explaining.explain(request, peer);
+            Explained { document, limiters }
+        });
         let state = AdminState {
+            explain,
             metrics: metrics.clone(),
             limiters: limiters.clone(),
             config: handle.clone(),

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::admin::ReloadRequest;
-use crate::config::{self, Handle, LoadError, Loaded, Reload, Watch};
+use crate::config::{self, Change, Handle, LoadError, Loaded, Reload, Watch};
 use crate::limiter::{Limiters, PreparedLimiters};
 use crate::proxy::{PreparedProxy, Proxy, ProxyBuildError};
 use crate::telemetry::{Logging, Metrics};
@@ -79,7 +79,8 @@ impl Reloadable {
     pub(super) fn prepare(self: &Arc<Self>, loaded: Loaded) -> Result<PreparedReload, ProxyBuildError> {
         let limiters = self.limiters.prepare(&loaded.config.limiters);
         let proxy = self.proxy.prepare(&loaded.config, &limiters)?;
-        Ok(PreparedReload { parts: self.clone(), limiters, proxy, loaded })
+        let changes = loaded.changes_since(&self.handle.loaded());
+        Ok(PreparedReload { parts: self.clone(), limiters, proxy, loaded, changes })
     }
 
     /// Records that a file was refused.
@@ -98,6 +99,8 @@ pub(super) struct PreparedReload {
     limiters: PreparedLimiters,
     proxy: PreparedProxy,
     loaded: Loaded,
+    /// What differs from the configuration in force.
+    changes: Vec<Change>,
 }
 
 impl PreparedReload {
@@ -110,7 +113,7 @@ impl PreparedReload {
     /// that it began with, but for its limits. What merely shows the configuration comes last, so that an answer never
     /// names one that is not in force yet.
     pub(super) fn commit(self) {
-        let PreparedReload { parts, limiters, proxy, loaded } = self;
+        let PreparedReload { parts, limiters, proxy, loaded, changes } = self;
         limiters.commit();
         proxy.commit();
         let config = loaded.config.clone();
@@ -118,7 +121,7 @@ impl PreparedReload {
             logging.apply(&config.log);
         }
         parts.limiters.configured(&config.hash);
-        let restart_needed = parts.handle.publish(loaded);
+        let restart_needed = parts.handle.publish(loaded, changes);
         parts.metrics.reload(true, unix_seconds());
         info!(hash = %config.hash, "configuration reloaded");
         for key in restart_needed {

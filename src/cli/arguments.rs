@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
+use super::check;
+use super::explain::Asked;
 use super::remote::{Remote, Which};
 
 /// The command line of the binary.
@@ -30,18 +32,27 @@ pub enum Command {
     #[command(after_help = SERVE_HELP)]
     Serve(ConfigFile),
 
-    /// Check a configuration: exit 0 with a summary, or 1 with every problem
+    /// Check a configuration: exit 0 with a summary and warnings, or 1 with every problem
     #[command(after_help = CHECK_HELP)]
     Check {
         /// The configuration
         #[command(flatten)]
         file: ConfigFile,
-        /// Also try the store: every operation that weir needs
-        #[arg(long)]
-        store: bool,
-        /// Print the outcome as JSON
-        #[arg(long)]
-        json: bool,
+        /// What is checked beside, and how it is printed
+        #[command(flatten)]
+        options: check::Options,
+    },
+
+    /// Explain what would become of a request: route, upstream, headers, limiters
+    #[command(after_help = EXPLAIN_HELP)]
+    Explain(Asked),
+
+    /// Make a running weir read its configuration again: prints the changes, or exits 1 with every problem
+    #[command(after_help = RELOAD_HELP)]
+    Reload {
+        /// The running weir
+        #[command(flatten)]
+        remote: Remote,
     },
 
     /// Show the live state of the limiters of a running weir
@@ -183,12 +194,34 @@ Examples:
 
 const CHECK_HELP: &str = "\
 Nothing is started, and only the store is contacted, with --store. `${VAR}` and
-`${file:PATH}` are replaced, so the variables and files must exist.
+`${file:PATH}` are replaced, so the variables and files must exist. Warnings name a
+limiter that no route uses, a route that can never match, and a route without a
+limiter; with --strict they make it exit 1. `-` is standard input.
 
 Examples:
   weir check --config config/weir.yaml
+  weir check --strict --config weir.yaml
+  envsubst < weir.yaml.in | weir check -
   weir check --config /etc/weir/weir.yaml --store
   weir check --config weir.yaml --json";
+
+const EXPLAIN_HELP: &str = "\
+Nothing is sent upstream and no permit is taken. Says why other routes do not take
+the request. Exits 1 if it would be refused. Without --config a running weir is
+asked, which tells what its limiters have available, too.
+
+Examples:
+  weir explain GET /github/user --config weir.yaml
+  weir explain POST http://weir:8080/v1/x -H 'x-tenant: acme' -d '{}' --config weir.yaml
+  weir explain GET /github/user --admin http://10.0.0.7:9090";
+
+const RELOAD_HELP: &str = "\
+The replica that is asked reads its file; `listen`, `admin.listen` and `store` need a
+restart. A file with problems changes nothing.
+
+Examples:
+  weir reload
+  WEIR_ADMIN_TOKEN=... weir reload --admin http://10.0.0.7:9090";
 
 const LIMITERS_HELP: &str = "\
 Examples:
@@ -283,7 +316,7 @@ mod tests {
             [["check", "a.yaml"].as_slice(), &["check", "--config", "a.yaml"], &["check", "-c", "a.yaml"]]
         {
             let cli = Cli::try_parse_from([&["weir"], words].concat()).unwrap();
-            let Command::Check { file, store: false, json: false } = cli.command else { panic!("{words:?}") };
+            let Command::Check { file, .. } = cli.command else { panic!("{words:?}") };
             assert_eq!(file.into_path(), PathBuf::from("a.yaml"));
         }
         assert!(matches!(Cli::try_parse_from(["weir", "serve", "a"]).unwrap().command, Command::Serve(_)));

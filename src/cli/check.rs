@@ -1,4 +1,4 @@
-//! `weir check`: reports every problem of a configuration, and tries its store.
+//! `weir check`: reports every problem and warning of a configuration, and tries its store.
 
 use std::io::Write;
 use std::path::Path;
@@ -7,40 +7,67 @@ use std::process::ExitCode;
 use serde_json::json;
 
 use crate::config::model::Store;
-use crate::config::{self, Config};
+use crate::config::{self, Config, LoadError, Loaded, Problem};
 use crate::redis::{Checked, RedisStore};
 use crate::telemetry::Metrics;
 
-/// Checks a file, and with `tries_store` its store. Prints a summary on standard output and returns success, or prints
-/// every problem on standard error and returns failure. JSON is always printed on standard output.
+/// The name of standard input on the command line, and in problems.
+const STANDARD_INPUT: (&str, &str) = ("-", "standard input");
+
+/// The parts of a check beyond the file itself, and the form of its outcome.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::Args)]
+pub struct Options {
+    /// Also try the store: every operation that weir needs
+    #[arg(long)]
+    pub store: bool,
+    /// Exit 1 if there are warnings
+    #[arg(long)]
+    pub strict: bool,
+    /// Print the outcome as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Checks a file, or standard input (`-`), and if asked its store. Prints a summary on standard output and returns success, or prints
+/// every problem on standard error and returns failure. Warnings go to standard error, JSON is always printed on standard output.
 ///
 /// # Errors
 /// If the output cannot be written.
-pub async fn run(path: &Path, tries_store: bool, as_json: bool) -> std::io::Result<ExitCode> {
-    let config = match config::load(path) {
-        Ok(loaded) => loaded.config,
-        Err(error) => {
+pub async fn run(path: &Path, options: Options) -> std::io::Result<ExitCode> {
+    let (is_input, as_json) = (path == Path::new(STANDARD_INPUT.0), options.json);
+    let name = if is_input { STANDARD_INPUT.1.into() } else { path.display().to_string() };
+    let loaded =
+        if is_input { config::load_from(&name, std::io::stdin().lock()) } else { config::load(path) };
+    let Loaded { config, warnings, .. } = match loaded {
+        Ok(loaded) => loaded,
+        Err(LoadError { problems }) => {
             if as_json {
-                writeln!(std::io::stdout(), "{:#}", json!({ "ok": false, "problems": error.problems }))?;
+                writeln!(
+                    std::io::stdout(),
+                    "{:#}",
+                    json!({ "ok": false, "problems": problems, "warnings": [] })
+                )?;
             } else {
-                writeln!(std::io::stderr(), "{error}")?;
+                print(&problems, "")?;
             }
             return Ok(ExitCode::FAILURE);
         }
     };
     let summary = summary(&config);
     if !as_json {
-        writeln!(std::io::stdout(), "{} is valid: {summary}", path.display())?;
+        print(&warnings, "warning: ")?;
+        writeln!(std::io::stdout(), "{name} is valid: {summary}")?;
     }
-    let tried = if tries_store { Some(try_store(&config.store).await) } else { None };
-    let is_well = !matches!(tried, Some(Err(_)));
+    let tried = if options.store { Some(try_store(&config.store).await) } else { None };
+    let is_well = !matches!(tried, Some(Err(_))) && (warnings.is_empty() || !options.strict);
     match &tried {
         _ if as_json => {
             let store = tried.as_ref().map(|tried| {
                 let (Ok(detail) | Err(detail)) = tried;
-                json!({ "ok": is_well, "detail": detail })
+                json!({ "ok": tried.is_ok(), "detail": detail })
             });
-            let outcome = json!({ "ok": is_well, "summary": summary, "store": store });
+            let outcome =
+                json!({ "ok": is_well, "summary": summary, "warnings": &*warnings, "store": store });
             writeln!(std::io::stdout(), "{outcome:#}")?;
         }
         Some(Ok(found)) => writeln!(std::io::stdout(), "{found}")?,
@@ -48,6 +75,12 @@ pub async fn run(path: &Path, tries_store: bool, as_json: bool) -> std::io::Resu
         None => {}
     }
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Prints problems on standard error, each with its line.
+fn print(problems: &[Problem], kind: &str) -> std::io::Result<()> {
+    let mut output = std::io::stderr().lock();
+    problems.iter().try_for_each(|problem| writeln!(output, "{}", problem.with_line(kind)))
 }
 
 /// Runs every operation that weir needs from its store.

@@ -161,7 +161,7 @@ fn quickstart(provider: SocketAddr) -> Result<Loaded, LoadError> {
             ..route.upstream.clone()
         };
     }
-    Ok(Loaded { config: Arc::new(config), ..loaded })
+    Ok(loaded.with_config(config))
 }
 
 /// Returns the configuration with free ports for both listeners.
@@ -169,7 +169,7 @@ fn on_free_ports(loaded: Loaded) -> Loaded {
     let mut config = Config::clone(&loaded.config);
     config.listen.set_port(0);
     config.admin.listen.set_port(0);
-    Loaded { config: Arc::new(config), ..loaded }
+    loaded.with_config(config)
 }
 
 /// Returns a path of the first route.

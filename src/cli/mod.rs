@@ -1,7 +1,8 @@
 //! The command line: `arguments` parses it, and each command has a file.
 //!
 //! - `check`, `schema`, `completions`, `man`: commands that need no running weir.
-//! - `remote`: `limiters`, `pause`, `resume`, `reset`, `replicas` and `health`, which ask a running weir over HTTP.
+//! - `remote`: `limiters`, `pause`, `resume`, `reset`, `reload`, `replicas` and `health`, which ask a running weir over HTTP.
+//! - `explain`: what would become of a request, by a configuration or by a running weir.
 //! - `demo`: a provider, a weir and traffic in one process.
 //!
 //! `weir serve` is [`crate::app::serve`]. Knows nothing of how limiters or stores work: it prints the answers of
@@ -11,6 +12,7 @@ pub mod arguments;
 pub mod check;
 pub mod completions;
 pub mod demo;
+pub mod explain;
 pub mod man;
 pub mod remote;
 pub mod schema;

@@ -1,4 +1,4 @@
-//! `weir limiters`, `pause`, `resume`, `reset`, `replicas` and `health`: requests to the admin listener of a running weir.
+//! `weir limiters`, `pause`, `resume`, `reset`, `reload`, `replicas` and `health`: requests to the admin listener of a running weir.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
@@ -124,6 +124,69 @@ pub async fn replicas(remote: Remote) -> Result<ExitCode, RemoteError> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// `weir reload`: makes a replica read its file, and prints what has changed, or every problem.
+///
+/// # Errors
+/// If there is no answer, or it cannot be printed.
+pub async fn reload(remote: Remote) -> Result<ExitCode, RemoteError> {
+    let response = remote.fetch(Method::POST, "/api/reload", "").await?;
+    let answer: Value = serde_json::from_slice(response.body()).unwrap_or_default();
+    let is_done = response.status().is_success();
+    if !is_done && !answer["problems"].is_array() {
+        return Err(remote.refused(&response, &answer));
+    }
+    if remote.json {
+        writeln!(std::io::stdout().lock(), "{answer:#}")?;
+    } else if is_done {
+        let mut output = std::io::stdout().lock();
+        reload_lines(&answer).iter().try_for_each(|line| writeln!(output, "{line}"))?;
+    } else {
+        let mut output = std::io::stderr().lock();
+        let problems = answer["problems"].as_array().into_iter().flatten();
+        problems.clone().try_for_each(|problem| writeln!(output, "{}", problem_line(problem, "")))?;
+        writeln!(output, "{}", plain(&answer["detail"]))?;
+    }
+    Ok(if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Returns the lines about a reload that succeeded.
+fn reload_lines(answer: &Value) -> Vec<String> {
+    let list = |key: &str| answer[key].as_array().map(Vec::as_slice).unwrap_or_default();
+    let changes = list("changes").iter().map(|change| {
+        let path = plain(&change["path"]);
+        match (change["old"].as_str(), change["new"].as_str()) {
+            (None, _) => format!("{path}: added, {}", plain(&change["new"])),
+            (_, None) => format!("{path}: removed"),
+            // Only secrets are shown alike.
+            (Some(old), Some(new)) if old == new => format!("{path}: changed"),
+            (Some(_), Some(_)) => format!("{path}: {} -> {}", plain(&change["old"]), plain(&change["new"])),
+        }
+    });
+    let restarts = list("restart_needed").iter().map(|key| format!("{}: needs a restart", plain(key)));
+    let warnings = list("warnings").iter().map(|warning| problem_line(warning, "warning: "));
+    let head = match answer["changed_at_unix_seconds"].as_u64() {
+        _ if answer["changed"] == true => None,
+        None => Some("nothing has changed since the start".to_owned()),
+        Some(at) => {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let ago = now.as_secs().saturating_sub(at);
+            Some(format!("nothing has changed since {ago} s ago, when the file was taken up:"))
+        }
+    };
+    head.into_iter().chain(changes).chain(restarts).chain(warnings).collect()
+}
+
+/// Formats a problem of the configuration as `weir check` does, without its line: the file is elsewhere.
+fn problem_line(problem: &Value, kind: &str) -> String {
+    let part = |key: &str| plain(&problem[key]);
+    let place = match problem["line"].as_u64() {
+        Some(0) | None => String::new(),
+        Some(_) => format!("{}:{}:", part("line"), part("column")),
+    };
+    let path = if part("path").is_empty() { String::new() } else { format!("{}: ", part("path")) };
+    format!("{}:{place} {kind}{path}{}", part("file"), part("message"))
+}
+
 /// `weir health`: prints the answer of `/readyz`.
 ///
 /// # Errors
@@ -170,20 +233,34 @@ fn path_of(which: &Which, action: &str) -> String {
 }
 
 impl Remote {
+    /// Returns whether JSON is asked for.
+    pub(super) fn wants_json(&self) -> bool {
+        self.json
+    }
+
+    /// Asks for a document.
+    pub(super) async fn get(&self, path: &str) -> Result<Value, RemoteError> {
+        self.ask(Method::GET, path, "").await
+    }
+
     async fn ask(&self, method: Method, path: &str, body: &str) -> Result<Value, RemoteError> {
         let response = self.fetch(method, path, body).await?;
         let status = response.status();
         let answer: Option<Value> = serde_json::from_slice(response.body()).ok();
         match answer {
             Some(answer) if status.is_success() => Ok(answer),
-            Some(problem) if problem["detail"].is_string() => {
-                let detail = problem["detail"].as_str().unwrap_or_default();
-                let wants_token = response.headers().contains_key(WWW_AUTHENTICATE);
-                let hint = if wants_token { "; set WEIR_ADMIN_TOKEN" } else { "" };
-                Err(RemoteError::Refused(format!("{detail}{hint}")))
-            }
-            _ => Err(self.unreachable(format!("the answer, {status}, is not from weir"))),
+            answer => Err(self.refused(&response, &answer.unwrap_or_default())),
         }
+    }
+
+    /// Returns the error that an answer is.
+    fn refused(&self, response: &Response<Bytes>, answer: &Value) -> RemoteError {
+        let Some(detail) = answer["detail"].as_str() else {
+            return self.unreachable(format!("the answer, {}, is not from weir", response.status()));
+        };
+        let wants_token = response.headers().contains_key(WWW_AUTHENTICATE);
+        let hint = if wants_token { "; set WEIR_ADMIN_TOKEN" } else { "" };
+        RemoteError::Refused(format!("{detail}{hint}"))
     }
 
     fn unreachable(&self, reason: String) -> RemoteError {
@@ -278,7 +355,7 @@ fn replicas_table(answer: &Value) -> Vec<Vec<String>> {
 }
 
 /// Formats a cell of a table, without control characters: text from elsewhere must not move the cursor.
-fn plain(value: &Value) -> String {
+pub(super) fn plain(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
         Value::String(text) => text.chars().filter(|character| !character.is_control()).collect(),
@@ -301,7 +378,7 @@ fn paused_for(limiter: &Value) -> String {
 }
 
 /// Aligns columns two spaces apart.
-fn aligned(rows: &[Vec<String>]) -> String {
+pub(super) fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
     let width =
         |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();

@@ -1,10 +1,10 @@
 //! The forms of weir's own responses, one for each family of clients. Knows no form's content.
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// The form of the bodies of weir's own responses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Errors {
     /// RFC 9457 and what most SDKs read: `error: {message, type, code}` and `message`. AWS, Elasticsearch and Notion get their own.

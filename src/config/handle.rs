@@ -5,12 +5,11 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use arc_swap::{ArcSwap, ArcSwapOption};
-use serde_json::Value;
-
+use super::changes::Change;
 use super::load::{LoadError, Loaded};
 use super::model::Config;
 use super::problem::Problem;
+use arc_swap::{ArcSwap, ArcSwapOption};
 
 /// The configuration in force.
 #[derive(Debug)]
@@ -19,6 +18,16 @@ pub struct Handle {
     started: Arc<Config>,
     running: ArcSwap<Loaded>,
     last: ArcSwapOption<Reload>,
+    changed: ArcSwapOption<Changed>,
+}
+
+/// The differences that a reload has put in force.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Changed {
+    /// The instant at which the reload ended.
+    pub at: SystemTime,
+    /// The differences; some.
+    pub changes: Vec<Change>,
 }
 
 /// A reload that succeeded or failed.
@@ -37,6 +46,12 @@ pub enum Outcome {
     Applied {
         /// The keys, such as `listen`; usually none.
         restart_needed: Vec<&'static str>,
+        /// True if this reload has changed something. The file is watched, so an earlier one may have been quicker.
+        has_changed: bool,
+        /// The last differences that came into force; `None` if there were none since the start.
+        changed: Option<Arc<Changed>>,
+        /// Valid parts that are hardly meant.
+        warnings: Arc<[Problem]>,
     },
     /// The configuration cannot be used, and nothing has changed.
     Refused {
@@ -49,7 +64,8 @@ impl Handle {
     /// Creates a handle with the configuration of the start.
     pub fn new(loaded: Loaded) -> Handle {
         let started = loaded.config.clone();
-        Handle { started, running: ArcSwap::from_pointee(loaded), last: ArcSwapOption::empty() }
+        let (running, last) = (ArcSwap::from_pointee(loaded), ArcSwapOption::empty());
+        Handle { started, running, last, changed: ArcSwapOption::empty() }
     }
 
     /// Returns the configuration in force.
@@ -57,9 +73,9 @@ impl Handle {
         self.running.load().config.clone()
     }
 
-    /// Returns the configuration in force as it was written, as JSON, secrets masked.
-    pub fn masked(&self) -> Arc<Value> {
-        self.running.load().masked.clone()
+    /// Returns the configuration in force with its file.
+    pub fn loaded(&self) -> Arc<Loaded> {
+        self.running.load_full()
     }
 
     /// Returns the last reload; `None` before the first.
@@ -67,11 +83,19 @@ impl Handle {
         self.last.load_full()
     }
 
-    /// Records that a new configuration is in force. Returns the changed keys that need a restart.
-    pub fn publish(&self, loaded: Loaded) -> Vec<&'static str> {
+    /// Records that a new configuration is in force, which differs in these keys from the one before. Returns the changed keys that need
+    /// a restart.
+    pub fn publish(&self, loaded: Loaded, changes: Vec<Change>) -> Vec<&'static str> {
         let restart_needed = self.started.restart_needed(&loaded.config);
+        let warnings = loaded.warnings.clone();
         self.running.store(Arc::new(loaded));
-        self.ended(Outcome::Applied { restart_needed: restart_needed.clone() });
+        let has_changed = !changes.is_empty();
+        if has_changed {
+            self.changed.store(Some(Arc::new(Changed { at: SystemTime::now(), changes })));
+        }
+        let (changed, restart_needed_now) = (self.changed.load_full(), restart_needed.clone());
+        let outcome = Outcome::Applied { restart_needed: restart_needed_now, has_changed, changed, warnings };
+        self.ended(outcome);
         restart_needed
     }
 

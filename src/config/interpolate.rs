@@ -1,4 +1,4 @@
-//! Replaces references in values: `${VAR}`, `${VAR:-default}`, `${file:/path}`.
+//! Replaces references in values: `${VAR}`, `${VAR:-default}`, `${VAR:?why}`, `${file:/path}`.
 //!
 //! Works on the parsed tree, so no replacement can change the structure of the file, and never on keys. Replacements
 //! are not searched again. `$${` is a literal `${`. Messages contain no value of a variable or file.
@@ -17,6 +17,9 @@ const FILE_MAX: u64 = 64 * 1024;
 /// The most bytes of a value after replacement.
 const VALUE_MAX: usize = 256 * 1024;
 
+/// The most characters of a `${VAR:?why}` that a message repeats.
+const REASON_MAX: usize = 200;
+
 /// The sources of replacements.
 #[derive(Clone, Copy)]
 pub(crate) struct Sources<'a> {
@@ -30,8 +33,19 @@ pub(crate) struct Sources<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Segment<'a> {
     Literal(&'a str),
-    Variable { name: &'a str, default: Option<&'a str> },
+    Variable { name: &'a str, absent: Absent<'a> },
     File(&'a str),
+}
+
+/// The treatment of a variable that is not set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Absent<'a> {
+    /// `${VAR}`: a problem. An empty value is a value.
+    Problem,
+    /// `${VAR:-default}`: this value is taken, also in place of an empty one.
+    Default(&'a str),
+    /// `${VAR:?why}`: a problem that says why, also for an empty value.
+    Why(&'a str),
 }
 
 /// Replaces every reference in the tree. Returns the ids of nodes with an unusable reference, each reported.
@@ -92,16 +106,21 @@ fn reference_of(reference: &str) -> Result<Segment<'_>, String> {
             path => Ok(Segment::File(path)),
         };
     }
-    let (name, default) = match reference.split_once(":-") {
-        Some((name, default)) => (name, Some(default)),
-        None => (reference, None),
+    let length = reference.bytes().take_while(|byte| byte.is_ascii_alphanumeric() || *byte == b'_').count();
+    let (name, rest) = reference.split_at(length);
+    let absent = match (rest.strip_prefix(":-"), rest.strip_prefix(":?")) {
+        (Some(default), _) => Some(Absent::Default(default)),
+        (_, Some(why)) => Some(Absent::Why(why)),
+        (None, None) => rest.is_empty().then_some(Absent::Problem),
     };
-    let valid = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
-        && name.bytes().next().is_some_and(|first| !first.is_ascii_digit());
-    if !valid {
-        return Err("`${...}` needs the name of a variable, `${NAME:-default}` or `${file:/path}`".to_owned());
+    match (name.bytes().next(), absent) {
+        (Some(first), Some(absent)) if !first.is_ascii_digit() => Ok(Segment::Variable { name, absent }),
+        _ => {
+            Err("`${...}` needs the name of a variable, `${NAME:-default}`, `${NAME:?why it is needed}` or \
+                  `${file:/path}`"
+                .to_owned())
+        }
     }
-    Ok(Segment::Variable { name, default })
 }
 
 /// Replaces the references in a scalar.
@@ -110,9 +129,9 @@ fn resolve(scalar: &Scalar, sources: Sources<'_>) -> Result<Scalar, String> {
     for segment in segments(&scalar.text)? {
         match segment {
             Segment::Literal(literal) => resolved.text.push_str(literal),
-            Segment::Variable { name, default } => {
+            Segment::Variable { name, absent } => {
                 resolved.origin = Origin::Interpolated;
-                resolved.text.push_str(&variable(name, default, sources)?);
+                resolved.text.push_str(&variable(name, absent, sources)?);
             }
             Segment::File(path) => {
                 resolved.origin = Origin::Interpolated;
@@ -126,18 +145,29 @@ fn resolve(scalar: &Scalar, sources: Sources<'_>) -> Result<Scalar, String> {
     Ok(resolved)
 }
 
-/// Returns the value of a variable. As in a shell, the default also replaces an empty value.
-fn variable(name: &str, default: Option<&str>, sources: Sources<'_>) -> Result<String, String> {
-    match ((sources.variable)(name), default) {
-        (Ok(value), None) => Ok(value),
-        (Ok(value), Some(_)) if !value.is_empty() => Ok(value),
-        (Ok(_) | Err(VarError::NotPresent), Some(default)) => Ok(default.to_owned()),
-        (Err(VarError::NotPresent), None) => Err(format!(
+/// Returns the value of a variable, by the rules of shells.
+fn variable(name: &str, absent: Absent<'_>, sources: Sources<'_>) -> Result<String, String> {
+    match ((sources.variable)(name), absent) {
+        (Ok(value), Absent::Problem) => Ok(value),
+        (Ok(value), _) if !value.is_empty() => Ok(value),
+        (Ok(_) | Err(VarError::NotPresent), Absent::Default(default)) => Ok(default.to_owned()),
+        (Ok(_), Absent::Why(why)) => Err(format!("the variable {} is empty: {}", quoted(name), reason(why))),
+        (Err(VarError::NotPresent), Absent::Why(why)) => {
+            Err(format!("the environment has no variable {}: {}", quoted(name), reason(why)))
+        }
+        (Err(VarError::NotPresent), Absent::Problem) => Err(format!(
             "the environment has no variable {}; set it, or give a default with `${{NAME:-default}}`",
             quoted(name)
         )),
         (Err(VarError::NotUnicode(_)), _) => Err(format!("the variable {} is not UTF-8", quoted(name))),
     }
+}
+
+/// Returns the file's own words for the need of a variable, on one line.
+fn reason(why: &str) -> String {
+    let why: String =
+        why.trim().chars().take(REASON_MAX).filter(|character| !character.is_control()).collect();
+    if why.is_empty() { "it is needed".to_owned() } else { why }
 }
 
 fn file(path: &Path) -> Result<String, String> {
@@ -208,6 +238,26 @@ mod tests {
         assert_eq!(value_of("${EMPTY}"), "");
         assert_eq!(value_of("$${TOKEN} $TOKEN $$"), "${TOKEN} $TOKEN $$");
         assert_eq!(value_of("$$${TOKEN}"), "$${TOKEN}");
+    }
+
+    #[test]
+    fn a_needed_variable_is_told_with_the_reason() {
+        assert_eq!(value_of("${TOKEN:?none}${TOKEN:?}"), "s3crets3cret");
+        assert_eq!(value_of("${NONE:-:?x}"), ":?x");
+        let problem = |reference: &str| {
+            let (_, problems) = apply(&format!("a: '{reference}'\n"), Path::new("/"));
+            problems.join("\n")
+        };
+        assert_eq!(
+            problem("${NONE:?from the settings page - ask ops}"),
+            "f:1:4: a: the environment has no variable \"NONE\": from the settings page - ask ops"
+        );
+        assert_eq!(problem("${NONE:?a :- b}"), "f:1:4: a: the environment has no variable \"NONE\": a :- b");
+        assert_eq!(problem("${EMPTY:?why}"), "f:1:4: a: the variable \"EMPTY\" is empty: why");
+        assert_eq!(problem("${NONE:?}"), "f:1:4: a: the environment has no variable \"NONE\": it is needed");
+        for wrong in ["${NONE:x}", "${:?x}", "${NONE-x}", "${ NONE}"] {
+            assert!(problem(wrong).contains("needs the name of a variable"), "{wrong}");
+        }
     }
 
     #[test]

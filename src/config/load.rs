@@ -3,16 +3,18 @@
 use std::env::VarError;
 use std::fmt;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use super::changes::{Change, changes};
 use super::decode::decode;
+use super::effective::effective;
 use super::interpolate::{Sources, interpolate};
-use super::masked::masked;
+use super::masked::{masked, secrets, shown};
 use super::model::Config;
 use super::problem::{Problem, Report};
 use super::validate::{At, validate};
@@ -21,13 +23,48 @@ use super::yaml;
 /// The largest configuration file. Thousands of routes fit into it.
 pub(crate) const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
+/// The beginning of keys at the top of a file that weir does not read.
+pub(crate) const EXTENSION: &str = "x-";
+
 /// A valid configuration file.
 #[derive(Debug, Clone)]
 pub struct Loaded {
     /// The configuration as weir uses it.
     pub config: Arc<Config>,
-    /// The configuration as written, as JSON with its secrets masked.
-    pub masked: Arc<Value>,
+    /// The configuration as written, as JSON with its secrets masked, each with a digest.
+    masked: Arc<Value>,
+    /// Valid parts that are hardly meant, in the order of the file.
+    pub warnings: Arc<[Problem]>,
+}
+
+impl Loaded {
+    /// Returns the configuration as written, as JSON with its secrets masked.
+    pub fn masked(&self) -> Value {
+        shown(&self.masked)
+    }
+
+    /// Returns the configuration as it is used, with every default, as JSON with its secrets masked.
+    pub fn effective(&self) -> Value {
+        shown(&self.marked())
+    }
+
+    /// Returns what differs from an earlier configuration, secrets masked.
+    pub fn changes_since(&self, earlier: &Loaded) -> Vec<Change> {
+        if self.masked == earlier.masked {
+            return Vec::new();
+        }
+        changes(&earlier.marked(), &self.marked())
+    }
+
+    /// Returns another configuration in the place of the file's, for the demo.
+    #[must_use]
+    pub fn with_config(self, config: Config) -> Loaded {
+        Loaded { config: Arc::new(config), ..self }
+    }
+
+    fn marked(&self) -> Value {
+        effective(&self.config, Value::clone(&self.masked))
+    }
 }
 
 /// The problems of a file that cannot be used, in the order of the file. Never empty.
@@ -72,9 +109,22 @@ pub fn load_with(
     path: &Path,
     variable: &dyn Fn(&str) -> Result<String, VarError>,
 ) -> Result<Loaded, LoadError> {
+    load_bytes(path, File::open(path), Sources { variable, base: base_of(path) })
+}
+
+/// Reads and checks a configuration from a source without a path, such as standard input. `name` stands for it in problems; relative
+/// paths begin at the working directory.
+///
+/// # Errors
+/// Every problem at once, each with its place.
+pub fn load_from(name: &str, source: impl Read) -> Result<Loaded, LoadError> {
+    let sources = Sources { variable: &|name| std::env::var(name), base: Path::new("") };
+    load_bytes(Path::new(name), Ok(source), sources)
+}
+
+fn load_bytes(path: &Path, source: io::Result<impl Read>, sources: Sources<'_>) -> Result<Loaded, LoadError> {
     let mut report = Report::new(path);
-    let loaded = read(path, &mut report)
-        .and_then(|bytes| evaluate(&bytes, Sources { variable, base: base_of(path) }, &mut report));
+    let loaded = read(source, &mut report).and_then(|bytes| evaluate(&bytes, sources, &mut report));
     finish(loaded, report)
 }
 
@@ -83,10 +133,19 @@ pub fn load_with(
 /// # Errors
 /// Every problem at once, each with its place.
 pub fn parse(path: &Path, text: &str) -> Result<Loaded, LoadError> {
-    let mut report = Report::new(path);
-    let sources = Sources { variable: &|name| std::env::var(name), base: base_of(path) };
-    let loaded = evaluate(text.as_bytes(), sources, &mut report);
-    finish(loaded, report)
+    parse_with(path, text, &|name| std::env::var(name))
+}
+
+/// Checks a text as the content of a file, with `variable` as the environment.
+///
+/// # Errors
+/// Every problem at once, each with its place.
+pub fn parse_with(
+    path: &Path,
+    text: &str,
+    variable: &dyn Fn(&str) -> Result<String, VarError>,
+) -> Result<Loaded, LoadError> {
+    load_bytes(path, Ok(text.as_bytes()), Sources { variable, base: base_of(path) })
 }
 
 fn finish(loaded: Option<Loaded>, report: Report) -> Result<Loaded, LoadError> {
@@ -101,9 +160,9 @@ pub(crate) fn base_of(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new(""))
 }
 
-fn read(path: &Path, report: &mut Report) -> Option<Vec<u8>> {
+fn read(source: io::Result<impl Read>, report: &mut Report) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
-    let outcome = File::open(path).and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes));
+    let outcome = source.and_then(|source| source.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes));
     if let Err(error) = outcome {
         report.add_whole(format!("cannot read the file: {error}"));
         return None;
@@ -117,12 +176,23 @@ fn read(path: &Path, report: &mut Report) -> Option<Vec<u8>> {
 
 fn evaluate(bytes: &[u8], sources: Sources<'_>, report: &mut Report) -> Option<Loaded> {
     let text = utf8(bytes, report)?;
+    report.read(text);
     let mut tree = yaml::parse(text, report)?;
+    remove_extensions(&mut tree);
+    report.hide(secrets(&tree));
     let mut struck = interpolate(&mut tree, sources, report);
     let file = decode(&tree, &mut struck, report)?;
     let root = At::root(&tree, &struck);
     let config = validate(&file, root, sources.base, hash_of(bytes), report)?;
-    Some(Loaded { config: Arc::new(config), masked: Arc::new(masked(&tree)) })
+    let warnings = report.take_warnings().into();
+    Some(Loaded { config: Arc::new(config), masked: Arc::new(masked(&tree)), warnings })
+}
+
+/// Removes the keys at the top that begin with `x-`. They hold anchors, which have been copied to where they are used.
+fn remove_extensions(tree: &mut yaml::Node) {
+    if let yaml::Value::Mapping(entries) = &mut tree.value {
+        entries.retain(|entry| !entry.key.starts_with(EXTENSION));
+    }
 }
 
 fn utf8<'a>(bytes: &'a [u8], report: &mut Report) -> Option<&'a str> {

@@ -1,17 +1,53 @@
 //! The configuration as written, as JSON, with every secret masked, for the admin API.
 //!
 //! Values from the environment or a file are masked whole, since any may be a secret; so are tokens, passwords and the
-//! values of `set_headers`. In URLs, the password is masked, or the user if there is no password.
+//! values of `set_headers`. In URLs, the password is masked, or the user if there is no password. The places of what is masked in a
+//! file are found by the same rule.
 
 use serde_json::{Map, Value as Json};
+use sha2::{Digest, Sha256};
 
+use super::interpolate::{Absent, Segment, segments};
+use super::problem::Mark;
 use super::yaml::{Kind, Node, Origin, Scalar, Value};
 
 const MASK: &str = "***";
+/// Stands before the digest of a masked value.
+const DIGEST: char = '\u{1}';
+/// The longest scheme before a token, such as `Bearer `.
+const SCHEME_LENGTH_MAX: usize = 8;
+/// The digits of a digest.
+const DIGEST_LENGTH: usize = 12;
 
-/// Converts a tree to JSON without its secrets.
+/// Converts a tree to JSON without its secrets. Each masked text ends with a digest of the secret, so that changed secrets differ;
+/// [`shown`] removes it.
 pub(crate) fn masked(tree: &Node) -> Json {
     show(tree, false)
+}
+
+/// Removes the digests of masked texts.
+pub(crate) fn shown(value: &Json) -> Json {
+    match value {
+        Json::String(text) => text.split(DIGEST).next().unwrap_or_default().into(),
+        Json::Array(items) => items.iter().map(shown).collect(),
+        Json::Object(entries) => entries
+            .iter()
+            .map(|(key, value)| (key.clone(), shown(value)))
+            .collect::<Map<String, Json>>()
+            .into(),
+        other => other.clone(),
+    }
+}
+
+/// Returns whether a value is masked as a whole.
+pub(crate) fn is_masked(value: &Json) -> bool {
+    value.as_str().is_some_and(|text| text.split(DIGEST).next() == Some(MASK))
+}
+
+/// Returns a masked text with the digest of what it stands for.
+fn with_digest(mask: &str, secret: &str) -> Json {
+    let digest = format!("{:x}", Sha256::digest(secret));
+    format!("{mask}{DIGEST}{digest:.DIGEST_LENGTH$}").into()
 }
 
 fn show(node: &Node, secret: bool) -> Json {
@@ -20,29 +56,66 @@ fn show(node: &Node, secret: bool) -> Json {
         Value::List(items) => items.iter().map(|item| show(item, secret)).collect(),
         Value::Mapping(entries) => entries
             .iter()
-            .map(|entry| {
-                let secret = secret
-                    || matches!(
-                        entry.key.as_str(),
-                        "token" | "read_token" | "tokens" | "password" | "set_headers"
-                    );
-                (entry.key.clone(), show(&entry.value, secret))
-            })
+            .map(|entry| (entry.key.clone(), show(&entry.value, secret || is_secret(&entry.key))))
             .collect::<Map<String, Json>>()
             .into(),
     }
 }
 
+/// Returns whether all values below a key are secrets.
+fn is_secret(key: &str) -> bool {
+    matches!(key, "token" | "read_token" | "tokens" | "password" | "set_headers")
+}
+
+/// Returns the places of all secrets in a tree that is not interpolated yet.
+pub(crate) fn secrets(tree: &Node) -> Vec<Mark> {
+    let mut found = Vec::new();
+    find_secrets(tree, false, &mut found);
+    found
+}
+
+/// Returns whether the secret part of a text stands elsewhere, as in `Bearer ${TOKEN}`. A default may be a secret itself.
+fn is_by_reference(text: &str) -> bool {
+    let is_word = |text: &str| {
+        text.len() <= SCHEME_LENGTH_MAX && text.bytes().all(|byte| byte.is_ascii_alphabetic() || byte == b' ')
+    };
+    let is_open = |segment: &Segment<'_>| match segment {
+        Segment::Literal(text) => is_word(text),
+        Segment::Variable { absent, .. } => !matches!(absent, Absent::Default(_)),
+        Segment::File(_) => true,
+    };
+    text.contains("${") && segments(text).is_ok_and(|segments| segments.iter().all(is_open))
+}
+
+fn find_secrets(node: &Node, secret: bool, found: &mut Vec<Mark>) {
+    match &node.value {
+        Value::Scalar(scalar) if is_by_reference(&scalar.text) => {}
+        Value::Scalar(scalar) if secret || without_password(&scalar.text) != scalar.text => {
+            found.push(node.mark);
+        }
+        Value::Scalar(_) => {}
+        Value::List(items) => items.iter().for_each(|item| find_secrets(item, secret, found)),
+        Value::Mapping(entries) => {
+            entries
+                .iter()
+                .for_each(|entry| find_secrets(&entry.value, secret || is_secret(&entry.key), found));
+        }
+    }
+}
+
 fn show_scalar(scalar: &Scalar, secret: bool) -> Json {
     if secret || scalar.origin == Origin::Interpolated {
-        return MASK.into();
+        return with_digest(MASK, &scalar.text);
     }
     match scalar.resolve() {
         Kind::Null => Json::Null,
         Kind::Bool(value) => value.into(),
         Kind::Int(value) => value.into(),
         Kind::Float(value) => value.into(),
-        Kind::Text => without_password(&scalar.text).into(),
+        Kind::Text => match without_password(&scalar.text) {
+            text if text == scalar.text => text.into(),
+            masked => with_digest(&masked, &scalar.text),
+        },
     }
 }
 
@@ -80,7 +153,22 @@ mod tests {
             "u": "redis://u:***@h:1/0",
             "routes": [{"set_headers": {"authorization": "***"}, "upstream": "https://a/b@c"}],
         });
-        assert_eq!(masked(&tree), expected);
+        assert_eq!(shown(&masked(&tree)), expected);
+        assert!(!masked(&tree).to_string().contains("plain"));
+    }
+
+    #[test]
+    fn a_secret_that_stands_elsewhere_needs_not_be_hidden() {
+        for (text, open) in [
+            ("Bearer ${TOKEN:?why}", true),
+            ("${file:/run/secrets/x}", true),
+            ("Bearer abc", false),
+            ("Bearer ${TOKEN:-abc}", false),
+            ("abc123${TOKEN}", false),
+            ("$${TOKEN} is a literal", false),
+        ] {
+            assert_eq!(is_by_reference(text), open, "{text}");
+        }
     }
 
     #[test]

@@ -9,7 +9,9 @@
 //!
 //! Beside the stages:
 //!
-//! - `load`: runs them all. `problem`: a problem with its place. `units`: durations, sizes and limits as text.
+//! - `load`: runs them all. `problem`: a problem with its place; `excerpt`: its line. `units`: durations, sizes and limits
+//!   as text; `faults`: the faulty part of one.
+//! - `effective`: a file with all defaults. `changes`: what differs between two.
 //! - `handle`: the running configuration. `watch`: notices changes of a file, by
 //!   `directories`. `masked`: a file without its secrets.
 //! - `json_schema` and `reference`: the schema for editors, and for people.
@@ -17,9 +19,13 @@
 //! Uses types of the limiter's `model`, of `telemetry` and `bearer`. Knows nothing of the proxy, the stores or the
 //! admin API.
 
+mod changes;
 mod decode;
 mod directories;
+mod effective;
 mod errors;
+mod excerpt;
+mod faults;
 mod handle;
 mod interpolate;
 mod json_schema;
@@ -35,9 +41,10 @@ mod validate;
 mod watch;
 mod yaml;
 
-pub use handle::{Handle, Outcome, Reload};
+pub use changes::Change;
+pub use handle::{Changed, Handle, Outcome, Reload};
 pub use json_schema::json_schema;
-pub use load::{LoadError, Loaded, load, load_with, parse};
+pub use load::{LoadError, Loaded, load, load_from, load_with, parse, parse_with};
 pub use model::Config;
 pub use problem::Problem;
 pub use reference::reference;

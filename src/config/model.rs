@@ -13,7 +13,7 @@ use http::{HeaderName, HeaderValue, Method};
 use ipnet::IpNet;
 use regex::Regex;
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 pub use super::errors::Errors;
 pub use super::patience::{Leave, PATIENCE_HEADERS, Patience};
@@ -487,7 +487,7 @@ pub struct OutboundProxy {
 }
 
 /// The use of HTTP/2 for an upstream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Http2 {
     /// HTTP/2 if the upstream chooses it by ALPN, otherwise HTTP/1.1.

@@ -1,12 +1,16 @@
 //! A problem of a configuration with its place, and the report that every stage adds to.
 //!
-//! Knows nothing of YAML or of keys. Messages never contain a value that may be a secret.
+//! Knows nothing of YAML or of keys. Messages never contain a value that may be a secret. The line of a problem may hold more than
+//! belongs into a log, so it is shown on request only ([`Problem::with_line`]).
 
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
 use serde::Serialize;
+
+pub(crate) use super::excerpt::Mark;
+use super::excerpt::{Excerpt, Source};
 
 /// The most problems that are kept. Nobody reads a longer list.
 const PROBLEMS_MAX: usize = 200;
@@ -26,39 +30,56 @@ pub struct Problem {
     pub path: String,
     /// The fault, and the correct form.
     pub message: String,
+    /// The line with a caret below it. Not for logs and APIs.
+    #[serde(skip)]
+    pub(crate) excerpt: Option<Excerpt>,
+}
+
+impl Problem {
+    /// Formats the problem with its line and a caret, for the person who holds the file. `kind` stands behind the place, such as
+    /// `warning: `.
+    pub fn with_line(&self, kind: &str) -> String {
+        let excerpt = self.excerpt.as_ref().map(Excerpt::to_string).unwrap_or_default();
+        format!("{}{excerpt}", self.shown(kind))
+    }
+
+    fn shown(&self, kind: &str) -> String {
+        let place = if self.line > 0 { format!("{}:{}:", self.line, self.column) } else { String::new() };
+        let path = if self.path.is_empty() { String::new() } else { format!("{}: ", self.path) };
+        format!("{}:{place} {kind}{path}{}", self.file, self.message)
+    }
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}:", self.file)?;
-        if self.line > 0 {
-            write!(formatter, "{}:{}:", self.line, self.column)?;
-        }
-        if !self.path.is_empty() {
-            write!(formatter, " {}:", self.path)?;
-        }
-        write!(formatter, " {}", self.message)
+        formatter.write_str(&self.shown(""))
     }
 }
 
-/// A place in a file: line and column, both from 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub(crate) struct Mark {
-    pub(crate) line: u32,
-    pub(crate) column: u32,
-}
-
-/// Collects the problems of one file.
+/// Collects the problems of one file, and warnings of what is valid but hardly meant.
 #[derive(Debug)]
 pub(crate) struct Report {
     file: Arc<str>,
+    source: Source,
     problems: Vec<Problem>,
     dropped: usize,
+    warnings: Vec<Problem>,
 }
 
 impl Report {
     pub(crate) fn new(file: &Path) -> Report {
-        Report { file: file.to_string_lossy().into(), problems: Vec::new(), dropped: 0 }
+        let (source, problems, warnings) = (Source::default(), Vec::new(), Vec::new());
+        Report { file: file.to_string_lossy().into(), source, problems, dropped: 0, warnings }
+    }
+
+    /// Hands over the text, so that problems can show their lines.
+    pub(crate) fn read(&mut self, text: &str) {
+        self.source = Source::new(text);
+    }
+
+    /// Hides what follows these places in their lines.
+    pub(crate) fn hide(&mut self, secrets: Vec<Mark>) {
+        self.source.hide(secrets);
     }
 
     /// Adds a problem at a place.
@@ -69,7 +90,14 @@ impl Report {
         }
         let Mark { line, column } = mark;
         let (path, message) = (path.into(), message.into());
-        self.problems.push(Problem { file: self.file.clone(), line, column, path, message });
+        self.problems.push(Problem { file: self.file.clone(), line, column, path, message, excerpt: None });
+    }
+
+    /// Adds a warning at a place. There are no more of them than limiters and routes.
+    pub(crate) fn warn(&mut self, mark: Mark, path: impl Into<String>, message: impl Into<String>) {
+        let Mark { line, column } = mark;
+        let (path, message) = (path.into(), message.into());
+        self.warnings.push(Problem { file: self.file.clone(), line, column, path, message, excerpt: None });
     }
 
     /// Adds a problem of the whole file.
@@ -83,13 +111,28 @@ impl Report {
 
     /// Returns every problem, in the order of the file.
     pub(crate) fn into_problems(mut self) -> Vec<Problem> {
-        self.problems.sort_by_key(|problem| (problem.line, problem.column));
+        let mut problems = placed(&self.source, std::mem::take(&mut self.problems));
         if self.dropped > 0 {
-            let message = format!("and {} more problems", self.dropped);
-            self.problems.push(Problem { file: self.file, line: 0, column: 0, path: String::new(), message });
+            let (message, path) = (format!("and {} more problems", self.dropped), String::new());
+            problems.push(Problem { file: self.file, line: 0, column: 0, path, message, excerpt: None });
         }
-        self.problems
+        problems
     }
+
+    /// Takes every warning, in the order of the file.
+    pub(crate) fn take_warnings(&mut self) -> Vec<Problem> {
+        placed(&self.source, std::mem::take(&mut self.warnings))
+    }
+}
+
+/// Sorts problems by their places, and gives each its line.
+fn placed(source: &Source, mut problems: Vec<Problem>) -> Vec<Problem> {
+    problems.sort_by_key(|problem| (problem.line, problem.column));
+    for problem in &mut problems {
+        let Problem { line, column, .. } = *problem;
+        problem.excerpt = source.excerpt(Mark { line, column });
+    }
+    problems
 }
 
 /// Returns the path of a key below another path.

@@ -8,10 +8,11 @@ use std::time::Duration;
 use super::model::Leave;
 
 /// Units of a duration, in milliseconds, the longest first.
-const DURATION_UNITS: [(&str, u64); 5] =
+pub(super) const DURATION_UNITS: [(&str, u64); 5] =
     [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
 /// Units of a size, in bytes, the largest first.
-const SIZE_UNITS: [(&str, u64); 4] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
+pub(super) const SIZE_UNITS: [(&str, u64); 4] =
+    [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
 
 /// A number of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -48,7 +48,10 @@ const EXCEPTIONS: Exceptions<'static> = Exceptions {
         ("Route in src/config/schema/route.rs", "plain data: a route as it is written"),
         ("HeartbeatRow in src/redis/arguments.rs", "plain data: the argument of a script"),
     ],
-    independent_bools: &[("Route in src/config/model.rs", "keys of a route")],
+    independent_bools: &[
+        ("Options in src/cli/check.rs", "options of a command"),
+        ("Route in src/config/model.rs", "keys of a route"),
+    ],
     branching: &[("Worker::take in src/limiter/queue/worker/core/mod.rs", "one arm for each event")],
 };
 

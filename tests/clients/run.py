@@ -313,6 +313,8 @@ def run_shipped(program, folder, upstream, environment, only):
             ["redis-server", "--port", str(redis), "--save", "", "--appendonly", "no"], stdout=subprocess.DEVNULL
         )
         text = shipped_config(place, upstream, port, admin)
+        # A configuration names the credentials that it cannot do without: `${NAME:?why}`.
+        secrets = {name: "a-credential" for name in re.findall(r"\$\{(\w+):\?", text)} | secrets
         try:
             with weir(program, folder, f"shipped-{number}", text, admin, {**os.environ, **secrets}):
                 for name, path in whom.items():

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use tempfile::TempDir;
 
-use crate::support::weir::run;
+use crate::support::weir::{check_strictly, run};
 use crate::support::{Upstream, Weir, lane, one_limiter};
 
 /// A broken file with a title, and the parts that the message must contain: the place and the nearest valid name.
@@ -292,7 +292,7 @@ async fn every_example_passes_the_check() {
     for entry in fs::read_dir(examples).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "yaml") {
-            run(&["check", "--config", path.to_str().unwrap()]).await.assert_code(0);
+            check_strictly(&path).await.assert_code(0);
         }
     }
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::support::weir::run;
-use crate::support::{PATIENCE, RedisServer, Upstream, Weir, eventually, lane, one_limiter};
+use crate::support::weir::{run, run_with_input};
+use crate::support::{PATIENCE, RedisServer, Upstream, Weir, client, eventually, lane, one_limiter};
 
 #[tokio::test]
 async fn health_is_success_while_it_can_serve() {
@@ -61,6 +61,233 @@ async fn each_command_has_a_manual_page() {
         assert!(page.contains(word), "{page}");
     }
     run(&["man", "--directory", "/dev/null/nowhere"]).await.assert_code(1);
+}
+
+#[tokio::test]
+async fn a_reload_by_hand_prints_what_has_changed() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let config = |rate: &str, secret: &str| {
+        let one = one_limiter("memory", &format!("{{limits: [{rate}]}}"), &upstream);
+        format!("{one}    set_headers: {{x-key: {secret}}}\n")
+    };
+    let weir = Weir::start(&config("3/1m", "first")).await;
+    let admin = weir.admin("");
+    let reload = run(&["reload", "--admin", &admin]).await;
+    reload.assert_code(0);
+    assert_eq!(reload.stdout, "nothing has changed since the start\n");
+
+    weir.write_config(&config("5/1m", "s3cret"));
+    let reload = run(&["reload", "--admin", &admin]).await;
+    reload.assert_code(0);
+    // The file is watched, so it may have been taken up before.
+    for told in [
+        "limiters.api.limits: [{rate: 3, per: 1m, ",
+        "-> [{rate: 5, per: 1m, ",
+        "routes.all.set_headers.x-key: changed",
+    ] {
+        assert!(reload.stdout.contains(told), "{told:?} in: {}", reload.stdout);
+    }
+    let shown = weir.ask("/api/config?defaults=1").await.json();
+    assert_eq!(shown["config"]["server"]["idle_timeout"], "75s", "{shown}");
+    assert_eq!(shown["config"]["routes"][0]["upstream"]["timeout"], "1m", "{shown}");
+    let written = weir.ask("/api/config").await.json();
+    assert_eq!(
+        (&written["config"]["server"], &written["config"]["limiters"]["api"]["limits"][0]),
+        (&Value::Null, &"5/1m".into())
+    );
+    for answer in [reload.stdout, shown.to_string(), written.to_string()] {
+        assert!(!answer.contains("s3cret") && !answer.contains("\\u0001"), "{answer}");
+    }
+
+    weir.write_config(&config("5/1x", "second").replace("match:", "mach:"));
+    let reload = run(&["reload", "--admin", &admin]).await;
+    reload.assert_code(1);
+    for told in ["unknown unit \"x\"", "unknown key \"mach\"", "nothing has changed"] {
+        assert!(reload.stderr.contains(told), "{told:?} in: {}", reload.stderr);
+    }
+}
+
+/// Routes of each condition.
+const EXPLAINED: &str = "\
+limiters:
+  api: {limits: [3/1m], key: ['header:x-tenant'], queue: {timeout: 10s, max_waiting: 7}}
+routes:
+  - name: writes
+    match: {path: /api, methods: [POST]}
+    upstream: https://api.example.com/v2
+    limiter: api
+    cost: 2
+  - name: reads
+    match: {path: /api}
+    strip_prefix: /api
+    upstream: UPSTREAM
+    limiter: api
+    set_headers: {authorization: Bearer s3cret}
+    remove_headers: [x-internal]
+  - {name: rest, match: {}, upstream: 'http://127.0.0.1:1', limiters: off}
+";
+
+#[tokio::test]
+async fn a_request_is_explained_by_a_file_and_by_a_running_weir() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let config = EXPLAINED.replace("UPSTREAM", &upstream.url());
+    let weir = Weir::start(&config).await;
+    let file = weir.config().to_str().expect("a path").to_owned();
+    let request = ["explain", "GET", "/api/x?y=1", "-H", "x-tenant: acme", "-H", "x-internal: 1"];
+    let explained = run(&[&request[..], &["--config", &file]].concat()).await;
+    explained.assert_code(0);
+    for told in [
+        "route     reads",
+        &format!("upstream  {}/x?y=1", upstream.url()),
+        "header    authorization: *** (set by the route)",
+        "removed   x-internal",
+        "limiter   api: 3/1m; partition header:x-tenant acme; cost 1; queue of 7 for 10s",
+        "waits     at most 10s",
+        "not       writes: the method is not POST",
+        "not       rest: it matches, but reads comes first",
+    ] {
+        assert!(explained.stdout.contains(told), "{told:?} in:\n{}", explained.stdout);
+    }
+    assert!(!explained.stdout.contains("s3cret"), "{}", explained.stdout);
+    assert_eq!(upstream.count(), 0, "nothing is sent");
+
+    let request = client::Request::get("/api/x").header("x-tenant", "acme");
+    assert_eq!(client::send(&weir.url("/api/x"), request).await.expect("an answer").status, 200);
+    let live = run(&["explain", "GET", "/api/x", "-H", "x-tenant: acme", "--admin", &weir.admin("")]).await;
+    live.assert_code(0);
+    assert!(live.stdout.contains("now 2 of 3/1m left, 0 waiting"), "{}", live.stdout);
+    let other = run(&[
+        "explain",
+        "POST",
+        "/api/x",
+        "-H",
+        "x-tenant: b",
+        "-d",
+        "{}",
+        "--json",
+        "--admin",
+        &weir.admin(""),
+    ])
+    .await;
+    let told: Value = serde_json::from_str(&other.stdout).expect("a document");
+    assert_eq!(
+        (&told["route"], &told["upstream"]["url"]),
+        (&"writes".into(), &"https://api.example.com/v2/api/x".into())
+    );
+    assert_eq!(
+        (&told["limiters"][0]["cost"], &told["limiters"][0]["now"]["limits"][0]["available"]),
+        (&2.into(), &3.into())
+    );
+    assert_eq!(told["upstream"]["headers"]["content-length"], "2");
+    assert_eq!(upstream.count(), 1, "no permit is taken and nothing is sent");
+
+    let refused = run(&["explain", "GET", "/api/%2e%2e/x", "--config", &file]).await;
+    refused.assert_code(1);
+    assert!(refused.stdout.contains("refused  400 bad_request: "), "{}", refused.stdout);
+    let wrong = weir.ask("/api/explain?method=GET").await;
+    assert_eq!(wrong.status, 400, "{}", wrong.text());
+}
+
+/// A file with one warning of each kind.
+const HARDLY_MEANT: &str = "\
+limiters:
+  api: {limits: [3/1m]}
+  spare: {limits: [3/1m]}
+routes:
+  - {name: all, match: {path: /a}, upstream: 'http://127.0.0.1:1', limiter: api}
+  - {name: part, match: {path: /a/b, methods: [GET]}, upstream: 'http://127.0.0.1:1', limiters: off}
+  - {name: free, match: {}, upstream: 'http://127.0.0.1:1'}
+";
+
+#[tokio::test]
+async fn what_is_valid_and_hardly_meant_is_a_warning() {
+    let _lane = lane::shared().await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("weir.yaml");
+    std::fs::write(&file, HARDLY_MEANT).expect("a file");
+    let path = file.to_str().expect("a path");
+    let warnings = format!(
+        "{path}:3:3: warning: limiters.spare: no route uses this limiter
+    3 |   spare: {{limits: [3/1m]}}
+      |   ^
+{path}:6:18: warning: routes[1].match: can never match: \"all\" before it takes each of its requests
+    6 |   - {{name: part, match: {{path: /a/b, methods: [GET]}}, upstream: 'http://127.0.0.1:1', limiters: off}}
+      |                  ^
+{path}:7:5: warning: routes[2]: has no limiter, so its requests go out unlimited; `limiters: off` says that this is meant
+    7 |   - {{name: free, match: {{}}, upstream: 'http://127.0.0.1:1'}}
+      |     ^
+"
+    );
+    let checked = run(&["check", path]).await;
+    checked.assert_code(0);
+    assert_eq!(checked.stderr, warnings);
+    let strict = run(&["check", path, "--strict"]).await;
+    strict.assert_code(1);
+    assert_eq!(strict.stderr, warnings);
+    let told: Value =
+        serde_json::from_str(&run(&["check", path, "--json"]).await.stdout).expect("a document");
+    assert_eq!((&told["ok"], told["warnings"].as_array().map(Vec::len)), (&true.into(), Some(3)), "{told}");
+    let first = &told["warnings"][0];
+    assert_eq!(
+        (&first["path"], &first["line"], &first["column"]),
+        (&"limiters.spare".into(), &3.into(), &3.into())
+    );
+    assert_eq!(first["message"], "no route uses this limiter");
+    std::fs::write(&file, HARDLY_MEANT.replace("  spare: {limits: [3/1m]}\n", "").replace("/a/b", "/b"))
+        .expect("a file");
+    let rest = run(&["check", path, "--strict"]).await;
+    rest.assert_code(1);
+    assert_eq!(rest.stderr.matches("warning: ").count(), 1, "{}", rest.stderr);
+}
+
+#[tokio::test]
+async fn a_problem_is_shown_in_its_line_without_secrets() {
+    let _lane = lane::shared().await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("weir.yaml");
+    std::fs::write(&file, "limiters:\n  api: {limits: [3/1x]}\nadmin: {lisen: a, token: s3cret}\n")
+        .expect("a file");
+    let path = file.to_str().expect("a path");
+    let checked = run(&["check", path]).await;
+    checked.assert_code(1);
+    assert!(
+        checked.stderr.contains("\n    2 |   api: {limits: [3/1x]}\n      |                  ^\n"),
+        "{}",
+        checked.stderr
+    );
+    assert!(
+        checked.stderr.contains("\n    3 | admin: {lisen: a, token: ***\n      |         ^\n"),
+        "{}",
+        checked.stderr
+    );
+    assert!(!checked.stderr.contains("s3cret"), "{}", checked.stderr);
+}
+
+#[tokio::test]
+async fn a_check_reads_standard_input() {
+    let _lane = lane::shared().await;
+    let checked = run_with_input(&["check", "-"], HARDLY_MEANT).await;
+    checked.assert_code(0);
+    assert!(
+        checked.stdout.starts_with("standard input is valid: 2 limiters, 3 routes"),
+        "{}",
+        checked.stdout
+    );
+    assert!(
+        checked.stderr.starts_with("standard input:3:3: warning: limiters.spare: "),
+        "{}",
+        checked.stderr
+    );
+    let checked = run_with_input(&["check", "--json", "--config", "-"], "listen: a\n").await;
+    checked.assert_code(1);
+    let told: Value = serde_json::from_str(&checked.stdout).expect("a document");
+    assert_eq!(
+        (&told["ok"], &told["problems"][0]["file"]),
+        (&false.into(), &"standard input".into()),
+        "{told}"
+    );
 }
 
 #[tokio::test]

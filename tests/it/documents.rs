@@ -121,7 +121,7 @@ async fn every_configuration_in_a_document_passes_the_check() {
         for whole in found(&text, r"(?ms)^```yaml\n(.*?)^```$") {
             let file = directory.path().join("weir.yaml");
             fs::write(&file, &whole).expect("a file");
-            let checked_now = run(&["check", "--config", file.to_str().expect("a path")]).await;
+            let checked_now = check_strictly(&file).await;
             assert_eq!(checked_now.code, Some(0), "{}:\n{whole}\n{}", path.display(), checked_now.output());
             checked += 1;
         }
@@ -153,7 +153,7 @@ async fn check_with_secrets(text: &str) {
     }
     let file = directory.path().join("weir.yaml");
     fs::write(&file, text).expect("a file");
-    run(&["check", "--config", file.to_str().expect("a path")]).await.assert_code(0);
+    check_strictly(&file).await.assert_code(0);
 }
 
 #[tokio::test]

@@ -1,3 +1,4 @@
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,11 +8,11 @@ use http_body_util::{BodyExt, Empty};
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 
-use super::super::{Dashboard, ReloadRequest, Reloader};
+use super::super::{Dashboard, Explain, Explained, ReloadRequest, Reloader};
 use super::*;
 use crate::clock::Clock;
 use crate::config::model::{self, Config, LogFormat, Secret, Store};
-use crate::config::{Handle, Loaded, Outcome, Problem};
+use crate::config::{self, Handle, Outcome, Problem};
 use crate::limiter::Limiters;
 use crate::limiter::model::limit::{Algorithm, Limit, Limiter, LimiterName, Permits};
 use crate::limiter::store::memory::MemoryStore;
@@ -72,9 +73,12 @@ fn admin(token: Option<&str>) -> Admin {
     limiters.apply(&config.limiters);
     let (reloader, reloads) = Reloader::channel();
     let (draining, is_draining) = watch::channel(false);
-    let loaded = Loaded { config: Arc::new(config), masked: Arc::new(Value::Null) };
+    let file = "routes: [{name: a, match: {}, upstream: 'http://a'}]\n";
+    let loaded = config::parse(Path::new("weir.yaml"), file).unwrap().with_config(config);
     let config = Arc::new(Handle::new(loaded));
+    let explain: Explain = Arc::new(|_, _| Explained { document: Value::Null, limiters: Vec::new() });
     let state = AdminState {
+        explain,
         metrics,
         limiters,
         config,
@@ -169,7 +173,7 @@ async fn a_web_page_cannot_ask_for_a_reload() {
 
 fn problem(line: u32, message: &str) -> Problem {
     let (path, message) = (String::new(), message.to_owned());
-    Problem { file: "weir.yaml".into(), line, column: 1, path, message }
+    Problem { file: "weir.yaml".into(), line, column: 1, path, message, excerpt: None }
 }
 
 #[tokio::test]
@@ -177,7 +181,12 @@ async fn a_reload_answers_with_every_problem() {
     let Admin { state, mut reloads, .. } = admin(None);
     let reload = request("POST", "/api/reload");
     let app = async {
-        let applied = Outcome::Applied { restart_needed: vec!["listen"] };
+        let applied = Outcome::Applied {
+            restart_needed: vec!["listen"],
+            has_changed: false,
+            changed: None,
+            warnings: Arc::default(),
+        };
         let refused = Outcome::Refused { problems: vec![problem(3, "one"), problem(7, "two")] };
         for outcome in [applied, refused] {
             reloads.recv().await.unwrap().send(outcome).unwrap();

@@ -167,7 +167,7 @@ server:
             "f:2:39: limiters.a.key: expected a list such as [header:x-tenant], found a text",
             "f:3:10: limiters.queue: expected a mapping, found a number",
             "f:5:22: routes[0].match: expected a mapping such as {path: /api}, found a text",
-            "f:5:58: routes[0].limiters: expected a list such as [github], found a text",
+            "f:5:58: routes[0].limiters: expected off or a list such as [github], found \"a\"",
             "f:6:15: routes[1].match: the value is empty; expected a mapping such as {path: /api}",
             "f:7:1: server: the value is empty; expected a mapping",
         ];

@@ -23,6 +23,8 @@ pub(super) struct Error {
     instead: Option<&'static str>,
     /// The value that was found, if its form is wrong. Never an interpolated value: it may be a secret.
     found: Option<String>,
+    /// The faulty part of the value, in place of all that. Never of an interpolated value.
+    fault: Option<String>,
     /// True if a key is missing.
     pub(super) missing: bool,
     /// The id of the faulty node, and the part of its entry.
@@ -39,7 +41,7 @@ pub(super) enum Part {
 impl Error {
     fn new(message: impl Into<String>) -> Error {
         let message = message.into();
-        Error { message, example: None, instead: None, found: None, missing: false, spot: None }
+        Error { message, example: None, instead: None, found: None, fault: None, missing: false, spot: None }
     }
 
     fn instead(expected: impl fmt::Display, found: &'static str) -> Error {
@@ -59,6 +61,7 @@ impl Error {
         if self.spot.is_none() {
             self.spot = Some((node.id, part));
             self.found.take_if(|_| node.is_interpolated());
+            self.fault.take_if(|_| node.is_interpolated());
         }
         self
     }
@@ -66,6 +69,9 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(fault) = &self.fault {
+            return formatter.write_str(fault);
+        }
         formatter.write_str(&self.message)?;
         if let Some(example) = self.example {
             write!(formatter, " such as {example}")?;
@@ -98,14 +104,19 @@ impl de::Error for Error {
     }
 
     fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Error {
-        let found = match found {
-            Unexpected::Str(text) => Some(text.to_owned()),
-            _ => None,
-        };
-        Error { found, ..Error::new(format!("expected {expected}")) }
+        let error = Error::new(format!("expected {expected}"));
+        match found {
+            Unexpected::Str(text) => Error { found: Some(text.to_owned()), ..error },
+            Unexpected::Other(fault) => Error { fault: Some(fault.to_owned()), ..error },
+            _ => error,
+        }
     }
 
     fn unknown_field(field: &str, expected: &'static [&'static str]) -> Error {
+        // Inside `{ }`, `level:info` is a key without a value.
+        if let Some((name, _)) = field.split_once(':').filter(|(name, _)| expected.contains(name)) {
+            return Error::new(format!("a space is missing after the colon of {}", quoted(name)));
+        }
         Error::new(unknown("key", field, expected.iter().copied()))
     }
 
@@ -142,7 +153,12 @@ impl<'a> Reader<'a> {
                 Kind::Text => "a text",
             },
         };
-        Error::instead(expected, found)
+        let mut error = Error::instead(expected, found);
+        if let (Some(key), true) = (self.node.text().and_then(joined_key), expected.ends_with("a mapping")) {
+            error.message = format!("a space is missing after the colon of {}", quoted(key));
+            error.instead = None;
+        }
+        error
     }
 
     /// Returns the node as a scalar with its kind, unless it is a collection or empty.
@@ -152,6 +168,13 @@ impl<'a> Reader<'a> {
             _ => Err(self.wrong(expected)),
         }
     }
+}
+
+/// Returns the key of a text such as `drain_delay:5s`, in which a space is missing.
+fn joined_key(text: &str) -> Option<&str> {
+    let (key, value) = text.split_once(':')?;
+    let is_key = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+    (is_key && !value.is_empty() && !value.starts_with("//")).then_some(key)
 }
 
 impl<'de> Deserializer<'de> for Reader<'_> {

@@ -9,8 +9,11 @@ use std::marker::PhantomData;
 use std::time::Duration;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::{Deserialize, Deserializer, Error, IntoDeserializer, MapAccess, Unexpected, Visitor};
+use serde::de::{
+    Deserialize, Deserializer, Error, Expected, IntoDeserializer, MapAccess, SeqAccess, Unexpected, Visitor,
+};
 
+use crate::config::faults;
 use crate::config::model::Leave;
 use crate::config::units::{self, Per, Quota, Share, Size};
 
@@ -25,42 +28,50 @@ pub(crate) trait FromText: Sized {
     const PATTERN: &'static str;
     /// The parser.
     const PARSE: fn(&str) -> Option<Self>;
+    /// The faulty part of a text that the parser does not take.
+    const FAULT: fn(&str) -> String;
 }
 
 impl FromText for Duration {
     const EXPECTED: &'static str = "a duration with a unit, such as 250ms, 10s, 1m, 1h or 1d";
     const PATTERN: &'static str = "^[0-9]+(ms|s|m|h|d)$";
     const PARSE: fn(&str) -> Option<Self> = units::duration;
+    const FAULT: fn(&str) -> String = faults::duration;
 }
 
 impl FromText for Size {
     const EXPECTED: &'static str = "a size with a unit, such as 512B, 64KiB or 1MiB";
     const PATTERN: &'static str = "^[0-9]+(B|KiB|MiB|GiB)$";
     const PARSE: fn(&str) -> Option<Self> = units::size;
+    const FAULT: fn(&str) -> String = faults::size;
 }
 
 impl FromText for Share {
     const EXPECTED: &'static str = "a percentage, such as 1% or 0.5%";
     const PATTERN: &'static str = "^[0-9]+(\\.[0-9]{1,4})?%$";
     const PARSE: fn(&str) -> Option<Self> = units::share;
+    const FAULT: fn(&str) -> String = faults::share;
 }
 
 impl FromText for Leave {
     const EXPECTED: &'static str = "auto, a percentage such as 20%, or a duration such as 500ms";
     const PATTERN: &'static str = "^(auto|[0-9]+(\\.[0-9]{1,4})?%|[0-9]+(ms|s|m|h|d))$";
     const PARSE: fn(&str) -> Option<Self> = units::leave;
+    const FAULT: fn(&str) -> String = faults::leave;
 }
 
 impl FromText for Per {
     const EXPECTED: &'static str = "the length of the window with a unit, such as 1s, 1m, 1h or 1d";
     const PATTERN: &'static str = "^([0-9]+(ms|s|m|h|d)|1w|1mo)$";
     const PARSE: fn(&str) -> Option<Self> = units::per;
+    const FAULT: fn(&str) -> String = faults::per;
 }
 
 impl FromText for Quota {
     const EXPECTED: &'static str = "a limit such as 900/1m or 20/s, or {rate: 900, per: 1m}";
     const PATTERN: &'static str = "^[0-9]+/[0-9]*(ms|s|m|h|d)$";
     const PARSE: fn(&str) -> Option<Self> = units::quota;
+    const FAULT: fn(&str) -> String = faults::quota;
 }
 
 /// A value in its textual form.
@@ -79,7 +90,10 @@ impl<'de, T: FromText> Deserialize<'de> for Text<T> {
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<Text<T>, E> {
-                (T::PARSE)(text).map(Text).ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
+                // The reader tells a fault apart from a value by `Other`.
+                (T::PARSE)(text)
+                    .map(Text)
+                    .ok_or_else(|| E::invalid_value(Unexpected::Other(&(T::FAULT)(text)), &self))
             }
         }
 
@@ -101,6 +115,23 @@ impl<T: FromText> JsonSchema for Text<T> {
     }
 }
 
+/// The short form of a value that also has a long form.
+pub(crate) trait ShortForm {
+    /// Returns the faulty part of a text, if it can be told.
+    fn fault(_text: &str) -> Option<String> {
+        None
+    }
+}
+
+impl ShortForm for String {}
+impl ShortForm for bool {}
+
+impl<T: FromText> ShortForm for Text<T> {
+    fn fault(text: &str) -> Option<String> {
+        Some((T::FAULT)(text))
+    }
+}
+
 /// The long form of a value that also has a short form.
 pub(crate) trait LongForm {
     /// Both forms, for messages.
@@ -115,11 +146,13 @@ pub(crate) enum Form<S, L> {
     Long(L),
 }
 
-impl<'de, S: Deserialize<'de>, L: Deserialize<'de> + LongForm> Deserialize<'de> for Form<S, L> {
+impl<'de, S: Deserialize<'de> + ShortForm, L: Deserialize<'de> + LongForm> Deserialize<'de> for Form<S, L> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Form<S, L>, D::Error> {
         struct FormVisitor<S, L>(PhantomData<(S, L)>);
 
-        impl<'de, S: Deserialize<'de>, L: Deserialize<'de> + LongForm> Visitor<'de> for FormVisitor<S, L> {
+        impl<'de, S: Deserialize<'de> + ShortForm, L: Deserialize<'de> + LongForm> Visitor<'de>
+            for FormVisitor<S, L>
+        {
             type Value = Form<S, L>;
 
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -132,7 +165,7 @@ impl<'de, S: Deserialize<'de>, L: Deserialize<'de> + LongForm> Deserialize<'de> 
                 if short.is_err() && text == "off" {
                     short = S::deserialize(IntoDeserializer::<E>::into_deserializer(false));
                 }
-                short.map(Form::Short).map_err(|_| E::invalid_value(Unexpected::Str(text), &self))
+                short.map(Form::Short).map_err(|_| wrong(text, S::fault(text).as_deref(), &self))
             }
 
             fn visit_bool<E: Error>(self, on: bool) -> Result<Form<S, L>, E> {
@@ -154,10 +187,22 @@ impl<'de, S: Deserialize<'de>, L: Deserialize<'de> + LongForm> Deserialize<'de> 
     }
 }
 
+/// Returns the error of a wrong text: with its faulty part, or with the form that is wanted.
+fn wrong<E: Error>(text: &str, fault: Option<&str>, expected: &dyn Expected) -> E {
+    E::invalid_value(fault.map_or(Unexpected::Str(text), Unexpected::Other), expected)
+}
+
 /// Settings that can be switched `off`.
 pub(crate) trait Setting {
     /// `off` and the settings, for messages.
     const EXPECTED: &'static str;
+    /// True for a list, false for a mapping or a scalar.
+    const IS_LIST: bool = false;
+
+    /// Returns the faulty part of a text, if it can be told.
+    fn fault(_text: &str) -> Option<String> {
+        None
+    }
 }
 
 /// `off`, or settings.
@@ -187,10 +232,21 @@ impl<'de, T: Deserialize<'de> + Setting> Deserialize<'de> for OffOr<T> {
                     return Ok(OffOr::Off);
                 }
                 let on = T::deserialize(IntoDeserializer::<E>::into_deserializer(text));
-                on.map(OffOr::On).map_err(|_| E::invalid_value(Unexpected::Str(text), &self))
+                on.map(OffOr::On).map_err(|_| wrong(text, T::fault(text).as_deref(), &self))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<OffOr<T>, A::Error> {
+                // A derived mapping would take a list as its values in order.
+                if !T::IS_LIST {
+                    return Err(A::Error::invalid_type(Unexpected::Seq, &self));
+                }
+                T::deserialize(serde::de::value::SeqAccessDeserializer::new(list)).map(OffOr::On)
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<OffOr<T>, A::Error> {
+                if T::IS_LIST {
+                    return Err(A::Error::invalid_type(Unexpected::Map, &self));
+                }
                 T::deserialize(serde::de::value::MapAccessDeserializer::new(map)).map(OffOr::On)
             }
         }

@@ -25,7 +25,7 @@ pub(crate) use store::{Confirm, Redis, RedisTls, Sentinel, Store};
 
 /// The configuration of weir, an HTTP reverse proxy that keeps a fleet inside the rate limits of third-party APIs.
 ///
-/// In values, `${VAR}`, `${VAR:-default}` and `${file:/path}` are replaced; `$${` is a literal `${`.
+/// In values, `${VAR}`, `${VAR:-default}`, `${VAR:?why}` and `${file:/path}` are replaced; `$${` is a literal `${`.
 /// Relative paths begin at the directory of this file.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

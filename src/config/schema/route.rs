@@ -6,7 +6,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::de::{Deserialize, Deserializer, Error, Unexpected, Visitor};
 
-use super::forms::{Form, LongForm, NAME_PATTERN, Named, OffOr, Setting, Text};
+use super::forms::{Form, LongForm, NAME_PATTERN, Named, OffOr, Setting, ShortForm, Text};
 use crate::config::model::{Errors, Http2};
 use crate::config::units::{Share, Size};
 
@@ -45,13 +45,14 @@ pub(crate) struct Route {
     /// application/problem+json` asks for `problem`. Default: the server's.
     #[schemars(extend("examples" = ["anthropic"]))]
     pub(crate) errors: Option<Errors>,
-    /// The limiter that each request must satisfy, by name. Without it and `limiters` there is no limit.
+    /// The limiter that each request must satisfy, by name. Without it and `limiters` there is no limit, and `check` warns.
     #[schemars(extend("examples" = ["github"]))]
     pub(crate) limiter: Option<String>,
     /// Up to 8 limiters in place of `limiter`: a request gets permits from all of them, or from none. They need the same
-    /// `scope`, and on a Redis Cluster the same `group`. The longest wait is the smallest of their timeouts.
-    #[schemars(extend("minItems" = 1, "maxItems" = 8, "examples" = [["youtube-project", "youtube-team"]]))]
-    pub(crate) limiters: Option<Vec<String>>,
+    /// `scope`, and on a Redis Cluster the same `group`. The longest wait is the smallest of their timeouts. `off` says that no
+    /// limit is meant.
+    #[schemars(extend("minItems" = 1, "maxItems" = 8, "examples" = [["youtube-project", "youtube-team"], "off"]))]
+    pub(crate) limiters: Option<OffOr<Vec<String>>>,
     /// The cost of a request, 1 to 1000000000 permits, or `{header: NAME}` for a cost named in a header. Default `1`.
     #[schemars(extend("examples" = [5, {"header": "weir-cost", "default": 1, "max": 100}]))]
     pub(crate) cost: Option<Form<Cost, CostHeader>>,
@@ -132,6 +133,11 @@ pub(crate) struct Upstream {
     pub(crate) proxy: Option<String>,
 }
 
+impl Setting for Vec<String> {
+    const EXPECTED: &'static str = "off or a list";
+    const IS_LIST: bool = true;
+}
+
 impl LongForm for Upstream {
     const EXPECTED: &'static str = "a URL such as https://api.example.com, or a mapping with `url`";
 }
@@ -141,6 +147,8 @@ impl LongForm for Upstream {
 #[serde(transparent)]
 #[schemars(inline)]
 pub(crate) struct Cost(#[schemars(range(min = 1, max = 1_000_000_000))] pub(crate) i64);
+
+impl ShortForm for Cost {}
 
 /// A cost named in a header of the request, or settled by the response.
 #[derive(Debug, serde::Deserialize, JsonSchema)]
@@ -203,6 +211,10 @@ pub(crate) struct Retry {
 
 impl Setting for Text<Share> {
     const EXPECTED: &'static str = "off or a percentage, such as 20%";
+
+    fn fault(text: &str) -> Option<String> {
+        <Text<Share> as ShortForm>::fault(text)
+    }
 }
 
 impl Setting for Retry {

@@ -64,6 +64,11 @@ impl Check<'_> {
         self.report.add(at.key_mark, at.path.clone(), message);
     }
 
+    /// Warns of a key that is valid and hardly meant.
+    pub(super) fn warn(&mut self, at: &At<'_>, message: impl Into<String>) {
+        self.report.warn(at.key_mark, at.path.clone(), message);
+    }
+
     /// Checks a whole number against its bounds.
     pub(super) fn count(
         &mut self,

@@ -8,6 +8,7 @@ use super::check::Check;
 use super::headers::{Purpose, headers};
 use super::place::{Given, all, key};
 use crate::config::model::{HostMatch, Match, PathMatch};
+use crate::config::problem::quoted;
 use crate::config::schema;
 
 /// The largest compiled `path_regex`, in bytes.
@@ -61,13 +62,30 @@ fn path_regex(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<Regex>
     let compile = |pattern: &str| RegexBuilder::new(pattern).size_limit(REGEX_BYTES_MAX).build();
     match compile(pattern).and_then(|_| compile(&format!(r"\A(?:{pattern})\z"))) {
         Ok(regex) => Some(regex),
-        // The error repeats the pattern over several lines. Its last line is the reason.
         Err(error) => {
-            let text = error.to_string();
-            let reason = text.lines().next_back().unwrap_or_default().trim_start_matches("error: ");
+            let reason =
+                pattern_fault(pattern, given.at.is_interpolated()).unwrap_or_else(|| last_line(&error));
             check.refuse(&given.at, format!("not a valid regular expression: {reason}"))
         }
     }
+}
+
+/// Returns the fault of a pattern's syntax with its position.
+fn pattern_fault(pattern: &str, is_interpolated: bool) -> Option<String> {
+    let (span, reason) = match regex_syntax::parse(pattern).err()? {
+        regex_syntax::Error::Parse(error) => (*error.span(), error.kind().to_string()),
+        regex_syntax::Error::Translate(error) => (*error.span(), error.kind().to_string()),
+        _ => return None,
+    };
+    let rest = pattern.get(span.start.offset..).filter(|rest| !rest.is_empty() && !is_interpolated);
+    let at = rest.map_or(String::new(), |rest| format!(", {}", quoted(rest)));
+    Some(format!("{reason}, at character {}{at}", span.start.column))
+}
+
+/// Returns the reason of an error that repeats the pattern over several lines.
+fn last_line(error: &regex::Error) -> String {
+    let text = error.to_string();
+    text.lines().next_back().unwrap_or_default().trim_start_matches("error: ").to_owned()
 }
 
 fn host(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<HostMatch> {
@@ -75,6 +93,8 @@ fn host(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<HostMatch> {
         Some(rest) => (true, rest),
         None => (false, given.value.as_str()),
     };
+    // Requests are compared without the dot that ends a whole name.
+    let name = name.strip_suffix('.').unwrap_or(name);
     let parsed = Host::parse(name).ok().filter(|host| !wildcard || matches!(host, Host::Domain(_)));
     match parsed.map(|host| host.to_string()) {
         Some(name) if !name.contains('*') && !name.is_empty() => {

@@ -2,6 +2,7 @@
 //!
 //! - `place`: a part of the schema together with its place in the file.
 //! - `check`: the report, and the judgements that many keys share. `pem`: those about certificates and keys.
+//! - `warnings`: what is valid and hardly meant; `reach`: which matches an earlier one leaves to another.
 //! - One file for each section: `server`, `clients`, `store`, `limiter` with `limit`, and `route` with `matches`,
 //!   `headers`, `cost`, `retry` and `upstream`.
 //!
@@ -17,11 +18,13 @@ mod limiter;
 mod matches;
 mod pem;
 mod place;
+mod reach;
 mod retry;
 mod route;
 mod server;
 mod store;
 mod upstream;
+mod warnings;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -64,6 +67,7 @@ pub(crate) fn validate(
     if !check.report.is_empty() {
         return None;
     }
+    warnings::warn(&mut check, &file, &routes);
     let (listen, server, admin, log, store) = (listen?, server?, admin?, log?, store?);
     let limiters = limiters.into_iter().map(|(limiter, _)| limiter).collect();
     Some(Config { listen, server, admin, log, clients, store, limiters, routes, hash })

@@ -13,7 +13,7 @@ use super::retry::retry;
 use super::upstream::upstream;
 use crate::config::model::{Errors, Patience, Route};
 use crate::config::problem::quoted;
-use crate::config::schema;
+use crate::config::schema::{self, OffOr};
 use crate::limiter::model::limit::{Limiter, LimiterName, Scope};
 
 /// The most limiters of one route. Each call to the store covers all of them.
@@ -111,13 +111,17 @@ fn limiters<'a>(
         check.problem_of_key(&list.at, "`limiter` and `limiters` exclude each other");
     }
     match (list.value, list.at.length()) {
-        (None, _) | (_, 1..=LIMITERS_MAX) => {}
-        (_, 0) => check.problem(&list.at, "names no limiter; leave the key out"),
+        (None | Some(OffOr::Off), _) | (_, 1..=LIMITERS_MAX) => {}
+        (_, 0) => check.problem(&list.at, "names no limiter; `limiters: off` says that none is meant"),
         _ => check.problem(&list.at, format!("names more than {LIMITERS_MAX} limiters")),
     }
     let mut earlier = HashSet::new();
     let mut limiters: Vec<&Keyed> = Vec::new();
-    for name in single.get().into_iter().chain(list.items()) {
+    let listed = match list.value {
+        Some(OffOr::On(names)) => Given::new(names, list.at.clone()).items().collect(),
+        None | Some(OffOr::Off) => Vec::new(),
+    };
+    for name in single.get().into_iter().chain(listed) {
         check.reference("limiter", &name, &names.limiter_names);
         if !earlier.insert(name.value) {
             check.problem(&name.at, "this limiter is given twice");

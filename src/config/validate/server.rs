@@ -35,11 +35,25 @@ fn address(
     let Some(text) = value else { return (!at.is_faulty()).then_some(default) };
     let address = text.parse().ok();
     address.or_else(|| {
-        let found = if at.is_interpolated() { String::new() } else { format!(", found {}", quoted(text)) };
+        let fault = if at.is_interpolated() { String::new() } else { format!(": {}", address_fault(text)) };
         let message =
-            format!("expected an IP address and a port, such as 127.0.0.1:8080 or [::]:8080{found}");
+            format!("expected an IP address and a port, such as 127.0.0.1:8080 or [::]:8080{fault}");
         check.refuse(at, message)
     })
+}
+
+/// Returns the part of a text that is no address with a port.
+fn address_fault(text: &str) -> String {
+    match text.rsplit_once(':') {
+        None => format!("{} has no port", quoted(text)),
+        Some(_) if text.parse::<IpAddr>().is_ok() => {
+            format!("an IPv6 address has brackets before the port: [{text}]:8080")
+        }
+        Some((_, port)) if port.parse::<u16>().is_err() => {
+            format!("{} is no port from 0 to 65535", quoted(port))
+        }
+        Some((host, _)) => format!("{} is no IP address", quoted(host)),
+    }
 }
 
 /// Checks how connections of clients are treated.
@@ -95,10 +109,29 @@ fn allow(check: &mut Check<'_>, given: &Given<'_, Option<Vec<String>>>) -> Optio
 fn networks(check: &mut Check<'_>, given: &Given<'_, Option<Vec<String>>>) -> Vec<IpNet> {
     let mut networks = Vec::new();
     for text in given.items() {
-        let expected = "expected an IP address or a CIDR block, such as 10.0.0.0/8 or ::1";
-        networks.extend(network(text.value).or_else(|| check.refuse(&text.at, expected)));
+        let Some(network) = network(text.value) else {
+            let fault = network_fault(text.value);
+            let fault = if text.at.is_interpolated() { String::new() } else { format!(": {fault}") };
+            let expected = "expected an IP address or a CIDR block, such as 10.0.0.0/8 or ::1";
+            check.problem(&text.at, format!("{expected}{fault}"));
+            continue;
+        };
+        networks.push(network);
     }
     networks
+}
+
+/// Returns the part of a text that is no address or block of addresses.
+fn network_fault(text: &str) -> String {
+    let (address, prefix) =
+        text.split_once('/').map_or((text, None), |(address, prefix)| (address, Some(prefix)));
+    match (address.parse::<IpAddr>(), prefix) {
+        (Ok(address), Some(prefix)) => {
+            let bits = if address.is_ipv4() { 32 } else { 128 };
+            format!("{} is no length of a prefix from 0 to {bits}", quoted(prefix))
+        }
+        (Ok(_), None) | (Err(_), _) => format!("{} is no IP address", quoted(address)),
+    }
 }
 
 /// Parses a CIDR block, or an address as a block of one. A block of IPv4-mapped IPv6 addresses becomes an IPv4 block,

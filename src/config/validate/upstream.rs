@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
-use url::{Host, Url};
+use url::{Host, ParseError, Url};
 
 use super::check::{Check, DAY, HOUR, MILLISECOND};
 use super::place::{Given, key};
@@ -183,7 +183,8 @@ fn http_url(given: &str, schemes: &[&str]) -> Result<(Url, Host<String>), &'stat
 fn any_url(given: &str, schemes: &[&str]) -> Result<(Url, Host<String>), &'static str> {
     let url = match Url::parse(given) {
         Ok(url) if given.contains("://") => url,
-        _ => return Err("expected a URL such as https://api.example.com"),
+        Err(error) if given.contains("://") => return Err(url_fault(error)),
+        _ => return Err("expected a URL such as https://api.example.com: the scheme and `://` are missing"),
     };
     if !schemes.contains(&url.scheme()) {
         return Err(match schemes {
@@ -197,6 +198,20 @@ fn any_url(given: &str, schemes: &[&str]) -> Result<(Url, Host<String>), &'stati
     match url.host().map(|host| host.to_owned()) {
         Some(host) => Ok((url, host)),
         None => Err("the URL names no host"),
+    }
+}
+
+/// Returns the part of a URL that is wrong. It repeats nothing of the URL, which may hold credentials.
+fn url_fault(error: ParseError) -> &'static str {
+    match error {
+        ParseError::EmptyHost => "the URL names no host",
+        ParseError::InvalidPort => "the port of the URL is not a number from 1 to 65535",
+        ParseError::InvalidIpv4Address => "the host of the URL looks like an IPv4 address, and is none",
+        ParseError::InvalidIpv6Address => "the host of the URL looks like an IPv6 address, and is none",
+        ParseError::IdnaError | ParseError::InvalidDomainCharacter => {
+            "the host of the URL holds characters that no host name can have"
+        }
+        _ => "expected a URL such as https://api.example.com",
     }
 }
 

@@ -1,17 +1,21 @@
 //! YAML text to a tree, within bounds.
 //!
-//! Refuses tags, merge keys, keys that are not scalars and second documents, which a configuration does not need, and
-//! deep nesting and repeated aliases, which could make a small file large.
+//! Anchors, aliases and merge keys (`<<`) are resolved here, as in YAML 1.1: a mapping's own keys come before merged ones, earlier
+//! merged mappings before later ones. Refuses tags, keys that are not scalars and second documents, which a configuration does
+//! not need, and deep nesting and repeated aliases, which could make a small file large.
 
 use std::collections::HashMap;
 
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle, ScanError};
 
+use super::diagnose::diagnose;
 use super::tree::{Entry, Node, Origin, Scalar, Value};
 use crate::config::problem::{Mark, Report, index_path, key_path, quoted};
 
 /// The deepest nesting; weir's own keys need seven levels.
 const DEPTH_MAX: usize = 32;
+/// The key that merges other mappings into its own.
+const MERGE: &str = "<<";
 /// The most nodes, aliases expanded: as many as the largest file could plausibly hold.
 const NODES_MAX: usize = 200_000;
 
@@ -45,8 +49,25 @@ struct Fault {
 
 /// A collection that is not complete yet.
 enum Open {
-    List { node: Head, items: Vec<Node> },
-    Mapping { node: Head, entries: Vec<Entry>, seen: HashMap<String, Mark>, key: Option<(String, Mark)> },
+    List {
+        node: Head,
+        items: Vec<Node>,
+    },
+    Mapping {
+        node: Head,
+        entries: Vec<Entry>,
+        seen: HashMap<String, Mark>,
+        key: Option<Key>,
+        merged: Vec<Entry>,
+    },
+}
+
+/// A key whose value is not complete yet.
+struct Key {
+    text: String,
+    mark: Mark,
+    /// True for a merge key.
+    merges: bool,
 }
 
 /// The parts of a node that are known when its collection begins.
@@ -97,8 +118,8 @@ impl Builder {
             }
             Event::MappingStart(anchor, None) => {
                 let node = self.head(anchor, mark)?;
-                let (entries, seen) = (Vec::new(), HashMap::new());
-                self.open(Open::Mapping { node, entries, seen, key: None }, mark)
+                let (entries, seen, merged) = (Vec::new(), HashMap::new(), Vec::new());
+                self.open(Open::Mapping { node, entries, seen, key: None, merged }, mark)
             }
             Event::SequenceEnd | Event::MappingEnd => self.close(report),
         }
@@ -114,22 +135,18 @@ impl Builder {
     ) -> Result<(), Fault> {
         let plain = style == ScalarStyle::Plain;
         if let Some(Open::Mapping { key: key @ None, .. }) = self.stack.last_mut() {
-            if plain && text == "<<" {
-                return Err(self.fault(mark, "merge keys (`<<`) are not supported; write the keys out"));
-            }
-            *key = Some((text.to_owned(), mark));
+            *key = Some(Key { text: text.to_owned(), mark, merges: plain && text == MERGE });
             return Ok(());
         }
         let Head { id, mark, .. } = self.head(anchor, mark)?;
         // An absent value has no place; its key's place is used.
         let mark = match self.stack.last() {
-            Some(Open::Mapping { key: Some((_, key_mark)), .. }) if plain && text.is_empty() => *key_mark,
+            Some(Open::Mapping { key: Some(key), .. }) if plain && text.is_empty() => key.mark,
             _ => mark,
         };
         let scalar =
             Scalar { text: text.to_owned(), origin: if plain { Origin::Plain } else { Origin::Quoted } };
-        self.place(Node { id, mark, value: Value::Scalar(scalar) }, anchor, report);
-        Ok(())
+        self.place(Node { id, mark, value: Value::Scalar(scalar) }, anchor, report)
     }
 
     fn alias(&mut self, anchor: usize, mark: Mark, report: &mut Report) -> Result<(), Fault> {
@@ -144,10 +161,10 @@ impl Builder {
         }
         let size = anchored.size;
         self.count(size, mark)?;
-        if let Some(node) = self.anchors.get(&anchor).map(|anchored| anchored.node.clone()) {
-            self.place(node, 0, report);
+        match self.anchors.get(&anchor).map(|anchored| anchored.node.clone()) {
+            Some(node) => self.place(node, 0, report),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Numbers a new node.
@@ -180,15 +197,21 @@ impl Builder {
     fn close(&mut self, report: &mut Report) -> Result<(), Fault> {
         let (head, value) = match self.stack.pop() {
             Some(Open::List { node, items }) => (node, Value::List(items)),
-            Some(Open::Mapping { node, entries, .. }) => (node, Value::Mapping(entries)),
+            Some(Open::Mapping { node, mut entries, mut seen, merged, .. }) => {
+                for entry in merged {
+                    if seen.insert(entry.key.clone(), entry.key_mark).is_none() {
+                        entries.push(entry);
+                    }
+                }
+                (node, Value::Mapping(entries))
+            }
             None => return Ok(()),
         };
-        self.place(Node { id: head.id, mark: head.mark, value }, head.anchor, report);
-        Ok(())
+        self.place(Node { id: head.id, mark: head.mark, value }, head.anchor, report)
     }
 
     /// Adds a complete node to its parent.
-    fn place(&mut self, node: Node, anchor: usize, report: &mut Report) {
+    fn place(&mut self, node: Node, anchor: usize, report: &mut Report) -> Result<(), Fault> {
         if anchor != 0 {
             let (size, depth) = (node.size(), node.depth());
             self.anchors.insert(anchor, Anchored { node: node.clone(), size, depth });
@@ -197,18 +220,29 @@ impl Builder {
         match self.stack.last_mut() {
             None => self.root = Some(node),
             Some(Open::List { items, .. }) => items.push(node),
-            Some(Open::Mapping { entries, seen, key, .. }) => {
-                let Some((key, key_mark)) = key.take() else { return };
+            Some(Open::Mapping { entries, seen, key, merged, .. }) => {
+                let Some(Key { text: key, mark: key_mark, merges }) = key.take() else { return Ok(()) };
                 if let Some(first) = seen.get(&key) {
                     let message =
                         format!("key {} is given twice; the first is on line {}", quoted(&key), first.line);
                     report.add(key_mark, key_path(&parent, &key), message);
-                    return;
+                    return Ok(());
                 }
                 seen.insert(key.clone(), key_mark);
-                entries.push(Entry { key, key_mark, value: node });
+                if !merges {
+                    entries.push(Entry { key, key_mark, value: node });
+                    return Ok(());
+                }
+                let mark = node.mark;
+                let message = "`<<` merges a mapping or a list of mappings, such as `<<: *common`";
+                *merged = to_merge(node).ok_or_else(|| Fault {
+                    mark,
+                    path: key_path(&parent, &key),
+                    message: message.to_owned(),
+                })?;
             }
         }
+        Ok(())
     }
 
     fn fault(&self, mark: Mark, message: &str) -> Fault {
@@ -229,9 +263,24 @@ impl Builder {
 fn path_of(stack: &[Open]) -> String {
     stack.iter().fold(String::new(), |path, open| match open {
         Open::List { items, .. } => index_path(&path, items.len()),
-        Open::Mapping { key: Some((key, _)), .. } => key_path(&path, key),
+        Open::Mapping { key: Some(key), .. } => key_path(&path, &key.text),
         Open::Mapping { key: None, .. } => path,
     })
+}
+
+/// Returns the entries of a merge key's value: those of a mapping, or of a list of mappings.
+fn to_merge(node: Node) -> Option<Vec<Entry>> {
+    match node.value {
+        Value::Mapping(entries) => Some(entries),
+        Value::List(items) => {
+            let mappings = items.into_iter().map(|item| match item.value {
+                Value::Mapping(entries) => Some(entries),
+                Value::Scalar(_) | Value::List(_) => None,
+            });
+            mappings.collect::<Option<Vec<_>>>().map(|mappings| mappings.into_iter().flatten().collect())
+        }
+        Value::Scalar(_) => None,
+    }
 }
 
 fn too_deep() -> String {
@@ -243,13 +292,11 @@ fn mark_of(marker: &Marker) -> Mark {
     Mark { line: saturate(marker.line()), column: saturate(marker.col()).saturating_add(1) }
 }
 
-/// Returns the parser's message, with a hint if an unquoted `${...}` may be the cause.
+/// Returns the likely cause of a syntax error, or the parser's own message.
 fn syntax_fault(error: &ScanError, text: &str) -> Fault {
     let mark = mark_of(error.marker());
-    let line = text.lines().nth(mark.line.saturating_sub(1) as usize).unwrap_or_default();
-    let hint =
-        if line.contains("${") { "; inside `{ }` or `[ ]` a value with `${...}` needs quotes" } else { "" };
-    Fault { mark, path: String::new(), message: format!("not valid YAML: {}{hint}", error.info()) }
+    let (mark, cause) = diagnose(text, mark, error.info()).unwrap_or_else(|| (mark, error.info().to_owned()));
+    Fault { mark, path: String::new(), message: format!("not valid YAML: {cause}") }
 }
 
 #[cfg(test)]
@@ -308,6 +355,61 @@ mod tests {
     }
 
     #[test]
+    fn a_merge_key_adds_the_keys_that_are_not_there() {
+        let text =
+            "a: &a {x: 1, y: 1}\nb: &b {y: 2, z: 2}\nc: {<<: [*a, *b], z: 3}\nd: {x: 4, <<: *a}\n'<<': e\n";
+        let root = read(text).unwrap();
+        let of =
+            |key: &str, inner: &str| root.get(key).unwrap().get(inner).unwrap().text().unwrap().to_owned();
+        assert_eq!([of("c", "x"), of("c", "y"), of("c", "z")], ["1", "1", "3"]);
+        assert_eq!([of("d", "x"), of("d", "y")], ["4", "1"]);
+        assert!(root.get("c").unwrap().get("<<").is_none());
+        assert_eq!(root.get("<<").unwrap().text(), Some("e"), "in quotes it is a key like others");
+        let y = root.get("c").unwrap().entry("y").unwrap();
+        assert_eq!(y.value.mark, Mark { line: 1, column: 17 }, "a merged value has the place of its anchor");
+    }
+
+    #[test]
+    fn a_syntax_error_is_explained_where_it_is() {
+        let explained = |text: &str, place: &str| {
+            let error = read(text).unwrap_err();
+            assert!(error.starts_with(&format!("f:{place}")), "{text:?}\n{error}");
+        };
+        let rest = "routes:\n  - {name: a, upstream: \"http://a\"}\n";
+        for (line, place) in [
+            ("log: {level: \"info}", "1:14: not valid YAML: this quote is not closed"),
+            ("a:\n  limits: [\"900/1m]", "2:12: not valid YAML: this quote is not closed"),
+            ("a:\n  group: 'it''s", "2:10: not valid YAML: this quote is not closed"),
+            ("a:\n  b: \"Bearer ${X}\n  c: 1", "2:6: not valid YAML: this quote is not closed"),
+            ("a: it's # \"fine\nb: \"x", "2:4: not valid YAML: this quote is not closed"),
+            (
+                "a:\n  limits:[900/1m]\n  queue: x",
+                "2:10: not valid YAML: a space is missing after the colon of \"limits\"",
+            ),
+            (
+                "a:\n  limits: x\n  group:x\n\n  # b\n  c: 1",
+                "3:9: not valid YAML: a space is missing after the colon of \"group\"",
+            ),
+            ("listen:127.0.0.1:80", "1:8: not valid YAML: a space is missing after the colon of \"listen\""),
+            (
+                "- name: a\n  upstream:http://a\n  limiter: b",
+                "2:12: not valid YAML: a space is missing after the colon",
+            ),
+            ("- name:a\n  limiter: b", "1:8: not valid YAML: a space is missing after the colon of \"name\""),
+            ("- name: a: b", "1:10: not valid YAML: a text with a colon and a space in it needs quotes"),
+            (
+                "a: {b: Bearer ${X}}",
+                "1:16: not valid YAML: while parsing a flow mapping, did not find expected ',' or '}'; inside",
+            ),
+            ("a: {limits: [1/s]\nb: x", "1:4: not valid YAML: this `{` is not closed"),
+        ] {
+            explained(&format!("{line}\n{rest}"), place);
+        }
+        assert!(read("a: \"one\n  two\"\nb: 'it''s'\n").is_ok(), "a quoted text of several lines is valid");
+        explained("a: \"one\n  two\"\nb: [\n", "3:4: not valid YAML: this `[` is not closed");
+    }
+
+    #[test]
     fn aliases_cannot_make_a_small_file_large() {
         let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
         for level in 1..10 {
@@ -326,7 +428,9 @@ mod tests {
         refused("a: &x [*x]\n", "f:1:8: a[0]: this alias stands inside its own anchor");
         refused("a: 1\n---\nb: 2\n", "f:2:1: a second document");
         refused("a: !!str 1\n", "tags");
-        refused("a: &x {b: 1}\nc: {<<: *x}\n", "f:2:5: c: merge keys");
+        refused("c: {<<: 5}\n", "f:1:9: c.<<: `<<` merges a mapping or a list of mappings");
+        refused("a: &x {b: 1}\nc: {<<: [*x, 5]}\n", "f:2:9: c.<<: `<<` merges a mapping");
+        refused("a: &x {b: 1}\nc: {<<: *x, <<: *x}\n", "f:2:13: c.<<: key \"<<\" is given twice");
         refused("? [a, b]\n: c\n", "a key must be a plain text");
         refused(&"[".repeat(100), "nested more than 32 levels deep");
         refused("", "f: the file is empty");

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Seek, Write as _};
 use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -397,7 +397,32 @@ impl Finished {
 
 /// Runs weir with arguments until it ends by itself.
 pub(crate) async fn run(arguments: &[&str]) -> Finished {
-    let mut command = tokio::process::Command::from(command(arguments));
+    finish(arguments, command(arguments)).await
+}
+
+/// Runs `weir check --strict` on a file, with the variables that it cannot do without (`${NAME:?why}`).
+pub(crate) async fn check_strictly(path: &Path) -> Finished {
+    let text = fs::read_to_string(path).expect("a configuration");
+    let needed = text.split("${").skip(1).filter_map(|reference| Some(reference.split_once(":?")?.0));
+    let needed = needed.filter(|name| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_'));
+    let arguments = ["check", "--strict", "--config", &path.to_string_lossy()];
+    let mut command = command(&arguments);
+    command.envs(needed.map(|name| (name, "a-credential")));
+    finish(&arguments, command).await
+}
+
+/// Runs weir with arguments and this standard input until it ends by itself.
+pub(crate) async fn run_with_input(arguments: &[&str], input: &str) -> Finished {
+    let mut file = tempfile::tempfile().expect("a file");
+    file.write_all(input.as_bytes()).expect("written");
+    file.rewind().expect("rewound");
+    let mut command = command(arguments);
+    command.stdin(file);
+    finish(arguments, command).await
+}
+
+async fn finish(arguments: &[&str], command: Command) -> Finished {
+    let mut command = tokio::process::Command::from(command);
     command.kill_on_drop(true);
     let output = tokio::time::timeout(PATIENCE, command.output())
         .await

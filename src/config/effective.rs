@@ -1,0 +1,296 @@
+//! The configuration as it is used: as it was written, with every default filled in.
+//!
+//! Takes the written values from the file, so that what is masked there is masked here. Knows the default of each key only by the
+//! checked configuration.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use super::masked::is_masked;
+use super::model::{
+    Admin, Config, Confirm, Cost, Log, LogFormat, PATIENCE_HEADERS, RedisStore, Retry, Route, Server, Store,
+    Upstream,
+};
+use super::units::{Share, Size, show_duration, show_share, show_size};
+use crate::limiter::model::limit::{Algorithm, Limit, Limiter, Mode, OnStoreFailure, PausePolicy, Scope};
+use crate::telemetry::AccessRule;
+
+const OFF: &str = "off";
+
+/// Fills the defaults of a valid configuration into the written one.
+pub(super) fn effective(config: &Config, written: Value) -> Value {
+    fill(defaults(config), written)
+}
+
+/// Puts a written value in the place of a default one, key by key.
+fn fill(default: Value, written: Value) -> Value {
+    match (default, written) {
+        (Value::Object(mut keys), Value::Object(written)) => {
+            for (key, value) in written {
+                let place = keys.entry(key).or_insert(Value::Null);
+                *place = fill(place.take(), value);
+            }
+            keys.into()
+        }
+        // The short form of an upstream.
+        (Value::Object(mut keys), Value::String(url)) if keys.contains_key("connect_timeout") => {
+            keys.insert("url".to_owned(), url.into());
+            keys.into()
+        }
+        // The short forms of a limit and of the access log say nothing that the long ones do not.
+        (Value::Object(keys), short @ (Value::String(_) | Value::Bool(true))) if !is_masked(&short) => {
+            keys.into()
+        }
+        (Value::Array(defaults), Value::Array(written)) if defaults.len() == written.len() => {
+            defaults.into_iter().zip(written).map(|(default, written)| fill(default, written)).collect()
+        }
+        (Value::Bool(_), Value::String(off)) if off == OFF => false.into(),
+        (Value::Bool(_), written) => written,
+        (_, Value::Bool(false)) => OFF.into(),
+        (_, written) => written,
+    }
+}
+
+/// Returns every key that has a default, with the value that is used.
+fn defaults(config: &Config) -> Value {
+    let named = |limiter: &std::sync::Arc<Limiter>| (limiter.name.as_str().to_owned(), limiter_keys(limiter));
+    json!({
+        "listen": config.listen.to_string(),
+        "server": server(&config.server),
+        "admin": admin(&config.admin),
+        "log": log(&config.log),
+        "store": store(&config.store),
+        "limiters": config.limiters.iter().map(named).collect::<Map<_, _>>(),
+        "routes": config.routes.iter().map(route).collect::<Vec<_>>(),
+    })
+}
+
+fn server(server: &Server) -> Value {
+    json!({
+        "trusted_proxies": [],
+        "errors": server.errors,
+        "max_connections": server.max_connections,
+        "header_timeout": show_duration(server.header_timeout),
+        "idle_timeout": show_duration(server.idle_timeout),
+        "write_timeout": show_duration(server.write_timeout),
+        "max_header_bytes": show_size(Size(server.max_header_bytes.into())),
+        "drain_delay": show_duration(server.drain_delay),
+        "drain_timeout": show_duration(server.drain_timeout),
+    })
+}
+
+fn admin(admin: &Admin) -> Value {
+    json!({ "listen": admin.listen.to_string() })
+}
+
+fn log(log: &Log) -> Value {
+    let format = match log.format {
+        LogFormat::Json => "json",
+        LogFormat::Text => "text",
+    };
+    let access = match &log.access {
+        None => OFF.into(),
+        Some(rule) => access(rule),
+    };
+    json!({ "level": log.level.to_string().to_lowercase(), "format": format, "access": access })
+}
+
+fn access(rule: &AccessRule) -> Value {
+    let mut keys = json!({ "sample": show_share(Share { ppm: rule.sample_ppm.into() }) });
+    if let Some(slow) = rule.slow {
+        keys["slow"] = show_duration(slow).into();
+    }
+    keys
+}
+
+fn store(store: &Store) -> Value {
+    let Store::Redis(redis) = store else { return "memory".into() };
+    let RedisStore { timeout, pool_size, key_prefix, fleet_size, confirm, .. } = &**redis;
+    let confirm = match confirm {
+        Confirm::Primary => "primary",
+        Confirm::Replica => "replica",
+    };
+    json!({ "redis": {
+        "timeout": show_duration(*timeout),
+        "pool_size": pool_size,
+        "key_prefix": key_prefix,
+        "fleet_size": fleet_size,
+        "confirm": confirm,
+    } })
+}
+
+fn limiter_keys(limiter: &Limiter) -> Value {
+    let queue = limiter.queue.as_ref().map(|queue| {
+        json!({
+            "timeout": show_duration(queue.timeout),
+            "max_waiting": queue.max_waiting,
+            "patience": PATIENCE_HEADERS,
+            "leave": "auto",
+        })
+    });
+    let mut keys = json!({
+        "limits": limiter.limits.iter().map(limit).collect::<Vec<_>>(),
+        "scope": match limiter.scope {
+            Scope::Overall => "overall",
+            Scope::PerReplica => "per_replica",
+        },
+        "mode": match limiter.mode {
+            Mode::Enforce => "enforce",
+            Mode::Shadow => "shadow",
+        },
+        "queue": queue.unwrap_or_else(|| OFF.into()),
+        "group": &*limiter.group,
+        "guard": show_micros(limiter.guard),
+        "on_store_failure": match limiter.on_store_failure {
+            OnStoreFailure::Local => "local",
+            OnStoreFailure::Reject => "reject",
+            OnStoreFailure::Allow => "allow",
+        },
+        "pause": limiter.pause.as_ref().map_or_else(|| OFF.into(), pause),
+        "sync": if limiter.follows_upstream { "headers" } else { OFF },
+    });
+    if let Some(partitioned) = &limiter.partitioned {
+        keys["max_partitions"] = partitioned.max_partitions.into();
+    }
+    keys
+}
+
+fn limit(limit: &Limit) -> Value {
+    // The label begins with the limit's short form, also of a window of the calendar.
+    let per = limit.label.split(' ').next().and_then(|short| short.split('/').nth(1)).unwrap_or_default();
+    let mut keys = json!({ "rate": limit.rate.get(), "per": per, "algorithm": limit.algorithm.as_str() });
+    match &limit.algorithm {
+        Algorithm::SlidingWindow { precision } => keys["precision"] = precision.get().into(),
+        Algorithm::TokenBucket { burst } => keys["burst"] = burst.get().into(),
+        Algorithm::FixedWindow { windows } => keys["timezone"] = windows.zone.iana_name().into(),
+        Algorithm::WarmUp { warm_up, cold } => {
+            keys["warm_up"] = show_duration(*warm_up).into();
+            keys["cold"] = cold.get().into();
+        }
+        Algorithm::LeakyBucket => {}
+    }
+    keys
+}
+
+fn pause(pause: &PausePolicy) -> Value {
+    json!({ "on": pause.on, "max": show_duration(pause.max), "fallback": show_duration(pause.fallback) })
+}
+
+fn route(route: &Route) -> Value {
+    json!({
+        "name": &*route.name,
+        "upstream": upstream(&route.upstream),
+        "preserve_host": route.preserve_host,
+        "forwarded_headers": route.forwarded_headers,
+        "rewrite_links": route.rewrite_links,
+        "errors": route.errors,
+        "cost": cost(&route.cost),
+        "retry": route.retry.as_ref().map_or_else(|| OFF.into(), retry),
+    })
+}
+
+fn upstream(upstream: &Upstream) -> Value {
+    json!({
+        "connect_timeout": show_duration(upstream.timeouts.connect),
+        "timeout": show_duration(upstream.timeouts.headers),
+        "idle_timeout": show_duration(upstream.timeouts.idle),
+        "tunnel_timeout": show_duration(upstream.timeouts.tunnel),
+        "http2": upstream.http2,
+    })
+}
+
+fn cost(cost: &Cost) -> Value {
+    match cost {
+        Cost::Fixed(cost) => cost.get().into(),
+        Cost::Header { default, max, .. } => json!({ "default": default.get(), "max": max.get() }),
+    }
+}
+
+fn retry(retry: &Retry) -> Value {
+    let statuses = retry.on_status.iter().map(|status| Value::from(*status));
+    let on: Vec<Value> = retry.on_connect.then(|| "connect".into()).into_iter().chain(statuses).collect();
+    let budget = retry.budget_ppm.map_or_else(|| OFF.to_owned(), |ppm| show_share(Share { ppm: ppm.into() }));
+    json!({
+        "attempts": retry.attempts,
+        "on": on,
+        "max_body": show_size(Size(u64::try_from(retry.body_bytes_max).unwrap_or(u64::MAX))),
+        "budget": budget,
+    })
+}
+
+/// Formats a duration that need not be whole milliseconds.
+fn show_micros(duration: Duration) -> String {
+    let micros = duration.as_micros();
+    if micros.is_multiple_of(1000) {
+        show_duration(duration)
+    } else {
+        format!("{}.{:03}ms", micros / 1000, micros % 1000)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::load::parse;
+    use super::*;
+
+    const SHORT: &str = "
+limiters:
+  api: {limits: [5/s, {rate: 3, per: 1mo, algorithm: fixed_window}, {rate: 9, per: 1m, algorithm: token_bucket}]}
+  part: {limits: [7/1m], key: [host], queue: {timeout: 5s}, pause: false}
+routes:
+  - {name: a, match: {path: /a}, upstream: 'http://a', limiters: [api]}
+  - {name: b, match: {}, upstream: {url: 'http://b', timeout: 5m}, limiter: part, retry: {attempts: 3}}
+";
+
+    #[test]
+    fn every_default_is_filled_in() {
+        let shown = parse(Path::new("f"), SHORT).unwrap().effective();
+        assert_eq!((&shown["listen"], &shown["store"]), (&json!("0.0.0.0:8080"), &json!("memory")));
+        assert_eq!(shown["server"]["idle_timeout"], "75s");
+        let api = &shown["limiters"]["api"];
+        assert_eq!(
+            api["limits"][0],
+            json!({"rate": 5, "per": "1s", "algorithm": "sliding_window", "precision": 256})
+        );
+        assert_eq!((&api["limits"][1]["timezone"], &api["limits"][2]["burst"]), (&json!("UTC"), &json!(9)));
+        assert_eq!(
+            (&api["queue"], &api["pause"]["max"], &api["group"]),
+            (&json!("off"), &json!("5m"), &json!("api"))
+        );
+        let part = &shown["limiters"]["part"];
+        assert_eq!(
+            (&part["queue"]["max_waiting"], &part["pause"], &part["key"]),
+            (&json!(1000), &json!("off"), &json!(["host"]))
+        );
+        assert_eq!(
+            (&shown["routes"][0]["upstream"]["url"], &shown["routes"][0]["cost"]),
+            (&json!("http://a"), &json!(1))
+        );
+        assert_eq!(
+            (&shown["routes"][1]["upstream"]["timeout"], &shown["routes"][1]["retry"]["budget"]),
+            (&json!("5m"), &json!("20%"))
+        );
+    }
+
+    #[test]
+    fn the_filled_configuration_is_the_same_one() {
+        let shown = parse(Path::new("f"), SHORT).unwrap().effective();
+        let again =
+            parse(Path::new("f"), &shown.to_string()).unwrap_or_else(|error| panic!("{error}\n{shown:#}"));
+        assert_eq!(again.effective(), shown);
+    }
+
+    #[test]
+    fn secrets_stay_masked() {
+        let text = format!("{SHORT}    set_headers: {{authorization: s3cret}}\n");
+        let text = text
+            .replace("  - {name: b", "  - {set_headers: {x-key: s3cret}, name: b")
+            .replace("    set_headers: {authorization: s3cret}\n", "");
+        let loaded = parse(Path::new("f"), &text).unwrap();
+        assert_eq!(loaded.effective()["routes"][1]["set_headers"]["x-key"], "***");
+        assert!(!loaded.effective().to_string().contains("s3cret"));
+    }
+}
