@@ -198,9 +198,9 @@ impl CostQueue {
         gone
     }
 
-    /// Removes the requests that have left.
-    pub(in crate::limiter) fn remove(&mut self, left: &[RequestId]) {
-        self.take_where(|_, waiter| left.contains(&waiter.request));
+    /// Removes the requests that have left. Returns how many there were.
+    pub(in crate::limiter) fn remove(&mut self, left: &[RequestId]) -> usize {
+        self.take_where(|_, waiter| left.contains(&waiter.request)).len()
     }
 
     /// Takes the slots that no request needs: the last ones.

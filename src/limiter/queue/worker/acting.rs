@@ -41,6 +41,9 @@ impl Worker {
                 }
                 Action::Cache(cache) => self.queue.set_refusal_cache(cache),
                 Action::CountRefused(count) => self.queue.count_refused_by_store(count, around.now),
+                Action::CountCancelled(cost, count) => {
+                    (0..count).for_each(|_| self.queue.count_cancelled(cost));
+                }
                 Action::CountLate(late) => self.queue.count_late(late),
                 Action::LogMoved(slots) => self.log_moved(slots),
                 Action::End => has_ended |= self.is_ended(),
@@ -68,7 +71,11 @@ impl Worker {
 
     /// Gives a request its permit. If it has left, the next one gets the slot.
     fn grant(&mut self, request: RequestId, slot: Slot, cost: Permits, holder: Holder, around: &Around) {
-        let Some(receiver) = self.requests.take(request).filter(|receiver| !receiver.has_left()) else {
+        let receiver = self.requests.take(request);
+        if receiver.as_ref().is_some_and(Receiver::has_left) {
+            self.queue.count_cancelled(cost);
+        }
+        let Some(receiver) = receiver.filter(|receiver| !receiver.has_left()) else {
             return self.events.push(Event::Returned(slot, cost, Back::Unused));
         };
         let waited = match receiver {

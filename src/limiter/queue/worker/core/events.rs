@@ -151,6 +151,8 @@ pub(in crate::limiter) enum Action {
     Cache(Option<Box<RefusalCache>>),
     /// Count requests that the store has refused.
     CountRefused(u64),
+    /// Count requests of this cost that left while they waited.
+    CountCancelled(Permits, usize),
     /// Record how late a slot was found.
     CountLate(Micros),
     /// Log that a change of the limits moves so many slots.

@@ -246,7 +246,11 @@ impl Worker {
     fn take(&mut self, event: Event, around: &Around, out: &mut Vec<Action>) {
         match event {
             Event::Arrived(arrival) => self.arrive(arrival, around.now, out),
-            Event::Left(left) => self.cost_queues.values_mut().for_each(|queue| queue.remove(&left)),
+            Event::Left(left) => {
+                let gone = self.cost_queues.iter_mut().map(|(cost, queue)| (*cost, queue.remove(&left)));
+                let gone = gone.filter(|(_, count)| *count > 0);
+                out.extend(gone.map(|(cost, count)| Action::CountCancelled(cost, count)));
+            }
             Event::Returned(slot, cost, back) => self.take_back(slot, cost, back, around, out),
             Event::Answered(answer, budget, sent) => self.answered(&answer, (budget, sent), around, out),
             Event::PutBack => self.put_back_call(),
