@@ -94,6 +94,7 @@ async fn no_spelling_of_a_path_escapes_its_limiter() {
     let config = format!(
         "limiters: {{tight: {{limits: [1/1h]}}, hosted: {{limits: [1/1h]}}}}\nroutes:\n  \
          - {{name: a, match: {{path: /a}}, upstream: \"{url}\", limiter: tight}}\n  \
+         - {{name: only, match: {{path: /only, methods: [GET]}}, upstream: \"{url}\", limiter: tight}}\n  \
          - {{name: host, match: {{host: tight.example}}, upstream: \"{url}\", limiter: hosted}}\n  \
          - {{name: rest, match: {{path: /}}, upstream: \"{url}\"}}\n"
     );
@@ -138,10 +139,28 @@ async fn no_spelling_of_a_path_escapes_its_limiter() {
         "/a/../a",
         "/a?b",
         "/a/%zz",
+        "/b/%c0%ae%c0%ae/a/x",
+        "/b/%e0%80%ae%e0%80%ae/a/x",
+        "/b%c0%af..%c0%afa/x",
+        "/%c1%a1/x",
+        "/%u0061/x",
+        "/b/%u002e%u002e/a/x",
+        "/b/%25u002e./a/x",
+        "/a./x",
+        "/a.",
+        "/a%20/x",
+        "/a%20",
+        "/b/..%20/a/x",
     ] {
         let (status, answer) = get(path, "h").await;
         if !matches!(status, 400 | 429) {
             escaped.push((path, answer));
+        }
+    }
+    for method in ["get", "Get", "gET"] {
+        let (status, answer) = ask(&weir, &format!("{method} /only HTTP/1.1"), "Host: h\r\n").await;
+        if !matches!(status, 400 | 429) {
+            escaped.push((method, answer));
         }
     }
     for host in ["tight.example.", "TIGHT.example", "tight.example:80", "Tight.Example.:8080"] {
@@ -153,7 +172,9 @@ async fn no_spelling_of_a_path_escapes_its_limiter() {
     assert!(escaped.is_empty(), "{escaped:#?}");
     assert_eq!(upstream.count(), before);
     // Paths with another meaning pass, byte for byte.
-    for path in ["/A/x", "/ab", "/b/a", "/b%2fc?d=%2e%2e", "/b;x/y", "/%7Eb//c/./d"] {
+    for path in
+        ["/A/x", "/ab", "/b/a", "/b%2fc?d=%2e%2e", "/b;x/y", "/b./c", "/b/%e9", "/b/%c0%ae", "/%7Eb//c/./d"]
+    {
         assert_eq!(get(path, "h").await.0, 200, "{path}");
         assert_eq!(upstream.targets().last().map(String::as_str), Some(path));
     }

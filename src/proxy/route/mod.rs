@@ -4,6 +4,7 @@
 
 pub(crate) mod caller;
 pub(crate) mod links;
+mod loose;
 pub(crate) mod partition;
 pub(crate) mod path;
 pub(crate) mod query;

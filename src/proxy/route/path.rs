@@ -8,8 +8,12 @@ use std::borrow::Cow;
 
 use percent_encoding::percent_decode_str;
 
+use super::loose::loosely_decoded;
+
 /// The most rounds of percent-decoding. No honest path needs more.
 const DECODE_ROUNDS_MAX: usize = 4;
+/// The most forms of a path. No honest path has as many.
+const FORMS_MAX: usize = 96;
 
 /// The forms of a path.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,7 +29,7 @@ pub(crate) enum Forms<'a> {
 pub(crate) enum BadPath {
     /// The path holds a NUL after some round of decoding.
     Nul,
-    /// The path still changes after all rounds of decoding.
+    /// The path still changes after all rounds of decoding, or has too many forms.
     Encoding,
 }
 
@@ -35,23 +39,29 @@ pub(crate) fn forms(path: &str) -> Result<Forms<'_>, BadPath> {
         return Ok(Forms::One(path));
     }
     let mut forms: Vec<Cow<'_, str>> = vec![Cow::Borrowed(path)];
-    let mut decoded = Cow::Borrowed(path);
+    let mut layer = vec![path.to_owned()];
     for round in 0.. {
-        if decoded.contains('\0') {
-            return Err(BadPath::Nul);
+        let mut next = Vec::new();
+        for decoded in &layer {
+            if decoded.contains('\0') {
+                return Err(BadPath::Nul);
+            }
+            add_readings(&mut forms, decoded);
+            if decoded.contains('\\') {
+                add_readings(&mut forms, &decoded.replace('\\', "/"));
+            }
+            let readings = [percent_decode_str(decoded).decode_utf8_lossy(), loosely_decoded(decoded)];
+            next.extend(readings.into_iter().filter(|next| *next != **decoded).map(Cow::into_owned));
         }
-        add_readings(&mut forms, &decoded);
-        if decoded.contains('\\') {
-            add_readings(&mut forms, &decoded.replace('\\', "/"));
-        }
-        let next = percent_decode_str(&decoded).decode_utf8_lossy().into_owned();
-        if next == *decoded {
+        next.sort_unstable();
+        next.dedup();
+        if next.is_empty() {
             break;
         }
-        if round == DECODE_ROUNDS_MAX {
+        if round == DECODE_ROUNDS_MAX || forms.len() > FORMS_MAX {
             return Err(BadPath::Encoding);
         }
-        decoded = Cow::Owned(next);
+        layer = next;
     }
     Ok(Forms::Many(forms))
 }
@@ -70,7 +80,8 @@ pub(crate) fn canonical(path: &str) -> Cow<'_, str> {
         }
         decoded = next;
     }
-    Cow::Owned(resolve(&merge(&without_parameters(&decoded.replace('\\', "/")))).0)
+    let bare = without_ends(&without_parameters(&decoded.replace('\\', "/")));
+    Cow::Owned(resolve(&merge(&bare)).0)
 }
 
 /// Some server may read another segment at this position.
@@ -109,15 +120,15 @@ pub(crate) fn climbs(path: &str) -> bool {
     }
 }
 
-/// Returns whether a path has nothing to decode, no parameter, no empty segment and no segment of dots.
+/// Returns whether a path has nothing to decode, no parameter, no empty segment, and no segment that begins or ends with a dot.
 fn is_plain(path: &[u8]) -> bool {
-    let special = path.iter().any(|byte| matches!(byte, b'%' | b'\\' | b';'));
-    !special && !path.windows(2).any(|pair| pair == b"//" || pair == b"/.")
+    let special = path.iter().any(|byte| matches!(byte, b'%' | b'\\' | b';' | b' ')) || path.ends_with(b".");
+    !special && !path.windows(2).any(|pair| pair == b"//" || pair == b"/." || pair == b"./")
 }
 
 fn add_readings<'a>(forms: &mut Vec<Cow<'a, str>>, path: &str) {
     let bare = without_parameters(path);
-    for path in [path, &bare] {
+    for path in [path, &bare, &without_ends(path), &without_ends(&bare)] {
         let merged = merge(path);
         for reading in [resolve(path).0, resolve(&merged).0, merged, path.to_owned()] {
             if !forms.iter().any(|form| **form == reading) {
@@ -130,6 +141,16 @@ fn add_readings<'a>(forms: &mut Vec<Cow<'a, str>>, path: &str) {
 /// Cuts each segment at its first semicolon.
 fn without_parameters(path: &str) -> String {
     let segments = path.split('/').map(|segment| segment.split(';').next().unwrap_or_default());
+    segments.collect::<Vec<_>>().join("/")
+}
+
+/// Cuts the dots and spaces at the end of each segment, but leaves `.` and `..`.
+fn without_ends(path: &str) -> String {
+    let cut = |segment: &'_ str| {
+        let (bare, dots) = (segment.trim_end_matches(['.', ' ']), segment.trim_end_matches(' '));
+        if bare.is_empty() { dots.len() } else { bare.len() }
+    };
+    let segments = path.split('/').map(|segment| segment.get(..cut(segment)).unwrap_or_default());
     segments.collect::<Vec<_>>().join("/")
 }
 
@@ -213,6 +234,18 @@ mod tests {
             ("/a;x/b", "/a;x/b"),
             ("/a\\..\\b", "/b"),
             ("/%61", "/a"),
+            ("/a/%c0%ae%c0%ae/b", "/b"),
+            ("/a/%e0%80%ae%f0%80%80%ae/b", "/b"),
+            ("/a%c0%afb", "/a/b"),
+            ("/a/%25c0%25ae./b", "/b"),
+            ("/a/%u002e%u002E/b", "/b"),
+            ("/%u0061", "/a"),
+            ("/%25u0061", "/a"),
+            ("/a./b", "/a/b"),
+            ("/a%20/b", "/a/b"),
+            ("/a.%20.", "/a"),
+            ("/a;x./b", "/a/b"),
+            ("/x/..%20/a", "/a"),
         ] {
             let forms = all(sent);
             assert_eq!(forms[0], sent);
@@ -241,6 +274,8 @@ mod tests {
             "/%2561/b",
             "/a\\b",
             "/a;x/b",
+            "/a./b",
+            "/a%20/b. ",
         ] {
             assert_eq!(canonical(sent), "/a/b", "{sent}");
         }
@@ -259,6 +294,10 @@ mod tests {
             ("/v1/acme;x=1", 1, Ok(Some("acme"))),
             ("/v1/acme%3bx", 1, Ok(Some("acme"))),
             ("/v1/acme%2fx", 1, Ok(Some("acme"))),
+            ("/v1/acme.", 1, Ok(Some("acme"))),
+            ("/v1/acme%20/x", 1, Ok(Some("acme"))),
+            ("/v1/acm%c1%a5", 1, Err(Ambiguous)),
+            ("/v1/acm%u0065", 1, Err(Ambiguous)),
             ("/v1/acme/x//y/../z", 1, Ok(Some("acme"))),
             ("/v1/b%2facme/c", 2, Err(Ambiguous)),
             ("/v1//acme", 1, Err(Ambiguous)),

@@ -60,7 +60,7 @@ pub(crate) fn mismatch<'a>(rule: &'a Match, path: &str, target: Target<'_>) -> O
     if !host_holds() {
         return Some(Mismatch::Host);
     }
-    if !rule.methods.is_empty() && !rule.methods.contains(target.method) {
+    if !rule.methods.is_empty() && !rule.methods.iter().any(|method| is_read_as(target.method, method)) {
         return Some(Mismatch::Method);
     }
     let differs = |(name, value): &&(HeaderName, HeaderValue)| match target.headers.one(name) {
@@ -68,6 +68,12 @@ pub(crate) fn mismatch<'a>(rule: &'a Match, path: &str, target: Target<'_>) -> O
         Err(_) => false,
     };
     rule.headers.iter().find(differs).map(|(name, _)| Mismatch::Header(name))
+}
+
+/// Returns whether some server takes a method for another one. The case counts in a method (RFC 9110, 9.1), but not to all servers: a
+/// `post` that they treat as POST must not pass the limits of POST.
+fn is_read_as(method: &Method, other: &Method) -> bool {
+    method == other || method.as_str().eq_ignore_ascii_case(other.as_str())
 }
 
 /// Checks that each header that a match names can be read in one way only.
