@@ -4,8 +4,13 @@
 
 use std::fmt;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use sha2::{Digest as _, Sha256};
+
+/// The most words of a line that are looked at.
+const WORDS_MAX: usize = 64;
 
 /// The digest of a token, for comparisons. The time of a comparison reveals nothing of the token, and a leaked digest is
 /// no token.
@@ -31,6 +36,27 @@ pub(crate) fn digest(headers: &HeaderMap, name: &HeaderName) -> Option<TokenDige
     let mut lines = headers.get_all(name).iter();
     let line = lines.next()?;
     if lines.next().is_none() { digest_of(line) } else { None }
+}
+
+/// Returns the digests of all else that may be a token in a line: `Bearer<TAB>TOKEN`, `Token token="TOKEN"`, the user or the password of
+/// `Basic`. Empty for `Bearer TOKEN`, which [`digest_of`] reads.
+pub(crate) fn other_digests_in(line: &HeaderValue) -> Vec<TokenDigest> {
+    const SEPARATORS: [char; 6] = [' ', '\t', ',', ';', '"', '\''];
+    let text = String::from_utf8_lossy(line.as_bytes());
+    let is_usual =
+        |(scheme, token): (&str, &str)| scheme.eq_ignore_ascii_case("bearer") && !token.contains(SEPARATORS);
+    if text.split_once(' ').is_some_and(is_usual) {
+        return Vec::new();
+    }
+    let words = || text.split(SEPARATORS).filter(|word| !word.is_empty());
+    let wholes = [Some(&*text), text.split_once([' ', '\t']).map(|(_, rest)| rest.trim())];
+    let values = words().filter_map(|word| word.split_once(['=', ':'])).map(|(_, value)| value);
+    let decoded = words().filter_map(|word| STANDARD_NO_PAD.decode(word.trim_end_matches('=')).ok());
+    let decoded: Vec<_> = decoded.filter_map(|bytes| String::from_utf8(bytes).ok()).collect();
+    let pairs = decoded.iter().filter_map(|pair| pair.split_once(':'));
+    let pairs = pairs.flat_map(|(user, password)| [user, password]);
+    let all = wholes.into_iter().flatten().chain(words()).chain(values).chain(pairs);
+    all.take(WORDS_MAX).map(TokenDigest::of).collect()
 }
 
 /// Returns the digest of the token in `Bearer TOKEN`.
@@ -63,5 +89,23 @@ mod tests {
         }
         assert_ne!(of(&["Bearer t0ken0"]), expected);
         assert_eq!(format!("{expected:?}"), "Some(***)");
+    }
+
+    #[test]
+    fn a_token_is_found_in_every_form() {
+        let token = TokenDigest::of("t0ken");
+        for line in [
+            "Bearer\tt0ken",
+            "Bearer  \tt0ken",
+            "t0ken",
+            "Token t0ken",
+            "Token token=\"t0ken\"",
+            "Bearer other, Bearer t0ken",
+            "Basic dDBrZW46",
+            "Basic dXNlcjp0MGtlbg==",
+        ] {
+            assert!(other_digests_in(&line.parse().unwrap()).contains(&token), "{line}");
+        }
+        assert!(other_digests_in(&"Bearer other".parse().unwrap()).is_empty());
     }
 }

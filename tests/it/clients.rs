@@ -122,6 +122,8 @@ async fn a_token_reaches_no_upstream_and_the_client_is_logged() {
         ),
         // A credential that is not weir's goes to the upstream.
         (with_token("/all", "billing-t0ken").header("authorization", "Bearer upstreams-0wn"), 200),
+        (with_token("/all", "billing-t0ken").header("authorization", "Bearer\tbilling-t0ken"), 200),
+        (with_token("/all", "billing-t0ken").header("authorization", "Token reports-t0ken"), 200),
         (with_token("/own", "reports-t0ken"), 403),
         (with_token("/own", "wrong-t0ken"), 401),
     ];
@@ -135,7 +137,8 @@ async fn a_token_reaches_no_upstream_and_the_client_is_logged() {
         .iter()
         .map(|seen| seen.headers.get("authorization").map(|value| value.to_str().unwrap()))
         .collect();
-    assert_eq!(authorization, [None, Some("upstreams"), None, None, Some("Bearer upstreams-0wn"), None]);
+    let own = Some("Bearer upstreams-0wn");
+    assert_eq!(authorization, [None, Some("upstreams"), None, None, own, None, None, None]);
     for seen in &seen {
         assert!(!seen.headers.contains_key("weir-authorization"));
         assert!(seen.headers.values().all(|value| !value.to_str().unwrap().contains("t0ken")));
@@ -156,7 +159,7 @@ async fn a_token_reaches_no_upstream_and_the_client_is_logged() {
     eventually("all requests in the log", PATIENCE, async || clients().await.len() == count).await;
     let billing = (200, Some("billing".to_owned()));
     let refused = [(403, Some("reports".to_owned())), (401, None)];
-    let expected = [vec![billing.clone(); 5], refused.to_vec(), vec![billing]].concat();
+    let expected = [vec![billing.clone(); 7], refused.to_vec(), vec![billing]].concat();
     assert_eq!(clients().await, expected);
     let config = weir.ask("/api/config").await.text();
     assert!(config.contains("billing") && config.contains("***"), "{config}");

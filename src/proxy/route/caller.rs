@@ -90,7 +90,10 @@ pub(crate) fn identify(
     let owners: Vec<_> = lines.map(|line| clients.by_token(bearer::digest_of(line)?)).collect();
     // Several lines identify no caller, but a token for weir in any of them is still removed.
     let authorization = if let [only] = owners.as_slice() { *only } else { None };
-    let token_in_authorization = owners.iter().any(Option::is_some);
+    let in_other_form =
+        |line| bearer::other_digests_in(line).into_iter().any(|token| clients.by_token(token).is_some());
+    let token_in_authorization = owners.iter().any(Option::is_some)
+        || (!owners.is_empty() && headers.get_all(AUTHORIZATION).iter().any(in_other_form));
     let ends_here = rule.is_none_or(|rule| rule.set_headers.iter().any(|(name, _)| name == AUTHORIZATION));
     let name = if headers.contains_key(WEIR_AUTHORIZATION) {
         bearer::digest(headers, &WEIR_AUTHORIZATION).and_then(|token| clients.by_token(token))
@@ -131,6 +134,7 @@ mod tests {
             idle_timeout: Duration::ZERO,
             write_timeout: Duration::ZERO,
             max_header_bytes: 0,
+            body_memory: 0,
             drain_delay: Duration::ZERO,
             drain_timeout: Duration::ZERO,
         }
