@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
+use crate::support::http2::{DATA, END_HEADERS, END_STREAM, HEADERS, Http2, POST, frame, literal, request};
 use crate::support::raw::{RawUpstream, exchange, read_head, read_to_end};
 use crate::support::{PATIENCE, Upstream, Weir, eventually, lane, one_route};
 
@@ -170,5 +171,34 @@ async fn slow_clients_are_closed_in_time() {
             if answer.is_empty() { !read.contains("HTTP/1.1 2") } else { read.starts_with(answer) };
         assert!(is_as_told, "{what}: {read}");
         assert!(begun.elapsed() < Duration::from_secs(5), "{what}: {:?}", begun.elapsed());
+    }
+}
+
+/// A length that is repeated goes upstream once (RFC 9110, 8.6).
+#[tokio::test]
+async fn a_repeated_length_goes_upstream_once() {
+    let _lane = lane::shared().await;
+    let (upstream, weir) = weir().await;
+    let ask = async |lengths: &str| {
+        let request = format!("POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{lengths}\r\n\r\nok");
+        exchange(&weir.host(), request.as_bytes()).await
+    };
+    let answer = ask("Content-Length: 2\r\nContent-Length: 2").await;
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    assert!(ask("Content-Length: 2, 2").await.starts_with("HTTP/1.1 400 "));
+    let mut client = Http2::over(TcpStream::connect(weir.host()).await.unwrap());
+    client.shake_hands().await;
+    let length = literal("content-length", "2");
+    client.send(&frame(HEADERS, END_HEADERS, 1, &[request(POST), length.clone(), length].concat())).await;
+    client.send(&frame(DATA, END_STREAM, 1, b"ok")).await;
+    eventually("the body", PATIENCE, async || {
+        upstream.seen().get(1).is_some_and(|seen| seen.body[..] == b"ok"[..])
+    })
+    .await;
+    assert_eq!(upstream.count(), 2);
+    for seen in upstream.seen() {
+        let lengths = seen.headers.get_all("content-length").iter();
+        let lengths: Vec<_> = lengths.map(|length| length.to_str().unwrap()).collect();
+        assert_eq!((lengths, &seen.body[..]), (vec!["2"], &b"ok"[..]));
     }
 }

@@ -266,3 +266,20 @@ async fn events_are_not_held_back() {
     }
     println!("the slowest event took {slowest:?}");
 }
+
+/// An answer that is not passed on has taken its permit.
+#[tokio::test]
+async fn an_answer_with_two_hundred_headers_passes() {
+    let _lane = lane::shared().await;
+    let upstream = RawUpstream::start(|mut connection, _| async move {
+        connection.read_head().await;
+        let headers: String = (0..200).map(|number| format!("x-{number}: {number}\r\n")).collect();
+        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: 2, 2\r\n{headers}\r\nok");
+        connection.write(answer.as_bytes()).await;
+    })
+    .await;
+    let weir = Weir::start(&one_route(&upstream.url())).await;
+    let answer = weir.get("/").await;
+    assert_eq!((answer.status, answer.header("x-199"), answer.text().as_str()), (200, Some("199"), "ok"));
+    assert_eq!(answer.header("content-length"), Some("2"));
+}

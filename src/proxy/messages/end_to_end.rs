@@ -6,7 +6,8 @@
 use std::borrow::Cow;
 
 use http::header::{
-    CONNECTION, COOKIE, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, CONTENT_LENGTH, COOKIE, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -91,6 +92,16 @@ pub(crate) fn nominated(headers: &HeaderMap) -> Vec<HeaderName> {
         .filter(|name| !name.eq_ignore_ascii_case(b"keep-alive") && !name.eq_ignore_ascii_case(b"close"))
         .filter_map(|name| HeaderName::from_bytes(name).ok())
         .collect()
+}
+
+/// Returns whether a message gives two different lengths.
+pub(crate) fn contradicts_length(headers: &HeaderMap, flags: HeaderFlags) -> bool {
+    if !flags.has(HeaderFlags::CONTENT_LENGTH) {
+        return false;
+    }
+    let mut lengths = elements(headers, &CONTENT_LENGTH);
+    let first = lengths.next();
+    lengths.any(|length| Some(length) != first)
 }
 
 /// Returns the elements of a comma-separated header, on all its lines. An element that is no text hides no other one.

@@ -34,6 +34,7 @@ impl HeaderFlags {
     /// Any header of others by which clients usually tell how long they wait.
     pub(crate) const PATIENCE: HeaderFlags = HeaderFlags(1 << 12);
     pub(crate) const ACCEPT: HeaderFlags = HeaderFlags(1 << 13);
+    pub(crate) const CONTENT_LENGTH: HeaderFlags = HeaderFlags(1 << 14);
 
     /// Looks at every name.
     pub(crate) fn of(headers: &HeaderMap) -> HeaderFlags {
@@ -63,6 +64,7 @@ impl HeaderFlags {
                 HeaderFlags::PATIENCE
             }
             "accept" => HeaderFlags::ACCEPT,
+            "content-length" => HeaderFlags::CONTENT_LENGTH,
             _ if name.starts_with(OWN_PREFIX) => HeaderFlags::OWN,
             _ => HeaderFlags(0),
         }

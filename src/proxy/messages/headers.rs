@@ -81,9 +81,25 @@ pub(crate) fn to_client(headers: &mut HeaderMap, flags: HeaderFlags) {
 fn remove_connection_bound(headers: &mut HeaderMap, flags: HeaderFlags) {
     if flags.has(HeaderFlags::TRANSFER_ENCODING) {
         headers.remove(CONTENT_LENGTH);
+    } else if flags.has(HeaderFlags::CONTENT_LENGTH) {
+        unite_lengths(headers);
     }
     remove_hop_by_hop(headers, flags);
     remove_own(headers, flags);
+}
+
+/// Writes a length that is given several times once, and none that contradicts itself (RFC 9110, 8.6).
+fn unite_lengths(headers: &mut HeaderMap) {
+    let lengths: Vec<_> = end_to_end::elements(headers, &CONTENT_LENGTH).collect();
+    let [first, rest @ ..] = &*lengths else { return };
+    if rest.is_empty() {
+        return;
+    }
+    let length = HeaderValue::from_bytes(first).ok().filter(|_| rest.iter().all(|length| length == first));
+    match length {
+        Some(length) => headers.insert(CONTENT_LENGTH, length),
+        None => headers.remove(CONTENT_LENGTH),
+    };
 }
 
 /// Writes or removes the headers about the client's network.

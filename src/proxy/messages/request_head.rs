@@ -8,7 +8,7 @@ use http::header::{CONNECTION, CONTENT_TYPE, EXPECT, HOST, TRANSFER_ENCODING, UP
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Version};
 
-use super::end_to_end::{EndToEnd, elements};
+use super::end_to_end::{EndToEnd, contradicts_length, elements};
 use super::header_flags::HeaderFlags;
 use crate::config::model::Cost;
 use crate::config::units;
@@ -26,11 +26,13 @@ const NO_TUNNEL: &str = "CONNECT is not forwarded, because no limiter sees what 
 /// Refuses requests that a reverse proxy must not forward: CONNECT, TRACE, `OPTIONS *`, an unknown transfer coding, and a
 /// request that has passed weir before.
 pub(crate) fn check<B>(request: &Request<B>, flags: HeaderFlags) -> Result<(), ProxyError> {
-    let asterisk = request.method() == Method::OPTIONS && request.uri().path() == "*";
-    if request.method() == Method::CONNECT {
+    // Not all servers heed the case of a method.
+    let is = |method: Method| request.method().as_str().eq_ignore_ascii_case(method.as_str());
+    let asterisk = request.uri().path() == "*" && is(Method::OPTIONS);
+    if is(Method::CONNECT) {
         return Err(ProxyError::MethodNotAllowed(NO_TUNNEL));
     }
-    if asterisk || request.method() == Method::TRACE {
+    if asterisk || is(Method::TRACE) {
         return Err(ProxyError::MethodNotAllowed("this method is not forwarded"));
     }
     if !request.uri().path().starts_with('/') {
@@ -38,6 +40,9 @@ pub(crate) fn check<B>(request: &Request<B>, flags: HeaderFlags) -> Result<(), P
     }
     if flags.has(HeaderFlags::TRANSFER_ENCODING) && !is_chunked(request.headers()) {
         return Err(ProxyError::BadFraming("no transfer coding but chunked is understood"));
+    }
+    if contradicts_length(request.headers(), flags) {
+        return Err(ProxyError::BadFraming("two different lengths of the body"));
     }
     if flags.has(HeaderFlags::VIA) && has_passed(request.headers()) {
         return Err(ProxyError::Loop);

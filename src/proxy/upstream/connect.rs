@@ -34,6 +34,8 @@ const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The most bytes of a response's head, and of a request that wait for the upstream to take them.
 const HTTP1_BUFFER: usize = 64 * 1024;
+/// The most headers of a response. Larger than hyper's default, because a response that is refused has taken its permit.
+const HTTP1_HEADERS_MAX: usize = 256;
 /// The most unread bytes of bodies, per stream and per connection. The first is what a client that takes nothing makes weir hold, and
 /// what a distant upstream can send in a round trip.
 const HTTP2_STREAM_WINDOW: u32 = 256 * 1024;
@@ -118,8 +120,9 @@ impl Connector {
         let io = TokioIo::new(stream);
         let retires_at = Instant::now() + spread(self.connection_age_max);
         if !http2 {
-            let (sender, connection) =
-                http1::Builder::new().max_buf_size(HTTP1_BUFFER).handshake(io).await.map_err(http)?;
+            let mut builder = http1::Builder::new();
+            builder.max_buf_size(HTTP1_BUFFER).max_headers(HTTP1_HEADERS_MAX);
+            let (sender, connection) = builder.handshake(io).await.map_err(http)?;
             let wire = Box::pin(log_end(connection.with_upgrades()));
             return Ok(Connection::Http1(Http1::new(sender, wire, probe, retires_at, self.tasks.clone())));
         }
