@@ -464,6 +464,14 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
         "2:40: limiters.a.key[1]: this part is given twice",
     ),
     (
+        "limiters:\n  a: {limits: [1/s], key: [host], ipv6_prefix: 56}\nROUTES",
+        "2:35: limiters.a.ipv6_prefix: only with `client_ip` in `key`",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], key: [client_ip], ipv4_prefix: 33}\nROUTES",
+        "2:53: limiters.a.ipv4_prefix: must be from 1 to 32",
+    ),
+    (
         "limiters:\n  a: {limits: [1/s], max_partitions: 5}\nROUTES",
         "2:22: limiters.a.max_partitions: only with `key`",
     ),
@@ -898,7 +906,7 @@ fn algorithms_are_parsed_as_written() {
 #[test]
 fn partitions_costs_and_several_limiters_are_parsed_as_written() {
     let config = Place::new().config(&example(
-        "limiters:\n  a:\n    limits: [100/s]\n    key: [header:X-Corp-Id, 'query:app id', host, path:2, client_ip]\n    \
+        "limiters:\n  a:\n    limits: [100/s]\n    key: [header:X-Corp-Id, 'query:app id', host, path:2, client_ip]\n    ipv6_prefix: 56\n    \
          max_partitions: 7\n    group: g\n    mode: shadow\n  b: {limits: [{rate: 9, per: 1s, algorithm: token_bucket, burst: 40}], \
          key: [host]}\nROUTES    limiters: [a, b]\n    cost: {header: X-Cost}\n",
     ));
@@ -917,7 +925,7 @@ fn partitions_costs_and_several_limiters_are_parsed_as_written() {
         KeyPart::Query("app id".into()),
         KeyPart::Host,
         KeyPart::Path(2),
-        KeyPart::ClientIp,
+        KeyPart::ClientIp { ipv4: 32, ipv6: 56 },
     ];
     assert_eq!(**key, expected);
     let max = Permits::new(40).unwrap();

@@ -1,7 +1,7 @@
 //! The configuration as written, as JSON, with every secret masked, for the admin API.
 //!
 //! Values from the environment or a file are masked whole, since any may be a secret; so are tokens, passwords and the
-//! values of `set_headers`. In URLs, the password is masked, or the user if there is no password. The places of what is masked in a
+//! values of `set_headers` and `match.headers`. In URLs, the password is masked, or the user if there is no password. The places of what is masked in a
 //! file are found by the same rule.
 
 use serde_json::{Map, Value as Json};
@@ -22,7 +22,7 @@ const DIGEST_LENGTH: usize = 12;
 /// Converts a tree to JSON without its secrets. Each masked text ends with a digest of the secret, so that changed secrets differ;
 /// [`shown`] removes it.
 pub(crate) fn masked(tree: &Node) -> Json {
-    show(tree, false)
+    show(tree, "", false)
 }
 
 /// Removes the digests of masked texts.
@@ -50,27 +50,32 @@ fn with_digest(mask: &str, secret: &str) -> Json {
     format!("{mask}{DIGEST}{digest:.DIGEST_LENGTH$}").into()
 }
 
-fn show(node: &Node, secret: bool) -> Json {
+/// Shows a node below `key`.
+fn show(node: &Node, key: &str, secret: bool) -> Json {
     match &node.value {
         Value::Scalar(scalar) => show_scalar(scalar, secret),
-        Value::List(items) => items.iter().map(|item| show(item, secret)).collect(),
+        Value::List(items) => items.iter().map(|item| show(item, key, secret)).collect(),
         Value::Mapping(entries) => entries
             .iter()
-            .map(|entry| (entry.key.clone(), show(&entry.value, secret || is_secret(&entry.key))))
+            .map(|entry| {
+                let secret = secret || is_secret(key, &entry.key);
+                (entry.key.clone(), show(&entry.value, &entry.key, secret))
+            })
             .collect::<Map<String, Json>>()
             .into(),
     }
 }
 
-/// Returns whether all values below a key are secrets.
-fn is_secret(key: &str) -> bool {
+/// Returns whether all values below a key of a parent are secrets.
+fn is_secret(parent: &str, key: &str) -> bool {
     matches!(key, "token" | "read_token" | "tokens" | "password" | "set_headers")
+        || (parent == "match" && key == "headers")
 }
 
 /// Returns the places of all secrets in a tree that is not interpolated yet.
 pub(crate) fn secrets(tree: &Node) -> Vec<Mark> {
     let mut found = Vec::new();
-    find_secrets(tree, false, &mut found);
+    find_secrets(tree, "", false, &mut found);
     found
 }
 
@@ -87,18 +92,18 @@ fn is_by_reference(text: &str) -> bool {
     text.contains("${") && segments(text).is_ok_and(|segments| segments.iter().all(is_open))
 }
 
-fn find_secrets(node: &Node, secret: bool, found: &mut Vec<Mark>) {
+fn find_secrets(node: &Node, key: &str, secret: bool, found: &mut Vec<Mark>) {
     match &node.value {
         Value::Scalar(scalar) if is_by_reference(&scalar.text) => {}
         Value::Scalar(scalar) if secret || without_password(&scalar.text) != scalar.text => {
             found.push(node.mark);
         }
         Value::Scalar(_) => {}
-        Value::List(items) => items.iter().for_each(|item| find_secrets(item, secret, found)),
+        Value::List(items) => items.iter().for_each(|item| find_secrets(item, key, secret, found)),
         Value::Mapping(entries) => {
-            entries
-                .iter()
-                .for_each(|entry| find_secrets(&entry.value, secret || is_secret(&entry.key), found));
+            entries.iter().for_each(|entry| {
+                find_secrets(&entry.value, &entry.key, secret || is_secret(key, &entry.key), found)
+            });
         }
     }
 }
@@ -146,12 +151,12 @@ mod tests {
     fn secrets_are_masked_and_the_rest_is_shown() {
         let mut report = Report::new(Path::new("f"));
         let text = "admin: {token: abc, read_token: r, password: p}\nclients: {a: {tokens: [x, y]}}\nn: 5\nb: false\nu: redis://u:p@h:1/0\n\
-                    routes:\n  - {set_headers: {authorization: plain}, upstream: 'https://a/b@c'}\n";
+                    routes:\n  - {match: {headers: {x-key: k}, host: h}, set_headers: {authorization: plain}, upstream: 'https://a/b@c'}\n";
         let tree = yaml::parse(text, &mut report).unwrap();
         let expected = json!({
             "admin": {"token": "***", "read_token": "***", "password": "***"}, "clients": {"a": {"tokens": ["***", "***"]}}, "n": 5, "b": false,
             "u": "redis://u:***@h:1/0",
-            "routes": [{"set_headers": {"authorization": "***"}, "upstream": "https://a/b@c"}],
+            "routes": [{"match": {"headers": {"x-key": "***"}, "host": "h"}, "set_headers": {"authorization": "***"}, "upstream": "https://a/b@c"}],
         });
         assert_eq!(shown(&masked(&tree)), expected);
         assert!(!masked(&tree).to_string().contains("plain"));

@@ -29,6 +29,7 @@ mod faults;
 mod handle;
 mod interpolate;
 mod json_schema;
+mod key_part;
 mod load;
 mod masked;
 pub mod model;

@@ -16,6 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use super::errors::Errors;
+pub use super::key_part::KeyPart;
 pub use super::patience::{Leave, PATIENCE_HEADERS, Patience};
 use crate::bearer::TokenDigest;
 use crate::limiter::model::limit::{Limiter, LimiterName, Permits};
@@ -102,6 +103,8 @@ pub struct Server {
     pub write_timeout: Duration,
     /// The most bytes of a request's headers.
     pub max_header_bytes: u32,
+    /// The most bytes that are read ahead of all requests that wait.
+    pub body_memory: u64,
     /// The time after SIGTERM for which new requests are still accepted.
     pub drain_delay: Duration,
     /// The time after `drain_delay` for which requests in flight and in queues may still finish.
@@ -366,23 +369,6 @@ pub struct Retry {
     pub body_bytes_max: usize,
     /// The retries for each request of the route, in millionths; `None` for any number.
     pub budget_ppm: Option<u32>,
-}
-
-/// A part of a limiter's key, read from a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum KeyPart {
-    /// The value of a header.
-    Header(HeaderName),
-    /// The value of a parameter of the query.
-    Query(Arc<str>),
-    /// The host, without a port.
-    Host,
-    /// A segment of the decoded path, from 0.
-    Path(u8),
-    /// The address of the client.
-    ClientIp,
-    /// The name of the client.
-    Client,
 }
 
 /// The cost of a request.

@@ -180,7 +180,7 @@ fn part_name(part: &KeyPart) -> String {
         KeyPart::Query(name) => format!("query:{name}"),
         KeyPart::Host => "host".to_owned(),
         KeyPart::Path(index) => format!("path:{index}"),
-        KeyPart::ClientIp => "client_ip".to_owned(),
+        KeyPart::ClientIp { .. } => "client_ip".to_owned(),
         KeyPart::Client => "client".to_owned(),
     }
 }

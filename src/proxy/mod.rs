@@ -48,6 +48,7 @@ use self::listen::client::Client;
 use self::listen::listener;
 pub use self::listen::listener::Drained;
 use self::listen::service::{Service, Settings};
+use self::net::body_memory::BodyMemory;
 use self::prepare::{Builder, Parts, Upstreams};
 use self::route::table::Table;
 pub use self::upstream::dial::{Resolve, SystemResolver};
@@ -92,7 +93,8 @@ impl Proxy {
         limiters: &PreparedLimiters,
         reach: Reach,
     ) -> Result<Proxy, ProxyBuildError> {
-        let builder = Builder { metrics, reach, tasks: TaskTracker::new() };
+        let body_memory = Arc::new(BodyMemory::new(config.server.body_memory));
+        let builder = Builder { metrics, reach, tasks: TaskTracker::new(), body_memory };
         let Parts { table, upstreams } = builder.build(config, limiters, &Upstreams::new())?;
         table.publish_metrics();
         let (table, upstreams) = (ArcSwap::new(table), Mutex::new(upstreams));
@@ -148,6 +150,7 @@ impl PreparedProxy {
         let PreparedProxy { shared, parts: Parts { table, upstreams } } = self;
         // First, so that the new limiters and the old routes are in force together for a moment only.
         shared.table.store(table.clone());
+        shared.builder.body_memory.resize(table.server().body_memory, &shared.builder.tasks);
         table.publish_metrics();
         let mut present = shared.upstreams.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *present, upstreams);
@@ -163,7 +166,8 @@ impl Service for Proxy {
 
     fn settings(&self) -> Settings {
         let table = self.shared.table.load();
-        Settings { server: Arc::clone(table.server()), tls: table.tls().cloned() }
+        let body_memory = Arc::clone(&self.shared.builder.body_memory);
+        Settings { server: Arc::clone(table.server()), tls: table.tls().cloned(), body_memory }
     }
 
     fn answer(

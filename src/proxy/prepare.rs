@@ -12,6 +12,7 @@ use crate::config::{Config, model};
 use crate::limiter::PreparedLimiters;
 use crate::proxy::error::ProxyBuildError;
 use crate::proxy::listen::tls::Acceptor;
+use crate::proxy::net::body_memory::BodyMemory;
 use crate::proxy::net::certificates::read;
 use crate::proxy::route::retry_budget::RetryBudget;
 use crate::proxy::route::table::{NO_ROUTE, Route, Table, no_trailers};
@@ -33,6 +34,8 @@ pub(super) struct Builder {
     pub(super) reach: Reach,
     /// The tasks of connections to upstreams.
     pub(super) tasks: TaskTracker,
+    /// The memory for what arrives while requests wait.
+    pub(super) body_memory: Arc<BodyMemory>,
 }
 
 impl Builder {

@@ -46,6 +46,9 @@ const EXCEPTIONS: Exceptions<'static> = Exceptions {
         ("Reserve in src/redis/arguments.rs", "plain data: the argument of a script"),
         ("Route in src/config/model.rs", "plain data: a route as it is used"),
         ("Route in src/config/schema/route.rs", "plain data: a route as it is written"),
+        ("Server in src/config/model.rs", "plain data: the keys of `server` as they are used"),
+        ("Server in src/config/schema/mod.rs", "plain data: the keys of `server` as they are written"),
+        ("Limiter in src/config/schema/limiter.rs", "plain data: the keys of a limiter as they are written"),
         ("HeartbeatRow in src/redis/arguments.rs", "plain data: the argument of a script"),
     ],
     independent_bools: &[

@@ -3,12 +3,14 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use socket2::SockRef;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use crate::support::raw::read_to_end;
-use crate::support::{PATIENCE, Upstream, Weir, eventually, lane, spent};
+use crate::support::http2::{DATA, END_HEADERS, HEADERS, Http2, POST, frame, request};
+use crate::support::raw::{read_head, read_to_end};
+use crate::support::{PATIENCE, Upstream, Weir, eventually, lane, one_limiter, spent};
 
 /// The time in which weir must notice, and the delay that the machine may add.
 const NOTICED_IN: Duration = Duration::from_millis(1500);
@@ -58,7 +60,9 @@ async fn a_client_that_leaves_is_noticed_within_a_second() {
         is_noticed(&weir, &format!("{what}, reset")).await;
     }
     assert_eq!(upstream.targets(), ["/"]);
-    assert_eq!(weir.metrics().await.sum("weir_permits_total", &[("result", "granted")]), 1.0);
+    let permits = weir.metrics().await;
+    assert_eq!(permits.sum("weir_permits_total", &[("result", "granted")]), 1.0);
+    assert_eq!(permits.sum("weir_permits_total", &[("result", "cancelled")]), 12.0);
 }
 
 /// A client that closes its sending side counts as gone, as with nginx: nobody can tell it from a client that has left.
@@ -73,4 +77,127 @@ async fn a_client_that_closes_its_sending_side_has_left() {
     let read = read_to_end(&mut client).await;
     assert!(!read.contains("HTTP/1.1 200"), "{read}");
     assert_eq!(upstream.targets(), ["/"]);
+}
+
+/// The ways in which a client sends a request with a body.
+#[derive(Debug, Clone, Copy)]
+enum Framing {
+    Length,
+    Chunked,
+    /// Two requests, of which the second is behind the one that waits.
+    Pipelined,
+}
+
+fn upload(framing: Framing, body: &[u8]) -> Vec<u8> {
+    let head = |rest: String| format!("POST /left HTTP/1.1\r\nHost: a\r\n{rest}\r\n\r\n").into_bytes();
+    let whole = || [head(format!("Content-Length: {}", body.len())), body.to_vec()].concat();
+    match framing {
+        Framing::Length => whole(),
+        Framing::Pipelined => [whole(), whole()].concat(),
+        Framing::Chunked => {
+            let chunks = body.chunks(40_000);
+            let chunks =
+                chunks.map(|chunk| [format!("{:x}\r\n", chunk.len()).as_bytes(), chunk, b"\r\n"].concat());
+            [
+                head("Transfer-Encoding: chunked".into()),
+                chunks.collect::<Vec<_>>().concat(),
+                b"0\r\n\r\n".to_vec(),
+            ]
+            .concat()
+        }
+    }
+}
+
+/// Sends a request until weir takes no more of it for a moment, and leaves once `waiting` requests wait.
+async fn sends_and_leaves(weir: &Weir, request: Vec<u8>, waiting: usize) {
+    let mut client = TcpStream::connect(weir.host()).await.unwrap();
+    let _ = tokio::time::timeout(Duration::from_millis(500), client.write_all(&request)).await;
+    weir.wait_for_waiting(waiting).await;
+}
+
+const KB: usize = 1000;
+const LENGTHS: [usize; 6] = [0, 64 * KB, 128 * KB, 300 * KB, 5_000 * KB, 30_000 * KB];
+
+/// The end of a connection stands behind all that was sent on it.
+#[tokio::test]
+async fn a_client_that_leaves_is_noticed_behind_its_body() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let weir = spent(&upstream, 10).await;
+    for framing in [Framing::Length, Framing::Chunked, Framing::Pipelined] {
+        for length in LENGTHS {
+            sends_and_leaves(&weir, upload(framing, &vec![b'x'; length]), 1).await;
+            is_noticed(&weir, &format!("{framing:?}, {length} bytes")).await;
+        }
+    }
+    for length in LENGTHS {
+        let mut client = Http2::over(TcpStream::connect(weir.host()).await.unwrap());
+        client.shake_hands().await;
+        client.send(&frame(HEADERS, END_HEADERS, 1, &request(POST))).await;
+        // As much as the windows let a client send.
+        for piece in vec![b'x'; length.min(60 * KB)].chunks(10 * KB) {
+            client.send(&frame(DATA, 0, 1, piece)).await;
+        }
+        weir.wait_for_waiting(1).await;
+        drop(client);
+        is_noticed(&weir, &format!("HTTP/2, {length} bytes")).await;
+    }
+    assert_eq!(upstream.targets(), ["/"]);
+    assert_eq!(weir.metrics().await.sum("weir_permits_total", &[("result", "granted")]), 1.0);
+}
+
+/// Without memory to read ahead, a departure is seen when the turn is near: before the permit is spent.
+#[tokio::test]
+async fn no_permit_is_spent_on_a_client_that_left_behind_unread_bytes() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let limiter = "{limits: [{rate: 1, per: 4s}], queue: {timeout: 1m, max_waiting: 100}}";
+    let config = one_limiter("memory", limiter, &upstream);
+    let weir = Weir::start(&format!("server: {{body_memory: 64KiB}}\n{config}")).await;
+    assert_eq!(weir.get("/").await.status, 200);
+    let begin = Instant::now();
+    let mut leaving = Vec::new();
+    for framing in [Framing::Length, Framing::Chunked, Framing::Pipelined] {
+        for length in [300 * KB, 5_000 * KB, 30_000 * KB] {
+            leaving.push((framing, length));
+        }
+    }
+    let count = leaving.len();
+    let left = leaving
+        .iter()
+        .map(|(framing, length)| sends_and_leaves(&weir, upload(*framing, &vec![b'x'; *length]), count));
+    join_all(left).await;
+    let stays = weir.get("/stays").await;
+    assert_eq!(stays.status, 200);
+    // The first permit after the one that was spent at the beginning.
+    let took = begin.elapsed();
+    assert!(took < Duration::from_secs(7), "{took:?}");
+    assert_eq!(upstream.targets(), ["/", "/stays"]);
+}
+
+/// What is read ahead goes upstream as it was sent.
+#[tokio::test]
+async fn a_body_that_was_read_ahead_arrives_whole() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let pattern = |length: u32| (0..length).map(|number| (number / 7 % 251) as u8).collect::<Vec<u8>>();
+    for memory in ["0B", "1MiB", "256MiB"] {
+        let limiter = "{limits: [{rate: 1, per: 500ms}], queue: {timeout: 1m, max_waiting: 100}}";
+        let config = one_limiter("memory", limiter, &upstream);
+        let weir = Weir::start(&format!("server: {{body_memory: {memory}}}\n{config}")).await;
+        assert_eq!(weir.get("/").await.status, 200);
+        for framing in [Framing::Length, Framing::Chunked, Framing::Pipelined] {
+            let (body, before) = (pattern(1_500_000), upstream.count());
+            let mut client = TcpStream::connect(weir.host()).await.unwrap();
+            client.write_all(&upload(framing, &body)).await.unwrap();
+            let expected = if matches!(framing, Framing::Pipelined) { 2 } else { 1 };
+            assert!(read_head(&mut client).await.starts_with("HTTP/1.1 200 "), "{memory}, {framing:?}");
+            eventually("the whole bodies", PATIENCE, async || {
+                let seen = upstream.seen();
+                let bodies = seen[before..].iter().filter(|seen| seen.body[..] == body[..]);
+                bodies.count() == expected
+            })
+            .await;
+        }
+    }
 }

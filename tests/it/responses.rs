@@ -35,10 +35,16 @@ async fn unknown_routes_and_forbidden_methods_are_refused() {
     assert_own(&trace, 405, "method_not_allowed");
     let connect = b"CONNECT api.example.com:443 HTTP/1.1\r\nhost: api.example.com:443\r\n\r\n";
     let mut connection = weir.connect().await;
-    connection.send_raw(connect).await.unwrap();
+    // What follows is meant for the other end of the tunnel.
+    connection
+        .send_raw(&[&connect[..], b"GET /a/tunnelled HTTP/1.1\r\nhost: h\r\n\r\n"].concat())
+        .await
+        .unwrap();
     let answer = connection.answer().await.unwrap();
     assert_own(&answer, 405, "method_not_allowed");
     assert!(answer.text().contains("set weir's address as the base URL"), "{}", answer.text());
+    assert_eq!(answer.header("connection"), Some("close"));
+    assert!(connection.answer().await.is_err(), "the rest was read as a request");
     assert_eq!(upstream.targets(), ["/a/b?c=d"]);
 }
 

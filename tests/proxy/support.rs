@@ -78,6 +78,7 @@ impl Weir {
             idle_timeout: Duration::from_secs(75),
             write_timeout: Duration::from_secs(60),
             max_header_bytes: 65_536,
+            body_memory: 256 * 1024 * 1024,
             drain_delay: Duration::ZERO,
             drain_timeout: Duration::from_secs(10),
         };

@@ -33,6 +33,13 @@ pub(crate) struct Limiter {
     /// 400. Requests without the value have a partition of their own.
     #[schemars(extend("minItems" = 1, "maxItems" = 16, "examples" = [["header:x-corp-id"], ["client", "path:1"]]))]
     pub(crate) key: Option<Vec<String>>,
+    /// With `client_ip`: the bits of an IPv4 address that a client has, 1 to 32. Clients of one network share a partition. Default `32`.
+    #[schemars(range(min = 1, max = 32), extend("examples" = [24]))]
+    pub(crate) ipv4_prefix: Option<i64>,
+    /// With `client_ip`: the bits of an IPv6 address that a client has, 1 to 128. A client has as many addresses of its network as it likes.
+    /// Default `64`.
+    #[schemars(range(min = 1, max = 128), extend("examples" = [56]))]
+    pub(crate) ipv6_prefix: Option<i64>,
     /// The most partitions at once in each replica, 1 to 10000000; only with `key`. Default `100000`.
     #[schemars(range(min = 1, max = 10_000_000), extend("examples" = [5000]))]
     pub(crate) max_partitions: Option<i64>,

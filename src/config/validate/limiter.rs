@@ -24,6 +24,8 @@ const GUARD_MAX: Duration = Duration::from_secs(1);
 const MAX_WAITING: u32 = 1000;
 /// The default of `max_partitions`.
 const MAX_PARTITIONS: u32 = 100_000;
+/// The part of a key that is the client's address.
+const CLIENT_IP: &str = "client_ip";
 /// The most parts of a key. Each request reads all of them.
 const KEY_PARTS_MAX: usize = 16;
 
@@ -59,7 +61,7 @@ fn one(
 ) -> Option<Keyed> {
     check.name(name, &limiter.at);
     let limits = limits(check, &key!(limiter.limits));
-    let key = key_parts(check, &key!(limiter.key), has_clients);
+    let key = key_parts(check, limiter, has_clients);
     let partitioned = partitioned(check, limiter);
     let group = group(check, &key!(limiter.group), name);
     let patience = patience(check, &key!(limiter.queue));
@@ -96,9 +98,17 @@ fn one(
 
 fn key_parts(
     check: &mut Check<'_>,
-    given: &Given<'_, Option<Vec<String>>>,
+    limiter: &Given<'_, schema::Limiter>,
     has_clients: bool,
 ) -> Option<Arc<[KeyPart]>> {
+    let given = key!(limiter.key);
+    let (ipv4, ipv6) = (key!(limiter.ipv4_prefix), key!(limiter.ipv6_prefix));
+    let counts_addresses = given.items().any(|part| part.value == CLIENT_IP);
+    for prefix in [&ipv4, &ipv6].into_iter().filter(|prefix| prefix.value.is_some() && !counts_addresses) {
+        check.problem_of_key(&prefix.at, "only with `client_ip` in `key`");
+    }
+    let (ipv4, ipv6) = (check.count(&ipv4, 32, 1..=32), check.count(&ipv6, 64, 1..=128));
+    let network = (u8::try_from(ipv4?).ok()?, u8::try_from(ipv6?).ok()?);
     if given.get().is_none() {
         return Some(Arc::new([]));
     }
@@ -107,7 +117,7 @@ fn key_parts(
     }
     let mut earlier: Vec<KeyPart> = Vec::new();
     let parts = all(given.items().map(|text| {
-        let fault = match key_part(text.value) {
+        let fault = match key_part(text.value, network) {
             Some(part) if earlier.contains(&part) => "this part is given twice",
             Some(KeyPart::Client) if !has_clients => {
                 "`client` needs `clients` at the top of the file, which identify callers"
@@ -123,10 +133,11 @@ fn key_parts(
     parts.map(Arc::from)
 }
 
-fn key_part(part: &str) -> Option<KeyPart> {
+/// Reads a part of a key. `network` has the bits of a client's address, of IPv4 and IPv6.
+fn key_part(part: &str, (ipv4, ipv6): (u8, u8)) -> Option<KeyPart> {
     match part.split_once(':') {
         None if part == "host" => Some(KeyPart::Host),
-        None if part == "client_ip" => Some(KeyPart::ClientIp),
+        None if part == CLIENT_IP => Some(KeyPart::ClientIp { ipv4, ipv6 }),
         None if part == "client" => Some(KeyPart::Client),
         Some(("header", name)) => HeaderName::try_from(name).ok().map(KeyPart::Header),
         Some(("query", name)) if !name.is_empty() => Some(KeyPart::Query(name.into())),

@@ -20,6 +20,8 @@ const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST)
 const HEADER_BYTES_MIN: Size = Size(8 * 1024);
 const HEADER_BYTES_MAX: Size = Size(1024 * 1024);
 const HEADER_BYTES: Size = Size(64 * 1024);
+const BODY_MEMORY_MAX: Size = Size(64 * 1024 * 1024 * 1024);
+const BODY_MEMORY: Size = Size(256 * 1024 * 1024);
 
 /// Checks the address of the proxy's listener.
 pub(super) fn listen(check: &mut Check<'_>, given: &Given<'_, Option<String>>) -> Option<SocketAddr> {
@@ -73,6 +75,7 @@ pub(super) fn server(check: &mut Check<'_>, given: &Given<'_, Option<schema::Ser
     let drain_timeout = check.bounded(&key!(server.drain_timeout), seconds(30), Duration::ZERO..=DAY);
     let header_bytes = HEADER_BYTES_MIN..=HEADER_BYTES_MAX;
     let max_header_bytes = check.bounded(&key!(server.max_header_bytes), HEADER_BYTES, header_bytes);
+    let body_memory = check.bounded(&key!(server.body_memory), BODY_MEMORY, Size(0)..=BODY_MEMORY_MAX);
     Some(Server {
         tls: tls?,
         allow,
@@ -84,6 +87,7 @@ pub(super) fn server(check: &mut Check<'_>, given: &Given<'_, Option<schema::Ser
         idle_timeout: idle_timeout?,
         write_timeout: write_timeout?,
         max_header_bytes: u32::try_from(max_header_bytes?.0).ok()?,
+        body_memory: body_memory?.0,
         drain_delay: drain_delay?,
         drain_timeout: drain_timeout?,
     })

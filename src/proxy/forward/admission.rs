@@ -16,6 +16,7 @@ use crate::clock::Micros;
 use crate::limiter::{Demand, Entered, LimiterSet, Permit, Receipt, Refusal, Ticket};
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::Client;
+use crate::proxy::listen::early_bytes::EarlyReading;
 use crate::proxy::messages::versions;
 use crate::proxy::upstream::lease::Ready;
 use crate::telemetry::Part;
@@ -39,8 +40,9 @@ pub(crate) async fn admit(
         Entered::Waiting(ticket) => {
             versions::compact(head);
             record.wait.begin();
-            let waiting = pin!(wait(plan, limiter_set, ticket));
-            let waited = traced(record, Part::Wait, while_wanted(client, waiting)).await;
+            let early = client.early.begin(plan.body_bytes);
+            let waiting = pin!(wait(plan, limiter_set, ticket, early.as_ref()));
+            let waited = traced(record, Part::Wait, while_waiting(client, early.as_ref(), waiting)).await;
             record.wait.end(waited.as_ref().ok().map(|(permit, _)| permit));
             let (permit, ready) = waited?;
             Ok((Some(permit), ready))
@@ -89,15 +91,34 @@ pub(crate) fn traced<T>(
     }
 }
 
-/// Waits for the slot, and opens a connection shortly before it.
+/// Waits for the turn, and makes sure then that the client has not left behind bytes that were not read before.
 async fn wait(
     plan: &Plan,
     limiter_set: &LimiterSet,
     mut ticket: Ticket,
+    early: Option<&EarlyReading<'_>>,
 ) -> Result<(Permit, Ready), ProxyError> {
+    ticket.approaching().await;
+    if let Some(early) = early {
+        early.turn_is_near();
+    }
+    // Boxed, because waiting requests must stay small, and most are far from their turn.
+    let (mut permit, ready) = Box::pin(turn(plan, limiter_set, ticket)).await?;
+    match early {
+        Some(early) if Box::pin(has_left(early, &mut permit)).await => Err(ProxyError::ClientGone),
+        _ => Ok((permit, ready)),
+    }
+}
+
+/// Returns whether the client has left, as far as can be seen now.
+async fn has_left(early: &EarlyReading<'_>, permit: &mut Permit) -> bool {
+    set_aside_while(permit, pin!(early.look())).await
+}
+
+/// Waits for the slot, which is near, and makes a connection ready for it.
+async fn turn(plan: &Plan, limiter_set: &LimiterSet, ticket: Ticket) -> Result<(Permit, Ready), ProxyError> {
     let refused = |refusal| refused(plan, limiter_set, refusal);
     let upstream = &plan.route.upstream;
-    ticket.approaching().await;
     let Some(_place) = upstream.ready_place() else {
         return Ok((ticket.turn().await.map_err(refused)?, Ready::default()));
     };
@@ -117,6 +138,29 @@ async fn wait(
         }
         Ok(Either::Right((ready, turn))) => Ok((turn.await?, ready)),
         Err(error) => Err(error.factor_first().0),
+    }
+}
+
+/// Waits in the queue, unless the client leaves or weir must answer its waiting requests. Reads what the client sends meanwhile, because
+/// its departure may stand behind it.
+async fn while_waiting<T>(
+    client: &Client,
+    early: Option<&EarlyReading<'_>>,
+    waiting: Pin<&mut impl Future<Output = Result<T, ProxyError>>>,
+) -> Result<T, ProxyError> {
+    let reading = async {
+        match early {
+            Some(early) => early.run().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        () = client.probe.closed() => Err(ProxyError::ClientGone),
+        done = waiting => done,
+        // After the wait, which says when the turn is near.
+        () = reading => Err(ProxyError::ClientGone),
+        () = client.signals.refuse.cancelled() => Err(ProxyError::Draining),
     }
 }
 

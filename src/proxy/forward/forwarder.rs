@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::Either;
 use http::header::{CONNECTION, UPGRADE};
-use http::{HeaderValue, Request, Response, Version};
+use http::{HeaderValue, Method, Request, Response, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use tokio::time::{Instant, sleep};
@@ -54,12 +54,17 @@ pub(crate) fn handle(
     // A client that waits for 100 Continue has not begun to send a body.
     let sends_body = !request_head::expects_continue(request.headers(), flags);
     let version = request.version();
+    if request.method() == Method::CONNECT {
+        // Behind it the client sends what it means for the other end of a tunnel, which must not be read as a request.
+        client.unread.set();
+    }
     match Plan::make(table, client.sender(), &request, flags, &mut *record) {
         Err(error) => {
             let unread = Unread { body: Some(request.into_body()), sends_body, version };
             Either::Left(refuse(error, reader, unread, record, client))
         }
-        Ok((plan, target)) => {
+        Ok((mut plan, target)) => {
+            plan.body_bytes = http_body::Body::size_hint(request.body()).lower();
             let mut outgoing = Outgoing::new(&plan, target, request);
             Either::Right(async move {
                 match forward(&plan, &client, &mut outgoing, &mut record).await {

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::early_bytes::EarlyReader;
 use super::linger::Linger;
 use super::slots::Slot;
 use crate::config::model::{Server, SubjectName};
@@ -56,6 +57,8 @@ pub(crate) struct Client {
     pub(crate) activity: Activity,
     /// Set when a request's body was left unread.
     pub(crate) unread: Unread,
+    /// Reads what arrives while a request waits.
+    pub(crate) early: EarlyReader,
     /// The shutdown of weir.
     pub(crate) signals: Signals,
     /// The owner of tasks that end with the connections.
@@ -73,8 +76,8 @@ impl Client {
         slot: Slot,
     ) -> Client {
         let (probe, activity, unread) = (stream.probe(), Activity::new(), Unread::default());
-        let (secure, names) = (false, Vec::new());
-        Client { peer, secure, names, probe, activity, unread, signals, tasks, slot }
+        let (secure, names, early) = (false, Vec::new(), EarlyReader::default());
+        Client { peer, secure, names, probe, activity, unread, early, signals, tasks, slot }
     }
 
     /// Returns the client as the sender of a request.

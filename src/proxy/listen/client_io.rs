@@ -9,16 +9,16 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::client::Client;
+use super::early_bytes::ClientWire;
 use super::first_line::FirstLine;
 use super::http2_guard::Frames;
 use super::linger::Linger;
 use super::protocol::FirstBytes;
-use super::tls::Wire;
 use crate::proxy::net::read_ahead::ReadAhead;
 
 /// A client's stream: returns the first bytes once more, and watches all bytes.
 pub(crate) struct ClientIo {
-    wire: Wire,
+    wire: ClientWire,
     first: FirstBytes,
     watch: Watch,
     /// Set when the sending side is closed and the client is still sending.
@@ -37,7 +37,7 @@ pub(crate) enum Watch {
 
 impl ClientIo {
     /// Wraps an opened connection, of which `first` was read already, one of at most `connections_max`.
-    pub(crate) fn new(wire: Wire, first: FirstBytes, watch: Watch, connections_max: u32) -> ClientIo {
+    pub(crate) fn new(wire: ClientWire, first: FirstBytes, watch: Watch, connections_max: u32) -> ClientIo {
         ClientIo { wire, first, watch, linger: None, connections_max }
     }
 }

@@ -19,6 +19,7 @@ use tokio::time::{Instant, timeout};
 
 use super::client::{Client, Silence};
 use super::client_io::{ClientIo, Watch};
+use super::early_bytes::ClientWire;
 use super::first_line::FirstLine;
 use super::http2_guard::Frames;
 use super::protocol::{self, Opened, Protocol};
@@ -51,7 +52,7 @@ const CLOSE_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Serves a connection until it ends.
 pub(crate) async fn serve<S: Service>(stream: Stream, mut client: Client, service: S) {
-    let Settings { server, tls } = service.settings();
+    let Settings { server, tls, body_memory } = service.settings();
     client.secure = tls.is_some();
     let opened = tokio::select! {
         biased;
@@ -62,6 +63,10 @@ pub(crate) async fn serve<S: Service>(stream: Stream, mut client: Client, servic
     let Ok(Some(Opened { wire, protocol, first, names })) = opened else { return };
     client.names = names;
     client.speaks();
+    let wire = ClientWire::new(wire);
+    if protocol == Protocol::Http1 {
+        client.early = wire.reader(body_memory);
+    }
     let client = Arc::new(client);
     let watch = match protocol {
         Protocol::Http1 => Watch::Http1(Arc::clone(&client), FirstLine::new()),

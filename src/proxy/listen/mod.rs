@@ -6,6 +6,7 @@ pub(crate) mod backlog;
 pub(crate) mod client;
 pub(crate) mod client_io;
 pub(crate) mod connection;
+pub(crate) mod early_bytes;
 pub(crate) mod first_line;
 pub(crate) mod http2_guard;
 pub(crate) mod linger;

@@ -10,6 +10,7 @@ use hyper::body::Incoming;
 use super::client::Client;
 use super::tls::Acceptor;
 use crate::config::model::Server;
+use crate::proxy::net::body_memory::BodyMemory;
 
 /// The settings of new connections, as they are in force now.
 pub(crate) struct Settings {
@@ -17,6 +18,8 @@ pub(crate) struct Settings {
     pub(crate) server: Arc<Server>,
     /// TLS; `None` means plain text.
     pub(crate) tls: Option<Acceptor>,
+    /// The memory for what arrives while requests wait.
+    pub(crate) body_memory: Arc<BodyMemory>,
 }
 
 /// A service that answers the requests of all connections of a listener.

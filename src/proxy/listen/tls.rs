@@ -99,3 +99,11 @@ fn subject_name(name: &GeneralName<'_>) -> Option<SubjectName> {
 /// A client's stream: in plain text, or inside TLS. TLS is boxed because it is far larger, and most connections are idle most of the
 /// time.
 pub(crate) type Wire = Either<Stream, Box<TlsStream<Stream>>>;
+
+/// Returns the stream below TLS.
+pub(crate) fn tcp_of(wire: &Wire) -> &Stream {
+    match wire {
+        Wire::Left(stream) => stream,
+        Wire::Right(tls) => tls.get_ref().0,
+    }
+}

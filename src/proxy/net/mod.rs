@@ -2,7 +2,9 @@
 //!
 //! Knows nothing of requests.
 
+pub(crate) mod body_memory;
 pub(crate) mod certificates;
+pub(crate) mod descriptors;
 pub(crate) mod driver;
 pub(crate) mod read_ahead;
 pub(crate) mod spawner;

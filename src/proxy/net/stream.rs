@@ -22,7 +22,7 @@ const JOINED_MAX: usize = 1024;
 
 /// The most bytes of one read, which is what a connection holds of a body that nobody takes. One less than a step in which hyper's
 /// buffers grow: hyper doubles a buffer that a read has filled, and holds half of it for nothing.
-pub(super) const READ_MAX: usize = 16 * 1024 - 1;
+pub(crate) const READ_MAX: usize = 16 * 1024 - 1;
 
 /// The silence after which the kernel asks the peer whether it is still there, the interval in which it asks again, and how often.
 /// Four times a quarter of a minute is the default of `server.write_timeout`, which ends the connection earlier if it is shorter.
@@ -56,6 +56,12 @@ impl Stream {
     /// Returns a view of the peer that does not keep the stream open.
     pub(crate) fn probe(&self) -> Probe {
         Probe(Arc::downgrade(&self.write))
+    }
+
+    /// Waits until something has arrived, or the stream has ended.
+    pub(crate) fn poll_read_ready(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let tcp: &TcpStream = self.read.as_ref();
+        tcp.poll_read_ready(context)
     }
 
     fn poll_try(

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::Uri;
+use ipnet::IpNet;
 
 use crate::config::model::KeyPart;
 use crate::limiter::Partition;
@@ -77,10 +78,19 @@ impl Facts<'_> {
                     })?
                     .map(bytes)
             }
-            KeyPart::ClientIp => Some(Cow::Owned(self.address.to_canonical().to_string().into_bytes())),
+            KeyPart::ClientIp { ipv4, ipv6 } => {
+                Some(Cow::Owned(network(self.address, *ipv4, *ipv6).to_string().into_bytes()))
+            }
             KeyPart::Client => self.client.map(|name| Cow::Borrowed(name.as_bytes())),
         })
     }
+}
+
+/// Returns the first address of a client's network: one client has many addresses of IPv6.
+fn network(address: IpAddr, ipv4: u8, ipv6: u8) -> IpAddr {
+    let address = address.to_canonical();
+    let bits = if address.is_ipv4() { ipv4 } else { ipv6 };
+    IpNet::new(address, bits).map_or(address, |network| network.network())
 }
 
 fn bytes(text: Cow<'_, str>) -> Cow<'_, [u8]> {
@@ -93,6 +103,17 @@ fn bytes(text: Cow<'_, str>) -> Cow<'_, [u8]> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
+    #[test]
+    fn a_client_has_the_addresses_of_its_network() {
+        let network =
+            |address: &str, ipv4, ipv6| super::network(address.parse().unwrap(), ipv4, ipv6).to_string();
+        assert_eq!(network("2001:db8:1:2:3:4:5:6", 32, 64), "2001:db8:1:2::");
+        assert_eq!(network("2001:db8:1:2:3:4:5:6", 32, 48), "2001:db8:1::");
+        assert_eq!(network("2001:db8:1:2:3:4:5:6", 32, 128), "2001:db8:1:2:3:4:5:6");
+        assert_eq!(network("::ffff:10.1.2.3", 32, 64), "10.1.2.3");
+        assert_eq!(network("10.1.2.3", 24, 64), "10.1.2.0");
+    }
 
     use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
@@ -161,7 +182,7 @@ mod tests {
     #[test]
     fn a_key_reads_host_address_and_client() {
         assert_eq!(value(&KeyPart::Host, "/", &[]), some("api.example.com"));
-        assert_eq!(value(&KeyPart::ClientIp, "/", &[]), some("10.0.0.1"));
+        assert_eq!(value(&KeyPart::ClientIp { ipv4: 32, ipv6: 64 }, "/", &[]), some("10.0.0.1"));
         assert_eq!(value(&KeyPart::Client, "/", &[]), some("billing"));
     }
 

@@ -1,0 +1,27 @@
+//! The parts of a limiter's key. Reads no request.
+
+use std::sync::Arc;
+
+use http::HeaderName;
+
+/// A part of a limiter's key, read from a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeyPart {
+    /// The value of a header.
+    Header(HeaderName),
+    /// The value of a parameter of the query.
+    Query(Arc<str>),
+    /// The host, without a port.
+    Host,
+    /// A segment of the decoded path, from 0.
+    Path(u8),
+    /// The network of the client's address: as many bits of it as belong to one client.
+    ClientIp {
+        /// The bits of an IPv4 address.
+        ipv4: u8,
+        /// The bits of an IPv6 address.
+        ipv6: u8,
+    },
+    /// The name of the client.
+    Client,
+}
