@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Duration, Instant, Interval, MissedTickBehavior, interval, timeout};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::dashboard::unix_ms;
 use super::response::{self, Response};
@@ -101,7 +102,13 @@ impl Stream {
             bytes.extend_from_slice(format!("retry: {RETRY_MILLIS}\n").as_bytes());
             bytes.extend_from_slice(&state.dashboard.history());
         }
-        bytes.extend_from_slice(&state.dashboard.state(live_state(state)).await);
+        // The page's connection has a thread without workers, and the state asks the store.
+        let shown = async {
+            let looked = state.clone();
+            let looking = state.workers.spawn(async move { live_state(&looked).await });
+            AbortOnDropHandle::new(looking).await.unwrap_or_default()
+        };
+        bytes.extend_from_slice(&state.dashboard.state(shown).await);
         bytes.into()
     }
 }

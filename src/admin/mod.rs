@@ -1,12 +1,13 @@
 //! The admin listener: health, metrics, live state, and the dashboard that shows it.
 //!
-//! - `server`: accepts connections and bounds them.
+//! - `server`: accepts connections, on a thread of its own; `connections`: bounds them.
 //! - `router`: finds the endpoint of a path and applies the access rule.
 //! - `access`: the access rule.
 //! - `audit`: the line in the log for each action by hand.
 //! - `response`: the forms of an answer.
 //! - `health`, `metrics`, `limiters`, `replicas`, `config`, `reload`, `explain`, `events`: the endpoints, one file each.
 //! - `dashboard`: what all open pages share; `page.html` is the page.
+//! - `scrape`: the reading that scrapes share.
 //! - `state`: the handles that the endpoints share.
 //!
 //! Reads the other rooms, and asks them for a reload, a pause or a reset. Knows no store: a limiter asks its own.
@@ -15,6 +16,7 @@
 mod access;
 mod audit;
 mod config;
+mod connections;
 mod dashboard;
 mod events;
 mod explain;
@@ -25,11 +27,13 @@ mod reload;
 mod replicas;
 mod response;
 mod router;
+mod scrape;
 mod server;
 mod state;
 
 pub use self::dashboard::Dashboard;
 pub use self::explain::{Explain, Explained, asked};
 pub use self::reload::{ReloadRequest, Reloader};
+pub use self::scrape::LastScrape;
 pub use self::server::serve;
 pub use self::state::AdminState;

@@ -1,7 +1,7 @@
 //! Finds the endpoint of a path. Applies the access rule once, before any endpoint is called.
 
 use bytes::Bytes;
-use http::header::{ALLOW, WWW_AUTHENTICATE};
+use http::header::{ALLOW, HOST, WWW_AUTHENTICATE};
 use http::request::Parts;
 use http::{HeaderValue, Method, StatusCode};
 use http_body::Body;
@@ -53,6 +53,11 @@ impl Endpoint<'_> {
         })
     }
 
+    /// Returns whether the endpoint is answered at once, whatever the workers are doing: it waits for nothing.
+    fn is_vital(&self) -> bool {
+        matches!(self, Endpoint::Alive | Endpoint::Ready | Endpoint::Metrics)
+    }
+
     /// Returns whether the endpoint needs no token. The page contains no data, and where a token is set the page asks
     /// for it.
     fn is_public(&self, has_token: bool) -> bool {
@@ -85,6 +90,11 @@ impl Endpoint<'_> {
     }
 }
 
+/// Returns whether a path is health or metrics.
+pub(super) fn is_vital(path: &str) -> bool {
+    Endpoint::find(path).is_some_and(|endpoint| endpoint.is_vital())
+}
+
 /// Answers one request. `loopback` is whether the listener's address is a loopback address.
 pub(super) async fn respond(
     state: &AdminState,
@@ -92,6 +102,10 @@ pub(super) async fn respond(
     request: &Parts,
     body: impl Body<Data = Bytes, Error: Into<BoxError>>,
 ) -> Response {
+    if request.headers.get_all(HOST).iter().nth(1).is_some() {
+        // One of them would be checked, and another one may have led here.
+        return response::problem(StatusCode::BAD_REQUEST, "more than one host");
+    }
     let Some(endpoint) = Endpoint::find(request.uri.path()) else {
         return response::problem(
             StatusCode::NOT_FOUND,
@@ -135,10 +149,7 @@ async fn answer(
         Endpoint::Events => events::events(state),
         Endpoint::Alive => health::alive(),
         Endpoint::Ready => health::ready(state, request.uri.query()),
-        Endpoint::Metrics => {
-            state.limiters.refresh_metrics();
-            metrics::render(&state.metrics)
-        }
+        Endpoint::Metrics => metrics::answer(state).await,
         Endpoint::Limiters => limiters::all(&state.limiters).await,
         Endpoint::Limiter(name) => limiters::one(&state.limiters, name, request.uri.query()).await,
         Endpoint::Act(action, name) => {

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::dashboard::Dashboard;
 use super::explain::Explain;
 use super::reload::Reloader;
-use crate::config::Handle;
+use super::scrape::LastScrape;
+use crate::config;
 use crate::limiter::Limiters;
 use crate::telemetry::Metrics;
 
@@ -19,7 +21,7 @@ pub struct AdminState {
     /// The limiters, for `/api/limiters`, `/api/replicas` and `/readyz`.
     pub limiters: Limiters,
     /// The running configuration, for `/api/config` and the token.
-    pub config: Arc<Handle>,
+    pub config: Arc<config::Handle>,
     /// Requests reloads, for `/api/reload`.
     pub reloader: Reloader,
     /// Explains requests, for `/api/explain`.
@@ -28,4 +30,8 @@ pub struct AdminState {
     pub draining: watch::Receiver<bool>,
     /// The state that all open dashboard pages share.
     pub dashboard: Dashboard,
+    /// The reading that scrapes share.
+    pub scrape: LastScrape,
+    /// The workers, for what asks the store.
+    pub workers: Handle,
 }

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use self::reload::{Reloadable, Reloads, unix_seconds};
 use crate::admin::{self, AdminState, Explained, Reloader};
@@ -85,7 +85,7 @@ pub async fn serve(path: &Path) -> Result<(), StartError> {
     let watch = Watch::new(path);
     let loaded = config::load(path).map_err(StartError::Config)?;
     let logging = LastLines(Logging::init(&loaded.config.log)?);
-    raise_file_limit();
+    raise_file_limit(loaded.config.server.max_connections);
     let mut end = Ending::new()?;
     let app =
         App::start(loaded, Some(Source { path: path.to_owned(), watch, logging: logging.0.clone() })).await?;
@@ -110,10 +110,19 @@ impl Drop for LastLines {
 }
 
 /// Raises the soft limit of open files to the hard one. Each waiting request holds a connection, and the usual soft limit
-/// of 1024 is for programs that use `select`.
-fn raise_file_limit() {
-    if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
-        warn!(%error, "cannot raise the limit of open files");
+/// of 1024 is for programs that use `select`. Warns if fewer are left than `max_connections` clients need, with an upstream's
+/// connection for each.
+fn raise_file_limit(max_connections: u32) {
+    let needed = 2 * u64::from(max_connections);
+    match rlimit::increase_nofile_limit(u64::MAX) {
+        Ok(descriptors) if descriptors < needed => {
+            warn!(
+                descriptors,
+                needed, max_connections, "too few file descriptors for server.max_connections"
+            );
+        }
+        Ok(_) => {}
+        Err(error) => warn!(%error, "cannot raise the limit of open files"),
     }
 }
 
@@ -202,6 +211,8 @@ impl App {
             reloader,
             draining: is_draining,
             dashboard: admin::Dashboard::default(),
+            scrape: admin::LastScrape::default(),
+            workers: tokio::runtime::Handle::current(),
         };
         if let Some(Source { path, watch, logging }) = source {
             logging.count_in(&metrics);
@@ -211,7 +222,13 @@ impl App {
             tasks.spawn(Reloads { path, watch, hangup, requests, parts }.run(end.clone()));
         }
         let serving = tasks.spawn(proxy::serve(proxy_listener, proxy.clone(), drain.clone()));
-        tasks.spawn(admin::serve(admin_listener, state, end.clone()));
+        let ended = end.clone();
+        tasks.spawn_blocking(move || {
+            let served = admin_listener.into_std().and_then(|listener| admin::serve(listener, state, ended));
+            if let Err(error) = served {
+                error!(%error, "the admin listener does not serve");
+            }
+        });
         info!(address = %proxy_address, "listening");
         info!(address = %admin_address, "admin listening");
         Ok(App { proxy_address, admin_address, serving, proxy, limiters, spans, draining, drain, end, tasks })

@@ -30,6 +30,7 @@ mod faults;
 mod fleet;
 mod framing;
 mod harness;
+mod health;
 mod http2_abuse;
 mod http2_conformance;
 mod leaving;

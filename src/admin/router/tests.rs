@@ -8,7 +8,7 @@ use http_body_util::{BodyExt, Empty};
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 
-use super::super::{Dashboard, Explain, Explained, ReloadRequest, Reloader};
+use super::super::{Dashboard, Explain, Explained, LastScrape, ReloadRequest, Reloader};
 use super::*;
 use crate::clock::Clock;
 use crate::config::model::{self, Config, LogFormat, Secret, Store};
@@ -52,6 +52,7 @@ fn config(token: Option<&str>) -> Config {
             idle_timeout: Duration::from_secs(1),
             write_timeout: Duration::from_secs(1),
             max_header_bytes: 1024,
+            body_memory: 0,
             drain_delay: Duration::ZERO,
             drain_timeout: Duration::ZERO,
         },
@@ -85,6 +86,8 @@ fn admin(token: Option<&str>) -> Admin {
         reloader,
         draining: is_draining,
         dashboard: Dashboard::default(),
+        scrape: LastScrape::default(),
+        workers: tokio::runtime::Handle::current(),
     };
     Admin { state, draining, reloads }
 }

@@ -15,6 +15,7 @@ use super::client::{Client, Signals};
 use super::connection;
 use super::service::Service;
 use super::slots::Slots;
+use crate::proxy::net::descriptors::{self, User};
 use crate::proxy::net::stream::Stream;
 
 /// The pause after an error that would occur again at once, such as too many open files.
@@ -117,10 +118,27 @@ impl<S: Service> Acceptor<S> {
         self.below_max().await;
         loop {
             match listener.accept().await {
-                Ok((tcp, _)) => return Ok(tcp),
+                Ok((tcp, _)) => {
+                    self.spares_descriptors(&tcp).await;
+                    return Ok(tcp);
+                }
                 Err(error) if is_about_one_connection(&error) => {}
                 Err(error) => return Err(error),
             }
+        }
+    }
+
+    /// Holds a connection back while its descriptor is one of the last ones.
+    async fn spares_descriptors(&self, tcp: &TcpStream) {
+        if !descriptors::is_reserved(tcp, User::Client) {
+            return;
+        }
+        tracing::warn!(
+            connections = self.slots.taken(),
+            "no file descriptor is left for a further connection"
+        );
+        while descriptors::are_scarce(tcp, User::Client) {
+            let _ = timeout(ACCEPT_BACKOFF, self.slots.freed()).await;
         }
     }
 

@@ -41,6 +41,11 @@ impl Slots {
         self.silent.load(Ordering::Acquire)
     }
 
+    /// Waits until a connection has ended.
+    pub(crate) async fn freed(&self) {
+        self.freed.notified().await;
+    }
+
     /// Waits until there are fewer connections than `max`, which a reload may change.
     pub(crate) async fn below(&self, max: impl Fn() -> u32) {
         while self.taken.load(Ordering::Acquire) >= max() {

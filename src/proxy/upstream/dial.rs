@@ -16,6 +16,7 @@ use tokio::net::{TcpStream, lookup_host};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::proxy::error::ConnectError;
+use crate::proxy::net::descriptors::{self, User};
 
 /// The time without an answer after which the next address is tried as well, as RFC 8305 recommends.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
@@ -81,7 +82,7 @@ impl Dialer {
         let addresses = self.addresses(time / 2).await?;
         // A short time is divided, so that every address is tried.
         let turns = u32::try_from(addresses.len()).unwrap_or(u32::MAX).max(1);
-        race(addresses, ATTEMPT_DELAY.min(time / 2 / turns), TcpStream::connect).await
+        race(addresses, ATTEMPT_DELAY.min(time / 2 / turns), connect).await
     }
 
     /// Returns the addresses of the name. A lookup longer than `patience` has failed if an earlier answer can replace it.
@@ -147,6 +148,15 @@ fn in_turn(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     // The sort is stable, so in each turn the preferred family comes first.
     turns.sort_by_key(|(turn, _)| *turn);
     turns.into_iter().map(|(_, address)| address).take(ADDRESSES_MAX).collect()
+}
+
+/// Connects to an address, unless too few descriptors are left.
+async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(address).await?;
+    if descriptors::is_reserved(&stream, User::Upstream) {
+        return Err(io::Error::other("no file descriptor is left for a connection"));
+    }
+    Ok(stream)
 }
 
 /// Tries the addresses in order, the next one when an attempt has failed or none has answered for `delay`. Returns the first

@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::client::{self, Answer, Connection, Pending};
@@ -261,6 +261,13 @@ impl Weir {
     /// Waits until weir has ended by itself.
     pub(crate) async fn wait_exit(&mut self, deadline: Duration) -> ExitStatus {
         poll_for("weir's end", deadline, async || self.process.try_wait().expect("weir is our child")).await
+    }
+
+    /// Changes how many files the running weir may have open.
+    pub(crate) fn limit_open_files(&self, most: u64) {
+        let limit = Rlimit { current: Some(most), maximum: Some(most) };
+        let pid = Pid::from_child(&self.process);
+        rustix::process::prlimit(Some(pid), Resource::Nofile, limit).expect("limit the files");
     }
 
     /// Returns the number of weir's open files, sockets included.
