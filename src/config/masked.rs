@@ -102,7 +102,7 @@ fn find_secrets(node: &Node, key: &str, secret: bool, found: &mut Vec<Mark>) {
         Value::List(items) => items.iter().for_each(|item| find_secrets(item, key, secret, found)),
         Value::Mapping(entries) => {
             entries.iter().for_each(|entry| {
-                find_secrets(&entry.value, &entry.key, secret || is_secret(key, &entry.key), found)
+                find_secrets(&entry.value, &entry.key, secret || is_secret(key, &entry.key), found);
             });
         }
     }
