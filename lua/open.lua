@@ -39,15 +39,21 @@ do
       ExternalUsage.compare(state)
     end
     -- Bookings are seen one by one for this part of a window after their instant; permits given back later are not refunded.
-    local REFUND_PART = 8
+    -- The most past bookings, too.
+    local REFUND_PART, REFUND_MAX = 8, 512
     local rules, timeline, checkpoints = state.rules, state.timeline, state.checkpoints
+    local beyond_most = 0
+    if timeline.size > REFUND_MAX and #checkpoints > 0 then
+      beyond_most = timeline.at[Timeline.first_from(timeline, now + 1) - 1 - REFUND_MAX] or 0
+    end
     for index = 1, #rules do
       local rule, checkpoint = rules[index], checkpoints[index]
       if checkpoint then
-        checkpoints[index] = rule.algorithm.fold(rule, timeline, checkpoint, now - floor(rule.window / REFUND_PART))
+        local till = max(now - floor(rule.window / REFUND_PART), beyond_most)
+        checkpoints[index] = rule.algorithm.fold(rule, timeline, checkpoint, till)
       end
     end
-    Timeline.prune(timeline, now, rules)
+    Timeline.prune(timeline, now, rules, checkpoints)
   end
 
   local function rare()

@@ -28,6 +28,13 @@ do
       whole = floor(window / rate), part = window % rate, seen_for = window, reach = math.huge, skips_room = false,
     }
     algorithm.parse(rule, rest)
+    -- Bookings that are in a checkpoint are kept in wider cells: only a change of the limits reads them.
+    local FOLDED_CELLS = 512
+    rule.folded_cell = rule.cell
+    if rule.cell > 1 and algorithm.CHECKPOINT_SIZE > 0 then
+      rule.folded_cell = max(rule.cell, floor(window / FOLDED_CELLS))
+      if rule.folded_cell > rule.cell then rules.merges_folded = true end
+    end
     if #rules == 0 or rule.cell < rules.cell then rules.cell = rule.cell end
     rules.reach = max(rules.reach, rule.reach)
     if rule.skips_room then rules.skips_room = true end

@@ -80,20 +80,21 @@ do
     shorten(timeline, size - first + 1)
   end
 
-  -- Removes what no rule can see, and merges what only rules with wide cells can still see.
-  local function prune(timeline, now, rules)
+  -- Removes what no rule can see, and merges what only rules with wide cells can still see, and what is in the checkpoints of all that can.
+  local function prune(timeline, now, rules, checkpoints)
     local entries, permits, longest = timeline.at, timeline.permits, 0
     for index = 1, #rules do longest = max(longest, rules[index].seen_for) end
     local first, size = 1, timeline.size
     while first <= size and entries[first] + longest <= now do first = first + 1 end
     keep_from(timeline, first)
-    if #rules < 2 then return end
+    if #rules < 2 and not rules.merges_folded then return end
     local kept = 0
     for index = 1, timeline.size do
       local at, count, cell = entries[index], permits[index], nil
       for place = 1, #rules do
-        local rule = rules[place]
-        if at + rule.seen_for > now and (not cell or rule.cell < cell) then cell = rule.cell end
+        local rule, checkpoint = rules[place], checkpoints[place]
+        local own = checkpoint and at <= checkpoint[#checkpoint] and rule.folded_cell or rule.cell
+        if at + rule.seen_for > now and (not cell or own < cell) then cell = own end
       end
       if kept > 0 and is_one(rules, cell or 1, entries[kept], at) then
         entries[kept] = at

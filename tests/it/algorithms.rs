@@ -56,6 +56,28 @@ fn blur(upstream: &Upstream) -> Duration {
 }
 
 #[tokio::test]
+async fn a_bucket_of_a_high_rate_grants_its_burst_at_once_and_no_more() {
+    let _lane = lane::shared().await;
+    for (limit, burst, rate) in [
+        ("{rate: 100000, per: 1d, algorithm: leaky_bucket}", 1, 100_000),
+        ("{rate: 1000000, per: 1d, algorithm: token_bucket, burst: 10}", 10, 1_000_000),
+    ] {
+        let redis = RedisServer::start().await;
+        for store in ["memory".to_owned(), redis.store()] {
+            let upstream = Upstream::start();
+            let limiter = format!("{{limits: [{limit}]}}");
+            let weir = Weir::start(&one_limiter(&store, &limiter, &upstream)).await;
+            let begun = Instant::now();
+            let granted = client::answers(weir.begin(300, "/")).await;
+            let granted = granted.iter().filter(|answer| answer.status == 200).count();
+            // The permits that come meanwhile.
+            let more = usize::try_from(begun.elapsed().as_millis()).unwrap() * rate / 86_400_000 + 1;
+            assert!((burst..=burst + more).contains(&granted), "{granted} of {limit} in {store}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_token_bucket_grants_its_burst_at_once_and_then_its_rate() {
     lane::alone(async || {
         let upstream = Upstream::start();

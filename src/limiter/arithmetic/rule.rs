@@ -72,6 +72,11 @@ impl Rule {
         self.kind.seen_for(self.quota())
     }
 
+    /// Returns the width of the cells in which bookings are kept that are in a checkpoint.
+    pub fn folded_cell(&self) -> Micros {
+        self.kind.folded_cell(self.quota())
+    }
+
     /// Returns whether the rule counts in windows; a bucket has only a level.
     pub fn has_windows(&self) -> bool {
         self.kind.window_start(Micros::ZERO, self.window).is_some()

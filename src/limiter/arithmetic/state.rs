@@ -21,6 +21,9 @@ use crate::limiter::model::{Generation, Lasting, PauseRequest, Remaining};
 /// that is given back later is not refunded by a rule with a checkpoint.
 const REFUND_PART: u64 = 8;
 
+/// The most past bookings that are kept one by one for a rule with a checkpoint.
+const REFUND_MAX: usize = 512;
+
 /// The state of one limiter.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct LimiterState {
@@ -64,15 +67,18 @@ impl LimiterState {
     }
 
     fn prune(&mut self, now: Micros) {
+        let entries = self.timeline.entries();
+        let past = entries.partition_point(|entry| entry.at <= now);
+        let beyond_most = past.checked_sub(REFUND_MAX + 1).map(|index| entries[index].at).unwrap_or_default();
         for (checkpoint, rule) in self.checkpoints.iter_mut().zip(&self.rules) {
-            let until = now - Micros(rule.window.0 / REFUND_PART);
-            rule.kind.fold(rule.quota(), checkpoint, self.timeline.entries(), until);
+            let until = (now - Micros(rule.window.0 / REFUND_PART)).max(beyond_most);
+            rule.kind.fold(rule.quota(), checkpoint, entries, until);
         }
         let external = &self.external_usage;
         let seen_for = |index: usize, rule: &Rule| {
             external.get(index).map_or(rule.window, |external| external.compared_for(rule.window))
         };
-        self.timeline.prune(now, &self.rules, seen_for);
+        self.timeline.prune(now, &self.rules, &self.checkpoints, seen_for);
     }
 
     /// Puts rules in force. Bookings stay as they are; a new rule with a checkpoint begins with the lack of the

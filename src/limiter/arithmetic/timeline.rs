@@ -4,6 +4,8 @@
 //! matter, never on how many permits were granted. Pure. The twin is `lua/timeline.lua`.
 
 use crate::clock::Micros;
+use crate::limiter::arithmetic::algorithm::Algorithm;
+use crate::limiter::arithmetic::algorithm::kind::Sight;
 use crate::limiter::arithmetic::cell::{Entry, cell_start};
 use crate::limiter::arithmetic::rule::{Rule, finest_cell, is_one};
 use crate::limiter::model::{Step, stepped};
@@ -32,24 +34,37 @@ impl Timeline {
         self.entries.last().map(|entry| entry.at)
     }
 
-    /// Drops entries that no rule can see any more, and merges those that only rules with wide cells can see. `seen_for`
-    /// returns how long a rule, by its place, sees a booking.
+    /// Drops entries that no rule can see any more, and merges those that only rules with wide cells can see, and those that are in
+    /// the checkpoints of all that can. `seen_for` returns how long a rule, by its place, sees a booking.
     ///
     /// Two entries become one, at the later instant, only when both have left every window that needed them apart. So a limit
     /// over a second stays exact beside a limit over a day, and the day costs no more than its own precision.
-    pub fn prune(&mut self, now: Micros, rules: &[Rule], seen_for: impl Fn(usize, &Rule) -> Micros) {
+    pub fn prune(
+        &mut self,
+        now: Micros,
+        rules: &[Rule],
+        checkpoints: &[Sight],
+        seen_for: impl Fn(usize, &Rule) -> Micros,
+    ) {
         let seen_for = |(index, rule): (usize, &Rule)| seen_for(index, rule);
         let longest = rules.iter().enumerate().map(seen_for).max().unwrap_or_default();
         let gone = self.entries.partition_point(|entry| entry.at + longest <= now);
         self.entries.drain(..gone);
-        if rules.len() < 2 {
+        if rules.len() < 2
+            && (checkpoints.is_empty() || rules.iter().all(|rule| rule.folded_cell() == rule.cell))
+        {
             return;
         }
+        let cell_of = |at: Micros, (index, rule): (usize, &Rule)| {
+            let checkpoint = checkpoints.get(index);
+            let is_folded = checkpoint.is_some_and(|checkpoint| at <= rule.kind.folded(checkpoint));
+            if is_folded { rule.folded_cell() } else { rule.cell }
+        };
         let mut kept = 0;
         for index in 0..self.entries.len() {
             let entry = self.entries[index];
             let seen_by = rules.iter().enumerate().filter(|rule| entry.at + seen_for(*rule) > now);
-            let cell = seen_by.map(|(_, rule)| rule.cell).min().unwrap_or(Micros::ONE);
+            let cell = seen_by.map(|rule| cell_of(entry.at, rule)).min().unwrap_or(Micros::ONE);
             if kept > 0 && is_one(rules, cell, self.entries[kept - 1].at, entry.at) {
                 self.entries[kept - 1].at = entry.at;
                 self.entries[kept - 1].permits += entry.permits;

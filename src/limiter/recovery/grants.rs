@@ -55,7 +55,7 @@ pub(in crate::limiter) fn charge(timeline: &mut Timeline, windows: &[Rule], at: 
     timeline.charge(after, at, permits, is_one);
 }
 
-/// Returns a limit as the window in which a grant matters to it.
+/// Returns a limit as the window in which a grant matters to it. Grants are remembered no more precisely than the past is.
 pub(in crate::limiter) fn window(rule: &Rule) -> Rule {
-    Rule { window: rule.seen_for(), ..rule.clone() }
+    Rule { window: rule.seen_for(), cell: rule.folded_cell(), ..rule.clone() }
 }

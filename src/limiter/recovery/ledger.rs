@@ -315,7 +315,7 @@ impl Page {
 
     /// Charges the bookings of a call, and uncharges the holdings that it gave back or rescheduled.
     fn record(&mut self, call: &Call, charged: &[(Micros, u64)], now: Micros) {
-        self.granted.prune(now, &self.windows, |_, rule| rule.window);
+        self.granted.prune(now, &self.windows, &[], |_, rule| rule.window);
         for holding in call.give_back.iter().chain(&call.reschedule) {
             self.granted.uncharge(holding.slot, holding.cost * holding.count, &self.windows);
         }

@@ -35,7 +35,7 @@ pub(in crate::limiter) struct OfflineGrants {
 impl OfflineRecord {
     /// Records the permits that this replica granted without the store, at `now`.
     pub(in crate::limiter) fn record(&mut self, now: Micros, windows: &[Rule], granted: &[(Micros, u64)]) {
-        self.granted.prune(now, windows, |_, rule| rule.window);
+        self.granted.prune(now, windows, &[], |_, rule| rule.window);
         granted.iter().for_each(|(at, permits)| charge(&mut self.granted, windows, *at, *permits));
     }
 

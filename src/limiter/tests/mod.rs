@@ -1,5 +1,6 @@
 //! Queues through the public interface of `limiter`, on the memory store and on paused time.
 
+mod bursts;
 mod interleavings;
 mod latent_store;
 mod limiter_set;

@@ -16,7 +16,7 @@ use super::finding::Evidence;
 use super::limiters::{Bounds, Limiter, Rule};
 use super::usage::StateUse;
 
-/// Above so many permits in a window, weir's buckets lie on a grid of this many instants.
+/// Above so many permits in a window, weir's buckets lie on a grid of this many instants, or of half a guard where that is finer.
 const GRID: u64 = 512;
 
 /// The use of a limit, where it does not follow from the last window of the history.
@@ -106,7 +106,7 @@ impl Level {
 /// Returns by how much longer than its slot's the instant of a permit may be in a bucket: the guard and two cells of weir's grid.
 fn lateness(bounds: Bounds, per: u64) -> u64 {
     let kept_apart = bounds.rate + if bounds.burst > 1 { bounds.burst } else { 0 };
-    let cell = if kept_apart <= GRID { 1 } else { (per / GRID).max(1) };
+    let cell = if kept_apart <= GRID { 1 } else { (per / GRID).min(bounds.guard / 2).max(1) };
     bounds.guard + 2 * cell
 }
 

@@ -6,7 +6,9 @@
 //!
 //! At high rates slots lie on a grid of cells with many permits each. A slot that is late by up to a cell must not cost
 //! quota, so the arrival time may lie ahead by one cell more. A booking placed before others is judged together with its
-//! cell, which may add a second cell. The window is longer by two cells in return. The twin is `lua/algorithm/bucket.lua`.
+//! cell, which may add a second cell. The window is longer by two cells in return. What may lie ahead goes beyond the burst, so a
+//! cell is never wider than half a guard, by which permits may come late anyway. Folded bookings are kept on a wider grid. The twin
+//! is `lua/algorithm/bucket.lua`.
 
 use std::fmt::Write;
 
@@ -15,7 +17,10 @@ use crate::limiter::arithmetic::algorithm::{Algorithm, Position};
 use crate::limiter::arithmetic::cell::{Entry, cell_from, cell_start, cell_width};
 use crate::limiter::arithmetic::quota::Quota;
 use crate::limiter::arithmetic::share::Share;
-use crate::limiter::model::limit::{Limit, PRECISION_DEFAULT};
+use crate::limiter::model::limit::Limit;
+
+/// The fewest cells of a window that holds more permits.
+const CELLS: u64 = 512;
 
 /// A bucket that holds `burst` permits and is filled at `rate` per window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,7 +54,7 @@ impl Bucket {
     pub fn new(limit: &Limit, guard: Micros, burst: u64) -> (Quota, Bucket) {
         let (per, rate) = (Micros::from(limit.per), limit.rate.get());
         let kept_apart = if burst > 1 { rate + burst } else { rate };
-        let cell = cell_width(per, kept_apart, 2 * u64::from(PRECISION_DEFAULT));
+        let cell = cell_width(per, kept_apart, CELLS).min(Micros((guard.0 / 2).max(1)));
         (Quota { rate, window: per + guard + cell + cell, cell }, Bucket { burst })
     }
 
@@ -96,6 +101,14 @@ impl Algorithm for Bucket {
 
     fn sight(&self) -> TatCheckpoint {
         TatCheckpoint::default()
+    }
+
+    fn folded(&self, checkpoint: &TatCheckpoint) -> Micros {
+        checkpoint.folded
+    }
+
+    fn folded_cell(&self, quota: Quota) -> Micros {
+        if quota.cell == Micros::ONE { quota.cell } else { quota.cell.max(Micros(quota.window.0 / CELLS)) }
     }
 
     fn advance(&self, quota: Quota, sight: &mut TatCheckpoint, position: Position<'_>, before: usize) {

@@ -172,6 +172,14 @@ impl Algorithm for Kind {
         each!(self, checkpoint, |own, seen| own.fold(quota, seen, entries, until), else ());
     }
 
+    fn folded(&self, checkpoint: &Sight) -> Micros {
+        each!(self, checkpoint, |own, seen| own.folded(seen), else Micros::ZERO)
+    }
+
+    fn folded_cell(&self, quota: Quota) -> Micros {
+        each!(self, |own| own.folded_cell(quota))
+    }
+
     fn available(
         &self,
         quota: Quota,

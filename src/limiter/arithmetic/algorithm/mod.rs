@@ -85,6 +85,16 @@ pub trait Algorithm: Clone {
     /// Adds the bookings up to an instant to a checkpoint, if the algorithm keeps one.
     fn fold(&self, _quota: Quota, _checkpoint: &mut Self::Sight, _entries: &[Entry], _until: Micros) {}
 
+    /// Returns the instant until which bookings are in a checkpoint; zero if the algorithm keeps none.
+    fn folded(&self, _checkpoint: &Self::Sight) -> Micros {
+        Micros::ZERO
+    }
+
+    /// Returns the width of the cells in which bookings are kept that are in a checkpoint: only a change of the limits reads them.
+    fn folded_cell(&self, quota: Quota) -> Micros {
+        quota.cell
+    }
+
     /// Returns the permits that could be used at `now`, besides `external` permits that others use.
     fn available(
         &self,

@@ -170,6 +170,14 @@ impl Algorithm for WarmUp {
         WarmUpCheckpoint::default()
     }
 
+    fn folded(&self, checkpoint: &WarmUpCheckpoint) -> Micros {
+        checkpoint.folded
+    }
+
+    fn folded_cell(&self, quota: Quota) -> Micros {
+        Bucket { burst: 1 }.folded_cell(quota)
+    }
+
     fn advance(&self, quota: Quota, sight: &mut WarmUpCheckpoint, position: Position<'_>, before: usize) {
         self.fold_entries(quota, sight, &position.entries[before..position.entered]);
     }
