@@ -107,14 +107,16 @@ if replica > 0 then
   end
 end
 
--- Who is counted, and who does not matter any more.
+-- The members that are counted, and those that matter still. A probe leaves them as they are: behind a long outage it would find none to be
+-- counted, and the next replica would take itself to be alone, with nobody whose grants could be in doubt.
 local kept, has_changed = {}, false
 for index = 1, #members, SIZE do
   local row = { unpack(members, index, index + SIZE - 1) }
   local is_counted = row[2] > 0 and now - row[2] < counts_for and 1 or 0
+  if replica == 0 then is_counted = row[7] end
   if is_counted ~= row[7] then has_changed = true end
   row[7] = is_counted
-  if is_counted == 1 or row[3] > now or row[1] == replica and not leaves then
+  if replica == 0 or is_counted == 1 or row[3] > now or row[1] == replica and not leaves then
     for place = 1, SIZE do kept[#kept + 1] = row[place] end
   end
 end

@@ -65,6 +65,38 @@ async def row2(run, variant):
     await run.finish()
 
 
+@case("frozen", "busy", "cut")
+async def long_outage(run, kind):
+    """Redis away for 18 s and back with its memory (40/2s, `local`), twice: for longer than a silent replica is counted."""
+    await run.start("40/2s", "local", lines=True)
+
+    async def away():
+        if kind == "frozen":
+            await frozen(run, 18, 18.5)
+        elif kind == "busy":
+            async for name in busy(run):
+                run.event(name)
+                await run.sleep(18, 18.5)
+            run.event("end of BUSY")
+        else:
+            for line in run.lines:
+                line.set("cut")
+            run.event("all replicas cut off")
+            await run.sleep(18, 18.5)
+            for line in run.lines:
+                line.set("pass")
+            run.event("lines whole")
+
+    async def faults():
+        for _ in range(2):
+            await run.sleep(2, 3)
+            await away()
+            await run.sleep(4)
+
+    await run.under_load(80, faults())
+    await run.finish()
+
+
 @case("local", "reject", "local-asked", "reject-asked")
 async def row3(run, variant):
     """30/15s used up, every replica restarted in turn, FLUSHALL; `asked`: each new replica is asked before it."""

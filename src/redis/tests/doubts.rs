@@ -175,6 +175,21 @@ fn a_silence_of_all_members_is_a_doubt() {
 }
 
 #[test]
+fn a_probe_behind_a_long_silence_leaves_the_members_in_doubt() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let first = fleet.begin(0);
+    for replica in [1, 2] {
+        fleet.beat(600_000, replica, first, Reported::default());
+        fleet.beat(700_000, replica, first, Reported { memory: first, epoch: first });
+    }
+    // Longer than a silent replica is counted; each has granted something by its share meanwhile.
+    fleet.store.heartbeat(&fleet.context(60 * SECOND), &Heartbeat::default());
+    let answer = fleet.beat(60 * SECOND + 1, 1, first, Reported { memory: first, epoch: first });
+    assert!(answer.epoch.id > first, "{answer:?}");
+    assert!(answer.epoch.settles_until.is_some(), "{answer:?}");
+}
+
+#[test]
 fn what_a_silent_member_may_have_granted_alone_is_charged_by_the_time() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let rule = Rule { rate: 100, window: Micros(100 * SECOND), ..fleet.limiter_ref.rules[0].clone() };
