@@ -69,6 +69,20 @@ fn time_in_which_the_replica_is_stopped_does_not_count() {
 }
 
 #[test]
+fn a_turn_that_is_due_in_a_stall_is_on_time_however_long_its_connection_takes() {
+    let mut court = court();
+    let (first, second) = (court.arrive(0, 1), court.arrive(0, 1));
+    court.see(2_050 * MS, &Event::ReplicaStalled { replica: 0, until: 2_150 * MS });
+    court.see(2_150 * MS, &Event::Connecting { request: first });
+    court.pass(2_200 * MS, 1);
+    assert_eq!(court.whats(), [What::Waited], "the other one has no turn");
+    court.see(2_250 * MS, &Event::Connected { request: first });
+    court.send(2_250 * MS, first);
+    court.send(2_250 * MS, second);
+    assert_eq!(court.whats(), []);
+}
+
+#[test]
 fn an_answer_that_is_due_in_a_stall_comes_with_its_end() {
     let mut court = court();
     let (first, second) = (court.arrive(0, 1), court.arrive(0, 1));

@@ -2,6 +2,8 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use serde::Deserialize;
+
 /// The most lines that are kept: the latest.
 const LINES_MAX: usize = 200_000;
 
@@ -32,18 +34,55 @@ impl History {
     /// Adds a command that a server has carried out, and its answer.
     pub fn carried(&mut self, at: u64, host: usize, connection: usize, command: &[Vec<u8>], answer: &[u8]) {
         (at, host, connection, command, answer).hash(&mut self.hasher);
-        self.add(at, || {
-            let name =
-                command.first().map(|name| String::from_utf8_lossy(name).into_owned()).unwrap_or_default();
-            let keys = command.get(3..).unwrap_or_default().iter().take_while(|part| part.contains(&b':'));
-            let keys: Vec<_> = keys.map(|key| String::from_utf8_lossy(key)).collect();
-            let start = &answer[..answer.len().min(60)];
-            format!("server {host}: {name} {} -> {:?}", keys.join(" "), String::from_utf8_lossy(start))
-        });
+        self.add(at, || format!("server {host}: {}", described(command, answer)));
     }
 
     /// Returns the hash and the lines.
     pub fn finish(self) -> (u64, Vec<String>) {
         (self.hasher.finish(), self.lines.unwrap_or_default())
+    }
+}
+
+/// Returns a command and its answer as people read them: packed values are unpacked.
+fn described(command: &[Vec<u8>], answer: &[u8]) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let name = command.first().map(|name| text(name)).unwrap_or_default();
+    let count = command.get(2).and_then(|count| text(count).parse::<usize>().ok());
+    let (keys, arguments) = match count {
+        Some(count) if name.to_ascii_lowercase().starts_with("eval") => {
+            let rest = command.get(3..).unwrap_or_default();
+            rest.split_at(count.min(rest.len()))
+        }
+        _ => (command.get(1..).unwrap_or_default(), &[][..]),
+    };
+    let keys: Vec<_> = keys.iter().map(|key| text(key)).collect();
+    let arguments: Vec<_> = arguments.iter().map(|argument| unpacked(argument)).collect();
+    let body = match answer {
+        [b'$', ..] => answer.iter().position(|byte| *byte == b'\n').map_or(answer, |end| &answer[end + 1..]),
+        _ => answer,
+    };
+    let body = body.strip_suffix(b"\r\n").unwrap_or(body);
+    format!("{name} {} {} -> {}", shortened(keys.join(" ")), arguments.join(" "), unpacked(body))
+}
+
+/// Returns values that follow each other, unpacked; as text what is not packed.
+fn unpacked(bytes: &[u8]) -> String {
+    let mut reader = rmp_serde::Deserializer::new(std::io::Cursor::new(bytes));
+    let mut values = Vec::new();
+    while reader.position() < bytes.len() as u64 {
+        match serde_json::Value::deserialize(&mut reader) {
+            Ok(value) => values.push(value.to_string()),
+            Err(_) => return shortened(format!("{:?}", String::from_utf8_lossy(bytes))),
+        }
+    }
+    shortened(values.join(" "))
+}
+
+fn shortened(text: String) -> String {
+    /// The most characters of a part of a line.
+    const SHOWN_MAX: usize = 1000;
+    match text.char_indices().nth(SHOWN_MAX) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
     }
 }

@@ -23,6 +23,8 @@ pub struct Judge {
     fleet_size: u64,
     /// The faults of the store that go on, by number, and the replicas that were started meanwhile.
     store_faults: Vec<u64>,
+    /// The faults that hide the store from one place in the fleet, and that place.
+    cut_off: Vec<(u64, usize)>,
     started_alone: u64,
     /// True if the store's clock was stepped in these faults.
     has_stepped_unseen: bool,
@@ -49,6 +51,7 @@ impl Judge {
             replicas: plan.replicas,
             fleet_size: plan.fleet_size.max(1),
             store_faults: Vec::new(),
+            cut_off: Vec::new(),
             started_alone: 0,
             has_stepped_unseen: false,
             findings: Vec::new(),
@@ -74,7 +77,8 @@ impl Judge {
     /// A configuration comes into force: in one replica, at its start or later, or, without one named, in all that run.
     pub fn configured(&mut self, at: u64, replica: Option<usize>, configuration: usize, is_start: bool) {
         let limiters = self.configurations[configuration].clone();
-        if is_start && !self.store_faults.is_empty() {
+        let is_cut_off = self.cut_off.iter().any(|(_, place)| replica == Some(*place));
+        if is_start && (is_cut_off || !self.store_faults.is_empty()) {
             self.started_alone(at);
         }
         self.observe(at, &Event::Configured { replica, limiters });
@@ -152,6 +156,9 @@ impl Judge {
         if kind.hides_store() {
             self.store_faults.push(fault as u64);
         }
+        if let Kind::CutOff { replica, .. } | Kind::Break { replica: Some(replica), .. } = kind {
+            self.cut_off.push((fault as u64, *replica));
+        }
         let told = FaultKind { name, loses_knowledge, touches_store, excess };
         self.observe(at, &Event::FaultBegins { fault: fault as u64, kind: told });
         for limiter in self.paused(kind) {
@@ -167,18 +174,19 @@ impl Judge {
         self.observe(at, &Event::FaultEnds { fault: fault as u64 });
         let before = self.store_faults.len();
         self.store_faults.retain(|one| *one != fault as u64);
-        if before > 0 && self.store_faults.is_empty() {
-            if std::mem::take(&mut self.has_stepped_unseen) {
-                self.observe(at, &Event::ClockShown);
-            }
+        self.cut_off.retain(|(one, _)| *one != fault as u64);
+        if before > 0 && self.store_faults.is_empty() && std::mem::take(&mut self.has_stepped_unseen) {
+            self.observe(at, &Event::ClockShown);
+        }
+        if self.store_faults.is_empty() && self.cut_off.is_empty() {
             for number in 0..std::mem::take(&mut self.started_alone) {
                 self.observe(at, &Event::FaultEnds { fault: STARTED_ALONE + number });
             }
         }
     }
 
-    /// A replica is started while the store is away: nobody knows of it, and it does not know how many others there are. It grants its
-    /// share of as many as it assumes, and the others grant theirs.
+    /// A replica is started while it cannot reach the store: nobody knows of it, and it does not know how many others there are. It grants its
+    /// share of as many as it assumes, and the others grant theirs, or all.
     fn started_alone(&mut self, at: u64) {
         let share = 100_u64.div_ceil(self.fleet_size);
         let excess = Excess { local: share * (self.started_alone + 1), other: 0 };

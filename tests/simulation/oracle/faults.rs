@@ -146,7 +146,7 @@ impl Faults {
         let policy = limiter.policy;
         // The first replicas divide a limit that is too small for all.
         let largest_share = 100_u64.div_ceil(limiter.shares_max().max(1));
-        let (mut percent, mut of_splits): (u64, u64) = (0, 0);
+        let (mut percent, mut of_splits, mut of_started): (u64, u64, u64) = (0, 0, 0);
         for fault in self.faults.values() {
             let after = if policy == Policy::Allow { ALLOW_AFTER } else { self.lease };
             if fault.end.is_some_and(|end| end + after <= from) {
@@ -160,13 +160,15 @@ impl Faults {
                 Policy::Local if local > 0 => local.max(largest_share),
                 Policy::Local | Policy::Allow | Policy::Reject => other,
             };
-            percent = percent.max(excess);
-            if fault.kind.name == "failover" {
+            match fault.kind.name {
+                // Beside all that are known: a later one tells of the earlier ones, too.
+                "started_alone" => of_started = of_started.max(excess),
                 // Each further primary has a quota of its own.
-                of_splits = of_splits.saturating_add(excess);
+                "failover" => of_splits = of_splits.saturating_add(excess),
+                _ => percent = percent.max(excess),
             }
         }
-        (percent != Excess::ANY).then_some(percent.max(of_splits))
+        (percent != Excess::ANY).then_some(percent.max(of_splits).saturating_add(of_started))
     }
 
     /// Returns whether no call to the store can have failed since an instant.

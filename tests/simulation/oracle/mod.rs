@@ -177,7 +177,7 @@ impl Oracle {
             Event::Waiting { request } => self.wait(*request),
             Event::Connecting { request } => {
                 self.judge_order(*request);
-                self.requests.connect(at, *request);
+                self.requests.connect(at, *request, &self.faults);
             }
             Event::Connected { request } => self.requests.connected(at, *request),
             Event::Sent { request, store_clock } => self.send(*request, *store_clock),

@@ -42,16 +42,19 @@ pub(crate) struct Request {
     /// Since when its connection is awaited, and how long connections took before.
     connecting: Option<u64>,
     connected_in: u64,
+    /// How long it waited beyond its wait for a stall to end.
+    excused: u64,
     is_waiting: bool,
     is_found_late: bool,
 }
 
 impl Request {
-    /// Returns how long it has waited, without the time in which its replica stood still, and without that of its connection.
+    /// Returns how long it has waited, without the time in which its replica stood still, without that of its connection, and without
+    /// what is excused.
     fn waited(&self, at: u64, faults: &Faults) -> u64 {
         let connecting = self.connecting.map_or(0, |since| at - since) + self.connected_in;
         let stopped = faults.stopped_for(at, self.replica) - self.stopped_before;
-        at.saturating_sub(self.seen).saturating_sub(connecting + stopped)
+        at.saturating_sub(self.seen).saturating_sub(connecting + stopped + self.excused)
     }
 
     /// Returns by how much the answer is late, and since when. One that was due in a stall comes with its end.
@@ -124,6 +127,7 @@ impl Requests {
             seen,
             connecting,
             connected_in,
+            excused: 0,
             wait,
             waiting_max,
             answered_within,
@@ -147,10 +151,15 @@ impl Requests {
         Some((request.clone(), queue.waiting))
     }
 
-    /// Takes in that a request has its turn and waits for its connection. It has left its queue.
-    pub(crate) fn connect(&mut self, at: u64, number: u64) {
+    /// Takes in that a request has its turn and waits for its connection. It has left its queue. A turn that was due in a stall, and
+    /// comes with its end, is on time.
+    pub(crate) fn connect(&mut self, at: u64, number: u64, faults: &Faults) {
         self.leave_queue(number);
         if let Some(request) = self.requests.get_mut(&number) {
+            let waited = request.waited(at, faults);
+            if request.overdue(at, faults).is_none() {
+                request.excused += waited.saturating_sub(request.answered_within);
+            }
             request.connecting.get_or_insert(at);
         }
     }
