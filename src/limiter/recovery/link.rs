@@ -3,7 +3,7 @@
 
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Epoch, Step};
-use crate::limiter::store::clock::StoreClock;
+use crate::limiter::store::clock::{ClockWatch, StoreClock};
 
 /// How long before its end a lease is no longer used: longer than clocks drift apart in a lease, or a timer is late. So what
 /// follows the last lease of all can begin this much earlier.
@@ -163,7 +163,7 @@ pub(in crate::limiter) struct Outages {
 pub(in crate::limiter) struct Session {
     terms: Terms,
     /// The store's clock; `None` before its first answer.
-    pub(in crate::limiter) clock: Option<StoreClock>,
+    clock: Option<ClockWatch>,
     /// What the store is to this replica.
     pub(in crate::limiter) link: Link,
     /// When the latest answered call was sent.
@@ -197,6 +197,11 @@ impl Session {
         }
     }
 
+    /// Returns the bounds of the store's clock; `None` before its first answer.
+    pub(in crate::limiter) fn clock(&self) -> Option<StoreClock> {
+        self.clock.map(|clock| clock.bounds())
+    }
+
     /// Returns the earliest epoch whose answers are accepted.
     pub(in crate::limiter) fn epoch_least(&self) -> u64 {
         self.epoch.max(self.required_epoch)
@@ -224,7 +229,7 @@ impl Session {
         let step = match &mut self.clock {
             Some(clock) => clock.learn(sent, now, epoch.now),
             none => {
-                *none = Some(StoreClock::new(sent, now, epoch.now));
+                *none = Some(ClockWatch::new(sent, now, epoch.now));
                 None
             }
         };
@@ -264,7 +269,7 @@ impl Session {
         self.epoch = before.max(epoch.id);
         if self.memory < epoch.memory {
             self.memory = epoch.memory;
-            let until = self.clock.map_or(epoch.now, |clock| clock.latest(now));
+            let until = self.clock.map_or(epoch.now, |clock| clock.used_until(now));
             out.push(SessionAction::Forget { memory: epoch.memory, until });
         }
         if before < epoch.id {
@@ -282,7 +287,7 @@ impl Session {
 
     /// Returns the link after an answer in the latest epoch.
     fn link_in(&self, epoch: Epoch) -> Link {
-        match (epoch.settles_until, &self.clock) {
+        match (epoch.settles_until, self.clock()) {
             (Some(until), Some(clock)) => Link::Settling { epoch: epoch.id, opens: clock.due(until) },
             _ => Link::Up { epoch: epoch.id },
         }
@@ -450,5 +455,22 @@ mod tests {
         assert!(matches!(actions[..], [SessionAction::Step(Step::Forward(_))]), "{actions:?}");
         assert_eq!(session.epoch_least(), 4);
         assert!(matches!(answer(&mut session, 102, epoch(4, 5102, Some(5602))).0, Link::Settling { .. }));
+    }
+
+    #[test]
+    fn a_loss_of_memory_behind_a_clock_that_stood_still_forgets_no_used_slot() {
+        let mut session = session();
+        let with_memory = |id, millis| Epoch { memory: id, ..epoch(id, millis, None) };
+        answer(&mut session, 0, with_memory(3, 0));
+        // The store's clock is four milliseconds behind: too little for a step, and a slot may have been used just before.
+        answer(&mut session, 100, with_memory(3, 97));
+        let (_, actions) = answer(&mut session, 101, with_memory(4, 98));
+        let forgotten = actions.iter().find_map(|action| match action {
+            SessionAction::Forget { until, .. } => Some(*until),
+            _ => None,
+        });
+        // Less what the two clocks may have drifted apart.
+        let used = Micros::from_millis(1_000_000 + 100) - Micros(50);
+        assert!(forgotten.is_some_and(|until| until >= used), "{actions:?}");
     }
 }

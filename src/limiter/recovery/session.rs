@@ -99,7 +99,8 @@ impl StoreSession {
         let mut actions = Vec::new();
         let mut state = self.state();
         state.on(event, now, &mut actions);
-        let Session { link, clock, followed, .. } = *state;
+        let Session { link, followed, .. } = *state;
+        let clock = state.clock();
         let known = Known { link, clock, epoch_least: state.epoch_least(), followed };
         self.usable.store(link.usable_epoch().map_or(0, |epoch| epoch + 1), Ordering::Release);
         drop(state);
@@ -192,7 +193,7 @@ impl StoreSession {
 
     /// Returns the store's clock, if the store has answered.
     pub(in crate::limiter) fn clock(&self) -> Option<StoreClock> {
-        self.state().clock
+        self.state().clock()
     }
 
     /// Returns the moments of a pause by the store's clock; `None` before the store's first answer.

@@ -5,7 +5,7 @@
 //! by the guard. In between it is on time, whatever the true clock shows.
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::Step;
+use crate::limiter::model::{Step, stepped};
 
 /// The speed at which two clocks may drift apart: 200 millionths, twice as much as is tolerable in a machine's clock.
 const DRIFT_PER_MILLION: u64 = 200;
@@ -29,50 +29,90 @@ pub struct StoreClock {
     /// The earliest and the latest time that the store's clock may have shown at `anchor`.
     earliest: Micros,
     latest: Micros,
-    /// How far the bounds were moved forward or back lately, and since when.
-    moved: (Micros, Moment),
+}
+
+/// Keeps the bounds of a store's clock from answer to answer, and notices its steps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ClockWatch {
+    bounds: StoreClock,
+    /// The latest time that was due by bounds that were replaced.
+    was_due: Micros,
+    moved: Moved,
+}
+
+/// How far the bounds were moved lately by contradictions too small for a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Moved {
+    since: Moment,
+    /// All of it, whichever way, but for what is slewing: by this a step is noticed.
+    in_all: Micros,
+    /// Forward less back, in microseconds: by so much a step has moved the clock in the end.
+    forward: i64,
+}
+
+impl Moved {
+    fn none(since: Moment) -> Moved {
+        Moved { since, in_all: Micros::ZERO, forward: 0 }
+    }
+}
+
+impl ClockWatch {
+    /// Begins with one call, sent and answered at these instants, and carried out at `now` of the store.
+    pub fn new(sent: Moment, answered: Moment, now: Micros) -> ClockWatch {
+        let bounds = StoreClock::new(sent, answered, now);
+        ClockWatch { bounds, was_due: Micros::ZERO, moved: Moved::none(answered) }
+    }
+
+    /// Returns the bounds.
+    pub fn bounds(&self) -> StoreClock {
+        self.bounds
+    }
+
+    /// Returns the latest slot that can have been used at an instant, after all steps: bounds that were replaced may have been later.
+    pub fn used_until(&self, instant: Moment) -> Micros {
+        self.bounds.latest(instant).max(self.was_due)
+    }
+
+    /// Narrows the bounds by another call. Bounds that contradict each other mean that a clock was stepped: then the new ones
+    /// count alone. Returns the step, if it is large.
+    pub fn learn(&mut self, sent: Moment, answered: Moment, now: Micros) -> Option<Step> {
+        let (known, other) = (self.bounds, StoreClock::new(sent, answered, now));
+        // An earlier answer may be handled later; bounds can only be carried forward.
+        let anchor = answered.max(known.anchor);
+        let earliest = known.earliest(anchor).max(other.earliest(anchor));
+        let latest = known.latest(anchor).min(other.latest(anchor));
+        if earliest <= latest {
+            self.bounds = StoreClock { anchor, earliest, latest };
+            return None;
+        }
+        // The least size that the step can have.
+        let forward = other.earliest(anchor) - known.latest(anchor);
+        let back = known.earliest(anchor) - other.latest(anchor);
+        let (size, passed) = (forward.max(back), anchor - known.anchor);
+        let slewed = Micros(passed.0.saturating_mul(SLEWED_PER_MILLION) / 1_000_000);
+        let is_lately = anchor - self.moved.since < SUMMED_FOR && self.moved.in_all > Micros::ZERO;
+        let before = if is_lately { self.moved } else { Moved::none(anchor) };
+        let moved = Moved {
+            since: before.since,
+            in_all: before.in_all + (size - slewed),
+            forward: before.forward.saturating_add(signed(forward)).saturating_sub(signed(back)),
+        };
+        *self = ClockWatch { bounds: other, was_due: self.was_due.max(known.earliest(anchor)), moved };
+        if size < STEP_MIN && moved.in_all < SUM_MIN {
+            return None;
+        }
+        let by = Micros(moved.forward.unsigned_abs());
+        let step = if moved.forward > 0 { Step::Forward(by) } else { Step::Back(by) };
+        (self.moved, self.was_due) = (Moved::none(anchor), stepped(self.was_due, step));
+        Some(step)
+    }
 }
 
 impl StoreClock {
     /// Returns the bounds by one call, sent and answered at these instants, and carried out at `now` of the store.
     pub fn new(sent: Moment, answered: Moment, now: Micros) -> StoreClock {
         let took = answered - sent;
-        StoreClock {
-            anchor: answered,
-            earliest: now,
-            latest: now + took + Micros::ONE,
-            moved: (Micros::ZERO, answered),
-        }
-    }
-
-    /// Narrows the bounds by another call. Bounds that contradict each other mean that a clock was stepped: then the new ones
-    /// count alone. Returns the step, if it is large.
-    pub fn learn(&mut self, sent: Moment, answered: Moment, now: Micros) -> Option<Step> {
-        let other = StoreClock::new(sent, answered, now);
-        // An earlier answer may be handled later; bounds can only be carried forward.
-        let anchor = answered.max(self.anchor);
-        let earliest = self.earliest(anchor).max(other.earliest(anchor));
-        let latest = self.latest(anchor).min(other.latest(anchor));
-        if earliest <= latest {
-            *self = StoreClock { anchor, earliest, latest, moved: self.moved };
-            return None;
-        }
-        // The least size that the step can have.
-        let forward = other.earliest(anchor) - self.latest(anchor);
-        let back = self.earliest(anchor) - other.latest(anchor);
-        let (size, passed) = (forward.max(back), anchor - self.anchor);
-        let slewed = Micros(passed.0.saturating_mul(SLEWED_PER_MILLION) / 1_000_000);
-        let (before, since) = self.moved;
-        let before = if anchor - since < SUMMED_FOR { before } else { Micros::ZERO };
-        let sum = before + (size - slewed);
-        let since = if before == Micros::ZERO { anchor } else { since };
-        *self = StoreClock { moved: (sum, since), ..other };
-        if size < STEP_MIN && sum < SUM_MIN {
-            return None;
-        }
-        self.moved = (Micros::ZERO, anchor);
-        let size = size.max(sum);
-        Some(if forward > back { Step::Forward(size) } else { Step::Back(size) })
+        StoreClock { anchor: answered, earliest: now, latest: now + took + Micros::ONE }
     }
 
     /// Returns when the last answer came.
@@ -115,6 +155,10 @@ fn drift(passed: Micros) -> Micros {
     Micros(whole + (passed.0 % 1_000_000 * DRIFT_PER_MILLION).div_ceil(1_000_000))
 }
 
+fn signed(span: Micros) -> i64 {
+    i64::try_from(span.0).unwrap_or(i64::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,14 +173,14 @@ mod tests {
 
     #[test]
     fn an_answer_that_is_heard_late_does_not_move_the_bounds_back() {
-        let mut clock = StoreClock::new(after(99), after(100), shown(100));
+        let mut clock = ClockWatch::new(after(99), after(100), shown(100));
         // Another worker's answer, from before.
         assert_eq!(clock.learn(after(10), after(50), shown(30)), None);
         for millis in [50, 100, 1000] {
-            assert!(clock.earliest(after(millis).max(after(100))) <= shown(millis.max(100)));
-            assert!(clock.latest(after(millis)) >= shown(millis));
+            assert!(clock.bounds().earliest(after(millis).max(after(100))) <= shown(millis.max(100)));
+            assert!(clock.bounds().latest(after(millis)) >= shown(millis));
         }
-        assert!(clock.latest(after(100)) <= shown(102));
+        assert!(clock.bounds().latest(after(100)) <= shown(102));
     }
 
     #[test]
@@ -144,10 +188,11 @@ mod tests {
         // This replica's clock runs 200 millionths faster than the store's.
         let local = |micros: u64| Moment(7_000_000 + micros + micros / 5000);
         let store = |micros: u64| Micros(1_000_000_000 + micros);
-        let mut clock = StoreClock::new(local(0), local(10), store(10));
+        let mut clock = ClockWatch::new(local(0), local(10), store(10));
         for sent in (1000..1_000_000).step_by(1000) {
             assert_eq!(clock.learn(local(sent), local(sent + 400), store(sent + 200)), None);
-            let (earliest, latest) = (clock.earliest(local(sent + 400)), clock.latest(local(sent + 400)));
+            let (earliest, latest) =
+                (clock.bounds().earliest(local(sent + 400)), clock.bounds().latest(local(sent + 400)));
             assert!(
                 earliest <= store(sent + 400) && latest >= store(sent + 400),
                 "{earliest:?} {latest:?} at {sent}"
@@ -157,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_stands_still_is_noticed_whatever_the_number_of_answers() {
-        let mut clock = StoreClock::new(after(0), after(1), shown(0));
+        let mut clock = ClockWatch::new(after(0), after(1), shown(0));
         let steps = (1..40).filter_map(|millis| clock.learn(after(millis), after(millis + 1), shown(0)));
         let steps: Vec<Step> = steps.collect();
         assert!(matches!(steps[..], [Step::Back(_), ..]), "{steps:?}");
@@ -166,14 +211,23 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_that_stood_still_and_has_caught_up_is_noticed_and_moves_nothing() {
+        let mut clock = ClockWatch::new(after(0), after(0), shown(0));
+        assert_eq!(clock.learn(after(104), after(104), shown(100)), None);
+        let step = clock.learn(after(154), after(154), shown(154));
+        let (Some(Step::Forward(by)) | Some(Step::Back(by))) = step else { panic!("{step:?}") };
+        assert!(by.0 < 100, "{by:?}");
+    }
+
+    #[test]
     fn a_step_is_noticed_and_a_drift_is_not() {
-        let mut clock = StoreClock::new(after(0), after(2), shown(1));
+        let mut clock = ClockWatch::new(after(0), after(2), shown(1));
         // Ten milliseconds in ten seconds: somebody slews it.
         assert_eq!(clock.learn(after(10_000), after(10_002), shown(10_011)), None);
         let step = clock.learn(after(10_010), after(10_012), shown(3_610_011));
         let Some(Step::Forward(by)) = step else { panic!("{step:?}") };
         assert!(by.0.abs_diff(3_600_000_000) < 15_000, "{by:?}");
-        assert!(clock.earliest(after(10_012)) >= shown(3_610_011));
+        assert!(clock.bounds().earliest(after(10_012)) >= shown(3_610_011));
         let step = clock.learn(after(10_020), after(10_022), shown(10_021));
         let Some(Step::Back(by)) = step else { panic!("{step:?}") };
         assert!(by.0.abs_diff(3_600_000_000) < 15_000, "{by:?}");
