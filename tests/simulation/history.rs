@@ -57,12 +57,12 @@ fn described(command: &[Vec<u8>], answer: &[u8]) -> String {
     };
     let keys: Vec<_> = keys.iter().map(|key| text(key)).collect();
     let arguments: Vec<_> = arguments.iter().map(|argument| unpacked(argument)).collect();
-    let body = match answer {
-        [b'$', ..] => answer.iter().position(|byte| *byte == b'\n').map_or(answer, |end| &answer[end + 1..]),
-        _ => answer,
+    let bulk = answer.iter().position(|byte| *byte == b'\n').filter(|_| answer.starts_with(b"$"));
+    let answer = match bulk {
+        Some(end) => unpacked(answer[end + 1..].strip_suffix(b"\r\n").unwrap_or_default()),
+        None => shortened(format!("{:?}", text(answer))),
     };
-    let body = body.strip_suffix(b"\r\n").unwrap_or(body);
-    format!("{name} {} {} -> {}", shortened(keys.join(" ")), arguments.join(" "), unpacked(body))
+    format!("{name} {} {} -> {answer}", shortened(keys.join(" ")), arguments.join(" "))
 }
 
 /// Returns values that follow each other, unpacked; as text what is not packed.

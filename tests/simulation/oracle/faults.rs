@@ -168,7 +168,7 @@ impl Faults {
                 _ => percent = percent.max(excess),
             }
         }
-        (percent != Excess::ANY).then_some(percent.max(of_splits).saturating_add(of_started))
+        (percent != Excess::ANY).then_some(percent.saturating_add(of_splits).saturating_add(of_started))
     }
 
     /// Returns whether no call to the store can have failed since an instant.
