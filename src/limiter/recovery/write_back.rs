@@ -5,7 +5,7 @@ use tracing::warn;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::{Epoch, Unknown, WriteBack};
+use crate::limiter::model::{Unknown, WriteBack};
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::ledger::Unreported;
 use crate::limiter::recovery::session::StoreSession;
@@ -70,11 +70,19 @@ async fn write_back_one(
         let now = fallback.clock.now();
         let Some(part) = session.ledger().next_unreported(limiter_ref, now) else { return Ok(true) };
         let write = write_of(session, fallback.replica, epoch, &part, now);
+        let sent = session.moment();
         match session.store.write_back(limiter_ref, &write).await {
-            Ok(Epoch { id, now: store_now, .. }) if id == epoch => {
-                session.ledger().confirm_report(limiter_ref, &part, store_now, now);
+            Ok(answer) => {
+                // First of all it may show that the store's clock was stepped. What is confirmed then would be taken for older than
+                // the step, and be moved with the rest. A store that never loses its memory answers no epoch, and no time.
+                if answer.id != 0 {
+                    session.answered(sent, answer);
+                }
+                if answer.id != epoch || session.epoch_least() != epoch {
+                    return Ok(false);
+                }
+                session.ledger().confirm_report(limiter_ref, &part, answer.now, now);
             }
-            Ok(_) => return Ok(false),
             // The key holds something else, until somebody deletes that; nothing is left to write then.
             Err(error @ StoreError::Unreadable(_)) => {
                 warn!(%error, "cannot write back");
