@@ -22,7 +22,7 @@ const JOINED_MAX: usize = 1024;
 
 /// The most bytes of one read, which is what a connection holds of a body that nobody takes. One less than a step in which hyper's
 /// buffers grow: hyper doubles a buffer that a read has filled, and holds half of it for nothing.
-pub(super) const READ_MAX: usize = 16 * 1024 - 1;
+pub(crate) const READ_MAX: usize = 16 * 1024 - 1;
 
 /// The silence after which the kernel asks the peer whether it is still there, the interval in which it asks again, and how often.
 /// Four times a quarter of a minute is the default of `server.write_timeout`, which ends the connection earlier if it is shorter.
