@@ -95,7 +95,7 @@ impl Proxy {
     ) -> Result<Proxy, ProxyBuildError> {
         let body_memory = Arc::new(BodyMemory::new(config.server.body_memory));
         let builder = Builder { metrics, reach, tasks: TaskTracker::new(), body_memory };
-        let Parts { table, upstreams } = builder.build(config, limiters, &Upstreams::new())?;
+        let Parts { table, upstreams } = builder.build(config, limiters, &Upstreams::new(), None)?;
         table.publish_metrics();
         let (table, upstreams) = (ArcSwap::new(table), Mutex::new(upstreams));
         Ok(Proxy { shared: Arc::new(Shared { table, upstreams, builder, spans }) })
@@ -112,7 +112,7 @@ impl Proxy {
         limiters: &PreparedLimiters,
     ) -> Result<PreparedProxy, ProxyBuildError> {
         let present = self.upstreams().clone();
-        let parts = self.shared.builder.build(config, limiters, &present)?;
+        let parts = self.shared.builder.build(config, limiters, &present, Some(&self.table()))?;
         Ok(PreparedProxy { shared: self.shared.clone(), parts })
     }
 

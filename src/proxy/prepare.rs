@@ -16,6 +16,7 @@ use crate::proxy::net::body_memory::BodyMemory;
 use crate::proxy::net::certificates::read;
 use crate::proxy::route::retry_budget::RetryBudget;
 use crate::proxy::route::table::{NO_ROUTE, Route, Table, no_trailers};
+use crate::proxy::upstream::answer_times::AnswerTimes;
 use crate::proxy::upstream::key::{Key, Reach};
 use crate::proxy::upstream::upstream::Upstream;
 use crate::telemetry::Metrics;
@@ -39,13 +40,16 @@ pub(super) struct Builder {
 }
 
 impl Builder {
-    /// Builds the routes of a configuration. Upstreams that are `present` already, unchanged, are taken over.
+    /// Builds the routes of a configuration. Upstreams that are `present` already, unchanged, are taken over, and what they took to
+    /// answer, by the routes of the table `before`.
     pub(super) fn build(
         &self,
         config: &Config,
         limiters: &PreparedLimiters,
         present: &Upstreams,
+        before: Option<&Table>,
     ) -> Result<Parts, ProxyBuildError> {
+        let answer_times = before.map(Table::answer_times).unwrap_or_default();
         let mut upstreams = Upstreams::new();
         let mut routes = Vec::with_capacity(config.routes.len());
         for rule in &config.routes {
@@ -55,7 +59,9 @@ impl Builder {
                 None => Arc::new(Upstream::new(&key, &self.reach, self.tasks.clone())?),
             };
             upstreams.insert(key, Arc::clone(&upstream));
-            routes.push(Arc::new(self.route(rule, upstream, limiters)?));
+            let known = answer_times.get(&*rule.name).filter(|(of, _)| Arc::ptr_eq(of, &upstream));
+            let known = known.map(|(_, times)| Arc::clone(times));
+            routes.push(Arc::new(self.route(rule, upstream, limiters, known.unwrap_or_default())?));
         }
         let tls = acceptor(config)?;
         let table = Table::new(routes, self.metrics.route(NO_ROUTE), config, tls);
@@ -67,6 +73,7 @@ impl Builder {
         rule: &model::Route,
         upstream: Arc<Upstream>,
         limiters: &PreparedLimiters,
+        answer_times: Arc<AnswerTimes>,
     ) -> Result<Route, ProxyBuildError> {
         let names: Vec<_> = rule.limiters.iter().map(|(name, _)| name.clone()).collect();
         let limiter_set = limiters.limiter_set(&names);
@@ -74,7 +81,8 @@ impl Builder {
             .map_err(|source| ProxyBuildError::Limiters { route: Arc::clone(&rule.name), source })?;
         let (retry_budget, no_trailers) = (RetryBudget::default(), no_trailers(rule));
         let metrics = self.metrics.route(&rule.name);
-        Ok(Route { rule: rule.clone(), upstream, limiter_set, retry_budget, no_trailers, metrics })
+        let rule = rule.clone();
+        Ok(Route { rule, upstream, limiter_set, answer_times, retry_budget, no_trailers, metrics })
     }
 }
 

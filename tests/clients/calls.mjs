@@ -3,6 +3,7 @@
 // `calls.mjs list` prints the table; `calls.mjs run` reads runs from standard input and prints what each did, one JSON document a line.
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
+import { uploads } from "./uploads.mjs";
 
 // The modules are in a folder of the build, not above this file.
 const require = createRequire(`${process.env.CLIENTS_NODE}/package.json`);
@@ -10,6 +11,9 @@ const require = createRequire(`${process.env.CLIENTS_NODE}/package.json`);
 // A call that has not ended after that many milliseconds counts as waiting.
 const PATIENCE = 25000;
 const AT_ONCE = 6;
+// The calls at once of an SDK that waits as many milliseconds, over a limit of one a second.
+const PATIENT_CALLS = 8;
+const TIMEOUT = 3500;
 const BYTES = Buffer.alloc(1 << 20, "weir");
 
 const ERRORS = ["no_route", "unreachable", "silent"];
@@ -19,17 +23,17 @@ const hello = [{ role: "user", content: "hello" }];
 const CLIENTS = [
   {
     client: "OpenAI", limited: ["RateLimitError"],
-    make(base, retries) {
+    make(base, retries, options = {}) {
       const { OpenAI } = require("openai");
-      const sdk = new OpenAI({ baseURL: `${base}/v1`, apiKey: "unused", ...(retries ? {} : { maxRetries: 0 }) });
+      const sdk = new OpenAI({ baseURL: `${base}/v1`, apiKey: "unused", ...(retries ? {} : { maxRetries: 0 }), ...options });
       return async () => (await sdk.chat.completions.create({ model: "m", messages: hello })).choices[0].message.content;
     },
   },
   {
     client: "Anthropic", limited: ["RateLimitError"], errors: "anthropic",
-    make(base, retries) {
+    make(base, retries, options = {}) {
       const { Anthropic } = require("@anthropic-ai/sdk");
-      const sdk = new Anthropic({ baseURL: base, apiKey: "unused", ...(retries ? {} : { maxRetries: 0 }) });
+      const sdk = new Anthropic({ baseURL: base, apiKey: "unused", ...(retries ? {} : { maxRetries: 0 }), ...options });
       return async () => (await sdk.messages.create({ model: "m", max_tokens: 9, messages: hello })).content[0].text;
     },
   },
@@ -170,7 +174,27 @@ function equal(left, right) {
   return "ok";
 }
 
+// Makes the calls at once, and compares how many were answered with how many reached the API, which takes its time for each.
+function patient(client) {
+  return async (base) => {
+    const name = `${client.toLowerCase()}-node`;
+    // OpenAI's SDK tells the timeout of a call, and not that of the client.
+    const options = { timeout: TIMEOUT, defaultHeaders: client === "OpenAI" ? { "weir-timeout": `${TIMEOUT}ms` } : {} };
+    const call = CLIENTS.find((row) => row.client === client).make(`${base}/slow/${name}`, true, options);
+    const isAnswered = () => call().then((value) => value === "ok", () => false);
+    const answered = (await Promise.all(Array.from({ length: PATIENT_CALLS }, isAnswered))).filter((is) => is).length;
+    const worked = Number(await (await fetch(`http://${process.env.CLIENTS_STUB}/worked/${name}`)).text());
+    if (answered !== worked || answered < PATIENT_CALLS / 2) {
+      throw new Error(`${answered} calls were answered, ${worked} reached the API`);
+    }
+    return "ok";
+  };
+}
+
 const FLOWS = {
+  ...uploads(require),
+  [`OpenAI for Node: ${PATIENT_CALLS} calls with a timeout of ${TIMEOUT / 1000} s`]: patient("OpenAI"),
+  [`Anthropic for Node: ${PATIENT_CALLS} calls with a timeout of ${TIMEOUT / 1000} s`]: patient("Anthropic"),
   async "octokit: pages"(base) {
     const sdk = new (require("octokit").Octokit)({ baseUrl: base, auth: "unused" });
     const issues = await sdk.paginate(sdk.rest.issues.listForRepo, { owner: "o", repo: "ok", per_page: 1 });
@@ -212,11 +236,11 @@ async function did(call) {
 async function outcome(run) {
   if (run.flow) return { ...run, ...(await did(() => FLOWS[run.flow](run.base))) };
   const { make } = CLIENTS.find((row) => row.client === run.client);
-  const call = make(run.base, run.retries);
+  const calls = Array.from({ length: run.calls ?? 1 }, () => make(run.base, run.retries));
   if (run.spent) await fetch(`${run.base}/text`);
   const start = Date.now();
   const waits = new Promise((resolve) => setTimeout(resolve, PATIENCE, { waits: true }));
-  const result = await Promise.race([did(call), waits]);
+  const result = await Promise.race([Promise.all(calls.map(did)).then(([first]) => first), waits]);
   return { ...run, ...result, seconds: (Date.now() - start) / 1000 };
 }
 

@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 
 import flows
+import uploads  # noqa: F401: it adds flows
 
 # A call that has not ended after that many seconds counts as waiting.
 PATIENCE = 25
@@ -41,20 +42,22 @@ def client(name, limited, **options):
 
 
 @client("OpenAI", limited=["RateLimitError"])
-def openai(base, retries):
+def openai(base, retries, **options):
     import openai
 
-    options = {} if retries else {"max_retries": 0}
+    if not retries:
+        options["max_retries"] = 0
     sdk = openai.OpenAI(base_url=f"{base}/v1", api_key="unused", **options)
     messages = [{"role": "user", "content": "hello"}]
     return lambda: sdk.chat.completions.create(model="m", messages=messages).choices[0].message.content
 
 
 @client("Anthropic", limited=["RateLimitError"], errors="anthropic")
-def anthropic(base, retries):
+def anthropic(base, retries, **options):
     import anthropic
 
-    options = {} if retries else {"max_retries": 0}
+    if not retries:
+        options["max_retries"] = 0
     sdk = anthropic.Anthropic(base_url=base, api_key="unused", **options)
     messages = [{"role": "user", "content": "hello"}]
     return lambda: sdk.messages.create(model="m", max_tokens=9, messages=messages).content[0].text
@@ -251,14 +254,17 @@ def outcome(run):
     """Returns what an SDK did. The call is on a thread of its own, which is left behind if the SDK waits."""
     if "flow" in run:
         return {**run, **did(lambda: flows.FLOWS[run["flow"]](run["base"]))}
-    call = CLIENTS[run["client"]]["make"](run["base"], run["retries"])
+    make = CLIENTS[run["client"]]["make"]
+    calls = [make(run["base"], run["retries"]) for _ in range(run.get("calls", 1))]
     if run["spent"]:
         use_permit(run["base"])
     start, results = time.monotonic(), []
-    thread = threading.Thread(target=lambda: results.append(did(call)), daemon=True)
-    thread.start()
-    thread.join(PATIENCE)
-    result = results[0] if results else {"waits": True}
+    threads = [threading.Thread(target=lambda call=call: results.append(did(call)), daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0, start + PATIENCE - time.monotonic()))
+    result = results[0] if len(results) == len(calls) else {"waits": True}
     return {**run, **result, "seconds": round(time.monotonic() - start, 2)}
 
 

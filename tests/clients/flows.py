@@ -4,6 +4,7 @@ The stubs refuse calls of pages and uploads without the credential that weir hol
 """
 
 import base64
+import concurrent.futures
 import contextlib
 import io
 import os
@@ -15,6 +16,9 @@ import urllib.request
 
 BYTES = os.urandom(1 << 20)
 PAGES = ["1", "2", "3", "4", "5"]
+# The calls at once of an SDK that waits as many seconds, over a limit of one a second.
+PATIENT_CALLS = 8
+PATIENCE = 3.5
 
 FLOWS = {}
 
@@ -138,3 +142,34 @@ def dynamodb(base):
     item = {"k": {"S": base}, "v": {"S": "ok"}}
     sdk.put_item(TableName="python", Item=item)
     return sdk.get_item(TableName="python", Key={"k": {"S": base}})["Item"]["v"]["S"]
+
+
+def patient(base, name, make):
+    """Makes the calls at once, and compares how many were answered with how many reached the API, which takes its time for each."""
+    call = make(f"{base}/slow/{name}")
+
+    def is_answered(_):
+        try:
+            return call() == "ok"
+        except Exception:
+            return False
+
+    with concurrent.futures.ThreadPoolExecutor(PATIENT_CALLS) as pool:
+        answered = sum(pool.map(is_answered, range(PATIENT_CALLS)))
+    worked = int(urllib.request.urlopen(f"http://{os.environ['CLIENTS_STUB']}/worked/{name}").read())
+    assert PATIENT_CALLS // 2 <= answered == worked, f"{answered} calls were answered, {worked} reached the API"
+    return "ok"
+
+
+@flow(f"OpenAI: {PATIENT_CALLS} calls with a timeout of {PATIENCE} s")
+def openai_patience(base):
+    import calls
+
+    return patient(base, "openai-python", lambda base: calls.CLIENTS["OpenAI"]["make"](base, True, timeout=PATIENCE))
+
+
+@flow(f"Anthropic: {PATIENT_CALLS} calls with a timeout of {PATIENCE} s")
+def anthropic_patience(base):
+    import calls
+
+    return patient(base, "anthropic-python", lambda base: calls.CLIENTS["Anthropic"]["make"](base, True, timeout=PATIENCE))

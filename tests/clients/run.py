@@ -46,6 +46,10 @@ SITUATIONS = {
 }
 ERRORS = ["no_route", "unreachable", "silent"]
 
+# The calls at once of each SDK to an API that is down, and the part of them that `retry` adds by default.
+DOWN_CALLS = 5
+RETRY_PART = 0.2
+
 # Each shipped configuration, or the recipe of a document, with SDKs and flows and the path of their base URL.
 SHIPPED = {
     "config/apis.yaml": {"OpenAI": "/openai", "octokit": "/github", "octokit: pages": "/github"},
@@ -98,6 +102,28 @@ def call_config(rows, upstreams):
     return limiters, routes
 
 
+def down_config(rows, upstreams):
+    """Returns the routes to an API that is down, for each SDK one with `retry` and one without."""
+    routes = []
+    for row in rows:
+        for name, more in (("down", {}), ("retried", {"retry": {"attempts": 3}})):
+            name = f"{name}-{row['number']}"
+            # No stub of gRPC answers that it is down, but a port that nobody listens on does.
+            upstream = {"url": f"http://{upstreams['down']}"}
+            if row["upstream"] == "grpc":
+                upstream = {"url": f"http://{upstreams['closed']}", "http2": "prior_knowledge"}
+            match = {"path": f"/{name}"} if row["prefix"] else {"host": down_address(name)}
+            options = {"strip_prefix": f"/{name}"} if row["prefix"] else {}
+            routes.append({"name": name, "match": match, "upstream": upstream, "errors": row["errors"], **options, **more,
+                           "set_headers": {"x-route": name}})
+    return routes
+
+
+def down_address(name):
+    kind, number = name.split("-")
+    return f"127.3.{['down', 'retried'].index(kind)}.{int(number) + 1}"
+
+
 def flow_routes(upstreams):
     """Returns the routes of flows: with a prefix, without, under the vendors' names, and to moto."""
     http, aws = f"http://{upstreams['http']}", f"http://{upstreams['aws']}"
@@ -106,11 +132,21 @@ def flow_routes(upstreams):
     return [
         {"name": "prefix", "match": {"path": "/flow"}, "strip_prefix": "/flow", "upstream": http, **held},
         {"name": "root", "match": {"host": "127.2.0.1"}, "upstream": http, **held},
+        {"name": "patience", "match": {"host": "127.2.0.5"}, "upstream": http, "limiter": "patience"},
+        {"name": "upload", "match": {"host": "127.2.0.6"}, "upstream": http, "limiter": "upload"},
         {"name": "aws", "match": {"host": "127.2.0.2"}, "upstream": aws, "preserve_host": True},
         {"name": "aws-queued", "match": {"host": "127.2.0.3"}, "upstream": aws, "preserve_host": True, "limiter": "queue"},
         {"name": "aws-proxied", "match": {"host": "s3.us-east-1.amazonaws.com"}, "upstream": aws, "preserve_host": True},
         *own,
     ]
+
+
+FLOW_LIMITERS = {
+    "queue": {"limits": ["5/1s"], "queue": {"timeout": "10s"}},
+    # For each SDK, which the path names.
+    "patience": {"limits": ["1/1s"], "key": ["path:1"], "queue": {"timeout": "60s"}},
+    "upload": {"limits": ["1/1h"]},
+}
 
 
 def balancer_routes(tls_port, plain_port):
@@ -130,6 +166,11 @@ def flow_places(plain, tls):
     return {
         "own name": {"TLS": f"https://127.0.0.1:{tls}"},
         "GitHub's name": {"TLS": f"https://127.0.0.1:{tls}"},
+        "calls with a timeout": {"a queue": f"http://127.2.0.5:{plain}"},
+        "Go over HTTP/2": {"TLS": f"https://127.2.0.6:{tls}"},
+        "over HTTP/2": {"HTTP": f"http://127.2.0.6:{plain}", "TLS": f"https://127.2.0.6:{tls}"},
+        "a socket": {"HTTP": f"http://127.2.0.6:{plain}"},
+        "refused uploads": {"HTTP": f"http://127.2.0.6:{plain}", "TLS": f"https://127.2.0.6:{tls}"},
         "as the proxy": {"HTTP": f"http://127.0.0.1:{plain}"},
         "S3|DynamoDB": {
             "HTTP": f"http://127.2.0.2:{plain}", "TLS": f"https://127.2.0.2:{tls}", "a queue": f"http://127.2.0.3:{plain}",
@@ -144,7 +185,7 @@ def flow_places(plain, tls):
 
 def make_certificates(folder):
     """Makes an authority and a certificate for every name and address that clients use."""
-    addresses = ["127.0.0.1"] + [f"127.2.0.{last}" for last in (1, 2, 8, 9)]
+    addresses = ["127.0.0.1"] + [f"127.2.0.{last}" for last in (1, 2, 6, 8, 9)]
     names = ",".join([f"IP:{it}" for it in addresses] + [f"DNS:{it}" for it in NAMES])
     make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
     ca = ["-keyout", folder / "ca.key", "-out", folder / "ca.pem", "-subj", "/CN=weir's test authority"]
@@ -188,9 +229,10 @@ def weir(program, folder, name, text, admin, environment=None):
                 assert process.poll() is None and time.monotonic() < deadline, f"weir does not start; see {path}"
                 time.sleep(0.02)
         yield f"http://127.0.0.1:{admin}"
+        assert process.poll() is None, f"weir has ended with {process.returncode}"
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(40)
 
 
 @contextlib.contextmanager
@@ -205,11 +247,11 @@ def moto():
         process.wait(10)
 
 
-def requests_by_route(admin):
+def requests_by_route(admin, metric="weir_requests_total"):
     """Returns how many requests each route got, from weir's metrics."""
     metrics = urllib.request.urlopen(f"{admin}/metrics", timeout=5).read().decode()
     counts = {}
-    for route, count in re.findall(r'^weir_requests_total\{.*route="([^"]+)".*\} (\d+)$', metrics, re.MULTILINE):
+    for route, count in re.findall(rf'^{metric}\{{.*route="([^"]+)".*\}} (\d+)$', metrics, re.MULTILINE):
         counts[route] = counts.get(route, 0) + int(count)
     return counts
 
@@ -300,6 +342,32 @@ def run_flows(flows, plain, tls, environment, only):
     return lines, problems
 
 
+def run_down(listed, plain, admin, environment, only):
+    """Lets each SDK call an API that is down; returns the rows of the table, and the problems."""
+    lines, problems = [], []
+    for language in LANGUAGES:
+        rows = [row for row in listed if row["language"] == language and only in row["client"].lower()]
+        runs = []
+        for row in rows:
+            for kind in ("down", "retried"):
+                name = f"{kind}-{row['number']}"
+                base = f"http://127.0.0.1:{plain}/{name}" if row["prefix"] else f"http://{down_address(name)}:{plain}"
+                runs.append({"client": row["client"], "base": base, "retries": True, "spent": False, "calls": DOWN_CALLS})
+        if runs:
+            ask(language, "run", runs, environment)
+        requests, retries = requests_by_route(admin), requests_by_route(admin, "weir_retries_total")
+        for row in rows:
+            alone, asked = (requests.get(f"{kind}-{row['number']}", 0) for kind in ("down", "retried"))
+            more = retries.get(f"retried-{row['number']}", 0)
+            counted = stub.WORKED[f"retried-{row['number']}"]
+            if row["upstream"] != "grpc" and counted != asked + more:
+                problems.append(f"{row['client']}, {language}: the API counted {counted} requests, weir {asked + more}")
+            if alone < DOWN_CALLS or more > RETRY_PART * asked:
+                problems.append(f"{row['client']}, {language}: {alone} requests, with `retry` {asked} and {more} retries")
+            lines.append([row["client"], language, str(alone), str(asked + more)])
+    return lines, problems
+
+
 def run_shipped(program, folder, upstream, environment, only):
     """Runs SDKs against the shipped configurations, each with a Redis of its own; returns the rows of the table, and the problems."""
     lines, problems = [], []
@@ -344,7 +412,7 @@ def table(head, lines):
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def document(calls, flows, shipped):
+def document(calls, flows, down, shipped):
     python, node = versions()
     return f"""# Clients, as seen
 
@@ -360,6 +428,10 @@ SDK took an error of weir for a result, and each exception has weir's message in
 What takes several requests succeeded at each of these places. *Balancer* is a TLS load balancer in front that sends `X-Forwarded-*`.
 
 {table(["what", "where"], flows)}
+{DOWN_CALLS} calls of each SDK with its default retries, to an API that is down: requests to the API without weir's `retry`, and with it. weir adds at
+most a fifth of what an SDK sends.
+
+{table(["SDK", "language", "requests", "with `retry`"], down)}
 The shipped configurations and recipes, but for the upstream's address:
 
 {table(["configuration", "what succeeded"], shipped)}
@@ -386,14 +458,14 @@ def main():
         stack.callback(grpc_server.stop, None)
         silent = stack.enter_context(stub.start_silent())
         upstreams = {
-            "http": stub.start_http(TOKEN), "grpc": grpc_authority, "aws": f"127.0.0.1:{aws['port']}",
+            "http": stub.start_http(TOKEN), "down": stub.start_down(), "grpc": grpc_authority, "aws": f"127.0.0.1:{aws['port']}",
             "closed": f"127.0.0.1:{free_port()}", "silent": f"127.0.0.1:{silent.getsockname()[1]}",
         }
         ca = str(folder / "ca.pem")
         environment = {
-            **os.environ, "CLIENTS_NODE": str(NODE), "PYTHONWARNINGS": "ignore", "NO_PROXY": "127.0.0.0/8",
+            **os.environ, "CLIENTS_NODE": str(NODE), "CLIENTS_STUB": upstreams["http"], "PYTHONWARNINGS": "ignore", "NO_PROXY": "127.0.0.0/8",
             "AWS_ACCESS_KEY_ID": aws["id"], "AWS_SECRET_ACCESS_KEY": aws["secret"], "AWS_EC2_METADATA_DISABLED": "true",
-            **dict.fromkeys(["SSL_CERT_FILE", "HTTPLIB2_CA_CERTS", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"], ca),
+            **dict.fromkeys(["SSL_CERT_FILE", "CURL_CA_BUNDLE", "HTTPLIB2_CA_CERTS", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"], ca),
         }
         listed = {language: ask(language, "list", None, environment)[0] for language in LANGUAGES}
         rows = [{**row, "language": language} for language in LANGUAGES for row in listed[language]["calls"]]
@@ -401,14 +473,15 @@ def main():
 
         plain, tls = free_port(), free_port()
         limiters, routes = call_config(rows, upstreams)
-        limiters["queue"] = {"limits": ["5/1s"], "queue": {"timeout": "10s"}}
+        limiters |= FLOW_LIMITERS
+        routes += down_config(rows, upstreams)
         server = {"allow": ["127.0.0.0/8"], "trusted_proxies": ["127.0.0.0/8"]}
         config = {"server": server, "limiters": limiters, "routes": flow_routes(upstreams) + routes}
         admin_port = free_port()
         admin = stack.enter_context(weir(program, folder, "plain", own_config(config, plain, admin_port), admin_port))
         certificate = {"tls": {"cert": str(folder / "weir.pem"), "key": str(folder / "weir.key")}}
         config = {
-            "server": {"allow": ["127.0.0.0/8"], **certificate}, "limiters": {"queue": limiters["queue"]},
+            "server": {"allow": ["127.0.0.0/8"], **certificate}, "limiters": FLOW_LIMITERS,
             "routes": balancer_routes(tls, plain) + flow_routes(upstreams),
         }
         admin_port = free_port()
@@ -416,14 +489,15 @@ def main():
 
         shipped, shipped_problems = run_shipped(program, folder, upstreams["http"], environment, only)
         flows, flow_problems = run_flows({it: listed[it]["flows"] for it in listed}, plain, tls, environment, only)
+        down, down_problems = run_down(rows, plain, admin, environment, only)
         calls, problems = run_calls(rows, plain, admin, environment, only)
-    problems = shipped_problems + flow_problems + problems
-    for line in calls + flows + shipped:
+    problems = shipped_problems + flow_problems + down_problems + problems
+    for line in calls + flows + down + shipped:
         print(" | ".join(line))
     for problem in problems:
         print("PROBLEM:", problem)
     if options.write and not only and not problems:
-        (ROOT / "docs/clients-seen.md").write_text(document(calls, flows, shipped))
+        (ROOT / "docs/clients-seen.md").write_text(document(calls, flows, down, shipped))
     sys.exit(1 if problems else 0)
 
 

@@ -4,12 +4,14 @@ Each answers as the vendor does, with links and addresses of its own: those that
 """
 
 import base64
+import collections
 import concurrent.futures
 import http.server
 import json
 import re
 import socket
 import threading
+import time
 import urllib.parse
 
 import google_crc32c
@@ -17,6 +19,9 @@ import grpc
 
 PAGES = 5
 UPLOADED = {}
+# The seconds that a slow call takes, and how many there were, by the name in their paths.
+SLOW = 0.8
+WORKED = collections.Counter()
 
 # The answer to a method and a path, for calls whose answer is a fixed document. Each client finds "ok" in it.
 ANSWERS = [
@@ -54,6 +59,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.url = urllib.parse.urlsplit(self.path)
         self.query = dict(urllib.parse.parse_qsl(self.url.query))
         path = self.url.path
+        if path.startswith("/worked/"):
+            return self.reply(200, str(WORKED[path.removeprefix("/worked/")]))
+        if path.startswith("/slow/"):
+            _, _, name, path = path.split("/", 3)
+            path = f"/{path}"
+            WORKED[name] += 1
+            time.sleep(SLOW)
         held = self.headers["authorization"] or self.headers["x-shopify-access-token"]
         if path.startswith(("/repositories/", "/upload/", "/resumable/")) or path.endswith("/products.json"):
             if held != self.server.token:
@@ -130,6 +142,31 @@ def start_http(token):
     """Starts the stub of the HTTP APIs, which wants a credential for what links lead to; returns its authority."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.token = token
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"127.0.0.1:{server.server_port}"
+
+
+class Down(http.server.BaseHTTPRequestHandler):
+    """An API that is down: it answers 503, and counts by the route that weir names."""
+
+    protocol_version = "HTTP/1.1"
+
+    def answer(self):
+        self.rfile.read(int(self.headers.get("content-length") or 0))
+        WORKED[self.headers["x-route"]] += 1
+        self.send_response(503)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    do_GET = do_POST = do_PUT = do_HEAD = answer
+
+    def log_message(self, *_):
+        pass
+
+
+def start_down():
+    """Starts an API that is down; returns its authority."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Down)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"127.0.0.1:{server.server_port}"
 

@@ -2,7 +2,8 @@
 
 use serde_json::json;
 
-use crate::support::{Answer, Reply, Request, Upstream, Weir, client, lane};
+use crate::support::raw::RawUpstream;
+use crate::support::{Answer, Reply, Request, Upstream, Weir, client, closed_port, lane};
 
 const SIGNED: &str =
     "AWS4-HMAC-SHA256 Credential=AKID/20260101/eu-west-1/s3/aws4_request, SignedHeaders=host";
@@ -33,8 +34,7 @@ async fn refusals_have_the_shape_that_the_route_names() {
         let url = upstream.url();
         format!("  - {{name: {name}, match: {{path: /{name}}}, upstream: \"{url}\", limiter: api{more}}}\n")
     };
-    let forms = ["json", "problem", "aws", "anthropic", "google", "elasticsearch", "notion", "twilio"];
-    let routes: String = forms.map(|form| route(form, &format!(", errors: {form}"))).concat();
+    let routes: String = FORMS.map(|form| route(form, &format!(", errors: {form}"))).concat();
     let config = format!(
         "server: {{errors: google}}\nlimiters: {{api: {{limits: [1/1h]}}}}\nroutes:\n{routes}{}",
         route("default", "")
@@ -119,6 +119,122 @@ async fn refusals_have_the_shape_that_the_route_names() {
     assert_eq!(upstream.count(), 1);
 }
 
+const FORMS: [&str; 8] =
+    ["json", "problem", "aws", "anthropic", "google", "elasticsearch", "notion", "twilio"];
+
+/// The routes of one refusal, a route for each form.
+fn routes_of(refusal: &str, options: &str) -> String {
+    let route = |form| {
+        format!(
+            "  - {{name: {form}-{refusal}, match: {{path: /{form}/{refusal}}}, errors: {form}, {options}}}\n"
+        )
+    };
+    FORMS.map(route).concat()
+}
+
+/// Checks a refusal in its form: it has its own status, the reason, and a time to come back if it is about a limit.
+fn assert_form(form: &str, answer: &Answer, status: u16) {
+    let text = answer.text();
+    assert_eq!(answer.status, status, "{form}: {text}");
+    let kind = answer.header("content-type").expect("content-type");
+    assert_eq!(answer.header("content-length"), Some(&*text.len().to_string()), "{form}: {text}");
+    let reason = "weir, the proxy in front of this API, ";
+    let document = || answer.json();
+    let message = match form {
+        "aws" => {
+            assert_eq!(kind, "application/xml");
+            let (_, rest) = text.split_once("<Error><Code>").expect("AWS's error");
+            rest.split_once("</Code><Message>").expect("a code").1.to_owned()
+        }
+        "problem" => {
+            assert_eq!(
+                (kind, document()["status"].as_u64()),
+                ("application/problem+json", Some(status.into()))
+            );
+            format!("{reason}{}", document()["detail"])
+        }
+        _ => {
+            assert_eq!(kind, "application/json", "{form}");
+            let member = match form {
+                "json" => document()["detail"].clone(),
+                "elasticsearch" => document()["error"]["reason"].clone(),
+                "notion" | "twilio" => document()["message"].clone(),
+                _ => document()["error"]["message"].clone(),
+            };
+            member.as_str().expect("a message").to_owned()
+        }
+    };
+    assert!(message.starts_with(reason), "{form}: {text}");
+    let exact = answer.header("retry-after-ms");
+    assert_eq!(
+        (exact.is_some(), answer.header("retry-after").is_some()),
+        (status == 429, status == 429),
+        "{text}"
+    );
+    assert_eq!(answer.header("x-amz-retry-after"), exact.filter(|_| form == "aws"), "{text}");
+}
+
+#[tokio::test]
+async fn every_refusal_has_every_form() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let (url, closed) = (upstream.url(), closed_port());
+    let silent = RawUpstream::start(|mut connection, _| async move {
+        connection.read_head().await;
+        std::future::pending::<()>().await;
+    })
+    .await;
+    let garbage = RawUpstream::start(|mut connection, _| async move {
+        connection.read_head().await;
+        connection.write(b"HELLO\r\n\r\n").await;
+    })
+    .await;
+    upstream.reply("/", Reply::status(200));
+    let to = format!("upstream: \"{url}\"");
+    let refusals = [
+        ("spent", 429, "rate_limited", format!("{to}, limiter: spent")),
+        ("paused", 429, "paused", format!("{to}, limiter: paused")),
+        (
+            "cost",
+            400,
+            "cost_exceeds_limit",
+            format!("{to}, limiter: spent, cost: {{header: weir-cost, max: 9}}"),
+        ),
+        ("closed", 502, "upstream_connect", format!("upstream: \"http://127.0.0.1:{closed}\"")),
+        ("garbage", 502, "upstream_protocol", format!("upstream: \"{}\"", garbage.url())),
+        (
+            "silent",
+            504,
+            "upstream_timeout",
+            format!("upstream: {{url: \"{}\", timeout: 50ms}}", silent.url()),
+        ),
+    ];
+    let routes: String = refusals.iter().map(|(name, _, _, options)| routes_of(name, options)).collect();
+    let limiters = "limiters: {spent: {limits: [1/1h]}, paused: {limits: [100/1s]}}";
+    let weir = Weir::start(&format!("{limiters}\nroutes:\n{routes}")).await;
+    assert_eq!(weir.get("/json/spent").await.status, 200);
+    upstream.reply("/json/paused", Reply::status(429).header("retry-after", "3600"));
+    weir.get("/json/paused").await;
+    for (refusal, status, code, _) in refusals {
+        for form in FORMS {
+            let path = format!("/{form}/{refusal}");
+            // One route reads the cost.
+            let ask = async |name, value| ask(&weir, &path, &[("weir-cost", "2"), (name, value)]).await;
+            let answer = ask("accept", "*/*").await;
+            assert_eq!(answer.weir_error(), Some(code), "{path}");
+            assert_form(form, &answer, status);
+            let problem = ask("accept", "text/html;q=0.9, application/problem+json").await;
+            assert_form("problem", &problem, status);
+            let unwanted = ask("accept", "application/problem+json;q=0").await;
+            assert_form(form, &unwanted, status);
+            let grpc = ask("content-type", "application/grpc").await;
+            assert_eq!((grpc.status, grpc.weir_error(), &*grpc.text()), (200, Some(code), ""));
+            assert!(!["0", ""].contains(&grpc.header("grpc-status").unwrap_or_default()), "{path}");
+            assert_eq!(grpc.header("grpc-retry-pushback-ms"), grpc.header("retry-after-ms"), "{path}");
+        }
+    }
+}
+
 /// Follows `Link: <...>; rel="next"` as octokit does: to wherever it leads.
 #[tokio::test]
 async fn pages_are_followed_through_weir() {
@@ -188,4 +304,60 @@ async fn links_lead_where_the_caller_reaches_weir() {
     let answer = weir.get("/").await;
     assert_eq!(answer.header("location"), Some(&*format!("{url}/upload?id=1")));
     assert_eq!(answer.header("link"), Some(&*format!("<{url}/next>; rel=next")));
+}
+
+/// A link leads through weir if, and only if, it lies below the route's upstream.
+#[tokio::test]
+async fn links_below_the_upstream_alone_are_rewritten() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let url = upstream.url();
+    let weir = Weir::start(&format!(
+        "routes:\n  - {{name: hub, match: {{path: /hub}}, strip_prefix: /hub, upstream: \"{url}/api/v3\"}}\n"
+    ))
+    .await;
+    let (host, here) = (url.strip_prefix("http://").unwrap(), weir.url("/hub"));
+    let weir_host = weir.host();
+    for (target, seen) in [
+        (format!("{url}/api/v3/a%2Fb?x=%20#f"), format!("{here}/a%2Fb?x=%20#f")),
+        (format!("{url}/api/v3"), here.clone()),
+        (format!("{url}/api/v3?page=2"), format!("{here}?page=2")),
+        (format!("HTTP://{host}/api/v3/a"), format!("{here}/a")),
+        (format!("//{host}/api/v3/a"), format!("//{weir_host}/hub/a")),
+        ("/api/v3/a".to_owned(), "/hub/a".to_owned()),
+        (format!("{url}/api/v3/x/../a"), format!("{here}/a")),
+        (format!("{url}/api/x/%2E./v3/a"), format!("{here}/a")),
+    ] {
+        let link =
+            format!("<{target}>; rel=\"next\"; title=\"a, <{url}/api/v3/b>\"; anchor=\"{url}/api/v3\", <c>");
+        let reply = Reply::status(201).header("location", &target).header("link", &link);
+        upstream.reply("/api/v3/x", reply);
+        let answer = weir.get("/hub/x").await;
+        assert_eq!(answer.header("location"), Some(&*seen), "{target}");
+        let link = link.replacen(&target, &seen, 1);
+        assert_eq!(answer.header("link"), Some(&*link), "{target}");
+    }
+    for target in [
+        format!("{url}/api/v33/a"),
+        format!("{url}/other"),
+        format!("{url}/api/v3/../admin"),
+        format!("{url}/api/v3/%2e%2e/admin"),
+        format!("http://{host}1/api/v3/a"),
+        format!("http://user@{host}/api/v3/a"),
+        format!("http://{host}@elsewhere.example/api/v3/a"),
+        format!("http://elsewhere.example/?to={url}/api/v3/a"),
+        "//elsewhere.example/api/v3/a".to_owned(),
+        "mailto:a@elsewhere.example".to_owned(),
+        "/api/v33/a".to_owned(),
+        "a/b".to_owned(),
+        "../a".to_owned(),
+        "?page=2".to_owned(),
+    ] {
+        let link = format!("<{target}>; rel=next, <{target}>;rel=last");
+        let reply = Reply::status(201).header("location", &target).header("link", &link);
+        upstream.reply("/api/v3/x", reply);
+        let answer = weir.get("/hub/x").await;
+        assert_eq!(answer.header("location"), Some(&*target));
+        assert_eq!(answer.header("link"), Some(&*link));
+    }
 }

@@ -94,7 +94,7 @@ impl Plan {
         notes.routed(route);
         caller::may_use(&route.rule, &caller)?;
         let target = rewrite::target(uri, &route.rule)?;
-        let answer_time = || route.upstream.answer_times().percentile_90();
+        let answer_time = || route.answer_times.percentile_90();
         let patience = ClientPatience::of(headers, flags, &route.rule.patience, answer_time)?;
         let wait_max = patience.as_ref().map(|patience| patience.wait(answer_time));
         let demand = Demand { cost: request_head::cost(read, &route.rule.cost)?, wait_max };
@@ -130,7 +130,7 @@ impl Plan {
 
     /// Returns what the upstream lately took to answer.
     pub(crate) fn answer_time(&self) -> Duration {
-        self.route.upstream.answer_times().percentile_90()
+        self.route.answer_times.percentile_90()
     }
 
     /// Describes the wait if the client's patience bounds it, for a refusal.

@@ -68,7 +68,7 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
         let sent_at = Instant::now();
         match lease.send(request, outgoing.upload.clone(), upstream.settings().timeouts.headers).await {
             Ok(response) => {
-                upstream.answer_times().add(sent_at.elapsed());
+                plan.route.answer_times.add(sent_at.elapsed());
                 record.came_back(Ok(response.status()));
                 feedback::report(plan, &response, spent.commit().as_ref(), began.elapsed());
                 return Ok((response, lease));

@@ -5,32 +5,37 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, ReadBuf};
+use tokio::task::yield_now;
 use tokio::time::Instant;
 
 use super::slots::LingerPlace;
 use crate::proxy::net::driver::Alarm;
+use crate::proxy::net::stream::READ_MAX;
 
 /// The most bytes that are read and dropped. An upload of 30 MB ends within.
 const BYTES_MAX: u64 = 64 * 1024 * 1024;
-/// The longest time for them.
-const TIME_MAX: Duration = Duration::from_secs(60);
+/// The time that a client has for however few bytes, and the bytes a second that it must have sent beyond. A bound to the whole time
+/// would cut uploads off because the line is slow, or because a thousand of them share it.
+const SLOW_TIME_MAX: Duration = Duration::from_secs(10);
+const BYTES_PER_SECOND_MIN: u64 = 64 * 1024;
 /// The longest time without a byte.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// The time that is left at shutdown.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(1);
-/// The bytes of one read.
-const PIECE: usize = 16 * 1024;
+/// The bytes of one read, after which everything else that is ready has its turn: its bytes are wanted, and these are not.
+const PIECE: usize = READ_MAX;
 
 /// The end of a connection whose sending side is closed.
 pub(crate) struct Linger {
-    bytes_left: u64,
-    ends_at: Instant,
+    bytes_read: u64,
+    began_at: Instant,
     heard_at: Instant,
+    drain_ends_at: Option<Instant>,
     alarm: Alarm,
     _place: LingerPlace,
 }
@@ -39,40 +44,40 @@ impl Linger {
     /// Begins to read on, in a place among the connections that do.
     pub(crate) fn new(place: LingerPlace) -> Linger {
         let now = Instant::now();
-        let (ends_at, alarm) = (now + TIME_MAX, Alarm::default());
-        Linger { bytes_left: BYTES_MAX, ends_at, heard_at: now, alarm, _place: place }
+        let (began_at, heard_at, alarm) = (now, now, Alarm::default());
+        Linger { bytes_read: 0, began_at, heard_at, drain_ends_at: None, alarm, _place: place }
     }
 
     /// Reads and drops what has arrived. Ready when the client has closed its side, or a bound is reached.
     pub(crate) fn poll(
         &mut self,
-        mut wire: Pin<&mut impl AsyncRead>,
+        wire: Pin<&mut impl AsyncRead>,
         context: &mut Context<'_>,
         is_draining: bool,
     ) -> Poll<io::Result<()>> {
         let mut space = [MaybeUninit::uninit(); PIECE];
-        let mut has_heard = false;
-        loop {
-            let mut piece = ReadBuf::uninit(&mut space);
-            match wire.as_mut().poll_read(context, &mut piece) {
-                Poll::Pending => break,
-                Poll::Ready(Err(_)) => return Poll::Ready(Ok(())),
-                Poll::Ready(Ok(())) => {}
+        let mut piece = ReadBuf::uninit(&mut space);
+        match wire.poll_read(context, &mut piece) {
+            Poll::Pending => {}
+            Poll::Ready(Ok(())) if !piece.filled().is_empty() && self.bytes_read < BYTES_MAX => {
+                self.bytes_read += piece.filled().len() as u64;
+                self.heard_at = Instant::now();
+                // This wakes the task when the worker has nothing else to do.
+                let _ = pin!(yield_now()).poll(context);
             }
-            let length = piece.filled().len() as u64;
-            match self.bytes_left.checked_sub(length).filter(|_| length > 0) {
-                Some(left) => self.bytes_left = left,
-                None => return Poll::Ready(Ok(())),
-            }
-            has_heard = true;
-        }
-        if has_heard {
-            self.heard_at = Instant::now();
+            Poll::Ready(_) => return Poll::Ready(Ok(())),
         }
         if is_draining {
-            self.ends_at = self.ends_at.min(Instant::now() + DRAIN_TIME_MAX);
+            self.drain_ends_at.get_or_insert_with(|| Instant::now() + DRAIN_TIME_MAX);
         }
-        self.alarm.poll(context, self.ends_at.min(self.heard_at + SILENCE_MAX)).map(Ok)
+        self.alarm.poll(context, self.ends_at()).map(Ok)
+    }
+
+    /// Returns the instant at which nobody waits for further bytes.
+    fn ends_at(&self) -> Instant {
+        let earned = Duration::from_secs(self.bytes_read / BYTES_PER_SECOND_MIN);
+        let ends_at = (self.began_at + SLOW_TIME_MAX + earned).min(self.heard_at + SILENCE_MAX);
+        self.drain_ends_at.map_or(ends_at, |drained| drained.min(ends_at))
     }
 }
 
@@ -108,16 +113,32 @@ mod tests {
         assert_eq!(end(wire, true).await, DRAIN_TIME_MAX);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_client_that_goes_on_slowly_is_left() {
+    /// Sends as many bytes each second, until it is left.
+    async fn end_of_sender(bytes_per_second: u64) -> (Duration, u64) {
         let (mut client, wire) = duplex(PIECE);
         let sending = tokio::spawn(async move {
-            while client.write_all(b"x").await.is_ok() {
-                tokio::time::sleep(SILENCE_MAX / 2).await;
+            let (piece, mut sent) = (vec![b'x'; usize::try_from(bytes_per_second / 8).unwrap()], 0);
+            while client.write_all(&piece).await.is_ok() {
+                sent += piece.len() as u64;
+                tokio::time::sleep(Duration::from_millis(125)).await;
             }
+            sent
         });
-        assert_eq!(end(wire, false).await, TIME_MAX);
-        sending.await.unwrap();
+        (end(wire, false).await, sending.await.unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_goes_on_slowly_is_left() {
+        let (took, sent) = end_of_sender(BYTES_PER_SECOND_MIN / 2).await;
+        assert!((SLOW_TIME_MAX..=SLOW_TIME_MAX * 2).contains(&took), "{took:?}");
+        assert!(sent < BYTES_PER_SECOND_MIN * took.as_secs(), "{sent}");
+    }
+
+    /// As each of a thousand clients that share a line, for far longer than any one of them would take alone.
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_goes_on_steadily_is_read_to_its_end() {
+        let (took, sent) = end_of_sender(BYTES_PER_SECOND_MIN).await;
+        assert!(sent >= BYTES_MAX, "{sent} bytes in {took:?}");
     }
 
     #[tokio::test(start_paused = true)]
@@ -132,7 +153,7 @@ mod tests {
         });
         end(wire, false).await;
         let sent = sending.await.unwrap();
-        assert!((BYTES_MAX..=BYTES_MAX + 2 * PIECE as u64).contains(&sent), "{sent}");
+        assert!((BYTES_MAX..=BYTES_MAX + 3 * PIECE as u64).contains(&sent), "{sent}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -4,14 +4,14 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use serde::Serialize;
 use serde_json::json;
 
 use super::header_flags::HeaderFlags;
-use super::request_head::{is_grpc, lists};
+use super::request_head::{accepts, is_grpc};
 use crate::clock::Micros;
 use crate::config::model::Errors;
 
@@ -84,13 +84,13 @@ impl Reader {
         let headers = request.headers();
         let wish = if is_grpc(headers, flags) {
             Wish::Grpc
-        } else if flags.has(HeaderFlags::ACCEPT) && lists(headers, &ACCEPT, PROBLEM_JSON) {
+        } else if flags.has(HeaderFlags::ACCEPT) && accepts(headers, PROBLEM_JSON) {
             Wish::Problem
         } else if flags.has(HeaderFlags::AWS) {
             Wish::Aws
         } else if flags.has(HeaderFlags::NOTION) {
             Wish::Notion
-        } else if lists(headers, &ACCEPT, ELASTICSEARCH_JSON) {
+        } else if flags.has(HeaderFlags::ACCEPT) && accepts(headers, ELASTICSEARCH_JSON) {
             Wish::Elasticsearch
         } else {
             Wish::None

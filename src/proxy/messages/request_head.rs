@@ -4,7 +4,7 @@
 
 use std::borrow::Cow;
 
-use http::header::{CONNECTION, CONTENT_TYPE, EXPECT, HOST, TRANSFER_ENCODING, UPGRADE, VIA};
+use http::header::{ACCEPT, CONNECTION, CONTENT_TYPE, EXPECT, HOST, TRANSFER_ENCODING, UPGRADE, VIA};
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Version};
 
@@ -165,6 +165,22 @@ pub(crate) fn lists(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool
         let element = element.split(|byte| *byte == b';').next().unwrap_or_default();
         element.trim_ascii().eq_ignore_ascii_case(token.as_bytes())
     })
+}
+
+/// Returns whether `Accept` names a media type, and not to refuse it (RFC 9110, 12.4.2).
+pub(crate) fn accepts(headers: &HeaderMap, media_type: &str) -> bool {
+    elements(headers, &ACCEPT).any(|element| {
+        let mut parts = element.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
+        let is_named = parts.next().is_some_and(|name| name.eq_ignore_ascii_case(media_type.as_bytes()));
+        is_named && !parts.any(is_weight_zero)
+    })
+}
+
+/// Returns whether a parameter is `q=0`, however many zeros it has.
+fn is_weight_zero(parameter: &[u8]) -> bool {
+    let weight = parameter.strip_prefix(b"q=").or_else(|| parameter.strip_prefix(b"Q="));
+    weight
+        .is_some_and(|weight| weight.first() == Some(&b'0') && weight.iter().all(|byte| b"0.".contains(byte)))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //!
 //! Reads headers alone, never bodies.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use http::header::{CONTENT_LOCATION, Entry, LINK, LOCATION};
@@ -9,7 +10,7 @@ use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::caller;
-use super::path::strip;
+use super::path::{self, strip};
 use crate::config::model::{Route as Rule, Server};
 use crate::proxy::listen::client::{Client, Sender};
 use crate::proxy::messages::header_flags::HeaderFlags;
@@ -125,8 +126,8 @@ impl<'a> Links<'a> {
             _ => return None,
         };
         let (path, rest) = path.split_at_checked(path.find(['?', '#']).unwrap_or(path.len()))?;
-        let path = if path.is_empty() { "/" } else { path };
-        let inside = strip(path, &self.rule.upstream.base_path)?;
+        let path = if path.is_empty() { Cow::Borrowed("/") } else { path::as_resolved(path) };
+        let inside = strip(&path, &self.rule.upstream.base_path)?;
         let prefix = self.rule.strip_prefix.as_deref().unwrap_or_default().trim_end_matches('/');
         let slash =
             if inside.starts_with('/') || (inside.is_empty() && !prefix.is_empty()) { "" } else { "/" };

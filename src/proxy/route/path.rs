@@ -187,6 +187,21 @@ fn resolve(path: &str) -> (String, bool) {
     (format!("/{}", kept.join("/")), climbed)
 }
 
+/// Returns a path as a client that follows it asks for it: without `.` and `..` segments, also encoded ones (RFC 3986, 5.2.4).
+pub(crate) fn as_resolved(path: &str) -> Cow<'_, str> {
+    let plain = |segment: &str| match segment.to_ascii_lowercase().replace("%2e", ".").as_str() {
+        "." => Some("."),
+        ".." => Some(".."),
+        _ => None,
+    };
+    let may_hold_some = path.contains("/.") || path.contains("/%2");
+    if !may_hold_some || !path.split('/').any(|segment| plain(segment).is_some()) {
+        return Cow::Borrowed(path);
+    }
+    let segments: Vec<_> = path.split('/').map(|segment| plain(segment).unwrap_or(segment)).collect();
+    Cow::Owned(resolve(&segments.join("/")).0)
+}
+
 /// Returns the rest of a path behind a prefix that ends at a segment border.
 pub(crate) fn strip<'a>(path: &'a str, prefix: &str) -> Option<&'a str> {
     let rest = path.strip_prefix(prefix)?;
@@ -195,12 +210,26 @@ pub(crate) fn strip<'a>(path: &'a str, prefix: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Ambiguous, BadPath, Forms, canonical, climbs, forms, segment, strip};
+    use super::{Ambiguous, BadPath, Forms, as_resolved, canonical, climbs, forms, segment, strip};
 
     #[test]
     fn a_prefix_is_stripped_at_a_segment_border() {
         assert_eq!(strip("/a/b", "/a"), Some("/b"));
         assert_eq!(strip("/ab", "/a"), None);
+    }
+
+    #[test]
+    fn a_path_is_resolved_as_its_reader_does() {
+        for (path, resolved) in [
+            ("/a/./b/../c", "/a/c"),
+            ("/a/%2E%2e/c", "/c"),
+            ("/a/.%2e", "/"),
+            ("/../a", "/a"),
+            ("/a//b/...", "/a//b/..."),
+            ("/a/%2e%2e%2fb/.x", "/a/%2e%2e%2fb/.x"),
+        ] {
+            assert_eq!(as_resolved(path), resolved);
+        }
     }
 
     fn all(path: &str) -> Vec<String> {

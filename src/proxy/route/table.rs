@@ -2,6 +2,7 @@
 //!
 //! Opens nothing, and knows nothing of requests beyond their target.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use http::HeaderName;
@@ -12,6 +13,7 @@ use crate::config::model::{Clients, Config, Cost, KeyPart, Route as Rule, Server
 use crate::limiter::LimiterSet;
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::tls::Acceptor;
+use crate::proxy::upstream::answer_times::AnswerTimes;
 use crate::proxy::upstream::upstream::Upstream;
 use crate::telemetry::{AccessRule, RouteMetrics};
 
@@ -26,6 +28,8 @@ pub(crate) struct Route {
     pub(crate) upstream: Arc<Upstream>,
     /// The limiters that its requests take permits from; without any, requests go at once.
     pub(crate) limiter_set: Option<LimiterSet>,
+    /// What the upstream lately took to answer the route's requests.
+    pub(crate) answer_times: Arc<AnswerTimes>,
     /// The retries that are left.
     pub(crate) retry_budget: RetryBudget,
     /// The headers that must not come as trailers, because the route reads, sets or removes them.
@@ -88,6 +92,11 @@ impl Table {
     ) -> impl Iterator<Item = (&'a Rule, Option<Mismatch<'a>>)> {
         let rules = self.routes.iter().map(|route| &route.rule);
         rules.map(move |rule| (rule, mismatch(&rule.matches, target.path, target)))
+    }
+
+    /// Returns what upstreams lately took, by the names of their routes.
+    pub(crate) fn answer_times(&self) -> HashMap<&str, (&Arc<Upstream>, &Arc<AnswerTimes>)> {
+        self.routes.iter().map(|route| (&*route.rule.name, (&route.upstream, &route.answer_times))).collect()
     }
 
     /// Shows the metrics of all routes in `/metrics`.

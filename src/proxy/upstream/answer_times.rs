@@ -1,4 +1,5 @@
-//! The times that an upstream lately took to the head of its response. Knows nothing of requests.
+//! The times that an upstream lately took to the head of its response, for the requests of one route: those of other routes may be
+//! quite another work. Knows nothing of requests.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -6,19 +7,21 @@ use std::time::Duration;
 /// The number of responses that are remembered.
 const REMEMBERED: usize = 100;
 
-/// The times of an upstream's last responses.
+/// The times of the last responses.
 pub(crate) struct AnswerTimes {
     /// In microseconds; the next one replaces the oldest.
     micros: [AtomicU32; REMEMBERED],
     count: AtomicUsize,
 }
 
-impl AnswerTimes {
-    /// Creates the times of an upstream that has not answered yet.
-    pub(crate) fn new() -> AnswerTimes {
+impl Default for AnswerTimes {
+    /// Creates the times of a route that has had no response yet.
+    fn default() -> AnswerTimes {
         AnswerTimes { micros: std::array::from_fn(|_| AtomicU32::new(0)), count: AtomicUsize::new(0) }
     }
+}
 
+impl AnswerTimes {
     /// Notes the time of a response.
     pub(crate) fn add(&self, time: Duration) {
         let place = self.count.fetch_add(1, Ordering::Relaxed) % REMEMBERED;
@@ -44,7 +47,7 @@ mod tests {
 
     #[test]
     fn nine_of_ten_of_the_last_hundred_are_within() {
-        let times = AnswerTimes::new();
+        let times = AnswerTimes::default();
         assert_eq!(times.percentile_90(), Duration::ZERO);
         times.add(Duration::from_millis(800));
         assert_eq!(times.percentile_90(), Duration::from_millis(800));

@@ -12,7 +12,6 @@ use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
 
-use super::answer_times::AnswerTimes;
 use super::connect::{Connector, Wanted};
 use super::connection::Connection;
 use super::key::{Key, Reach};
@@ -40,7 +39,6 @@ pub(crate) struct Upstream {
     /// Held while a connection opens that other requests will share instead of opening their own.
     opening: Mutex<()>,
     ready_places: Semaphore,
-    answer_times: AnswerTimes,
     /// The time of the last warning that the upstream cannot be reached.
     warned_at: std::sync::Mutex<Option<Instant>>,
 }
@@ -63,28 +61,13 @@ impl Upstream {
         let host = HeaderValue::from_str(&settings.authority);
         let host = host.map_err(|_| ProxyBuildError::Host { authority: Arc::clone(&settings.authority) })?;
         let (protocol, ready_places) = (AtomicU8::new(protocol), Semaphore::new(READY_MAX));
-        let (answer_times, warned_at) = (AnswerTimes::new(), std::sync::Mutex::default());
-        Ok(Upstream {
-            settings,
-            host,
-            connector,
-            pool,
-            protocol,
-            opening,
-            ready_places,
-            answer_times,
-            warned_at,
-        })
+        let warned_at = std::sync::Mutex::default();
+        Ok(Upstream { settings, host, connector, pool, protocol, opening, ready_places, warned_at })
     }
 
     /// Returns the settings as configured.
     pub(crate) fn settings(&self) -> &Settings {
         &self.settings
-    }
-
-    /// Returns the times of the upstream's last responses.
-    pub(crate) fn answer_times(&self) -> &AnswerTimes {
-        &self.answer_times
     }
 
     /// Returns the value of `Host` for requests to the upstream.

@@ -87,6 +87,17 @@ fn a_problem_document_is_sent_where_the_route_or_the_request_asks() {
 }
 
 #[test]
+fn a_form_that_the_request_refuses_is_not_sent() {
+    for refused in ["application/problem+json;q=0", "application/problem+json; Q=0.000, text/plain"] {
+        assert_eq!(written(Errors::Json, &[("accept", refused)]).headers["content-type"], "application/json");
+    }
+    for asked in ["application/problem+json;q=0.1", "text/plain;q=0, application/problem+json"] {
+        let media_type = &written(Errors::Json, &[("accept", asked)]).headers["content-type"];
+        assert_eq!(media_type, "application/problem+json");
+    }
+}
+
+#[test]
 fn anthropic_google_and_elasticsearch_have_their_own() {
     let anthropic =
         json!({"type": "error", "error": {"type": "rate_limit_error", "message": "weir says <no> & why"}});
