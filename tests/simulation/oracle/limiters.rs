@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::event::{Algorithm, LimitModel, LimiterModel, Scope};
+use super::faults::Faults;
 use super::finding::Named;
 
 /// The most that a limit allows.
@@ -97,9 +98,19 @@ pub(crate) struct Limiter {
     pub(crate) resumed: Option<u64>,
     /// The oracle may not know all that weir counts from before: the limiter is new, or was in shadow mode.
     pub(crate) known_from: u64,
+    /// The limiter with the policy before the present one, and until when that may have been followed.
+    before: Option<(LimiterModel, u64)>,
 }
 
 impl Limiter {
+    /// Returns the percentage by which windows that begin at an instant may be over, by the policies followed in them; `None`: they
+    /// are not judged.
+    pub(crate) fn excess(&self, faults: &Faults, begin: u64) -> Option<u64> {
+        let now = faults.excess(&self.model, begin)?;
+        let before = self.before.as_ref().filter(|(_, until)| begin < *until);
+        before.map_or(Some(now), |(model, _)| Some(now.max(faults.excess(model, begin)?)))
+    }
+
     /// Returns its longest window, widened by what weir keeps free.
     pub(crate) fn window(&self) -> u64 {
         self.rules.iter().map(Rule::widened).max().unwrap_or(0)
@@ -134,6 +145,9 @@ impl Limiter {
         let old = &self.model;
         if (old.is_shadow, old.is_per_replica) != (model.is_shadow, model.is_per_replica) {
             self.known_from = until;
+        }
+        if old.policy != model.policy {
+            self.before = Some((old.clone(), until));
         }
         self.model = model.clone();
     }
@@ -215,7 +229,7 @@ impl Limiters {
                 let known_from = if version > 1 { at + lease } else { 0 };
                 self.all.insert(
                     model.id,
-                    Limiter { model: model.clone(), version, rules, paused, resumed, known_from },
+                    Limiter { model: model.clone(), version, rules, paused, resumed, known_from, before: None },
                 );
             }
         }

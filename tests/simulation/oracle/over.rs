@@ -308,7 +308,7 @@ pub(crate) fn judge(
             Algorithm::FixedWindow => at.saturating_sub(store_clock % per),
             _ => (at + 1).saturating_sub(per),
         };
-        let percent = faults.excess(&limiter.model, begin);
+        let percent = limiter.excess(faults, begin);
         let evidence = match rule.limit.algorithm {
             Algorithm::SlidingWindow => slide(state, rule, at, percent),
             Algorithm::FixedWindow => count(state, rule, request, percent, stepped),
