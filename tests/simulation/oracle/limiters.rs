@@ -229,7 +229,15 @@ impl Limiters {
                 let known_from = if version > 1 { at + lease } else { 0 };
                 self.all.insert(
                     model.id,
-                    Limiter { model: model.clone(), version, rules, paused, resumed, known_from, before: None },
+                    Limiter {
+                        model: model.clone(),
+                        version,
+                        rules,
+                        paused,
+                        resumed,
+                        known_from,
+                        before: None,
+                    },
                 );
             }
         }

@@ -202,6 +202,8 @@ impl Fleet<'_> {
         }
         arguments = arguments.ints(&given_back).ints(&reschedule).int(self.rng.u64(..30_000_000)).ints(&runs);
         let lead = if self.rng.u8(..4) == 0 { self.rng.u64(..500_000) } else { 0 };
+        let count = runs.len() as u64 / 3;
+        arguments = arguments.int(self.rng.u64(..=count)).int(self.rng.u64(..=count));
         arguments = arguments.int(lead).int(self.rng.u64(..30)).int(self.rng.u64(..500));
         let answer = self.call("reserve", &keys, arguments);
         self.learn(queue, &answer, &runs);
