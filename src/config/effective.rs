@@ -75,6 +75,7 @@ fn server(server: &Server) -> Value {
         "idle_timeout": show_duration(server.idle_timeout),
         "write_timeout": show_duration(server.write_timeout),
         "max_header_bytes": show_size(Size(server.max_header_bytes.into())),
+        "body_memory": show_size(Size(server.body_memory)),
         "drain_delay": show_duration(server.drain_delay),
         "drain_timeout": show_duration(server.drain_timeout),
     })

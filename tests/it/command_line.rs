@@ -90,6 +90,7 @@ async fn a_reload_by_hand_prints_what_has_changed() {
     }
     let shown = weir.ask("/api/config?defaults=1").await.json();
     assert_eq!(shown["config"]["server"]["idle_timeout"], "75s", "{shown}");
+    assert_eq!(shown["config"]["server"]["body_memory"], "256MiB", "{shown}");
     assert_eq!(shown["config"]["routes"][0]["upstream"]["timeout"], "1m", "{shown}");
     let written = weir.ask("/api/config").await.json();
     assert_eq!(
