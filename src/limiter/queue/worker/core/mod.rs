@@ -264,7 +264,7 @@ impl Worker {
             Event::Reconfigured(limits) => self.reconfigure(*limits, out),
             Event::Moved => self.calls.has_changed = true,
             Event::Heard(heard) => self.calls.heard = heard,
-            Event::Paused(paused) => self.pause.now = paused,
+            Event::Paused(paused) => self.follow_pause(paused, around.now),
             Event::Reporting(is_reported) => {
                 self.pause.is_reported = is_reported;
                 self.withdraw(is_reported, out);

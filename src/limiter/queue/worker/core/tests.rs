@@ -253,6 +253,20 @@ fn no_more_wait_for_the_end_of_a_pause_than_may_where_all_are_let_through() {
 }
 
 #[test]
+fn slots_of_the_share_are_void_where_the_pause_that_moved_them_ends_early() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    let limiter = limits(10, 1, OnStoreFailure::Local).refs[0].name.clone();
+    let until = |until| Event::Paused(Some(Paused { limiter: limiter.clone(), from: START, until }));
+    core.on(after(1), vec![Event::Linked(Link::Away { outage: 1 }), arrival(0, after(1), 2000)]);
+    core.on(after(2), vec![booked_locally(after(2), &[shown(after(500))]), until(after(1000))]);
+    let actions = core.on(after(200), vec![until(after(300))]);
+    let asks =
+        actions.iter().any(|action| matches!(action, Action::BookLocally(call) if call.give_back.is_empty()));
+    assert!(asks, "{actions:?}");
+    assert!(!is_granted(&core.on(after(501), Vec::new())));
+}
+
+#[test]
 fn slots_of_another_epoch_are_void_and_asked_for_anew() {
     let mut core = Driven::new(OnStoreFailure::Reject);
     core.on(START, vec![arrival(0, START, 1000)]);
