@@ -25,7 +25,7 @@ pub type Explain = Arc<dyn Fn(Request<()>, IpAddr) -> Explained + Send + Sync>;
 
 /// The explanation of a request.
 pub struct Explained {
-    /// What would become of it.
+    /// The fate of the request.
     pub document: Value,
     /// Its limiters, each with its partition.
     pub limiters: Vec<(LimiterName, Option<Partition>)>,

@@ -99,7 +99,7 @@ pub(super) struct PreparedReload {
     limiters: PreparedLimiters,
     proxy: PreparedProxy,
     loaded: Loaded,
-    /// What differs from the configuration in force.
+    /// The differences from the configuration in force.
     changes: Vec<Change>,
 }
 

@@ -28,7 +28,7 @@ const HIDDEN: &str = "***";
 
 /// The explanation of a request.
 pub struct Explanation {
-    /// What would become of it, as JSON, secrets masked.
+    /// The fate of the request as JSON, secrets masked.
     pub document: Value,
     /// The limiters that it would take permits from, each with the request's partition, in the order of the document.
     pub limiters: Vec<(LimiterName, Option<Partition>)>,

@@ -175,7 +175,7 @@ async fn no_permit_is_spent_on_a_client_that_left_behind_unread_bytes() {
     assert_eq!(upstream.targets(), ["/", "/stays"]);
 }
 
-/// What is read ahead goes upstream as it was sent.
+/// Bytes that were read ahead go upstream as they were sent.
 #[tokio::test]
 async fn a_body_that_was_read_ahead_arrives_whole() {
     let _lane = lane::shared().await;

@@ -35,7 +35,7 @@ async fn unknown_routes_and_forbidden_methods_are_refused() {
     assert_own(&trace, 405, "method_not_allowed");
     let connect = b"CONNECT api.example.com:443 HTTP/1.1\r\nhost: api.example.com:443\r\n\r\n";
     let mut connection = weir.connect().await;
-    // What follows is meant for the other end of the tunnel.
+    // The next bytes are meant for the other end of the tunnel.
     connection
         .send_raw(&[&connect[..], b"GET /a/tunnelled HTTP/1.1\r\nhost: h\r\n\r\n"].concat())
         .await

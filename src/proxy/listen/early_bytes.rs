@@ -55,7 +55,7 @@ struct Early {
     seen: Seen,
 }
 
-/// What is known of the end of the client's stream.
+/// The known state of the end of the client's stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Seen {
     /// It may stand behind bytes that were not read.

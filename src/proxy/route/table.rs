@@ -28,7 +28,7 @@ pub(crate) struct Route {
     pub(crate) upstream: Arc<Upstream>,
     /// The limiters that its requests take permits from; without any, requests go at once.
     pub(crate) limiter_set: Option<LimiterSet>,
-    /// What the upstream lately took to answer the route's requests.
+    /// The latest times in which the upstream answered the route's requests.
     pub(crate) answer_times: Arc<AnswerTimes>,
     /// The retries that are left.
     pub(crate) retry_budget: RetryBudget,
