@@ -126,6 +126,7 @@ async fn live_state(state: &AdminState) -> Value {
         "replicas": replicas::views(&state.limiters),
         "configuration": &*state.config.config().hash,
         "last_reload": config::last(&state.config),
+        "breakers": (state.breakers)(),
         "upstream_rejections": state.metrics.upstream_rejections(),
     })
 }

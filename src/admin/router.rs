@@ -5,6 +5,7 @@ use http::header::{ALLOW, HOST, WWW_AUTHENTICATE};
 use http::request::Parts;
 use http::{HeaderValue, Method, StatusCode};
 use http_body::Body;
+use serde_json::json;
 
 use super::access::{self, Denied, Right};
 use super::limiters::{Action, BoxError};
@@ -24,6 +25,7 @@ enum Endpoint<'path> {
     Limiter(&'path str),
     Act(Action, &'path str),
     Replicas,
+    Breakers,
     Config,
     Explain,
     Reload,
@@ -40,6 +42,7 @@ impl Endpoint<'_> {
             "/api/events" => Endpoint::Events,
             "/api/limiters" => Endpoint::Limiters,
             "/api/replicas" => Endpoint::Replicas,
+            "/api/breakers" => Endpoint::Breakers,
             "/api/config" => Endpoint::Config,
             "/api/explain" => Endpoint::Explain,
             "/api/reload" => Endpoint::Reload,
@@ -156,6 +159,7 @@ async fn answer(
             limiters::act(&state.limiters, action, name, request.uri.query(), body).await
         }
         Endpoint::Replicas => replicas::all(&state.limiters),
+        Endpoint::Breakers => response::document(&json!({ "breakers": (state.breakers)() })),
         Endpoint::Config => config::show(&state.config, request.uri.query()),
         Endpoint::Explain => explain::explain(&state.explain, &state.limiters, request.uri.query()).await,
         Endpoint::Reload => reload::reload(&state.reloader).await,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
@@ -12,6 +13,9 @@ use super::scrape::LastScrape;
 use crate::config;
 use crate::limiter::Limiters;
 use crate::telemetry::Metrics;
+
+/// Returns the breakers of the routes as JSON, in their order.
+pub type Breakers = Arc<dyn Fn() -> Vec<Value> + Send + Sync>;
 
 /// The handles that the endpoints share. Cheap to clone.
 #[derive(Clone)]
@@ -26,6 +30,8 @@ pub struct AdminState {
     pub reloader: Reloader,
     /// Explains requests, for `/api/explain`.
     pub explain: Explain,
+    /// Returns the breakers of the routes, and brings their metrics up to date.
+    pub breakers: Breakers,
     /// True while this replica is shutting down.
     pub draining: watch::Receiver<bool>,
     /// The state that all open dashboard pages share.

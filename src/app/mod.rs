@@ -203,8 +203,11 @@ impl App {
             let Explanation { document, limiters } = explaining.explain(request, peer);
             Explained { document, limiters }
         });
+        let watched = proxy.clone();
+        let breakers: admin::Breakers = Arc::new(move || watched.breakers());
         let state = AdminState {
             explain,
+            breakers,
             metrics: metrics.clone(),
             limiters: limiters.clone(),
             config: handle.clone(),

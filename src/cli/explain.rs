@@ -139,6 +139,9 @@ fn rows(document: &Value) -> Vec<Vec<String>> {
             row("limiter", "none: it goes out at once".to_owned());
         }
     }
+    if let Some(words) = breaker_words(&document["breaker"]) {
+        row("breaker", words);
+    }
     for limiter in document["limiters"].as_array().into_iter().flatten() {
         row("limiter", limiter_words(limiter, &list(&limiter["limits"])));
         if let Some(now) = now_words(&limiter["now"]) {
@@ -152,6 +155,18 @@ fn rows(document: &Value) -> Vec<Vec<String>> {
         row("not", format!("{}: {}", plain(&other["route"]), plain(&other["because"])));
     }
     rows
+}
+
+/// Says what a route's breaker does, if there is one.
+fn breaker_words(breaker: &Value) -> Option<String> {
+    let failures = plain(&breaker["failures"]);
+    Some(match (breaker["state"].as_str()?, breaker["probe_in_ms"].as_u64()) {
+        ("closed", _) => format!("closed, {failures} failures to connect in a row so far"),
+        (_, Some(millis)) => {
+            format!("open: it is refused with 503; the next probe in {:?}", Duration::from_millis(millis))
+        }
+        _ => "open: it is refused with 503; a probe is under way".to_owned(),
+    })
 }
 
 fn client_name(client: &Value) -> String {

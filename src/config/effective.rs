@@ -9,8 +9,8 @@ use serde_json::{Map, Value, json};
 
 use super::masked::is_masked;
 use super::model::{
-    Admin, Config, Confirm, Cost, Log, LogFormat, PATIENCE_HEADERS, RedisStore, Retry, Route, Server, Store,
-    Upstream,
+    Admin, Breaker, Config, Confirm, Cost, Log, LogFormat, PATIENCE_HEADERS, RedisStore, Retry, Route,
+    Server, Store, Upstream,
 };
 use super::units::{Share, Size, show_duration, show_share, show_size};
 use crate::limiter::model::limit::{Algorithm, Limit, Limiter, Mode, OnStoreFailure, PausePolicy, Scope};
@@ -188,6 +188,7 @@ fn route(route: &Route) -> Value {
         "errors": route.errors,
         "cost": cost(&route.cost),
         "retry": route.retry.as_ref().map_or_else(|| OFF.into(), retry),
+        "breaker": route.breaker.map_or_else(|| OFF.into(), breaker),
     })
 }
 
@@ -218,6 +219,10 @@ fn retry(retry: &Retry) -> Value {
         "max_body": show_size(Size(u64::try_from(retry.body_bytes_max).unwrap_or(u64::MAX))),
         "budget": budget,
     })
+}
+
+fn breaker(breaker: Breaker) -> Value {
+    json!({ "failures": breaker.failures, "for": show_duration(breaker.lasting) })
 }
 
 /// Formats a duration that need not be whole milliseconds.

@@ -343,6 +343,8 @@ pub struct Route {
     pub settle: Option<Settle>,
     /// The retries of a request.
     pub retry: Option<Retry>,
+    /// The breaker.
+    pub breaker: Option<Breaker>,
     /// The clients that may use the route; all if absent.
     pub clients: Option<HashSet<Arc<str>>>,
 }
@@ -369,6 +371,15 @@ pub struct Retry {
     pub body_bytes_max: usize,
     /// The retries for each request of the route, in millionths; `None` for any number.
     pub budget_ppm: Option<u32>,
+}
+
+/// The breaker of a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Breaker {
+    /// The failures to connect in a row that open it.
+    pub failures: u32,
+    /// The time from a failure to the next probe.
+    pub lasting: Duration,
 }
 
 /// The cost of a request.

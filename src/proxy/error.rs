@@ -6,6 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::HeaderName;
 
@@ -71,6 +72,12 @@ pub(crate) enum ProxyError {
     /// The client closed its connection and reads no response.
     #[error("the client went away")]
     ClientGone,
+    /// The route's breaker is open: no connection to the upstream is tried for now.
+    #[error("the upstream cannot be reached, and is not tried for now")]
+    UpstreamUnavailable {
+        /// The time until the next try.
+        retry_after: Duration,
+    },
     /// No connection to the upstream could be opened.
     #[error("no connection to the upstream: {0}")]
     UpstreamConnect(#[from] ConnectError),

@@ -102,6 +102,7 @@ pub(super) fn explain(table: &Table, request: Request<()>, peer: IpAddr) -> Expl
         }),
         "upstream": null,
         "limiters": [],
+        "breaker": null,
         "wait_max_ms": null,
         "others": others,
     });
@@ -112,6 +113,7 @@ pub(super) fn explain(table: &Table, request: Request<()>, peer: IpAddr) -> Expl
         limiters = names.zip(plan.partitions.iter().copied()).collect();
         document["wait_max_ms"] = millis(plan.wait_left(std::time::Duration::ZERO)).into();
         document["wait_bounded_by"] = plan.wait_told().into();
+        document["breaker"] = plan.route.breaker.as_ref().map(|breaker| breaker.view()).into();
         document["upstream"] = upstream(&plan, target, request, sender);
     }
     Explanation { document, limiters }

@@ -121,6 +121,11 @@ impl Proxy {
         explain::explain(&self.table(), request, peer)
     }
 
+    /// Returns the breakers of the routes in force as JSON, in their order, and brings their metrics up to date.
+    pub fn breakers(&self) -> Vec<serde_json::Value> {
+        self.table().breakers()
+    }
+
     /// Closes all upstream connections, after [`serve`] has returned.
     pub async fn close(&self) {
         self.each_upstream(Upstream::close_idle);

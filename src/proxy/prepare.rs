@@ -14,9 +14,9 @@ use crate::proxy::error::ProxyBuildError;
 use crate::proxy::listen::tls::Acceptor;
 use crate::proxy::net::body_memory::BodyMemory;
 use crate::proxy::net::certificates::read;
+use crate::proxy::route::breaker::Breaker;
 use crate::proxy::route::retry_budget::RetryBudget;
 use crate::proxy::route::table::{NO_ROUTE, Route, Table, no_trailers};
-use crate::proxy::upstream::answer_times::AnswerTimes;
 use crate::proxy::upstream::key::{Key, Reach};
 use crate::proxy::upstream::upstream::Upstream;
 use crate::telemetry::Metrics;
@@ -40,8 +40,8 @@ pub(super) struct Builder {
 }
 
 impl Builder {
-    /// Builds the routes of a configuration. Upstreams that are `present` already, unchanged, are taken over, and what they took to
-    /// answer, by the routes of the table `before`.
+    /// Builds the routes of a configuration. Upstreams that are `present` already, unchanged, are taken over, and what
+    /// is known of them, by the routes of the table `before`: what they took to answer, and the state of a breaker.
     pub(super) fn build(
         &self,
         config: &Config,
@@ -49,7 +49,7 @@ impl Builder {
         present: &Upstreams,
         before: Option<&Table>,
     ) -> Result<Parts, ProxyBuildError> {
-        let answer_times = before.map(Table::answer_times).unwrap_or_default();
+        let known = before.map(Table::by_name).unwrap_or_default();
         let mut upstreams = Upstreams::new();
         let mut routes = Vec::with_capacity(config.routes.len());
         for rule in &config.routes {
@@ -59,9 +59,8 @@ impl Builder {
                 None => Arc::new(Upstream::new(&key, &self.reach, self.tasks.clone())?),
             };
             upstreams.insert(key, Arc::clone(&upstream));
-            let known = answer_times.get(&*rule.name).filter(|(of, _)| Arc::ptr_eq(of, &upstream));
-            let known = known.map(|(_, times)| Arc::clone(times));
-            routes.push(Arc::new(self.route(rule, upstream, limiters, known.unwrap_or_default())?));
+            let known = known.get(&*rule.name).filter(|known| Arc::ptr_eq(&known.upstream, &upstream));
+            routes.push(Arc::new(self.route(rule, upstream, limiters, known.copied())?));
         }
         let tls = acceptor(config)?;
         let table = Table::new(routes, self.metrics.route(NO_ROUTE), config, tls);
@@ -73,16 +72,21 @@ impl Builder {
         rule: &model::Route,
         upstream: Arc<Upstream>,
         limiters: &PreparedLimiters,
-        answer_times: Arc<AnswerTimes>,
+        known: Option<&Arc<Route>>,
     ) -> Result<Route, ProxyBuildError> {
         let names: Vec<_> = rule.limiters.iter().map(|(name, _)| name.clone()).collect();
         let limiter_set = limiters.limiter_set(&names);
         let limiter_set = limiter_set
             .map_err(|source| ProxyBuildError::Limiters { route: Arc::clone(&rule.name), source })?;
+        let answer_times = known.map(|known| Arc::clone(&known.answer_times)).unwrap_or_default();
+        let breaker = rule.breaker.map(|breaker| {
+            let known = known.and_then(|known| known.breaker.as_ref()).filter(|known| known.has(breaker));
+            known.map_or_else(|| Arc::new(Breaker::new(&rule.name, breaker)), Arc::clone)
+        });
         let (retry_budget, no_trailers) = (RetryBudget::default(), no_trailers(rule));
         let metrics = self.metrics.route(&rule.name);
         let rule = rule.clone();
-        Ok(Route { rule, upstream, limiter_set, answer_times, retry_budget, no_trailers, metrics })
+        Ok(Route { rule, upstream, limiter_set, answer_times, breaker, retry_budget, no_trailers, metrics })
     }
 }
 

@@ -146,6 +146,7 @@ impl Metrics {
         ] {
             forget(counters, gone);
         }
+        forget(&families.breaker_open, gone);
         for histograms in [&families.request_duration_seconds, &families.upstream_duration_seconds] {
             forget(histograms, gone);
         }
@@ -217,7 +218,7 @@ mod tests {
         metrics.route("a").publish();
         metrics.limiter(limiter("l", &[("5/1s", 5)])).publish();
         let text = metrics.render();
-        let named = "requests_total request_duration_seconds upstream_duration_seconds upstream_rejections_total \
+        let named = "requests_total request_duration_seconds upstream_duration_seconds upstream_rejections_total breaker_open \
             permits_total queue_wait_seconds queue_waiting queue_capacity slot_lateness_seconds \
             limiter_limit_permits limiter_available_permits limiter_paused limiter_ready store_calls_total \
             store_call_duration_seconds store_batch_size store_up config_reloads_total \

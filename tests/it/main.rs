@@ -14,6 +14,7 @@ mod algorithms;
 mod ambiguity;
 mod audit;
 mod bad_input;
+mod breaker;
 mod browser;
 mod callers_patience;
 mod capacity;

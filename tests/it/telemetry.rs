@@ -12,6 +12,7 @@ const METRICS: &[(&str, &str, &[&str])] = &[
     ("weir_upstream_rejections_total", "counter", &["route", "code"]),
     ("weir_upstream_invalid_quota_headers_total", "counter", &["route"]),
     ("weir_retries_total", "counter", &["route", "reason"]),
+    ("weir_breaker_open", "gauge", &["route"]),
     ("weir_permits_total", "counter", &["limiter", "result"]),
     ("weir_queue_wait_seconds", "histogram", &["limiter"]),
     ("weir_queue_waiting", "gauge", &["limiter"]),

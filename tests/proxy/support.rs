@@ -184,6 +184,7 @@ pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
         patience: Vec::new(),
         settle: None,
         retry: None,
+        breaker: None,
         clients: None,
     }
 }

@@ -80,6 +80,7 @@ fn admin(token: Option<&str>) -> Admin {
     let explain: Explain = Arc::new(|_, _| Explained { document: Value::Null, limiters: Vec::new() });
     let state = AdminState {
         explain,
+        breakers: Arc::new(Vec::new),
         metrics,
         limiters,
         config,

@@ -20,7 +20,7 @@ use forms::{LongForm, NAME_PATTERN, Named, Text};
 
 pub(crate) use forms::{Form, OffOr};
 pub(crate) use limiter::{Algorithm, Limit, Limiter, Mode, OnStoreFailure, Pause, Queue, Scope, Sync};
-pub(crate) use route::{Cost, CostHeader, Match, Retry, RetryOn, Route, Upstream};
+pub(crate) use route::{Breaker, Cost, CostHeader, Match, Retry, RetryOn, Route, Upstream};
 pub(crate) use store::{Confirm, Redis, RedisTls, Sentinel, Store};
 
 /// The configuration of weir, an HTTP reverse proxy that keeps a fleet inside the rate limits of third-party APIs.

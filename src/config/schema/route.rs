@@ -63,6 +63,10 @@ pub(crate) struct Route {
     /// its own permit, within the longest wait of the request. Default `off`.
     #[schemars(extend("examples" = [{"attempts": 3, "on": ["connect", 503]}, "off"]))]
     pub(crate) retry: Option<OffOr<Retry>>,
+    /// The breaker, or `off`: after some failures to connect in a row requests are refused with 503 `upstream_unavailable` and
+    /// `Retry-After`, but for one probe at a time. Requests that wait keep their places. Each replica has its own. Default `off`.
+    #[schemars(extend("examples" = [{"failures": 10, "for": "5s"}, "off"]))]
+    pub(crate) breaker: Option<OffOr<Breaker>>,
     /// The `clients` that may use the route; others get 403. All of them if absent.
     #[schemars(extend("examples" = [["billing"]]))]
     pub(crate) clients: Option<Vec<String>>,
@@ -218,6 +222,23 @@ impl Setting for Text<Share> {
 }
 
 impl Setting for Retry {
+    const EXPECTED: &'static str = "off or a mapping";
+}
+
+/// The breaker of a route.
+#[derive(Debug, serde::Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Breaker {
+    /// The failures to connect in a row that open it, 1 to 1000. Default `10`.
+    #[schemars(range(min = 1, max = 1000), extend("examples" = [3]))]
+    pub(crate) failures: Option<i64>,
+    /// The time from a failure to the next probe, 10ms to 1h. Default `5s`.
+    #[serde(rename = "for")]
+    #[schemars(extend("examples" = ["30s"]))]
+    pub(crate) lasting: Option<Text<Duration>>,
+}
+
+impl Setting for Breaker {
     const EXPECTED: &'static str = "off or a mapping";
 }
 

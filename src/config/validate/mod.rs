@@ -9,6 +9,7 @@
 //! A section returns `None` once it has reported a problem, so nothing half-valid leaves this module. Knows the schema
 //! and the tree, and no text of YAML.
 
+mod breaker;
 mod check;
 mod clients;
 mod cost;

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::breaker::breaker;
 use super::check::{Check, NAME_EXPECTED};
 use super::cost::{cost, settle};
 use super::headers::{Purpose, header_names, headers};
@@ -72,6 +73,7 @@ fn one(check: &mut Check<'_>, route: &Given<'_, schema::Route>, names: &Names<'_
     let cost = cost(check, &key!(route.cost), &limiters);
     let settle = settle(check, &key!(route.cost));
     let retry = retry(check, &key!(route.retry));
+    let breaker = breaker(check, &key!(route.breaker));
     let clients = clients(check, &key!(route.clients), names);
     let keyed = limiters.iter().map(|(limiter, reading)| (limiter.name.clone(), Arc::clone(&reading.key)));
     let mut patience: Vec<Patience> = Vec::new();
@@ -96,6 +98,7 @@ fn one(check: &mut Check<'_>, route: &Given<'_, schema::Route>, names: &Names<'_
         cost: cost?,
         settle: settle?,
         retry: retry?,
+        breaker: breaker?,
         clients,
     })
 }

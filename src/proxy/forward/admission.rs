@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use futures_util::future::{Either, try_select};
 use http::Request;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
+use super::connect::{self, Needed};
 use super::plan::Plan;
 use super::record::Record;
 use crate::clock::Micros;
@@ -33,6 +34,7 @@ pub(crate) async fn admit(
     demand: &Demand,
     record: &mut Record,
 ) -> Result<(Option<Permit>, Ready), ProxyError> {
+    connect::arrives(plan)?;
     let Some(limiter_set) = &plan.route.limiter_set else { return Ok((None, Ready::default())) };
     let entered = traced(record, Part::Reserve, limiter_set.enter(&plan.partitions, *demand)).await;
     match entered.map_err(|refusal| refused(plan, limiter_set, refusal))? {
@@ -41,7 +43,9 @@ pub(crate) async fn admit(
             versions::compact(head);
             record.wait.begin();
             let early = client.early.begin(plan.body_bytes);
-            let waiting = pin!(wait(plan, limiter_set, ticket, early.as_ref()));
+            let wait_max = limiter_set.wait_max().min(demand.wait_max.unwrap_or(Duration::MAX));
+            let deadline = Instant::now() + wait_max;
+            let waiting = pin!(wait(plan, limiter_set, (ticket, deadline), early.as_ref()));
             let waited = traced(record, Part::Wait, while_waiting(client, early.as_ref(), waiting)).await;
             record.wait.end(waited.as_ref().ok().map(|(permit, _)| permit));
             let (permit, ready) = waited?;
@@ -95,7 +99,7 @@ pub(crate) fn traced<T>(
 async fn wait(
     plan: &Plan,
     limiter_set: &LimiterSet,
-    mut ticket: Ticket,
+    (mut ticket, deadline): (Ticket, Instant),
     early: Option<&EarlyReading<'_>>,
 ) -> Result<(Permit, Ready), ProxyError> {
     ticket.approaching().await;
@@ -103,7 +107,7 @@ async fn wait(
         early.turn_is_near();
     }
     // Boxed, because waiting requests must stay small, and most are far from their turn.
-    let (mut permit, ready) = Box::pin(turn(plan, limiter_set, ticket)).await?;
+    let (mut permit, ready) = Box::pin(turn(plan, limiter_set, (ticket, deadline))).await?;
     match early {
         Some(early) if Box::pin(has_left(early, &mut permit)).await => Err(ProxyError::ClientGone),
         _ => Ok((permit, ready)),
@@ -116,7 +120,11 @@ async fn has_left(early: &EarlyReading<'_>, permit: &mut Permit) -> bool {
 }
 
 /// Waits for the slot, which is near, and makes a connection ready for it.
-async fn turn(plan: &Plan, limiter_set: &LimiterSet, ticket: Ticket) -> Result<(Permit, Ready), ProxyError> {
+async fn turn(
+    plan: &Plan,
+    limiter_set: &LimiterSet,
+    (ticket, deadline): (Ticket, Instant),
+) -> Result<(Permit, Ready), ProxyError> {
     let refused = |refusal| refused(plan, limiter_set, refusal);
     let upstream = &plan.route.upstream;
     let Some(_place) = upstream.ready_place() else {
@@ -126,7 +134,7 @@ async fn turn(plan: &Plan, limiter_set: &LimiterSet, ticket: Ticket) -> Result<(
     let ready = pin!(async {
         let lease = match upstream.idle(plan.wanted()) {
             Some(lease) => lease,
-            None => Box::pin(upstream.open(plan.wanted())).await?,
+            None => Box::pin(connect::open(plan, Needed::Any, deadline)).await?,
         };
         Ok(Ready::from(lease))
     });

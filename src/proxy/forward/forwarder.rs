@@ -237,7 +237,9 @@ async fn attempts(
         match admit(plan, client, &mut outgoing.head, &demand, record).await {
             Ok((permit, ready)) => (outgoing.permit, outgoing.ready) = (permit, ready),
             // Without a permit within the wait, the client gets the last result.
-            Err(ProxyError::Refused { .. } | ProxyError::Draining) => break,
+            Err(
+                ProxyError::Refused { .. } | ProxyError::UpstreamUnavailable { .. } | ProxyError::Draining,
+            ) => break,
             Err(error) => {
                 sent = Err(error);
                 continue;

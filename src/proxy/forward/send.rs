@@ -11,6 +11,7 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::admission::{Spent, admit, check_patience, confirm, set_aside_while, traced, while_wanted};
+use super::connect::{self, Needed};
 use super::feedback;
 use super::outgoing::Outgoing;
 use super::plan::Plan;
@@ -38,9 +39,7 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
     let (mut lease, mut may_be_stale) = match outgoing.ready.take().or_else(|| upstream.idle(plan.wanted())) {
         Some(lease) => (lease, true),
         None => {
-            // Boxed, because waiting requests must stay small.
-            let opening = Box::pin(connected(&mut outgoing.permit, upstream.open(plan.wanted())));
-            let lease = traced(record, Part::Connect, opening).await?;
+            let lease = connected(plan, client, &mut outgoing.permit, Needed::Any, record).await?;
             let may_be_stale = lease.is_reused();
             (lease, may_be_stale)
         }
@@ -69,6 +68,7 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
         match lease.send(request, outgoing.upload.clone(), upstream.settings().timeouts.headers).await {
             Ok(response) => {
                 plan.route.answer_times.add(sent_at.elapsed());
+                connect::answered(plan);
                 record.came_back(Ok(response.status()));
                 feedback::report(plan, &response, spent.commit().as_ref(), began.elapsed());
                 return Ok((response, lease));
@@ -97,8 +97,7 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
             }
         }
         may_be_stale = false;
-        let opening = Box::pin(connected(&mut outgoing.permit, upstream.open_fresh(plan.wanted())));
-        lease = traced(record, Part::Connect, opening).await?;
+        lease = connected(plan, client, &mut outgoing.permit, Needed::Fresh, record).await?;
     }
 }
 
@@ -115,15 +114,26 @@ fn prepare(
     request
 }
 
-/// Waits for a connection. If that takes long, other requests go before this one.
+/// Waits for a connection. If that takes long, other requests go before this one. A breaker may take its time, so a client that leaves
+/// meanwhile is noticed.
 async fn connected(
+    plan: &Plan,
+    client: &Client,
     permit: &mut Option<Permit>,
-    opening: impl Future<Output = Result<Lease, ConnectError>>,
-) -> Result<Lease, ConnectError> {
-    match permit {
-        Some(permit) => set_aside_while(permit, pin!(opening)).await,
-        None => opening.await,
-    }
+    needed: Needed,
+    record: &Record,
+) -> Result<Lease, ProxyError> {
+    let deadline = Instant::now() + plan.wait_left(record.wait.total);
+    // Boxed, because waiting requests must stay small.
+    let opening = Box::pin(async {
+        let opening = pin!(connect::open(plan, needed, deadline));
+        match permit {
+            Some(permit) => set_aside_while(permit, opening).await,
+            None => opening.await,
+        }
+    });
+    let opening = traced(record, Part::Connect, opening);
+    if plan.route.breaker.is_some() { while_wanted(client, pin!(opening)).await } else { opening.await }
 }
 
 /// Returns whether the upstream closed a connection instead of answering.

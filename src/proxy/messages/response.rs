@@ -54,6 +54,8 @@ struct Verdict<'a> {
     code: &'static str,
     outcome: Outcome,
     detail: String,
+    /// The time until a retry is worthwhile, if that is known.
+    retry_after: Option<Micros>,
     quota: Option<SpentQuota<'a>>,
 }
 
@@ -65,7 +67,6 @@ struct SpentQuota<'a> {
     violated: Option<String>,
     /// The permits that it has left: too few for the request.
     available: u64,
-    retry_after: Micros,
 }
 
 /// Makes the response to a request that was not forwarded.
@@ -77,8 +78,12 @@ pub(crate) fn refuse(error: &ProxyError, reader: Reader, errors: Errors) -> Refu
     if matches!(error, ProxyError::BadFraming(_)) {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
+    if let Some(delay) = verdict.retry_after {
+        headers.insert(RETRY_AFTER, HeaderValue::from(seconds_up(delay)));
+        headers.insert(RETRY_AFTER_MS, HeaderValue::from(delay.millis_up()));
+    }
     if let Some(quota) = &verdict.quota {
-        quota.describe(headers);
+        quota.describe(headers, verdict.retry_after.unwrap_or_default());
     }
     if verdict.status == StatusCode::UNAUTHORIZED {
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(CHALLENGE));
@@ -169,6 +174,9 @@ fn verdict(error: &ProxyError) -> Verdict<'_> {
         ProxyError::Draining => (StatusCode::SERVICE_UNAVAILABLE, "draining", Refused),
         ProxyError::RequestTimeout => (StatusCode::REQUEST_TIMEOUT, "request_timeout", Failed),
         ProxyError::ClientGone => (StatusCode::BAD_REQUEST, "bad_request", Cancelled),
+        ProxyError::UpstreamUnavailable { .. } => {
+            (StatusCode::SERVICE_UNAVAILABLE, "upstream_unavailable", Refused)
+        }
         ProxyError::UpstreamConnect(_) => (StatusCode::BAD_GATEWAY, "upstream_connect", Failed),
         ProxyError::UpstreamProtocol(_) | ProxyError::UpgradeUnasked => {
             (StatusCode::BAD_GATEWAY, "upstream_protocol", Failed)
@@ -181,35 +189,45 @@ fn verdict(error: &ProxyError) -> Verdict<'_> {
         ProxyError::UpstreamProtocol(_) => "the upstream's answer was not understood".to_owned(),
         other => other.to_string(),
     };
-    Verdict { status, code, outcome, detail, quota: None }
+    let retry_after = match error {
+        ProxyError::UpstreamUnavailable { retry_after } => Some(Micros::from(*retry_after)),
+        _ => None,
+    };
+    Verdict { status, code, outcome, detail, retry_after, quota: None }
 }
 
 fn refused<'a>(refusal: &'a Refusal, limiter: Option<&'a Limiter>, wait: Option<&str>) -> Verdict<'a> {
     let name = refusal.limiter();
     let wait = wait.map_or_else(|| "the wait".to_owned(), |wait| ["the wait of ", wait].concat());
-    let quota = |limit: usize, available: u64, retry_after: Micros| {
+    let quota = |limit: usize, available: u64| {
         let violated = limiter.and_then(|limiter| limiter.limits.get(limit));
         let violated = violated.map(|limit| [name.as_str(), ":", &limit.label].concat());
-        Some(SpentQuota { name, limiter, violated, available, retry_after })
+        Some(SpentQuota { name, limiter, violated, available })
+    };
+    let retry_after = match refusal {
+        Refusal::RateLimited { retry_after, .. }
+        | Refusal::Paused { retry_after, .. }
+        | Refusal::QueueFull { retry_after, .. } => Some(*retry_after),
+        Refusal::StoreUnavailable { .. } | Refusal::CostExceedsLimit { .. } | Refusal::Closed { .. } => None,
     };
     let (status, code, detail, quota) = match refusal {
-        Refusal::RateLimited { limit, available, retry_after, .. } => (
+        Refusal::RateLimited { limit, available, .. } => (
             StatusCode::TOO_MANY_REQUESTS,
             "rate_limited",
             ["limiter ", name.as_str(), " has no permit within ", &wait].concat(),
-            quota(*limit, *available, *retry_after),
+            quota(*limit, *available),
         ),
-        Refusal::Paused { retry_after, .. } => (
+        Refusal::Paused { .. } => (
             StatusCode::TOO_MANY_REQUESTS,
             "paused",
             ["limiter ", name.as_str(), " is paused for longer than ", &wait].concat(),
-            Some(SpentQuota { name, limiter, violated: None, available: 0, retry_after: *retry_after }),
+            Some(SpentQuota { name, limiter, violated: None, available: 0 }),
         ),
-        Refusal::QueueFull { limit, available, retry_after, .. } => (
+        Refusal::QueueFull { limit, available, .. } => (
             StatusCode::TOO_MANY_REQUESTS,
             "queue_full",
             ["the queue of limiter ", name.as_str(), " is full"].concat(),
-            quota(*limit, *available, *retry_after),
+            quota(*limit, *available),
         ),
         Refusal::StoreUnavailable { .. } => (
             StatusCode::SERVICE_UNAVAILABLE,
@@ -227,7 +245,7 @@ fn refused<'a>(refusal: &'a Refusal, limiter: Option<&'a Limiter>, wait: Option<
             (StatusCode::SERVICE_UNAVAILABLE, "draining", "shutting down".to_owned(), None)
         }
     };
-    Verdict { status, code, outcome: Outcome::Refused, detail, quota }
+    Verdict { status, code, outcome: Outcome::Refused, detail, retry_after, quota }
 }
 
 /// Makes the response in the form that its reader understands.
@@ -244,7 +262,7 @@ fn respond(verdict: &Verdict<'_>, reader: Reader, errors: Errors) -> Response<By
         message: &message,
         limiter: quota.map(|quota| quota.name.as_str()),
         violated: quota.and_then(|quota| quota.violated.as_deref()),
-        retry_after: quota.map(|quota| quota.retry_after),
+        retry_after: verdict.retry_after,
     };
     let written = words.write(reader, errors);
     let mut response = Response::new(written.body.into());
@@ -292,28 +310,26 @@ impl Verdict<'_> {
     /// Returns one sentence that says who refused, why, and when to come back: what a developer sees in the exception of an SDK.
     fn message(&self) -> String {
         let refused = if self.outcome == Outcome::Refused { "refused this request" } else { "has no answer" };
-        let when =
-            self.quota.as_ref().map_or_else(String::new, |quota| match quota.retry_after.millis_up() {
-                millis @ ..10_000 => format!("; try again in {millis} ms"),
-                millis => format!("; try again in {} s", millis.div_ceil(1000)),
-            });
+        let when = self.retry_after.map_or_else(String::new, |delay| match delay.millis_up() {
+            millis @ ..10_000 => format!("; try again in {millis} ms"),
+            millis => format!("; try again in {} s", millis.div_ceil(1000)),
+        });
         format!("weir, the proxy in front of this API, {refused}: {}{when}", self.detail)
     }
 }
 
 impl SpentQuota<'_> {
-    /// Writes `Retry-After`, `retry-after-ms`, `RateLimit-Policy` and `RateLimit`.
-    fn describe(&self, headers: &mut HeaderMap) {
-        let seconds = self.retry_after.0.div_ceil(1_000_000).max(1);
-        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
-        headers.insert(RETRY_AFTER_MS, HeaderValue::from(self.retry_after.millis_up()));
+    /// Writes `RateLimit-Policy` and `RateLimit`.
+    fn describe(&self, headers: &mut HeaderMap, retry_after: Micros) {
         let policies = Some(self.policies()).filter(|policies| !policies.is_empty());
         if let Some(Ok(policies)) = policies.map(HeaderValue::try_from) {
             headers.insert(RATELIMIT_POLICY, policies);
         }
         let limit = self.violated.as_deref();
         let left = self.available.to_string();
-        let limit = limit.map(|policy| ["\"", policy, "\";r=", &left, ";t=", &seconds.to_string()].concat());
+        let limit = limit.map(|policy| {
+            ["\"", policy, "\";r=", &left, ";t=", &seconds_up(retry_after).to_string()].concat()
+        });
         if let Some(Ok(limit)) = limit.map(HeaderValue::try_from) {
             headers.insert(RATELIMIT, limit);
         }
@@ -335,6 +351,11 @@ impl SpentQuota<'_> {
         }
         policies
     }
+}
+
+/// Returns a delay in whole seconds, rounded up: no client asks again too early.
+fn seconds_up(delay: Micros) -> u64 {
+    delay.0.div_ceil(1_000_000).max(1)
 }
 
 /// Returns the length of a limit's window if every window has it and it is whole seconds, the only unit of `w`.
@@ -383,7 +404,8 @@ mod tests {
         };
         let verdict = refused(&refusal, Some(&limiter), None);
         let mut headers = HeaderMap::new();
-        verdict.quota.unwrap().describe(&mut headers);
+        let retry_after = verdict.retry_after.unwrap();
+        verdict.quota.unwrap().describe(&mut headers, retry_after);
         let policies = headers[RATELIMIT_POLICY].to_str().unwrap();
         let expected = "\"a.b_c-d:10/1500ms\";q=10, \"a.b_c-d:10/1m token_bucket\";q=10;w=60, \
                         \"a.b_c-d:10/1d Europe/Berlin\";q=10;w=86400, \"a.b_c-d:10/1w\";q=10;w=604800, \
@@ -403,10 +425,8 @@ mod tests {
         let verdict = refused(&refusal, None, None);
         assert_eq!((verdict.status, verdict.code), (StatusCode::TOO_MANY_REQUESTS, "rate_limited"));
         let mut headers = HeaderMap::new();
-        verdict.quota.unwrap().describe(&mut headers);
-        assert_eq!(
-            headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(),
-            ["retry-after", "retry-after-ms"]
-        );
+        let retry_after = verdict.retry_after.unwrap();
+        verdict.quota.unwrap().describe(&mut headers, retry_after);
+        assert!(headers.is_empty());
     }
 }

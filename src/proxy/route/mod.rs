@@ -2,6 +2,8 @@
 //!
 //! Pure but for [`table`], which carries the resolved configuration. Takes no permit and opens no connection.
 
+pub(crate) mod breaker;
+mod breaker_core;
 pub(crate) mod caller;
 pub(crate) mod links;
 mod loose;

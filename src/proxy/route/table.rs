@@ -6,7 +6,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use http::HeaderName;
+use serde_json::Value;
 
+use super::breaker::Breaker;
 use super::retry_budget::RetryBudget;
 use super::router::{Index, Mismatch, Target, mismatch};
 use crate::config::model::{Clients, Config, Cost, KeyPart, Route as Rule, Server};
@@ -30,6 +32,8 @@ pub(crate) struct Route {
     pub(crate) limiter_set: Option<LimiterSet>,
     /// The latest times in which the upstream answered the route's requests.
     pub(crate) answer_times: Arc<AnswerTimes>,
+    /// The breaker, if one is configured.
+    pub(crate) breaker: Option<Arc<Breaker>>,
     /// The retries that are left.
     pub(crate) retry_budget: RetryBudget,
     /// The headers that must not come as trailers, because the route reads, sets or removes them.
@@ -94,9 +98,18 @@ impl Table {
         rules.map(move |rule| (rule, mismatch(&rule.matches, target.path, target)))
     }
 
-    /// Returns what upstreams lately took, by the names of their routes.
-    pub(crate) fn answer_times(&self) -> HashMap<&str, (&Arc<Upstream>, &Arc<AnswerTimes>)> {
-        self.routes.iter().map(|route| (&*route.rule.name, (&route.upstream, &route.answer_times))).collect()
+    /// Returns the routes by their names.
+    pub(crate) fn by_name(&self) -> HashMap<&str, &Arc<Route>> {
+        self.routes.iter().map(|route| (&*route.rule.name, route)).collect()
+    }
+
+    /// Returns the breakers, in the order of their routes, and brings their metrics up to date.
+    pub(crate) fn breakers(&self) -> Vec<Value> {
+        let look = |route: &Arc<Route>| {
+            route.metrics.breaker_open(route.breaker.as_ref().is_some_and(|breaker| breaker.is_open()));
+            route.breaker.as_ref().map(|breaker| breaker.view())
+        };
+        self.routes.iter().filter_map(look).collect()
     }
 
     /// Shows the metrics of all routes in `/metrics`.

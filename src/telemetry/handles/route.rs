@@ -3,7 +3,7 @@
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
-use prometheus::{Histogram, IntCounter, IntCounterVec};
+use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
 
 use crate::telemetry::handles::Unpublished;
 use crate::telemetry::metrics::Families;
@@ -28,6 +28,7 @@ pub(in crate::telemetry) struct RouteShared {
     upstream_rejections_cached: CounterCache<u16>,
     upstream_invalid_quota_headers: IntCounter,
     retries: IntCounterVec,
+    breaker_open: IntGauge,
 }
 
 impl RouteShared {
@@ -49,6 +50,7 @@ impl RouteShared {
                 .upstream_invalid_quota_headers_total
                 .with_label_values(&[name]),
             retries: families.retries_total.clone(),
+            breaker_open: families.breaker_open.with_label_values(&[name]),
         }
     }
 }
@@ -88,6 +90,11 @@ impl RouteMetrics {
     /// Counts quota headers of the upstream that could not be parsed.
     pub fn upstream_invalid_quota_headers(&self, values: u64) {
         self.shared.upstream_invalid_quota_headers.inc_by(values);
+    }
+
+    /// Shows whether the route's breaker refuses requests.
+    pub fn breaker_open(&self, is_open: bool) {
+        self.shared.breaker_open.set(i64::from(is_open));
     }
 
     /// Counts a retry. The reason is `connect` or the status of the failed attempt.

@@ -105,6 +105,11 @@ pub(crate) struct Upstream {
 impl Upstream {
     /// Starts on a free port; every path answers 200 until told otherwise.
     pub(crate) fn start() -> Upstream {
+        Upstream::start_at(0)
+    }
+
+    /// Starts on a port, on which another one may have been before.
+    pub(crate) fn start_at(port: u16) -> Upstream {
         raise_open_files();
         let shared = Arc::new(Shared::default());
         let stop = CancellationToken::new();
@@ -115,7 +120,7 @@ impl Upstream {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
                 let runtime = runtime.expect("start a runtime");
                 runtime.block_on(async move {
-                    let listener = listen();
+                    let listener = listen(port);
                     ready.send(listener.local_addr().expect("an address")).expect("the test waits");
                     tokio::select! {
                         () = accept(listener, &shared) => {}
@@ -234,9 +239,10 @@ impl Drop for Upstream {
     }
 }
 
-fn listen() -> TcpListener {
+fn listen(port: u16) -> TcpListener {
     let socket = TcpSocket::new_v4().expect("a socket");
-    socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a free port");
+    socket.set_reuseaddr(true).expect("a socket's option");
+    socket.bind(SocketAddr::from(([127, 0, 0, 1], port))).expect("a free port");
     socket.listen(BACKLOG).expect("listen")
 }
 
