@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Errors {
-    /// RFC 9457 and what most SDKs read: `error: {message, type, code}` and `message`. AWS, Elasticsearch and Notion get their own.
+    /// RFC 9457 and what most SDKs read: `error: {message, type, code}` and `message`. AWS, Elasticsearch, Notion and Twilio get their own.
     #[default]
     Json,
     /// RFC 9457 alone, as `application/problem+json`.

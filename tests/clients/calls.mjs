@@ -249,8 +249,12 @@ if (process.argv[2] === "list") {
 } else {
   const runs = JSON.parse(readFileSync(0, "utf8"));
   const lines = [];
+  let begun = 0;
   const work = async () => {
-    for (let run; (run = runs.shift()); ) lines.push(JSON.stringify(await outcome(run)));
+    while (begun < runs.length) {
+      const place = begun++;
+      lines[place] = JSON.stringify(await outcome(runs[place]));
+    }
   };
   await Promise.all(Array.from({ length: AT_ONCE }, work));
   // Calls that still wait end here.

@@ -122,7 +122,7 @@ def hubspot(base, retries):
     return lambda: sdk.crm.contacts.basic_api.get_by_id("1").id
 
 
-@client("Twilio", limited=["TwilioRestException"], errors="twilio")
+@client("Twilio", limited=["TwilioRestException"])
 def twilio(base, retries):
     from twilio.http.http_client import TwilioHttpClient
     from twilio.rest import Client

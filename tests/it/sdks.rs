@@ -1,9 +1,10 @@
 //! The shapes that vendors' SDKs parse: refusals, and links that stay inside.
 
 use serde_json::json;
+use tokio::task::JoinSet;
 
 use crate::support::raw::RawUpstream;
-use crate::support::{Answer, Reply, Request, Upstream, Weir, client, closed_port, lane};
+use crate::support::{Answer, PATIENCE, Reply, Request, Upstream, Weir, client, closed_port, lane};
 
 const SIGNED: &str =
     "AWS4-HMAC-SHA256 Credential=AKID/20260101/eu-west-1/s3/aws4_request, SignedHeaders=host";
@@ -90,9 +91,11 @@ async fn refusals_have_the_shape_that_the_route_names() {
             (&json!("error"), &json!("rate_limited"))
         );
     }
-    let refused = weir.get("/twilio").await;
-    assert_refused(&refused, "application/json");
-    assert_eq!((&refused.json()["code"], &refused.json()["title"]), (&json!(20429), &json!(null)));
+    for (path, headers) in [("/twilio", &[][..]), ("/json", &[("x-twilio-client", "python-9.13.0")])] {
+        let refused = ask(&weir, path, headers).await;
+        assert_refused(&refused, "application/json");
+        assert_eq!((&refused.json()["code"], &refused.json()["title"]), (&json!(20429), &json!(null)));
+    }
 
     for (path, headers) in [
         ("/aws", &[][..]),
@@ -233,6 +236,62 @@ async fn every_refusal_has_every_form() {
             assert_eq!(grpc.header("grpc-retry-pushback-ms"), grpc.header("retry-after-ms"), "{path}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_refusal_without_the_store_has_every_form() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let routes = routes_of("away", &format!("upstream: \"{}\", limiter: api", upstream.url()));
+    let weir = Weir::start(&format!(
+        "store: {{redis: {{url: \"redis://127.0.0.1:{}\"}}}}\n\
+         limiters: {{api: {{limits: [1/1h], on_store_failure: reject}}}}\nroutes:\n{routes}",
+        closed_port()
+    ))
+    .await;
+    for form in FORMS {
+        let answer = weir.get(&format!("/{form}/away")).await;
+        assert_eq!(answer.weir_error(), Some("store_unavailable"), "{form}");
+        assert_form(form, &answer, 503);
+    }
+    assert_eq!(upstream.count(), 0);
+}
+
+/// A request that waits when weir must end is refused, in the form of its route, or in the one that it asks for itself.
+#[tokio::test]
+async fn a_refusal_of_a_weir_that_drains_has_every_form() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let options = format!("upstream: \"{}\", limiter: api", upstream.url());
+    let routes = routes_of("drained", &options);
+    let mut weir = Weir::start(&format!(
+        "server: {{drain_timeout: 1s}}\nlimiters: {{api: {{limits: [1/1m], queue: {{timeout: 1h}}}}}}\nroutes:\n{routes}"
+    ))
+    .await;
+    assert_eq!(weir.get("/json/drained").await.status, 200);
+    let mut waiting = JoinSet::new();
+    for form in FORMS {
+        for (seen, name, value) in [
+            (form, "accept", "*/*"),
+            ("problem", "accept", "application/problem+json"),
+            ("grpc", "content-type", "application/grpc"),
+        ] {
+            let (url, target) = (weir.url(""), format!("/{form}/drained"));
+            let request = Request::get(&target).header(name, value);
+            waiting.spawn(async move { (seen, client::send(&url, request).await.unwrap()) });
+        }
+    }
+    weir.wait_for_waiting(3 * FORMS.len()).await;
+    weir.sigterm();
+    for (form, answer) in waiting.join_all().await {
+        assert_eq!(answer.weir_error(), Some("draining"), "{form}");
+        match form {
+            "grpc" => assert_eq!((answer.status, answer.header("grpc-status")), (200, Some("14"))),
+            _ => assert_form(form, &answer, 503),
+        }
+    }
+    weir.wait_exit(PATIENCE).await;
+    assert_eq!(upstream.count(), 1);
 }
 
 /// Follows `Link: <...>; rel="next"` as octokit does: to wherever it leads.

@@ -18,6 +18,7 @@ use crate::config::model::Errors;
 const X_AMZ_RETRY_AFTER: HeaderName = HeaderName::from_static("x-amz-retry-after");
 const X_AMZ_TARGET: HeaderName = HeaderName::from_static("x-amz-target");
 const X_AMZN_ERRORTYPE: HeaderName = HeaderName::from_static("x-amzn-errortype");
+const NOTION_VERSION: HeaderName = HeaderName::from_static("notion-version");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const GRPC_STATUS_DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
@@ -66,6 +67,8 @@ enum Wish {
     Elasticsearch,
     /// `Notion-Version`.
     Notion,
+    /// `X-Twilio-Client`.
+    Twilio,
 }
 
 /// A protocol of AWS, by the shape of its errors.
@@ -88,8 +91,8 @@ impl Reader {
             Wish::Problem
         } else if flags.has(HeaderFlags::AWS) {
             Wish::Aws
-        } else if flags.has(HeaderFlags::NOTION) {
-            Wish::Notion
+        } else if flags.has(HeaderFlags::VENDOR) {
+            if headers.contains_key(NOTION_VERSION) { Wish::Notion } else { Wish::Twilio }
         } else if flags.has(HeaderFlags::ACCEPT) && accepts(headers, ELASTICSEARCH_JSON) {
             Wish::Elasticsearch
         } else {
@@ -106,10 +109,10 @@ impl Reader {
             (Wish::Aws, Errors::Json) | (_, Errors::Aws) => Form::Aws(self.aws),
             (Wish::Elasticsearch, Errors::Json) | (_, Errors::Elasticsearch) => Form::Elasticsearch,
             (Wish::Notion, Errors::Json) | (_, Errors::Notion) => Form::Notion,
+            (Wish::Twilio, Errors::Json) | (_, Errors::Twilio) => Form::Twilio,
             (Wish::None, Errors::Json) => Form::Json,
             (_, Errors::Anthropic) => Form::Anthropic,
             (_, Errors::Google) => Form::Google,
-            (_, Errors::Twilio) => Form::Twilio,
         }
     }
 }

@@ -23,8 +23,8 @@ impl HeaderFlags {
     pub(crate) const FORWARDED: HeaderFlags = HeaderFlags(1 << 6);
     /// Any `weir-*`.
     pub(crate) const OWN: HeaderFlags = HeaderFlags(1 << 7);
-    /// `Notion-Version`, which Notion's API demands.
-    pub(crate) const NOTION: HeaderFlags = HeaderFlags(1 << 15);
+    /// Any of `Notion-Version`, which Notion's API demands, and `X-Twilio-Client`, which Twilio's SDK sends.
+    pub(crate) const VENDOR: HeaderFlags = HeaderFlags(1 << 15);
     pub(crate) const EXPECT: HeaderFlags = HeaderFlags(1 << 8);
     pub(crate) const CONTENT_TYPE: HeaderFlags = HeaderFlags(1 << 9);
     /// Any of `Location`, `Content-Location` and `Link`.
@@ -55,7 +55,7 @@ impl HeaderFlags {
             "forwarded" | "x-forwarded-for" | "x-forwarded-proto" | "x-forwarded-host" => {
                 HeaderFlags::FORWARDED
             }
-            "notion-version" => HeaderFlags::NOTION,
+            "notion-version" | "x-twilio-client" => HeaderFlags::VENDOR,
             "expect" => HeaderFlags::EXPECT,
             "content-type" => HeaderFlags::CONTENT_TYPE,
             "location" | "content-location" | "link" => HeaderFlags::LINKS,

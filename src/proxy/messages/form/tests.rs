@@ -135,9 +135,10 @@ fn clients_of_elasticsearch_and_notion_are_known_by_their_headers() {
 
 #[test]
 fn twilio_gets_no_problem_document() {
-    // Its SDK for Python makes another exception of one.
+    // Its SDK for Python, which tells its version, makes another exception of one.
     let document = json!({"code": 20429, "message": "weir says <no> & why", "status": 429});
     assert_eq!(json_of(&written(Errors::Twilio, &[])), document);
+    assert_eq!(json_of(&written(Errors::Json, &[("x-twilio-client", "python-9.13.0")])), document);
     let mut other = words("why");
     (other.status, other.names.grpc) = (404, 14);
     let document = json!({"code": 404, "message": "why", "status": 404});
