@@ -85,6 +85,11 @@ local Reschedule = setmetatable({ rare = function()
     return taken
   end
 
+  -- Returns whether permits that were booked under a generation are still there.
+  local function knows(state, generation)
+    return generation == state.generation or generation == state.previous_generation
+  end
+
   -- Returns a cursor over the permits of a slot that were booked under a generation: they stand in the slot (`is_here`), in the rows from
   -- `index` on, of which `left` are not claimed, or are lost. Its caller passes over them in ascending order, so that the permits of a queue
   -- cost one way through the rows: `passed` lie before the row at `index`, and `taken` of that row are gone.
@@ -146,6 +151,6 @@ local Reschedule = setmetatable({ rare = function()
   end
 
   return {
-    put_in_force = put_in_force, start = start, cursor = cursor, seek = seek, claim = claim, give_back_at = give_back_at,
+    put_in_force = put_in_force, start = start, knows = knows, cursor = cursor, seek = seek, claim = claim, give_back_at = give_back_at,
   }
 end }, Lazy)

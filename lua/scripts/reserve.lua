@@ -57,8 +57,13 @@ end
 local settles = now < epoch.opens
 for index = 1, limiters do
   local rules = callers[2 * index - 1]
-  Open.state(states[index], KEYS[index], epoch, now, rules, lease, replica)
-  own_rules[index] = Rule.parse_own(rules, states[index])
+  local state = states[index]
+  Open.state(state, KEYS[index], epoch, now, rules, lease, replica)
+  own_rules[index] = Rule.parse_own(rules, state)
+  -- The caller has still to follow the last change.
+  if State.is_pending(state) and callers[2 * index] ~= state.generation then
+    state.rescheduled_until = max(state.rescheduled_until, now + lease)
+  end
 end
 
 local order = QueueOrder.load(order_key, stored[limiters + 1])
@@ -69,32 +74,39 @@ QueueOrder.open(order, now, states)
 
 -- ---- steps over all limiters of the queue ----
 
+-- Takes permits back from every limiter. Returns where they have left room; nil where a limiter still has them booked.
 local function give_back(slot, permits)
-  local place
+  local place, is_lost
   for index = 1, limiters do
-    local moved = Reschedule.give_back_at(Reschedule.cursor(states[index], slot, callers[2 * index]), permits)
+    local cursor = Reschedule.cursor(states[index], slot, callers[2 * index])
+    local moved = Reschedule.give_back_at(cursor, permits)
     if moved and (not place or moved > place) then place = moved end
+    if not cursor.is_here and not cursor.index then is_lost = true end
   end
-  return place
+  if is_lost then return nil end
+  return place or slot
 end
 
-local function searches_from(at)
+-- Returns searches over all limiters, or over some of them.
+local function searches_from(at, chosen)
   local searches = {}
-  for index = 1, limiters do searches[index] = Search.new(states[index], at) end
+  for index = 1, limiters do
+    if not chosen or chosen[index] then searches[#searches + 1] = Search.new(states[index], at) end
+  end
   return searches
 end
 
 local function charge(searches, permits)
-  for index = 1, limiters do Search.charge(searches[index], permits) end
+  for index = 1, #searches do Search.charge(searches[index], permits) end
 end
 
 -- Returns the earliest instant at which every limiter has room, the room, and the limiter and rule that moved the search there.
 local function earliest(searches, cost)
   local limiter, limit, at = 1, 1, 0
-  for index = 1, limiters do at = max(at, searches[index].at) end
+  for index = 1, #searches do at = max(at, searches[index].at) end
   while true do
     local least, moved = nil, false
-    for index = 1, limiters do
+    for index = 1, #searches do
       local search = searches[index]
       Search.advance(search, at)
       local found, limited_by = Search.earliest(search, cost)
@@ -117,7 +129,8 @@ local exchanged = 0
 for index = 1, #given_back, 3 do
   local slot, permits = given_back[index], given_back[index + 1] * given_back[index + 2]
   exchanged = exchanged + permits
-  QueueOrder.given_back(order, now, give_back(slot, permits) or slot, permits)
+  local place = give_back(slot, permits)
+  if place then QueueOrder.given_back(order, now, place, permits) end
 end
 
 -- ---- reschedule: at the place that the change kept for a permit, or no earlier than that ----
@@ -131,17 +144,28 @@ if #reschedule > 0 and not settles then
     if row and row[2] == at then row[1] = row[1] + count else rescheduled[#rescheduled + 1] = { count, at } end
   end
 
-  -- Claims the place of a void permit, which lies behind so many others of its slot, and returns it; nil unless every limiter has moved
-  -- the permit to the same place.
+  -- The limiters that do not have the void permits booked any more, because nothing has moved there and they were given back.
+  local bare, has_bare = {}, false
+  for index = 1, limiters do
+    bare[index] = not Reschedule.knows(states[index], callers[2 * index])
+    has_bare = has_bare or bare[index]
+  end
+
+  -- Claims the place of a void permit, which lies behind so many others of its slot, and returns it; nil unless every limiter that has
+  -- the permit booked has moved it to the same place.
   local function claim(cursors, cost, offset)
     local place, is_common = nil, true
     for index = 1, limiters do
-      local to, permits = Reschedule.seek(cursors[index], offset)
-      if not to or permits < cost or to < now or to - now > reschedule_wait or (place and place ~= to) then is_common = false end
-      place = to
+      if not bare[index] then
+        local to, permits = Reschedule.seek(cursors[index], offset)
+        if not to or permits < cost or to < now or to - now > reschedule_wait or (place and place ~= to) then is_common = false end
+        place = to
+      end
     end
-    if not is_common then return nil end
-    for index = 1, limiters do Reschedule.claim(cursors[index], cost) end
+    if not is_common or not place then return nil end
+    for index = 1, limiters do
+      if not bare[index] then Reschedule.claim(cursors[index], cost) end
+    end
     return place
   end
 
@@ -155,9 +179,19 @@ if #reschedule > 0 and not settles then
     return place
   end
 
-  -- First every permit claims its place, or is taken back: { count, place, cost } by turns, where a cost of 0 is a claim. Only then those
-  -- that were taken back are booked, all in one search, so that none of them stands in the way of another.
-  local steps = {}
+  -- { count, place, cost, kind } by turns, where equal ones are one.
+  local steps, CLAIMED, TAKEN_BACK = {}, 1, 2
+  local function note(count, place, cost, kind)
+    local size = #steps
+    if size > 0 and steps[size] == kind and steps[size - 1] == cost and steps[size - 2] == place then
+      steps[size - 3] = steps[size - 3] + count
+    else
+      steps[size + 1], steps[size + 2], steps[size + 3], steps[size + 4] = count, place, cost, kind
+    end
+  end
+
+  -- First every permit claims its place, or is taken back. Only then those that were taken back are booked, all in one search, so that
+  -- none of them stands in the way of another.
   for first = 1, #reschedule, 3 do
     local slot, cost, count = reschedule[first], reschedule[first + 1], reschedule[first + 2]
     local cursors, left = {}, nil
@@ -169,23 +203,47 @@ if #reschedule > 0 and not settles then
     for index = 0, count - 1 do
       -- Several replicas hold permits of one slot. Where these lie apart now, each replica takes some from the whole stretch.
       local offset = max(floor((2 * index + 1) * (left or 0) / (2 * count)), index * cost)
-      local place, taken = claim(cursors, cost, offset), 0
-      if not place then place, taken = take_back(cursors, cost), cost end
-      local size = #steps
-      if steps[size] == taken and steps[size - 1] == (place or 0) then
-        steps[size - 2] = steps[size - 2] + 1
+      local place = claim(cursors, cost, offset)
+      if place then
+        order.last = max(order.last, place)
+        note(1, place, cost, CLAIMED)
       else
-        steps[size + 1], steps[size + 2], steps[size + 3] = 1, place or 0, taken
+        note(1, take_back(cursors, cost) or 0, cost, TAKEN_BACK)
       end
-      if taken == 0 then order.last = max(order.last, place) end
+    end
+  end
+
+  -- Books claimed permits in the bare limiters, too. Where those have no room at the same instant, they are taken back.
+  if has_bare then
+    local claimed, searches = steps, nil
+    steps = {}
+    for first = 1, #claimed, 4 do
+      local left, place, cost, kind = claimed[first], claimed[first + 1], claimed[first + 2], claimed[first + 3]
+      while left > 0 and kind == CLAIMED do
+        searches = searches or searches_from(place, bare)
+        for index = 1, #searches do Search.advance(searches[index], place) end
+        local at, room = earliest(searches, cost)
+        if at == place then
+          local count = max(min(left, floor(room / cost)), 1)
+          charge(searches, count * cost)
+          note(count, place, cost, CLAIMED)
+          left = left - count
+        else
+          for index = 1, limiters do
+            if not bare[index] then Timeline.uncharge(states[index].timeline, states[index].rules, place, left * cost) end
+          end
+          kind = TAKEN_BACK
+        end
+      end
+      if left > 0 then note(left, place, cost, kind) end
     end
   end
 
   -- `passed` is the largest cost for which the search has passed by room: a smaller one is searched for anew.
   local searches, passed = nil, 0
-  for first = 1, #steps, 3 do
+  for first = 1, #steps, 4 do
     local left, from, cost = steps[first], steps[first + 1], steps[first + 2]
-    if cost == 0 then
+    if steps[first + 3] == CLAIMED then
       answer(left, from)
       left = 0
     end

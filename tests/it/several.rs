@@ -1,6 +1,6 @@
 //! Several limiters, costs, partitions and scopes: which limits a request needs, and which requests hold up others.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::measure::{fullest_window, median, occupancy};
 use crate::support::{
@@ -43,6 +43,38 @@ async fn several_limiters_are_taken_together_or_not_at_all() {
         let statuses = client.statuses(&Request::get("/wide"), 4).await;
         assert_eq!(statuses, [200, 200, 200, 429], "in {store}");
     }
+}
+
+/// The paused limiter keeps places behind its pause. The other one has nothing to move, so the void permits must make room there.
+#[tokio::test]
+async fn a_pause_of_one_limiter_leaves_no_void_permits_in_the_other() {
+    const WAITING: usize = 150;
+    lane::alone(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let limiter = "{limits: [40/1s], queue: {timeout: 60s, max_waiting: 400}}";
+        let routes = [("path: /both", "limiters: [paused, other]")];
+        let limiters = [("paused", limiter), ("other", limiter)];
+        let fleet = Weir::fleet(2, &configuration(&redis.store(), &limiters, &routes, &upstream)).await;
+        let mut pending = fleet[0].begin(WAITING, "/both");
+        pending.extend(fleet[1].begin(WAITING, "/both"));
+        upstream.wait_for(40, PATIENCE).await;
+        let answer = fleet[0].tell_with("/api/limiters/paused/pause", "{\"for\": \"3s\"}").await;
+        let paused = Instant::now();
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        for answer in client::answers(pending).await {
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        }
+        let sent = upstream.instants();
+        let resumed = sent.iter().find(|at| **at > paused + SECOND).expect("they were sent");
+        println!(
+            "sent again {:?} behind the pause's begin, the last {:?}",
+            *resumed - paused,
+            sent[sent.len() - 1] - paused
+        );
+        assert!(*resumed < paused + SECOND * 4, "{:?}", *resumed - paused);
+        upstream.assert_within(40, SECOND);
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@
 #![allow(unreachable_pub, reason = "a program has no public interface")]
 
 mod client;
+mod crowd;
 mod fault;
 mod history;
 mod host;
@@ -31,6 +32,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use serde_json::json;
 
+use crate::crowd::{AlgorithmName, Change, Crowd};
 use crate::oracle::Finding;
 use crate::plan::{Mix, Plan};
 use crate::run::{Wanted, json_of, kind_of};
@@ -95,6 +97,16 @@ struct Arguments {
     /// Compares the simulated Redis with a real one, by random sequences of calls.
     #[arg(long, value_name = "SEQUENCES", num_args = 0..=1, default_missing_value = "2000")]
     parity: Option<u64>,
+    /// Moves the bookings of a crowd, and prints what that costs, and the order in which the crowd is sent.
+    #[arg(long = "move", value_enum, value_name = "CHANGE")]
+    change: Option<Change>,
+    /// On how many limiters at once the crowd waits, of which algorithm, and how many of it at each of three replicas.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
+    limiters: u8,
+    #[arg(long, value_enum, default_value_t = AlgorithmName::Sliding)]
+    algorithm: AlgorithmName,
+    #[arg(long, default_value_t = 3000)]
+    waiting: u64,
 }
 
 fn main() -> ExitCode {
@@ -138,6 +150,12 @@ fn simulate(arguments: &Arguments) -> Result<bool, String> {
     }
     if let Some(sequences) = arguments.parity {
         return redis::parity::compare(sequences);
+    }
+    if let Some(change) = arguments.change {
+        let (limiters, algorithm) = (usize::from(arguments.limiters), arguments.algorithm);
+        let crowd = Crowd { change, limiters, algorithm, waiting: arguments.waiting };
+        println!("{}", crowd.run(arguments.seed.unwrap_or(1))?);
+        return Ok(true);
     }
     let usual = if arguments.mutate.is_some() { Mix::Calm } else { Mix::Random };
     let mix = arguments.mix.map_or(usual, Mix::from);

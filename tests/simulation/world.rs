@@ -188,6 +188,7 @@ pub struct World {
     begun: BTreeMap<usize, Kind>,
     judge: Judge,
     history: History,
+    sent: Vec<(u64, u64)>,
 }
 
 /// The outcome of a run.
@@ -199,6 +200,8 @@ pub struct Outcome {
     pub calls: u64,
     /// The instructions of Lua of the longest script call.
     pub longest_script: u64,
+    /// When each request was written to the upstream, and its number.
+    pub sent: Vec<(u64, u64)>,
 }
 
 impl World {
@@ -236,6 +239,7 @@ impl World {
             begun: BTreeMap::new(),
             judge: Judge::new(plan),
             history: History::new(keeps_history),
+            sent: Vec::new(),
             plan: plan.clone(),
         };
         world.begin();
@@ -310,7 +314,15 @@ impl World {
             self.history.add(finding.at, || format!("FINDING {finding:?}"));
         }
         let (hash, history) = self.history.finish();
-        Outcome { findings, hash, history, summary, calls: self.network.calls, longest_script }
+        Outcome {
+            findings,
+            hash,
+            history,
+            summary,
+            calls: self.network.calls,
+            longest_script,
+            sent: self.sent,
+        }
     }
 
     // -- replicas

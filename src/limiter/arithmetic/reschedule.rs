@@ -24,7 +24,7 @@ pub enum Cursor {
     },
     /// A change has moved the permits.
     Moved(Rows),
-    /// The permits are gone: a change moved them, and they were not claimed in time.
+    /// The permits are gone: a change moved them, and they were not claimed in time, or they were given back.
     Lost,
 }
 
@@ -85,6 +85,13 @@ impl Reschedule {
         self.unclaimed.retain(|moved| moved.permits > 0 && self.until > now);
     }
 
+    /// Keeps the places until an instant, for a holder of permits that were booked under an earlier generation.
+    pub fn keep_places(&mut self, generation: u64, until: Micros) {
+        if self.is_pending() && generation != self.generation.number {
+            self.until = self.until.max(until);
+        }
+    }
+
     /// Books the places of void permits by `search`, from `void_from` on, and begins a generation. `cell` is the width of the
     /// cells of the generation before.
     pub fn start(
@@ -111,6 +118,11 @@ impl Reschedule {
         let before = self.generation.number;
         self.generation = Generation { number: now.0.max(before + 1), void_from, before };
         (self.cell, self.until) = (cell, void_from + lease);
+    }
+
+    /// Returns whether permits that were booked under a generation are still there.
+    pub fn knows(&self, generation: u64) -> bool {
+        generation == self.generation.number || generation == self.generation.before
     }
 
     /// Returns a cursor over the permits that were booked at `slot` under a generation.

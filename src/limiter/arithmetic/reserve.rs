@@ -27,8 +27,9 @@ pub fn reserve(
     order: &mut QueueOrder,
     call: &Call,
 ) -> Answer {
-    for (state, rules) in states.iter_mut() {
+    for (index, (state, rules)) in states.iter_mut().enumerate() {
         state.open(now, rules, lease, call.replica);
+        state.keep_places(call.generations.get(index).copied().unwrap_or_default(), now + lease);
     }
     order.open(now, states.iter().map(|(state, _)| state.generation().number).sum());
     order.review_spread(now, || states.iter().flat_map(|(state, _)| state.rules()));
@@ -36,7 +37,10 @@ pub fn reserve(
         let permits = holding.cost * holding.count;
         let mut cursors = cursors(states, &call.generations, holding.slot);
         let moved_to = give_back(states, &mut cursors, permits);
-        order.given_back(now, moved_to.unwrap_or(holding.slot), permits);
+        // Where a limiter still has them booked there is no room.
+        if !cursors.contains(&Cursor::Lost) {
+            order.given_back(now, moved_to.unwrap_or(holding.slot), permits);
+        }
     }
     let rescheduled = reschedule(now, states, order, call);
     let mut outcomes = book_runs(now, states, order, call);
@@ -105,8 +109,8 @@ fn give_back(states: States<'_, '_>, cursors: &mut [Cursor], permits: u64) -> Op
     places.filter_map(|((state, _), cursor)| state.give_back(cursor, permits)).max()
 }
 
-/// Claims the place of a void permit that lies behind `offset` others of its slot; `None` unless every limiter has moved it to
-/// the same one.
+/// Claims the place of a void permit that lies behind `offset` others of its slot; `None` unless every limiter that has the permit
+/// booked has moved it to the same one.
 fn claim(
     now: Micros,
     states: States<'_, '_>,
@@ -118,6 +122,7 @@ fn claim(
     let places: Vec<_> = states
         .iter()
         .zip(cursors.iter_mut())
+        .filter(|(_, cursor)| **cursor != Cursor::Lost)
         .map(|((state, _), cursor)| state.seek(cursor, offset, cost).filter(is_within))
         .collect();
     let place = *places.first()?;
@@ -128,12 +133,70 @@ fn claim(
     place
 }
 
-/// The new places of void permits.
+/// The new places of void permits: so many of a cost
 enum Moved {
-    /// So many claim a place that the change has kept for them.
-    Claimed(u64, Micros),
-    /// So many of a cost are taken back, to be booked from an instant on; `None`: behind the last slot.
+    /// claim a place that the change has kept for them,
+    Claimed(u64, u64, Micros),
+    /// or are taken back, to be booked from an instant on; `None`: behind the last slot.
     TakenBack(u64, u64, Option<Micros>),
+}
+
+/// Adds permits to the step before, where that is an equal one.
+fn note(steps: &mut Vec<Moved>, step: Moved) {
+    match (steps.last_mut(), &step) {
+        (Some(Moved::Claimed(more, same, at)), Moved::Claimed(count, cost, place))
+            if (*same, *at) == (*cost, *place) =>
+        {
+            *more += count;
+        }
+        (Some(Moved::TakenBack(more, same, at)), Moved::TakenBack(count, cost, place))
+            if (*same, *at) == (*cost, *place) =>
+        {
+            *more += count;
+        }
+        _ => steps.push(step),
+    }
+}
+
+/// Books claimed permits in the bare limiters, too: those that do not have them booked any more, because nothing has moved there and they
+/// were given back. Where these have no room at the same instant, the permits are taken back.
+fn book_in_bare(states: States<'_, '_>, generations: &[u64], claimed: Vec<Moved>) -> Vec<Moved> {
+    let is_bare = |index: usize, state: &LimiterState| {
+        !state.knows(generations.get(index).copied().unwrap_or_default())
+    };
+    let mut searches: Vec<Search<'_>> = Vec::new();
+    let mut others = Vec::new();
+    for (index, (state, _)) in states.iter_mut().enumerate() {
+        if is_bare(index, state) {
+            searches.push(state.search(Micros::ZERO));
+        } else {
+            others.push(state);
+        }
+    }
+    if searches.is_empty() {
+        return claimed;
+    }
+    let mut steps = Vec::new();
+    for step in claimed {
+        let Moved::Claimed(mut left, cost, place) = step else {
+            note(&mut steps, step);
+            continue;
+        };
+        while left > 0 {
+            searches.iter_mut().for_each(|search| search.advance(place));
+            let found = earliest(&mut searches, cost);
+            if found.at != place {
+                others.iter_mut().for_each(|state| state.uncharge(place, left * cost));
+                note(&mut steps, Moved::TakenBack(left, cost, Some(place)));
+                break;
+            }
+            let count = left.min(found.room / cost).max(1);
+            searches.iter_mut().for_each(|search| search.charge(count * cost));
+            note(&mut steps, Moved::Claimed(count, cost, place));
+            left -= count;
+        }
+    }
+    steps
 }
 
 /// Books void permits again, at the places that the change kept for them, or at later ones.
@@ -150,6 +213,7 @@ fn reschedule(
     for holding in &call.reschedule {
         take_over(now, states, order, call, *holding, &mut moved);
     }
+    let moved = book_in_bare(states, &call.generations, moved);
     let mut rescheduled: Vec<(u64, Option<Micros>)> = Vec::new();
     let mut answer = |order: &mut QueueOrder, more, place| {
         order.rescheduled(place);
@@ -163,7 +227,7 @@ fn reschedule(
     let mut passed = u64::MAX;
     for step in moved {
         let (mut left, cost, from) = match step {
-            Moved::Claimed(count, place) => {
+            Moved::Claimed(count, _, place) => {
                 answer(order, count, Some(place));
                 continue;
             }
@@ -209,16 +273,10 @@ fn take_over(
         let offset = ((2 * index + 1) * unclaimed / (2 * count)).max(index * cost);
         if let Some(place) = claim(now, states, &mut cursors, call, (cost, offset)) {
             order.rescheduled(Some(place));
-            match moved.last_mut() {
-                Some(Moved::Claimed(more, at)) if *at == place => *more += 1,
-                _ => moved.push(Moved::Claimed(1, place)),
-            }
-            continue;
-        }
-        let place = give_back(states, &mut cursors, cost);
-        match moved.last_mut() {
-            Some(Moved::TakenBack(more, same, at)) if (*same, *at) == (cost, place) => *more += 1,
-            _ => moved.push(Moved::TakenBack(1, cost, place)),
+            note(moved, Moved::Claimed(1, cost, place));
+        } else {
+            let place = give_back(states, &mut cursors, cost);
+            note(moved, Moved::TakenBack(1, cost, place));
         }
     }
 }

@@ -248,6 +248,21 @@ impl LimiterState {
         self.reschedule.generation()
     }
 
+    /// Returns whether permits that were booked under a generation are still there.
+    pub fn knows(&self, generation: u64) -> bool {
+        self.reschedule.knows(generation)
+    }
+
+    /// Keeps the places of void permits for a caller that has still to follow the last change. See [`Reschedule::keep_places`].
+    pub fn keep_places(&mut self, generation: u64, until: Micros) {
+        self.reschedule.keep_places(generation, until);
+    }
+
+    /// Takes back permits that a call has claimed at an instant.
+    pub fn uncharge(&mut self, at: Micros, permits: u64) {
+        self.timeline.uncharge(at, permits, &self.rules);
+    }
+
     /// Returns a cursor over the permits that were booked at `slot` under a generation.
     pub fn cursor(&self, slot: Micros, generation: u64) -> Cursor {
         self.reschedule.cursor(slot, generation)

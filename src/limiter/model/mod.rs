@@ -22,7 +22,7 @@ pub use calendar_windows::{CalendarWindows, Period, Stretch, window_of};
 pub use call::{Answer, Call, Freed, Generation, Holding, Outcome, RetryDelay, Run, Violated};
 pub use clock_step::{Step, stepped};
 pub use epoch::{Epoch, Reset};
-pub use generations::Generations;
+pub use generations::{Generations, NO_GENERATION};
 pub use grant_copy::{CopyExchange, GrantCopy};
 pub use heartbeat::{Heartbeat, HeartbeatAnswer, Member, Moved, Reported, Reports};
 pub use limit::{

@@ -14,7 +14,9 @@ use crate::limiter::arithmetic::cell::Entry;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::timeline::Timeline;
-use crate::limiter::model::{Answer, Call, Holding, Limiter, LimiterName, Partition, Reset, Step};
+use crate::limiter::model::{
+    Answer, Call, Holding, Limiter, LimiterName, NO_GENERATION, Partition, Reset, Step,
+};
 use crate::limiter::recovery::grants::{charge, granted, window};
 use crate::limiter::recovery::offline_grants::{OfflineGrants, OfflineRecord};
 use crate::limiter::store::expiry::Expiring;
@@ -82,14 +84,16 @@ impl Ledger {
         let charged: Vec<(Micros, u64)> = granted(call, answer).collect();
         self.changes += 1;
         self.pages.sweep(answer.now, Page::expires);
-        for limiter_ref in limiter_refs {
+        for (index, limiter_ref) in limiter_refs.iter().enumerate() {
             let key = key(limiter_ref);
             let Some(mut page) = take(&mut self.pages, &key) else {
                 self.miss(limiter_ref, charged.iter().map(|(at, _)| *at).max());
                 continue;
             };
             page.follow(limiter_ref);
-            page.record(call, &charged, answer.now);
+            let is_left_alone = call.generations.get(index) == Some(&NO_GENERATION);
+            let gone: &[&[Holding]] = if is_left_alone { &[] } else { &[&call.give_back, &call.reschedule] };
+            page.record(gone, &charged, answer.now);
             let expires = page.expires();
             if expires > answer.now {
                 self.pages.put(key, page, expires);
@@ -314,9 +318,9 @@ impl Page {
     }
 
     /// Charges the bookings of a call, and uncharges the holdings that it gave back or rescheduled.
-    fn record(&mut self, call: &Call, charged: &[(Micros, u64)], now: Micros) {
+    fn record(&mut self, gone: &[&[Holding]], charged: &[(Micros, u64)], now: Micros) {
         self.granted.prune(now, &self.windows, &[], |_, rule| rule.window);
-        for holding in call.give_back.iter().chain(&call.reschedule) {
+        for holding in gone.iter().copied().flatten() {
             self.granted.uncharge(holding.slot, holding.cost * holding.count, &self.windows);
         }
         charged.iter().for_each(|(at, permits)| charge(&mut self.granted, &self.windows, *at, *permits));

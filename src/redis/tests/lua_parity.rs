@@ -20,6 +20,7 @@ use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::calendar_windows::Stretch;
 use crate::limiter::model::call::{Answer, Call, Holding, Outcome, Run};
+use crate::limiter::model::generations::Generations;
 use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::pause::PauseRequest;
 use crate::limiter::model::upstream_report::{Remaining, ReportResult, UpstreamReport};
@@ -335,7 +336,7 @@ fn run(model: &mut Model, store: &mut TestStore, steps: &[Step]) {
     }
 }
 
-/// Calls as a worker does, and reschedules at once the slots that a change has voided.
+/// Calls as a worker does, and reschedules at once the slots that a change has voided, behind giving them back where nothing has moved.
 fn ask(model: &mut Model, store: &mut TestStore, count: usize, mut call: Call) {
     let generations = model.generations.entry(count).or_insert_with(|| vec![0; count]).clone();
     call.generations.clone_from(&generations);
@@ -344,13 +345,18 @@ fn ask(model: &mut Model, store: &mut TestStore, count: usize, mut call: Call) {
     let numbers: Vec<u64> = answer.generations.iter().map(|generation| generation.number).collect();
     let held = model.held.entry(count).or_default();
     held.retain(|holding| holding.slot >= model.now);
-    let mut void = Vec::new();
+    let (mut void, mut partial) = (Vec::new(), None);
+    let mut moved = generations.clone();
     if numbers != generations {
         let changed = answer.generations.iter().zip(&generations).filter(|(new, old)| new.number != **old);
         let from = changed.map(|(new, old)| if new.before == *old { new.void_from } else { Micros::ZERO });
         let from = from.min().unwrap_or_default();
         void = held.extract_if(.., |holding| holding.slot >= from).collect();
         void.sort_by_key(|holding| holding.slot);
+        let (of_moved, of_others) =
+            Generations::from_iter(generations).split(&numbers.iter().copied().collect());
+        moved = of_moved.to_vec();
+        partial = of_others.is_partial().then(|| of_others.to_vec());
         model.generations.insert(count, numbers);
     }
     let costs = call.runs.iter().flat_map(|run| times(run.cost, run.count));
@@ -361,10 +367,17 @@ fn ask(model: &mut Model, store: &mut TestStore, count: usize, mut call: Call) {
         }
     }
     if !void.is_empty() {
-        let replica = model.replica;
-        let reschedule_wait = Micros(30_000_000);
-        let reschedule =
-            Call { replica, generations, reschedule: void.clone(), reschedule_wait, ..Call::default() };
+        let (replica, reschedule_wait) = (model.replica, Micros(30_000_000));
+        if let Some(generations) = partial {
+            both(
+                model,
+                store,
+                count,
+                &Call { replica, generations, give_back: void.clone(), ..Call::default() },
+            );
+        }
+        let reschedule = void.clone();
+        let reschedule = Call { replica, generations: moved, reschedule, reschedule_wait, ..Call::default() };
         let answer = both(model, store, count, &reschedule);
         let places = answer.rescheduled.iter().flat_map(|(n, at)| times(*at, *n));
         let held = model.held.entry(count).or_default();

@@ -124,6 +124,7 @@ impl World {
     pub(super) fn sent(&mut self, place: usize, id: u64) {
         let clock = self.hosts[self.primary].shown(self.now);
         self.judge.sent(self.now, id, clock);
+        self.sent.push((self.now, id));
         self.over(place);
         let Some(Begun { route, states, cost }) = self.demand.begun.remove(&id) else { return };
         let mut answer = UpstreamAnswer::default();

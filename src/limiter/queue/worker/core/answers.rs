@@ -12,6 +12,7 @@ use crate::limiter::queue::refusal_cache::RefusalCache;
 use crate::limiter::queue::request::{Arrival, Asker, Holder};
 use crate::limiter::queue::slot::{Slot, Source};
 
+use super::asking::holdings;
 use super::events::{Action, Around, LocalAnswer};
 use super::{Sent, Worker};
 
@@ -37,7 +38,7 @@ impl Worker {
         let Sent { reschedule, replace, arrivals, traded, prefetch, .. } = sent;
         // It may have waited for long before it was sent.
         self.calls.contact = Some(sent_at);
-        let moved = self.observe_generations(answer, out);
+        let moved = self.observe_generations(answer, around.now, out);
         let source = Source::Store(self.owed.epoch);
         self.refresh_slots(around);
         let rescheduled = answer.rescheduled.iter().flat_map(|(count, at)| repeat_n(*at, to_usize(*count)));
@@ -109,7 +110,7 @@ impl Worker {
 
     /// Takes the slots that a change of the limits has voided out of the cost queues, for the next call to reschedule. Returns
     /// whether there are any.
-    fn observe_generations(&mut self, answer: &Answer, out: &mut Vec<Action>) -> bool {
+    fn observe_generations(&mut self, answer: &Answer, moment: Moment, out: &mut Vec<Action>) -> bool {
         let numbers: Generations = answer.generations.iter().map(|generation| generation.number).collect();
         if numbers == self.owed.generations {
             return false;
@@ -130,9 +131,23 @@ impl Worker {
         for (_, cost) in self.owed.reschedule.drain(..) {
             *self.owed.replace.entry(cost).or_default() += 1;
         }
-        self.owed.reschedule_generations = std::mem::replace(&mut self.owed.generations, numbers);
+        let known = std::mem::replace(&mut self.owed.generations, numbers);
+        self.owed.reschedule_from = moment;
+        self.release_unmoved(&known, &void);
         self.owed.reschedule = VecDeque::from(void);
         !self.owed.reschedule.is_empty()
+    }
+
+    /// Gives void slots back in the limiters whose bookings have not moved. There they stand where no request can be sent any more, in the
+    /// way of all places that the other limiters keep: those of this replica, and of others. So it is done before any is rescheduled.
+    fn release_unmoved(&mut self, known: &Generations, void: &[(Slot, Permits)]) {
+        let (moved, unmoved) = known.split(&self.owed.generations);
+        self.owed.reschedule_generations = moved;
+        if unmoved.is_partial() {
+            let released = holdings(void).into_iter().map(|holding| (holding, unmoved.clone()));
+            self.owed.give_back.extend(released);
+            self.owed.reschedule_from = self.owed.reschedule_from + self.limits.terms.heartbeat;
+        }
     }
 
     /// Puts booked requests into their cost queues and refuses the others. Returns the earliest slot that was booked in place of

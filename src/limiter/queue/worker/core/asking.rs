@@ -83,7 +83,7 @@ impl Worker {
         (self.calls.has_changed && (self.stay.is_kept || self.must_call()))
             || !self.arrivals.list.is_empty()
             || (!self.owed.give_back.is_empty() && !matches!(self.link, Link::Away { .. }))
-            || !self.owed.reschedule.is_empty()
+            || self.may_reschedule(now)
             || !self.owed.replace.is_empty()
             || self.prefetch_wanted(now).is_some()
             || self.can_trade(now)
@@ -108,7 +108,16 @@ impl Worker {
         if self.has_request(now) {
             return Some(self.calls.not_before.max(now));
         }
-        self.must_call().then(|| self.heartbeat_at().max(self.calls.not_before))
+        let reschedules_at = (!self.owed.reschedule.is_empty()).then_some(self.owed.reschedule_from);
+        let next = self.must_call().then(|| self.heartbeat_at());
+        next.into_iter().chain(reschedules_at).min().map(|at| at.max(self.calls.not_before))
+    }
+
+    /// Returns whether void slots may be rescheduled now. They stand in the way of each other's new places until they are given back
+    /// where nothing has moved.
+    fn may_reschedule(&self, now: Moment) -> bool {
+        let has_released = || !self.owed.give_back.iter().any(|(_, generations)| generations.is_partial());
+        !self.owed.reschedule.is_empty() && now >= self.owed.reschedule_from && has_released()
     }
 
     /// Gives back the slots of the cost queues to be booked anew, and asks for as many.
@@ -205,13 +214,14 @@ impl Worker {
             self.rebook(now, out);
             traded = self.trade(now, out);
         }
+        let may_reschedule = self.may_reschedule(now);
         let generations = match self.owed.give_back.front() {
-            _ if !self.owed.reschedule.is_empty() => self.owed.reschedule_generations.clone(),
+            _ if may_reschedule => self.owed.reschedule_generations.clone(),
             Some((_, generations)) => generations.clone(),
             None => self.owed.generations.clone(),
         };
         let give_back = self.take_give_back(&generations);
-        let fits = self.owed.reschedule.len().min(self.slots_max());
+        let fits = if may_reschedule { self.owed.reschedule.len().min(self.slots_max()) } else { 0 };
         let reschedule: Vec<_> = self.owed.reschedule.drain(..fits).collect();
         let replace: Vec<_> = std::mem::take(&mut self.owed.replace).into_iter().collect();
         let arrivals: Vec<_> = self.arrivals.list.drain(..self.batch()).collect();
@@ -349,7 +359,7 @@ impl Worker {
 }
 
 /// Returns slots as holdings, with equal ones merged.
-fn holdings(slots: &[(Slot, Permits)]) -> Vec<Holding> {
+pub(super) fn holdings(slots: &[(Slot, Permits)]) -> Vec<Holding> {
     let mut holdings: Vec<Holding> = Vec::new();
     for (slot, cost) in slots {
         match holdings.last_mut() {

@@ -82,6 +82,8 @@ struct Owed {
     reschedule: VecDeque<(Slot, Permits)>,
     /// The generations under which the slots to reschedule were booked.
     reschedule_generations: Generations,
+    /// When they may be rescheduled: where only some limiters have moved, other replicas need time to hear of it.
+    reschedule_from: Moment,
     /// The number of slots of each cost to ask for in place of others.
     replace: BTreeMap<Permits, usize>,
     /// The cost queues in which a slot came too late. Its replacement fits only behind all other slots, so that a permit would
@@ -189,6 +191,7 @@ impl Worker {
                 give_back: VecDeque::new(),
                 reschedule: VecDeque::new(),
                 reschedule_generations: generations,
+                reschedule_from: now,
                 replace: BTreeMap::new(),
                 rebook: BTreeSet::new(),
             },

@@ -2,6 +2,7 @@
 
 mod burst;
 mod late_slots;
+mod moves;
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -1,0 +1,67 @@
+//! Changes that move the bookings of some limiters of a queue.
+
+use super::*;
+use crate::limiter::model::{Generation, NO_GENERATION};
+
+fn two_limiters() -> Limits {
+    let one = limits(10, 5, OnStoreFailure::Local);
+    Limits {
+        refs: [one.refs.clone(), one.refs.clone()].concat(),
+        policies: [one.policies.clone(), one.policies.clone()].concat(),
+        ..one
+    }
+}
+
+/// Returns an answer after the first limiter's bookings have moved.
+fn moved(now: Moment, rescheduled: Option<Micros>) -> Event {
+    let first = Generation { number: 7, void_from: shown(after(500)), before: 0 };
+    let rescheduled = rescheduled.into_iter().map(|at| (1, Some(at))).collect();
+    let generations = vec![first, Generation::default()];
+    Event::Answered(
+        Box::new(Answer { now: shown(now), generations, rescheduled, ..Answer::default() }),
+        0,
+        now,
+    )
+}
+
+fn call(actions: &[Action]) -> Option<&Call> {
+    actions.iter().find_map(|action| if let Action::Book(call) = action { Some(&**call) } else { None })
+}
+
+#[test]
+fn void_slots_make_room_in_the_limiters_that_have_not_moved_before_they_are_rescheduled() {
+    let mut core = Driven(Worker::new(two_limiters(), SECOND, START));
+    core.on(START, vec![arrival(0, START, 5000)]);
+    let slot = shown(after(900));
+    let first = Answer {
+        now: shown(after(1)),
+        generations: vec![Generation::default(); 2],
+        outcomes: vec![(1, Outcome::Booked(slot))],
+        ..Answer::default()
+    };
+    core.on(after(1), vec![Event::Answered(Box::new(first), 0, after(1))]);
+    let actions = core.on(after(2), vec![Event::Moved]);
+    assert!(call(&actions).is_some(), "{actions:?}");
+
+    let actions = core.on(after(3), vec![moved(after(3), None)]);
+    let released = call(&actions).expect("a call at once");
+    assert_eq!(released.generations, [NO_GENERATION, 0]);
+    assert_eq!(
+        (released.give_back.len(), released.give_back[0].slot, released.reschedule.len()),
+        (1, slot, 0)
+    );
+
+    // The other replicas hear of the change within a heartbeat.
+    let actions = core.on(after(4), vec![moved(after(4), None)]);
+    assert_eq!(call(&actions), None);
+    let heartbeat = Terms::new(Micros::from_millis(500), Micros::from_millis(100)).heartbeat;
+    assert_eq!(core.wakes_at(after(4)), after(3) + heartbeat);
+    let actions = core.on(after(3) + heartbeat, Vec::new());
+    let reschedules = call(&actions).expect("a call behind the heartbeat");
+    assert_eq!(reschedules.generations, [0, NO_GENERATION]);
+    assert_eq!((reschedules.give_back.len(), reschedules.reschedule[0].slot), (0, slot));
+
+    let now = after(4) + heartbeat;
+    core.on(now, vec![moved(now, Some(shown(after(3900))))]);
+    assert_eq!(core.0.cost_queues[&Permits::ONE].next_slot().map(|slot| slot.at), Some(shown(after(3900))));
+}
