@@ -47,7 +47,7 @@ impl Worker {
     }
 
     /// Gives back the slots for which `gone` holds, and asks for as many.
-    fn void_slots(&mut self, gone: impl Fn(&Slot) -> bool, out: &mut Vec<Action>) {
+    pub(super) fn void_slots(&mut self, gone: impl Fn(&Slot) -> bool, out: &mut Vec<Action>) {
         let mut void: Vec<(Slot, Permits)> = Vec::new();
         for (cost, cost_queue) in &mut self.cost_queues {
             void.extend(cost_queue.take_slots(&gone).into_iter().map(|slot| (slot, *cost)));

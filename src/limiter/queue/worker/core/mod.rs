@@ -384,6 +384,11 @@ impl Worker {
 
     /// Takes on the limits as configured now, and refuses the requests that cost more than they can ever hold.
     fn reconfigure(&mut self, limits: Limits, out: &mut Vec<Action>) {
+        let rules = |limits: &Limits| limits.refs.iter().map(|one| one.rules.clone()).collect::<Vec<_>>();
+        if rules(&self.limits) != rules(&limits) {
+            // This replica's own memory moves its bookings with the change. It is asked once more, while nobody tells of such moves.
+            self.void_slots(|slot| matches!(slot.source, Source::Local(_)), out);
+        }
         self.limits = limits;
         self.calls.has_changed = true;
         self.refuse_too_costly(out);

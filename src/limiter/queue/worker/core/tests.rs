@@ -254,6 +254,23 @@ fn no_more_wait_for_the_end_of_a_pause_than_may_where_all_are_let_through() {
 }
 
 #[test]
+fn slots_of_the_share_are_void_where_the_limits_change() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    core.on(after(1), vec![Event::Linked(Link::Away { outage: 1 }), arrival(0, after(1), 2000)]);
+    core.on(after(2), vec![booked_locally(after(2), &[shown(after(500))])]);
+    let same = Event::Reconfigured(Box::new(limits(10, 1, OnStoreFailure::Local)));
+    let is_local = |action: &Action| matches!(action, Action::ReturnLocally(_) | Action::BookLocally(_));
+    assert!(!core.on(after(3), vec![same]).iter().any(is_local));
+    let others = Event::Reconfigured(Box::new(limits(20, 1, OnStoreFailure::Local)));
+    let actions = core.on(after(4), vec![others]);
+    let local: Vec<&Action> = actions.iter().filter(|action| is_local(action)).collect();
+    assert!(
+        matches!(local[..], [Action::ReturnLocally(void), Action::BookLocally(_)] if void.len() == 1),
+        "{actions:?}"
+    );
+}
+
+#[test]
 fn slots_of_the_share_are_void_where_the_pause_that_moved_them_ends_early() {
     let mut core = Driven::new(OnStoreFailure::Local);
     let limiter = limits(10, 1, OnStoreFailure::Local).refs[0].name.clone();
