@@ -28,6 +28,7 @@ const QUIET: FaultKind = FaultKind {
     name: "quiet",
     loses_knowledge: false,
     touches_store: true,
+    apart: None,
     excess: Excess { local: 0, other: 0 },
 };
 /// A fault after which somebody may not know what was granted.

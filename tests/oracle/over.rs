@@ -181,6 +181,39 @@ fn a_fault_may_excuse_a_share_of_the_limit() {
 }
 
 #[test]
+fn the_shares_of_replicas_that_are_cut_off_at_once_add_up_but_for_one() {
+    let cut_off = |replica, fault| {
+        let excess = Excess { local: 25, other: 0 };
+        Event::FaultBegins { fault, kind: FaultKind { apart: Some(replica), excess, ..QUIET } }
+    };
+    let sent_at_most = |replicas: &[usize], most: u64| {
+        let mut court = Court::new(&[limiter(&[sliding(4, S)])]);
+        (1..).zip(replicas).for_each(|(fault, replica)| court.see(5 * S, &cut_off(*replica, fault)));
+        (0..most).for_each(|_| court.pass(6 * S, 1));
+        assert_eq!(court.whats(), [], "{replicas:?}");
+        court.pass(6 * S, 1);
+        assert_eq!(court.whats(), [What::Over], "{replicas:?}");
+    };
+    sent_at_most(&[0], 5);
+    sent_at_most(&[0, 0], 5);
+    sent_at_most(&[0, 1], 6);
+    sent_at_most(&[0, 1, 2, 3], 7);
+}
+
+#[test]
+fn a_policy_may_be_followed_for_as_long_as_its_requests_wait() {
+    let cut_off = FaultKind { excess: Excess { local: 50, other: 0 }, ..QUIET };
+    let mut court = Court::new(&[LimiterModel { wait_max: Some(3 * S), ..limiter(&[sliding(4, S)]) }]);
+    court.see(5 * S, &Event::FaultBegins { fault: 1, kind: cut_off });
+    let strict = LimiterModel { policy: Policy::Reject, wait_max: Some(3 * S), ..limiter(&[sliding(4, S)]) };
+    court.configure(6 * S, &[strict]);
+    (0..6).for_each(|_| court.pass(9 * S + 400 * MS, 1));
+    assert_eq!(court.whats(), []);
+    (0..5).for_each(|_| court.pass(10 * S + 600 * MS, 1));
+    assert_eq!(court.whats(), [What::Over]);
+}
+
+#[test]
 fn a_window_is_judged_by_the_largest_rate_in_force_in_it() {
     let mut court = Court::new(&[limiter(&[sliding(10, S)])]);
     court.configure(5 * S, &[limiter(&[sliding(4, S)])]);

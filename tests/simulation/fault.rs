@@ -344,6 +344,16 @@ impl Kind {
         )
     }
 
+    /// Returns the replica that is cut off from the store, or hears it late.
+    pub fn cuts_off(&self) -> Option<usize> {
+        match self {
+            Kind::CutOff { replica, .. }
+            | Kind::Break { replica: Some(replica), .. }
+            | Kind::Slow { replica: Some(replica), .. } => Some(*replica),
+            _ => None,
+        }
+    }
+
     /// Returns whether replicas cannot hear the store meanwhile, or only some of them.
     pub fn hides_store(&self) -> bool {
         let is_of_replicas = matches!(

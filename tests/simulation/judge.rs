@@ -10,6 +10,9 @@ const MILLI: u64 = 1_000;
 /// The number of the first of the faults that are replicas' starts without the store.
 const STARTED_ALONE: u64 = 1 << 32;
 
+/// The number of the first excuse for replicas that have not met again since there were two primaries.
+const UNHEALED: u64 = 2 << 32;
+
 /// How long a replica may act on what it heard last.
 const LEASE: u64 = 500 * MILLI;
 
@@ -26,6 +29,8 @@ pub struct Judge {
     /// The faults that hide the store from one place in the fleet, and that place.
     cut_off: Vec<(u64, usize)>,
     started_alone: u64,
+    /// The splits that have ended while replicas could not hear the store.
+    unhealed: u64,
     /// True if the store's clock was stepped in these faults.
     has_stepped_unseen: bool,
     findings: Vec<Finding>,
@@ -53,6 +58,7 @@ impl Judge {
             store_faults: Vec::new(),
             cut_off: Vec::new(),
             started_alone: 0,
+            unhealed: 0,
             has_stepped_unseen: false,
             findings: Vec::new(),
             names,
@@ -159,7 +165,8 @@ impl Judge {
         if let Kind::CutOff { replica, .. } | Kind::Break { replica: Some(replica), .. } = kind {
             self.cut_off.push((fault as u64, *replica));
         }
-        let told = FaultKind { name, loses_knowledge, touches_store, excess };
+        let apart = kind.cuts_off();
+        let told = FaultKind { name, loses_knowledge, touches_store, apart, excess };
         self.observe(at, &Event::FaultBegins { fault: fault as u64, kind: told });
         for limiter in self.paused(kind) {
             self.observe(at, &Event::Paused(oracle::Scope::Limiter(limiter)));
@@ -178,7 +185,14 @@ impl Judge {
         if before > 0 && self.store_faults.is_empty() && std::mem::take(&mut self.has_stepped_unseen) {
             self.observe(at, &Event::ClockShown);
         }
+        let split = excess(kind, self.replicas).other > 0;
+        if matches!(kind, Kind::Failover { .. }) && split && !self.store_faults.is_empty() {
+            self.unhealed(at);
+        }
         if self.store_faults.is_empty() && self.cut_off.is_empty() {
+            for number in 0..std::mem::take(&mut self.unhealed) {
+                self.observe(at, &Event::FaultEnds { fault: UNHEALED + number });
+            }
             for number in 0..std::mem::take(&mut self.started_alone) {
                 self.observe(at, &Event::FaultEnds { fault: STARTED_ALONE + number });
             }
@@ -190,9 +204,24 @@ impl Judge {
     fn started_alone(&mut self, at: u64) {
         let share = 100_u64.div_ceil(self.fleet_size);
         let excess = Excess { local: share * (self.started_alone + 1), other: 0 };
-        let kind = FaultKind { name: "started_alone", loses_knowledge: false, touches_store: false, excess };
+        let kind = FaultKind {
+            name: "started_alone",
+            loses_knowledge: false,
+            touches_store: false,
+            apart: None,
+            excess,
+        };
         self.observe(at, &Event::FaultBegins { fault: STARTED_ALONE + self.started_alone, kind });
         self.started_alone += 1;
+    }
+
+    /// There is one primary again, and no replica can hear it. Those that heard the other one know of nobody else, and grant all.
+    fn unhealed(&mut self, at: u64) {
+        let excess = Excess { local: 100, other: 0 };
+        let (loses_knowledge, touches_store) = (false, false);
+        let kind = FaultKind { name: "failover", loses_knowledge, touches_store, apart: None, excess };
+        self.observe(at, &Event::FaultBegins { fault: UNHEALED + self.unhealed, kind });
+        self.unhealed += 1;
     }
 
     /// Returns the limiters that a fault pauses.
@@ -252,9 +281,7 @@ fn excess(kind: &Kind, replicas: usize) -> Excess {
         // Two servers that both take writes.
         Kind::Failover { split, .. } if *split > 0 => Excess { local: 100, other: 100 },
         // The one that is cut off uses its share, and the others may use all.
-        Kind::CutOff { .. } | Kind::Break { replica: Some(_), .. } | Kind::Slow { replica: Some(_), .. } => {
-            Excess { local: 100_u64.div_ceil(replicas as u64), other: 0 }
-        }
+        kind if kind.cuts_off().is_some() => Excess { local: 100_u64.div_ceil(replicas as u64), other: 0 },
         Kind::Reset { .. } => Excess { local: Excess::ANY, other: Excess::ANY },
         _ => Excess::default(),
     }

@@ -131,6 +131,11 @@ fn has_demand(state: &StateUse, limiter: &Limiter, from: u64, until: u64) -> boo
 
 /// Returns the evidence if less than `percent` of the room was used.
 fn shortfall(state: &StateUse, limiter: &Limiter, from: u64, until: u64, percent: u64) -> Option<Evidence> {
+    // Before the first request there was nothing to use, and within its tick it is not known when it came.
+    let (first, end) = (from / TICK, until / TICK);
+    let begun = (first..end).find(|tick| state.demand(*tick) > 0).unwrap_or(end);
+    let has_begun = begun.checked_sub(1).is_some_and(|before| state.demand(before) == 0);
+    let from = if has_begun { (begun + 1).min(end) * TICK } else { from };
     let room = ideal(state, limiter, from, until);
     let sent = state.history.used(from, until);
     ((sent + state.cost_max.max(1)) * 100 <= room * percent).then(|| Evidence {

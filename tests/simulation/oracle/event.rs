@@ -135,6 +135,8 @@ pub(crate) struct FaultKind {
     pub(crate) loses_knowledge: bool,
     /// True if calls to the store may fail: limiters with [`Policy::Allow`] are not judged.
     pub(crate) touches_store: bool,
+    /// The replica that is cut off from the store, or hears it late: it goes by its share.
+    pub(crate) apart: Option<usize>,
     /// The percentage by which limiters may go over in windows that touch the fault, because nobody can promise better.
     pub(crate) excess: Excess,
 }

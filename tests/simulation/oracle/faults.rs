@@ -142,11 +142,14 @@ impl Faults {
     }
 
     /// Returns the percentage by which windows that begin at `from` may be over; `None`: they are not judged.
+    ///
+    /// The shares of replicas that are cut off at once add up, but for one: where all are, nobody else uses the store's permits.
     pub(crate) fn excess(&self, limiter: &LimiterModel, from: u64) -> Option<u64> {
         let policy = limiter.policy;
         // The first replicas divide a limit that is too small for all.
         let largest_share = 100_u64.div_ceil(limiter.shares_max().max(1));
         let (mut percent, mut of_splits, mut of_started): (u64, u64, u64) = (0, 0, 0);
+        let mut apart: BTreeMap<usize, u64> = BTreeMap::new();
         for fault in self.faults.values() {
             let after = if policy == Policy::Allow { ALLOW_AFTER } else { self.lease };
             if fault.end.is_some_and(|end| end + after <= from) {
@@ -160,14 +163,22 @@ impl Faults {
                 Policy::Local if local > 0 => local.max(largest_share),
                 Policy::Local | Policy::Allow | Policy::Reject => other,
             };
-            match fault.kind.name {
+            match (fault.kind.name, fault.kind.apart) {
+                // Each of them uses its share, however many faults it has.
+                (_, Some(replica)) => {
+                    let of_replica = apart.entry(replica).or_default();
+                    *of_replica = excess.max(*of_replica);
+                }
                 // Beside all that are known: a later one tells of the earlier ones, too.
-                "started_alone" => of_started = of_started.max(excess),
+                ("started_alone", None) => of_started = of_started.max(excess),
                 // Each further primary has a quota of its own.
-                "failover" => of_splits = of_splits.saturating_add(excess),
+                ("failover", None) => of_splits = of_splits.saturating_add(excess),
                 _ => percent = percent.max(excess),
             }
         }
+        let largest = apart.values().copied().max().unwrap_or_default();
+        let of_apart = apart.values().sum::<u64>().min(largest.max(100_u64.saturating_sub(largest)));
+        let percent = percent.max(of_apart);
         (percent != Excess::ANY).then_some(percent.saturating_add(of_splits).saturating_add(of_started))
     }
 

@@ -98,17 +98,17 @@ pub(crate) struct Limiter {
     pub(crate) resumed: Option<u64>,
     /// The oracle may not know all that weir counts from before: the limiter is new, or was in shadow mode.
     pub(crate) known_from: u64,
-    /// The limiter with the policy before the present one, and until when that may have been followed.
-    before: Option<(LimiterModel, u64)>,
+    /// The limiter with earlier policies, and until when each may have been followed.
+    before: Vec<(LimiterModel, u64)>,
 }
 
 impl Limiter {
     /// Returns the percentage by which windows that begin at an instant may be over, by the policies followed in them; `None`: they
     /// are not judged.
     pub(crate) fn excess(&self, faults: &Faults, begin: u64) -> Option<u64> {
-        let now = faults.excess(&self.model, begin)?;
-        let before = self.before.as_ref().filter(|(_, until)| begin < *until);
-        before.map_or(Some(now), |(model, _)| Some(now.max(faults.excess(model, begin)?)))
+        let followed = self.before.iter().filter(|(_, until)| begin < *until).map(|(model, _)| model);
+        let excesses = followed.chain([&self.model]).map(|model| faults.excess(model, begin));
+        excesses.reduce(|one, other| Some(one?.max(other?))).flatten()
     }
 
     /// Returns its longest window, widened by what weir keeps free.
@@ -147,7 +147,10 @@ impl Limiter {
             self.known_from = until;
         }
         if old.policy != model.policy {
-            self.before = Some((old.clone(), until));
+            // Requests that wait keep what was booked for them, and go by the policy that they came under.
+            let waits = old.wait_max.unwrap_or_default();
+            self.before.retain(|(_, followed)| followed.saturating_add(waits) > until);
+            self.before.push((old.clone(), until + waits));
         }
         self.model = model.clone();
     }
@@ -236,7 +239,7 @@ impl Limiters {
                         paused,
                         resumed,
                         known_from,
-                        before: None,
+                        before: Vec::new(),
                     },
                 );
             }
