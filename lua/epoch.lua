@@ -5,11 +5,12 @@
 -- without it. Either begins an epoch: every slot of an earlier one is void, nothing is granted until the epoch opens, by when each
 -- replica has heard of it, and replicas report what the server cannot know. What nobody has reported is charged: recovery.lua.
 --
--- Stored as { id, run, begun, kept_until, resets, pauses, memory, silent_from, version, members, opens }:
+-- Stored as { id, run, begun, kept_until, resets, pauses, memory, silent_from, version, members, opens, unused_from }:
 --   id           the instant of the beginning, or more, so that it never comes twice
 --   opens        when it opens; 0 while no caller has shown that it got an answer of the epoch: until then the server may be away
 --   memory       the first epoch of the server's present memory
 --   silent_from  when a replica last heard the server before the epoch began
+--   unused_from  bookings of an earlier epoch from this instant on were not used by anybody; 0: that is not known
 --   version      grows when the counted members change
 --   members      { replica, when it last heard the server or 0 if it has left, until when its permits may matter, the memory to which
 --                it has reported all it was granted, the epoch to which it has reported what it granted without the server, the
@@ -29,11 +30,12 @@ do
       return { id = 0, opens = 0, memory = 0, kept_until = math.huge, resets = {}, pauses = {}, members = {} }
     end
     if run == "?" then run = string.match(redis.call("INFO", "server"), "run_id:(%x+)") or "" end
-    local row, epoch = Store.read(key, text, 11), nil
+    local row, epoch = Store.read(key, text, 12), nil
     if not row then return Epoch.begin(nil, key, now, known_epoch, run, settle, true) end
     epoch = {
       id = row[1], run = row[2] == "" and run or row[2], begun = row[3], kept_until = row[4], resets = row[5], pauses = row[6],
-      memory = row[7], silent_from = row[8], version = row[9], members = row[10], opened = row[11], key = key,
+      memory = row[7], silent_from = row[8], version = row[9], members = row[10], opened = row[11],
+      unused_from = row[12], key = key,
     }
     -- An epoch older than the known one comes from an old copy; a clock before its beginning was set back.
     local is_whole = epoch.id >= known_epoch and now >= epoch.begun and (run == "" or run == epoch.run)
@@ -66,7 +68,7 @@ do
     end
     local row = {
       epoch.id, epoch.run, epoch.begun, epoch.kept_until, epoch.resets, epoch.pauses, epoch.memory, epoch.silent_from, epoch.version,
-      epoch.members, epoch.opened,
+      epoch.members, epoch.opened, epoch.unused_from,
     }
     redis.call("SET", key, cmsgpack.pack(row), "PX", ceil((epoch.kept_until - now) / 1000))
   end
@@ -85,16 +87,22 @@ do
       local id = max(now, known + 1, before and before.id + 1 or 0)
       local epoch = {
         id = id, run = run, begun = now, opened = 0, opens = now + settle, kept_until = 0, resets = {}, pauses = {}, memory = id,
-        silent_from = now, version = before and before.version or 0, members = before and before.members or {}, key = key,
+        silent_from = now, unused_from = 0, version = before and before.version or 0, members = before and before.members or {}, key = key,
       }
       if not before then return epoch end
-      local resets, pauses, members, heard = before.resets, before.pauses, before.members, 0
+      local resets, pauses, members, heard, counted = before.resets, before.pauses, before.members, 0, 0
       -- Instants ahead are of another clock.
       if (resets[#resets - 1] or 0) <= now then epoch.resets = resets end
       if (pauses[#pauses - 3] or 0) <= now then epoch.pauses = pauses end
-      for index = 2, #members, SIZE do heard = max(heard, members[index]) end
+      for index = 1, #members, SIZE do
+        heard, counted = max(heard, members[index + 1]), counted + members[index + 6]
+      end
       if is_lost then return epoch end
       epoch.memory, epoch.silent_from = before.memory, heard
+      -- A later call than this would have begun an epoch itself, but for that of a replica that is alone. A slot is used within a lease of
+      -- a call, and a lease is no longer than `settle`.
+      local called_until = max(heard, before.opens) + settle
+      if counted > 1 then epoch.unused_from = called_until + settle end
       for index = 1, #members, SIZE do
         if members[index + 1] < heard - 2 * settle then members[index + 4] = id end
       end

@@ -138,7 +138,9 @@ local Recovery = setmetatable({ rare = function()
     return is_lighter
   end
 
-  -- Brings a state of an earlier epoch into this one. Slots ahead are void: their holders have lost them.
+  -- Brings a state of an earlier epoch into this one. Slots ahead are void: their holders have lost them. So are those that came when
+  -- every lease was over. They must go: a state is charged with what is not known as far as it would grant, and a booking that nobody
+  -- used would hide as much of that, until it leaves its window.
   local function recover(state, epoch, now)
     local doubts = state.doubts
     local function doubt(is_lost)
@@ -154,7 +156,9 @@ local Recovery = setmetatable({ rare = function()
       state.checkpoints, state.known_from, doubts = State.new_checkpoints(state.rules, epoch.opens), epoch.opens, {}
       doubt(1)
     else
-      Timeline.split_off(state.timeline, epoch.opens + 1)
+      local void_from = epoch.opens + 1
+      if epoch.unused_from > 0 then void_from = min(void_from, epoch.unused_from) end
+      Timeline.split_off(state.timeline, void_from)
     end
     if epoch.id ~= epoch.memory then doubt(0) end
     state.doubts = doubts

@@ -238,13 +238,21 @@ impl Ledger {
     pub(in crate::limiter) fn forget(&mut self, memory: u64, latest: Micros) {
         self.memory = memory;
         self.changes += 1;
+        self.void_after(latest);
         for (_, page) in self.pages.iter_mut() {
-            page.granted.split_off(latest + Micros::ONE);
             let granted = std::mem::take(&mut page.granted);
             for entry in granted.entries() {
                 charge(&mut page.forgotten, &page.windows, entry.at, entry.permits);
             }
             self.has_unreported |= page.is_pending();
+        }
+    }
+
+    /// Notes that bookings after an instant of the store's clock are void, and were not used.
+    pub(in crate::limiter) fn void_after(&mut self, latest: Micros) {
+        self.changes += 1;
+        for (_, page) in self.pages.iter_mut() {
+            page.granted.split_off(latest + Micros::ONE);
         }
     }
 

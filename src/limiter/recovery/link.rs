@@ -115,8 +115,12 @@ pub(in crate::limiter) enum SessionEvent {
 pub(in crate::limiter) enum SessionAction {
     /// The store's clock was stepped: move the ledger with it.
     Step(Step),
-    /// The store has lost its state: wake all workers and the heartbeat.
-    Lose,
+    /// A new epoch has begun: wake all workers and the heartbeat. Slots after this instant of the store's clock are void, and were not
+    /// used.
+    Lose {
+        /// The latest slot that can have been used.
+        until: Micros,
+    },
     /// The store has lost its memory of all grants up to this instant of its clock: they are to be written back to the new one.
     Forget {
         /// The new memory.
@@ -241,10 +245,9 @@ impl Session {
             self.followed = None;
             // The times of later resets are on another clock.
             self.resets = Resets::default();
-            // A new epoch in this answer is not enough, unless its memory is new: instants of the old one are kept.
-            let is_fresh = epoch.memory > self.memory && self.memory != 0;
-            let least = if is_fresh { epoch.id } else { self.epoch.max(epoch.id) + 1 };
-            self.required_epoch = self.required_epoch.max(least);
+            // A new epoch in this answer is not enough, even of a new memory: it may have begun before the step, and what others
+            // have written into it since is at instants of the clock before.
+            self.required_epoch = self.required_epoch.max(self.epoch.max(epoch.id) + 1);
             self.link = Link::Held { epoch: self.required_epoch, until: now + self.terms.patience };
         }
         self.observe(epoch, now, out);
@@ -267,16 +270,18 @@ impl Session {
     fn observe(&mut self, epoch: Epoch, now: Moment, out: &mut Vec<SessionAction>) -> bool {
         let before = self.epoch;
         self.epoch = before.max(epoch.id);
+        // A report that says more than was used is not on the safe side: it hides as much of what others may have been granted.
+        let last_use = self.contact.map_or(now, |sent| now.min(sent + self.terms.lease));
+        let until = self.clock.map_or(epoch.now, |clock| clock.used_until(last_use));
         if self.memory < epoch.memory {
             self.memory = epoch.memory;
-            let until = self.clock.map_or(epoch.now, |clock| clock.used_until(now));
             out.push(SessionAction::Forget { memory: epoch.memory, until });
         }
         if before < epoch.id {
             self.followed = None;
         }
         if before != 0 && before < epoch.id {
-            out.push(SessionAction::Lose);
+            out.push(SessionAction::Lose { until });
         }
         if epoch.reset_at > self.resets.announced {
             self.resets.announced = epoch.reset_at;
@@ -318,43 +323,6 @@ impl Session {
             }
             Link::Settling { epoch, opens } if now >= opens => self.link = Link::Up { epoch },
             _ => {}
-        }
-    }
-}
-
-/// Calls of one queue that the store answers with an error of their own, such as a key that holds something foreign, while others
-/// are all right.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(in crate::limiter) struct OwnFault {
-    /// When the first such call since the last good one was sent.
-    since: Option<Moment>,
-    /// The number of outages of this queue alone.
-    outages: u64,
-}
-
-impl OwnFault {
-    /// Takes in a call that failed for this queue alone.
-    pub(in crate::limiter) fn failed(&mut self, sent: Moment) {
-        if self.since.is_none() {
-            self.since = Some(sent);
-            self.outages += 1;
-        }
-    }
-
-    /// Takes in a good answer.
-    pub(in crate::limiter) fn answered(&mut self) {
-        self.since = None;
-    }
-
-    /// Returns what the store is to this queue, where it is `link` to all others.
-    pub(in crate::limiter) fn link(&self, link: Link, terms: &Terms, now: Moment) -> Link {
-        let (Link::Up { epoch }, Some(since)) = (link, self.since) else { return link };
-        let until = since + terms.patience;
-        // Other numbers than those of the session's outages.
-        if now >= until {
-            Link::Away { outage: u64::MAX - self.outages }
-        } else {
-            Link::Held { epoch, until }
         }
     }
 }
@@ -440,7 +408,7 @@ mod tests {
         let (link, actions) = answer(&mut session, 100, epoch(4, 100, Some(600)));
         let Link::Settling { epoch: 4, opens } = link else { panic!("{link:?}") };
         assert!(opens >= at(600) && opens < at(603), "{opens:?}");
-        assert_eq!(actions, [SessionAction::Lose]);
+        assert!(matches!(actions[..], [SessionAction::Lose { .. }]), "{actions:?}");
         // An answer from before the loss comes late.
         assert_eq!(answer(&mut session, 90, epoch(3, 91, None)).0, link);
         assert_eq!(on(&mut session, SessionEvent::Tick, opens).0, Link::Up { epoch: 4 });
@@ -455,6 +423,33 @@ mod tests {
         assert!(matches!(actions[..], [SessionAction::Step(Step::Forward(_))]), "{actions:?}");
         assert_eq!(session.epoch_least(), 4);
         assert!(matches!(answer(&mut session, 102, epoch(4, 5102, Some(5602))).0, Link::Settling { .. }));
+    }
+
+    #[test]
+    fn a_step_of_the_clock_requires_a_new_epoch_though_the_memory_is_new_already() {
+        let mut session = session();
+        let with_memory = |id, millis| Epoch { memory: id, ..epoch(id, millis, None) };
+        answer(&mut session, 0, with_memory(3, 0));
+        // Another replica has seen a first step, and demanded this memory; the clock has been stepped once more since.
+        let (link, _) = answer(&mut session, 100, with_memory(4, 5100));
+        assert_eq!(link, Link::Held { epoch: 5, until: at(101 + 595) });
+    }
+
+    #[test]
+    fn slots_behind_the_last_lease_were_not_used() {
+        let mut session = session();
+        let with_memory = |id, millis| Epoch { memory: id, ..epoch(id, millis, None) };
+        answer(&mut session, 0, with_memory(3, 0));
+        on(&mut session, SessionEvent::Failed { sent: at(200) }, at(300));
+        on(&mut session, SessionEvent::Tick, at(800));
+        let (_, actions) = answer(&mut session, 1200, with_memory(4, 1200));
+        let used = actions.iter().filter_map(|action| match action {
+            SessionAction::Forget { until, .. } | SessionAction::Lose { until } => Some(*until),
+            _ => None,
+        });
+        let lease = Micros::from_millis(1_000_000 + 495);
+        let is_close = |until: Micros| until >= lease && until < lease + Micros::from_millis(2);
+        assert_eq!(used.map(is_close).collect::<Vec<_>>(), [true, true], "{actions:?}");
     }
 
     #[test]

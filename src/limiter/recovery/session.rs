@@ -115,11 +115,12 @@ impl StoreSession {
                     self.copies().step(*step);
                 }
                 SessionAction::Forget { memory, until } => self.ledger().forget(*memory, *until),
-                SessionAction::Lose | SessionAction::Reset => {}
+                SessionAction::Lose { until } => self.ledger().void_after(*until),
+                SessionAction::Reset => {}
             }
             self.changed.notify_one();
         }
-        (known, actions.contains(&SessionAction::Lose))
+        (known, actions.iter().any(|action| matches!(action, SessionAction::Lose { .. })))
     }
 
     /// Returns what is known at a moment.

@@ -70,7 +70,8 @@ impl ClockWatch {
 
     /// Returns the latest slot that can have been used at an instant, after all steps: bounds that were replaced may have been later.
     pub fn used_until(&self, instant: Moment) -> Micros {
-        self.bounds.latest(instant).max(self.was_due)
+        let before = self.bounds.anchor - instant;
+        (self.bounds.latest(instant) - before + drift(before)).max(self.was_due)
     }
 
     /// Narrows the bounds by another call. Bounds that contradict each other mean that a clock was stepped: then the new ones

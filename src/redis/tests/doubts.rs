@@ -175,6 +175,31 @@ fn a_silence_of_all_members_is_a_doubt() {
 }
 
 #[test]
+fn slots_that_nobody_had_a_lease_to_use_do_not_count_behind_a_silence() {
+    let used_behind = |silence: u64| {
+        let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+        let first = fleet.begin(0);
+        for replica in [1, 2] {
+            fleet.beat(600_000, replica, first, Reported::default());
+            fleet.beat(700_000, replica, first, Reported { memory: first, epoch: first });
+        }
+        // All ten, and three a window later.
+        fleet.ask(SECOND, first, 13);
+        for after in (SECOND..=silence).step_by(200_000) {
+            fleet.beat(after, 2, first, Reported { memory: first, epoch: first });
+        }
+        let second = fleet.renew(12 * SECOND, first);
+        for replica in [1, 2] {
+            fleet.beat(12_100_000, replica, second, Reported { memory: first, epoch: second });
+        }
+        fleet.ask(12_600_000, second, 0);
+        10 - fleet.available(12_600_000)
+    };
+    assert_eq!(used_behind(9_800_000), 0, "every lease was over at 10.8 s");
+    assert_eq!(used_behind(10_200_000), 3, "a slot at 11 s may have been used");
+}
+
+#[test]
 fn a_probe_behind_a_long_silence_leaves_the_members_in_doubt() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let first = fleet.begin(0);

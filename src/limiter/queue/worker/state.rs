@@ -14,7 +14,7 @@ use crate::clock::{Micros, Moment};
 use crate::limiter::queue::handle::Queue;
 use crate::limiter::queue::permit::OriginQueue;
 use crate::limiter::recovery::fallback::Fallback;
-use crate::limiter::recovery::link::OwnFault;
+use crate::limiter::recovery::own_fault::OwnFault;
 use crate::limiter::recovery::session::StoreSession;
 
 /// The worker of a queue.

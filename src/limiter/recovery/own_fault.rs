@@ -1,0 +1,41 @@
+//! A fault of one queue's calls alone: what the store is to that queue then.
+
+use crate::clock::Moment;
+use crate::limiter::recovery::link::{Link, Terms};
+
+/// Calls of one queue that the store answers with an error of their own, such as a key that holds something foreign, while others
+/// are all right.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(in crate::limiter) struct OwnFault {
+    /// When the first such call since the last good one was sent.
+    since: Option<Moment>,
+    /// The number of outages of this queue alone.
+    outages: u64,
+}
+
+impl OwnFault {
+    /// Takes in a call that failed for this queue alone.
+    pub(in crate::limiter) fn failed(&mut self, sent: Moment) {
+        if self.since.is_none() {
+            self.since = Some(sent);
+            self.outages += 1;
+        }
+    }
+
+    /// Takes in a good answer.
+    pub(in crate::limiter) fn answered(&mut self) {
+        self.since = None;
+    }
+
+    /// Returns what the store is to this queue, where it is `link` to all others.
+    pub(in crate::limiter) fn link(&self, link: Link, terms: &Terms, now: Moment) -> Link {
+        let (Link::Up { epoch }, Some(since)) = (link, self.since) else { return link };
+        let until = since + terms.patience;
+        // Other numbers than those of the session's outages.
+        if now >= until {
+            Link::Away { outage: u64::MAX - self.outages }
+        } else {
+            Link::Held { epoch, until }
+        }
+    }
+}
