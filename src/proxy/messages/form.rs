@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::header_flags::HeaderFlags;
-use super::request_head::{accepts, is_grpc};
+use super::request_head::{accepts, accepts_suffix, is_grpc};
 use crate::clock::Micros;
 use crate::config::model::Errors;
 
@@ -85,15 +85,16 @@ impl Reader {
     /// Reads the head of a request.
     pub(crate) fn of<B>(request: &Request<B>, flags: HeaderFlags) -> Reader {
         let headers = request.headers();
+        let names_suffix = flags.has(HeaderFlags::ACCEPT) && accepts_suffix(headers);
         let wish = if is_grpc(headers, flags) {
             Wish::Grpc
-        } else if flags.has(HeaderFlags::ACCEPT) && accepts(headers, PROBLEM_JSON) {
+        } else if names_suffix && accepts(headers, PROBLEM_JSON) {
             Wish::Problem
         } else if flags.has(HeaderFlags::AWS) {
             Wish::Aws
         } else if flags.has(HeaderFlags::VENDOR) {
             if headers.contains_key(NOTION_VERSION) { Wish::Notion } else { Wish::Twilio }
-        } else if flags.has(HeaderFlags::ACCEPT) && accepts(headers, ELASTICSEARCH_JSON) {
+        } else if names_suffix && accepts(headers, ELASTICSEARCH_JSON) {
             Wish::Elasticsearch
         } else {
             Wish::None
@@ -120,13 +121,14 @@ impl Reader {
 impl Aws {
     /// Returns the protocol of a request, as far as its head tells.
     fn of(headers: &HeaderMap, flags: HeaderFlags) -> Aws {
-        let kind = headers.get(CONTENT_TYPE).filter(|_| flags.has(HeaderFlags::CONTENT_TYPE));
+        let value = |has, name| if has { headers.get(name) } else { None };
+        let kind = value(flags.has(HeaderFlags::CONTENT_TYPE), CONTENT_TYPE);
         let kind = kind.map(HeaderValue::as_bytes).unwrap_or_default();
         let is_signed = flags.has(HeaderFlags::AWS);
         if kind.starts_with(b"application/x-amz-json") || (is_signed && headers.contains_key(X_AMZ_TARGET)) {
             return Aws::Json;
         }
-        let service = headers.get(AUTHORIZATION).filter(|_| is_signed).and_then(service);
+        let service = value(is_signed, AUTHORIZATION).and_then(service);
         match service {
             Some("ec2") => Aws::Ec2,
             _ if kind.starts_with(b"application/x-www-form-urlencoded") => Aws::Query,

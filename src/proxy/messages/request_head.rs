@@ -167,6 +167,11 @@ pub(crate) fn lists(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool
     })
 }
 
+/// Returns whether `Accept` may name a media type with a suffix, such as `+json`. That of most requests does not, and is not taken apart.
+pub(crate) fn accepts_suffix(headers: &HeaderMap) -> bool {
+    headers.get_all(ACCEPT).iter().any(|line| line.as_bytes().contains(&b'+'))
+}
+
 /// Returns whether `Accept` names a media type, and not to refuse it (RFC 9110, 12.4.2).
 pub(crate) fn accepts(headers: &HeaderMap, media_type: &str) -> bool {
     elements(headers, &ACCEPT).any(|element| {
