@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::support::raw::{RawUpstream, exchange, in_time, read_head};
-use crate::support::{Request, Weir, lane, one_route};
+use crate::support::{Request, Weir, client, lane, one_route};
 
 /// Sends a request to an upstream that answers with these bytes, then another one on a new connection, which the
 /// upstream answers well. Returns the first response.
@@ -267,19 +267,53 @@ async fn events_are_not_held_back() {
     println!("the slowest event took {slowest:?}");
 }
 
-/// An answer that is not passed on has taken its permit.
+/// Answers `/many` with two hundred headers, and others with few, on connections that it keeps.
+async fn upstream_of_many_headers() -> RawUpstream {
+    RawUpstream::start(|mut connection, _| async move {
+        loop {
+            let head = connection.read_head().await;
+            if head.is_empty() {
+                return;
+            }
+            let count = if head.contains("/many ") { 200 } else { 2 };
+            let headers: String = (0..count).map(|number| format!("x-{number}: {number}\r\n")).collect();
+            let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: 2, 2\r\n{headers}\r\nok");
+            connection.write(answer.as_bytes()).await;
+        }
+    })
+    .await
+}
+
+/// The upstream is asked once more, by a connection with more room, as all later ones have it.
 #[tokio::test]
 async fn an_answer_with_two_hundred_headers_passes() {
     let _lane = lane::shared().await;
-    let upstream = RawUpstream::start(|mut connection, _| async move {
-        connection.read_head().await;
-        let headers: String = (0..200).map(|number| format!("x-{number}: {number}\r\n")).collect();
-        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: 2, 2\r\n{headers}\r\nok");
-        connection.write(answer.as_bytes()).await;
-    })
-    .await;
+    for is_reused in [false, true] {
+        let upstream = upstream_of_many_headers().await;
+        let weir = Weir::start(&one_route(&upstream.url())).await;
+        if is_reused {
+            assert_eq!(weir.get("/few").await.status, 200);
+        }
+        for requests in [2, 3] {
+            let answer = weir.get("/many").await;
+            assert_eq!(
+                (answer.status, answer.header("x-199"), answer.text().as_str()),
+                (200, Some("199"), "ok")
+            );
+            assert_eq!(answer.header("content-length"), Some("2"));
+            assert_eq!(upstream.heads().len(), requests + usize::from(is_reused));
+        }
+    }
+}
+
+/// No request is sent twice that may do harm twice. The next one finds the room.
+#[tokio::test]
+async fn a_post_whose_answer_has_two_hundred_headers_is_sent_once() {
+    let _lane = lane::shared().await;
+    let upstream = upstream_of_many_headers().await;
     let weir = Weir::start(&one_route(&upstream.url())).await;
-    let answer = weir.get("/").await;
-    assert_eq!((answer.status, answer.header("x-199"), answer.text().as_str()), (200, Some("199"), "ok"));
-    assert_eq!(answer.header("content-length"), Some("2"));
+    for (status, requests) in [(502, 1), (200, 2)] {
+        let answer = client::send(&weir.url(""), Request::post("/many", b"x")).await.unwrap();
+        assert_eq!((answer.status, upstream.heads().len()), (status, requests), "{}", answer.text());
+    }
 }

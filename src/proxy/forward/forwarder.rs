@@ -142,7 +142,7 @@ fn behind_response(client: &Arc<Client>, work: impl Future<Output = ()> + Send +
 /// The answer to a forwarded request.
 enum Answer {
     Response(Response<ResponseBody>),
-    Tunnel(Response<ResponseBody>, Tunnel),
+    Tunnel(Response<ResponseBody>, Box<Tunnel>),
 }
 
 impl Answer {
@@ -274,6 +274,6 @@ fn switch(
     let upstream = hyper::upgrade::on(&mut response);
     response.headers_mut().insert(UPGRADE, protocol);
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
-    let tunnel = Tunnel::new(client, upstream, lease, timeout);
+    let tunnel = Box::new(Tunnel::new(client, upstream, lease, timeout));
     Ok(Answer::Tunnel(response.map(|_| ResponseBody::own(Bytes::new())), tunnel))
 }

@@ -20,7 +20,7 @@ use crate::proxy::messages::upload::Upload;
 use crate::proxy::route::table::Route;
 use crate::proxy::upstream::lease::Ready;
 
-/// The largest body that is copied because the connection may be stale.
+/// The largest body that is copied because the connection may fail without an answer.
 const STALE_BODY_BYTES_MAX: usize = 64 * 1024;
 
 /// A request on its way.
@@ -75,20 +75,20 @@ impl Outgoing {
         self.head_state != HeadState::Gone && self.upload.as_ref().is_none_or(|upload| upload.is_whole())
     }
 
-    /// Returns the request as it goes upstream. The head is kept if there may be another attempt, or if the connection may be stale
-    /// (`may_be_stale`) and sending the request twice does no harm.
+    /// Returns the request as it goes upstream. The head is kept if there may be another attempt, or if the connection may fail without
+    /// an answer (`may_be_repeated`) and sending the request twice does no harm.
     pub(crate) fn request(
         &mut self,
         plan: &Plan,
         client: &Client,
-        may_be_stale: bool,
+        may_be_repeated: bool,
     ) -> Request<RequestBody> {
         let mut head = std::mem::take(&mut self.head);
         if self.head_state == HeadState::Received {
             rewrite(&mut head, plan, client.sender());
         }
         let is_harmless = head.method().is_idempotent() && self.upgrade.is_none();
-        let keeps_head = self.keeps_copy || (may_be_stale && is_harmless);
+        let keeps_head = self.keeps_copy || (may_be_repeated && is_harmless);
         let body = self.take_body(plan, client, keeps_head);
         self.head_state = HeadState::Gone;
         if keeps_head {

@@ -31,8 +31,8 @@ pub(crate) type Sent = Result<(Response<Incoming>, Lease), ProxyError>;
 /// Sends the request and waits for the head of its response.
 ///
 /// If nothing was written because the connection had been closed, the request is sent by a fresh connection with the same permit.
-/// If the upstream closed the connection at that moment, the request is repeated with another permit, provided that does no harm
-/// (RFC 9110, 9.2.2).
+/// If the upstream closed the connection at that moment, or its response has more headers than this connection has room for, the
+/// request is repeated with another permit, provided that does no harm (RFC 9110, 9.2.2).
 pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: &mut Record) -> Sent {
     let began = Instant::now();
     let upstream = &plan.route.upstream;
@@ -60,10 +60,10 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
                 return Err(error);
             }
         }
-        let spent = Spent::new(outgoing.permit.take());
-        let request = unsent
-            .take()
-            .map_or_else(|| prepare(plan, client, outgoing, record, may_be_stale), |unsent| *unsent);
+        let (spent, may_grow) = (Spent::new(outgoing.permit.take()), lease.may_grow());
+        let keeps = may_be_stale || may_grow;
+        let request =
+            unsent.take().map_or_else(|| prepare(plan, client, outgoing, record, keeps), |unsent| *unsent);
         let sent_at = Instant::now();
         match lease.send(request, outgoing.upload.clone(), upstream.settings().timeouts.headers).await {
             Ok(response) => {
@@ -74,8 +74,7 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
                 return Ok((response, lease));
             }
             Err(SendError::Failed(error))
-                if is_hang_up(&error)
-                    && may_be_stale
+                if (may_be_stale && is_hang_up(&error) || may_grow && error.is_parse_too_large())
                     && outgoing.can_be_repeated()
                     && !std::mem::replace(&mut is_repeated, true) =>
             {
@@ -107,9 +106,9 @@ fn prepare(
     client: &Client,
     outgoing: &mut Outgoing,
     record: &mut Record,
-    may_be_stale: bool,
+    may_be_repeated: bool,
 ) -> Request<RequestBody> {
-    let mut request = outgoing.request(plan, client, may_be_stale);
+    let mut request = outgoing.request(plan, client, may_be_repeated);
     record.goes_upstream(&plan.route, &mut request);
     request
 }

@@ -17,6 +17,7 @@ use tokio_util::task::TaskTracker;
 
 use super::connection::{Connection, Http1, Load, Multiplexed};
 use super::dial::Dialer;
+use super::header_room::HeaderRoom;
 use super::key::{Key, Reach};
 use super::outbound::Outbound;
 use super::progress::Progress;
@@ -34,8 +35,6 @@ const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The most bytes of a response's head, and of a request that wait for the upstream to take them.
 const HTTP1_BUFFER: usize = 64 * 1024;
-/// The most headers of a response. Larger than hyper's default, because a response that is refused has taken its permit.
-const HTTP1_HEADERS_MAX: usize = 256;
 /// The most unread bytes of bodies, per stream and per connection. The first is what a client that takes nothing makes weir hold, and
 /// what a distant upstream can send in a round trip.
 const HTTP2_STREAM_WINDOW: u32 = 256 * 1024;
@@ -60,6 +59,7 @@ pub(crate) struct Connector {
     tls: Option<Tls>,
     connection_age_max: Duration,
     write_timeout: Duration,
+    header_room: HeaderRoom,
     tasks: TaskTracker,
 }
 
@@ -76,7 +76,17 @@ impl Connector {
         };
         let dialer = Dialer::new(host, port, Arc::clone(&reach.resolver));
         let (connection_age_max, write_timeout) = (reach.connection_age_max, key.write_timeout);
-        Ok(Connector { dialer, outbound, tls, connection_age_max, write_timeout, tasks, settings })
+        let header_room = HeaderRoom::default();
+        Ok(Connector {
+            dialer,
+            outbound,
+            tls,
+            connection_age_max,
+            write_timeout,
+            header_room,
+            tasks,
+            settings,
+        })
     }
 
     /// Opens a connection and notes its progress.
@@ -120,11 +130,14 @@ impl Connector {
         let io = TokioIo::new(stream);
         let retires_at = Instant::now() + spread(self.connection_age_max);
         if !http2 {
-            let mut builder = http1::Builder::new();
-            builder.max_buf_size(HTTP1_BUFFER).max_headers(HTTP1_HEADERS_MAX);
-            let (sender, connection) = builder.handshake(io).await.map_err(http)?;
-            let wire = Box::pin(log_end(connection.with_upgrades()));
-            return Ok(Connection::Http1(Http1::new(sender, wire, probe, retires_at, self.tasks.clone())));
+            let (mut builder, room) = (http1::Builder::new(), self.header_room.of_next());
+            if let Some(headers_max) = room.headers_max() {
+                builder.max_headers(headers_max);
+            }
+            let handshake = builder.max_buf_size(HTTP1_BUFFER).handshake(io);
+            let (sender, connection) = handshake.await.map_err(http)?;
+            let (wire, tasks) = (Box::pin(log_end(connection.with_upgrades())), self.tasks.clone());
+            return Ok(Connection::Http1(Http1::new(sender, wire, probe, retires_at, room, tasks)));
         }
         let (sender, connection) = http2::Builder::new(Spawner(self.tasks.clone()))
             .timer(TokioTimer::new())

@@ -17,6 +17,7 @@ use hyper::client::conn::{TrySendError, http1, http2};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
+use super::header_room::HeaderRoom;
 use crate::proxy::messages::request_body::RequestBody;
 use crate::proxy::messages::response::SWITCHING_PROTOCOLS;
 use crate::proxy::messages::upload::{Upload, UploadState};
@@ -66,6 +67,11 @@ impl Connection {
         }
     }
 
+    /// Returns whether a response whose head is too large may pass by another connection.
+    pub(crate) fn may_grow(&self) -> bool {
+        matches!(self, Connection::Http1(http1) if http1.room.may_grow())
+    }
+
     /// Sends a request and waits for the head of its response, for at most `limit` after the last piece of the request's body,
     /// `upload`. The returned future no longer holds the request.
     pub(crate) fn send(
@@ -81,12 +87,16 @@ impl Connection {
                 versions::to_http1(&mut request);
                 let answer = http1.sender.try_send_request(request);
                 Either::Left(async move {
-                    let Http1 { wire, alarm, .. } = http1;
+                    let Http1 { wire, alarm, room, .. } = http1;
                     let mut answer = pin!(answer);
                     let driven =
                         poll_fn(|context| drive(wire, context, |context| answer.as_mut().poll(context)));
                     let answer = in_time(pin!(driven), alarm, deadline, later).await;
-                    let response = answer.ok_or(SendError::TimedOut)?.map_err(unsent)?;
+                    let answer = answer.ok_or(SendError::TimedOut)?.map_err(unsent);
+                    if matches!(&answer, Err(SendError::Failed(error)) if error.is_parse_too_large()) {
+                        room.grow();
+                    }
+                    let response = answer?;
                     let is_uploaded = upload.is_none_or(|upload| upload.state() == UploadState::Complete);
                     if !is_uploaded || response.status() == SWITCHING_PROTOCOLS {
                         http1.detach();
@@ -145,6 +155,7 @@ pub(crate) struct Http1 {
     idle_since: Instant,
     retires_at: Instant,
     reused: bool,
+    room: HeaderRoom,
     /// The owner of the wire's task.
     tasks: TaskTracker,
 }
@@ -156,10 +167,12 @@ impl Http1 {
         wire: Pin<Box<Wire>>,
         probe: Probe,
         retires_at: Instant,
+        room: HeaderRoom,
         tasks: TaskTracker,
     ) -> Http1 {
         let (wire, alarm, idle_since) = (Some(Driver::new(wire)), Alarm::default(), Instant::now());
-        let mut http1 = Http1 { sender, wire, alarm, probe, idle_since, retires_at, reused: false, tasks };
+        let mut http1 =
+            Http1 { sender, wire, alarm, probe, idle_since, retires_at, reused: false, room, tasks };
         http1.rest();
         http1
     }
@@ -212,10 +225,10 @@ impl Http1 {
         Some(self)
     }
 
-    /// Returns whether the connection is too old for a new request.
+    /// Returns whether the connection is too old for a new request, or has less room than its upstream needs.
     pub(crate) fn is_old(&self) -> bool {
         let now = Instant::now();
-        now >= self.retires_at || now - self.idle_since > IDLE_AGE_MAX
+        now >= self.retires_at || now - self.idle_since > IDLE_AGE_MAX || self.room.is_outgrown()
     }
 }
 

@@ -37,6 +37,11 @@ impl Lease {
         self.connection.is_reused()
     }
 
+    /// Returns whether a response whose head is too large may pass by another connection.
+    pub(crate) fn may_grow(&self) -> bool {
+        self.connection.may_grow()
+    }
+
     /// Sends a request, whose body is `upload`, and waits for the head of its response, for at most `timeout` after the last piece of
     /// that body.
     pub(crate) fn send(

@@ -6,6 +6,7 @@ pub(crate) mod answer_times;
 pub(crate) mod connect;
 pub(crate) mod connection;
 pub(crate) mod dial;
+pub(crate) mod header_room;
 pub(crate) mod key;
 pub(crate) mod lease;
 pub(crate) mod outbound;
