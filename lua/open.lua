@@ -10,7 +10,7 @@ do
   local function state(state, key, epoch, now, text, lease, replica)
     if state.epoch ~= epoch.id then Recovery.recover(state, epoch, now) end
     if Earlier.id then Earlier.adopt(state, key, now) end
-    if state.rescheduled_until <= now then state.rescheduled = {} end
+    if state.rescheduled_until <= now then state.rescheduled, state.timeline.moving = {}, nil end
     local declared = state.declared
     if #declared == 0 then
       state.declared = { text, now, replica }
@@ -53,7 +53,7 @@ do
         checkpoints[index] = rule.algorithm.fold(rule, timeline, checkpoint, till)
       end
     end
-    Timeline.prune(timeline, now, rules, checkpoints)
+    Timeline.prune(timeline, now, rules, checkpoints, max(now, state.void_from))
   end
 
   local function rare()

@@ -166,6 +166,7 @@ local Recovery = setmetatable({ rare = function()
     state.lives_until, state.reset_at = 0, min(state.reset_at, now)
     if state.pause ~= Pause.NONE then Pause.rebase(state, now) end
     state.void_from, state.previous_generation, state.rescheduled, state.rescheduled_until = 0, 0, {}, 0
+    state.timeline.moving = nil
   end
 
   return { resolve = resolve, recover = recover, charge_late = charge_late, charged_before = charged_before }

@@ -6,6 +6,7 @@
 --   rescheduled           { from, to, permits, ... } of void permits that are not claimed yet, ascending
 --   rescheduled_cell      the cells of the previous generation
 --   rescheduled_until     how long they are kept; no other change moves bookings meanwhile
+--   timeline.moving       void bookings without a new place; calls give places to a part of them each, and nothing is booked meanwhile
 
 local Reschedule = setmetatable({ rare = function()
   -- Returns the checkpoint of a rule that comes into force: its own from before, or one that lacks as much as the emptiest other.
@@ -36,34 +37,71 @@ local Reschedule = setmetatable({ rare = function()
     for index, rule in ipairs(state.rules) do state.checkpoints[index] = checkpoint_of(rule, old_rules, old_checkpoints, state.known_from) end
   end
 
-  -- Puts the rules of a text in force and moves the bookings from an instant on to their places under them.
+  -- How far ahead bookings are moved: later ones would wait for longer than a request may.
+  local SPAN = 25 * 3600 * 1000000
+  -- The bookings of so many instants are moved at once.
+  local AT_ONCE = 200
+
+  -- Gives new places to the first void bookings, in so many steps at most, behind those that have theirs.
+  local function go_on(state, now, steps)
+    local timeline, moved, pages = state.timeline, state.rescheduled, state.timeline.moving
+    Timeline.compact(timeline)
+    local from, limited_by = max(state.void_from, timeline.at[timeline.size] or 0), nil
+    local search = Search.new(state, from)
+    while pages[1] and steps > 0 do
+      local entries, permits, index = pages[1], pages[2], 1
+      local left, size = permits[1], #entries
+      while index <= size and steps > 0 do
+        if left > 0 then
+          local room, by = Search.earliest(search, 1)
+          if by and limited_by and by ~= limited_by then search.keeps_full = false end
+          limited_by = by or limited_by
+          if search.at > now + SPAN then
+            timeline.moving = nil
+            return
+          end
+          local placed, row = min(left, room), #moved
+          Search.charge(search, placed)
+          moved[row + 1], moved[row + 2], moved[row + 3] = entries[index], search.at, placed
+          left, steps = left - placed, steps - 1
+        end
+        if left == 0 then
+          index = index + 1
+          left = permits[index]
+        end
+      end
+      if index > size then
+        table.remove(pages, 1)
+        table.remove(pages, 1)
+      else
+        pages[1], pages[2] = { unpack(entries, index) }, { left, unpack(permits, index + 1) }
+      end
+    end
+    if not pages[1] then timeline.moving = nil end
+    -- No permit finds room before the last place. A pause may be lifted, and what follows it paced no more.
+    from = max(from, state.pause.paced_until)
+    if limited_by and search.keeps_full and from < search.at then Timeline.note_full(timeline, from, search.at, limited_by) end
+  end
+
+  -- Puts the rules of a text in force and takes out the bookings from an instant on. They are moved to their places under the rules at
+  -- once, or in parts by the calls that follow.
   local function start(state, now, from, lease, union)
-    -- How far ahead bookings are moved: later ones would wait for longer than a request may.
-    local SPAN = 25 * 3600 * 1000000
     local old_cell = state.rules.cell
     -- A cell moves as a whole or not at all.
     local void_from = Rule.cell_from(from, old_cell)
     put_in_force(state, union)
     if state.external_usage then ExternalUsage.heed(state) end
     if now < state.pause.paused_until then state.pause.next = state.pause.paused_until end
-    local void, moved, is_near = Timeline.split_off(state.timeline, void_from), {}, true
-    local search = Search.new(state, void_from)
-    for index = 1, #void, 2 do
-      local left = void[index + 1]
-      while left > 0 and is_near do
-        local room = Search.earliest(search, 1)
-        is_near = search.at <= now + SPAN
-        if is_near then
-          local permits, size = min(left, room), #moved
-          Search.charge(search, permits)
-          moved[size + 1], moved[size + 2], moved[size + 3] = void[index], search.at, permits
-          left = left - permits
-        end
-      end
-    end
-    state.rescheduled, state.rescheduled_cell, state.rescheduled_until = moved, old_cell, void_from + lease
+    Timeline.compact(state.timeline)
+    local void = Timeline.split_off(state.timeline, void_from)
+    state.rescheduled, state.rescheduled_cell, state.rescheduled_until = {}, old_cell, void_from + lease
     state.previous_generation, state.generation = state.generation, max(now, state.generation + 1)
     state.void_from, state.has_moved = void_from, #void > 0
+    if #void == 0 then return end
+    state.timeline.moving = void
+    local instants = 0
+    for page = 1, #void, 2 do instants = instants + #void[page] end
+    if instants <= AT_ONCE then go_on(state, now, math.huge) end
   end
 
   -- Returns the index of the first void permits that were booked in the cell of a slot.
@@ -124,6 +162,23 @@ local Reschedule = setmetatable({ rare = function()
     moved[place], cursor.taken = moved[place] - permits, cursor.taken + permits
   end
 
+  -- Takes back permits of a slot that have no new place yet.
+  local function take_moving(state, slot, permits)
+    local pages, cell = state.timeline.moving or {}, state.rescheduled_cell
+    for page = 1, #pages, 2 do
+      local entries, counts = pages[page], pages[page + 1]
+      if entries[#entries] >= slot then
+        for index = 1, #entries do
+          if permits == 0 or Rule.cell_start(entries[index], cell) > slot then return end
+          if entries[index] >= slot then
+            local taken = min(counts[index], permits)
+            counts[index], permits = counts[index] - taken, permits - taken
+          end
+        end
+      end
+    end
+  end
+
   -- Takes back permits from where the cursor stands, and if none are left there from the first ones. Returns the first place to which
   -- a change had moved them, or nil. Permits that were moved and not claimed in time stay charged.
   local function give_back_at(cursor, permits)
@@ -147,10 +202,11 @@ local Reschedule = setmetatable({ rare = function()
       permits = permits - taken
       if taken > 0 then place = place or moved[index + 1] end
     end
+    if permits > 0 then take_moving(state, cursor.slot, permits) end
     return place
   end
 
   return {
-    put_in_force = put_in_force, start = start, knows = knows, cursor = cursor, seek = seek, claim = claim, give_back_at = give_back_at,
+    put_in_force = put_in_force, start = start, go_on = go_on, knows = knows, cursor = cursor, seek = seek, claim = claim, give_back_at = give_back_at,
   }
 end }, Lazy)

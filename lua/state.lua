@@ -66,6 +66,7 @@ do
     Timeline.compact(timeline)
     -- A pause matters for the length of the next one, too.
     local at = max(pause.paced_until, pause.paused_until + 2 * pause.length)
+    if timeline.moving then at = max(at, state.rescheduled_until) end
     for index = 1, #rules do
       local rule = rules[index]
       at = max(at, rule.algorithm.expires(rule, timeline, checkpoints[index]))
@@ -104,7 +105,7 @@ do
 
   -- Returns true while replicas may still have to follow an earlier change (see reschedule.lua).
   local function is_pending(state)
-    return #state.rescheduled > 0
+    return #state.rescheduled > 0 or state.timeline.moving ~= nil
   end
 
   local function rare()
@@ -128,13 +129,18 @@ do
       return checkpoints
     end
 
-    -- Returns the void permits that are not claimed yet.
+    -- Returns the void permits that are not claimed yet. Rows that are empty stay until those in front are half of all: each call would
+    -- copy thousands otherwise.
     local function pack_rescheduled(rescheduled)
-      local row = {}
-      for index = 1, #rescheduled, 3 do
+      local first, size = 1, #rescheduled
+      while first < size and rescheduled[first + 2] == 0 do first = first + 3 end
+      if first > size then return {} end
+      if 2 * first < size then return rescheduled end
+      local row, length = {}, 0
+      for index = first, size, 3 do
         if rescheduled[index + 2] > 0 then
-          local size = #row
-          row[size + 1], row[size + 2], row[size + 3] = rescheduled[index], rescheduled[index + 1], rescheduled[index + 2]
+          row[length + 1], row[length + 2], row[length + 3] = rescheduled[index], rescheduled[index + 1], rescheduled[index + 2]
+          length = length + 3
         end
       end
       return row

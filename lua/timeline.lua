@@ -8,6 +8,9 @@
 -- part of the stored form where there are any: { from, until, place of the rule that moved a search on, ... }, the newest first. From
 -- `from` on there is no room for a single permit before `until`. Bookings take room away. Whatever gives room ends a stretch, or the part
 -- of it that can have gained: `uncharge`, `split_off` and whoever changes the rules or forgets bookings.
+--
+-- `moving` are bookings that a change has taken out and that have no new place yet (reschedule.lua), in pages: { at, ... } and
+-- { permits, ... } by turns; nil if there are none. They are the fourth part of the stored form.
 
 local Timeline
 do
@@ -20,7 +23,7 @@ do
       at = at + entries[index]
       entries[index] = at
     end
-    return { at = entries, permits = stored[2], size = size, has_empty = false, full = stored[3] or {} }
+    return { at = entries, permits = stored[2], size = size, has_empty = false, full = stored[3] or {}, moving = stored[4] }
   end
 
   -- Removes the entries after the first `size`.
@@ -56,7 +59,8 @@ do
       entries[index] = at - before
       before = at
     end
-    return { entries, timeline.permits, timeline.full[1] and timeline.full or nil }
+    local full, moving = timeline.full, timeline.moving
+    return { entries, timeline.permits, (full[1] or moving) and full or nil, moving }
   end
 
   -- Returns the index of the first entry at `at` or later.
@@ -81,16 +85,25 @@ do
   end
 
   -- Removes what no rule can see, and merges what only rules with wide cells can still see, and what is in the checkpoints of all that can.
-  local function prune(timeline, now, rules, checkpoints)
+  -- Nothing behind `merged` can be merged: all rules see it, and it was booked under them.
+  local function prune(timeline, now, rules, checkpoints, merged)
     local entries, permits, longest = timeline.at, timeline.permits, 0
     for index = 1, #rules do longest = max(longest, rules[index].seen_for) end
-    local first, size = 1, timeline.size
-    while first <= size and entries[first] + longest <= now do first = first + 1 end
+    local first = 1
+    while first <= timeline.size and entries[first] + longest <= now do first = first + 1 end
     keep_from(timeline, first)
     if #rules < 2 and not rules.merges_folded then return end
-    local kept = 0
-    for index = 1, timeline.size do
+    local kept, size = 0, timeline.size
+    for index = 1, size do
       local at, count, cell = entries[index], permits[index], nil
+      if at > merged then
+        if kept == index - 1 then return end
+        for later = index, size do
+          kept = kept + 1
+          entries[kept], permits[kept] = entries[later], permits[later]
+        end
+        break
+      end
       for place = 1, #rules do
         local rule, checkpoint = rules[place], checkpoints[place]
         local own = checkpoint and at <= checkpoint[#checkpoint] and rule.folded_cell or rule.cell
@@ -178,16 +191,25 @@ do
       timeline.full = kept
     end
 
-    -- Removes the entries from an instant on, and returns them as instants and permits by turns.
+    -- The entries of a page of bookings on the move.
+    local PAGE = 64
+
+    -- Removes the entries from an instant on, and returns them in pages.
     local function split_off(timeline, at)
-      local first, removed = first_from(timeline, at), {}
-      for index = first, timeline.size do
-        local size = #removed
-        removed[size + 1], removed[size + 2] = timeline.at[index], timeline.permits[index]
+      local entries, permits, size = timeline.at, timeline.permits, timeline.size
+      local first, pages = first_from(timeline, at), {}
+      for start = first, size, PAGE do
+        local final, length = min(start + PAGE - 1, size), #pages
+        pages[length + 1], pages[length + 2] = { unpack(entries, start, final) }, { unpack(permits, start, final) }
       end
-      shorten(timeline, first - 1)
+      if 2 * first > size then
+        shorten(timeline, first - 1)
+      else
+        timeline.at, timeline.permits, timeline.size = {}, {}, first - 1
+        for index = 1, first - 1 do timeline.at[index], timeline.permits[index] = entries[index], permits[index] end
+      end
       timeline.full = {}
-      return removed
+      return pages
     end
 
     -- Takes back up to that many permits of an instant.

@@ -34,7 +34,7 @@
 --                { { count, slot } where booked, else { count, 1: too far or 2: queue full, delay, advised delay, 1 if each further
 --                one is advised more, limiter, rule } } }
 --              Requests for which the call would take too long are left out at the end: they come with the next call.
---              Before an epoch opens nothing is rescheduled or booked. A repeated call is answered again and not carried out twice.
+--              While bookings of a state are being moved nothing is rescheduled or booked: the caller asks again. Nor is before an epoch opens. A repeated call is answered again and not carried out twice.
 -- Atomic:      all keys carry one hash tag, so one cluster slot
 -- Expiry:      every key when nothing in it can matter any more, never earlier
 
@@ -49,7 +49,7 @@ local epoch = Epoch.open(epoch_key, stored[limiters + 2], now, known_epoch, run,
 
 -- ---- load ----
 
-local states, own_rules = {}, {}
+local states, own_rules, is_moving = {}, {}, false
 for index = 1, limiters do
   states[index] = State.load(KEYS[index], stored[index], now)
   if settle > 0 and not stored[index] then epoch = Epoch.without_state(epoch, live_key, KEYS[index], now, settle) end
@@ -63,6 +63,12 @@ for index = 1, limiters do
   -- The caller has still to follow the last change.
   if State.is_pending(state) and callers[2 * index] ~= state.generation then
     state.rescheduled_until = max(state.rescheduled_until, now + lease)
+  end
+  if state.timeline.moving then
+    -- How many bookings a call moves, in all states together.
+    local MOVED_MAX = 120
+    Reschedule.go_on(state, now, ceil(MOVED_MAX / limiters))
+    is_moving = is_moving or state.timeline.moving ~= nil
   end
 end
 
@@ -137,7 +143,7 @@ end
 
 local rescheduled = {}
 
-if #reschedule > 0 and not settles then
+if #reschedule > 0 and not settles and not is_moving then
   local function answer(count, at)
     order.last = max(order.last, at)
     local row = rescheduled[#rescheduled]
@@ -269,7 +275,7 @@ end
 
 local outcomes = {}
 
-if #runs > 0 and not settles then
+if #runs > 0 and not settles and not is_moving then
   local TOO_FAR, QUEUE_FULL = 1, 2
   -- How much a call does: so many bookings passed one by one, or a part of it in requests with a slot of their own, where each rule
   -- counts. What it leaves goes with the next one, so that other calls come between.

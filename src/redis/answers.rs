@@ -83,13 +83,15 @@ pub(super) fn reserve(value: &Value, limiter_refs: &[LimiterRef], call: &Call) -
     is_of(&answer, call).then_some(answer)
 }
 
-/// Returns true if an answer accounts for every rescheduled permit of the call, and for no more requests than it made.
+/// Returns true if an answer accounts for every rescheduled permit of the call, or for none because bookings are still being moved, and
+/// for no more requests than the call made.
 fn is_of(answer: &Answer, call: &Call) -> bool {
     let total = |mut counts: Box<dyn Iterator<Item = u64> + '_>| counts.try_fold(0, u64::checked_add);
     let outcomes = total(Box::new(answer.outcomes.iter().map(|(count, _)| *count)));
     let asked = total(Box::new(call.runs.iter().map(|run| run.count)));
-    total(Box::new(answer.rescheduled.iter().map(|(count, _)| *count)))
-        == total(Box::new(call.reschedule.iter().map(|holding| holding.count)))
+    let rescheduled = total(Box::new(answer.rescheduled.iter().map(|(count, _)| *count)));
+    (answer.rescheduled.is_empty()
+        || rescheduled == total(Box::new(call.reschedule.iter().map(|holding| holding.count))))
         && outcomes.is_some_and(|outcomes| asked.is_none_or(|asked| outcomes <= asked))
 }
 

@@ -117,7 +117,8 @@ pub struct Answer {
     pub last: Micros,
     /// Permits that were given back before the queue's last slot; its later slots may be traded for them.
     pub freed: Option<Freed>,
-    /// The new slots of the rescheduled holdings, in order, as counts; `None`: no slot within the wait.
+    /// The new slots of the rescheduled holdings, in order, as counts; `None`: no slot within the wait. Empty while bookings are still
+    /// being moved: then the holdings, and the new requests, come again with the next call.
     pub rescheduled: Vec<(u64, Option<Micros>)>,
     /// The results of the requests, in order, as counts. A store that would be kept from others for too long leaves the last ones
     /// without: they come again with the next call.

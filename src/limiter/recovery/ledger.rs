@@ -92,7 +92,11 @@ impl Ledger {
             };
             page.follow(limiter_ref);
             let is_left_alone = call.generations.get(index) == Some(&NO_GENERATION);
-            let gone: &[&[Holding]] = if is_left_alone { &[] } else { &[&call.give_back, &call.reschedule] };
+            let gone: &[&[Holding]] = match answer.rescheduled.is_empty() {
+                _ if is_left_alone => &[],
+                true => &[&call.give_back],
+                false => &[&call.give_back, &call.reschedule],
+            };
             page.record(gone, &charged, answer.now);
             let expires = page.expires();
             if expires > answer.now {

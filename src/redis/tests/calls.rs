@@ -59,17 +59,23 @@ fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
         let from = answer.generations[0].void_from;
         let void = slots.iter().filter(|slot| **slot >= from).take(1000);
         let reschedule = void.map(|slot| Holding { slot: *slot, cost: 1, count: 1 }).collect();
-        let (_, took) = ask(
-            &limiter_ref,
-            now,
-            Call {
-                replica: 1,
-                generations: vec![0],
-                reschedule,
-                reschedule_wait: Micros(10_000_000_000),
-                ..Call::default()
-            },
-        );
+        let call = Call {
+            replica: 1,
+            generations: vec![0],
+            reschedule,
+            reschedule_wait: Micros(10_000_000_000),
+            ..Call::default()
+        };
+        let (mut calls, mut slowest) = (1, Duration::ZERO);
+        let took = loop {
+            let (answer, took) = ask(&limiter_ref, now, call.clone());
+            if !answer.rescheduled.is_empty() {
+                break took;
+            }
+            (calls, slowest) = (calls + 1, slowest.max(took));
+        };
+        eprintln!("{waiting}: all have new places after {calls} calls of at most {slowest:?}");
+        assert!(slowest < Duration::from_millis(100), "{slowest:?}");
         eprintln!("{waiting}: new places for 1000 {took:?}");
         assert!(took < Duration::from_millis(100), "{took:?}");
     }

@@ -38,17 +38,13 @@ impl Worker {
         let Sent { reschedule, replace, arrivals, traded, prefetch, .. } = sent;
         // It may have waited for long before it was sent.
         self.calls.contact = Some(sent_at);
+        let known = self.owed.generations.clone();
         let moved = self.observe_generations(answer, around.now, out);
+        let has_changed = known != self.owed.generations;
         let source = Source::Store(self.owed.epoch);
         self.refresh_slots(around);
-        let rescheduled = answer.rescheduled.iter().flat_map(|(count, at)| repeat_n(*at, to_usize(*count)));
-        for ((_, cost), at) in reschedule.iter().zip(rescheduled) {
-            match at {
-                Some(at) => self.hold_wanted(*cost, slot(at, source, around)),
-                None => self.refuse_without_slot(*cost, &self.too_far(None), out),
-            }
-        }
         let is_replaced = !replace.is_empty() || !reschedule.is_empty();
+        self.settle_rescheduled(reschedule, answer, has_changed, around, out);
         let mut outcomes = Outcomes { answer, source, each: each(answer), budget };
         let first = self.settle_outcomes(replace, arrivals, &mut outcomes, around, out);
         if let Some(cost) = prefetch {
@@ -62,6 +58,36 @@ impl Worker {
             self.refuse_overdue(around.now, out);
         }
         self.observe_available(answer);
+    }
+
+    /// Puts rescheduled slots into their cost queues, and refuses the requests without one. While the store is still moving bookings the
+    /// next call asks for all of them again; if they have moved once more meanwhile, it asks for others.
+    fn settle_rescheduled(
+        &mut self,
+        reschedule: Vec<(Slot, Permits)>,
+        answer: &Answer,
+        has_changed: bool,
+        around: &Around,
+        out: &mut Vec<Action>,
+    ) {
+        if answer.rescheduled.is_empty() {
+            for (slot, cost) in reschedule.into_iter().rev() {
+                if has_changed {
+                    *self.owed.replace.entry(cost).or_default() += 1;
+                } else {
+                    self.owed.reschedule.push_front((slot, cost));
+                }
+            }
+            return;
+        }
+        let source = Source::Store(self.owed.epoch);
+        let rescheduled = answer.rescheduled.iter().flat_map(|(count, at)| repeat_n(*at, to_usize(*count)));
+        for ((_, cost), at) in reschedule.iter().zip(rescheduled) {
+            match at {
+                Some(at) => self.hold_wanted(*cost, slot(at, source, around)),
+                None => self.refuse_without_slot(*cost, &self.too_far(None), out),
+            }
+        }
     }
 
     /// Takes in the answer of this replica's own memory.
