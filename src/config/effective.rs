@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
+use super::key_part::{CLIENT_IP, IPV4_PREFIX, IPV6_PREFIX};
 use super::masked::is_masked;
 use super::model::{
-    Admin, Breaker, Config, Confirm, Cost, Log, LogFormat, PATIENCE_HEADERS, RedisStore, Retry, Route,
-    Server, Store, Upstream,
+    Admin, Breaker, Config, Confirm, Cost, Log, LogFormat, PATIENCE_HEADERS, RedisServers, RedisStore, Retry,
+    Route, Server, Store, Upstream,
 };
 use super::units::{Share, Size, show_duration, show_share, show_size};
 use crate::limiter::model::limit::{Algorithm, Limit, Limiter, Mode, OnStoreFailure, PausePolicy, Scope};
@@ -20,7 +21,15 @@ const OFF: &str = "off";
 
 /// Fills the defaults of a valid configuration into the written one.
 pub(super) fn effective(config: &Config, written: Value) -> Value {
-    fill(defaults(config), written)
+    let mut defaults = defaults(config);
+    for (name, limiter) in written["limiters"].as_object().into_iter().flatten() {
+        // They are read into the key, so a limiter does not know them.
+        if limiter["key"].as_array().is_some_and(|parts| parts.contains(&CLIENT_IP.into())) {
+            defaults["limiters"][name]["ipv4_prefix"] = IPV4_PREFIX.into();
+            defaults["limiters"][name]["ipv6_prefix"] = IPV6_PREFIX.into();
+        }
+    }
+    fill(defaults, written)
 }
 
 /// Puts a written value in the place of a default one, key by key.
@@ -107,18 +116,22 @@ fn access(rule: &AccessRule) -> Value {
 
 fn store(store: &Store) -> Value {
     let Store::Redis(redis) = store else { return "memory".into() };
-    let RedisStore { timeout, pool_size, key_prefix, fleet_size, confirm, .. } = &**redis;
+    let RedisStore { servers, timeout, pool_size, key_prefix, fleet_size, confirm, .. } = &**redis;
     let confirm = match confirm {
         Confirm::Primary => "primary",
         Confirm::Replica => "replica",
     };
-    json!({ "redis": {
+    let mut keys = json!({
         "timeout": show_duration(*timeout),
         "pool_size": pool_size,
         "key_prefix": key_prefix,
         "fleet_size": fleet_size,
         "confirm": confirm,
-    } })
+    });
+    if let RedisServers::Sentinel(sentinels) = servers {
+        keys["sentinel"]["database"] = sentinels.database.into();
+    }
+    json!({ "redis": keys })
 }
 
 fn limiter_keys(limiter: &Limiter) -> Value {
@@ -231,7 +244,8 @@ fn show_micros(duration: Duration) -> String {
     if micros.is_multiple_of(1000) {
         show_duration(duration)
     } else {
-        format!("{}.{:03}ms", micros / 1000, micros % 1000)
+        let millis = format!("{}.{:03}", micros / 1000, micros % 1000);
+        format!("{}ms", millis.trim_end_matches('0'))
     }
 }
 
@@ -287,6 +301,68 @@ routes:
         let again =
             parse(Path::new("f"), &shown.to_string()).unwrap_or_else(|error| panic!("{error}\n{shown:#}"));
         assert_eq!(again.effective(), shown);
+    }
+
+    /// A configuration with every section.
+    const WHOLE: &str = "
+admin: {}
+log: {access: {slow: 1s}}
+server: {}
+store: {redis: {sentinel: {nodes: ['redis://localhost'], master: m}}}
+limiters:
+  all:
+    limits:
+      - {rate: 1, per: 1s}
+      - {rate: 1, per: 250ms, algorithm: token_bucket}
+      - {rate: 1, per: 1d, algorithm: fixed_window}
+      - {rate: 1, per: 1s, algorithm: warm_up, warm_up: 10s}
+    key: [client_ip]
+    queue: {timeout: 1s, max_waiting: 5}
+    pause: {}
+routes:
+  - {name: a, match: {}, upstream: 'http://a', limiter: all, cost: {header: x-cost}, retry: {}, breaker: {}}
+";
+
+    /// Returns the values at a place of the reference, such as `limiters.NAME.queue`.
+    fn values_at<'a>(shown: &'a Value, place: &str) -> Vec<&'a Value> {
+        place.split('.').filter(|step| !step.is_empty()).fold(vec![shown], |values, step| {
+            let (key, is_list) = step.strip_suffix("[]").map_or((step, false), |key| (key, true));
+            let inside = values.into_iter().flat_map(|value| match key {
+                "NAME" => value.as_object().into_iter().flat_map(Map::values).collect(),
+                key => vec![&value[key]],
+            });
+            let inside: Vec<_> = inside.collect();
+            if is_list { inside.into_iter().filter_map(Value::as_array).flatten().collect() } else { inside }
+        })
+    }
+
+    #[test]
+    fn every_default_that_the_reference_names_is_shown() {
+        let shown = parse(Path::new("f"), WHOLE).unwrap().effective();
+        let (mut place, mut missing, mut found) = (String::new(), Vec::new(), 0);
+        for line in crate::config::reference().lines() {
+            if line.starts_with("##") {
+                place = line.split('`').nth(1).unwrap_or_default().to_owned();
+            }
+            let cells: Vec<&str> = line.split(" | ").collect();
+            let Some(key) = cells[0].strip_prefix("| `").and_then(|key| key.strip_suffix('`')) else {
+                continue;
+            };
+            // A default in words is told, and one of a list without elements is nothing.
+            if !cells.get(2).is_some_and(|default| default.starts_with('`')) {
+                continue;
+            }
+            let is_there = values_at(&shown, &place).iter().any(|value| !value[key].is_null());
+            if is_there { found += 1 } else { missing.push(format!("{place}: {key}")) }
+        }
+        assert!(missing.is_empty() && found > 40, "{found} are shown, but not {missing:?}");
+    }
+
+    #[test]
+    fn a_duration_below_a_millisecond_has_no_needless_zeros() {
+        assert_eq!(show_micros(Duration::from_micros(2500)), "2.5ms");
+        assert_eq!(show_micros(Duration::from_micros(1025)), "1.025ms");
+        assert_eq!(show_micros(Duration::from_millis(20)), "20ms");
     }
 
     #[test]

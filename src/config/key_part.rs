@@ -4,6 +4,12 @@ use std::sync::Arc;
 
 use http::HeaderName;
 
+/// The part for the client's address, as it is written.
+pub(crate) const CLIENT_IP: &str = "client_ip";
+/// The bits of an address that count where nothing else is written: an IPv6 client has a whole network of addresses.
+pub(crate) const IPV4_PREFIX: u32 = 32;
+pub(crate) const IPV6_PREFIX: u32 = 64;
+
 /// A part of a limiter's key, read from a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeyPart {

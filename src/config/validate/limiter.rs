@@ -9,6 +9,7 @@ use super::check::{Check, DAY, MILLISECOND, NAME_EXPECTED};
 use super::headers::named_header;
 use super::limit::limits;
 use super::place::{Given, all, key};
+use crate::config::key_part::{CLIENT_IP, IPV4_PREFIX, IPV6_PREFIX};
 use crate::config::model::{KeyPart, Leave, PATIENCE_HEADERS, Patience};
 use crate::config::problem::quoted;
 use crate::config::schema::forms::{Named, Text};
@@ -24,8 +25,6 @@ const GUARD_MAX: Duration = Duration::from_secs(1);
 const MAX_WAITING: u32 = 1000;
 /// The default of `max_partitions`.
 const MAX_PARTITIONS: u32 = 100_000;
-/// The part of a key that is the client's address.
-const CLIENT_IP: &str = "client_ip";
 /// The most parts of a key. Each request reads all of them.
 const KEY_PARTS_MAX: usize = 16;
 
@@ -107,7 +106,7 @@ fn key_parts(
     for prefix in [&ipv4, &ipv6].into_iter().filter(|prefix| prefix.value.is_some() && !counts_addresses) {
         check.problem_of_key(&prefix.at, "only with `client_ip` in `key`");
     }
-    let (ipv4, ipv6) = (check.count(&ipv4, 32, 1..=32), check.count(&ipv6, 64, 1..=128));
+    let (ipv4, ipv6) = (check.count(&ipv4, IPV4_PREFIX, 1..=32), check.count(&ipv6, IPV6_PREFIX, 1..=128));
     let network = (u8::try_from(ipv4?).ok()?, u8::try_from(ipv6?).ok()?);
     if given.get().is_none() {
         return Some(Arc::new([]));
