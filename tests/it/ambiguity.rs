@@ -25,7 +25,7 @@ fn by_tenant(url: &str) -> String {
     format!("limiters:\n{}  c: {{limits: [100/1h]}}\nroutes:\n{}", limiters.concat(), routes.concat())
 }
 
-async fn status(weir: &Weir, target: &str, headers: &[u8]) -> u16 {
+pub(crate) async fn status(weir: &Weir, target: &str, headers: &[u8]) -> u16 {
     let head = [b"GET ", target.as_bytes(), b" HTTP/1.1\r\nHost: h\r\n", headers, b"\r\n"].concat();
     let mut head = head;
     let end = head.len() - 2;
@@ -36,7 +36,7 @@ async fn status(weir: &Weir, target: &str, headers: &[u8]) -> u16 {
     answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_default()
 }
 
-const QUERIES_OF_A_TENANT: &[&str] = &[
+pub(crate) const QUERIES_OF_A_TENANT: &[&str] = &[
     "tenant=t",
     "tenant=%74",
     "ten%61nt=t",
@@ -73,7 +73,7 @@ const QUERIES_OF_A_TENANT: &[&str] = &[
     "tenant=@%4",
 ];
 
-const HEADERS_OF_A_TENANT: &[&[u8]] = &[
+pub(crate) const HEADERS_OF_A_TENANT: &[&[u8]] = &[
     b"X-Tenant: t\r\n",
     b"x-tenant: t\r\n",
     b"X-TENANT:t\r\n",
@@ -92,7 +92,7 @@ const HEADERS_OF_A_TENANT: &[&[u8]] = &[
 ];
 
 /// Headers that end at weir, so that the upstream sees no tenant.
-const HEADERS_OF_NO_TENANT: &[&[u8]] = &[
+pub(crate) const HEADERS_OF_NO_TENANT: &[&[u8]] = &[
     b"Connection: close\r\n",
     b"X-Tenant: @\r\nConnection: close, x-tenant\r\n",
     b"X-Tenant: @\r\nConnection: X-Tenant\r\nConnection: close\r\n",

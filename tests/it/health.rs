@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
+use crate::support::raw::exchange;
 use crate::support::{Request, Upstream, Weir, client, lane, one_route, open_files_max};
 
 /// Far more than an answer takes, and less than any timeout of a connection.
@@ -44,6 +45,24 @@ async fn a_crowd_on_the_admin_listener_holds_up_no_probe() {
     is_answered(&weir, "clients that do not read").await;
     let _begun = open(&admin, 256, b"GET /healthz HTT").await;
     is_answered(&weir, "heads without an end").await;
+}
+
+/// One of them would be checked, and another one may have led there.
+#[tokio::test]
+async fn the_admin_listener_takes_one_host() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let weir = Weir::start(&one_route(&upstream.url())).await;
+    let admin = weir.admin("").trim_start_matches("http://").to_owned();
+    for path in ["/healthz", "/api/limiters"] {
+        let head = |hosts: &str| format!("GET {path} HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n");
+        let one = exchange(&admin, head("Host: localhost\r\n").as_bytes()).await;
+        assert!(one.starts_with("HTTP/1.1 200"), "{one}");
+        for hosts in ["Host: localhost\r\nHost: evil.example\r\n", "Host: localhost\r\nhost: localhost\r\n"] {
+            let two = exchange(&admin, head(hosts).as_bytes()).await;
+            assert!(two.starts_with("HTTP/1.1 400"), "{two}");
+        }
+    }
 }
 
 #[tokio::test]

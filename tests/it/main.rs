@@ -43,6 +43,7 @@ mod pauses;
 mod peers;
 mod protocols;
 mod queue;
+mod readings;
 mod redisson;
 mod refused_uploads;
 mod reload;
