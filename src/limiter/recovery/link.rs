@@ -8,6 +8,9 @@ use crate::limiter::store::clock::{ClockWatch, StoreClock};
 /// How long before its end a lease is no longer used: longer than clocks drift apart in a lease, or a timer is late. So what
 /// follows the last lease of all can begin this much earlier.
 const LEASE_MARGIN: Micros = Micros::from_millis(5);
+/// The longest lateness of a replica that asks a store which cannot fail. With a thousand requests at
+/// once their worker may have its turn a second after they came.
+const OWN_LATENESS_MAX: Micros = Micros::from_millis(10_000);
 
 /// What the store is to this replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,6 +78,11 @@ impl Terms {
         let used = lease - LEASE_MARGIN;
         // More than twice in each lease.
         Terms { lease: used, patience: timeout + used, heartbeat: Micros(lease.0 * 2 / 5) }
+    }
+
+    /// Returns the same terms of a store that cannot fail: whoever waits for its answer waits for this replica alone.
+    pub(in crate::limiter) fn without_failures(self) -> Terms {
+        Terms { patience: OWN_LATENESS_MAX, ..self }
     }
 }
 

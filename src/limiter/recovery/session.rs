@@ -56,6 +56,7 @@ impl StoreSession {
     /// Creates the session with a store that has not answered yet.
     pub(in crate::limiter) fn new(store: Arc<dyn Store>, wall: Clock) -> StoreSession {
         let terms = Terms::new(store.lease(), store.timeout());
+        let terms = if store.may_fail() { terms } else { terms.without_failures() };
         let gate = CallGate::new(store.timeout());
         StoreSession {
             store,

@@ -1,4 +1,4 @@
-//! A burst that reaches several replicas at once: who is served first.
+//! Bursts: the order in which several replicas serve one, and a worker whose turn comes late in one.
 
 use super::*;
 
@@ -128,4 +128,15 @@ async fn a_burst_at_fresh_replicas_is_served_in_the_order_of_arrival() {
         // What arrives within the time of a call has no order.
         assert!(all < 20 && far < 5, "burst of {millis} ms: {all} per mille, {far} of those 3 ms apart");
     }
+}
+
+#[test]
+fn a_worker_that_is_late_does_not_blame_a_store_that_cannot_fail() {
+    let mut core = Driven::new(OnStoreFailure::Reject);
+    core.0.limits.terms = Terms::new(Micros::from_millis(500), Micros::ZERO).without_failures();
+    let asked = core.on(after(3000), vec![arrival(0, START, 0)]);
+    assert!(is_booking(&asked) && refusal(&asked).is_none());
+    let asked = core.on(after(3001), vec![arrival(1, START, 0)]);
+    assert!(refusal(&asked).is_none());
+    assert!(is_granted(&core.on(after(3002), vec![booked(after(3001), &[shown(after(3001))])])));
 }
