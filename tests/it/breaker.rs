@@ -90,6 +90,13 @@ async fn what_waits_keeps_its_order_while_the_upstream_restarts() {
         eventually("it has a place in the queue", PATIENCE, entered).await;
     }
     upstream.wait_for(3, PATIENCE).await;
+    // So that nothing is on its way when the upstream ends.
+    assert_eq!(weir.tell_with("/api/limiters/api/pause", "{\"for\": \"2s\"}").await.status, 200);
+    eventually("what was sent is answered", PATIENCE, async || {
+        let answered = weir.metrics().await.sum("weir_requests_total", &[("outcome", "forwarded")]);
+        answered == granted(&weir).await && answered == upstream.count() as f64
+    })
+    .await;
     let first = upstream.targets();
     drop(upstream);
     eventually("the breaker opens", PATIENCE, async || gauge(&weir).await == 1.0).await;

@@ -27,7 +27,7 @@ pub(crate) fn arrives(plan: &Plan) -> Result<(), ProxyError> {
 pub(crate) async fn open(plan: &Plan, needed: Needed, deadline: Instant) -> Result<Lease, ProxyError> {
     let attempt = match &plan.route.breaker {
         // Boxed, because requests must stay small, and most routes have none.
-        Some(breaker) => Some(Box::pin(breaker.connects(deadline)).await?),
+        Some(breaker) => Some(Box::pin(breaker.connects(plan.arrived, deadline)).await?),
         None => None,
     };
     let upstream = &plan.route.upstream;

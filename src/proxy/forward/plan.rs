@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderValue, Request, Version};
+use tokio::time::Instant;
 
 use crate::config::model::{Http2, Route as Rule};
 use crate::limiter::{Demand, Partition};
@@ -41,6 +42,8 @@ pub(crate) trait Notes {
 pub(crate) struct Plan {
     /// The route.
     pub(crate) route: Arc<Route>,
+    /// The arrival of the request.
+    pub(crate) arrived: Instant,
     /// The authority that the client asked for.
     pub(crate) authority: Option<Authority>,
     /// The scheme and authority of links for the client, where they are not those of the request.
@@ -108,6 +111,7 @@ impl Plan {
         let origin = links::origin(table.server(), sender, authority.as_ref(), headers, flags);
         let plan = Plan {
             route,
+            arrived: Instant::now(),
             authority,
             origin,
             flags,

@@ -2,6 +2,7 @@
 //!
 //! [`super::breaker_core`] decides; this file has the lock, the clock and the waits. Opens no connection.
 
+use std::collections::BTreeSet;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -23,8 +24,17 @@ pub(crate) struct Breaker {
     core: Mutex<Core>,
     /// Wakes those that are held back when the state has changed.
     changed: Notify,
-    /// The place of the first of those that are held back, which is the next probe. The lock is fair, so they come in their order.
-    first: tokio::sync::Mutex<()>,
+    /// Those that are held back, by their arrival. The first is the next probe.
+    held: Mutex<BTreeSet<Rank>>,
+}
+
+/// The arrival of a request that is held back, and a number that tells it from others of that instant.
+type Rank = (Instant, u64);
+
+/// A place among those that are held back.
+struct Place<'breaker> {
+    breaker: &'breaker Breaker,
+    rank: Rank,
 }
 
 /// A request that was let through to connect. A drop says that it has left before the end was known.
@@ -37,8 +47,8 @@ pub(crate) struct Attempt<'breaker> {
 impl Breaker {
     /// Creates the breaker of a route. It lets everything through at first.
     pub(crate) fn new(route: &Arc<str>, rule: Rule) -> Breaker {
-        let (core, first) = (Mutex::new(Core::new(rule)), tokio::sync::Mutex::default());
-        Breaker { route: Arc::clone(route), rule, core, changed: Notify::new(), first }
+        let (core, held) = (Mutex::new(Core::new(rule)), Mutex::default());
+        Breaker { route: Arc::clone(route), rule, core, changed: Notify::new(), held }
     }
 
     /// Returns whether it is as configured.
@@ -54,34 +64,52 @@ impl Breaker {
         }
     }
 
-    /// Lets a request connect: at once, as the probe, or once a probe has reached the upstream. Those that are held back go in their
-    /// order.
+    /// Lets a request connect: at once, as the probe, or once a probe has reached the upstream. Those that are held back go in the
+    /// order of their arrival.
     ///
     /// # Errors
     /// That the upstream is unavailable, once it is known that the request cannot go before its `deadline`.
-    pub(crate) async fn connects(&self, deadline: Instant) -> Result<Attempt<'_>, ProxyError> {
-        let mut place = self.first.try_lock().ok();
-        let mut first = pin!(self.first.lock());
+    pub(crate) async fn connects(
+        &self,
+        arrived: Instant,
+        deadline: Instant,
+    ) -> Result<Attempt<'_>, ProxyError> {
+        if let (Answer::Goes(pass), _) = self.on(Event::Queues) {
+            return Ok(Attempt { breaker: self, pass: Some(pass) });
+        }
+        let place = self.place(arrived);
         loop {
             // Before the state is looked at, so that no change is missed.
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable();
-            let (answer, retry_after) =
-                self.on(if place.is_some() { Event::Connects } else { Event::Queues });
+            let is_first = self.held().first() == Some(&place.rank);
+            let (answer, retry_after) = self.on(if is_first { Event::Connects } else { Event::Queues });
             let refused = Err(ProxyError::UpstreamUnavailable { retry_after });
             let wakes_at = match answer {
                 Answer::Goes(pass) => return Ok(Attempt { breaker: self, pass: Some(pass) }),
                 Answer::NotBefore(until) if until > deadline => return refused,
-                Answer::NotBefore(until) if place.is_some() => until,
+                Answer::NotBefore(until) if is_first => until,
                 _ if Instant::now() >= deadline => return refused,
                 Answer::NotBefore(_) | Answer::BehindProbe => deadline,
             };
             tokio::select! {
-                guard = &mut first, if place.is_none() => place = Some(guard),
                 () = changed => {}
                 () = sleep_until(wakes_at) => {}
             }
         }
+    }
+
+    fn place(&self, arrived: Instant) -> Place<'_> {
+        let mut held = self.held();
+        let mut rank = (arrived, 0);
+        while !held.insert(rank) {
+            rank.1 += 1;
+        }
+        Place { breaker: self, rank }
+    }
+
+    fn held(&self) -> MutexGuard<'_, BTreeSet<Rank>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that the upstream has answered.
@@ -137,6 +165,19 @@ impl Breaker {
     }
 }
 
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut held = self.breaker.held();
+        let was_first = held.first() == Some(&self.rank);
+        held.remove(&self.rank);
+        drop(held);
+        if was_first {
+            // Another one is the first now.
+            self.breaker.changed.notify_waiters();
+        }
+    }
+}
+
 impl Attempt<'_> {
     /// Notes how the attempt to connect has ended.
     pub(crate) fn ended(mut self, is_connected: bool) {
@@ -163,7 +204,7 @@ mod tests {
     }
 
     async fn fail(breaker: &Breaker) {
-        breaker.connects(Instant::now()).await.unwrap().ended(false);
+        breaker.connects(Instant::now(), Instant::now()).await.unwrap().ended(false);
     }
 
     fn retry_after<T>(refused: &Result<T, ProxyError>) -> Option<Duration> {
@@ -179,14 +220,17 @@ mod tests {
         let began = Instant::now();
         fail(&breaker).await;
         assert_eq!(retry_after(&breaker.arrives()), Some(Duration::from_secs(5)));
-        let short = breaker.connects(began + Duration::from_millis(4999)).await;
+        let short = breaker.connects(began, began + Duration::from_millis(4999)).await;
         assert_eq!((retry_after(&short), began.elapsed()), (Some(Duration::from_secs(5)), Duration::ZERO));
-        let probe = breaker.connects(began + Duration::from_secs(5)).await.unwrap();
+        let probe = breaker.connects(began, began + Duration::from_secs(5)).await.unwrap();
         assert_eq!((probe.pass, began.elapsed()), (Some(Pass::Probe), Duration::from_secs(5)));
         // One without a wait is refused behind the probe, and is the probe itself where none is under way.
-        assert_eq!(retry_after(&breaker.connects(Instant::now()).await), Some(Duration::from_secs(5)));
+        assert_eq!(
+            retry_after(&breaker.connects(Instant::now(), Instant::now()).await),
+            Some(Duration::from_secs(5))
+        );
         drop(probe);
-        assert_eq!(breaker.connects(Instant::now()).await.unwrap().pass, Some(Pass::Probe));
+        assert_eq!(breaker.connects(Instant::now(), Instant::now()).await.unwrap().pass, Some(Pass::Probe));
     }
 
     #[tokio::test(start_paused = true)]
@@ -195,10 +239,12 @@ mod tests {
         let (told, mut order) = tokio::sync::mpsc::unbounded_channel();
         fail(&breaker).await;
         let deadline = Instant::now() + Duration::from_secs(60);
-        for number in 0..5 {
+        // They come to connect in another order.
+        for number in [1, 0, 4, 2, 3] {
             let (breaker, told) = (Arc::clone(&breaker), told.clone());
+            let arrived = Instant::now() + Duration::from_micros(number);
             tokio::spawn(async move {
-                let attempt = breaker.connects(deadline).await.unwrap();
+                let attempt = breaker.connects(arrived, deadline).await.unwrap();
                 told.send((number, attempt.pass)).unwrap();
                 // Two probes fail, the third one reaches the upstream.
                 tokio::time::sleep(Duration::from_secs(1)).await;
@@ -211,9 +257,10 @@ mod tests {
             assert_eq!(order.recv().await, Some((number, Some(Pass::Probe))));
             assert_eq!(began.elapsed().as_secs(), 5 + 6 * number);
         }
-        for number in 3..5 {
-            assert_eq!(order.recv().await, Some((number, Some(Pass::Free))));
-        }
+        // The others go all at once; the limits put them in their order.
+        let mut others = [order.recv().await.unwrap(), order.recv().await.unwrap()];
+        others.sort_by_key(|other| other.0);
+        assert_eq!(others, [3, 4].map(|number| (number, Some(Pass::Free))));
         assert_eq!(began.elapsed().as_secs(), 18);
     }
 }
