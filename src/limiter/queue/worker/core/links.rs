@@ -133,9 +133,8 @@ impl Worker {
         if self.outage() == 0 || !is_asked || can_ask || self.calls.local.is_some() {
             return;
         }
-        let allows = self.limits.policies.iter().all(|policy| *policy == OnStoreFailure::Allow);
-        if allows && self.is_in_pause(around.now) {
-            // All that is let through waits for its end.
+        if self.is_in_pause(around.now) {
+            // Whoever gets a slot waits for its end, also where the slot itself has come.
             self.refuse_overfull(out);
         }
         self.rebook_share(around.now, out);

@@ -254,6 +254,23 @@ fn no_more_wait_for_the_end_of_a_pause_than_may_where_all_are_let_through() {
 }
 
 #[test]
+fn no_more_wait_for_the_end_of_a_pause_than_may_where_the_share_has_room() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    let limits = Limits { max_waiting: 2, ..limits(10, 1, OnStoreFailure::Local) };
+    let pause = Paused { limiter: limits.refs[0].name.clone(), from: START, until: after(900) };
+    let away = Event::Linked(Link::Away { outage: 1 });
+    core.on(after(1), vec![Event::Reconfigured(Box::new(limits)), Event::Paused(Some(pause)), away]);
+    let arrivals: Vec<_> = (0..5).map(|request| arrival(request, after(2), 1000)).collect();
+    let actions = core.on(after(2), arrivals);
+    let asked = actions.iter().find_map(|action| match action {
+        Action::BookLocally(call) => Some(call.runs.iter().map(|run| run.count).sum::<u64>()),
+        _ => None,
+    });
+    let refused = actions.iter().filter(|action| matches!(action, Action::Refuse(..))).count();
+    assert_eq!((asked, refused), (Some(2), 3), "{actions:?}");
+}
+
+#[test]
 fn slots_of_the_share_are_void_where_the_limits_change() {
     let mut core = Driven::new(OnStoreFailure::Local);
     core.on(after(1), vec![Event::Linked(Link::Away { outage: 1 }), arrival(0, after(1), 2000)]);
