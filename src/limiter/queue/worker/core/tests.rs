@@ -3,6 +3,7 @@
 mod burst;
 mod late_slots;
 mod moves;
+mod share;
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -251,54 +252,6 @@ fn no_more_wait_for_the_end_of_a_pause_than_may_where_all_are_let_through() {
     assert_eq!((refused, is_granted(&actions)), (3, false), "{actions:?}");
     assert!(matches!(refusal(&actions), Some(Refusal::QueueFull { .. })));
     assert!(is_granted(&core.on(after(900), Vec::new())));
-}
-
-#[test]
-fn no_more_wait_for_the_end_of_a_pause_than_may_where_the_share_has_room() {
-    let mut core = Driven::new(OnStoreFailure::Local);
-    let limits = Limits { max_waiting: 2, ..limits(10, 1, OnStoreFailure::Local) };
-    let pause = Paused { limiter: limits.refs[0].name.clone(), from: START, until: after(900) };
-    let away = Event::Linked(Link::Away { outage: 1 });
-    core.on(after(1), vec![Event::Reconfigured(Box::new(limits)), Event::Paused(Some(pause)), away]);
-    let arrivals: Vec<_> = (0..5).map(|request| arrival(request, after(2), 1000)).collect();
-    let actions = core.on(after(2), arrivals);
-    let asked = actions.iter().find_map(|action| match action {
-        Action::BookLocally(call) => Some(call.runs.iter().map(|run| run.count).sum::<u64>()),
-        _ => None,
-    });
-    let refused = actions.iter().filter(|action| matches!(action, Action::Refuse(..))).count();
-    assert_eq!((asked, refused), (Some(2), 3), "{actions:?}");
-}
-
-#[test]
-fn slots_of_the_share_are_void_where_the_limits_change() {
-    let mut core = Driven::new(OnStoreFailure::Local);
-    core.on(after(1), vec![Event::Linked(Link::Away { outage: 1 }), arrival(0, after(1), 2000)]);
-    core.on(after(2), vec![booked_locally(after(2), &[shown(after(500))])]);
-    let same = Event::Reconfigured(Box::new(limits(10, 1, OnStoreFailure::Local)));
-    let is_local = |action: &Action| matches!(action, Action::ReturnLocally(_) | Action::BookLocally(_));
-    assert!(!core.on(after(3), vec![same]).iter().any(is_local));
-    let others = Event::Reconfigured(Box::new(limits(20, 1, OnStoreFailure::Local)));
-    let actions = core.on(after(4), vec![others]);
-    let local: Vec<&Action> = actions.iter().filter(|action| is_local(action)).collect();
-    assert!(
-        matches!(local[..], [Action::ReturnLocally(void), Action::BookLocally(_)] if void.len() == 1),
-        "{actions:?}"
-    );
-}
-
-#[test]
-fn slots_of_the_share_are_void_where_the_pause_that_moved_them_ends_early() {
-    let mut core = Driven::new(OnStoreFailure::Local);
-    let limiter = limits(10, 1, OnStoreFailure::Local).refs[0].name.clone();
-    let until = |until| Event::Paused(Some(Paused { limiter: limiter.clone(), from: START, until }));
-    core.on(after(1), vec![Event::Linked(Link::Away { outage: 1 }), arrival(0, after(1), 2000)]);
-    core.on(after(2), vec![booked_locally(after(2), &[shown(after(500))]), until(after(1000))]);
-    let actions = core.on(after(200), vec![until(after(300))]);
-    let asks =
-        actions.iter().any(|action| matches!(action, Action::BookLocally(call) if call.give_back.is_empty()));
-    assert!(asks, "{actions:?}");
-    assert!(!is_granted(&core.on(after(501), Vec::new())));
 }
 
 #[test]
