@@ -27,7 +27,7 @@ do
   -- long a new epoch takes to open, and how long a silence is a doubt; 0: there are no epochs.
   local function open(key, text, now, known_epoch, run, settle, caller)
     if settle == 0 then
-      return { id = 0, opens = 0, memory = 0, kept_until = math.huge, resets = {}, pauses = {}, members = {} }
+      return { id = 0, opens = 0, memory = 0, kept_until = math.huge, unused_from = 0, resets = {}, pauses = {}, members = {} }
     end
     if run == "?" then run = string.match(redis.call("INFO", "server"), "run_id:(%x+)") or "" end
     local row, epoch = Store.read(key, text, 12), nil

@@ -1,4 +1,4 @@
-//! Opens a connection for a request, where the route's breaker lets it: the only place that meets the breaker.
+//! Opens a connection for a request, where the route's breaker lets it: the only place where requests meet the breaker.
 //!
 //! Decides nothing about when the breaker opens.
 

@@ -384,9 +384,9 @@ impl Worker {
 
     /// Takes on the limits as configured now, and refuses the requests that cost more than they can ever hold.
     fn reconfigure(&mut self, limits: Limits, out: &mut Vec<Action>) {
-        let rules = |limits: &Limits| limits.refs.iter().map(|one| one.rules.clone()).collect::<Vec<_>>();
-        if rules(&self.limits) != rules(&limits) {
-            // This replica's own memory moves its bookings with the change. It is asked once more, while nobody tells of such moves.
+        let before = self.limits.refs.iter().map(|one| &one.rules);
+        if before.ne(limits.refs.iter().map(|one| &one.rules)) {
+            // This replica's own memory moves bookings with the change, and does not tell. So their slots go back, to be booked anew.
             self.void_slots(|slot| matches!(slot.source, Source::Local(_)), out);
         }
         self.limits = limits;
