@@ -148,7 +148,8 @@ if is_complete then
     if epoch.pauses[index + 1] >= followed then moved[#moved + 1] = epoch.pauses[index] end
   end
 end
-local is_settled = now >= epoch.opens and Epoch.knows_all(epoch, now) and Epoch.knows_local(epoch)
+-- Where all have reported before the epoch opens, no state is charged with what they have not, and nothing moves up later.
+local is_settled = Epoch.knows_all(epoch, now) and Epoch.knows_local(epoch)
 return cmsgpack.pack({
   Epoch.answer(epoch, now), resets, { epoch.version, is_known and 1 or 0 }, rows, { is_complete and 1 or 0, is_settled and 1 or 0 }, moved,
   Earlier.id or 0, awaited, later,

@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use crate::fault::{Fault, Kind};
-use crate::plan::{Algorithm, Configuration, Limit, Limiter, Plan, Route};
+use crate::plan::{Algorithm, Configuration, Limit, Limiter, Plan, Route, SCRIPT_TIME};
 use crate::world::World;
 
 const MILLI: u64 = 1_000;
@@ -98,6 +98,7 @@ impl Crowd {
             replicas: REPLICAS,
             fleet_size: REPLICAS as u64,
             store_timeout_ms: 100,
+            script_time: SCRIPT_TIME,
             latency: 60,
             drift_ppm: 20,
             hiccup: 0,

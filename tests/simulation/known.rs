@@ -9,6 +9,7 @@ use crate::mutation;
 use crate::plan::{Mix, Plan};
 use crate::redis::{parity, scripts};
 use crate::run::{Wanted, run};
+use crate::stall::Stall;
 use crate::world::World;
 
 /// Each line is a seed of the random mix that fails, and what fails: who mends it takes it out. Made by
@@ -33,6 +34,9 @@ const CALM: Wanted = Wanted {
     stops_at_first: false,
 };
 
+/// How many partitions wait while the store stands still.
+const STALLED: u64 = 4000;
+
 /// How many random sequences of calls are compared with a real Redis.
 const PARITY: u64 = 200;
 
@@ -42,6 +46,7 @@ pub fn short_form() -> Result<bool, String> {
     let mut is_good = parity::compare(PARITY)?;
     is_good &= repeats()?;
     is_good &= calm();
+    is_good &= stalled()?;
     is_good &= known()?;
     Ok(is_good)
 }
@@ -74,6 +79,13 @@ fn calm() -> bool {
     totals.errors.iter().for_each(|error| println!("{error}"));
     println!("{} runs without faults, {:.4} used", totals.runs, totals.used().unwrap_or_default());
     totals.findings.is_empty() && totals.errors.is_empty()
+}
+
+/// Lets the store stand still while thousands of partitions wait for one limiter: no herd comes after it.
+fn stalled() -> Result<bool, String> {
+    let (shown, is_good) = Stall { partitions: STALLED }.run(1)?;
+    println!("{shown}");
+    Ok(is_good)
 }
 
 /// Makes the runs of the first seeds: those that are known to fail do, and no others.

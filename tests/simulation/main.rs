@@ -23,6 +23,7 @@ mod redis;
 mod replica;
 mod run;
 mod shrink;
+mod stall;
 mod watchdog;
 mod world;
 
@@ -36,6 +37,7 @@ use crate::crowd::{AlgorithmName, Change, Crowd};
 use crate::oracle::Finding;
 use crate::plan::{Mix, Plan};
 use crate::run::{Wanted, json_of, kind_of};
+use crate::stall::Stall;
 use crate::world::World;
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -107,6 +109,9 @@ struct Arguments {
     algorithm: AlgorithmName,
     #[arg(long, default_value_t = 3000)]
     waiting: u64,
+    /// Lets the store stand still for a second while requests of so many partitions wait, and prints how much is used when it is back.
+    #[arg(long, value_name = "PARTITIONS")]
+    stall: Option<u64>,
 }
 
 fn main() -> ExitCode {
@@ -156,6 +161,11 @@ fn simulate(arguments: &Arguments) -> Result<bool, String> {
         let crowd = Crowd { change, limiters, algorithm, waiting: arguments.waiting };
         println!("{}", crowd.run(arguments.seed.unwrap_or(1))?);
         return Ok(true);
+    }
+    if let Some(partitions) = arguments.stall {
+        let (shown, is_good) = Stall { partitions }.run(arguments.seed.unwrap_or(1))?;
+        println!("{shown}");
+        return Ok(is_good);
     }
     let usual = if arguments.mutate.is_some() { Mix::Calm } else { Mix::Random };
     let mix = arguments.mix.map_or(usual, Mix::from);

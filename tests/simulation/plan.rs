@@ -1,6 +1,7 @@
 //! One run, drawn from its seed: the fleet, its configurations, the demand, and what happens.
 
 use std::fmt::Write;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,6 +12,9 @@ use crate::fault::{Fault, Kind, NAMES};
 
 const MILLI: u64 = 1_000;
 const SECOND: u64 = 1_000_000;
+
+/// How long a script usually takes.
+pub const SCRIPT_TIME: Range<u64> = 40..160;
 
 /// How a run is drawn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,6 +93,8 @@ pub struct Plan {
     pub fleet_size: u64,
     /// The timeout of a call to the store, in milliseconds.
     pub store_timeout_ms: u64,
+    /// How long a script takes, in microseconds.
+    pub script_time: Range<u64>,
     /// The usual time of a byte on its way, in microseconds.
     pub latency: u64,
     /// By how many millionths the clocks of replicas are too fast or too slow at most.
@@ -140,6 +146,7 @@ impl Plan {
             replicas,
             fleet_size: if exact { replicas as u64 } else { rng.u64(1..=3) },
             store_timeout_ms: [50, 100, 100, 250][rng.usize(..4)],
+            script_time: SCRIPT_TIME,
             latency: [30, 60, 150, 400][rng.usize(..4)],
             drift_ppm: [0, 20, 200][rng.usize(..3)],
             hiccup: if mix == Mix::Random { [0, 0, 5 * MILLI, 40 * MILLI][rng.usize(..4)] } else { 0 },

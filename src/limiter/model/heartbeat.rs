@@ -80,7 +80,7 @@ pub struct HeartbeatAnswer {
 /// What members have still to report to a store.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum Reports {
-    /// A member has not reported what it was granted and the store does not know, or the epoch is not open yet.
+    /// A member has not reported what it was granted and the store does not know.
     #[default]
     Awaited,
     /// Nothing.

@@ -1,4 +1,4 @@
-//! Bounds the calls of workers to a store that are under way at once, by how quickly the store answers.
+//! Bounds the calls of workers to a store that are under way at once, by how quickly the store answers, and orders those that wait.
 //!
 //! A store carries out one call after the other. When very many queues ask at once, as after an outage, calls that are sent together
 //! wait there for each other until all are late, are given up and made again, while the store works for nobody. Here they wait before
@@ -6,10 +6,14 @@
 //! grows by one with each answer in time, up to a threshold, and beyond that with each round of them; a slow answer takes a quarter, and a call
 //! that was answered too late begins anew from the fewest. It grows only while calls wait for a place: what few calls show says nothing
 //! about many.
+//!
+//! Whoever has waited longest comes first, whichever queue it waits in: where ten thousand queues book anew under one limit, those with the
+//! next slots must not come behind all that are to wait for a minute.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::oneshot;
 
 use crate::clock::{Micros, Moment};
 
@@ -19,7 +23,6 @@ const CALLS: std::ops::RangeInclusive<usize> = 2..=256;
 
 /// The gate before a store.
 pub(in crate::limiter) struct CallGate {
-    places: Semaphore,
     window: Mutex<Window>,
     /// An answer that takes longer is slow.
     slow: Micros,
@@ -27,11 +30,17 @@ pub(in crate::limiter) struct CallGate {
     timeout: Micros,
 }
 
-/// How many calls may be under way.
+/// When whoever a call is for began to wait, and a number, in the order of asking.
+type Turn = (Moment, u64);
+
+/// How many calls may be under way, how many are, and which wait.
 struct Window {
     size: usize,
-    /// The places that there are. More than the size where calls under way have still to give theirs up.
-    places: usize,
+    /// More than the size where it was made smaller.
+    under_way: usize,
+    waiting: BTreeMap<Turn, oneshot::Sender<()>>,
+    /// The number of the last call that asked.
+    asked: u64,
     /// Up to here the number grows with each answer.
     threshold: usize,
     /// The answers in time since the number was last changed.
@@ -60,10 +69,10 @@ impl Latency {
     }
 }
 
-/// The right to make one call. Dropping it makes room for the next one.
+/// The right to make one call, or a place among those that wait for it. Dropping it makes room for the next one.
 pub(in crate::limiter) struct CallPlace<'a> {
     gate: &'a CallGate,
-    place: Option<SemaphorePermit<'a>>,
+    turn: Turn,
 }
 
 impl CallGate {
@@ -71,12 +80,20 @@ impl CallGate {
     pub(in crate::limiter) fn new(timeout: Micros) -> CallGate {
         let (least, most) = CALLS.into_inner();
         let latency = Latency { took: Micros::ZERO, at: Moment(0) };
-        let window =
-            Window { size: least, places: least, threshold: most, quick: 0, shrunk: Moment(0), latency };
+        let window = Window {
+            size: least,
+            under_way: 0,
+            waiting: BTreeMap::new(),
+            asked: 0,
+            threshold: most,
+            quick: 0,
+            shrunk: Moment(0),
+            latency,
+        };
         // A store in this process answers at once.
         let timeout = if timeout == Micros::ZERO { Micros(u64::MAX) } else { timeout };
         let slow = Micros(timeout.0 / 4);
-        CallGate { places: Semaphore::new(least), window: Mutex::new(window), slow, timeout }
+        CallGate { window: Mutex::new(window), slow, timeout }
     }
 
     fn window(&self) -> MutexGuard<'_, Window> {
@@ -88,14 +105,37 @@ impl CallGate {
         self.window().latency.at(now)
     }
 
-    /// Waits for a place. Places are given in the order of asking.
-    pub(in crate::limiter) async fn enter(&self) -> CallPlace<'_> {
-        // The semaphore is never closed.
-        CallPlace { gate: self, place: self.places.acquire().await.ok() }
+    /// Waits for a place for a call on behalf of somebody who has waited since a moment.
+    pub(in crate::limiter) async fn enter(&self, since: Moment) -> CallPlace<'_> {
+        let (place, turn) = {
+            let mut window = self.window();
+            window.asked += 1;
+            let place = CallPlace { gate: self, turn: (since, window.asked) };
+            if window.under_way < window.size {
+                window.under_way += 1;
+                return place;
+            }
+            let (turn, turned) = oneshot::channel();
+            window.waiting.insert(place.turn, turn);
+            (place, turned)
+        };
+        // Its sender is dropped only with the gate.
+        let _ = turn.await;
+        place
     }
 }
 
 impl Window {
+    /// Gives the free places to those who have waited longest. One that leaves at this moment gives its place back.
+    fn admit(&mut self) {
+        while self.under_way < self.size
+            && let Some((_, turn)) = self.waiting.pop_first()
+        {
+            self.under_way += 1;
+            let _ = turn.send(());
+        }
+    }
+
     /// Takes in an answer in time, which came while other calls waited for a place.
     fn grow(&mut self) {
         self.quick += 1;
@@ -114,7 +154,7 @@ impl Window {
 
 impl CallPlace<'_> {
     /// Leaves after a call that was sent, and answered or given up, at these moments.
-    pub(in crate::limiter) fn leave(mut self, sent: Moment, ended: Moment, is_answered: bool) {
+    pub(in crate::limiter) fn leave(self, sent: Moment, ended: Moment, is_answered: bool) {
         let (took, gate) = (ended - sent, self.gate);
         let mut window = gate.window();
         if is_answered {
@@ -125,17 +165,18 @@ impl CallPlace<'_> {
             if sent >= window.shrunk {
                 window.shrink(took >= gate.timeout, ended);
             }
-        } else if is_answered && gate.places.available_permits() == 0 {
+        } else if is_answered && window.under_way >= window.size {
             window.grow();
         }
-        if window.places > window.size
-            && let Some(place) = self.place.take()
-        {
-            place.forget();
-            window.places -= 1 + gate.places.forget_permits(window.places - window.size - 1);
-        } else if window.places < window.size {
-            gate.places.add_permits(window.size - window.places);
-            window.places = window.size;
+    }
+}
+
+impl Drop for CallPlace<'_> {
+    fn drop(&mut self) {
+        let mut window = self.gate.window();
+        if window.waiting.remove(&self.turn).is_none() {
+            window.under_way -= 1;
+            window.admit();
         }
     }
 }
@@ -150,12 +191,17 @@ mod tests {
 
     const TIMEOUT: Micros = Micros::from_millis(100);
 
+    fn free(gate: &CallGate) -> usize {
+        let window = gate.window();
+        window.size - window.under_way
+    }
+
     /// Makes calls in rounds through a gate at which many more wait. Each takes some milliseconds times the calls that are under way
     /// together. Returns how many were under way in the last round.
     fn rounds(gate: &CallGate, clock: &mut Moment, count: usize, millis: usize) -> usize {
         let (mut waiting, mut last) = (VecDeque::new(), 0);
         for _ in 0..count {
-            waiting.resize_with(2 * CALLS.end(), || gate.enter().boxed());
+            waiting.resize_with(2 * CALLS.end(), || gate.enter(*clock).boxed());
             let mut calls = Vec::new();
             waiting.retain_mut(|call| match call.now_or_never() {
                 Some(place) => {
@@ -176,7 +222,7 @@ mod tests {
     fn a_long_answer_is_forgotten_with_others_and_with_time() {
         let (gate, start) = (CallGate::new(TIMEOUT), Moment(1_000_000));
         let answered = |millis: u64, at: Moment| {
-            let place = gate.enter().now_or_never().unwrap();
+            let place = gate.enter(start).now_or_never().unwrap();
             place.leave(at - Micros::from_millis(millis), at, true);
             gate.latency(at)
         };
@@ -209,9 +255,33 @@ mod tests {
     async fn calls_that_do_not_wait_for_a_place_prove_nothing() {
         let gate = CallGate::new(TIMEOUT);
         for _ in 0..1000 {
-            gate.enter().await.leave(Moment(0), Moment(1000), true);
+            gate.enter(Moment(0)).await.leave(Moment(0), Moment(1000), true);
         }
-        assert_eq!(gate.places.available_permits(), *CALLS.start());
+        assert_eq!(free(&gate), *CALLS.start());
+    }
+
+    #[tokio::test]
+    async fn whoever_has_waited_longest_comes_first() {
+        let gate = CallGate::new(TIMEOUT);
+        let mut under_way = vec![gate.enter(Moment(9)).await, gate.enter(Moment(9)).await];
+        let mut calls: Vec<_> = [5, 3, 7, 3].map(|since| Some(gate.enter(Moment(since)).boxed())).into();
+        assert!(calls.iter_mut().flatten().all(|call| call.now_or_never().is_none()));
+        // One of them leaves before its turn.
+        calls[0] = None;
+        let mut order = Vec::new();
+        for _ in 0..3 {
+            under_way.remove(0);
+            for (number, call) in calls.iter_mut().enumerate() {
+                if let Some(place) = call.as_mut().and_then(FutureExt::now_or_never) {
+                    order.push(number);
+                    under_way.push(place);
+                    *call = None;
+                }
+            }
+        }
+        assert_eq!(order, [1, 3, 2]);
+        drop(under_way);
+        assert_eq!(free(&gate), *CALLS.start());
     }
 
     #[tokio::test]
@@ -219,14 +289,14 @@ mod tests {
         let (gate, mut clock) = (CallGate::new(TIMEOUT), Moment(1_000_000));
         let many = rounds(&gate, &mut clock, 5, 0);
         assert_eq!(many, 32);
-        let calls = join_all((0..2 * many).map(|_| gate.enter())).await;
-        let next = gate.enter();
+        let calls = join_all((0..2 * many).map(|_| gate.enter(clock))).await;
+        let next = gate.enter(clock);
         let ended = clock + TIMEOUT;
         calls.into_iter().for_each(|call| call.leave(clock, ended, true));
         let place = next.await;
-        assert_eq!(gate.places.available_permits(), *CALLS.start() - 1);
+        assert_eq!(free(&gate), *CALLS.start() - 1);
         // A refusal at once shows neither that the store is slow nor that it can do more.
         place.leave(ended, ended, false);
-        assert_eq!(gate.places.available_permits(), *CALLS.start());
+        assert_eq!(free(&gate), *CALLS.start());
     }
 }

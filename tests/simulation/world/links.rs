@@ -148,7 +148,8 @@ impl World {
             }
             _ => self.hosts[host].execute(now, &command),
         };
-        let took = if is_script { self.network_draws.u64(40..160) } else { self.network_draws.u64(1..8) };
+        let took = if is_script { self.plan.script_time.clone() } else { 1..8 };
+        let took = self.network_draws.u64(took);
         if is_script {
             self.network.calls += 1;
         }

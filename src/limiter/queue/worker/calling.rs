@@ -6,7 +6,7 @@ use futures_util::future::FutureExt;
 use tokio::time::timeout;
 use tracing::warn;
 
-use super::calls::{CallResult, LateResult, MadeCall};
+use super::calls::{CallResult, LateResult, MadeCall, Outcome};
 use super::core::events::{Around, Event};
 use super::settle_pauses::settle_pauses;
 use super::state::Worker;
@@ -14,7 +14,7 @@ use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Answer, Call, Epoch, Generations, Holding};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::recovery::grants::granted;
-use crate::limiter::recovery::link::SessionEvent;
+use crate::limiter::recovery::link::{Link, SessionEvent};
 use crate::limiter::recovery::session::StoreSession;
 use crate::limiter::recovery::write_back::report_offline_grants;
 use crate::limiter::store::clock::StoreClock;
@@ -35,6 +35,16 @@ async fn wait_longer(session: &StoreSession, sent: Moment, failure: &mut Failure
     answer
 }
 
+/// Returns whether a call that was made in an outage, or in none, would book in vain: nothing is granted before an epoch opens, and
+/// who asked before an outage goes by the policy in it.
+fn is_vain(session: &StoreSession, outage: u64) -> bool {
+    match session.known(session.moment()).link {
+        Link::Settling { .. } => true,
+        Link::Away { outage: present } => present != outage,
+        Link::Up { .. } | Link::Held { .. } => false,
+    }
+}
+
 impl Worker {
     /// Makes a call to the store. Offline grants, and pauses that it does not know, are reported before.
     pub(super) fn book(&mut self, call: Call, around: &Around) {
@@ -47,9 +57,14 @@ impl Worker {
         let limiter_refs = self.calling.limiter_refs.clone();
         let (session, fallback) = (self.session.clone(), self.fallback.clone());
         let (queue, siblings) = (self.queue.clone(), self.siblings.clone());
+        let since = self.core.first_asked().unwrap_or(around.now);
+        let outage = self.core.outage();
         self.calling.under_way = Some(Box::pin(async move {
-            let place = session.gate.enter().await;
+            let place = session.gate.enter(since).await;
             let made = MadeCall { call, limiter_refs, at: session.moment() };
+            if is_vain(&session, outage) {
+                return (made, Outcome::NotMade);
+            }
             let told = async {
                 for instance in queue.instances.iter() {
                     settle_pauses(&instance.active, &fallback, &*siblings).await?;
@@ -66,23 +81,28 @@ impl Worker {
                 result = Ok(answer);
             }
             place.leave(made.at, session.moment(), result.is_ok());
-            (made, result)
+            (made, result.map_or_else(Outcome::Failed, Outcome::Answered))
         }));
     }
 
     /// Takes in the result of the call under way.
-    pub(super) fn take_result(&mut self, (made, result): CallResult) {
-        match result {
+    pub(super) fn take_result(&mut self, (made, outcome): CallResult) {
+        match outcome {
             // What was granted meanwhile without the store was not in its reckoning.
-            Ok(answer) if self.session.ledger().lacks(&made.limiter_refs) => {
+            Outcome::Answered(answer) if self.session.ledger().lacks(&made.limiter_refs) => {
                 let epoch = Epoch { now: answer.now, ..answer.epoch };
                 let (known, _) =
                     self.session.on(SessionEvent::Answered { sent: made.at, epoch }, self.session.moment());
                 self.events.extend([Event::Linked(known.link), Event::PutBack]);
-                self.take_late((made, Some(answer)));
+                self.take_late((made, Outcome::Answered(answer)));
             }
-            Ok(answer) => self.take_answer(&made, answer),
-            Err(failure) => self.take_failure(made, failure),
+            Outcome::Answered(answer) => self.take_answer(&made, answer),
+            Outcome::Failed(failure) => self.take_failure(made, failure),
+            Outcome::NotMade => {
+                let link = self.session.known(self.session.moment()).link;
+                self.events.extend([Event::Linked(link), Event::PutBack]);
+                self.take_late((made, outcome));
+            }
         }
     }
 
@@ -126,14 +146,21 @@ impl Worker {
         let unsent = is_unsent.then(|| (made.call.give_back.clone(), generations));
         self.events.push(Event::Failed { unsent });
         if let Some(late) = late.filter(|_| self.calling.late.len() < LATE_CALLS_MAX) {
-            self.calling.late.push(late.map(|answer| (made, answer)).boxed());
+            let failed = Outcome::Failed(error.into());
+            self.calling
+                .late
+                .push(late.map(|answer| (made, answer.map_or(failed, Outcome::Answered))).boxed());
         }
     }
 
     /// Gives back the bookings of a call that was given up and has completed. If the store has lost its state meanwhile, or grants
     /// nothing yet, there is nothing to give back.
-    pub(super) fn take_late(&mut self, (made, answer): LateResult) {
-        let Some(answer) = answer else { return };
+    pub(super) fn take_late(&mut self, (made, outcome): LateResult) {
+        let answer = match outcome {
+            Outcome::Answered(answer) => answer,
+            Outcome::Failed(_) => return,
+            Outcome::NotMade => return self.keep_to_give_back(&made),
+        };
         if self.session.observe_epoch(answer.epoch) {
             self.siblings.wake_all();
         }
@@ -144,6 +171,14 @@ impl Worker {
         let generations = answer.generations.iter().map(|generation| generation.number).collect();
         let unused = granted(&made.call, &answer).map(|(slot, cost)| Holding { slot, cost, count: 1 });
         self.events.push(Event::AnsweredLate(unused.collect(), generations));
+    }
+
+    /// Keeps what a call that was not made was to give back for the next one. In another epoch those slots are void.
+    fn keep_to_give_back(&mut self, made: &MadeCall) {
+        if made.call.epoch == self.session.epoch_least() {
+            let generations = made.call.generations.iter().copied().collect();
+            self.events.push(Event::AnsweredLate(made.call.give_back.clone(), generations));
+        }
     }
 
     /// Keeps to the pauses of the limiters that an answer of the store to a call sent at a moment names, and to no other.

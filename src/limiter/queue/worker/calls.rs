@@ -25,14 +25,22 @@ pub(super) struct MadeCall {
     pub(super) at: Moment,
 }
 
+/// What became of a call.
+pub(super) enum Outcome {
+    Answered(Answer),
+    Failed(Failure),
+    /// It was not made: while it waited to be sent, the store became another to this replica, and would have booked in vain.
+    NotMade,
+}
+
 /// The result of a call.
-pub(super) type CallResult = (MadeCall, Result<Answer, Failure>);
+pub(super) type CallResult = (MadeCall, Outcome);
 
 /// A call under way.
 pub(super) type CallInFlight = BoxFuture<'static, CallResult>;
 
-/// A call that was given up, and its answer, if one has come. It has booked slots that nobody wants.
-pub(super) type LateResult = (MadeCall, Option<Answer>);
+/// A call that was given up, and what became of it. Nobody wants the slots that it has booked.
+pub(super) type LateResult = CallResult;
 
 /// A call that was given up and may still complete.
 pub(super) type LateCall = BoxFuture<'static, LateResult>;
@@ -93,9 +101,11 @@ impl Calling {
         let Some(call) = self.under_way.take() else { return };
         let late = async move {
             match call.await {
-                (made, Ok(answer)) => (made, Some(answer)),
-                (made, Err(Failure { late: Some(late), .. })) => (made, late.await),
-                (made, Err(_)) => (made, None),
+                (made, Outcome::Failed(Failure { late: Some(late), error })) => {
+                    let failed = Outcome::Failed(Failure { late: None, error });
+                    (made, late.await.map_or(failed, Outcome::Answered))
+                }
+                (made, outcome) => (made, outcome),
             }
         };
         self.late.push(late.boxed());

@@ -313,6 +313,15 @@ impl Worker {
         self.cost_queues.values().filter_map(CostQueue::first_arrived).min()
     }
 
+    /// Returns when the first of those arrived for whom the call under way books; `None` if it books for nobody.
+    pub(in crate::limiter) fn first_asked(&self) -> Option<Moment> {
+        let sent = self.calls.under_way.as_ref()?;
+        let is_in_place = !sent.replace.is_empty() || !sent.reschedule.is_empty();
+        let first = self.first_arrived().filter(|_| is_in_place);
+        let arrivals = sent.arrivals.iter().map(|arrival| arrival.arrived);
+        first.into_iter().chain(arrivals).min()
+    }
+
     /// Returns how many requests wait for the next call.
     pub(in crate::limiter) fn pending(&self) -> usize {
         self.arrivals.list.len()
