@@ -34,7 +34,6 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use http::{Request, Response};
-use hyper::body::Incoming;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -48,6 +47,7 @@ use self::listen::client::Client;
 use self::listen::listener;
 pub use self::listen::listener::Drained;
 use self::listen::service::{Service, Settings};
+use self::messages::client_body::ClientBody;
 use self::net::body_memory::BodyMemory;
 use self::prepare::{Builder, Parts, Upstreams};
 use self::route::table::Table;
@@ -178,7 +178,7 @@ impl Service for Proxy {
     fn answer(
         self,
         client: Arc<Client>,
-        request: Request<Incoming>,
+        request: Request<ClientBody>,
     ) -> impl Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + 'static {
         let trace = self.shared.spans.begin(request.headers());
         forwarder::handle(&self.shared.table.load(), trace, client, request)

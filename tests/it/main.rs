@@ -34,6 +34,7 @@ mod harness;
 mod health;
 mod http2_abuse;
 mod http2_conformance;
+mod http2_windows;
 mod leaving;
 mod limits;
 mod log;

@@ -102,7 +102,8 @@ pub(crate) struct Server {
     #[schemars(extend("examples" = ["128KiB"]))]
     pub(crate) max_header_bytes: Option<Text<Size>>,
     /// The memory for what is read ahead of requests that wait, of all connections together, 0B to 64GiB. Within it a client that
-    /// leaves is noticed at once, however much it has sent before; beyond it when its turn is near. Default `256MiB`.
+    /// leaves is noticed at once, however much it has sent before; beyond it when its turn is near.
+    /// Over HTTP/2, up to 1/16384 of it arrives of each body that waits, 4KiB to 16KiB. Default `256MiB`.
     #[schemars(extend("examples" = ["1GiB"]))]
     pub(crate) body_memory: Option<Text<Size>>,
     /// The time after SIGTERM for which new requests are still accepted, 0s to 1h. `/readyz` answers 503 from the start

@@ -25,6 +25,7 @@ use super::tunnel::Tunnel;
 use crate::limiter::{Demand, Permit};
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::Client;
+use crate::proxy::messages::client_body::ClientBody;
 use crate::proxy::messages::form::Reader;
 use crate::proxy::messages::header_flags::HeaderFlags;
 use crate::proxy::messages::request_body::Rest;
@@ -46,7 +47,7 @@ pub(crate) fn handle(
     table: &Table,
     trace: Option<Box<Trace>>,
     client: Arc<Client>,
-    request: Request<Incoming>,
+    request: Request<ClientBody>,
 ) -> impl Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + 'static + use<> {
     let mut record = Box::new(Record::begin(table, trace, &client, &request));
     let flags = HeaderFlags::of(request.headers());
@@ -83,7 +84,7 @@ pub(crate) fn handle(
 /// The body of a request that is refused.
 struct Unread {
     /// The body, unless it was sent.
-    body: Option<Incoming>,
+    body: Option<ClientBody>,
     /// False if the client waits for 100 Continue.
     sends_body: bool,
     /// The version of HTTP.
@@ -108,7 +109,7 @@ async fn refuse(
 
 /// Leaves the body of a refused request. A short one is read to its end behind the response, which keeps the connection. With any other
 /// the connection of HTTP/1 ends, and the stream of HTTP/2 is reset.
-async fn leave_unread(unread: Unread, body: Incoming, client: Arc<Client>) {
+async fn leave_unread(unread: Unread, body: ClientBody, client: Arc<Client>) {
     let rest = if unread.sends_body { request_body::drop_arrived(body).await } else { Rest::Long(body) };
     match rest {
         Rest::Nothing => {}

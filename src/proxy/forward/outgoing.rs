@@ -8,12 +8,12 @@ use http::header::AUTHORIZATION;
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{Request, Uri};
-use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 
 use super::plan::Plan;
 use crate::limiter::Permit;
 use crate::proxy::listen::client::{Client, Sender};
+use crate::proxy::messages::client_body::ClientBody;
 use crate::proxy::messages::headers::{self, Origin};
 use crate::proxy::messages::request_body::RequestBody;
 use crate::proxy::messages::upload::Upload;
@@ -29,7 +29,7 @@ pub(crate) struct Outgoing {
     pub(crate) head: Request<()>,
     head_state: HeadState,
     /// The client's body, until it is sent.
-    pub(crate) body: Option<Incoming>,
+    pub(crate) body: Option<ClientBody>,
     /// The permit, until it is spent.
     pub(crate) permit: Option<Permit>,
     /// A connection held ready, if the request had to wait.
@@ -55,7 +55,7 @@ enum HeadState {
 
 impl Outgoing {
     /// Takes the client's request, with its target at the upstream.
-    pub(crate) fn new(plan: &Plan, target: PathAndQuery, mut request: Request<Incoming>) -> Outgoing {
+    pub(crate) fn new(plan: &Plan, target: PathAndQuery, mut request: Request<ClientBody>) -> Outgoing {
         let upgrade = plan.upgrade.as_ref().map(|_| hyper::upgrade::on(&mut request));
         let (parts, body) = request.into_parts();
         Outgoing {

@@ -15,6 +15,7 @@ use super::http2_guard::Frames;
 use super::linger::Linger;
 use super::protocol::FirstBytes;
 use crate::proxy::net::read_ahead::ReadAhead;
+use crate::proxy::net::windows::OwnFrames;
 
 /// A client's stream: returns the first bytes once more, and watches all bytes.
 pub(crate) struct ClientIo {
@@ -31,14 +32,22 @@ pub(crate) struct ClientIo {
 pub(crate) enum Watch {
     /// HTTP/1: notes the beginning of a head, and finds the first line of another protocol.
     Http1(Arc<Client>, FirstLine),
-    /// HTTP/2: finds frames that h2 would let pass.
-    Http2(Box<Frames>, ReadAhead),
+    /// HTTP/2: finds frames that h2 would let pass, and adds to those that it writes.
+    Http2(Box<Frames>, ReadAhead, OwnFrames),
 }
 
 impl ClientIo {
     /// Wraps an opened connection, of which `first` was read already, one of at most `connections_max`.
     pub(crate) fn new(wire: ClientWire, first: FirstBytes, watch: Watch, connections_max: u32) -> ClientIo {
         ClientIo { wire, first, watch, linger: None, connections_max }
+    }
+
+    /// Writes what comes before `bytes`, and returns how many of them were written with it.
+    fn poll_before(&mut self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+        match &mut self.watch {
+            Watch::Http1(..) => Poll::Ready(Ok(0)),
+            Watch::Http2(_, _, own) => own.poll_before(Pin::new(&mut self.wire), context, bytes),
+        }
     }
 }
 
@@ -55,8 +64,12 @@ impl AsyncRead for ClientIo {
         let read = match &mut this.watch {
             Watch::Http1(..) => Pin::new(&mut this.wire).poll_read(context, buffer),
             // The first bytes were the preface, which is no frame.
-            Watch::Http2(frames, ahead) => {
-                frames.poll_read(Pin::new(&mut ahead.of(&mut this.wire)), context, buffer)
+            Watch::Http2(frames, ahead, own) => {
+                let read = frames.poll_read(Pin::new(&mut ahead.of(&mut this.wire)), context, buffer);
+                if read.is_pending() {
+                    own.waits(context);
+                }
+                read
             }
         };
         match read {
@@ -85,7 +98,10 @@ impl AsyncWrite for ClientIo {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.wire).poll_write(context, bytes)
+        match ready!(self.poll_before(context, bytes))? {
+            0 => Pin::new(&mut self.wire).poll_write(context, bytes),
+            taken => Poll::Ready(Ok(taken)),
+        }
     }
 
     fn poll_write_vectored(
@@ -93,7 +109,10 @@ impl AsyncWrite for ClientIo {
         context: &mut Context<'_>,
         pieces: &[std::io::IoSlice<'_>],
     ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.wire).poll_write_vectored(context, pieces)
+        match ready!(self.poll_before(context, pieces.first().map_or(&[][..], |first| first)))? {
+            0 => Pin::new(&mut self.wire).poll_write_vectored(context, pieces),
+            taken => Poll::Ready(Ok(taken)),
+        }
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -101,7 +120,11 @@ impl AsyncWrite for ClientIo {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.wire).poll_flush(context)
+        let this = &mut *self;
+        if let Watch::Http2(frames, _, own) = &mut this.watch {
+            ready!(own.poll_flush(Pin::new(&mut this.wire), context, |stream| frames.is_over(stream)))?;
+        }
+        Pin::new(&mut this.wire).poll_flush(context)
     }
 
     /// Closes the sending side. Over HTTP/1, what a client is still sending is then read to its end, within bounds.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::TryFutureExt;
 use http::header::CONNECTION;
 use http::{HeaderValue, Request, Response};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -25,19 +25,26 @@ use super::http2_guard::Frames;
 use super::protocol::{self, Opened, Protocol};
 use super::service::{Service, Settings};
 use crate::config::model::Server;
+use crate::proxy::messages::client_body::ClientBody;
 use crate::proxy::net::driver::{Alarm, Driver};
 use crate::proxy::net::read_ahead::ReadAhead;
 use crate::proxy::net::stream::Stream;
 use crate::proxy::net::streams::{Begun, Multiplexed};
+use crate::proxy::net::windows::{OwnFrames, Windows};
 
 /// The smallest read buffer that hyper accepts. A smaller limit holds by the size of the head alone.
 const HTTP1_BUFFER_MIN: usize = 8 * 1024;
 /// The most requests of a client on one HTTP/2 connection, waiting ones included.
 const HTTP2_STREAMS_MAX: u32 = 1024;
-/// The most unread bytes of bodies, per stream and per connection. They lie in memory while a request waits. The first is what a
-/// distant client can send in a round trip.
+/// The most unread bytes of bodies: of a stream whose body is being read, and of a connection. The first is what a distant client can
+/// send in a round trip.
 const HTTP2_STREAM_WINDOW: u32 = 256 * 1024;
 const HTTP2_CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
+/// The part of `server.body_memory` that arrives of a waiting request's body, and its bounds. With h2's buffers it takes some 25 KiB. All
+/// streams of a connection fit into its window, so those that wait never stop the others.
+const HTTP2_WAITING_PART: u64 = 16 * 1024;
+const HTTP2_WAITING_WINDOW_MIN: u32 = 4 * 1024;
+const HTTP2_WAITING_WINDOW_MAX: u32 = HTTP2_CONNECTION_WINDOW / HTTP2_STREAMS_MAX;
 /// The bytes of a response's body, per stream, beyond which hyper asks for no further piece until the client has taken some.
 const HTTP2_SEND_BUFFER: usize = 8 * 1024;
 /// The most streams that a client opened and reset before weir saw them. More are an attack (CVE-2023-44487).
@@ -68,13 +75,21 @@ pub(crate) async fn serve<S: Service>(stream: Stream, mut client: Client, servic
         client.early = wire.reader(body_memory);
     }
     let client = Arc::new(client);
-    let watch = match protocol {
-        Protocol::Http1 => Watch::Http1(Arc::clone(&client), FirstLine::new()),
-        Protocol::Http2 => Watch::Http2(Box::new(Frames::new(HTTP2_STREAMS_MAX)), ReadAhead::default()),
+    let windows = (protocol == Protocol::Http2).then(|| Arc::new(Windows::new(narrow_window(&server))));
+    let watch = match &windows {
+        None => Watch::Http1(Arc::clone(&client), FirstLine::new()),
+        Some(windows) => {
+            let frames = Box::new(Frames::new(HTTP2_STREAMS_MAX, Arc::clone(windows)));
+            Watch::Http2(frames, ReadAhead::default(), OwnFrames::new(Arc::clone(windows)))
+        }
     };
     let io = TokioIo::new(ClientIo::new(wire, first, watch, server.max_connections));
-    let answered = Arc::clone(&client);
+    let (answered, counted) = (Arc::clone(&client), windows.clone());
     let service = service_fn(move |request: Request<Incoming>| {
+        let request = request.map(|body| {
+            let window = counted.as_ref().and_then(|windows| windows.request(!body.is_end_stream()));
+            ClientBody::new(body, window)
+        });
         let answer = service.clone().answer(Arc::clone(&answered), request);
         let client = Arc::clone(&answered);
         // Boxed, because most connections are idle most of the time.
@@ -85,20 +100,21 @@ pub(crate) async fn serve<S: Service>(stream: Stream, mut client: Client, servic
             response
         }))
     });
-    match protocol {
-        Protocol::Http1 => {
+    match windows {
+        None => {
             let connection = Box::pin(http1(&server).serve_connection(io, service).with_upgrades());
             drive(connection, http1::UpgradeableConnection::graceful_shutdown, protocol, &client, &server)
                 .await;
         }
-        Protocol::Http2 => {
+        Some(windows) => {
             client.activity.opened();
             let begun = Begun::new(server.write_timeout);
             let connection = Box::pin(http2(&server, begun.clone()).serve_connection(io, service));
             let finish = |connection: Pin<&mut Multiplexed<_>>| {
                 connection.get_mut().change(http2::Connection::graceful_shutdown);
             };
-            drive(Box::pin(Multiplexed::new(connection, begun)), finish, protocol, &client, &server).await;
+            let connection = Box::pin(Multiplexed::new(connection, begun, windows));
+            drive(connection, finish, protocol, &client, &server).await;
         }
     }
 }
@@ -109,6 +125,12 @@ fn say_close<B>(response: &mut Response<B>) {
     if !response.status().is_informational() {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
+}
+
+/// Returns how much of a waiting request's body arrives over HTTP/2.
+fn narrow_window(server: &Server) -> u32 {
+    let part = u32::try_from(server.body_memory / HTTP2_WAITING_PART).unwrap_or(u32::MAX);
+    part.clamp(HTTP2_WAITING_WINDOW_MIN, HTTP2_WAITING_WINDOW_MAX)
 }
 
 fn http1(server: &Server) -> http1::Builder {

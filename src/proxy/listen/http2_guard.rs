@@ -9,9 +9,12 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, ReadBuf};
+
+use crate::proxy::net::windows::Windows;
 
 /// The bytes of a frame's head: three of length, the type, the flags, four of stream (RFC 9113, 4.1).
 const HEAD: usize = 9;
@@ -24,8 +27,10 @@ const BLOCK_BYTES: usize = 3;
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
+const CONTINUATION: u8 = 9;
 
 const END_STREAM: u8 = 0x01;
+const END_HEADERS: u8 = 0x04;
 const PADDED: u8 = 0x08;
 const PRIORITY: u8 = 0x20;
 
@@ -35,6 +40,7 @@ pub(crate) struct Frames {
     /// The bytes of the current frame that are still to come and pass unread.
     rest: usize,
     held: Held,
+    windows: Arc<Windows>,
 }
 
 /// The beginning of a frame that arrived in pieces.
@@ -54,8 +60,13 @@ struct Beginning {
 
 impl Frames {
     /// Begins before the first frame. The client may have `streams_max` streams open.
-    pub(crate) fn new(streams_max: u32) -> Frames {
-        Frames { streams: Streams::new(streams_max as usize), rest: 0, held: Held::Nothing }
+    pub(crate) fn new(streams_max: u32, windows: Arc<Windows>) -> Frames {
+        Frames { streams: Streams::new(streams_max as usize), rest: 0, held: Held::Nothing, windows }
+    }
+
+    /// Returns whether the client has ended, reset or skipped a stream (RFC 9113, 5.1.1).
+    pub(crate) fn is_over(&self, stream: u32) -> bool {
+        self.streams.is_over(stream)
     }
 
     /// Reads bytes, judges frames, and passes them on.
@@ -103,6 +114,7 @@ impl Frames {
             let passing = self.rest.min(read.len() - at);
             self.rest -= passing;
             at += passing;
+            self.passed();
             let Some(beginning) = read.get_mut(at..).filter(|left| !left.is_empty()) else { return at };
             let wanted = self.streams.wanted(beginning);
             let Some(whole) = beginning.get_mut(..wanted) else {
@@ -135,8 +147,18 @@ impl Frames {
         *given += count;
         if *given == judged.length {
             self.held = Held::Nothing;
+            self.passed();
         }
         count > 0
+    }
+
+    /// Notes the stream whose head has passed, if a whole frame has.
+    fn passed(&mut self) {
+        if self.rest == 0
+            && let Some(stream) = self.streams.head.take()
+        {
+            self.windows.begins(stream);
+        }
     }
 }
 
@@ -166,6 +188,10 @@ struct Streams {
     open_max: usize,
     /// The last stream begun.
     last: u32,
+    /// The stream whose head ends with this frame.
+    head: Option<u32>,
+    /// True from the beginning of a head to its end.
+    is_heading: bool,
     /// The last stream forgotten. h2 refuses or resets streams beyond the maximum, so they need no judgement.
     forgotten: u32,
 }
@@ -198,7 +224,7 @@ impl Head {
 
 impl Streams {
     fn new(open_max: usize) -> Streams {
-        Streams { open: Vec::new(), open_max, last: 0, forgotten: 0 }
+        Streams { open: Vec::new(), open_max, last: 0, head: None, is_heading: false, forgotten: 0 }
     }
 
     fn is_open(&self, stream: u32) -> bool {
@@ -242,12 +268,14 @@ impl Streams {
             }
             DATA if head.has(END_STREAM) => self.ended(head.stream),
             RST_STREAM => self.ended(head.stream),
+            CONTINUATION => self.heads(&head),
             _ => {}
         }
     }
 
     fn begun(&mut self, head: &Head) {
-        self.last = head.stream;
+        (self.last, self.is_heading) = (head.stream, true);
+        self.heads(head);
         if head.has(END_STREAM) {
             return;
         }
@@ -255,6 +283,13 @@ impl Streams {
             self.forgotten = self.open.remove(0);
         }
         self.open.push(head.stream);
+    }
+
+    /// Notes a part of a request's head.
+    fn heads(&mut self, head: &Head) {
+        if self.is_heading && head.has(END_HEADERS) {
+            (self.head, self.is_heading) = (Some(self.last), false);
+        }
     }
 
     fn ended(&mut self, stream: u32) {
@@ -336,7 +371,8 @@ mod tests {
                 this.0.poll_read(Pin::new(&mut this.1), context, buffer)
             }
         }
-        let mut guarded = pin!(Guarded(Frames::new(4), Pieces { left: sent, piece }));
+        let windows = Arc::new(Windows::new(1));
+        let mut guarded = pin!(Guarded(Frames::new(4, windows), Pieces { left: sent, piece }));
         let (mut passed, mut buffer) = (Vec::new(), vec![0; room]);
         loop {
             let read = guarded.read(&mut buffer).await.unwrap();

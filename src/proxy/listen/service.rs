@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{Request, Response};
-use hyper::body::Incoming;
 
 use super::client::Client;
 use super::tls::Acceptor;
 use crate::config::model::Server;
+use crate::proxy::messages::client_body::ClientBody;
 use crate::proxy::net::body_memory::BodyMemory;
 
 /// The settings of new connections, as they are in force now.
@@ -36,7 +36,7 @@ pub(crate) trait Service: Clone + Send + Sync + 'static {
     fn answer(
         self,
         client: Arc<Client>,
-        request: Request<Incoming>,
+        request: Request<ClientBody>,
     ) -> impl Future<Output = Result<Response<Self::Body>, Infallible>> + Send + 'static;
 
     /// Closes connections to upstreams that have been idle for too long. The listener calls it from time to time.

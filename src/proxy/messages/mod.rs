@@ -2,6 +2,7 @@
 //!
 //! Knows nothing of connections, routes and limiters. Status codes occur in [`response`] alone.
 
+pub(crate) mod client_body;
 pub(crate) mod end_to_end;
 pub(crate) mod form;
 pub(crate) mod header_flags;

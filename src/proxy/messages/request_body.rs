@@ -12,9 +12,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::HeaderName;
 use http_body::{Body as _, Frame, SizeHint};
-use hyper::body::Incoming;
 use tokio::time::timeout;
 
+use super::client_body::{ClientBody, Piece};
 use super::headers;
 use super::idle_timer::{BodyError, IdleTimer};
 use super::upload::{Upload, UploadState};
@@ -37,7 +37,7 @@ pub(crate) enum RequestBody {
 
 /// A request's body that comes from the client.
 pub(crate) struct Streaming {
-    incoming: Incoming,
+    incoming: ClientBody,
     /// A piece that is held back: the one that completes the announced length, until the stream has ended, or the trailers
     /// behind it.
     held: Option<Frame<Bytes>>,
@@ -47,9 +47,6 @@ pub(crate) struct Streaming {
     /// The names that are removed from the trailers.
     no_trailers: Arc<[HeaderName]>,
 }
-
-/// The result of polling a body.
-type Piece = Option<Result<Frame<Bytes>, hyper::Error>>;
 
 impl Streaming {
     /// Polls the next piece, and holds back the one that completes the announced length until the stream has ended.
@@ -110,7 +107,7 @@ impl RequestBody {
     /// `kept_max` bytes are copied for another attempt. Trailers named in `no_trailers` are removed. A body that is dropped before its end
     /// sets `unread`.
     pub(crate) fn new(
-        incoming: Incoming,
+        incoming: ClientBody,
         idle_timeout: Duration,
         kept_max: Option<usize>,
         unread: &Unread,
@@ -192,13 +189,13 @@ pub(crate) enum Rest {
     /// None: the body was read to its end.
     Nothing,
     /// So little that it is on its way.
-    Short(Incoming),
+    Short(ClientBody),
     /// Much, or nobody knows how much.
-    Long(Incoming),
+    Long(ClientBody),
 }
 
 /// Reads and drops what has arrived of a refused request's body, and waits for nothing.
-pub(crate) async fn drop_arrived(mut body: Incoming) -> Rest {
+pub(crate) async fn drop_arrived(mut body: ClientBody) -> Rest {
     let is_short = |left: Option<u64>| left.is_some_and(|left| left <= SHORT_BYTES_MAX);
     let announced = http_body::Body::size_hint(&body).exact();
     if announced.is_some() && !is_short(announced) {
@@ -207,7 +204,7 @@ pub(crate) async fn drop_arrived(mut body: Incoming) -> Rest {
     let (mut bytes_left, mut turns) = (SHORT_BYTES_MAX, 0);
     let is_over = poll_fn(|context| {
         loop {
-            match Pin::new(&mut body).poll_frame(context) {
+            match body.poll_arrived(context) {
                 Poll::Ready(None) => return Poll::Ready(Some(true)),
                 Poll::Ready(Some(Err(_))) => return Poll::Ready(None),
                 Poll::Ready(Some(Ok(frame))) => {
@@ -232,7 +229,7 @@ pub(crate) async fn drop_arrived(mut body: Incoming) -> Rest {
 }
 
 /// Reads and drops a short body. Returns whether it has ended in time.
-pub(crate) async fn drop_short(body: &mut Incoming) -> bool {
+pub(crate) async fn drop_short(body: &mut ClientBody) -> bool {
     let reading = async {
         while let Some(frame) = http_body_util::BodyExt::frame(body).await {
             if frame.is_err() {

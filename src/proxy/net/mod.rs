@@ -12,3 +12,4 @@ pub(crate) mod stall;
 pub(crate) mod stream;
 pub(crate) mod streams;
 pub(crate) mod unread;
+pub(crate) mod windows;

@@ -15,6 +15,7 @@ use hyper::rt::Executor;
 
 use super::driver::Driver;
 use super::stall;
+use super::windows::Windows;
 
 type Stream = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -51,12 +52,13 @@ pub(crate) struct Multiplexed<C> {
     connection: Driver<C>,
     begun: Begun,
     running: FuturesUnordered<Stream>,
+    windows: Arc<Windows>,
 }
 
 impl<C: Future> Multiplexed<C> {
-    /// Wraps a connection that puts its streams into `begun`.
-    pub(crate) fn new(connection: Pin<Box<C>>, begun: Begun) -> Multiplexed<C> {
-        Multiplexed { connection: Driver::new(connection), begun, running: FuturesUnordered::new() }
+    /// Wraps a connection that puts its streams into `begun`, with the windows of its client's streams.
+    pub(crate) fn new(connection: Pin<Box<C>>, begun: Begun, windows: Arc<Windows>) -> Multiplexed<C> {
+        Multiplexed { connection: Driver::new(connection), begun, running: FuturesUnordered::new(), windows }
     }
 
     /// Changes the connection, which is polled again.
@@ -73,6 +75,7 @@ impl<C: Future> Future for Multiplexed<C> {
         if let Poll::Ready(end) = this.connection.poll(context) {
             return Poll::Ready(end);
         }
+        this.windows.end_turn();
         this.running.extend(this.begun.take());
         // What they have for the connection wakes it, and is written at once.
         while let Poll::Ready(Some(())) = this.running.poll_next_unpin(context) {}
@@ -108,7 +111,7 @@ mod tests {
                 to_stream.send(number + 1).await.unwrap();
             }
         });
-        let mut both = Driver::new(Box::pin(Multiplexed::new(connection, begun)));
+        let mut both = Driver::new(Box::pin(Multiplexed::new(connection, begun, Arc::new(Windows::new(1)))));
         let ended = poll_fn(|context| both.advance(context));
         timeout(Duration::from_secs(5), ended).await.unwrap();
     }
@@ -123,7 +126,8 @@ mod tests {
             }
         }
         let connection = Box::pin(Waiting(false));
-        let multiplexed = Multiplexed::new(connection, Begun::new(Duration::from_secs(60)));
+        let (begun, windows) = (Begun::new(Duration::from_secs(60)), Arc::new(Windows::new(1)));
+        let multiplexed = Multiplexed::new(connection, begun, windows);
         let mut both = Driver::new(Box::pin(multiplexed));
         assert!(poll_fn(|context| Poll::Ready(both.advance(context))).await.is_pending());
         both.change(|both| both.get_mut().change(|mut connection| connection.0 = true));
