@@ -16,7 +16,7 @@ use tracing::level_filters::LevelFilter;
 use tracing::{Level, Metadata};
 use tracing_subscriber::filter::{Targets, dynamic_filter_fn};
 use tracing_subscriber::fmt::MakeWriter;
-use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::layer::{Layered, SubscriberExt};
 use tracing_subscriber::registry::Registry;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, fmt, reload};
@@ -62,7 +62,7 @@ pub enum LoggingError {
 /// The logging of this process. Cheap to clone.
 #[derive(Clone)]
 pub struct Logging {
-    filter: reload::Handle<Targets, Registry>,
+    filter: reload::Handle<Targets, Layered<AccessLog, Registry>>,
     json: Arc<AtomicBool>,
     thread: Arc<LogThread>,
 }
@@ -98,7 +98,9 @@ impl Logging {
 
         let buffer = Arc::clone(&lines.0);
         let access = AccessLog { buffer: lines.0, json: Arc::clone(&logging.json), coloured };
-        tracing_subscriber::registry().with(filter).with(json).with(text).with(access).try_init()?;
+        // In this order and with both forms as one layer, the filter's level is that of the whole, so that an event below it costs next to
+        // nothing. h2 has a hundred of them in a request.
+        tracing_subscriber::registry().with(access).with(filter).with(json.and_then(text)).try_init()?;
         panic::set_hook(Box::new(move |panic| {
             log_panic(panic);
             // The process may end now. But a panic must not wait for a reader that has stalled.
@@ -202,24 +204,48 @@ mod tests {
         assert!(!targets.would_enable("h2::codec", &Level::INFO));
     }
 
-    /// The variable that makes the test of a panic panic, in a process of its own.
-    const PANICS: &str = "WEIR_TEST_PANICS";
+    /// The variable that makes a test set up the logging of its process, which is then one of its own.
+    const INSIDE: &str = "WEIR_TEST_LOGGING";
+
+    /// Runs a test in a process of its own, and returns that process's output on standard error.
+    fn run_inside(name: &str) -> String {
+        let mut test = std::process::Command::new(std::env::current_exe().unwrap());
+        let name = format!("telemetry::logging::tests::{name}");
+        let ended = test.args([&name, "--exact", "--nocapture"]).env(INSIDE, "1").output().unwrap();
+        String::from_utf8(ended.stderr).unwrap()
+    }
 
     #[test]
     #[allow(clippy::panic)]
     fn a_panic_is_written_even_if_the_process_ends_with_it() {
-        if std::env::var_os(PANICS).is_some() {
+        if std::env::var_os(INSIDE).is_some() {
             let log = Log { level: Level::INFO, format: LogFormat::Json, access: None };
             let _logging = Logging::init(&log).unwrap();
             tracing::info!("before the panic");
             let _ = panic::catch_unwind(|| panic!("the reason"));
             std::process::abort();
         }
-        let name = "telemetry::logging::tests::a_panic_is_written_even_if_the_process_ends_with_it";
-        let mut test = std::process::Command::new(std::env::current_exe().unwrap());
-        let ended = test.args([name, "--exact", "--nocapture"]).env(PANICS, "1").output().unwrap();
-        let log = String::from_utf8(ended.stderr).unwrap();
+        let log = run_inside("a_panic_is_written_even_if_the_process_ends_with_it");
         assert!(log.contains("\"before the panic\"") && log.contains("\"the reason\""), "{log}");
+    }
+
+    /// A level that nobody wants is the cheapest way to skip an event: no layer is asked.
+    #[test]
+    fn the_level_of_the_process_follows_the_settings() {
+        if std::env::var_os(INSIDE).is_none() {
+            let log = run_inside("the_level_of_the_process_follows_the_settings");
+            assert!(log.contains("followed"), "{log}");
+            return;
+        }
+        let log = |level| Log { level, format: LogFormat::Json, access: None };
+        let logging = Logging::init(&log(Level::INFO)).unwrap();
+        assert_eq!(LevelFilter::current(), LevelFilter::INFO);
+        logging.apply(&log(Level::DEBUG));
+        assert_eq!(LevelFilter::current(), LevelFilter::DEBUG);
+        logging.apply(&log(Level::WARN));
+        assert_eq!(LevelFilter::current(), LevelFilter::WARN);
+        tracing::warn!("followed");
+        logging.flush();
     }
 
     #[test]
