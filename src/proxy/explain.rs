@@ -1,12 +1,14 @@
 //! Explains what would become of a request: by the router and the plan that all requests go through, up to the permit, which is not
 //! taken. Sends nothing and counts nothing.
 
+use std::iter::repeat;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use serde_json::{Map, Value, json};
+use tokio::time::Instant;
 
 use super::error::ProxyError;
 use super::forward::outgoing::{received, rewrite};
@@ -84,7 +86,7 @@ pub(super) fn explain(table: &Table, request: Request<()>, peer: IpAddr) -> Expl
     let flags = HeaderFlags::of(request.headers());
     let mut noted =
         Noted { table, address: peer, name: None, route: None, others: Vec::new(), keys: Vec::new() };
-    let made = Plan::make(table, sender, &request, flags, &mut noted);
+    let made = Plan::make(table, sender, &request, (flags, Instant::now()), &mut noted);
     let (plan, refused) = match made {
         Ok(plan) => (Some(plan), None),
         Err(error) => (None, Some(error)),
@@ -110,7 +112,8 @@ pub(super) fn explain(table: &Table, request: Request<()>, peer: IpAddr) -> Expl
     if let Some((plan, target)) = plan {
         document["limiters"] = plan_limiters(&plan, &noted.keys);
         let names = plan.route.rule.limiters.iter().map(|(name, _)| name.clone());
-        limiters = names.zip(plan.partitions.iter().copied()).collect();
+        let partitions = plan.partitions.iter().copied().chain(repeat(None));
+        limiters = names.zip(partitions).collect();
         document["wait_max_ms"] = millis(plan.wait_left(std::time::Duration::ZERO)).into();
         document["wait_bounded_by"] = plan.wait_told().into();
         document["breaker"] = plan.route.breaker.as_ref().map(|breaker| breaker.view()).into();

@@ -437,10 +437,11 @@ impl OriginQueue for Queue {
     fn count_used(&self, source: Source, cost: Permits) {
         let cost = cost.get();
         for active in self.active_limiters() {
-            let (metrics, policy) = (active.metrics(), active.limiter().on_store_failure);
+            let metrics = active.metrics();
+            let is_allowed = || active.limiter().on_store_failure == OnStoreFailure::Allow;
             match source {
                 Source::Store(_) => metrics.granted(cost),
-                Source::Local(_) if policy != OnStoreFailure::Allow => metrics.local(cost),
+                Source::Local(_) if !is_allowed() => metrics.local(cost),
                 Source::Local(_) | Source::Unlimited => metrics.allowed(cost),
             }
             active.count_granted(cost);

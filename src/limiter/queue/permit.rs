@@ -170,6 +170,16 @@ impl Permit {
         Permit { held: None, cost, shadows: None }
     }
 
+    /// Returns whether the permit is good right before the request's head is written, as [`Permit::confirm`] makes sure of.
+    pub fn is_good(&mut self) -> bool {
+        let Some(held) = &mut self.held else { return true };
+        let is_good = held.unusable().is_none();
+        if is_good {
+            held.leave_flight();
+        }
+        is_good
+    }
+
     /// Makes sure, right before the request's head is written, that the permit is still good.
     ///
     /// A slot is good for one guard, and within the lease of the store's last answer. A permit that is later than one guard
@@ -225,21 +235,16 @@ impl Permit {
 }
 
 impl HeldSlot {
-    /// Hands a slot that must not be used back, and returns the channel on which the next one comes. `None` if the slot is good.
-    fn exchange_if_unusable(&mut self) -> Option<oneshot::Receiver<Result<Permit, Refusal>>> {
-        let (slot, is_set_aside) = match self.slot {
-            Hold::Slot(slot) => (slot, false),
-            Hold::SetAside(slot) => (slot, true),
+    /// Checks the slot now. Returns it with the reason why it must not be used; `None` if it is good.
+    fn unusable(&mut self) -> Option<(Slot, Unusable)> {
+        let slot = match self.slot {
+            Hold::Slot(slot) => slot,
+            Hold::SetAside(slot) => return Some((slot, Unusable::SetAside)),
             Hold::Settled => return None,
         };
         let now = self.queue.now();
         self.confirmed = Some(now);
-        let is_late = !is_set_aside
-            && self.holder.late < LATE_MAX
-            && slot.is_late(&self.clock, now, self.queue.guard());
-        let why = if is_set_aside {
-            Unusable::SetAside
-        } else if is_late {
+        let why = if self.holder.late < LATE_MAX && slot.is_late(&self.clock, now, self.queue.guard()) {
             Unusable::Late
         } else if self.queue.is_paused(slot.due, now) {
             Unusable::Paused
@@ -248,9 +253,15 @@ impl HeldSlot {
         } else {
             return None;
         };
+        Some((slot, why))
+    }
+
+    /// Hands a slot that must not be used back, and returns the channel on which the next one comes. `None` if the slot is good.
+    fn exchange_if_unusable(&mut self) -> Option<oneshot::Receiver<Result<Permit, Refusal>>> {
+        let (slot, why) = self.unusable()?;
         self.slot = Hold::Settled;
         let (turn, next) = oneshot::channel();
-        let late = self.holder.late + u8::from(is_late);
+        let late = self.holder.late + u8::from(why == Unusable::Late);
         let holder = Holder { late, ..self.holder };
         self.queue.hand_back(Returned::Exchanged(Exchange { slot, cost: self.cost, holder, why, turn }));
         self.queue.permit_in();

@@ -92,8 +92,8 @@ impl LimiterSet {
         LimiterSet { inner: Arc::new(Inner { queues, limiters, has_partitions, fixed }) }
     }
 
-    /// Asks for a permit of every limiter. `partitions` are in the order in which the route names its limiters; `None`
-    /// stands for a limiter without a key. Ends when the store has answered: at once, or after one round trip.
+    /// Asks for a permit of every limiter. `partitions` are in the order in which the route names its limiters; `None`,
+    /// or nothing, stands for a limiter without a key. Ends when the store has answered: at once, or after one round trip.
     ///
     /// # Errors
     /// The refusal, if the request may not pass within its wait.

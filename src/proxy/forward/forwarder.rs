@@ -42,14 +42,16 @@ const RESET_AFTER: Duration = Duration::from_millis(250);
 
 /// Answers a request, whatever happens to it.
 ///
-/// The plan is made at once and not in the future, so that the future holds neither the request as it came nor the table.
+/// The plan is made at once and not in the future, so that the future holds neither the request as it came nor the table. The future is
+/// boxed here, and not by the connection, so that only a pointer is passed on; most connections are idle most of the time.
 pub(crate) fn handle(
     table: &Table,
     trace: Option<Box<Trace>>,
     client: Arc<Client>,
     request: Request<ClientBody>,
 ) -> impl Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + 'static + use<> {
-    let mut record = Box::new(Record::begin(table, trace, &client, &request));
+    let arrived = Instant::now();
+    let mut record = Box::new(Record::begin(table, trace, &client, &request, arrived));
     let flags = HeaderFlags::of(request.headers());
     let reader = Reader::of(&request, flags);
     // A client that waits for 100 Continue has not begun to send a body.
@@ -59,15 +61,15 @@ pub(crate) fn handle(
         // Behind it the client sends what it means for the other end of a tunnel, which must not be read as a request.
         client.unread.set();
     }
-    match Plan::make(table, client.sender(), &request, flags, &mut *record) {
+    match Plan::make(table, client.sender(), &request, (flags, arrived), &mut *record) {
         Err(error) => {
             let unread = Unread { body: Some(request.into_body()), sends_body, version };
-            Either::Left(refuse(error, reader, unread, record, client))
+            Either::Left(Box::pin(refuse(error, reader, unread, record, client)))
         }
         Ok((mut plan, target)) => {
             plan.body_bytes = http_body::Body::size_hint(request.body()).lower();
             let mut outgoing = Outgoing::new(&plan, target, request);
-            Either::Right(async move {
+            Either::Right(Box::pin(async move {
                 match forward(&plan, &client, &mut outgoing, &mut record).await {
                     Ok(answer) => Ok(answer.finish(record, &client)),
                     Err(error) => {
@@ -76,7 +78,7 @@ pub(crate) fn handle(
                         refuse(error, reader, unread, record, client).await
                     }
                 }
-            })
+            }))
         }
     }
 }
@@ -183,9 +185,10 @@ fn respond(
     record: &mut Record,
 ) -> Result<Answer, ProxyError> {
     record.end.status = response.status().as_u16();
-    let protocol = response.headers().get(UPGRADE).cloned();
     let rule = &plan.route.rule;
     let flags = HeaderFlags::of(response.headers());
+    let protocol =
+        if flags.has(HeaderFlags::UPGRADE) { response.headers().get(UPGRADE).cloned() } else { None };
     headers::to_client(response.headers_mut(), flags);
     if rule.rewrite_links && flags.has(HeaderFlags::LINKS) {
         let links = Links::new(rule, client, plan.origin.as_deref(), plan.authority.as_ref());

@@ -13,9 +13,9 @@ use futures_util::task::AtomicWaker;
 /// The bytes beyond which a body hands out no further piece. The last piece before may go beyond it.
 const HELD_BYTES: usize = 8 * 1024;
 
-/// The bytes of one body that hyper holds.
-#[derive(Clone, Default)]
-pub(super) struct Held(Arc<State>);
+/// The bytes of one body that hyper holds; `None` before the first piece.
+#[derive(Default)]
+pub(super) struct Held(Option<Arc<State>>);
 
 #[derive(Default)]
 struct State {
@@ -26,22 +26,23 @@ struct State {
 impl Held {
     /// Waits until there is room for a piece.
     pub(super) fn poll_room(&self, context: &mut Context<'_>) -> Poll<()> {
-        if self.has_room() {
-            return Poll::Ready(());
-        }
-        self.0.body.register(context.waker());
+        let Some(state) = self.0.as_ref().filter(|state| !state.has_room()) else { return Poll::Ready(()) };
+        state.body.register(context.waker());
         // A piece may have been dropped before the waker was registered.
-        if self.has_room() { Poll::Ready(()) } else { Poll::Pending }
-    }
-
-    fn has_room(&self) -> bool {
-        self.0.bytes.load(Ordering::Acquire) < HELD_BYTES
+        if state.has_room() { Poll::Ready(()) } else { Poll::Pending }
     }
 
     /// Returns a piece that is counted until it is dropped.
-    pub(super) fn hold(&self, bytes: Bytes) -> Bytes {
-        self.0.bytes.fetch_add(bytes.len(), Ordering::AcqRel);
-        Bytes::from_owner(Piece { bytes, state: Arc::clone(&self.0) })
+    pub(super) fn hold(&mut self, bytes: Bytes) -> Bytes {
+        let state = self.0.get_or_insert_default();
+        state.bytes.fetch_add(bytes.len(), Ordering::AcqRel);
+        Bytes::from_owner(Piece { bytes, state: Arc::clone(state) })
+    }
+}
+
+impl State {
+    fn has_room(&self) -> bool {
+        self.bytes.load(Ordering::Acquire) < HELD_BYTES
     }
 }
 
@@ -74,7 +75,7 @@ mod tests {
 
     #[test]
     fn there_is_room_again_when_a_piece_has_been_dropped() {
-        let held = Held::default();
+        let mut held = Held::default();
         let mut context = Context::from_waker(Waker::noop());
         let first = held.hold(Bytes::from(vec![1; HELD_BYTES - 1]));
         assert!(held.poll_room(&mut context).is_ready());

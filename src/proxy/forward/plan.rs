@@ -58,7 +58,7 @@ pub(crate) struct Plan {
     pub(crate) demand: Demand,
     /// How long the client waits for its answer, if it tells.
     pub(crate) patience: Option<Box<ClientPatience>>,
-    /// The partition of each of the route's limiters, in order.
+    /// The partition of each of the route's limiters, in order; empty if none has a key.
     pub(crate) partitions: Vec<Option<Partition>>,
     /// The bytes of the request's body, as far as it tells; 0 until the body is known.
     pub(crate) body_bytes: u64,
@@ -74,7 +74,7 @@ impl Plan {
         table: &Table,
         sender: Sender<'_>,
         request: &Request<B>,
-        flags: HeaderFlags,
+        (flags, arrived): (HeaderFlags, Instant),
         notes: &mut impl Notes,
     ) -> Result<(Plan, PathAndQuery), ProxyError> {
         let address = caller::address(&table.server().trusted_proxies, sender.peer, request.headers());
@@ -111,7 +111,7 @@ impl Plan {
         let origin = links::origin(table.server(), sender, authority.as_ref(), headers, flags);
         let plan = Plan {
             route,
-            arrived: Instant::now(),
+            arrived,
             authority,
             origin,
             flags,

@@ -109,8 +109,8 @@ impl Record {
         trace: Option<Box<Trace>>,
         client: &Arc<Client>,
         request: &Request<B>,
+        began: Instant,
     ) -> Record {
-        let began = Instant::now();
         client.activity.began(began);
         let (route, metrics) = table.no_route();
         let access_log = table.access_log();

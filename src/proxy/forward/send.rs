@@ -48,8 +48,10 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
     let mut is_repeated = false;
     loop {
         if let (Some(permit), Some(limiter_set)) = (&mut outgoing.permit, &plan.route.limiter_set) {
-            record.wait.begin();
-            let confirmed = {
+            let confirmed = if permit.is_good() {
+                Ok(())
+            } else {
+                record.wait.begin();
                 let confirmed = pin!(confirm(plan, permit, limiter_set));
                 traced(record, Part::Wait, while_wanted(client, confirmed)).await
             };
@@ -65,12 +67,14 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
         let request =
             unsent.take().map_or_else(|| prepare(plan, client, outgoing, record, keeps), |unsent| *unsent);
         let sent_at = Instant::now();
-        match lease.send(request, outgoing.upload.clone(), upstream.settings().timeouts.headers).await {
+        let sending = (sent_at, upstream.settings().timeouts.headers);
+        match lease.send(request, outgoing.upload.clone(), sending).await {
             Ok(response) => {
-                plan.route.answer_times.add(sent_at.elapsed());
+                let answered_at = Instant::now();
+                plan.route.answer_times.add(answered_at - sent_at);
                 connect::answered(plan);
                 record.came_back(Ok(response.status()));
-                feedback::report(plan, &response, spent.commit().as_ref(), began.elapsed());
+                feedback::report(plan, &response, spent.commit().as_ref(), answered_at - began);
                 return Ok((response, lease));
             }
             Err(SendError::Failed(error))

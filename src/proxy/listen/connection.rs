@@ -92,13 +92,12 @@ pub(crate) async fn serve<S: Service>(stream: Stream, mut client: Client, servic
         });
         let answer = service.clone().answer(Arc::clone(&answered), request);
         let client = Arc::clone(&answered);
-        // Boxed, because most connections are idle most of the time.
-        Box::pin(answer.map_ok(move |mut response| {
+        answer.map_ok(move |mut response| {
             if protocol == Protocol::Http1 && (client.is_draining() || client.unread.is_set()) {
                 say_close(&mut response);
             }
             response
-        }))
+        })
     });
     match windows {
         None => {

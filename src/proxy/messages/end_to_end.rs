@@ -87,11 +87,12 @@ pub(crate) fn is_same_variable(one: &str, other: &HeaderName) -> bool {
 
 /// Returns the headers that `Connection` names.
 pub(crate) fn nominated(headers: &HeaderMap) -> Vec<HeaderName> {
-    elements(headers, &CONNECTION)
-        // The common values name no header.
-        .filter(|name| !name.eq_ignore_ascii_case(b"keep-alive") && !name.eq_ignore_ascii_case(b"close"))
-        .filter_map(|name| HeaderName::from_bytes(name).ok())
-        .collect()
+    // The common values name no header.
+    let is_common =
+        |value: &[u8]| value.eq_ignore_ascii_case(b"keep-alive") || value.eq_ignore_ascii_case(b"close");
+    let lines = headers.get_all(CONNECTION).iter().map(HeaderValue::as_bytes);
+    let names = lines.filter(|line| !is_common(line)).flat_map(split).filter(|name| !is_common(name));
+    names.filter_map(|name| HeaderName::from_bytes(name).ok()).collect()
 }
 
 /// Returns whether a message gives two different lengths.
@@ -109,8 +110,11 @@ pub(crate) fn elements<'h>(
     headers: &'h HeaderMap,
     name: &HeaderName,
 ) -> impl Iterator<Item = &'h [u8]> + use<'h> {
-    let lines = headers.get_all(name).into_iter();
-    lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii))
+    headers.get_all(name).into_iter().flat_map(|line| split(line.as_bytes()))
+}
+
+fn split(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+    line.split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
 }
 
 #[cfg(test)]

@@ -90,12 +90,11 @@ fn remove_connection_bound(headers: &mut HeaderMap, flags: HeaderFlags) {
 
 /// Writes a length that is given several times once, and none that contradicts itself (RFC 9110, 8.6).
 fn unite_lengths(headers: &mut HeaderMap) {
-    let lengths: Vec<_> = end_to_end::elements(headers, &CONTENT_LENGTH).collect();
-    let [first, rest @ ..] = &*lengths else { return };
-    if rest.is_empty() {
-        return;
-    }
-    let length = HeaderValue::from_bytes(first).ok().filter(|_| rest.iter().all(|length| length == first));
+    let mut lengths = end_to_end::elements(headers, &CONTENT_LENGTH);
+    let (Some(first), Some(second)) = (lengths.next(), lengths.next()) else { return };
+    let is_one = first == second && lengths.all(|length| length == first);
+    let length = HeaderValue::from_bytes(first).ok().filter(|_| is_one);
+    drop(lengths);
     match length {
         Some(length) => headers.insert(CONTENT_LENGTH, length),
         None => headers.remove(CONTENT_LENGTH),
@@ -149,14 +148,17 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap, flags: HeaderFlags) {
         end_to_end::nominated(headers).iter().for_each(|name| drop(headers.remove(name)));
         headers.remove(CONNECTION);
     }
-    let rest = [
-        (HeaderFlags::TE, &[TE][..]),
-        (HeaderFlags::TRANSFER_ENCODING, &[TRANSFER_ENCODING]),
-        (HeaderFlags::UPGRADE, &[UPGRADE]),
-        (HeaderFlags::OTHER_HOP_BY_HOP, &OTHER_HOP_BY_HOP),
-    ];
-    for name in rest.into_iter().filter(|(flag, _)| flags.has(*flag)).flat_map(|(_, names)| names) {
-        headers.remove(name);
+    if flags.has(HeaderFlags::TE) {
+        headers.remove(TE);
+    }
+    if flags.has(HeaderFlags::TRANSFER_ENCODING) {
+        headers.remove(TRANSFER_ENCODING);
+    }
+    if flags.has(HeaderFlags::UPGRADE) {
+        headers.remove(UPGRADE);
+    }
+    if flags.has(HeaderFlags::OTHER_HOP_BY_HOP) {
+        OTHER_HOP_BY_HOP.iter().for_each(|name| drop(headers.remove(name)));
     }
 }
 

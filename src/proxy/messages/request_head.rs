@@ -94,15 +94,28 @@ pub(crate) fn authority<B>(request: &Request<B>) -> Result<Option<Authority>, Pr
 
 /// Returns whether an authority is one host with an optional valid port, and has no user.
 pub(crate) fn names_a_host(authority: &Authority) -> bool {
-    let (text, host) = (authority.as_str(), authority.host());
-    let port = text.strip_prefix(host).unwrap_or_default();
-    let is_port = matches!(port, "" | ":") || authority.port_u16().is_some();
-    !host.is_empty() && is_port && !text.contains(['@', ','])
+    let (host, rest) = host_and_rest(authority);
+    let is_port = |port: &str| port.is_empty() || port.parse::<u16>().is_ok();
+    let is_bare = !authority.as_str().bytes().any(|byte| matches!(byte, b'@' | b','));
+    is_bare && !host.is_empty() && (rest.is_empty() || rest.strip_prefix(':').is_some_and(is_port))
+}
+
+/// Returns the host of an authority that has no user, and what follows it: nothing, or a colon and the port.
+///
+/// One pass over the bytes, because every request is asked: `Authority::host` looks for a user and for UTF-8 first.
+fn host_and_rest(authority: &Authority) -> (&str, &str) {
+    let text = authority.as_str();
+    let end = if text.starts_with('[') {
+        text.bytes().position(|byte| byte == b']').map(|bracket| bracket + 1)
+    } else {
+        text.bytes().position(|byte| byte == b':')
+    };
+    end.and_then(|end| text.split_at_checked(end)).unwrap_or((text, ""))
 }
 
 /// Returns the host of an authority as routes compare it: in lower case, without port and trailing dot.
 pub(crate) fn host(authority: Option<&Authority>) -> Cow<'_, str> {
-    authority.map_or(Cow::Borrowed(""), |authority| normalize_host(authority.host()))
+    authority.map_or(Cow::Borrowed(""), |authority| normalize_host(host_and_rest(authority).0))
 }
 
 fn normalize_host(authority_host: &str) -> Cow<'_, str> {
@@ -127,8 +140,8 @@ pub(crate) fn cost(headers: &EndToEnd<'_>, rule: &Cost) -> Result<Permits, Proxy
 
 /// Returns whether the client waits for `100 Continue` before it sends its body.
 pub(crate) fn expects_continue(headers: &HeaderMap, flags: HeaderFlags) -> bool {
-    let expected = headers.get(EXPECT).filter(|_| flags.has(HeaderFlags::EXPECT));
-    expected.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+    let is_expected = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"100-continue");
+    flags.has(HeaderFlags::EXPECT) && headers.get(EXPECT).is_some_and(is_expected)
 }
 
 /// Returns whether the request is a gRPC call, whose client understands errors only as `grpc-status`.
@@ -190,7 +203,29 @@ fn is_weight_zero(parameter: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::normalize_host;
+    use http::uri::Authority;
+
+    use super::{names_a_host, normalize_host};
+
+    #[test]
+    fn an_authority_is_a_host_and_perhaps_a_port() {
+        for (authority, is_host) in [
+            ("api.example.com", true),
+            ("api.example.com:", true),
+            ("api.example.com:8080", true),
+            ("api.example.com:65536", false),
+            ("[::1]", true),
+            ("[::1]:8080", true),
+            ("[::1]8080", false),
+            (":8080", false),
+            ("user@api.example.com", false),
+            ("user:1@api.example.com", false),
+            ("a.example.com,b.example.com", false),
+        ] {
+            let parsed = authority.parse::<Authority>();
+            assert_eq!(parsed.is_ok_and(|parsed| names_a_host(&parsed)), is_host, "{authority}");
+        }
+    }
 
     #[test]
     fn a_host_is_compared_without_case_and_trailing_dot() {

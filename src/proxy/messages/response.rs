@@ -115,8 +115,10 @@ pub(crate) fn millis(duration: Duration) -> u64 {
 
 /// Returns the `Content-Length` of a 304, which has no body (RFC 9110, 15.4.5).
 pub(crate) fn length_unsent(status: StatusCode, headers: &HeaderMap) -> Option<u64> {
-    let length = headers.get(CONTENT_LENGTH).filter(|_| status == StatusCode::NOT_MODIFIED)?;
-    length.to_str().ok()?.parse().ok()
+    if status != StatusCode::NOT_MODIFIED {
+        return None;
+    }
+    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
 /// Returns whether an upstream's response says that its quota is spent.

@@ -34,7 +34,7 @@ pub(crate) struct Facts<'a> {
 }
 
 impl Facts<'_> {
-    /// Returns the partition of each limiter, in order; `None` for a limiter without a key.
+    /// Returns the partition of each limiter, in order; `None` for a limiter without a key. Empty if none has one, as most routes.
     ///
     /// # Errors
     /// If a part of a key can be read in more than one way.
@@ -42,6 +42,9 @@ impl Facts<'_> {
         self,
         limiters: &[(LimiterName, Arc<[KeyPart]>)],
     ) -> Result<Vec<Option<Partition>>, ProxyError> {
+        if limiters.iter().all(|(_, key)| key.is_empty()) {
+            return Ok(Vec::new());
+        }
         let keys = limiters.iter().map(|(_, key)| key);
         keys.map(|key| (!key.is_empty()).then(|| self.partition(key)).transpose()).collect()
     }

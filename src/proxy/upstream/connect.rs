@@ -137,7 +137,7 @@ impl Connector {
             let handshake = builder.max_buf_size(HTTP1_BUFFER).handshake(io);
             let (sender, connection) = handshake.await.map_err(http)?;
             let (wire, tasks) = (Box::pin(log_end(connection.with_upgrades())), self.tasks.clone());
-            return Ok(Connection::Http1(Http1::new(sender, wire, probe, retires_at, room, tasks)));
+            return Ok(Connection::Http1(Box::new(Http1::new(sender, wire, probe, retires_at, room, tasks))));
         }
         let (sender, connection) = http2::Builder::new(Spawner(self.tasks.clone()))
             .timer(TokioTimer::new())

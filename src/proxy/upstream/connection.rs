@@ -34,8 +34,8 @@ const FRESH: Duration = Duration::from_millis(1);
 
 /// An open connection, or a stream of one, held by one request.
 pub(crate) enum Connection {
-    /// A whole connection.
-    Http1(Http1),
+    /// A whole connection. Boxed, because it is handed on many times in a request, and keeps its place.
+    Http1(Box<Http1>),
     /// One stream of a connection.
     Http2(Http2),
 }
@@ -54,7 +54,7 @@ impl Connection {
     /// Returns whether the connection can take a request.
     pub(crate) fn is_open(&mut self) -> bool {
         match self {
-            Connection::Http1(http1) => http1.is_open(),
+            Connection::Http1(http1) => http1.is_open(Instant::now()),
             Connection::Http2(http2) => http2.connection.is_open(),
         }
     }
@@ -72,22 +72,22 @@ impl Connection {
         matches!(self, Connection::Http1(http1) if http1.room.may_grow())
     }
 
-    /// Sends a request and waits for the head of its response, for at most `limit` after the last piece of the request's body,
+    /// Sends a request at `now` and waits for the head of its response, for at most `limit` after the last piece of the request's body,
     /// `upload`. The returned future no longer holds the request.
     pub(crate) fn send(
         &mut self,
         mut request: Request<RequestBody>,
-        limit: Duration,
+        (now, limit): (Instant, Duration),
         upload: Option<&Upload>,
     ) -> impl Future<Output = Result<Response<Incoming>, SendError>> {
-        let deadline = Instant::now() + limit;
+        let deadline = now + limit;
         let later = move || upload.map(|upload| upload.last_piece() + limit);
         match self {
             Connection::Http1(http1) => {
                 versions::to_http1(&mut request);
                 let answer = http1.sender.try_send_request(request);
                 Either::Left(async move {
-                    let Http1 { wire, alarm, room, .. } = http1;
+                    let Http1 { wire, alarm, room, .. } = &mut **http1;
                     let mut answer = pin!(answer);
                     let driven =
                         poll_fn(|context| drive(wire, context, |context| answer.as_mut().poll(context)));
@@ -178,10 +178,10 @@ impl Http1 {
     }
 
     /// Returns whether the connection seems open: to hyper, and after an idle time to the kernel too.
-    pub(crate) fn is_open(&mut self) -> bool {
+    pub(crate) fn is_open(&mut self, now: Instant) -> bool {
         // A wake-up at rest is the end of the connection, or concerns TLS alone.
         let looked = !self.wire.as_ref().is_some_and(Driver::is_woken) || self.rest();
-        looked && self.sender.is_ready() && (self.idle_since.elapsed() < FRESH || self.probe.is_idle())
+        looked && self.sender.is_ready() && (now - self.idle_since < FRESH || self.probe.is_idle())
     }
 
     /// Gives the wire a task of its own, which goes on in both directions without a reader of the response, and closes the
@@ -207,18 +207,18 @@ impl Http1 {
     }
 
     /// Marks the connection as taken from the pool.
-    pub(crate) fn reuse(mut self) -> Connection {
+    pub(crate) fn reuse(mut self: Box<Self>) -> Connection {
         self.reused = true;
         Connection::Http1(self)
     }
 
     /// Brings the connection to rest for the pool; returns `None` if it has ended, or is too old and is closed.
-    pub(crate) fn into_idle(mut self) -> Option<Http1> {
+    pub(crate) fn into_idle(mut self: Box<Self>) -> Option<Box<Http1>> {
         if !self.rest() {
             return None;
         }
         self.idle_since = Instant::now();
-        if self.is_old() {
+        if self.is_old(self.idle_since) {
             self.end();
             return None;
         }
@@ -226,8 +226,7 @@ impl Http1 {
     }
 
     /// Returns whether the connection is too old for a new request, or has less room than its upstream needs.
-    pub(crate) fn is_old(&self) -> bool {
-        let now = Instant::now();
+    pub(crate) fn is_old(&self, now: Instant) -> bool {
         now >= self.retires_at || now - self.idle_since > IDLE_AGE_MAX || self.room.is_outgrown()
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use hyper::body::Incoming;
+use tokio::time::Instant;
 
 use super::connection::{Connection, SendError};
 use super::pool::Pool;
@@ -42,16 +43,16 @@ impl Lease {
         self.connection.may_grow()
     }
 
-    /// Sends a request, whose body is `upload`, and waits for the head of its response, for at most `timeout` after the last piece of
-    /// that body.
+    /// Sends a request at `now`, whose body is `upload`, and waits for the head of its response, for at most `timeout` after the last
+    /// piece of that body.
     pub(crate) fn send(
         &mut self,
         request: Request<RequestBody>,
         upload: Option<Arc<Upload>>,
-        timeout: Duration,
+        (now, timeout): (Instant, Duration),
     ) -> impl Future<Output = Result<Response<Incoming>, SendError>> {
         self.upload = upload;
-        self.connection.send(request, timeout, self.upload.as_deref())
+        self.connection.send(request, (now, timeout), self.upload.as_deref())
     }
 
     /// Polls a piece of the response's body, and drives the connection meanwhile.

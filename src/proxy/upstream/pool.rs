@@ -6,6 +6,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use tokio::time::Instant;
+
 use super::connection::{Connection, Http1, Multiplexed};
 
 /// The most idle connections of an upstream: enough for a burst after a lull, and few beside the file descriptors of a proxy.
@@ -13,18 +15,20 @@ const IDLE_MAX: usize = 256;
 
 /// The connections of one upstream that are idle or can be shared.
 #[derive(Default)]
+#[expect(clippy::vec_box, reason = "a connection keeps its box for as long as it lives")]
 pub(crate) struct Pool {
     /// The idle HTTP/1.1 connections, oldest first.
-    idle: Mutex<Vec<Http1>>,
+    idle: Mutex<Vec<Box<Http1>>>,
     shared: Mutex<Vec<Multiplexed>>,
 }
 
 impl Pool {
     /// Takes an idle HTTP/1.1 connection that still seems to be open.
     pub(crate) fn take_http1(&self) -> Option<Connection> {
+        let now = Instant::now();
         loop {
             let mut connection = lock(&self.idle).pop()?;
-            if !connection.is_old() && connection.is_open() {
+            if !connection.is_old(now) && connection.is_open(now) {
                 return Some(connection.reuse());
             }
             connection.end();
@@ -46,7 +50,7 @@ impl Pool {
         idle.push(connection);
         let surplus = (idle.len() > IDLE_MAX).then(|| idle.remove(0));
         drop(idle);
-        surplus.into_iter().for_each(Http1::end);
+        surplus.into_iter().for_each(|connection| connection.end());
     }
 
     /// Lets other requests take streams of an HTTP/2 connection.
@@ -58,16 +62,17 @@ impl Pool {
 
     /// Closes connections that have been idle for too long, and drops those that the upstream closed.
     pub(crate) fn sweep(&self) {
-        let is_done = |connection: &mut Http1| connection.is_old() || !connection.is_open();
+        let now = Instant::now();
+        let is_done = |connection: &mut Box<Http1>| connection.is_old(now) || !connection.is_open(now);
         let done: Vec<_> = lock(&self.idle).extract_if(.., is_done).collect();
-        done.into_iter().for_each(Http1::end);
+        done.into_iter().for_each(|connection| connection.end());
         lock(&self.shared).retain(Multiplexed::is_shared);
     }
 
     /// Closes every connection that is not in use.
     pub(crate) fn clear(&self) {
         let idle = std::mem::take(&mut *lock(&self.idle));
-        idle.into_iter().for_each(Http1::end);
+        idle.into_iter().for_each(|connection| connection.end());
         lock(&self.shared).clear();
     }
 }
