@@ -27,19 +27,19 @@ local Recovery = setmetatable({ rare = function()
     return most
   end
 
-  -- Takes a booking into the checkpoints that hold its instant.
-  local function take_late(state, epoch, at, permits)
+  -- Takes a booking into the checkpoints that hold its instant. One that is not in its order counts as if nothing of it had flowed out
+  -- since; but no bucket ever lacked more than all that it holds.
+  local function take_late(state, at, permits)
     for place, checkpoint in pairs(state.checkpoints) do
       local rule = state.rules[place]
-      -- What has flowed out by the opening at the latest, before which nothing is booked, does not matter.
-      local is_seen = at > epoch.opens - Rule.span_exact(rule, rule.capacity)
-      if is_seen then state.checkpoints[place] = rule.algorithm.take_late(rule, checkpoint, at, permits) end
+      local lacks_all = checkpoint[1] >= checkpoint[#checkpoint] + Rule.span_exact(rule, rule.capacity)
+      if not lacks_all then state.checkpoints[place] = rule.algorithm.take_late(rule, checkpoint, at, permits) end
     end
   end
 
   -- Charges bookings, ascending instants and permits by turns: two ascending rows become one. An instant is the latest one that it may
   -- have been: no later window is begun with less than was used in it.
-  local function charge_late(state, epoch, bookings)
+  local function charge_late(state, bookings)
     local timeline, in_force, is_one = state.timeline, state.rules, Rule.is_one
     local known_entries, known_permits, known_size, cell = timeline.at, timeline.permits, timeline.size, in_force.cell
     local entries, permits, size, known = {}, {}, 0, 1
@@ -63,7 +63,7 @@ local Recovery = setmetatable({ rare = function()
       -- Bookings from before a reset do not count any more.
       if at > state.reset_at and count > 0 then
         put(at, count)
-        take_late(state, epoch, at, count)
+        take_late(state, at, count)
       end
     end
     put_known(math.huge)
@@ -91,7 +91,7 @@ local Recovery = setmetatable({ rare = function()
       if may_matter and not has_reported and not place_of(state, -replica) then
         local bookings = Copies.bookings(epoch, replica, key)
         if bookings then
-          charge_late(state, epoch, bookings)
+          charge_late(state, bookings)
           local size = #written
           written[size + 1], written[size + 2], written[size + 3] = -replica, epoch.memory, 0
         end

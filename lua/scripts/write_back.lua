@@ -61,7 +61,7 @@ if is_new() then
     local at = sent - bookings[index]
     late[index], late[index + 1] = at, bookings[index + 1] - (charged[at] or 0)
   end
-  Recovery.charge_late(state, epoch, late)
+  Recovery.charge_late(state, late)
 end
 
 local expires = max(State.expires(state), epoch.opens + Rule.longest_window(state.rules))

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::Algorithm;
-use crate::limiter::arithmetic::algorithm::kind::Kind;
+use crate::limiter::arithmetic::algorithm::kind::{Kind, Sight};
 use crate::limiter::arithmetic::cell::cell_start;
 use crate::limiter::arithmetic::quota::Quota;
 use crate::limiter::arithmetic::share::Share;
@@ -114,4 +114,12 @@ pub fn finest_cell(rules: &[Rule]) -> Micros {
 pub fn is_one(rules: &[Rule], cell: Micros, first: Micros, later: Micros) -> bool {
     cell_start(first, cell) == cell_start(later, cell)
         && !rules.iter().any(|rule| rule.kind.separates(first, later))
+}
+
+/// Returns the checkpoint with which a rule begins that follows others: it lacks what the emptiest of them lacked.
+pub fn checkpoint_after<'a>(before: impl Iterator<Item = (&'a Rule, &'a Sight)>, rule: &Rule) -> Sight {
+    let missing = before.filter_map(|(old, checkpoint)| old.kind.missing(old.quota(), checkpoint));
+    let lacking = missing.map(|(permits, at)| rule.kind.lacking(rule.quota(), at, permits));
+    let emptier = |one, other| if rule.kind.is_emptier(&other, &one) { other } else { one };
+    lacking.reduce(emptier).unwrap_or_else(|| rule.kind.sight())
 }

@@ -12,7 +12,7 @@ use crate::limiter::arithmetic::declared::Declarations;
 use crate::limiter::arithmetic::external_usage::{ExternalUsage, overtaken};
 use crate::limiter::arithmetic::pause::Pause;
 use crate::limiter::arithmetic::reschedule::{Cursor, Reschedule};
-use crate::limiter::arithmetic::rule::{Rule, finest_cell};
+use crate::limiter::arithmetic::rule::{Rule, checkpoint_after, finest_cell};
 use crate::limiter::arithmetic::search::Search;
 use crate::limiter::arithmetic::timeline::Timeline;
 use crate::limiter::model::{Generation, Lasting, PauseRequest, Remaining};
@@ -97,11 +97,7 @@ impl LimiterState {
         if let Some(checkpoint) = self.checkpoint(rule) {
             return checkpoint;
         }
-        let before = self.rules.iter().zip(&self.checkpoints);
-        let missing = before.filter_map(|(old, checkpoint)| old.kind.missing(old.quota(), checkpoint));
-        let lacking = missing.map(|(permits, at)| rule.kind.lacking(rule.quota(), at, permits));
-        let emptier = |one, other| if rule.kind.is_emptier(&other, &one) { other } else { one };
-        lacking.reduce(emptier).unwrap_or_else(|| rule.kind.sight())
+        checkpoint_after(self.rules.iter().zip(&self.checkpoints), rule)
     }
 
     /// Returns the place of a rule among those in force.

@@ -5,7 +5,9 @@
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::cell::Entry;
-use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::arithmetic::algorithm::Algorithm;
+use crate::limiter::arithmetic::algorithm::kind::Sight;
+use crate::limiter::arithmetic::rule::{Rule, checkpoint_after};
 use crate::limiter::arithmetic::timeline::Timeline;
 use crate::limiter::recovery::grants::charge;
 
@@ -16,10 +18,20 @@ pub(in crate::limiter) const REPORT_AHEAD: Micros = Micros::from_millis(500);
 /// clock may differ.
 const KEPT_MAX: Micros = Micros::from_millis(24 * 3_600_000);
 
+/// The limits of a limiter.
+#[derive(Clone, Copy)]
+pub(in crate::limiter) struct Limits<'a> {
+    pub(in crate::limiter) rules: &'a [Rule],
+    /// For each of them, the window in which a grant matters to it.
+    pub(in crate::limiter) windows: &'a [Rule],
+}
+
 /// The offline grants of one limiter.
 #[derive(Clone, Default)]
 pub(in crate::limiter) struct OfflineRecord {
     granted: Timeline,
+    /// For each limit, what of earlier grants matters still: a bucket in use lacks them for as long as it is not full.
+    checkpoints: Vec<Sight>,
     /// The part that was sent to the store and not answered yet.
     pending: Option<OfflineGrants>,
 }
@@ -34,9 +46,35 @@ pub(in crate::limiter) struct OfflineGrants {
 
 impl OfflineRecord {
     /// Records the permits that this replica granted without the store, at `now`.
-    pub(in crate::limiter) fn record(&mut self, now: Micros, windows: &[Rule], granted: &[(Micros, u64)]) {
+    pub(in crate::limiter) fn record(&mut self, now: Micros, limits: Limits<'_>, granted: &[(Micros, u64)]) {
+        self.prune(now, limits);
+        granted.iter().for_each(|(at, permits)| charge(&mut self.granted, limits.windows, *at, *permits));
+    }
+
+    /// Takes on changed limits: what the old ones lacked, the new ones lack.
+    pub(in crate::limiter) fn follow(&mut self, before: &[Rule], rules: &[Rule]) {
+        let after = |rule| checkpoint_after(before.iter().zip(&self.checkpoints), rule);
+        self.checkpoints = rules.iter().map(after).collect();
+    }
+
+    /// Takes the grants that have left every window into the checkpoints.
+    fn prune(&mut self, now: Micros, Limits { rules, windows }: Limits<'_>) {
+        if self.checkpoints.is_empty() {
+            self.checkpoints = rules.iter().map(|rule| rule.kind.sight()).collect();
+        }
+        let longest = windows.iter().map(|rule| rule.window).max().unwrap_or_default();
+        for (checkpoint, rule) in self.checkpoints.iter_mut().zip(rules) {
+            rule.kind.fold(rule.quota(), checkpoint, self.granted.entries(), now - longest);
+        }
         self.granted.prune(now, windows, &[], |_, rule| rule.window);
-        granted.iter().for_each(|(at, permits)| charge(&mut self.granted, windows, *at, *permits));
+    }
+
+    /// Takes what the emptiest bucket lacked when the grants before left every window, as one grant of that instant.
+    fn take_lacking(&mut self, rules: &[Rule]) -> Option<Entry> {
+        let checkpoints = std::mem::take(&mut self.checkpoints);
+        let missing = rules.iter().zip(&checkpoints).filter_map(|(rule, own)| rule.kind.missing(rule.quota(), own));
+        let most = missing.max().filter(|(permits, _)| *permits > 0);
+        most.map(|(permits, at)| Entry { at, permits })
     }
 
     /// Removes permits that were granted and not used.
@@ -47,6 +85,7 @@ impl OfflineRecord {
     /// Removes the grants up to an instant at which the limiter was reset.
     pub(in crate::limiter) fn reset(&mut self, at: Micros) {
         self.granted = self.granted.split_off(at + Micros::ONE).into();
+        self.checkpoints.clear();
     }
 
     /// Returns whether anything has still to be reported to the store.
@@ -55,10 +94,15 @@ impl OfflineRecord {
     }
 
     /// Returns the part to send at `now`: the one that was sent and not answered, or a new one. `None` if there is none.
-    pub(in crate::limiter) fn next_part(&mut self, now: Micros, windows: &[Rule]) -> Option<OfflineGrants> {
+    pub(in crate::limiter) fn next_part(&mut self, now: Micros, limits: Limits<'_>) -> Option<OfflineGrants> {
         if self.pending.is_none() {
-            let entries = self.granted.take_until(now + REPORT_AHEAD, windows);
-            self.pending = (!entries.is_empty()).then_some(OfflineGrants { number: now.0, entries });
+            self.prune(now, limits);
+            let entries = self.granted.take_until(now + REPORT_AHEAD, limits.windows);
+            if !entries.is_empty() {
+                let lacking = self.take_lacking(limits.rules);
+                let entries = lacking.into_iter().chain(entries).collect();
+                self.pending = Some(OfflineGrants { number: now.0, entries });
+            }
         }
         self.pending.clone()
     }
