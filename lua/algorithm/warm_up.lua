@@ -118,34 +118,22 @@ function Algorithm.W()
       take_all(sight.rule, sight.free, sight.rest, sight.stored, sight.part, timeline, first, entered)
   end
 
-  -- Returns `cost` if the later bookings hold beside a level; or nil and the next instant worth trying.
+  -- Returns `cost` if none of the later bookings is put off by one that leaves this level; or nil and the next instant worth trying. One
+  -- that the rule is free for again before the next booking puts off none: it takes of what is stored, so that each later one finds the rule
+  -- warmer than without it. Whether later ones are as far apart as their level wants by itself is no reason. Where permits were given back
+  -- they may be nearer, and nothing would have room before them: the rule would stand still until they are used.
   local function room_among_later(rule, free, rest, stored, part, search, cost)
     local timeline, cell, first = search.timeline, search.rules.cell, search.entered + 1
-    local entries, permits = timeline.at, timeline.permits
-    -- A rule that is cold again at the first later booking does not depend on what came before.
-    local _, _, stored_there = level_at(rule, free, rest, stored, part, cell_start(entries[first], cell))
-    if stored_there == rule.stored_max then return cost end
-    local rate, wide, same, span, span_rest = rule.rate, rule.cell, nil, nil, nil
+    local entries, permits, wide = timeline.at, timeline.permits, rule.cell
     for entry = first, timeline.size do
-      local at, count = entries[entry], permits[entry]
+      local at = entries[entry]
       local start = at - at % cell
+      if free < start or (free == start and rest == 0) then return cost end
+      work.done = work.done + 1
       local border = start + wide
-      if free > border or (free == border and rest > 0) then
-        work.done = work.done + entry - first
-        return nil, start + 1
-      end
-      if stored == 0 and part == 0 and free >= at then
-        if count ~= same then
-          span, span_rest = span_exact(rule, count)
-          same = count
-        end
-        free, rest = free + span, rest + span_rest
-        if rest >= rate then free, rest = free + 1, rest - rate end
-      else
-        free, rest, stored, part = take(rule, free, rest, stored, part, at, count)
-      end
+      if free > border or (free == border and rest > 0) then return nil, start + 1 end
+      free, rest, stored, part = take(rule, free, rest, stored, part, at, permits[entry])
     end
-    work.done = work.done + timeline.size - first
     return cost
   end
 

@@ -206,6 +206,21 @@ fn permits_given_back_leave_no_trace() {
 }
 
 #[test]
+fn what_was_given_back_before_others_has_room_again() {
+    let mut model = Model::new(warm_up(20, SECOND, 1, 5 * SECOND, 3));
+    let slots = model.book(1, 200);
+    // The later ones stay: nearer together than a rule wants that has cooled until then.
+    let (given_back, kept) = slots.split_at(180);
+    for slot in given_back {
+        model.give_back(*slot);
+    }
+    let again = model.book(1, 100);
+    assert!(again.is_sorted() && again.iter().all(|slot| *slot < kept[0]), "{again:?} before {}", kept[0].0);
+    let slots: Vec<Micros> = again.iter().chain(kept).copied().collect();
+    assert!(slots.windows(2).all(|two| two[1] - two[0] >= Micros(SECOND / 20)), "never faster than the rate");
+}
+
+#[test]
 fn a_pause_cools_like_any_idle_time() {
     for (pause, is_cold) in [(20, true), (1, false)] {
         let mut model = Model::new(warm_up(100, SECOND, 1, 10 * SECOND, 3));

@@ -121,16 +121,17 @@ impl WarmUp {
         most
     }
 
-    /// Checks that every later booking stays possible after a level, which is that of the last booking before them.
+    /// Checks that no later booking is put off by one before them, which leaves the level.
+    ///
+    /// A booking that the rule is free for again before the next one puts off none: it takes of what is stored, so that each later one finds
+    /// the rule warmer than without it. Whether later ones are as far apart as their level wants by itself is no reason. Where permits
+    /// were given back they may be nearer, and nothing would have room before them: the rule would stand still until they are used.
     fn keeps_later(self, quota: Quota, mut level: Level, position: Position<'_>) -> Result<(), Micros> {
-        let starts = |entry: &Entry| cell_start(entry.at, position.cell);
-        let first = position.later().first().map(starts);
-        // A rule that is cold again at the first later booking does not depend on what came before.
-        if first.is_some_and(|start| self.level_at(level, start).stored == self.stored_max()) {
-            return Ok(());
-        }
         for entry in position.later() {
-            let start = starts(entry);
+            let start = cell_start(entry.at, position.cell);
+            if level.next <= Tat::at(start) {
+                break;
+            }
             if level.next > Tat::at(start + quota.cell) {
                 return Err(start + Micros::ONE);
             }
