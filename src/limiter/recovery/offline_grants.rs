@@ -4,9 +4,9 @@
 //! store counts it once. Instants are on this process's clock. Knows no store.
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::cell::Entry;
 use crate::limiter::arithmetic::algorithm::Algorithm;
 use crate::limiter::arithmetic::algorithm::kind::Sight;
+use crate::limiter::arithmetic::cell::Entry;
 use crate::limiter::arithmetic::rule::{Rule, checkpoint_after};
 use crate::limiter::arithmetic::timeline::Timeline;
 use crate::limiter::recovery::grants::charge;
@@ -72,7 +72,8 @@ impl OfflineRecord {
     /// Takes what the emptiest bucket lacked when the grants before left every window, as one grant of that instant.
     fn take_lacking(&mut self, rules: &[Rule]) -> Option<Entry> {
         let checkpoints = std::mem::take(&mut self.checkpoints);
-        let missing = rules.iter().zip(&checkpoints).filter_map(|(rule, own)| rule.kind.missing(rule.quota(), own));
+        let missing =
+            rules.iter().zip(&checkpoints).filter_map(|(rule, own)| rule.kind.missing(rule.quota(), own));
         let most = missing.max().filter(|(permits, _)| *permits > 0);
         most.map(|(permits, at)| Entry { at, permits })
     }
@@ -117,5 +118,49 @@ impl OfflineRecord {
         let pending = self.pending.as_ref().and_then(|part| part.entries.last()).map(|entry| entry.at);
         let last = self.granted.last().max(pending);
         last.map_or(Micros::ZERO, |last| last + window + KEPT_MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limiter::arithmetic::algorithm::bucket::Bucket;
+    use crate::limiter::arithmetic::algorithm::kind::Kind;
+    use crate::limiter::recovery::grants::window;
+
+    const SECOND: u64 = 1_000_000;
+
+    /// Returns the permits of the parts that are written back after ten seconds of grants, those before the last window first.
+    fn written_back(grants: &[(u64, u64)]) -> [u64; 2] {
+        let rules = [Rule {
+            rate: 2,
+            window: Micros(SECOND),
+            cell: Micros::ONE,
+            kind: Kind::Bucket(Bucket { burst: 5 }),
+        }];
+        let windows: Vec<Rule> = rules.iter().map(window).collect();
+        let limits = Limits { rules: &rules, windows: &windows };
+        let (mut record, start) = (OfflineRecord::default(), Micros(100 * SECOND));
+        for (seconds, permits) in grants {
+            let at = start + Micros(seconds * SECOND);
+            record.record(at, limits, &[(at, *permits)]);
+        }
+        let now = start + Micros(10 * SECOND);
+        let entries = record.next_part(now, limits).map(|part| part.entries).unwrap_or_default();
+        let (before, within): (Vec<Entry>, Vec<Entry>) =
+            entries.into_iter().partition(|entry| entry.at + windows[0].window <= now);
+        assert!(before.len() <= 1);
+        [before, within].map(|entries| entries.iter().map(|entry| entry.permits).sum())
+    }
+
+    #[test]
+    fn what_a_bucket_lacked_before_the_window_is_written_back() {
+        let in_full_use: Vec<(u64, u64)> =
+            std::iter::once((0, 5)).chain((1..10).map(|second| (second, 2))).collect();
+        // The window is the 2.5 s in which the bucket fills. It was empty all the time, which what was granted within does not show.
+        assert_eq!(written_back(&in_full_use), [5, 4], "rounded up");
+        let filled_between = [(0, 5), (8, 1), (9, 2)];
+        assert_eq!(written_back(&filled_between), [0, 3], "nothing was lacking any more");
+        assert_eq!(written_back(&[(0, 5)]), [0, 0], "and it is full by now");
     }
 }
