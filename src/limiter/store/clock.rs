@@ -35,9 +35,29 @@ pub struct StoreClock {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ClockWatch {
     bounds: StoreClock,
-    /// The latest time that was due by bounds that were replaced.
-    was_due: Micros,
+    was_due: Due,
     moved: Moved,
+}
+
+/// The latest time that was due by bounds that were replaced: `time` at a moment and ever since, and as much less before as it was earlier.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Due {
+    at: Moment,
+    time: Micros,
+}
+
+impl Due {
+    /// Returns the later of both, whichever moment is looked at.
+    fn max(self, other: Due) -> Due {
+        let (early, late) = if self.time <= other.time { (self, other) } else { (other, self) };
+        // Until both meet the other one may have been later.
+        Due { at: late.at.min(early.at + (late.time - early.time)), ..late }
+    }
+
+    fn at(self, moment: Moment) -> Micros {
+        let before = self.at - moment;
+        self.time - before + drift(before)
+    }
 }
 
 /// How far the bounds were moved lately by contradictions too small for a step.
@@ -60,7 +80,7 @@ impl ClockWatch {
     /// Begins with one call, sent and answered at these instants, and carried out at `now` of the store.
     pub fn new(sent: Moment, answered: Moment, now: Micros) -> ClockWatch {
         let bounds = StoreClock::new(sent, answered, now);
-        ClockWatch { bounds, was_due: Micros::ZERO, moved: Moved::none(answered) }
+        ClockWatch { bounds, was_due: Due { at: answered, time: Micros::ZERO }, moved: Moved::none(answered) }
     }
 
     /// Returns the bounds.
@@ -71,7 +91,7 @@ impl ClockWatch {
     /// Returns the latest slot that can have been used at an instant, after all steps: bounds that were replaced may have been later.
     pub fn used_until(&self, instant: Moment) -> Micros {
         let before = self.bounds.anchor - instant;
-        (self.bounds.latest(instant) - before + drift(before)).max(self.was_due)
+        (self.bounds.latest(instant) - before + drift(before)).max(self.was_due.at(instant))
     }
 
     /// Narrows the bounds by another call. Bounds that contradict each other mean that a clock was stepped: then the new ones
@@ -98,13 +118,14 @@ impl ClockWatch {
             in_all: before.in_all + (size - slewed),
             forward: before.forward.saturating_add(signed(forward)).saturating_sub(signed(back)),
         };
-        *self = ClockWatch { bounds: other, was_due: self.was_due.max(known.earliest(anchor)), moved };
+        let replaced = Due { at: anchor, time: known.earliest(anchor) };
+        *self = ClockWatch { bounds: other, was_due: self.was_due.max(replaced), moved };
         if size < STEP_MIN && moved.in_all < SUM_MIN {
             return None;
         }
         let by = Micros(moved.forward.unsigned_abs());
         let step = if moved.forward > 0 { Step::Forward(by) } else { Step::Back(by) };
-        (self.moved, self.was_due) = (Moved::none(anchor), stepped(self.was_due, step));
+        (self.moved, self.was_due.time) = (Moved::none(anchor), stepped(self.was_due.time, step));
         Some(step)
     }
 }
