@@ -178,7 +178,9 @@ async fn a_page_that_is_open_costs_little() {
                     let state = events.next("state").await;
                     let shown = state["limiters"].as_array().expect("limiters");
                     assert_eq!(shown.len(), LIMITERS);
-                    assert!(shown.iter().all(|limiter| limiter["waiting"] == WAITING));
+                    // Where the machine was too busy to use a slot in time, its request waits, too.
+                    let waits = |limiter: &Value| [WAITING, WAITING + 1].iter().any(|count| limiter["waiting"] == *count);
+                    assert!(shown.iter().all(waits), "{shown:?}");
                 },
                 None => eventually("the time has passed", WATCHED + PATIENCE, async || began.elapsed() >= WATCHED).await,
             }
