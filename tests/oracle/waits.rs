@@ -114,6 +114,22 @@ fn a_request_that_comes_in_a_stall_is_seen_at_its_end() {
 }
 
 #[test]
+fn a_request_that_comes_in_a_stall_waits_as_a_reload_in_that_stall_says() {
+    let mut court = court();
+    court.see(0, &Event::ReplicaStalled { replica: 0, until: 50 * MS });
+    let first = court.arrive(0, 1);
+    let longer = LimiterModel { wait_max: Some(3 * S), ..limiter(&[sliding(1000, S)]) };
+    let reload = |limiters| Event::Configured { replica: None, limiters };
+    court.see(10 * MS, &reload(vec![longer.clone()]));
+    let second = court.arrive(50 * MS, 1);
+    court.see(60 * MS, &reload(vec![LimiterModel { wait_max: Some(5 * S), ..longer }]));
+    court.send(3_150 * MS, first);
+    assert_eq!(court.whats(), []);
+    court.send(3_150 * MS + 1, second);
+    assert_eq!(court.whats(), [What::Waited], "it was seen before the reload");
+}
+
+#[test]
 fn a_request_that_waits_for_its_connection_waits_in_no_queue() {
     let mut court = court();
     let requests: Vec<u64> = (0..3).map(|_| court.arrive(0, 1)).collect();

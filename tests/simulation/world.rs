@@ -185,7 +185,7 @@ pub struct World {
     demand: demand::Demand,
     answers: UpstreamAnswers,
     /// The faults that have begun, with the places that they hit.
-    begun: BTreeMap<usize, Kind>,
+    begun: faults::Begun,
     judge: Judge,
     history: History,
     sent: Vec<(u64, u64)>,
@@ -236,7 +236,7 @@ impl World {
             busy: stalls::Busy::default(),
             demand: demand::Demand::default(),
             answers: UpstreamAnswers::default(),
-            begun: BTreeMap::new(),
+            begun: faults::Begun::default(),
             judge: Judge::new(plan),
             history: History::new(keeps_history),
             sent: Vec::new(),

@@ -169,6 +169,11 @@ impl Oracle {
             Event::Configured { replica, limiters } => {
                 let gone = self.limiters.configure(at, self.settings.lease, *replica, limiters);
                 self.drop_limiters(&gone);
+                let limiters = &self.limiters;
+                self.requests.reconfigure(at, |takes| {
+                    let enforced = takes.iter().filter_map(|(key, _)| limiters.enforced(key.state.limiter));
+                    enforced.map(|limiter| limiter.model.wait_max.unwrap_or(0)).min().unwrap_or(0)
+                });
                 self.faults.disturb(at);
             }
             Event::Arrived { request, replica, states, cost, wait_max } => {

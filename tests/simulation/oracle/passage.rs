@@ -22,7 +22,8 @@ impl Oracle {
         let enforced =
             || states.iter().filter_map(|state| Some((state, self.limiters.enforced(state.limiter)?)));
         let waits = enforced().map(|(_, limiter)| limiter.model.wait_max.unwrap_or(0));
-        let wait = waits.min().unwrap_or(0).min(wait_max.unwrap_or(u64::MAX));
+        let own_wait = wait_max.unwrap_or(u64::MAX);
+        let wait = waits.min().unwrap_or(0).min(own_wait);
         let waiting_max = enforced().map(|(_, limiter)| limiter.model.max_waiting).min().unwrap_or(u64::MAX);
         let takes: Takes =
             enforced().map(|(state, limiter)| (self.key(*state, replica), limiter.version)).collect();
@@ -30,7 +31,7 @@ impl Oracle {
             let state = self.states.entry(*key).or_default();
             state.arrive(self.now, cost, wait >= demand::WAIT_MIN, takes.len() == 1);
         }
-        let arrival = Arrival { number, replica, takes, cost, wait, waiting_max };
+        let arrival = Arrival { number, replica, takes, cost, own_wait, wait, waiting_max };
         self.requests.arrive(self.now, arrival, self.settings.floor_wait, &self.faults);
     }
 

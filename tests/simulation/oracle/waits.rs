@@ -33,6 +33,8 @@ pub(crate) struct Request {
     seen: u64,
     /// How long it may wait.
     pub(crate) wait: u64,
+    /// How long it may wait by itself.
+    own_wait: u64,
     /// How many may wait in its queue.
     pub(crate) waiting_max: u64,
     /// The longest time until its answer.
@@ -103,7 +105,8 @@ pub(crate) struct Arrival {
     pub(crate) takes: Takes,
     /// Its cost.
     pub(crate) cost: u64,
-    /// How long it may wait.
+    /// How long it may wait by itself, and by its limiters, too.
+    pub(crate) own_wait: u64,
     pub(crate) wait: u64,
     /// How many may wait in its queue.
     pub(crate) waiting_max: u64,
@@ -112,7 +115,7 @@ pub(crate) struct Arrival {
 impl Requests {
     /// Takes in a request. Its answer may be late by [`LATE`], or come within `floor`, where that is longer.
     pub(crate) fn arrive(&mut self, at: u64, arrival: Arrival, floor: u64, faults: &Faults) {
-        let Arrival { number, replica, takes, cost, wait, waiting_max } = arrival;
+        let Arrival { number, replica, takes, cost, own_wait, wait, waiting_max } = arrival;
         let answered_within = wait.saturating_add(LATE).max(floor);
         let stopped_before = faults.stopped_for(at, replica);
         let (connecting, connected_in, seen) = (None, 0, faults.awake_from(replica, at));
@@ -129,6 +132,7 @@ impl Requests {
             connected_in,
             excused: 0,
             wait,
+            own_wait,
             waiting_max,
             answered_within,
             stopped_before,
@@ -136,6 +140,16 @@ impl Requests {
             is_found_late,
         };
         self.requests.insert(number, request);
+    }
+
+    /// Takes in that limiters have changed; `waits` is how long a request may wait by those that it takes permits from. One that came in
+    /// a stall that goes on is seen by the new limiters, or was by the old ones.
+    pub(crate) fn reconfigure(&mut self, at: u64, waits: impl Fn(&Takes) -> u64) {
+        for request in self.requests.values_mut().filter(|request| request.seen > at) {
+            let longer = waits(&request.takes).min(request.own_wait).saturating_sub(request.wait);
+            request.wait += longer;
+            request.answered_within = request.answered_within.max(request.wait.saturating_add(LATE));
+        }
     }
 
     /// Takes in that a request has a place in its queue; returns it, and how many wait there. `None`: there is no such request.

@@ -1,5 +1,6 @@
 //! Faults as they begin and end.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{Event, World, is_meant, is_of_clients, run_id};
@@ -10,11 +11,23 @@ use crate::redis::Mode;
 
 const MILLI: u64 = 1_000;
 const SECOND: u64 = 1_000_000;
+/// How often it is seen whether an eviction was noticed, and how long nobody may notice it.
+const NOTICED: u64 = 10 * MILLI;
+const UNNOTICED_MAX: u64 = 30 * SECOND;
+
+/// The faults that go on.
+#[derive(Default)]
+pub(super) struct Begun {
+    /// All of them, with the places that they hit.
+    kinds: BTreeMap<usize, Kind>,
+    /// The evictions, with the key that is gone, and how long they go on at most.
+    evicted: BTreeMap<usize, (Vec<u8>, u64)>,
+}
 
 impl World {
     pub(super) fn begin_fault(&mut self, fault: usize) -> Result<(), String> {
         let kind = self.aimed(self.plan.faults[fault].kind.clone());
-        self.begun.insert(fault, kind.clone());
+        self.begun.kinds.insert(fault, kind.clone());
         self.history.add(self.now, || format!("FAULT {fault} {kind:?}"));
         let until = self.now + kind.lasts();
         if !is_of_clients(&kind) {
@@ -25,7 +38,7 @@ impl World {
             Kind::Flush => self.hosts[self.primary].server.flush(),
             Kind::RestartEmpty { .. } | Kind::RestartOlder { .. } => self.kill_server(),
             Kind::Failover { lag, split, .. } => self.fail_over(lag, split),
-            Kind::Evict => self.evict(),
+            Kind::Evict => self.evict(fault),
             Kind::Freeze { .. } => self.hosts[self.primary].frozen_until = until,
             Kind::Full { .. } => self.set_mode(Mode::Full),
             Kind::ReadOnly { .. } => self.set_mode(Mode::ReadOnly),
@@ -73,7 +86,10 @@ impl World {
     }
 
     pub(super) fn end_fault(&mut self, fault: usize) {
-        let Some(kind) = self.begun.remove(&fault) else { return };
+        if self.is_unnoticed(fault) {
+            return self.schedule(self.now + NOTICED, Event::End(fault));
+        }
+        let Some(kind) = self.begun.kinds.remove(&fault) else { return };
         self.history.add(self.now, || format!("END of fault {fault} {}", kind.name()));
         match kind {
             Kind::RestartEmpty { .. } => self.start_server(None),
@@ -112,6 +128,18 @@ impl World {
         if !is_of_clients(&kind) {
             self.judge.fault_ends(self.now, fault, &kind);
         }
+    }
+
+    /// Returns whether nobody has missed yet what an eviction has taken away: then it goes on. One whose key is not there again soon is
+    /// over, because its limiter is not in use.
+    fn is_unnoticed(&mut self, fault: usize) -> bool {
+        let Some((key, until)) = self.begun.evicted.get(&fault) else { return false };
+        let host = &self.hosts[self.primary];
+        let goes_on = self.now < *until && host.server.get(key, host.shown(self.now)).is_none();
+        if !goes_on {
+            self.begun.evicted.remove(&fault);
+        }
+        goes_on
     }
 
     /// Turns the number of a replica among those that run into its place in the fleet.
@@ -179,13 +207,15 @@ impl World {
         }
     }
 
-    fn evict(&mut self) {
+    /// Takes a key of a state away. Nobody notices before the next call that needs it.
+    fn evict(&mut self, fault: usize) {
         let shown = self.hosts[self.primary].shown(self.now);
         let mut keys = self.hosts[self.primary].server.keys(shown);
         keys.retain(|key| key.windows(9).any(|part| part == b":limiter:"));
         if !keys.is_empty() {
             let key = keys.swap_remove(self.network_draws.usize(..keys.len()));
             self.hosts[self.primary].server.remove(&key);
+            self.begun.evicted.insert(fault, (key, self.now + UNNOTICED_MAX));
         }
     }
 

@@ -142,6 +142,10 @@ impl Worker {
                 in_pause(self.too_far(Some(paused.until - now)), Some(paused), deadline)
             }
             (Link::Settling { opens, .. }, _) => self.too_far(Some((opens - now).max(Micros::ONE))),
+            // Its slot was moved, and the queue waits with the next one until others have given theirs back: the store is there.
+            (Link::Up { .. }, _) if !self.owed.reschedule.is_empty() => {
+                self.too_far(Some((self.owed.reschedule_from - now).max(Micros::ONE)))
+            }
             _ => self.store_unavailable(),
         }
     }

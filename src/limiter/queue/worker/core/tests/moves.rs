@@ -65,3 +65,23 @@ fn void_slots_make_room_in_the_limiters_that_have_not_moved_before_they_are_resc
     core.on(now, vec![moved(now, Some(shown(after(3900))))]);
     assert_eq!(core.0.cost_queues[&Permits::ONE].next_slot().map(|slot| slot.at), Some(shown(after(3900))));
 }
+
+#[test]
+fn a_request_whose_wait_ends_while_its_moved_slot_waits_for_others_is_told_of_the_limit() {
+    let mut core = Driven(Worker::new(two_limiters(), SECOND, START));
+    core.on(START, vec![arrival(0, START, 550)]);
+    let first = Answer {
+        now: shown(after(1)),
+        generations: vec![Generation::default(); 2],
+        outcomes: vec![(1, Outcome::Booked(shown(after(540))))],
+        ..Answer::default()
+    };
+    core.on(after(1), vec![Event::Answered(Box::new(first), 0, after(1))]);
+    core.on(after(500), vec![Event::Moved]);
+    core.on(after(501), vec![moved(after(501), None)]);
+    core.on(after(502), vec![moved(after(502), None)]);
+    let ends = core.wakes_at(after(502));
+    assert!(ends < after(700), "the next call is due behind its wait: {ends:?}");
+    let actions = core.on(ends, Vec::new());
+    assert!(matches!(refusal(&actions), Some(Refusal::RateLimited { .. })), "{actions:?}");
+}
