@@ -14,9 +14,10 @@ use weir::config::model::{
     Config, Confirm, Cost, Errors, HostMatch, Http2, KeyPart, PathMatch, RedisServers, Store,
 };
 use weir::config::{self, Handle, LoadError, Loaded, Outcome};
+use weir::limiter::Partition;
 use weir::limiter::model::calendar_windows::{CalendarWindows, Period};
 use weir::limiter::model::limit::{
-    Algorithm, Limit, Mode, OnStoreFailure, Partitioned, PausePolicy, Permits, Scope,
+    Algorithm, Limit, Limiter, Mode, OnStoreFailure, Partitioned, PausePolicy, Permits, Scope,
 };
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
@@ -115,6 +116,58 @@ const BROKEN: &[(&str, &str)] = &[
     (
         "server: {max_header_bytes: 64KB}\nROUTES",
         "1:28: server.max_header_bytes: unknown unit \"KB\"; did you mean \"KiB\"?",
+    ),
+    // -- overrides
+    (
+        "limiters:\n  a: {limits: [1/s], overrides: {b: [1/s]}}\nROUTES",
+        "2:22: limiters.a.overrides: only with `key`, by whose value the limits differ",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], key: [host, path:1], overrides: {b: [1/s]}}\nROUTES",
+        "2:43: limiters.a.overrides: only with a `key` of one part",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], key: [host], overrides: {b: 1/s}}\nROUTES",
+        "2:50: limiters.a.overrides.b: expected a list such as [10/1s], found a text",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], key: [host], overrides: {b: [], c: [0/s], d: [1/s, 1/1s]}}\nROUTES",
+        "2:50: limiters.a.overrides.b: needs 1 to 16 limits, such as 900/1m\n\
+         2:58: limiters.a.overrides.c[0]: the rate must be from 1 to 1000000000\n\
+         2:73: limiters.a.overrides.d[1]: this limit is given twice",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], key: [host], overrides: {b.c: [1/s], B.C.: [2/s]}}\nROUTES",
+        "2:59: limiters.a.overrides.B.C.: is the same value of the key as \"b.c\"",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], key: [client_ip], overrides: {here: [1/s], 2001:db8::1: [1/s], '2001:db8::2': [2/s]}}\nROUTES",
+        "2:52: limiters.a.overrides.here: expected an address, such as 192.0.2.1 or 2001:db8::\n\
+         2:85: limiters.a.overrides.2001:db8::2: is the same value of the key as \"2001:db8::1\"",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], guard: 20ms, key: [host], overrides: {b: [1/10ms]}}\nROUTES",
+        "2:64: limiters.a.overrides.b[0]: the guard, here 20ms, must not be longer than the window of \"1/10ms\"",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], key: [host], overrides: {file: x.yaml, b: [1/s]}}\nROUTES",
+        "2:53: limiters.a.overrides.file: is the path of a file with all overrides, so it stands alone",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], key: [host], overrides: {file: /nonexistent/x.yaml}}\nROUTES",
+        "2:53: limiters.a.overrides.file: the file /nonexistent/x.yaml cannot be read: No such file",
+    ),
+    (
+        "limiters:\n  a: {limits: [5/s], key: [host], overrides: {b: [2/s]}}\nROUTES    limiter: a\n    cost: 3\n",
+        "8:11: routes[0].cost: larger than limiter \"a\" can ever grant to \"b\": 2 at once (2/1s)",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], key: [header:x-api-key], overrides: {sk-1: [0/s]}}\nROUTES",
+        "2:66: limiters.a.overrides.***: the rate must be from 1 to 1000000000",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], key: [header:x-api-key], overrides: {sk-1: [1/s], sk-1: [1/s]}}\nROUTES",
+        "2:72: limiters.a.overrides.***: key \"***\" is given twice; the first is on line 2",
     ),
     // -- the faulty part of a value
     (
@@ -845,7 +898,7 @@ fn limiters_are_parsed_as_written() {
     assert_eq!(b.on_store_failure, OnStoreFailure::Reject);
     assert_eq!(b.guard, Duration::from_millis(20));
     assert_eq!((&a.queue, a.guard, &*a.group), (&None, Duration::from_millis(5), "a"));
-    assert_eq!((a.scope, a.mode, a.partitioned), (Scope::Overall, Mode::Enforce, None));
+    assert_eq!((a.scope, a.mode, a.partitioned.clone()), (Scope::Overall, Mode::Enforce, None));
     assert_eq!(names(&config), ["b"]);
     assert_eq!((a.pause.clone(), a.follows_upstream), (Some(PausePolicy::default()), false));
     assert_eq!((&config.routes[0].retry, &config.routes[0].settle), (&None, &None));
@@ -911,11 +964,8 @@ fn partitions_costs_and_several_limiters_are_parsed_as_written() {
          key: [host]}\nROUTES    limiters: [a, b]\n    cost: {header: X-Cost}\n",
     ));
     let [a, b] = config.limiters.as_slice() else { panic!("{:?}", config.limiters) };
-    assert_eq!(
-        (a.partitioned, a.mode, &*a.group),
-        (Some(Partitioned { max_partitions: 7 }), Mode::Shadow, "g")
-    );
-    assert_eq!((b.partitioned, &*b.group), (Some(Partitioned { max_partitions: 100_000 }), "b"));
+    assert_eq!((a.partitioned.clone(), a.mode, &*a.group), (Some(Partitioned::new(7)), Mode::Shadow, "g"));
+    assert_eq!((b.partitioned.clone(), &*b.group), (Some(Partitioned::new(100_000)), "b"));
     assert_eq!(names(&config), ["a", "b"]);
     let [(_, key), _] = config.routes[0].limiters.as_slice() else {
         panic!("{:?}", config.routes[0].limiters)
@@ -1141,6 +1191,154 @@ fn every_shipped_file_names_the_schema_to_editors() {
         let found = file.parent().unwrap().join(named).canonicalize();
         assert_eq!(found.ok().as_ref(), Some(&schema), "{}: {first}", file.display());
     }
+}
+
+/// Returns the overrides of the first limiter: value, labels of its limits.
+fn overrides(config: &Config) -> Vec<(String, Vec<String>)> {
+    let shown = |limiter: &std::sync::Arc<Limiter>| {
+        let labels = limiter.limits.iter().map(|limit| limit.label.to_string());
+        (limiter.value().unwrap().to_string(), labels.collect())
+    };
+    let mut overrides: Vec<_> = config.limiters[0].overrides().map(shown).collect();
+    overrides.sort();
+    overrides
+}
+
+/// The example with one limiter of this key and these overrides.
+fn overriding(key: &str, overrides: &str) -> String {
+    let clients = "clients: {acme: {tokens: [a]}, billing: {tokens: [b]}}\n";
+    let limiter = format!("{{limits: [10/1s], key: [{key}], overrides: {overrides}}}");
+    example(&format!(
+        "{clients}limiters:\n  a: {limiter}\nROUTES    limiter: a\n    cost: {{header: x-cost}}\n"
+    ))
+}
+
+#[test]
+fn overrides_are_parsed_as_written() {
+    let place = Place::new();
+    let config = place.config(&overriding("client", "{acme: [100/s], billing: [1/1s, {rate: 9, per: 1d}]}"));
+    let expected = [("acme", vec!["100/1s"]), ("billing", vec!["1/1s", "9/1d"])];
+    let owned = |(value, labels): &(&str, Vec<&str>)| {
+        ((*value).to_owned(), labels.iter().map(|label| (*label).to_owned()).collect())
+    };
+    assert_eq!(overrides(&config), expected.iter().map(owned).collect::<Vec<(String, Vec<String>)>>());
+    assert!(
+        matches!(config.routes[0].cost, Cost::Header { max, .. } if max.get() == 100),
+        "the largest that anybody may have: {:?}",
+        config.routes[0].cost
+    );
+    // With a list it is a value like any other.
+    assert_eq!(overrides(&place.config(&overriding("host", "{file: [7/s]}")))[0].0, "file");
+    let limiter = config.limiters[0].clone();
+    let of = |limiter: &std::sync::Arc<Limiter>, value: &str| {
+        let partition = Partition::of([Some(value.as_bytes())]);
+        limiter.of_partition(Some(partition)).limits[0].label.to_string()
+    };
+    assert_eq!([of(&limiter, "acme"), of(&limiter, "other")], ["100/1s", "10/1s"]);
+    // Values are compared as requests are read.
+    for (key, written, read) in [
+        ("host", "API.example.com.", "api.example.com"),
+        ("client_ip", "2001:db8:0:1:2::3", "2001:db8:0:1::"),
+        ("client_ip", "::ffff:192.0.2.1", "192.0.2.1"),
+        ("path:1", "Acme", "Acme"),
+    ] {
+        let config = place.config(&overriding(key, &format!("{{'{written}': [7/s]}}")));
+        assert_eq!(of(&config.limiters[0], read), "7/1s", "{key} {written}");
+    }
+}
+
+#[test]
+fn overrides_for_unknown_clients_are_warned_of() {
+    let named = "{acme: [1/s], x: [1/s], y: [1/s], z: [1/s], v: [1/s]}";
+    let loaded = Place::new().load(overriding("client", named)).unwrap();
+    let [warning] = &*loaded.warnings else { panic!("{:?}", loaded.warnings) };
+    assert!(
+        warning
+            .to_string()
+            .ends_with("limiters.a.overrides.x: no client is named \"x\", and 3 further values name none"),
+        "{warning}"
+    );
+}
+
+#[test]
+fn overrides_in_a_file_have_their_problems_there() {
+    let text = overriding("client", "{file: plans.yaml}");
+    let of = |content: &str| Place::new().file("plans.yaml", content).load(&text);
+    let config = of("acme: [100/s]\nbilling: &all [1/s, 9/1d]\n").unwrap().config;
+    assert_eq!(overrides(&config).len(), 2);
+    assert_eq!(overrides(&of("{}\n").unwrap().config), []);
+    for (content, expected) in [
+        ("", "plans.yaml: the file is empty; write {} where no value has limits of its own"),
+        ("acme: [0/s]\nbilling: [1]\n", "plans.yaml:1:8: acme[0]: the rate must be from 1"),
+        ("acme: [0/s]\nbilling: [1]\n", "plans.yaml:2:11: billing[0]: expected a limit such as 900/1m"),
+        ("acme: 5/s\n", "plans.yaml:1:7: acme: expected a list such as [10/1s], found a text"),
+        ("- acme\n", "plans.yaml:1:1: expected a mapping, found a list"),
+        ("acme: [1/s]\nacme: [2/s]\n", "plans.yaml:2:1: acme: key \"acme\" is given twice"),
+        ("acme: [\n", "plans.yaml:1:7: not valid YAML"),
+        ("acme: [\u{0}", "plans.yaml"),
+    ] {
+        let error = of(content).unwrap_err().to_string();
+        assert!(error.contains(expected), "{content:?}: {error}");
+    }
+    let error = Place::new().file("plans.yaml", [0xff]).load(&text).unwrap_err();
+    assert!(error.to_string().contains("plans.yaml:1:1: the file is not UTF-8"), "{error}");
+    let large = format!("acme: [1/s]\n#{}", "#".repeat(8 * 1024 * 1024));
+    let error = Place::new().file("plans.yaml", large).load(&text).unwrap_err();
+    assert!(error.to_string().contains("plans.yaml is larger than 8388608 bytes"), "{error}");
+}
+
+#[test]
+fn a_changed_file_of_overrides_is_another_configuration() {
+    let place = Place::new();
+    let text = overriding("client", "{file: plans.yaml}");
+    let load = |content: &str| {
+        fs::write(place.directory.path().join("plans.yaml"), content).unwrap();
+        place.load(&text).unwrap()
+    };
+    let before = load("acme: [100/s]\nbilling: [5/s]\n");
+    let after = load("acme: [200/s]\n");
+    assert_ne!(before.config.hash, after.config.hash);
+    let changes = after.changes_since(&before);
+    let paths = changes.iter().map(|change| change.path.as_str());
+    let paths: Vec<_> = paths.filter(|path| !path.starts_with("routes.api.cost.max")).collect();
+    assert_eq!(paths, ["limiters.a.overrides.acme", "limiters.a.overrides.billing"]);
+    assert!(changes[0].new.as_deref().unwrap().contains("rate: 200"), "{changes:?}");
+    assert_eq!(after.masked()["limiters"]["a"]["overrides"], serde_json::json!({"file": "plans.yaml"}));
+    assert_eq!(after.effective()["limiters"]["a"]["overrides"], serde_json::json!({"file": "plans.yaml"}));
+    assert_eq!(load("acme: [{rate: 200, per: 1s}]\n").changes_since(&after), []);
+}
+
+#[test]
+fn values_that_may_be_credentials_are_shown_nowhere() {
+    let place = Place::new();
+    let inline = place.load(overriding("'header:x-api-key'", "{sk-one: [1/s], sk-two: [2/s]}")).unwrap();
+    let other = place.load(overriding("'header:x-api-key'", "{sk-one: [1/s], sk-tri: [2/s]}")).unwrap();
+    let place = place.file("plans.yaml", "sk-one: [1/s]\nsk-two: [2/s]\n");
+    let file = place.load(overriding("'header:x-api-key'", "{file: plans.yaml}")).unwrap();
+    let place = place.file("plans.yaml", "sk-one: [1/s]\nsk-tri: [2/s]\n");
+    let later = place.load(overriding("'header:x-api-key'", "{file: plans.yaml}")).unwrap();
+    let shown = inline.effective()["limiters"]["a"]["overrides"].clone();
+    assert_eq!(shown.as_object().unwrap().len(), 2, "both are shown: {shown}");
+    for (after, before) in [(&other, &inline), (&later, &file)] {
+        let changes = after.changes_since(before);
+        assert_eq!(changes.len(), 2, "one goes and one comes: {changes:?}");
+        let all = format!("{changes:?}{}{}", after.masked(), after.effective());
+        assert!(!all.contains("sk-") && !all.contains('\u{1}') && !all.contains("\\u{1}"), "{all}");
+    }
+    assert!(later.config.limiters[0].overrides().all(|limiter| &**limiter.value().unwrap() == "***"));
+}
+
+#[test]
+fn ten_thousand_overrides_are_read_quickly() {
+    let mut plans = String::new();
+    for tenant in 0..10_000 {
+        plans.push_str(&format!("tenant-{tenant}: [{}/1s, 100000/1d]\n", 1 + tenant % 100));
+    }
+    let place = Place::new().file("plans.yaml", plans);
+    let begun = std::time::Instant::now();
+    let loaded = place.load(overriding("'header:x-tenant'", "{file: plans.yaml}")).unwrap();
+    println!("10 000 overrides in {:?}", begun.elapsed());
+    assert_eq!(loaded.config.limiters[0].overrides().count(), 10_000);
 }
 
 #[test]

@@ -220,6 +220,9 @@ fn view(state: &LimiterStatus, host_of: impl Fn(u64) -> Option<Arc<str>>) -> Val
         "mode": if limiter.is_shadow() { "shadow" } else { "enforce" },
         // A limiter with a key has a state for each partition, and none as a whole.
         "partitioned": limiter.partitioned.is_some(),
+        // The value of the key whose limits these are, if they are not those of all others.
+        "override": limiter.value(),
+        "overrides": state.overrides,
     })
 }
 
@@ -268,6 +271,7 @@ mod tests {
             ..Limiter::new(LimiterName::parse("github").unwrap(), vec![limit])
         };
         LimiterStatus {
+            overrides: 0,
             limiter: Arc::new(limiter),
             waiting: 3,
             granted: 40,
@@ -290,6 +294,8 @@ mod tests {
             "on_store_failure": "reject",
             "mode": "enforce",
             "partitioned": false,
+            "override": null,
+            "overrides": 0,
             "waiting": 3,
             "longest_wait_ms": 1250,
             "paused_until": null,

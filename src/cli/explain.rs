@@ -190,8 +190,13 @@ fn limiter_words(limiter: &Value, limits: &str) -> String {
         ),
         None => "no queue".to_owned(),
     };
+    let overridden = if limiter["override"].is_null() {
+        String::new()
+    } else {
+        format!(" (override {})", plain(&limiter["override"]))
+    };
     let (name, cost) = (plain(&limiter["limiter"]), plain(&limiter["cost"]));
-    format!("{name}: {limits}{}; cost {cost}; {queue}", partition.unwrap_or_default())
+    format!("{name}: {limits}{overridden}{}; cost {cost}; {queue}", partition.unwrap_or_default())
 }
 
 /// Describes what a limiter has available; `None` without a running weir.

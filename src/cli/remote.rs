@@ -317,6 +317,11 @@ fn limiters_table(answer: &Value) -> Vec<Vec<String>> {
     let head = ["LIMITER", "LIMIT", "AVAILABLE", "WAITING", "GRANTED", "REFUSED", "PAUSED FOR"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     let one = std::slice::from_ref(answer);
+    // Of one limiter, or of one of its partitions.
+    let has_overrides = answer["overrides"].as_u64().is_some_and(|count| count > 0);
+    if has_overrides {
+        rows[0].push("OVERRIDE".to_owned());
+    }
     for limiter in answer["limiters"].as_array().map_or(one, Vec::as_slice) {
         for (index, limit) in limiter["limits"].as_array().into_iter().flatten().enumerate() {
             let of_limiter = |key: &str| if index == 0 { plain(&limiter[key]) } else { String::new() };
@@ -329,6 +334,9 @@ fn limiters_table(answer: &Value) -> Vec<Vec<String>> {
                 of_limiter("refused"),
                 if index == 0 { paused_for(limiter) } else { String::new() },
             ]);
+            if let Some(row) = rows.last_mut().filter(|_| has_overrides) {
+                row.push(of_limiter("override"));
+            }
         }
     }
     rows

@@ -5,7 +5,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::masked::shown;
+use super::masked::{shown, without_digest};
 use super::problem::key_path;
 use super::yaml::in_yaml;
 
@@ -62,10 +62,10 @@ fn compare(path: &str, old: Option<&Value>, new: Option<&Value>, found: &mut Vec
     }
     if let (Some(Value::Object(before)), Some(Value::Object(after))) = (old, new) {
         for (key, value) in before {
-            compare(&key_path(path, key), Some(value), after.get(key), found);
+            compare(&key_path(path, without_digest(key)), Some(value), after.get(key), found);
         }
         for (key, value) in after.iter().filter(|(key, _)| !before.contains_key(*key)) {
-            compare(&key_path(path, key), None, Some(value), found);
+            compare(&key_path(path, without_digest(key)), None, Some(value), found);
         }
         return;
     }

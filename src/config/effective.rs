@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::key_part::{CLIENT_IP, IPV4_PREFIX, IPV6_PREFIX};
-use super::masked::is_masked;
+use super::masked::{is_masked, masked_key};
 use super::model::{
     Admin, Breaker, Config, Confirm, Cost, Log, LogFormat, PATIENCE_HEADERS, RedisServers, RedisStore, Retry,
     Route, Server, Store, Upstream,
@@ -18,10 +18,19 @@ use crate::limiter::model::limit::{Algorithm, Limit, Limiter, Mode, OnStoreFailu
 use crate::telemetry::AccessRule;
 
 const OFF: &str = "off";
+/// The key of the path of a file of overrides.
+const FILE: &str = "file";
 
 /// Fills the defaults of a valid configuration into the written one.
 pub(super) fn effective(config: &Config, written: Value) -> Value {
     let mut defaults = defaults(config);
+    for limiter in &config.limiters {
+        let written = &written["limiters"][limiter.name.as_str()]["overrides"];
+        if let Some(written) = written.as_object() {
+            let named = overrides(limiter).into_iter().filter(|(value, _)| written.contains_key(value));
+            defaults["limiters"][limiter.name.as_str()]["overrides"] = named.collect::<Map<_, _>>().into();
+        }
+    }
     for (name, limiter) in written["limiters"].as_object().into_iter().flatten() {
         // They are read into the key, so a limiter does not know them.
         if limiter["key"].as_array().is_some_and(|parts| parts.contains(&CLIENT_IP.into())) {
@@ -30,6 +39,35 @@ pub(super) fn effective(config: &Config, written: Value) -> Value {
         }
     }
     fill(defaults, written)
+}
+
+/// Puts what the files of overrides say into an effective configuration, so that it can be compared.
+pub(super) fn with_files(config: &Config, mut effective: Value) -> Value {
+    for limiter in &config.limiters {
+        let shown = &mut effective["limiters"][limiter.name.as_str()]["overrides"];
+        if let Some(shown) =
+            shown.as_object_mut().filter(|shown| shown.get(FILE).is_some_and(Value::is_string))
+        {
+            shown.extend(overrides(limiter));
+        }
+    }
+    effective
+}
+
+/// Returns the overrides of a limiter by the values that have them, in their order.
+fn overrides(limiter: &Limiter) -> Map<String, Value> {
+    let overrides = limiter.partitioned.iter().flat_map(|partitioned| partitioned.overrides.iter());
+    let mut values: Vec<_> = overrides
+        .filter_map(|(partition, limiter)| {
+            let value = limiter.value()?;
+            // Values that are not shown differ by their partitions.
+            let is_hidden = is_masked(&Value::from(&**value));
+            let value = if is_hidden { masked_key(&partition.to_string()) } else { value.to_string() };
+            Some((value, limiter.limits.iter().map(limit).collect::<Value>()))
+        })
+        .collect();
+    values.sort_unstable_by(|one, other| one.0.cmp(&other.0));
+    values.into_iter().collect()
 }
 
 /// Puts a written value in the place of a default one, key by key.

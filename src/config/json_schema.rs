@@ -194,10 +194,12 @@ limiters:
     limits: [{rate: 1, per: 1mo, algorithm: fixed_window, timezone: UTC, burst: 5}, '${LIMIT:-5/s}']
     queue: false
     key: [host]
+    overrides: {b: [1/s, {rate: 1, per: 1s}], file: [1/s]}
     max_partitions: 5
     group: g
     pause: {on: [429], max: 5m, fallback: 1s}
     mode: shadow
+  b: {limits: [1/s], key: [host], overrides: {file: plans.yaml}}
 routes:
   - name: a
     match: {}

@@ -1,8 +1,10 @@
 //! The parts of a limiter's key. Reads no request.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::HeaderName;
+use ipnet::IpNet;
 
 /// The part for the client's address, as it is written.
 pub(crate) const CLIENT_IP: &str = "client_ip";
@@ -30,4 +32,39 @@ pub enum KeyPart {
     },
     /// The name of the client.
     Client,
+}
+
+impl KeyPart {
+    /// Returns whether the value is likely to be a credential.
+    pub(crate) fn is_credential(&self) -> bool {
+        matches!(self, KeyPart::Header(name) if is_credential(name))
+    }
+}
+
+/// Returns whether a header is likely to carry a credential.
+pub(crate) fn is_credential(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    let words = ["auth", "cookie", "key", "token", "secret", "password", "signature", "credential"];
+    words.iter().any(|word| name.contains(word))
+}
+
+/// Returns the first address of a client's network: one client has many addresses of IPv6.
+pub(crate) fn network(address: IpAddr, ipv4: u8, ipv6: u8) -> IpAddr {
+    let address = address.to_canonical();
+    let bits = if address.is_ipv4() { ipv4 } else { ipv6 };
+    IpNet::new(address, bits).map_or(address, |network| network.network())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_client_has_the_addresses_of_its_network() {
+        let network =
+            |address: &str, ipv4, ipv6| super::network(address.parse().unwrap(), ipv4, ipv6).to_string();
+        assert_eq!(network("2001:db8:1:2:3:4:5:6", 32, 64), "2001:db8:1:2::");
+        assert_eq!(network("2001:db8:1:2:3:4:5:6", 32, 48), "2001:db8:1::");
+        assert_eq!(network("2001:db8:1:2:3:4:5:6", 32, 128), "2001:db8:1:2:3:4:5:6");
+        assert_eq!(network("::ffff:10.1.2.3", 32, 64), "10.1.2.3");
+        assert_eq!(network("10.1.2.3", 24, 64), "10.1.2.0");
+    }
 }

@@ -12,7 +12,8 @@ use sha2::{Digest, Sha256};
 
 use super::changes::{Change, changes};
 use super::decode::decode;
-use super::effective::effective;
+use super::effective::{effective, with_files};
+use super::file;
 use super::interpolate::{Sources, interpolate};
 use super::masked::{masked, secrets, shown};
 use super::model::Config;
@@ -50,10 +51,11 @@ impl Loaded {
 
     /// Returns what differs from an earlier configuration, secrets masked.
     pub fn changes_since(&self, earlier: &Loaded) -> Vec<Change> {
-        if self.masked == earlier.masked {
+        if self.masked == earlier.masked && self.config.limiters == earlier.config.limiters {
             return Vec::new();
         }
-        changes(&earlier.marked(), &self.marked())
+        let [before, after] = [earlier, self].map(|loaded| with_files(&loaded.config, loaded.marked()));
+        changes(&before, &after)
     }
 
     /// Returns another configuration in the place of the file's, for the demo.
@@ -161,29 +163,26 @@ pub(crate) fn base_of(path: &Path) -> &Path {
 }
 
 fn read(source: io::Result<impl Read>, report: &mut Report) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let outcome = source.and_then(|source| source.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes));
-    if let Err(error) = outcome {
-        report.add_whole(format!("cannot read the file: {error}"));
-        return None;
+    match file::read(source, FILE_BYTES_MAX) {
+        Ok(None) => report.add_whole(format!("the file is larger than {FILE_BYTES_MAX} bytes")),
+        Ok(bytes) => return bytes,
+        Err(error) => report.add_whole(format!("cannot read the file: {error}")),
     }
-    if bytes.len() as u64 > FILE_BYTES_MAX {
-        report.add_whole(format!("the file is larger than {FILE_BYTES_MAX} bytes"));
-        return None;
-    }
-    Some(bytes)
+    None
 }
 
 fn evaluate(bytes: &[u8], sources: Sources<'_>, report: &mut Report) -> Option<Loaded> {
-    let text = utf8(bytes, report)?;
-    report.read(text);
-    let mut tree = yaml::parse(text, report)?;
+    let tree = yaml::parse(file::text(bytes, report)?, report);
+    if tree.is_none() && report.is_empty() {
+        report.add_whole("the file is empty; it needs at least `routes`");
+    }
+    let mut tree = tree?;
     remove_extensions(&mut tree);
     report.hide(secrets(&tree));
     let mut struck = interpolate(&mut tree, sources, report);
     let file = decode(&tree, &mut struck, report)?;
     let root = At::root(&tree, &struck);
-    let config = validate(&file, root, sources.base, hash_of(bytes), report)?;
+    let config = validate(&file, root, sources.base, Sha256::new_with_prefix(bytes), report)?;
     let warnings = report.take_warnings().into();
     Some(Loaded { config: Arc::new(config), masked: Arc::new(masked(&tree)), warnings })
 }
@@ -193,22 +192,4 @@ fn remove_extensions(tree: &mut yaml::Node) {
     if let yaml::Value::Mapping(entries) = &mut tree.value {
         entries.retain(|entry| !entry.key.starts_with(EXTENSION));
     }
-}
-
-fn utf8<'a>(bytes: &'a [u8], report: &mut Report) -> Option<&'a str> {
-    let error = match std::str::from_utf8(bytes) {
-        Ok(text) => return Some(text),
-        Err(error) => error,
-    };
-    let valid = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
-    let saturate = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-    let line = saturate(valid.matches('\n').count() + 1);
-    let column = saturate(valid.rsplit('\n').next().unwrap_or_default().chars().count() + 1);
-    report.add(super::problem::Mark { line, column }, "", "the file is not UTF-8");
-    None
-}
-
-/// Returns the first 16 hex digits of the SHA-256.
-fn hash_of(bytes: &[u8]) -> Arc<str> {
-    format!("{:.16}", format!("{:x}", Sha256::digest(bytes))).into()
 }

@@ -2,14 +2,16 @@
 //!
 //! Values from the environment or a file are masked whole, since any may be a secret; so are tokens, passwords and the
 //! values of `set_headers` and `match.headers`. In URLs, the password is masked, or the user if there is no password. The places of what is masked in a
-//! file are found by the same rule.
+//! file are found by the same rule. The values of a key that is a credential are masked where `overrides` names them.
 
+use http::HeaderName;
 use serde_json::{Map, Value as Json};
 use sha2::{Digest, Sha256};
 
 use super::interpolate::{Absent, Segment, segments};
-use super::problem::Mark;
-use super::yaml::{Kind, Node, Origin, Scalar, Value};
+use super::key_part::is_credential;
+use super::problem::{Mark, Secrets, key_path};
+use super::yaml::{Entry, Kind, Node, Origin, Scalar, Value};
 
 const MASK: &str = "***";
 /// Stands before the digest of a masked value.
@@ -28,26 +30,44 @@ pub(crate) fn masked(tree: &Node) -> Json {
 /// Removes the digests of masked texts.
 pub(crate) fn shown(value: &Json) -> Json {
     match value {
-        Json::String(text) => text.split(DIGEST).next().unwrap_or_default().into(),
+        Json::String(text) => without_digest(text).into(),
         Json::Array(items) => items.iter().map(shown).collect(),
-        Json::Object(entries) => entries
-            .iter()
-            .map(|(key, value)| (key.clone(), shown(value)))
-            .collect::<Map<String, Json>>()
-            .into(),
+        Json::Object(entries) => {
+            let mut all = Map::new();
+            for (key, value) in entries {
+                all.insert(shown_key(key, &all), shown(value));
+            }
+            all.into()
+        }
         other => other.clone(),
     }
 }
 
+/// Returns a key without its digest, and with a number if another one is then the same.
+fn shown_key(key: &str, others: &Map<String, Json>) -> String {
+    let shown = without_digest(key);
+    if others.contains_key(shown) { format!("{shown} {}", others.len() + 1) } else { shown.to_owned() }
+}
+
+/// Returns a masked text without its digest.
+pub(crate) fn without_digest(text: &str) -> &str {
+    text.split(DIGEST).next().unwrap_or_default()
+}
+
 /// Returns whether a value is masked as a whole.
 pub(crate) fn is_masked(value: &Json) -> bool {
-    value.as_str().is_some_and(|text| text.split(DIGEST).next() == Some(MASK))
+    value.as_str().is_some_and(|text| without_digest(text) == MASK)
 }
 
 /// Returns a masked text with the digest of what it stands for.
-fn with_digest(mask: &str, secret: &str) -> Json {
+fn with_digest(mask: &str, secret: &str) -> String {
     let digest = format!("{:x}", Sha256::digest(secret));
-    format!("{mask}{DIGEST}{digest:.DIGEST_LENGTH$}").into()
+    format!("{mask}{DIGEST}{digest:.DIGEST_LENGTH$}")
+}
+
+/// Returns a key that is a secret as it is masked, with its digest.
+pub(crate) fn masked_key(secret: &str) -> String {
+    with_digest(MASK, secret)
 }
 
 /// Shows a node below `key`.
@@ -59,11 +79,38 @@ fn show(node: &Node, key: &str, secret: bool) -> Json {
             .iter()
             .map(|entry| {
                 let secret = secret || is_secret(key, &entry.key);
-                (entry.key.clone(), show(&entry.value, &entry.key, secret))
+                let shown = match secret_names(node, entry) {
+                    Some(names) => show_names(names),
+                    None => show(&entry.value, &entry.key, secret),
+                };
+                (entry.key.clone(), shown)
             })
             .collect::<Map<String, Json>>()
             .into(),
     }
+}
+
+/// Returns the overrides of a limiter whose key is a credential, if that is what this entry of a mapping is.
+fn secret_names<'a>(mapping: &Node, entry: &'a Entry) -> Option<&'a [Entry]> {
+    let of_credential = |part: &Node| {
+        let name = part.text().and_then(|part| part.strip_prefix("header:"));
+        name.and_then(|name| HeaderName::try_from(name).ok()).is_some_and(|name| is_credential(&name))
+    };
+    let key = mapping.get("key").filter(|_| entry.key == "overrides")?;
+    match &entry.value.value {
+        Value::Mapping(names) if key.items().iter().any(of_credential) => Some(names),
+        _ => None,
+    }
+}
+
+/// Shows overrides without the values that they are for. The path of a file is no such value.
+fn show_names(overrides: &[Entry]) -> Json {
+    let shown = overrides.iter().map(|entry| {
+        let is_path = entry.value.text().is_some();
+        let key = if is_path { entry.key.clone() } else { masked_key(&entry.key) };
+        (key, show(&entry.value, "", false))
+    });
+    shown.collect::<Map<String, Json>>().into()
 }
 
 /// Returns whether all values below a key of a parent are secrets.
@@ -72,11 +119,28 @@ fn is_secret(parent: &str, key: &str) -> bool {
         || (parent == "match" && key == "headers")
 }
 
-/// Returns the places of all secrets in a tree that is not interpolated yet.
-pub(crate) fn secrets(tree: &Node) -> Vec<Mark> {
-    let mut found = Vec::new();
-    find_secrets(tree, "", false, &mut found);
+/// Returns the secrets in a tree that is not interpolated yet.
+pub(crate) fn secrets(tree: &Node) -> Secrets {
+    let mut found = Secrets::default();
+    find_secrets(tree, "", false, &mut found.marks);
+    let limiters = tree.get("limiters").map(Node::entries).unwrap_or_default();
+    for limiter in limiters {
+        for overrides in
+            limiter.value.entries().iter().filter(|it| secret_names(&limiter.value, it).is_some())
+        {
+            let path = key_path(&key_path("limiters", &limiter.key), &overrides.key);
+            let hidden = secret_keys(&overrides.value, path);
+            found.marks.extend(hidden.marks);
+            found.mappings.extend(hidden.mappings);
+        }
+    }
     found
+}
+
+/// Returns the keys of a mapping, at this path, as secrets.
+pub(crate) fn secret_keys(mapping: &Node, path: String) -> Secrets {
+    let marks = mapping.entries().iter().map(|entry| entry.key_mark);
+    Secrets { marks: marks.collect(), mappings: vec![path] }
 }
 
 /// Returns whether the secret part of a text stands elsewhere, as in `Bearer ${TOKEN}`. A default may be a secret itself.
@@ -110,7 +174,7 @@ fn find_secrets(node: &Node, key: &str, secret: bool, found: &mut Vec<Mark>) {
 
 fn show_scalar(scalar: &Scalar, secret: bool) -> Json {
     if secret || scalar.origin == Origin::Interpolated {
-        return with_digest(MASK, &scalar.text);
+        return with_digest(MASK, &scalar.text).into();
     }
     match scalar.resolve() {
         Kind::Null => Json::Null,
@@ -119,7 +183,7 @@ fn show_scalar(scalar: &Scalar, secret: bool) -> Json {
         Kind::Float(value) => value.into(),
         Kind::Text => match without_password(&scalar.text) {
             text if text == scalar.text => text.into(),
-            masked => with_digest(&masked, &scalar.text),
+            masked => with_digest(&masked, &scalar.text).into(),
         },
     }
 }

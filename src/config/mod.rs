@@ -9,7 +9,7 @@
 //!
 //! Beside the stages:
 //!
-//! - `load`: runs them all. `problem`: a problem with its place; `excerpt`: its line. `units`: durations, sizes and limits
+//! - `load`: runs them all. `file`: files as text. `problem`: a problem with its place; `excerpt`: its line. `units`: durations, sizes and limits
 //!   as text; `faults`: the faulty part of one.
 //! - `effective`: a file with all defaults. `changes`: what differs between two.
 //! - `handle`: the running configuration. `watch`: notices changes of a file, by
@@ -26,6 +26,7 @@ mod effective;
 mod errors;
 mod excerpt;
 mod faults;
+mod file;
 mod handle;
 mod interpolate;
 mod json_schema;

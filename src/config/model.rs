@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub use super::errors::Errors;
 pub use super::key_part::KeyPart;
+pub(crate) use super::key_part::{is_credential, network};
 pub use super::patience::{Leave, PATIENCE_HEADERS, Patience};
 use crate::bearer::TokenDigest;
 use crate::limiter::model::limit::{Limiter, LimiterName, Permits};
@@ -64,7 +65,7 @@ pub struct Config {
     pub limiters: Vec<Arc<Limiter>>,
     /// Every route, in the order of the file: the first match wins.
     pub routes: Vec<Route>,
-    /// The first 16 hex digits of the SHA-256 of the file as written, before `${...}` is replaced.
+    /// The first 16 hex digits of the SHA-256 of the file as written, before `${...}` is replaced, and of its files of overrides.
     pub hash: Arc<str>,
 }
 

@@ -14,6 +14,7 @@ use super::excerpt::{Excerpt, Source};
 
 /// The most problems that are kept. Nobody reads a longer list.
 const PROBLEMS_MAX: usize = 200;
+const HIDDEN: &str = "***";
 /// The longest piece of a file that a message repeats, in characters.
 const QUOTED_MAX: usize = 64;
 
@@ -61,15 +62,42 @@ impl fmt::Display for Problem {
 pub(crate) struct Report {
     file: Arc<str>,
     source: Source,
+    /// The paths below which each name is hidden.
+    hidden: Vec<String>,
     problems: Vec<Problem>,
     dropped: usize,
     warnings: Vec<Problem>,
+    /// The problems and warnings of files that this one names, complete.
+    others: Findings,
+}
+
+/// What is found in a file, in its order.
+#[derive(Debug, Default)]
+struct Findings {
+    problems: Vec<Problem>,
+    warnings: Vec<Problem>,
+}
+
+/// The parts of a file that no message shows.
+#[derive(Debug, Default)]
+pub(crate) struct Secrets {
+    /// The places of secrets.
+    pub(crate) marks: Vec<Mark>,
+    /// The paths of mappings whose keys are secrets.
+    pub(crate) mappings: Vec<String>,
 }
 
 impl Report {
     pub(crate) fn new(file: &Path) -> Report {
-        let (source, problems, warnings) = (Source::default(), Vec::new(), Vec::new());
-        Report { file: file.to_string_lossy().into(), source, problems, dropped: 0, warnings }
+        Report {
+            file: file.to_string_lossy().into(),
+            source: Source::default(),
+            hidden: Vec::new(),
+            problems: Vec::new(),
+            dropped: 0,
+            warnings: Vec::new(),
+            others: Findings::default(),
+        }
     }
 
     /// Hands over the text, so that problems can show their lines.
@@ -77,9 +105,16 @@ impl Report {
         self.source = Source::new(text);
     }
 
-    /// Hides what follows these places in their lines.
-    pub(crate) fn hide(&mut self, secrets: Vec<Mark>) {
-        self.source.hide(secrets);
+    /// Hides what follows the secrets in their lines, and the keys that are secrets.
+    pub(crate) fn hide(&mut self, secrets: Secrets) {
+        self.source.hide(secrets.marks);
+        self.hidden.extend(secrets.mappings);
+    }
+
+    /// Adds what was found in a file that this one names.
+    pub(crate) fn include(&mut self, mut other: Report) {
+        self.others.warnings.extend(other.take_warnings());
+        self.others.problems.extend(other.into_problems());
     }
 
     /// Adds a problem at a place.
@@ -106,33 +141,50 @@ impl Report {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.problems.is_empty()
+        self.problems.is_empty() && self.others.problems.is_empty()
     }
 
     /// Returns every problem, in the order of the file.
     pub(crate) fn into_problems(mut self) -> Vec<Problem> {
-        let mut problems = placed(&self.source, std::mem::take(&mut self.problems));
+        let problems = std::mem::take(&mut self.problems);
+        let mut problems = self.placed(problems);
         if self.dropped > 0 {
             let (message, path) = (format!("and {} more problems", self.dropped), String::new());
             problems.push(Problem { file: self.file, line: 0, column: 0, path, message, excerpt: None });
         }
+        problems.append(&mut self.others.problems);
         problems
     }
 
     /// Takes every warning, in the order of the file.
     pub(crate) fn take_warnings(&mut self) -> Vec<Problem> {
-        placed(&self.source, std::mem::take(&mut self.warnings))
+        let warnings = std::mem::take(&mut self.warnings);
+        let mut warnings = self.placed(warnings);
+        warnings.append(&mut self.others.warnings);
+        warnings
+    }
+
+    /// Sorts problems by their places, gives each its line, and hides the keys that are secrets.
+    fn placed(&self, mut problems: Vec<Problem>) -> Vec<Problem> {
+        problems.sort_by_key(|problem| (problem.line, problem.column));
+        for problem in &mut problems {
+            let Problem { line, column, .. } = *problem;
+            problem.excerpt = self.source.excerpt(Mark { line, column });
+            for mapping in &self.hidden {
+                hide_key(problem, mapping);
+            }
+        }
+        problems
     }
 }
 
-/// Sorts problems by their places, and gives each its line.
-fn placed(source: &Source, mut problems: Vec<Problem>) -> Vec<Problem> {
-    problems.sort_by_key(|problem| (problem.line, problem.column));
-    for problem in &mut problems {
-        let Problem { line, column, .. } = *problem;
-        problem.excerpt = source.excerpt(Mark { line, column });
-    }
-    problems
+/// Hides the key of a problem that lies in this mapping, and what its message repeats of it.
+fn hide_key(problem: &mut Problem, mapping: &str) {
+    let below = if mapping.is_empty() { String::new() } else { [mapping, "."].concat() };
+    let Some(key) = problem.path.strip_prefix(&below).filter(|key| !key.is_empty()) else { return };
+    let quoted = format!("\"{}", key.escape_debug());
+    problem.message = problem.message.replace(&quoted, &format!("\"{HIDDEN}"));
+    problem.path = below + HIDDEN;
 }
 
 /// Returns the path of a key below another path.

@@ -1,8 +1,9 @@
 //! The reference of the configuration, for people: the JSON Schema as a page in Markdown.
 //!
 //! Built from the schema alone, so a key is described once, at its field. A section is a mapping with its own keys;
-//! its place is its path in a file.
+//! its place is its path in a file, the first one where it may stand at several.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
@@ -48,7 +49,8 @@ impl<'a> Page<'a> {
 
     fn find_sections(&self, place: &str, schema: &'a Value, sections: &mut Vec<Section<'a>>) {
         for schema in self.alternatives(schema) {
-            if let Some(keys) = schema["properties"].as_object() {
+            let is_new = sections.iter().all(|section: &Section<'_>| !std::ptr::eq(section.schema, schema));
+            if let Some(keys) = schema["properties"].as_object().filter(|_| is_new) {
                 sections.push(Section { place: place.to_owned(), schema, keys });
                 for (key, property) in keys {
                     self.find_sections(&inside(place, key), property, sections);
@@ -69,6 +71,12 @@ impl<'a> Page<'a> {
         let Some(some) = schema["anyOf"].as_array() else { return vec![schema] };
         let own = some.iter().filter(|alternative| !is_common(alternative));
         own.flat_map(|alternative| self.alternatives(alternative)).collect()
+    }
+
+    /// Returns the place of the section about a mapping, which may stand at several places.
+    fn home<'p>(&self, place: &'p str, mapping: &'a Value) -> Cow<'p, str> {
+        let section = self.sections().into_iter().find(|section| std::ptr::eq(section.schema, mapping));
+        section.map_or(place.into(), |section| section.place.into())
     }
 
     fn section(&self, section: &Section<'a>) -> String {
@@ -129,7 +137,9 @@ impl<'a> Page<'a> {
                 let of = range("minItems", "maxItems").map(|(least, most)| format!(" of {least} to {most}"));
                 format!("a list{}, each {each}", of.unwrap_or_default())
             }
-            "object" if schema["properties"].is_object() => format!("a [mapping](#{})", anchor(place)),
+            "object" if schema["properties"].is_object() => {
+                format!("a [mapping](#{})", anchor(&self.home(place, schema)))
+            }
             "object" => {
                 let each = self.words(&format!("{place}.NAME"), &schema["additionalProperties"]);
                 format!("a mapping, each value {each}")

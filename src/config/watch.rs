@@ -16,8 +16,9 @@ use tokio::time::{Instant, timeout};
 
 use super::directories::Directories;
 use super::interpolate;
-use super::load::{FILE_BYTES_MAX, base_of};
+use super::load::base_of;
 use super::problem::Report;
+use super::validate::OVERRIDES_BYTES_MAX;
 use super::yaml::{self, Node};
 
 /// The time without an event after which a change counts as complete: an editor writes in several steps.
@@ -159,22 +160,25 @@ fn add(hasher: &mut Sha256, bytes: Option<&[u8]>) {
     hasher.update(bytes.unwrap_or_default());
 }
 
-/// Reads a file; `None` if it does not exist or cannot be read.
+/// Reads a file, up to the size of the largest; `None` if it does not exist or cannot be read.
 fn read(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
-    File::open(path).ok()?.take(FILE_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    File::open(path).ok()?.take(OVERRIDES_BYTES_MAX + 1).read_to_end(&mut bytes).ok()?;
     Some(bytes)
 }
 
-/// Returns the certificates and keys that a configuration names.
+/// Returns the certificates, keys and overrides that a configuration names.
 fn named_files(tree: &Node) -> impl Iterator<Item = &str> {
     let server = tree.get("server").and_then(|server| server.get("tls"));
     let redis = tree.get("store").and_then(|store| store.get("redis")?.get("tls"));
     let routes = tree.get("routes").map(Node::items).unwrap_or_default();
     let upstreams = routes.iter().filter_map(|route| route.get("upstream"));
-    server.into_iter().chain(redis).chain(upstreams).flat_map(|owner| {
+    let limiters = tree.get("limiters").map(Node::entries).unwrap_or_default();
+    let overrides = limiters.iter().filter_map(|limiter| limiter.value.get("overrides")?.get("file")?.text());
+    let certificates = server.into_iter().chain(redis).chain(upstreams).flat_map(|owner| {
         ["ca", "cert", "key", "client_ca"].into_iter().filter_map(|key| owner.get(key)?.text())
-    })
+    });
+    certificates.chain(overrides)
 }
 
 #[cfg(test)]

@@ -15,12 +15,11 @@ use super::forward::outgoing::{received, rewrite};
 use super::forward::plan::{Notes, Plan};
 use super::listen::client::Sender;
 use super::messages::header_flags::HeaderFlags;
-use super::messages::headers::is_credential;
 use super::messages::response::{self, millis};
 use super::route::partition::Facts;
 use super::route::router::{Mismatch, Target};
 use super::route::table::{Route, Table};
-use crate::config::model::{HostMatch, KeyPart, Match, PathMatch, Route as Rule};
+use crate::config::model::{HostMatch, KeyPart, Match, PathMatch, Route as Rule, is_credential};
 use crate::limiter::Partition;
 use crate::limiter::model::{Limiter, LimiterName};
 
@@ -157,7 +156,7 @@ fn shown(headers: &HeaderMap) -> Value {
 fn plan_limiters(plan: &Plan, keys: &[Vec<Option<String>>]) -> Value {
     let Some(set) = &plan.route.limiter_set else { return json!([]) };
     let limiters = plan.route.rule.limiters.iter().enumerate().filter_map(|(place, (name, key))| {
-        let limiter = set.limiter(name)?;
+        let limiter = set.limiter(name, &plan.partitions)?;
         let parts = key.iter().map(part_name);
         let values = keys.get(place).cloned().unwrap_or_default();
         let partition: Map<_, _> = parts.zip(values.into_iter().map(Value::from)).collect();
@@ -171,6 +170,7 @@ fn shown_limiter(limiter: &Limiter, plan: &Plan, partition: Map<String, Value>) 
     json!({
         "limiter": limiter.name.as_str(),
         "limits": limiter.limits.iter().map(|limit| &*limit.label).collect::<Vec<_>>(),
+        "override": limiter.value(),
         "partition": if partition.is_empty() { Value::Null } else { partition.into() },
         "cost": plan.demand.cost.get(),
         "queue": queue.map(|queue| {

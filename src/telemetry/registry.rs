@@ -158,7 +158,7 @@ impl Families {
     fn forget_limits_not_of(&self, limiter: &LimiterSeries) {
         let gone = |labels: &[&str]| {
             labels.first() == Some(&&*limiter.name)
-                && !limiter.limits.iter().any(|(label, _)| labels.get(1) == Some(&&**label))
+                && !limiter.all_limits().any(|(label, _)| labels.get(1) == Some(&&**label))
         };
         forget(&self.limiter_limit_permits, gone);
         forget(&self.limiter_available_permits, gone);
@@ -205,7 +205,7 @@ mod tests {
 
     fn limiter(name: &str, limits: &[(&str, u64)]) -> LimiterSeries {
         let limits = limits.iter().map(|(label, rate)| ((*label).into(), *rate)).collect();
-        LimiterSeries { name: name.into(), queue_capacity: 7, limits }
+        LimiterSeries { name: name.into(), queue_capacity: 7, limits, overriding: Vec::new() }
     }
 
     fn has(text: &str, line: &str) -> bool {
@@ -272,6 +272,22 @@ mod tests {
         assert!(has(&text, r#"weir_limiter_limit_permits{limit="5/1s",limiter="other"} 5"#));
         assert!(has(&text, r#"weir_limiter_limit_permits{limit="9/1m",limiter="l"} 9"#));
         assert!(has(&text, r#"weir_permits_total{limiter="l",result="granted"} 4"#));
+    }
+
+    #[test]
+    fn a_limit_of_some_partitions_is_shown_when_it_is_used() {
+        let metrics = Metrics::new();
+        let overriding = vec![("7/1s".into(), 7), ("8/1s".into(), 8)];
+        let handle = metrics.limiter(LimiterSeries { overriding, ..limiter("l", &[("5/1s", 5)]) });
+        handle.publish();
+        assert_eq!([handle.limit("8/1s"), handle.limit("9/1s")], [Some(2), None]);
+        handle.set_available(2, 3);
+        handle.set_available(3, 3);
+        let text = metrics.render();
+        assert!(has(&text, r#"weir_limiter_available_permits{limit="8/1s",limiter="l"} 3"#));
+        assert!(has(&text, r#"weir_limiter_available_permits{limit="5/1s",limiter="l"} 0"#));
+        assert!(!text.contains(r#"weir_limiter_available_permits{limit="7/1s""#));
+        assert!(has(&text, r#"weir_limiter_limit_permits{limit="7/1s",limiter="l"} 7"#));
     }
 
     #[test]

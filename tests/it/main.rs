@@ -39,6 +39,7 @@ mod leaving;
 mod limits;
 mod log;
 mod outbound;
+mod overrides;
 mod partitions;
 mod pauses;
 mod peers;

@@ -8,7 +8,7 @@ mod reader;
 
 use std::collections::HashSet;
 
-use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::problem::{Mark, Report, index_path, key_path};
 use super::schema;
@@ -21,8 +21,18 @@ const READINGS_MAX: usize = 100;
 /// Reads the tree into the schema and reports every fault of shape. Nodes in `struck` have been reported and are
 /// skipped; newly found faulty nodes are added. `None` if no part of the file can be read.
 pub(crate) fn decode(root: &Node, struck: &mut HashSet<u32>, report: &mut Report) -> Option<schema::File> {
+    decode_as(root, struck, example, report)
+}
+
+/// Reads a tree as [`decode`] does, into another type. `examples` returns an example of the value at a path, by its opening bracket.
+pub(super) fn decode_as<T: DeserializeOwned>(
+    root: &Node,
+    struck: &mut HashSet<u32>,
+    examples: fn(&str, char) -> Option<&'static str>,
+    report: &mut Report,
+) -> Option<T> {
     for _ in 0..READINGS_MAX {
-        let error = match schema::File::deserialize(Reader { node: root, struck }) {
+        let error = match T::deserialize(Reader { node: root, struck }) {
             Ok(file) => return Some(file),
             Err(error) => error.or_at(root, Part::Value),
         };
@@ -30,7 +40,7 @@ pub(crate) fn decode(root: &Node, struck: &mut HashSet<u32>, report: &mut Report
         let found = locate(root, id, String::new(), root.mark)?;
         // A struck-out key is not missing, and a misspelt one has been reported.
         if !(error.missing && found.node.children().any(|child| struck.contains(&child.id))) {
-            let error = error.with_example(|open| example(&found.path, open));
+            let error = error.with_example(|open| examples(&found.path, open));
             let mark = if part == Part::Key { found.key_mark } else { found.node.mark };
             report.add(mark, found.path, error.to_string());
         }
@@ -44,7 +54,11 @@ pub(crate) fn decode(root: &Node, struck: &mut HashSet<u32>, report: &mut Report
 /// Returns an example of a key's value, for messages. A name chosen by the user is no key.
 fn example(path: &str, open: char) -> Option<&'static str> {
     let (parent, key) = path.rsplit_once('.').unwrap_or(("", path));
-    if matches!(parent, "limiters" | "clients") { None } else { schema::example(key, open) }
+    match parent.rsplit_once('.').map_or(parent, |(_, last)| last) {
+        _ if matches!(parent, "limiters" | "clients") => None,
+        "overrides" => schema::example("limits", open),
+        _ => schema::example(key, open),
+    }
 }
 
 /// A node with its place, as [`locate`] finds it.

@@ -5,9 +5,10 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::forms::{Form, LongForm, NAME_PATTERN, OffOr, Setting, Text};
+use super::forms::{NAME_PATTERN, OffOr, Setting, Text};
+use super::limit::Limits;
+use super::overrides::Overrides;
 use crate::config::model::Leave;
-use crate::config::units::{Per, Quota};
 
 /// A named set of limits that a request must satisfy all at once.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -23,7 +24,7 @@ pub(crate) struct Limiter {
         ["900/1m", "5000/1h"],
         [{"rate": 10000, "per": "1d", "algorithm": "fixed_window", "timezone": "Asia/Shanghai"}],
     ]))]
-    pub(crate) limits: Vec<Form<Text<Quota>, Limit>>,
+    pub(crate) limits: Limits,
     /// The queue for requests over the limit, in each replica. If it is absent or `off`, they are refused at once.
     #[schemars(extend("examples" = [{"timeout": "10s", "max_waiting": 200}, "off"]))]
     pub(crate) queue: Option<OffOr<Queue>>,
@@ -33,6 +34,13 @@ pub(crate) struct Limiter {
     /// 400. Requests without the value have a partition of their own.
     #[schemars(extend("minItems" = 1, "maxItems" = 16, "examples" = [["header:x-corp-id"], ["client", "path:1"]]))]
     pub(crate) key: Option<Vec<String>>,
+    /// The limits of some values of the `key`, which must have one part: in place of `limits`, which hold for all other values. A mapping
+    /// from values to limits, or `{file: PATH}`: a YAML file with that mapping, which is followed.
+    #[schemars(extend("examples" = [
+        {"premium": ["100/1s"], "trial": ["1/1s", "100/1d"]},
+        {"file": "plans.yaml"},
+    ]))]
+    pub(crate) overrides: Option<Overrides>,
     /// With `client_ip`: the bits of an IPv4 address that a client has, 1 to 32. Clients of one network share a partition. Default `32`.
     #[schemars(range(min = 1, max = 32), extend("examples" = [24]))]
     pub(crate) ipv4_prefix: Option<i64>,
@@ -48,7 +56,7 @@ pub(crate) struct Limiter {
     #[schemars(regex(pattern = NAME_PATTERN), extend("examples" = ["dingtalk"]))]
     pub(crate) group: Option<String>,
     /// How long after its slot a permit stays good. Every window is widened by the guard. 1ms to 1s, and at most the
-    /// shortest `per`, or half of it with `fixed_window`. Default: 1 % of the shortest `per`, between 1ms and 20ms.
+    /// shortest `per`, or half of it with `fixed_window`. Default: 1 % of the shortest `per` of `limits`, between 1ms and 20ms.
     #[schemars(extend("examples" = ["10ms"]))]
     pub(crate) guard: Option<Text<Duration>>,
     /// The policy while the store cannot be reached. Default `local`.
@@ -74,59 +82,6 @@ pub(crate) enum Scope {
     Overall,
     /// Each replica by itself, in memory.
     PerReplica,
-}
-
-/// One limit: `rate` permits in each window `per`.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Limit {
-    /// Permits in a window, 1 to 1000000000. Required.
-    #[schemars(range(min = 1, max = 1_000_000_000), extend("examples" = [5000]))]
-    pub(crate) rate: i64,
-    /// The length of the window, 1ms to 366d; with `fixed_window` a part of a day, `1d`, `1w` or `1mo`. Required.
-    #[schemars(extend("examples" = ["1h", "1mo"]))]
-    pub(crate) per: Text<Per>,
-    /// The algorithm. Default `sliding_window`.
-    #[schemars(extend("examples" = ["token_bucket"]))]
-    pub(crate) algorithm: Option<Algorithm>,
-    /// For `sliding_window`: the number of distinct instants kept in a window, 1 to 65536. Up to that many permits the
-    /// window is exact. Beyond it, instants are rounded to `per / precision`, always to the safe side. Default `256`.
-    #[schemars(range(min = 1, max = 65_536), extend("examples" = [1000]))]
-    pub(crate) precision: Option<i64>,
-    /// For `token_bucket`: the most permits at once, 1 to 1000000000. An empty bucket must be full again within 366d.
-    /// Default: the `rate`.
-    #[schemars(range(min = 1, max = 1_000_000_000), extend("examples" = [40]))]
-    pub(crate) burst: Option<i64>,
-    /// For `fixed_window`: the time zone in which its days begin, a name of the tz database such as `Asia/Shanghai`.
-    /// Default `UTC`.
-    #[schemars(extend("examples" = ["Asia/Shanghai"]))]
-    pub(crate) timezone: Option<String>,
-    /// For `warm_up`, which needs it: the idle time after which the limit is cold, 1ms to 1d.
-    #[schemars(extend("examples" = ["10s"]))]
-    pub(crate) warm_up: Option<Text<Duration>>,
-    /// For `warm_up`: the spacing when it is cold, 1 to 100 times `per / rate`. Default `3`.
-    #[schemars(range(min = 1, max = 100), extend("examples" = [5]))]
-    pub(crate) cold: Option<i64>,
-}
-
-impl LongForm for Limit {
-    const EXPECTED: &'static str = "a limit such as 900/1m or 20/s, or {rate: 900, per: 1m}";
-}
-
-/// The algorithm of a limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Algorithm {
-    /// Every interval of length `per` holds at most `rate` permits.
-    SlidingWindow,
-    /// `burst` at once, then `rate` per `per`.
-    TokenBucket,
-    /// Evenly spaced: one permit every `per / rate`.
-    LeakyBucket,
-    /// Windows aligned to the clock in `timezone`: parts of a day, days, weeks from Monday on, months.
-    FixedWindow,
-    /// Evenly spaced, and slower after an idle time: `cold` times `per / rate`, which falls to `per / rate` within `warm_up`.
-    WarmUp,
 }
 
 /// The queue for requests over the limit, in each replica.

@@ -5,7 +5,9 @@
 //! written in one place, where it is applied.
 
 pub(crate) mod forms;
+mod limit;
 mod limiter;
+mod overrides;
 mod route;
 mod store;
 
@@ -19,7 +21,8 @@ use super::units::{Share, Size};
 use forms::{LongForm, NAME_PATTERN, Named, Text};
 
 pub(crate) use forms::{Form, OffOr};
-pub(crate) use limiter::{Algorithm, Limit, Limiter, Mode, OnStoreFailure, Pause, Queue, Scope, Sync};
+pub(crate) use limit::{Algorithm, Limit, Limits};
+pub(crate) use limiter::{Limiter, Mode, OnStoreFailure, Pause, Queue, Scope, Sync};
 pub(crate) use route::{Breaker, Cost, CostHeader, Match, Retry, RetryOn, Route, Upstream};
 pub(crate) use store::{Confirm, Redis, RedisTls, Sentinel, Store};
 

@@ -4,6 +4,8 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
+use sha2::Sha256;
+
 use super::place::{At, Given};
 use crate::config::problem::{Report, unknown};
 use crate::config::schema::forms::Text;
@@ -22,6 +24,8 @@ pub(super) const NAME_EXPECTED: &str = "a name is 1 to 64 letters, digits, `_`, 
 pub(super) struct Check<'a> {
     pub(super) report: &'a mut Report,
     pub(super) base: &'a Path,
+    /// Takes in the content of the configuration, and of files that belong to it.
+    pub(super) content: &'a mut Sha256,
 }
 
 /// A quantity with a unit, as messages show it.

@@ -75,7 +75,7 @@ fn by_header(
     }
     // A limiter in shadow mode bounds no cost.
     let enforced = limiters.iter().filter(|(limiter, _)| limiter.mode == Mode::Enforce);
-    let grantable = enforced.map(|(limiter, _)| limiter.cost_max()).min();
+    let grantable = enforced.map(|(limiter, _)| limiter.cost_max_anywhere()).min();
     let default = permits(check, &key!(cost.default));
     let max = key!(cost.max).checked(|_| permits(check, &key!(cost.max)));
     let max = max.and_then(|max| max.or(grantable).or_else(|| Permits::new(RATE_MAX.into())));
@@ -89,15 +89,18 @@ fn by_header(
     fits.then_some(Cost::Header { name: header?, default, max })
 }
 
-/// Returns whether every limiter can grant a cost at once; reports the first one that cannot. Such a cost would refuse
-/// every request.
+/// Returns whether every limiter, with all its overrides, can grant a cost at once; reports the first one that cannot. Such a cost would
+/// refuse every request.
 fn can_be_granted(check: &mut Check<'_>, cost: Permits, limiters: &[&Keyed], at: &At<'_>) -> bool {
-    let Some((limiter, _)) = limiters.iter().find(|(limiter, _)| cost > limiter.cost_max()) else {
-        return true;
-    };
+    let mut all = limiters.iter().flat_map(|(limiter, _)| {
+        let lowest = limiter.overrides().min_by_key(|it| (it.cost_max(), it.value().cloned()));
+        [limiter].into_iter().chain(lowest)
+    });
+    let Some(limiter) = all.find(|limiter| cost > limiter.cost_max()) else { return true };
     let tightest = limiter.limits.iter().min_by_key(|limit| limit.cost_max());
+    let whose = limiter.value().map(|value| format!(" to {}", quoted(value))).unwrap_or_default();
     let message = format!(
-        "larger than limiter {} can ever grant: {} at once ({})",
+        "larger than limiter {} can ever grant{whose}: {} at once ({})",
         quoted(limiter.name.as_str()),
         limiter.cost_max(),
         tightest.map(|limit| &*limit.label).unwrap_or_default(),

@@ -21,10 +21,7 @@ const PRECISION_MAX: u32 = 65_536;
 const TIMEZONE: &str = "UTC";
 
 /// Checks all limits of a limiter and gives each a distinct label.
-pub(super) fn limits(
-    check: &mut Check<'_>,
-    given: &Given<'_, Vec<Form<Text<Quota>, schema::Limit>>>,
-) -> Option<Vec<Limit>> {
+pub(super) fn limits(check: &mut Check<'_>, given: &Given<'_, schema::Limits>) -> Option<Vec<Limit>> {
     if !(1..=LIMITS_MAX).contains(&given.at.length()) {
         return check.refuse(&given.at, format!("needs 1 to {LIMITS_MAX} limits, such as 900/1m"));
     }
@@ -44,6 +41,19 @@ pub(super) fn limits(
         }
     }
     limits.into_iter().collect()
+}
+
+/// Returns why a limit cannot have a guard, if it cannot.
+pub(super) fn misfit(limit: &Limit, guard: Duration) -> Option<String> {
+    let (window, shown) = (quoted(&limit.label), show_duration(guard));
+    if guard > limit.per {
+        return Some(format!("the guard, here {shown}, must not be longer than the window of {window}"));
+    }
+    // A fixed window is shortened by the guard at its end, and at least half of it must remain.
+    let is_fixed = limit.algorithm.calendar().is_some();
+    (is_fixed && limit.window().is_some_and(|window| window < 2 * guard)).then(|| {
+        format!("a fixed window must be at least twice the guard, here {shown}: {window} is shorter")
+    })
 }
 
 /// Makes the labels distinct: limits of equal rate and window but another algorithm or time zone get the algorithm or the

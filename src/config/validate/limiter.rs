@@ -1,5 +1,6 @@
 //! `limiters`: scope, key, queue, guard and policies of each.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,7 +8,8 @@ use http::HeaderName;
 
 use super::check::{Check, DAY, MILLISECOND, NAME_EXPECTED};
 use super::headers::named_header;
-use super::limit::limits;
+use super::limit::{limits, misfit};
+use super::overrides::overrides;
 use super::place::{Given, all, key};
 use crate::config::key_part::{CLIENT_IP, IPV4_PREFIX, IPV6_PREFIX};
 use crate::config::model::{KeyPart, Leave, PATIENCE_HEADERS, Patience};
@@ -42,36 +44,36 @@ pub(super) struct Reading {
     pub(super) patience: Option<Patience>,
 }
 
-/// Checks every limiter and returns the valid ones, in the order of the file.
+/// Checks every limiter and returns the valid ones, in the order of the file. `clients` are the names of the clients, if there are any.
 pub(super) fn limiters(
     check: &mut Check<'_>,
     given: &Given<'_, Option<Named<schema::Limiter>>>,
-    has_clients: bool,
+    clients: Option<&HashSet<&str>>,
 ) -> Vec<Keyed> {
     let limiters = given.entries();
-    limiters.filter_map(|(name, limiter)| one(check, name, &limiter, has_clients)).collect()
+    limiters.filter_map(|(name, limiter)| one(check, name, &limiter, clients)).collect()
 }
 
 fn one(
     check: &mut Check<'_>,
     name: &str,
     limiter: &Given<'_, schema::Limiter>,
-    has_clients: bool,
+    clients: Option<&HashSet<&str>>,
 ) -> Option<Keyed> {
     check.name(name, &limiter.at);
     let limits = limits(check, &key!(limiter.limits));
-    let key = key_parts(check, limiter, has_clients);
+    let key = key_parts(check, limiter, clients.is_some());
     let partitioned = partitioned(check, limiter);
     let group = group(check, &key!(limiter.group), name);
     let patience = patience(check, &key!(limiter.queue));
     let queue = queue(check, &key!(limiter.queue));
     let pause = pause(check, &key!(limiter.pause));
-    let limits = limits?;
-    let guard = guard(check, limiter, &limits);
+    let guard = limits.as_ref().and_then(|limits| guard(check, limiter, limits));
+    let overrides = overrides(check, limiter, (key.as_deref(), guard), clients);
     let written = limiter.value;
     let limiter = Limiter {
         name: LimiterName::parse(name)?,
-        limits,
+        limits: limits?,
         scope: match written.scope {
             None | Some(schema::Scope::Overall) => Scope::Overall,
             Some(schema::Scope::PerReplica) => Scope::PerReplica,
@@ -92,7 +94,7 @@ fn one(
         pause: pause?,
         follows_upstream: matches!(written.sync, Some(OffOr::On(schema::Sync::Headers))),
     };
-    Some((Arc::new(limiter), Reading { key: key?, patience: patience? }))
+    Some((Arc::new(limiter.overridden(overrides?)), Reading { key: key?, patience: patience? }))
 }
 
 fn key_parts(
@@ -157,7 +159,7 @@ fn partitioned(check: &mut Check<'_>, limiter: &Given<'_, schema::Limiter>) -> O
         check.problem_of_key(&given.at, "only with `key`");
         return None;
     }
-    Some(has_key.then_some(Partitioned { max_partitions }))
+    Some(has_key.then(|| Partitioned::new(max_partitions)))
 }
 
 fn group(check: &mut Check<'_>, given: &Given<'_, Option<String>>, limiter: &str) -> Option<Arc<str>> {
@@ -252,16 +254,12 @@ fn guard(check: &mut Check<'_>, limiter: &Given<'_, schema::Limiter>, limits: &[
         let window = quoted(&shortest.label);
         return check.refuse(&given.at, format!("must not be longer than the window of {window}"));
     }
-    // A fixed window is shortened by the guard at its end, and at least half of it must remain.
-    let too_short = limits.iter().enumerate().find(|(_, limit)| {
-        limit.algorithm.calendar().is_some() && limit.window().is_some_and(|window| window < 2 * guard)
-    });
-    let Some((index, limit)) = too_short else { return Some(guard) };
-    let (window, guard) = (quoted(&limit.label), show_duration(guard));
+    let misfits = limits.iter().enumerate().map(|(index, limit)| (index, limit, misfit(limit, guard)));
+    let first = misfits.filter_map(|(index, limit, fault)| Some((index, limit, fault?))).next();
+    let Some((index, limit, fault)) = first else { return Some(guard) };
     if given.value.is_some() {
+        let (window, guard) = (quoted(&limit.label), show_duration(guard));
         return check.refuse(&given.at, format!("{guard} is more than half of the fixed window of {window}"));
     }
-    let message =
-        format!("a fixed window must be at least twice the guard, here {guard}: {window} is shorter");
-    check.refuse(&key!(limiter.limits).at.index(index), message)
+    check.refuse(&key!(limiter.limits).at.index(index), fault)
 }

@@ -3,7 +3,7 @@
 //! - `place`: a part of the schema together with its place in the file.
 //! - `check`: the report, and the judgements that many keys share. `pem`: those about certificates and keys.
 //! - `warnings`: what is valid and hardly meant; `reach`: which matches an earlier one leaves to another.
-//! - One file for each section: `server`, `clients`, `store`, `limiter` with `limit`, and `route` with `matches`,
+//! - One file for each section: `server`, `clients`, `store`, `limiter` with `limit` and `overrides`, and `route` with `matches`,
 //!   `headers`, `cost`, `retry` and `upstream`.
 //!
 //! A section returns `None` once it has reported a problem, so nothing half-valid leaves this module. Knows the schema
@@ -17,6 +17,7 @@ mod headers;
 mod limit;
 mod limiter;
 mod matches;
+mod overrides;
 mod pem;
 mod place;
 mod reach;
@@ -28,25 +29,27 @@ mod upstream;
 mod warnings;
 
 use std::path::Path;
-use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
 
 use super::model::{Config, RedisServers, Store};
 use super::problem::Report;
 use super::schema;
 use check::Check;
+pub(crate) use overrides::FILE_BYTES_MAX as OVERRIDES_BYTES_MAX;
 pub(crate) use place::At;
 use place::{Given, key};
 
 /// Turns a file as written into a configuration as used, or reports every problem. `root` is the place of the same
-/// file. Relative paths begin at `base`.
+/// file, `content` has taken in its bytes. Relative paths begin at `base`.
 pub(crate) fn validate(
     file: &schema::File,
     root: At<'_>,
     base: &Path,
-    hash: Arc<str>,
+    mut content: Sha256,
     report: &mut Report,
 ) -> Option<Config> {
-    let mut check = Check { report, base };
+    let mut check = Check { report, base, content: &mut content };
     let file = Given::new(file, root);
     let listen = server::listen(&mut check, &key!(file.listen));
     let server = server::server(&mut check, &key!(file.server));
@@ -55,12 +58,13 @@ pub(crate) fn validate(
     let has_client_ca = key!(file.server).at.key("tls").key("client_ca").is_given();
     let clients = clients::clients(&mut check, &key!(file.clients), has_client_ca);
     let store = store::store(&mut check, &key!(file.store));
-    let has_clients = key!(file.clients).at.is_given();
-    let limiters = limiter::limiters(&mut check, &key!(file.limiters), has_clients);
+    let client_names = key!(file.clients).at.names();
+    let callers = key!(file.clients).at.is_given().then(|| client_names.iter().copied().collect());
+    let limiters = limiter::limiters(&mut check, &key!(file.limiters), callers.as_ref());
     let names = route::Names {
         limiters: &limiters,
         limiter_names: key!(file.limiters).at.names(),
-        client_names: key!(file.clients).at.names(),
+        client_names,
         has_groups_apart: matches!(&store, Some(Store::Redis(redis)) if matches!(redis.servers, RedisServers::Cluster(_))),
         errors: server.as_ref().map(|server| server.errors).unwrap_or_default(),
     };
@@ -71,5 +75,7 @@ pub(crate) fn validate(
     warnings::warn(&mut check, &file, &routes);
     let (listen, server, admin, log, store) = (listen?, server?, admin?, log?, store?);
     let limiters = limiters.into_iter().map(|(limiter, _)| limiter).collect();
+    // The first 16 hex digits.
+    let hash = format!("{:.16}", format!("{:x}", content.finalize())).into();
     Some(Config { listen, server, admin, log, clients, store, limiters, routes, hash })
 }

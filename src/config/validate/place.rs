@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 use crate::config::problem::{Mark, index_path, key_path};
 use crate::config::schema::forms::Named;
-use crate::config::yaml::{Node, Value};
+use crate::config::yaml::{Entry, Node};
 
 /// The place of a key, whether the key is given or not.
 #[derive(Clone)]
@@ -30,13 +30,12 @@ impl<'a> At<'a> {
 
     /// Returns the place of a key of this mapping.
     pub(super) fn key(&self, key: &str) -> At<'a> {
-        let path = key_path(&self.path, key);
         match self.node.and_then(|node| node.entry(key)) {
-            Some(entry) => {
-                let (node, mark) = (Some(&entry.value), entry.value.mark);
-                At { node, struck: self.struck, mark, key_mark: entry.key_mark, path }
+            Some(entry) => self.of_entry(entry),
+            None => {
+                let path = key_path(&self.path, key);
+                At { node: None, struck: self.struck, mark: self.mark, key_mark: self.mark, path }
             }
-            None => At { node: None, struck: self.struck, mark: self.mark, key_mark: self.mark, path },
         }
     }
 
@@ -71,10 +70,13 @@ impl<'a> At<'a> {
 
     /// Returns the keys of a mapping as written, those with faulty values included.
     pub(super) fn names(&self) -> Vec<&'a str> {
-        match self.node.map(|node| &node.value) {
-            Some(Value::Mapping(entries)) => entries.iter().map(|entry| entry.key.as_str()).collect(),
-            _ => Vec::new(),
-        }
+        self.node.map(Node::entries).unwrap_or_default().iter().map(|entry| entry.key.as_str()).collect()
+    }
+
+    fn of_entry(&self, entry: &'a Entry) -> At<'a> {
+        let path = key_path(&self.path, &entry.key);
+        let (node, mark) = (Some(&entry.value), entry.value.mark);
+        At { node, struck: self.struck, mark, key_mark: entry.key_mark, path }
     }
 }
 
@@ -134,12 +136,24 @@ impl<'a, T> Given<'a, Option<Vec<T>>> {
     }
 }
 
+impl<'a, T> Given<'a, Named<T>> {
+    /// Iterates over names and values.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (&'a str, Given<'a, T>)> + use<'a, T> {
+        let at = self.at.clone();
+        // Both are in the order of the file, which may name very many.
+        let mut written = at.node.map(Node::entries).unwrap_or_default().iter();
+        self.value.iter().map(move |(name, value)| {
+            let at =
+                written.find(|entry| entry.key == name).map_or_else(|| at.key(name), |it| at.of_entry(it));
+            (name, Given { value, at })
+        })
+    }
+}
+
 impl<'a, T> Given<'a, Option<Named<T>>> {
     /// Iterates over names and values; none if the key is absent.
     pub(super) fn entries(&self) -> impl Iterator<Item = (&'a str, Given<'a, T>)> + use<'a, T> {
-        let at = self.at.clone();
-        let entries = self.value.iter().flat_map(Named::iter);
-        entries.map(move |(name, value)| (name, Given { value, at: at.key(name) }))
+        self.get().into_iter().flat_map(|named| named.entries())
     }
 }
 

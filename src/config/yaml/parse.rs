@@ -19,8 +19,8 @@ const MERGE: &str = "<<";
 /// The most nodes, aliases expanded: as many as the largest file could plausibly hold.
 const NODES_MAX: usize = 200_000;
 
-/// Parses one document. `None`, with a problem reported, if there is no tree. A doubled key is reported, and its first
-/// value kept.
+/// Parses one document. `None` if there is no tree: with a problem reported, or because the text is empty. A doubled key is reported,
+/// and its first value kept.
 pub(crate) fn parse(text: &str, report: &mut Report) -> Option<Node> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut builder = Builder::default();
@@ -33,9 +33,6 @@ pub(crate) fn parse(text: &str, report: &mut Report) -> Option<Node> {
             report.add(fault.mark, fault.path, fault.message);
             return None;
         }
-    }
-    if builder.root.is_none() {
-        report.add_whole("the file is empty; it needs at least `routes`");
     }
     builder.root
 }
@@ -433,8 +430,6 @@ mod tests {
         refused("a: &x {b: 1}\nc: {<<: *x, <<: *x}\n", "f:2:13: c.<<: key \"<<\" is given twice");
         refused("? [a, b]\n: c\n", "a key must be a plain text");
         refused(&"[".repeat(100), "nested more than 32 levels deep");
-        refused("", "f: the file is empty");
-        refused("# only a comment\n", "f: the file is empty");
         refused("a: {b: ${C}}\n", "needs quotes");
         refused("a: [1, 2\nb: 3\n", "not valid YAML");
     }

@@ -72,15 +72,20 @@ impl Scalar {
 impl Node {
     /// Returns the entry of a key; `None` if this is no mapping.
     pub(crate) fn entry(&self, key: &str) -> Option<&Entry> {
-        match &self.value {
-            Value::Mapping(entries) => entries.iter().find(|entry| entry.key == key),
-            Value::Scalar(_) | Value::List(_) => None,
-        }
+        self.entries().iter().find(|entry| entry.key == key)
     }
 
     /// Returns the value of a key.
     pub(crate) fn get(&self, key: &str) -> Option<&Node> {
         self.entry(key).map(|entry| &entry.value)
+    }
+
+    /// Returns the entries of a mapping; none if this is no mapping.
+    pub(crate) fn entries(&self) -> &[Entry] {
+        match &self.value {
+            Value::Mapping(entries) => entries,
+            Value::Scalar(_) | Value::List(_) => &[],
+        }
     }
 
     /// Returns the elements of a list; none if this is no list.
@@ -106,11 +111,7 @@ impl Node {
 
     /// Returns the nodes right below this one.
     pub(crate) fn children(&self) -> impl Iterator<Item = &Node> {
-        let entries = match &self.value {
-            Value::Mapping(entries) => entries.as_slice(),
-            Value::Scalar(_) | Value::List(_) => &[],
-        };
-        self.items().iter().chain(entries.iter().map(|entry| &entry.value))
+        self.items().iter().chain(self.entries().iter().map(|entry| &entry.value))
     }
 
     /// Counts the nodes of this tree.

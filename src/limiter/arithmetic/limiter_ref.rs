@@ -23,7 +23,8 @@ pub struct LimiterRef {
 }
 
 impl LimiterRef {
-    /// Returns the reference to a limiter, or to one of its partitions, as of `now` by the store's clock.
+    /// Returns the reference to a limiter, or to one of its partitions, as of `now` by the store's clock. `limiter` is as it holds for
+    /// the partition.
     pub fn new(limiter: &Limiter, partition: Option<Partition>, now: Micros) -> LimiterRef {
         let guard = Micros::from(limiter.guard);
         let (rules, valid_until): (Vec<_>, Vec<_>) =

@@ -2,12 +2,14 @@
 //!
 //! The configuration builds them; the algorithms, the stores and the workers read them. Knows no YAML and no request.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::limiter::model::calendar_windows::CalendarWindows;
+use crate::limiter::model::partition::Partition;
 
 /// The highest `rate` and the highest cost: 10^9 permits.
 pub const RATE_MAX: u32 = 1_000_000_000;
@@ -179,10 +181,42 @@ pub enum Mode {
 }
 
 /// The partitions of a limiter whose requests are parted by a key, each with a state of its own.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Partitioned {
     /// The most partitions that live at once in a replica.
     pub max_partitions: u32,
+    /// The partitions with limits of their own.
+    pub overrides: Overrides,
+    /// In an override: the value of the key that has it, as configured.
+    pub value: Option<Arc<str>>,
+}
+
+impl Partitioned {
+    /// Returns partitions that all have the limiter's own limits.
+    pub fn new(max_partitions: u32) -> Partitioned {
+        Partitioned { max_partitions, overrides: Overrides::default(), value: None }
+    }
+}
+
+/// The overrides of a limiter, by partition. Each is the limiter with other limits.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Overrides(Arc<HashMap<Partition, Arc<Limiter>>>);
+
+impl Overrides {
+    /// Returns the number of overrides.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Iterates over the partitions, each with the limiter as it holds for it, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (Partition, &Arc<Limiter>)> {
+        self.0.iter().map(|(partition, limiter)| (*partition, limiter))
+    }
 }
 
 /// The pauses of a limiter after rejections of the upstream.
@@ -251,6 +285,40 @@ impl Limiter {
     pub fn default_guard(limits: &[Limit]) -> Duration {
         let shortest = limits.iter().map(|limit| limit.per).min().unwrap_or(PER_MIN);
         (shortest / 100).clamp(GUARD_MIN, GUARD_MAX)
+    }
+
+    /// Returns the limiter with these overrides: each a partition, the value of the key that has it, and its limits. A limiter without
+    /// partitions stays as it is.
+    #[must_use]
+    pub fn overridden(
+        self,
+        overrides: impl IntoIterator<Item = (Partition, Arc<str>, Vec<Limit>)>,
+    ) -> Limiter {
+        let Some(own) = self.partitioned.clone() else { return self };
+        let plain = Limiter { limits: Vec::new(), partitioned: None, ..self.clone() };
+        let limiters = overrides.into_iter().map(|(partition, value, limits)| {
+            let partitioned = Partitioned { value: Some(value), ..Partitioned::new(own.max_partitions) };
+            let limiter = Limiter { limits, partitioned: Some(partitioned), ..plain.clone() };
+            (partition, Arc::new(limiter))
+        });
+        let overrides = Overrides(Arc::new(limiters.collect()));
+        Limiter { partitioned: Some(Partitioned { overrides, ..own }), ..self }
+    }
+
+    /// Returns the overrides, each the limiter with other limits, in no order.
+    pub fn overrides(&self) -> impl Iterator<Item = &Arc<Limiter>> {
+        self.partitioned.iter().flat_map(|partitioned| partitioned.overrides.0.values())
+    }
+
+    /// Returns the limiter as it holds for a partition: its override, if the partition has one.
+    pub fn of_partition(self: &Arc<Limiter>, partition: Option<Partition>) -> &Arc<Limiter> {
+        let Some(Partitioned { overrides, .. }) = &self.partitioned else { return self };
+        partition.filter(|_| !overrides.is_empty()).and_then(|it| overrides.0.get(&it)).unwrap_or(self)
+    }
+
+    /// Returns the value of the key that has these limits, if they are an override.
+    pub fn value(&self) -> Option<&Arc<str>> {
+        self.partitioned.as_ref()?.value.as_ref()
     }
 
     /// Returns whether the limiter only counts, and stands outside all-or-nothing.

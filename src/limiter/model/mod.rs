@@ -26,8 +26,8 @@ pub use generations::{Generations, NO_GENERATION};
 pub use grant_copy::{CopyExchange, GrantCopy};
 pub use heartbeat::{Heartbeat, HeartbeatAnswer, Member, Moved, Reported, Reports};
 pub use limit::{
-    Algorithm, Limit, Limiter, LimiterName, Mode, OnStoreFailure, Partitioned, PausePolicy, Permits,
-    QueueLimits, RATE_MAX, Scope,
+    Algorithm, Limit, Limiter, LimiterName, Mode, OnStoreFailure, Overrides, Partitioned, PausePolicy,
+    Permits, QueueLimits, RATE_MAX, Scope,
 };
 pub use partition::Partition;
 pub use pause::{Cause, Lasting, PAUSE_MAX, PauseByHand, PauseRequest, PauseStretch, Reason};

@@ -13,7 +13,7 @@ use arc_swap::{ArcSwap, Guard};
 use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::{Limiter, LimiterName, OnStoreFailure, Partition, Refusal};
+use crate::limiter::model::{Limiter, LimiterName, OnStoreFailure, Partition, Permits, Refusal};
 use crate::limiter::queue::limiter_pauses::LimiterPauses;
 use crate::limiter::recovery::session::StoreSession;
 use crate::telemetry::LimiterMetrics;
@@ -54,10 +54,10 @@ impl Counts {
     }
 }
 
-/// The partition that the metrics show.
+/// The partition of which the metrics show a limit.
 struct Tightest {
     partition: Option<Partition>,
-    /// The permits left under its tightest limit, in thousandths of that limit.
+    /// The permits left of the limit.
     left: u64,
     at: Moment,
 }
@@ -65,8 +65,12 @@ struct Tightest {
 /// Notes a limiter, and for how long its permits matter, which its members tell each other.
 fn serve(session: &StoreSession, limiter: &Limiter) {
     session.earlier_layout.serve(limiter);
-    let rules = LimiterRef::new(limiter, None, session.now()).rules;
-    session.members().serve(rules.iter().map(Rule::seen_for).max().unwrap_or_default());
+    let seen_for = |limiter: &Limiter| {
+        let rules = LimiterRef::new(limiter, None, session.now()).rules;
+        rules.iter().map(Rule::seen_for).max().unwrap_or_default()
+    };
+    let longest = limiter.overrides().map(|limiter| seen_for(limiter)).fold(seen_for(limiter), Micros::max);
+    session.members().serve(longest);
 }
 
 /// A limiter in use. A reload that changes its scope, or whether it is partitioned, makes another one.
@@ -80,7 +84,8 @@ pub(in crate::limiter) struct ActiveLimiter {
     pub(in crate::limiter) counts: Arc<Counts>,
     /// The number of queues of each partition.
     partitions: Mutex<HashMap<Partition, u32>>,
-    tightest: Mutex<Option<Tightest>>,
+    /// The partition that is shown for each limit; for the limiter's own first.
+    tightest: Mutex<Vec<Option<Tightest>>>,
     /// The pauses that are known of it.
     pub(in crate::limiter) pauses: LimiterPauses,
 }
@@ -129,7 +134,7 @@ impl ActiveLimiter {
         self.limiter.store(limiter);
         self.metrics.store(Arc::new(metrics));
         // The series of a new limit have no value yet.
-        *self.tightest.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.tightest.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// Returns whether the limiter only counts.
@@ -178,22 +183,29 @@ impl ActiveLimiter {
         !needs_store || self.session.store.is_up()
     }
 
-    /// Shows the available permits of the tightest partition seen recently. The partition shown gives way to one with as few
-    /// permits left, or when it had no answer for [`TIGHTEST_FOR`].
+    /// Shows the available permits of the tightest partition seen recently, for each limit. The partition shown gives way to one with
+    /// as few permits left, or when it had no answer for [`TIGHTEST_FOR`].
     pub(in crate::limiter) fn show_available(&self, partition: Option<Partition>, available: &[u64]) {
-        let limiter = self.limiter.load();
-        let left =
-            limiter.limits.iter().zip(available).map(|(limit, left)| left * 1000 / limit.cost_max().get());
-        let (left, at) = (left.min().unwrap_or_default(), self.session.moment());
-        let mut tightest = self.tightest.lock().unwrap_or_else(PoisonError::into_inner);
-        let gives_way = |shown: &Tightest| {
-            shown.partition == partition || left <= shown.left || at - shown.at >= TIGHTEST_FOR
+        let (limiter, metrics, at) = (self.limiter.load(), self.metrics(), self.session.moment());
+        let held = limiter.of_partition(partition);
+        let by_label = |label: &str| {
+            let own = limiter.limits.iter().position(|own| *own.label == *label);
+            own.or_else(|| metrics.limit(label))
         };
-        if tightest.as_ref().is_none_or(gives_way) {
-            *tightest = Some(Tightest { partition, left, at });
-            let metrics = self.metrics();
-            for (limit, permits) in available.iter().enumerate() {
-                metrics.set_available(limit, *permits);
+        let mut tightest = self.tightest.lock().unwrap_or_else(PoisonError::into_inner);
+        for (place, (limit, left)) in held.limits.iter().zip(available).enumerate() {
+            let is_override = held.value().is_some();
+            let place = if is_override { by_label(&limit.label) } else { Some(place) };
+            let Some(place) = place else { continue };
+            if tightest.len() <= place {
+                tightest.resize_with(place + 1, || None);
+            }
+            let gives_way = |shown: &Tightest| {
+                shown.partition == partition || *left <= shown.left || at - shown.at >= TIGHTEST_FOR
+            };
+            if tightest[place].as_ref().is_none_or(gives_way) {
+                tightest[place] = Some(Tightest { partition, left: *left, at });
+                metrics.set_available(place, *left);
             }
         }
     }
@@ -204,7 +216,8 @@ impl ActiveLimiter {
     /// A refusal if the limiter has as many partitions as it may have.
     fn admit(&self, partition: Partition, retry_after: Duration) -> Result<(), Refusal> {
         let limiter = self.limiter.load();
-        let partitions_max = limiter.partitioned.map_or(u32::MAX, |partitioned| partitioned.max_partitions);
+        let partitions_max =
+            limiter.partitioned.as_ref().map_or(u32::MAX, |partitioned| partitioned.max_partitions);
         let mut partitions = self.partitions.lock().unwrap_or_else(PoisonError::into_inner);
         let is_full = partitions.len() >= usize::try_from(partitions_max).unwrap_or(usize::MAX)
             || !self.session.store.has_room(&self.name, partition, partitions_max);
@@ -243,9 +256,19 @@ pub(in crate::limiter) struct LimiterInstance {
 }
 
 impl LimiterInstance {
+    /// Returns the limiter as configured now, with the limits that hold for this partition.
+    pub(in crate::limiter) fn limiter(&self) -> Arc<Limiter> {
+        self.active.limiter().of_partition(self.partition).clone()
+    }
+
+    /// Returns the largest cost that every limit of this limiter or partition can hold.
+    pub(in crate::limiter) fn cost_max(&self) -> Permits {
+        self.active.limiter().of_partition(self.partition).cost_max()
+    }
+
     /// Returns the store's reference to this limiter or partition, as configured now.
     pub(in crate::limiter) fn limiter_ref(&self) -> LimiterRef {
-        LimiterRef::new(&self.active.limiter(), self.partition, self.active.session.now())
+        LimiterRef::new(&self.limiter(), self.partition, self.active.session.now())
     }
 
     /// Counts one more queue of this limiter or partition.

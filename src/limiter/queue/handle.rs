@@ -105,14 +105,14 @@ impl Queue {
 
     /// Returns the largest cost that every limiter can ever hold.
     pub(in crate::limiter) fn cost_max(&self) -> Permits {
-        self.active_limiters().map(|active| active.limiter().cost_max()).min().unwrap_or(Permits::ONE)
+        self.instances.iter().map(LimiterInstance::cost_max).min().unwrap_or(Permits::ONE)
     }
 
     /// Returns the refusal of a request that costs more than [`Queue::cost_max`].
     pub(in crate::limiter) fn too_costly(&self) -> Refusal {
         let cost_max = self.cost_max();
-        let limiter = self.active_limiters().find(|active| active.limiter().cost_max() == cost_max);
-        let limiter = limiter.map_or_else(|| self.name(), |active| active.name.clone());
+        let limiter = self.instances.iter().find(|instance| instance.cost_max() == cost_max);
+        let limiter = limiter.map_or_else(|| self.name(), |instance| instance.active.name.clone());
         Refusal::CostExceedsLimit { limiter, cost_max }
     }
 

@@ -49,8 +49,10 @@ pub struct Tally {
 /// The present state of a limiter.
 #[derive(Debug)]
 pub struct LimiterStatus {
-    /// The limiter as configured now.
+    /// The limiter as configured now, with the limits that hold for the partition.
     pub limiter: Arc<Limiter>,
+    /// The number of overrides that the limiter has as a whole.
+    pub overrides: usize,
     /// Requests of this replica that wait.
     pub waiting: u32,
     /// Permits used by this replica since it started, counted in cost.
@@ -127,7 +129,8 @@ impl Inspection {
         let is_whole = active.is_partitioned() && partition.is_none();
         let available = view.filter(|_| !is_whole).map(|view| view.available);
         LimiterStatus {
-            limiter: active.limiter().clone(),
+            limiter: self.instance.limiter(),
+            overrides: active.limiter().overrides().count(),
             waiting: active.counts.waiting(),
             granted: active.counts.granted(),
             refused: active.counts.refused(),

@@ -147,10 +147,11 @@ impl LimiterSet {
         waits.min().unwrap_or_default()
     }
 
-    /// Returns one of the limiters as configured now; `None` if none has this name.
-    pub fn limiter(&self, name: &LimiterName) -> Option<Arc<Limiter>> {
-        let active = self.inner.limiters.iter().map(|(active, _)| active).find(|active| active.name == *name);
-        active.map(|active| Arc::clone(&active.limiter()))
+    /// Returns one of the limiters as configured now, with the limits that hold for a request with these partitions; `None` if none has
+    /// this name.
+    pub fn limiter(&self, name: &LimiterName, partitions: &[Option<Partition>]) -> Option<Arc<Limiter>> {
+        let mut instances = self.instances(partitions);
+        instances.find(|instance| instance.active.name == *name).map(|instance| instance.limiter())
     }
 }
 

@@ -1,13 +1,24 @@
 //! A limiter as the metrics show it.
 
-use crate::limiter::model::Limiter;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::limiter::model::{Limit, Limiter};
 use crate::telemetry::LimiterSeries;
+
+/// The most limits of overrides that are shown, the first by their labels: all replicas show the same.
+const OVERRIDING_MAX: usize = 64;
 
 /// Returns the label values and configured numbers of a limiter.
 pub(super) fn series(limiter: &Limiter) -> LimiterSeries {
+    let shown = |limit: &Limit| (limit.label.clone(), limit.rate.get());
+    let own: Vec<(Arc<str>, u64)> = limiter.limits.iter().map(shown).collect();
+    let others = limiter.overrides().flat_map(|limiter| limiter.limits.iter().map(shown));
+    let others: BTreeMap<_, _> = others.filter(|other| !own.contains(other)).collect();
     LimiterSeries {
         name: limiter.name.as_str().into(),
         queue_capacity: limiter.queue.as_ref().map_or(0, |queue| queue.max_waiting),
-        limits: limiter.limits.iter().map(|limit| (limit.label.clone(), limit.rate.get())).collect(),
+        limits: own,
+        overriding: others.into_iter().take(OVERRIDING_MAX).collect(),
     }
 }

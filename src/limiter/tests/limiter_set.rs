@@ -70,7 +70,7 @@ pub(in crate::limiter) fn limiter(name: &str, rate: u64, seconds: u32) -> Limite
 }
 
 pub(in crate::limiter) fn partitioned(limiter: Limiter, max_partitions: u32) -> Limiter {
-    Limiter { partitioned: Some(Partitioned { max_partitions }), ..limiter }
+    Limiter { partitioned: Some(Partitioned::new(max_partitions)), ..limiter }
 }
 
 pub(in crate::limiter) fn of(value: u64) -> Option<Partition> {

@@ -7,6 +7,7 @@ mod limiter_set;
 mod local_pauses;
 mod modes;
 mod oracle;
+mod overrides;
 mod prefetch;
 mod shared_quota;
 mod spreading;

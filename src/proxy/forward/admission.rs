@@ -72,7 +72,8 @@ pub(crate) fn check_patience(plan: &Plan, record: &Record) -> Result<(), ProxyEr
     if record.wait.total.is_zero() || !patience.is_too_late(record.elapsed(), || plan.answer_time()) {
         return Ok(());
     }
-    let mut limiters = plan.route.rule.limiters.iter().filter_map(|(name, _)| limiter_set.limiter(name));
+    let names = plan.route.rule.limiters.iter().map(|(name, _)| name);
+    let mut limiters = names.filter_map(|name| limiter_set.limiter(name, &plan.partitions));
     let Some(limiter) = limiters.next() else { return Ok(()) };
     let spacing =
         limiter.limits.iter().map(|limit| Micros(Micros::from(limit.per).0 / limit.rate.get())).max();
@@ -203,7 +204,7 @@ pub(crate) async fn while_wanted<T>(
 }
 
 fn refused(plan: &Plan, limiter_set: &LimiterSet, refusal: Refusal) -> ProxyError {
-    let limiter = limiter_set.limiter(refusal.limiter());
+    let limiter = limiter_set.limiter(refusal.limiter(), &plan.partitions);
     ProxyError::Refused { refusal, limiter, wait: plan.wait_told() }
 }
 

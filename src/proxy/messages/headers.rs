@@ -64,13 +64,6 @@ pub(crate) fn to_upstream(headers: &mut HeaderMap, rule: &Rule, host: &HeaderVal
     }
 }
 
-/// Returns whether a header is likely to hold a credential, which no explanation shows.
-pub(crate) fn is_credential(name: &HeaderName) -> bool {
-    let name = name.as_str();
-    let words = ["auth", "cookie", "key", "token", "secret", "password", "signature", "credential"];
-    words.iter().any(|word| name.contains(word))
-}
-
 /// Turns the headers of an upstream's response into those for the client. `Location` is left to
 /// [`crate::proxy::route::rewrite`].
 pub(crate) fn to_client(headers: &mut HeaderMap, flags: HeaderFlags) {

@@ -1,9 +1,9 @@
 //! The series of one limiter.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
-use prometheus::{Histogram, IntCounter, IntGauge};
+use prometheus::{Histogram, IntCounter, IntGauge, IntGaugeVec};
 
 use crate::telemetry::handles::Unpublished;
 use crate::telemetry::metrics::Families;
@@ -16,6 +16,15 @@ pub struct LimiterSeries {
     pub queue_capacity: u32,
     /// The label and the rate of each limit.
     pub limits: Vec<(Arc<str>, u64)>,
+    /// The same of the limits that some partitions have in their place. The labels are others.
+    pub overriding: Vec<(Arc<str>, u64)>,
+}
+
+impl LimiterSeries {
+    /// Iterates over the limits of all partitions, the limiter's own first.
+    pub(in crate::telemetry) fn all_limits(&self) -> impl Iterator<Item = &(Arc<str>, u64)> {
+        self.limits.iter().chain(&self.overriding)
+    }
 }
 
 /// The series of one limiter, as it was configured when the handle was created. Cheap to clone.
@@ -36,8 +45,44 @@ pub(in crate::telemetry) struct LimiterShared {
     waiting: IntGauge,
     condition: Condition,
     external_usage: IntCounter,
-    /// The gauge of each limit's available permits, in the limiter's order.
-    available: Vec<IntGauge>,
+    available: Available,
+}
+
+/// The gauges of each limit's available permits.
+struct Available {
+    limiter: Arc<str>,
+    family: IntGaugeVec,
+    /// Those of the limiter's own limits, in its order.
+    own: Vec<IntGauge>,
+    /// Those of limits that some partitions have in their place, by their labels. Each appears when such a partition is seen, because
+    /// zero would be wrong until then.
+    overriding: Vec<(Arc<str>, OnceLock<IntGauge>)>,
+}
+
+impl Available {
+    fn new(families: &Families, limiter: &LimiterSeries) -> Available {
+        let (name, family) = (&limiter.name, &families.limiter_available_permits);
+        let own = limiter.limits.iter().map(|(label, _)| family.with_label_values(&[&**name, &**label]));
+        Available {
+            limiter: name.clone(),
+            family: family.clone(),
+            own: own.collect(),
+            overriding: limiter
+                .overriding
+                .iter()
+                .map(|(label, _)| (label.clone(), OnceLock::new()))
+                .collect(),
+        }
+    }
+
+    /// Returns the gauge of the limit with this index, the limiter's own first.
+    fn gauge(&self, limit: usize) -> Option<&IntGauge> {
+        let own = self.own.get(limit);
+        own.or_else(|| {
+            let (label, gauge) = self.overriding.get(limit - self.own.len())?;
+            Some(gauge.get_or_init(|| self.family.with_label_values(&[&*self.limiter, &**label])))
+        })
+    }
 }
 
 /// The gauges of whether a limiter lets requests pass.
@@ -49,14 +94,12 @@ struct Condition {
 impl LimiterShared {
     /// Creates the series of a limiter.
     pub(in crate::telemetry) fn new(families: &Families, limiter: &LimiterSeries) -> LimiterShared {
-        let LimiterSeries { name, queue_capacity, limits } = limiter;
-        let name = &**name;
-        families.queue_capacity.with_label_values(&[name]).set(i64::from(*queue_capacity));
-        for (label, rate) in limits {
+        let name = &*limiter.name;
+        families.queue_capacity.with_label_values(&[name]).set(i64::from(limiter.queue_capacity));
+        for (label, rate) in limiter.all_limits() {
             families.limiter_limit_permits.with_label_values(&[name, &**label]).set(gauge_value(*rate));
         }
         let permits = |result| families.permits_total.with_label_values(&[name, result]);
-        let available = |label: &str| families.limiter_available_permits.with_label_values(&[name, label]);
         LimiterShared {
             granted: permits("granted"),
             refused: permits("refused"),
@@ -72,7 +115,7 @@ impl LimiterShared {
                 ready: families.limiter_ready.with_label_values(&[name]),
             },
             external_usage: families.limiter_external_usage_permits_total.with_label_values(&[name]),
-            available: limits.iter().map(|(label, _)| available(label)).collect(),
+            available: Available::new(families, limiter),
         }
     }
 }
@@ -150,9 +193,15 @@ impl LimiterMetrics {
         self.shared.external_usage.inc_by(permits);
     }
 
-    /// Sets the permits left of the limit with this index, in the tightest partition.
+    /// Returns the index of the limit with this label, among those of all partitions; `None` if it is not shown.
+    pub fn limit(&self, label: &str) -> Option<usize> {
+        let Available { own, overriding, .. } = &self.shared.available;
+        Some(own.len() + overriding.iter().position(|(other, _)| **other == *label)?)
+    }
+
+    /// Sets the permits left of the limit with this index, in the partition that has least of it. The limiter's own limits come first.
     pub fn set_available(&self, limit: usize, permits: u64) {
-        if let Some(available) = self.shared.available.get(limit) {
+        if let Some(available) = self.shared.available.gauge(limit) {
             available.set(gauge_value(permits));
         }
     }

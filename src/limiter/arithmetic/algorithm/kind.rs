@@ -251,4 +251,9 @@ impl Limiter {
     pub fn cost_max(&self) -> Permits {
         self.limits.iter().map(Limit::cost_max).min().unwrap_or(Permits::ONE)
     }
+
+    /// Returns the largest cost that every window can hold in any partition.
+    pub fn cost_max_anywhere(&self) -> Permits {
+        self.overrides().map(|limiter| limiter.cost_max()).fold(self.cost_max(), Permits::max)
+    }
 }

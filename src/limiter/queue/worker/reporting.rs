@@ -43,7 +43,7 @@ impl Worker {
         let (replica, known_epoch) = (self.fallback.replica, self.session.epoch_least());
         let limiters = self.queue.instances.iter().zip(self.calling.limiter_refs.iter()).enumerate();
         let reports = limiters.filter_map(|(place, (instance, limiter_ref))| {
-            let limiter = instance.active.limiter();
+            let limiter = instance.limiter();
             let report = UpstreamReport {
                 replica,
                 known_epoch,

@@ -1,0 +1,188 @@
+//! `overrides` of a limiter: the limits of some values of its key, in place or in a file of their own.
+
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sha2::Digest;
+
+use super::check::Check;
+use super::limit::{limits, misfit};
+use super::place::{At, Given, key};
+use crate::config::decode::decode_as;
+use crate::config::file;
+use crate::config::masked::secret_keys;
+use crate::config::model::{KeyPart, network};
+use crate::config::problem::{Report, quoted};
+use crate::config::schema::forms::Named;
+use crate::config::schema::{self, Limits};
+use crate::config::yaml;
+use crate::limiter::Partition;
+use crate::limiter::model::limit::Limit;
+
+/// The largest file of overrides. [`VALUES_MAX`] values with long names fit into it.
+pub(crate) const FILE_BYTES_MAX: u64 = 8 * 1024 * 1024;
+/// The most values of a key with limits of their own. Each takes about a kilobyte.
+const VALUES_MAX: usize = 50_000;
+
+/// The limits of one value of a key, with the partition of its requests.
+pub(super) type Override = (Partition, Arc<str>, Vec<Limit>);
+
+/// What overrides must fit.
+pub(super) struct Rules<'a> {
+    /// The only part of the limiter's key.
+    part: &'a KeyPart,
+    guard: Duration,
+    /// The names of `clients`, if there are any.
+    clients: Option<&'a HashSet<&'a str>>,
+}
+
+/// Checks the overrides of a limiter. Without them there are none; `None` is a problem. `key` and `guard` are the limiter's, if they
+/// are valid.
+pub(super) fn overrides(
+    check: &mut Check<'_>,
+    limiter: &Given<'_, schema::Limiter>,
+    (key, guard): (Option<&[KeyPart]>, Option<Duration>),
+    clients: Option<&HashSet<&str>>,
+) -> Option<Vec<Override>> {
+    let Some(given) = key!(limiter.overrides).get() else { return Some(Vec::new()) };
+    let part = match key? {
+        [part] => part,
+        [] if key!(limiter.key).at.is_given() => return None,
+        [] => {
+            check.problem_of_key(&given.at, "only with `key`, by whose value the limits differ");
+            return None;
+        }
+        _ => {
+            let message = "only with a `key` of one part: the values of several are no name of a caller";
+            check.problem_of_key(&given.at, message);
+            return None;
+        }
+    };
+    let rules = Rules { part, guard: guard?, clients };
+    match &given.value.file {
+        None => named(check, &Given::new(&given.value.named, given.at.clone()), &rules),
+        Some(_) if given.at.names().len() > 1 => {
+            let message = "is the path of a file with all overrides, so it stands alone; for a value of the key \
+                           write a list of limits";
+            check.refuse(&given.at.key("file"), message)
+        }
+        Some(path) => from_file(check, &Given::new(path, given.at.key("file")), &rules),
+    }
+}
+
+/// Reads the overrides in a file. Problems have their places there.
+fn from_file(check: &mut Check<'_>, given: &Given<'_, String>, rules: &Rules<'_>) -> Option<Vec<Override>> {
+    let path = check.base.join(given.value);
+    let fault = match file::read(File::open(&path), FILE_BYTES_MAX) {
+        Ok(Some(bytes)) => return parsed(check, &path, &bytes, rules),
+        Ok(None) => format!("is larger than {FILE_BYTES_MAX} bytes"),
+        Err(error) => format!("cannot be read: {error}"),
+    };
+    // A path that came out of a reference may be a secret in the wrong place.
+    let shown = if given.at.is_interpolated() { String::new() } else { format!(" {}", path.display()) };
+    check.refuse(&given.at, format!("the file{shown} {fault}"))
+}
+
+fn parsed(check: &mut Check<'_>, path: &Path, bytes: &[u8], rules: &Rules<'_>) -> Option<Vec<Override>> {
+    check.content.update((bytes.len() as u64).to_be_bytes());
+    check.content.update(bytes);
+    let mut report = Report::new(path);
+    let overrides = decoded(check, &mut report, bytes, rules);
+    check.report.include(report);
+    overrides
+}
+
+fn decoded(
+    check: &mut Check<'_>,
+    report: &mut Report,
+    bytes: &[u8],
+    rules: &Rules<'_>,
+) -> Option<Vec<Override>> {
+    let tree = yaml::parse(file::text(bytes, report)?, report);
+    if tree.is_none() && report.is_empty() {
+        report.add_whole("the file is empty; write {} where no value has limits of its own");
+    }
+    let tree = tree?;
+    if rules.part.is_credential() {
+        report.hide(secret_keys(&tree, String::new()));
+    }
+    let mut struck = HashSet::new();
+    let examples: fn(&str, char) -> _ = |_, open| schema::example("limits", open);
+    let overrides: Named<Limits> = decode_as(&tree, &mut struck, examples, report)?;
+    let mut check = Check { report, base: check.base, content: check.content };
+    let overrides = named(&mut check, &Given::new(&overrides, At::root(&tree, &struck)), rules);
+    overrides.filter(|_| struck.is_empty())
+}
+
+fn named(
+    check: &mut Check<'_>,
+    given: &Given<'_, Named<Limits>>,
+    rules: &Rules<'_>,
+) -> Option<Vec<Override>> {
+    let count = given.at.names().len();
+    if count > VALUES_MAX {
+        return check.refuse(&given.at, format!("has {count} values; up to {VALUES_MAX} are possible"));
+    }
+    let mut first_of: HashMap<Partition, &str> = HashMap::with_capacity(count);
+    let mut overrides = Vec::with_capacity(count);
+    let mut strangers: Vec<(&str, At<'_>)> = Vec::new();
+    let mut is_sound = true;
+    for (value, own) in given.entries() {
+        let checked = one(check, value, &own, rules);
+        is_sound &= checked.is_some();
+        let Some(checked) = checked else { continue };
+        if let Some(first) = first_of.insert(checked.0, value) {
+            check.problem_of_key(&own.at, format!("is the same value of the key as {}", quoted(first)));
+            is_sound = false;
+        }
+        if rules.clients.is_some_and(|clients| !clients.contains(value)) && *rules.part == KeyPart::Client {
+            strangers.push((value, own.at));
+        }
+        overrides.push(checked);
+    }
+    // One warning, because a file may name many.
+    if let Some((first, at)) = strangers.first() {
+        let further = match strangers.len() - 1 {
+            0 => String::new(),
+            further => format!(", and {further} further values name none"),
+        };
+        check.warn(at, format!("no client is named {}{further}", quoted(first)));
+    }
+    is_sound.then_some(overrides)
+}
+
+fn one(check: &mut Check<'_>, value: &str, own: &Given<'_, Limits>, rules: &Rules<'_>) -> Option<Override> {
+    let read = read_as(rules.part, value);
+    if let Err(fault) = read {
+        check.problem_of_key(&own.at, fault);
+    }
+    let limits = limits(check, own)?;
+    let mut fits = true;
+    for (index, limit) in limits.iter().enumerate() {
+        if let Some(fault) = misfit(limit, rules.guard) {
+            check.problem(&own.at.index(index), format!("{fault}; set a shorter `guard` for the limiter"));
+            fits = false;
+        }
+    }
+    let partition = Partition::of([Some(read.ok()?.as_bytes())]);
+    // What may be a credential is shown nowhere.
+    let shown = if rules.part.is_credential() { "***" } else { value };
+    fits.then(|| (partition, shown.into(), limits))
+}
+
+/// Returns a value of a key as it is read in requests, or its fault.
+fn read_as<'a>(part: &KeyPart, value: &'a str) -> Result<Cow<'a, str>, &'static str> {
+    match part {
+        KeyPart::Host => Ok(value.strip_suffix('.').unwrap_or(value).to_ascii_lowercase().into()),
+        KeyPart::ClientIp { ipv4, ipv6 } => match value.parse::<IpAddr>() {
+            Ok(address) => Ok(network(address, *ipv4, *ipv6).to_string().into()),
+            Err(_) => Err("expected an address, such as 192.0.2.1 or 2001:db8::, for a `key` of client_ip"),
+        },
+        KeyPart::Header(_) | KeyPart::Query(_) | KeyPart::Path(_) | KeyPart::Client => Ok(value.into()),
+    }
+}
