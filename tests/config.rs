@@ -169,6 +169,15 @@ const BROKEN: &[(&str, &str)] = &[
         "limiters:\n  a: {limits: [1/s], key: [header:x-api-key], overrides: {sk-1: [1/s], sk-1: [1/s]}}\nROUTES",
         "2:72: limiters.a.overrides.***: key \"***\" is given twice; the first is on line 2",
     ),
+    (
+        "limiters:\n  a: {limits: [0/s], key: [host], overrides: {b: [0/s]}}\nROUTES",
+        "2:16: limiters.a.limits[0]: the rate must be from 1\n2:51: limiters.a.overrides.b[0]: the rate must be from 1",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], key: host, overrides: {b: [0/s]}}\nROUTES",
+        "2:27: limiters.a.key: expected a list such as [header:x-tenant], found a text\n\
+         2:49: limiters.a.overrides.b[0]: the rate must be from 1",
+    ),
     // -- the faulty part of a value
     (
         "server:\n  header_timeout: 1sek\nROUTES",
@@ -1326,6 +1335,13 @@ fn values_that_may_be_credentials_are_shown_nowhere() {
         assert!(!all.contains("sk-") && !all.contains('\u{1}') && !all.contains("\\u{1}"), "{all}");
     }
     assert!(later.config.limiters[0].overrides().all(|limiter| &**limiter.value().unwrap() == "***"));
+    let place = place.file("plans.yaml", "sk-one: [1/s]\nsk-two: 5/s\nsk-one: [1/s]\nsk-tri: [0/s]\n");
+    let error = place.load(overriding("'header:x-api-key'", "{file: plans.yaml}")).unwrap_err();
+    let shown: String = error.problems.iter().map(|problem| problem.with_line("") + "\n").collect();
+    assert!(
+        !shown.contains("sk-") && shown.contains("plans.yaml:3:1: ***: key \"***\" is given twice"),
+        "{shown}"
+    );
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! Takes the written values from the file, so that what is masked there is masked here. Knows the default of each key only by the
 //! checked configuration.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
@@ -14,6 +15,7 @@ use super::model::{
     Route, Server, Store, Upstream,
 };
 use super::units::{Share, Size, show_duration, show_share, show_size};
+use crate::limiter::Partition;
 use crate::limiter::model::limit::{Algorithm, Limit, Limiter, Mode, OnStoreFailure, PausePolicy, Scope};
 use crate::telemetry::AccessRule;
 
@@ -27,8 +29,8 @@ pub(super) fn effective(config: &Config, written: Value) -> Value {
     for limiter in &config.limiters {
         let written = &written["limiters"][limiter.name.as_str()]["overrides"];
         if let Some(written) = written.as_object() {
-            let named = overrides(limiter).into_iter().filter(|(value, _)| written.contains_key(value));
-            defaults["limiters"][limiter.name.as_str()]["overrides"] = named.collect::<Map<_, _>>().into();
+            let named = overrides(limiter, |value, _, _| written.contains_key(value));
+            defaults["limiters"][limiter.name.as_str()]["overrides"] = named.into();
         }
     }
     for (name, limiter) in written["limiters"].as_object().into_iter().flatten() {
@@ -41,25 +43,30 @@ pub(super) fn effective(config: &Config, written: Value) -> Value {
     fill(defaults, written)
 }
 
-/// Puts what the files of overrides say into an effective configuration, so that it can be compared.
-pub(super) fn with_files(config: &Config, mut effective: Value) -> Value {
+/// Puts what the files of overrides say otherwise than those of another configuration into an effective one, so that the two can be
+/// compared.
+pub(super) fn with_files(mut effective: Value, config: &Config, other: &Config) -> Value {
     for limiter in &config.limiters {
-        let shown = &mut effective["limiters"][limiter.name.as_str()]["overrides"];
-        if let Some(shown) =
-            shown.as_object_mut().filter(|shown| shown.get(FILE).is_some_and(Value::is_string))
-        {
-            shown.extend(overrides(limiter));
-        }
+        let shown = effective["limiters"][limiter.name.as_str()]["overrides"].as_object_mut();
+        let Some(shown) = shown.filter(|shown| shown.get(FILE).is_some_and(Value::is_string)) else {
+            continue;
+        };
+        let other = other.limiters.iter().find(|other| other.name == limiter.name);
+        let others = other.and_then(|other| Some(&other.partitioned.as_ref()?.overrides));
+        let is_new = |partition, limiter: &Limiter| {
+            others.and_then(|others| others.get(partition)).is_none_or(|other| other.limits != limiter.limits)
+        };
+        shown.extend(overrides(limiter, |_, partition, limiter| is_new(partition, limiter)));
     }
     effective
 }
 
-/// Returns the overrides of a limiter by the values that have them, in their order.
-fn overrides(limiter: &Limiter) -> Map<String, Value> {
+/// Returns those overrides of a limiter that are `wanted`, by the values that have them, in their order.
+fn overrides(limiter: &Limiter, wanted: impl Fn(&str, Partition, &Limiter) -> bool) -> Map<String, Value> {
     let overrides = limiter.partitioned.iter().flat_map(|partitioned| partitioned.overrides.iter());
     let mut values: Vec<_> = overrides
         .filter_map(|(partition, limiter)| {
-            let value = limiter.value()?;
+            let value = limiter.value().filter(|value| wanted(value, partition, limiter))?;
             // Values that are not shown differ by their partitions.
             let is_hidden = is_masked(&Value::from(&**value));
             let value = if is_hidden { masked_key(&partition.to_string()) } else { value.to_string() };
@@ -101,7 +108,7 @@ fn fill(default: Value, written: Value) -> Value {
 
 /// Returns every key that has a default, with the value that is used.
 fn defaults(config: &Config) -> Value {
-    let named = |limiter: &std::sync::Arc<Limiter>| (limiter.name.as_str().to_owned(), limiter_keys(limiter));
+    let named = |limiter: &Arc<Limiter>| (limiter.name.as_str().to_owned(), limiter_keys(limiter));
     json!({
         "listen": config.listen.to_string(),
         "server": server(&config.server),

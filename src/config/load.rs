@@ -54,7 +54,8 @@ impl Loaded {
         if self.masked == earlier.masked && self.config.limiters == earlier.config.limiters {
             return Vec::new();
         }
-        let [before, after] = [earlier, self].map(|loaded| with_files(&loaded.config, loaded.marked()));
+        let before = with_files(earlier.marked(), &earlier.config, &self.config);
+        let after = with_files(self.marked(), &self.config, &earlier.config);
         changes(&before, &after)
     }
 

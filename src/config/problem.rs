@@ -178,13 +178,14 @@ impl Report {
     }
 }
 
-/// Hides the key of a problem that lies in this mapping, and what its message repeats of it.
+/// Hides the key of a problem that lies in this mapping, its line, and what its message repeats of it.
 fn hide_key(problem: &mut Problem, mapping: &str) {
     let below = if mapping.is_empty() { String::new() } else { [mapping, "."].concat() };
     let Some(key) = problem.path.strip_prefix(&below).filter(|key| !key.is_empty()) else { return };
     let quoted = format!("\"{}", key.escape_debug());
     problem.message = problem.message.replace(&quoted, &format!("\"{HIDDEN}"));
     problem.path = below + HIDDEN;
+    problem.excerpt = None;
 }
 
 /// Returns the path of a key below another path.

@@ -32,11 +32,11 @@ const VALUES_MAX: usize = 50_000;
 /// The limits of one value of a key, with the partition of its requests.
 pub(super) type Override = (Partition, Arc<str>, Vec<Limit>);
 
-/// What overrides must fit.
-pub(super) struct Rules<'a> {
+/// What overrides must fit, as far as it is valid itself.
+struct Rules<'a> {
     /// The only part of the limiter's key.
-    part: &'a KeyPart,
-    guard: Duration,
+    part: Option<&'a KeyPart>,
+    guard: Option<Duration>,
     /// The names of `clients`, if there are any.
     clients: Option<&'a HashSet<&'a str>>,
 }
@@ -50,20 +50,22 @@ pub(super) fn overrides(
     clients: Option<&HashSet<&str>>,
 ) -> Option<Vec<Override>> {
     let Some(given) = key!(limiter.overrides).get() else { return Some(Vec::new()) };
-    let part = match key? {
-        [part] => part,
-        [] if key!(limiter.key).at.is_given() => return None,
-        [] => {
+    let part = match key {
+        None => None,
+        Some([part]) => Some(part),
+        // A faulty one, which has been reported.
+        Some([]) if key!(limiter.key).at.is_given() => None,
+        Some([]) => {
             check.problem_of_key(&given.at, "only with `key`, by whose value the limits differ");
             return None;
         }
-        _ => {
+        Some(_) => {
             let message = "only with a `key` of one part: the values of several are no name of a caller";
             check.problem_of_key(&given.at, message);
             return None;
         }
     };
-    let rules = Rules { part, guard: guard?, clients };
+    let rules = Rules { part, guard, clients };
     match &given.value.file {
         None => named(check, &Given::new(&given.value.named, given.at.clone()), &rules),
         Some(_) if given.at.names().len() > 1 => {
@@ -108,7 +110,7 @@ fn decoded(
         report.add_whole("the file is empty; write {} where no value has limits of its own");
     }
     let tree = tree?;
-    if rules.part.is_credential() {
+    if rules.part.is_none_or(KeyPart::is_credential) {
         report.hide(secret_keys(&tree, String::new()));
     }
     let mut struck = HashSet::new();
@@ -140,7 +142,8 @@ fn named(
             check.problem_of_key(&own.at, format!("is the same value of the key as {}", quoted(first)));
             is_sound = false;
         }
-        if rules.clients.is_some_and(|clients| !clients.contains(value)) && *rules.part == KeyPart::Client {
+        let is_stranger = rules.clients.is_some_and(|clients| !clients.contains(value));
+        if is_stranger && rules.part == Some(&KeyPart::Client) {
             strangers.push((value, own.at));
         }
         overrides.push(checked);
@@ -157,21 +160,22 @@ fn named(
 }
 
 fn one(check: &mut Check<'_>, value: &str, own: &Given<'_, Limits>, rules: &Rules<'_>) -> Option<Override> {
-    let read = read_as(rules.part, value);
-    if let Err(fault) = read {
+    let read = rules.part.map(|part| (part, read_as(part, value)));
+    if let Some((_, Err(fault))) = read {
         check.problem_of_key(&own.at, fault);
     }
     let limits = limits(check, own)?;
     let mut fits = true;
     for (index, limit) in limits.iter().enumerate() {
-        if let Some(fault) = misfit(limit, rules.guard) {
+        if let Some(fault) = rules.guard.and_then(|guard| misfit(limit, guard)) {
             check.problem(&own.at.index(index), format!("{fault}; set a shorter `guard` for the limiter"));
             fits = false;
         }
     }
+    let (part, read) = read?;
     let partition = Partition::of([Some(read.ok()?.as_bytes())]);
     // What may be a credential is shown nowhere.
-    let shown = if rules.part.is_credential() { "***" } else { value };
+    let shown = if part.is_credential() { "***" } else { value };
     fits.then(|| (partition, shown.into(), limits))
 }
 

@@ -213,6 +213,11 @@ impl Overrides {
         self.0.is_empty()
     }
 
+    /// Returns the override of a partition.
+    pub fn get(&self, partition: Partition) -> Option<&Arc<Limiter>> {
+        self.0.get(&partition)
+    }
+
     /// Iterates over the partitions, each with the limiter as it holds for it, in no order.
     pub fn iter(&self) -> impl Iterator<Item = (Partition, &Arc<Limiter>)> {
         self.0.iter().map(|(partition, limiter)| (*partition, limiter))
@@ -313,7 +318,7 @@ impl Limiter {
     /// Returns the limiter as it holds for a partition: its override, if the partition has one.
     pub fn of_partition(self: &Arc<Limiter>, partition: Option<Partition>) -> &Arc<Limiter> {
         let Some(Partitioned { overrides, .. }) = &self.partitioned else { return self };
-        partition.filter(|_| !overrides.is_empty()).and_then(|it| overrides.0.get(&it)).unwrap_or(self)
+        partition.filter(|_| !overrides.is_empty()).and_then(|it| overrides.get(it)).unwrap_or(self)
     }
 
     /// Returns the value of the key that has these limits, if they are an override.

@@ -62,15 +62,17 @@ struct Tightest {
     at: Moment,
 }
 
+/// Returns for how long permits of a limiter matter, in whichever partition they do longest.
+pub(in crate::limiter) fn seen_for(limiter: &Limiter, session: &StoreSession) -> Micros {
+    let (guard, now) = (Micros::from(limiter.guard), session.now());
+    let limits = limiter.overrides().flat_map(|limiter| &limiter.limits).chain(&limiter.limits);
+    limits.map(|limit| Rule::new(limit, guard, now).0.seen_for()).max().unwrap_or_default()
+}
+
 /// Notes a limiter, and for how long its permits matter, which its members tell each other.
-fn serve(session: &StoreSession, limiter: &Limiter) {
+fn serve(session: &StoreSession, limiter: &Limiter, seen_for: Micros) {
     session.earlier_layout.serve(limiter);
-    let seen_for = |limiter: &Limiter| {
-        let rules = LimiterRef::new(limiter, None, session.now()).rules;
-        rules.iter().map(Rule::seen_for).max().unwrap_or_default()
-    };
-    let longest = limiter.overrides().map(|limiter| seen_for(limiter)).fold(seen_for(limiter), Micros::max);
-    session.members().serve(longest);
+    session.members().serve(seen_for);
 }
 
 /// A limiter in use. A reload that changes its scope, or whether it is partitioned, makes another one.
@@ -97,7 +99,7 @@ impl ActiveLimiter {
         session: Arc<StoreSession>,
         counts: Arc<Counts>,
     ) -> ActiveLimiter {
-        serve(&session, &limiter);
+        serve(&session, &limiter, seen_for(&limiter, &session));
         let name = limiter.name.clone();
         let (is_shadow, is_partitioned) =
             (AtomicBool::new(limiter.is_shadow()), limiter.partitioned.is_some());
@@ -127,9 +129,14 @@ impl ActiveLimiter {
         self.metrics.load()
     }
 
-    /// Puts a changed configuration in force. Its queues must be notified.
-    pub(in crate::limiter) fn change(&self, limiter: Arc<Limiter>, metrics: LimiterMetrics) {
-        serve(&self.session, &limiter);
+    /// Puts a changed configuration in force, with what [`seen_for`] returns of it. Its queues must be notified.
+    pub(in crate::limiter) fn change(
+        &self,
+        limiter: Arc<Limiter>,
+        metrics: LimiterMetrics,
+        seen_for: Micros,
+    ) {
+        serve(&self.session, &limiter, seen_for);
         self.is_shadow.store(limiter.is_shadow(), Ordering::Relaxed);
         self.limiter.store(limiter);
         self.metrics.store(Arc::new(metrics));

@@ -130,7 +130,7 @@ impl Inspection {
         let available = view.filter(|_| !is_whole).map(|view| view.available);
         LimiterStatus {
             limiter: self.instance.limiter(),
-            overrides: active.limiter().overrides().count(),
+            overrides: active.limiter().partitioned.as_ref().map_or(0, |it| it.overrides.len()),
             waiting: active.counts.waiting(),
             granted: active.counts.granted(),
             refused: active.counts.refused(),

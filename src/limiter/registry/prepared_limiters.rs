@@ -3,13 +3,15 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use crate::clock::Micros;
 use crate::limiter::model::{Limiter, LimiterName};
-use crate::limiter::queue::active_limiter::ActiveLimiter;
+use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance, seen_for};
 use crate::limiter::recovery::session::StoreSession;
 use crate::limiter::registry::in_force::InForce;
 use crate::limiter::registry::limiter_set::{LimiterSet, LimiterSetError};
 use crate::limiter::registry::series::series;
 use crate::limiter::registry::store_sessions::NewSessions;
+use crate::telemetry::{LimiterMetrics, Metrics};
 
 type Move = (Arc<Limiter>, Arc<StoreSession>, Arc<StoreSession>);
 
@@ -25,6 +27,35 @@ fn moved(before: &[Arc<ActiveLimiter>], next: &[Arc<ActiveLimiter>]) -> Vec<Move
     moves.collect()
 }
 
+/// A limiter in force that gets another configuration.
+struct Changed {
+    active: Arc<ActiveLimiter>,
+    before: Arc<Limiter>,
+    after: Arc<Limiter>,
+    /// True if some limits alone have changed.
+    is_of_limits: bool,
+    /// What takes a while with many overrides, and so is prepared.
+    seen_for: Micros,
+    metrics: LimiterMetrics,
+}
+
+impl Changed {
+    fn new(active: &Arc<ActiveLimiter>, after: &Arc<Limiter>, metrics: &Metrics) -> Changed {
+        let (before, after) = (active.limiter().clone(), after.clone());
+        let rest = |limiter: &Limiter| Limiter { limits: Vec::new(), partitioned: None, ..limiter.clone() };
+        let is_of_limits = rest(&before) == rest(&after);
+        let seen_for = seen_for(&after, &active.session);
+        let metrics = metrics.limiter(series(&after));
+        Changed { active: active.clone(), before, after, is_of_limits, seen_for, metrics }
+    }
+
+    /// Returns whether the change concerns the queues of this limiter or partition. The overrides of other partitions do not.
+    fn concerns(&self, instance: &LimiterInstance) -> bool {
+        let [before, after] = [&self.before, &self.after].map(|it| it.of_partition(instance.partition));
+        Arc::ptr_eq(&self.active, &instance.active) && !(self.is_of_limits && before.limits == after.limits)
+    }
+}
+
 /// Limiters that are ready to come into force.
 ///
 /// Dropped without a commit, they leave no trace: no worker, metric, store key, partition or queue has changed. One
@@ -35,7 +66,7 @@ pub struct PreparedLimiters {
     /// All limiters that will be in force, in the order of the configuration.
     next: Vec<Arc<ActiveLimiter>>,
     /// The limiters among `next` that are in force already and get another configuration.
-    changed: Vec<(Arc<ActiveLimiter>, Arc<Limiter>)>,
+    changed: Vec<Changed>,
     sessions: NewSessions,
 }
 
@@ -64,7 +95,7 @@ impl PreparedLimiters {
         let active = match now.filter(is_the_same) {
             Some(active) => {
                 if **active.limiter() != **limiter {
-                    self.changed.push((active.clone(), limiter.clone()));
+                    self.changed.push(Changed::new(active, limiter, &self.in_force.metrics));
                 }
                 active.clone()
             }
@@ -101,8 +132,8 @@ impl PreparedLimiters {
     pub fn commit(self) {
         let PreparedLimiters { in_force, next, changed, sessions } = self;
         in_force.sessions.add(&sessions);
-        for (active, limiter) in &changed {
-            active.change(limiter.clone(), in_force.metrics.limiter(series(limiter)));
+        for Changed { active, after, seen_for, metrics, .. } in &changed {
+            active.change(after.clone(), metrics.clone(), *seen_for);
         }
         next.iter().for_each(|active| active.metrics().publish());
         let kept: HashSet<_> = next.iter().map(|active| active.name.clone()).collect();
@@ -114,9 +145,9 @@ impl PreparedLimiters {
             to.wake();
         }
         if !changed.is_empty() {
-            let is_changed =
-                |active: &Arc<ActiveLimiter>| changed.iter().any(|(one, _)| Arc::ptr_eq(one, active));
-            in_force.queues.tell_changed(|instance| is_changed(&instance.active));
+            let is_concerned =
+                |instance: &LimiterInstance| changed.iter().any(|changed| changed.concerns(instance));
+            in_force.queues.tell_changed(is_concerned);
         }
         for removed in before.iter().filter(|active| !kept.contains(&active.name)) {
             in_force.metrics.forget_limiter(removed.name.as_str());

@@ -98,6 +98,29 @@ async fn waiting_requests_move_with_their_override() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_queues_of_other_partitions_notice_no_change() {
+    let fleet = fleet(&[keyed(60, &[(1, 1)])], Duration::ZERO, SECOND);
+    let set = limiter_set(&fleet.limiters, &["keyed"]);
+    let wait = |value: u64| {
+        let set = set.clone();
+        tokio::spawn(async move { pass(&set, &[of(value)]).await.unwrap() })
+    };
+    let waiting: Vec<_> = (2..50).flat_map(|value| [wait(value), wait(value), wait(value)]).collect();
+    sleep(Duration::from_millis(10)).await;
+    let before = fleet.calls();
+    fleet.apply(&[keyed(60, &[(1, 5), (77, 3)])]);
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(fleet.calls(), before);
+    fleet.apply(&[keyed(60, &[(1, 5), (7, 3)])]);
+    sleep(Duration::from_millis(1)).await;
+    let calls = fleet.calls() - before;
+    assert!((1..4).contains(&calls), "those of one queue, whose limits have changed: {calls}");
+    for waiting in waiting {
+        waiting.await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn without_the_store_the_share_is_of_the_override() {
     let fleet = fleet(&[keyed(0, &[(1, 5)])], Duration::ZERO, SECOND);
     fleet.set_away(true);

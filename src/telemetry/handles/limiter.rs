@@ -16,7 +16,7 @@ pub struct LimiterSeries {
     pub queue_capacity: u32,
     /// The label and the rate of each limit.
     pub limits: Vec<(Arc<str>, u64)>,
-    /// The same of the limits that some partitions have in their place. The labels are others.
+    /// The same of the limits that some partitions have in their place, in the order of the labels, which are others.
     pub overriding: Vec<(Arc<str>, u64)>,
 }
 
@@ -54,7 +54,7 @@ struct Available {
     family: IntGaugeVec,
     /// Those of the limiter's own limits, in its order.
     own: Vec<IntGauge>,
-    /// Those of limits that some partitions have in their place, by their labels. Each appears when such a partition is seen, because
+    /// Those of limits that some partitions have in their place, in the order of their labels. Each appears when such a partition is seen, because
     /// zero would be wrong until then.
     overriding: Vec<(Arc<str>, OnceLock<IntGauge>)>,
 }
@@ -196,7 +196,8 @@ impl LimiterMetrics {
     /// Returns the index of the limit with this label, among those of all partitions; `None` if it is not shown.
     pub fn limit(&self, label: &str) -> Option<usize> {
         let Available { own, overriding, .. } = &self.shared.available;
-        Some(own.len() + overriding.iter().position(|(other, _)| **other == *label)?)
+        let place = overriding.binary_search_by(|(other, _)| (**other).cmp(label)).ok()?;
+        Some(own.len() + place)
     }
 
     /// Sets the permits left of the limit with this index, in the partition that has least of it. The limiter's own limits come first.
