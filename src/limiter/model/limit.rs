@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::limiter::model::calendar_windows::CalendarWindows;
-use crate::limiter::model::partition::Partition;
+use crate::limiter::model::partition::{OwnBits, Partition};
 
 /// The highest `rate` and the highest cost: 10^9 permits.
 pub const RATE_MAX: u32 = 1_000_000_000;
@@ -200,7 +200,7 @@ impl Partitioned {
 
 /// The overrides of a limiter, by partition. Each is the limiter with other limits.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub struct Overrides(Arc<HashMap<Partition, Arc<Limiter>>>);
+pub struct Overrides(Arc<HashMap<Partition, Arc<Limiter>, OwnBits>>);
 
 impl Overrides {
     /// Returns the number of overrides.
