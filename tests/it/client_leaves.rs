@@ -8,8 +8,9 @@ use socket2::SockRef;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use crate::support::http2::{DATA, END_HEADERS, HEADERS, Http2, POST, frame, request};
+use crate::support::http2::{RST_STREAM, numbered};
 use crate::support::raw::{read_head, read_to_end};
+use crate::support::uploads::Uploads;
 use crate::support::{PATIENCE, Upstream, Weir, eventually, lane, one_limiter, spent};
 
 /// The time in which weir must notice, and the delay that the machine may add.
@@ -24,8 +25,13 @@ async fn waiting(weir: &Weir, request: &[u8]) -> TcpStream {
 
 /// Waits until no request waits any more; `what` names the way in which the client left.
 pub(crate) async fn is_noticed(weir: &Weir, what: &str) {
+    are_noticed(weir, what, 0.0).await;
+}
+
+/// Waits until only `staying` requests wait.
+async fn are_noticed(weir: &Weir, what: &str, staying: f64) {
     let left = Instant::now();
-    eventually(what, PATIENCE, async || weir.waiting().await == 0.0).await;
+    eventually(what, PATIENCE, async || weir.waiting().await == staying).await;
     assert!(left.elapsed() < NOTICED_IN, "{what}: noticed after {:?}", left.elapsed());
 }
 
@@ -108,13 +114,29 @@ fn upload(framing: Framing, body: &[u8]) -> Vec<u8> {
     }
 }
 
-/// Sends a request until weir takes no more of it for a moment, and leaves once `waiting` requests wait.
-async fn sends_and_leaves(weir: &Weir, request: Vec<u8>, waiting: usize) {
-    let mut client = TcpStream::connect(weir.host()).await.unwrap();
-    let _ = tokio::time::timeout(Duration::from_millis(500), client.write_all(&request)).await;
-    weir.wait_for_waiting(waiting).await;
+/// A client that has sent as much of its request as weir takes.
+enum Sender {
+    Http1 { _open: TcpStream },
+    Http2(Uploads),
 }
 
+/// Sends a request over HTTP/1.1 until weir takes no more of it for a moment.
+async fn sends(weir: &Weir, framing: Framing, length: usize) -> Sender {
+    let mut client = TcpStream::connect(weir.host()).await.unwrap();
+    let request = upload(framing, &vec![b'x'; length]);
+    let _ = tokio::time::timeout(Duration::from_millis(500), client.write_all(&request)).await;
+    Sender::Http1 { _open: client }
+}
+
+/// Sends a request over HTTP/2 as far as the windows reach.
+async fn sends_http2(weir: &Weir, length: usize) -> Sender {
+    let mut uploads = Uploads::connect(weir).await;
+    uploads.begin(1, length).await;
+    uploads.send().await;
+    Sender::Http2(uploads)
+}
+
+const FRAMINGS: [Framing; 3] = [Framing::Length, Framing::Chunked, Framing::Pipelined];
 const KB: usize = 1000;
 const LENGTHS: [usize; 6] = [0, 64 * KB, 128 * KB, 300 * KB, 5_000 * KB, 30_000 * KB];
 
@@ -124,55 +146,58 @@ async fn a_client_that_leaves_is_noticed_behind_its_body() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let weir = spent(&upstream, 10).await;
-    for framing in [Framing::Length, Framing::Chunked, Framing::Pipelined] {
-        for length in LENGTHS {
-            sends_and_leaves(&weir, upload(framing, &vec![b'x'; length]), 1).await;
+    for length in LENGTHS {
+        for framing in FRAMINGS {
+            let client = sends(&weir, framing, length).await;
+            weir.wait_for_waiting(1).await;
+            drop(client);
             is_noticed(&weir, &format!("{framing:?}, {length} bytes")).await;
         }
-    }
-    for length in LENGTHS {
-        let mut client = Http2::over(TcpStream::connect(weir.host()).await.unwrap());
-        client.shake_hands().await;
-        client.send(&frame(HEADERS, END_HEADERS, 1, &request(POST))).await;
-        // As much as the windows let a client send.
-        for piece in vec![b'x'; length.min(60 * KB)].chunks(10 * KB) {
-            client.send(&frame(DATA, 0, 1, piece)).await;
-        }
+        let client = sends_http2(&weir, length).await;
         weir.wait_for_waiting(1).await;
         drop(client);
-        is_noticed(&weir, &format!("HTTP/2, {length} bytes")).await;
+        is_noticed(&weir, &format!("HTTP/2, {length} bytes, closed")).await;
+        let Sender::Http2(mut uploads) = sends_http2(&weir, length).await else { unreachable!() };
+        weir.wait_for_waiting(1).await;
+        uploads.connection.send(&numbered(RST_STREAM, 1, 8)).await;
+        is_noticed(&weir, &format!("HTTP/2, {length} bytes, reset")).await;
     }
     assert_eq!(upstream.targets(), ["/"]);
     assert_eq!(weir.metrics().await.sum("weir_permits_total", &[("result", "granted")]), 1.0);
 }
 
-/// Without memory to read ahead, a departure is seen when the turn is near: before the permit is spent.
+/// Clients that have sent all kinds of bodies leave at once, and nobody but the one behind them gets a permit: neither where all that
+/// they have sent is read ahead, nor where there is memory for none of it and a departure is only seen when the turn is near.
 #[tokio::test]
-async fn no_permit_is_spent_on_a_client_that_left_behind_unread_bytes() {
+async fn the_permits_of_clients_that_left_go_to_the_next() {
     let _lane = lane::shared().await;
-    let upstream = Upstream::start();
-    let limiter = "{limits: [{rate: 1, per: 4s}], queue: {timeout: 1m, max_waiting: 100}}";
-    let config = one_limiter("memory", limiter, &upstream);
-    let weir = Weir::start(&format!("server: {{body_memory: 64KiB}}\n{config}")).await;
-    assert_eq!(weir.get("/").await.status, 200);
-    let begin = Instant::now();
-    let mut leaving = Vec::new();
-    for framing in [Framing::Length, Framing::Chunked, Framing::Pipelined] {
-        for length in [300 * KB, 5_000 * KB, 30_000 * KB] {
-            leaving.push((framing, length));
-        }
+    for (memory, is_ample) in [("256MiB", true), ("64KiB", false), ("0B", false)] {
+        let upstream = Upstream::start();
+        let limiter = "{limits: [{rate: 1, per: 4s}], queue: {timeout: 2h, max_waiting: 100}}";
+        let config = one_limiter("memory", limiter, &upstream);
+        let weir = Weir::start(&format!("server: {{body_memory: {memory}}}\n{config}")).await;
+        assert_eq!(weir.tell_with("/api/limiters/api/pause", r#"{"for": "1h"}"#).await.status, 200);
+        let over_http1 =
+            FRAMINGS.iter().flat_map(|framing| LENGTHS.map(|length| sends(&weir, *framing, length)));
+        let over_http2 = LENGTHS.map(|length| sends_http2(&weir, length));
+        let clients = (join_all(over_http1).await, join_all(over_http2).await);
+        let count = clients.0.len() + clients.1.len();
+        weir.wait_for_waiting(count).await;
+        let leave_and_resume = async {
+            weir.wait_for_waiting(count + 1).await;
+            drop(clients);
+            if is_ample {
+                are_noticed(&weir, memory, 1.0).await;
+            }
+            assert_eq!(weir.tell("/api/limiters/api/resume").await.status, 200);
+        };
+        let (stays, ()) = tokio::join!(weir.get("/stays"), leave_and_resume);
+        assert_eq!(stays.status, 200, "{memory}");
+        assert_eq!(upstream.targets(), ["/stays"], "{memory}");
+        let metrics = weir.metrics().await;
+        assert_eq!(metrics.sum("weir_permits_total", &[("result", "granted")]), 1.0, "{memory}");
+        assert_eq!(metrics.sum("weir_queue_waiting", &[]), 0.0, "{memory}");
     }
-    let count = leaving.len();
-    let left = leaving
-        .iter()
-        .map(|(framing, length)| sends_and_leaves(&weir, upload(*framing, &vec![b'x'; *length]), count));
-    join_all(left).await;
-    let stays = weir.get("/stays").await;
-    assert_eq!(stays.status, 200);
-    // The first permit after the one that was spent at the beginning.
-    let took = begin.elapsed();
-    assert!(took < Duration::from_secs(7), "{took:?}");
-    assert_eq!(upstream.targets(), ["/", "/stays"]);
 }
 
 /// Bytes that were read ahead go upstream as they were sent.
@@ -186,7 +211,7 @@ async fn a_body_that_was_read_ahead_arrives_whole() {
         let config = one_limiter("memory", limiter, &upstream);
         let weir = Weir::start(&format!("server: {{body_memory: {memory}}}\n{config}")).await;
         assert_eq!(weir.get("/").await.status, 200);
-        for framing in [Framing::Length, Framing::Chunked, Framing::Pipelined] {
+        for framing in FRAMINGS {
             let (body, before) = (pattern(1_500_000), upstream.count());
             let mut client = TcpStream::connect(weir.host()).await.unwrap();
             client.write_all(&upload(framing, &body)).await.unwrap();

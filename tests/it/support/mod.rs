@@ -22,6 +22,7 @@ pub(crate) mod redis_server;
 pub(crate) mod sentinel;
 pub(crate) mod tls;
 pub(crate) mod tls_upstream;
+pub(crate) mod uploads;
 pub(crate) mod upstream;
 pub(crate) mod wall_clock;
 pub(crate) mod weir;
