@@ -162,6 +162,7 @@ fn breaker_words(breaker: &Value) -> Option<String> {
     let failures = plain(&breaker["failures"]);
     Some(match (breaker["state"].as_str()?, breaker["probe_in_ms"].as_u64()) {
         ("closed", _) => format!("closed, {failures} failures to connect in a row so far"),
+        (_, Some(0)) => "open: the next request goes as a probe".to_owned(),
         (_, Some(millis)) => {
             format!("open: it is refused with 503; the next probe in {:?}", Duration::from_millis(millis))
         }

@@ -7,11 +7,13 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::support::page::{Page, Screen};
-use crate::support::{Reply, Upstream, Weir, lane, one_limiter};
+use crate::support::{Reply, Upstream, Weir, closed_port, lane, one_limiter};
 
 const WIDE: Screen = Screen { width: 1280, height: 900, is_phone: false, is_dark: false };
-const DARK: Screen = Screen { is_dark: true, ..WIDE };
+const WIDEST: Screen = Screen { width: 1600, ..WIDE };
+const DARK: Screen = Screen { is_dark: true, ..WIDEST };
 const PHONE: Screen = Screen { width: 390, height: 844, is_phone: true, is_dark: false };
+const DARK_PHONE: Screen = Screen { is_dark: true, ..PHONE };
 
 /// A script that lists texts whose contrast is below 4.5 (WCAG 2.2, 1.4.3), each with its contrast.
 const FAINT: &str = "(() => {
@@ -45,13 +47,15 @@ const NAMED: [&str; 6] = ["button", "searchbox", "combobox", "progressbar", "ima
 async fn it_is_seen_on_every_screen() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
-    let url = upstream.url();
+    let (url, away) = (upstream.url(), format!("http://127.0.0.1:{}", closed_port()));
     let weir = Weir::start(&format!(
         "store: memory\nlimiters:\n  tight: {{limits: [3/1m, 100/1h]}}\n  watched: {{limits: [9/1s], mode: shadow}}\n  \
          refused: {{limits: [9/1s], queue: {{timeout: 5m, max_waiting: 10}}}}\n\
          routes:\n  - {{name: t, match: {{path: /t}}, upstream: \"{url}\", limiter: tight}}\n  \
          - {{name: w, match: {{path: /w}}, upstream: \"{url}\", limiter: watched}}\n  \
-         - {{name: r, match: {{path: /r}}, upstream: \"{url}\", limiter: refused}}\n"
+         - {{name: r, match: {{path: /r}}, upstream: \"{url}\", limiter: refused}}\n  \
+         - {{name: away, match: {{path: /away}}, upstream: \"{away}\", limiters: off, breaker: {{failures: 1, for: 10m}}}}\n  \
+         - {{name: due, match: {{path: /due}}, upstream: \"{away}\", limiters: off, breaker: {{failures: 1, for: 1s}}}}\n"
     ))
     .await;
     let host = weir.ask("/api/replicas").await.json()["replicas"][0]["host"].as_str().map(str::to_owned);
@@ -63,9 +67,14 @@ async fn it_is_seen_on_every_screen() {
         assert_eq!(weir.get("/t").await.status, status);
     }
     assert_eq!(weir.tell_with("/api/limiters/tight/pause", "{\"for\": \"10m\"}").await.status, 200);
+    for path in ["/away", "/due"] {
+        assert_eq!(weir.get(path).await.status, 502);
+    }
     let pictures = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/dashboard");
     fs::create_dir_all(&pictures).expect("a directory");
-    for (name, screen) in [("wide", WIDE), ("dark", DARK), ("phone", PHONE)] {
+    for (name, screen) in
+        [("wide", WIDE), ("widest", WIDEST), ("dark", DARK), ("phone", PHONE), ("dark-phone", DARK_PHONE)]
+    {
         let mut page = Page::open(&weir.admin("/"), screen).await;
         page.shows(&[
             "live",
@@ -77,6 +86,9 @@ async fn it_is_seen_on_every_screen() {
             &format!("Paused: the upstream answered 429 (to {host})"),
             "1 of 10",
             "s now",
+            "Upstreams that cannot be reached",
+            "in 9 min ",
+            "with the next request",
             "(this one)",
             &host,
         ])
