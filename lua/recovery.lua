@@ -41,6 +41,7 @@ local Recovery = setmetatable({ rare = function()
   -- have been: no later window is begun with less than was used in it.
   local function charge_late(state, bookings)
     local timeline, in_force, is_one = state.timeline, state.rules, Rule.is_one
+    Timeline.drop_stale(timeline)
     local known_entries, known_permits, known_size, cell = timeline.at, timeline.permits, timeline.size, in_force.cell
     local entries, permits, size, known = {}, {}, 0, 1
     local function put(at, count)

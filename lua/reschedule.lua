@@ -30,6 +30,8 @@ local Reschedule = setmetatable({ rare = function()
   -- Puts the rules of a text in force. Bookings stay where they are.
   local function put_in_force(state, union)
     local old_rules, old_checkpoints = state.rules, state.checkpoints
+    -- The new rules may see further back.
+    Timeline.drop_stale(state.timeline)
     state.union, state.rules, state.checkpoints = union, Rule.parse_all(union), {}
     if state.external_usage then
       state.external_usage = ExternalUsage.carry_over(state.external_usage, old_rules, state.rules)

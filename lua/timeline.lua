@@ -2,7 +2,9 @@
 --
 -- Twin of src/limiter/arithmetic/timeline.rs. Instants of one cell are one entry, kept at the latest of them. Stored as
 -- { { at, ... }, { permits, ... } }, where each instant is the difference to the one before, which makes it short. Both arrays are
--- used as they come, for there may be hundreds of entries and a server does nothing else meanwhile.
+-- used as they come, for there may be hundreds of entries and a server does nothing else meanwhile. Where there are more, instants are
+-- stored as they are, and the first ones, which no rule sees any more, are left until they are half of all: `stale` is their number, the
+-- fifth part of the stored form. So a call does nothing with each of thousands.
 --
 -- Where thousands wait, a search would pass thousands of full instants. So a timeline also knows `full` stretches of time, the third
 -- part of the stored form where there are any: { from, until, place of the rule that moved a search on, ... }, the newest first. From
@@ -16,14 +18,31 @@ local Timeline
 do
   local is_one = Rule.is_one
 
+  -- A timeline of more entries is long.
+  local LONG = 512
+
   local function load(stored)
-    local entries, at = stored[1], 0
+    local entries, stale, at = stored[1], stored[5], 0
     local size = #entries
-    for index = 1, size do
+    for index = 1, stale and 0 or size do
       at = at + entries[index]
       entries[index] = at
     end
-    return { at = entries, permits = stored[2], size = size, has_empty = false, full = stored[3] or {}, moving = stored[4] }
+    return {
+      at = entries, permits = stored[2], size = size, stale = stale or 0, has_empty = false, full = stored[3] or {},
+      moving = stored[4] or nil,
+    }
+  end
+
+  -- Returns the values of an array from one place to another. The most that one step copies is what a stack holds.
+  local function slice(values, first, final)
+    local AT_ONCE = 4000
+    local copy, place = { unpack(values, first, min(final, first + AT_ONCE - 1)) }, AT_ONCE
+    for index = first + AT_ONCE, final do
+      place = place + 1
+      copy[place] = values[index]
+    end
+    return copy
   end
 
   -- Removes the entries after the first `size`.
@@ -39,13 +58,16 @@ do
   -- Removes the entries that hold nothing any more, all at once: before anything is searched for.
   local function compact(timeline)
     if not timeline.has_empty then return end
-    local entries, permits, kept = timeline.at, timeline.permits, 0
+    local entries, permits, kept, stale = timeline.at, timeline.permits, 0, timeline.stale
     for index = 1, timeline.size do
       if permits[index] > 0 then
         kept = kept + 1
         entries[kept], permits[kept] = entries[index], permits[index]
+      elseif index <= timeline.stale then
+        stale = stale - 1
       end
     end
+    timeline.stale = stale
     shorten(timeline, kept)
     timeline.has_empty = false
   end
@@ -53,13 +75,13 @@ do
   -- Returns the stored form. The timeline cannot be used any more.
   local function pack(timeline)
     compact(timeline)
-    local entries, before = timeline.at, 0
+    local entries, full, moving, before = timeline.at, timeline.full, timeline.moving, 0
+    if timeline.size > LONG then return { entries, timeline.permits, full, moving or false, timeline.stale } end
     for index = 1, timeline.size do
       local at = entries[index]
       entries[index] = at - before
       before = at
     end
-    local full, moving = timeline.full, timeline.moving
     return { entries, timeline.permits, (full[1] or moving) and full or nil, moving }
   end
 
@@ -75,26 +97,28 @@ do
 
   -- Removes the entries before the one at `first`.
   local function keep_from(timeline, first)
+    timeline.stale = 0
     if first == 1 then return end
-    local entries, permits, size = timeline.at, timeline.permits, timeline.size
-    for index = first, size do
-      local place = index - first + 1
-      entries[place], permits[place] = entries[index], permits[index]
-    end
-    shorten(timeline, size - first + 1)
+    local size = timeline.size
+    timeline.at, timeline.permits = slice(timeline.at, first, size), slice(timeline.permits, first, size)
+    timeline.size = size - first + 1
+  end
+
+  -- Removes the entries that no rule sees any more.
+  local function drop_stale(timeline)
+    keep_from(timeline, timeline.stale + 1)
   end
 
   -- Removes what no rule can see, and merges what only rules with wide cells can still see, and what is in the checkpoints of all that can.
   -- Nothing behind `merged` can be merged: all rules see it, and it was booked under them.
   local function prune(timeline, now, rules, checkpoints, merged)
-    local entries, permits, longest = timeline.at, timeline.permits, 0
+    local longest = 0
     for index = 1, #rules do longest = max(longest, rules[index].seen_for) end
-    local first = 1
-    while first <= timeline.size and entries[first] + longest <= now do first = first + 1 end
-    keep_from(timeline, first)
+    timeline.stale = first_from(timeline, now - longest + 1) - 1
+    if timeline.size <= LONG or 2 * timeline.stale > timeline.size then drop_stale(timeline) end
     if #rules < 2 and not rules.merges_folded then return end
-    local kept, size = 0, timeline.size
-    for index = 1, size do
+    local entries, permits, kept, size = timeline.at, timeline.permits, timeline.stale, timeline.size
+    for index = kept + 1, size do
       local at, count, cell = entries[index], permits[index], nil
       if at > merged then
         if kept == index - 1 then return end
@@ -109,7 +133,7 @@ do
         local own = checkpoint and at <= checkpoint[#checkpoint] and rule.folded_cell or rule.cell
         if at + rule.seen_for > now and (not cell or own < cell) then cell = own end
       end
-      if kept > 0 and is_one(rules, cell or 1, entries[kept], at) then
+      if kept > timeline.stale and is_one(rules, cell or 1, entries[kept], at) then
         entries[kept] = at
         permits[kept] = permits[kept] + count
       else
@@ -202,12 +226,8 @@ do
         local final, length = min(start + PAGE - 1, size), #pages
         pages[length + 1], pages[length + 2] = { unpack(entries, start, final) }, { unpack(permits, start, final) }
       end
-      if 2 * first > size then
-        shorten(timeline, first - 1)
-      else
-        timeline.at, timeline.permits, timeline.size = {}, {}, first - 1
-        for index = 1, first - 1 do timeline.at[index], timeline.permits[index] = entries[index], permits[index] end
-      end
+      timeline.at, timeline.permits, timeline.size = slice(entries, 1, first - 1), slice(permits, 1, first - 1), first - 1
+      timeline.stale = min(timeline.stale, first - 1)
       timeline.full = {}
       return pages
     end
@@ -230,7 +250,7 @@ do
   end
 
   Timeline = setmetatable({
-    load = load, pack = pack, compact = compact, first_from = first_from, keep_from = keep_from, prune = prune, charge = charge,
+    load = load, pack = pack, compact = compact, first_from = first_from, keep_from = keep_from, drop_stale = drop_stale, prune = prune, charge = charge,
     held_between = held_between, full_until = full_until, rare = rare,
   }, Lazy)
 end

@@ -28,21 +28,19 @@ function Algorithm.S()
 
   -- Returns the permits in the fullest of the windows that end at later bookings within reach of a search. Each booking is looked at once
   -- in a search: `ahead` has looked at those until `entry`, where the window holds `held` permits and the first `gone` entries have left
-  -- it. `index` and `fullest` name the bookings, ascending, whose window is fuller than that of each later one. Permits booked since
-  -- are in all of these windows: `more`. Entries that were made since lie before: `size` is the number that there were.
+  -- it. `behind` and `fullest` name the bookings, ascending, whose window is fuller than that of each later one, by their place from the
+  -- end. Permits booked since are in all of these windows: `more`. Entries that were made since lie before: `size` is the number that
+  -- there were.
   local function fullest_ahead(sight, search)
     local timeline, entered, window, cell = search.timeline, search.entered, sight.rule.window, search.rules.cell
     local entries, permits, size, ahead = timeline.at, timeline.permits, timeline.size, sight.ahead
     if not ahead or ahead.entry + size - ahead.size < entered then
-      ahead = { entry = entered, gone = sight.gone, held = sight.held, index = {}, fullest = {}, first = 1, last = 0, more = 0, size = size }
+      ahead = { entry = entered, gone = sight.gone, held = sight.held, behind = {}, fullest = {}, first = 1, last = 0, more = 0, size = size }
       sight.ahead = ahead
     end
-    local index, fullest, first, last, moved = ahead.index, ahead.fullest, ahead.first, ahead.last, size - ahead.size
-    if moved > 0 then
-      for place = first, last do index[place] = index[place] + moved end
-      ahead.entry, ahead.size = ahead.entry + moved, size
-    end
-    while first <= last and index[first] <= entered do first = first + 1 end
+    local behind, fullest, first, last = ahead.behind, ahead.fullest, ahead.first, ahead.last
+    ahead.entry, ahead.size = ahead.entry + size - ahead.size, size
+    while first <= last and behind[first] >= size - entered do first = first + 1 end
     local gone, held, more, till = ahead.gone, ahead.held, ahead.more, search.at + window
     for entry = ahead.entry + 1, size do
       local finish = cell_start(entries[entry], cell)
@@ -54,7 +52,7 @@ function Algorithm.S()
       end
       while first <= last and fullest[last] <= held - more do last = last - 1 end
       last = last + 1
-      index[last], fullest[last], ahead.entry = entry, held - more, entry
+      behind[last], fullest[last], ahead.entry = size - entry, held - more, entry
     end
     ahead.gone, ahead.held, ahead.first, ahead.last = gone, held, first, last
     return first <= last and fullest[first] + more or 0
