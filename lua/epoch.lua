@@ -91,8 +91,10 @@ do
       }
       if not before then return epoch end
       local resets, pauses, members, heard, counted = before.resets, before.pauses, before.members, 0, 0
-      -- Instants ahead are of another clock.
-      if (resets[#resets - 1] or 0) <= now then epoch.resets = resets end
+      -- Instants ahead are of another clock. So may all be where the clock was set back, or a caller has seen that: what was used since a
+      -- reset would seem to lie before it. Members have forgotten what was used before, and do not report it.
+      local is_set_back = known > before.id or now < before.begun
+      if not is_set_back and (resets[#resets - 1] or 0) <= now then epoch.resets = resets end
       if (pauses[#pauses - 3] or 0) <= now then epoch.pauses = pauses end
       for index = 1, #members, SIZE do
         heard, counted = max(heard, members[index + 1]), counted + members[index + 6]

@@ -156,6 +156,7 @@ local Recovery = setmetatable({ rare = function()
       -- A new state has no rules yet: `known_from` is for those that are put in force.
       state.checkpoints, state.known_from, doubts = State.new_checkpoints(state.rules, epoch.opens), epoch.opens, {}
       doubt(1)
+      state.reset_at = 0
     else
       local void_from = epoch.opens + 1
       if epoch.unused_from > 0 then void_from = min(void_from, epoch.unused_from) end

@@ -6,7 +6,6 @@ use crate::oracle::{self, Event, Excess, FaultKind, Finding, LimitModel, Limiter
 use crate::plan::{Algorithm, Limiter, Plan};
 
 const MILLI: u64 = 1_000;
-const SECOND: u64 = 1_000_000;
 
 /// The number of the first of the faults that are replicas' starts without the store.
 const STARTED_ALONE: u64 = 1 << 32;
@@ -30,10 +29,8 @@ pub struct Judge {
     /// The faults that hide the store from one place in the fleet, and that place.
     cut_off: Vec<(u64, usize)>,
     started_alone: u64,
-    /// The faults that make bytes take longer, by number, with the time that they add each way.
-    slow: Vec<(u64, u64)>,
-    /// The shortest window of all limits.
-    shortest: u64,
+    /// The faults, by number, that make a round trip take longer than the smallest guard.
+    slow: Vec<u64>,
     /// The splits that have ended while replicas could not hear the store.
     unhealed: u64,
     /// True if the store's clock was stepped in these faults.
@@ -55,10 +52,8 @@ impl Judge {
         let model = |limiter: &Limiter| model(limiter, plan, &names);
         let configurations =
             plan.configurations.iter().map(|one| one.limiters.iter().map(model).collect()).collect();
-        let limits = plan.configurations.iter().flat_map(|one| &one.limiters).flat_map(|one| &one.limits);
         Judge {
             oracle: Oracle::new(settings),
-            shortest: limits.map(|limit| limit.per).min().unwrap_or(SECOND),
             slow: Vec::new(),
             configurations,
             replicas: plan.replicas,
@@ -170,8 +165,9 @@ impl Judge {
         if kind.hides_store() {
             self.store_faults.push(fault as u64);
         }
-        if let Kind::Slow { extra, .. } = kind {
-            self.slow.push((fault as u64, *extra));
+        let guard = self.configurations.iter().flatten().map(|limiter| limiter.guard).min();
+        if matches!(kind, Kind::Slow { extra, .. } if Some(2 * extra) > guard) {
+            self.slow.push(fault as u64);
         }
         if let Kind::CutOff { replica, .. } | Kind::Break { replica: Some(replica), .. } = kind {
             self.cut_off.push((fault as u64, *replica));
@@ -193,7 +189,7 @@ impl Judge {
         let before = self.store_faults.len();
         self.store_faults.retain(|one| *one != fault as u64);
         self.cut_off.retain(|(one, _)| *one != fault as u64);
-        self.slow.retain(|(one, _)| *one != fault as u64);
+        self.slow.retain(|one| *one != fault as u64);
         if before > 0 && self.store_faults.is_empty() && std::mem::take(&mut self.has_stepped_unseen) {
             self.observe(at, &Event::ClockShown);
         }
@@ -213,19 +209,21 @@ impl Judge {
 
     /// A replica is started while it cannot reach the store: nobody knows of it, and it does not know how many others there are. It grants its
     /// share of as many as it assumes, and the others grant theirs, or all.
-    ///
-    /// Where it reaches the store, but slowly, it knows the store's clock to a round trip only, and its permits are as late.
     fn started_alone(&mut self, at: u64) {
         let share = 100_u64.div_ceil(self.fleet_size);
-        let round_trip = 2 * self.slow.iter().map(|(_, extra)| *extra).sum::<u64>();
-        let late = (100 * round_trip).div_ceil(self.shortest).min(100);
-        let excess = Excess { local: share * (self.started_alone + 1) + late, other: late };
+        self.excuse(at, share * (self.started_alone + 1));
+    }
+
+    /// Excuses a share, beside what is late where the store is slow: a replica learns the store's clock to a round trip then, at its start
+    /// and after a step of it, and its permits are as late. All of a window may be sent at once.
+    fn excuse(&mut self, at: u64, share: u64) {
+        let late = if self.slow.is_empty() { 0 } else { 100 };
         let kind = FaultKind {
             name: "started_alone",
             loses_knowledge: false,
             touches_store: false,
             apart: None,
-            excess,
+            excess: Excess { local: share + late, other: late },
         };
         self.observe(at, &Event::FaultBegins { fault: STARTED_ALONE + self.started_alone, kind });
         self.started_alone += 1;
@@ -253,6 +251,9 @@ impl Judge {
     /// The store's clock shows another time than it would.
     pub fn clock_stepped(&mut self, at: u64) {
         self.observe(at, &Event::ClockStepped);
+        if !self.slow.is_empty() {
+            self.excuse(at, 0);
+        }
         if !self.store_faults.is_empty() {
             // Replicas go by their own clocks, and cannot see that the store's windows begin at other instants now.
             self.has_stepped_unseen = true;

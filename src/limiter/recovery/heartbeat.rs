@@ -125,7 +125,7 @@ pub(in crate::limiter) async fn beat(
             session.moment(),
         );
         tell_moves(session, fallback, sent, &answer, tell);
-        session.follow_resets(&answer.resets, fallback);
+        session.follow_resets(&answer, fallback);
         session.earlier_layout.follow(&*session.store, answer.earlier_epoch).await?;
         let current = Reported { memory: answer.epoch.memory, epoch: answer.epoch.id };
         let is_told = heartbeat.reported == current && heartbeat.version == answer.version;

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use tracing::{info, warn};
 
 use crate::clock::{Clock, Micros, Moment};
-use crate::limiter::model::{Epoch, PauseStretch, Reset};
+use crate::limiter::model::{Epoch, HeartbeatAnswer, PauseStretch};
 use crate::limiter::recovery::copies::Copies;
 use crate::limiter::recovery::earlier_layout::EarlierLayout;
 use crate::limiter::recovery::fallback::Fallback;
@@ -155,10 +155,14 @@ impl StoreSession {
         matches!(self.known(self.moment()).link, Link::Settling { .. })
     }
 
-    /// Removes the grants from before these resets, from the ledger and from this replica's own memory.
-    pub(in crate::limiter) fn follow_resets(&self, resets: &[Reset], fallback: &Fallback) {
+    /// Removes the grants from before the resets of an answer, from the ledger and from this replica's own memory. Those of an epoch that
+    /// is over are at instants of a clock that may have been set back since: they would seem to lie behind what was granted later.
+    pub(in crate::limiter) fn follow_resets(&self, answer: &HeartbeatAnswer, fallback: &Fallback) {
+        if answer.epoch.id < self.epoch_least() {
+            return;
+        }
         let (now, followed) = (self.now(), self.state().resets.followed);
-        for reset in resets.iter().filter(|reset| reset.at > followed) {
+        for reset in answer.resets.iter().filter(|reset| reset.at > followed) {
             let local_at = fallback.clock.now() - (now - reset.at);
             self.ledger().reset(reset, local_at);
             fallback.store.reset_at(local_at, &reset.name, reset.partition);

@@ -235,6 +235,21 @@ fn a_reset_survives_write_backs_and_new_epochs() {
 }
 
 #[test]
+fn a_reset_takes_nothing_away_that_was_used_before_the_clock_was_set_back() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let first = fleet.begin(0);
+    fleet.reset(2 * SECOND).unwrap();
+    assert_eq!(granted(&fleet.ask(5 * SECOND, first, 4)).0, 4);
+    // The clock is set back by three and a half seconds: by it, the permits were used at 1.5 s.
+    let now = 2_500_000;
+    let demanded = fleet.ask(now, first + 1, 1).epoch;
+    assert_eq!((demanded.id > first, demanded.reset_at), (true, Micros::ZERO));
+    fleet.write_back(now, &lost(1, demanded.id, &[(1_000_000, 4)]));
+    fleet.ask(now + LEASE.0, demanded.id, 1);
+    assert_eq!(granted(&fleet.ask(now + 2 * LEASE.0, demanded.id, 10)).0, 5);
+}
+
+#[test]
 fn waiting_permits_move_up_after_a_reset() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let epoch = fleet.begin(0);
