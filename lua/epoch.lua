@@ -81,8 +81,9 @@ do
   end
 
   local function rare()
-    -- Returns the epoch after `before`, which may be nil. Members who were not heard right before a silence had been cut off from the
-    -- others: their share is theirs already.
+    -- Returns the epoch after `before`, which may be nil. Counted members may have been granted their share until now, so their permits
+    -- matter for as long from now on. Those who were not heard right before a silence had been cut off from the others: their share is
+    -- theirs already.
     local function begin(before, key, now, known, run, settle, is_lost)
       local id = max(now, known + 1, before and before.id + 1 or 0)
       local epoch = {
@@ -98,6 +99,9 @@ do
       if (pauses[#pauses - 3] or 0) <= now then epoch.pauses = pauses end
       for index = 1, #members, SIZE do
         heard, counted = max(heard, members[index + 1]), counted + members[index + 6]
+        if members[index + 6] == 1 and members[index + 1] > 0 then
+          members[index + 2] = max(members[index + 2], now + members[index + 2] - members[index + 1])
+        end
       end
       if is_lost then return epoch end
       epoch.memory, epoch.silent_from = before.memory, heard

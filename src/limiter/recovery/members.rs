@@ -72,7 +72,11 @@ impl Members {
     ) -> Option<Heartbeat> {
         let aged = |listed: &Listed| {
             let passed = now - listed.at;
-            let aged = |member: &Member| Member { matters_for: member.matters_for - passed, ..*member };
+            // A counted member may have been granted its share until now, if the store has been away since.
+            let aged = |member: &Member| match member.is_counted {
+                true => *member,
+                false => Member { matters_for: member.matters_for - passed, ..*member },
+            };
             let aged = listed.others.iter().map(aged);
             aged.filter(|member| member.matters_for > Micros::ZERO).collect()
         };
@@ -172,5 +176,19 @@ mod tests {
         assert_eq!((known.strangers(&[1, 2]), strangers), (0, 1));
         assert_eq!(known.share(1, 0), Share { parts: 2, place: Some(1), clock_ahead: 0 });
         assert_eq!(known.share(1, strangers), Share { parts: 3, place: None, clock_ahead: 0 });
+    }
+    #[test]
+    fn a_counted_member_matters_for_as_long_behind_an_outage() {
+        let mut known = Members::default();
+        let member =
+            |replica, is_counted| Member { replica, matters_for: Micros::from_millis(7000), is_counted };
+        let members = vec![member(1, true), member(2, true), member(3, false)];
+        let answer =
+            HeartbeatAnswer { version: 1, is_known_to_all: true, members, ..HeartbeatAnswer::default() };
+        known.learn(1, &answer, Moment(0));
+        let told = |now| known.heartbeat(1, 1, Micros::ZERO, Moment(now)).unwrap().members;
+        let left = Member { matters_for: Micros::from_millis(6000), ..member(3, false) };
+        assert_eq!(told(1_000_000), [member(2, true), left]);
+        assert_eq!(told(30_000_000), [member(2, true)]);
     }
 }

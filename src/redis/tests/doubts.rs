@@ -215,6 +215,28 @@ fn a_probe_behind_a_long_silence_leaves_the_members_in_doubt() {
 }
 
 #[test]
+fn a_member_that_stands_still_behind_a_long_outage_may_have_been_granted_its_share_until_then() {
+    for is_lost in [false, true] {
+        let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+        let first = fleet.begin(0);
+        for replica in [1, 2] {
+            fleet.beat(600_000, replica, first, Reported::default());
+            fleet.beat(700_000, replica, first, Reported { memory: first, epoch: first });
+        }
+        if is_lost {
+            fleet.run = "two";
+        }
+        // Longer than the permits matter that the store has granted.
+        let second = fleet.beat(20 * SECOND, 1, first, Reported { memory: first, epoch: first }).epoch.id;
+        fleet.hear(20 * SECOND, second);
+        let memory = if is_lost { second } else { first };
+        fleet.beat(20 * SECOND + 100_000, 1, second, Reported { memory, epoch: second });
+        fleet.ask(20 * SECOND + 600_000, second, 0);
+        assert_eq!(fleet.available(20 * SECOND + 600_000), 0, "is_lost {is_lost}");
+    }
+}
+
+#[test]
 fn what_a_silent_member_may_have_granted_alone_is_charged_by_the_time() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let rule = Rule { rate: 100, window: Micros(100 * SECOND), ..fleet.limiter_ref.rules[0].clone() };
