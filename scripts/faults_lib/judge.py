@@ -48,14 +48,16 @@ def standstill(stamps, begin, end):
     return max((later - earlier, earlier) for earlier, later in zip(inside, inside[1:]))
 
 
-def idle(stamps, begin, end, per, rate):
-    """Returns the longest time without a stamp though the window had room, and its beginning."""
-    longest, whole = (0, begin), per + guard(per)
+def idle(stamps, begin, end, limits):
+    """Returns the longest time without a stamp though every window had room, and its beginning. `limits` are pairs (per, rate)."""
+    longest = (0, begin)
     edges = [begin] + [at for at in stamps if begin < at < end] + [end]
     for earlier, later in zip(edges, edges[1:]):
-        index = bisect_right(stamps, earlier) - rate
-        room = stamps[index] + whole if index >= 0 else earlier
-        longest = max(longest, (later - max(earlier, room), earlier))
+        sent, room = bisect_right(stamps, earlier), earlier
+        for per, rate in limits:
+            if sent >= rate:
+                room = max(room, stamps[sent - rate] + per + guard(per))
+        longest = max(longest, (later - room, earlier))
     return longest
 
 

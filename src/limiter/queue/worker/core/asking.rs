@@ -228,7 +228,7 @@ impl Worker {
         let replaced: usize = replace.iter().map(|(_, count)| count).sum();
         let mut runs = self.runs(now, &replace, &arrivals);
         // Permits are prefetched only where they can be used at once, and pass nobody.
-        let lead = self.lead(around, &replace);
+        let lead = self.lead(around, &replace, arrivals.len());
         let is_calm = replace.is_empty() && self.arrivals.list.is_empty() && lead == Micros::ZERO;
         let wanted = self.prefetch_wanted(now).filter(|_| is_calm);
         runs.extend(wanted.map(|(cost, count)| Run { cost: cost.get(), wait_max: Micros::ZERO, count }));
@@ -250,15 +250,29 @@ impl Worker {
     }
 
     /// Returns how far ahead the next call books. Where an answer takes longer than a slot stays good, slots that begin with the call
-    /// are late when the answer comes. A request whose wait ends before takes what comes, as where nobody may wait.
-    fn lead(&self, around: &Around, replace: &[(Permits, usize)]) -> Micros {
+    /// are late when the answer comes, and so are those of a burst when it is sent. A request whose wait ends before takes what comes, as
+    /// where nobody may wait.
+    fn lead(&self, around: &Around, replace: &[(Permits, usize)], arrivals: usize) -> Micros {
         let Around { now, latency, .. } = *around;
         let deadline =
             |(cost, _): &(Permits, usize)| self.cost_queues.get(cost).and_then(CostQueue::last_deadline);
         let least =
             replace.iter().filter_map(deadline).min().map_or(Micros(u64::MAX), |deadline| deadline - now);
-        let may_wait = self.limits.max_waiting > 0 && latency <= least;
-        if latency > self.limits.guard && may_wait { latency } else { Micros::ZERO }
+        let asked = arrivals + replace.iter().map(|(_, count)| count).sum::<usize>();
+        let all_may_wait = arrivals as u64 <= self.queue_slots_left();
+        let burst =
+            if all_may_wait { self.calls.bursts.lead(asked.min(self.at_once())) } else { Micros::ZERO };
+        let slow = if latency > self.limits.guard { latency } else { Micros::ZERO };
+        let lead = slow.max(burst);
+        let may_wait = self.limits.max_waiting > 0 && lead <= least;
+        if may_wait { lead } else { Micros::ZERO }
+    }
+
+    /// Returns how many permits the limits grant at one instant.
+    fn at_once(&self) -> usize {
+        let rules = self.limits.refs.iter().flat_map(|limiter| limiter.rules.iter());
+        let least = rules.map(Rule::capacity).min().unwrap_or(u64::MAX);
+        usize::try_from(least).unwrap_or(usize::MAX)
     }
 
     /// Returns how many arrivals go with the next call. A burst reaches all replicas at once, and whoever calls first is served first: so a

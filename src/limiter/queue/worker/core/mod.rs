@@ -13,10 +13,12 @@
 //!   link and the pause are.
 //!
 //! [`events`] names what goes in and out. `asking` builds the next call, `answers` takes in an answer, `links` does what follows
-//! from the state of the store, `serving` hands slots out, `refusing` refuses, `prefetching` and `ending` do as their names say.
+//! from the state of the store, `serving` hands slots out, `refusing` refuses, `bursts` knows how many permits can be sent
+//! at once, `prefetching` and `ending` do as their names say.
 
 mod answers;
 mod asking;
+mod bursts;
 mod ending;
 pub(in crate::limiter) mod events;
 mod links;
@@ -36,6 +38,7 @@ use crate::limiter::queue::prefetch::Pace;
 use crate::limiter::queue::request::Arrival;
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::recovery::link::Link;
+use bursts::Bursts;
 use events::{Action, Around, Back, Event, Limits};
 
 /// How long a worker sleeps when nothing is due. Any event wakes it earlier.
@@ -115,6 +118,8 @@ struct Calls {
     not_before: Moment,
     /// True if the store does not know of changed limits yet, or may have moved bookings.
     has_changed: bool,
+    /// How many permits can be sent at once.
+    bursts: Bursts,
 }
 
 /// Slots to ask for in place of others, by cost, and the arrivals behind them.
@@ -203,6 +208,7 @@ impl Worker {
                 heard: None,
                 not_before: now,
                 has_changed: false,
+                bursts: Bursts::default(),
             },
             link: Link::Up { epoch: 0 },
             pause: Pause::default(),

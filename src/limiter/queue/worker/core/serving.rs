@@ -79,6 +79,7 @@ impl Worker {
         // A pause moves all bookings in order, so none of them needs to be booked anew.
         if why == Unusable::Late {
             self.owed.rebook.insert(cost);
+            self.calls.bursts.was_late();
         }
     }
 
@@ -105,6 +106,8 @@ impl Worker {
                 .next()
                 .map(|(cost, _)| *cost);
         }
+        let handed_out = around.in_flight_left - in_flight_left;
+        self.calls.bursts.handed_out(usize::try_from(handed_out).unwrap_or(usize::MAX), around.now);
     }
 
     fn hand_out_cost(
@@ -131,6 +134,7 @@ impl Worker {
                 self.give_back(slot, cost, out);
                 self.want(cost);
                 self.owed.rebook.insert(cost);
+                self.calls.bursts.was_late();
             } else if let Some(Waiter { request, holder, .. }) = cost_queue.take_first() {
                 out.push(Action::Grant(request, slot, cost, holder));
                 *in_flight_left -= 1;

@@ -140,3 +140,35 @@ fn a_worker_that_is_late_does_not_blame_a_store_that_cannot_fail() {
     assert!(refusal(&asked).is_none());
     assert!(is_granted(&core.on(after(3002), vec![booked(after(3001), &[shown(after(3001))])])));
 }
+
+/// Returns how far ahead the next call books.
+fn lead(actions: &[Action]) -> Option<Micros> {
+    actions.iter().find_map(|action| if let Action::Book(call) = action { Some(call.lead) } else { None })
+}
+
+#[test]
+fn a_burst_is_booked_as_far_ahead_as_it_takes_to_read_it() {
+    const AHEAD: Micros = Micros::from_millis(20);
+    let mut core = Driven(Worker::new(limits(100, 30, OnStoreFailure::Local), SECOND, START));
+    let burst = |from: u32, now| (from..from + 16).map(|request| arrival(request, now, 30_000)).collect();
+    let all = |at: Moment| booked(at, &[shown(at); 16]);
+    assert_eq!(lead(&core.on(START, vec![arrival(0, START, 30_000)])), Some(Micros::ZERO), "one alone");
+    core.on(after(1), burst(1, after(1)));
+    let asked = core.on(after(2), vec![booked(START, &[shown(START)])]);
+    assert_eq!(lead(&asked), Some(AHEAD));
+    assert!(is_granted(&core.on(after(3), vec![all(after(3))])));
+    // None of them was late.
+    core.on(after(300), vec![]);
+    let asked = core.on(after(1500), burst(17, after(1500)));
+    assert_eq!(lead(&asked), Some(Micros::ZERO));
+    // These are.
+    let asked = core.on(after(1600), vec![all(after(1500))]);
+    assert_eq!(lead(&asked), Some(AHEAD), "those asked for in their place");
+    // Where so many may not wait, they take what comes.
+    core = Driven(Worker::new(
+        Limits { max_waiting: 15, ..limits(100, 30, OnStoreFailure::Local) },
+        SECOND,
+        START,
+    ));
+    assert_eq!(lead(&core.on(START, burst(0, START))), Some(Micros::ZERO));
+}
