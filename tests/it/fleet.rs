@@ -61,17 +61,19 @@ async fn nine_hundred_within_a_second_stay_inside_the_quota_and_waste_none_of_it
 /// However fast requests come: those that arrive while a call is under way share the next one.
 #[tokio::test]
 async fn requests_that_come_at_once_share_their_script_calls() {
-    let _lane = lane::shared().await;
-    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    let limiter = "{limits: [100/1s], queue: {timeout: 30s, max_waiting: 1000}}";
-    let fleet = Weir::fleet(3, &one_limiter(&redis.store(), limiter, &upstream)).await;
-    let calls_before = redis.script_calls().await;
-    all_ok(at_once(&fleet, 300).await).await;
-    assert_eq!(upstream.count(), 300, "each request goes upstream once");
-    upstream.assert_within(100, SECOND);
-    let calls = redis.script_calls().await - calls_before;
-    println!("{calls} script calls");
-    assert!(calls < 150, "{calls} script calls for 300 requests, heartbeats included");
+    lane::alone(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let limiter = "{limits: [100/1s], queue: {timeout: 30s, max_waiting: 1000}}";
+        let fleet = Weir::fleet(3, &one_limiter(&redis.store(), limiter, &upstream)).await;
+        let calls_before = redis.script_calls().await;
+        all_ok(at_once(&fleet, 300).await).await;
+        assert_eq!(upstream.count(), 300, "each request goes upstream once");
+        upstream.assert_within(100, SECOND);
+        let calls = redis.script_calls().await - calls_before;
+        println!("{calls} script calls");
+        assert!(calls < 150, "{calls} script calls for 300 requests, heartbeats included");
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -1,7 +1,9 @@
 //! Tests of the harness itself: a wrong judge proves nothing.
 
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
+use crate::support::lane::ProcessorWaits;
 use crate::support::measure::{
     Service, fullest_bucket, fullest_window, jain, median, occupancy, pairs_out_of_order,
 };
@@ -175,6 +177,32 @@ async fn redis_speaks_tls() {
     eventually("an answer over TLS", PATIENCE, async || {
         let Ok(mut connection) = client.get_multiplexed_async_connection().await else { return false };
         redis::cmd("PING").query_async::<String>(&mut connection).await.is_ok()
+    })
+    .await;
+}
+
+/// A process that is ended with the test.
+struct Busy(Child);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.kill().and_then(|()| self.0.wait().map(drop)).expect("end a busy process");
+    }
+}
+
+#[tokio::test]
+async fn a_process_that_waits_for_a_processor_is_noticed() {
+    lane::alone(async || {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let busy = |_| Busy(Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("a shell"));
+        let mut waits = ProcessorWaits::default();
+        assert_eq!(waits.longest_since(), Duration::ZERO, "nothing runs yet");
+        let _busy: Vec<Busy> = (0..2 * cores + 1).map(busy).collect();
+        eventually("one has waited", PATIENCE, async || {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            waits.longest_since() >= lane::STALL
+        })
+        .await;
     })
     .await;
 }

@@ -179,24 +179,26 @@ async fn used_permits_stay_used_when_an_override_changes() {
 
 #[tokio::test]
 async fn waiting_requests_move_when_their_override_changes() {
-    let _lane = lane::shared().await;
-    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    let queue = ", queue: {timeout: 1h, max_waiting: 100}";
-    let with = |overrides: &str| by_tenant(&redis.store(), "[1/1m]", overrides, queue, &upstream);
-    let fleet = Weir::fleet(2, &with("{a: [1/30s]}")).await;
-    let begin = |weir: &Weir| Pending::send(&weir.url("/"), of("a"));
-    let waiting: Vec<_> = (0..10).flat_map(|_| fleet.iter().map(begin)).collect();
-    upstream.wait_for(1, PATIENCE).await;
-    for weir in &fleet {
-        weir.wait_for_waiting(9).await;
-    }
-    Weir::reload_all(&fleet, &with("{a: [10/1s]}")).await;
-    let raised = Instant::now();
-    for answer in client::answers(waiting).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
-    assert!(raised.elapsed() < 15 * SECOND, "they moved up: {:?}", raised.elapsed());
-    upstream.assert_within(10, SECOND);
+    lane::calm(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let queue = ", queue: {timeout: 1h, max_waiting: 100}";
+        let with = |overrides: &str| by_tenant(&redis.store(), "[1/1m]", overrides, queue, &upstream);
+        let fleet = Weir::fleet(2, &with("{a: [1/30s]}")).await;
+        let begin = |weir: &Weir| Pending::send(&weir.url("/"), of("a"));
+        let waiting: Vec<_> = (0..10).flat_map(|_| fleet.iter().map(begin)).collect();
+        upstream.wait_for(1, PATIENCE).await;
+        for weir in &fleet {
+            weir.wait_for_waiting(9).await;
+        }
+        Weir::reload_all(&fleet, &with("{a: [10/1s]}")).await;
+        let raised = Instant::now();
+        for answer in client::answers(waiting).await {
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        }
+        assert!(raised.elapsed() < 15 * SECOND, "they moved up: {:?}", raised.elapsed());
+        upstream.assert_within(10, SECOND);
+    })
+    .await;
 }
 
 #[tokio::test]

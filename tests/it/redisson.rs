@@ -76,35 +76,42 @@ async fn a_changed_rate_keeps_the_usage() {
 
 #[tokio::test]
 async fn a_rate_below_the_usage_leaves_nothing_until_the_window_has_passed() {
-    let _lane = lane::shared().await;
-    const PER: Duration = Duration::from_secs(2);
-    on_both_stores(async |store| {
-        let upstream = Upstream::start();
-        let at = |limit: &str| one_limiter(store, &format!("{{limits: [{limit}]}}"), &upstream);
-        let weir = Weir::start(&at("10/2s")).await;
-        let (mut client, request) = (weir.connect().await, Request::get("/"));
-        let first = Instant::now();
-        assert_eq!(client.statuses(&request, 8).await, [200; 8]);
-        weir.reload(&at("5/2s")).await;
+    lane::calm(async || {
+        const PER: Duration = Duration::from_secs(2);
+        on_both_stores(async |store| {
+            let upstream = Upstream::start();
+            let at = |limit: &str| one_limiter(store, &format!("{{limits: [{limit}]}}"), &upstream);
+            let weir = Weir::start(&at("10/2s")).await;
+            let (mut client, request) = (weir.connect().await, Request::get("/"));
+            let first = Instant::now();
+            assert_eq!(client.statuses(&request, 8).await, [200; 8]);
+            weir.reload(&at("5/2s")).await;
 
-        let mut looks = 0;
-        let mut pace = tokio::time::interval(Duration::from_millis(50));
-        loop {
-            pace.tick().await;
-            let (left, status) = (weir.available("api").await, client.ask(&request).await.status);
-            // An answer after this instant proves nothing.
-            if first.elapsed() >= PER {
-                break;
+            let mut looks = 0;
+            let mut pace = tokio::time::interval(Duration::from_millis(50));
+            loop {
+                pace.tick().await;
+                let (left, status) = (weir.available("api").await, client.ask(&request).await.status);
+                // An answer after this instant proves nothing.
+                if first.elapsed() >= PER {
+                    break;
+                }
+                assert_eq!(
+                    (left, status),
+                    (vec![0], 429),
+                    "{:?} after the first in {store}",
+                    first.elapsed()
+                );
+                looks += 1;
             }
-            assert_eq!((left, status), (vec![0], 429), "{:?} after the first in {store}", first.elapsed());
-            looks += 1;
-        }
-        assert!(looks > 10, "looked only {looks} times");
-        // The last request may have taken a permit, which expires with the window too.
-        wait_until(Instant::now() + PER + GUARD).await;
-        assert_eq!(weir.available("api").await, [5], "in {store}");
-        assert_eq!(client.statuses(&request, 6).await, [200, 200, 200, 200, 200, 429], "in {store}");
-        upstream.assert_within(8, PER);
+            assert!(looks > 10, "looked only {looks} times");
+            // The last request may have taken a permit, which expires with the window too.
+            wait_until(Instant::now() + PER + GUARD).await;
+            assert_eq!(weir.available("api").await, [5], "in {store}");
+            assert_eq!(client.statuses(&request, 6).await, [200, 200, 200, 200, 200, 429], "in {store}");
+            upstream.assert_within(8, PER);
+        })
+        .await;
     })
     .await;
 }

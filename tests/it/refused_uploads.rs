@@ -32,16 +32,18 @@ fn upload() -> String {
 
 #[tokio::test]
 async fn a_refusal_waits_for_no_body() {
-    let _lane = lane::shared().await;
-    let upstream = Upstream::start();
-    let weir = spent(&upstream, 0).await;
-    for framing in [&upload(), "Content-Length: 5", "Transfer-Encoding: chunked"] {
-        let mut client = begin_upload(&weir, framing).await;
-        let begin = Instant::now();
-        assert!(read_head(&mut client).await.starts_with("HTTP/1.1 429 "), "{framing}");
-        let took = begin.elapsed();
-        assert!(took < AT_ONCE, "{framing}: {took:?}");
-    }
+    lane::calm(async || {
+        let upstream = Upstream::start();
+        let weir = spent(&upstream, 0).await;
+        for framing in [&upload(), "Content-Length: 5", "Transfer-Encoding: chunked"] {
+            let mut client = begin_upload(&weir, framing).await;
+            let begin = Instant::now();
+            assert!(read_head(&mut client).await.starts_with("HTTP/1.1 429 "), "{framing}");
+            let took = begin.elapsed();
+            assert!(took < AT_ONCE, "{framing}: {took:?}");
+        }
+    })
+    .await;
 }
 
 /// The client sends all that it has before it reads. No part of that is reset.
@@ -188,25 +190,28 @@ async fn shutdown_waits_for_no_refused_upload() {
 /// Over HTTP/2 the stream is reset with NO_ERROR some time after the refusal, and the connection goes on.
 #[tokio::test]
 async fn an_upload_over_http2_is_reset_without_an_error() {
-    let _lane = lane::shared().await;
-    let upstream = Upstream::start();
-    let weir = spent(&upstream, 0).await;
-    let mut client = Http2::over(TcpStream::connect(weir.host()).await.unwrap());
-    client.shake_hands().await;
-    let grpc = [request(POST), literal("content-type", "application/grpc")].concat();
-    for (stream, headers) in [(1, request(POST)), (3, grpc), (5, request(POST))] {
-        let begin = Instant::now();
-        client.send(&frame(HEADERS, END_HEADERS, stream, &headers)).await;
-        let is_of_stream = |event: &Event| matches!(event, Event::Frame { stream: of, .. } if *of == stream);
-        let first = client.until(is_of_stream).await;
-        assert!(matches!(first, Event::Frame { kind: HEADERS, .. }), "{first:?}");
-        assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
-        let reset = client.until(|event| matches!(event, Event::Frame { kind: RST_STREAM, .. })).await;
-        assert_eq!(reset.code(), Some(0), "{reset:?}");
-        // A client that reads both at once drops the refusal.
-        assert!(begin.elapsed() > Duration::from_millis(200), "{:?}", begin.elapsed());
-        // What is on its way is no error.
-        client.send(&frame(DATA, 0, stream, &[0; 10_000])).await;
-        client.send(&frame(DATA, END_STREAM, stream, &[0; 10_000])).await;
-    }
+    lane::calm(async || {
+        let upstream = Upstream::start();
+        let weir = spent(&upstream, 0).await;
+        let mut client = Http2::over(TcpStream::connect(weir.host()).await.unwrap());
+        client.shake_hands().await;
+        let grpc = [request(POST), literal("content-type", "application/grpc")].concat();
+        for (stream, headers) in [(1, request(POST)), (3, grpc), (5, request(POST))] {
+            let begin = Instant::now();
+            client.send(&frame(HEADERS, END_HEADERS, stream, &headers)).await;
+            let is_of_stream =
+                |event: &Event| matches!(event, Event::Frame { stream: of, .. } if *of == stream);
+            let first = client.until(is_of_stream).await;
+            assert!(matches!(first, Event::Frame { kind: HEADERS, .. }), "{first:?}");
+            assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
+            let reset = client.until(|event| matches!(event, Event::Frame { kind: RST_STREAM, .. })).await;
+            assert_eq!(reset.code(), Some(0), "{reset:?}");
+            // A client that reads both at once drops the refusal.
+            assert!(begin.elapsed() > Duration::from_millis(200), "{:?}", begin.elapsed());
+            // What is on its way is no error.
+            client.send(&frame(DATA, 0, stream, &[0; 10_000])).await;
+            client.send(&frame(DATA, END_STREAM, stream, &[0; 10_000])).await;
+        }
+    })
+    .await;
 }

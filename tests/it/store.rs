@@ -221,20 +221,22 @@ async fn a_redis_that_starts_later_is_used() {
 
 #[tokio::test]
 async fn a_redis_that_goes_away_loses_no_request() {
-    let _lane = lane::shared().await;
-    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
-    let limiter = "{limits: [10/1s], queue: {timeout: 30s, max_waiting: 100}, on_store_failure: local}";
-    let weir = Weir::start(&one_limiter(&redis.store(), limiter, &upstream)).await;
-    let mut pending = weir.begin(20, "/");
-    upstream.wait_for(10, PATIENCE).await;
-    drop(redis);
-    // Booked slots stay good; the policy decides on new requests.
-    pending.extend(weir.begin(10, "/"));
-    for answer in client::answers(pending).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
-    assert_eq!(upstream.count(), 30);
-    upstream.assert_within(10, Duration::from_secs(1));
+    lane::calm(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let limiter = "{limits: [10/1s], queue: {timeout: 30s, max_waiting: 100}, on_store_failure: local}";
+        let weir = Weir::start(&one_limiter(&redis.store(), limiter, &upstream)).await;
+        let mut pending = weir.begin(20, "/");
+        upstream.wait_for(10, PATIENCE).await;
+        drop(redis);
+        // Booked slots stay good; the policy decides on new requests.
+        pending.extend(weir.begin(10, "/"));
+        for answer in client::answers(pending).await {
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        }
+        assert_eq!(upstream.count(), 30);
+        upstream.assert_within(10, Duration::from_secs(1));
+    })
+    .await;
 }
 
 /// weir needs exactly the rights that docs/redis.md names.

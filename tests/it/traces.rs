@@ -79,50 +79,52 @@ async fn without_a_collector_a_trace_is_passed_on_as_it_is_and_none_is_begun() {
 
 #[tokio::test]
 async fn a_request_that_waits_has_a_span_for_each_part_of_its_life() {
-    let _lane = lane::shared().await;
-    let (redis, upstream, collector) = (RedisServer::start().await, Upstream::start(), Upstream::start());
-    let config = one_limiter(&redis.store(), "{limits: [1/2s], queue: {timeout: 5s}}", &upstream);
-    let weir = Weir::start_in(&config, &environment(&collector)).await;
-    assert_eq!(weir.get("/").await.status, 200);
-    let answer = send(&weir.url("/"), traced("/orders/7?key=s3cret", "01")).await.unwrap();
-    let waited = Duration::from_millis(answer.header("weir-wait-ms").unwrap().parse().unwrap());
+    lane::calm(async || {
+        let (redis, upstream, collector) = (RedisServer::start().await, Upstream::start(), Upstream::start());
+        let config = one_limiter(&redis.store(), "{limits: [1/2s], queue: {timeout: 5s}}", &upstream);
+        let weir = Weir::start_in(&config, &environment(&collector)).await;
+        assert_eq!(weir.get("/").await.status, 200);
+        let answer = send(&weir.url("/"), traced("/orders/7?key=s3cret", "01")).await.unwrap();
+        let waited = Duration::from_millis(answer.header("weir-wait-ms").unwrap().parse().unwrap());
 
-    let is_ours = |span: &&Span| hex(&span.trace_id) == TRACE;
-    let ours = poll_for("the trace", PATIENCE, async || {
-        let all: Vec<Span> = spans(&collector).into_iter().map(|(span, _)| span).collect();
-        let ours: Vec<Span> = all.iter().filter(is_ours).cloned().collect();
-        ours.iter().any(|span| hex(&span.parent_span_id) == PARENT).then_some(ours)
+        let is_ours = |span: &&Span| hex(&span.trace_id) == TRACE;
+        let ours = poll_for("the trace", PATIENCE, async || {
+            let all: Vec<Span> = spans(&collector).into_iter().map(|(span, _)| span).collect();
+            let ours: Vec<Span> = all.iter().filter(is_ours).cloned().collect();
+            ours.iter().any(|span| hex(&span.parent_span_id) == PARENT).then_some(ours)
+        })
+        .await;
+        let whole = ours.iter().find(|span| hex(&span.parent_span_id) == PARENT).unwrap();
+        assert_eq!((whole.name.as_str(), whole.kind), ("GET all", SpanKind::Server as i32));
+        for (key, value) in [
+            ("http.request.method", "GET"),
+            ("http.response.status_code", "200"),
+            ("url.path", "/orders/7"),
+            ("weir.route", "all"),
+            ("weir.outcome", "forwarded"),
+            ("client.address", "127.0.0.1"),
+        ] {
+            assert_eq!(attribute(&whole.attributes, key).as_deref(), Some(value), "{key}");
+        }
+        let mut parts: Vec<&Span> = ours.iter().filter(|span| span.parent_span_id == whole.span_id).collect();
+        parts.sort_by_key(|span| span.start_time_unix_nano);
+        let names: Vec<&str> = parts.iter().map(|span| span.name.as_str()).collect();
+        assert_eq!(names, ["reserve", "wait", "GET"]);
+        assert!(took(parts[1]) + Duration::from_millis(200) > waited, "{:?} of {waited:?}", took(parts[1]));
+        assert!(parts.windows(2).all(|pair| pair[0].end_time_unix_nano <= pair[1].start_time_unix_nano));
+        assert_eq!(attribute(&parts[2].attributes, "http.response.status_code").as_deref(), Some("200"));
+        assert_eq!(attribute(&parts[2].attributes, "server.address").as_deref(), Some("127.0.0.1"));
+
+        // The upstream continues the attempt's span.
+        let seen = upstream.seen().pop().unwrap();
+        assert_eq!(seen.headers["traceparent"], format!("00-{TRACE}-{}-01", hex(&parts[2].span_id)));
+        assert_eq!(seen.headers["tracestate"], "vendor=value");
+        let (_, resource) = spans(&collector).remove(0);
+        assert_eq!(attribute(&resource, "service.name").as_deref(), Some("weir"));
+        assert_eq!(attribute(&resource, "service.version").as_deref(), Some(env!("CARGO_PKG_VERSION")));
+        assert!(collector.seen().iter().all(|seen| !seen.body.windows(6).any(|bytes| bytes == b"s3cret")));
     })
     .await;
-    let whole = ours.iter().find(|span| hex(&span.parent_span_id) == PARENT).unwrap();
-    assert_eq!((whole.name.as_str(), whole.kind), ("GET all", SpanKind::Server as i32));
-    for (key, value) in [
-        ("http.request.method", "GET"),
-        ("http.response.status_code", "200"),
-        ("url.path", "/orders/7"),
-        ("weir.route", "all"),
-        ("weir.outcome", "forwarded"),
-        ("client.address", "127.0.0.1"),
-    ] {
-        assert_eq!(attribute(&whole.attributes, key).as_deref(), Some(value), "{key}");
-    }
-    let mut parts: Vec<&Span> = ours.iter().filter(|span| span.parent_span_id == whole.span_id).collect();
-    parts.sort_by_key(|span| span.start_time_unix_nano);
-    let names: Vec<&str> = parts.iter().map(|span| span.name.as_str()).collect();
-    assert_eq!(names, ["reserve", "wait", "GET"]);
-    assert!(took(parts[1]) + Duration::from_millis(200) > waited, "{:?} of {waited:?}", took(parts[1]));
-    assert!(parts.windows(2).all(|pair| pair[0].end_time_unix_nano <= pair[1].start_time_unix_nano));
-    assert_eq!(attribute(&parts[2].attributes, "http.response.status_code").as_deref(), Some("200"));
-    assert_eq!(attribute(&parts[2].attributes, "server.address").as_deref(), Some("127.0.0.1"));
-
-    // The upstream continues the attempt's span.
-    let seen = upstream.seen().pop().unwrap();
-    assert_eq!(seen.headers["traceparent"], format!("00-{TRACE}-{}-01", hex(&parts[2].span_id)));
-    assert_eq!(seen.headers["tracestate"], "vendor=value");
-    let (_, resource) = spans(&collector).remove(0);
-    assert_eq!(attribute(&resource, "service.name").as_deref(), Some("weir"));
-    assert_eq!(attribute(&resource, "service.version").as_deref(), Some(env!("CARGO_PKG_VERSION")));
-    assert!(collector.seen().iter().all(|seen| !seen.body.windows(6).any(|bytes| bytes == b"s3cret")));
 }
 
 #[tokio::test]

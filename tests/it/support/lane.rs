@@ -5,7 +5,8 @@
 //! line. Tests that may run beside the current ones enter first: no test waits for long, because the runner starts only
 //! so many.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::fs;
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,7 +42,7 @@ static MOVED: Notify = Notify::const_new();
 
 /// The shortest standstill of the machine that excuses a failure: it may delay a permit, between weir's last look at
 /// the clock and the upstream's, beyond the guard of a window of one second.
-const STALL: Duration = Duration::from_millis(10);
+pub(crate) const STALL: Duration = Duration::from_millis(10);
 
 /// The number of attempts of a test on a machine that stands still each time.
 const ATTEMPTS: usize = 5;
@@ -110,7 +111,8 @@ pub(crate) async fn shared() -> Place {
 }
 
 /// Runs a test that judges instants and loads the machine. A failed test is repeated if, and only if, the machine stood
-/// still meanwhile: a thread that only looks at the clock was held up for [`STALL`] or longer.
+/// still meanwhile: a thread that only looks at the clock, or one of a process that the test had started, was held up for
+/// [`STALL`] or longer.
 pub(crate) async fn alone(test: impl AsyncFn()) {
     judged(Kind::Alone, test).await;
 }
@@ -129,11 +131,12 @@ async fn judged(kind: Kind, test: impl AsyncFn()) {
         if longest < STALL || attempt == ATTEMPTS {
             resume_unwind(failure);
         }
-        println!("attempt {attempt} is not judged: the machine stood still for {longest:?}");
+        println!("attempt {attempt} is not judged: a process was held up for {longest:?}");
     }
 }
 
-/// A thread that looks at the clock each millisecond.
+/// A thread that looks at the clock each millisecond, and now and then at how long the started processes waited for a processor:
+/// one of them may stand still alone.
 struct StallWatch {
     longest_us: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -145,17 +148,25 @@ impl StallWatch {
         let (longest_us, stop) = (Arc::clone(&watch.longest_us), Arc::clone(&watch.stop));
         thread::spawn(move || {
             const INTERVAL: Duration = Duration::from_millis(1);
-            while !stop.load(Ordering::Relaxed) {
+            /// Looks at the clock for each one at the processes.
+            const LOOKS: u32 = 25;
+            let mut waits = ProcessorWaits::default();
+            for look in 0_u32.. {
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
                 let due = Instant::now() + INTERVAL;
                 thread::sleep(INTERVAL);
-                let late_us = u64::try_from(due.elapsed().as_micros()).unwrap_or(u64::MAX);
-                longest_us.fetch_max(late_us, Ordering::Relaxed);
+                let late = due.elapsed();
+                let waited = if look % LOOKS == 0 { waits.longest_since() } else { Duration::ZERO };
+                let stall_us = u64::try_from(late.max(waited).as_micros()).unwrap_or(u64::MAX);
+                longest_us.fetch_max(stall_us, Ordering::Relaxed);
             }
         });
         watch
     }
 
-    /// Returns the longest time for which the thread was held up since the start.
+    /// Returns the longest time for which a thread was held up since the start.
     fn longest(&self) -> Duration {
         Duration::from_micros(self.longest_us.load(Ordering::Relaxed))
     }
@@ -165,4 +176,46 @@ impl Drop for StallWatch {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
+}
+
+/// How long each thread of this process's children has waited for a processor, as the kernel counts it.
+#[derive(Default)]
+pub(crate) struct ProcessorWaits {
+    /// Nanoseconds, by the thread's directory.
+    by_thread: HashMap<String, u64>,
+}
+
+impl ProcessorWaits {
+    /// Returns the longest wait of a thread since the last look. A wait that has not ended yet is seen after its end.
+    pub(crate) fn longest_since(&mut self) -> Duration {
+        let mut longest = 0;
+        let threads =
+            listed("/proc/self/task").flat_map(|task| children(&task)).flat_map(|child| listed(&child));
+        let now = threads.filter_map(|thread| Some((waited(&thread)?, thread)));
+        let mut by_thread = HashMap::new();
+        for (waited, thread) in now {
+            longest =
+                longest.max(waited - self.by_thread.get(&thread).copied().unwrap_or(waited).min(waited));
+            by_thread.insert(thread, waited);
+        }
+        self.by_thread = by_thread;
+        Duration::from_nanos(longest)
+    }
+}
+
+/// Returns the entries of a directory; none if it is gone.
+fn listed(directory: &str) -> impl Iterator<Item = String> + use<> {
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    entries.filter_map(|entry| Some(entry.ok()?.path().to_str()?.to_owned()))
+}
+
+/// Returns the directories of the threads of a thread's child processes.
+fn children(thread: &str) -> Vec<String> {
+    let children = fs::read_to_string(format!("{thread}/children")).unwrap_or_default();
+    children.split_whitespace().map(|child| format!("/proc/{child}/task")).collect()
+}
+
+/// Returns how many nanoseconds a thread has waited for a processor; nothing if it has ended.
+fn waited(thread: &str) -> Option<u64> {
+    fs::read_to_string(format!("{thread}/schedstat")).ok()?.split_whitespace().nth(1)?.parse().ok()
 }
