@@ -6,8 +6,7 @@ import time
 from collections import Counter
 
 from . import judge
-from .lag import ProcessorWaits
-from .servers import STORES, Process, Weir, until
+from .servers import STORES, Weir, until
 from .wire import Connection, Line, Upstream, now
 
 LEASE = 0.5
@@ -50,7 +49,6 @@ class Run:
         self.asks, self.idle_connections, self.lines, self.replicas, self.started = [], {}, [], [], []
         self.store, self.tasks, self.late, self.may_refuse = None, [], [], True
         self.loaded = None
-        self.waits_for_processor = ProcessorWaits(lambda: Process.running)
 
     async def start(self, limits="40/2s", policy="local", queue="{timeout: 3s, max_waiting: 1000}", timeout=3.0,
                     store="single", has_store=True, further="", lines=False, replicas=3, limiters="",
@@ -85,7 +83,6 @@ class Run:
             due = time.monotonic() + 0.01
             await asyncio.sleep(0.01)
             self.late.append((now(), time.monotonic() - due))
-            self.waits_for_processor.look(now())
 
     async def config(self, body=None):
         port = None
@@ -201,20 +198,8 @@ class Run:
         """Checks how much was used, or how soon, in a stretch in which the machine left enough time to this program."""
         end = min(end, now())
         late = sum(late for at, late in self.late if begin <= at <= end and late > 0.02)
-        self._check_unless_late(is_right, word, text, ("client", late, end - begin))
-
-    def check_burst(self, is_right, text, begin, end, word="USED"):
-        """Like `check_use`, where permits of one instant are late as soon as a replica or Redis waits for a processor for a guard."""
-        end = min(end, now())
-        late = sum(late for at, late in self.late if begin <= at <= end and late > 0.02)
-        waited = self.waits_for_processor.between(begin, end)
-        who = ("a replica or Redis", waited, end - begin) if waited > late else ("client", late, end - begin)
-        self._check_unless_late(is_right, word, text, who)
-
-    def _check_unless_late(self, is_right, word, text, lateness):
-        who, late, span = lateness
-        if not is_right and late > span / 100:
-            self.noise.append(f"{word} {text}, {who} {1000 * late:.0f} of {1000 * span:.0f} ms late")
+        if not is_right and late > (end - begin) / 100:
+            self.noise.append(f"{word} {text}, client {1000 * late:.0f} of {1000 * (end - begin):.0f} ms late")
         else:
             self.check(is_right, word, text)
 
@@ -381,7 +366,6 @@ class Run:
                 connection.close()
         for line in self.lines:
             line.close()
-        self.waits_for_processor.close()
         for weir in self.started:
             weir.close()
         if self.store:

@@ -52,8 +52,6 @@ class RedisError(Exception):
 class Process:
     """A child process with a directory of its own. Ended, and its directory removed, by `close`."""
 
-    running = set()
-
     def __init__(self, name):
         self.directory = tempfile.mkdtemp(prefix=f"weir-faults-{name}-")
         self.log = os.path.join(self.directory, "log")
@@ -62,11 +60,6 @@ class Process:
     def spawn(self, arguments):
         with open(self.log, "ab") as log:
             self.child = subprocess.Popen(arguments, stdout=log, stderr=log, cwd=self.directory)
-        self.running.add(self)
-
-    @property
-    def pid(self):
-        return self.child.pid
 
     def signal(self, number):
         if self.child.poll() is None:
@@ -86,7 +79,6 @@ class Process:
         await until("the process has ended", is_gone)
 
     def close(self):
-        self.running.discard(self)
         if self.child:
             self.kill()
             self.child.wait()
