@@ -41,14 +41,35 @@ do
       return row
     end
 
+    -- Returns rows in pages as v1 knows them: without pages.
+    local function joined(pages)
+      local rows = {}
+      for _, page in ipairs(pages) do
+        for _, value in ipairs(page) do rows[#rows + 1] = value end
+      end
+      return rows
+    end
+
+    -- Returns a stored timeline as v1 knows it: differences of instants and their permits alone.
+    local function differences(stored)
+      local entries, permits, stale = stored[1], stored[2], stored[5]
+      if not stale then return { entries, permits } end
+      local at, held, before = {}, {}, 0
+      for index = stale + 1, #entries do
+        if permits[index] > 0 then
+          at[#at + 1], held[#held + 1], before = entries[index] - before, permits[index], entries[index]
+        end
+      end
+      return { at, held }
+    end
+
     -- Writes a state's row in the earlier layout, too.
     local function keep(key, row, now, lives_until)
       local before, own = Earlier.found[key], {}
       -- Without a row the state has never been called, and is new.
       local was = before.row or { [12] = 0, [13] = {}, [14] = 0, [15] = 0, [16] = 0, [17] = now, [18] = 0 }
       for index = 1, 10 do own[index] = row[index] end
-      -- v1 knows no full stretches.
-      own[9] = { row[9][1], row[9][2] }
+      own[6], own[9] = joined(row[6]), differences(row[9])
       own[11] = Earlier.id
       for index = 12, 17 do own[index] = was[index] end
       own[18] = max(was[18], lives_until)

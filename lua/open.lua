@@ -102,7 +102,9 @@ do
       local till = state.pause.paused_until
       if State.is_pending(state) or till <= now then return end
       local timeline = state.timeline
-      local first = timeline.at[Timeline.first_from(timeline, Rule.cell_from(now + 1, state.rules.cell))]
+      local place = Timeline.first_from(timeline, Rule.cell_from(now + 1, state.rules.cell))
+      while timeline.permits[place] == 0 do place = place + 1 end
+      local first = timeline.at[place]
       if first and first < till then Reschedule.start(state, now, now + 1, lease, state.union) end
     end
 

@@ -12,5 +12,5 @@ local Lazy = {
   end,
 }
 
--- How many bookings searches have passed one by one in this call, beyond those on their way forward.
+-- How much this call has done: about so many instructions.
 local work = { done = 0 }

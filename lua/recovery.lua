@@ -54,7 +54,7 @@ local Recovery = setmetatable({ rare = function()
     end
     local function put_known(till)
       while known <= known_size and known_entries[known] <= till do
-        put(known_entries[known], known_permits[known])
+        if known_permits[known] > 0 then put(known_entries[known], known_permits[known]) end
         known = known + 1
       end
     end
@@ -68,7 +68,7 @@ local Recovery = setmetatable({ rare = function()
       end
     end
     put_known(math.huge)
-    timeline.at, timeline.permits, timeline.size = entries, permits, size
+    timeline.at, timeline.permits, timeline.size, timeline.empty = entries, permits, size, 0
   end
 
   -- Returns the place of a number among those of write-backs; nil if there is none. The charge of a copy is noted under the number of its

@@ -3,7 +3,7 @@
 -- Twin of src/limiter/arithmetic/reschedule.rs. Bookings from `void_from` on are void. The i-th void permit gets the i-th place under the
 -- rules in force, and that place stays charged until the holder of the void permit claims it. A state has
 --   generation            the number of its last change; `previous_generation`: of the one before, whose slots are void
---   rescheduled           { from, to, permits, ... } of void permits that are not claimed yet, ascending
+--   rescheduled           { from, to, permits, ... } of void permits that are not claimed yet, ascending, in pages: a call touches few
 --   rescheduled_cell      the cells of the previous generation
 --   rescheduled_until     how long they are kept; no other change moves bookings meanwhile
 --   timeline.moving       void bookings without a new place; calls give places to a part of them each, and nothing is booked meanwhile
@@ -37,23 +37,44 @@ local Reschedule = setmetatable({ rare = function()
       state.external_usage = ExternalUsage.carry_over(state.external_usage, old_rules, state.rules)
     end
     for index, rule in ipairs(state.rules) do state.checkpoints[index] = checkpoint_of(rule, old_rules, old_checkpoints, state.known_from) end
+    state.timeline.keeps_empty = next(state.checkpoints) == nil
+    Timeline.compact(state.timeline)
   end
 
   -- How far ahead bookings are moved: later ones would wait for longer than a request may.
   local SPAN = 25 * 3600 * 1000000
-  -- The bookings of so many instants are moved at once.
-  local AT_ONCE = 200
+  -- How much a call does until it leaves the other bookings to those that follow.
+  local MOVING_MAX = 35000
+  -- Of so few permits in all states together it leaves none.
+  local at_once_left = 240
 
-  -- Gives new places to the first void bookings, in so many steps at most, behind those that have theirs.
-  local function go_on(state, now, steps)
-    local timeline, moved, pages = state.timeline, state.rescheduled, state.timeline.moving
+  -- Notes void permits and their new place.
+  local function note(state, from, to, permits)
+    -- The rows of a page, three numbers each.
+    local PAGE = 64
+    local pages = state.rescheduled
+    local page = pages[#pages]
+    local size = page and #page or 0
+    if not page or size >= 3 * PAGE then
+      page, size = {}, 0
+      pages[#pages + 1] = page
+    end
+    page[size + 1], page[size + 2], page[size + 3] = from, to, permits
+  end
+
+  -- Gives new places to the first void bookings, behind those that have theirs, until the call has done so much, besides the way to the
+  -- last place; at least to one.
+  local function go_on(state, now, work_max)
+    local timeline, pages = state.timeline, state.timeline.moving
     Timeline.compact(timeline)
     local from, limited_by = max(state.void_from, timeline.at[timeline.size] or 0), nil
+    local done_before, is_enough = work.done, false
     local search = Search.new(state, from)
-    while pages[1] and steps > 0 do
+    work_max = work_max + work.done - done_before
+    while pages[1] and not is_enough do
       local entries, permits, index = pages[1], pages[2], 1
       local left, size = permits[1], #entries
-      while index <= size and steps > 0 do
+      while index <= size and not is_enough do
         if left > 0 then
           local room, by = Search.earliest(search, 1)
           if by and limited_by and by ~= limited_by then search.keeps_full = false end
@@ -62,10 +83,10 @@ local Reschedule = setmetatable({ rare = function()
             timeline.moving = nil
             return
           end
-          local placed, row = min(left, room), #moved
+          local placed = min(left, room)
           Search.charge(search, placed)
-          moved[row + 1], moved[row + 2], moved[row + 3] = entries[index], search.at, placed
-          left, steps = left - placed, steps - 1
+          note(state, entries[index], search.at, placed)
+          left, is_enough = left - placed, work.done >= work_max
         end
         if left == 0 then
           index = index + 1
@@ -91,34 +112,52 @@ local Reschedule = setmetatable({ rare = function()
     local old_cell = state.rules.cell
     -- A cell moves as a whole or not at all.
     local void_from = Rule.cell_from(from, old_cell)
+    Timeline.compact(state.timeline)
+    local void = Timeline.split_off(state.timeline, void_from)
     put_in_force(state, union)
     if state.external_usage then ExternalUsage.heed(state) end
     if now < state.pause.paused_until then state.pause.next = state.pause.paused_until end
-    Timeline.compact(state.timeline)
-    local void = Timeline.split_off(state.timeline, void_from)
     state.rescheduled, state.rescheduled_cell, state.rescheduled_until = {}, old_cell, void_from + lease
     state.previous_generation, state.generation = state.generation, max(now, state.generation + 1)
     state.void_from, state.has_moved = void_from, #void > 0
     if #void == 0 then return end
     state.timeline.moving = void
-    local instants = 0
-    for page = 1, #void, 2 do instants = instants + #void[page] end
-    if instants <= AT_ONCE then go_on(state, now, math.huge) end
+    local permits = 0
+    for page = 2, #void, 2 do
+      for index = 1, #void[page] do permits = permits + void[page][index] end
+      if permits > at_once_left then return end
+    end
+    at_once_left = at_once_left - permits
+    go_on(state, now, math.huge)
   end
 
-  -- Returns the index of the first void permits that were booked in the cell of a slot.
+  -- Returns the page and the index of the first void permits that were booked in the cell of a slot.
   local function first_of(state, slot)
-    local moved, low, high = state.rescheduled, 0, #state.rescheduled / 3
+    local pages, low, high = state.rescheduled, 1, #state.rescheduled + 1
     while low < high do
       local middle = floor((low + high) / 2)
-      if moved[3 * middle + 1] < slot then low = middle + 1 else high = middle end
+      local page = pages[middle]
+      if page[#page - 2] < slot then low = middle + 1 else high = middle end
     end
-    return 3 * low + 1
+    local place, page = low, pages[low]
+    if not page then return place, 1 end
+    low, high = 0, #page / 3
+    while low < high do
+      local middle = floor((low + high) / 2)
+      if page[3 * middle + 1] < slot then low = middle + 1 else high = middle end
+    end
+    return place, 3 * low + 1
+  end
+
+  -- Returns the row behind another.
+  local function next_row(state, page, index)
+    if index + 3 <= #state.rescheduled[page] then return page, index + 3 end
+    return page + 1, 1
   end
 
   -- Takes back permits of a row. Returns how many.
-  local function take_back(state, index, permits)
-    local moved = state.rescheduled
+  local function take_back(state, page, index, permits)
+    local moved = state.rescheduled[page]
     local taken = min(moved[index + 2], permits)
     Timeline.uncharge(state.timeline, state.rules, moved[index + 1], taken)
     moved[index + 2] = moved[index + 2] - taken
@@ -131,36 +170,48 @@ local Reschedule = setmetatable({ rare = function()
   end
 
   -- Returns a cursor over the permits of a slot that were booked under a generation: they stand in the slot (`is_here`), in the rows from
-  -- `index` on, of which `left` are not claimed, or are lost. Its caller passes over them in ascending order, so that the permits of a queue
-  -- cost one way through the rows: `passed` lie before the row at `index`, and `taken` of that row are gone.
+  -- `index` of `page` on to the last one before `final`, of which `left` are not claimed, or are lost. Its caller passes over them in
+  -- ascending order, so that the permits of a queue cost one way through the rows: `passed` lie before the row at `index`, and `taken` of
+  -- that row are gone.
   local function cursor(state, slot, generation)
     local is_here = generation == state.generation or (generation == state.previous_generation and slot < state.void_from)
     local cursor = { state = state, slot = slot, is_here = is_here, left = 0, passed = 0, taken = 0 }
     if is_here or generation ~= state.previous_generation then return cursor end
-    local moved, cell, index = state.rescheduled, state.rescheduled_cell, first_of(state, slot)
-    cursor.index, cursor.final = index, index - 1
-    while moved[index] and Rule.cell_start(moved[index], cell) <= slot do
-      cursor.left = cursor.left + moved[index + 2]
-      index = index + 3
-      cursor.final = index - 1
+    local pages, cell, page, index = state.rescheduled, state.rescheduled_cell, first_of(state, slot)
+    cursor.page, cursor.index = page, index
+    while pages[page] and Rule.cell_start(pages[page][index], cell) <= slot do
+      cursor.left = cursor.left + pages[page][index + 2]
+      page, index = next_row(state, page, index)
     end
+    cursor.final_page, cursor.final = page, index
     return cursor
+  end
+
+  -- Returns whether a cursor's row at `index` of `page` is one of its rows.
+  local function is_within(cursor, page, index)
+    return page < cursor.final_page or (page == cursor.final_page and index < cursor.final)
+  end
+
+  -- Moves a cursor on to the next row, behind so many permits more.
+  local function move_on(cursor, permits)
+    cursor.passed, cursor.taken = cursor.passed + cursor.taken + permits, 0
+    cursor.page, cursor.index = next_row(cursor.state, cursor.page, cursor.index)
   end
 
   -- Moves on to the row of the permit behind so many others that were not claimed at first. Returns its place and the permits left there;
   -- nil if there is none.
   local function seek(cursor, offset)
-    local moved = cursor.state.rescheduled
-    while cursor.index and cursor.index < cursor.final do
-      local passed = cursor.passed + cursor.taken + moved[cursor.index + 2]
-      if offset < passed then return moved[cursor.index + 1], moved[cursor.index + 2] end
-      cursor.passed, cursor.taken, cursor.index = passed, 0, cursor.index + 3
+    local pages = cursor.state.rescheduled
+    while cursor.index and is_within(cursor, cursor.page, cursor.index) do
+      local moved, index = pages[cursor.page], cursor.index
+      if offset < cursor.passed + cursor.taken + moved[index + 2] then return moved[index + 1], moved[index + 2] end
+      move_on(cursor, moved[index + 2])
     end
   end
 
   -- Claims permits where the cursor stands.
   local function claim(cursor, permits)
-    local moved, place = cursor.state.rescheduled, cursor.index + 2
+    local moved, place = cursor.state.rescheduled[cursor.page], cursor.index + 2
     moved[place], cursor.taken = moved[place] - permits, cursor.taken + permits
   end
 
@@ -190,25 +241,28 @@ local Reschedule = setmetatable({ rare = function()
       return nil
     end
     if not cursor.index then return nil end
-    local moved = state.rescheduled
-    while permits > 0 and cursor.index < cursor.final do
-      local index = cursor.index
-      local taken = take_back(state, index, permits)
+    local pages = state.rescheduled
+    while permits > 0 and is_within(cursor, cursor.page, cursor.index) do
+      local page, index = cursor.page, cursor.index
+      local taken = take_back(state, page, index, permits)
       permits, cursor.taken = permits - taken, cursor.taken + taken
-      if taken > 0 then place = place or moved[index + 1] end
-      if permits > 0 then cursor.passed, cursor.taken, cursor.index = cursor.passed + cursor.taken, 0, index + 3 end
+      if taken > 0 then place = place or pages[page][index + 1] end
+      if permits > 0 then move_on(cursor, 0) end
     end
     if permits == 0 then return place end
-    for index = first_of(state, cursor.slot), cursor.final, 3 do
-      local taken = take_back(state, index, permits)
+    local page, index = first_of(state, cursor.slot)
+    while permits > 0 and is_within(cursor, page, index) do
+      local taken = take_back(state, page, index, permits)
       permits = permits - taken
-      if taken > 0 then place = place or moved[index + 1] end
+      if taken > 0 then place = place or pages[page][index + 1] end
+      page, index = next_row(state, page, index)
     end
     if permits > 0 then take_moving(state, cursor.slot, permits) end
     return place
   end
 
   return {
-    put_in_force = put_in_force, start = start, go_on = go_on, knows = knows, cursor = cursor, seek = seek, claim = claim, give_back_at = give_back_at,
+    MOVING_MAX = MOVING_MAX, put_in_force = put_in_force, start = start, go_on = go_on, knows = knows, cursor = cursor, seek = seek,
+    claim = claim, give_back_at = give_back_at,
   }
 end }, Lazy)

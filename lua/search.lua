@@ -42,13 +42,15 @@ do
   -- Moves to the earliest instant with room for `cost`. Returns the room, and the index of the last rule that moved the search.
   local function earliest(search, cost)
     local rules, sights, pause, limited_by = search.rules, search.sights, search.pause, nil
-    local index, room, moves, is_by_one = 1, nil, 0, true
+    local index, room, moves, is_by_one, timeline = 1, nil, 0, true, search.timeline
     if search.at < pause.paced_until then advance(search, Pause.open_from(pause, search.at)) end
-    local from, full = search.at, search.timeline.full
+    local from, full, passed = search.at, timeline.full, search.entered
     while index <= #rules do
       local found, next_at
       -- A stretch that is known to be full is passed at once.
-      if full[1] and index == 1 then next_at, index = Timeline.full_until(full, search.at, index) end
+      if full[1] and index == 1 and search.entered < timeline.size then
+        next_at, index = Timeline.full_until(full, search.at, index)
+      end
       if not next_at then found, next_at = rules[index].algorithm.room(sights[index], search, cost) end
       if found then
         if not room or found < room then room = found end
@@ -60,8 +62,9 @@ do
         index, room = 1, nil
       end
     end
-    if moves > FAR_MOVES and cost == 1 and is_by_one and search.keeps_full then
-      Timeline.note_full(search.timeline, from, search.at, limited_by)
+    work.done = work.done + 100 + 200 * moves
+    if (moves > FAR_MOVES or search.entered > passed + FAR) and cost == 1 and is_by_one and search.keeps_full then
+      Timeline.note_full(timeline, from, search.at, limited_by)
     end
     if search.at < pause.paced_until and Pause.is_paced(pause, search.at) then return cost, limited_by end
     return max(room or cost, cost), limited_by
@@ -70,6 +73,7 @@ do
   -- Books permits where the search stands.
   local function charge(search, permits)
     local rules, sights, at = search.rules, search.sights, search.at
+    work.done = work.done + 150
     if Timeline.charge(search.timeline, rules, search.entered, at, permits) then search.entered = search.entered + 1 end
     for index = 1, #rules do rules[index].algorithm.take(sights[index], search, permits) end
     if at < search.pause.paced_until then Pause.booked(search.pause, at, permits) end

@@ -10,7 +10,7 @@ do
   local function load(key, text, now)
     local row = Store.read(key, text, SIZE)
       or { 0, 0, 0, 1, 0, {}, {}, "", { {}, {} }, {}, 0, {}, {}, 0, 0, 0, 0 }
-    local rules, stored, checkpoints, place = Rule.parse_all(row[8]), row[10], {}, 0
+    local rules, stored, checkpoints, place, timeline = Rule.parse_all(row[8]), row[10], {}, 0, Timeline.load(row[9])
     for index = 1, #rules do
       local size = rules[index].algorithm.CHECKPOINT_SIZE
       if size > 0 then
@@ -18,15 +18,16 @@ do
         place = place + size
       end
     end
+    timeline.keeps_empty = place == 0
     return {
       -- The last change of the limits: reschedule.lua.
       generation = row[1], void_from = row[2], previous_generation = row[3],
-      rescheduled_cell = row[4], rescheduled_until = row[5], rescheduled = row[6],
+      rescheduled_cell = row[4], rescheduled_until = row[5], rescheduled = type(row[6][1]) == "number" and { row[6] } or row[6],
       -- { text of rules, when they were declared last, by the only replica that did or 0 for several, ... }
       declared = row[7],
       -- The rules in force, and their text.
       rules = rules, union = row[8],
-      timeline = Timeline.load(row[9]),
+      timeline = timeline,
       -- The rules' memory of bookings that are not seen one by one any more; stored in one row.
       checkpoints = checkpoints,
       -- The epoch of the server's memory that the state belongs to: epoch.lua.
@@ -47,13 +48,14 @@ do
   -- Returns the row to be stored of a state, which cannot be used any more.
   local function pack(state)
     local rules, checkpoints, row, pause, usages = state.rules, state.checkpoints, {}, state.pause, state.external_usage
+    if state.rescheduled[1] then State.drop_claimed(state.rescheduled) end
     for index = 1, #rules do
       local checkpoint = checkpoints[index]
       for part = 1, checkpoint and #checkpoint or 0 do row[#row + 1] = checkpoint[part] end
     end
     return {
       state.generation, state.void_from, state.previous_generation, state.rescheduled_cell, state.rescheduled_until,
-      #state.rescheduled > 0 and State.pack_rescheduled(state.rescheduled) or state.rescheduled, state.declared, state.union,
+      state.rescheduled, state.declared, state.union,
       Timeline.pack(state.timeline), row, state.epoch, state.doubts, state.written_back, state.lives_until, state.reset_at,
       pause == Pause.NONE and 0 or Pause.pack(pause),
       usages and ExternalUsage.pack(usages) or 0,
@@ -129,21 +131,15 @@ do
       return checkpoints
     end
 
-    -- Returns the void permits that are not claimed yet. Rows that are empty stay until those in front are half of all: each call would
-    -- copy thousands otherwise.
-    local function pack_rescheduled(rescheduled)
-      local first, size = 1, #rescheduled
-      while first < size and rescheduled[first + 2] == 0 do first = first + 3 end
-      if first > size then return {} end
-      if 2 * first < size then return rescheduled end
-      local row, length = {}, 0
-      for index = first, size, 3 do
-        if rescheduled[index + 2] > 0 then
-          row[length + 1], row[length + 2], row[length + 3] = rescheduled[index], rescheduled[index + 1], rescheduled[index + 2]
-          length = length + 3
+    -- Removes the first pages of void permits that are all claimed: a call would look at thousands of rows otherwise.
+    local function drop_claimed(pages)
+      while pages[1] do
+        local page = pages[1]
+        for index = 3, #page, 3 do
+          if page[index] > 0 then return end
         end
+        table.remove(pages, 1)
       end
-      return row
     end
 
     -- Follows a reset: forgets what was used until then. Returns whether it had not been followed yet.
@@ -157,7 +153,7 @@ do
     end
 
     return {
-      new_checkpoint = new_checkpoint, new_checkpoints = new_checkpoints, pack_rescheduled = pack_rescheduled, reset = reset,
+      new_checkpoint = new_checkpoint, new_checkpoints = new_checkpoints, drop_claimed = drop_claimed, reset = reset,
     }
   end
 

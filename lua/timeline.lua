@@ -4,7 +4,9 @@
 -- { { at, ... }, { permits, ... } }, where each instant is the difference to the one before, which makes it short. Both arrays are
 -- used as they come, for there may be hundreds of entries and a server does nothing else meanwhile. Where there are more, instants are
 -- stored as they are, and the first ones, which no rule sees any more, are left until they are half of all: `stale` is their number, the
--- fifth part of the stored form. So a call does nothing with each of thousands.
+-- fifth part of the stored form. So a call does nothing with each of thousands. For the same reason entries that hold nothing any more
+-- stay until they are half of all, or very many, where no rule keeps a checkpoint (`keeps_empty`): windows see them as if they were not
+-- there. `empty` is how many there are at most, the sixth part of the stored form. The last entry always holds something.
 --
 -- Where thousands wait, a search would pass thousands of full instants. So a timeline also knows `full` stretches of time, the third
 -- part of the stored form where there are any: { from, until, place of the rule that moved a search on, ... }, the newest first. From
@@ -16,7 +18,7 @@
 
 local Timeline
 do
-  local is_one = Rule.is_one
+  local is_one, insert = Rule.is_one, table.insert
 
   -- A timeline of more entries is long.
   local LONG = 512
@@ -29,14 +31,14 @@ do
       entries[index] = at
     end
     return {
-      at = entries, permits = stored[2], size = size, stale = stale or 0, has_empty = false, full = stored[3] or {},
-      moving = stored[4] or nil,
+      at = entries, permits = stored[2], size = size, stale = stale or 0, empty = stored[6] or 0, keeps_empty = false,
+      full = stored[3] or {}, moving = stored[4] or nil,
     }
   end
 
   -- Returns the values of an array from one place to another. The most that one step copies is what a stack holds.
   local function slice(values, first, final)
-    local AT_ONCE = 4000
+    local AT_ONCE = 7000
     local copy, place = { unpack(values, first, min(final, first + AT_ONCE - 1)) }, AT_ONCE
     for index = first + AT_ONCE, final do
       place = place + 1
@@ -55,11 +57,29 @@ do
     timeline.size = size
   end
 
-  -- Removes the entries that hold nothing any more, all at once: before anything is searched for.
+  -- Removes the last entries, which hold nothing any more.
+  local function drop_last(timeline)
+    -- So many are looked at at once.
+    local AT_ONCE = 256
+    local permits, size = timeline.permits, timeline.size
+    local last = size
+    while last >= AT_ONCE and permits[last] == 0 and max(unpack(permits, last - AT_ONCE + 1, last)) == 0 do last = last - AT_ONCE end
+    while last > 0 and permits[last] == 0 do last = last - 1 end
+    timeline.empty, timeline.stale = max(timeline.empty - (size - last), 0), min(timeline.stale, last)
+    if size - last < last then return shorten(timeline, last) end
+    timeline.at, timeline.permits, timeline.size = slice(timeline.at, 1, last), slice(permits, 1, last), last
+  end
+
+  -- Removes the entries that hold nothing any more, or the last ones of them: before anything is searched for.
   local function compact(timeline)
-    if not timeline.has_empty then return end
-    local entries, permits, kept, stale = timeline.at, timeline.permits, 0, timeline.stale
-    for index = 1, timeline.size do
+    if timeline.empty == 0 then return end
+    local entries, permits, kept, stale, size = timeline.at, timeline.permits, 0, timeline.stale, timeline.size
+    -- So many are removed even where they may stay.
+    local EMPTY_MAX = 16384
+    if timeline.keeps_empty and (2 * timeline.empty < size or (size > LONG and timeline.empty < EMPTY_MAX)) then
+      return drop_last(timeline)
+    end
+    for index = 1, size do
       if permits[index] > 0 then
         kept = kept + 1
         entries[kept], permits[kept] = entries[index], permits[index]
@@ -69,19 +89,20 @@ do
     end
     timeline.stale = stale
     shorten(timeline, kept)
-    timeline.has_empty = false
+    timeline.empty = 0
   end
 
   -- Returns the stored form. The timeline cannot be used any more.
   local function pack(timeline)
     compact(timeline)
     local entries, full, moving, before = timeline.at, timeline.full, timeline.moving, 0
-    if timeline.size > LONG then return { entries, timeline.permits, full, moving or false, timeline.stale } end
+    if timeline.size > LONG then return { entries, timeline.permits, full, moving or false, timeline.stale, timeline.empty } end
     for index = 1, timeline.size do
       local at = entries[index]
       entries[index] = at - before
       before = at
     end
+    if timeline.empty > 0 then return { entries, timeline.permits, full, moving or false, false, timeline.empty } end
     return { entries, timeline.permits, (full[1] or moving) and full or nil, moving }
   end
 
@@ -102,6 +123,7 @@ do
     local size = timeline.size
     timeline.at, timeline.permits = slice(timeline.at, first, size), slice(timeline.permits, first, size)
     timeline.size = size - first + 1
+    timeline.empty = min(timeline.empty, timeline.size)
   end
 
   -- Removes the entries that no rule sees any more.
@@ -133,7 +155,9 @@ do
         local own = checkpoint and at <= checkpoint[#checkpoint] and rule.folded_cell or rule.cell
         if at + rule.seen_for > now and (not cell or own < cell) then cell = own end
       end
-      if kept > timeline.stale and is_one(rules, cell or 1, entries[kept], at) then
+      if count == 0 then
+        timeline.empty = max(timeline.empty - 1, 0)
+      elseif kept > timeline.stale and is_one(rules, cell or 1, entries[kept], at) then
         entries[kept] = at
         permits[kept] = permits[kept] + count
       else
@@ -150,15 +174,30 @@ do
     local entries, permits, cell, place = timeline.at, timeline.permits, rules.cell, after
     -- Entries stay ascending: one of the same cell may lie behind the end of the calendar window that holds `at`.
     while place > 0 and entries[place] > at and not is_one(rules, cell, at, entries[place]) do place = place - 1 end
-    local before = entries[place]
-    if before and is_one(rules, cell, min(before, at), max(before, at)) then
-      -- An entry that holds nothing any more is not there.
-      if at > before or permits[place] == 0 then entries[place] = at end
+    -- Entries of the cell that hold nothing any more are not there.
+    local final, before = place, entries[place]
+    while place > 0 and permits[place] == 0 and is_one(rules, cell, min(before, at), max(before, at)) do
+      place = place - 1
+      before = entries[place]
+    end
+    local is_known = before and is_one(rules, cell, min(before, at), max(before, at))
+    if is_known or place < final then
+      if not is_known then
+        place, timeline.empty = place + 1, max(timeline.empty - 1, 0)
+        entries[place] = at
+      elseif at > before then
+        entries[place] = at
+      end
       permits[place] = permits[place] + count
+      for later = place + 1, final do entries[later] = max(entries[later], at) end
       return false
     end
-    table.insert(entries, place + 1, at)
-    table.insert(permits, place + 1, count)
+    if place == timeline.size then
+      entries[place + 1], permits[place + 1] = at, count
+    else
+      insert(entries, place + 1, at)
+      insert(permits, place + 1, count)
+    end
     timeline.size = timeline.size + 1
     return true
   end
@@ -202,7 +241,9 @@ do
 
     -- Forgets the full stretches between two instants, both excluded.
     local function forget_full(timeline, from, till)
-      local full, kept = timeline.full, {}
+      local full, kept, is_touched = timeline.full, {}, false
+      for place = 1, #full, 3 do is_touched = is_touched or (full[place + 1] > from + 1 and full[place] < till) end
+      if not is_touched then return end
       local function keep(first, last, by)
         local size = #kept
         if first < last and size < 3 * FULL_MAX then kept[size + 1], kept[size + 2], kept[size + 3] = first, last, by end
@@ -226,24 +267,29 @@ do
         local final, length = min(start + PAGE - 1, size), #pages
         pages[length + 1], pages[length + 2] = { unpack(entries, start, final) }, { unpack(permits, start, final) }
       end
-      timeline.at, timeline.permits, timeline.size = slice(entries, 1, first - 1), slice(permits, 1, first - 1), first - 1
-      timeline.stale = min(timeline.stale, first - 1)
+      local kept = first - 1
+      while kept > 0 and permits[kept] == 0 do kept = kept - 1 end
+      timeline.at, timeline.permits, timeline.size = slice(entries, 1, kept), slice(permits, 1, kept), kept
+      timeline.stale, timeline.empty = min(timeline.stale, kept), min(timeline.empty, kept)
       timeline.full = {}
       return pages
     end
 
-    -- Takes back up to that many permits of an instant.
+    -- Takes back up to that many permits of an instant. Many come in ascending order, not far from each other.
     local function uncharge(timeline, rules, at, count)
-      local entries, permits, size = timeline.at, timeline.permits, timeline.size
-      local index = first_from(timeline, at)
-      while index <= size and permits[index] == 0 do index = index + 1 end
-      if index > size or not is_one(rules, rules.cell, at, entries[index]) then return end
+      local entries, permits, size, cell, index = timeline.at, timeline.permits, timeline.size, rules.cell, timeline.next_back or 1
+      local NEAR = 6
+      local till = min(index + NEAR, size)
+      while index < till and entries[index] < at do index = index + 1 end
+      if (entries[index] or 0) < at or (index > 1 and entries[index - 1] >= at) then index = first_from(timeline, at) end
+      timeline.next_back = index + 1
+      till = at - at % cell + cell
+      while index <= size and permits[index] == 0 and entries[index] < till do index = index + 1 end
+      if index > size or permits[index] == 0 or not is_one(rules, cell, at, entries[index]) then return end
       local left = permits[index] - min(permits[index], count)
-      if timeline.full[1] then
-        forget_full(timeline, Rule.cell_start(at, rules.cell) - rules.reach, entries[index] + rules.reach)
-      end
+      if timeline.full[1] then forget_full(timeline, till - cell - rules.reach, entries[index] + rules.reach) end
       permits[index] = left
-      if left == 0 then timeline.has_empty = true end
+      if left == 0 then timeline.empty = timeline.empty + 1 end
     end
 
     return { split_off = split_off, uncharge = uncharge, note_full = note_full }

@@ -26,6 +26,7 @@ function Algorithm.B()
   local function take_all(rule, tat, rest, timeline, first, final)
     local entries, permits, rate, same = timeline.at, timeline.permits, rule.rate, nil
     local more, more_rest
+    work.done = work.done + 18 * max(final - first + 1, 0)
     for index = first, final do
       local at, count = entries[index], permits[index]
       if count ~= same then
@@ -78,8 +79,8 @@ function Algorithm.B()
   local function advance(sight, search, before)
     local entered = search.entered
     if entered == before then return end
-    local timeline = search.timeline
-    local first = max(before + 1, first_from(timeline, sight.folded + 1))
+    local timeline, first = search.timeline, before + 1
+    if timeline.at[first] <= sight.folded then first = first_from(timeline, sight.folded + 1) end
     sight.tat, sight.rest = take_all(sight.rule, sight.tat, sight.rest, timeline, first, entered)
   end
 
@@ -129,7 +130,7 @@ function Algorithm.B()
       end
       local border = start + beyond
       if tat > border or (tat == border and rest > beyond_rest) then
-        work.done = work.done + seen / 2
+        work.done = work.done + 25 * seen
         return nil, start + 1
       end
       if found > cost then found = min(found, cost + permits_until(rule, tat, rest, border, beyond_rest)) end
@@ -146,7 +147,7 @@ function Algorithm.B()
       tat, rest = tat + span, rest + span_rest
       if rest >= rate then tat, rest = tat + 1, rest - rate end
     end
-    work.done = work.done + seen / 2
+    work.done = work.done + 25 * seen
     if seen > 2 * FAR then
       if not ahead then
         ahead = { size = size, latest = {} }

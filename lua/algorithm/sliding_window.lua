@@ -18,6 +18,7 @@ function Algorithm.S()
       gone = first_from(search.timeline, limit + 1) - 1
       before, held = gone, 0
     end
+    if entered > before then work.done = work.done + 15 * (entered - before) end
     for entry = before + 1, entered do held = held + permits[entry] end
     while gone < entered and entries[gone + 1] <= limit do
       gone = gone + 1
@@ -39,7 +40,8 @@ function Algorithm.S()
       sight.ahead = ahead
     end
     local behind, fullest, first, last = ahead.behind, ahead.fullest, ahead.first, ahead.last
-    ahead.entry, ahead.size = ahead.entry + size - ahead.size, size
+    local seen = ahead.entry + size - ahead.size
+    ahead.entry, ahead.size = seen, size
     while first <= last and behind[first] >= size - entered do first = first + 1 end
     local gone, held, more, till = ahead.gone, ahead.held, ahead.more, search.at + window
     for entry = ahead.entry + 1, size do
@@ -54,6 +56,7 @@ function Algorithm.S()
       last = last + 1
       behind[last], fullest[last], ahead.entry = size - entry, held - more, entry
     end
+    work.done = work.done + 60 + 45 * (ahead.entry - seen)
     ahead.gone, ahead.held, ahead.first, ahead.last = gone, held, first, last
     return first <= last and fullest[first] + more or 0
   end
@@ -69,22 +72,40 @@ function Algorithm.S()
         gone = gone + 1
         held = held - permits[gone]
       end
-      if held > spare then return finish + 1 end
+      if held > spare then
+        work.done = work.done + 20 * (entry - search.entered)
+        return finish + 1
+      end
     end
+  end
+
+  -- Returns the instant at which enough has left the window that ends where a search stands, which has no room: bookings enter it on the
+  -- way there.
+  local function behind_held(sight, search, spare)
+    local timeline, cell, window = search.timeline, search.rules.cell, sight.rule.window
+    local entries, permits, size = timeline.at, timeline.permits, timeline.size
+    local gone, held, entered, at = sight.gone, sight.held, search.entered, nil
+    repeat
+      while held > spare do
+        gone = gone + 1
+        held = held - permits[gone]
+      end
+      at = entries[gone] + window
+      local till = at - at % cell + cell
+      while entered < size and entries[entered + 1] < till do
+        entered = entered + 1
+        held = held + permits[entered]
+      end
+    until held <= spare
+    work.done = work.done + 30 * (entered - search.entered)
+    return at
   end
 
   -- A booking between others needs room in the windows that reach back from it and in those that end at later bookings.
   local function room(sight, search, cost)
     local held, rate = sight.held, sight.rate
     local spare = max(rate - cost, 0)
-    if held > spare then
-      local entries, permits, gone, window = search.timeline.at, search.timeline.permits, sight.gone, sight.rule.window
-      while held > spare do
-        gone = gone + 1
-        held = held - permits[gone]
-      end
-      return nil, entries[gone] + window
-    end
+    if held > spare then return nil, behind_held(sight, search, spare) end
     if search.entered < search.timeline.size then
       held = max(held, fullest_ahead(sight, search))
       if held > spare then return nil, behind_full(sight, search, spare) end

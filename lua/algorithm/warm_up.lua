@@ -112,8 +112,9 @@ function Algorithm.W()
   local function advance(sight, search, before)
     local entered = search.entered
     if entered == before then return end
-    local timeline = search.timeline
-    local first = max(before + 1, first_from(timeline, sight.folded + 1))
+    local timeline, first = search.timeline, before + 1
+    if timeline.at[first] <= sight.folded then first = first_from(timeline, sight.folded + 1) end
+    work.done = work.done + 100 * (entered - before)
     sight.free, sight.rest, sight.stored, sight.part =
       take_all(sight.rule, sight.free, sight.rest, sight.stored, sight.part, timeline, first, entered)
   end
@@ -129,7 +130,7 @@ function Algorithm.W()
       local at = entries[entry]
       local start = at - at % cell
       if free < start or (free == start and rest == 0) then return cost end
-      work.done = work.done + 1
+      work.done = work.done + 100
       local border = start + wide
       if free > border or (free == border and rest > 0) then return nil, start + 1 end
       free, rest, stored, part = take(rule, free, rest, stored, part, at, permits[entry])

@@ -65,10 +65,10 @@ for index = 1, limiters do
     state.rescheduled_until = max(state.rescheduled_until, now + lease)
   end
   if state.timeline.moving then
-    -- How many bookings a call moves, in all states together.
-    local MOVED_MAX = 120
-    Reschedule.go_on(state, now, ceil(MOVED_MAX / limiters))
-    is_moving = is_moving or state.timeline.moving ~= nil
+    -- A call that has moved so much does nothing else.
+    local MOVED_MAX = 20000
+    Reschedule.go_on(state, now, ceil(Reschedule.MOVING_MAX * index / limiters))
+    is_moving = is_moving or state.timeline.moving ~= nil or work.done > MOVED_MAX
   end
 end
 
@@ -108,23 +108,27 @@ end
 
 -- Returns the earliest instant at which every limiter has room, the room, and the limiter and rule that moved the search there.
 local function earliest(searches, cost)
-  local limiter, limit, at = 1, 1, 0
-  for index = 1, #searches do at = max(at, searches[index].at) end
-  while true do
-    local least, moved = nil, false
-    for index = 1, #searches do
-      local search = searches[index]
-      Search.advance(search, at)
-      local found, limited_by = Search.earliest(search, cost)
-      if limited_by then limiter, limit = index, limited_by end
-      if search.at > at then
-        moved = true
-        at = search.at
-      end
-      if not least or found < least then least = found end
-    end
-    if not moved then return at, least, limiter, limit end
+  local count = #searches
+  if count == 1 then
+    local search = searches[1]
+    local found, limited_by = Search.earliest(search, cost)
+    return search.at, found, 1, limited_by or 1
   end
+  -- They are asked in turn until all `agree`; one that stands where it has found room is not asked again.
+  local limiter, limit, at, index, agree, found = 1, 1, 0, 1, 0, {}
+  for place = 1, count do at = max(at, searches[place].at) end
+  while agree < count do
+    local search = searches[index]
+    if not found[index] or search.at < at then
+      local limited_by
+      Search.advance(search, at)
+      found[index], limited_by = Search.earliest(search, cost)
+      if limited_by then limiter, limit = index, limited_by end
+      if search.at > at then at, agree = search.at, 0 end
+    end
+    agree, index = agree + 1, index % count + 1
+  end
+  return at, min(unpack(found)), limiter, limit
 end
 
 -- ---- give back ----
@@ -134,7 +138,7 @@ local exchanged = 0
 
 for index = 1, #given_back, 3 do
   local slot, permits = given_back[index], given_back[index + 1] * given_back[index + 2]
-  exchanged = exchanged + permits
+  exchanged, work.done = exchanged + permits, work.done + 80 + 120 * limiters
   local place = give_back(slot, permits)
   if place then QueueOrder.given_back(order, now, place, permits) end
 end
@@ -277,13 +281,11 @@ local outcomes = {}
 
 if #runs > 0 and not settles and not is_moving then
   local TOO_FAR, QUEUE_FULL = 1, 2
-  -- How much a call does: so many bookings passed one by one, or a part of it in requests with a slot of their own, where each rule
-  -- counts. What it leaves goes with the next one, so that other calls come between.
-  local WORK_MAX, work_of_slot = 400, 0
-  for index = 1, limiters do work_of_slot = work_of_slot + 4 * #states[index].rules end
-  -- Permits that the caller exchanges are booked at once, unless that takes far too long: others may take those that are left.
+  -- How much a call does. What it leaves goes with the next one, so that other calls come between. Permits that the caller exchanges are
+  -- booked at once, unless that takes far too long: others may take those that are left.
+  local WORK_MAX, WORK_MAX_EXCHANGED = 50000, 65000
   local function has_done_enough()
-    return #outcomes > 0 and work.done >= (exchanged > 0 and 2 * WORK_MAX or WORK_MAX)
+    return #outcomes > 0 and work.done >= (exchanged > 0 and WORK_MAX_EXCHANGED or WORK_MAX)
   end
   local searches, started = searches_from(now), now
   -- The largest cost for which the search has passed by room: a smaller one may be booked before.
@@ -327,7 +329,7 @@ if #runs > 0 and not settles and not is_moving then
         outcomes[#outcomes + 1] = { count, at }
         booked_at = at
       end
-      left, exchanged, work.done = left - count, exchanged - count * cost, work.done + work_of_slot
+      left, exchanged, work.done = left - count, exchanged - count * cost, work.done + 100
     end
   end
 end

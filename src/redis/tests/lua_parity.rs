@@ -182,10 +182,10 @@ fn slot_ago() -> impl Strategy<Value = u64> {
 }
 
 /// The Rust side, and the slots that its caller holds.
-struct Model {
-    now: Micros,
+pub(super) struct Model {
+    pub(super) now: Micros,
     replica: u64,
-    limiter_refs: Vec<LimiterRef>,
+    pub(super) limiter_refs: Vec<LimiterRef>,
     states: Vec<LimiterState>,
     /// Until when each state exists, as the server notes it.
     lives_until: Vec<Micros>,
@@ -196,7 +196,7 @@ struct Model {
 }
 
 impl Model {
-    fn new(first: usize) -> Model {
+    pub(super) fn new(first: usize) -> Model {
         let limiter_ref = |name: &str, index| LimiterRef {
             name: LimiterName::parse(name).unwrap(),
             partition: None,
@@ -216,7 +216,7 @@ impl Model {
         }
     }
 
-    fn reserve(&mut self, count: usize, call: &Call) -> Answer {
+    pub(super) fn reserve(&mut self, count: usize, call: &Call) -> Answer {
         let mut order = self.orders.remove(&count).unwrap_or_default();
         let mut states: Vec<_> = self
             .states
@@ -269,7 +269,7 @@ fn both_report(model: &mut Model, store: &mut TestStore, index: usize, report: &
 }
 
 /// Compares one call on both sides and returns the common answer.
-fn both(model: &mut Model, store: &mut TestStore, count: usize, call: &Call) -> Answer {
+pub(super) fn both(model: &mut Model, store: &mut TestStore, count: usize, call: &Call) -> Answer {
     let taken = |answer: &Answer| answer.outcomes.iter().map(|(count, _)| count).sum::<u64>();
     // Bookings of many instants are moved by several calls, before which a call takes none of its requests.
     let is_moved = |answer: &Answer| {
@@ -277,7 +277,7 @@ fn both(model: &mut Model, store: &mut TestStore, count: usize, call: &Call) -> 
             && answer.rescheduled.is_empty() == call.reschedule.is_empty()
     };
     let again = Call { give_back: Vec::new(), ..call.clone() };
-    let mut calls = std::iter::once(call).chain(std::iter::repeat_n(&again, 11));
+    let mut calls = std::iter::once(call).chain(std::iter::repeat_n(&again, 31));
     let answer = calls.find_map(|call| {
         Some(store.reserve(&at(model.now), &model.limiter_refs[..count], call)).filter(is_moved)
     });
@@ -397,7 +397,7 @@ fn ask(model: &mut Model, store: &mut TestStore, count: usize, mut call: Call) {
     }
 }
 
-fn times<T: Clone>(value: T, count: u64) -> std::iter::RepeatN<T> {
+pub(super) fn times<T: Clone>(value: T, count: u64) -> std::iter::RepeatN<T> {
     std::iter::repeat_n(value, usize::try_from(count).unwrap())
 }
 
@@ -418,72 +418,6 @@ fn give_back(model: &mut Model, store: &mut TestStore, index: usize, count: u64)
 #[test]
 fn lua_equals_rust() {
     std::thread::scope(|scope| (0..2).for_each(|_| drop(scope.spawn(|| compare(5000)))));
-}
-
-/// Books some permits, in as many calls as that takes. Returns their slots and the number of calls.
-fn book(model: &mut Model, store: &mut TestStore, permits: usize) -> (Vec<Micros>, u32) {
-    let (mut slots, mut calls) = (Vec::new(), 0);
-    while slots.len() < permits {
-        let count = (permits - slots.len()) as u64;
-        let runs = vec![Run { cost: 1, wait_max: Micros(3_000_000_000), count }];
-        let call = Call { replica: 1, generations: vec![0], runs, queue_slots_left: 1000, ..Call::default() };
-        for (count, outcome) in both(model, store, 1, &call).outcomes {
-            let Outcome::Booked(slot) = outcome else { panic!("{outcome:?}") };
-            slots.extend(times(slot, count));
-        }
-        calls += 1;
-    }
-    (slots, calls)
-}
-
-/// A token bucket, a leaky one and a warm-up. Each permit is booked among hundreds of later ones.
-#[test]
-fn lua_fills_gaps_in_a_long_queue_as_rust_does_in_several_calls() {
-    let mut store = TestStore::start();
-    for index in [5, 6, 14] {
-        store.flush();
-        let mut model = Model::new(index);
-        let (slots, calls) = book(&mut model, &mut store, 400);
-        assert!((4..=10).contains(&calls), "{calls}");
-        let give_back = slots.iter().skip(30).step_by(7);
-        let give_back = give_back.map(|slot| Holding { slot: *slot, cost: 1, count: 1 }).collect();
-        let call = Call { replica: 1, generations: vec![0], give_back, ..Call::default() };
-        both(&mut model, &mut store, 1, &call);
-        let (freed, calls) = book(&mut model, &mut store, 50);
-        assert!(freed[0] < slots[60] && freed.is_sorted(), "{freed:?}");
-        assert!(calls > 1 && calls <= 50, "{calls}");
-    }
-}
-
-/// Every algorithm takes the place of a leaky bucket, one limiter and two. The script moves some bookings with each call, and answers when
-/// all have moved.
-#[test]
-fn lua_moves_a_long_queue_as_rust_does_in_several_calls() {
-    let mut store = TestStore::start();
-    for changed in [3, 4, 5, 8, 10, 12, 14] {
-        store.flush();
-        let mut model = Model::new(6);
-        let (slots, _) = book(&mut model, &mut store, 500);
-        model.limiter_refs[0].rules = rules(changed);
-        let ask = Call { replica: 1, generations: vec![0], queue_slots_left: 1, ..Call::default() };
-        let void_from = model.reserve(1, &ask).generations[0].void_from;
-        let void = slots.iter().filter(|slot| **slot >= void_from);
-        let reschedule = void.map(|slot| Holding { slot: *slot, cost: 1, count: 1 }).collect();
-        let reschedule_wait = Micros(20_000_000_000);
-        let runs = vec![Run { cost: 1, wait_max: reschedule_wait, count: 1 }];
-        let call = Call { reschedule, reschedule_wait, runs, ..ask };
-        let mut calls = 1;
-        let answer = loop {
-            let answer = store.reserve(&at(model.now), &model.limiter_refs[..1], &call);
-            if !answer.rescheduled.is_empty() {
-                break answer;
-            }
-            assert!(answer.outcomes.is_empty(), "a newcomer waits: {answer:?}");
-            calls += 1;
-        };
-        assert_eq!(answer, model.reserve(1, &call), "{changed}");
-        assert!((3..=12).contains(&calls), "{changed}: {calls}");
-    }
 }
 
 fn compare(cases: u32) {

@@ -5,6 +5,7 @@ mod data_loss;
 mod doubts;
 mod earlier_layout;
 mod fleet;
+mod long_queues;
 mod lua_parity;
 mod pause_parity;
 mod scripts;

@@ -8,7 +8,7 @@
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::{Algorithm, Position};
-use crate::limiter::arithmetic::cell::{cell_start, cell_width};
+use crate::limiter::arithmetic::cell::{Entry, cell_start, cell_width};
 use crate::limiter::arithmetic::quota::Quota;
 use crate::limiter::model::limit::Limit;
 
@@ -64,13 +64,7 @@ impl Algorithm for SlidingWindow {
         let Held { mut gone, permits: mut held } = *sight;
         let held_max = rate.saturating_sub(cost);
         if held > held_max {
-            let mut next = at;
-            while held > held_max {
-                held -= entries[gone].permits;
-                next = entries[gone].at + window;
-                gone += 1;
-            }
-            return Err(next);
+            return Err(behind_held(window, *sight, position, held_max));
         }
         let mut fullest = held;
         for (offset, entry) in position.later().iter().enumerate() {
@@ -94,4 +88,25 @@ impl Algorithm for SlidingWindow {
     fn take(&self, _quota: Quota, sight: &mut Held, _at: Micros, permits: u64) {
         sight.permits += permits;
     }
+}
+
+/// Returns the instant at which enough has left the window that ends at a position, which holds more than `held_max`. Bookings enter it
+/// on the way there.
+fn behind_held(window: Micros, sight: Held, position: Position<'_>, held_max: u64) -> Micros {
+    let Position { entries, mut entered, at, cell } = position;
+    let Held { mut gone, permits: mut held } = sight;
+    let mut next = at;
+    while held > held_max {
+        held -= entries[gone].permits;
+        next = entries[gone].at + window;
+        gone += 1;
+        if held <= held_max {
+            let is_in = |entry: &&Entry| cell_start(entry.at, cell) <= next;
+            let enters = entries[entered..].iter().take_while(is_in);
+            let (count, permits) =
+                enters.fold((0, 0), |(count, sum), entry| (count + 1, sum + entry.permits));
+            (entered, held) = (entered + count, held + permits);
+        }
+    }
+    next
 }

@@ -1,0 +1,103 @@
+//! The Lua script moves and fills queues of hundreds of instants as its twin in Rust does.
+
+use crate::clock::Micros;
+use crate::limiter::arithmetic::algorithm::kind::Kind;
+use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
+use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::model::{Call, Holding, Outcome, Run};
+use crate::redis::tests::lua_parity::{Model, both, rules, times};
+use crate::redis::tests::{TestStore, at};
+
+/// Books some permits, in as many calls as that takes. Returns their slots and the number of calls.
+fn book(model: &mut Model, store: &mut TestStore, permits: usize) -> (Vec<Micros>, u32) {
+    let (mut slots, mut calls) = (Vec::new(), 0);
+    while slots.len() < permits {
+        let count = (permits - slots.len()) as u64;
+        let runs = vec![Run { cost: 1, wait_max: Micros(3_000_000_000), count }];
+        let call = Call { replica: 1, generations: vec![0], runs, queue_slots_left: 1000, ..Call::default() };
+        for (count, outcome) in both(model, store, 1, &call).outcomes {
+            let Outcome::Booked(slot) = outcome else { panic!("{outcome:?}") };
+            slots.extend(times(slot, count));
+        }
+        calls += 1;
+    }
+    (slots, calls)
+}
+
+/// A token bucket, a leaky one and a warm-up. Each permit is booked among hundreds of later ones.
+#[test]
+fn lua_fills_gaps_in_a_long_queue_as_rust_does_in_several_calls() {
+    let mut store = TestStore::start();
+    for index in [5, 6, 14] {
+        store.flush();
+        let mut model = Model::new(index);
+        let (slots, calls) = book(&mut model, &mut store, 400);
+        assert!((4..=10).contains(&calls), "{calls}");
+        let give_back = slots.iter().skip(30).step_by(7);
+        let give_back = give_back.map(|slot| Holding { slot: *slot, cost: 1, count: 1 }).collect();
+        let call = Call { replica: 1, generations: vec![0], give_back, ..Call::default() };
+        both(&mut model, &mut store, 1, &call);
+        let (freed, calls) = book(&mut model, &mut store, 50);
+        assert!(freed[0] < slots[60] && freed.is_sorted(), "{freed:?}");
+        assert!(calls > 1 && calls <= 50, "{calls}");
+    }
+}
+
+/// Every algorithm takes the place of a leaky bucket, one limiter and two. The script moves some bookings with each call, and answers when
+/// all have moved.
+#[test]
+fn lua_moves_a_long_queue_as_rust_does_in_several_calls() {
+    let mut store = TestStore::start();
+    for changed in [3, 4, 5, 8, 10, 12, 14] {
+        store.flush();
+        let mut model = Model::new(6);
+        let (slots, _) = book(&mut model, &mut store, 500);
+        model.limiter_refs[0].rules = rules(changed);
+        let ask = Call { replica: 1, generations: vec![0], queue_slots_left: 1, ..Call::default() };
+        let void_from = model.reserve(1, &ask).generations[0].void_from;
+        let void = slots.iter().filter(|slot| **slot >= void_from);
+        let reschedule = void.map(|slot| Holding { slot: *slot, cost: 1, count: 1 }).collect();
+        let reschedule_wait = Micros(20_000_000_000);
+        let runs = vec![Run { cost: 1, wait_max: reschedule_wait, count: 1 }];
+        let call = Call { reschedule, reschedule_wait, runs, ..ask };
+        let mut calls = 1;
+        let answer = loop {
+            let answer = store.reserve(&at(model.now), &model.limiter_refs[..1], &call);
+            if !answer.rescheduled.is_empty() {
+                break answer;
+            }
+            assert!(answer.outcomes.is_empty(), "a newcomer waits: {answer:?}");
+            calls += 1;
+        };
+        assert_eq!(answer, model.reserve(1, &call), "{changed}");
+        assert!((3..=12).contains(&calls), "{changed}: {calls}");
+    }
+}
+
+/// More than 512 instants, of which some are given back, and some leave the window. What has left it stays forgotten when limits come into
+/// force that see further back.
+#[test]
+fn lua_keeps_a_very_long_queue_as_rust_does() {
+    let mut store = TestStore::start();
+    let sliding = |rate, millis| {
+        let (window, kind) = (Micros::from_millis(millis), Kind::SlidingWindow(SlidingWindow));
+        [Rule { rate, window, cell: Micros::ONE, kind }].into()
+    };
+    let mut model = Model::new(0);
+    model.limiter_refs[0].rules = sliding(1, 100);
+    let (slots, _) = book(&mut model, &mut store, 900);
+    assert!(slots.is_sorted_by(|one, other| one < other), "each has an instant of its own");
+    let call = Call { replica: 1, generations: vec![0], ..Call::default() };
+    for (first, step, seconds) in [(30, 3, 20), (300, 2, 30), (650, 1, 10)] {
+        let give_back = slots.iter().take(850).skip(first).step_by(step).take(100);
+        let give_back = give_back.map(|slot| Holding { slot: *slot, cost: 1, count: 1 }).collect();
+        both(&mut model, &mut store, 1, &Call { give_back, ..call.clone() });
+        let (freed, _) = book(&mut model, &mut store, 20);
+        assert!(freed.iter().all(|slot| slots.contains(slot)), "{freed:?}");
+        model.now = model.now + Micros::from_millis(seconds * 1000);
+    }
+    let (last, _) = book(&mut model, &mut store, 200);
+    assert!(last.last() > slots.last());
+    model.limiter_refs[0].rules = sliding(400, 60_000);
+    book(&mut model, &mut store, 100);
+}
