@@ -292,6 +292,11 @@ impl LimiterState {
         self.opens_at = self.opens_at.max(at);
     }
 
+    /// Returns the instant before which nothing is booked; zero if there is none.
+    pub fn opens_at(&self) -> Micros {
+        self.opens_at
+    }
+
     /// Books permits at an instant whether there is room or not, because they are used there.
     pub fn charge(&mut self, at: Micros, permits: u64) {
         Search::new(&mut self.timeline, &self.rules, &self.checkpoints, at).charge(permits);

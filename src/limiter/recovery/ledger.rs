@@ -18,7 +18,7 @@ use crate::limiter::model::{
     Answer, Call, Holding, Limiter, LimiterName, NO_GENERATION, Partition, Reset, Step,
 };
 use crate::limiter::recovery::grants::{charge, granted, window};
-use crate::limiter::recovery::offline_grants::{Limits, OfflineGrants, OfflineRecord};
+use crate::limiter::recovery::offline_grants::{OfflineGrants, OfflineRecord, OwnPart};
 use crate::limiter::store::expiry::Expiring;
 
 /// The most pages: some 30 MB. Grants under further limiters and partitions are not written back, and the store charges all that
@@ -118,23 +118,22 @@ impl Ledger {
         self.incomplete_until <= now
     }
 
-    /// Records that the store is unreachable, and the permits granted without it, by this process's clock.
+    /// Records that the store is unreachable, and the permits granted of some limiters without it, by this process's clock.
     ///
     /// An outage without grants is recorded too: other replicas may have granted permits, and the returning store has to wait
     /// for their reports.
     pub(in crate::limiter) fn record_offline(
         &mut self,
         now: Micros,
-        limiter_refs: &[LimiterRef],
+        parts: &[OwnPart],
         granted: &[(Micros, u64)],
     ) {
         self.has_unreported = true;
-        for limiter_ref in limiter_refs {
-            let key = key(limiter_ref);
+        for own in parts {
+            let key = key(&own.whole);
             let Some(mut page) = take(&mut self.pages, &key) else { continue };
-            page.follow(limiter_ref);
-            let limits = Limits { rules: &limiter_ref.rules, windows: &page.windows };
-            page.offline.record(now, limits, granted);
+            page.follow(&own.whole);
+            page.offline.record(now, own, &page.windows, granted);
             let expires = page.expires();
             self.pages.put(key, page, expires);
         }
@@ -183,8 +182,7 @@ impl Ledger {
             let (memory, entries) = (self.memory, page.forgotten.entries().to_vec());
             return Some(Unreported::Forgotten { memory, entries });
         }
-        let rules = page.limiter_ref.as_ref().map(|known| &*known.rules).unwrap_or_default();
-        page.offline.next_part(now, Limits { rules, windows: &page.windows }).map(Unreported::Offline)
+        page.offline.next_part(now, &page.windows).map(Unreported::Offline)
     }
 
     /// Turns a part that was written back into grants of the store, whose clock showed `store_now` when this process's showed `now`.
@@ -326,8 +324,6 @@ impl Page {
     fn follow(&mut self, limiter_ref: &LimiterRef) {
         let is_same = self.limiter_ref.as_ref().is_some_and(|known| known.rules == limiter_ref.rules);
         if !is_same {
-            let before = self.limiter_ref.as_ref().map(|known| &*known.rules).unwrap_or_default();
-            self.offline.follow(before, &limiter_ref.rules);
             self.windows = limiter_ref.rules.iter().map(window).collect();
             self.limiter_ref = Some(limiter_ref.clone());
         }

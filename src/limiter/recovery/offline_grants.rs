@@ -7,6 +7,7 @@ use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::Algorithm;
 use crate::limiter::arithmetic::algorithm::kind::Sight;
 use crate::limiter::arithmetic::cell::Entry;
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::{Rule, checkpoint_after};
 use crate::limiter::arithmetic::timeline::Timeline;
 use crate::limiter::recovery::grants::charge;
@@ -18,20 +19,30 @@ pub(in crate::limiter) const REPORT_AHEAD: Micros = Micros::from_millis(500);
 /// clock may differ.
 const KEPT_MAX: Micros = Micros::from_millis(24 * 3_600_000);
 
-/// The limits of a limiter.
-#[derive(Clone, Copy)]
-pub(in crate::limiter) struct Limits<'a> {
-    pub(in crate::limiter) rules: &'a [Rule],
-    /// For each of them, the window in which a grant matters to it.
-    pub(in crate::limiter) windows: &'a [Rule],
+/// What this replica may grant of a limiter by itself.
+#[derive(Clone)]
+pub(in crate::limiter) struct OwnPart {
+    pub(in crate::limiter) whole: LimiterRef,
+    /// The same with its limits divided among the replicas.
+    pub(in crate::limiter) share: LimiterRef,
+    /// What each of these lacks before this replica grants anything, and since when: what the fleet used before.
+    pub(in crate::limiter) lacking: (Micros, Vec<u64>),
 }
 
 /// The offline grants of one limiter.
+///
+/// A bucket in use lacks what was taken from it for as long as it is not full, so that the grants of one window do not tell its level.
+/// What was lacking in front of them is reported as one more grant. Invariant: what all replicas report is lacking is at least what the whole
+/// bucket lacked then. Each reckons with its own part of the bucket, which is filled more slowly, and begins with what that lacked.
 #[derive(Clone, Default)]
 pub(in crate::limiter) struct OfflineRecord {
     granted: Timeline,
-    /// For each limit, what of earlier grants matters still: a bucket in use lacks them for as long as it is not full.
+    /// This replica's part of each limit.
+    rules: Vec<Rule>,
+    /// What each of them lacked before the grants that are kept one by one.
     checkpoints: Vec<Sight>,
+    /// Since when they count.
+    since: Micros,
     /// The part that was sent to the store and not answered yet.
     pending: Option<OfflineGrants>,
 }
@@ -45,36 +56,51 @@ pub(in crate::limiter) struct OfflineGrants {
 }
 
 impl OfflineRecord {
-    /// Records the permits that this replica granted without the store, at `now`.
-    pub(in crate::limiter) fn record(&mut self, now: Micros, limits: Limits<'_>, granted: &[(Micros, u64)]) {
-        self.prune(now, limits);
-        granted.iter().for_each(|(at, permits)| charge(&mut self.granted, limits.windows, *at, *permits));
+    /// Records the permits that this replica granted without the store, at `now`. A grant matters in `windows`.
+    pub(in crate::limiter) fn record(
+        &mut self,
+        now: Micros,
+        own: &OwnPart,
+        windows: &[Rule],
+        granted: &[(Micros, u64)],
+    ) {
+        self.follow(own);
+        self.prune(now, windows);
+        granted.iter().for_each(|(at, permits)| charge(&mut self.granted, windows, *at, *permits));
     }
 
-    /// Takes on changed limits: what the old ones lacked, the new ones lack.
-    pub(in crate::limiter) fn follow(&mut self, before: &[Rule], rules: &[Rule]) {
-        let after = |rule| checkpoint_after(before.iter().zip(&self.checkpoints), rule);
-        self.checkpoints = rules.iter().map(after).collect();
+    /// Takes on this replica's part of the limits. What earlier ones lacked, changed ones lack.
+    fn follow(&mut self, OwnPart { share, lacking: (since, permits), .. }: &OwnPart) {
+        let rules = &*share.rules;
+        if self.checkpoints.is_empty() {
+            // The first grant may be of that instant.
+            let before = *since - Micros::ONE;
+            let lacking = |(rule, permits): (&Rule, &u64)| rule.kind.lacking(rule.quota(), before, *permits);
+            self.checkpoints = rules.iter().zip(permits).map(lacking).collect();
+            self.since = *since;
+        } else if self.rules != rules {
+            let after = |rule| checkpoint_after(self.rules.iter().zip(&self.checkpoints), rule);
+            self.checkpoints = rules.iter().map(after).collect();
+        }
+        self.rules = rules.to_vec();
     }
 
     /// Takes the grants that have left every window into the checkpoints.
-    fn prune(&mut self, now: Micros, Limits { rules, windows }: Limits<'_>) {
-        if self.checkpoints.is_empty() {
-            self.checkpoints = rules.iter().map(|rule| rule.kind.sight()).collect();
-        }
+    fn prune(&mut self, now: Micros, windows: &[Rule]) {
         let longest = windows.iter().map(|rule| rule.window).max().unwrap_or_default();
-        for (checkpoint, rule) in self.checkpoints.iter_mut().zip(rules) {
+        for (checkpoint, rule) in self.checkpoints.iter_mut().zip(self.rules.iter()) {
             rule.kind.fold(rule.quota(), checkpoint, self.granted.entries(), now - longest);
         }
         self.granted.prune(now, windows, &[], |_, rule| rule.window);
     }
 
-    /// Takes what the emptiest bucket lacked when the grants before left every window, as one grant of that instant.
-    fn take_lacking(&mut self, rules: &[Rule]) -> Option<Entry> {
+    /// Takes what the emptiest bucket lacked when the grants before left every window, as one grant of that instant. The store itself
+    /// knows what was lacking before this replica granted anything.
+    fn take_lacking(&mut self) -> Option<Entry> {
         let checkpoints = std::mem::take(&mut self.checkpoints);
-        let missing =
-            rules.iter().zip(&checkpoints).filter_map(|(rule, own)| rule.kind.missing(rule.quota(), own));
-        let most = missing.max().filter(|(permits, _)| *permits > 0);
+        let missing = self.rules.iter().zip(&checkpoints);
+        let missing = missing.filter_map(|(rule, own)| rule.kind.missing(rule.quota(), own));
+        let most = missing.max().filter(|(permits, at)| *permits > 0 && *at > self.since);
         most.map(|(permits, at)| Entry { at, permits })
     }
 
@@ -95,12 +121,12 @@ impl OfflineRecord {
     }
 
     /// Returns the part to send at `now`: the one that was sent and not answered, or a new one. `None` if there is none.
-    pub(in crate::limiter) fn next_part(&mut self, now: Micros, limits: Limits<'_>) -> Option<OfflineGrants> {
+    pub(in crate::limiter) fn next_part(&mut self, now: Micros, windows: &[Rule]) -> Option<OfflineGrants> {
         if self.pending.is_none() {
-            self.prune(now, limits);
-            let entries = self.granted.take_until(now + REPORT_AHEAD, limits.windows);
+            self.prune(now, windows);
+            let entries = self.granted.take_until(now + REPORT_AHEAD, windows);
             if !entries.is_empty() {
-                let lacking = self.take_lacking(limits.rules);
+                let lacking = self.take_lacking();
                 let entries = lacking.into_iter().chain(entries).collect();
                 self.pending = Some(OfflineGrants { number: now.0, entries });
             }
@@ -126,41 +152,67 @@ mod tests {
     use super::*;
     use crate::limiter::arithmetic::algorithm::bucket::Bucket;
     use crate::limiter::arithmetic::algorithm::kind::Kind;
+    use crate::limiter::model::LimiterName;
     use crate::limiter::recovery::grants::window;
 
     const SECOND: u64 = 1_000_000;
 
-    /// Returns the permits of the parts that are written back after ten seconds of grants, those before the last window first.
-    fn written_back(grants: &[(u64, u64)]) -> [u64; 2] {
-        let rules = [Rule {
-            rate: 2,
-            window: Micros(SECOND),
-            cell: Micros::ONE,
-            kind: Kind::Bucket(Bucket { burst: 5 }),
-        }];
-        let windows: Vec<Rule> = rules.iter().map(window).collect();
-        let limits = Limits { rules: &rules, windows: &windows };
+    fn bucket(rate: u64, burst: u64) -> Rule {
+        Rule { rate, window: Micros(SECOND), cell: Micros::ONE, kind: Kind::Bucket(Bucket { burst }) }
+    }
+
+    /// Returns the permits of the parts that are written back ten seconds after an outage began, those before the last window first: of grants
+    /// of a bucket's part that lacked so many permits then, at so many halves of a second.
+    fn written_back(whole: &Rule, part: &Rule, lacking: u64, grants: &[(u64, u64)]) -> [u64; 2] {
+        let (name, group) = (LimiterName::parse("bucket").unwrap(), "bucket".into());
+        let limiter_ref =
+            LimiterRef { name, partition: None, group, rules: [whole.clone()].into(), valid_until: None };
+        let windows = [window(whole)];
         let (mut record, start) = (OfflineRecord::default(), Micros(100 * SECOND));
-        for (seconds, permits) in grants {
-            let at = start + Micros(seconds * SECOND);
-            record.record(at, limits, &[(at, *permits)]);
+        let share = LimiterRef { rules: [part.clone()].into(), ..limiter_ref.clone() };
+        let own = OwnPart { whole: limiter_ref, share, lacking: (start, vec![lacking]) };
+        for (halves, permits) in grants {
+            let at = start + Micros(halves * SECOND / 2);
+            record.record(at, &own, &windows, &[(at, *permits)]);
         }
         let now = start + Micros(10 * SECOND);
-        let entries = record.next_part(now, limits).map(|part| part.entries).unwrap_or_default();
+        let entries = record.next_part(now, &windows).map(|part| part.entries).unwrap_or_default();
         let (before, within): (Vec<Entry>, Vec<Entry>) =
             entries.into_iter().partition(|entry| entry.at + windows[0].window <= now);
         assert!(before.len() <= 1);
         [before, within].map(|entries| entries.iter().map(|entry| entry.permits).sum())
     }
 
+    fn each_second(permits: u64) -> impl Iterator<Item = (u64, u64)> {
+        (1..10).map(move |second| (2 * second, permits))
+    }
+
     #[test]
     fn what_a_bucket_lacked_before_the_window_is_written_back() {
-        let in_full_use: Vec<(u64, u64)> =
-            std::iter::once((0, 5)).chain((1..10).map(|second| (second, 2))).collect();
+        let whole = bucket(2, 5);
+        let written = |grants: &[(u64, u64)]| written_back(&whole, &whole, 0, grants);
+        let in_full_use: Vec<(u64, u64)> = std::iter::once((0, 5)).chain(each_second(2)).collect();
         // The window is the 2.5 s in which the bucket fills. It was empty all the time, which what was granted within does not show.
-        assert_eq!(written_back(&in_full_use), [5, 4], "rounded up");
-        let filled_between = [(0, 5), (8, 1), (9, 2)];
-        assert_eq!(written_back(&filled_between), [0, 3], "nothing was lacking any more");
-        assert_eq!(written_back(&[(0, 5)]), [0, 0], "and it is full by now");
+        assert_eq!(written(&in_full_use), [5, 4], "rounded up");
+        assert_eq!(written(&[(0, 5), (16, 1), (18, 2)]), [0, 3], "nothing was lacking any more");
+        assert_eq!(written(&[(0, 5)]), [0, 0], "and it is full by now");
+    }
+
+    #[test]
+    fn a_bucket_that_was_empty_when_the_outage_began_still_is_if_in_full_use() {
+        let (whole, in_full_use) = (bucket(2, 5), each_second(2).collect::<Vec<_>>());
+        // All of it at the seventh second, and one less half a second later.
+        assert_eq!(written_back(&whole, &whole, 5, &in_full_use), [4, 4]);
+        assert_eq!(written_back(&whole, &whole, 0, &in_full_use), [2, 4], "less than it is filled by");
+        // The store knows what was lacking when it was last heard, if that matters still.
+        let long = bucket(2, 50);
+        assert_eq!(written_back(&long, &long, 50, &in_full_use), [0, 18]);
+    }
+
+    #[test]
+    fn a_part_of_a_bucket_is_filled_as_slowly_as_it_is_large() {
+        let in_full_use: Vec<(u64, u64)> = (1..20).map(|half| (half, 1)).collect();
+        let (whole, third) = (bucket(6, 6), bucket(2, 2));
+        assert_eq!(written_back(&whole, &third, 2, &in_full_use), [1, 2]);
     }
 }

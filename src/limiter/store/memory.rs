@@ -9,6 +9,7 @@ use crate::clock::{Clock, Micros};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::queue_order::QueueOrder;
 use crate::limiter::arithmetic::reserve::{report_upstream, reserve};
+use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::{
     Answer, Call, Epoch, LimiterName, PAUSE_MAX, Partition, PauseByHand, ReportResult, UpstreamReport,
@@ -95,6 +96,22 @@ impl MemoryStore {
         state.charge_missing(now, used.0, used.1);
         let expires = state.expires();
         contents.put(key(limiter_ref), state, expires);
+    }
+
+    /// Returns how many permits each limit lacks at an instant, or when the first one can be granted if that is later; and that instant.
+    pub fn lacking_at(&self, now: Micros, limiter_ref: &LimiterRef) -> (Micros, Vec<u64>) {
+        let contents = self.lock();
+        let state = contents.states.get(&key(limiter_ref));
+        let at = state.map_or(now, |state| now.max(state.opens_at()));
+        let available = state.map(|state| state.available(at, &limiter_ref.rules));
+        let capacities = limiter_ref.rules.iter().map(Rule::capacity);
+        let lacking = match available {
+            Some(available) => {
+                capacities.zip(available).map(|(all, left)| all.saturating_sub(left)).collect()
+            }
+            None => capacities.map(|_| 0).collect(),
+        };
+        (at, lacking)
     }
 
     /// Forgets the permits of a limiter, or of one of its partitions, that were used until an instant.

@@ -10,6 +10,7 @@ use crate::limiter::arithmetic::share::Share;
 use crate::limiter::model::{Answer, Call, Holding, OnStoreFailure, Outcome, RetryDelay, Run};
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::grants::booked;
+use crate::limiter::recovery::offline_grants::OwnPart;
 
 /// The most limiters and partitions whose usage is kept for an outage after their queues have ended: some 30 MB. Further ones
 /// begin an outage as if they had not been used.
@@ -119,9 +120,10 @@ impl Worker {
         let fits = |run: &Run| run.cost <= cost_max;
         call.replaced = call.runs.iter().take(call.replaced).filter(|run| fits(run)).count();
         call.runs.retain(fits);
+        let parts = self.own_parts();
         let answer = self.ask_fallback(call.clone(), &refs.unwrap_or_default());
         let granted: Vec<_> = booked(&call, &answer).collect();
-        self.session.ledger().record_offline(answer.now, &self.calling.limiter_refs, &granted);
+        self.session.ledger().record_offline(answer.now, &parts, &granted);
         self.events.push(Event::AnsweredLocally(Box::new(LocalAnswer { answer, cost_max })));
     }
 
@@ -137,12 +139,13 @@ impl Worker {
     pub(super) fn record_unlimited(&self, permits: u64) {
         let Fallback { store, replica, .. } = &*self.fallback;
         let refs = &self.calling.limiter_refs;
+        let parts = self.own_parts();
         let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: permits }];
         let generations = vec![0; refs.len()];
         let call = Call { replica: *replica, generations, runs, prefetched: 1, ..Call::default() };
         let answer = store.reserve_now(refs, &call);
         let granted: Vec<_> = booked(&call, &answer).collect();
-        self.session.ledger().record_offline(answer.now, refs, &granted);
+        self.session.ledger().record_offline(answer.now, &parts, &granted);
     }
 
     /// Returns this replica's share while the store is away. It is the same to all its workers for a whole outage.
@@ -164,6 +167,20 @@ impl Worker {
     fn local_refs(&self) -> Option<Vec<LimiterRef>> {
         let (share, places) = (self.share(), self.queue.with_policy(OnStoreFailure::Local));
         places.map(|place| self.calling.limiter_refs[place].share(share)).collect()
+    }
+
+    /// Returns what this replica may grant of each limiter by itself: its share, or the whole where the limit is not kept.
+    fn own_parts(&self) -> Vec<OwnPart> {
+        let Fallback { store, clock, .. } = &*self.fallback;
+        let share = self.share();
+        let shared: Vec<usize> = self.queue.with_policy(OnStoreFailure::Local).collect();
+        let part = |(place, whole): (usize, &LimiterRef)| {
+            let share = shared.contains(&place).then(|| whole.share(share)).flatten();
+            let share = share.unwrap_or_else(|| whole.clone());
+            let lacking = store.lacking_at(clock.now(), &share);
+            OwnPart { whole: whole.clone(), share, lacking }
+        };
+        self.calling.limiter_refs.iter().enumerate().map(part).collect()
     }
 
     /// Makes a call to this replica's memory, for its shares of the limiters that are enforced locally.
