@@ -51,7 +51,8 @@ pub(in crate::limiter) struct CostQueue {
     slots: VecDeque<Slot>,
     /// The number of requests, from the first on, that were notified that their slot is near.
     approached: usize,
-    /// The number of slots asked for in place of lost ones, and not answered yet.
+    /// The number of slots asked for in place of lost ones, and not answered yet: by the next call, or by one under way. The worker's core
+    /// keeps the account of which, in the same steps.
     pub(in crate::limiter) wanted: usize,
     /// A moment before which no request's wait ends.
     first_end: Option<Moment>,
@@ -287,7 +288,8 @@ impl CostQueue {
         self.slots.get(self.approached).filter(|_| is_next).map(|slot| slot.due - APPROACH)
     }
 
-    /// Gives a place to the requests that do not know yet that they have to wait: the last ones.
+    /// Gives a place to the requests that do not know yet that they have to wait: the last ones, from the end on. Each has an answer of its
+    /// own, so that their order does not matter.
     pub(in crate::limiter) fn announce(&mut self, mut announce: impl FnMut(RequestId)) {
         for waiter in self.waiters.iter_mut().rev().take_while(|waiter| waiter.stage == Stage::Asking) {
             waiter.stage = Stage::Waiting;

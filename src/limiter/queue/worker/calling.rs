@@ -127,7 +127,8 @@ impl Worker {
         }
         self.observe_usage(made.at, &answer);
         self.calling.hearing.answered(&answer);
-        self.events.push(Event::Answered(Box::new(answer), made.call.refusal_budget, made.at));
+        let refusal_budget = made.call.refusal_budget;
+        self.events.push(Event::Answered { answer: Box::new(answer), refusal_budget, sent: made.at });
     }
 
     fn take_failure(&mut self, made: MadeCall, Failure { error, late }: Failure) {

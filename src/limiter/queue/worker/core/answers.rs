@@ -39,12 +39,12 @@ impl Worker {
         // It may have waited for long before it was sent.
         self.calls.contact = Some(sent_at);
         let known = self.owed.generations.clone();
-        let moved = self.observe_generations(answer, around.now, out);
-        let has_changed = known != self.owed.generations;
+        let has_void = self.observe_generations(answer, around.now, out);
+        let has_moved_again = known != self.owed.generations;
         let source = Source::Store(self.owed.epoch);
         self.refresh_slots(around);
         let is_replaced = !replace.is_empty() || !reschedule.is_empty();
-        self.settle_rescheduled(reschedule, answer, has_changed, around, out);
+        self.settle_rescheduled(reschedule, answer, has_moved_again, around, out);
         let mut outcomes = Outcomes { answer, source, each: each(answer), budget };
         let first = self.settle_outcomes(replace, arrivals, &mut outcomes, around, out);
         if let Some(cost) = prefetch {
@@ -54,26 +54,26 @@ impl Worker {
         if traded.is_some_and(|traded| first.is_none_or(|first| first >= traded)) {
             self.trade.fruitless = answer.freed;
         }
-        if moved || is_replaced {
+        if has_void || is_replaced {
             self.refuse_overdue(around.now, out);
         }
         self.observe_available(answer);
     }
 
     /// Puts rescheduled slots into their cost queues, and refuses the requests without one. While the store is still moving bookings the
-    /// next call asks for all of them again; if they have moved once more meanwhile, it asks for others.
+    /// next call asks for all of them again; if they have moved once more since the call was made, it asks for others.
     fn settle_rescheduled(
         &mut self,
         reschedule: Vec<(Slot, Permits)>,
         answer: &Answer,
-        has_changed: bool,
+        has_moved_again: bool,
         around: &Around,
         out: &mut Vec<Action>,
     ) {
         if answer.rescheduled.is_empty() {
             for (slot, cost) in reschedule.into_iter().rev() {
-                if has_changed {
-                    *self.owed.replace.entry(cost).or_default() += 1;
+                if has_moved_again {
+                    self.owe(cost, 1);
                 } else {
                     self.owed.reschedule.push_front((slot, cost));
                 }
@@ -134,8 +134,9 @@ impl Worker {
             .unwrap_or_default();
     }
 
-    /// Takes the slots that a change of the limits has voided out of the cost queues, for the next call to reschedule. Returns
-    /// whether there are any.
+    /// Takes the slots that a change of generations has voided out of the cost queues, for the next call to reschedule. Returns
+    /// whether there are any. The store changes them when it moves bookings: after a change of the limits, a pause, a reset or external
+    /// usage.
     fn observe_generations(&mut self, answer: &Answer, moment: Moment, out: &mut Vec<Action>) -> bool {
         let numbers: Generations = answer.generations.iter().map(|generation| generation.number).collect();
         if numbers == self.owed.generations {
@@ -153,10 +154,8 @@ impl Worker {
         if !void.is_empty() {
             out.push(Action::LogMoved(void.len()));
         }
-        // Slots that an earlier change has voided, and that were not rescheduled yet, are lost: others are asked for.
-        for (_, cost) in self.owed.reschedule.drain(..) {
-            *self.owed.replace.entry(cost).or_default() += 1;
-        }
+        // Slots that an earlier change has voided, and that were not rescheduled yet, have lost their places.
+        self.lose_rescheduled();
         let known = std::mem::replace(&mut self.owed.generations, numbers);
         self.owed.reschedule_from = moment;
         self.release_unmoved(&known, &void);
@@ -202,9 +201,7 @@ impl Worker {
                     }
                 }
             }
-            if left > 0 {
-                *self.owed.replace.entry(cost).or_default() += left;
-            }
+            self.owe(cost, left);
         }
         self.settle_arrivals(arrivals, outcomes, around, out);
         first

@@ -6,7 +6,7 @@ use crate::limiter::model::{Call, Freed, Generations, Holding, Permits, Run};
 use crate::limiter::queue::cost_queue::{CostQueue, DEADLINE_SLACK};
 use crate::limiter::queue::request::Arrival;
 use crate::limiter::queue::slot::{Slot, Source};
-use crate::limiter::recovery::link::Link;
+use crate::limiter::recovery::link::{Link, Terms};
 
 use super::events::{Action, Around};
 use super::{Phase, Sent, Worker};
@@ -45,7 +45,8 @@ const FAR_INTERVAL: Micros = Micros::from_millis(2000);
 const TRADE_MAX: usize = 16;
 
 impl Worker {
-    /// Returns whether a call may be made now.
+    /// Returns whether a call may be made now. A store that is away is asked, too: after `not_before` the first arrival goes to the store, and
+    /// so does the heartbeat. What else comes while that call is under way is served by the policies.
     pub(super) fn may_call(&self, now: Moment) -> bool {
         let is_reported = self.pause.is_reported && self.stay.phase != Phase::Closing;
         self.calls.under_way.is_none()
@@ -55,32 +56,33 @@ impl Worker {
             && now >= self.calls.not_before
     }
 
-    /// Returns whether the store must be asked at each heartbeat.
-    fn must_call(&self) -> bool {
+    /// Returns whether the store must be heard at each heartbeat.
+    fn needs_heartbeats(&self) -> bool {
         // Slots that an unreachable store could not take back are offered again with each heartbeat, not at once.
         !self.owed.reschedule.is_empty()
             || !self.owed.give_back.is_empty()
             || self.cost_queues.values().any(CostQueue::holds_booked)
     }
 
-    /// Returns when the store is to be heard again: later where heartbeats spare the call, which come more often than that, and where
-    /// no slot is near.
+    /// Returns when a call is to be made if only the heartbeat asks for one.
     fn heartbeat_at(&self) -> Moment {
-        let heartbeat = self.limits.terms.heartbeat;
-        let own = self.calls.contact.map(|contact| contact + heartbeat);
-        let heard = self.calls.heard.map(|heard| heard + heartbeat + heartbeat);
-        let least = own.max(heard).unwrap_or(Moment(0));
+        let Terms { heartbeat, lease, .. } = self.limits.terms;
+        // A heartbeat that spares the call is followed by the next one within two intervals, or else by the call.
+        let by_call = self.calls.contact.map(|contact| contact + heartbeat);
+        let by_heartbeat = self.calls.heard.map(|heard| heard + heartbeat + heartbeat);
+        let next = by_call.max(by_heartbeat).unwrap_or(Moment(0));
         let first = self.cost_queues.values().filter_map(CostQueue::next_slot).map(|slot| slot.due).min();
-        // Two leases before the slot. A move of the bookings is told by a heartbeat, or makes the slot void by then.
-        let near = first.map_or(least, |due| Moment(due.0.saturating_sub(2 * self.limits.terms.lease.0)));
-        let far = self.calls.contact.map_or(least, |contact| contact + FAR_INTERVAL);
-        least.max(near.min(far))
+        let (Some(due), Some(contact)) = (first, self.calls.contact) else { return next };
+        // No slot is used yet, so that the lease may end meanwhile. Two leases before the slot the usual calls begin: a move of the bookings
+        // is told by a heartbeat, or makes the slot void by then.
+        let near = Moment(due.0.saturating_sub(2 * lease.0));
+        next.max(near.min(contact + FAR_INTERVAL))
     }
 
-    /// Returns whether something is to be asked at once.
-    fn has_request(&self, now: Moment) -> bool {
+    /// Returns whether there is a reason for a call at once, and not only at the next heartbeat.
+    fn has_reason(&self, now: Moment) -> bool {
         // An idle queue that nobody keeps waits for its next request: there may be very many such queues.
-        (self.calls.has_changed && (self.stay.is_kept || self.must_call()))
+        (self.calls.is_outdated && (self.stay.is_kept || self.needs_heartbeats()))
             || !self.arrivals.list.is_empty()
             || (!self.owed.give_back.is_empty() && !matches!(self.link, Link::Away { .. }))
             || self.may_reschedule(now)
@@ -92,9 +94,9 @@ impl Worker {
     /// Makes the next call, if there is a reason for one and none is under way.
     pub(super) fn ask(&mut self, around: &Around, out: &mut Vec<Action>) {
         let now = around.now;
-        let is_due = || self.must_call() && now >= self.heartbeat_at();
-        if self.may_call(now) && (self.has_request(now) || is_due()) {
-            self.calls.has_changed = false;
+        let is_due = || self.needs_heartbeats() && now >= self.heartbeat_at();
+        if self.may_call(now) && (self.has_reason(now) || is_due()) {
+            self.calls.is_outdated = false;
             let call = self.make_call(around, out);
             out.push(Action::Book(Box::new(call)));
         }
@@ -105,11 +107,11 @@ impl Worker {
         if !self.may_call(now.max(self.calls.not_before)) {
             return None;
         }
-        if self.has_request(now) {
+        if self.has_reason(now) {
             return Some(self.calls.not_before.max(now));
         }
         let reschedules_at = (!self.owed.reschedule.is_empty()).then_some(self.owed.reschedule_from);
-        let next = self.must_call().then(|| self.heartbeat_at());
+        let next = self.needs_heartbeats().then(|| self.heartbeat_at());
         next.into_iter().chain(reschedules_at).min().map(|at| at.max(self.calls.not_before))
     }
 

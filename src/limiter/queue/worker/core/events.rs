@@ -77,16 +77,23 @@ pub(in crate::limiter) struct LocalAnswer {
 pub(in crate::limiter) enum Event {
     /// A request has come.
     Arrived(Arrival),
-    /// Waiting requests have left.
+    /// Requests that have a place in the queue ([`Action::Wait`]) have left. One without a place is not told of: its permit comes back as
+    /// [`Back::Unused`], or it leaves when it gets its place.
     Left(Vec<RequestId>),
     /// A permit of this slot and cost comes back.
     Returned(Slot, Permits, Back),
-    /// The store has carried out the call that was sent at a moment, which may be followed by so many refusals without a call. Told
-    /// after the link that the answer leads to.
-    Answered(Box<Answer>, u64, Moment),
-    /// The store grants nothing yet, or answered in an epoch that is over: the call booked nothing.
+    /// The store has carried out the call under way. Told after the link that the answer leads to.
+    Answered {
+        answer: Box<Answer>,
+        /// How many requests may be refused without a call from now on.
+        refusal_budget: u64,
+        /// When the call was sent: it may have waited for that.
+        sent: Moment,
+    },
+    /// The store grants nothing yet, or answered in an epoch that is over: the call booked nothing that may be used. What it was made for
+    /// goes with the next call, at once where the link allows one.
     PutBack,
-    /// The call has failed. If it was not sent, it has given back nothing.
+    /// The call has failed, and the next one waits for a heartbeat. If it was not sent, it has given back nothing.
     Failed {
         /// What an unsent call was to give back, and the generations under which it was booked.
         unsent: Option<(Vec<Holding>, Generations)>,
@@ -97,18 +104,20 @@ pub(in crate::limiter) enum Event {
     AnsweredLocally(Box<LocalAnswer>),
     /// What the store is from now on.
     Linked(Link),
-    /// The limits have changed.
+    /// The limits have changed in this replica's configuration, or its calendar windows have gone on. The slots of the
+    /// store stay until an answer voids them.
     Reconfigured(Box<Limits>),
-    /// Bookings of the queue were moved, or are to be moved by the next call.
+    /// Bookings of the queue were moved, or are to be moved by the next call: by a pause, a reset, a change of the limits or external usage.
+    /// Which ones, the generations in the next answer tell.
     Moved,
     /// When the latest heartbeat was sent that tells of every move of the queue's bookings, and told of none since the queue's last answer;
     /// `None` if heartbeats do not tell.
     Heard(Option<Moment>),
-    /// The pause in which no slot may be used.
+    /// The pause in which no slot may be used; `None` for none. Told with each turn.
     Paused(Option<Paused>),
     /// A pause is being reported from now on, or no longer: nothing is booked meanwhile.
     Reporting(bool),
-    /// Permits were freed before the queue's last slot.
+    /// Permits were freed before the queue's last slot, for which its later slots may be traded.
     Freed(Freed),
     /// The prefetched permits, as they are now.
     Prefetched(PrefetchSnapshot),
@@ -155,7 +164,7 @@ pub(in crate::limiter) enum Action {
     CountCancelled(Permits, usize),
     /// Record how late a slot was found.
     CountLate(Micros),
-    /// Log that a change of the limits moves so many slots.
+    /// Log that so many slots were moved: by a change of the limits, or one of the other causes of [`Event::Moved`].
     LogMoved(usize),
     /// There is nothing more to do, if nothing has come meanwhile.
     End,

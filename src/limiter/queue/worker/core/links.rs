@@ -82,10 +82,15 @@ impl Worker {
         (self.trade.freed, self.trade.fruitless) = (None, None);
         out.push(Action::Cache(None));
         self.withdraw(true, out);
-        for (_, cost) in self.owed.reschedule.drain(..) {
-            *self.owed.replace.entry(cost).or_default() += 1;
-        }
+        self.lose_rescheduled();
         self.void_slots(|slot| matches!(slot.source, Source::Store(_)), out);
+    }
+
+    /// Asks for other slots in place of those that were to be rescheduled.
+    pub(super) fn lose_rescheduled(&mut self) {
+        for (_, cost) in std::mem::take(&mut self.owed.reschedule) {
+            self.owe(cost, 1);
+        }
     }
 
     /// Puts back the requests of the call under way. They go with the next call.
@@ -93,7 +98,7 @@ impl Worker {
         let Some(sent) = self.calls.under_way.take() else { return };
         let rescheduled = sent.reschedule.into_iter().map(|(_, cost)| (cost, 1));
         for (cost, count) in rescheduled.chain(sent.replace) {
-            *self.owed.replace.entry(cost).or_default() += count;
+            self.owe(cost, count);
         }
         self.put_back(sent.arrivals);
     }
@@ -116,9 +121,7 @@ impl Worker {
         let Some(sent) = &self.calls.under_way else { return };
         self.calls.not_before = sent.at + self.limits.terms.heartbeat;
         // The slots to reschedule that were not sent yet are lost with those that were.
-        for (_, cost) in self.owed.reschedule.drain(..) {
-            *self.owed.replace.entry(cost).or_default() += 1;
-        }
+        self.lose_rescheduled();
         self.trade.freed = None;
         self.put_back_call();
     }

@@ -2,12 +2,15 @@
 //! clock; a request is a number. A recorded list of events gives the same actions anywhere.
 //!
 //! Invariants, restored after every event:
-//! - in each cost queue, requests = slots held + slots asked for; surplus slots are given back, surplus requests refused;
+//! - in each cost queue each request has a slot that is held or asked for, and no more slots are held than requests wait: surplus slots
+//!   are given back, surplus requests refused. What is asked for beyond that, because requests have gone, is in a call under way;
+//! - what the cost queues count as asked for (`wanted`) is, cost by cost, `replace` and `reschedule` of what the next calls owe, of the
+//!   call under way, and of the call to this replica's own memory;
 //! - no slot is handed out before the store's clock has surely reached it, later than its guard (but see
 //!   [`Waiter::holder`](crate::limiter::queue::cost_queue::Waiter::holder)), outside the lease of the last answer, or in another
 //!   epoch or outage than its own;
-//! - while a slot is held, the store is heard at least twice in a lease, by an answer or by a heartbeat, so that a change of the limits
-//!   is known before it voids anything;
+//! - while a slot is held that is due within two leases, the store is heard at least twice in a lease, by an answer or by a heartbeat, so
+//!   that a change of the limits is known before it voids anything;
 //! - no more requests wait than may: one that comes back with a late slot displaces the last that came;
 //! - no request waits longer than its wait and a slack, or than the store may take to answer where that is longer, whatever the
 //!   link and the pause are.
@@ -81,13 +84,14 @@ struct Owed {
     generations: Generations,
     /// The slots to give back, with the generations under which they were booked.
     give_back: VecDeque<(Holding, Generations)>,
-    /// The slots that a change of the limits has voided, ascending. The next call reschedules them.
+    /// The slots that a change of generations has voided, ascending. The next call reschedules them. Counted in `wanted`, as `replace` is.
     reschedule: VecDeque<(Slot, Permits)>,
     /// The generations under which the slots to reschedule were booked.
     reschedule_generations: Generations,
     /// When they may be rescheduled: where only some limiters have moved, other replicas need time to hear of it.
     reschedule_from: Moment,
-    /// The number of slots of each cost to ask for in place of others.
+    /// The number of slots of each cost to ask for in place of others: no more than the cost queue's `wanted`, of which this is the part
+    /// that no call was made for yet.
     replace: BTreeMap<Permits, usize>,
     /// The cost queues in which a slot came too late. Its replacement fits only behind all other slots, so that a permit would
     /// be lost with each late slot. So the whole cost queue is booked anew, at the pace at which this replica really sends: in the store,
@@ -114,10 +118,11 @@ struct Calls {
     contact: Option<Moment>,
     /// When the latest heartbeat was sent that spares the queue a call; `None` if none does.
     heard: Option<Moment>,
-    /// The moment before which no call is made, because one has failed.
+    /// The moment before which no call is made: one has failed, or an outage has begun, in which what waits is served by the policies
+    /// first.
     not_before: Moment,
-    /// True if the store does not know of changed limits yet, or may have moved bookings.
-    has_changed: bool,
+    /// True until the next call: the store does not know of changed limits yet, or the queue of moved bookings.
+    is_outdated: bool,
     /// How many permits can be sent at once.
     bursts: Bursts,
 }
@@ -207,7 +212,7 @@ impl Worker {
                 contact: None,
                 heard: None,
                 not_before: now,
-                has_changed: false,
+                is_outdated: false,
                 bursts: Bursts::default(),
             },
             link: Link::Up { epoch: 0 },
@@ -224,6 +229,9 @@ impl Worker {
     }
 
     /// Takes in events that came together, and restores the invariants. The only entrance.
+    ///
+    /// The order: slots that have come go out before a request is refused for its end. All refusals come before what is left over is given
+    /// back, and that before the call, which takes along what all the others leave.
     pub(in crate::limiter) fn on(
         &mut self,
         events: impl IntoIterator<Item = Event>,
@@ -261,7 +269,9 @@ impl Worker {
                 out.extend(gone.map(|(cost, count)| Action::CountCancelled(cost, count)));
             }
             Event::Returned(slot, cost, back) => self.take_back(slot, cost, back, around, out),
-            Event::Answered(answer, budget, sent) => self.answered(&answer, (budget, sent), around, out),
+            Event::Answered { answer, refusal_budget, sent } => {
+                self.answered(&answer, (refusal_budget, sent), around, out);
+            }
             Event::PutBack => self.put_back_call(),
             Event::Failed { unsent } => self.failed(unsent),
             Event::AnsweredLate(holdings, generations) => {
@@ -271,7 +281,7 @@ impl Worker {
             Event::AnsweredLocally(answer) => self.answered_locally(&answer, around, out),
             Event::Linked(link) => self.relink(link, around.now, out),
             Event::Reconfigured(limits) => self.reconfigure(*limits, out),
-            Event::Moved => self.calls.has_changed = true,
+            Event::Moved => self.calls.is_outdated = true,
             Event::Heard(heard) => self.calls.heard = heard,
             Event::Paused(paused) => self.follow_pause(paused, around.now),
             Event::Reporting(is_reported) => {
@@ -344,7 +354,8 @@ impl Worker {
         if let Link::Away { outage } = self.link { outage } else { 0 }
     }
 
-    /// Returns the store's epoch in which slots are booked.
+    /// Returns whether a slot may be used as far as the link and the lease go: whether it is due, or in a pause, is another question
+    /// ([`Worker::is_due`]).
     fn is_usable(&self, slot: &Slot, now: Moment) -> bool {
         match slot.source {
             Source::Store(epoch) => self.link.usable_epoch() == Some(epoch) && now < self.lease(),
@@ -363,16 +374,23 @@ impl Worker {
         self.cost_queues.values().any(|cost_queue| cost_queue.is_short(now))
     }
 
-    /// Returns whether arrivals wait for an answer.
+    /// Returns whether arrivals wait for a call to the store, or for its answer.
     fn is_asked(&self) -> bool {
         let is_sent = self.calls.under_way.as_ref().is_some_and(|sent| !sent.arrivals.is_empty());
         is_sent || !self.arrivals.list.is_empty()
     }
 
-    /// Asks for one more slot with the next call.
+    /// Asks for one more slot with the next call, to the store or to this replica's own memory.
     fn want(&mut self, cost: Permits) {
         self.cost_queues.entry(cost).or_default().wanted += 1;
-        *self.owed.replace.entry(cost).or_default() += 1;
+        self.owe(cost, 1);
+    }
+
+    /// Leaves slots that are counted as wanted to the next call.
+    fn owe(&mut self, cost: Permits, count: usize) {
+        if count > 0 {
+            *self.owed.replace.entry(cost).or_default() += count;
+        }
     }
 
     /// Puts a slot that was asked for into its cost queue.
@@ -405,7 +423,7 @@ impl Worker {
             self.void_slots(|slot| matches!(slot.source, Source::Local(_)), out);
         }
         self.limits = limits;
-        self.calls.has_changed = true;
+        self.calls.is_outdated = true;
         self.refuse_too_costly(out);
         self.withdraw(true, out);
     }

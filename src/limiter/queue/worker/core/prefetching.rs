@@ -42,7 +42,7 @@ impl Worker {
     /// Returns the cost and number of permits that the next call should prefetch.
     pub(super) fn prefetch_wanted(&self, now: Moment) -> Option<(Permits, u64)> {
         let is_calm = matches!(self.link, Link::Up { .. })
-            && !self.calls.has_changed
+            && !self.calls.is_outdated
             && self.owed.reschedule.is_empty()
             && !self.is_short(now);
         let prefetch = &self.prefetch;

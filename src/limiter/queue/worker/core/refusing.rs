@@ -37,7 +37,8 @@ impl Worker {
         });
     }
 
-    /// Refuses the last request of a cost queue, because a slot that was asked for does not come.
+    /// Takes in that a slot that was asked for does not come, and refuses the last requests that are without one for it: mostly one, or none
+    /// where some have left since it was asked for.
     pub(super) fn refuse_without_slot(&mut self, cost: Permits, refusal: &Refusal, out: &mut Vec<Action>) {
         let Some(cost_queue) = self.cost_queues.get_mut(&cost) else { return };
         cost_queue.wanted = cost_queue.wanted.saturating_sub(1);

@@ -28,7 +28,7 @@ impl Worker {
                 out.push(Action::Refuse(Asker::Request(request), cost, self.closed()));
             }
             Back::Exchanged(request, holder, why) => {
-                self.exchange(slot, cost, (request, holder, why), now, out);
+                self.rejoin(slot, cost, (request, holder, why), now, out);
             }
             Back::Unused => {
                 let is_late = slot.is_late(&around.clock_of(slot.source), now, self.limits.guard);
@@ -42,34 +42,23 @@ impl Worker {
         }
     }
 
-    /// Puts the request of a permit that could not be used back into its cost queue. A slot that has only to be confirmed goes
-    /// with it; for any other one another slot is asked for. The slot of a request that was set aside has come back before.
-    fn exchange(
+    /// Puts the request of a permit that could not be used back into its cost queue. What becomes of the slot depends on the reason:
+    /// - one that has only to be confirmed by an answer goes with its request;
+    /// - that of a request that was set aside has come back before, as an unused one;
+    /// - any other one is given back.
+    ///
+    /// But for the first, another slot is asked for.
+    fn rejoin(
         &mut self,
         slot: Slot,
         cost: Permits,
-        (request, mut holder, why): (RequestId, Holder, Unusable),
+        (request, holder, why): (RequestId, Holder, Unusable),
         now: Moment,
         out: &mut Vec<Action>,
     ) {
-        let own_end = self.ends(holder.arrived, holder.deadline);
-        // A request that missed its slot, because the processor was busy or a connection took long to open, gets the next slot if
-        // that comes at once, even after its wait has ended.
-        // What its slot lay behind its wait is used up: with each late slot it could else fall back by the whole slack.
-        let behind = slot.due - holder.deadline;
-        holder.deadline = holder.deadline.max(now - behind);
-        // The time until its slot counts as waited, the time for its connection does not.
-        let waited = slot.due - holder.arrived;
-        let missed = matches!(why, Unusable::Late | Unusable::SetAside);
-        let ends = if missed { self.ends(now - waited, holder.deadline) } else { own_end };
-        let waiter = Waiter { request, holder, ends, stage: Stage::Approached };
+        let waiter = self.waiter_again(&slot, (request, holder, why), now);
         self.cost_queues.entry(cost).or_default().join_again(waiter);
-        let is_current = match slot.source {
-            Source::Store(epoch) => self.outage() == 0 && epoch == self.owed.epoch,
-            Source::Local(outage) => outage == self.outage(),
-            Source::Unlimited => true,
-        };
-        if why == Unusable::Unheard && is_current {
+        if why == Unusable::Unheard && self.is_current(slot.source) {
             return self.cost_queues.entry(cost).or_default().hold(slot);
         }
         if why != Unusable::SetAside {
@@ -78,9 +67,44 @@ impl Worker {
         self.want(cost);
         // A pause moves all bookings in order, so none of them needs to be booked anew.
         if why == Unusable::Late {
-            self.owed.rebook.insert(cost);
-            self.calls.bursts.was_late();
+            self.observe_late(cost);
         }
+    }
+
+    /// Returns the request of a permit that could not be used, as it waits again.
+    ///
+    /// A request that missed its slot, because the processor was busy or a connection took long to open, gets the next slot if that
+    /// comes at once, even after its wait has ended.
+    fn waiter_again(
+        &self,
+        slot: &Slot,
+        (request, mut holder, why): (RequestId, Holder, Unusable),
+        now: Moment,
+    ) -> Waiter {
+        let own_end = self.ends(holder.arrived, holder.deadline);
+        // What its slot lay behind its wait is used up: with each late slot it could else fall back by the whole slack.
+        let behind = slot.due - holder.deadline;
+        holder.deadline = holder.deadline.max(now - behind);
+        // The time until its slot counts as waited, the time for its connection does not.
+        let waited = slot.due - holder.arrived;
+        let has_missed = matches!(why, Unusable::Late | Unusable::SetAside);
+        let ends = if has_missed { self.ends(now - waited, holder.deadline) } else { own_end };
+        Waiter { request, holder, ends, stage: Stage::Approached }
+    }
+
+    /// Returns whether slots of a source are of the present epoch or outage, so that they stay booked where the lease is over.
+    fn is_current(&self, source: Source) -> bool {
+        match source {
+            Source::Store(epoch) => self.outage() == 0 && epoch == self.owed.epoch,
+            Source::Local(outage) => outage == self.outage(),
+            Source::Unlimited => true,
+        }
+    }
+
+    /// Takes in that a slot came too late: its cost queue is booked anew with the next call.
+    fn observe_late(&mut self, cost: Permits) {
+        self.owed.rebook.insert(cost);
+        self.calls.bursts.was_late();
     }
 
     /// Returns whether a slot may be handed out now.
@@ -133,8 +157,7 @@ impl Worker {
                 out.push(Action::CountLate(slot.lateness(&clock, now)));
                 self.give_back(slot, cost, out);
                 self.want(cost);
-                self.owed.rebook.insert(cost);
-                self.calls.bursts.was_late();
+                self.observe_late(cost);
             } else if let Some(Waiter { request, holder, .. }) = cost_queue.take_first() {
                 out.push(Action::Grant(request, slot, cost, holder));
                 *in_flight_left -= 1;

@@ -1,6 +1,7 @@
 //! The core by itself: what it does on an event, and that a record of events can be replayed.
 
 mod burst;
+mod invariants;
 mod late_slots;
 mod moves;
 mod share;
@@ -71,7 +72,7 @@ fn booked(now: Moment, slots: &[Micros]) -> Event {
         outcomes: slots.iter().map(|at| (1, Outcome::Booked(*at))).collect(),
         ..Answer::default()
     };
-    Event::Answered(Box::new(answer), 0, now)
+    Event::Answered { answer: Box::new(answer), refusal_budget: 0, sent: now }
 }
 
 /// Returns the same answer of this replica's own memory.
@@ -91,6 +92,7 @@ impl Driven {
     fn on(&mut self, now: Moment, events: Vec<Event>) -> Vec<Action> {
         let mut out = Vec::new();
         self.0.on(events, &around(now), &mut out);
+        invariants::hold(&self.0);
         out
     }
 
@@ -367,7 +369,8 @@ impl World {
         };
         let answer = self.store.reserve_at(shown(self.now), &self.limits.refs, call);
         let epoch = Epoch { id: epoch, ..answer.epoch };
-        Event::Answered(Box::new(Answer { epoch, ..answer }), 5, self.now)
+        let answer = Box::new(Answer { epoch, ..answer });
+        Event::Answered { answer, refusal_budget: 5, sent: self.now }
     }
 
     /// Takes the core through some time. Returns what it was told, and what it did.
@@ -379,6 +382,7 @@ impl World {
                 let mut out = Vec::new();
                 let surroundings = around(self.now);
                 self.core.on(events.clone(), &surroundings, &mut out);
+                invariants::hold(&self.core);
                 record.push((std::mem::take(&mut events), surroundings));
                 for action in &out {
                     self.act(action, &mut events);

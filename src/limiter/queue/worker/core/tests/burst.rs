@@ -90,7 +90,10 @@ fn burst(lasts: Micros) -> Vec<(Moment, Micros)> {
                     Outcome::Booked(at) => at,
                     other => panic!("{other:?}"),
                 }));
-                replica.on(now, vec![Event::Answered(Box::new(answer), 0, now)]);
+                replica.on(
+                    now,
+                    vec![Event::Answered { answer: Box::new(answer), refusal_budget: 0, sent: now }],
+                );
             }
         }
         assert!(now < after(9000), "no end");

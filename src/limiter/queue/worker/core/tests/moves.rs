@@ -17,11 +17,8 @@ fn moved(now: Moment, rescheduled: Option<Micros>) -> Event {
     let first = Generation { number: 7, void_from: shown(after(500)), before: 0 };
     let rescheduled = rescheduled.into_iter().map(|at| (1, Some(at))).collect();
     let generations = vec![first, Generation::default()];
-    Event::Answered(
-        Box::new(Answer { now: shown(now), generations, rescheduled, ..Answer::default() }),
-        0,
-        now,
-    )
+    let answer = Answer { now: shown(now), generations, rescheduled, ..Answer::default() };
+    Event::Answered { answer: Box::new(answer), refusal_budget: 0, sent: now }
 }
 
 fn call(actions: &[Action]) -> Option<&Call> {
@@ -39,7 +36,7 @@ fn void_slots_make_room_in_the_limiters_that_have_not_moved_before_they_are_resc
         outcomes: vec![(1, Outcome::Booked(slot))],
         ..Answer::default()
     };
-    core.on(after(1), vec![Event::Answered(Box::new(first), 0, after(1))]);
+    core.on(after(1), vec![Event::Answered { answer: Box::new(first), refusal_budget: 0, sent: after(1) }]);
     let actions = core.on(after(2), vec![Event::Moved]);
     assert!(call(&actions).is_some(), "{actions:?}");
 
@@ -76,7 +73,7 @@ fn a_request_whose_wait_ends_while_its_moved_slot_waits_for_others_is_told_of_th
         outcomes: vec![(1, Outcome::Booked(shown(after(540))))],
         ..Answer::default()
     };
-    core.on(after(1), vec![Event::Answered(Box::new(first), 0, after(1))]);
+    core.on(after(1), vec![Event::Answered { answer: Box::new(first), refusal_budget: 0, sent: after(1) }]);
     core.on(after(500), vec![Event::Moved]);
     core.on(after(501), vec![moved(after(501), None)]);
     core.on(after(502), vec![moved(after(502), None)]);
