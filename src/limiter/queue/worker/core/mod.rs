@@ -5,7 +5,7 @@
 //! - in each cost queue each request has a slot that is held or asked for, and no more slots are held than requests wait: surplus slots
 //!   are given back, surplus requests refused. What is asked for beyond that, because requests have gone, is in a call under way;
 //! - what the cost queues count as asked for (`wanted`) is, cost by cost, `replace` and `reschedule` of what the next calls owe, of the
-//!   call under way, and of the call to this replica's own memory;
+//!   call under way, and of the call to this replica's own memory. A worker that closes asks for no slot in place of another;
 //! - no slot is handed out before the store's clock has surely reached it, later than its guard (but see
 //!   [`Waiter::holder`](crate::limiter::queue::cost_queue::Waiter::holder)), outside the lease of the last answer, or in another
 //!   epoch or outage than its own;
@@ -386,9 +386,9 @@ impl Worker {
         self.owe(cost, 1);
     }
 
-    /// Leaves slots that are counted as wanted to the next call.
+    /// Leaves slots that are counted as wanted to the next call. After the worker has closed nobody wants them.
     fn owe(&mut self, cost: Permits, count: usize) {
-        if count > 0 {
+        if count > 0 && self.stay.phase != Phase::Closing {
             *self.owed.replace.entry(cost).or_default() += count;
         }
     }

@@ -1,6 +1,7 @@
 //! The core by itself: what it does on an event, and that a record of events can be replayed.
 
 mod burst;
+mod closing;
 mod invariants;
 mod late_slots;
 mod moves;
