@@ -90,7 +90,7 @@ async fn a_bucket_of_a_high_rate_grants_its_burst_at_once_and_no_more() {
 
 #[tokio::test]
 async fn a_token_bucket_grants_its_burst_at_once_and_then_its_rate() {
-    lane::alone(async || {
+    lane::calm(async || {
         let upstream = Upstream::start();
         let limits = "{rate: 40, per: 1s, algorithm: token_bucket, burst: 60}";
         let instants = drain(limits, 60 + 80, &upstream).await;
@@ -115,7 +115,7 @@ async fn a_token_bucket_grants_its_burst_at_once_and_then_its_rate() {
 
 #[tokio::test]
 async fn an_empty_bucket_names_the_instant_of_the_next_token() {
-    lane::alone(async || {
+    lane::calm(async || {
         let redis = RedisServer::start().await;
         for store in ["memory".to_owned(), redis.store()] {
             let upstream = Upstream::start();
@@ -135,7 +135,7 @@ async fn an_empty_bucket_names_the_instant_of_the_next_token() {
 
 #[tokio::test]
 async fn a_leaky_bucket_spaces_requests_evenly() {
-    lane::alone(async || {
+    lane::calm(async || {
         let upstream = Upstream::start();
         let instants = drain("{rate: 20, per: 1s, algorithm: leaky_bucket}", 41, &upstream).await;
 
@@ -155,7 +155,7 @@ async fn a_leaky_bucket_spaces_requests_evenly() {
 
 #[tokio::test]
 async fn a_warm_up_spaces_requests_widely_at_first_and_then_evenly() {
-    lane::alone(async || {
+    lane::calm(async || {
         let upstream = Upstream::start();
         let limits = "{rate: 40, per: 1s, algorithm: warm_up, warm_up: 1s, cold: 3}";
         let instants = drain(limits, 81, &upstream).await;
@@ -198,7 +198,7 @@ async fn amid_a_window(per: Duration) {
 
 #[tokio::test]
 async fn a_fixed_window_begins_with_the_clock_and_a_backlog_waits_for_it() {
-    lane::alone(async || {
+    lane::calm(async || {
         const PER: Duration = Duration::from_secs(2);
         let upstream = Upstream::start();
         let limits = "{rate: 20, per: 2s, algorithm: fixed_window}";
@@ -257,7 +257,7 @@ async fn a_day_ends_at_midnight_of_its_time_zone() {
 
 #[tokio::test]
 async fn a_limiter_may_mix_algorithms() {
-    lane::alone(async || {
+    lane::calm(async || {
         let upstream = Upstream::start();
         let limits = "{rate: 20, per: 1s, algorithm: leaky_bucket}, \
                   {rate: 15, per: 1s}, \
@@ -281,7 +281,7 @@ async fn a_limiter_may_mix_algorithms() {
 
 #[tokio::test]
 async fn a_precision_of_ten_makes_the_classic_counter() {
-    lane::alone(async || {
+    lane::calm(async || {
         let upstream = Upstream::start();
         let instants = drain("{rate: 100, per: 1s, precision: 10}", 300, &upstream).await;
         upstream.assert_within(100, SECOND);

@@ -148,7 +148,7 @@ async fn the_number_of_open_pages_is_bounded_and_all_end_with_weir() {
 async fn a_page_that_is_open_costs_little() {
     const LIMITERS: usize = 50;
     const WAITING: usize = 200;
-    const WATCHED: Duration = Duration::from_secs(6);
+    const WATCHED: Duration = Duration::from_secs(3);
     const ROUNDS: u32 = 2;
     lane::alone(async || {
         let upstream = Upstream::start();

@@ -12,7 +12,7 @@ const SLACK: Duration = Duration::from_millis(300);
 
 #[tokio::test]
 async fn two_windows_hold_at_once_and_a_refusal_spends_nothing() {
-    lane::alone(async || {
+    lane::calm(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let config = one_limiter(&redis.store(), "{limits: [20/1s, 50/5s]}", &upstream);
         let weir = Weir::start(&config).await;
@@ -41,7 +41,7 @@ async fn two_windows_hold_at_once_and_a_refusal_spends_nothing() {
 
 #[tokio::test]
 async fn waiting_exactly_retry_after_is_enough_with_redis() {
-    lane::alone(async || {
+    lane::calm(async || {
         let redis = RedisServer::start().await;
         waiting_exactly_retry_after_is_enough(&redis.store()).await;
     })
@@ -50,7 +50,7 @@ async fn waiting_exactly_retry_after_is_enough_with_redis() {
 
 #[tokio::test]
 async fn waiting_exactly_retry_after_is_enough_in_memory() {
-    lane::alone(async || {
+    lane::calm(async || {
         waiting_exactly_retry_after_is_enough("memory").await;
     })
     .await;

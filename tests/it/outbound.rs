@@ -400,7 +400,7 @@ async fn each_timeout_has_its_code_and_its_count() {
 /// With their slots in hand, two hundred requests at 20/s would take nine seconds to begin, and five more to fail.
 #[tokio::test]
 async fn a_host_that_does_not_answer_uses_up_no_slots() {
-    lane::alone(async || {
+    lane::calm(async || {
         let (silent, _held) = swallower().await;
         let silent = format!("url: \"http://{}\", connect_timeout: 5s", silent.local_addr().unwrap());
         let upstream = Upstream::start();

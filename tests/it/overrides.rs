@@ -253,7 +253,7 @@ async fn apart(store: &str, first: &str, second: &str, upstream: &Upstream) -> (
 
 #[tokio::test]
 async fn replicas_with_different_files_stay_within_the_larger_limit() {
-    lane::alone(async || {
+    lane::calm(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let (fleet, plans) = apart(&redis.store(), "a: [20/1s]\n", "a: [40/1s]\n", &upstream).await;
         let begin = |weir: &Weir| Pending::send(&weir.url("/"), of("a"));

@@ -119,7 +119,7 @@ async fn all_replicas_wait_without_an_announced_time() {
 /// An upstream that rejects for ever is asked once in each pause, and the pauses grow up to the longest.
 #[tokio::test]
 async fn an_upstream_that_rejects_for_ever_is_asked_once_in_each_pause() {
-    lane::alone(async || {
+    lane::calm(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let limiter = "{limits: [50/1s], pause: {fallback: 200ms, max: 1600ms}, queue: {timeout: 60s, max_waiting: 1000}}";
         let fleet = Weir::fleet(2, &one_limiter(&redis.store(), limiter, &upstream)).await;
@@ -256,7 +256,7 @@ impl Provider {
 #[tokio::test]
 async fn external_usage_is_left_to_the_other_callers() {
     const STRETCH: Duration = Duration::from_secs(10);
-    lane::alone(async || {
+    lane::calm(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let limiter = "{limits: [60/1s], sync: headers, pause: {fallback: 100ms}, queue: {timeout: 60s, max_waiting: 1000}}";
         let fleet = Weir::fleet(3, &one_limiter(&redis.store(), limiter, &upstream)).await;

@@ -23,7 +23,7 @@ async fn a_waiting_request_reports_how_long_it_waited() {
 
 #[tokio::test]
 async fn a_client_that_leaves_takes_no_permit_with_it_in_memory() {
-    lane::alone(async || {
+    lane::calm(async || {
         a_client_that_leaves_takes_no_permit_with_it("memory").await;
     })
     .await;
@@ -31,7 +31,7 @@ async fn a_client_that_leaves_takes_no_permit_with_it_in_memory() {
 
 #[tokio::test]
 async fn a_client_that_leaves_takes_no_permit_with_it_with_redis() {
-    lane::alone(async || {
+    lane::calm(async || {
         let redis = RedisServer::start().await;
         a_client_that_leaves_takes_no_permit_with_it(&redis.store()).await;
     })

@@ -32,7 +32,7 @@ async fn on_both_stores(test: impl AsyncFn(&str)) {
 
 #[tokio::test]
 async fn ten_grants_then_ten_refusals_three_windows_in_a_row() {
-    lane::alone(async || {
+    lane::calm(async || {
         on_both_stores(async |store| {
             let upstream = Upstream::start();
             let weir = Weir::start(&one_limiter(store, "{limits: [10/1s]}", &upstream)).await;
@@ -238,7 +238,7 @@ async fn permits_that_are_given_back_never_make_a_window_overflow_for_long() {
 }
 
 async fn saturated_after_many_have_left(saturated: Duration) {
-    lane::alone(async || {
+    lane::calm(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let limiter = "{limits: [10/1s], queue: {timeout: 1m, max_waiting: 1000}}";
         let fleet = Weir::fleet(2, &one_limiter(&redis.store(), limiter, &upstream)).await;
@@ -270,7 +270,7 @@ async fn saturated_after_many_have_left(saturated: Duration) {
 
 #[tokio::test]
 async fn a_lower_rate_holds_from_the_next_window_on_under_saturation() {
-    lane::alone(async || {
+    lane::calm(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let at = |limit: &str| {
             let limiter = format!("{{limits: [{limit}], queue: {{timeout: 5m, max_waiting: 1000}}}}");
@@ -293,7 +293,7 @@ async fn a_lower_rate_holds_from_the_next_window_on_under_saturation() {
 
 #[tokio::test]
 async fn wall_clocks_that_differ_change_nothing() {
-    lane::alone(async || {
+    lane::calm(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let limiter = "{limits: [20/500ms], guard: 20ms, queue: {timeout: 30s, max_waiting: 1000}}";
         let config = one_limiter(&redis.store(), limiter, &upstream);

@@ -71,38 +71,36 @@ async fn a_whole_upload_is_taken_behind_the_refusal() {
 /// They share the line, and each is read to its end. Callers whose requests are wanted have their turns in between.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_uploads_at_once_are_taken_and_harm_nobody() {
-    lane::alone(async || {
-        let upstream = Upstream::start();
-        let weir = Weir::start(&one_limiter("memory", "{limits: [1/1h], key: [path:0]}", &upstream)).await;
-        assert_eq!(weir.get("/").await.status, 200);
-        let (before, body) = (weir.rss_bytes(), Arc::new(vec![b'x'; UPLOAD]));
-        let mut uploads = JoinSet::new();
-        for _ in 0..UPLOADS {
-            let (mut client, body) = (begin_upload(&weir, &upload()).await, Arc::clone(&body));
-            uploads.spawn(async move {
-                client.write_all(&body).await?;
-                let mut answer = String::new();
-                client.read_to_string(&mut answer).await?;
-                Ok::<_, std::io::Error>(answer)
-            });
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let weir = Weir::start(&one_limiter("memory", "{limits: [1/1h], key: [path:0]}", &upstream)).await;
+    assert_eq!(weir.get("/").await.status, 200);
+    let (before, body) = (weir.rss_bytes(), Arc::new(vec![b'x'; UPLOAD]));
+    let mut uploads = JoinSet::new();
+    for _ in 0..UPLOADS {
+        let (mut client, body) = (begin_upload(&weir, &upload()).await, Arc::clone(&body));
+        uploads.spawn(async move {
+            client.write_all(&body).await?;
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).await?;
+            Ok::<_, std::io::Error>(answer)
+        });
+    }
+    for call in 0.. {
+        let answer = weir.get(&format!("/{call}")).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let took = answer.done - answer.sent;
+        assert!(took < Duration::from_secs(2), "{took:?}");
+        let held = weir.rss_bytes().saturating_sub(before);
+        assert!(held < UPLOADS * 64 * 1024 + 8_000_000, "{held} bytes for {UPLOADS} uploads");
+        while let Some(upload) = uploads.try_join_next() {
+            let answer = upload.unwrap().expect("no upload is reset");
+            assert!(answer.starts_with("HTTP/1.1 429 "), "{answer}");
         }
-        for call in 0.. {
-            let answer = weir.get(&format!("/{call}")).await;
-            assert_eq!(answer.status, 200, "{}", answer.text());
-            let took = answer.done - answer.sent;
-            assert!(took < Duration::from_secs(2), "{took:?}");
-            let held = weir.rss_bytes().saturating_sub(before);
-            assert!(held < UPLOADS * 64 * 1024 + 8_000_000, "{held} bytes for {UPLOADS} uploads");
-            while let Some(upload) = uploads.try_join_next() {
-                let answer = upload.unwrap().expect("no upload is reset");
-                assert!(answer.starts_with("HTTP/1.1 429 "), "{answer}");
-            }
-            if uploads.is_empty() {
-                break;
-            }
+        if uploads.is_empty() {
+            break;
         }
-    })
-    .await;
+    }
 }
 
 /// The same where the upstream refuses.

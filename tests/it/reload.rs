@@ -252,7 +252,7 @@ async fn used_permits_stay_used_across_a_reload() {
 
 #[tokio::test]
 async fn a_reload_does_not_disturb_the_queue_of_an_unchanged_limiter() {
-    lane::alone(async || {
+    lane::calm(async || {
         let upstream = Upstream::start();
         let url = upstream.url();
         let config = |other: &str| {

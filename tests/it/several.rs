@@ -49,7 +49,7 @@ async fn several_limiters_are_taken_together_or_not_at_all() {
 #[tokio::test]
 async fn a_pause_of_one_limiter_leaves_no_void_permits_in_the_other() {
     const WAITING: usize = 150;
-    lane::alone(async || {
+    lane::calm(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let limiter = "{limits: [40/1s], queue: {timeout: 60s, max_waiting: 400}}";
         let routes = [("path: /both", "limiters: [paused, other]")];
@@ -79,7 +79,7 @@ async fn a_pause_of_one_limiter_leaves_no_void_permits_in_the_other() {
 
 #[tokio::test]
 async fn every_limiter_is_charged_at_the_slot_of_the_latest() {
-    lane::alone(async || {
+    lane::calm(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let queue = "queue: {timeout: 30s, max_waiting: 100}";
         let limiters = [
@@ -109,7 +109,7 @@ async fn every_limiter_is_charged_at_the_slot_of_the_latest() {
 
 #[tokio::test]
 async fn a_costly_request_among_cheap_ones_is_served_in_its_turn() {
-    lane::alone(async || {
+    lane::calm(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let limiter = ("api", "{limits: [10/1s], queue: {timeout: 30s, max_waiting: 100}}");
         let routes = [("path: /five", "limiter: api, cost: 5"), ("path: /", "limiter: api")];
@@ -144,7 +144,7 @@ async fn a_costly_request_among_cheap_ones_is_served_in_its_turn() {
 
 #[tokio::test]
 async fn a_tenant_far_behind_holds_up_nobody() {
-    lane::alone(async || {
+    lane::calm(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let queue = "queue: {timeout: 30s, max_waiting: 1000}";
         let overall = format!("{{limits: [100/1s], group: shared, {queue}}}");

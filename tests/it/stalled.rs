@@ -82,67 +82,60 @@ async fn cancelled(weir: &Weir) -> f64 {
 #[tokio::test]
 async fn a_stalled_download_holds_little_and_gives_it_back() {
     const CLIENTS: u64 = 200;
-    lane::alone(async || {
-        let upstream = large_body();
-        let weir = Weir::start(&one_route(&upstream.url())).await;
-        client::get(&weir.url("/")).await.unwrap();
-        let before = settled_bytes(&weir).await;
-        let mut clients = Vec::new();
-        for _ in 0..CLIENTS {
-            clients.push(stalled(&weir).await);
-        }
-        upstream.wait_for(CLIENTS as usize + 1, PATIENCE).await;
-        let each = settled_bytes(&weir).await.saturating_sub(before) / CLIENTS;
-        println!("a stalled download holds {} KiB", each / KIB);
-        assert!(each <= 64 * KIB, "{each} bytes each");
-        drop(clients);
-        eventually("the end of the requests", PATIENCE, async || cancelled(&weir).await == CLIENTS as f64)
-            .await;
-        let given_back = before + CLIENTS * each / 4;
-        eventually("memory given back", PATIENCE, async || weir.rss_bytes() < given_back).await;
-    })
-    .await;
+    let _lane = lane::shared().await;
+    let upstream = large_body();
+    let weir = Weir::start(&one_route(&upstream.url())).await;
+    client::get(&weir.url("/")).await.unwrap();
+    let before = settled_bytes(&weir).await;
+    let mut clients = Vec::new();
+    for _ in 0..CLIENTS {
+        clients.push(stalled(&weir).await);
+    }
+    upstream.wait_for(CLIENTS as usize + 1, PATIENCE).await;
+    let each = settled_bytes(&weir).await.saturating_sub(before) / CLIENTS;
+    println!("a stalled download holds {} KiB", each / KIB);
+    assert!(each <= 64 * KIB, "{each} bytes each");
+    drop(clients);
+    eventually("the end of the requests", PATIENCE, async || cancelled(&weir).await == CLIENTS as f64).await;
+    let given_back = before + CLIENTS * each / 4;
+    eventually("memory given back", PATIENCE, async || weir.rss_bytes() < given_back).await;
 }
 
 #[tokio::test]
 async fn unread_streams_hold_little() {
     const STREAMS: usize = 1000;
-    lane::alone(async || {
-        let upstream = large_body();
-        let weir = Weir::start(&one_route(&upstream.url())).await;
-        let (mut sender, _driving) = http2(&weir, WINDOW).await;
-        get(&weir, &mut sender, "/").await.into_body().collect().await.unwrap();
-        let before = settled_bytes(&weir).await;
-        let mut unread = Vec::new();
-        for _ in 0..STREAMS {
-            unread.push(get(&weir, &mut sender, "/large").await);
-        }
-        let grown = settled_bytes(&weir).await.saturating_sub(before);
-        println!("{STREAMS} unread streams hold {} KiB", grown / KIB);
-        assert!(grown <= 40 * KIB * KIB, "{grown} bytes");
-    })
-    .await;
+    let _lane = lane::shared().await;
+    let upstream = large_body();
+    let weir = Weir::start(&one_route(&upstream.url())).await;
+    let (mut sender, _driving) = http2(&weir, WINDOW).await;
+    get(&weir, &mut sender, "/").await.into_body().collect().await.unwrap();
+    let before = settled_bytes(&weir).await;
+    let mut unread = Vec::new();
+    for _ in 0..STREAMS {
+        unread.push(get(&weir, &mut sender, "/large").await);
+    }
+    let grown = settled_bytes(&weir).await.saturating_sub(before);
+    println!("{STREAMS} unread streams hold {} KiB", grown / KIB);
+    assert!(grown <= 40 * KIB * KIB, "{grown} bytes");
 }
 
 /// A stream that has flowed for a while has larger pieces.
 #[tokio::test]
 async fn a_stream_that_stalls_late_holds_little() {
     const STREAMS: usize = 100;
-    lane::alone(async || {
-        let upstream = large_body();
-        let weir = Weir::start(&one_route(&upstream.url())).await;
-        let (mut sender, _driving) = http2(&weir, 16 * WINDOW).await;
-        get(&weir, &mut sender, "/").await.into_body().collect().await.unwrap();
-        let before = settled_bytes(&weir).await;
-        let mut unread = Vec::new();
-        for _ in 0..STREAMS {
-            unread.push(get(&weir, &mut sender, "/large").await);
-        }
-        let each = settled_bytes(&weir).await.saturating_sub(before) / STREAMS as u64;
-        println!("a stream that stalled late holds {} KiB", each / KIB);
-        assert!(each <= 64 * KIB, "{each} bytes each");
-    })
-    .await;
+    let _lane = lane::shared().await;
+    let upstream = large_body();
+    let weir = Weir::start(&one_route(&upstream.url())).await;
+    let (mut sender, _driving) = http2(&weir, 16 * WINDOW).await;
+    get(&weir, &mut sender, "/").await.into_body().collect().await.unwrap();
+    let before = settled_bytes(&weir).await;
+    let mut unread = Vec::new();
+    for _ in 0..STREAMS {
+        unread.push(get(&weir, &mut sender, "/large").await);
+    }
+    let each = settled_bytes(&weir).await.saturating_sub(before) / STREAMS as u64;
+    println!("a stream that stalled late holds {} KiB", each / KIB);
+    assert!(each <= 64 * KIB, "{each} bytes each");
 }
 
 #[tokio::test]

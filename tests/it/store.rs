@@ -81,7 +81,7 @@ async fn tls_is_spoken_and_the_certificate_is_checked() {
 
 #[tokio::test]
 async fn the_scripts_may_be_flushed_under_load() {
-    lane::alone(async || {
+    lane::calm(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let limiter = "{limits: [50/500ms], queue: {timeout: 30s, max_waiting: 1000}}";
         let fleet = Weir::fleet(2, &one_limiter(&redis.store(), limiter, &upstream)).await;

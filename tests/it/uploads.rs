@@ -104,59 +104,55 @@ async fn read_in_turn(streams: &mut [TcpStream], weir: &Weir) -> u64 {
 /// With slow readers, weir holds only the bytes under way.
 #[tokio::test]
 async fn large_answers_take_no_memory() {
-    lane::alone(async || {
-        let upstream = RawUpstream::start(|mut connection, _| async move {
-            connection.read_head().await;
-            connection.write(format!("HTTP/1.1 200 OK\r\ncontent-length: {EACH}\r\n\r\n").as_bytes()).await;
-            send_body(&mut connection.stream).await;
-        })
-        .await;
-        let weir = Weir::start(&one_route(&upstream.url())).await;
-        let before = weir.rss_bytes();
-        let mut clients = Vec::new();
-        for _ in 0..STREAMS {
-            let mut client = TcpStream::connect(weir.host()).await.unwrap();
-            client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.unwrap();
-            clients.push(client);
-        }
-        let most = read_in_turn(&mut clients, &weir).await;
-        println!("{STREAMS} answers of {EACH} bytes: {before} bytes before, {most} at most");
-        assert!(most < before + MORE_BYTES, "{before} bytes before, {most} at most");
+    let _lane = lane::shared().await;
+    let upstream = RawUpstream::start(|mut connection, _| async move {
+        connection.read_head().await;
+        connection.write(format!("HTTP/1.1 200 OK\r\ncontent-length: {EACH}\r\n\r\n").as_bytes()).await;
+        send_body(&mut connection.stream).await;
     })
     .await;
+    let weir = Weir::start(&one_route(&upstream.url())).await;
+    let before = weir.rss_bytes();
+    let mut clients = Vec::new();
+    for _ in 0..STREAMS {
+        let mut client = TcpStream::connect(weir.host()).await.unwrap();
+        client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.unwrap();
+        clients.push(client);
+    }
+    let most = read_in_turn(&mut clients, &weir).await;
+    println!("{STREAMS} answers of {EACH} bytes: {before} bytes before, {most} at most");
+    assert!(most < before + MORE_BYTES, "{before} bytes before, {most} at most");
 }
 
 /// Fast senders do not fill weir's memory when the upstream is slow.
 #[tokio::test]
 async fn large_uploads_take_no_memory() {
-    lane::alone(async || {
-        let (arrives, mut arrived) = tokio::sync::mpsc::channel(STREAMS);
-        let upstream = RawUpstream::start(move |mut connection, _| {
-            let arrives = arrives.clone();
-            async move {
-                connection.read_head().await;
-                let _ = arrives.send(connection.stream).await;
-            }
-        })
-        .await;
-        let weir = Weir::start(&one_route(&upstream.url())).await;
-        let before = weir.rss_bytes();
-        let mut senders = tokio::task::JoinSet::new();
-        for _ in 0..STREAMS {
-            let mut client = TcpStream::connect(weir.host()).await.unwrap();
-            senders.spawn(async move {
-                let head = format!("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {EACH}\r\n\r\n");
-                client.write_all(head.as_bytes()).await.unwrap();
-                send_body(&mut client).await;
-            });
+    let _lane = lane::shared().await;
+    let (arrives, mut arrived) = tokio::sync::mpsc::channel(STREAMS);
+    let upstream = RawUpstream::start(move |mut connection, _| {
+        let arrives = arrives.clone();
+        async move {
+            connection.read_head().await;
+            let _ = arrives.send(connection.stream).await;
         }
-        let mut streams = Vec::new();
-        while streams.len() < STREAMS {
-            streams.push(in_time("a head", arrived.recv()).await.unwrap());
-        }
-        let most = read_in_turn(&mut streams, &weir).await;
-        println!("{STREAMS} uploads of {EACH} bytes: {before} bytes before, {most} at most");
-        assert!(most < before + MORE_BYTES, "{before} bytes before, {most} at most");
     })
     .await;
+    let weir = Weir::start(&one_route(&upstream.url())).await;
+    let before = weir.rss_bytes();
+    let mut senders = tokio::task::JoinSet::new();
+    for _ in 0..STREAMS {
+        let mut client = TcpStream::connect(weir.host()).await.unwrap();
+        senders.spawn(async move {
+            let head = format!("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {EACH}\r\n\r\n");
+            client.write_all(head.as_bytes()).await.unwrap();
+            send_body(&mut client).await;
+        });
+    }
+    let mut streams = Vec::new();
+    while streams.len() < STREAMS {
+        streams.push(in_time("a head", arrived.recv()).await.unwrap());
+    }
+    let most = read_in_turn(&mut streams, &weir).await;
+    println!("{STREAMS} uploads of {EACH} bytes: {before} bytes before, {most} at most");
+    assert!(most < before + MORE_BYTES, "{before} bytes before, {most} at most");
 }

@@ -184,7 +184,7 @@ async fn until_refused(weir: &Weir, before: f64) {
 
 #[tokio::test]
 async fn a_reload_that_fails_at_any_step_has_changed_nothing() {
-    lane::alone(async || {
+    lane::calm(async || {
         let (redis, upstream, directory) =
             (RedisServer::start().await, Upstream::start(), TempDir::new().unwrap());
         let held = HeldFile::new();
