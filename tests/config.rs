@@ -648,11 +648,17 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
         "2:28: limiters.a.sync: expected off or headers",
     ),
     (
-        "limiters:\n  a: {limits: [1/s], pause: {on: [429, 500], max: 2d}}\n  b: {limits: [1/s], pause: {on: []}}\n  \
-         c: {limits: [1/s], pause: {max: 1s, fallback: 2s}}\nROUTES",
-        "2:40: limiters.a.pause.on[1]: must be 429 or 503\n2:51: limiters.a.pause.max: must be from 1ms to 1d\n\
-         3:34: limiters.b.pause.on: names nothing to pause on\n\
-         4:49: limiters.c.pause.fallback: must not be longer than `max`",
+        "limiters:\n  a: {limits: [1/s], pause: {rules: [{status: 429}, {status: 100}], max: 2d}}\n  \
+         b: {limits: [1/s], pause: {rules: []}}\n  \
+         c: {limits: [1/s], pause: {max: 1h, guess: {first: 2s, max: 1s}, rules: [{status: 429, for: 2h}]}}\n  \
+         d: {limits: [1/s], pause: {rules: [{status: 403, json: {a..b: c}, header: {\"a b\": c}}]}}\nROUTES",
+        "2:62: limiters.a.pause.rules[1].status: must be a status from 200 to 599\n\
+         2:74: limiters.a.pause.max: must be from 1ms to 1d\n\
+         3:37: limiters.b.pause.rules: names nothing to pause on\n\
+         4:54: limiters.c.pause.guess.first: must not be longer than `max`\n\
+         4:95: limiters.c.pause.rules[0].for: must not be longer than `max`\n\
+         5:59: limiters.d.pause.rules[0].json.a..b: expected the path of a value\n\
+         5:78: limiters.d.pause.rules[0].header.a b: expected the name of a header",
     ),
     (
         "ROUTES    cost: {default: 2}\n    retry: {on: [429, 500, connect], attempts: 11, max_body: 1GiB}\n",

@@ -101,7 +101,7 @@ routes:
     #[test]
     fn nothing_has_changed_in_another_spelling() {
         assert_eq!(changed(BEFORE), [""; 0]);
-        let other = BEFORE.replace("[5/1s]", "[{rate: 5, per: 1s}], pause: {on: [429, 503]}");
+        let other = BEFORE.replace("[5/1s]", "[{rate: 5, per: 1s}], pause: {max: 1d, guess: {first: 1s}}");
         assert_eq!(changed(&other.replace("http://b'", "http://b', cost: 1")), [""; 0]);
     }
 

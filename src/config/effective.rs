@@ -34,6 +34,12 @@ pub(super) fn effective(config: &Config, written: Value) -> Value {
         }
     }
     for (name, limiter) in written["limiters"].as_object().into_iter().flatten() {
+        // Written ones replace all of them, so that they are no defaults of single keys.
+        if limiter["pause"]["rules"].is_null()
+            && let Some(pause) = defaults["limiters"][name]["pause"].as_object_mut()
+        {
+            pause.insert("rules".to_owned(), json!([{ "status": 429 }, { "status": 503, "named": true }]));
+        }
         // They are read into the key, so a limiter does not know them.
         if limiter["key"].as_array().is_some_and(|parts| parts.contains(&CLIENT_IP.into())) {
             defaults["limiters"][name]["ipv4_prefix"] = IPV4_PREFIX.into();
@@ -233,7 +239,8 @@ fn limit(limit: &Limit) -> Value {
 }
 
 fn pause(pause: &PausePolicy) -> Value {
-    json!({ "on": pause.on, "max": show_duration(pause.max), "fallback": show_duration(pause.fallback) })
+    let guess = json!({ "first": show_duration(pause.guess_first), "max": show_duration(pause.guess_max) });
+    json!({ "max": show_duration(pause.max), "guess": guess })
 }
 
 fn route(route: &Route) -> Value {
@@ -323,7 +330,7 @@ routes:
         assert_eq!((&api["limits"][1]["timezone"], &api["limits"][2]["burst"]), (&json!("UTC"), &json!(9)));
         assert_eq!(
             (&api["queue"], &api["pause"]["max"], &api["group"]),
-            (&json!("off"), &json!("5m"), &json!("api"))
+            (&json!("off"), &json!("1d"), &json!("api"))
         );
         let part = &shown["limiters"]["part"];
         assert_eq!(
@@ -363,7 +370,7 @@ limiters:
       - {rate: 1, per: 1s, algorithm: warm_up, warm_up: 10s}
     key: [client_ip]
     queue: {timeout: 1s, max_waiting: 5}
-    pause: {}
+    pause: {guess: {}}
 routes:
   - {name: a, match: {}, upstream: 'http://a', limiter: all, cost: {header: x-cost}, retry: {}, breaker: {}}
 ";

@@ -197,7 +197,10 @@ limiters:
     overrides: {b: [1/s, {rate: 1, per: 1s}], file: [1/s]}
     max_partitions: 5
     group: g
-    pause: {on: [429], max: 5m, fallback: 1s}
+    pause:
+      max: 5m
+      guess: {first: 1s, max: 2m}
+      rules: [{status: 429, named: true, header: {x-a: b}, json: {a.0: b}, for: 1s}]
     mode: shadow
   b: {limits: [1/s], key: [host], overrides: {file: plans.yaml}}
 routes:

@@ -35,6 +35,7 @@ mod load;
 mod masked;
 pub mod model;
 mod patience;
+mod pause_rules;
 mod problem;
 mod reference;
 mod schema;

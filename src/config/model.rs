@@ -19,6 +19,7 @@ pub use super::errors::Errors;
 pub use super::key_part::KeyPart;
 pub(crate) use super::key_part::{is_credential, network};
 pub use super::patience::{Leave, PATIENCE_HEADERS, Patience};
+pub use super::pause_rules::{JsonPath, PauseRule};
 use crate::bearer::TokenDigest;
 use crate::limiter::model::limit::{Limiter, LimiterName, Permits};
 pub use crate::telemetry::AccessRule;
@@ -338,6 +339,8 @@ pub struct Route {
     pub patience: Vec<Patience>,
     /// The limiters that each request must satisfy all at once, each with the parts of its key.
     pub limiters: Vec<(LimiterName, Arc<[KeyPart]>)>,
+    /// The rules by which a response pauses each of them, in their order; none where it is not paused.
+    pub pause_rules: Vec<Arc<[PauseRule]>>,
     /// The cost of a request.
     pub cost: Cost,
     /// The settlement of the cost by the response.

@@ -23,7 +23,7 @@ pub(crate) use model::replica::printable;
 pub use model::replica::{Replica, replica_name};
 pub use queue::permit::{Permit, Receipt};
 pub use queue::ticket::{Demand, Entered, Ticket};
-pub use queue::upstream_report::{UpstreamSignal, Window};
+pub use queue::upstream_report::{AskedPause, UpstreamSignal, Window};
 pub(crate) use recovery::fleet::MEMBERSHIP_TTL;
 pub use registry::inspection::{Applied, Inspection, LimiterStatus, NotFound, PauseState, Tally};
 pub use registry::limiter_set::{LimiterSet, LimiterSetError};

@@ -41,6 +41,7 @@ mod log;
 mod outbound;
 mod overrides;
 mod partitions;
+mod pause_rules;
 mod pauses;
 mod peers;
 mod protocols;

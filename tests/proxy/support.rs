@@ -180,6 +180,7 @@ pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
         rewrite_links: true,
         errors: Errors::Json,
         limiters: Vec::new(),
+        pause_rules: Vec::new(),
         cost: Cost::Fixed(Permits::ONE),
         patience: Vec::new(),
         settle: None,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::forms::{NAME_PATTERN, OffOr, Setting, Text};
+use super::forms::{NAME_PATTERN, Named, OffOr, Setting, Text};
 use super::limit::Limits;
 use super::overrides::Overrides;
 use crate::config::model::Leave;
@@ -62,8 +62,9 @@ pub(crate) struct Limiter {
     /// The policy while the store cannot be reached. Default `local`.
     #[schemars(extend("examples" = ["reject"]))]
     pub(crate) on_store_failure: Option<OnStoreFailure>,
-    /// The pauses, on all replicas, after an upstream rejection, or `off`. Default `{}`: pauses after 429 and 503.
-    #[schemars(extend("examples" = [{"on": [429], "max": "10m"}, "off"]))]
+    /// The pauses, on all replicas, after an upstream rejection, or `off`. Default `{}`: pauses after 429, and after a 503 that
+    /// names an instant.
+    #[schemars(extend("examples" = [{"max": "1h", "guess": {"first": "5s"}}, "off"]))]
     pub(crate) pause: Option<OffOr<Pause>>,
     /// `headers` charges external usage: when the upstream's headers report fewer permits left than weir has counted, the
     /// difference is charged. Default `off`.
@@ -125,16 +126,54 @@ pub(crate) enum OnStoreFailure {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Pause {
-    /// The statuses that pause, 429 and 503; a 503 only if it names an instant. Default `[429, 503]`.
-    #[schemars(extend("examples" = [[429]]))]
-    pub(crate) on: Option<Vec<i64>>,
-    /// The longest pause, 1ms to 1d. Default `5m`.
+    /// The longest pause whose end the upstream names, 1ms to 1d. Default `1d`.
+    #[schemars(extend("examples" = ["1h"]))]
+    pub(crate) max: Option<Text<Duration>>,
+    /// The pauses whose end the upstream does not name. Default `{}`.
+    #[schemars(extend("examples" = [{"first": "5s", "max": "10m"}]))]
+    pub(crate) guess: Option<Guess>,
+    /// The responses that pause, up to 16 rules: the first one that matches decides. They replace the default
+    /// `[{status: 429}, {status: 503, named: true}]`.
+    #[schemars(extend("minItems" = 1, "maxItems" = 16, "examples" = [[
+        {"status": 429},
+        {"status": 403, "header": {"x-ratelimit-remaining": "0"}},
+        {"status": 200, "json": {"errors.0.extensions.code": "THROTTLED"}},
+    ]]))]
+    pub(crate) rules: Option<Vec<PauseRule>>,
+}
+
+/// The pauses whose end the upstream does not name.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Guess {
+    /// The first pause, 1ms to 1d. Each one that follows at once is twice as long. Default `1s`, or `max` if that is shorter.
+    #[schemars(extend("examples" = ["5s"]))]
+    pub(crate) first: Option<Text<Duration>>,
+    /// The longest of them, 1ms to 1d. Default `5m`, or `first` if that is longer.
     #[schemars(extend("examples" = ["10m"]))]
     pub(crate) max: Option<Text<Duration>>,
-    /// The first pause when the upstream names no instant, 1ms to 1d. Each one that follows at once is twice as long.
-    /// Default `1s`.
-    #[schemars(extend("examples" = ["5s"]))]
-    pub(crate) fallback: Option<Text<Duration>>,
+}
+
+/// The conditions of a response that pauses. All of them must hold.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PauseRule {
+    /// The status of the response, 200 to 599. Required.
+    #[schemars(range(min = 200, max = 599), extend("examples" = [529]))]
+    pub(crate) status: i64,
+    /// Whether the response must name the end of the pause. Default `false`.
+    #[schemars(extend("examples" = [true]))]
+    pub(crate) named: Option<bool>,
+    /// The headers that the response must have, each with exactly this value.
+    #[schemars(extend("examples" = [{"x-ratelimit-remaining": "0"}]))]
+    pub(crate) header: Option<Named<String>>,
+    /// The values that its JSON body must have at these paths, in its first 64 KiB.
+    #[schemars(extend("examples" = [{"error.code": "insufficient_quota"}]))]
+    pub(crate) json: Option<Named<String>>,
+    /// How long the pause lasts, whatever the response names, 1ms to 1d. Default: until the instant that it names, or `guess`.
+    #[schemars(extend("examples" = ["1h"]))]
+    #[serde(rename = "for")]
+    pub(crate) lasting: Option<Text<Duration>>,
 }
 
 impl Setting for Pause {

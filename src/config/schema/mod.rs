@@ -22,7 +22,7 @@ use forms::{LongForm, NAME_PATTERN, Named, Text};
 
 pub(crate) use forms::{Form, OffOr};
 pub(crate) use limit::{Algorithm, Limit, Limits};
-pub(crate) use limiter::{Limiter, Mode, OnStoreFailure, Pause, Queue, Scope, Sync};
+pub(crate) use limiter::{Guess, Limiter, Mode, OnStoreFailure, Pause, PauseRule, Queue, Scope, Sync};
 pub(crate) use route::{Breaker, Cost, CostHeader, Match, Retry, RetryOn, Route, Upstream};
 pub(crate) use store::{Confirm, Redis, RedisTls, Sentinel, Store};
 

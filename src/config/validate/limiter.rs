@@ -10,15 +10,16 @@ use super::check::{Check, DAY, MILLISECOND, NAME_EXPECTED};
 use super::headers::named_header;
 use super::limit::{limits, misfit};
 use super::overrides::overrides;
+use super::pause::pause;
 use super::place::{Given, all, key};
 use crate::config::key_part::{CLIENT_IP, IPV4_PREFIX, IPV6_PREFIX};
-use crate::config::model::{KeyPart, Leave, PATIENCE_HEADERS, Patience};
+use crate::config::model::{KeyPart, Leave, PATIENCE_HEADERS, Patience, PauseRule};
 use crate::config::problem::quoted;
 use crate::config::schema::forms::{Named, Text};
 use crate::config::schema::{self, OffOr};
 use crate::config::units::{Share, show_duration};
 use crate::limiter::model::limit::{
-    Limit, Limiter, LimiterName, Mode, OnStoreFailure, Partitioned, PausePolicy, QueueLimits, Scope,
+    Limit, Limiter, LimiterName, Mode, OnStoreFailure, Partitioned, QueueLimits, Scope,
 };
 
 /// The longest guard: a longer one would waste quota and hide a wrong clock.
@@ -42,6 +43,8 @@ pub(super) struct Reading {
     pub(super) key: Arc<[KeyPart]>,
     /// The patience of callers; `None` without a queue.
     pub(super) patience: Option<Patience>,
+    /// Which responses of its upstream pause it; none if it is not paused.
+    pub(super) pause_rules: Arc<[PauseRule]>,
 }
 
 /// Checks every limiter and returns the valid ones, in the order of the file. `clients` are the names of the clients, if there are any.
@@ -70,7 +73,7 @@ fn one(
     let pause = pause(check, &key!(limiter.pause));
     let guard = limits.as_ref().and_then(|limits| guard(check, limiter, limits));
     let overrides = overrides(check, limiter, (key.as_deref(), guard), clients);
-    let written = limiter.value;
+    let (written, (pause, pause_rules)) = (limiter.value, pause?);
     let limiter = Limiter {
         name: LimiterName::parse(name)?,
         limits: limits?,
@@ -91,10 +94,10 @@ fn one(
             Some(schema::OnStoreFailure::Reject) => OnStoreFailure::Reject,
             Some(schema::OnStoreFailure::Allow) => OnStoreFailure::Allow,
         },
-        pause: pause?,
+        pause,
         follows_upstream: matches!(written.sync, Some(OffOr::On(schema::Sync::Headers))),
     };
-    Some((Arc::new(limiter.overridden(overrides?)), Reading { key: key?, patience: patience? }))
+    Some((Arc::new(limiter.overridden(overrides?)), Reading { key: key?, patience: patience?, pause_rules }))
 }
 
 fn key_parts(
@@ -169,34 +172,6 @@ fn group(check: &mut Check<'_>, given: &Given<'_, Option<String>>, limiter: &str
         check.problem(&given.at, NAME_EXPECTED);
     }
     fits.then(|| group.into())
-}
-
-/// Checks how upstream rejections pause. The outer `None` is a problem, the inner one no pauses.
-fn pause(
-    check: &mut Check<'_>,
-    given: &Given<'_, Option<OffOr<schema::Pause>>>,
-) -> Option<Option<PausePolicy>> {
-    let usual = PausePolicy::default();
-    let pause = match given.value {
-        None => return Some(Some(usual)),
-        Some(OffOr::Off) => return Some(None),
-        Some(OffOr::On(pause)) => Given::new(pause, given.at.clone()),
-    };
-    let on = key!(pause.on);
-    let codes = all(on.items().map(|status| {
-        let code = u16::try_from(*status.value).ok().filter(|code| usual.on.contains(code));
-        code.or_else(|| check.refuse(&status.at, "must be 429 or 503"))
-    }));
-    if on.value.is_some() && on.at.length() == 0 {
-        return check.refuse(&on.at, "names nothing to pause on; `pause: off` does that");
-    }
-    let max = check.bounded(&key!(pause.max), usual.max, MILLISECOND..=DAY);
-    let fallback = check.bounded(&key!(pause.fallback), usual.fallback, MILLISECOND..=DAY);
-    let (max, fallback) = (max?, fallback?);
-    if fallback > max {
-        return check.refuse(&key!(pause.fallback).at, "must not be longer than `max`");
-    }
-    Some(Some(PausePolicy { on: if on.value.is_some() { codes? } else { usual.on }, max, fallback }))
 }
 
 /// Checks the queue. The outer `None` is a problem, the inner one no queue.

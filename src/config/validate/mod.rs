@@ -3,7 +3,7 @@
 //! - `place`: a part of the schema together with its place in the file.
 //! - `check`: the report, and the judgements that many keys share. `pem`: those about certificates and keys.
 //! - `warnings`: what is valid and hardly meant; `reach`: which matches an earlier one leaves to another.
-//! - One file for each section: `server`, `clients`, `store`, `limiter` with `limit` and `overrides`, and `route` with `matches`,
+//! - One file for each section: `server`, `clients`, `store`, `limiter` with `limit`, `overrides` and `pause`, and `route` with `matches`,
 //!   `headers`, `cost`, `retry` and `upstream`.
 //!
 //! A section returns `None` once it has reported a problem, so nothing half-valid leaves this module. Knows the schema
@@ -18,6 +18,7 @@ mod limit;
 mod limiter;
 mod matches;
 mod overrides;
+mod pause;
 mod pem;
 mod place;
 mod reach;

@@ -94,6 +94,7 @@ fn one(check: &mut Check<'_>, route: &Given<'_, schema::Route>, names: &Names<'_
         rewrite_links: written.rewrite_links.unwrap_or(true),
         errors: written.errors.unwrap_or(names.errors),
         limiters: keyed.collect(),
+        pause_rules: limiters.iter().map(|(_, reading)| Arc::clone(&reading.pause_rules)).collect(),
         patience,
         cost: cost?,
         settle: settle?,

@@ -224,20 +224,21 @@ impl Overrides {
     }
 }
 
-/// The pauses of a limiter after rejections of the upstream.
+/// The pauses of a limiter after rejections of the upstream. Which answers are rejections is not the limiter's to say.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PausePolicy {
-    /// The status codes by which the upstream rejects a request because its quota is spent.
-    pub on: Vec<u16>,
-    /// The longest pause.
+    /// The longest pause whose end the upstream names.
     pub max: Duration,
-    /// The length of the first pause for which the upstream names no instant.
-    pub fallback: Duration,
+    /// The length of the first pause whose end it does not name. Each one that follows at once is twice as long.
+    pub guess_first: Duration,
+    /// The longest such pause.
+    pub guess_max: Duration,
 }
 
 impl Default for PausePolicy {
     fn default() -> PausePolicy {
-        PausePolicy { on: vec![429, 503], max: Duration::from_secs(300), fallback: Duration::from_secs(1) }
+        let seconds = Duration::from_secs;
+        PausePolicy { max: seconds(24 * 3600), guess_first: seconds(1), guess_max: seconds(300) }
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::clock::{Micros, Moment};
 use crate::entropy::Entropy;
-use crate::limiter::model::{Limiter, PauseRequest, Permits, Remaining};
+use crate::limiter::model::{Limiter, LimiterName, PauseRequest, Permits, Remaining};
 use crate::limiter::queue::slot::{Slot, Source};
 
 /// The most windows in a report.
@@ -20,12 +20,21 @@ const REFUSED_MAX: usize = 256;
 /// The quota signals in one answer of an upstream.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct UpstreamSignal {
-    /// The status code, if it is one of those for which a limiter may be paused.
-    pub refusal: Option<u16>,
-    /// How long the upstream asks to be left alone, as in `Retry-After`; `None` if it names no time.
-    pub wait: Option<Duration>,
+    /// True if the upstream rejected the request because its quota is spent.
+    pub is_rejection: bool,
+    /// The limiters that the answer pauses.
+    pub pauses: Vec<(LimiterName, AskedPause)>,
     /// The windows of the quota that the answer reports.
     pub windows: Vec<Window>,
+}
+
+/// A pause that an answer of the upstream asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AskedPause {
+    /// The status code.
+    pub status: u16,
+    /// How long the upstream asks to be left alone, as in `Retry-After`; `None` if it names no time.
+    pub wait: Option<Duration>,
 }
 
 /// A window of the upstream's quota, as an answer reports it.
@@ -42,17 +51,27 @@ pub struct Window {
 /// The merged signals of a queue that were not reported to the store yet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct PendingReport {
-    /// The status code of the last rejection.
-    refusal: Option<u16>,
-    /// The instant until which the upstream asks to be left alone.
-    until: Option<Moment>,
-    /// When the latest rejected request was sent.
-    sent: Option<Moment>,
+    /// True if a request was rejected.
+    is_rejection: bool,
+    /// The pauses of limiters, one each.
+    pauses: Vec<PendingPause>,
     /// The slots in the store, and the costs, of rejected permits.
     refused: Vec<(Micros, u64)>,
     /// The permits that requests have cost beyond what they had taken.
     pub(in crate::limiter) cost: u64,
     windows: Vec<ReportedWindow>,
+}
+
+/// The pause of a limiter that rejections ask for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct PendingPause {
+    limiter: LimiterName,
+    /// The status code of the last rejection.
+    status: u16,
+    /// The instant until which the upstream asks to be left alone.
+    until: Option<Moment>,
+    /// When the latest rejected request was sent.
+    sent: Moment,
 }
 
 /// A window of the upstream's quota, with the time of the answer.
@@ -73,18 +92,23 @@ impl PendingReport {
         slot: Slot,
         taken: Permits,
     ) -> PendingReport {
-        let UpstreamSignal { refusal, wait, windows } = signal;
+        let UpstreamSignal { is_rejection, pauses, windows } = signal;
         let took = now - slot.due;
         // The store does not know the slots of other sources.
         let slot = matches!(slot.source, Source::Store(_)).then_some(slot.at);
         let reported = |window| slot.map(|slot| ReportedWindow { window, slot, took });
-        let refused = slot.filter(|_| refusal.is_some()).map(|slot| (slot, taken.get()));
+        let refused = slot.filter(|_| is_rejection).map(|slot| (slot, taken.get()));
         // A longer wait is capped by the limiter's longest pause.
-        let until = wait.map(|wait| now + Micros::from(wait.min(Duration::from_secs(u64::from(u32::MAX)))));
+        let until = |wait: Duration| now + Micros::from(wait.min(Duration::from_secs(u64::from(u32::MAX))));
+        let asked = |(limiter, AskedPause { status, wait })| PendingPause {
+            limiter,
+            status,
+            until: wait.map(until),
+            sent,
+        };
         PendingReport {
-            refusal,
-            until: until.filter(|_| refusal.is_some()),
-            sent: refusal.map(|_| sent),
+            is_rejection,
+            pauses: pauses.into_iter().map(asked).collect(),
             refused: refused.into_iter().collect(),
             cost: 0,
             windows: windows.into_iter().take(WINDOWS_MAX).filter_map(reported).collect(),
@@ -94,9 +118,8 @@ impl PendingReport {
     /// Creates the report of permits that a request has cost beyond what it had taken.
     pub(in crate::limiter) fn charge(cost: u64) -> PendingReport {
         PendingReport {
-            refusal: None,
-            until: None,
-            sent: None,
+            is_rejection: false,
+            pauses: Vec::new(),
             refused: Vec::new(),
             cost,
             windows: Vec::new(),
@@ -105,9 +128,16 @@ impl PendingReport {
 
     /// Merges a later report into this one.
     pub(in crate::limiter) fn add(&mut self, later: PendingReport) {
-        self.refusal = later.refusal.or(self.refusal);
-        self.until = self.until.max(later.until);
-        self.sent = self.sent.max(later.sent);
+        self.is_rejection |= later.is_rejection;
+        for pause in later.pauses {
+            match self.pauses.iter_mut().find(|known| known.limiter == pause.limiter) {
+                Some(known) => {
+                    let (until, sent) = (known.until.max(pause.until), known.sent.max(pause.sent));
+                    *known = PendingPause { until, sent, ..pause };
+                }
+                None => self.pauses.push(pause),
+            }
+        }
         self.refused.extend(later.refused);
         self.refused.truncate(REFUSED_MAX);
         self.cost += later.cost;
@@ -120,22 +150,24 @@ impl PendingReport {
         self.windows.truncate(WINDOWS_MAX);
     }
 
-    /// Returns the pause to request of the store; `None` if the limiter is not paused for this status code.
+    /// Returns the pause of a limiter to request of the store; `None` if nothing asks for one.
     pub(in crate::limiter) fn pause(
         &self,
         limiter: &Limiter,
         now: Moment,
         entropy: &Entropy,
     ) -> Option<PauseRequest> {
-        let (code, policy) = (self.refusal?, limiter.pause.as_ref()?);
-        let sent_ago = now - self.sent?;
-        policy.on.contains(&code).then(|| PauseRequest {
-            wait: self.until.map(|until| until - now),
-            fallback: Micros::from(policy.fallback),
-            max: Micros::from(policy.max),
-            sent_ago,
+        let policy = limiter.pause.as_ref()?;
+        let PendingPause { status, until, sent, .. } =
+            self.pauses.iter().find(|pause| pause.limiter == limiter.name)?;
+        let max = if until.is_some() { policy.max } else { policy.guess_max };
+        Some(PauseRequest {
+            wait: until.map(|until| until - now),
+            fallback: Micros::from(policy.guess_first),
+            max: Micros::from(max),
+            sent_ago: now - *sent,
             jitter: entropy.draw() % 1024,
-            status: code,
+            status: *status,
             made_ago: Micros::ZERO,
         })
     }
@@ -143,7 +175,7 @@ impl PendingReport {
     /// Returns whether the report may wait for further answers: it holds only what is left of a quota, which each answer
     /// reports anew.
     pub(in crate::limiter) fn can_wait(&self) -> bool {
-        self.refusal.is_none() && self.cost == 0
+        !self.is_rejection && self.pauses.is_empty() && self.cost == 0
     }
 
     /// Returns the rejected permits, if the limiter follows the upstream's count.
@@ -187,13 +219,15 @@ mod tests {
 
     fn limiter() -> Limiter {
         let limiter = Limiter::clone(&tests::limiter(20, SECOND, SECOND));
-        let pause = PausePolicy { on: vec![429], max: 60 * SECOND, fallback: SECOND };
+        let pause = PausePolicy { max: 3600 * SECOND, guess_first: SECOND, guess_max: 60 * SECOND };
         Limiter { pause: Some(pause), follows_upstream: true, ..limiter }
     }
 
     fn report(refusal: Option<u16>, wait: Option<Duration>) -> PendingReport {
         let slot = Slot { at: SLOT, due: NOW, source: Source::Store(0) };
-        let signal = UpstreamSignal { refusal, wait, windows: Vec::new() };
+        let pauses = refusal.map(|status| (limiter().name, AskedPause { status, wait }));
+        let pauses = pauses.into_iter().collect();
+        let signal = UpstreamSignal { is_rejection: refusal.is_some(), pauses, windows: Vec::new() };
         PendingReport::new(signal, (NOW, NOW), slot, Permits::new(2).unwrap())
     }
 
@@ -204,13 +238,15 @@ mod tests {
         let entropy = Entropy::system();
         assert_eq!(all.pause(&limiter(), now, &entropy), None, "it was not rejected");
         all.add(report(Some(429), None));
-        assert_eq!(all.pause(&limiter(), now, &entropy).map(|pause| pause.wait), Some(None));
+        let guessed = all.pause(&limiter(), now, &entropy).unwrap();
+        assert_eq!((guessed.wait, guessed.max), (None, Micros::from(60 * SECOND)));
         all.add(report(Some(429), Some(3 * SECOND)));
         all.add(report(Some(429), Some(SECOND)));
         all.add(report(Some(429), None));
         let asked = all.pause(&limiter(), now, &entropy).unwrap();
-        assert_eq!((asked.wait, asked.max), (Some(Micros::from(3 * SECOND)), Micros::from(60 * SECOND)));
-        assert_eq!(report(Some(503), Some(SECOND)).pause(&limiter(), now, &entropy), None);
+        assert_eq!((asked.wait, asked.max), (Some(Micros::from(3 * SECOND)), Micros::from(3600 * SECOND)));
+        let another = Limiter { name: LimiterName::parse("another").unwrap(), ..limiter() };
+        assert_eq!(all.pause(&another, now, &entropy), None, "no rule of its own has matched");
         assert_eq!(report(Some(429), None).pause(&Limiter { pause: None, ..limiter() }, now, &entropy), None);
         assert!(report(Some(429), Some(Duration::MAX)).pause(&limiter(), now, &entropy).is_some());
         let other = Limiter { follows_upstream: false, ..limiter() };

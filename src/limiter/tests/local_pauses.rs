@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 use crate::limiter::model::{Limiter, LimiterName, OnStoreFailure, PausePolicy, Reason};
 use crate::limiter::tests::limiter_set;
 use crate::limiter::tests::limiter_set::{Fleet, enter, fleet, granted, limiter, pass};
-use crate::limiter::{Applied, Entered, Inspection, PauseState, Refusal, UpstreamSignal};
+use crate::limiter::{Applied, AskedPause, Entered, Inspection, PauseState, Refusal, UpstreamSignal};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Longer than a store may be silent before it counts as away, and than a replica takes to tell it of a pause.
@@ -28,7 +28,7 @@ async fn act(fleet: &Fleet, lasting: Duration) -> bool {
 
 /// Returns a fleet whose store is away, with `on_store_failure: local`.
 async fn without_store() -> Fleet {
-    let pause = PausePolicy { on: vec![429], max: 600 * SECOND, fallback: SECOND };
+    let pause = PausePolicy { max: 600 * SECOND, guess_first: SECOND, guess_max: 600 * SECOND };
     let api = Limiter { pause: Some(pause), ..limiter("api", 20, 5) };
     let fleet = fleet(&[api], Duration::ZERO, SECOND);
     granted(&limiter_set(&fleet.limiters, &["api"]), &[]).await.commit();
@@ -101,8 +101,9 @@ async fn an_upstreams_pause_without_a_store_can_be_ended() {
     let fleet = without_store().await;
     let set = limiter_set(&fleet.limiters, &["api"]);
     let receipt = granted(&set, &[]).await.commit().unwrap();
-    let wait = Some(60 * SECOND);
-    set.report_upstream(&[], &receipt, UpstreamSignal { refusal: Some(429), wait, windows: Vec::new() });
+    let asked = AskedPause { status: 429, wait: Some(60 * SECOND) };
+    let pauses = vec![(LimiterName::parse("api").unwrap(), asked)];
+    set.report_upstream(&[], &receipt, UpstreamSignal { is_rejection: true, pauses, windows: Vec::new() });
     sleep(SECOND).await;
     let pause = shown(&fleet).await.unwrap();
     assert!(pause.is_local && pause.left > 50 * SECOND, "{pause:?}");

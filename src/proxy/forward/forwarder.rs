@@ -172,7 +172,7 @@ async fn forward(
         None => send(plan, client, outgoing, record).await,
         Some(retries) => Box::pin(attempts(plan, client, outgoing, record, retries)).await,
     }?;
-    respond(plan, client, response, lease, outgoing.upgrade.take(), record)
+    respond(plan, client, response, lease, outgoing, record)
 }
 
 /// Makes an upstream's response the client's.
@@ -181,7 +181,7 @@ fn respond(
     client: &Client,
     mut response: Response<Incoming>,
     lease: Lease,
-    upgrade: Option<OnUpgrade>,
+    outgoing: &mut Outgoing,
     record: &mut Record,
 ) -> Result<Answer, ProxyError> {
     record.end.status = response.status().as_u16();
@@ -199,7 +199,7 @@ fn respond(
     *response.version_mut() = Version::HTTP_11;
     if response.status() == SWITCHING_PROTOCOLS {
         let timeout = rule.upstream.timeouts.tunnel;
-        return switch(response, protocol, upgrade, lease, timeout);
+        return switch(response, protocol, outgoing.upgrade.take(), lease, timeout);
     }
     record.end.outcome = Outcome::Forwarded;
     // Over HTTP/2 the header alone announces the length.
@@ -210,7 +210,9 @@ fn respond(
         return Ok(Answer::Response(response.map(|_| ResponseBody::announced(length))));
     }
     let idle_timeout = plan.route.upstream.settings().timeouts.idle;
-    Ok(Answer::Response(response.map(|incoming| ResponseBody::upstream(incoming, idle_timeout, lease))))
+    let rules = outgoing.body_rules.take();
+    let body = |incoming| ResponseBody::upstream(incoming, idle_timeout, lease, rules);
+    Ok(Answer::Response(response.map(body)))
 }
 
 /// Returns the attempts of a request that may be sent more than once.
@@ -237,6 +239,8 @@ async fn attempts(
     while outgoing.can_be_repeated()
         && let Some(reason) = retries.take(sent.as_ref().map(|(response, _)| response.status()))
     {
+        // Nobody reads the body: what it would decide is decided without it, so that the next attempt waits for the pause.
+        outgoing.body_rules = None;
         let demand = Demand { wait_max: Some(retries.wait()), ..plan.demand };
         match admit(plan, client, &mut outgoing.head, &demand, record).await {
             Ok((permit, ready)) => (outgoing.permit, outgoing.ready) = (permit, ready),

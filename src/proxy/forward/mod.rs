@@ -10,6 +10,7 @@ mod held;
 pub(crate) mod outgoing;
 pub(crate) mod plan;
 pub(crate) mod record;
+pub(crate) mod rejection;
 pub(crate) mod response_body;
 pub(crate) mod retry;
 pub(crate) mod send;

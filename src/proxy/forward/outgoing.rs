@@ -11,6 +11,7 @@ use http::{Request, Uri};
 use hyper::upgrade::OnUpgrade;
 
 use super::plan::Plan;
+use super::rejection::BodyRules;
 use crate::limiter::Permit;
 use crate::proxy::listen::client::{Client, Sender};
 use crate::proxy::messages::client_body::ClientBody;
@@ -40,6 +41,8 @@ pub(crate) struct Outgoing {
     pub(crate) upload: Option<Arc<Upload>>,
     /// True if head and body are copied for another attempt.
     pub(crate) keeps_copy: bool,
+    /// What the body of the last response has still to decide about pauses.
+    pub(crate) body_rules: Option<Box<BodyRules>>,
 }
 
 /// The state of the head.
@@ -67,6 +70,7 @@ impl Outgoing {
             upgrade,
             upload: None,
             keeps_copy: false,
+            body_rules: None,
         }
     }
 

@@ -12,6 +12,7 @@ use hyper::body::Incoming;
 
 use super::held::Held;
 use super::record::Record;
+use super::rejection::BodyRules;
 use crate::proxy::messages::idle_timer::{BodyError, IdleTimer};
 use crate::proxy::net::stall;
 use crate::proxy::upstream::lease::Lease;
@@ -41,6 +42,8 @@ struct Download {
     lease: Option<Lease>,
     /// The bytes of it that the client has not taken yet.
     held: Held,
+    /// What its begin has still to decide about pauses.
+    rules: Option<Box<BodyRules>>,
     /// The error with which it broke off, to be returned at the next poll.
     broken: Option<BodyError>,
 }
@@ -57,10 +60,15 @@ impl ResponseBody {
         ResponseBody { content: Content::Own(bytes), record: None }
     }
 
-    /// Wraps the upstream's body, with the longest time between two pieces and the connection that carries it.
-    pub(crate) fn upstream(incoming: Incoming, idle_timeout: Duration, lease: Lease) -> ResponseBody {
+    /// Wraps the upstream's body, with the longest time between two pieces, the connection that carries it, and what it decides.
+    pub(crate) fn upstream(
+        incoming: Incoming,
+        idle_timeout: Duration,
+        lease: Lease,
+        rules: Option<Box<BodyRules>>,
+    ) -> ResponseBody {
         let (timer, held) = (IdleTimer::new(idle_timeout), Held::default());
-        let download = Download { incoming, timer, lease: Some(lease), held, broken: None };
+        let download = Download { incoming, timer, lease: Some(lease), held, rules, broken: None };
         ResponseBody { content: Content::Upstream(Box::new(download)), record: None }
     }
 
@@ -87,6 +95,14 @@ impl ResponseBody {
     }
 }
 
+/// Shows a piece of a body to the rules that it decides. Returns whether they want to see more.
+fn look(rules: Option<&mut BodyRules>, frame: &Option<Result<Frame<Bytes>, BodyError>>) -> bool {
+    match (rules, frame) {
+        (Some(rules), Some(Ok(frame))) => frame.data_ref().is_none_or(|piece| rules.see(piece)),
+        _ => false,
+    }
+}
+
 /// The way in which a body ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
@@ -109,7 +125,7 @@ impl http_body::Body for ResponseBody {
             Content::Own(bytes) if bytes.is_empty() => None,
             Content::Own(bytes) => Some(Ok(Frame::data(std::mem::take(bytes)))),
             Content::Upstream(download) => {
-                let Download { incoming, timer, lease, held, broken } = &mut **download;
+                let Download { incoming, timer, lease, held, rules, broken } = &mut **download;
                 if let Some(error) = broken.take() {
                     body.settle(End::Failed);
                     return Poll::Ready(Some(Err(error)));
@@ -124,7 +140,11 @@ impl http_body::Body for ResponseBody {
                     Some(lease) => lease.poll_piece(context, poll),
                     None => poll(context),
                 };
-                match ready!(timer.poll_frame(frame, context)) {
+                let frame = ready!(timer.poll_frame(frame, context));
+                if rules.is_some() && !look(rules.as_deref_mut(), &frame) {
+                    *rules = None;
+                }
+                match frame {
                     // At an error hyper closes the connection and drops unwritten bytes, so it gets a turn to write them first.
                     Some(Err(error)) => {
                         *broken = Some(error);

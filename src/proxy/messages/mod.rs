@@ -8,6 +8,7 @@ pub(crate) mod form;
 pub(crate) mod header_flags;
 pub(crate) mod headers;
 pub(crate) mod idle_timer;
+pub(crate) mod json;
 pub(crate) mod patience;
 pub(crate) mod quota;
 pub(crate) mod request_body;

@@ -127,11 +127,6 @@ pub(crate) fn is_rejection(status: StatusCode, headers: &HeaderMap) -> bool {
         || (status == StatusCode::SERVICE_UNAVAILABLE && headers.contains_key(RETRY_AFTER))
 }
 
-/// Returns whether an upstream rejection asks for a pause. A 503 without an instant comes from a server that is merely down.
-pub(crate) fn asks_for_pause(status: StatusCode, names_instant: bool) -> bool {
-    status == StatusCode::TOO_MANY_REQUESTS || names_instant
-}
-
 /// Returns the `weir-error` of an error.
 pub(crate) fn code_of(error: &ProxyError) -> &'static str {
     verdict(error).code

@@ -50,9 +50,9 @@ pub(crate) struct Seen {
 /// An answer, and its time.
 #[derive(Clone, Debug)]
 pub(crate) struct Reply {
-    status: u16,
+    pub(crate) status: u16,
     headers: Vec<(String, String)>,
-    body: Bytes,
+    pub(crate) body: Bytes,
     gate: Option<watch::Receiver<bool>>,
 }
 

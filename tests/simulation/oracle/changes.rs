@@ -58,7 +58,7 @@ impl Oracle {
     /// Takes in the end of a replica: its requests and what it kept for itself are gone.
     pub(super) fn end_replica(&mut self, replica: usize) {
         for number in self.requests.of_replica(replica) {
-            self.leave(number);
+            self.orphan(number);
         }
         let gone = self.limiters.end_replica(self.now, self.settings.lease, replica);
         self.drop_limiters(&gone);

@@ -65,6 +65,7 @@ pub(crate) fn judge(
 ) -> Verdicts {
     let mut verdicts = Verdicts::default();
     let Some(calm) = calm_since(limiter, calm).filter(|_| is_judged(limiter)) else { return verdicts };
+    let calm = calm.max(state.orphaned_until);
     let window = limiter.window();
     let is_alone_since =
         |from: u64| state.shared_at.is_none_or(|shared| shared.saturating_add(window) < from);

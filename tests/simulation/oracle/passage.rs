@@ -169,6 +169,18 @@ impl Oracle {
         }
     }
 
+    /// Takes in that a request has gone with its replica, which gives nothing back: what was booked for it goes unused.
+    pub(super) fn orphan(&mut self, number: u64) {
+        let Some(request) = self.remove(number) else { return };
+        self.counts.left += 1;
+        self.abandon(&request);
+        for (key, _) in request.takes.iter() {
+            if let Some(state) = self.states.get_mut(key) {
+                state.orphaned_until = state.orphaned_until.max(request.arrived.saturating_add(request.wait));
+            }
+        }
+    }
+
     /// Counts the permits of a request that is gone for a lease: they may be booked until weir has given them back.
     fn abandon(&mut self, request: &Request) {
         for (key, _) in request.takes.iter() {

@@ -90,6 +90,8 @@ pub(crate) struct StateUse {
     pub(crate) unanswered: u64,
     /// The cost of requests that went away, and until when their permits may still be booked.
     abandoned: VecDeque<(u64, u64)>,
+    /// Until when slots may be booked for requests of a replica that was killed. Nobody gives them back.
+    pub(crate) orphaned_until: u64,
     /// The cost of requests that can wait for a second, by tick; the last one is `last_tick`.
     demand: VecDeque<u64>,
     last_tick: u64,

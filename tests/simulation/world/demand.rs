@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use weir::limiter::model::LimiterName;
 use weir::limiter::model::Permits;
-use weir::limiter::{Partition, UpstreamSignal, Window};
+use weir::limiter::{AskedPause, Partition, UpstreamSignal, Window};
 
 use super::{Event, Phase, World};
 use crate::client::{Request, UpstreamAnswer};
@@ -129,10 +130,13 @@ impl World {
         let Some(Begun { route, states, cost }) = self.demand.begun.remove(&id) else { return };
         let mut answer = UpstreamAnswer::default();
         if let Some((_, wait)) = self.demand.refuses.filter(|(until, _)| self.now < *until) {
-            let wait = Some(Duration::from_micros(wait));
-            answer.signal = Some(UpstreamSignal { refusal: Some(429), wait, windows: Vec::new() });
+            let asked = AskedPause { status: 429, wait: Some(Duration::from_micros(wait)) };
+            let limiters = self.plan.configurations[0].limiters.iter();
+            let names = limiters.filter_map(|limiter| LimiterName::parse(&limiter.name));
+            let pauses = names.map(|name| (name, asked)).collect();
+            answer.signal = Some(UpstreamSignal { is_rejection: true, pauses, windows: Vec::new() });
         } else if let Some(windows) = self.windows(place, &states, cost) {
-            answer.signal = Some(UpstreamSignal { refusal: None, wait: None, windows });
+            answer.signal = Some(UpstreamSignal { windows, ..UpstreamSignal::default() });
         }
         let settled = self.plan.routes[route].settled_percent;
         if self.demand_draws.u64(..100) < settled {

@@ -1,0 +1,171 @@
+//! Tells which limiters a response pauses, by their rules: from its head where that is enough, otherwise from the begin of its body while
+//! that goes on to the client.
+
+use std::io::Read;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use flate2::read::{MultiGzDecoder, ZlibDecoder};
+use http::header::CONTENT_ENCODING;
+use http::{HeaderMap, StatusCode};
+use tokio::time::Instant;
+
+use crate::config::model::PauseRule;
+use crate::limiter::model::LimiterName;
+use crate::limiter::{AskedPause, Partition, Receipt, UpstreamSignal};
+use crate::proxy::messages::json::value_at;
+use crate::proxy::route::table::Route;
+
+/// The most bytes of a body that are looked at.
+const LOOKED_AT_MAX: usize = 64 * 1024;
+
+/// What the head of a response says of a pause.
+#[derive(Default)]
+pub(crate) struct Asked {
+    /// The limiters that it pauses.
+    pub(crate) pauses: Vec<(LimiterName, AskedPause)>,
+    /// The limiters of which the body decides.
+    pub(crate) by_body: Vec<ByBody>,
+}
+
+/// The rules of a limiter of which the body of a response decides: the first one that matches, or has no condition on it.
+pub(crate) struct ByBody {
+    limiter: LimiterName,
+    rules: Vec<PauseRule>,
+}
+
+/// Returns whether any rule of a route is about a status.
+pub(crate) fn concerns(route: &Route, status: StatusCode) -> bool {
+    route.rule.pause_rules.iter().any(|rules| rules.iter().any(|rule| rule.status == status.as_u16()))
+}
+
+/// Holds the head of a response against a route's rules. `wait` is how long the upstream asks to be left alone.
+pub(crate) fn asked(route: &Route, status: StatusCode, headers: &HeaderMap, wait: Option<Duration>) -> Asked {
+    let mut asked = Asked::default();
+    for ((name, _), rules) in route.rule.limiters.iter().zip(&route.rule.pause_rules) {
+        let mut matching = rules.iter().filter(|rule| matches_head(rule, status, headers, wait));
+        let Some(first) = matching.next() else { continue };
+        if first.json.is_empty() {
+            asked.pauses.push((name.clone(), pause(first, wait)));
+            continue;
+        }
+        let mut rules = vec![first.clone()];
+        for rule in matching {
+            rules.push(rule.clone());
+            if rule.json.is_empty() {
+                break;
+            }
+        }
+        asked.by_body.push(ByBody { limiter: name.clone(), rules });
+    }
+    asked
+}
+
+fn matches_head(rule: &PauseRule, status: StatusCode, headers: &HeaderMap, wait: Option<Duration>) -> bool {
+    let has = |(name, value): &(_, _)| headers.get_all(name).iter().any(|line| line == value);
+    rule.status == status.as_u16() && (!rule.named || wait.is_some()) && rule.headers.iter().all(has)
+}
+
+fn pause(rule: &PauseRule, wait: Option<Duration>) -> AskedPause {
+    AskedPause { status: rule.status, wait: rule.lasting.or(wait) }
+}
+
+/// A response whose body decides about pauses. Decides when enough of the body has come, or at the latest when it is dropped.
+pub(crate) struct BodyRules {
+    pub(crate) route: Arc<Route>,
+    pub(crate) partitions: Vec<Option<Partition>>,
+    pub(crate) receipt: Receipt,
+    pub(crate) by_body: Vec<ByBody>,
+    /// How long the upstream asks to be left alone, and since when.
+    pub(crate) wait: Option<Duration>,
+    pub(crate) since: Instant,
+    /// True if the status alone says that it is a rejection, so that it was counted.
+    pub(crate) is_rejection: bool,
+    /// The name of the body's content coding; empty without one.
+    pub(crate) coding: Box<str>,
+    /// The begin of the body.
+    pub(crate) begin: Vec<u8>,
+}
+
+impl BodyRules {
+    /// Returns the content coding of a body.
+    pub(crate) fn coding(headers: &HeaderMap) -> Box<str> {
+        let coding = headers.get(CONTENT_ENCODING).and_then(|coding| coding.to_str().ok());
+        coding.unwrap_or_default().trim().to_ascii_lowercase().into()
+    }
+
+    /// Looks at a further piece of the body. Returns whether it wants to see more.
+    pub(crate) fn see(&mut self, piece: &Bytes) -> bool {
+        let room = LOOKED_AT_MAX - self.begin.len();
+        self.begin.extend_from_slice(&piece[..piece.len().min(room)]);
+        piece.len() < room
+    }
+
+    /// Returns what the body decides.
+    fn decide(&self) -> Vec<(LimiterName, AskedPause)> {
+        let document = decoded(&self.coding, &self.begin);
+        let wait = self.wait.map(|wait| wait.saturating_sub(self.since.elapsed()));
+        let says = |rule: &&PauseRule| {
+            rule.json.iter().all(|(path, value)| value_at(&document, path).as_ref() == Some(value))
+        };
+        let decided = self.by_body.iter().filter_map(|ByBody { limiter, rules }| {
+            let rule = rules.iter().find(says)?;
+            Some((limiter.clone(), pause(rule, wait)))
+        });
+        decided.collect()
+    }
+}
+
+impl Drop for BodyRules {
+    fn drop(&mut self) {
+        let pauses = self.decide();
+        let (Some((_, asked)), Some(limiter_set)) = (pauses.first(), &self.route.limiter_set) else { return };
+        if !self.is_rejection {
+            self.route.metrics.upstream_rejected(asked.status);
+        }
+        let signal = UpstreamSignal { is_rejection: !self.is_rejection, pauses, windows: Vec::new() };
+        limiter_set.report_upstream(&self.partitions, &self.receipt, signal);
+    }
+}
+
+/// Takes the content coding off the begin of a body, as far as it is whole. Nothing is left of one in a coding that is not known.
+fn decoded(coding: &str, begin: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::new();
+    // An error is the end of what has come.
+    let _ = match coding {
+        "" | "identity" => return begin.to_vec(),
+        "gzip" | "x-gzip" => MultiGzDecoder::new(begin).take(LOOKED_AT_MAX as u64).read_to_end(&mut plain),
+        "deflate" => ZlibDecoder::new(begin).take(LOOKED_AT_MAX as u64).read_to_end(&mut plain),
+        _ => Ok(0),
+    };
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use flate2::Compression;
+    use flate2::write::{GzEncoder, ZlibEncoder};
+
+    use super::*;
+
+    #[test]
+    fn the_begin_of_a_coded_body_is_read() {
+        let plain = br#"{"error": {"code": "insufficient_quota"}, "more": ""#;
+        let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+        gzip.write_all(plain).unwrap();
+        let gzip = gzip.finish().unwrap();
+        let mut zlib = ZlibEncoder::new(Vec::new(), Compression::default());
+        zlib.write_all(plain).unwrap();
+        assert_eq!(decoded("", plain), plain);
+        assert_eq!(decoded("gzip", &gzip), plain);
+        assert_eq!(decoded("deflate", &zlib.finish().unwrap()), plain);
+        assert_eq!(decoded("br", plain), b"");
+        assert!(plain.starts_with(&decoded("gzip", &gzip[..gzip.len() - 12])), "cut off");
+        let mut bomb = GzEncoder::new(Vec::new(), Compression::best());
+        bomb.write_all(&vec![b' '; 50_000_000]).unwrap();
+        assert_eq!(decoded("gzip", &bomb.finish().unwrap()).len(), LOOKED_AT_MAX);
+    }
+}
