@@ -22,8 +22,7 @@ pub use super::patience::{Leave, PATIENCE_HEADERS, Patience};
 pub use super::pause_rules::{JsonPath, PauseRule};
 use crate::bearer::TokenDigest;
 use crate::limiter::model::limit::{Limiter, LimiterName, Permits};
-pub use crate::telemetry::AccessRule;
-pub use crate::telemetry::logging::{Log, LogFormat};
+pub use crate::telemetry::{AccessRule, logging::Log, logging::LogFormat};
 
 /// A secret text. Its `Debug` output is `***`.
 #[derive(Clone, PartialEq, Eq, Hash)]
